@@ -32,4 +32,23 @@ bamba, granitemoehybrid, mamba, falcon_mamba and jamba, configuration_*.py: Jamb
 accelerate's context parallelism knows attention alone: a scan would start anew on each rank
 (accelerate/parallelism_config.py)."""
 
-FSDP2_RULES: tuple[Rule, ...] = (SHARDS_BESIDE_TENSOR, whole_kv_heads(FSDP2), WHOLE_MAMBA)
+CAUSAL_CONTEXT = AtMost(
+    name="fsdp2-context-mask",
+    sentence="cp <= 1 with sliding windows or attention sinks: accelerate has causal masks alone",
+    unit="context-parallel ranks",
+    binds=lambda work: work.model.windowed_layers > 0 or work.model.attention_sinks,
+    value=of("cp"),
+    words="cp {cp} for a model with sliding windows or attention sinks; beside cp accelerate has causal "
+    "masks alone",
+    remedy="Set cp to 1, or choose the megatron or the torchtitan framework.",
+)
+"""Its hook puts `is_causal` in place of every mask (accelerate/big_modeling.py,
+_attach_context_parallel_hooks), and it asks for plain causal SDPA, which has no sinks
+(docs/source/concept_guides/context_parallelism.md)."""
+
+FSDP2_RULES: tuple[Rule, ...] = (
+    SHARDS_BESIDE_TENSOR,
+    whole_kv_heads(FSDP2),
+    WHOLE_MAMBA,
+    CAUSAL_CONTEXT,
+)

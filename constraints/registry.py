@@ -15,7 +15,11 @@ from meshwright.constraints.attention_heads import (
 )
 from meshwright.constraints.batch import BATCH_SPLIT
 from meshwright.constraints.bisection import Bisection
-from meshwright.constraints.context_parallel import HierarchicalContext
+from meshwright.constraints.context_parallel import (
+    SINKS_IN_CONTEXT,
+    WINDOWS_IN_CONTEXT,
+    HierarchicalContext,
+)
 from meshwright.constraints.deepspeed import DEEPSPEED_RULES
 from meshwright.constraints.experts import (
     EXPERT_AXES_NEED_EXPERTS,
@@ -114,6 +118,8 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         *MEGATRON_GROUP_RULES,
         *MEGATRON_OFFLOAD_RULES,
         *MEGATRON_ACTIVATION_RULES,
+        WINDOWS_IN_CONTEXT,
+        SINKS_IN_CONTEXT,
         HierarchicalContext(),
         MegatronHybrid(),
         MegatronSparseAttention(),

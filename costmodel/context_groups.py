@@ -15,6 +15,8 @@ from meshwright.costmodel.layout import Ints, Layout
 from meshwright.costmodel.workload import Workload
 
 HIERARCHICAL = "a2a+p2p"
+GATHERED = "all_gather"
+"""Keys and values of the whole group are gathered before attention, their gradients scattered after it."""
 IntArray = NDArray[np.int64]
 
 
@@ -56,6 +58,22 @@ def swaps_heads(workload: Workload, layout: Layout) -> NDArray[np.bool_]:
     if workload.cp_comm == HIERARCHICAL:
         return swapping_ranks(workload, layout) > 1
     return (np.asarray(layout.cp) > 1) & (workload.cp_comm == "a2a")
+
+
+def one_ring(workload: Workload) -> bool:
+    """Whether all that a context group sends goes round one ring of all its ranks.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `cp_comm`.
+
+    Returns
+    -------
+    bool
+        True of p2p, and of all_gather: NCCL gathers round rings.
+    """
+    return workload.cp_comm in ("p2p", GATHERED)
 
 
 def largest_swap(workload: Workload, tp: Ints, cp: Ints) -> IntArray:

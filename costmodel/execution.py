@@ -41,7 +41,7 @@ class Execution:
     """What CUDA graphs launch: nothing, the feed-forward part, attention and router, the whole step."""
     cp_comm: ContextExchange = "p2p"
     """Context parallelism passes keys and values around a ring (p2p), or swaps heads for tokens (a2a), or
-    does both in groups (a2a+p2p)."""
+    does both in groups (a2a+p2p), or gathers them all before attention (all_gather; not planned)."""
     cp_inner: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """Ranks that swap heads for tokens in a2a+p2p; None for as many as follow from the layout."""
     compiled: bool = False

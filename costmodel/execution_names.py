@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 Dispatcher = Literal["alltoall", "allgather", "deduplicated", "deepep", "hybridep"]
 GraphScope = Literal["none", "feed_forward", "partial", "full"]
-ContextExchange = Literal["p2p", "a2a", "a2a+p2p"]
+ContextExchange = Literal["p2p", "a2a", "a2a+p2p", "all_gather"]
 OffloadedModules = Literal[
     "none",
     "core_attn",

@@ -56,7 +56,7 @@ class Workload:
     """CUDA_LAUNCH_BLOCKING=1: every kernel waits for the one before."""
     cp_comm: str = "p2p"
     """How context parallelism moves keys and values: p2p (ring), a2a (heads for tokens, Ulysses), a2a+p2p
-    (both: rings of groups that swap)."""
+    (both: rings of groups that swap), or all_gather (of all of them before attention)."""
     cp_inner: int | None = None
     """Ranks of a context group that swap heads for tokens in a2a+p2p, at least 1; None for as many as
     `context_groups.largest_swap` says."""

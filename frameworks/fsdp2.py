@@ -53,7 +53,9 @@ FSDP2 = Framework(
     dispatchers={"alltoall": TokenDispatcher(source=MESH)},
     overlaps={"dp": Setting(source=PLUGIN)},
     gradient_buckets=None,
-    context_exchanges={"p2p": ContextExchange(source=MESH, gathers=True)},
+    context_exchanges={
+        "p2p": ContextExchange(source=MESH, gathers=True, rules=("fsdp2-context-mask",))
+    },
     cuda_graphs={"none": Setting(source=LAUNCH)},
     offloads={
         "parameters": Setting(
@@ -88,6 +90,7 @@ FSDP2 = Framework(
         "fsdp2-shards",
         "fsdp2-kv-heads",
         "fsdp2-mamba",
+        "fsdp2-context-mask",
         "fsdp2-shard-groups",
         "fsdp2-whole-groups",
     ),

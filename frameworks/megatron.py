@@ -53,7 +53,11 @@ def _flex(
 
 
 def _context(
-    value: str, *, default: bool = False, planned: bool = True, rules: tuple[str, ...] = ()
+    value: str,
+    *rules: str,
+    default: bool = False,
+    planned: bool = True,
+    gathers: bool = False,
 ) -> ContextExchange:
     return ContextExchange(
         flag="--cp-comm-type",
@@ -62,6 +66,7 @@ def _context(
         source=TRANSFORMER,
         default=default,
         planned=planned,
+        gathers=gathers,
         rules=rules,
     )
 
@@ -215,11 +220,11 @@ MEGATRON = Framework(
         flag="--ddp-bucket-size", source=ARGUMENTS, zero_stages=(0, 1)
     ),
     context_exchanges={
-        "p2p": _context("p2p", default=True),
-        "a2a": _context("a2a", rules=("heads-by-tp-cp", "kv-heads-by-tp-cp")),
-        "all_gather": _context("all_gather", planned=False),
+        "p2p": _context("p2p", "megatron-context-windows", "megatron-context-sinks", default=True),
+        "a2a": _context("a2a", "heads-by-tp-cp", "kv-heads-by-tp-cp"),
+        "all_gather": _context("all_gather", "megatron-context-sinks", planned=False, gathers=True),
         # With --hierarchical-context-parallel-sizes.
-        "a2a+p2p": _context("a2a+p2p", rules=("megatron-hierarchical-context",)),
+        "a2a+p2p": _context("a2a+p2p", "megatron-hierarchical-context"),
     },
     cuda_graphs={
         "none": Setting(flag="--cuda-graph-impl", value="none", source=TRANSFORMER, default=True),
@@ -365,6 +370,8 @@ MEGATRON = Framework(
         "megatron-offload-up-projection",
         "megatron-delayed-scaling",
         "megatron-tp-overlap",
+        "megatron-context-windows",
+        "megatron-context-sinks",
         "megatron-hierarchical-context",
         "megatron-hybrid",
         "megatron-sparse-attention",

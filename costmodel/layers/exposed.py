@@ -10,6 +10,7 @@ from meshwright.costmodel.collectives.on_levels import (
     ring_pass_s,
 )
 from meshwright.costmodel.context_groups import (
+    GATHERED,
     HIERARCHICAL,
     inside_and_between,
     swapping_ranks,
@@ -96,8 +97,10 @@ def context_parallel_s(
 
     Ring attention passes keys and values round the group under the attention of the block before (Liu et al.
     2023, arXiv 2310.01889, section 3), backward with their gradients; all-to-all swaps heads for tokens and
-    is exposed (DeepSpeed Ulysses, arXiv 2309.14509). With both, a rank holds A times the tokens of 1/A of the
-    heads after the swap, so that the ring of C / A ranks passes as many bytes a step as one of C.
+    is exposed (DeepSpeed Ulysses, arXiv 2309.14509), as is a gather of all keys and values before attention
+    (Transformer Engine 2.15, AttnFuncWithCPAndKVAllGather). With swaps inside rings, a rank holds A times the
+    tokens of 1/A of the heads after the swap, so that the ring of C / A ranks passes as many bytes a step as
+    one of C.
 
     Parameters
     ----------
@@ -120,6 +123,9 @@ def context_parallel_s(
         once = all_to_all_s(swapped_bytes, c.placement.cp, c.links)
         return once, once
     cp, members = np.asarray(c.layout.cp), c.placement.cp
+    if c.workload.cp_comm == GATHERED:
+        gathered = ring_pass_s(token_bytes * key_value * cp, members, c.links)
+        return gathered, 2.0 * gathered
     once = np.float64(0.0)
     if c.workload.cp_comm == HIERARCHICAL:
         size = swapping_ranks(c.workload, c.layout)
@@ -155,7 +161,7 @@ def ring_steps(c: Context) -> Floats:
     float or array
         Ranks of a ring: cp, of `a2a+p2p` its share; 1 where there is none.
     """
-    if c.workload.cp_comm == "a2a":
+    if c.workload.cp_comm in ("a2a", GATHERED):
         return 1.0
     steps = np.asarray(c.layout.cp)
     if c.workload.cp_comm == HIERARCHICAL:

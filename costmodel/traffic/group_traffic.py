@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.costmodel.context_groups import one_ring
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import routed_copies
 from meshwright.costmodel.memory.states import rank_parameters
@@ -103,7 +104,7 @@ def _context_bytes(c: Context, work: RankWork) -> dict[str, float]:
     cp, moved = int(np.asarray(c.layout.cp)), context_volumes(c, work)
     if cp == 1:
         return {"context": 0.0, "context_swaps": 0.0, "context_rings": 0.0}
-    share = (cp - 1) / cp if c.workload.cp_comm == "p2p" else 1.0
+    share = (cp - 1) / cp if one_ring(c.workload) else 1.0
     return {
         "context": moved.whole * share,
         "context_swaps": moved.swapped,

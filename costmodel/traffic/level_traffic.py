@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.costmodel.collectives.on_levels import Links, cross_rail_bytes, members_inside
-from meshwright.costmodel.context_groups import HIERARCHICAL, inside_and_between
+from meshwright.costmodel.context_groups import HIERARCHICAL, inside_and_between, one_ring
 from meshwright.costmodel.data_parallel import passes_of_a_step
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import dispatch_links, routed_copies
@@ -167,7 +167,7 @@ def _context_bytes(c: Context, work: RankWork) -> FloatArray:
         exchanged = all_to_all_bytes(volume, members)
         return exchanged + _rail_changes(exchanged, members, c.links)
 
-    if c.workload.cp_comm == "p2p":
+    if one_ring(c.workload):
         return ring_bytes(volumes.whole, members)
     sent = swapped(volumes.whole, members)
     if c.workload.cp_comm == HIERARCHICAL:

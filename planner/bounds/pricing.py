@@ -40,7 +40,6 @@ from numpy.typing import NDArray
 from meshwright.costmodel.data_parallel import DataParallelTraffic
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory.split_bounds import PeakBounds, peak_bounds
-from meshwright.costmodel.pipeline.least_pace import least_pace_s
 from meshwright.costmodel.pipeline.schedules import has_trait
 from meshwright.costmodel.step_time import optimistic_step
 from meshwright.costmodel.workload import Workload
@@ -55,6 +54,7 @@ from meshwright.planner.bounds.alike import (
 )
 from meshwright.planner.bounds.degree_bound import compute_bound_s
 from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
+from meshwright.planner.bounds.level_pace import chunk_times, least_level_pace_s
 from meshwright.planner.bounds.mapped import OF_PLACEMENTS, mapped_layouts, mappings_of
 from meshwright.planner.bounds.matrices import Matrices
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
@@ -142,7 +142,7 @@ class CostModelPricing:
                 traffic = shared_traffic(context)
             times, pace_s = shared_times(context), np.zeros(len(part))
             if times is not None and not any_schedule:
-                pace_s = least_pace_s(context, times)
+                pace_s = least_level_pace_s(self._workload, chunk, chunk_times(context, times))
             seconds = optimistic_step(context, times, pace_s, traffic).seconds
             bound_s[part] = np.broadcast_to(np.asarray(seconds), (len(part),))
         return bound_s
@@ -245,7 +245,8 @@ class CostModelPricing:
         times = shared_times(context, GROUPS_OF_LAYERS)
         assert times is not None
         traffic = least_group_traffic(context, numbers_of_groups or (1,), GROUPS_OF_TRAFFIC)
-        pace_s = least_pace_s(context, times)
+        seconds_of = chunk_times(context, times)
+        pace_s = least_level_pace_s(self._workload, context.layout, seconds_of)
         step = optimistic_step(context, times, pace_s, traffic, any_relief=True)
         return mapped.least(np.asarray(step.seconds))
 
@@ -259,7 +260,7 @@ class CostModelPricing:
             assert times is not None
             busiest_s = busiest_in_rooms_s(context, times, layouts, mapped.counts, self._limit_gib)
             fits = np.isfinite(busiest_s)
-            slowest_s = np.maximum(np.where(fits, busiest_s, 0.0), least_pace_s(context, times))
+            slowest_s = np.where(fits, busiest_s, 0.0)
             traffic = shared_traffic(context, GROUPS_OF_TRAFFIC)
             seconds = optimistic_step(context, times, slowest_s, traffic).seconds
             bound = np.where(fits, np.asarray(seconds, dtype=np.float64), np.inf)

@@ -2,6 +2,7 @@
 
 Memory forces layers from the first ranks, which hold the most activations, onto later ones. Bounds that know
 it rule out most layouts that only memory makes slow, many at once and before any of their splits is priced.
+Where ranks are in step the pace of the slowest chunks takes the place of the slowest rank.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from meshwright.costmodel.pipeline.rank_load import least_busiest_in_rooms_s
 from meshwright.costmodel.pipeline.schedules import Schedule, last_rank
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
+from meshwright.planner.bounds.level_pace import chunk_times, least_level_pace_s
 from meshwright.planner.bounds.stages import ALL_LAYERS
 
 FloatArray = NDArray[np.float64]
@@ -44,7 +46,9 @@ def busiest_in_rooms_s(
     counts: Sequence[int] | IntArray,
     limit_gib: float,
 ) -> FloatArray:
-    """A lower bound on the slowest rank of every split that fits, for any number of recomputed layers.
+    """A lower bound on the pace of every split that fits, for any number of recomputed layers.
+
+    That is the slowest rank's time, or the sum of the slowest chunks' where ranks are in step.
 
     Parameters
     ----------
@@ -73,12 +77,11 @@ def busiest_in_rooms_s(
     end_rank = last_rank(context.layout.schedule, context.layout.pp)
     # A DualPipe rank works for its mirror's stage too: what it holds says nothing of its own load.
     mirrored = (np.asarray(layouts.schedule) == Schedule.DUALPIPE)[:, None]
-    again_s, layer_s, end_s, vpp, end_rank = (
+    again_s, layer_s, vpp, end_rank = (
         np.broadcast_to(np.asarray(value), owner.shape)
         for value in (
             main.recompute_s,
             main.seconds,
-            _end_s(times, model.mtp_layers),
             context.layout.vpp,
             end_rank,
         )
@@ -87,6 +90,7 @@ def busiest_in_rooms_s(
     spared_s = np.zeros(len(owner))
     if leading and times.dense is not None:
         spared_s = leading * np.maximum(again_s - np.asarray(times.dense.seconds), 0.0)
+    seconds, again_at_least_s = chunk_times(context, times), _least_again_s(times, owner.shape)
     best_s = np.full(len(owner), np.inf)
     for fewest, largest in _amounts(workload, layouts):
         rows = np.flatnonzero(fewest >= 0)
@@ -95,26 +99,31 @@ def busiest_in_rooms_s(
         rooms = np.where(mirrored[rows], float(groups), rooms // group)
         mappings = np.flatnonzero(np.isin(owner, rows))
         owners, mapping_again_s = owner[mappings], again_s[mappings]
-        every = fewest[owners] == ALL_LAYERS
+        every, each = fewest[owners] == ALL_LAYERS, seconds.take(mappings)
+        own_rooms = rooms[np.searchsorted(rows, owners)]
         busiest_s = least_busiest_in_rooms_s(
-            rooms[np.searchsorted(rows, owners)],
+            own_rooms,
             groups,
             group * (layer_s[mappings] + np.where(every, mapping_again_s, 0.0)),
-            end_s[mappings],
+            each.last_s,
             end_rank[mappings],
         )
         recomputed_layers = np.where(every, 0, fewest[owners] * vpp[mappings])
         added_s = np.maximum(mapping_again_s * recomputed_layers - spared_s[mappings], 0.0)
-        best_s[mappings] = np.minimum(best_s[mappings], busiest_s + added_s)
+        own_again_s = again_at_least_s[mappings]
+        each = each.with_every_layer_taking(np.where(every, own_again_s, 0.0))
+        own_layouts = context.layout.take(mappings)
+        pace_s = least_level_pace_s(workload, own_layouts, each, group * own_rooms)
+        pace_s = pace_s + own_again_s * recomputed_layers
+        slowest_s = np.maximum(busiest_s + added_s, pace_s)
+        best_s[mappings] = np.minimum(best_s[mappings], slowest_s)
     return best_s
 
 
-def _end_s(times: KindTimes, mtp_layers: int) -> FloatArray:
-    """What the last rank computes besides layers: the head and the multi-token-prediction modules."""
-    end_s = np.asarray(times.head.seconds, dtype=np.float64)
-    if times.mtp is not None:
-        end_s = end_s + mtp_layers * np.asarray(times.mtp.seconds)
-    return end_s
+def _least_again_s(times: KindTimes, shape: tuple[int, ...]) -> FloatArray:
+    """What recomputing a layer of any kind takes at the least."""
+    kinds = [np.asarray(kind.recompute_s) for kind in (times.dense, times.moe) if kind is not None]
+    return np.broadcast_to(np.minimum(kinds[0], kinds[-1]), shape)
 
 
 def _amounts(

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from meshwright.cluster_specs.mixed import MixedClusterSpec
 from meshwright.costmodel.execution import Execution
 from meshwright.documents.json_text import finite
-from meshwright.planner.plan.document import Objective, Status
+from meshwright.planner.plan.document import Objective, SoftwareNeed, Status
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.predicted import ErrorBandDoc, LayoutDoc
 
@@ -97,6 +97,8 @@ class MixedPlan(BaseModel):
     layout: LayoutDoc | None
     """Null where a part alone is fastest: its own plan has it."""
     execution: Execution | None
+    installs: list[SoftwareNeed] = Field(default_factory=list)
+    """What a pipeline through parts needs beside the framework, chosen or pinned."""
     predicted: MixedPredicted | None
     ranks: list[RankDoc]
     nodes: list[tuple[str, int]]

@@ -30,6 +30,7 @@ from meshwright.planner.mixed.verify import verify_mixed
 from meshwright.planner.plan.assemble import objective_of
 from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Plan, Status
+from meshwright.planner.plan.installs import software_needs
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.runs.predicted import ErrorBandDoc, layout_document
 from meshwright.planner.search.model import solver_version
@@ -199,11 +200,13 @@ def _through_parts(
         host_memory_gib=host_memory_gib(segments, price.stages) or None,
         error_band=_band(segments),
     )
+    layout = layout_document(price.layout, price.stages)
     return document.model_copy(
         update={
             "runs_on": [name for name, _ in nodes],
-            "layout": layout_document(price.layout, price.stages),
+            "layout": layout,
             "execution": execution,
+            "installs": software_needs(document.inputs, layout, execution),
             "predicted": predicted,
             "ranks": ranks,
             "nodes": nodes,

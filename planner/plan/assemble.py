@@ -18,6 +18,7 @@ from meshwright.planner.plan.document import (
 )
 from meshwright.planner.plan.idle import idle_document
 from meshwright.planner.plan.infeasible_document import Infeasible
+from meshwright.planner.plan.installs import software_needs
 from meshwright.planner.plan.memory_risk import memory_risk_document
 from meshwright.planner.plan.placed_experts import placed_experts
 from meshwright.planner.plan.placement import group_placement
@@ -80,6 +81,7 @@ def plan_from_outcome(
             "objective": objective,
             "layout": layout,
             "execution": execution,
+            "installs": software_needs(request.inputs(), layout, execution),
             "predicted": predicted,
             "grades": grades(layout, predicted),
             "mapping": mapping_of_layout(workload, best),

@@ -13,8 +13,8 @@ from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named
-from meshwright.frameworks.record import Setting
 from meshwright.planner.plan.document import ExecutionChoice, Plan
+from meshwright.planner.plan.installs import choice_setting
 from meshwright.planner.plan.placement import plan_placement, workload_of_plan
 from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH, choices_made
 from meshwright.planner.request.plan_request import PlanRequest
@@ -70,12 +70,13 @@ def _choice(plan: Plan, name: str, without: PlanRequest, search: Search) -> Exec
         likely = replace(likely, optimizer_offload=0)
     if not is_over():
         outcome = search(replace(without, time_limit_s=limit_left_s(), top_k=1), likely)
+    setting = choice_setting(framework_named(without.framework), name, str(value))
     return ExecutionChoice(
         choice=name,
         value=value,
         step_time_s_without=outcome.best[0].step_time_s if outcome and outcome.best else None,
         proven=outcome is not None and outcome.status in ("optimal", "infeasible"),
-        installs=_installs(without.framework, name, str(value)),
+        installs=setting.installs if setting else "",
     )
 
 
@@ -117,28 +118,3 @@ def _bucket_choice(request: PlanRequest, plan: Plan) -> Iterator[ExecutionChoice
         step_time_s_without=float(np.asarray(estimate.step_time_s)),
         proven=plan.status == "optimal" and request.top_k == 1,
     )
-
-
-def _installs(framework: str, choice: str, value: str) -> str:
-    """What a choice needs beside the framework."""
-    record = framework_named(framework)
-    setting: Setting | None
-    if choice == "moe_dispatch":
-        setting = record.dispatchers.get(value)
-    elif choice == "cuda_graph":
-        setting = record.cuda_graphs[value]
-    elif choice == "cp_comm":
-        setting = record.context_exchanges[value]
-    elif choice == "fp8_recipe":
-        setting = record.numerics["delayed-scaling"]
-    elif choice == "offload_modules":
-        setting = record.offloads["activations"]
-    elif choice == "shard_groups":
-        setting = record.shard_groups
-    elif choice == "optimizer_offload":
-        setting = record.optimizer_offload
-    elif choice == "compiled":
-        setting = record.compilation
-    else:
-        setting = record.overlaps[choice.removesuffix("_overlap")]
-    return setting.installs if setting else ""

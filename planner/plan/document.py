@@ -162,6 +162,20 @@ class ExecutionChoice(BaseModel):
     """What has to be installed beside the framework."""
 
 
+class SoftwareNeed(BaseModel):
+    """Software that has to be installed beside the framework."""
+
+    model_config = _DOC
+
+    software: str
+    needed_by: str
+    """A kind of layers, the precision, a choice with its value, or a name in `--allow`."""
+    choice: str = ""
+    """Name of the execution choice that needs it; empty where none does."""
+    pinned: bool = False
+    """Whether the request pinned that choice, so that what it brings was not searched for."""
+
+
 class Plan(BaseModel):
     """One plan: a layout with its proof and its reasons, or the reason why there is none."""
 
@@ -175,6 +189,8 @@ class Plan(BaseModel):
     """What the launch files set and the price assumes; null where it was not chosen yet."""
     choices: list[ExecutionChoice] | None = None
     """What each choice brings that is not plain, largest first; null where many plans are made at once."""
+    installs: list[SoftwareNeed] = Field(default_factory=list)
+    """What the plan needs beside the framework, chosen or pinned."""
     predicted: Predicted | None
     grades: list[Grade] = Field(default_factory=list)
     """Figures beside the targets that guides to distributed training set."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
-from meshwright.frameworks.catalog import framework_named
-from meshwright.frameworks.layer_needs import layer_needs
 from meshwright.planner.drawing.quantities import count, counted, percent, rounded_seconds
-from meshwright.planner.plan.document import IdleDoc, Plan
+from meshwright.planner.plan.document import ExecutionChoice, IdleDoc, Plan, SoftwareNeed
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.report.baseline_view import headline
 from meshwright.planner.report.prediction_view import recompute_text, sharding_text
@@ -59,7 +59,13 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
     ]
     if plan.layout is not None:
         rows.append(("layout", layout_line(plan.layout, experts=plan.inputs.model.moe is not None)))
-        rows.append(("installs", _installs(plan)))
+        software = installs_text(
+            plan.installs,
+            plan.inputs.framework,
+            choices=plan.choices or (),
+            step_time_s=predicted.step_time_s,
+        )
+        rows.append(("installs", software))
         rows.append(("memory", _memory(plan, predicted)))
     basis = f"90 % of {count(predicted.error_band.rows)} measured steps"
     likely = f"{rounded_seconds(low_s)} to {rounded_seconds(high_s)}, as {basis}"
@@ -93,23 +99,28 @@ def degrees_text(layout: LayoutDoc, *, experts: bool) -> str:
     return ", ".join(degree for degree in degrees.values() if degree)
 
 
-def _installs(plan: Plan) -> str:
-    """Software beside the framework, with what is lost without it."""
-    if plan.choices is None or plan.predicted is None:
-        return "see the execution below"
-    framework, model = framework_named(plan.inputs.framework), plan.inputs.model
-    needs = layer_needs(framework, model).items()
-    parts = [f"{packages} (for {kind})" for kind, packages in needs]
-    for choice in plan.choices:
-        if not choice.installs:
-            continue
-        without_s = choice.step_time_s_without
-        lost = "no plan without it"
-        if without_s is not None:
-            share = without_s / plan.predicted.step_time_s - 1
-            lost = f"{percent(abs(share))} {'faster' if share < 0 else 'slower'} without"
-        parts.append(f"{choice.installs} ({lost})")
-    return "; ".join(parts) or f"nothing beside {plan.inputs.framework}"
+def installs_text(
+    needs: Sequence[SoftwareNeed],
+    framework: str,
+    *,
+    choices: Sequence[ExecutionChoice] = (),
+    step_time_s: float | None = None,
+) -> str:
+    """Software beside the framework, with what is lost without it where that was searched for."""
+    measured = {choice.choice: choice for choice in choices}
+    reasons = [(need, _reason(need, measured.get(need.choice), step_time_s)) for need in needs]
+    words = "; ".join(f"{need.software} ({reason})" for need, reason in reasons)
+    return words or f"nothing beside {framework}"
+
+
+def _reason(need: SoftwareNeed, choice: ExecutionChoice | None, step_time_s: float | None) -> str:
+    """What needs the software; of a choice that was searched without, how much that costs."""
+    if choice is None or step_time_s is None:
+        return f"for {need.needed_by}, pinned" if need.pinned else f"for {need.needed_by}"
+    if choice.step_time_s_without is None:
+        return "no plan without it"
+    share = choice.step_time_s_without / step_time_s - 1
+    return f"{percent(abs(share))} {'faster' if share < 0 else 'slower'} without"
 
 
 def _memory(plan: Plan, predicted: Predicted) -> str:

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from meshwright.planner.drawing.quantities import count, counted, percent, rounded_seconds
 from meshwright.planner.mixed.document import AloneDoc, MixedPlan, MixedPredicted, RankDoc
-from meshwright.planner.report.first_screen import STATUS_STYLES, layout_line
+from meshwright.planner.report.first_screen import STATUS_STYLES, installs_text, layout_line
 from meshwright.planner.report.prediction_view import breakdown_view
 from meshwright.planner.report.view import (
     COUNT,
@@ -40,6 +40,7 @@ def mixed_view(plan: MixedPlan) -> View:
         facts.append(
             ("layout", layout_line(plan.layout, experts=plan.inputs.model.moe is not None))
         )
+        facts.append(("installs", installs_text(plan.installs, plan.inputs.framework)))
         if plan.predicted.host_memory_gib:
             held_gib = plan.predicted.host_memory_gib
             facts.append(("host", f"of a node holds {held_gib:.0f} GiB of the optimizer"))

@@ -10,6 +10,7 @@ from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.planner.runs.launches.flags import CommandLine
+from meshwright.planner.runs.run_terms import cp_comm_kind
 
 _EXCHANGE, _SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
 
@@ -50,7 +51,8 @@ def megatron_exchange(line: CommandLine, cp: int) -> dict[str, Any]:
         )
     kind = next(iter(kinds), "p2p")
     if kind != HIERARCHICAL:
-        return {"cp_comm": "a2a"} if kind.startswith("a2a") else {}
+        named = cp_comm_kind(kind)
+        return {} if named == "p2p" else {"cp_comm": named}
     if len(sizes) != 2 or not all(size.isdigit() and len(size) < 8 for size in sizes):
         raise InputError(
             f"has to be two whole numbers where {_EXCHANGE} is {HIERARCHICAL}",

@@ -9,12 +9,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.costmodel.context_groups import HIERARCHICAL
+from meshwright.costmodel.context_groups import GATHERED, HIERARCHICAL
 from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.workload import AttentionKernel
 from meshwright.planner.runs.pipeline_notation import MOST_CHUNKS, layers_of_layout
 from meshwright.planner.runs.predicted import RECOMPUTED
 
+_GATHERS = ("all_gather", "allgather", "all-gather")
 _HEADS_FOR_TOKENS = ("a2a", "all-to-all", "alltoall", "ulysses")
 ALL_LAYERS = 10**6
 """`Layout.recompute_layers` of a run that recomputes every layer."""
@@ -104,12 +105,16 @@ def gradient_bytes_of(words: object) -> int | None:
 
 
 def cp_comm_kind(words: str | None) -> str:
-    """`a2a` (heads for tokens), `p2p` (ring) or `a2a+p2p` (both), from a framework's `cp_comm_type`."""
+    """`a2a` (heads for tokens), `p2p` (ring), `a2a+p2p` (both) or `all_gather`, from a framework's
+    `cp_comm_type`.
+    """
     if words is None:
         return "p2p"
     kind = words.strip().lower()
     if kind.startswith(HIERARCHICAL):
         return HIERARCHICAL
+    if kind.startswith(_GATHERS):
+        return GATHERED
     return "a2a" if kind.startswith(_HEADS_FOR_TOKENS) else "p2p"
 
 

@@ -47,6 +47,44 @@ def test_days_need_tokens(folder: Path) -> None:
     assert json.loads(run(*words, "--json").stdout)["baseline"]["cost"] is None
 
 
+WINDOWED = """\
+torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2880 \\
+  --num-attention-heads 64 --group-query-attention --num-query-groups 8 --kv-channels 64 \\
+  --num-experts 32 --moe-router-topk 4 --moe-ffn-hidden-size 2880 --ffn-hidden-size 2880 --swiglu \\
+  --window-size 127,0 --window-attn-skip-freq 2 --softmax-type learnable --seq-length 8192 \\
+  --micro-batch-size 1 --global-batch-size 16 --context-parallel-size 2 --expert-model-parallel-size 8 \\
+  --bf16 --use-distributed-optimizer
+"""
+
+
+def test_a_ring_under_windows_is_priced_and_named(tmp_path: Path) -> None:
+    """Transformer Engine refuses it: once it was priced without a word."""
+    script = tmp_path / "today.sh"
+    script.write_text(WINDOWED, encoding="utf-8")
+    asked = ("estimate", str(script), "--from-launch", "--with", "cluster=dgx-h100")
+    done = run(*asked)
+    assert done.exit_code == 0, done.output
+    assert "megatron-context-windows: a ring of 2 ranks" in done.stderr
+    assert "megatron-context-sinks: cp 2 without a swap" in done.stderr
+    for words, broken in ((" --cp-comm-type all_gather", ("sinks",)), (" --cp-comm-type a2a", ())):
+        script.write_text(WINDOWED.rstrip() + words, encoding="utf-8")
+        said = run(*asked).stderr
+        named = [what for what in ("windows", "sinks") if f"megatron-context-{what}" in said]
+        assert tuple(named) == broken
+
+
+def test_a_baseline_that_cannot_start_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "today.sh"
+    script.write_text(WINDOWED, encoding="utf-8")
+    plan = priced_plan("gpt-oss-20b", dp=8, ep=8, num_micro_batches=2, seq_len=8192)
+    (tmp_path / "plan.yaml").write_text(plan_text(plan), encoding="utf-8")
+    done = run("compare", str(tmp_path), str(script), "--json")
+    assert done.exit_code == 0, done.output
+    broken = json.loads(done.stdout)["baseline"]["broken_rules"]
+    names = {rule["rule"]: rule["words"] for rule in broken}
+    assert "which Transformer Engine refuses" in names["megatron-context-windows"]
+
+
 def test_a_patch_needs_a_script(folder: Path) -> None:
     out = folder / "x.diff"
     done = run("compare", str(folder), str(folder / "today.yaml"), "-o", str(out))

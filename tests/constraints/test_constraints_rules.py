@@ -43,6 +43,8 @@ BIASED = MOE.model_copy(
         "moe": MoeSpec(experts=24, top_k=2, moe_ffn_hidden=768, router_bias=True, expert_bias=True)
     }
 )
+WINDOWED = DENSE.model_copy(update={"sliding_window": 512, "full_attention_every": 2})
+SINKS = DENSE.model_copy(update={"attention_sinks": True})
 TIED = DENSE.model_copy(update={"tied_embeddings": True})
 LINEAR = DENSE.model_copy(
     update={
@@ -292,6 +294,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "linear-heads-by-tp-cp": (workload(LINEAR), {"tp": 2, "cp": 4}, {"tp": 4, "cp": 4}),
     "mamba-heads-by-tp-cp": (workload(HYBRID), {"tp": 4, "cp": 8}, {"tp": 4, "cp": 16}),
     "mamba-groups-by-tp-cp": (workload(HYBRID), {"tp": 2, "cp": 4}, {"tp": 8}),
+    "fsdp2-context-mask": (workload(WINDOWED), {"tp": 2, "dp": 4}, {"cp": 2, "dp": 4}),
     "fsdp2-mamba": (workload(HYBRID), {"dp": 8}, {"cp": 2}),
     "megatron-flex-dispatcher": (workload(MOE, moe_dispatch="deepep"), {"ep": 2}, {"dp": 2}),
     "megatron-partial-graphs": (
@@ -326,6 +329,8 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"tp": 1, "cp": 8},
         {"tp": 4, "cp": 8},
     ),
+    "megatron-context-windows": (workload(WINDOWED), {"tp": 4, "cp": 1}, {"tp": 4, "cp": 2}),
+    "megatron-context-sinks": (workload(SINKS, cp_comm="all_gather"), {"cp": 1}, {"cp": 2}),
     "megatron-tp-overlap": (workload(MOE, overlap=Overlap(tp=True)), {"tp": 1}, {"tp": 2}),
     "torchtitan-kv-heads": (workload(), {"tp": 4}, {"tp": 8}),
     "torchtitan-sequence": (workload(seq_len=48), {"tp": 4, "cp": 6}, {"tp": 4, "cp": 4}),

@@ -27,6 +27,8 @@ from tests.constraints.test_constraints_rules import (
     LINEAR,
     MOE,
     RULES,
+    SINKS,
+    WINDOWED,
     as_table,
     cluster,
     finished,
@@ -45,9 +47,10 @@ OFFLOADED = workload(MOE, offload_modules="core_attn+expert_fc1")
 GATHERED = workload(MOE, moe_dispatch="allgather")
 HIERARCHICAL = "megatron-hierarchical-context"
 GROUPED = workload(cp_comm="a2a+p2p")
-WINDOWED = DENSE.model_copy(
-    update={"sliding_window": 512, "full_attention_every": 2, "attention_sinks": True}
-)
+LOOKS_BACK = WINDOWED.model_copy(update={"attention_sinks": True})
+FULL_EVERYWHERE = WINDOWED.model_copy(update={"full_attention_every": 1})
+RING_OF_WINDOWS = "megatron-context-windows"
+RING_WITH_SINKS = "megatron-context-sinks"
 
 # rule, workload, layout, how far it is over the limit (0: at the limit), words of the finding
 CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
@@ -79,8 +82,26 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
     (HIERARCHICAL, workload(cp_comm="a2a+p2p", cp_inner=4), {"tp": 1, "cp": 6}, 1, "cp 6"),
     (HIERARCHICAL, workload(cp_comm="a2a+p2p", cp_inner=4), {"tp": 2, "cp": 8}, 1, "tp 2 x 4"),
     (HIERARCHICAL, workload(cp_comm="a2a+p2p", cp_inner=8), {"tp": 2, "cp": 4}, 2, "cp 4"),
-    (HIERARCHICAL, workload(WINDOWED, cp_comm="a2a+p2p"), {"cp": 8}, 2, "windows and no att"),
-    (HIERARCHICAL, workload(WINDOWED), {"cp": 8}, 0, ""),
+    (HIERARCHICAL, workload(LOOKS_BACK, cp_comm="a2a+p2p"), {"cp": 8}, 2, "windows and no att"),
+    (HIERARCHICAL, workload(LOOKS_BACK, cp_comm="a2a+p2p", cp_inner=2), {"cp": 4}, 2, "no att"),
+    (HIERARCHICAL, workload(LOOKS_BACK, cp_comm="a2a+p2p", cp_inner=4), {"cp": 4}, 0, ""),
+    (HIERARCHICAL, workload(FULL_EVERYWHERE, cp_comm="a2a+p2p"), {"cp": 8}, 0, ""),
+    (HIERARCHICAL, workload(LOOKS_BACK), {"cp": 8}, 0, ""),
+    (RING_OF_WINDOWS, workload(WINDOWED), {"cp": 2}, 1, "Transformer Engine refuses"),
+    (RING_OF_WINDOWS, workload(WINDOWED), {"tp": 8, "cp": 1}, 0, ""),
+    (RING_OF_WINDOWS, workload(WINDOWED, seq_len=256), {"cp": 4}, 3, "a ring of 4 ranks"),
+    (RING_OF_WINDOWS, workload(WINDOWED, cp_comm="a2a"), {"cp": 2}, 0, ""),
+    (RING_OF_WINDOWS, workload(WINDOWED, cp_comm="all_gather"), {"cp": 2}, 0, ""),
+    (RING_OF_WINDOWS, workload(FULL_EVERYWHERE), {"cp": 2}, 0, ""),
+    (RING_OF_WINDOWS, workload(SINKS), {"cp": 2}, 0, ""),
+    (RING_WITH_SINKS, workload(SINKS), {"cp": 2}, 1, "cp 2 without a swap"),
+    (RING_WITH_SINKS, workload(SINKS, cp_comm="all_gather"), {"cp": 3}, 2, "cp 3"),
+    (RING_WITH_SINKS, workload(SINKS, cp_comm="a2a"), {"cp": 4}, 0, ""),
+    (RING_WITH_SINKS, workload(SINKS), {"cp": 1}, 0, ""),
+    (RING_WITH_SINKS, workload(WINDOWED), {"cp": 2}, 0, ""),
+    ("fsdp2-context-mask", workload(SINKS), {"cp": 4}, 3, "causal masks alone"),
+    ("fsdp2-context-mask", workload(WINDOWED), {"cp": 2}, 1, "cp 2"),
+    ("fsdp2-context-mask", workload(), {"cp": 2}, 0, ""),
     ("linear-heads-by-tp-cp", workload(LINEAR), {"tp": 3}, 2, "8 key heads"),
     ("linear-heads-by-tp-cp", workload(), {"tp": 3}, 0, ""),
     ("ffn-by-tp", workload(), {"tp": 7}, 1, "ffn_hidden 4096"),

@@ -145,6 +145,24 @@ def test_a_ring_of_neighbours_leaves_a_node_over_one_nic(framework: str, nics: i
     assert found == pytest.approx(slowest + hops)
 
 
+def test_a_gather_is_hidden_by_nothing_and_merges_nothing() -> None:
+    """Keys and values once forward, and backward again with their gradients, over all NICs of a node."""
+    layout, hidden_s = Layout(cp=16), np.float64(3600.0)
+    work = workload(cp_comm="all_gather")
+    c = make_context(work, layout, nested_placement(work.cluster, layout))
+    widths = (np.float64(4096), np.float64(2048), np.float64(4096))
+    forward_s, backward_s = exposed.context_parallel_s(c, widths, (hidden_s, hidden_s))
+    pytorch = replace(work, cp_comm="p2p", framework="torchtitan")
+    beside = make_context(pytorch, layout, nested_placement(work.cluster, layout))
+    bare_s, _ = exposed.context_parallel_s(beside, widths, (np.float64(0.0), np.float64(0.0)))
+    assert forward_s == pytest.approx(bare_s)
+    assert backward_s == 2 * forward_s
+    assert exposed.merge_bytes(c, widths[0], widths[2]) == (0, 0)
+    place = nested_placement(work.cluster, layout)
+    ring = make_context(replace(work, cp_comm="p2p"), layout, place)
+    assert group_traffic(c, ((32,),)).context == group_traffic(ring, ((32,),)).context > 0
+
+
 def test_groups_that_swap_pay_where_a_ring_would_leave_its_node() -> None:
     """8 ranks swap inside, and eight rings of two have a NIC each: an eighth of the bytes for each NIC."""
     layout = Layout(cp=16)

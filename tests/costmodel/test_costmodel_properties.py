@@ -19,22 +19,26 @@ from meshwright.costmodel.constants.rates import Constants, constants_for
 from meshwright.costmodel.data_parallel import DataParallelTraffic
 from meshwright.costmodel.estimate import estimate_layout, layer_costs
 from meshwright.costmodel.execution_names import OFFLOADED_MODULES
-from meshwright.costmodel.layers.kinds import kind_times
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
 from meshwright.costmodel.memory.footprint import stage_memory_gib
 from meshwright.costmodel.memory.split_bounds import peak_memory_gib
-from meshwright.costmodel.pipeline.least_pace import least_pace_s
+from meshwright.costmodel.pipeline.schedules import traits
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.model_specs.attention import MlaSpec
 from meshwright.model_specs.experts import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds import packed as packed_module
+from meshwright.planner.bounds.level_pace import ChunkTimes, chunk_times, least_level_pace_s
 from meshwright.planner.bounds.matrices import Matrices, matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.bounds.shard_groups import useful_groups
+from meshwright.planner.bounds.stages import balanced_stages, level_splits
 
 ALL = 10**6
 LARGEST = 65_536
@@ -161,9 +165,18 @@ def layouts(draw: st.DrawFn, model: ModelSpec) -> Layout:
 
 
 @st.composite
-def splits(draw: st.DrawFn, layers: int, layout: Layout) -> Stages:
-    """Any split with at least one layer in every virtual stage."""
+def splits(draw: st.DrawFn, workload: Workload, layout: Layout) -> Stages:
+    """Any split with at least one layer in every virtual stage; for ranks in step one that is planned."""
+    model, layers = workload.model, workload.model.layers
     pp, chunks = int(layout.pp), int(layout.pp) * int(layout.vpp)
+    if chunks > pp and traits(int(layout.schedule)).in_step:
+        even = balanced_stages(layers, pp, int(layout.vpp), model.layers_in_group)
+        if framework_of_stack(workload.framework).uneven_stages:
+            level = level_splits(layers, pp, int(layout.vpp), model.layers_in_group)
+            assume(level)
+            return draw(st.sampled_from(level))
+        assume(even is not None)
+        return even or ()
     cuts = draw(
         st.lists(
             st.integers(1, max(layers - 1, 1)),
@@ -226,6 +239,14 @@ def search_bound_s(workload: Workload, layout: Layout) -> float:
     return float(CostModelPricing(workload).lower_bound_s(one)[0])
 
 
+def pace_of(context: Context, times: KindTimes) -> float:
+    """The least pace of the one layout of a context."""
+    seconds = chunk_times(context, times)
+    one = Layout(**{name: np.array([value]) for name, value in vars(context.layout).items()})
+    each = ChunkTimes(*(np.atleast_1d(column) for column in seconds))
+    return float(least_level_pace_s(context.workload, one, each)[0])
+
+
 @st.composite
 def cases(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS, *, tensor_inside: bool = False) -> Case:
     """With `tensor_inside`, tensor groups lie inside the innermost level, as in every plan."""
@@ -240,7 +261,7 @@ def cases(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS, *, tensor_inside: boo
         workload,
         layout,
         placement,
-        draw(splits(workload.model.layers, layout)),
+        draw(splits(workload, layout)),
         constants_for(workload),
     )
 
@@ -266,7 +287,7 @@ def test_bounds_lie_below_every_split_and_placement(kind: str) -> None:
         bound = search_bound_s(case.workload, case.layout)
         context = make_context(case.workload, case.layout, case.placement)
         times = kind_times(context)
-        pace_s = least_pace_s(context, times)
+        pace_s = pace_of(context, times)
         mapped = float(np.asarray(optimistic_step(context, times, pace_s).seconds))
         assert 0 < bound <= mapped * SLOWER
         assert mapped <= seconds * SLOWER
@@ -286,7 +307,7 @@ def test_a_bound_for_any_relief_lies_below_every_step(kind: str) -> None:
         layout = replace(case.layout, recompute=0, recompute_layers=0, optimizer_offload=0)
         context = make_context(case.workload, layout, case.placement)
         times = kind_times(context)
-        step = optimistic_step(context, times, least_pace_s(context, times), any_relief=True)
+        step = optimistic_step(context, times, pace_of(context, times), any_relief=True)
         assert float(np.asarray(step.seconds)) <= case.seconds() * SLOWER
 
     check()

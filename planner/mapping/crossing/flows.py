@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from meshwright.costmodel.context_groups import HIERARCHICAL, swapping_ranks
+from meshwright.costmodel.context_groups import HIERARCHICAL, one_ring, swapping_ranks
 from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import routed_copies
@@ -70,7 +70,7 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
     groups = process_groups(c.layout, experts=moe)
     moved = group_traffic(c, stages)
     cluster = c.workload.cluster
-    context: Kind = "ring" if c.workload.cp_comm == "p2p" else "all-to-all"
+    context: Kind = "ring" if one_ring(c.workload) else "all-to-all"
     has_nvlink = cluster.nvlink_domain >= cluster.gpus_per_node > 1
     deduplicated = deduplicates(c.workload) and has_nvlink
 

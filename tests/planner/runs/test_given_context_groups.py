@@ -28,6 +28,8 @@ def run(**changes: Any) -> Run:
         ("a2a", "a2a"),
         ("ulysses", "a2a"),
         ("p2p", "p2p"),
+        ("all_gather", "all_gather"),
+        ("AllGather of keys and values", "all_gather"),
         (None, "p2p"),
     ],
 )
@@ -78,6 +80,7 @@ def settings(tmp_path: Path, flags: str) -> dict[str, Any]:
         ("", (None, None)),
         ("--cp-comm-type p2p", (None, None)),
         ("--cp-comm-type a2a", ("a2a", None)),
+        ("--cp-comm-type all_gather", ("all_gather", None)),
         ("--cp-comm-type a2a a2a a2a a2a", ("a2a", None)),
         (f"--cp-comm-type a2a+p2p {SIZES} 4 2", ("a2a+p2p", 4)),
         (f"{SIZES} 2 4 --cp-comm-type a2a+p2p a2a+p2p", ("a2a+p2p", 2)),

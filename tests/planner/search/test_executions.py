@@ -123,11 +123,17 @@ def compare(seed: int) -> None:
 
 
 def grouped(seed: int) -> PlanRequest:
-    """A small problem of dense layers over four or eight ranks of a context group, on long sequences."""
+    """A small problem of dense layers over four or eight ranks of a context group, on long sequences.
+
+    Of one in four every second layer has a window, which no ring takes.
+    """
     draw = random.Random(f"grouped {seed}")
     request = small_request(seed)
     cp = draw.choice([4, 8])
-    heads = {"kv_heads": draw.choice([4, 16]), "moe": None, "mtp_layers": 0, "layers": 2}
+    heads: dict[str, Any] = {"kv_heads": draw.choice([4, 16]), "moe": None, "mtp_layers": 0}
+    heads |= {"layers": 2}
+    if seed % 4 == 3:
+        heads |= {"sliding_window": 512, "full_attention_every": 2}
     return replace(
         request,
         gpus=draw.choice([cp, 2 * cp]) if cp == 4 else cp,
