@@ -91,7 +91,7 @@ def traffic_by_kind(
     dense, expert : float or array
         Parameters on one GPU before data-parallel sharding, at least 0.
     bucket : float or array, optional
-        As `data_parallel_traffic` takes it.
+        As `data_parallel_traffic` takes it, above 0.
 
     Returns
     -------

@@ -346,9 +346,16 @@ def step_of_loads(
 
 
 def _least_exposed_s(c: Context, step: _Step, work_s: Floats) -> Floats:
+    """With the best size of buckets, for work of a shape that the layouts' broadcasts to."""
     window_s = work_s / np.asarray(c.layout.pp)
-    own, *others = (exposed_s(c, sent, window_s) for sent in step.traffic)
-    return np.minimum(own, np.min(others[0], axis=0)) if others else own
+    own, *others = step.traffic
+    least = exposed_s(c, own, window_s)
+    for of_sizes in others:
+        columns = zip(np.asarray(of_sizes.seconds), np.asarray(of_sizes.tail_s), strict=True)
+        for seconds, tail_s in columns:
+            sent = DataParallelTraffic(seconds, tail_s)
+            least = np.minimum(least, exposed_s(c, sent, window_s))
+    return least
 
 
 def _compose(c: Context, worst: Parts, work: Floats, step: _Step, exposed: Floats) -> StepTime:

@@ -59,6 +59,19 @@ def search_with_buckets(
     return with_gradient_buckets(request, outcome)
 
 
+def search_with_own_buckets(request: PlanRequest, begin_with: Layout) -> Outcome:
+    """The best layouts of a request with gradient buckets of the framework's own size.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    begin_with
+        A layout that is likely good, priced first.
+    """
+    return search_executions(request, pricing_of, begin_with=begin_with, own_buckets=True)
+
+
 def with_gradient_buckets(request: PlanRequest, outcome: Outcome) -> Outcome:
     """The layouts of a search with the best size of their gradient buckets.
 
@@ -72,9 +85,9 @@ def with_gradient_buckets(request: PlanRequest, outcome: Outcome) -> Outcome:
     Returns
     -------
     Outcome
-        No layout is slower than before. The bound holds for every size.
+        No layout is slower than before.
     """
-    # Other sizes shorten the phase in which a limited cut is used, so that it may be used too much.
+    # As in the search: see `branches_of`.
     if not outcome.best or request.max_cut_use < 1:
         return outcome
     best = sorted(
