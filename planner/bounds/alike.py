@@ -168,7 +168,8 @@ def joined_traffic(
     context
         Distinct layouts [k] and their placements.
     traffic_of
-        Of some of the layouts [m] with buckets of some sizes [sizes, m]; None for the framework's own.
+        Of some of the layouts [m] with each of some sizes [sizes, m] of buckets, or less than with any of
+        them, arrays [..., m]; None for the framework's own.
     back
         Which of the distinct layouts each layout is, [n].
 
@@ -188,7 +189,7 @@ def joined_traffic(
     among = np.cumsum(sizes.is_open) - 1
     columns = []
     for of_own, of_others in zip(own, with_others, strict=True):
-        column = np.repeat(np.asarray(of_own)[None], len(size), axis=0)
+        column = np.repeat(np.asarray(of_own)[None], len(np.asarray(of_others)), axis=0)
         column[:, rows] = np.asarray(of_others)[:, among[back[rows]]]
         columns.append(column)
     return own, DataParallelTraffic(*columns)

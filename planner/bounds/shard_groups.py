@@ -121,8 +121,15 @@ def least_group_traffic(
     first, back = rows_by_value(context.layout, OF_TRAFFIC, context.placement, groups)
 
     def traffic_of(part: Context, size: Floats | None) -> DataParallelTraffic:
-        column = None if size is None else np.asarray(size)[..., None]
-        by_groups = _by_groups(part, numbers, column)
+        if size is None:
+            return least(_by_groups(part, numbers))
+        # Larger buckets send no longer in all, smaller ones no longer at last: two sizes stand for any.
+        ends = np.stack([np.max(size, axis=0), np.min(size, axis=0)])
+        by_size = least(_by_groups(part, numbers, ends[..., None]))
+        seconds, tail_s = np.asarray(by_size.seconds), np.asarray(by_size.tail_s)
+        return DataParallelTraffic(seconds[:1], tail_s[1:])
+
+    def least(by_groups: _ByGroups) -> DataParallelTraffic:
         seconds = by_groups.seconds.sum(axis=0).min(axis=-1)
         return DataParallelTraffic(seconds, by_groups.tail_s.sum(axis=0).min(axis=-1))
 
