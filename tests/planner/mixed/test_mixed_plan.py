@@ -175,6 +175,8 @@ def test_a_time_limit_is_kept_and_said(tmp_path: Path) -> None:
         ({"parts": [part("dgx-h100"), part("gb200-nvl72")]}, "nodes have"),
         ({"parts": [part("dgx-h100", 12), part("dgx-a100")]}, "whole number"),
         ({"parts": [part("dgx-h100"), part("dgx-h100")]}, "a name of its own"),
+        ({"parts": []}, "parts: must have at least 2 entries"),
+        ({"parts": [{"base": "dgx-h100"}, part("dgx-a100")]}, "missing.*there is base"),
         ({"parts": [part(7), part("dgx-h100")]}, "catalog name"),
         ({"parts": [part("dgx-h100", -8), part("dgx-a100")]}, "-8"),
         ({"between_gbps_per_gpu": 0}, "between_gbps_per_gpu"),
