@@ -87,7 +87,7 @@ def _pipeline_bindings(request: PlanRequest, layout: Layout) -> Iterator[Binding
         yield Binding(
             rule="layers-by-stages",
             value=chunks,
-            limit=request.model.layers,
+            limit=chunks,
             slack=0,
             unit="layers",
             note="no virtual stage has more than one layer",
