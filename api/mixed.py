@@ -41,7 +41,7 @@ def plan_mixed(
     Parameters
     ----------
     model
-        As `plan` takes it; its layers must be alike.
+        As `plan` takes it; its layers must be alike, but for dense ones in front of those with experts.
     cluster
         A cluster file with `parts`, or what `read_mixed_cluster` made of one.
     gpus

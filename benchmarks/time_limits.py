@@ -26,7 +26,10 @@ COMMANDS = {
     "plan, infeasible": f"{DEEPSEEK} --cluster dgx-h100 --gpus 64",
     "plan, experts placed": f"{DEEPSEEK} --cluster hgx-h800 --gpus 512 --expert-loads IN/loads.npz",
     "plan --sweep": f"{DEEPSEEK} --cluster hgx-h800 --gpus 1024 --sweep global-batch=4096+8192+16384",
-    "plan, exhaustive": f"{DEEPSEEK} --cluster hgx-h800 --gpus 64 --method exhaustive --pin tp=1,cp=1,micro_batch=1,zero_stage=1,ep=8 --forbid optimizer-offload",
+    "plan, exhaustive": (
+        "plan llama-3-70b --cluster dgx-h100 --gpus 64 --global-batch 512 --seq-len 4096 "
+        "--method exhaustive --pin tp=8,cp=1 --forbid optimizer-offload,shard-groups"
+    ),
     "fleet": "fleet IN/fleet.yaml --cluster superpod-h100 --gpus 4096 --no-cache",
     "fleet --objective deadlines": (
         "fleet IN/fleet.yaml --cluster superpod-h100 --gpus 4096 --no-cache --objective deadlines"

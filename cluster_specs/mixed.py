@@ -23,7 +23,7 @@ from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import XGMI, ClusterSpec
 from meshwright.documents.reader import LARGE_FILE_BYTES, is_file, read_mapping, read_text
 from meshwright.documents.validation import validation_message
-from meshwright.errors import InputError
+from meshwright.errors import InputError, listed
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -149,7 +149,10 @@ def _part(part: object, folder: Path, where: str) -> object:
     """A part with its cluster read."""
     if not isinstance(part, Mapping):
         raise InputError("must be a mapping with cluster and gpus", where=where, value=part)
-    cluster = part.get("cluster")
+    if "cluster" not in part:
+        what = "this field is required and missing: a catalog name, a file, or a mapping"
+        raise InputError(f"{what}; there is {listed(part)}", where=f"{where}.cluster")
+    cluster = part["cluster"]
     if isinstance(cluster, Mapping):
         spec = cluster_from_mapping(cluster, f"{where}.cluster")
     elif isinstance(cluster, str):

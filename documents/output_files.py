@@ -37,8 +37,9 @@ def refuse_taken(
         raise InputError(f"{folder} is a file, not a folder. Choose another place with -o.")
     taken = [name for name in names if os.path.lexists(folder / name)]
     if taken and not force:
+        them = "it" if len(taken) == 1 else "them"
         raise InputError(
-            f"{folder}: {_listed(taken)} already there. Choose another place, remove them, or say --force."
+            f"{folder}: {_listed(taken)} already there. Choose another place, remove {them}, or say --force."
         )
 
 

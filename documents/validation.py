@@ -17,6 +17,12 @@ _BOUNDS = {
     "less_than_equal": ("le", "at most"),
     "less_than": ("lt", "less than"),
 }
+_LENGTHS = {
+    "too_long": ("max_length", "at most", "entries"),
+    "too_short": ("min_length", "at least", "entries"),
+    "string_too_long": ("max_length", "at most", "characters"),
+    "string_too_short": ("min_length", "at least", "characters"),
+}
 _WORDS = {
     "int_type": "must be an integer",
     "int_parsing": "must be an integer",
@@ -97,6 +103,9 @@ def _words(kind: str, context: Mapping[str, Any], message: str) -> str:
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         return f"must be {words} {context[key]}"
+    if kind in _LENGTHS:
+        key, bound, of_what = _LENGTHS[kind]
+        return f"must have {bound} {context[key]} {of_what}"
     return _WORDS.get(kind, message[:1].lower() + message[1:])
 
 

@@ -43,7 +43,12 @@ class MemoryProfile:
     whole_while_accumulating: bool
     """Whether ZeRO 2 and 3 keep 16-bit gradients whole until the last micro-batch."""
     bucket_elements: float
-    """Elements of the buffer in which gradients are reduced under stages 0 to 2."""
+    """Elements of the buffer in which gradients are reduced."""
+    reuse_elements: float
+    """Weights that pass before a gathered one is used again, up to which it stays gathered under stage 3; 0
+    where layers are gathered and freed one by one."""
+    prefetch_elements: float
+    """Weights that are gathered ahead under stage 3, where `reuse_elements` is above 0."""
     offload_buffer_bytes: float
     """Bytes of an element of the largest matrix, in buffers through which stages 1 and 2 offload."""
     host_copies_bytes: float

@@ -13,13 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.constants.stacks import stack_constants
-from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
+from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.memory.activations import (
     SavedActivations,
     activation_bytes_per_layer,
     offloaded_per_layer,
     rank_tokens,
     sequence_shards,
+)
+from meshwright.costmodel.memory.buffers import (
+    gathered_ahead,
+    layers_of_a_rank,
+    offload_buffers,
+    reduction_buffers,
+    shards_weights,
+    widest_columns,
 )
 from meshwright.costmodel.memory.graphs import graph_bytes
 from meshwright.costmodel.memory.offloaded_activations import LAYERS_AT_HAND, offloads_any
@@ -127,15 +135,11 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     zero = 0.0 * np.asarray(layer)
     table_gradient = 2.0 * np.asarray(table_parameters(model, layout))
     freed = np.where(full, dropped, as_laid_out) * (model.layers // layout.pp)
-    embedding = np.where(_sharded(layout), 0.0, np.maximum(table_gradient - freed, 0.0))
+    embedding = np.where(shards_weights(layout), 0.0, np.maximum(table_gradient - freed, 0.0))
     gathered, gathered_table, gathered_leading = _weights_at_hand(workload, layout, profile)
     stranded, stranded_table = _stranded(workload, layout, profile)
-    elements = profile.bucket_elements
-    if elements and workload.bucket_mb is not None:
-        elements = stack_constants(workload).gradients_in(workload.bucket_mb)
-    bucketed = (np.asarray(layout.zero_stage) < 3) * elements
-    offloading = _offload_buffers(workload, layout, profile)
-    element = 4.0 if workload.precision == "bf16" else 2.0
+    buffers = reduction_buffers(workload, layout, profile)
+    buffers = buffers + offload_buffers(workload, layout, profile)
     return Transients(
         loss_last=_loss_bytes(workload, layout, profile),
         head_input_last=2.0 * rank_tokens(workload, layout) * model.hidden + zero,
@@ -144,20 +148,10 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
         gathered=gathered + graph_bytes(workload, layout),
         gathered_table=gathered_table,
         gathered_leading_first=gathered_leading,
-        bucket=element * bucketed + offloading + zero,
+        bucket=buffers + zero,
         stranded=stranded + zero,
         stranded_table=stranded_table + zero,
     )
-
-
-def _offload_buffers(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
-    """What gradients pass through on their way to an offloaded optimizer, as large as the largest matrix."""
-    model = workload.model
-    widest = _widest_columns(model) * model.hidden / np.asarray(layout.tp)
-    largest = np.maximum(np.asarray(table_parameters(model, layout)), widest)
-    stage = np.asarray(layout.zero_stage)
-    has_buffers = (np.asarray(layout.optimizer_offload) > 0) & (stage < 3)
-    return np.where(has_buffers, profile.offload_buffer_bytes * largest, 0.0)
 
 
 def _largest_saved(workload: Workload, layout: Layout) -> Floats:
@@ -177,20 +171,6 @@ def _offloaded_at_hand(workload: Workload, layout: Layout) -> Floats:
         for shares in workload.model.blocks.kinds():
             largest = np.maximum(largest, offloaded_per_layer(workload, layout, shares).freed)
     return LAYERS_AT_HAND * largest
-
-
-def _widest_columns(model: ModelSpec) -> float:
-    """Outputs of the widest product ahead of an activation function or a scan."""
-    matrices = 2.0 if model.gated else 1.0
-    projected = 0 if model.state_space is None else model.state_space.projected_width
-    return max(matrices * model.ffn_hidden, float(projected))
-
-
-def _sharded(layout: Layout) -> Bools:
-    """Whether weights are gathered before use."""
-    ranks = np.asarray(layout.dp) * layout.cp
-    sharded: Bools = (np.asarray(layout.zero_stage) == 3) & (ranks > 1)
-    return sharded
 
 
 def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
@@ -221,7 +201,7 @@ def _layer_at_work(
     """
     model, tp = workload.model, np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
-    widest: Floats = 2.0 * _widest_columns(model)
+    widest: Floats = 2.0 * widest_columns(model)
     if model.moe is not None and model.moe_layers > 0:
         gathered = 2.0 * model.hidden * np.asarray(layout.etp)
         per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + gathered
@@ -264,7 +244,8 @@ def _weights_at_hand(
 
     Fully sharded: one layer in use, one gathered on its way, one copied out; tables stay gathered, beside
     their gather buffer (PyTorch FSDP2, _fsdp_param_group.py: the root group is not resharded after forward).
-    Else placeholders of the shapes of one layer, and one expert, where the stack keeps them.
+    DeepSpeed gathers as `gathered_ahead` says. Else placeholders of the shapes of one layer, and one expert,
+    where the stack keeps them.
     """
     model = workload.model
     largest: Floats = 0.0
@@ -272,8 +253,11 @@ def _weights_at_hand(
         dense, rest, experts = layer_parameters_on_gpu(model, layout, blocks)
         largest = np.maximum(largest, np.maximum(dense, rest + experts))
     table = np.asarray(table_parameters(model, layout))
-    sharded = _sharded(layout)
-    gathered = np.where(sharded, 3.0 * 2.0 * largest, 0.0)
+    sharded = shards_weights(layout)
+    at_hand = 3.0 * np.asarray(largest)
+    if profile.reuse_elements:
+        at_hand = np.asarray(gathered_ahead(model, layout, profile, largest))
+    gathered = np.where(sharded, 2.0 * at_hand, 0.0)
     gathered_table = np.where(sharded, 2.0 * 2.0 * table, 0.0)
     if not profile.placeholder_gradients:
         return gathered, gathered_table, 0.0 * gathered
@@ -354,9 +338,7 @@ def _stranded_by_step(workload: Workload, layout: Layout) -> tuple[Floats, Float
     if workload.precision == "bf16":
         return 0.0, 2.0 * table
     widest = np.asarray(model.hidden * model.ffn_hidden / layout.tp)
-    dense, rest, experts = layer_parameters_on_gpu(model, layout)
-    layers = model.dense_layers * dense + model.moe_layers * (rest + experts)
-    share = layers / layout.pp
+    share = layers_of_a_rank(model, layout)
     shards, _ = optimizer_shards(layout)
     copies = 12.0 * np.minimum(widest, share / shards)
     with_table = 12.0 * np.minimum(table, (share + table) / shards) + 2.0 * table

@@ -28,6 +28,8 @@ class RankDoc(BaseModel):
     part: str
     device: str
     layers: int
+    dense_layers: int = 0
+    """Among them, of those in front of the layers with experts; 0 where all layers are alike."""
     memory_gib: float
     """Peak on one of its GPUs."""
     usable_gib: float

@@ -3,7 +3,8 @@
 With t_r(n) the seconds and h_r(n) the bytes of rank r with n layers on the part where it runs, `best_split`
 finds the split of the layers over the ranks and the number of recomputed ones that make the step shortest.
 Within a part only the most layers of a rank count, apart from the ends of the pipeline, so that a part is
-described by few options for each number of layers that it takes; the parts' options are then joined.
+described by few options for each number of layers that it takes; the parts' options are then joined. Dense
+layers in front of those with experts go to the first ranks in every way that they can.
 
 A launch names one number k of layers that each rank recomputes in full. Of the splits, those count in which
 the ranks of a part have all k layers or more, or all k or fewer, which they then recompute all.
@@ -35,7 +36,16 @@ from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.combination_costs import memory_rows
 from meshwright.planner.bounds.memory_fit import MemoryFit, RankRow
 from meshwright.planner.bounds.stages import ALL_LAYERS, SplitCosts
-from meshwright.planner.mixed.options import InnerEnds, Options, Rooms, options_of, options_together
+from meshwright.planner.mixed.options import (
+    Options,
+    Pattern,
+    Rooms,
+    SegmentRanks,
+    leading_patterns,
+    options_of,
+    options_together,
+    segment_ranks,
+)
 
 FloatArray = NDArray[np.float64]
 Counts = tuple[int, ...]
@@ -84,16 +94,29 @@ class PartCosts:
         """What each rank of the pipeline has room for here, with so many layers recomputed."""
         if amount not in self._rooms:
             fit, layers = self._fit(amount), self.placed.workload.model.layers
-            ranks = range(int(self.placed.layout.pp))
             ways = []
             if amount <= layers:
-                own = max(amount, 1)
-                ways.append(Rooms(own, layers, [_room(fit, r, own, layers) for r in ranks]))
+                ways.append(self._way(fit, max(amount, 1), layers))
             if amount > 1:
-                most = min(amount, layers)
-                ways.append(Rooms(1, most, [_room(fit, r, 1, most) for r in ranks]))
+                ways.append(self._way(fit, 1, min(amount, layers)))
             self._rooms[amount] = tuple(ways)
         return self._rooms[amount]
+
+    def _way(self, fit: MemoryFit, fewest: int, most: int) -> Rooms:
+        """What each rank has room for with so many layers; with leading ones too, where it may have some."""
+        ranks, leading = range(int(self.placed.layout.pp)), fit.leading
+        by_rank = [[_room(fit, rank, fewest, most, 0) for rank in ranks]]
+        for own in range(1, leading + 1):
+            by_rank.append([_room(fit, rank, fewest, most, own) for rank in ranks[:leading]])
+        return Rooms(fewest, most, by_rank)
+
+    def least_rooms(self, amount: int) -> list[int]:
+        """Layers that fit on each rank of the pipeline, as many or more recomputed, however many lead."""
+        plain, *leading = self.rooms(amount)[0].by_rank
+        return [
+            min([room, *(own[rank] for own in leading if rank < len(own))])
+            for rank, room in enumerate(plain)
+        ]
 
     @cached_property
     def memory(self) -> list[RankRow]:
@@ -101,10 +124,13 @@ class PartCosts:
         return memory_rows(self.placed.workload, self.placed.layout)
 
 
-def _room(fit: MemoryFit, rank: int, fewest: int, most: int) -> int:
+def _room(fit: MemoryFit, rank: int, fewest: int, most: int, leading: int) -> int:
     """The most layers that fit on a rank, 0 where not even the fewest do; memory is linear in between."""
-    least_gib = fit.rank_gib(rank, fewest, 0)
-    more_gib = fit.rank_gib(rank, fewest + 1, 0) - least_gib
+    fewest = max(fewest, leading)
+    if fewest > most:
+        return 0
+    least_gib = fit.rank_gib(rank, fewest, leading)
+    more_gib = fit.rank_gib(rank, fewest + 1, leading) - least_gib
     left_gib = fit.limit_gib * (1 + 1e-9) - least_gib
     return 0 if left_gib < 0 else min(fewest + int(left_gib / more_gib), most)
 
@@ -137,6 +163,21 @@ class MixedKernel:
         return self.segments[0].part.workload.model.layers
 
     @property
+    def leading(self) -> int:
+        """Dense layers at the front of the model, where others have experts."""
+        return self.costs[0].leading
+
+    @cached_property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """Ways in which the first ranks may hold the leading layers."""
+        return leading_patterns(self.leading, int(self.layout.pp))
+
+    def ranks(self, pattern: Pattern) -> list[SegmentRanks]:
+        """The ranks of each segment under a pattern."""
+        pp = int(self.layout.pp)
+        return [segment_ranks(each.own, pp, pattern) for each in self.segments]
+
+    @property
     def price_s(self) -> float:
         """Seconds of its best split; infinite where it has no price."""
         return inf if self.price is None else self.price.step_time_s
@@ -167,40 +208,51 @@ class MixedKernel:
         best: MixedPrice | None = None
         for amount in self.amounts():
             layout = replace(self.layout, recompute_layers=amount)
-            limit_s = cutoff_s if best is None else best.step_time_s
-            if not self._may_fit(amount) or self._least_s(amount, limit_s) >= limit_s:
-                continue
-            best = self._best_with(layout, limit_s) or best
+            known: dict[SegmentRanks, Options] = {}
+            for pattern in self.patterns:
+                limit_s = cutoff_s if best is None else best.step_time_s
+                if self._may_beat(amount, pattern, limit_s):
+                    best = self._best_with(layout, pattern, limit_s, known) or best
             if amount <= 1 and not self._memory_limits(amount):
                 break
         return best
 
-    def _may_fit(self, amount: int) -> bool:
-        """Whether the ranks have room for all layers, with so many recomputed."""
+    def _may_beat(self, amount: int, pattern: Pattern, limit_s: float) -> bool:
+        """Whether the ranks have room for all layers under a pattern, and may be done before a limit."""
         room = 0
-        for segment, part in zip(self.segments, self.parts, strict=True):
-            ways = (way.by_rank[segment.own] for way in part.rooms(amount))
-            room += max(sum(own) for own in ways)
-        return room >= self.layers
+        for ranks, part in zip(self.ranks(pattern), self.parts, strict=True):
+            room += max(_most_layers(way, ranks) for way in part.rooms(amount))
+        return room >= self.layers and self._least_s(amount, pattern, limit_s) < limit_s
 
-    def _least_s(self, amount: int, limit_s: float) -> float:
+    def _least_s(self, amount: int, pattern: Pattern, limit_s: float) -> float:
         """Never above a step that takes no longer than a limit, with so many layers recomputed.
 
-        A rank has at most n = limit / (m l) layers, so that of any n_r layers
-        min(k, n_r) >= n_r min(1, k / n) are recomputed.
+        A rank has at most n = limit / (m l) layers, l those of the shorter kind, so that of any n_r layers
+        min(k, n_r) >= n_r min(1, k / n) are recomputed, each for no less than its cheaper kind. Ranks with
+        leading layers alone take no others; elsewhere a leading layer is worth its share of another one.
         """
         micro_batches = int(self.layout.num_micro_batches)
-        most = limit_s / micro_batches / min(own.layer_s for own in self.costs)
+        most = limit_s / micro_batches / min(_shortest_s(own) for own in self.costs)
         share = min(1.0, amount / max(most, 1.0)) if self.full else 0.0
-        layer_s = [own.layer_s + share * own.layer_recompute_s for own in self.costs]
-        speed = sum(s.ranks / own for s, own in zip(self.segments, layer_s, strict=True))
-        pipeline_s = (micro_batches - 1) * self.layers / speed + self.layers * min(layer_s)
+        again_s = [share * least_again_s(own) for own in self.costs]
+        layer_s = [own.layer_s + more for own, more in zip(self.costs, again_s, strict=True)]
+        speed, units = 0.0, float(self.layers - self.leading)
+        work_s = units * min(layer_s)
+        rows = zip(self.ranks(pattern), self.costs, layer_s, again_s, strict=True)
+        for ranks, own, main_s, more_s in rows:
+            alone = sum(each.only_leading for each in ranks.singles)
+            speed += (ranks.inner + len(ranks.singles) - alone) / main_s
+            for each in ranks.singles:
+                leading_s = each.leading * (own.leading_s + more_s)
+                work_s += leading_s
+                units += 0.0 if each.only_leading else leading_s / main_s
+        pipeline_s = (micro_batches - 1) * units / speed + work_s
         return (pipeline_s + self.rest_s) * self.scale * (1 - 1e-9)
 
     def _memory_limits(self, amount: int) -> bool:
         """Whether some rank could not hold all layers with so many recomputed."""
         return any(
-            min(part.rooms(amount)[0].by_rank[segment.own]) < self.layers
+            min(part.least_rooms(amount)[segment.own]) < self.layers
             for segment, part in zip(self.segments, self.parts, strict=True)
         )
 
@@ -214,15 +266,21 @@ class MixedKernel:
             yield from range(1, self.layers)
         yield ALL_LAYERS
 
-    def _best_with(self, layout: Layout, cutoff_s: float) -> MixedPrice | None:
+    def _best_with(
+        self,
+        layout: Layout,
+        pattern: Pattern,
+        cutoff_s: float,
+        known: dict[SegmentRanks, Options],
+    ) -> MixedPrice | None:
+        """The fastest split under a pattern; `known` has the options of segments, and learns them."""
         amount = int(layout.recompute_layers)
         costs = tuple(each.costs(amount) for each in self.parts)
-        options = [
-            options_of(_inner_ranks(self, index), segment.own, own, part.rooms(amount))
-            for index, (segment, own, part) in enumerate(
-                zip(self.segments, costs, self.parts, strict=True)
-            )
-        ]
+        dealt = self.ranks(pattern)
+        for ranks, own, part in zip(dealt, costs, self.parts, strict=True):
+            if ranks not in known:
+                known[ranks] = options_of(ranks, own, part.rooms(amount))
+        options = [known[ranks] for ranks in dealt]
         picks = options_together(options, self.layers)
         if not len(picks[0]):
             return None
@@ -230,12 +288,12 @@ class MixedKernel:
             Options(*(column[pick] for column in own))
             for own, pick in zip(options, picks, strict=True)
         ]
-        seconds = self._seconds(layout, costs, rows)
+        seconds = self._seconds(layout, rows)
         for best in np.argsort(seconds, kind="stable"):
             if seconds[best] >= cutoff_s:
                 return None
             chosen = [Options(*(column[best : best + 1] for column in own)) for own in rows]
-            counts = self._counts(amount, chosen)
+            counts = self._counts(amount, dealt, chosen)
             stages = tuple((count,) for count in counts)
             memory_gib = mixed_memory_gib(self.segments_of(layout), stages)
             limits = np.concatenate(
@@ -245,35 +303,33 @@ class MixedKernel:
                 return self._checked(layout, counts, float(seconds[best]))
         return None
 
-    def _seconds(
-        self, layout: Layout, costs: Sequence[SplitCosts], rows: Sequence[Options]
-    ) -> FloatArray:
+    def _seconds(self, layout: Layout, rows: Sequence[Options]) -> FloatArray:
         """Of the step, for each row of options."""
-        work = np.full(len(rows[0].layers), costs[0].first_s + costs[-1].last_s)
-        for own, cost in zip(rows, costs, strict=True):
-            work = work + own.layers * cost.layer_s + own.again * cost.layer_recompute_s
+        work = np.sum([own.work_s for own in rows], axis=0)
         busiest = np.max([own.busiest_s for own in rows], axis=0)
         _, _, each_expert = layer_parameters_on_gpu(self.segments[0].part.workload.model, layout)
         held = [(own.dense, own.experts * np.asarray(each_expert)) for own in rows]
         step = mixed_step_of_loads(self.segments, {"ranks": busiest}, work, held)
         return np.broadcast_to(np.asarray(step.seconds, dtype=np.float64), busiest.shape)
 
-    def _counts(self, amount: int, chosen: Sequence[Options]) -> Counts:
+    def _counts(
+        self, amount: int, dealt: Sequence[SegmentRanks], chosen: Sequence[Options]
+    ) -> Counts:
         """Layers of each rank, late ranks, which hold fewer micro-batches, first."""
         counts: list[int] = []
-        for index, (own, part) in enumerate(zip(chosen, self.parts, strict=True)):
-            inner, left, right = _inner_ranks(self, index)
-            at_end, most, fewest = int(own.at_end[0]), int(own.most[0]), int(own.fewest[0])
+        for ranks, own, part in zip(dealt, chosen, self.parts, strict=True):
+            singles = [int(layers) for layers in own.singles[0]]
+            most, fewest = int(own.most[0]), int(own.fewest[0])
             rooms = next(way for way in part.rooms(amount) if way.fewest == fewest)
-            inner_rooms = rooms.by_rank[self.segments[index].own][left:]
-            dealt = [fewest] * inner
-            rest = int(own.layers[0]) - at_end - sum(dealt)
+            inner_rooms = rooms.by_rank[0][ranks.inner_ranks]
+            inner = [fewest] * ranks.inner
+            rest = int(own.layers[0]) - sum(singles) - sum(inner)
             for level in range(fewest + 1, most + 1):
-                for rank in reversed(range(inner)):
+                for rank in reversed(range(ranks.inner)):
                     if rest and inner_rooms[rank] >= level:
-                        dealt[rank] += 1
+                        inner[rank] += 1
                         rest -= 1
-            counts += [at_end] * left + dealt + [at_end] * right
+            counts += singles[: ranks.in_front] + inner + singles[ranks.in_front :]
         return tuple(counts)
 
     def segments_of(self, layout: Layout) -> list[Segment]:
@@ -291,7 +347,22 @@ class MixedKernel:
         return MixedPrice(layout=decided, counts=counts, step_time_s=step_s)
 
 
-def _inner_ranks(kernel: MixedKernel, index: int) -> InnerEnds:
-    """Ranks of a segment that are no end of the pipeline, and whether it has the first and the last rank."""
-    first, last = int(index == 0), int(index == len(kernel.segments) - 1)
-    return kernel.segments[index].ranks - first - last, first, last
+def _most_layers(way: Rooms, ranks: SegmentRanks) -> int:
+    """Layers that a segment has room for under a way; 0 where a rank has none for its fewest."""
+    rooms = list(way.by_rank[0][ranks.inner_ranks])
+    for single in ranks.singles:
+        room = way.by_rank[single.leading][single.rank]
+        rooms.append(min(room, single.leading) if single.only_leading else room)
+    return sum(rooms) if min(rooms) >= way.fewest else 0
+
+
+def _shortest_s(costs: SplitCosts) -> float:
+    """Of a layer of either kind."""
+    return min(costs.layer_s, costs.leading_s) if costs.leading else costs.layer_s
+
+
+def least_again_s(costs: SplitCosts) -> float:
+    """Of recomputing a layer of either kind."""
+    if not costs.leading:
+        return costs.layer_recompute_s
+    return min(costs.layer_recompute_s, costs.leading_recompute_s)

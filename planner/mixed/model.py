@@ -2,9 +2,13 @@
 
     choose one kernel                         sum_i kernel_i = 1
     deal the layers out                       sum_r layers_r = L, 1 or more on ranks in use
-    each rank works at its part's speed       work_r >= layer_s(r) layers_r + again_s(r) recomputed_r + ends_r
+    leading dense ones from the front on      sum_r leading_r = D,
+                                              leading_r+1 > 0 only where leading_r = layers_r
+    each rank works at its part's speed       work_r >= layer_s(r) (layers_r - leading_r) + ends_r
+                                                        + lead_s(r) leading_r + again_s(r) recomputed_r
     no rank is slower than the busiest        busiest >= work_r
-    every rank fits into the HBM of its part  fixed_r + layer_r layers_r - relief_r recomputed_r <= HBM_s(r)
+    every rank fits into the HBM of its part  fixed_r + layer_r layers_r + lead_r leading_r
+                                                        - relief_r recomputed_r <= HBM_s(r)
     the step is as long as all that takes     step >= (m - x) busiest + x sum_r work_r + rest_i
     so that it is shortest                    min step
 
@@ -18,10 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil, floor, inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright.planner.bounds.stages import SplitCosts
-from meshwright.planner.mixed.kernel import MixedKernel
+from meshwright.planner.mixed.kernel import MixedKernel, least_again_s
 from meshwright.planner.search.candidates import KERNEL
 from meshwright.planner.search.kernel_model import KIB_PER_GIB
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns
@@ -80,6 +84,7 @@ class MixedModel:
         for count, again in zip(self._layers_r, self._again_r, strict=True):
             self.model.add(again <= count)
             self.model.add(again <= self._amount)
+        self._leading_layers()
         self._choices()
         for kernel, literal in zip(self.kernels, self._literals, strict=True):
             self._kernel(kernel, literal)
@@ -92,12 +97,33 @@ class MixedModel:
         longest_s = 0.0
         for each in self.kernels:
             slowest_s = max(
-                (own.layer_s + own.layer_recompute_s) * self._layers + own.first_s + own.last_s
+                (max(own.layer_s, own.leading_s) + _again_s(own)) * self._layers
+                + own.first_s
+                + own.last_s
                 for own in each.costs
             )
             steps = int(each.layout.num_micro_batches) + int(each.layout.pp)
             longest_s = max(longest_s, 4 * slowest_s * steps + each.bound_s)
         return price_ns(longest_s)
+
+    def _leading_layers(self) -> None:
+        """Dense layers at the front of a mixture-of-experts model lie on the first ranks."""
+        leading = self.kernels[0].leading
+        ranks = range(min(leading, self._ranks))
+        self._leading_r = [self.model.new_int_var(0, leading, f"leading_r{r}") for r in ranks]
+        if not leading:
+            return
+        self.model.add(sum(self._leading_r) == leading).with_name("all_leading_layers")
+        for own, count in zip(self._leading_r, self._layers_r, strict=False):
+            self.model.add(own <= count)
+        for rank, (own, following) in enumerate(pairwise(self._leading_r)):
+            goes_on = self.model.new_bool_var(f"leading_beyond_r{rank}")
+            self.model.add(following == 0).only_enforce_if(goes_on.negated())
+            self.model.add(own == self._layers_r[rank]).only_enforce_if(goes_on)
+
+    def _leads(self, rank: int, difference: int) -> Any:
+        """What the leading layers of a rank take beyond others."""
+        return difference * self._leading_r[rank] if rank < len(self._leading_r) else 0
 
     def _choices(self) -> None:
         """A literal for every value of every choice, channelled from the kernels."""
@@ -132,7 +158,7 @@ class MixedModel:
             for rank in own:
                 self._rank(kernel, literal, rank, costs)
             # Later ranks of a part hold fewer micro-batches: what fits in another order fits in this one.
-            inner = [rank for rank in own if 0 < rank < pp - 1]
+            inner = [rank for rank in own if max(0, kernel.leading - 1) < rank < pp - 1]
             for rank, following in pairwise(inner):
                 in_order = self._layers_r[rank] <= self._layers_r[following]
                 self.model.add(in_order).only_enforce_if(literal)
@@ -146,12 +172,16 @@ class MixedModel:
         self.model.add(layers >= 1).only_enforce_if(literal)
         ends_s = costs.first_s * (rank == 0) + costs.last_s * (rank == int(kernel.layout.pp) - 1)
         load = floor_ns(costs.layer_s) * layers + floor_ns(ends_s)
-        load = load + floor_ns(costs.layer_recompute_s) * again
+        load = load + self._leads(rank, floor_ns(costs.leading_s) - floor_ns(costs.layer_s))
+        may_lead = rank < len(self._leading_r)
+        again_s = least_again_s(costs) if may_lead else costs.layer_recompute_s
+        load = load + floor_ns(again_s) * again
         self.model.add(work >= load).only_enforce_if(literal)
         self.model.add(self._busiest_ns >= work).only_enforce_if(literal)
         row, limit_gib = kernel.memory[rank]
         used = floor((row.fixed_gib - limit_gib) * KIB_PER_GIB) - 1
         held = used + floor(row.layer_gib * KIB_PER_GIB) * layers
+        held = held + self._leads(rank, floor(row.leading_gib * KIB_PER_GIB))
         if kernel.full:
             held = held - ceil(row.relief_gib * KIB_PER_GIB) * again
         self.model.add(self._hbm_r[rank] >= held).only_enforce_if(literal)
@@ -204,3 +234,8 @@ class MixedModel:
             bound_s=bound_s,
             counts=tuple(solver.value(count) for count in self._layers_r[: int(chosen.layout.pp)]),
         )
+
+
+def _again_s(costs: SplitCosts) -> float:
+    """At the most, for recomputing a layer of either kind."""
+    return max(costs.layer_recompute_s, costs.leading_recompute_s)

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory.footprint import usable_hbm_gib
+from meshwright.costmodel.memory.activations import saved_activations
+from meshwright.costmodel.memory.footprint import layer_bytes, usable_hbm_gib
 from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.memory.split_bounds import main_layer_rooms
+from meshwright.costmodel.pipeline.schedules import in_flight
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.stages import ALL_LAYERS
@@ -68,5 +70,30 @@ def _lacks_room(
     one = 1 if framework_of_stack(workload.framework).recompute_amount is not None else ALL_LAYERS
     sized = replace(layouts, recompute_layers=np.where(full, one, 0))
     rooms = main_layer_rooms(workload, sized, usable_hbm_gib(workload) * (1 - _ROUNDING))
-    is_rank = np.arange(rooms.shape[1]) < np.asarray(layouts.pp)[:, None]
+    place = np.arange(rooms.shape[1])
+    leading = workload.model.dense_layers if workload.model.moe_layers else 0
+    if leading:
+        taken = leading * _more_in_layers(workload, sized)
+        rooms = np.where(place < leading, rooms - np.ceil(taken)[:, None], rooms)
+    is_rank = place < np.asarray(layouts.pp)[:, None]
     return np.asarray(np.any(is_rank & (rooms < most[:, None]), axis=1))
+
+
+def _more_in_layers(workload: Workload, layouts: Layout) -> NDArray[np.float64]:
+    """How many main layers' room a leading layer takes beyond that of a main one, at the most; [n].
+
+    On the first rank, where most micro-batches are in flight, or with none: between, each kind of layer takes
+    a linear amount, whose ratio is largest at one of the ends.
+    """
+    layer = layer_bytes(workload, layouts, saved_activations(workload, layouts))
+    largest = np.zeros(layouts.broadcast_shape())
+    least = np.minimum(layer.saved, layer.dropped)
+    for flying in (0.0, np.asarray(in_flight(layouts, 0), dtype=np.float64)):
+        main = layer.states + least * flying
+        for saved, of_leading in (
+            (layer.saved, layer.leading_saved),
+            (least, layer.leading_dropped),
+        ):
+            more = layer.leading_states - layer.states + (of_leading - saved) * flying
+            largest = np.maximum(largest, more / main)
+    return largest

@@ -36,6 +36,8 @@ _ELSEWHERE = ("gpu-budget", HbmCapacity.name)
 """Rules on what the parts have together, which this search asks of the parts itself."""
 _TOGETHER = 1 << 16
 """Layouts bounded in one array operation."""
+_BETWEEN_LOOKS = 1024
+"""Rows made between two looks at the clock."""
 _ROUNDING = 1e-9
 
 
@@ -73,11 +75,15 @@ def promising_rows(
             continue
         workloads = [part.workload(execution) for part in request.parts]
         degrees = space.degrees(request.gpus, on_block=on_block)
+        degrees = _worth_expanding(request, workloads, degrees, cutoff_s, on_block)
         for block in _blocks(space, degrees):
             on_block()
             kept, offloaded = _that_may_beat(request, space, workloads, block, cutoff_s)
             for layouts in (kept, offloaded):
-                rows += _rows_below(request, workloads, execution, layouts, cutoff_s)
+                for row in _rows_below(request, workloads, execution, layouts, cutoff_s):
+                    rows.append(row)
+                    if not len(rows) % _BETWEEN_LOOKS:
+                        on_block()
     rows.sort(key=lambda row: row.bound_s)
     return rows
 
@@ -121,6 +127,42 @@ def _space(request: MixedRequest, execution: Execution) -> Space | None:
     )
 
 
+def _most_ranks(request: MixedRequest, layouts: Layout) -> IntArray:
+    """Pipeline ranks that each part has room for, [parts, n]."""
+    stage = np.asarray(layouts.gpus) // np.asarray(layouts.pp)
+    return np.asarray(np.array([part.gpus for part in request.parts])[:, None] // stage)
+
+
+def _has_room(most_ranks: IntArray, layouts: Layout) -> NDArray[np.bool_]:
+    """Whether each part has room for a rank, and all together for as many as there are; [n]."""
+    has_room = np.all(most_ranks >= 1, axis=0)
+    return np.asarray(has_room & (most_ranks.sum(axis=0) >= np.asarray(layouts.pp)))
+
+
+def _worth_expanding(
+    request: MixedRequest,
+    workloads: Sequence[Workload],
+    degrees: Layout,
+    cutoff_s: float,
+    on_block: Callable[[], object],
+) -> Layout:
+    """Degrees of which some layout may beat a price.
+
+    Recomputing modules makes no layer shorter, and neither a ZeRO stage nor what is offloaded changes its
+    time: the pipeline takes as long as without any of these, or longer.
+    """
+    degrees = degrees.take(np.flatnonzero(_has_room(_most_ranks(request, degrees), degrees)))
+    kept = []
+    for start in range(0, degrees.broadcast_shape()[0], _TOGETHER):
+        on_block()
+        rows = np.arange(start, min(start + _TOGETHER, degrees.broadcast_shape()[0]))
+        own = degrees.take(rows)
+        bounds = RowBounds(workloads, own, cutoff_s, is_pipeline_alone=True)
+        least_s = bounds.seconds_at_best(_most_ranks(request, own).astype(np.float64))
+        kept.append(rows[least_s < cutoff_s])
+    return degrees.take(np.concatenate([np.zeros(0, dtype=np.int64), *kept]))
+
+
 def _blocks(space: Space, degrees: Layout) -> Iterator[Layout]:
     """All layouts of the degrees, with the least that each may offload, some at a time."""
     count = degrees.broadcast_shape()[0]
@@ -145,12 +187,10 @@ def _that_may_beat(
     layouts = _legal(workloads, layouts, request.gpus)
     if not layouts.broadcast_shape()[0]:
         return layouts, layouts
-    stage = np.asarray(layouts.gpus) // np.asarray(layouts.pp)
-    most_ranks = np.array([part.gpus for part in request.parts])[:, None] // stage
+    most_ranks = _most_ranks(request, layouts)
     bounds = RowBounds(workloads, layouts, cutoff_s)
-    has_room = np.all(most_ranks >= 1, axis=0) & (most_ranks.sum(axis=0) >= np.asarray(layouts.pp))
     may_beat = bounds.seconds_at_best(most_ranks.astype(np.float64)) < cutoff_s
-    good = np.flatnonzero(has_room & may_beat)
+    good = np.flatnonzero(_has_room(most_ranks, layouts) & may_beat)
     kept = layouts.take(good)
     more = with_more_offloaded(space, workloads, kept, bounds.most_layers[:, good])
     return kept, _legal(workloads, more, request.gpus) if more.broadcast_shape()[0] else more
@@ -297,8 +337,10 @@ class KernelMaker:
             plain.layers + 1 - int(plain.layout.pp),
         )
         for segment, part in zip(plain.segments, plain.parts, strict=True):
-            by_time = limit_s / micro_batches / part.costs(0).layer_s * (1 + _ROUNDING)
-            rooms = part.rooms(amount)[0].by_rank[segment.own]
+            own = part.costs(0)
+            saved_s = own.leading * max(own.layer_s - own.leading_s, 0.0)
+            by_time = (limit_s / micro_batches + saved_s) / own.layer_s * (1 + _ROUNDING)
+            rooms = part.least_rooms(amount)[segment.own]
             if min(rooms) < int(min(by_time, most)):
                 return True
         return False

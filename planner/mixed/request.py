@@ -15,6 +15,8 @@ from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 
+MOST_LEADING = 6
+"""Dense layers before those with experts: ways to lay them on the first ranks double with each."""
 _NOT_MIXED: Mapping[str, object] = {
     "max_cut_use": 1.0,
     "inside_domain": (),
@@ -80,7 +82,7 @@ def read_mixed_request(
     Raises
     ------
     InputError
-        If a name, a file or an option cannot be used, or the model has layers that differ.
+        If a name, a file or an option cannot be used, or the model has layers that take turns.
     """
     spec = cluster if isinstance(cluster, MixedClusterSpec) else read_mixed_cluster(cluster)
     if gpus is not None and gpus != spec.gpus:
@@ -124,13 +126,22 @@ def read_mixed_request(
 
 
 def _refuse_what_no_pipeline_takes(request: PlanRequest) -> None:
-    """Raises InputError for models whose layers differ, and for frameworks without uneven pipelines."""
+    """Raises InputError for models whose layers differ, and for frameworks without uneven pipelines.
+
+    Dense layers before those with experts are taken: their ways over the first ranks are tried one by one.
+    """
     model = request.model
-    alike = not (model.dense_layers and model.moe_layers)
-    if not alike or model.layers_in_group > 1 or model.hybrid_pattern is not None:
+    if model.layers_in_group > 1 or model.hybrid_pattern is not None:
         raise InputError(
-            "a pipeline through a mixed cluster takes layers that are all alike, and this model's are not; "
-            "plan it on one part at a time",
+            "a pipeline through a mixed cluster takes layers that are all alike but for dense ones in front, "
+            "and this model's take turns; plan it on one part at a time",
+            where="model",
+            value=model.name,
+        )
+    if model.moe_layers and model.dense_layers > MOST_LEADING:
+        raise InputError(
+            f"a pipeline through a mixed cluster takes up to {MOST_LEADING} dense layers before those with "
+            f"experts, and this model has {model.dense_layers}; plan it on one part at a time",
             where="model",
             value=model.name,
         )

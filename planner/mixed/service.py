@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import inf
@@ -173,6 +173,7 @@ def _through_parts(
     breakdown_s = {name: float(np.asarray(part)) for name, part in step.parts.items()}
     execution = kernel.execution.of_layout(price.layout)
     memory_gib = mixed_memory_gib(segments, price.stages)
+    leading = _leading_on_ranks(kernel.leading, price.counts)
     ranks, nodes, peak = [], [], 0.0
     stage_gpus = int(price.layout.gpus) // int(price.layout.pp)
     for segment, (part, count) in zip(segments, kernel.composition, strict=True):
@@ -186,6 +187,7 @@ def _through_parts(
                     part=request.name_of(part),
                     device=cluster.device.name,
                     layers=price.counts[rank],
+                    dense_layers=leading[rank],
                     memory_gib=float(memory_gib[rank]),
                     usable_gib=segment.part.limit_gib,
                 )
@@ -212,6 +214,15 @@ def _through_parts(
             "nodes": nodes,
         }
     )
+
+
+def _leading_on_ranks(leading: int, counts: Sequence[int]) -> list[int]:
+    """Dense layers in front of those with experts on each rank of so many layers."""
+    dealt = []
+    for count in counts:
+        dealt.append(min(leading, count))
+        leading -= dealt[-1]
+    return dealt
 
 
 def _band(segments: list[Segment]) -> ErrorBandDoc:

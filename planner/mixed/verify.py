@@ -208,22 +208,31 @@ def _memory_faults(pipeline: _Pipeline) -> Iterator[str]:
     ):
         workload = segment.part.workload
         device, usable_gib = workload.cluster.device.name, usable_hbm_gib(workload)
+        model = workload.model
+        leading = model.dense_layers if model.moe_layers else 0
         for rank, peak_gib in zip(plan.ranks[segment.own], memory_gib, strict=True):
             expected = RankDoc(
                 rank=rank.rank,
                 part=name,
                 device=device,
                 layers=rank.layers,
+                dense_layers=_before(leading, plan.ranks[: rank.rank + 1])
+                - _before(leading, plan.ranks[: rank.rank]),
                 memory_gib=peak_gib,
                 usable_gib=usable_gib,
             )
             yield from _rank_faults(rank, expected)
 
 
+def _before(leading: int, ranks: list[RankDoc]) -> int:
+    """Dense layers in front of those with experts on the first ranks."""
+    return min(leading, sum(rank.layers for rank in ranks))
+
+
 def _rank_faults(rank: RankDoc, expected: RankDoc) -> Iterator[str]:
     if rank.device != expected.device:
         yield f"rank {rank.rank} is on {rank.device}, its part has {expected.device}"
-    for field in ("memory_gib", "usable_gib"):
+    for field in ("dense_layers", "memory_gib", "usable_gib"):
         stated, counted = getattr(rank, field), getattr(expected, field)
         if not _same(stated, counted):
             yield f"rank {rank.rank}: {field} is {stated}, worked out again {counted}"

@@ -113,8 +113,21 @@ def warnings(
         nodes = f" ({number} node{'s' if number > 1 else ''} without a rank)" if number else ""
         yield f"{idle.gpus} of {request.gpus} GPUs{nodes} stay idle: {idle.reason}"
     if request.cluster.assumed:
-        yield f"the cluster's {', '.join(request.cluster.assumed)} are assumed, not stated"
+        are = "is" if len(request.cluster.assumed) == 1 else "are"
+        yield f"the cluster's {', '.join(request.cluster.assumed)} {are} assumed, not stated"
+    model = request.model
+    if (
+        model.position == "learned"
+        and model.max_positions
+        and request.seq_len > model.max_positions
+    ):
+        yield (
+            f"sequences of {request.seq_len:,} tokens are longer than the {model.max_positions:,} positions "
+            f"that {model.name} has learned: a longer table, and so another model, is what trains"
+        )
     experts = request.model.moe is not None
+    if not experts and "moe_dispatch" in request.pins:
+        yield "the pin moe_dispatch changes nothing: the model has no experts"
     best_known = best_measured_mfu(request.cluster.device.name, request.precision, experts=experts)
     reached = predicted.tflops_per_gpu * 1e12 / peak_flops(request.cluster.device, "bf16")
     if best_known is not None and reached > best_known.mfu:

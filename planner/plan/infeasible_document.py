@@ -93,6 +93,11 @@ def _missed_text(conflicting: ConflictingRule) -> str:
     if conflicting.missed_by is None:
         return ""
     if conflicting.unit == "GiB" and conflicting.limit is not None:
+        if conflicting.limit <= 0:
+            needed_gib = conflicting.limit + conflicting.missed_by
+            return (
+                f": the fullest GPU needs at least {needed_gib:.1f} GiB, and nothing is left usable"
+            )
         return (
             f": the fullest GPU needs at least {conflicting.missed_by:.1f} GiB beyond the usable "
             f"{conflicting.limit:.1f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.planner.drawing.quantities import count, percent, seconds
+from meshwright.planner.drawing.quantities import count, counted, percent, seconds
 from meshwright.planner.report.view import (
     COUNT,
     NUMBER,
@@ -88,7 +88,7 @@ def _groups_cost(document: Document) -> View:
 
 
 def _balance(document: Document) -> Pairs:
-    place = f"{count(document['gpus'])} GPUs, {count(document['nodes'])} nodes"
+    place = f"{counted(document['gpus'], 'GPU')}, {counted(document['nodes'], 'node')}"
     balance = f"mean {document['balance_mean']:.4f}, worst layer {document['balance_max']:.4f}"
     gaps = f"gap mean {percent(document['gap_mean'], 2)}, largest {percent(document['gap_max'], 2)}"
     return [

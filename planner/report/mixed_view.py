@@ -114,21 +114,24 @@ def _question(plan: MixedPlan) -> list[tuple[str, str]]:
 
 def _ranks_table(ranks: list[RankDoc]) -> Table:
     """Neighbouring ranks with as many layers on one part together."""
+    has_leading = any(rank.dense_layers for rank in ranks)
     columns = [
         Column("ranks"),
         Column("part"),
         Column("layers each", COUNT),
+        *([Column("dense", COUNT)] if has_leading else []),
         Column("peak", decimals(1), unit="GiB"),
         Column("usable", decimals(1), unit="GiB"),
     ]
     rows = []
-    for _, group in groupby(ranks, key=lambda rank: (rank.part, rank.layers)):
+    for _, group in groupby(ranks, key=lambda rank: (rank.part, rank.layers, rank.dense_layers)):
         own = list(group)
         numbers = str(own[0].rank)
         if len(own) > 1:
             numbers += f"-{own[-1].rank}"
         peak_gib = max(rank.memory_gib for rank in own)
-        rows.append([numbers, own[0].part, own[0].layers, peak_gib, own[0].usable_gib])
+        layers = [own[0].layers, *([own[0].dense_layers] if has_leading else [])]
+        rows.append([numbers, own[0].part, *layers, peak_gib, own[0].usable_gib])
     return Table(columns, rows)
 
 

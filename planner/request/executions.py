@@ -317,12 +317,14 @@ def parse_allow(texts: Iterable[str]) -> tuple[str, ...]:
     return (*ALLOW, *(name for name in names if name in ALLOW_HOST))
 
 
-def check_names(option: str, names: Iterable[str], allowed: tuple[str, ...]) -> None:
-    """Raises InputError for a name of an option that is not allowed."""
+def check_names(
+    option: str, names: Iterable[str], allowed: tuple[str, ...], what: str = "is not known"
+) -> None:
+    """Raises InputError for a name of an option that is not allowed; `what` is said of it."""
     for name in names:
         if name not in allowed:
             raise InputError(
-                "is not known",
+                what,
                 where=option,
                 value=name,
                 did_you_mean=near_miss(name, allowed),

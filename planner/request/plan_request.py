@@ -317,8 +317,13 @@ def _pin(name: str, value: int | str) -> int | str:
 def _within(name: str, value: float, low: float, high: float, meaning: str) -> None:
     if not low <= value <= high:
         raise InputError(
-            f"{name}: {shown(value)} is out of range ({meaning}); allowed: {low:g} to {high:g}"
+            f"{name}: {shown(value)} is out of range ({meaning}); allowed: {_plain(low)} to {_plain(high)}"
         )
+
+
+def _plain(number: float) -> str:
+    """A limit as a user would type it: 16777216, not 1.67772e+07."""
+    return f"{number:.0f}" if number == round(number) else f"{number:g}"
 
 
 def _one_of(name: str, value: object, allowed: Collection[str]) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 from meshwright.costmodel.execution_names import OFFLOADED_MODULES
 from meshwright.costmodel.memory.offloaded_activations import offloads_any
 from meshwright.costmodel.workload import Workload
-from meshwright.errors import InputError, near_miss
+from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_of_stack, planned
+from meshwright.planner.request.executions import check_names
 from meshwright.planner.runs.launches.flags import CommandLine
 
 MODULES = tuple(OFFLOADED_MODULES[-1].split("+"))
@@ -35,15 +36,7 @@ def offloaded_set(modules: Sequence[str], where: str = "run.offload_modules") ->
     InputError
         For a module that has no price, and for attn_proj without core_attn, which Megatron refuses.
     """
-    for module in modules:
-        if module not in MODULES:
-            raise InputError(
-                "not a module whose offloading is priced",
-                where=where,
-                value=module,
-                did_you_mean=near_miss(module, MODULES),
-                allowed=MODULES,
-            )
+    check_names(where, modules, MODULES, "is not a module whose offloading has a price")
     name = "+".join(module for module in MODULES if module in modules) or "none"
     if name not in OFFLOADED_MODULES:
         raise InputError("attn_proj goes with core_attn only: name both", where=where, value=name)

@@ -58,5 +58,5 @@ def test_a_taken_page_is_refused_before_the_plan_is_read(
     name, *options = command
     answer = CliRunner().invoke(main, [name, str(plan), *options, "-o", str(page)])
     assert answer.exit_code == 2
-    assert "page.html is already there" in answer.stderr
+    assert "page.html is already there. Choose another place, remove it," in answer.stderr
     assert page.read_text(encoding="utf-8") == "mine"

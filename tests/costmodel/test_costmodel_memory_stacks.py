@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.constants.stacks import framework_names
+from meshwright.costmodel.constants.stacks import framework_names, stack_constants
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory.activations import activation_bytes_per_layer
+from meshwright.costmodel.memory.activations import activation_bytes_per_layer, saved_activations
 from meshwright.costmodel.memory.footprint import (
     GIB,
     context_gib,
@@ -20,6 +20,8 @@ from meshwright.costmodel.memory.footprint import (
     stage_memory_parts_gib,
 )
 from meshwright.costmodel.memory.profile import memory_profile
+from meshwright.costmodel.memory.states import layer_parameters_on_gpu, table_parameters
+from meshwright.costmodel.memory.transients import transients
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.bounds.memory_fit import MemoryFit
@@ -183,6 +185,36 @@ def test_pipeline_outputs_that_deepspeed_keeps() -> None:
     }
     more = (found["deepspeed"] - found["megatron"]) * GIB
     assert more == pytest.approx([n * 8192 * 4096 * 2 for n in (4, 3, 2, 0)])
+
+
+def test_what_deepspeed_holds_beside_its_shards_by_hand() -> None:
+    """Llama-3 8B, a layer of 218,112,000 with a widest matrix of 2 x 14,336 x 4,096 = 117,440,512.
+
+    Gathered: 500 M that are soon used again, the matrix in use, 50 M and a matrix ahead, and these in their
+    buffer too. Reduced: 500 M, and once more in the order of the ranks. All at 16 bits.
+    """
+    work, layout = workload("llama-3-8b", "deepspeed"), Layout(dp=8, zero_stage=3)
+    extra = transients(work, layout, saved_activations(work, layout))
+    ahead = 50_000_000 + 117_440_512
+    assert extra.gathered == 2 * (500_000_000 + 117_440_512 + ahead + ahead) == 1_904_643_072
+    assert extra.bucket == 2 * (500_000_000 + 500_000_000)
+    alone = transients(work, Layout(zero_stage=3), saved_activations(work, Layout(zero_stage=3)))
+    assert alone.bucket == 2 * 500_000_000
+    smaller = replace(work, bucket_mb=stack_constants(work).gradients_mb(10_000_000))
+    assert transients(smaller, layout, saved_activations(smaller, layout)).bucket == 4 * 10_000_000
+
+
+def test_a_small_model_is_held_whole_and_once_more() -> None:
+    """gpt2-xl over tp 8 has less than the 500 M of a bucket on a rank: no more than all of it is copied."""
+    work, layout = workload("gpt2-xl", "deepspeed"), Layout(tp=8, dp=2, zero_stage=3)
+    extra = transients(work, layout, saved_activations(work, layout))
+    dense, _, _ = layer_parameters_on_gpu(work.model, layout)
+    whole = 48 * float(np.asarray(dense))
+    ahead = min(50_000_000 + 6400 * 1600 / 8, whole)
+    assert whole < 250_000_000
+    assert extra.gathered == pytest.approx(2 * (whole + ahead))
+    table = float(np.asarray(table_parameters(work.model, layout)))
+    assert extra.bucket == pytest.approx(2 * (500_000_000 + whole + table))
 
 
 def test_torchtitan_keeps_a_pipeline_stage_whole() -> None:

@@ -17,7 +17,8 @@ class Level(BaseModel):
 
 class Cluster(BaseModel):
     model_config = {"extra": "forbid"}
-    levels: tuple[Level, ...] | None = None
+    levels: Annotated[tuple[Level, ...], Field(min_length=1, max_length=2)] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=4)] = "a"
 
 
 def test_messages_serve_other_documents() -> None:
@@ -28,10 +29,29 @@ def test_messages_serve_other_documents() -> None:
     assert "c.yaml: levels[1].gpu: unknown field (did you mean 'gpus'?); allowed: gpus" in told
     assert "c.yaml: level: unknown field (did you mean 'levels'?)" in told
     told = validation_message(error.value, "c.yaml", Cluster, ["base"])
-    assert "c.yaml: level: unknown field (did you mean 'levels'?); allowed: base, levels" in told
+    assert "did you mean 'levels'?); allowed: base, levels, name" in told
 
 
 def test_field_paths() -> None:
     assert field_path(("levels", 0, "gpus")) == "levels[0].gpus"
     assert field_path(("a\x1b[31m",)) == r"'a\x1b[31m'"
     assert field_path(()) == ""
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"levels": [{"gpus": 1}] * 3}, "levels: must have at most 2 entries, got a list of 3"),
+        ({"levels": []}, "levels: must have at least 1 entries"),
+        ({"name": "abcde"}, "name: must have at most 4 characters, got 'abcde'"),
+        ({"name": ""}, "name: must have at least 1 characters"),
+    ],
+)
+def test_lengths_are_told_without_the_words_of_a_library(
+    document: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ValidationError) as error:
+        Cluster.model_validate(document)
+    told = validation_message(error.value, "c.yaml", Cluster)
+    assert words in told
+    assert "validation" not in told

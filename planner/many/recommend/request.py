@@ -49,7 +49,7 @@ def read_size_request(
         raise InputError("one target at a time", where="--step-time and --tokens-per-s")
     for name, target in (("--step-time", step_time_s), ("--tokens-per-s", tokens_per_s)):
         if target is not None and not 0 < target < 1e18:
-            raise InputError("must be more than 0", where=name, value=target)
+            raise InputError("must be more than 0 and below 1e18", where=name, value=target)
     return SizeRequest(
         model=model,
         clusters=tuple(dict.fromkeys(clusters)),

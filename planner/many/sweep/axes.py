@@ -60,7 +60,9 @@ def read_axes(text: str | Axes, params: SweepParams | None = None) -> dict[str, 
     count = prod(len(values) for values in axes.values())
     most = (params or SweepParams()).most_plans
     if not 1 <= count <= most:
-        raise InputError(f"has {count} combinations; give 1 to {most}", where="--sweep")
+        # Ranges are read up to one value more than is allowed.
+        said = f"more than {most} combinations" if count > most else "no combination"
+        raise InputError(f"has {said}; give 1 to {most}", where="--sweep")
     return axes
 
 

@@ -14,6 +14,8 @@ from meshwright.planner.runs.launches.launch_run import (
     whole_number,
 )
 
+DEFAULT_BUCKET = 500_000_000
+"""`reduce_bucket_size`; under ZeRO 3 prices know no other (deepspeed/runtime/zero/config.py)."""
 BATCH, MICRO_BATCH = "train_batch_size", "train_micro_batch_size_per_gpu"
 _STEPS = "gradient_accumulation_steps"
 _READ = "zero_optimization bf16 fp16 tensor_parallel activation_checkpointing"
@@ -94,6 +96,8 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
     names = {BATCH, MICRO_BATCH, _STEPS, *_READ.split(), *_HARMLESS.split()}
     unread = unread_keys(document, names)
     unread += unread_keys(zero, _ZERO_READ.split(), "zero_optimization")
+    if settings["zero_stage"] == 3 and bucket not in (None, DEFAULT_BUCKET):
+        unread.append("zero_optimization.reduce_bucket_size")
     unread += unread_keys(offload, _OFFLOAD_READ.split(), "zero_optimization.offload_optimizer")
     return LaunchRun(settings=settings, unread=tuple(unread))
 

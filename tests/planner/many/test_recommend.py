@@ -170,6 +170,7 @@ def test_the_command_writes_table_picture_and_plan(kept: Path, tmp_path: Path) -
         (["--step-time", "1"], 2, "--gpus"),
         (["--gpus", "16", "--step-time", "1", "--tokens-per-s", "1"], 2, "one target"),
         (["--gpus", "16", "--step-time", "0"], 2, "more than 0"),
+        (["--gpus", "16", "--tokens-per-s", "1e30"], 2, "below 1e18"),
         (["--gpus", "16", "--sizes", "8,x"], 2, "'x'"),
         (["--gpus", "16", "--sizes", "0"], 2, "choose 1 to"),
         (["--gpus", "16", "--pin", "tq=1", "--step-time", "9"], 2, "'tq' is not known"),

@@ -42,7 +42,7 @@ def test_ranges_and_lists() -> None:
         ("gpus=8:64:x1", "must rise"),
         ("gpus=64:8:x2", "must rise"),
         ("gpus=many", "must be numbers"),
-        ("gpus=1:100000:+1", "combinations"),
+        ("gpus=1:100000:+1", "more than 512 combinations; give 1 to 512"),
     ],
 )
 def test_what_cannot_be_swept(text: str, words: str) -> None:

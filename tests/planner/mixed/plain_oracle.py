@@ -23,7 +23,7 @@ from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.memory.states import rank_parameters
 from meshwright.costmodel.optimizer_time import optimizer_s
 from meshwright.costmodel.placement import nested_placement
-from meshwright.costmodel.stage_transfers import boundary_s
+from meshwright.costmodel.stage_transfers import boundary_s, tied_tables_s
 from meshwright.costmodel.step_time import make_context, scale_share
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.request.plan_request import PlanRequest
@@ -121,8 +121,8 @@ def step_s(
     exposed = max(context.constants.framework.p2p_exposed for context in contexts)
     p2p_s = handed_s * (m * exposed + pp - 1)
     after = [
-        after_pipeline(context, stages, ranks, sum(loads) / pp)
-        for context, ranks in zip(contexts, own, strict=True)
+        after_pipeline(context, stages, ranks, sum(loads) / pp, across)
+        for context, ranks, across in zip(contexts, own, outside, strict=True)
     ]
     overhead_s = max(context.constants.framework.step_overhead_s for context in contexts)
     share = max(float(np.asarray(scale_share(c.workload, layout, c.constants))) for c in contexts)
@@ -150,28 +150,33 @@ def hand_over(context: Context, gpus: int) -> Context:
 def rank_seconds(context: Context, stages: Stages) -> list[float]:
     """Seconds of each rank and micro-batch, were all of them on this part."""
     costs, layout = costs_of_layers(context), context.layout
-    has_experts = context.workload.model.moe is not None
-    layer_s = float(np.asarray(costs.moe_layer_s if has_experts else costs.dense_layer_s))
-    again_s = float(np.asarray(costs.moe_recompute_s if has_experts else costs.dense_recompute_s))
+    dense = float(np.asarray(costs.dense_layer_s)), float(np.asarray(costs.dense_recompute_s))
+    sparse = float(np.asarray(costs.moe_layer_s)), float(np.asarray(costs.moe_recompute_s))
     full = bool(int(layout.recompute) & Recompute.FULL)
     amount = int(layout.recompute_layers) if full else 0
-    seconds = [count * layer_s + min(amount, count) * again_s for (count,) in stages]
+    moe = context.workload.model.moe
+    seconds, number = [], 0
+    for (count,) in stages:
+        on_rank = 0.0
+        for place in range(count):
+            layer_s, again_s = dense if moe is None or number < moe.dense_layers else sparse
+            on_rank += layer_s + again_s * (place < amount)
+            number += 1
+        seconds.append(on_rank)
     seconds[0] += float(np.asarray(costs.embedding_s))
     seconds[-1] += float(np.asarray(costs.head_s)) + float(np.asarray(costs.mtp_s))
     return seconds
 
 
 def after_pipeline(
-    context: Context, stages: Stages, ranks: slice, window_s: float
+    context: Context, stages: Stages, ranks: slice, window_s: float, across: Context
 ) -> tuple[float, float]:
-    """Exposed gradient traffic and optimizer of a part's fullest rank."""
+    """Exposed gradient traffic, a table on both ends included, and optimizer of a part's fullest rank."""
     shape = (len(stages),)
     dense, expert = (
         float(np.max(np.broadcast_to(np.asarray(kind), shape)[ranks]))
         for kind in rank_parameters(context.workload.model, context.layout, stages)
     )
     traffic = data_parallel_traffic(context, dense, expert)
-    exposed = float(np.asarray(exposed_s(context, traffic, window_s)))
-    if context.workload.model.tied_embeddings:
-        raise ValueError("the oracle prices untied tables only")
+    exposed = float(np.asarray(exposed_s(context, traffic, window_s) + tied_tables_s(across)))
     return exposed, float(np.asarray(optimizer_s(context, dense, expert)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -15,21 +16,30 @@ from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.cluster_specs.mixed import MixedClusterSpec, PartSpec
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.layers.kinds import KindTimes
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.mixed import PlacedPart, Segment, mixed_memory_gib, mixed_step
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.stage_transfers import boundary_s
+from meshwright.model_specs.experts import MoeSpec
+from meshwright.planner.bounds.alike import shared_times
+from meshwright.planner.bounds.packed import packed_context
 from meshwright.planner.mixed.kernel import MixedKernel
+from meshwright.planner.mixed.options import leading_patterns
 from meshwright.planner.mixed.promising import KernelMaker, promising_rows
 from meshwright.planner.mixed.request import MixedRequest, read_mixed_request
+from meshwright.planner.mixed.row_bounds import RowBounds
 from meshwright.planner.mixed.search import MixedParams, MixedSearch
 from meshwright.planner.request.executions import WITHOUT
 from meshwright.planner.request.reader import read_request
+from meshwright.planner.search.request_space import space_of
 from tests.planner.mixed.plain_oracle import least_step_time_s
 from tests.planner.search.test_planner_optimum import request as small_request
 
 CASES = 60
 SOME = (0, 1, 5, 32)
+SLOWLY = MixedParams(first_priced=1, together=12, fewest_beside=1, most_beside=1)
+"""So that models decide, rather than kernels priced beside them."""
 
 
 def other_part(draw: random.Random, cluster: ClusterSpec) -> ClusterSpec:
@@ -94,19 +104,58 @@ def asked(seed: int) -> MixedRequest:
     return MixedRequest(cluster=spec, parts=tuple(own))
 
 
-@cache
-def best_by_brute_force(seed: int) -> float | None:
+def asked_leading(seed: int) -> MixedRequest:
+    """The same with experts behind one to three dense layers, which may be shorter or longer than others."""
+    draw = random.Random(f"leading {seed}")
+    moe = MoeSpec(
+        experts=4,
+        top_k=draw.choice([1, 2]),
+        moe_ffn_hidden=draw.choice([512, 1024, 4096]),
+        shared_experts=draw.choice([0, 1]),
+        dense_layers=draw.choice([1, 2, 2, 3, 3]),
+    )
+    changes = {
+        "moe": moe,
+        "ffn_hidden": draw.choice([1024, 4096, 16384]),
+        "layers": draw.choice([4, 5, 6]),
+        "mtp_layers": draw.choice([0, 0, 1]),
+    }
     request = asked(seed)
+    first, other = (
+        replace(part, model=part.model.model_copy(update=changes)) for part in request.parts
+    )
+    # The ends, which HBM paces, may be faster on one part, and layers on the other.
+    device = other.cluster.device
+    pace = draw.choice([0.3, 1.0, 1.0, 3.0])
+    device = device.model_copy(update={"hbm_gb_per_s": device.hbm_gb_per_s * pace})
+    other = replace(other, cluster=other.cluster.model_copy(update={"device": device}))
+    spec = request.cluster.model_copy(
+        update={
+            "parts": (
+                request.cluster.parts[0],
+                PartSpec(cluster=other.cluster, gpus=other.gpus),
+            )
+        }
+    )
+    return replace(request, cluster=spec, parts=(first, other))
+
+
+@cache
+def best_by_brute_force(seed: int, asked_for: Callable[[int], MixedRequest]) -> float | None:
+    request = asked_for(seed)
     return least_step_time_s(list(request.parts))
 
 
-def compare(seed: int, params: MixedParams) -> None:
-    request = asked(seed)
+def compare(
+    seed: int, params: MixedParams, asked_for: Callable[[int], MixedRequest] = asked
+) -> None:
+    request = asked_for(seed)
     if request.cluster.between_gbps_per_gpu is not None:
         request = replace(
             request, cluster=request.cluster.model_copy(update={"between_gbps_per_gpu": None})
         )
-    outcome, best_s = MixedSearch(request, inf, params=params).run(), best_by_brute_force(seed)
+    outcome = MixedSearch(request, inf, params=params).run()
+    best_s = best_by_brute_force(seed, asked_for)
     if best_s is None:
         assert outcome.status == "infeasible"
         assert outcome.best is None
@@ -126,7 +175,18 @@ def test_the_plan_is_the_best_pipeline_through_both_parts(seed: int) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", [seed for seed in range(CASES) if seed not in SOME])
 def test_the_plan_is_always_the_best_pipeline_through_both_parts(seed: int) -> None:
-    compare(seed, MixedParams(first_priced=1, together=12, fewest_beside=1, most_beside=1))
+    compare(seed, SLOWLY)
+
+
+@pytest.mark.parametrize("seed", SOME)
+def test_dense_layers_in_front_are_dealt_as_well_as_can_be(seed: int) -> None:
+    compare(seed, MixedParams(), asked_leading)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [seed for seed in range(CASES) if seed not in SOME])
+def test_dense_layers_in_front_are_always_dealt_as_well_as_can_be(seed: int) -> None:
+    compare(seed, SLOWLY, asked_leading)
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "gpt2-xl"])
@@ -225,9 +285,10 @@ def test_the_least_bound_in_place_of_the_model_is_worse_in_half_of_the_requests(
     assert worse >= feasible / 2
 
 
+@pytest.mark.parametrize("asked_for", [asked, asked_leading])
 @pytest.mark.parametrize("seed", range(4))
-def test_bounds_are_never_above_prices(seed: int) -> None:
-    request = asked(seed)
+def test_bounds_are_never_above_prices(seed: int, asked_for: Callable[[int], MixedRequest]) -> None:
+    request = asked_for(seed)
     maker = KernelMaker(request)
     rows = promising_rows(request, inf, lambda: None)
     for row in random.Random(seed).sample(rows, min(len(rows), 60)):
@@ -236,9 +297,77 @@ def test_bounds_are_never_above_prices(seed: int) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("asked_for", [asked, asked_leading])
 @pytest.mark.parametrize("seed", range(4, CASES))
-def test_bounds_are_never_above_prices_in_any_case(seed: int) -> None:
-    test_bounds_are_never_above_prices(seed)
+def test_bounds_are_never_above_prices_in_any_case(
+    seed: int, asked_for: Callable[[int], MixedRequest]
+) -> None:
+    test_bounds_are_never_above_prices(seed, asked_for)
+
+
+def test_leading_layers_lie_on_the_first_ranks_in_every_way() -> None:
+    assert leading_patterns(0, 4) == ((),)
+    assert leading_patterns(1, 4) == ((1,),)
+    assert set(leading_patterns(3, 8)) == {(3,), (1, 2), (2, 1), (1, 1, 1)}
+    assert set(leading_patterns(3, 2)) == {(3,), (1, 2), (2, 1)}
+    assert len(leading_patterns(6, 64)) == 2**5
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2", "mixtral-8x7b", "llama-3-8b"])
+@pytest.mark.parametrize("cluster", ["dgx-h100", "dgx-a100", "dgx-b200"])
+def test_recomputing_makes_no_layer_shorter(name: str, cluster: str) -> None:
+    """What dropping degrees before they are expanded rests on, under all executions."""
+    request = read_request(
+        model=name, cluster=cluster, gpus=64, global_batch=256, seq_len=4096, framework="megatron"
+    )
+    looked_at = 0
+    for execution in request.execution_options.executions():
+        space = space_of(request, execution)
+        degrees = space.degrees(request.gpus, on_block=lambda: None)
+        count = degrees.broadcast_shape()[0]
+        if not count or not space.offloads or not space.recompute:
+            continue
+        looked_at += 1
+        some = degrees.take(np.arange(0, count, max(1, count // 64)))
+        workload = request.workload(execution)
+        bounds = RowBounds([workload, workload], some, inf, is_pipeline_alone=True)
+        plain = bounds.seconds_at_best(np.full((2, some.broadcast_shape()[0]), 64.0))
+        variants = space.variants(some)
+        each = variants.broadcast_shape()[0] // some.broadcast_shape()[0]
+        grown = RowBounds([workload, workload], variants, inf, is_pipeline_alone=True)
+        seconds = grown.seconds_at_best(np.full((2, variants.broadcast_shape()[0]), 64.0))
+        assert np.all(np.repeat(plain, each) <= seconds * (1 + 1e-9))
+    assert looked_at
+
+
+def test_the_ends_may_lie_on_other_parts_than_the_layers() -> None:
+    """The bound took both ends on one part, so that a price could lie below it by what they differ in."""
+    request = asked_leading(0)
+    layouts = Layout(
+        tp=np.array([1]), pp=np.array([2]), dp=np.array([2]), num_micro_batches=np.array([4])
+    )
+    first = request.parts[0].workload()
+    device = first.cluster.device
+    other = device.model_copy(
+        update={"name": "other", "hbm_gb_per_s": 3 * device.hbm_gb_per_s, "peak_bf16_tflops": 100.0}
+    )
+    second = replace(first, cluster=first.cluster.model_copy(update={"device": other}))
+    bounds = RowBounds([first, second], layouts, inf, is_pipeline_alone=True)
+    times = [shared_times(packed_context(each, layouts)) for each in (first, second)]
+    embedding_s = [float(np.asarray(t.embedding.seconds)[0]) for t in times if t is not None]
+    head_s = [float(np.asarray(t.head.seconds)[0]) for t in times if t is not None]
+    assert embedding_s[1] < embedding_s[0]
+    assert head_s[0] < head_s[1]
+    split_s = float(bounds.least_ends_s[0])
+    assert split_s <= embedding_s[1] + head_s[0] + 2e-12 + _leading_s(times)
+
+
+def _leading_s(times: list[KindTimes | None]) -> float:
+    """Of all leading layers, on the part that is fastest at them."""
+    own = [float(np.asarray(t.dense.seconds)[0]) for t in times if t is not None and t.dense]
+    moe = asked_leading(0).first.model.moe
+    assert moe is not None
+    return min(own) * moe.dense_layers
 
 
 def test_a_part_of_one_node_is_left_over_its_nic() -> None:

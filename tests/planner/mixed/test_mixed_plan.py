@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from click.testing import CliRunner
 import meshwright
 from meshwright.cli import main
 from meshwright.cluster_specs.mixed import is_mixed_cluster, read_mixed_cluster
+from meshwright.documents.output_files import write_files
 from meshwright.errors import ExitCode, InputError
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.mixed_files import mixed_files
 from meshwright.planner.mixed.verify import mixed_faults
+from meshwright.planner.request.executions import WITHOUT
 
 WORKLOAD = ("--global-batch", "256", "--seq-len", "4096")
 
@@ -171,6 +175,8 @@ def test_a_time_limit_is_kept_and_said(tmp_path: Path) -> None:
         ({"parts": [part("dgx-h100"), part("gb200-nvl72")]}, "nodes have"),
         ({"parts": [part("dgx-h100", 12), part("dgx-a100")]}, "whole number"),
         ({"parts": [part("dgx-h100"), part("dgx-h100")]}, "a name of its own"),
+        ({"parts": []}, "parts: must have at least 2 entries"),
+        ({"parts": [{"base": "dgx-h100"}, part("dgx-a100")]}, "missing.*there is base"),
         ({"parts": [part(7), part("dgx-h100")]}, "catalog name"),
         ({"parts": [part("dgx-h100", -8), part("dgx-a100")]}, "-8"),
         ({"between_gbps_per_gpu": 0}, "between_gbps_per_gpu"),
@@ -187,8 +193,7 @@ def test_files_with_mistakes_are_refused(
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        ("deepseek-v3", (), "all alike"),
-        ("nemotron-h-8b", (), "all alike"),
+        ("nemotron-h-8b", (), "take turns"),
         ("llama-3-8b", ("--framework", "fsdp2"), "which this framework has not"),
         ("llama-3-8b", ("--framework", "deepspeed"), "which this framework has not"),
         ("llama-3-8b", ("--gpus", "64"), "have 128 GPUs together"),
@@ -225,6 +230,58 @@ def test_a_pin_that_no_pipeline_through_parts_keeps_leaves_the_parts_alone(
     assert result.alone.layout is not None
     for name, value in (each.split("=") for each in pin.split(",")):
         assert getattr(result.alone.layout, name) == int(value)
+
+
+def small_deepseek(dense_layers: int) -> ModelSpec:
+    """DeepSeek-V3 with fewer layers and experts."""
+    model = meshwright.read_model("deepseek-v3")
+    assert model.moe is not None
+    moe = model.moe.model_copy(update={"dense_layers": dense_layers, "experts": 32})
+    return model.model_copy(update={"layers": 12, "moe": moe})
+
+
+def test_dense_layers_in_front_go_through_parts_too(tmp_path: Path) -> None:
+    """More GPUs than a part has are pinned."""
+    result = meshwright.plan_mixed(
+        small_deepseek(3),
+        cluster=cluster_file(tmp_path),
+        global_batch=256,
+        seq_len=4096,
+        pin="tp=1,cp=1,pp=5,ep=8,dp=16,etp=1,micro_batch=1",
+        without=WITHOUT,
+    )
+    document = result.document
+    assert document.status == "optimal"
+    assert len(document.runs_on) == 2
+    assert sum(rank.dense_layers for rank in document.ranks) == 3
+    assert document.ranks[0].dense_layers == min(3, document.ranks[0].layers)
+    files = mixed_files(result)
+    assert "--moe-layer-freq '([0]*3+[1]*9)'" in files["launch.sh"]
+    stages = "|".join("t" * rank.layers for rank in document.ranks)
+    flag = files["launch.sh"].split("--pipeline-model-parallel-layout ")[1].split("'")[1]
+    assert _written_out(flag) == f"E{stages}mL"
+    write_files(tmp_path / "out", files)
+    code, text = run("verify", tmp_path / "out")
+    assert code == 0, text
+    code, text = run("explain", tmp_path / "out" / "mixed_plan.yaml")
+    assert code == 0
+    assert "dense" in text
+    first = document.ranks[0].model_copy(update={"dense_layers": 0})
+    changed = document.model_copy(update={"ranks": [first, *document.ranks[1:]]})
+    assert any("dense_layers" in fault for fault in mixed_faults(changed))
+
+
+def _written_out(layout: str) -> str:
+    """A layout of pipeline ranks without its repetitions, as in `(tt|)*2t*3`."""
+    layout = re.sub(r"\(([^)]*)\)\*(\d+)", lambda m: m[1] * int(m[2]), layout)
+    return re.sub(r"(\w)\*(\d+)", lambda m: m[1] * int(m[2]), layout)
+
+
+def test_many_dense_layers_in_front_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="up to 6 dense layers"):
+        meshwright.plan_mixed(
+            small_deepseek(7), cluster=cluster_file(tmp_path), global_batch=256, seq_len=4096
+        )
 
 
 def test_an_offload_that_is_pinned_is_kept_through_parts(tmp_path: Path) -> None:

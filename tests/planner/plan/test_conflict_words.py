@@ -61,3 +61,31 @@ def test_a_toml_file_of_another_program_is_told_as_such(tmp_path: Path) -> None:
     path.write_text("[parallelism]\ntensor_parallel_degree = \n", encoding="utf-8")
     with pytest.raises(InputError, match="cannot be read"):
         read_launch(path)
+
+
+def test_where_nothing_is_left_usable_no_negative_room_is_told() -> None:
+    """It said that a GPU needs 853.4 GiB beyond the usable -847.0."""
+    answer = fastest_plan(replace(asked(), reserve_gib=1000.0)).infeasible
+    assert answer is not None
+    told = next(words for words in answer.conflict if words.startswith("hbm"))
+    assert "and nothing is left usable" in told
+    assert "-" not in told
+
+
+def test_a_dispatcher_that_is_pinned_without_experts_is_said_to_change_nothing() -> None:
+    plan = fastest_plan(asked(pin="moe_dispatch=deepep,tp=2,pp=1,cp=1"))
+    assert "the pin moe_dispatch changes nothing: the model has no experts" in plan.warnings
+    assert "moe_dispatch" not in {need.choice for need in plan.installs}
+
+
+@pytest.mark.parametrize(("seq_len", "warned"), [(1024, False), (2048, True)])
+def test_sequences_longer_than_learned_positions_are_said(seq_len: int, warned: bool) -> None:
+    """gpt2-xl has 1,024 rows of positions; launch files make as many as the sequence has."""
+    pins = {"tp": 1, "pp": 1, "cp": 1, "micro_batch": 1}
+    request = read_request(
+        model="gpt2-xl", cluster="dgx-h100", gpus=8, global_batch=64, seq_len=seq_len, pin=pins
+    )
+    told = [text for text in fastest_plan(request).warnings if "positions" in text]
+    assert bool(told) == warned
+    if warned:
+        assert told[0].startswith("sequences of 2,048 tokens are longer than the 1,024 positions")

@@ -249,7 +249,7 @@ def test_flags_are_read(flags: str, modules: list[str] | None) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--offload-modules mlp_norm", "not a module whose offloading is priced.*mlp_norm"),
+        ("--offload-modules mlp_norm", "not a module whose offloading has a price.*mlp_norm"),
         ("--offload-modules attn_proj", "attn_proj goes with core_attn only"),
         (
             "--offload-modules core_attn --activation-offload-fraction 0.5",

@@ -187,6 +187,23 @@ def test_sharding_within_groups_is_not_sharding_over_all(framework: str, tmp_pat
     assert over_network[0] < over_network[1]
 
 
+@pytest.mark.parametrize(
+    ("stage", "size", "unread"),
+    [(3, 500_000_000, False), (3, 10_000_000, True), (2, 10_000_000, False)],
+)
+def test_a_bucket_that_has_no_price_is_named(
+    stage: int, size: int, unread: bool, tmp_path: Path
+) -> None:
+    """Under ZeRO 3 the bucket takes memory, which is counted with DeepSpeed's own size."""
+    path = tmp_path / "ds_config.json"
+    zero = {"stage": stage, "reduce_bucket_size": size}
+    document = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    read = read_launch(path)
+    assert ("zero_optimization.reduce_bucket_size" in read.unread) == unread
+    assert read.settings.get("bucket_parameters") == (size if stage == 2 else None)
+
+
 MEGATRONS = [
     name for name in catalog_names() if not load_catalog_model(name).mamba_beside_attention
 ]
