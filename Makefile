@@ -22,7 +22,7 @@ help:
 	@echo "make attack    20 minutes of random layouts and changed requests against what plans prove"
 	@echo "make slow      the suites that take minutes each, half of their longest"
 	@echo "make soak      all of their cases"
-	@echo "make coverage  lines of the rules, the cost model, the search and its bounds that the tests run (installs into .measure)"
+	@echo "make coverage  lines of the rules, the cost model, the search, its bounds and mixed clusters that the tests run (installs into .measure)"
 	@echo "make mutants   400 small faults in the rules: how many the tests notice (installs into .measure)"
 	@echo "make lint | types | unit    one of them"
 	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
@@ -83,7 +83,7 @@ benchmarks: $(DEV_READY)
 	$(BIN)/python -m benchmarks.batch_speed $(RESULTS)/batch 50 1 | tee $(RESULTS)/batch.md
 
 MEASURE := .measure
-COVERED := constraints costmodel planner/search planner/bounds
+COVERED := constraints costmodel planner/search planner/bounds planner/mixed
 
 coverage: $(MEASURE)/.ready
 	$(MEASURE)/bin/python -m coverage run -m pytest -m "not soak and $(APART)" \

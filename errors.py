@@ -14,6 +14,8 @@ import difflib
 from collections.abc import Collection, Iterable
 from enum import IntEnum
 from itertools import islice
+from numbers import Integral
+from os import PathLike
 from typing import ClassVar
 
 LONGEST_VALUE = 80
@@ -113,6 +115,20 @@ def shown(value: object) -> str:
     if isinstance(value, list | tuple | set):
         return f"a list of {len(value)} items"
     return repr(value) if isinstance(value, float) else f"a {type(value).__name__}"
+
+
+def require_whole(name: str, value: object) -> None:
+    """Raises InputError for what is no whole number; True and 8.0 are none."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError("is not a whole number", where=name, value=value)
+
+
+def given_path(value: object, where: str) -> str:
+    """The text of a name or a path. Raises InputError for anything else, such as a number or bytes."""
+    text = value.__fspath__() if isinstance(value, PathLike) else value
+    if not isinstance(text, str):
+        raise InputError("must be a name or a path", where=where, value=type(value).__name__)
+    return text
 
 
 def listed(choices: Collection[str]) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from meshwright.cluster_specs.naming import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.uplinks import Key, Uplink, free_of, uplinks
-from meshwright.errors import InputError, shown, suggestion
+from meshwright.errors import InputError, require_whole, shown, suggestion
 
 
 def check_gpus(cluster: ClusterSpec, gpus: int) -> None:
     """Raises InputError, with both numbers, if the cluster has not that many GPUs."""
+    require_whole("gpus", gpus)
     if not 1 <= gpus <= cluster.gpus:
         raise InputError(
             f"gpus: {shown(gpus)} asked for, but cluster {cluster.name!r} has {cluster.gpus}; "

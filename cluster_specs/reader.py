@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -25,7 +25,7 @@ from meshwright.cluster_specs.schema import (
 )
 from meshwright.documents.reader import LARGE_FILE_BYTES, is_file, read_mapping
 from meshwright.documents.validation import validation_message
-from meshwright.errors import InputError, near_miss, shown
+from meshwright.errors import InputError, given_path, near_miss, shown
 
 MOST_NODES = 131_072
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
@@ -68,7 +68,11 @@ def read_cluster(
     >>> read_cluster("dgx-h100").gpus_per_node
     8
     """
-    spec = cluster if isinstance(cluster, ClusterSpec) else _named_or_in_file(fspath(cluster))
+    spec = (
+        cluster
+        if isinstance(cluster, ClusterSpec)
+        else _named_or_in_file(given_path(cluster, "cluster"))
+    )
     if gpus is not None:
         check_gpus(spec, gpus)
     return spec

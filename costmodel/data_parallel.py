@@ -48,7 +48,9 @@ class _Pass(NamedTuple):
     bucket_s: Floats
 
 
-def data_parallel_traffic(c: Context, dense: Floats, expert: Floats) -> DataParallelTraffic:
+def data_parallel_traffic(
+    c: Context, dense: Floats, expert: Floats, bucket: Floats | None = None
+) -> DataParallelTraffic:
     """Gradient reduction and parameter gathering over data-parallel groups in one step.
 
     ZeRO 0 all-reduces gradients; 1 and 2 reduce-scatter them and gather parameters (Rajbhandari et al. 2020,
@@ -65,16 +67,18 @@ def data_parallel_traffic(c: Context, dense: Floats, expert: Floats) -> DataPara
         Workload, layouts, placements and links.
     dense, expert : float or array
         Parameters on one GPU before data-parallel sharding, at least 0.
+    bucket : float or array, optional
+        Parameters that are reduced together, above 0, in place of the stack's own number.
 
     Returns
     -------
     DataParallelTraffic
     """
-    return _traffic(c, _groups(c, dense, expert))
+    return _traffic(c, _groups(c, dense, expert, bucket))
 
 
 def traffic_by_kind(
-    c: Context, dense: Floats, expert: Floats
+    c: Context, dense: Floats, expert: Floats, bucket: Floats | None = None
 ) -> list[tuple[DataParallelTraffic, NDArray[np.bool_]]]:
     """`data_parallel_traffic` of dense parameters alone, and of those of experts where there are any.
 
@@ -86,6 +90,8 @@ def traffic_by_kind(
         Workload, layouts, placements and links.
     dense, expert : float or array
         Parameters on one GPU before data-parallel sharding, at least 0.
+    bucket : float or array, optional
+        As `data_parallel_traffic` takes it, above 0.
 
     Returns
     -------
@@ -93,7 +99,7 @@ def traffic_by_kind(
         For each kind its traffic, and whether that is in proportion to its parameters from these numbers
         on: they fill their buckets.
     """
-    groups = _groups(c, dense, expert)
+    groups = _groups(c, dense, expert, bucket)
     return [
         (_traffic(c, [group]), np.asarray(group.parameters >= np.asarray(group.bucket)))
         for group in groups
@@ -170,12 +176,17 @@ def passes_of_a_step(c: Context) -> tuple[Floats, Floats]:
     return gathers, np.where(stage >= 2, often, 1)
 
 
-def exposed_s(c: Context, traffic: DataParallelTraffic, window_s: Floats) -> Floats:
+def exposed_s(
+    c: Context,
+    traffic: DataParallelTraffic,
+    window_s: Floats,
+    windows: NDArray[np.float64] | None = None,
+) -> Floats:
     """Data-parallel seconds that compute does not hide.
 
     Passes of each micro-batch hide under all of them. Else gradients are reduced, and parameters gathered,
-    next to one micro-batch, or to what `_windows` says of several chunks, and the last bucket stays exposed.
-    Both slow the compute that runs beside.
+    next to one micro-batch, or to what `hiding_windows` says of several chunks, and the last bucket stays
+    exposed. Both slow the compute that runs beside.
 
     docs/cost_model.md, "The step", has the sources.
 
@@ -187,20 +198,24 @@ def exposed_s(c: Context, traffic: DataParallelTraffic, window_s: Floats) -> Flo
         Of the same layouts.
     window_s : float or array
         What a rank computes per micro-batch, seconds, at least 0.
+    windows : array of float, optional
+        `hiding_windows(c)`, where the caller has them.
 
     Returns
     -------
     float or array
         Seconds of a step.
     """
-    beside = _windows(c) * window_s
+    beside = (hiding_windows(c) if windows is None else windows) * window_s
     longer = np.maximum(traffic.seconds - beside, traffic.tail_s)
     slow_down = c.constants.framework.dp_interference
     exposed: Floats = longer + slow_down * np.minimum(traffic.seconds, beside)
     return exposed
 
 
-def largest_useful_window_s(c: Context, traffic: DataParallelTraffic) -> Floats:
+def largest_useful_window_s(
+    c: Context, traffic: DataParallelTraffic, windows: NDArray[np.float64] | None = None
+) -> Floats:
     """The window beyond which `exposed_s` no longer falls.
 
     docs/cost_model.md, "The step", has the sources.
@@ -211,22 +226,35 @@ def largest_useful_window_s(c: Context, traffic: DataParallelTraffic) -> Floats:
         Workload and layouts.
     traffic : DataParallelTraffic
         Of the same layouts.
+    windows : array of float, optional
+        `hiding_windows(c)`, where the caller has them.
 
     Returns
     -------
     float or array
         Seconds.
     """
-    window: Floats = (traffic.seconds - traffic.tail_s) / np.maximum(_windows(c), 1.0)
+    windows = hiding_windows(c) if windows is None else windows
+    window: Floats = (traffic.seconds - traffic.tail_s) / np.maximum(windows, 1.0)
     return window
 
 
-def _windows(c: Context) -> NDArray[np.float64]:
+def hiding_windows(c: Context) -> NDArray[np.float64]:
     """Micro-batches that the traffic of a step can hide under.
 
     Of several chunks, the last one's gradients leave first, while the chunks before it still work through
     the last group of min(p, m) micro-batches: (v - 1) / v of these (megatron/core/pipeline_parallel/
     schedules.py, forward_backward_pipelining_with_interleaving, grad_sync_func and param_sync_func).
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts and constants.
+
+    Returns
+    -------
+    array of float
+        Shaped like the layouts.
     """
     layout = c.layout
     fsdp = np.asarray(layout.zero_stage) == 3
@@ -281,7 +309,9 @@ def bucket_parameters(workload: Workload, framework: FrameworkConstants, layout:
     return size
 
 
-def _groups(c: Context, dense: Floats, expert: Floats) -> list[_Group]:
+def _groups(
+    c: Context, dense: Floats, expert: Floats, bucket: Floats | None = None
+) -> list[_Group]:
     """Dense and expert parameters, with their buckets.
 
     Megatron's hold max(40 M, 1 M dp) parameters, or what `--ddp-bucket-size` says (megatron/core/distributed/
@@ -291,8 +321,10 @@ def _groups(c: Context, dense: Floats, expert: Floats) -> list[_Group]:
     framework = c.constants.framework
     of_dense, of_expert = (np.asarray(x) for x in optimizer_shards(c.layout))
     layer, rest, experts = layer_parameters_on_gpu(c.workload.model, c.layout)
-    if not framework.bucket_parameters:
-        size: Floats = np.maximum(layer, rest)
+    if bucket is not None:
+        size: Floats = bucket
+    elif not framework.bucket_parameters:
+        size = np.maximum(layer, rest)
     elif framework.bucket_parameters_per_rank and not c.workload.overlap.dp:
         size = np.inf
     else:

@@ -13,11 +13,12 @@ from below over all splits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.bucket_sizes import LEAST_GAIN, open_traffic
 from meshwright.costmodel.constants.calibrated import calibrated_constants
 from meshwright.costmodel.constants.rates import (
     Constants,
@@ -29,6 +30,7 @@ from meshwright.costmodel.data_parallel import (
     broadcast_latency_s,
     data_parallel_traffic,
     exposed_s,
+    hiding_windows,
     largest_useful_window_s,
 )
 from meshwright.costmodel.layers.context import Context
@@ -78,7 +80,8 @@ class _Step(NamedTuple):
     dense: Floats
     """Parameters on the rank that has most, before data-parallel sharding."""
     expert: Floats
-    traffic: DataParallelTraffic
+    traffic: tuple[DataParallelTraffic, ...]
+    """With the framework's own buckets, and where there is a choice with others (`open_traffic`)."""
     broadcast_s: Floats
     share: Floats
     """Bubble share of the schedule, of all its flushes."""
@@ -124,7 +127,8 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
     Pipeline: the busiest rank works through all m micro-batches, and waits for the others' virtual stages to
     fill and drain, T = m max_r t_r + x (sum_r t_r - max_r t_r) / vpp, where x is the schedule's bubble share
     (`schedules.bubble_share`; 1 for 1F1B: Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Ranks in
-    step lose m times `schedules.pace_excess_s` besides.
+    step lose m times `schedules.pace_excess_s` besides. Where the size of gradient buckets is to choose, one
+    other than the framework's own counts if it saves `LEAST_GAIN` of the step.
 
     Parameters
     ----------
@@ -152,8 +156,16 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
     }
     dense, expert = (np.max(x) for x in rank_parameters(c.workload.model, c.layout, stages))
     pace_s = pace_excess_s(chunk_loads(c, times, stages), c.layout.schedule)
-    step = _holding(c, times, dense, expert)._replace(pace_excess_s=pace_s)
-    return _compose(c, worst, np.sum(loads, axis=-1), step)
+    step = _holding(c, times, dense, expert, open_traffic(c, dense, expert))
+    step = step._replace(pace_excess_s=pace_s)
+    work = np.sum(loads, axis=-1)
+    own, *others = (exposed_s(c, sent, work / np.asarray(c.layout.pp)) for sent in step.traffic)
+    priced = _compose(c, worst, work, step, own)
+    if not others:
+        return priced
+    other = _compose(c, worst, work, step, np.min(others[0], axis=0))
+    pays = np.asarray(other.seconds) <= (1.0 - LEAST_GAIN) * np.asarray(priced.seconds)
+    return _where(pays, other, priced)
 
 
 def _of_rank(by_rank: NDArray[np.float64], rank: NDArray[np.int64]) -> Floats:
@@ -168,11 +180,14 @@ def optimistic_step(
     c: Context,
     times: KindTimes | None = None,
     busiest_s: Floats = 0.0,
-    traffic: DataParallelTraffic | None = None,
+    traffic: tuple[DataParallelTraffic, ...] = (),
     *,
     any_relief: bool = False,
 ) -> StepTime:
     """Never above `exact_step` of the same layouts under any split, if the placement is a bound too.
+
+    Where the size of gradient buckets is to choose, that holds for the framework's own size; with any other
+    size no split is faster than this by `LEAST_GAIN` or more.
 
     A split with more work in all than the least hides more data-parallel traffic, which can outweigh what it
     adds to the bubble (vpp > pp, or ZeRO-3 in a pipeline). Up to a mean as large as the busiest rank the time
@@ -188,9 +203,10 @@ def optimistic_step(
         `kind_times(c)`, where the caller has them.
     busiest_s : float or array, shape [n]
         A lower bound on the seconds of the slowest rank and micro-batch, where the caller knows one.
-    traffic : DataParallelTraffic, optional
-        In place of the layouts' own. Where it is the least of several numbers of shard groups, and the
-        layouts have the fewest, the step is a bound for each of them: more groups only hold larger shards.
+    traffic : tuple of DataParallelTraffic
+        In place of the layouts' own, as `bucket_sizes.open_traffic` has it. Where it is the least of
+        several numbers of shard groups, and the layouts have the fewest, the step is a bound for each of
+        them: more groups only hold larger shards.
     any_relief : bool
         Whether the step is to be a bound for the same layouts with modules recomputed, or more of the
         optimizer offloaded, too. A slower layer hides more of the transfers between virtual stages: these
@@ -209,19 +225,43 @@ def optimistic_step(
         step = step._replace(chunk_s=np.inf)
     pp = np.asarray(c.layout.pp)
     waits = step.share / c.layout.vpp
-    useful = largest_useful_window_s(c, step.traffic) * pp
-    kink = np.clip(useful, least_work, np.maximum(busiest * pp, least_work))
+    most_work, windows = np.maximum(busiest * pp, least_work), hiding_windows(c)
 
-    def cost(work: Floats) -> Floats:
-        """What depends on the work of all ranks: the bubble, and the traffic that stays exposed."""
-        return work * waits + exposed_s(c, step.traffic, work / pp)
+    def least_of(sent: DataParallelTraffic) -> tuple[Any, ...]:
+        """What depends on the work of all ranks (the bubble, and the traffic that stays exposed), that work,
+        and that traffic.
+        """
+        useful = largest_useful_window_s(c, sent, windows) * pp
+        amounts = (least_work, np.clip(useful, least_work, most_work))
+        each = [(work, exposed_s(c, sent, work / pp, windows)) for work in amounts]
+        first, second = ((work * waits + exposed, work, exposed) for work, exposed in each)
+        is_less = second[0] < first[0]
+        return tuple(np.where(is_less, new, old) for new, old in zip(second, first, strict=True))
 
-    work = np.where(cost(kink) < cost(least_work), kink, least_work)
-    return _compose(c, {"ranks": busiest}, work, step)
+    own_s, work, exposed = least_of(step.traffic[0])
+    own = _compose(c, {"ranks": busiest}, work, step, exposed)
+    if len(step.traffic) == 1:
+        return own
+    by_size = least_of(step.traffic[1])
+    best = np.argmin(by_size[0], axis=0)[None]
+    other_s, work, exposed = (np.take_along_axis(x, best, axis=0)[0] for x in by_size)
+    saved_s = (own_s - other_s) * (1.0 + scale_share(c.workload, c.layout, c.constants))
+    pays = saved_s >= LEAST_GAIN * np.asarray(own.seconds)
+    if not np.any(pays):
+        return own
+    return _where(pays, _compose(c, {"ranks": busiest}, work, step, exposed), own)
+
+
+def _where(first: NDArray[np.bool_], step: StepTime, other: StepTime) -> StepTime:
+    """Entry by entry one of two steps."""
+    return StepTime(
+        {name: np.where(first, step.parts[name], other.parts[name]) for name in step.parts}
+    )
 
 
 def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats) -> StepTime:
-    """Never above `exact_step` of a split with this busiest rank and this work in all.
+    """Never above `exact_step` of a split with this busiest rank and this work in all, with any size of
+    gradient buckets.
 
     Parameters are spread evenly over the ranks, and ranks in step lose nothing on uneven chunks. Linear in
     `busiest_s`.
@@ -244,18 +284,20 @@ def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats)
     StepTime
         Seconds by part, arrays of shape [n].
     """
-    return _compose(c, {"ranks": busiest_s}, work_s, _with_parameters_spread(c, times))
+    step = _with_parameters_spread(c, times)
+    return _compose(c, {"ranks": busiest_s}, work_s, step, _least_exposed_s(c, step, work_s))
 
 
 def _with_parameters_spread(
-    c: Context, times: KindTimes, traffic: DataParallelTraffic | None = None
+    c: Context, times: KindTimes, traffic: tuple[DataParallelTraffic, ...] = ()
 ) -> _Step:
     """A step in which the rank with most parameters has as few as any split allows.
 
     Traffic that is given stands for all that data parallelism sends.
     """
     dense, expert = rank_parameters(c.workload.model, c.layout, None)
-    return _holding(c, times, dense, expert, traffic)
+    step = _holding(c, times, dense, expert, traffic or open_traffic(c, dense, expert))
+    return step._replace(broadcast_s=0.0) if traffic else step
 
 
 def _holding(
@@ -263,15 +305,15 @@ def _holding(
     times: KindTimes,
     dense: Floats,
     expert: Floats,
-    traffic: DataParallelTraffic | None = None,
+    traffic: tuple[DataParallelTraffic, ...] = (),
 ) -> _Step:
     """A step in which the rank with most parameters has these."""
     return _Step(
         chunk_s=cheapest_layer_s(times),
         dense=dense,
         expert=expert,
-        traffic=traffic or data_parallel_traffic(c, dense, expert),
-        broadcast_s=0.0 if traffic else broadcast_latency_s(c),
+        traffic=traffic or (data_parallel_traffic(c, dense, expert),),
+        broadcast_s=broadcast_latency_s(c),
         share=c.workload.flushes * layer_bubble_share(c, times),
     )
 
@@ -300,18 +342,33 @@ def step_of_loads(
         Seconds by part, floats or arrays of shape [k].
     """
     step = _holding(c, times, held.dense, held.expert)._replace(crossing=held.crossing)
-    return _compose(c, worst, work_s, step)
+    return _compose(c, worst, work_s, step, _least_exposed_s(c, step, work_s))
 
 
-def _compose(c: Context, worst: Parts, work: Floats, step: _Step) -> StepTime:
-    """The step from the parts of the busiest rank and the `work` of all ranks, per micro-batch."""
+def _least_exposed_s(c: Context, step: _Step, work_s: Floats) -> Floats:
+    """With the best size of buckets, for work of a shape that the layouts' broadcasts to."""
+    window_s = work_s / np.asarray(c.layout.pp)
+    own, *others = step.traffic
+    least = exposed_s(c, own, window_s)
+    for of_sizes in others:
+        columns = zip(np.asarray(of_sizes.seconds), np.asarray(of_sizes.tail_s), strict=True)
+        for seconds, tail_s in columns:
+            sent = DataParallelTraffic(seconds, tail_s)
+            least = np.minimum(least, exposed_s(c, sent, window_s))
+    return least
+
+
+def _compose(c: Context, worst: Parts, work: Floats, step: _Step, exposed: Floats) -> StepTime:
+    """The step from the parts of the busiest rank and the `work` of all ranks, per micro-batch, with the
+    seconds that its data-parallel traffic leaves `exposed`.
+    """
     layout, across = c.layout, step.crossing or c
-    m, pp, vpp = (np.asarray(x) for x in (layout.num_micro_batches, layout.pp, layout.vpp))
+    m, vpp = np.asarray(layout.num_micro_batches), np.asarray(layout.vpp)
     busiest = total(worst)
     parts: Parts = {name: seconds * m for name, seconds in worst.items()}
     parts["pipeline_bubble"] = step.share * (work - busiest) / vpp + m * step.pace_excess_s
     parts["pipeline_p2p"] = pipeline_p2p_s(across, step.chunk_s)
-    parts["dp_comm"] = exposed_s(c, step.traffic, work / pp) + tied_tables_s(across)
+    parts["dp_comm"] = exposed + tied_tables_s(across)
     parts["dp_comm"] = parts["dp_comm"] + step.broadcast_s
     parts["optimizer"] = optimizer_s(c, step.dense, step.expert)
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest

@@ -103,6 +103,8 @@ class Workload:
     bucket_mb: float | None = None
     """Gradients that are reduced together, MB of 10^6 bytes, above 0; None for the software stack's own.
     Counts where the stack has buckets of a set size."""
+    chooses_buckets: bool = False
+    """Whether a layout may have buckets of another size where that saves enough (`bucket_sizes`)."""
     flushes: int = 1
     """Times that the pipeline fills and drains in a step."""
     calibration: Calibration | None = None

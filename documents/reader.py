@@ -56,10 +56,18 @@ def read_text(path: Path, largest_bytes: int = SMALL_FILE_BYTES) -> str:
 
 def _bytes_of(path: Path, where: str, byte_count: int) -> bytes:
     if not path.is_file():
-        kind = "this is a directory, not a file" if path.is_dir() else "no such file"
-        raise InputError(kind, where=where)
+        raise InputError(_why_unreadable(path), where=where)
     with path.open("rb") as file:
         return file.read(byte_count)
+
+
+def _why_unreadable(path: Path) -> str:
+    """What a path is that is no file."""
+    if path.is_dir():
+        return "this is a directory, not a file"
+    if path.exists():
+        return "this is a pipe or a device, not a file: write what it gives to a file first"
+    return "no such file"
 
 
 def is_file(text: str) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from meshwright.documents.reader import is_file, path_text, read_mapping
 from meshwright.documents.validation import validation_message
-from meshwright.errors import InputError, near_miss
+from meshwright.errors import InputError, given_path, near_miss
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.huggingface import is_huggingface_config, model_from_huggingface
 from meshwright.model_specs.schema import ModelSpec
@@ -47,7 +47,7 @@ def read_model(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
     """
     if isinstance(model, ModelSpec):
         return model
-    text = fspath(model)
+    text = given_path(model, "model")
     if text in catalog_names():
         return load_catalog_model(text)
     path = Path(text)

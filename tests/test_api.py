@@ -100,3 +100,28 @@ def test_the_page_of_examples_runs(
     assert [row["gpus"] for row in names["rows"]] == [8, 16, 32]
     assert (tmp_path / "scaling.svg").is_file()
     assert "did you mean 'llama-3-8b'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": 3}, "model: must be a name or a path, got 'int'"),
+        ({"model": {"layers": 2}}, "model: must be a name or a path, got 'dict'"),
+        ({"cluster": None}, "cluster: must be a name or a path"),
+        ({"cluster": b"dgx-h100"}, "cluster: must be a name or a path, got 'bytes'"),
+        ({"gpus": "8"}, "gpus: is not a whole number, got '8'"),
+        ({"gpus": 8.0}, "gpus: is not a whole number, got 8.0"),
+        ({"gpus": True}, "gpus: is not a whole number, got true"),
+        ({"global_batch": None}, "global_batch: is not a whole number, got null"),
+        ({"seq_len": 4096.5}, "seq_len: is not a whole number"),
+        ({"reserve_gib": "2"}, "reserve_gib: is not a number, got '2'"),
+        ({"pin": ["tp=2"]}, "pin: must be a text such as tp=8,pp=4, or a mapping"),
+    ],
+)
+def test_values_of_a_wrong_type_are_refused_in_words(changes: dict[str, Any], words: str) -> None:
+    """They ended in a TypeError of Python's own, or were taken for numbers."""
+    asked: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 8}
+    asked |= {"global_batch": 64, "seq_len": 4096} | changes
+    with pytest.raises(meshwright.InputError) as raised:
+        meshwright.plan(asked.pop("model"), **asked)
+    assert words in str(raised.value)

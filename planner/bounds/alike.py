@@ -5,17 +5,18 @@ Many layouts share their degrees, and many mappings differ only in where other g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.bucket_sizes import size_range
 from meshwright.costmodel.data_parallel import DataParallelTraffic, data_parallel_traffic
 from meshwright.costmodel.estimate import LayerCosts, costs_of_layers
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.layout import Floats, Layout, Placement
 from meshwright.costmodel.memory.states import rank_parameters
 
 IntArray = NDArray[np.int64]
@@ -130,23 +131,72 @@ def shared_costs(context: Context) -> LayerCosts:
     return LayerCosts(*(column[back] for column in columns))
 
 
-def shared_traffic(context: Context) -> DataParallelTraffic:
-    """Data-parallel traffic under mappings, priced once for those that it cannot tell apart.
+def shared_traffic(context: Context, groups: Sequence[str] = ()) -> tuple[DataParallelTraffic, ...]:
+    """Data-parallel traffic, priced once for layouts that it cannot tell apart.
 
     Parameters
     ----------
     context
         Layouts [n] and their placements.
+    groups
+        `GROUPS_OF_TRAFFIC` where placements do not follow from the layouts.
 
     Returns
     -------
-    DataParallelTraffic
-        Of parameters spread evenly over the ranks, seconds, [n].
+    tuple of DataParallelTraffic
+        Of parameters spread evenly over the ranks, seconds, [n]; as `bucket_sizes.open_traffic` has it.
     """
     fields = (*OF_TRAFFIC, "shard_groups")
-    first, back = rows_by_value(context.layout, fields, context.placement, GROUPS_OF_TRAFFIC)
-    few = rows_of_context(context, first)
-    dense, expert = rank_parameters(few.workload.model, few.layout, None)
-    traffic = data_parallel_traffic(few, dense, expert)
-    columns = (np.broadcast_to(np.asarray(column), first.shape) for column in traffic)
+    first, back = rows_by_value(context.layout, fields, context.placement, groups)
+
+    def traffic_of(part: Context, size: Floats | None) -> DataParallelTraffic:
+        dense, expert = rank_parameters(part.workload.model, part.layout, None)
+        return data_parallel_traffic(part, dense, expert, size)
+
+    return joined_traffic(rows_of_context(context, first), traffic_of, back)
+
+
+def joined_traffic(
+    context: Context,
+    traffic_of: Callable[[Context, Floats | None], DataParallelTraffic],
+    back: IntArray,
+) -> tuple[DataParallelTraffic, ...]:
+    """Traffic of layouts from that of distinct ones, with each size of gradient buckets.
+
+    Parameters
+    ----------
+    context
+        Distinct layouts [k] and their placements.
+    traffic_of
+        Of some of the layouts [m] with each of some sizes [sizes, m] of buckets, or less than with any of
+        them, arrays [..., m]; None for the framework's own.
+    back
+        Which of the distinct layouts each layout is, [n].
+
+    Returns
+    -------
+    tuple of DataParallelTraffic
+        As `bucket_sizes.open_traffic` has it, seconds, [n].
+    """
+    sizes, count = size_range(context), context.layout.broadcast_shape()
+    own = _rows_of_traffic(traffic_of(context, None), count, back)
+    if sizes is None:
+        return (own,)
+    chooses = np.flatnonzero(sizes.is_open)
+    _, size = sizes.rows(chooses).others()
+    with_others = traffic_of(rows_of_context(context, chooses), size)
+    rows = np.flatnonzero(sizes.is_open[back])
+    among = np.cumsum(sizes.is_open) - 1
+    columns = []
+    for of_own, of_others in zip(own, with_others, strict=True):
+        column = np.repeat(np.asarray(of_own)[None], len(np.asarray(of_others)), axis=0)
+        column[:, rows] = np.asarray(of_others)[:, among[back[rows]]]
+        columns.append(column)
+    return own, DataParallelTraffic(*columns)
+
+
+def _rows_of_traffic(
+    traffic: DataParallelTraffic, count: tuple[int, ...], back: IntArray
+) -> DataParallelTraffic:
+    columns = (np.broadcast_to(np.asarray(column), count) for column in traffic)
     return DataParallelTraffic(*(column[back] for column in columns))

@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.data_parallel import DataParallelTraffic
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory.split_bounds import PeakBounds, peak_bounds
 from meshwright.costmodel.pipeline.schedules import has_trait
@@ -134,8 +135,11 @@ class CostModelPricing:
         for part in np.array_split(np.arange(count), max(1, -(-count // self._params.chunk))):
             chunk = layouts.take(part)
             context = packed_context(self._workload, chunk)
-            least = any(several) and count
-            traffic = least_group_traffic(context, numbers_of_groups) if least else None
+            traffic: tuple[DataParallelTraffic, ...] = ()
+            if count and any(several):
+                traffic = least_group_traffic(context, numbers_of_groups)
+            elif count:
+                traffic = shared_traffic(context)
             times, pace_s = shared_times(context), np.zeros(len(part))
             if times is not None and not any_schedule:
                 pace_s = least_level_pace_s(self._workload, chunk, chunk_times(context, times))
@@ -257,7 +261,7 @@ class CostModelPricing:
             busiest_s = busiest_in_rooms_s(context, times, layouts, mapped.counts, self._limit_gib)
             fits = np.isfinite(busiest_s)
             slowest_s = np.where(fits, busiest_s, 0.0)
-            traffic = shared_traffic(context)
+            traffic = shared_traffic(context, GROUPS_OF_TRAFFIC)
             seconds = optimistic_step(context, times, slowest_s, traffic).seconds
             bound = np.where(fits, np.asarray(seconds, dtype=np.float64), np.inf)
             if numbers_of_groups and self._workload.max_cut_use >= 1:

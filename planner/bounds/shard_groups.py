@@ -1,7 +1,9 @@
 """Numbers of shard groups: which can be best, and the least that any of them sends.
 
 More groups hold larger shards: they need more memory, and their optimizers take longer. A number of groups
-is worth having only if it sends less than every divisor of it. Divisors are legal wherever it is.
+is worth having only if it sends less than every divisor of it. Divisors are legal wherever it is. Where the
+size of gradient buckets is to choose, it is worth having if that is so with some size: with every other size
+a divisor of it is as fast with that size.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.bucket_sizes import size_range
 from meshwright.costmodel.data_parallel import DataParallelTraffic, traffic_by_kind
 from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layout import Ints, Placement
+from meshwright.costmodel.layout import Floats, Ints, Placement
 from meshwright.costmodel.memory.states import rank_parameters
 from meshwright.planner.bounds.alike import (
     GROUPS_OF_TRAFFIC,
     OF_TRAFFIC,
+    joined_traffic,
     rows_by_value,
     rows_of_context,
 )
@@ -35,7 +39,7 @@ class _ByGroups(NamedTuple):
     """[kinds of parameters, layouts, numbers]; infinite where replicas do not divide so."""
     tail_s: FloatArray
     is_proportional: BoolArray
-    """Whether it grows in proportion to the parameters, [layouts, numbers]."""
+    """Whether it grows in proportion to the parameters, or no split changes these; [layouts, numbers]."""
 
     def rows(self, layouts: NDArray[np.int64]) -> _ByGroups:
         """Those of some layouts."""
@@ -71,18 +75,34 @@ def useful_groups(context: Context, numbers: Sequence[int]) -> BoolArray:
         return useful
     few = rows_of_context(context, rows)
     first, back = rows_by_value(few.layout, OF_TRAFFIC, few.placement, GROUPS_OF_TRAFFIC)
-    by_groups = _by_groups(rows_of_context(few, first), numbers).rows(back)
-    column = np.searchsorted(numbers, own[rows])
+    each = rows_of_context(few, first)
+    useful[rows] = _are_useful(_by_groups(each, numbers).rows(back), numbers, own[rows])
+    sizes = size_range(each)
+    if sizes is None:
+        return useful
+    for has, size in zip(*sizes.others(), strict=True):
+        asked = np.flatnonzero(has[back] & ~useful[rows])
+        if len(asked):
+            distinct, of_asked = np.unique(back[asked], return_inverse=True)
+            part = _by_groups(rows_of_context(each, distinct), numbers, size[distinct, None])
+            useful[rows[asked]] = _are_useful(part.rows(of_asked), numbers, own[rows[asked]])
+    return useful
+
+
+def _are_useful(by_groups: _ByGroups, numbers: Sequence[int], own: NDArray[np.int64]) -> BoolArray:
+    """Whether each layout's own number of groups sends less than every divisor of it, [layouts]."""
+    useful = np.ones(len(own), dtype=bool)
+    column = np.searchsorted(numbers, own)
     for other, divisor in enumerate(numbers):
-        divides = (own[rows] % divisor == 0) & (divisor < own[rows])
-        useful[rows] &= ~(divides & _sends_no_more(by_groups, other, column))
+        divides = (own % divisor == 0) & (divisor < own)
+        useful &= ~(divides & _sends_no_more(by_groups, other, column))
     return useful
 
 
 def least_group_traffic(
     context: Context, numbers: Sequence[int], groups: Sequence[str] = ()
-) -> DataParallelTraffic:
-    """Never more than the traffic of any split with any of some numbers of groups.
+) -> tuple[DataParallelTraffic, ...]:
+    """Some of it is never more than the traffic of any split with any of some numbers of groups.
 
     Parameters
     ----------
@@ -95,17 +115,29 @@ def least_group_traffic(
 
     Returns
     -------
-    DataParallelTraffic
-        Seconds, arrays [n].
+    tuple of DataParallelTraffic
+        Seconds, arrays [n]; as `bucket_sizes.open_traffic` has it.
     """
     first, back = rows_by_value(context.layout, OF_TRAFFIC, context.placement, groups)
-    by_groups = _by_groups(rows_of_context(context, first), numbers)
-    seconds = by_groups.seconds.sum(axis=0).min(axis=1)
-    tail_s = by_groups.tail_s.sum(axis=0).min(axis=1)
-    return DataParallelTraffic(seconds[back], tail_s[back])
+
+    def traffic_of(part: Context, size: Floats | None) -> DataParallelTraffic:
+        if size is None:
+            return least(_by_groups(part, numbers))
+        # Larger buckets send no longer in all, smaller ones no longer at last: two sizes stand for any.
+        ends = np.stack([np.max(size, axis=0), np.min(size, axis=0)])
+        by_size = least(_by_groups(part, numbers, ends[..., None]))
+        seconds, tail_s = np.asarray(by_size.seconds), np.asarray(by_size.tail_s)
+        return DataParallelTraffic(seconds[:1], tail_s[1:])
+
+    def least(by_groups: _ByGroups) -> DataParallelTraffic:
+        seconds = by_groups.seconds.sum(axis=0).min(axis=-1)
+        return DataParallelTraffic(seconds, by_groups.tail_s.sum(axis=0).min(axis=-1))
+
+    return joined_traffic(rows_of_context(context, first), traffic_of, back)
 
 
-def _by_groups(context: Context, numbers: Sequence[int]) -> _ByGroups:
+def _by_groups(context: Context, numbers: Sequence[int], bucket: Floats | None = None) -> _ByGroups:
+    """With `bucket` parameters reduced together, a number or [layouts, 1]; else the stack's own."""
     layouts, groups = context.layout.with_axis(), np.array(numbers)
     placed = {name: np.asarray(rows)[:, None] for name, rows in vars(context.placement).items()}
     grouped = replace(
@@ -116,8 +148,9 @@ def _by_groups(context: Context, numbers: Sequence[int]) -> _ByGroups:
     dense, expert = rank_parameters(context.workload.model, layouts, None)
     dp, cp = np.asarray(layouts.dp), np.asarray(layouts.cp)
     goes = divides_into(groups, dp, cp)
-    kinds = traffic_by_kind(grouped, dense, expert)
-    full = [np.broadcast_to(is_full, goes.shape) for _, is_full in kinds]
+    kinds = traffic_by_kind(grouped, dense, expert, bucket)
+    keeps_parameters = goes & (np.asarray(layouts.pp) == 1)
+    full = [is_full | keeps_parameters for _, is_full in kinds]
     return _ByGroups(
         seconds=np.stack([np.where(goes, traffic.seconds, np.inf) for traffic, _ in kinds]),
         tail_s=np.stack([np.where(goes, traffic.tail_s, np.inf) for traffic, _ in kinds]),

@@ -21,6 +21,11 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{count(number)} {plural or noun + 's'}"
 
 
+def batch_words(sequences: int, tokens: int) -> str:
+    """A batch of so many sequences of so many tokens: 2,048 sequences x 8,192 tokens."""
+    return f"{counted(sequences, 'sequence')} x {counted(tokens, 'token')}"
+
+
 def seconds(value_s: float) -> str:
     """A duration to three or four digits: 12.34 s, 345 ms, 6.7 us."""
     if value_s >= 1000:

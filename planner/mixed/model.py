@@ -127,7 +127,7 @@ class MixedModel:
 
     def _choices(self) -> None:
         """A literal for every value of every choice, channelled from the kernels."""
-        for name in (*KERNEL[:-1], "zero_stage", "recompute"):
+        for name in (*KERNEL[:-1], "zero_stage", "shard_groups", "recompute"):
             self._named(lambda each, name=name: f"{name}_{int(getattr(each.layout, name))}")  # type: ignore[misc]
         for name in vars(self.kernels[0].execution):
             self._named(lambda each, name=name: f"{name}_{getattr(each.execution, name)}")  # type: ignore[misc]

@@ -21,6 +21,7 @@ from meshwright.costmodel.memory.split_bounds import peak_memory_gib
 from meshwright.costmodel.mixed import PlacedPart, Segment
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.stages import ALL_LAYERS
+from meshwright.planner.mixed.grouping import gains_by_grouping
 from meshwright.planner.mixed.kernel import Composition, MixedKernel, PartCosts
 from meshwright.planner.mixed.offloading import with_more_offloaded
 from meshwright.planner.mixed.request import MixedRequest
@@ -97,19 +98,19 @@ def _executions(request: MixedRequest) -> list[Execution]:
 def _space(request: MixedRequest, execution: Execution) -> Space | None:
     """The layouts that every part can run a stage of; None without any.
 
-    One virtual stage each under 1F1B, no shard groups: where pins ask for others there is no pipeline through
-    parts.
+    One virtual stage each under 1F1B: where pins ask for others there is no pipeline through parts. Every
+    part shards in as many groups, as a launch names one number.
     """
     spaces = [space_of(part, execution) for part in request.parts]
     first = spaces[0]
     common: dict[str, Any] = {
         name: tuple(v for v in getattr(first, name) if all(v in getattr(o, name) for o in spaces))
-        for name in ("tp", "cp", "dp", "ep", "etp", "zero", "recompute")
+        for name in ("tp", "cp", "dp", "ep", "etp", "zero", "recompute", "shard_groups")
     }
     model = request.first.model
     vpp = first.vpp is None or 1 in first.vpp
     offloads = tuple(each for each in first.offloads if all(each in own.offloads for own in spaces))
-    is_plain = vpp and "1f1b" in first.schedules and 1 in first.shard_groups and bool(offloads)
+    is_plain = vpp and "1f1b" in first.schedules and bool(offloads)
     if not is_plain or not all(common.values()) or "pp" in request.first.forbids:
         return None
     pinned, largest = request.first.pins.get("pp"), min(model.layers, request.gpus)
@@ -120,7 +121,6 @@ def _space(request: MixedRequest, execution: Execution) -> Space | None:
         pp=tuple(pp for pp in depths if 2 <= pp <= largest),
         vpp=None,
         interleaving=False,
-        shard_groups=(1,),
         offloads=offloads,
         schedules=("1f1b",),
         fewest_gpus=1,
@@ -166,7 +166,8 @@ def _worth_expanding(
 def _blocks(space: Space, degrees: Layout) -> Iterator[Layout]:
     """All layouts of the degrees, with the least that each may offload, some at a time."""
     count = degrees.broadcast_shape()[0]
-    each = max(1, _TOGETHER // max(1, len(space.zero) * len(space.recompute)))
+    variants = len(space.zero) * len(space.recompute) * len(space.shard_groups)
+    each = max(1, _TOGETHER // max(1, variants))
     for start in range(0, count, each):
         own = degrees.take(np.arange(start, min(start + each, count)))
         layouts = space.grouped(space.scheduled(space.variants(own)))
@@ -344,6 +345,13 @@ class KernelMaker:
             if min(rooms) < int(min(by_time, most)):
                 return True
         return False
+
+    def gains_by_grouping(self, row: PromisingRow) -> bool:
+        """Whether a row may be faster than with fewer shard groups, which are looked at by themselves."""
+        if int(row.layout.shard_groups) == 1 or "shard_groups" in self.request.first.pins:
+            return True
+        parts = (self._part(part, ranks, row).placed for part, ranks in row.composition)
+        return gains_by_grouping(part.context for part in parts)
 
     def _part(self, part: int, ranks: int, row: PromisingRow) -> PartCosts:
         key = part, ranks, row.execution, row.layout

@@ -112,8 +112,10 @@ class MixedSearch:
             if rows[position].bound_s >= self._limit_s:
                 break
             self._look_at_clock()
-            if self._maker.gains_by_offloading(rows[position], self._limit_s):
-                self._open.append(self._maker.kernel(rows[position]))
+            row = rows[position]
+            gains = self._maker.gains_by_grouping(row)
+            if gains and self._maker.gains_by_offloading(row, self._limit_s):
+                self._open.append(self._maker.kernel(row))
             position += 1
         if is_first:
             for kernel in self._open[: self.params.first_priced]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
+from meshwright.costmodel.bucket_sizes import TIMES_OWN
 from meshwright.costmodel.layout import AXES, Recompute
 from meshwright.costmodel.workload import Workload
 from meshwright.documents.versions import program_version
@@ -201,7 +202,8 @@ def solver_report(
 
 def space_report(request: PlanRequest, space: Space) -> SpaceReport:
     """The values of every choice that the search over `space` could make."""
-    loads = request.expert_loads
+    loads, framework = request.expert_loads, framework_named(request.framework)
+    has_buckets = framework.gradient_buckets is not None and request.max_cut_use >= 1
     return SpaceReport(
         tp=list(space.tp),
         cp=list(space.cp),
@@ -215,8 +217,9 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
         optimizer_offloads=sorted({share for _, share in space.offloads}),
         recompute=[_recompute_name(mask) for mask in space.recompute],
         executions=[choices_made(one) for one in request.execution_options.executions()],
+        gradient_buckets=list(TIMES_OWN) if has_buckets else [],
         gpus=space.workload.gpus,
-        even_stages=not framework_named(request.framework).uneven_stages,
+        even_stages=not framework.uneven_stages,
         mapping="slots-to-leaves" if is_irregular(request.cluster) else "axes-to-levels",
         expert_gap=None if loads is None else loads.largest_gap,
     )

@@ -7,15 +7,12 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-import numpy as np
-
-from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.plan.document import ExecutionChoice, Plan
+from meshwright.planner.plan.gradient_buckets import search_with_own_buckets
 from meshwright.planner.plan.installs import choice_setting
-from meshwright.planner.plan.placement import plan_placement, workload_of_plan
 from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH, choices_made
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
@@ -100,21 +97,19 @@ def _pinned(request: PlanRequest, name: str, word: int | str) -> PlanRequest | N
 
 
 def _bucket_choice(request: PlanRequest, plan: Plan) -> Iterator[ExecutionChoice]:
-    """What buckets of the chosen size bring: the search itself was made with the framework's own.
-
-    Of several plans that were asked for, the buckets may have put another one first than the search.
-    """
+    """What buckets of the chosen size bring: the best plan with the framework's own in their place."""
     assert plan.layout is not None
     assert plan.execution is not None
     if plan.execution.bucket_mb is None:
         return
-    layout = layout_from_document(plan.layout)
-    workload = replace(workload_of_plan(plan).on(int(layout.gpus)), bucket_mb=None)
-    stages, placement = plan_placement(workload, layout, plan)
-    estimate = estimate_layout(workload, layout, placement, stages)
+    outcome = None
+    if not is_over():
+        likely = replace(layout_from_document(plan.layout), recompute_layers=0)
+        alone = replace(request, time_limit_s=limit_left_s(), top_k=1)
+        outcome = search_with_own_buckets(alone, likely)
     yield ExecutionChoice(
         choice="bucket_mb",
         value=plan.execution.bucket_mb,
-        step_time_s_without=float(np.asarray(estimate.step_time_s)),
-        proven=plan.status == "optimal" and request.top_k == 1,
+        step_time_s_without=outcome.best[0].step_time_s if outcome and outcome.best else None,
+        proven=outcome is not None and outcome.status in ("optimal", "infeasible"),
     )

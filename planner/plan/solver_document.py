@@ -33,6 +33,8 @@ class SpaceReport(BaseModel):
     """Kinds of recomputation: `none`, `full`, or modules joined by `+`."""
     executions: list[dict[str, str | bool]] = []
     """Combinations of execution choices: in each, those that differ from plain."""
+    gradient_buckets: list[float] = []
+    """Sizes of gradient buckets beside the framework's own, over that; empty where it is always taken."""
     gpus: int
     """The most GPUs that a layout may use."""
     even_stages: bool = False

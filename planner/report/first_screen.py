@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
-from meshwright.planner.drawing.quantities import count, counted, percent, rounded_seconds
+from meshwright.planner.drawing.quantities import (
+    batch_words,
+    count,
+    counted,
+    percent,
+    rounded_seconds,
+)
 from meshwright.planner.plan.document import ExecutionChoice, IdleDoc, Plan, SoftwareNeed
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.report.baseline_view import headline
@@ -141,7 +147,7 @@ def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
     """What was asked for."""
     cluster = inputs.cluster
     tokens = inputs.global_batch * inputs.seq_len
-    batch = f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens"
+    batch = batch_words(inputs.global_batch, inputs.seq_len)
     rows = [
         ("model", inputs.model.name),
         ("cluster", f"{cluster.name}: {counted(inputs.gpus, 'GPU')}, {cluster.device.name}"),

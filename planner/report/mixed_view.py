@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from meshwright.planner.drawing.quantities import count, counted, percent, rounded_seconds
+from meshwright.planner.drawing.quantities import (
+    batch_words,
+    count,
+    counted,
+    percent,
+    rounded_seconds,
+)
 from meshwright.planner.mixed.document import AloneDoc, MixedPlan, MixedPredicted, RankDoc
 from meshwright.planner.report.first_screen import STATUS_STYLES, installs_text, layout_line
 from meshwright.planner.report.prediction_view import breakdown_view
@@ -105,8 +111,7 @@ def _question(plan: MixedPlan) -> list[tuple[str, str]]:
         ("cluster", f"{plan.cluster.name}; " + "; ".join(parts)),
         (
             "batch",
-            f"{count(inputs.global_batch)} sequences x {count(inputs.seq_len)} tokens = "
-            f"{count(tokens)} a step",
+            f"{batch_words(inputs.global_batch, inputs.seq_len)} = {count(tokens)} a step",
         ),
         ("training", f"{inputs.precision}, {inputs.optimizer}, {inputs.framework}"),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from meshwright.costmodel.bucket_sizes import LEAST_GAIN
 from meshwright.planner.drawing.quantities import counted, percent, seconds
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.solver_document import PruningReport, SolverReport, SpaceReport
@@ -52,11 +53,21 @@ def space_text(space: SpaceReport) -> str:
         f"up to {space.gpus} GPUs",
         _MAPPINGS[space.mapping],
         _EVEN_STAGES if space.even_stages else _ANY_STAGES,
-        "gradient buckets of the framework's own size",
+        _buckets_text(space),
     ]
     if space.expert_gap is not None:
         parts.append(_experts_text(space.expert_gap))
     return ", ".join(parts)
+
+
+def _buckets_text(space: SpaceReport) -> str:
+    """Which sizes gradient buckets may have, and what that leaves unproven."""
+    own = "gradient buckets of the framework's own size"
+    if not space.gradient_buckets:
+        return own
+    *sizes, largest = (f"{times:g}" for times in space.gradient_buckets)
+    others = f"{', '.join(sizes)} or {largest} times that without virtual stages"
+    return f"{own}, or {others} where the step is {LEAST_GAIN:.2%} faster with it"
 
 
 def _degrees_text(space: SpaceReport) -> str:

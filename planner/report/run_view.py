@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright.planner.drawing.quantities import count, seconds
+from meshwright.planner.drawing.quantities import batch_words, count, seconds
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
 from meshwright.planner.report.view import (
     BAR,
@@ -65,7 +65,7 @@ def run_view(priced: PricedRun) -> View:
         ("run", run.id),
         ("model", workload.model.name),
         ("cluster", f"{cluster.name}: {count(workload.gpus)} GPUs, {cluster.device.name}"),
-        ("batch", f"{count(workload.global_batch)} sequences x {count(workload.seq_len)} tokens"),
+        ("batch", batch_words(workload.global_batch, workload.seq_len)),
         ("training", f"{workload.precision}, {workload.optimizer}, {workload.framework}"),
     ]
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cluster_specs.fabric import is_irregular
@@ -15,7 +16,7 @@ from meshwright.costmodel.constants.measured import POINT_ESTIMATE, memory_margi
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
 from meshwright.costmodel.workload import Workload
-from meshwright.errors import InputError, listed, near_miss, shown
+from meshwright.errors import InputError, listed, near_miss, require_whole, shown
 from meshwright.frameworks.catalog import (
     DEFAULT_FRAMEWORK,
     FRAMEWORK_NAMES,
@@ -135,6 +136,8 @@ class PlanRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("gpus", "global_batch", "seq_len", "top_k", "seed"):
+            require_whole(name, getattr(self, name))
         _within(
             "gpus",
             self.gpus,
@@ -314,8 +317,10 @@ def _pin(name: str, value: int | str) -> int | str:
     return value
 
 
-def _within(name: str, value: float, low: float, high: float, meaning: str) -> None:
-    if not low <= value <= high:
+def _within(name: str, value: object, low: float, high: float, meaning: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError("is not a number", where=name, value=value)
+    if not low <= cast("float", value) <= high:
         raise InputError(
             f"{name}: {shown(value)} is out of range ({meaning}); allowed: {_plain(low)} to {_plain(high)}"
         )

@@ -83,6 +83,8 @@ def read_request(
         from meshwright.planner.experts.training import read_expert_loads
 
         measured = read_expert_loads(expert_loads, model_spec, gpu_count)
+    if not isinstance(pin, str | Mapping):
+        raise InputError("must be a text such as tp=8,pp=4, or a mapping", where="pin", value=pin)
     pins = parse_pins(pin) if isinstance(pin, str) else dict(pin)
     if moe_dispatch is not None:
         pins["moe_dispatch"] = moe_dispatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from meshwright.constraints.registry import rules_for
 from meshwright.costmodel.execution import Execution
@@ -28,6 +29,7 @@ def search_executions(
     begin_with: Layout | None = None,
     most_priced: int | None = None,
     params: SearchParams | None = None,
+    own_buckets: bool = False,
 ) -> Outcome:
     """The best layouts of a request under any execution that it may choose.
 
@@ -45,8 +47,10 @@ def search_executions(
         Layouts that the search may price.
     params
         How far the search goes at a time.
+    own_buckets
+        Whether gradient buckets keep the framework's own size.
     """
-    branches = branches_of(request, pricing_of)
+    branches = branches_of(request, pricing_of, own_buckets=own_buckets)
     if not branches:
         return Outcome(status="infeasible", best=(), lower_bound_s=None, certificate=Certificate())
     if request.method == "exhaustive":
@@ -65,14 +69,21 @@ def search_executions(
     ).run()
 
 
-def branches_of(request: PlanRequest, pricing_of: PricingOf) -> list[Branch]:
-    """A branch for each execution that goes with some layout, the plainest first."""
+def branches_of(
+    request: PlanRequest, pricing_of: PricingOf, *, own_buckets: bool = False
+) -> list[Branch]:
+    """A branch for each execution that goes with some layout, the plainest first.
+
+    Under a limited cut gradient buckets keep the framework's own size: another one shortens the phase in
+    which the cut is used, so that it may be used too much.
+    """
+    is_open = not own_buckets and request.max_cut_use >= 1
     spaces = [
         (execution, space_of(request, execution))
         for execution in request.execution_options.executions()
     ]
     return [
-        branch_of(space, pricing_of(space.workload), execution)
+        branch_of(space, pricing_of(replace(space.workload, chooses_buckets=is_open)), execution)
         for execution, space in spaces
         if space.recompute and space.cp and space.ep and space.etp
     ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
+from meshwright.documents.reader import read_text
 from meshwright.documents.validation import field_path, validation_message
+from meshwright.errors import InputError
 
 
 class Level(BaseModel):
@@ -55,3 +59,16 @@ def test_lengths_are_told_without_the_words_of_a_library(
     told = validation_message(error.value, "c.yaml", Cluster)
     assert words in told
     assert "validation" not in told
+
+
+def test_a_pipe_is_not_told_to_be_missing(tmp_path: Path) -> None:
+    """`meshwright model <(cat config.json)` gives one; reading it could wait for ever."""
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(InputError, match="a pipe or a device, not a file"):
+            read_text(path)
+    with pytest.raises(InputError, match="no such file"):
+        read_text(tmp_path / "none.json")
+    with pytest.raises(InputError, match="a directory"):
+        read_text(tmp_path)

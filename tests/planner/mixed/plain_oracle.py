@@ -44,7 +44,7 @@ def least_step_time_s(parts: list[PlanRequest]) -> float | None:
     times = (
         seconds
         for layout in layouts(everywhere)
-        if int(layout.pp) > 1 and int(layout.shard_groups) == 1
+        if int(layout.pp) > 1
         if wanted(everywhere, layout)
         for order in orders(parts, layout)
         for seconds in step_times_s(parts, layout, order)

@@ -214,7 +214,7 @@ def test_what_cannot_be_asked_is_said(
     assert words in " ".join(text.split())
 
 
-@pytest.mark.parametrize("pin", ["pp=2,vpp=2", "pp=2,dp=16,shard_groups=2"])
+@pytest.mark.parametrize("pin", ["pp=2,vpp=2"])
 def test_a_pin_that_no_pipeline_through_parts_keeps_leaves_the_parts_alone(
     tmp_path: Path, pin: str
 ) -> None:
@@ -282,6 +282,30 @@ def test_many_dense_layers_in_front_are_refused(tmp_path: Path) -> None:
         meshwright.plan_mixed(
             small_deepseek(7), cluster=cluster_file(tmp_path), global_batch=256, seq_len=4096
         )
+
+
+def test_shard_groups_that_are_pinned_are_kept_through_parts(tmp_path: Path) -> None:
+    """More GPUs than a part has are pinned, so that no part alone has such a plan."""
+    result = meshwright.plan_mixed(
+        "llama-3-8b",
+        cluster=cluster_file(tmp_path),
+        global_batch=256,
+        seq_len=4096,
+        pin="tp=2,pp=3,dp=16,cp=1,micro_batch=1,zero_stage=1,shard_groups=2",
+    )
+    layout = result.document.layout
+    assert layout is not None
+    assert (layout.shard_groups, len(result.document.runs_on)) == (2, 2)
+    files = mixed_files(result)
+    assert "--num-distributed-optimizer-instances 2" in files["launch.sh"]
+    write_files(tmp_path / "out", files)
+    code, text = run("verify", tmp_path / "out")
+    assert code == 0, text
+    code, text = run("explain", tmp_path / "out" / "mixed_plan.yaml")
+    assert "ZeRO 1 in 2 groups of 8" in " ".join(text.split())
+    fewer = layout.model_copy(update={"shard_groups": 1})
+    changed = result.document.model_copy(update={"layout": fewer})
+    assert any("optimizer" in fault for fault in mixed_faults(changed))
 
 
 def test_an_offload_that_is_pinned_is_kept_through_parts(tmp_path: Path) -> None:

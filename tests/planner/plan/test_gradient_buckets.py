@@ -17,19 +17,24 @@ from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.matrices import matrices
-from meshwright.planner.plan.gradient_buckets import with_gradient_buckets
+from meshwright.planner.mapping.choice.cut_limit import pricing_of
+from meshwright.planner.plan.gradient_buckets import (
+    search_with_own_buckets,
+    with_gradient_buckets,
+)
 from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.plan.placement import matrix_arrays
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.certificate import Certificate, Outcome
+from meshwright.planner.search.executions import search_executions
 
 OVERLAPPED = Execution(dp_overlap=True, gradient_dtype="fp32")
 
 
-def request(gpus: int, framework: str = "megatron") -> PlanRequest:
+def request(gpus: int, framework: str = "megatron", model: str = "llama-3-8b") -> PlanRequest:
     return PlanRequest(
-        model=load_catalog_model("llama-3-8b"),
+        model=load_catalog_model(model),
         cluster=read_cluster("dgx-h100"),
         gpus=gpus,
         global_batch=1024,
@@ -55,7 +60,7 @@ def searched(wanted: PlanRequest, execution: Execution = OVERLAPPED, **degrees: 
     priced = Priced(
         layout=layout,
         matrix={axis: tuple(rows[0].tolist()) for axis, rows in table.items()},
-        stages=((32 // pp // int(layout.vpp),) * int(layout.vpp),) * pp,
+        stages=((wanted.model.layers // pp // int(layout.vpp),) * int(layout.vpp),) * pp,
         step_time_s=0.0,
         execution=execution,
     )
@@ -68,17 +73,21 @@ def searched(wanted: PlanRequest, execution: Execution = OVERLAPPED, **degrees: 
     )
 
 
+LLAMA_70B = {"tp": 8, "pp": 4, "dp": 32, "num_micro_batches": 16, "zero_stage": 1}
+
+
 @pytest.mark.parametrize(
-    "degrees",
+    ("gpus", "degrees"),
     [
-        {"dp": 512, "num_micro_batches": 2, "zero_stage": 1},
-        {"dp": 32, "tp": 2, "pp": 8, "num_micro_batches": 32, "zero_stage": 1},
-        {"dp": 256, "tp": 2, "num_micro_batches": 4, "zero_stage": 0},
+        (512, {"dp": 512, "num_micro_batches": 2, "zero_stage": 1}),
+        (512, {"dp": 256, "tp": 2, "num_micro_batches": 4, "zero_stage": 0}),
+        (1024, {"dp": 16, "tp": 8, "pp": 8, "num_micro_batches": 64, "zero_stage": 1}),
+        (1024, LLAMA_70B),
     ],
     ids=str,
 )
-def test_no_size_of_a_fine_grid_is_better(degrees: dict[str, Any]) -> None:
-    wanted = request(512)
+def test_no_size_of_a_fine_grid_is_much_better(gpus: int, degrees: dict[str, Any]) -> None:
+    wanted = request(gpus, model="llama-3-70b" if gpus == 1024 else "llama-3-8b")
     own = searched(wanted, **degrees)
     chosen = with_gradient_buckets(wanted, own).best[0]
     table_mb = 4e-6 * float(np.asarray(table_parameters(wanted.model, chosen.layout)))
@@ -91,12 +100,30 @@ def test_no_size_of_a_fine_grid_is_better(degrees: dict[str, Any]) -> None:
     assert chosen.step_time_s == price_s(wanted, chosen, chosen.execution)
 
 
-def test_the_bound_stays_at_or_below_the_plan() -> None:
-    wanted = request(512)
-    own = searched(wanted, dp=32, tp=2, pp=8, num_micro_batches=32, zero_stage=1)
-    outcome = with_gradient_buckets(wanted, own)
-    assert outcome.best[0].execution.bucket_mb is not None
-    assert outcome.lower_bound_s == outcome.best[0].step_time_s < own.best[0].step_time_s
+def test_a_search_proves_the_plan_with_its_buckets() -> None:
+    """Was: the search knew the framework's own size alone, and the better price lowered its bound."""
+    pins = "tp=8,pp=4,dp=32,cp=1,vpp=1,micro_batch=1,recompute=none"
+    asked = read_request(
+        model="llama-3-70b",
+        cluster="dgx-h100",
+        gpus=1024,
+        global_batch=512,
+        seq_len=4096,
+        pin=pins,
+        without=["cuda-graph"],
+    )
+    searched_for, kept = (
+        search_executions(asked, pricing_of),
+        search_with_own_buckets(
+            asked, Layout(tp=8, pp=4, dp=32, num_micro_batches=16, zero_stage=1)
+        ),
+    )
+    chosen = with_gradient_buckets(asked, searched_for)
+    assert searched_for.status == chosen.status == kept.status == "optimal"
+    assert chosen.best[0].execution.bucket_mb is not None
+    assert chosen.best[0].step_time_s == pytest.approx(searched_for.best[0].step_time_s, rel=1e-12)
+    assert searched_for.lower_bound_s == pytest.approx(chosen.best[0].step_time_s, rel=1e-9)
+    assert chosen.best[0].step_time_s < 0.985 * kept.best[0].step_time_s
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,15 @@ import pytest
 from rich.console import Console
 
 from meshwright.planner.drawing.charts import LogScale
-from meshwright.planner.drawing.quantities import amount, counted, gigabytes, hours, ranges, seconds
+from meshwright.planner.drawing.quantities import (
+    amount,
+    batch_words,
+    counted,
+    gigabytes,
+    hours,
+    ranges,
+    seconds,
+)
 from meshwright.planner.report.console import printed
 from meshwright.planner.report.view import (
     BAR,
@@ -99,6 +107,8 @@ def test_quantities() -> None:
     assert [hours(value) for value in (30.0, 7200.0, 400_000.0)] == ["30 s", "2.0 h", "4.6 d"]
     assert [amount(value) for value in (950.0, 7.06e10, 9.996e11)] == ["950", "70.6 B", "1,000 B"]
     assert [gigabytes(value) for value in (5e6, 3.2e9)] == ["5.00 MB", "3.20 GB"]
+    assert batch_words(1, 1) == "1 sequence x 1 token"
+    assert batch_words(2048, 8192) == "2,048 sequences x 8,192 tokens"
     assert [counted(1, "leaf", "leaves"), counted(2, "leaf", "leaves")] == ["1 leaf", "2 leaves"]
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
     assert ranges([]) == ""

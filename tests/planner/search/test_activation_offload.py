@@ -71,7 +71,7 @@ def brute_force(request: PlanRequest) -> float | None:
     times = []
     for modules in sets:
         execution = replace(plain, offload_modules=modules)  # type: ignore[arg-type]
-        workload = request.workload(execution)
+        workload = replace(request.workload(execution), chooses_buckets=True)
         times.append(best_by_brute_force(replace(space_of(request), workload=workload)))
     return min((seconds for seconds in times if seconds is not None), default=None)
 

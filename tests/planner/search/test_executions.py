@@ -105,7 +105,9 @@ def brute_force(request: PlanRequest) -> float | None:
     times = []
     for execution in every_execution(request):
         whole: Space = space_of(request)
-        best_s = best_by_brute_force(replace(whole, workload=request.workload(execution)))
+        # A price is that of the best size of gradient buckets: tests/costmodel/test_bucket_sizes.py.
+        workload = replace(request.workload(execution), chooses_buckets=True)
+        best_s = best_by_brute_force(replace(whole, workload=workload))
         if best_s is not None:
             times.append(best_s)
     return min(times, default=None)
