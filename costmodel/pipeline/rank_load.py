@@ -200,9 +200,9 @@ def least_busiest_in_rooms_s(
 def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     """Lower bounds, over all splits, on the busiest rank and on the sum of the ranks.
 
-    Every virtual stage has a layer. So the busiest rank has at least the mean load, ceil(layers / pp) of the
-    cheaper layers, and what the best split of the main layers alone gives; the last rank has at least one
-    layer per virtual stage under the head.
+    So the busiest rank has at least the mean load, ceil(layers / pp) of the cheaper layers, and what the best
+    split of the main layers alone gives. The last rank has at least one layer per virtual stage under the
+    head, but for the last of several, which ranks in step may leave to the head.
 
     docs/cost_model.md, "The step", has the sources.
 
@@ -238,7 +238,8 @@ def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     busiest = np.maximum(work / pp, group * np.ceil(model.layers / group / pp) * cheapest)
     split = least_busiest_s(number // group, group * main.seconds, end, pp)
     busiest = np.maximum(busiest, split)
-    return np.maximum(busiest, end + group * vpp * cheapest), work
+    stages = np.where(vpp > 1, vpp - 1, vpp)
+    return np.maximum(busiest, end + group * stages * cheapest), work
 
 
 def _kinds_of_model(c: Context, times: KindTimes) -> list[tuple[KindTime, int]]:

@@ -21,9 +21,10 @@ from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_name
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import binding_framework, framework_of_stack, planned
+from meshwright.planner.bounds.any_stages import suiting_stages
 from meshwright.planner.bounds.matrices import matrices
 from meshwright.planner.bounds.shard_groups import divides_into
-from meshwright.planner.bounds.stages import ALL_LAYERS, default_stages
+from meshwright.planner.bounds.stages import ALL_LAYERS
 from meshwright.planner.mapping.choice.pricing import seconds_in_best_order
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import workload_of_plan
@@ -213,14 +214,7 @@ def price_evenly(workload: Workload, layout: Layout) -> EvenPrice:
     layout
         One layout, in plain numbers.
     """
-    in_step = traits(int(layout.schedule)).in_step
-    stages = default_stages(
-        workload.model.layers,
-        int(layout.pp),
-        int(layout.vpp),
-        in_step=in_step,
-        group=workload.model.layers_in_group,
-    )
+    stages = suiting_stages(workload, layout)
     if stages is None:
         chunks = int(layout.pp) * int(layout.vpp)
         words = f"pp x vpp = {chunks} virtual stages for {workload.model.layers} layers"

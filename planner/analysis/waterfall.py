@@ -21,7 +21,8 @@ from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.pipeline.schedules import schedule_name, traits
 from meshwright.costmodel.placement import nested_placement
 from meshwright.planner.analysis.setup import Setup
-from meshwright.planner.bounds.stages import ALL_LAYERS, default_stages
+from meshwright.planner.bounds.any_stages import suiting_stages
+from meshwright.planner.bounds.stages import ALL_LAYERS
 from meshwright.planner.plan.baseline_document import BaselineChange
 from meshwright.planner.runs.predicted import recompute_words
 
@@ -219,9 +220,7 @@ class _Way:
         stages: Stages = state["stages"]
         if len(stages) == pp and len(stages[0]) == vpp:
             return stages
-        in_step = traits(int(layout.schedule)).in_step
-        model = self._ends[1].workload.model
-        return default_stages(model.layers, pp, vpp, in_step=in_step, group=model.layers_in_group)
+        return suiting_stages(self._ends[1].workload, layout)
 
     def _placement(self, state: State, layout: Layout) -> Placement | None:
         """That of an end, where the ranks are in its order and the groups are its own."""

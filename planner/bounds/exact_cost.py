@@ -183,7 +183,9 @@ class LayoutPricing:
     ) -> list[tuple[Split, FloatArray]]:
         """The same for ranks in step, whose splits are few enough to look at one by one."""
         splits = []
-        for stages in level_splits(costs.layers, costs.pp, costs.vpp, costs.group):
+        for stages in level_splits(
+            costs.layers, costs.pp, costs.vpp, costs.group, empty_ends=costs.empty_ends
+        ):
             if not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
                 splits.append(Split(stages=stages, time_s=costs.stages_s(stages)))
         splits.sort(key=lambda split: split.time_s)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.constraints.stages import may_have_empty_ends
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes
 from meshwright.costmodel.layout import Layout
@@ -146,6 +147,7 @@ class _Pipeline(NamedTuple):
     """The dense layers in front of others."""
     group: int
     uneven_stages: bool
+    empty_ends: bool
     pp: int
     vpp: int
 
@@ -159,6 +161,7 @@ def _splits_of(workload: Workload, pp: int, vpp: int) -> _Splits | None:
             leading=model.dense_layers if model.moe_layers else 0,
             group=model.layers_in_group,
             uneven_stages=framework_of_stack(workload.framework).uneven_stages,
+            empty_ends=may_have_empty_ends(workload),
             pp=pp,
             vpp=vpp,
         )
@@ -168,11 +171,11 @@ def _splits_of(workload: Workload, pp: int, vpp: int) -> _Splits | None:
 @lru_cache(maxsize=4096)
 def _splits(pipeline: _Pipeline) -> _Splits | None:
     """The splits of ranks in step; None where some virtual stage would be empty."""
-    _, dense_layers, leading, _, uneven_stages, pp, vpp = pipeline
-    even = balanced_stages(pipeline.layers, pp, vpp, pipeline.group)
+    layers, dense_layers, leading, group, uneven_stages, empty_ends, pp, vpp = pipeline
+    even = balanced_stages(layers, pp, vpp, group)
     found: Sequence[Stages] = () if even is None else (even,)
     if uneven_stages:
-        found = level_splits(pipeline.layers, pp, vpp, pipeline.group)
+        found = level_splits(layers, pp, vpp, group, empty_ends=empty_ends)
     if not found:
         return None
     chunks: dict[_Chunk, int] = {}

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from meshwright.constraints.stages import may_have_empty_ends
 from meshwright.costmodel.estimate import LayerCosts, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory.activations import saved_activations
@@ -15,7 +16,8 @@ from meshwright.costmodel.memory.footprint import GIB, layer_bytes, usable_hbm_g
 from meshwright.costmodel.memory.states import layer_parameters_on_gpu, rank_parameters
 from meshwright.costmodel.pipeline.schedules import in_flight, traits
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.bounds.stages import SplitCosts, balanced_stages
+from meshwright.planner.bounds.any_stages import any_stages
+from meshwright.planner.bounds.stages import SplitCosts
 
 
 def hbm_limit_gib(workload: Workload) -> float:
@@ -48,10 +50,7 @@ class MemoryFit:
     @cached_property
     def _fixed_gib(self) -> list[float]:
         """What every rank holds beside its layers: the balanced split's memory less its layers'."""
-        model, layout = self.workload.model, self.layout
-        stages = balanced_stages(
-            model.layers, int(layout.pp), int(layout.vpp), model.layers_in_group
-        )
+        stages = any_stages(self.workload, self.layout)
         if stages is None:
             raise ValueError("a virtual stage would have no layer")
         memory = stage_memory_gib(self.workload, self.layout, stages)
@@ -161,6 +160,7 @@ class MemoryFit:
             num_micro_batches=int(layout.num_micro_batches),
             bubble_share=float(costs.bubble_share),
             in_step=shape.in_step,
+            empty_ends=may_have_empty_ends(self.workload),
             layer_s=float(main_s),
             leading_s=float(costs.dense_layer_s) if self.leading else 0.0,
             first_s=float(costs.embedding_s) + (last_s if shape.v_shaped else 0.0),

@@ -5,7 +5,8 @@ computes per micro-batch, x the schedule's bubble share), plus data-parallel and
 with the most parameters on one rank. Ranks that interleave keep in step: there m times sum_v max_r t_vr, the
 virtual stages one by one, takes the place of m max_r t_r.
 
-The space of splits of ranks in step: `level_splits`. Of all others: every virtual stage has at least one
+The space of splits of ranks in step: `level_splits`. There the first chunk may hold the embedding alone, and
+the last one the head, where the framework can say so. Of all others: every virtual stage has at least one
 layer, the virtual stages of one rank differ by at most one layer (the short ones next to the embedding on
 rank 0, last elsewhere), and the dense layers at the front of a mixture-of-experts model lie in the first
 virtual stages of the ranks. Where layers come in groups (experts in each n-th), all of this counts groups.
@@ -54,6 +55,8 @@ class SplitCosts:
     leading_load: float = 0.0
     first_load: float = 0.0
     last_load: float = 0.0
+    empty_ends: bool = False
+    """Whether the first and the last chunk of ranks in step may hold no layer."""
     experts: bool = False
     """Whether the layers behind the leading ones hold experts."""
     last_experts: int = 0
@@ -66,9 +69,10 @@ class SplitCosts:
 
     @property
     def fewest(self) -> int:
-        """The fewest layers a rank may have."""
+        """The fewest layers a rank may have; one at an end may leave a chunk of several empty."""
         shortest = max(1, self.recompute_layers if self.partial else 1)
-        return self.vpp * self.group * -(-shortest // self.group)
+        may_be_empty = self.empty_ends and self.in_step and self.vpp > 1
+        return (self.vpp - may_be_empty) * self.group * -(-shortest // self.group)
 
     @property
     def most(self) -> int:
@@ -166,38 +170,39 @@ def balanced_stages(
 
 
 def default_stages(
-    layers: int, pp: int, vpp: int, *, in_step: bool, group: int = 1
+    layers: int, pp: int, vpp: int, *, in_step: bool, group: int = 1, empty_ends: bool = False
 ) -> tuple[tuple[int, ...], ...] | None:
     """A split that suits a schedule where nothing is known of costs; None where a chunk would be empty."""
-    if in_step and vpp > 1 and layers >= pp * vpp * group:
-        splits = level_splits(layers, pp, vpp, group)
+    if in_step and vpp > 1:
+        no_layer = empty_ends and layers < pp * vpp * group
+        splits = level_splits(layers, pp, vpp, group, empty_ends=no_layer)
         if splits:
             return splits[0]
     return balanced_stages(layers, pp, vpp, group)
 
 
 def level_splits(
-    layers: int, pp: int, vpp: int, group: int = 1
+    layers: int, pp: int, vpp: int, group: int = 1, *, empty_ends: bool = False
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Splits for ranks in step: the same layers in the same virtual stage of every rank, as nearly as can be.
 
     What is missing to full rows is taken from the last virtual stage of the last rank (the head's), from the
     first of the first rank (the embedding's), and, a layer each and for fewer than pp ranks, from the last of
     the longer virtual stages. Each such split is there, with up to two layers a rank more than needed. Of
-    layers in groups the same is said of groups.
+    layers in groups the same is said of groups. With `empty_ends` nothing may be left of the two ends.
     """
     if group > 1:
         return tuple(
             tuple(tuple(group * count for count in rank) for rank in stages)
-            for stages in level_splits(layers // group, pp, vpp)
+            for stages in level_splits(layers // group, pp, vpp, empty_ends=empty_ends)
         )
     splits: dict[tuple[tuple[int, ...], ...], None] = {}
-    fewest = -(-layers // pp)
+    fewest, kept = -(-layers // pp), 0 if empty_ends else 1
     for row in range(fewest, fewest + 3):
         caps = even_chunks(1, row, vpp)
         missing = pp * row - layers
-        for last in range(min(caps[-1] - 1, missing) + 1):
-            for first in range(min(caps[0] - 1, missing - last) + 1):
+        for last in range(min(caps[-1] - kept, missing) + 1):
+            for first in range(min(caps[0] - kept, missing - last) + 1):
                 stages = _with_gaps(caps, pp, first, last, missing - first - last)
                 if stages is not None:
                     splits[stages] = None
@@ -218,6 +223,4 @@ def _with_gaps(
     rows[-1][-1] -= last
     for rank in short:
         rows[rank][level] -= 1
-    if min(map(min, rows)) < 1:
-        return None
     return tuple(map(tuple, rows))

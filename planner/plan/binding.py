@@ -83,14 +83,14 @@ def cut_binding(workload: Workload, best: Priced) -> Iterator[Binding]:
 def _pipeline_bindings(request: PlanRequest, layout: Layout) -> Iterator[Binding]:
     """Layers and micro-batches that cannot be cut finer."""
     chunks = int(layout.pp) * int(layout.vpp)
-    if chunks == request.model.layers:
+    if chunks >= request.model.layers:
         yield Binding(
             rule="layers-by-stages",
             value=chunks,
-            limit=request.model.layers,
+            limit=chunks,
             slack=0,
             unit="layers",
-            note="every virtual stage has a single layer",
+            note="no virtual stage has more than one layer",
         )
     count = int(layout.num_micro_batches)
     if int(layout.pp) > 1 and int(layout.micro_batch) == 1 and count < 4 * int(layout.pp):

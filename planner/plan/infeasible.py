@@ -17,7 +17,7 @@ from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.constants.measured import POINT_ESTIMATE
 from meshwright.costmodel.memory.footprint import ALLOCATOR_SHARE, usable_hbm_gib
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.bounds.stages import balanced_stages
+from meshwright.planner.bounds.any_stages import any_stages
 from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.plan.conflict import Conflict, RequestRule, conflict_of, without_pin
 from meshwright.planner.plan.infeasible_document import (
@@ -109,9 +109,7 @@ def _words(conflict: Conflict, row: int, workload: Workload) -> str | None:
     layout = conflict.nearest_miss(row)
     if layout is None:
         return None
-    stages = balanced_stages(
-        workload.model.layers, int(layout.pp), int(layout.vpp), workload.model.layers_in_group
-    )
+    stages = any_stages(workload, layout)
     if stages is None:
         # More virtual stages than layers: the last ones are empty, as the rule on that says.
         stages = ((0,) * int(layout.vpp),) * int(layout.pp)

@@ -84,9 +84,9 @@ def _split_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
     if (
         len(doc.stages) != doc.pp
         or any(len(rank) != doc.vpp for rank in doc.stages)
-        or min(layer_counts) < 1
+        or min(layer_counts) < 0
     ):
-        yield f"stages {doc.stages} are not pp {doc.pp} x vpp {doc.vpp} with a layer each"
+        yield f"stages {doc.stages} are not pp {doc.pp} x vpp {doc.vpp}"
     if doc.micro_batch * doc.num_micro_batches * doc.dp != request.global_batch:
         yield "the micro-batches do not make up the global batch"
 

@@ -15,7 +15,8 @@ _MAPPINGS = {
     "tensor group, with axes in them as in Megatron) to leaves",
 }
 _ANY_STAGES = (
-    "every split of the layers (interleaved: those even in every virtual stage but for the ends)"
+    "every split of the layers (interleaved: those even in every virtual stage but for the ends, which "
+    "may be empty)"
 )
 _EVEN_STAGES = "layers dealt out evenly, as the framework does by itself"
 PROVEN_EXPERT_GAP = 1e-6

@@ -17,8 +17,8 @@ from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.rule import FinishedPlan, Rule
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
+from meshwright.planner.bounds.any_stages import any_stages
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
-from meshwright.planner.bounds.stages import balanced_stages
 from meshwright.planner.search.branches import Branch
 from meshwright.planner.search.certificate import Certificate, Outcome
 from meshwright.planner.search.model import Candidates
@@ -105,12 +105,7 @@ def _layouts(layouts: Layout) -> Iterator[Layout]:
 
 def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | None:
     """The first rule, memory aside, that the even split of a layout breaks by the rule's own check."""
-    stages = balanced_stages(
-        space.workload.model.layers,
-        int(layout.pp),
-        int(layout.vpp),
-        space.workload.model.layers_in_group,
-    )
+    stages = any_stages(space.workload, layout)
     if stages is None:
         return "layers-by-stages"
     longest_stage = max(max(rank) for rank in stages)

@@ -8,6 +8,7 @@ from math import inf
 
 import numpy as np
 
+from meshwright.constraints.stages import may_have_empty_ends
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
@@ -157,11 +158,13 @@ class KernelChooser(Chooser):
         """The answer of a model of some combinations; without any, nothing is feasible."""
         if not combinations:
             return KernelChoice(status="infeasible", bound_s=inf)
-        model = self._branches[0].pricing.workload.model
+        workload = self._branches[0].pricing.workload
+        model = workload.model
         self.last = KernelModel(
             layers=model.layers,
             leading=model.dense_layers if model.moe_layers else 0,
             group=model.layers_in_group,
+            empty_ends=may_have_empty_ends(workload),
             combinations=combinations,
             cutoff_s=cutoff_s,
             routing=self._routing,

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.pipeline.schedules import schedule_name
+from meshwright.costmodel.pipeline.schedules import schedule_name, traits
 from meshwright.planner.bounds.combination_costs import CombinationCosts
 from meshwright.planner.bounds.exact_cost import Matrix, Priced
 from meshwright.planner.bounds.memory_fit import RankRow
@@ -101,6 +101,8 @@ class KernelModel:
     combinations: Sequence[Combination]
     cutoff_s: float
     """A combination that is not priced yet must be faster."""
+    empty_ends: bool = False
+    """Whether the first and the last chunk of ranks in step may hold no layer."""
     routing: JointRouting | None = None
     model: cp_model.CpModel = field(init=False)
 
@@ -212,14 +214,14 @@ class KernelModel:
             yield first, literal
 
     def _layers(self) -> None:
-        """All layers on the ranks in use, at least one for each virtual stage."""
+        """All layers on the ranks in use, at least one for each virtual stage that may not be empty."""
         model = self.model
         model.add(sum(self._layers_r) == self.layers).with_name("all_layers")
         for rank, count in enumerate(self._layers_r):
             using = [
                 index for index, each in enumerate(self.combinations) if int(each.layout.pp) > rank
             ]
-            chunks = sum(int(self.combinations[i].layout.vpp) * self._literals[i] for i in using)
+            chunks = sum(self._filled(i, rank) * self._literals[i] for i in using)
             fewest = self.group * chunks
             most = self.layers * sum(self._literals[i] for i in using)
             model.add(count >= fewest).with_name(f"stages_r{rank}")
@@ -228,6 +230,13 @@ class KernelModel:
             model.add(sum(self._leading_r) == self.leading).with_name("all_leading_layers")
         for count, leading in zip(self._layers_r, self._leading_r, strict=False):
             model.add(leading <= count)
+
+    def _filled(self, index: int, rank: int) -> int:
+        """Virtual stages of a rank that must have a layer."""
+        layout = self.combinations[index].layout
+        vpp, last = int(layout.vpp), int(layout.pp) - 1
+        may_be_empty = self.empty_ends and vpp > 1 and traits(int(layout.schedule)).in_step
+        return vpp - ((rank == 0) + (rank == last)) * may_be_empty
 
     def _recomputation(self) -> None:
         """As many layers of every virtual stage, or fewer where it is shorter."""

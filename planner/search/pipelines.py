@@ -8,10 +8,13 @@ from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_name
 
 
 @lru_cache(maxsize=4096)
-def even_virtual_stages(pp: int, layers: int, mtp_layers: int) -> tuple[int, ...]:
+def even_virtual_stages(
+    pp: int, layers: int, mtp_layers: int, *, empty_ends: bool = False
+) -> tuple[int, ...]:
     """One, and the numbers of virtual stages that deal the layers out evenly.
 
-    Embedding, head or MTP modules may count as a layer each.
+    Embedding, head or MTP modules may count as a layer each. With `empty_ends` the first and the last stage
+    may have no other.
 
     Parameters
     ----------
@@ -23,12 +26,11 @@ def even_virtual_stages(pp: int, layers: int, mtp_layers: int) -> tuple[int, ...
     Returns
     -------
     tuple of int
-        Rising; no rank has a stage without a layer.
+        Rising; no other stage is without a layer.
     """
     totals = range(layers, layers + 3 + mtp_layers)
-    several = (
-        v for v in range(2, layers // pp + 1) if any(total % (pp * v) == 0 for total in totals)
-    )
+    most = (layers + (2 if empty_ends else 0)) // pp
+    several = (v for v in range(2, most + 1) if any(total % (pp * v) == 0 for total in totals))
     return 1, *several
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.constraints.stages import may_have_empty_ends
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.schedules import (
     LEAST_BUBBLE_SHARE,
@@ -69,13 +70,14 @@ class Space:
 
         1, and those that deal the layers out evenly when embedding, head or MTP modules may count as a layer.
         """
-        model = self.workload.model
+        model, empty_ends = self.workload.model, may_have_empty_ends(self.workload)
         if pp == 1 or not self.interleaving:
             counts: tuple[int, ...] = (1,)
         elif self.vpp is not None:
-            counts = tuple(v for v in self.vpp if pp * v <= model.layers)
+            most = model.layers + (2 if empty_ends else 0)
+            counts = tuple(v for v in self.vpp if v == 1 or pp * v <= most)
         else:
-            counts = even_virtual_stages(pp, model.layers, model.mtp_layers)
+            counts = even_virtual_stages(pp, model.layers, model.mtp_layers, empty_ends=empty_ends)
         return counts if self.vpp is None else tuple(v for v in counts if v in self.vpp)
 
     def pipelines(self, pp: int) -> tuple[tuple[int, int], ...]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec
 from meshwright.constraints.activation_offload import has_modules
+from meshwright.constraints.stages import may_have_empty_ends
 from meshwright.costmodel import step_time as step_time_module
 from meshwright.costmodel.constants.rates import Constants, constants_for
 from meshwright.costmodel.data_parallel import DataParallelTraffic
@@ -172,7 +173,10 @@ def splits(draw: st.DrawFn, workload: Workload, layout: Layout) -> Stages:
     if chunks > pp and traits(int(layout.schedule)).in_step:
         even = balanced_stages(layers, pp, int(layout.vpp), model.layers_in_group)
         if framework_of_stack(workload.framework).uneven_stages:
-            level = level_splits(layers, pp, int(layout.vpp), model.layers_in_group)
+            ends = may_have_empty_ends(workload)
+            level = level_splits(
+                layers, pp, int(layout.vpp), model.layers_in_group, empty_ends=ends
+            )
             assume(level)
             return draw(st.sampled_from(level))
         assume(even is not None)

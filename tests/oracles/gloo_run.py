@@ -132,12 +132,13 @@ class Layer(nn.Module):
 class Chunk(nn.Module):
     """Part of the model: the first also embeds, the last also has norm and head."""
 
-    def __init__(self, whole: nn.ModuleDict, first: int, count: int, layers: int) -> None:
+    def __init__(self, whole: nn.ModuleDict, counts: list[int], index: int) -> None:
         super().__init__()
-        self.embedding = whole["embedding"] if first == 0 else None
-        self.layers = nn.ModuleList(list(whole["layers"])[first : first + count])
-        self.norm = whole["norm"] if first + count == layers else None
-        self.head = whole["head"] if first + count == layers else None
+        first, is_last = sum(counts[:index]), index == len(counts) - 1
+        self.embedding = None if index else whole["embedding"]
+        self.layers = nn.ModuleList(list(whole["layers"])[first : first + counts[index]])
+        self.norm = whole["norm"] if is_last else None
+        self.head = whole["head"] if is_last else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x if self.embedding is None else self.embedding(x)
@@ -222,7 +223,7 @@ def main() -> None:
 
 
 def alone(whole: nn.ModuleDict, data: torch.Tensor, layers: int) -> list[float]:
-    model = Chunk(whole, 0, layers, layers)
+    model = Chunk(whole, [layers], 0)
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
     for tokens in data:
         optimizer.zero_grad()
@@ -243,9 +244,8 @@ def together(
     counts = [row[chunk] for chunk in range(plan["vpp"]) for row in plan["stages"]]
     stage = mesh["pp"].get_local_rank()
     replica = mesh["edp"].get_local_rank() * plan["ep"] + mesh["ep"].get_local_rank()
-    starts = [sum(counts[:i]) for i in range(len(counts))]
     mine = list(range(stage, len(counts), plan["pp"]))
-    chunks = [Chunk(whole, starts[i], counts[i], sum(counts)) for i in mine]
+    chunks = [Chunk(whole, counts, i) for i in mine]
     experts = [p for chunk in chunks for p in spread(chunk, plan, mesh)]
     parameters = [p for chunk in chunks for p in chunk.parameters()]
     optimizers = [torch.optim.SGD([p], lr=0.5, foreach=False) for p in parameters]

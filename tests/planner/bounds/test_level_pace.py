@@ -79,7 +79,7 @@ def pace_s(stages: tuple[tuple[int, ...], ...], leading: int, seconds: Seconds) 
 @settings(max_examples=2_000, deadline=None)
 @given(
     ranks=st.tuples(st.integers(2, 8), st.integers(2, 6)),
-    more=st.integers(0, 20),
+    more=st.integers(-2, 20),
     leading=st.integers(0, 4),
     seconds=st.tuples(SECONDS, SECONDS, SECONDS, SECONDS),
     run_as=st.tuples(st.sampled_from(IN_STEP), st.sampled_from(["megatron", "deepspeed"])),
@@ -93,7 +93,8 @@ def test_it_is_the_pace_of_the_best_split(
 ) -> None:
     (pp, vpp), (schedule, framework) = ranks, run_as
     layers = pp * vpp + more
-    splits = level_splits(layers, pp, vpp)
+    leading = min(leading, layers)
+    splits = level_splits(layers, pp, vpp, empty_ends=True)
     if framework == "deepspeed":  # it deals layers out evenly
         even = balanced_stages(layers, pp, vpp)
         splits = () if even is None else (even,)
@@ -134,7 +135,13 @@ def main_layers(stages: tuple[tuple[int, ...], ...], leading: int) -> list[int]:
         (8, (2, 2), 0.0, 4.0),  # two layers to every chunk
         (8, (2, 2), 1.0, 5.0),  # one of the chunks is longer by the end
         (7, (2, 2), 1.0, 4.0),  # the last chunk has one layer and the end
-        (61, (4, 8), 2.1, 17.1),  # 7 x 2, then one layer and the end on the last rank
+        (
+            61,
+            (4, 8),
+            2.1,
+            16.1,
+        ),  # 7 x 2, then two layers each but for the last rank, which has the end
+        (126, (16, 8), 1.0, 8.0),  # embedding and head have a virtual stage each
         (62, (4, 8), 0.5, 16.0),  # the last chunk has one layer less, and the end
     ],
 )

@@ -199,7 +199,7 @@ def test_a_change_that_is_offered_helps() -> None:
         ({"pins": {"tp": 3}}, "heads-by-tp"),
         ({"pins": {"dp": 5}}, "batch-split"),
         ({"pins": {"tp": 8, "pp": 4}}, "gpu-budget"),
-        ({"pins": {"pp": 2, "vpp": 17}}, "layers-by-stages"),
+        ({"pins": {"pp": 2, "vpp": 18}}, "layers-by-stages"),
         ({"precision": "mxfp8"}, "precision-on-device"),
     ],
 )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from meshwright.cluster_specs.schema import ClusterSpec, DeviceSpec, FabricLevelSpec
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
+from meshwright.constraints.stages import may_have_empty_ends
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
@@ -144,7 +145,7 @@ def _times(space: Space, layout: Layout) -> Iterator[float]:
     in_step = vpp > 1 and traits(int(layout.schedule)).in_step
     group = workload.model.layers_in_group
     splits = list(
-        level_splits(layers, pp, vpp, group)
+        level_splits(layers, pp, vpp, group, empty_ends=may_have_empty_ends(workload))
         if in_step
         else _splits(layers, pp, vpp, leading, group)
     )

@@ -77,7 +77,7 @@ def test_virtual_stages_deal_layers_evenly() -> None:
     # 32 layers on 4 ranks: 2, 4 and 8 divide; with head or embedding counted 33 and 34 layers add none.
     assert space().virtual_stages(4) == (1, 2, 4, 8)
     # Llama 3 405B, 126 layers on 16 ranks: as 128 with embedding and head (arXiv 2407.21783, 3.3.2).
-    assert space("llama-3.1-405b", gpus=64).virtual_stages(16) == (1, 2, 4)
+    assert space("llama-3.1-405b", gpus=64).virtual_stages(16) == (1, 2, 4, 8)
     assert space().virtual_stages(1) == (1,)
     assert space(forbids=("interleaving",)).virtual_stages(4) == (1,)
     assert space(pins={"vpp": 3}).virtual_stages(4) == (3,)
