@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.costmodel.data_parallel import hiding_windows
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Layout
 
@@ -49,7 +50,8 @@ class CutUse:
 def phase_seconds(c: Context, breakdown_s: dict[str, float]) -> dict[str, float]:
     """Seconds of the two phases of a step: micro-batches, and gradients.
 
-    They overlap: gradients may be reduced beside the last micro-batch, with ZeRO-3 beside all of them.
+    They overlap: gradients are reduced beside as many micro-batches as hide them (`hiding_windows`), with
+    ZeRO-3 beside all.
 
     docs/cost_model.md, "The step", has the sources.
 
@@ -69,11 +71,9 @@ def phase_seconds(c: Context, breakdown_s: dict[str, float]) -> dict[str, float]
     alone = sum(breakdown_s.get(name, 0.0) for name in _BESIDE)
     working = sum(breakdown_s.values()) - alone - breakdown_s.get("scale", 0.0)
     m, pp, vpp = (int(np.asarray(x)) for x in (layout.num_micro_batches, layout.pp, layout.vpp))
-    beside = 0.0
-    if int(np.asarray(layout.zero_stage)) == 3:
-        beside = working
-    elif c.workload.overlap.dp:
-        beside = working / (m + (pp - 1) / vpp)
+    beside = working
+    if int(np.asarray(layout.zero_stage)) != 3:
+        beside = float(hiding_windows(c)) * working / (m + (pp - 1) / vpp)
     return {"micro-batches": working, "gradients": breakdown_s.get("dp_comm", 0.0) + beside}
 
 
