@@ -186,8 +186,8 @@ def optimistic_step(
 ) -> StepTime:
     """Never above `exact_step` of the same layouts under any split, if the placement is a bound too.
 
-    Where the size of gradient buckets is to choose, that holds for the framework's own size; with any other
-    size no split is faster than this by `LEAST_GAIN` or more.
+    Where the size of gradient buckets is to choose, that holds for each: the least counts, however little it
+    saves.
 
     A split with more work in all than the least hides more data-parallel traffic, which can outweigh what it
     adds to the bubble (vpp > pp, or ZeRO-3 in a pipeline). Up to a mean as large as the busiest rank the time
@@ -245,8 +245,7 @@ def optimistic_step(
     by_size = least_of(step.traffic[1])
     best = np.argmin(by_size[0], axis=0)[None]
     other_s, work, exposed = (np.take_along_axis(x, best, axis=0)[0] for x in by_size)
-    saved_s = (own_s - other_s) * (1.0 + scale_share(c.workload, c.layout, c.constants))
-    pays = saved_s >= LEAST_GAIN * np.asarray(own.seconds)
+    pays = other_s < own_s
     if not np.any(pays):
         return own
     return _where(pays, _compose(c, {"ranks": busiest}, work, step, exposed), own)

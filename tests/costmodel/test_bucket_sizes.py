@@ -89,7 +89,7 @@ def test_a_price_is_the_least_of_all_sizes_where_that_saves_enough(case: Case) -
 @given(open_cases())
 @settings(max_examples=600)
 def test_bounds_hold_for_every_size(case: Case) -> None:
-    """Below the framework's own size; and none with another is faster by 0.05 % or more."""
+    """Below the step with the framework's own size, and with every other."""
     context = make_context(case.workload, case.layout, case.placement)
     times = kind_times(context)
     pricing, one = CostModelPricing(case.workload), in_rows(case.layout)
@@ -99,8 +99,8 @@ def test_bounds_hold_for_every_size(case: Case) -> None:
     for bound_s in bounds:
         assert bound_s <= own_s * SLOWER
         for size in sizes_of(case):
-            assert (1 - GAIN) * bound_s <= sized(case, size).seconds() * SLOWER
-    assert bounds[1] <= bounds[0] * (1 + GAIN) * SLOWER
+            assert bound_s <= sized(case, size).seconds() * SLOWER
+    assert bounds[1] <= bounds[0] * SLOWER
 
 
 @given(open_cases(), st.integers(1, 3))
@@ -121,7 +121,7 @@ def test_any_number_of_shard_groups_with_any_size_is_bounded(case: Case, zero: i
     }
     bound_s = float(CostModelPricing(case.workload).lower_bound_s(one, numbers)[0])
     assert bound_s <= min(own_s for own_s, *_ in prices.values()) * SLOWER
-    assert (1 - GAIN) * bound_s <= min(map(min, prices.values())) * SLOWER
+    assert bound_s <= min(map(min, prices.values())) * SLOWER
     rows = {name: np.asarray(value)[None] for name, value in vars(case.placement).items()}
     for number in numbers:
         own = replace(one, shard_groups=np.array([number]))
