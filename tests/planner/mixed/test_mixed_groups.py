@@ -18,6 +18,7 @@ from meshwright.planner.mixed.request import MixedRequest, read_mixed_request
 from meshwright.planner.mixed.search import MixedParams, MixedSearch
 from meshwright.planner.request.executions import WITHOUT
 from tests.planner.mixed.test_mixed_optimum import CASES, SLOWLY, asked, compare
+from tests.soaked import some
 
 SEVERAL = (1, 9, 14, 19)
 """Requests whose best plan has several shard groups."""
@@ -142,6 +143,6 @@ def test_groups_of_large_requests_that_are_left_out_are_never_faster(model: str)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", [seed for seed in range(CASES) if seed not in SEVERAL])
+@pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SEVERAL))
 def test_shard_groups_are_always_chosen_with_the_stages(seed: int) -> None:
     compare(seed, SLOWLY, asked_grouped)
