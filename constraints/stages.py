@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.columns import as_excess, column
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.costmodel.layout import Ints
 from meshwright.costmodel.pipeline.schedules import has_trait
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
@@ -43,18 +44,15 @@ class LayersByStages(Rule):
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         model = table.workload.model
         groups = model.layers // model.layers_in_group
-        several = (column(table, "pp") > 1) & (column(table, "vpp") > 1)
-        in_step = has_trait(column(table, "schedule"), "in_step") & several
-        empty = 2 * (in_step & may_have_empty_ends(table.workload))
-        return as_excess(column(table, "pp") * column(table, "vpp") - groups - empty)
+        pp, vpp = column(table, "pp"), column(table, "vpp")
+        empty = 2 * _has_empty_ends(table.workload, pp, vpp, column(table, "schedule"))
+        return as_excess(pp * vpp - groups - empty)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         layers, pp, vpp = plan.workload.model.layers, int(plan.layout.pp), int(plan.layout.vpp)
         chunks = [count for rank in plan.stages for count in rank]
-        inner = chunks
-        in_step = min(pp, vpp) > 1 and bool(has_trait(plan.layout.schedule, "in_step"))
-        if in_step and may_have_empty_ends(plan.workload):
-            inner = chunks[1:-1]
+        empty_ends = _has_empty_ends(plan.workload, pp, vpp, plan.layout.schedule)
+        inner = chunks[1:-1] if empty_ends else chunks
         lengths = sorted({len(rank) for rank in plan.stages})
         if len(plan.stages) != pp or lengths != [vpp]:
             value, limit = len(chunks), pp * vpp
@@ -79,6 +77,12 @@ class LayersByStages(Rule):
             remedy=f"Give each of the pp x vpp stages {_least_words(plan)} of the {layers} layers; "
             "lower pp or vpp.",
         )
+
+
+def _has_empty_ends(workload: Workload, pp: Ints, vpp: Ints, schedule: Ints) -> NDArray[np.bool_]:
+    """Which pipelines may have them: those whose ranks are in step."""
+    several = (np.asarray(pp) > 1) & (np.asarray(vpp) > 1)
+    return several & has_trait(schedule, "in_step") & may_have_empty_ends(workload)
 
 
 def _least_words(plan: FinishedPlan) -> str:

@@ -163,9 +163,10 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
     priced = _compose(c, worst, work, step, own)
     if not others:
         return priced
-    other = _compose(c, worst, work, step, np.min(others[0], axis=0))
+    least = np.min(others[0], axis=0)
+    other = _compose(c, worst, work, step, least)
     pays = np.asarray(other.seconds) <= (1.0 - LEAST_GAIN) * np.asarray(priced.seconds)
-    return _where(pays, other, priced)
+    return _compose(c, worst, work, step, np.where(pays, least, own))
 
 
 def _of_rank(by_rank: NDArray[np.float64], rank: NDArray[np.int64]) -> Floats:
@@ -238,24 +239,16 @@ def optimistic_step(
         is_less = second[0] < first[0]
         return tuple(np.where(is_less, new, old) for new, old in zip(second, first, strict=True))
 
-    own_s, work, exposed = least_of(step.traffic[0])
-    own = _compose(c, {"ranks": busiest}, work, step, exposed)
-    if len(step.traffic) == 1:
-        return own
-    by_size = least_of(step.traffic[1])
-    best = np.argmin(by_size[0], axis=0)[None]
-    other_s, work, exposed = (np.take_along_axis(x, best, axis=0)[0] for x in by_size)
-    pays = other_s < own_s
-    if not np.any(pays):
-        return own
-    return _where(pays, _compose(c, {"ranks": busiest}, work, step, exposed), own)
-
-
-def _where(first: NDArray[np.bool_], step: StepTime, other: StepTime) -> StepTime:
-    """Entry by entry one of two steps."""
-    return StepTime(
-        {name: np.where(first, step.parts[name], other.parts[name]) for name in step.parts}
-    )
+    least_s, work, exposed = least_of(step.traffic[0])
+    for of_sizes in step.traffic[1:]:
+        by_size = least_of(of_sizes)
+        best = np.argmin(by_size[0], axis=0)[None]
+        other_s, other_work, other_exposed = (
+            np.take_along_axis(x, best, axis=0)[0] for x in by_size
+        )
+        pays = other_s < least_s
+        work, exposed = np.where(pays, other_work, work), np.where(pays, other_exposed, exposed)
+    return _compose(c, {"ranks": busiest}, work, step, exposed)
 
 
 def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats) -> StepTime:

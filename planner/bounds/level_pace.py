@@ -45,7 +45,7 @@ class _Splits(NamedTuple):
     """Rows of `chunks` that stand in each distinct set of chunks of one number, one set after the other."""
     starts: IntArray
     """Where each set begins, [sets]."""
-    times: FloatArray
+    counts: FloatArray
     """How often each split has each set, [splits, sets]."""
     main_layers: FloatArray
     """Of each rank, leading dense ones left out, [splits, pp]."""
@@ -127,7 +127,7 @@ def least_level_pace_s(
             continue
         seconds = splits.chunks @ np.stack(times.take(rows))
         slowest_s = np.maximum.reduceat(seconds[splits.rounds], splits.starts, axis=0)
-        paces_s = splits.times @ slowest_s
+        paces_s = splits.counts @ slowest_s
         if rooms is not None:
             roomy = (
                 splits.main_layers[:, None, :] <= rooms[None, rows, : splits.main_layers.shape[1]]
@@ -191,12 +191,12 @@ def _splits(pipeline: _Pipeline) -> _Splits | None:
             np.sum(stages, axis=1) - chunk_counts(leading, stages, 0).dense.sum(axis=0)
         )
     sizes = np.array([len(each) for each in sets])
-    times = np.stack([np.bincount(own, minlength=len(sets)) for own in of_splits])
+    counts = np.stack([np.bincount(own, minlength=len(sets)) for own in of_splits])
     return _Splits(
         chunks=np.array(list(chunks), dtype=np.float64),
         rounds=np.array(list(chain.from_iterable(sets))),
         starts=np.cumsum(sizes) - sizes,
-        times=times.astype(np.float64),
+        counts=counts.astype(np.float64),
         main_layers=np.array(main_layers, dtype=np.float64),
     )
 

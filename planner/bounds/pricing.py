@@ -90,7 +90,6 @@ class CostModelPricing:
         self._limit_gib = hbm_limit_gib(workload)
         framework = framework_of_stack(workload.framework)
         self._some_layers = framework.recompute_amount is not None
-        self._memory_limits = True
 
     @property
     def workload(self) -> Workload:
@@ -104,11 +103,6 @@ class CostModelPricing:
     def undecided_s(self) -> float:
         """Every parallelism matrix is priced."""
         return float("inf")
-
-    @property
-    def memory_limits(self) -> bool:
-        """Of the layout priced last: false where memory kept no mapping from its fastest split."""
-        return self._memory_limits
 
     @property
     def prices_matrices(self) -> bool:
@@ -284,7 +278,7 @@ class CostModelPricing:
         comes first: where that does not fit, nothing does.
         """
         best: Priced | None = None
-        memory_suffices, self._memory_limits = False, True
+        memory_suffices = False
         amounts = list(self._recompute_amounts(layout))
         if not np.isfinite(cutoff_s) and len(amounts) > 1:
             amounts = [ALL_LAYERS, *amounts[:-1]]
@@ -298,8 +292,6 @@ class CostModelPricing:
                 best = priced
             if pricing.nothing_fits and recomputed_layers == ALL_LAYERS:
                 return best
-            if recomputed_layers == 0:
-                self._memory_limits = pricing.memory_limits
             if not pricing.memory_limits and recomputed_layers != ALL_LAYERS:
                 memory_suffices = True
         return best

@@ -174,8 +174,8 @@ def default_stages(
 ) -> tuple[tuple[int, ...], ...] | None:
     """A split that suits a schedule where nothing is known of costs; None where a chunk would be empty."""
     if in_step and vpp > 1:
-        no_layer = empty_ends and layers < pp * vpp * group
-        splits = level_splits(layers, pp, vpp, group, empty_ends=no_layer)
+        too_few = layers < pp * vpp * group
+        splits = level_splits(layers, pp, vpp, group, empty_ends=empty_ends and too_few)
         if splits:
             return splits[0]
     return balanced_stages(layers, pp, vpp, group)

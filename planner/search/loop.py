@@ -26,8 +26,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.pipeline.schedules import Schedule
+from meshwright.costmodel.layout import Layout
 from meshwright.errors import OutOfTimeError
 from meshwright.planner.bounds.degree_bound import gpu_seconds, shape_table
 from meshwright.planner.bounds.exact_cost import Priced
@@ -43,14 +42,6 @@ from meshwright.planner.search.space import Space
 
 IntArray = NDArray[np.int64]
 Progress = Callable[[str], None]
-
-
-_NOT_IN_MODULES = int(Recompute.FULL | Recompute.OPERATORS)
-
-
-def _without_relief(layout: Layout) -> Layout:
-    """A layout without what makes room in memory and takes time."""
-    return replace(layout, recompute=0, recompute_layers=0, optimizer_offload=0)
 
 
 class AnyPlanFoundError(Exception):
@@ -88,10 +79,6 @@ class LayoutSearch:
         self._pool = LayoutPool()
         self._undecided_s = inf
         """No mapping of a priced layout that stayed undecided is faster than this."""
-        self._unlimited: dict[tuple[int, Layout], list[tuple[int, int]]] = {}
-        """By branch and layout, relief left out: recomputed modules and shares of the optimizer offloaded at
-        which memory did not limit it.
-        """
         self._unexplored_s = 0.0
         """No layout that was not expanded yet is faster than this."""
         self.certificate = Certificate(executions=len(branches))
@@ -309,7 +296,7 @@ class LayoutSearch:
             bounds = self._pool.mappings[row]
             assert bounds is not None
             index, layout = int(self._pool.branch[row]), self._pool.scalar(int(row))
-            if bounds.least_s < self._cutoff_s and not self._relieved_in_vain(index, layout):
+            if bounds.least_s < self._cutoff_s:
                 self.chooser.add(index, layout, bounds)
             else:
                 self.certificate.bounded_out += 1
@@ -334,43 +321,6 @@ class LayoutSearch:
             for row, bounds in zip(own, bounded, strict=True):
                 self._pool.set_mappings(int(row), bounds)
 
-    def _relieved_in_vain(self, branch: int, layout: Layout) -> bool:
-        """Whether memory did not limit the same layout with fewer modules recomputed, or less offloaded.
-
-        More of either only makes room, and takes more time: a host streams memory slower than any GPU. A
-        slower layer also hides more, which never outweighs what it costs where gradients are reduced beside
-        one micro-batch and each rank has one virtual stage: then every layer's time counts once in the step
-        at the least, and 1 / pp of it is hidden at the most.
-        """
-        known = self._unlimited.get((branch, _without_relief(layout)))
-        if known is None:
-            return False
-        mask, share = int(layout.recompute), int(layout.optimizer_offload)
-        is_simple = (
-            layout.vpp == 1 and layout.zero_stage <= 1 and layout.schedule == Schedule.ONE_F_ONE_B
-        )
-        return any(
-            (less, smaller) != (mask, share)
-            and smaller <= share
-            and less & ~mask == 0
-            and not (mask ^ less) & _NOT_IN_MODULES
-            and (less == mask or is_simple)
-            for less, smaller in known
-        )
-
-    def _close_more_relief(self, candidate: Candidate) -> None:
-        """Closes what the price just made shows to be no better than the cutoff."""
-        if self._top_k > 1 or self._branches[candidate.branch].pricing.memory_limits:
-            return
-        layout = candidate.layout
-        key = candidate.branch, _without_relief(layout)
-        relief = int(layout.recompute), int(layout.optimizer_offload)
-        self._unlimited.setdefault(key, []).append(relief)
-        for other in self.chooser.candidates:
-            if other.is_open and self._relieved_in_vain(other.branch, other.layout):
-                self.chooser.learn(other, None)
-                self.certificate.bounded_out += 1
-
     def _price(self, candidate: Candidate) -> None:
         """Prices a candidate exactly."""
         branch = self._branches[candidate.branch]
@@ -380,7 +330,6 @@ class LayoutSearch:
         if priced is not None:
             priced = replace(priced, execution=branch.execution)
         self.chooser.learn(candidate, priced)
-        self._close_more_relief(candidate)
         if priced is None:
             return
         self._best.append((priced.step_time_s, self.certificate.priced, priced))

@@ -34,11 +34,6 @@ class Pricing(Protocol):
         ...
 
     @property
-    def memory_limits(self) -> bool:
-        """Of the layout priced last: whether more room in HBM might make it faster."""
-        ...
-
-    @property
     def prices_matrices(self) -> bool:
         """Whether mappings are parallelism matrices: on regular fabrics."""
         ...

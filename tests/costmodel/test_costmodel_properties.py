@@ -322,7 +322,7 @@ def test_a_bound_for_any_relief_lies_below_every_step(kind: str) -> None:
 def test_no_layout_of_one_virtual_stage_is_faster_with_more_recomputed(
     case: Case, more: int, share: float
 ) -> None:
-    """The rule by which a search leaves layouts out."""
+    """With several, or under ZeRO 2 and 3, a slower layer may hide more than it costs."""
     plain = replace(
         case.layout, vpp=1, recompute=0, recompute_layers=0, zero_stage=case.layout.dp % 2
     )

@@ -88,11 +88,6 @@ class MappedPricing(CostModelPricing):
         self._packing.deadline = deadline
 
     @property
-    def memory_limits(self) -> bool:
-        """Not known: taken as so."""
-        return True
-
-    @property
     def undecided_s(self) -> float:
         """Of the layout priced last: no mapping that was neither priced nor excluded is faster than this."""
         return self._undecided_s
