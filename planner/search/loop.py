@@ -177,6 +177,7 @@ class LayoutSearch:
         degrees = space.degrees(workload.gpus, half, self._remaining_s)
         upper = DegreeScan(space, self._branches, table, degrees, self._remaining_s)
         self._scan(upper, cost / half if half else inf)
+        self._add_outside_domain(upper)
         if not half:
             return
         if np.isfinite(self._cutoff_s) and np.isfinite(cost):
@@ -219,6 +220,20 @@ class LayoutSearch:
                 together = self._params.bounded_together
         self.certificate.bounded_out += scan.layouts(order[position:])
         self._unexplored_s = later_s
+
+    def _add_outside_domain(self, scan: DegreeScan) -> None:
+        """Puts the fastest layouts that leave a domain where they may not into the model, which decides.
+
+        They are run as the best plan so far is.
+        """
+        if not self._best or not self._space.workload.inside_domain:
+            return
+        execution = self._best[0][2].execution
+        index = [branch.execution for branch in self._branches].index(execution)
+        branch, most = self._branches[index], self._params.most_outside
+        layouts = branch.outside_domain(scan.promising(self._cutoff_s), most, self._cutoff_s)
+        for row, bounds in enumerate(branch.mapping_bounds(layouts)):
+            self.chooser.add(index, layouts.scalar(row), bounds)
 
     def _expand(self, index: int, degrees: Layout) -> None:
         """Puts the layouts of some degrees under one execution into the pool."""
@@ -341,7 +356,7 @@ class LayoutSearch:
         self.certificate.priced += 1
         if priced is not None:
             priced = replace(priced, execution=branch.execution)
-        self.chooser.learn(candidate, priced)
+        self.chooser.learn(candidate, priced, branch.pricing.overfull)
         if priced is None:
             return
         self._best.append((priced.step_time_s, self.certificate.priced, priced))
