@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import OutOfTimeError
-from meshwright.planner.bounds.degree_bound import gpu_seconds, shape_table
+from meshwright.planner.bounds.degree_bound import ShapeTable, gpu_seconds, shape_table
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.experts.joint import JointRouting
 from meshwright.planner.search.branches import Branch, DegreeScan, as_array
@@ -143,25 +144,36 @@ class LayoutSearch:
 
     # 1. From degrees to the pool.
 
+    @cached_property
+    def _table(self) -> ShapeTable:
+        """Layer costs of every shape of the space under each execution."""
+        workloads = [branch.pricing.workload for branch in self._branches]
+        return shape_table(workloads, self._space.shapes())
+
     def _price_first(self, layout: Layout) -> None:
-        """Prices one layout under each execution, as long as that may be faster than those before."""
-        for index, branch in enumerate(self._branches):
-            layouts, _, bound_s = branch.promising_layouts(
-                as_array(layout), self._cutoff_s, self.certificate
-            )
-            for bounds in branch.mapping_bounds(layouts) if len(bound_s) else ():
-                self.chooser.add(index, layouts.scalar(0), bounds)
-        for candidate in self.chooser.opened:
+        """Prices one layout under each execution, as long as that may be faster than those before.
+
+        Least bounds first. A layout that is not of the space is left out.
+        """
+        if not self._table.holds(layout) or layout.pp not in self._space.pp:
+            return
+        scan = DegreeScan(
+            self._space, self._branches, self._table, as_array(layout), self._remaining_s
+        )
+        for index, alone, _ in scan.by_branch(np.arange(1), lambda: self._cutoff_s):
             self._remaining_s()
-            if candidate.is_open and candidate.bound_s < self._cutoff_s:
-                self._price(candidate)
+            branch = self._branches[index]
+            layouts, _, bound_s = branch.promising_layouts(alone, self._cutoff_s, self.certificate)
+            for bounds in branch.mapping_bounds(layouts) if len(bound_s) else ():
+                candidate = self.chooser.add(index, layouts.scalar(0), bounds)
+                if candidate.bound_s < self._cutoff_s:
+                    self._price(candidate)
 
     def _scan_space(self) -> None:
         """Layouts on more than half of the GPUs come first: they are likely fast, and bound the rest."""
         workload, space = self._space.workload, self._space
         half = workload.gpus // 2
-        table = shape_table([branch.pricing.workload for branch in self._branches], space.shapes())
-        cost = gpu_seconds(workload, table) * (1 - 1e-9)
+        table, cost = self._table, gpu_seconds(workload, self._table) * (1 - 1e-9)
         degrees = space.degrees(workload.gpus, half, self._remaining_s)
         upper = DegreeScan(space, self._branches, table, degrees, self._remaining_s)
         self._scan(upper, cost / half if half else inf)
