@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import networkx as nx
 
 ROOT = "root"
-COARSEST = 128
 _INSIDE_A_NODE = ("nvlink", "xgmi", "pcie")
 
 
@@ -110,7 +109,7 @@ def level_joints(cluster: ClusterSpec, names: Sequence[str]) -> list[Joint]:
 def cut_gb_per_s(cluster: ClusterSpec, gpus: int) -> NDArray[np.float64]:
     """Minimum cut between the two halves of one block of each level, GB/s in one direction, shape [levels].
 
-    Maximum flow from the first half of the sub-blocks to the others, by networkx. With an odd number of
+    From the first half of the sub-blocks to the others. With an odd number of
     sub-blocks the first half is the smaller one; a block of a single GPU has no cut: its entry is infinite.
     """
     levels = fabric_levels(cluster, gpus)
@@ -128,20 +127,18 @@ def cut_gb_per_s(cluster: ClusterSpec, gpus: int) -> NDArray[np.float64]:
 def halves_cut_gb_per_s(first: tuple[float, ...], second: tuple[float, ...], joint: Joint) -> float:
     """Minimum cut between some sub-blocks of a block and some others, by their up-links in GB/s.
 
-    Infinite where one side has none.
+    Switches make the block a star, or one for each rail with its share of every link: what one side's links
+    carry, or the other's. Direct links need a maximum flow. Infinite where one side has none.
     """
     if not first or not second:
         return float("inf")
-    up: dict[str, float] = {}
-    sides = []
-    # Blocks joined by switches that lie on one side are as good as one; direct links need each by itself.
-    sizes = (len(first), len(second)) if joint.direct else (COARSEST, COARSEST)
-    for side, (links, vertices) in enumerate(zip((first, second), sizes, strict=True)):
-        names = [f"{side}/{index}" for index in range(min(len(links), vertices))]
-        for index, link in enumerate(links):
-            name = names[index % len(names)]
-            up[name] = up.get(name, 0.0) + link
-        sides.append(names)
+    if not joint.direct:
+        return min(sum(first), sum(second))
+    sides = [
+        [f"{side}/{index}" for index in range(len(links))]
+        for side, links in enumerate((first, second))
+    ]
+    up = dict(zip((*sides[0], *sides[1]), (*first, *second), strict=True))
     terminals = [Terminal(name=name, gpus=1, inside_gb_per_s=0.0, path=((0, ROOT),)) for name in up]
     graph = draw(terminals, [joint], up, apart=False)
     return cut_between_gb_per_s(graph, *sides)

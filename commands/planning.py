@@ -93,12 +93,11 @@ def plan_command(
         return
     from meshwright import api
     from meshwright.documents.output_files import refuse_taken, write_files
-    from meshwright.planner.launch.plan_files import PLAN_FILES, next_step, plan_files
-    from meshwright.planner.plan.texts import plan_document
-    from meshwright.planner.report.plan_view import plan_view
     from meshwright.planner.solvers.processes import on_processes
 
     if output is not None:
+        from meshwright.planner.launch.plan_files import PLAN_FILES
+
         refuse_taken(output, PLAN_FILES, force)
     model_file: Path | None = options["export_model"]
     if model_file is not None:
@@ -110,14 +109,22 @@ def plan_command(
     finally:
         progress.clear()
     if as_json:
+        from meshwright.planner.plan.texts import plan_document
+
         print_json(plan_document(plan))
     else:
+        from meshwright.planner.report.plan_view import plan_view
+
         left_out = [] if plan.left_out is None else [plan.left_out]
         warn("warning", [*plan.warnings, *left_out])
         show(plan_view(plan))
     if output is not None and plan.layout is not None:
+        from meshwright.planner.launch.plan_files import plan_files
+
         write_files(output, plan_files(plan), force)
     if not as_json:
+        from meshwright.planner.launch.plan_files import next_step
+
         click.echo(f"\n{next_step(plan, output)}")
     exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
     ctx.exit(exit_codes.get(plan.status, ExitCode.DONE))

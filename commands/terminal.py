@@ -5,6 +5,8 @@ Only this package prints. Heavy modules are imported inside functions, so that `
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import sys
@@ -29,6 +31,9 @@ LONGEST_WORD = 80
 _PLAIN = str.maketrans("█·", "#.")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+# A process that ends would look through all it holds for cycles, for longer than a calculator's answer takes.
+atexit.register(gc.freeze)
 
 
 class Commands(click.Group):

@@ -73,7 +73,7 @@ def keeps_inside(workload: Workload, layout: Layout, placement: Placement) -> ND
     workload
         What is placed.
     layout
-        One layout, its degrees scalars.
+        Degrees as numbers, or as arrays of the placements' shape.
     placement
         Arrays [..., levels]; level 0 is the scale-up domain.
 
@@ -83,8 +83,13 @@ def keeps_inside(workload: Workload, layout: Layout, placement: Placement) -> ND
     """
     keep = np.ones(np.shape(placement.tp)[:-1], dtype=np.bool_)
     for axis in workload.inside_domain:
-        keep &= np.asarray(getattr(placement, axis))[..., 0] >= int(getattr(layout, axis))
+        keep &= members_in_domain(placement, axis) >= np.asarray(getattr(layout, axis))
     return keep
+
+
+def members_in_domain(placement: Placement, axis: str) -> NDArray[np.int64]:
+    """How many members of a group of one axis share a domain under some placements, shape [...]."""
+    return np.asarray(getattr(placement, axis), dtype=np.int64)[..., 0]
 
 
 def _domain_gpus(workload: Workload) -> int:

@@ -38,6 +38,11 @@ class ShapeTable:
     least: LayerCosts
     """The least of any execution, [shapes]."""
 
+    def holds(self, layout: Layout) -> bool:
+        """Whether one layout's shape is among them."""
+        equal = [np.asarray(getattr(self.shapes, name)) == getattr(layout, name) for name in SHAPE]
+        return bool(np.logical_and.reduce(equal).any())
+
     def rows(self, degrees: Layout) -> IntArray:
         """Which shape each of some degrees [n] has, [n]."""
         most = [int(np.max(getattr(self.shapes, name), initial=0)) + 1 for name in SHAPE]

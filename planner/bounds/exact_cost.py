@@ -51,6 +51,8 @@ class Priced:
     """On an irregular allocation, (node, local GPU) of every rank; the matrix is empty then."""
     execution: Execution = field(default_factory=Execution)
     """How it is run."""
+    cut_uses: tuple[tuple[str, float], ...] = ()
+    """Cuts of the fabric with the share of each that is used, where the workload limits that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,9 @@ class MappingBounds:
 
     matrices: Matrices
     bound_s: FloatArray
-    """Shape [k]; k is 0 where no mapping exists."""
+    """Shape [k]; k is 0 where no mapping exists, and a bound infinite where a mapping is out."""
+    outside_s: FloatArray | None = None
+    """Bounds of the mappings that are out because a group leaves its domain, [k]; infinite for others."""
 
     @property
     def least_s(self) -> float:

@@ -18,6 +18,7 @@ from meshwright.planner.bounds.matrices import Matrices, matrices, matrices_of, 
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 OF_PLACEMENTS = (*AXES, "ep", "etp")
 """Fields of a layout on which its mappings and placements depend."""
@@ -32,12 +33,21 @@ class MappedLayouts(NamedTuple):
     """Mappings of each layout."""
     context: Context | None
     """Of all mappings of the first layout, then of the next; None where there are none."""
+    inside: BoolArray
+    """Which of these mappings keep in a domain what the workload wants there."""
+
+    def by_layout(self, seconds: FloatArray) -> list[FloatArray]:
+        """Of the mappings of each layout."""
+        return np.split(seconds, np.cumsum(self.counts)[:-1])
 
     def least(self, seconds: FloatArray) -> FloatArray:
-        """The least of each layout's mappings, [layouts]; 0 where it has none."""
+        """The least of each layout's mappings that keep inside what they must, [layouts].
+
+        0 where it has no mapping, infinite where all leave a domain.
+        """
         least_s, has_any = np.zeros(len(self.counts)), self.counts > 0
         starts = np.cumsum(self.counts) - self.counts
-        own = np.broadcast_to(seconds, (int(self.counts.sum()),))
+        own = np.where(self.inside, seconds, np.inf)
         least_s[has_any] = np.minimum.reduceat(own, starts[has_any])
         return least_s
 
@@ -60,12 +70,14 @@ def mapped_layouts(workload: Workload, gpus: int, layouts: Layout) -> MappedLayo
         Layouts with the same degrees share their placements.
     """
     first, table_of = rows_by_value(layouts, OF_PLACEMENTS)
-    tables = _tables(workload, gpus, layouts.take(first))
+    degrees = np.stack([np.asarray(getattr(layouts, axis))[first] for axis in AXES], axis=1)
+    factors = level_factors(workload.cluster, gpus)
+    tables = [matrices_of(each, factors, inside=("tp",)) for each in degrees.tolist()]
     sizes = np.array([len(table["tp"]) for table in tables])
     counts = sizes[table_of]
     own = [tables[index] for index in table_of]
     if not counts.sum():
-        return MappedLayouts(own, counts, None)
+        return MappedLayouts(own, counts, None, np.zeros(0, dtype=np.bool_))
     joined = {axis: np.concatenate([table[axis] for table in tables]) for axis in AXES}
     placement = placement_on(workload.cluster, layouts.take(np.repeat(first, sizes)), joined)
     # Row of the joined tables that each mapping of each layout is.
@@ -73,7 +85,8 @@ def mapped_layouts(workload: Workload, gpus: int, layouts: Layout) -> MappedLayo
     rows = np.arange(counts.sum()) + np.repeat(starts[table_of] - own_starts, counts)
     placed = {name: column[rows] for name, column in vars(placement).items()}
     each = layouts.take(np.repeat(np.arange(len(counts)), counts))
-    return MappedLayouts(own, counts, make_context(workload.on(gpus), each, Placement(**placed)))
+    context = make_context(workload.on(gpus), each, Placement(**placed))
+    return MappedLayouts(own, counts, context, keeps_inside(workload, each, context.placement))
 
 
 def mappings_of(workload: Workload, layout: Layout) -> Matrices:
@@ -86,13 +99,3 @@ def mappings_of(workload: Workload, layout: Layout) -> Matrices:
         return table
     placement = placement_on(workload.cluster, layout, table)
     return pick(table, np.flatnonzero(keeps_inside(workload, layout, placement)))
-
-
-def _tables(workload: Workload, gpus: int, layouts: Layout) -> list[Matrices]:
-    """`mappings_of` each of some layouts on one allocation."""
-    if workload.inside_domain:
-        rows = range(layouts.broadcast_shape()[0])
-        return [mappings_of(workload, layouts.scalar(row)) for row in rows]
-    factors = level_factors(workload.cluster, gpus)
-    degrees = np.stack([np.asarray(getattr(layouts, axis)) for axis in AXES], axis=1)
-    return [matrices_of(each, factors, inside=("tp",)) for each in degrees.tolist()]

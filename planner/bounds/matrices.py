@@ -74,6 +74,14 @@ def pick(table: Mapping[str, NDArray[np.int64]], rows: NDArray[np.int64]) -> Mat
     return {axis: factors[rows] for axis, factors in table.items()}
 
 
+def rows_under(
+    table: Mapping[str, NDArray[np.int64]], matrix: Mapping[str, Sequence[int]]
+) -> NDArray[np.int64]:
+    """The rows of a table that are one matrix: one, or none."""
+    same = [np.all(table[axis] == np.asarray(row), axis=1) for axis, row in matrix.items()]
+    return np.flatnonzero(np.logical_and.reduce(same))
+
+
 @lru_cache(maxsize=1 << 15)
 def _all_matrices(
     degrees: tuple[int, ...], sizes: tuple[int, ...], inside: tuple[int, ...]

@@ -105,6 +105,11 @@ class CostModelPricing:
         return float("inf")
 
     @property
+    def overfull(self) -> Sequence[Priced]:
+        """None: cuts may be used in full."""
+        return ()
+
+    @property
     def prices_matrices(self) -> bool:
         """Mappings are parallelism matrices."""
         return True
@@ -260,9 +265,14 @@ class CostModelPricing:
             bound = np.where(fits, np.asarray(seconds, dtype=np.float64), np.inf)
             if numbers_of_groups and self._workload.max_cut_use >= 1:
                 bound[~useful_groups(context, numbers_of_groups)] = np.inf
-        parts = np.split(bound, np.cumsum(mapped.counts)[:-1])
-        for table, part in zip(mapped.tables, parts, strict=True):
-            yield MappingBounds(matrices=table, bound_s=part)
+        if not self._workload.inside_domain:
+            for table, part in zip(mapped.tables, mapped.by_layout(bound), strict=True):
+                yield MappingBounds(matrices=table, bound_s=part)
+            return
+        kept, outside = (np.where(mapped.inside == is_in, bound, np.inf) for is_in in (True, False))
+        parts = (mapped.tables, mapped.by_layout(kept), mapped.by_layout(outside))
+        for table, bound_s, outside_s in zip(*parts, strict=True):
+            yield MappingBounds(matrices=table, bound_s=bound_s, outside_s=outside_s)
 
     def mappings(self, layout: Layout) -> Matrices:
         """Every parallelism matrix of a layout that keeps tensor groups inside the innermost level, and those

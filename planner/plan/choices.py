@@ -13,33 +13,37 @@ from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.plan.document import ExecutionChoice, Plan
 from meshwright.planner.plan.gradient_buckets import search_with_own_buckets
 from meshwright.planner.plan.installs import choice_setting
+from meshwright.planner.plan.questions import Question
 from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH, choices_made
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.solvers.clock import is_over, limit_left_s
-from meshwright.planner.solvers.processes import side_by_side
 
 Search = Callable[[PlanRequest, Layout], Outcome]
 """The best plan for a request; the layout is likely good and priced first."""
+Task = Callable[[], ExecutionChoice]
 
 
-def with_choices(request: PlanRequest, plan: Plan, search: Search) -> Plan:
-    """The plan with what each of its execution choices brings, the largest gain first.
+def question_of_choices(request: PlanRequest, plan: Plan, search: Search) -> Question:
+    """What each of a plan's execution choices brings, the largest gain first.
 
     Pinned choices are left out, and those that the framework always makes: there is no plan without them.
     """
     if plan.layout is None or plan.execution is None:
-        return plan
-    choices = [*_choices(request, plan, search), *_bucket_choice(request, plan)]
-    choices.sort(key=lambda choice: -(choice.step_time_s_without or inf))
+        return Question()
+    tasks = [*_choices(request, plan, search), *_bucket_choice(request, plan)]
+    return Question(tasks=tasks, answered=_with_choices)
+
+
+def _with_choices(plan: Plan, choices: list[ExecutionChoice]) -> Plan:
+    choices = sorted(choices, key=lambda choice: -(choice.step_time_s_without or inf))
     return plan.model_copy(update={"choices": choices})
 
 
-def _choices(request: PlanRequest, plan: Plan, search: Search) -> list[ExecutionChoice]:
-    assert plan.execution is not None
-    tasks = []
+def _choices(request: PlanRequest, plan: Plan, search: Search) -> Iterator[Task]:
     assert plan.layout is not None
+    assert plan.execution is not None
     names: list[tuple[str, int | str]] = [
         (name, "off" if EXECUTION_PINS[name] == SWITCH else str(PLAIN[name]))
         for name in choices_made(plan.execution)
@@ -51,8 +55,7 @@ def _choices(request: PlanRequest, plan: Plan, search: Search) -> list[Execution
     for name, plain in names:
         without = _pinned(request, name, plain)
         if name not in request.pins and without is not None:
-            tasks.append(partial(_choice, plan, name, without, search))
-    return side_by_side(tasks)
+            yield partial(_choice, plan, name, without, search)
 
 
 def _choice(plan: Plan, name: str, without: PlanRequest, search: Search) -> ExecutionChoice:
@@ -77,14 +80,23 @@ def _choice(plan: Plan, name: str, without: PlanRequest, search: Search) -> Exec
     )
 
 
-def loses_by_tensor_overlap(plan: Plan) -> bool:
-    """Whether the best plan without tensor-parallel overlap, which the search takes as on, is faster."""
+def loses_by_tensor_overlap(plan: Plan, found: object) -> bool:
+    """Whether the best plan without tensor-parallel overlap, which the search takes as on, is faster.
+
+    Parameters
+    ----------
+    plan
+        The plan with it.
+    found
+        What was found out about the plan: one of its choices, or anything else.
+    """
     step_s = plan.objective.step_time_s
-    return step_s is not None and any(
-        choice.choice == "tp_overlap"
-        and choice.step_time_s_without is not None
-        and choice.step_time_s_without < step_s * (1 - 1e-9)
-        for choice in plan.choices or ()
+    return (
+        isinstance(found, ExecutionChoice)
+        and found.choice == "tp_overlap"
+        and step_s is not None
+        and found.step_time_s_without is not None
+        and found.step_time_s_without < step_s * (1 - 1e-9)
     )
 
 
@@ -96,20 +108,22 @@ def _pinned(request: PlanRequest, name: str, word: int | str) -> PlanRequest | N
         return None
 
 
-def _bucket_choice(request: PlanRequest, plan: Plan) -> Iterator[ExecutionChoice]:
+def _bucket_choice(request: PlanRequest, plan: Plan) -> Iterator[Task]:
+    if plan.execution is not None and plan.execution.bucket_mb is not None:
+        yield partial(_own_buckets, request, plan, plan.execution.bucket_mb)
+
+
+def _own_buckets(request: PlanRequest, plan: Plan, bucket_mb: float) -> ExecutionChoice:
     """What buckets of the chosen size bring: the best plan with the framework's own in their place."""
     assert plan.layout is not None
-    assert plan.execution is not None
-    if plan.execution.bucket_mb is None:
-        return
     outcome = None
     if not is_over():
         likely = replace(layout_from_document(plan.layout), recompute_layers=0)
         alone = replace(request, time_limit_s=limit_left_s(), top_k=1)
         outcome = search_with_own_buckets(alone, likely)
-    yield ExecutionChoice(
+    return ExecutionChoice(
         choice="bucket_mb",
-        value=plan.execution.bucket_mb,
+        value=bucket_mb,
         step_time_s_without=outcome.best[0].step_time_s if outcome and outcome.best else None,
         proven=outcome is not None and outcome.status in ("optimal", "infeasible"),
     )

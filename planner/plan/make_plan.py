@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from meshwright.costmodel.layout import Layout
 from meshwright.planner.mapping.choice.cut_limit import pricing_of
 from meshwright.planner.mapping.choice.pricing import MappedPricing
 from meshwright.planner.plan.assemble import plan_from_outcome, predict
-from meshwright.planner.plan.choices import loses_by_tensor_overlap, with_choices
+from meshwright.planner.plan.choices import loses_by_tensor_overlap, question_of_choices
 from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Expected, Plan
 from meshwright.planner.plan.expected import SCENARIOS, expectation, is_quick
@@ -19,7 +20,8 @@ from meshwright.planner.plan.exported_model import export_model
 from meshwright.planner.plan.gradient_buckets import search_with_buckets
 from meshwright.planner.plan.infeasible import explain_infeasible
 from meshwright.planner.plan.nodes import decide_on_nodes
-from meshwright.planner.plan.robustness import with_robustness
+from meshwright.planner.plan.questions import Question, with_answers
+from meshwright.planner.plan.robustness import question_of_robustness
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.certificate import Outcome
@@ -76,16 +78,24 @@ def make_plan(
         plan = fastest_plan(request, progress, hedged=robustness, model_file=model_file)
         # On the nodes that were chosen.
         request = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
-        if choices:
-            plan = with_choices(request, plan, _searched_again)
-            if loses_by_tensor_overlap(plan) and not is_over():
-                pins = {**request.pins, "tp_overlap": "off"}
-                request = replace(request, pins=pins, time_limit_s=limit_left_s())
-                plan = fastest_plan(request, progress, hedged=robustness, model_file=model_file)
-                plan = plan.model_copy(update={"warnings": [*plan.warnings, WITHOUT_OVERLAP]})
-                plan = with_choices(request, plan, _searched_again)
-        plan = with_robustness(request, plan) if robustness else plan
-    return with_digest(plan)
+        asked = partial(_questions, choices=choices, robustness=robustness)
+        slower = partial(loses_by_tensor_overlap, plan)
+        whole = with_answers(plan, asked(request, plan), slower)
+        if whole is None:
+            pins = {**request.pins, "tp_overlap": "off"}
+            request = replace(request, pins=pins, time_limit_s=limit_left_s())
+            plan = fastest_plan(request, progress, hedged=robustness, model_file=model_file)
+            plan = plan.model_copy(update={"warnings": [*plan.warnings, WITHOUT_OVERLAP]})
+            whole = with_answers(plan, asked(request, plan))
+    return with_digest(whole or plan)
+
+
+def _questions(
+    request: PlanRequest, plan: Plan, *, choices: bool, robustness: bool
+) -> list[Question]:
+    """What is asked of a plan, the choices first: one of them may say that there is a faster plan."""
+    asked = [question_of_choices(request, plan, _searched_again)] if choices else []
+    return [*asked, question_of_robustness(request, plan)] if robustness else asked
 
 
 def fastest_plan(

@@ -26,36 +26,35 @@ def memory_risk_document(request: PlanRequest, predicted: Predicted) -> MemoryRi
     return MemoryRisk(asked=request.memory_risk, remains=1.0 - fits, room_gib=room_gib)
 
 
-def with_cost_of_safety(
+def risk_with_cost(
     request: PlanRequest, plan: Plan, searched: Callable[[PlanRequest], Outcome] | None
-) -> Plan:
-    """The plan with what its margin for memory costs.
+) -> MemoryRisk | None:
+    """A plan's risk with what its margin for memory costs; None for a plan without a layout.
 
     Parameters
     ----------
     request
         What was planned.
     plan
-        The plan; without a layout it comes back as it is.
+        The plan.
     searched
         Searches a request, beginning from the plan's layout; None where that would take long.
     """
     risk, step_time_s = plan.memory_risk, plan.objective.step_time_s
     if risk is None or step_time_s is None:
-        return plan
+        return risk
     if request.memory_risk >= POINT_ESTIMATE:
         without_s, proven = step_time_s, plan.status == "optimal"
     elif searched is None:
-        return plan
+        return risk
     else:
         outcome = searched(_as_predicted(request))
         times = [priced.step_time_s for priced in outcome.best]
         without_s, proven = min([*times, step_time_s]), outcome.status == "optimal"
     cost = step_time_s / without_s - 1.0
-    priced_risk = risk.model_copy(
+    return risk.model_copy(
         update={"step_time_s_without": without_s, "cost": cost, "proven": proven}
     )
-    return plan.model_copy(update={"memory_risk": priced_risk})
 
 
 def _as_predicted(request: PlanRequest) -> PlanRequest:

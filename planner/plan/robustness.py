@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -23,15 +24,15 @@ from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.planner.plan.assemble import alternative
-from meshwright.planner.plan.document import Plan, Robustness, Scenario
+from meshwright.planner.plan.document import MemoryRisk, Plan, Robustness, Scenario
 from meshwright.planner.plan.gradient_buckets import search_with_buckets
-from meshwright.planner.plan.memory_risk import with_cost_of_safety
+from meshwright.planner.plan.memory_risk import risk_with_cost
 from meshwright.planner.plan.placement import plan_placement
+from meshwright.planner.plan.questions import Question
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.solvers.clock import is_over, limit_left_s
-from meshwright.planner.solvers.processes import side_by_side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,21 +85,33 @@ class Change:
         )
 
 
-def with_robustness(request: PlanRequest, plan: Plan) -> Plan:
-    """The plan with what becomes of it under every change; without a layout, the plan itself."""
+def question_of_robustness(request: PlanRequest, plan: Plan) -> Question:
+    """What becomes of a plan under every change, and what its safety costs; nothing without a layout."""
     if plan.layout is None or plan.objective.step_time_s is None:
-        return plan
+        return Question()
     if is_irregular(request.cluster):
         request = replace(request, cluster=first_gpus(request.cluster, request.gpus))
     workload = request.workload()
     band, memory = step_time_band(workload), peak_memory_band(workload)
+    scenarios = (
+        partial(_scenario, request, plan, change) for change in changes(request, band, memory)
+    )
+    return Question(
+        tasks=(partial(_risk, request, plan), *scenarios),
+        answered=partial(_with_robustness, band, memory),
+    )
 
+
+def _risk(request: PlanRequest, plan: Plan) -> MemoryRisk | None:
     def searched(wanted: PlanRequest) -> Outcome:
         return _searched_again(wanted, plan)
 
-    plan = with_cost_of_safety(request, plan, None if _too_long(request, plan) else searched)
-    tasks = [partial(_scenario, request, plan, change) for change in changes(request, band, memory)]
-    scenarios = side_by_side(tasks)
+    return risk_with_cost(request, plan, None if _too_long(request, plan) else searched)
+
+
+def _with_robustness(band: ErrorBand, memory: ErrorBand, plan: Plan, found: list[Any]) -> Plan:
+    risk: MemoryRisk | None = found[0]
+    scenarios: list[Scenario] = found[1:]
     unchanged = [scenario.winner is None and scenario.proven for scenario in scenarios]
     robustness = Robustness(
         step_time_band=(band.low, band.high),
@@ -110,7 +123,7 @@ def with_robustness(request: PlanRequest, plan: Plan) -> Plan:
         else None,
         scenarios=scenarios,
     )
-    return plan.model_copy(update={"robustness": robustness})
+    return plan.model_copy(update={"memory_risk": risk, "robustness": robustness})
 
 
 def changes(request: PlanRequest, band: ErrorBand, memory: ErrorBand) -> Iterator[Change]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.memory import HbmCapacity
+from meshwright.constraints.nvlink_domain import NvlinkDomain
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.estimate import LayerCosts
 from meshwright.costmodel.execution import Execution
@@ -58,6 +59,25 @@ class Branch:
             workload=self.pricing.workload, layouts=default_layout, memory_gib=np.zeros(1)
         )
         return any(rule.of_workload and rule.excess(table)[0] > 0 for rule in self.rules)
+
+    def outside_domain(self, degrees: Layout, most: int, cutoff_s: float) -> Layout:
+        """The fastest layouts of some degrees that leave a domain whatever their mapping, [n].
+
+        At most so many, of four times as many degrees, least bounds first; none where nothing has to stay.
+        """
+        rule = next((rule for rule in self.rules if isinstance(rule, NvlinkDomain)), None)
+        if rule is None:
+            return degrees.take(np.zeros(0, dtype=np.int64))
+        table = Candidates(
+            workload=self.pricing.workload,
+            layouts=degrees,
+            memory_gib=np.zeros(degrees.broadcast_shape()),
+        )
+        outside = np.flatnonzero((rule.excess(table) > 0) & self.has(degrees))
+        anywhere = replace(self, rules=tuple(each for each in self.rules if each is not rule))
+        first = degrees.take(outside[: 4 * most])
+        layouts, _, bound_s = anywhere.expanded(first, cutoff_s, Certificate())
+        return layouts.take(np.argsort(bound_s, kind="stable")[:most])
 
     def has(self, degrees: Layout) -> NDArray[np.bool_]:
         """Which degrees of the space of all are in this branch's, [n]."""
@@ -343,6 +363,11 @@ class DegreeScan:
             space = self._branches[index].space
             others = space.layouts_per_degrees(self._degrees.take(own[~good]))
             yield index, self._degrees.take(own[good]), int(others.sum())
+
+    def promising(self, cutoff_s: float) -> Layout:
+        """Degrees that may beat the cutoff, least bounds first."""
+        order = np.argsort(self.bound_s, kind="stable")
+        return self._degrees.take(order[self.bound_s[order] < cutoff_s])
 
     def layouts(self, rows: IntArray) -> int:
         """How many layouts some of the degrees have in all branches."""

@@ -36,6 +36,8 @@ class Candidate:
     """Whether it is neither priced nor proven to be no better than the cutoff."""
     priced: Priced | None = None
     """Its exact price, where that matters."""
+    overfull: Sequence[Priced] = ()
+    """Mappings that would be faster, but fill a cut beyond what is allowed."""
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
@@ -85,9 +87,15 @@ class Chooser(ABC):
         """The least bound of those that may be the next choice; infinite without any."""
         return min((each.bound_s for each in self.candidates if each.is_open), default=inf)
 
-    def learn(self, candidate: Candidate, priced: Priced | None) -> None:
-        """What an exact price says; None where no split fits or beats the cutoff."""
+    def learn(
+        self, candidate: Candidate, priced: Priced | None, overfull: Sequence[Priced] = ()
+    ) -> None:
+        """What an exact price says; None where no split fits or beats the cutoff.
+
+        `overfull` are mappings that would be faster, but fill a cut beyond what is allowed.
+        """
         candidate.is_open, candidate.priced, self.is_settled = False, priced, False
+        candidate.overfull = overfull
 
     def settle(self, candidates: Iterable[Candidate], cutoff_s: float) -> None:
         """None of these beats the cutoff; others may still."""

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
+from meshwright.constraints.nvlink_domain import members_in_domain
 from meshwright.constraints.stages import may_have_empty_ends
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
 from meshwright.planner.bounds.combination_costs import combination_costs, memory_rows
-from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.bounds.exact_cost import Matrix, Priced
+from meshwright.planner.bounds.matrices import Matrices, rows_under
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
 from meshwright.planner.experts.joint import AssumedImbalance, JointRouting
 from meshwright.planner.search.branches import Branch
 from meshwright.planner.search.candidates import Candidate, Chooser
 from meshwright.planner.search.certificate import Certificate
-from meshwright.planner.search.kernel_model import Combination, KernelChoice, KernelModel
+from meshwright.planner.search.combination import Combination
+from meshwright.planner.search.kernel_model import KernelChoice, KernelModel
 from meshwright.planner.search.params import SearchParams
 
 
@@ -62,7 +67,8 @@ class KernelChooser(Chooser):
         """
         groups: dict[tuple[int, int], list[Candidate]] = defaultdict(list)
         for each in self.candidates[self._taken_in :]:
-            if each.priced or (each.is_open and each.bound_s < cutoff_s):
+            least_s = min(each.bound_s if each.is_open else inf, _outside_s(each).min(initial=inf))
+            if each.priced or each.overfull or least_s < cutoff_s:
                 groups[each.branch, int(each.layout.gpus)].append(each)
         self._taken_in = len(self.candidates)
         for (branch, gpus), own in groups.items():
@@ -72,7 +78,10 @@ class KernelChooser(Chooser):
     def _of(
         self, branch: Branch, workload: Workload, candidates: Sequence[Candidate], cutoff_s: float
     ) -> Iterator[tuple[Candidate, Combination]]:
-        """A combination for each mapping that was priced or whose bound is below the cutoff."""
+        """A combination for each mapping that was priced or whose bound is below the cutoff.
+
+        Those that the limits on mappings rule out come with them, for the model to decide.
+        """
         owners, rows = [], []
         for candidate in candidates:
             for row in _kept_mappings(candidate, cutoff_s):
@@ -93,25 +102,31 @@ class KernelChooser(Chooser):
             )
             for axis in owners[0].mappings.matrices
         }
-        costs = combination_costs(workload, Layout(**columns), table)
+        layouts = Layout(**columns)
+        costs = combination_costs(workload, layouts, table)
+        inside = _inside(workload, layouts, table)
         memory = {owner: tuple(memory_rows(workload, owner.layout)) for owner in set(owners)}
         limit_gib = hbm_limit_gib(workload)
         for position, (owner, row) in enumerate(zip(owners, rows, strict=True)):
+            matrix = {axis: tuple(values[position].tolist()) for axis, values in table.items()}
+            bound_s, outside_s = owner.mappings.bound_s[row], _outside_s(owner)[row]
+            overfull = _price_of(matrix, owner.overfull)
+            is_outside = bool(outside_s < bound_s)
             yield (
                 owner,
                 Combination(
                     layout=owner.layout,
                     execution=branch.execution,
-                    matrix={
-                        axis: tuple(values[position].tolist()) for axis, values in table.items()
-                    },
-                    bound_s=float(owner.mappings.bound_s[row]),
+                    matrix=matrix,
+                    bound_s=float(min(bound_s, outside_s)),
                     costs=costs[position],
                     memory=memory[owner],
                     limit_gib=limit_gib,
                     imbalance=self._imbalance(workload, owner.layout),
-                    is_open=owner.is_open,
-                    priced=owner.priced,
+                    is_open=owner.is_open or is_outside,
+                    priced=None if is_outside else overfull or owner.priced,
+                    inside={axis: int(members[position]) for axis, members in inside.items()},
+                    is_barred=is_outside or overfull is not None,
                 ),
             )
 
@@ -121,13 +136,17 @@ class KernelChooser(Chooser):
             return None
         return AssumedImbalance(ep=ep, imbalance=float(workload.imbalance(ep)))
 
-    def learn(self, candidate: Candidate, priced: Priced | None) -> None:
-        """Keeps the price of the best mapping; the candidate's others are no faster."""
-        super().learn(candidate, priced)
+    def learn(
+        self, candidate: Candidate, priced: Priced | None, overfull: Sequence[Priced] = ()
+    ) -> None:
+        """Keeps the price of the best mapping; the candidate's others are no faster, or not allowed."""
+        super().learn(candidate, priced, overfull)
+        known = (*overfull, *([priced] if priced else []))
         for owner, each in self._combinations:
-            if owner is candidate:
+            if owner is candidate and not each.is_barred:
                 each.is_open = False
-                each.priced = priced if priced and each.matrix == priced.matrix else None
+                each.priced = _price_of(each.matrix, known)
+                each.is_barred = each.priced is not None and each.priced is not priced
 
     def choose(
         self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
@@ -165,6 +184,7 @@ class KernelChooser(Chooser):
             leading=model.dense_layers if model.moe_layers else 0,
             group=model.layers_in_group,
             empty_ends=may_have_empty_ends(workload),
+            max_cut_use=workload.max_cut_use,
             combinations=combinations,
             cutoff_s=cutoff_s,
             routing=self._routing,
@@ -202,7 +222,7 @@ class KernelChooser(Chooser):
         waiting = {
             candidate
             for candidate, each in self._combinations
-            if each.is_open and not each.is_settled and each.bound_s < cutoff_s
+            if each.is_waiting and each.bound_s < cutoff_s
         }
         self.settle(set(self.candidates[: self._taken_in]) - waiting, cutoff_s)
 
@@ -212,7 +232,7 @@ class KernelChooser(Chooser):
         alike = [
             candidate
             for candidate, each in self._combinations
-            if each.is_open
+            if each.is_waiting
             and each.layout == chosen.layout
             and each.matrix == chosen.matrix
             and abs(each.bound_s - chosen.bound_s) <= slack_s
@@ -221,15 +241,37 @@ class KernelChooser(Chooser):
 
 
 def _kept_mappings(candidate: Candidate, cutoff_s: float) -> list[int]:
-    """Rows of the mappings that matter: of a priced candidate the best one."""
+    """Rows of the mappings that matter: of a priced candidate the best one, and those it may not take."""
     mappings = candidate.mappings
-    if candidate.priced is None:
-        return [int(row) for row in np.flatnonzero(mappings.bound_s < cutoff_s)]
-    same = [
-        np.all(mappings.matrices[axis] == np.asarray(values), axis=1)
-        for axis, values in candidate.priced.matrix.items()
-    ]
-    return [int(row) for row in np.flatnonzero(np.logical_and.reduce(same))[:1]]
+    outside_s = _outside_s(candidate)
+    kept = (outside_s < cutoff_s) & (outside_s == outside_s.min(initial=inf))
+    if candidate.is_open:
+        kept |= mappings.bound_s < cutoff_s
+    for priced in (candidate.priced, *candidate.overfull):
+        if priced is not None:
+            kept[rows_under(mappings.matrices, priced.matrix)] = True
+    return [int(row) for row in np.flatnonzero(kept)]
+
+
+def _outside_s(candidate: Candidate) -> NDArray[np.float64]:
+    """Bounds of the mappings that leave a domain; infinite for others."""
+    outside_s = candidate.mappings.outside_s
+    return np.full(len(candidate.mappings.bound_s), inf) if outside_s is None else outside_s
+
+
+def _inside(
+    workload: Workload, layouts: Layout, table: Matrices
+) -> Mapping[str, NDArray[np.int64]]:
+    """By axis that is to stay inside: members of a group that share a domain, under each mapping."""
+    if not workload.inside_domain:
+        return {}
+    placement = placement_on(workload.cluster, layouts, table)
+    return {axis: members_in_domain(placement, axis) for axis in workload.inside_domain}
+
+
+def _price_of(matrix: Matrix, prices: Sequence[Priced]) -> Priced | None:
+    """The price of one mapping among some."""
+    return next((priced for priced in prices if priced.matrix == matrix), None)
 
 
 def _matters(each: Combination, cutoff_s: float, beaten: Sequence[Priced]) -> bool:
@@ -241,6 +283,8 @@ def _matters(each: Combination, cutoff_s: float, beaten: Sequence[Priced]) -> bo
 
 def _rank(each: Combination, cutoff_s: float) -> tuple[int, float]:
     """What a model must have comes first: the price to beat, then what is not proven yet."""
+    if each.is_barred:
+        return 2, each.bound_s
     if each.priced is not None:
         is_cutoff = each.priced.step_time_s <= cutoff_s
         return (0 if is_cutoff else 2), each.bound_s

@@ -6,6 +6,7 @@
     deal the layers out                       sum_r layers_r = L,  vpp <= layers_r on ranks r < pp, else 0
     recompute some of them                    recomputed_r <= layers_r,  recomputed_r <= vpp K
     no rank is slower than the busiest        busiest >= layer layers_r + again recomputed_r + ends_r
+    groups stay inside a domain, cuts are spared        `limit_rows`
     every rank fits into its HBM              hbm_r: fixed + layer_r layers_r - relief_r recomputed_r <= HBM
     the step is as long as all that takes     step >= weight busiest + rest_j + again_j sum_r recomputed_r
                                               step >= bound_i
@@ -22,18 +23,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any
 
-from meshwright.costmodel.execution import Execution
-from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.pipeline.schedules import schedule_name, traits
-from meshwright.planner.bounds.combination_costs import CombinationCosts
-from meshwright.planner.bounds.exact_cost import Matrix, Priced
-from meshwright.planner.bounds.memory_fit import RankRow
-from meshwright.planner.experts.joint import AssumedImbalance, JointRouting, post_placements
-from meshwright.planner.search.candidates import KERNEL, kernel_degrees
+from meshwright.planner.experts.joint import JointRouting, post_placements
+from meshwright.planner.search.candidates import KERNEL
+from meshwright.planner.search.combination import Combination
+from meshwright.planner.search.limit_rows import keep_inside, spare_cuts
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns
 from meshwright.planner.search.params import SearchParams
 from meshwright.planner.solvers.cp_sat import solved_in_two_attempts
@@ -44,38 +42,6 @@ if TYPE_CHECKING:
 KIB_PER_GIB = 2**20
 LARGEST_SUM = 2**60
 """CP-SAT's sums are 64-bit integers."""
-
-
-@dataclass(eq=False)
-class Combination:
-    """A kernel with every choice but the split of the layers."""
-
-    layout: Layout
-    """Plain numbers; `recompute_layers` open."""
-    execution: Execution
-    matrix: Matrix
-    bound_s: float
-    """Of any split."""
-    costs: CombinationCosts
-    memory: Sequence[RankRow]
-    limit_gib: float
-    imbalance: AssumedImbalance | None = None
-    is_open: bool = True
-    """Whether it was not priced yet."""
-    is_settled: bool = False
-    """Whether a model proved that it does not beat the cutoff."""
-    priced: Priced | None = None
-    """Its exact price; None where it is not known, or where the combination is out."""
-
-    @cached_property
-    def kernel(self) -> Hashable:
-        """What is enumerated."""
-        return kernel_degrees(self.layout), tuple(self.matrix.items())
-
-    @cached_property
-    def full(self) -> bool:
-        """Whether it recomputes whole layers."""
-        return bool(int(self.layout.recompute) & Recompute.FULL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +69,7 @@ class KernelModel:
     """A combination that is not priced yet must be faster."""
     empty_ends: bool = False
     """Whether the first and the last chunk of ranks in step may hold no layer."""
+    max_cut_use: float = 1.0
     routing: JointRouting | None = None
     model: cp_model.CpModel = field(init=False)
 
@@ -117,6 +84,7 @@ class KernelModel:
         self._recomputation()
         self._busiest_rank()
         self._hbm()
+        self._limits_of_mappings()
         self._step()
         self._prices()
         self._placements()
@@ -299,6 +267,16 @@ class KernelModel:
                     sum_kib = sum_kib - relief * self._recomputed_r[rank]
                 self.model.add(used >= sum_kib).only_enforce_if(literal)
             self.model.add(used <= usable).with_name(f"hbm_r{rank}")
+
+    def _limits_of_mappings(self) -> None:
+        """Groups stay inside their domain, and cuts are spared, where that is asked."""
+        for axis in self.combinations[0].inside:
+            degrees = [int(getattr(each.layout, axis)) for each in self.combinations]
+            inside = [each.inside[axis] for each in self.combinations]
+            keep_inside(self.model, self._literals, axis, degrees, inside)
+        if self.max_cut_use < 1:
+            priced = [each.priced.cut_uses if each.priced else () for each in self.combinations]
+            spare_cuts(self.model, self._literals, list(map(dict, priced)), self.max_cut_use)
 
     def _step(self) -> None:
         """The step by its parts, and no less than its bound."""

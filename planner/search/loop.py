@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import OutOfTimeError
-from meshwright.planner.bounds.degree_bound import gpu_seconds, shape_table
+from meshwright.planner.bounds.degree_bound import ShapeTable, gpu_seconds, shape_table
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.experts.joint import JointRouting
 from meshwright.planner.search.branches import Branch, DegreeScan, as_array
@@ -143,28 +144,40 @@ class LayoutSearch:
 
     # 1. From degrees to the pool.
 
+    @cached_property
+    def _table(self) -> ShapeTable:
+        """Layer costs of every shape of the space under each execution."""
+        workloads = [branch.pricing.workload for branch in self._branches]
+        return shape_table(workloads, self._space.shapes())
+
     def _price_first(self, layout: Layout) -> None:
-        """Prices one layout under each execution, as long as that may be faster than those before."""
-        for index, branch in enumerate(self._branches):
-            layouts, _, bound_s = branch.promising_layouts(
-                as_array(layout), self._cutoff_s, self.certificate
-            )
-            for bounds in branch.mapping_bounds(layouts) if len(bound_s) else ():
-                self.chooser.add(index, layouts.scalar(0), bounds)
-        for candidate in self.chooser.opened:
+        """Prices one layout under each execution, as long as that may be faster than those before.
+
+        Least bounds first. A layout that is not of the space is left out.
+        """
+        if not self._table.holds(layout) or layout.pp not in self._space.pp:
+            return
+        scan = DegreeScan(
+            self._space, self._branches, self._table, as_array(layout), self._remaining_s
+        )
+        for index, alone, _ in scan.by_branch(np.arange(1), lambda: self._cutoff_s):
             self._remaining_s()
-            if candidate.is_open and candidate.bound_s < self._cutoff_s:
-                self._price(candidate)
+            branch = self._branches[index]
+            layouts, _, bound_s = branch.promising_layouts(alone, self._cutoff_s, self.certificate)
+            for bounds in branch.mapping_bounds(layouts) if len(bound_s) else ():
+                candidate = self.chooser.add(index, layouts.scalar(0), bounds)
+                if candidate.bound_s < self._cutoff_s:
+                    self._price(candidate)
 
     def _scan_space(self) -> None:
         """Layouts on more than half of the GPUs come first: they are likely fast, and bound the rest."""
         workload, space = self._space.workload, self._space
         half = workload.gpus // 2
-        table = shape_table([branch.pricing.workload for branch in self._branches], space.shapes())
-        cost = gpu_seconds(workload, table) * (1 - 1e-9)
+        table, cost = self._table, gpu_seconds(workload, self._table) * (1 - 1e-9)
         degrees = space.degrees(workload.gpus, half, self._remaining_s)
         upper = DegreeScan(space, self._branches, table, degrees, self._remaining_s)
         self._scan(upper, cost / half if half else inf)
+        self._add_outside_domain(upper)
         if not half:
             return
         if np.isfinite(self._cutoff_s) and np.isfinite(cost):
@@ -207,6 +220,20 @@ class LayoutSearch:
                 together = self._params.bounded_together
         self.certificate.bounded_out += scan.layouts(order[position:])
         self._unexplored_s = later_s
+
+    def _add_outside_domain(self, scan: DegreeScan) -> None:
+        """Puts the fastest layouts that leave a domain where they may not into the model, which decides.
+
+        They are run as the best plan so far is.
+        """
+        if not self._best or not self._space.workload.inside_domain:
+            return
+        execution = self._best[0][2].execution
+        index = [branch.execution for branch in self._branches].index(execution)
+        branch, most = self._branches[index], self._params.most_outside
+        layouts = branch.outside_domain(scan.promising(self._cutoff_s), most, self._cutoff_s)
+        for row, bounds in enumerate(branch.mapping_bounds(layouts)):
+            self.chooser.add(index, layouts.scalar(row), bounds)
 
     def _expand(self, index: int, degrees: Layout) -> None:
         """Puts the layouts of some degrees under one execution into the pool."""
@@ -329,7 +356,7 @@ class LayoutSearch:
         self.certificate.priced += 1
         if priced is not None:
             priced = replace(priced, execution=branch.execution)
-        self.chooser.learn(candidate, priced)
+        self.chooser.learn(candidate, priced, branch.pricing.overfull)
         if priced is None:
             return
         self._best.append((priced.step_time_s, self.certificate.priced, priced))

@@ -37,5 +37,7 @@ class SearchParams:
     """Of one attempt. Where every conflict raises the bound by a nanosecond, hardly any work is counted."""
     most_unsolved: int = 2
     """CP-SAT models given up before candidates are priced in the order of their bounds alone."""
+    most_outside: int = 16
+    """Layouts in CP-SAT models that leave a domain in which groups are to stay, whatever their mapping."""
     largest_cells: int = 2000
     """Counts of slots (leaf, stage) in one CP-SAT model; further mappings stand in it by their bounds."""

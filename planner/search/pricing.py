@@ -34,6 +34,11 @@ class Pricing(Protocol):
         ...
 
     @property
+    def overfull(self) -> Sequence[Priced]:
+        """Of the layout priced last: mappings that would be faster, but fill a cut beyond what is allowed."""
+        ...
+
+    @property
     def prices_matrices(self) -> bool:
         """Whether mappings are parallelism matrices: on regular fabrics."""
         ...

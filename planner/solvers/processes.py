@@ -59,23 +59,46 @@ def side_by_side(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
     tasks
         Without effects beside their results, which can be pickled.
     """
+    results = results_until(lambda _: False, tasks)
+    return [results[index] if index in results else task() for index, task in enumerate(tasks)]
+
+
+def results_until(
+    is_enough: Callable[[Result], bool], tasks: Sequence[Callable[[], Result]]
+) -> dict[int, Result]:
+    """The same, by the number of the task, without what a copy could not compute.
+
+    Parameters
+    ----------
+    is_enough
+        Whether a result makes the others needless: no further task begins then.
+    tasks
+        As `side_by_side` takes them; the first ones begin first.
+    """
     copies = min(_most_processes.get(), usable_cores(), len(tasks)) - 1
     # A copy has all modules loaded already; elsewhere than on Linux copying a process is not safe.
     if copies < 1 or sys.platform != "linux" or multiprocessing.current_process().daemon:
-        return [task() for task in tasks]
+        return dict(_results(iter(range(len(tasks))), is_enough, tasks))
     context = multiprocessing.get_context("fork")
     turn, connections, processes = context.Value("i", 0), [], []
+
+    def ends(result: Result) -> bool:
+        if is_enough(result):
+            turn.value = len(tasks)
+            return True
+        return False
+
     try:
         for _ in range(copies):
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
-                target=_work, args=(tasks, turn, sender, os.getpid()), daemon=True
+                target=_work, args=(turn, ends, tasks, sender, os.getpid()), daemon=True
             )
             process.start()
             sender.close()
             connections.append(receiver)
             processes.append(process)
-        results = {index: tasks[index]() for index in _turns(turn, len(tasks))}
+        results = dict(_results(_turns(turn, len(tasks)), ends, tasks))
         for receiver in connections:
             try:
                 results |= receiver.recv()
@@ -85,7 +108,20 @@ def side_by_side(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
         for process in processes:
             process.kill()
             process.join()
-    return [results[index] if index in results else task() for index, task in enumerate(tasks)]
+    return results
+
+
+def _results(
+    turns: Iterator[int],
+    is_enough: Callable[[Result], bool],
+    tasks: Sequence[Callable[[], Result]],
+) -> Iterator[tuple[int, Result]]:
+    """The results of some tasks with their numbers, until one is enough."""
+    for index in turns:
+        result = tasks[index]()
+        yield index, result
+        if is_enough(result):
+            return
 
 
 def _turns(turn: Any, count: int) -> Iterator[int]:
@@ -99,7 +135,13 @@ def _turns(turn: Any, count: int) -> Iterator[int]:
         yield index
 
 
-def _work(tasks: Sequence[Callable[[], Any]], turn: Any, sender: Connection, parent: int) -> None:
+def _work(
+    turn: Any,
+    is_enough: Callable[[Any], bool],
+    tasks: Sequence[Callable[[], Any]],
+    sender: Connection,
+    parent: int,
+) -> None:
     """What a copy does: it says what it computed, and leaves errors to its parent."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -108,6 +150,7 @@ def _work(tasks: Sequence[Callable[[], Any]], turn: Any, sender: Connection, par
     for index in _turns(turn, len(tasks)):
         with suppress(Exception):
             results[index] = tasks[index]()
+            is_enough(results[index])
     sender.send(results)
 
 

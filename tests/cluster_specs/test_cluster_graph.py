@@ -8,8 +8,15 @@ import pytest
 
 from meshwright.cluster_specs.allocation import expand_nodes
 from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.cluster_specs.drawing import Joint, Terminal, draw
 from meshwright.cluster_specs.fabric import fabric_levels
-from meshwright.cluster_specs.graph import ROOT, cut_gb_per_s, fabric_graph
+from meshwright.cluster_specs.graph import (
+    ROOT,
+    cut_between_gb_per_s,
+    cut_gb_per_s,
+    fabric_graph,
+    halves_cut_gb_per_s,
+)
 
 CASES = [
     ("dgx-h100", 64),
@@ -34,6 +41,20 @@ def test_cuts_equal_the_level_table(name: str, gpus: int) -> None:
 def test_the_top_of_llama3_leaves_a_seventh_of_the_nics() -> None:
     cut = cut_gb_per_s(load_cluster("llama3-24k"), 24_576)[-1]
     assert cut / (24_576 / 2) == pytest.approx(50 / 7)
+
+
+@pytest.mark.parametrize("rails", [1, 4])
+@pytest.mark.parametrize("first", [(400.0,), (50.5, 100.25, 400.0)])
+@pytest.mark.parametrize("second", [(400.0, 3.1), (75.0, 12.5, 100.0, 33.3)])
+def test_the_cut_of_uneven_halves_is_a_maximum_flow(
+    first: tuple[float, ...], second: tuple[float, ...], rails: int
+) -> None:
+    joint = Joint(level="pod", rails=rails)
+    sides = [f"a{i}" for i in range(len(first))], [f"b{i}" for i in range(len(second))]
+    up = dict(zip((*sides[0], *sides[1]), (*first, *second), strict=True))
+    terminals = [Terminal(name=name, gpus=1, inside_gb_per_s=0.0, path=((0, ROOT),)) for name in up]
+    flow = cut_between_gb_per_s(draw(terminals, [joint], up, apart=False), *sides)
+    assert halves_cut_gb_per_s(first, second, joint) == pytest.approx(flow)
 
 
 def test_one_gpu_has_no_cut() -> None:

@@ -16,7 +16,8 @@ from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.plan import robustness
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
-from meshwright.planner.plan.robustness import PARAMS, changes, with_robustness
+from meshwright.planner.plan.questions import with_answers
+from meshwright.planner.plan.robustness import PARAMS, changes, question_of_robustness
 from meshwright.planner.plan.texts import read_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from tests.planner.search.test_planner_optimum import request as random_request
@@ -24,9 +25,17 @@ from tests.planner.search.test_planner_optimum import request as random_request
 BAND, MEMORY = error_band("made-up", "megatron"), memory_band()
 
 
+def with_robustness(request: PlanRequest) -> Plan:
+    """The fastest plan with what becomes of it under every change."""
+    plan = fastest_plan(request)
+    found = with_answers(plan, [question_of_robustness(request, plan)])
+    assert found is not None
+    return found
+
+
 def checked(request: PlanRequest) -> tuple[Plan, int]:
     """The plan with its scenarios, each held against a search of its own; how many those were."""
-    found = with_robustness(request, fastest_plan(request))
+    found = with_robustness(request)
     if found.robustness is None:
         return found, 0
     cases = list(changes(request, BAND, MEMORY))
@@ -83,7 +92,7 @@ def test_a_plan_in_nearly_full_memory_says_what_would_fit() -> None:
         seq_len=4096,
         memory_risk=0.5,
     )
-    found = with_robustness(request, fastest_plan(request))
+    found = with_robustness(request)
     assert found.robustness is not None
     assert found.predicted is not None
     usable = usable_hbm_gib(request.workload())

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from meshwright.planner.solvers import processes
-from meshwright.planner.solvers.processes import on_processes, side_by_side
+from meshwright.planner.solvers.processes import on_processes, results_until, side_by_side
 
 
 @pytest.fixture
@@ -60,3 +60,14 @@ def test_an_error_of_a_task_is_raised_here() -> None:
 def test_no_task_is_no_result() -> None:
     with on_processes(2):
         assert side_by_side([]) == []
+
+
+@pytest.mark.usefixtures("_four_cores")
+@pytest.mark.parametrize("most", [1, 3])
+def test_no_task_begins_once_a_result_is_enough(most: int) -> None:
+    with on_processes(most):
+        tasks = [partial(squared, number) for number in range(1000)]
+        results = results_until(lambda result: result[0] == 0, tasks)
+    assert results[0][0] == 0
+    assert len(results) < 1000
+    assert all(square == number * number for number, (square, _) in results.items())
