@@ -14,11 +14,15 @@ from meshwright.cluster_specs.schema import FabricLevelSpec, NodeSpec
 from meshwright.constraints.registry import rules_for
 from meshwright.planner.mapping.assign import assignment_of
 from meshwright.planner.mapping.choice.joint import Need
+from meshwright.planner.mapping.choice.pricing import MappedPricing
 from meshwright.planner.mapping.problem import MappingProblem, Traffic
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.executions import branch_of
+from meshwright.planner.search.loop import LayoutSearch
 from meshwright.planner.search.model import build_model, price_ns, solve
 from meshwright.planner.search.params import SearchParams
+from meshwright.planner.search.request_space import space_of
 from tests.planner.mapping.irregular import (
     Tables,
     enumerated_s,
@@ -148,3 +152,27 @@ def test_counts_that_blocks_hold_alike_keep_pipelines_in_them(alike: bool) -> No
         assert np.all(blocks == blocks[0])
         held = np.array([np.bincount(row, minlength=5) for row in found]).T
         assert np.array_equal(held, counts)
+
+
+def least_bound_completed(request: PlanRequest) -> tuple[float, float]:
+    """Seconds of the plan, and of the layout of the least bound as well as can be; infinite without any."""
+    space, tables = space_of(request), legal_layouts(request)
+    outcome = LayoutSearch(space, [branch_of(space, MappedPricing(space.workload))]).run()
+    if not outcome.best:
+        return inf, inf
+    bounds = tables.pricing.mapping_bounds(tables.candidates.layouts)
+    row = int(np.argmin([each.least_s for each in bounds]))
+    completed = tables.pricing.exact(tables.candidates.layouts.scalar(row), bounds[row], inf)
+    return outcome.best[0].step_time_s, inf if completed is None else completed.step_time_s
+
+
+def test_the_least_bound_in_place_of_the_model_is_worse_in_half_of_the_requests() -> None:
+    pairs = [
+        least_bound_completed(request)
+        for request in map(random_request, range(30))
+        if is_irregular(request.cluster)
+    ]
+    planned = [(best_s, other_s) for best_s, other_s in pairs if best_s < inf]
+    worse = sum(other_s > best_s * (1 + 1e-4) for best_s, other_s in planned)
+    assert len(planned) >= 25
+    assert worse * 2 >= len(planned)
