@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.costmodel.context_groups import one_ring
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import routed_copies
-from meshwright.costmodel.memory.states import rank_parameters
+from meshwright.costmodel.memory.states import optimizer_shards, rank_parameters
 from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.token_dispatch import GATHERS, gathered_ranks
 from meshwright.costmodel.traffic.volumes import (
@@ -22,6 +22,7 @@ from meshwright.costmodel.traffic.volumes import (
     gathered_bytes,
     gradient_element_bytes,
     mean_rank_work,
+    reduced_shard_bytes,
     routed_bytes,
     tensor_passes,
 )
@@ -41,9 +42,13 @@ class GroupTraffic:
     context_rings: float
     """Ring passes of `a2a+p2p` over every A-th rank of the context group."""
     gradients: float
-    """Ring passes of dense gradients and parameters over the data-parallel group (with context)."""
+    """Ring passes of dense gradients and parameters over the data-parallel group (with context), or over a
+    shard group where there are several."""
+    gradients_between: float
+    """Ring passes of a rank's own dense shard over the shard groups; 0 where there is one."""
     expert_gradients: float
-    """The same of the experts, over the ranks that hold the same ones."""
+    """As `gradients` of the experts, over the ranks that hold the same ones."""
+    expert_gradients_between: float
     expert_tensor: float
     """Ring passes of gathered tokens over the expert-tensor group."""
     experts: float
@@ -79,24 +84,37 @@ def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTr
         Bytes, one direction.
     """
     layout = c.layout
-    tp, dp, pp, vpp = (int(np.asarray(x)) for x in (layout.tp, layout.dp, layout.pp, layout.vpp))
-    cp, edp = int(np.asarray(layout.cp)), int(np.asarray(layout.edp))
+    tp, pp, vpp = (int(np.asarray(x)) for x in (layout.tp, layout.pp, layout.vpp))
     work = mean_rank_work(c, stages)
-    dense, expert = (float(np.max(x)) for x in rank_parameters(c.workload.model, layout, stages))
-    element = gradient_element_bytes(c)
     hop = work.activation_bytes / tp * work.micro_batches * vpp if pp > 1 else 0.0
     experts, expert_tensor = _expert_bytes(c, work, expert_blocks)
     return GroupTraffic(
         tensor=_ring(work.activation_bytes, tp) * tensor_passes(c, work),
         **_context_bytes(c, work),
-        gradients=_ring(dense * element, dp * cp),
-        expert_gradients=_ring(expert * element, edp),
+        **_gradient_bytes(c, stages),
         expert_tensor=expert_tensor,
         experts=experts,
         expert_gathers=_ring(gathered_bytes(c, work), int(gathered_ranks(layout))),
         boundary=hop,
         wrap=hop * (vpp - 1) / vpp,
     )
+
+
+def _gradient_bytes(c: Context, stages: Stages) -> dict[str, float]:
+    """Ring passes over the ranks that shard together, and of the shard of each over their groups."""
+    groups = int(np.asarray(c.layout.shard_groups))
+    kinds = zip(
+        ("gradients", "expert_gradients"),
+        rank_parameters(c.workload.model, c.layout, stages),
+        (int(np.asarray(size)) for size in optimizer_shards(c.layout)),
+        strict=True,
+    )
+    element, reduced, moved = gradient_element_bytes(c), reduced_shard_bytes(c), {}
+    for name, parameters, shards in kinds:
+        most = float(np.max(parameters))
+        moved[name] = _ring(most * element, shards)
+        moved[f"{name}_between"] = _ring(most / shards * reduced, groups)
+    return moved
 
 
 def _context_bytes(c: Context, work: RankWork) -> dict[str, float]:

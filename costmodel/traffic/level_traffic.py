@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.costmodel.collectives.on_levels import Links, cross_rail_bytes, members_inside
 from meshwright.costmodel.context_groups import HIERARCHICAL, inside_and_between, one_ring
-from meshwright.costmodel.data_parallel import passes_of_a_step
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import dispatch_links, routed_copies
 from meshwright.costmodel.memory.states import optimizer_shards, rank_parameters
@@ -27,6 +26,7 @@ from meshwright.costmodel.traffic.volumes import (
     gathered_bytes,
     gradient_element_bytes,
     mean_rank_work,
+    reduced_shard_bytes,
     routed_bytes,
     tensor_passes,
 )
@@ -182,8 +182,7 @@ def _data_parallel_bytes(c: Context, stages: Stages) -> FloatArray:
     groups = ((dense, c.placement.dp_cp), (expert, c.placement.edp))
     if int(np.asarray(c.layout.shard_groups)) == 1:
         return np.asarray(sum(ring_bytes(params * element, members) for params, members in groups))
-    _, reductions = passes_of_a_step(c)
-    reduced = 2.0 * c.constants.framework.gradient_bytes * float(np.asarray(reductions))
+    reduced = reduced_shard_bytes(c)
     sent = np.zeros(c.placement.dp_cp.shape)
     shards = (int(np.asarray(size)) for size in optimizer_shards(c.layout))
     for (parameters, members), size in zip(groups, shards, strict=True):

@@ -244,6 +244,23 @@ def gradient_element_bytes(c: Context) -> float:
     return gathers * weight + reductions * reduced
 
 
+def reduced_shard_bytes(c: Context) -> float:
+    """Bytes that pass round the ring over the shard groups in a step for each parameter of a rank's shard.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+
+    Returns
+    -------
+    float
+        Of the all-reduce of HSDP (`data_parallel.data_parallel_traffic` has the sources).
+    """
+    _, reductions = passes_of_a_step(c)
+    return 2.0 * float(c.constants.framework.gradient_bytes) * float(np.asarray(reductions))
+
+
 def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
     """Operations that the mean rank starts in a step, by axis.
 

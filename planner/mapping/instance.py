@@ -12,6 +12,7 @@ import numpy as np
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.memory.states import optimizer_shards
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.traffic.group_traffic import GroupTraffic, group_traffic
@@ -61,6 +62,21 @@ def inside_slot(layout: Layout, slot_gpus: int) -> Inside:
     return Inside(**degrees)
 
 
+def whole_groups_in(layout: Layout, inside: Inside) -> int:
+    """Shard groups of replicas that lie in each slot, experts' among them; 0 where slots cut some.
+
+    One group counts as whole: it is what slots spread.
+    """
+    number = int(layout.shard_groups)
+    tp, cp, dp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp"))
+    if number == 1:
+        return 1
+    if dp % number or (tp * cp * dp) % (number * int(layout.ep) * int(layout.etp)):
+        return 0
+    is_whole = inside.cp == cp and inside.dp % (dp // number) == 0
+    return inside.dp // (dp // number) if is_whole else 0
+
+
 def slot_sizes(cluster: ClusterSpec, layout: Layout) -> list[int]:
     """GPUs that a slot may have, largest first: a node, a part of one, or the nodes of a tensor group."""
     per_node, tp, world = cluster.gpus_per_node, int(layout.tp), int(layout.gpus)
@@ -93,30 +109,42 @@ def instance_of(workload: Workload, layout: Layout, stages: Stages, spares: int 
         except InfeasibleError as error:
             failure = str(error)
             continue
-        return _instance(workload, layout, stages, slots)
+        return instance_on(workload, layout, stages, slots)
     raise InfeasibleError(failure + (f" with {spares} spare nodes" if spares else ""))
 
 
-def _instance(workload: Workload, layout: Layout, stages: Stages, slots: Slots) -> Instance:
+def instance_on(workload: Workload, layout: Layout, stages: Stages, slots: Slots) -> Instance:
+    """The problem of placing a layout on some slots.
+
+    Where several shard groups do not lie in slots each, rings count as if all replicas sharded together.
+    """
     inside = inside_slot(layout, slots.gpus)
+    whole = whole_groups_in(layout, inside)
     per_stage = inside.tp * inside.cp * inside.dp
     expert_slots = max(1, int(layout.ep) * int(layout.etp) // per_stage)
     context_slots = int(layout.cp) // inside.cp
     on = replace(workload, gpus=int(layout.gpus))
-    placement = nested_placement(on.cluster, layout)
-    moved = group_traffic(make_context(on, layout, placement), stages, expert_slots)
+    counted = layout if whole else replace(layout, shard_groups=1)
+    placement = nested_placement(on.cluster, counted)
+    moved = group_traffic(make_context(on, counted, placement), stages, expert_slots)
     groups = inside.tp * inside.pp
+    dense, experts = moved.gradients, moved.expert_gradients
+    if int(counted.shard_groups) > 1:
+        # Each rank of a group has a ring to those with its shard in the others.
+        of_dense, of_experts = (int(size) for size in optimizer_shards(counted))
+        dense, experts = (
+            moved.gradients_between * of_dense,
+            moved.expert_gradients_between * of_experts,
+        )
     traffic = Traffic(
-        ring_bytes=moved.gradients * groups,
+        ring_bytes=dense * groups,
         hop_bytes=moved.boundary * per_stage,
         wrap_bytes=moved.wrap * per_stage,
         context_slots=context_slots,
         context_bytes=moved.context * groups * inside.dp if context_slots > 1 else 0.0,
         expert_slots=expert_slots,
         expert_bytes=moved.experts * slots.gpus if expert_slots > 1 else 0.0,
-        expert_ring_bytes=moved.expert_gradients
-        * min(int(layout.ep) * int(layout.etp), per_stage)
-        * inside.pp,
+        expert_ring_bytes=experts * min(int(layout.ep) * int(layout.etp), per_stage) * inside.pp,
     )
     per_leaf = [len(leaf) for leaf in slots.places]
     problem = MappingProblem(

@@ -25,7 +25,10 @@ from meshwright.planner.mapping.process_groups import process_groups
 
 Kind = Literal["ring", "all-to-all", "chain"]
 MICRO_BATCHES, GRADIENTS = "micro-batches", "gradients"
-PARTS = {"edp": "dp", "cp-rings": "cp", "cp-swaps": "cp", "ep-gathers": "ep"}
+PARTS = {
+    "edp": "dp", "dp-between": "dp", "edp-between": "dp",
+    "cp-rings": "cp", "cp-swaps": "cp", "ep-gathers": "ep",
+}  # fmt: skip
 """Flows that are a part of what an axis sends."""
 
 
@@ -34,8 +37,9 @@ class AxisFlow:
     """The process groups of one axis and what each member sends."""
 
     axis: str
-    """tp, cp, pp, ep, etp; dp for dense gradients, edp for those of experts; of a2a+p2p `cp-rings` and
-    `cp-swaps`, of the all-gather dispatcher `ep-gathers`."""
+    """tp, cp, pp, ep, etp; dp for dense gradients, edp for those of experts, with shard groups inside of one,
+    and `dp-between` and `edp-between` over them; of a2a+p2p `cp-rings` and `cp-swaps`, of the all-gather
+    dispatcher `ep-gathers`."""
     kind: Kind
     phase: str
     groups: IntArray
@@ -74,18 +78,16 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
     has_nvlink = cluster.nvlink_domain >= cluster.gpus_per_node > 1
     deduplicated = deduplicates(c.workload) and has_nvlink
 
-    def flow(
-        axis: str, kind: Kind, volume: float, *, name: str = "", phase: str = MICRO_BATCHES
-    ) -> AxisFlow:
+    def flow(axis: str, kind: Kind, volume: float, *, name: str = "") -> AxisFlow:
         return AxisFlow(
-            axis=axis, kind=kind, phase=phase, groups=groups[name or axis], volume=volume
+            axis=axis, kind=kind, phase=MICRO_BATCHES, groups=groups[name or axis], volume=volume
         )
 
     flows = [
         flow("tp", "ring", moved.tensor),
         replace(flow("cp", context, moved.context), relayed=cluster.crosses_rails_inside),
         *_hierarchical_flows(c, groups["cp"], moved),
-        flow("dp", "ring", moved.gradients, name="dp-cp", phase=GRADIENTS),
+        *_gradient_flows(c, "dp", groups["dp-cp"], moved.gradients, moved.gradients_between),
         replace(flow("pp", "chain", moved.boundary), wrap=moved.wrap),
     ]
     if moe:
@@ -97,9 +99,28 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
             ),
             flow("etp", "ring", moved.expert_tensor),
             flow("ep-gathers", "ring", moved.expert_gathers, name="etp-ep"),
-            flow("edp", "ring", moved.expert_gradients, phase=GRADIENTS),
+            *_gradient_flows(
+                c, "edp", groups["edp"], moved.expert_gradients, moved.expert_gradients_between
+            ),
         ]
     return [flow for flow in flows if flow.members > 1 and flow.volume > 0]
+
+
+def _gradient_flows(
+    c: Context, axis: str, groups: IntArray, within: float, between: float
+) -> list[AxisFlow]:
+    """Rings over the ranks that shard together, neighbours each, and over those with the same shard."""
+    members, shard_groups = groups.shape[1], int(np.asarray(c.layout.shard_groups))
+    number = shard_groups if members % shard_groups == 0 else 1
+    apart = groups.reshape(len(groups), number, -1)
+    rings = (
+        (axis, apart.reshape(-1, apart.shape[2]), within),
+        (f"{axis}-between", apart.transpose(0, 2, 1).reshape(-1, number), between),
+    )
+    return [
+        AxisFlow(axis=name, kind="ring", phase=GRADIENTS, groups=ranks, volume=volume)
+        for name, ranks, volume in rings
+    ]
 
 
 def _hierarchical_flows(c: Context, groups: IntArray, moved: GroupTraffic) -> list[AxisFlow]:

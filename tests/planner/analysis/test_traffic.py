@@ -139,6 +139,18 @@ def apart() -> ClusterSpec:
             layout_with(tp=8, dp=16, pp=8),
             "deduplicated",
         ),
+        (
+            load_cluster("dgx-h100"),
+            "llama-3-8b",
+            layout_with(tp=2, dp=32, pp=2, shard_groups=8),
+            "deduplicated",
+        ),
+        (
+            load_cluster("superpod-h100"),
+            "deepseek-v3",
+            layout_with(tp=2, dp=64, pp=4, ep=32, shard_groups=2),
+            "deduplicated",
+        ),
         (apart(), "mixtral-8x7b", layout_with(tp=1, dp=128, pp=2, ep=32), "alltoall"),
         (apart(), "mixtral-8x7b", layout_with(tp=2, dp=64, pp=2, ep=16, etp=2), "alltoall"),
         (apart(), "mixtral-8x7b", layout_with(tp=2, dp=64, pp=2, ep=16, etp=2), "allgather"),
@@ -177,7 +189,13 @@ def test_groups_add_up_to_the_levels_of_the_cost_model(
 
 
 @pytest.mark.parametrize(
-    "degrees", [{"tp": 8, "dp": 4, "pp": 2}, {"tp": 4, "cp": 2, "dp": 2, "pp": 4}]
+    "degrees",
+    [
+        {"tp": 8, "dp": 4, "pp": 2},
+        {"tp": 4, "cp": 2, "dp": 2, "pp": 4},
+        {"tp": 2, "dp": 32, "shard_groups": 8},
+        {"tp": 2, "cp": 2, "dp": 8, "pp": 2, "shard_groups": 4},
+    ],
 )
 def test_groups_add_up_to_the_up_links_of_the_mapping(
     tmp_path: Path, degrees: dict[str, int]

@@ -132,7 +132,7 @@ def test_without_the_rows_of_the_domain_another_layout_is_chosen(name: str) -> N
 
 
 def test_without_the_rows_of_the_cuts_another_mapping_is_chosen() -> None:
-    step_s, chooser = solved(with_cuts(pin=PINS, max_cut_use=0.5))
+    step_s, chooser = solved(with_cuts(pin=f"{PINS},shard_groups=1", max_cut_use=0.5))
     assert chooser.last is not None
     model, combinations = chooser.last.model, chooser.last.combinations
     assert chosen(model)[0] == pytest.approx(step_s, abs=2e-9)
