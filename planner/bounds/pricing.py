@@ -47,6 +47,7 @@ from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.alike import (
     GROUPS_OF_LAYERS,
     GROUPS_OF_TRAFFIC,
+    KnownTimes,
     rows_by_value,
     shared_costs,
     shared_times,
@@ -87,7 +88,7 @@ class CostModelPricing:
 
     def __init__(self, workload: Workload, params: PricingParams = DEFAULT_PRICING) -> None:
         self._workload, self._params = workload, params
-        self._limit_gib = hbm_limit_gib(workload)
+        self._limit_gib, self._known = hbm_limit_gib(workload), KnownTimes()
         framework = framework_of_stack(workload.framework)
         self._some_layers = framework.recompute_amount is not None
 
@@ -139,7 +140,7 @@ class CostModelPricing:
                 traffic = least_group_traffic(context, numbers_of_groups)
             elif count:
                 traffic = shared_traffic(context)
-            times, pace_s = shared_times(context), np.zeros(len(part))
+            times, pace_s = self._known.times(context), np.zeros(len(part))
             if times is not None and not any_schedule:
                 pace_s = least_level_pace_s(self._workload, chunk, chunk_times(context, times))
             seconds = optimistic_step(context, times, pace_s, traffic).seconds
