@@ -16,7 +16,7 @@ from meshwright.planner.request.reader import read_request
 def random_layouts(seed: int, count: int) -> Layout:
     random = np.random.default_rng(seed)
     tp, ep = random.choice([1, 2, 4, 8], count), random.choice([1, 2, 4], count)
-    return Layout(
+    layouts = Layout(
         tp=tp,
         pp=random.choice([1, 2, 4], count),
         dp=np.full(count, 8),
@@ -25,6 +25,7 @@ def random_layouts(seed: int, count: int) -> Layout:
         num_micro_batches=random.choice([4, 8], count),
         recompute=random.choice([0, 1, 32], count),
     )
+    return layouts.flat()
 
 
 @pytest.mark.parametrize("most_kept", [1, 20, 4096])
