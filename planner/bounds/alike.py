@@ -114,6 +114,28 @@ def shared_times(context: Context, groups: Sequence[str] = ()) -> KindTimes | No
     return kind_times(rows_of_context(context, first)).rows(back, len(first))
 
 
+def times_under_mappings(context: Context, owner: IntArray) -> tuple[KindTimes, IntArray, IntArray]:
+    """Times of layers under mappings, and which mappings of a layout they tell apart.
+
+    Parameters
+    ----------
+    context
+        Layouts [n], n at least 1, and their placements.
+    owner
+        Which layout's mapping each of them is, rising, [n].
+
+    Returns
+    -------
+    tuple of KindTimes and two arrays of int
+        Seconds, [n]; rows of which no two have one owner and the same times, in the order of their owners,
+        [k]; and for each row which of these it equals, [n].
+    """
+    first, back = rows_by_value(context.layout, OF_LAYERS, context.placement, GROUPS_OF_LAYERS)
+    times = kind_times(rows_of_context(context, first)).rows(back, len(first))
+    _, rows, equal = np.unique(owner * len(first) + back, return_index=True, return_inverse=True)
+    return times, rows, equal
+
+
 class KnownTimes:
     """Times of layers as well placed as they can be, kept for those that come again.
 
