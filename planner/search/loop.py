@@ -199,6 +199,10 @@ class LayoutSearch:
         position, size = 0, self._params.first_batch
         if not self._best:
             size = max(size // len(self._branches), 8)
+        elif self._begin_with is not None:
+            size = (
+                self._params.largest_batch
+            )  # the price is about the best: nearly all must be expanded
         while position < len(order) and bound_s[order[position]] < self._cutoff_s:
             self._remaining_s()
             self._unexplored_s = min(float(bound_s[order[position]]), later_s)
