@@ -266,29 +266,28 @@ class Branch:
                 variants, counts = variants.take(fits), counts[fits]
         if not np.isfinite(cutoff_s) or not len(counts):
             return variants
-        single = np.isin(np.asarray(variants.pp), self.space.single_stage)
-        bound_s = np.full(len(counts), inf)
-        full = (np.asarray(variants.recompute) & int(Recompute.FULL)) != 0
-        fewest_recomputed = replace(variants, recompute_layers=full.astype(np.int64))
-        bound_s[single] = self._bound_s(fewest_recomputed.take(single))
-        bound_s = np.minimum(bound_s, self._interleaved_bound_s(variants))
+        bound_s = self._any_pipeline_bound_s(variants)
         good = bound_s < cutoff_s
         certificate.bounded_out += int(counts[~good].sum())
         return variants.take(good)
 
-    def _interleaved_bound_s(self, variants: Layout) -> FloatArray:
-        """A bound over two and more virtual stages; infinite where there can be one only."""
+    def _any_pipeline_bound_s(self, variants: Layout) -> FloatArray:
+        """Bounds over every pipeline of the space, [n]; those over two and more virtual stages from two."""
         pp, m = (np.asarray(x, dtype=np.float64) for x in (variants.pp, variants.num_micro_batches))
         bubble = self.space.smallest_bubble[np.asarray(variants.pp)]
-        rows = np.flatnonzero((bubble > 0) & (bubble < 1))
+        single = np.flatnonzero(np.isin(np.asarray(variants.pp), self.space.single_stage))
+        several = np.flatnonzero((bubble > 0) & (bubble < 1))
+        rows = np.concatenate([single, several])
+        pipelines = variants.take(rows)
+        stages = np.where(np.arange(len(rows)) < len(single), pipelines.vpp, 2)
+        full = (np.asarray(pipelines.recompute) & int(Recompute.FULL)) != 0
+        fewest_recomputed = replace(pipelines, vpp=stages, recompute_layers=full.astype(np.int64))
+        of_rows = self._bound_s(fewest_recomputed)
+        factor = (m + (pp - 1) * np.minimum(bubble, 0.5)) / (m + (pp - 1) / 2)
         bound_s = np.full(len(pp), inf)
-        if len(rows):
-            full = (np.asarray(variants.recompute) & int(Recompute.FULL)) != 0
-            two_stages = replace(
-                variants, vpp=np.full(len(pp), 2), recompute_layers=full.astype(np.int64)
-            )
-            factor = (m + (pp - 1) * np.minimum(bubble, 0.5)) / (m + (pp - 1) / 2)
-            bound_s[rows] = self._bound_s(two_stages.take(rows)) * factor[rows]
+        bound_s[single] = of_rows[: len(single)]
+        interleaved = of_rows[len(single) :] * factor[several]
+        bound_s[several] = np.minimum(bound_s[several], interleaved)
         return bound_s
 
 
