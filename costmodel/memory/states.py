@@ -219,7 +219,8 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     gradients whole between the micro-batches of a pipeline. FP8 kernels keep a quantised copy of the weight
     and mostly of its transpose, beside the 16-bit weight or, with FP8 parameters, instead of it. States of
     offloaded parameters are the host's (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py: fp32
-    weight and moments of an offloaded parameter are made on the CPU; deepspeed/runtime/zero/stage3.py: under
+    weight and moments of an offloaded parameter are made on the CPU; torch 2.13, CPUOffloadPolicy of FSDP2:
+    weights and gradients lie there too; deepspeed/runtime/zero/stage3.py: under
     ZeRO 3 16-bit weights stay on the GPU, and gradients pass through it in 16 bits). Further copies of
     gradients are those of an optimizer that DeepSpeed takes for states on the GPU alone
     (deepspeed/runtime/engine.py, `_do_optimizer_sanity_check`).
@@ -256,7 +257,7 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     d = np.asarray(shards, dtype=np.float64)
     stage = np.asarray(layout.zero_stage)
     fsdp = stage == 3
-    low = 4.0 - 2.0 * offloaded
+    low = 4.0 - (4.0 - profile.offloaded_shard_bytes) * offloaded
     weights: Floats = np.where(fsdp, (low + copies) / d, weight + copies)
     unsharded = np.where(stage == 2, grad / d, grad)
     gradients: Floats = np.where(fsdp, low / d, unsharded)

@@ -243,7 +243,8 @@ class Branch:
         The largest share keeps least, but for the buffers through which some frameworks offload.
         """
         least_gib = self.pricing.recomputed_memory_gib(self.space.most_offloaded(variants))
-        has_buffers = memory_profile(self.pricing.workload.framework).offload_buffer_bytes > 0
+        profile = memory_profile(self.pricing.workload.framework)
+        has_buffers = profile.offload_buffer_bytes + profile.upload_bytes > 0
         if has_buffers and self.space.offloads_several:
             return np.minimum(least_gib, self.pricing.recomputed_memory_gib(variants))
         return least_gib
