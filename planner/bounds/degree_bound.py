@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +46,16 @@ class ShapeTable:
 
     def rows(self, degrees: Layout) -> IntArray:
         """Which shape each of some degrees [n] has, [n]."""
+        most, keys, order = self._sorted
+        return np.asarray(order[np.searchsorted(keys, _keys(degrees, most))])
+
+    @cached_property
+    def _sorted(self) -> tuple[list[int], IntArray, IntArray]:
+        """One more than the most of each size, keys of the shapes in rising order, and that order."""
         most = [int(np.max(getattr(self.shapes, name), initial=0)) + 1 for name in SHAPE]
         keys = _keys(self.shapes, most)
         order = np.argsort(keys)
-        return np.asarray(order[np.searchsorted(keys[order], _keys(degrees, most))])
+        return most, keys[order], order
 
 
 def shape_table(workloads: Sequence[Workload], shapes: Layout) -> ShapeTable:

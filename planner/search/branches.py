@@ -327,17 +327,17 @@ class DegreeScan:
         self._shapes = np.empty(count, dtype=np.int64)
         self.bound_s = np.empty(count)
         """Of the fastest branch, [n]."""
-        for rows in self._blocks(np.arange(count)):
+        for rows in self._blocks(count):
             self._shapes[rows] = table.rows(degrees.take(rows))
             self.bound_s[rows] = self._bounds_s(table.least, rows)
 
-    def _blocks(self, rows: IntArray) -> Iterator[IntArray]:
+    def _blocks(self, count: int) -> Iterator[slice]:
         """Rows in parts that a core's cache holds."""
-        for start in range(0, len(rows), DEGREES_TOGETHER):
+        for start in range(0, count, DEGREES_TOGETHER):
             self._on_block()
-            yield rows[start : start + DEGREES_TOGETHER]
+            yield slice(start, start + DEGREES_TOGETHER)
 
-    def _bounds_s(self, costs: LayerCosts, rows: IntArray) -> FloatArray:
+    def _bounds_s(self, costs: LayerCosts, rows: IntArray | slice) -> FloatArray:
         """Of some of the degrees."""
         degrees = self._degrees.take(rows)
         bubble = self._space.smallest_bubble[np.asarray(degrees.pp)]
@@ -369,17 +369,27 @@ class DegreeScan:
         order = np.argsort(self.bound_s, kind="stable")
         return self._degrees.take(order[self.bound_s[order] < cutoff_s])
 
+    def every_layout(self) -> int:
+        """How many layouts all of the degrees have in all branches."""
+        blocks = self._blocks(self._degrees.broadcast_shape()[0])
+        return sum(self._layouts_of(self._degrees.take(rows)) for rows in blocks)
+
     def layouts(self, rows: IntArray) -> int:
-        """How many layouts some of the degrees have in all branches."""
+        """How many some of the degrees have."""
+        blocks = self._blocks(len(rows))
+        return sum(self._layouts_of(self._degrees.take(rows[part])) for part in blocks)
+
+    def _layouts_of(self, degrees: Layout) -> int:
+        own = tuple(np.asarray(getattr(degrees, name)) for name in NARROWED)
+        pipelines = self._space.pipeline_counts[np.asarray(degrees.pp)]
+        return int((pipelines * self._kinds[own] * self._space.shardings(degrees)).sum())
+
+    @cached_property
+    def _kinds(self) -> IntArray:
+        """Recomputations of all branches that have some degrees, by what these narrow."""
         sizes = [max(getattr(self._space, name), default=0) + 1 for name in NARROWED]
         kinds = np.zeros(sizes, dtype=np.int64)
         for branch in self._branches:
             columns = np.ix_(*(getattr(branch.space, name) for name in NARROWED))
             kinds[columns] += len(branch.space.recompute)
-        count = 0
-        for block in self._blocks(rows):
-            degrees = self._degrees.take(block)
-            own = tuple(np.asarray(getattr(degrees, name)) for name in NARROWED)
-            pipelines = self._space.pipeline_counts[np.asarray(degrees.pp)]
-            count += int((pipelines * kinds[own] * self._space.shardings(degrees)).sum())
-        return count
+        return kinds
