@@ -121,8 +121,8 @@ def rank_parameters(
     tuple of two floats or arrays
         Parameters, of shape [pp] with stages and shaped like the layout without.
     """
-    dense, rest, experts = layer_parameters_on_gpu(model, layout)
-    table, last, mtp_experts = end_parameters(model, layout)
+    layer = dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    table, last, mtp_experts = end_parameters(model, layout, layer)
     if stages is None:
         pp = np.asarray(layout.pp)
         of_dense = model.dense_layers * dense + model.moe_layers * rest + table + last
@@ -136,7 +136,9 @@ def rank_parameters(
     return on_both_ranks(of_dense, layout.schedule), on_both_ranks(of_experts, layout.schedule)
 
 
-def end_parameters(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Floats]:
+def end_parameters(
+    model: ModelSpec, layout: Layout, layer: tuple[Floats, Floats, Floats] | None = None
+) -> tuple[Floats, Floats, Floats]:
     """Parameters on one GPU of the ranks with the token table and with the head, beside their layers.
 
     The last rank holds the MTP modules and, to feed them, its own copy of the token table (megatron-core
@@ -148,6 +150,8 @@ def end_parameters(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Fl
         The model.
     layout : Layout
         One layout, or many of shape [n]; tp, pp, ep and etp are used.
+    layer : tuple of three floats or arrays, optional
+        `layer_parameters_on_gpu(model, layout)`, where the caller has them.
 
     Returns
     -------
@@ -155,7 +159,7 @@ def end_parameters(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Fl
         Dense ones on the first rank and on the last, and experts on the last; where one rank is both, it has
         their sum.
     """
-    dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    dense, rest, experts = layer or layer_parameters_on_gpu(model, layout)
     tp, pp = np.asarray(layout.tp), np.asarray(layout.pp)
     table = embedding_parameters(model) / tp
     main = dense if model.moe is None else rest

@@ -68,15 +68,18 @@ class MappingBounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Placed:
-    """A layout under some of its mappings, and what its layers take there: computed once for all uses."""
+class PlacedLayout:
+    """A layout under some of its mappings, and what its layers take there: computed once for all uses.
+
+    What they take does not depend on how many of them are recomputed.
+    """
 
     context: Context
     """Placements [k, levels]; an array field of the layout gives every part of a step its axis of k."""
     times: KindTimes
     """Seconds, [k]."""
 
-    def rows(self, rows: IntArray) -> _Placed:
+    def rows(self, rows: IntArray) -> PlacedLayout:
         """Under some of the mappings."""
         own, k = vars(self.context.placement), len(self.context.placement.tp)
         placement = Placement(**{name: np.asarray(column)[rows] for name, column in own.items()})
@@ -84,7 +87,12 @@ class _Placed:
             self.context.layout, micro_batch=np.asarray(self.context.layout.micro_batch)[rows]
         )
         context = replace(self.context, layout=layout, placement=placement)
-        return _Placed(context=context, times=self.times.rows(rows, k))
+        return PlacedLayout(context=context, times=self.times.rows(rows, k))
+
+    def recomputing(self, layers: int) -> PlacedLayout:
+        """With so many layers of each virtual stage recomputed."""
+        layout = replace(self.context.layout, recompute_layers=layers)
+        return replace(self, context=replace(self.context, layout=layout))
 
 
 class LayoutPricing:
@@ -99,18 +107,23 @@ class LayoutPricing:
         self.nothing_fits = False
         """Whether no split at all was found to fit."""
 
-    def best(self, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """The best mapping and split; None where none fits or beats `cutoff_s`."""
+    def best(self, mappings: MappingBounds, every: PlacedLayout, cutoff_s: float) -> Priced | None:
+        """The best mapping and split; None where none fits or beats `cutoff_s`. The layout is as `under` has
+        `every` of the mappings, with any number of recomputed layers.
+        """
         keep = np.flatnonzero(mappings.bound_s < cutoff_s)
-        bound_s = mappings.bound_s[keep]
-        if int(self._layout.recompute_layers) and np.isfinite(bound_s).any():
-            seconds = self._bound(self._under(pick(mappings.matrices, keep)))
-            better = seconds < cutoff_s
-            keep, bound_s = keep[better], seconds[better]
+        bound_s, recomputed = mappings.bound_s[keep], int(self._layout.recompute_layers)
+        if not len(keep):
+            return None
+        own = every.rows(keep).recomputing(recomputed)
+        if recomputed and np.isfinite(bound_s).any():
+            seconds = self._bound(own)
+            better = np.flatnonzero(seconds < cutoff_s)
+            keep, bound_s, own = keep[better], seconds[better], own.rows(better)
         if not len(keep):
             return None
         table = pick(mappings.matrices, keep)
-        best_s, where, stages = self._best_of(table, bound_s, cutoff_s)
+        best_s, where, stages = self._best_of(own, bound_s, cutoff_s)
         if stages is None:
             return None
         longest = max(max(rank) for rank in stages)
@@ -123,13 +136,12 @@ class LayoutPricing:
         )
 
     def _best_of(
-        self, table: Matrices, bound_s: FloatArray, cutoff_s: float
+        self, every: PlacedLayout, bound_s: FloatArray, cutoff_s: float
     ) -> tuple[float, int, Stages | None]:
-        """(seconds, row of the table, stages) of the fastest; mappings with equal layer costs share their
-        splits.
+        """(seconds, number of the mapping, stages) of the fastest; mappings with equal layer costs share
+        their splits.
         """
         rooms = self._fit.rooms(self._workload.model.layers)
-        every = self._under(table)
         groups = _rows_with_equal_costs(costs_of_times(every.context, every.times), bound_s.shape)
         groups.sort(key=lambda group: float(np.min(bound_s[group[1]])))
         best: tuple[float, int, Stages | None] = (cutoff_s, -1, None)
@@ -156,7 +168,7 @@ class LayoutPricing:
         return best
 
     def _splits(
-        self, placed: _Placed, costs: SplitCosts, cutoff_s: float
+        self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
     ) -> list[tuple[Split, FloatArray]]:
         """Every split that can be best, with its seconds [k]. Memory is asked only where the free splits
         break it.
@@ -186,7 +198,9 @@ class LayoutPricing:
         priced_splits = {fastest[0].stages: np.asarray(first.seconds)}
         return [(split, self._seconds(placed, split.stages, priced_splits)) for split in fitting]
 
-    def _even_split(self, placed: _Placed, costs: SplitCosts) -> list[tuple[Split, FloatArray]]:
+    def _even_split(
+        self, placed: PlacedLayout, costs: SplitCosts
+    ) -> list[tuple[Split, FloatArray]]:
         """The only split of a framework that deals layers out by itself."""
         stages = balanced_stages(costs.layers, costs.pp, costs.vpp, costs.group)
         if stages is None or (costs.partial and min(map(min, stages)) < costs.recompute_layers):
@@ -198,7 +212,7 @@ class LayoutPricing:
         return [(split, np.asarray(self._step(placed, stages).seconds))]
 
     def _level_splits(
-        self, placed: _Placed, costs: SplitCosts, cutoff_s: float
+        self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
     ) -> list[tuple[Split, FloatArray]]:
         """The same for ranks in step, whose splits are few enough to look at one by one."""
         splits = []
@@ -226,13 +240,13 @@ class LayoutPricing:
         return priced_splits
 
     def _seconds(
-        self, placed: _Placed, stages: Stages, priced_splits: dict[Stages, FloatArray]
+        self, placed: PlacedLayout, stages: Stages, priced_splits: dict[Stages, FloatArray]
     ) -> FloatArray:
         if stages not in priced_splits:
             priced_splits[stages] = np.asarray(self._step(placed, stages).seconds)
         return priced_splits[stages]
 
-    def _slack_s(self, placed: _Placed, first: StepTime, costs: SplitCosts) -> float:
+    def _slack_s(self, placed: PlacedLayout, first: StepTime, costs: SplitCosts) -> float:
         """How much a split with its parameters spread evenly could save over this one, at most."""
         parts = first.parts
         charged = np.asarray(parts["dp_comm"]) + np.asarray(parts["optimizer"])
@@ -242,7 +256,7 @@ class LayoutPricing:
         bound = np.asarray(even["dp_comm"]) + np.asarray(even["optimizer"])
         return float(np.max(np.maximum(charged - bound, 0.0)))
 
-    def _bound(self, placed: _Placed, busiest_s: float = 0.0) -> FloatArray:
+    def _bound(self, placed: PlacedLayout, busiest_s: float = 0.0) -> FloatArray:
         """Bounds [k] that know how slow the slowest rank must be."""
         step = optimistic_step(placed.context, placed.times, busiest_s)
         return np.asarray(step.seconds, dtype=np.float64)
@@ -251,14 +265,14 @@ class LayoutPricing:
         """The placements of some mappings, arrays [k, levels]."""
         return placement_on(self._workload.cluster, self._layout, table)
 
-    def _under(self, table: Matrices) -> _Placed:
-        """The layout under some mappings."""
+    def under(self, table: Matrices) -> PlacedLayout:
+        """The layout under some mappings, at least one."""
         placement = self._placed(table)
         size = np.full(len(placement.tp), int(self._layout.micro_batch), dtype=np.int64)
         context = make_context(self._workload, replace(self._layout, micro_batch=size), placement)
-        return _Placed(context=context, times=kind_times(context))
+        return PlacedLayout(context=context, times=kind_times(context))
 
-    def _step(self, placed: _Placed, stages: Stages) -> StepTime:
+    def _step(self, placed: PlacedLayout, stages: Stages) -> StepTime:
         """One split under k placements."""
         return exact_step(placed.context, stages, placed.times)
 

@@ -58,7 +58,12 @@ from meshwright.planner.bounds.alike import (
     times_under_mappings,
 )
 from meshwright.planner.bounds.degree_bound import compute_bound_s
-from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
+from meshwright.planner.bounds.exact_cost import (
+    LayoutPricing,
+    MappingBounds,
+    PlacedLayout,
+    Priced,
+)
 from meshwright.planner.bounds.level_pace import chunk_times, least_level_pace_s
 from meshwright.planner.bounds.mapped import OF_PLACEMENTS, mapped_layouts, mappings_of
 from meshwright.planner.bounds.matrices import Matrices
@@ -306,16 +311,20 @@ class CostModelPricing:
         comes first: where that does not fit, nothing does.
         """
         best: Priced | None = None
+        every: PlacedLayout | None = None
         memory_suffices = False
         amounts = list(self._recompute_amounts(layout))
         if not np.isfinite(cutoff_s) and len(amounts) > 1:
             amounts = [ALL_LAYERS, *amounts[:-1]]
+        if not len(mappings.bound_s):
+            return None
         for recomputed_layers in amounts:
             if memory_suffices and recomputed_layers != ALL_LAYERS:
                 continue
             limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
             pricing = self._pricing_of(replace(layout, recompute_layers=recomputed_layers))
-            priced = pricing.best(mappings, limit)
+            every = every or pricing.under(mappings.matrices)
+            priced = pricing.best(mappings, every, limit)
             if priced is not None and priced.step_time_s < limit:
                 best = priced
             if pricing.nothing_fits and recomputed_layers == ALL_LAYERS:
