@@ -14,6 +14,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Options = Iterable[Callable[[Any], Any]]
 _PATH = click.Path(path_type=Path)
 _PROCESSES = click.IntRange(1, 1024)
+TIME_LIMIT_S = 60.0
+"""Of `plan` where nothing else is said."""
 
 
 def _add(options: Options, command: Command) -> Command:
@@ -81,7 +83,10 @@ def _search_options() -> Options:
         help="exhaustive prices every layout.",
     )
     yield _value("--top", int, "K", "Report the best K layouts, proven.", default=1)
-    yield _time_limit("Seconds; what is best by then is the plan.")
+    yield _time_limit(
+        f"Seconds; what is best by then is the plan, with its gap. {TIME_LIMIT_S:g} by default, but for "
+        "--sweep and --method exhaustive."
+    )
     yield _seed()
     yield _value(
         "--baseline",

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import meshwright
-from meshwright.commands.options import calibration_option, cost_flags, plan_options
+from meshwright.commands.options import TIME_LIMIT_S, calibration_option, cost_flags, plan_options
 from meshwright.commands.parameters import ChoiceIn
 from meshwright.commands.terminal import (
     PATH,
@@ -74,6 +74,8 @@ def plan_command(
     """
     from meshwright.cluster_specs.mixed import is_mixed_cluster
 
+    if options["time_limit_s"] is None and sweep is None and options["method"] == "cp-sat":
+        options["time_limit_s"] = TIME_LIMIT_S
     if is_mixed_cluster(options["cluster"]):
         from meshwright.commands.mixed import show_mixed_plan
 

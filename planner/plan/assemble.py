@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
 from meshwright.costmodel.bucket_sizes import TIMES_OWN
 from meshwright.costmodel.layout import AXES, Recompute
@@ -65,6 +67,7 @@ def plan_from_outcome(
                 "predicted": None,
                 "mapping": None,
                 "infeasible": infeasible,
+                "warnings": list(_overfull_cuts(request, outcome)),
                 "solver": solver,
                 "inputs": request.inputs(),
             }
@@ -99,6 +102,16 @@ def plan_from_outcome(
             "inputs": request.inputs(),
         }
     )
+
+
+def _overfull_cuts(request: PlanRequest, outcome: Outcome) -> Iterator[str]:
+    """What kept a search under `--max-cut-use` from a plan, as far as it was looked for."""
+    least_use = outcome.certificate.least_cut_use
+    if least_use is not None:
+        yield (
+            f"every mapping that was priced uses some cut to {least_use:.1%} or more, "
+            f"{request.max_cut_use:.1%} are allowed: raise --max-cut-use"
+        )
 
 
 def objective_of(step_time_s: float | None, lower_bound_s: float | None) -> Objective:

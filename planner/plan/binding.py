@@ -125,6 +125,11 @@ def warnings(
             f"sequences of {request.seq_len:,} tokens are longer than the {model.max_positions:,} positions "
             f"that {model.name} has learned: a longer table, and so another model, is what trains"
         )
+    if int(best.layout.optimizer_offload) and request.framework in ("torchtitan", "fsdp2"):
+        yield (
+            "no measured run stands behind parameters on the host: their copies are priced from PyTorch's "
+            "source as hidden under nothing, their update as one thread's work"
+        )
     experts = request.model.moe is not None
     if not experts and "moe_dispatch" in request.pins:
         yield "the pin moe_dispatch changes nothing: the model has no experts"

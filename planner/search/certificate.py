@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,10 +34,17 @@ class Certificate:
     """Of kernel, execution, recomputed modules and ZeRO stage in the last CP-SAT model."""
     kernels: int = 0
     """In the last CP-SAT model."""
+    least_cut_use: float | None = None
+    """Of mappings that fill a cut beyond what is allowed, the least share of its fullest cut."""
     model_bound_s: float | None = None
     """What the last CP-SAT model proved of its combinations."""
     model: cp_model.CpModel | None = field(default=None, repr=False, compare=False)
     """The last CP-SAT model; None where none was built, and on irregular fabrics."""
+
+    def overfull(self, cut_uses: Iterable[tuple[str, float]]) -> None:
+        """Takes note of a mapping that fills a cut beyond what is allowed."""
+        fullest = max(use for _, use in cut_uses)
+        self.least_cut_use = min(fullest, self.least_cut_use or fullest)
 
     def rule_out(self, name: str, count: int) -> None:
         """Counts layouts under a rule."""

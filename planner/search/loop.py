@@ -361,6 +361,8 @@ class LayoutSearch:
         self.certificate.priced += 1
         if priced is not None:
             priced = replace(priced, execution=branch.execution)
+        for each in branch.pricing.overfull:
+            self.certificate.overfull(each.cut_uses)
         self.chooser.learn(candidate, priced, branch.pricing.overfull)
         if priced is None:
             return

@@ -8,9 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from meshwright.cli import main
+from meshwright.errors import InputError
 from meshwright.planner.plan.texts import read_plan
 from tests.places import ROOT
 
@@ -144,3 +148,25 @@ def test_a_terminal_gets_colour_and_keeps_its_results(tmp_path: Path) -> None:
     text = log.read_text(encoding="utf-8")
     assert "\x1b[1m" in text
     assert "h200-sxm-141gb" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "limit_s"),
+    [
+        ([], 60.0),
+        (["--time-limit", "7"], 7.0),
+        (["--method", "exhaustive"], None),
+    ],
+)
+def test_a_plan_has_a_minute_where_nothing_else_is_said(
+    words: list[str], limit_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def noted(model: str, **options: Any) -> None:
+        given.update(options)
+        raise InputError(f"{model} is enough")
+
+    monkeypatch.setattr("meshwright.api.plan", noted)
+    assert CliRunner().invoke(main, [*SMALL, *words]).exit_code == 2
+    assert given["time_limit_s"] == limit_s

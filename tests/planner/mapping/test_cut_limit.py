@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -146,3 +147,11 @@ def test_leaves_that_differ_are_refused() -> None:
     request = next(each for each in map(random_request, range(50)) if is_irregular(each.cluster))
     with pytest.raises(InputError, match="leaves are alike"):
         replace(request, max_cut_use=0.5)
+
+
+def test_without_a_plan_the_least_use_that_was_found_is_said() -> None:
+    plan = fastest_plan(asked(pin=PINS, max_cut_use=0.15))
+    used = re.search(r"uses some cut to ([\d.]+)% or more, 15.0% are allowed", plan.warnings[0])
+    assert used is not None
+    least = float(used[1]) / 100
+    assert fastest_plan(asked(pin=PINS, max_cut_use=least + 0.001)).layout is not None

@@ -146,3 +146,11 @@ def test_some_of_these_plans_offload() -> None:
         for outcome in (search(on_host(seed)) for seed in range(16))
     ]
     assert min(shares.count(0), shares.count(100)) >= 3
+
+
+def test_plans_say_that_no_run_stands_behind_their_offload() -> None:
+    asked = request("fsdp2", model="llama-3-70b", global_batch=16, seq_len=4096)
+    assert any("no measured run stands" in text for text in fastest_plan(asked).warnings)
+    assert not any(
+        "no measured run stands" in text for text in fastest_plan(request("fsdp2")).warnings
+    )
