@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.api.many import plan_batch, recommend
+from meshwright.documents.reader import path_of
 
 if TYPE_CHECKING:
     from meshwright.cluster_specs.schema import ClusterSpec
@@ -195,7 +196,7 @@ def plan(
             forbid=forbid,
             reserve_gib=reserve_gib,
             memory_risk=memory_risk,
-            expert_loads=None if expert_loads is None else Path(expert_loads),
+            expert_loads=None if expert_loads is None else path_of(expert_loads, "expert_loads"),
             moe_dispatch=moe_dispatch,
             without=without,
             allow=allow,
@@ -209,7 +210,7 @@ def plan(
             seed=seed,
             nodes=nodes,
         )
-        model_file = None if export_model is None else Path(export_model)
+        model_file = None if export_model is None else path_of(export_model, "export_model")
         if baseline is None:
             return make_plan(
                 request, robustness=robustness, progress=progress, model_file=model_file
@@ -218,7 +219,7 @@ def plan(
         from meshwright.planner.launch.compare import against
         from meshwright.planner.plan.digest import with_digest
 
-        today = read_baseline(Path(baseline), request.inputs())
+        today = read_baseline(path_of(baseline, "baseline"), request.inputs())
         found = make_plan(request, robustness=robustness, progress=progress, model_file=model_file)
         compared = against(found, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
         return with_digest(compared)
@@ -262,7 +263,7 @@ def estimate(
     stack = read_calibration(calibration)
     if isinstance(run, Mapping):
         return (price_run(run_from_mapping(run, where="run", calibration=stack), Path("run")),)
-    return tuple(price_runs(Path(run), stack))
+    return tuple(price_runs(path_of(run, "run"), stack))
 
 
 def calibrate(
@@ -301,7 +302,7 @@ def calibrate(
     from meshwright.planner.runs.run_file import Run
 
     given = tuple(run for run in runs if isinstance(run, Run))
-    paths = [Path(run) for run in runs if not isinstance(run, Run)]
+    paths = [path_of(run, "runs") for run in runs if not isinstance(run, Run)]
     read, benchmarks = read_sources(paths, given)
     if measure:
         from meshwright.planner.runs.calibration.measure import benchmarks_of, measured_rates
@@ -338,7 +339,7 @@ def validate(
     from meshwright.planner.request.calibration_file import read_calibration
     from meshwright.planner.runs.prediction import validation_report
 
-    return validation_report(Path(runs), read_calibration(calibration))
+    return validation_report(path_of(runs, "runs"), read_calibration(calibration))
 
 
 def place_experts(
@@ -379,8 +380,8 @@ def place_experts(
     InfeasibleError
         If no placement keeps to the limits.
     """
-    from meshwright.planner.experts.request import ExpertRequest
+    from meshwright.planner.experts.request import expert_request
     from meshwright.planner.experts.service import plan_experts
 
-    request = ExpertRequest(loads=Path(loads), cluster=cluster, gpus=gpus, slots=slots, **options)
-    return plan_experts(request, progress)
+    given = {"loads": loads, "cluster": cluster, "gpus": gpus, "slots": slots, **options}
+    return plan_experts(expert_request(given), progress)

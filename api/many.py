@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from meshwright.documents.reader import path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,11 +76,13 @@ def plan_batch(
         ray_address=ray_address,
         resume=resume,
         strict=strict,
-        cache=chosen_folder(None if cache is None else Path(cache), no_cache),
+        cache=chosen_folder(None if cache is None else path_of(cache, "cache"), no_cache),
         formats=tuple(formats),
-        calibration=None if calibration is None else Path(calibration),
+        calibration=None if calibration is None else path_of(calibration, "calibration"),
     )
-    return run_batch(Path(jobs), Path(output), options, listener or SilentListener())
+    return run_batch(
+        path_of(jobs, "jobs"), path_of(output, "output"), options, listener or SilentListener()
+    )
 
 
 def recommend(
@@ -153,7 +156,7 @@ def recommend(
         sizes=sizes,
         reserves_gib=reserve_gib,
         workers=workers,
-        cache=chosen_folder(None if cache is None else Path(cache), no_cache),
+        cache=chosen_folder(None if cache is None else path_of(cache, "cache"), no_cache),
         plan={
             "global_batch": global_batch,
             "seq_len": seq_len,

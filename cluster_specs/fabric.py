@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from meshwright.cluster_specs.allocation import check_gpus, expand_nodes
 from meshwright.cluster_specs.schema import ClusterSpec, Medium
 from meshwright.cluster_specs.tiers import Tier, measured_tiers
-from meshwright.cluster_specs.uplinks import first_outside_a_leaf, free_of, uplinks
+from meshwright.cluster_specs.uplinks import SameCluster, first_outside_a_leaf, free_of, uplinks
 
 Number = TypeVar("Number", np.int64, np.float64)
 
@@ -63,6 +63,12 @@ def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
     Raises InputError if `gpus` is below 1 or above what the cluster has.
     """
     check_gpus(cluster, gpus)
+    return _levels(SameCluster(cluster), gpus)
+
+
+@lru_cache(maxsize=64)
+def _levels(same: SameCluster, gpus: int) -> FabricLevels:
+    cluster = same.cluster
     if is_irregular(cluster):
         return _fullest(cluster, gpus)
     nodes, piece = _node_pieces(cluster, gpus)
@@ -126,8 +132,13 @@ def _fullest(cluster: ClusterSpec, gpus: int) -> FabricLevels:
 
 def full_levels(cluster: ClusterSpec) -> FabricLevels:
     """The levels at their full size, whatever the allocation: no allocation packs more GPUs into a block."""
-    tiers = tuple(measured_tiers(cluster))
-    return _of_tiers(tiers, _full_blocks(cluster, tiers))
+    return _full_levels(SameCluster(cluster))
+
+
+@lru_cache(maxsize=16)
+def _full_levels(same: SameCluster) -> FabricLevels:
+    tiers = tuple(measured_tiers(same.cluster))
+    return _of_tiers(tiers, _full_blocks(same.cluster, tiers))
 
 
 def _full_blocks(cluster: ClusterSpec, tiers: tuple[Tier, ...]) -> list[int]:

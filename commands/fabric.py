@@ -8,7 +8,15 @@ import click
 
 from meshwright.commands.calculators import answer, why_option
 from meshwright.commands.parameters import ChoiceIn
-from meshwright.commands.terminal import PATH, common, force_option, print_json, show, warn
+from meshwright.commands.terminal import (
+    PATH,
+    common,
+    force_option,
+    print_json,
+    show,
+    warn,
+    write_plan,
+)
 from meshwright.errors import ExitCode
 
 
@@ -63,7 +71,7 @@ def map_(
     up-links of leaves and pods, or groups reach few of them; hostname order is printed beside it.
     """
     from meshwright.cluster_specs.reader import read_cluster
-    from meshwright.documents.output_files import refuse_taken, write_files
+    from meshwright.documents.output_files import refuse_taken
     from meshwright.planner.analysis.rank_mapping import map_plan, mapping_document
     from meshwright.planner.launch.plan_files import PLAN_FILES, plan_files
     from meshwright.planner.mapping.spread.bound import ReachWeights
@@ -81,7 +89,7 @@ def map_(
     document = mapping_document(mapped)
     print_json(document) if as_json else show(mapping_view(document))
     if output is not None:
-        write_files(output, plan_files(mapped.plan), force)
+        write_plan(output, plan_files(mapped.plan), force)
 
 
 @click.command()

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from meshwright.commands.terminal import ProgressLine, print_json, show
+from meshwright.commands.terminal import ProgressLine, print_json, show, write_plan
 from meshwright.errors import ExitCode, InputError
 
 _NOT_MIXED = ("baseline", "sweep", "tokens", "gpu_hour_price", "export_model")
@@ -43,7 +43,7 @@ def show_mixed_plan(
         If an option does not go with a mixed cluster.
     """
     from meshwright.api.mixed import plan_mixed
-    from meshwright.documents.output_files import refuse_taken, write_files
+    from meshwright.documents.output_files import refuse_taken
     from meshwright.planner.launch.mixed_files import MIXED_FILES, mixed_files
     from meshwright.planner.mixed.document import mixed_document
     from meshwright.planner.report.mixed_view import mixed_view
@@ -74,7 +74,7 @@ def show_mixed_plan(
             show(plan_view(result.alone))
     exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
     if document.status not in exit_codes and output is not None:
-        write_files(output, mixed_files(result), force)
+        write_plan(output, mixed_files(result), force)
     if not as_json:
         click.echo(f"\n{_next_step(document.status in exit_codes, output)}")
     return int(exit_codes.get(document.status, ExitCode.DONE))

@@ -18,6 +18,7 @@ from meshwright.commands.terminal import (
     print_json,
     show,
     warn,
+    write_plan,
 )
 from meshwright.errors import ExitCode, InputError, near_miss
 
@@ -92,7 +93,7 @@ def plan_command(
         )
         return
     from meshwright import api
-    from meshwright.documents.output_files import refuse_taken, write_files
+    from meshwright.documents.output_files import refuse_taken
     from meshwright.planner.solvers.processes import on_processes
 
     if output is not None:
@@ -121,7 +122,7 @@ def plan_command(
     if output is not None and plan.layout is not None:
         from meshwright.planner.launch.plan_files import plan_files
 
-        write_files(output, plan_files(plan), force)
+        write_plan(output, plan_files(plan), force)
     if not as_json:
         from meshwright.planner.launch.plan_files import next_step
 

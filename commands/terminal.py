@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -156,6 +156,17 @@ def show(view: View) -> None:
 def warn(words: str, lines: Iterable[str]) -> None:
     for text in lines:
         click.echo(f"{words}: {text}", err=True)
+
+
+def write_plan(directory: Path, files: Mapping[str, str], force: bool) -> None:
+    """Writes the files of a plan, and warns of those that an earlier plan left beside them."""
+    from meshwright.documents.output_files import left_over, write_files
+    from meshwright.planner.launch.plan_files import PLAN_FILES
+    from meshwright.planner.mixed.texts import MIXED_FILE
+
+    write_files(directory, files, force)
+    words = left_over(directory, (MIXED_FILE, *PLAN_FILES), files)
+    warn("warning", [] if words is None else [words])
 
 
 class ProgressLine:

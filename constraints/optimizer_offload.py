@@ -116,6 +116,67 @@ DEEPSPEED_OFFLOAD_RULES: tuple[Rule, ...] = (
     DEEPSPEED_OFFLOAD_ADAM,
 )
 
+FSDP_OFFLOAD_ZERO = Requires(
+    name="fsdp-offload-zero",
+    sentence="zero_stage = 3 where parameters, gradients and optimizer states are offloaded",
+    unit="settings",
+    when=(When("optimizer_offload", least=1),),
+    needs=When("zero_stage", least=3),
+    words="{optimizer_offload} % of the optimizer's states offloaded under ZeRO {zero_stage}",
+    remedy="Use ZeRO stage 3 (reshard after forward), or offload nothing.",
+)
+"""FSDP2 offloads with resharding or without (torch 2.13, distributed/fsdp/_fully_shard/_fsdp_api.py,
+CPUOffloadPolicy); without it the weights it would make room for stay whole: left out by choice."""
+
+FSDP_OFFLOAD_SHARDS = Requires(
+    name="fsdp-offload-shards",
+    sentence="dp >= 2 where parameters, gradients and optimizer states are offloaded",
+    unit="settings",
+    when=(When("optimizer_offload", least=1),),
+    needs=When("dp", least=2),
+    words="{optimizer_offload} % of the optimizer's states offloaded with dp {dp}",
+    remedy="Use two replicas or more, or offload nothing.",
+)
+"""torchtitan shards, and offloads, where its mesh has an axis to shard over
+(torchtitan/distributed/parallel_dims.py, fsdp_enabled)."""
+
+FSDP_OFFLOAD_WHOLE = Requires(
+    name="fsdp-offload-whole",
+    sentence="optimizer_offload = 100 where parameters, gradients and optimizer states are offloaded",
+    unit="settings",
+    when=(When("optimizer_offload", least=1),),
+    needs=When("optimizer_offload", least=100),
+    words="{optimizer_offload} % of the optimizer's states offloaded",
+    remedy="Offload 0 or 100 %.",
+)
+"""A switch for all parameters (torchtitan/config/configs.py; accelerate/utils/dataclasses.py)."""
+
+
+def _not_adam_in_bf16(workload: Workload) -> bool:
+    """Whether the run is another than Adam in fp32 beside 16-bit weights of bf16's range."""
+    return _not_adam_in_fp32(workload) or workload.precision != "bf16"
+
+
+FSDP_OFFLOAD_ADAM = AtMost(
+    name="fsdp-offload-adam",
+    sentence="optimizer_offload = 0 unless the optimizer is Adam with fp32 moments, in bf16",
+    unit="percent",
+    binds=_not_adam_in_bf16,
+    value=of("optimizer_offload"),
+    limit=of(number=0),
+    words="{value} % of the states of {optimizer} offloaded in {precision}",
+    remedy="Train with adam in bf16 without 16-bit moments, or offload nothing.",
+)
+"""By choice: how long other optimizers take on a host, and what loss scaling and FP8 gathers do to parameters
+that lie there, is not priced."""
+
+FSDP_OFFLOAD_RULES: tuple[Rule, ...] = (
+    FSDP_OFFLOAD_ZERO,
+    FSDP_OFFLOAD_SHARDS,
+    FSDP_OFFLOAD_WHOLE,
+    FSDP_OFFLOAD_ADAM,
+)
+
 MEGATRON_OFFLOAD_RULES: tuple[Rule, ...] = (
     MEGATRON_OFFLOAD_ZERO,
     MEGATRON_OFFLOAD_ADAM,

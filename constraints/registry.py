@@ -36,6 +36,7 @@ from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.nvlink_domain import NvlinkDomain
 from meshwright.constraints.optimizer_offload import (
     DEEPSPEED_OFFLOAD_RULES,
+    FSDP_OFFLOAD_RULES,
     MEGATRON_OFFLOAD_RULES,
     OFFLOADED_SHARE,
 )
@@ -128,6 +129,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         *TORCHTITAN_GROUP_RULES,
         *DEEPSPEED_RULES,
         *DEEPSPEED_OFFLOAD_RULES,
+        *FSDP_OFFLOAD_RULES,
         *FSDP2_RULES,
         *FSDP2_GROUP_RULES,
     )

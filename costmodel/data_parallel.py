@@ -113,16 +113,10 @@ def _traffic(c: Context, groups: list[_Group]) -> DataParallelTraffic:
     scatter = _scattered(c, groups, grad)
     once = reduced if framework.zero1_all_reduces else scatter
     gathers, reductions = passes_of_a_step(c)
-    seconds = np.select(
-        [stage == 0, stage == 3],
-        [reduced.seconds, gathers * gather.seconds + reductions * scatter.seconds],
-        reductions * once.seconds + gathers * gather.seconds,
-    )
-    tail_s = np.select(
-        [stage == 0, stage == 3],
-        [reduced.bucket_s, 0.0 * reduced.bucket_s],
-        once.bucket_s + gather.bucket_s,
-    )
+    gathered_s, last_s = gathers * gather.seconds, once.bucket_s + gather.bucket_s
+    sharded_s = np.where(stage == 3, reductions * scatter.seconds, reductions * once.seconds)
+    seconds = np.where(stage == 0, reduced.seconds, gathered_s + sharded_s)
+    tail_s = np.where(stage == 0, reduced.bucket_s, np.where(stage == 3, 0.0, last_s))
     tail_s = np.where(_chunk_by_chunk(c), seconds / c.layout.vpp, tail_s)
     return DataParallelTraffic(seconds, tail_s)
 
@@ -171,7 +165,8 @@ def passes_of_a_step(c: Context) -> tuple[Floats, Floats]:
     whole_step = framework.gathers_each_micro_batch & (np.asarray(c.layout.pp) > 1)
     each = np.where(whole_step, 1, m)
     again = each if framework.gathers_each_micro_batch else 1
-    gathers = np.select([stage == 3, stage == 2], [np.where(whole_step, m, 2 * m), again], 1)
+    of_a_step = np.where(stage == 2, again, 1)
+    gathers = np.where(stage == 3, np.where(whole_step, m, 2 * m), of_a_step)
     often = each if framework.reduces_each_micro_batch else 1
     return gathers, np.where(stage >= 2, often, 1)
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from meshwright.costmodel.constants.rates import Constants
 from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.kinds import kind_times
+from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layers.layer_time import Parts
 from meshwright.costmodel.layout import Floats, Layout, Placement
 from meshwright.costmodel.memory.footprint import stage_memory_gib, stage_memory_parts_gib
@@ -158,7 +158,25 @@ def costs_of_layers(context: Context) -> LayerCosts:
     LayerCosts
         Arrays that broadcast against the layouts, seconds.
     """
-    workload, times = context.workload, kind_times(context)
+    return costs_of_times(context, kind_times(context))
+
+
+def costs_of_times(context: Context, times: KindTimes) -> LayerCosts:
+    """The same from the times of every kind of layer.
+
+    Parameters
+    ----------
+    context : Context
+        Layouts of shape [...].
+    times : KindTimes
+        `kind_times(context)`, seconds.
+
+    Returns
+    -------
+    LayerCosts
+        Arrays that broadcast against the layouts, seconds.
+    """
+    workload = context.workload
     zero = 0.0 * np.asarray(times.head.seconds)
     return LayerCosts(
         dense_layer_s=times.dense.seconds if times.dense else zero,

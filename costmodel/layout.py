@@ -87,10 +87,12 @@ class Layout:
         Returns
         -------
         Layout
-            Fields indexed so, as arrays.
+            Fields indexed so, as arrays; those that are one array stay one.
         """
         values = self._broadcast()
-        return type(self)(**{name: array[index] for name, array in values.items()})
+        each = {id(array): array for array in values.values()}
+        taken = {key: array[index] for key, array in each.items()}
+        return type(self)(**{name: taken[id(array)] for name, array in values.items()})
 
     def scalar(self, index: int) -> Self:
         """One layout of a one-dimensional array layout.

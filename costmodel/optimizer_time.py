@@ -7,6 +7,7 @@ import numpy as np
 from meshwright.costmodel.layers.activation_copies import COPY_SHARE
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Floats
+from meshwright.costmodel.memory.profile import memory_profile
 from meshwright.costmodel.memory.states import optimizer_shards
 
 _ADAM_BYTES = 14.0
@@ -33,7 +34,10 @@ def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     megatron-core, `step`: GPU kernels are launched first); the transfers of one parameter hide under the
     updates of others. DeepSpeed copies gradients down as they are reduced, updates, and copies weights up
     (deepspeed/runtime/zero/stage_1_and_2.py, `step`). Its transfers are priced as hidden under nothing,
-    though `overlap_comm` puts those of gradients beside the backward pass.
+    though `overlap_comm` puts those of gradients beside the backward pass. So are those of FSDP2, which
+    uploads fp32 shards ahead of each gather and adds up gradients on the host: its uploads run beside other
+    layers, its downloads do not where micro-batches accumulate (torch 2.13, `_fsdp_collectives.py`,
+    `foreach_reduce`). Under torch's pipelines gradients come down once.
 
     docs/cost_model.md, "The step", has the sources.
 
@@ -64,8 +68,16 @@ def _host_s(c: Context, parameters: Floats) -> Floats:
     """Seconds of updating parameters on the host, and of the transfers that the step waits for."""
     framework = c.constants.framework
     update_s = framework.host_update_bytes * np.asarray(parameters) / _HOST_BYTES_PER_S
-    micro_batches = np.where(np.asarray(c.layout.zero_stage) >= 2, c.layout.num_micro_batches, 0)
-    moved = framework.host_transfer_bytes + framework.host_accumulation_bytes * micro_batches
+    layout, stage = c.layout, np.asarray(c.layout.zero_stage)
+    micro_batches = np.asarray(layout.num_micro_batches)
+    whole = memory_profile(c.workload.framework).unsharded_in_pipeline & (np.asarray(layout.pp) > 1)
+    reduced = np.where(whole, 1, micro_batches)
+    moved = (
+        framework.host_transfer_bytes
+        + framework.host_accumulation_bytes * np.where(stage >= 2, reduced, 0)
+        + framework.host_gather_bytes * np.where(stage == 3, micro_batches, 0)
+    )
     pcie_bytes_per_s = 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
-    seconds: Floats = update_s + moved * parameters / pcie_bytes_per_s
+    sums_s = framework.host_sum_bytes * (reduced - 1) * parameters / _HOST_BYTES_PER_S
+    seconds: Floats = update_s + sums_s + moved * parameters / pcie_bytes_per_s
     return seconds

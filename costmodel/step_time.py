@@ -121,7 +121,7 @@ def make_context(
     )
 
 
-def exact_step(c: Context, stages: Stages) -> StepTime:
+def exact_step(c: Context, stages: Stages, times: KindTimes | None = None) -> StepTime:
     """The step of one layout under a split of its layers.
 
     Pipeline: the busiest rank works through all m micro-batches, and waits for the others' virtual stages to
@@ -136,13 +136,15 @@ def exact_step(c: Context, stages: Stages) -> StepTime:
         Workload, one layout, and one or k placements.
     stages : tuple of tuple of int
         Layers of each [pipeline rank][virtual stage].
+    times : KindTimes, optional
+        `kind_times(c)`, where the caller has them.
 
     Returns
     -------
     StepTime
         Seconds by part, floats or arrays of shape [k].
     """
-    times, counts = kind_times(c), rank_counts(c, stages)
+    times, counts = times or kind_times(c), rank_counts(c, stages)
     head_rank = last_rank(c.layout.schedule, len(stages))
     parts = rank_parts(times, counts, c.workload.model.mtp_layers, head_rank)
     by_rank: Parts = {

@@ -64,6 +64,30 @@ def write_files(
     return list(targets.values())
 
 
+def left_over(
+    directory: str | os.PathLike[str], names: Iterable[str], written: Iterable[str]
+) -> str | None:
+    """Says which files of earlier work still lie beside those that were written; None where none do.
+
+    Parameters
+    ----------
+    directory
+        The folder that was written to.
+    names
+        Of files or folders that earlier work may have left there.
+    written
+        Names of the files that were written.
+    """
+    own = {PurePosixPath(name).parts[0] for name in written}
+    folder = Path(directory)
+    older = [name for name in names if name not in own and os.path.lexists(folder / name)]
+    if not older:
+        return None
+    return (
+        f"{folder}: {_listed(older)} still there from before, and no part of what was written now."
+    )
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """SIGINT and SIGTERM wait until what is inside is done. Only the main thread hears them at all."""

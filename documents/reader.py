@@ -11,6 +11,7 @@ meshwright.errors.InputError: cluster.yaml: line 2: field 'gpus' is given twice
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -76,6 +77,26 @@ def is_file(text: str) -> bool:
         return Path(text).is_file()
     except (OSError, ValueError):
         return False
+
+
+def path_of(value: object, where: str) -> Path:
+    """The path that a caller in Python gave.
+
+    Parameters
+    ----------
+    value
+        A text or a path.
+    where
+        The parameter, for messages.
+
+    Raises
+    ------
+    InputError
+        It is something else, or empty.
+    """
+    if isinstance(value, str | os.PathLike) and str(value):
+        return Path(value)
+    raise InputError("must be the path of a file or folder", where=where, value=value)
 
 
 def path_text(path: Path) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from meshwright.frameworks.fsdp import FSDP_OFFLOAD_RULES
 from meshwright.frameworks.record import (
     ContextExchange,
     Framework,
+    OptimizerOffload,
     Setting,
     ShardGroups,
     Stack,
@@ -58,16 +60,21 @@ FSDP2 = Framework(
     },
     cuda_graphs={"none": Setting(source=LAUNCH)},
     offloads={
-        "parameters": Setting(
-            flag="fsdp_config.fsdp_offload_params", value="true", source=LAUNCH, planned=False
-        ),
         "activations": Setting(
             flag="fsdp_config.fsdp_activation_checkpointing_offload",
             source=LAUNCH,
             planned=False,
         ),
     },
-    optimizer_offload=None,
+    # Parameters and gradients go with the states.
+    optimizer_offload=OptimizerOffload(
+        flag="fsdp_config.fsdp_offload_params",
+        value="true",
+        source=LAUNCH,
+        percents=(100,),
+        zero_stages=(3,),
+        rules=FSDP_OFFLOAD_RULES,
+    ),
     shard_groups=ShardGroups(
         flag="parallelism_config.parallelism_config_dp_replicate_size",
         source=LAUNCH,
@@ -93,6 +100,7 @@ FSDP2 = Framework(
         "fsdp2-context-mask",
         "fsdp2-shard-groups",
         "fsdp2-whole-groups",
+        *FSDP_OFFLOAD_RULES,
     ),
     degrees_remedy="Keep pp, vpp, ep and etp at 1 and sequence parallelism off; shard with "
     "fsdp_reshard_after_forward false (2) or true (3).",

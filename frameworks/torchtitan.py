@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from meshwright.frameworks.fsdp import FSDP_OFFLOAD_RULES
 from meshwright.frameworks.record import (
     ContextExchange,
     Framework,
+    OptimizerOffload,
     Setting,
     ShardGroups,
     Stack,
@@ -141,10 +143,15 @@ TORCHTITAN = Framework(
         "none": Setting(flag="--training.disable-cuda-graphs", source=CONFIG),
         "full": Setting(source="torchtitan/distributed/cudagraph.py", default=True, planned=False),
     },
-    offloads={
-        "parameters": Setting(flag="--training.enable-cpu-offload", source=CONFIG, planned=False)
-    },
-    optimizer_offload=None,
+    offloads={},
+    # Parameters and gradients go with the states.
+    optimizer_offload=OptimizerOffload(
+        flag="--training.enable-cpu-offload",
+        source=CONFIG,
+        percents=(100,),
+        zero_stages=(3,),
+        rules=FSDP_OFFLOAD_RULES,
+    ),
     shard_groups=ShardGroups(
         flag="--parallelism.data-parallel-replicate-degree",
         source=CONFIG,
@@ -181,6 +188,7 @@ TORCHTITAN = Framework(
         "torchtitan-spread-experts",
         "torchtitan-shard-groups",
         "torchtitan-mtp",
+        *FSDP_OFFLOAD_RULES,
     ),
     degrees_remedy="Replicate (0), or shard with parallelism.fsdp_reshard_after_forward never (2) or always "
     "(3).",

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,22 @@ def test_values_of_a_wrong_type_are_refused_in_words(changes: dict[str, Any], wo
     with pytest.raises(meshwright.InputError) as raised:
         meshwright.plan(asked.pop("model"), **asked)
     assert words in str(raised.value)
+
+
+EXPERTS: dict[str, Any] = {"cluster": "dgx-h100"}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: meshwright.validate(3), "runs: must be the path of a file or folder, got 3"),  # type: ignore[arg-type]
+        (lambda: meshwright.estimate(None), "run: must be the path of a file or folder"),  # type: ignore[arg-type]
+        (lambda: meshwright.calibrate(3), "runs: must be the path of a file or folder, got 3"),  # type: ignore[arg-type]
+        (lambda: meshwright.place_experts("x", **EXPERTS, gpu=8), "gpu: is no option of"),
+        (lambda: meshwright.place_experts("x", **EXPERTS, seed="a"), "seed: should be a valid int"),
+        (lambda: meshwright.place_experts("x", cluster=3), "cluster: should be a valid string"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_values_of_a_wrong_type_are_named(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(meshwright.InputError, match=words):
+        call()

@@ -91,6 +91,10 @@ class FrameworkConstants:
     """Bytes of an offloaded parameter over PCIe that a step waits for."""
     host_accumulation_bytes: float
     """More of them for each micro-batch, where its gradients are reduced by themselves (ZeRO 2 and 3)."""
+    host_gather_bytes: float
+    """More of them for each micro-batch, where weights are gathered from the host (ZeRO 3)."""
+    host_sum_bytes: float
+    """Bytes of the host's memory that adding the gradient of one more micro-batch moves."""
 
     def gradients_mb(self, parameters: float) -> float:
         """Size of the gradients of some parameters when they are reduced.

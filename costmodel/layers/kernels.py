@@ -86,16 +86,20 @@ def gemm_s(
         Seconds.
     """
     alone = rates.head_gemm_flops if sixteen_bit else rates.gemm_flops
-    grouped = np.asarray(groups) > 1
-    peak = alone * np.where(grouped, rates.grouped_factor, 1.0)
     m, n, k = np.maximum(m, 1.0), np.maximum(n, 1.0), np.maximum(k, 1.0)
+    peak: Floats = alone
+    half_edge: Floats = rates.gemm_half_edge
+    if not isinstance(groups, float) or groups > 1:
+        grouped = np.asarray(groups) > 1
+        peak = alone * np.where(grouped, rates.grouped_factor, 1.0)
+        half_edge = np.where(grouped, rates.grouped_half_edge, rates.gemm_half_edge)
     tiles = groups * (np.ceil(m / rates.tile)) * np.ceil(n / rates.tile)
     waves = tiles / rates.sms
     filled = waves / np.ceil(waves)
     m = m * imbalance
     # A start-up of so many rows or so deep at 16 bits takes as long at any precision.
     faster = alone / rates.head_gemm_flops
-    half_edge = faster * np.where(grouped, rates.grouped_half_edge, rates.gemm_half_edge)
+    half_edge = faster * half_edge
     edges = m / (m + half_edge) * n / (n + half_edge)
     quantised = (1.0 - rates.wave_weight) + rates.wave_weight * filled
     depth = k / (k + faster * rates.gemm_half_k)

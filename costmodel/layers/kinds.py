@@ -77,6 +77,29 @@ class KindTime:
             {name: taken(part) for name, part in self.full_recompute.items()},
         )
 
+    def beside(self, other: KindTime) -> KindTime:
+        """The times of these layouts and of others after them.
+
+        Parameters
+        ----------
+        other : KindTime
+            Of the same model run the same way, arrays of shape [k].
+
+        Returns
+        -------
+        KindTime
+            Arrays of shape [n + k], for these of shape [n].
+        """
+
+        def both(these: Parts, others: Parts) -> Parts:
+            return {name: np.append(part, others[name]) for name, part in these.items()}
+
+        return KindTime(
+            both(self.parts, other.parts),
+            np.append(self.backward_s, other.backward_s),
+            both(self.full_recompute, other.full_recompute),
+        )
+
 
 @dataclass(frozen=True)
 class KindTimes:
@@ -109,6 +132,31 @@ class KindTimes:
             embedding=self.embedding.rows(index, size),
             head=self.head.rows(index, size),
             mtp=None if self.mtp is None else self.mtp.rows(index, size),
+        )
+
+    def beside(self, other: KindTimes) -> KindTimes:
+        """The times of these layouts and of others after them.
+
+        Parameters
+        ----------
+        other : KindTimes
+            Of the same model run the same way, arrays of shape [k].
+
+        Returns
+        -------
+        KindTimes
+            Arrays of shape [n + k], for these of shape [n].
+        """
+
+        def both(these: KindTime | None, others: KindTime | None) -> KindTime | None:
+            return None if these is None or others is None else these.beside(others)
+
+        return KindTimes(
+            dense=both(self.dense, other.dense),
+            moe=both(self.moe, other.moe),
+            embedding=self.embedding.beside(other.embedding),
+            head=self.head.beside(other.head),
+            mtp=both(self.mtp, other.mtp),
         )
 
 

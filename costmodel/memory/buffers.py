@@ -10,7 +10,11 @@ import numpy as np
 from meshwright.costmodel.constants.stacks import stack_constants
 from meshwright.costmodel.layout import Bools, Floats, Layout
 from meshwright.costmodel.memory.profile import MemoryProfile
-from meshwright.costmodel.memory.states import layer_parameters_on_gpu, table_parameters
+from meshwright.costmodel.memory.states import (
+    layer_parameters_on_gpu,
+    optimizer_shards,
+    table_parameters,
+)
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.schema import ModelSpec
 
@@ -139,7 +143,10 @@ def reduction_buffers(workload: Workload, layout: Layout, profile: MemoryProfile
 
 
 def offload_buffers(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
-    """What gradients pass through on their way to an offloaded optimizer, as large as the largest matrix.
+    """What an offloaded optimizer's gradients and weights pass through between the GPU and the host.
+
+    Gradients: as much as the largest matrix (DeepSpeed). Weights under FSDP2: the shards of two layers, or of
+    a token table, one being gathered and the next one's copied ahead (torch 2.13, `_fsdp_param_group.py`).
 
     Parameters
     ----------
@@ -158,6 +165,12 @@ def offload_buffers(workload: Workload, layout: Layout, profile: MemoryProfile) 
     model = workload.model
     widest = widest_columns(model) * model.hidden / np.asarray(layout.tp)
     largest = np.maximum(np.asarray(table_parameters(model, layout)), widest)
-    stage = np.asarray(layout.zero_stage)
-    has_buffers = (np.asarray(layout.optimizer_offload) > 0) & (stage < 3)
-    return np.where(has_buffers, profile.offload_buffer_bytes * largest, 0.0)
+    offloads, stage = np.asarray(layout.optimizer_offload) > 0, np.asarray(layout.zero_stage)
+    layer = layers_of_a_rank(model, layout) * layout.pp / model.layers
+    of_dense, _ = optimizer_shards(layout)
+    uploaded = np.maximum(2.0 * layer, np.asarray(table_parameters(model, layout))) / of_dense
+    return np.where(
+        offloads & (stage < 3),
+        profile.offload_buffer_bytes * largest,
+        np.where(offloads, profile.upload_bytes * uploaded, 0.0),
+    )

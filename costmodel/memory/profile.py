@@ -51,6 +51,10 @@ class MemoryProfile:
     """Weights that are gathered ahead under stage 3, where `reuse_elements` is above 0."""
     offload_buffer_bytes: float
     """Bytes of an element of the largest matrix, in buffers through which stages 1 and 2 offload."""
+    offloaded_shard_bytes: float
+    """Bytes of a weight, and of its gradient, that stage 3 keeps on the GPU beside an offloaded optimizer."""
+    upload_bytes: float
+    """Bytes of an offloaded weight on its way from the host to where it is gathered."""
     host_copies_bytes: float
     """Bytes of an offloaded parameter in the host's memory beside its states and its fp32 gradient."""
 

@@ -262,8 +262,9 @@ def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> ND
     flying = np.broadcast_to(flying, (*shape, len(ranks)))
     room = limit_gib * GIB - fixed * (1 - ROUNDING)
     smaller = np.minimum(layer.dropped, layer.saved)
-    small = layer.states[:, None] + smaller[:, None] * flying
-    large = layer.states[:, None] + layer.saved[:, None] * flying
+    # A layer without a byte on the GPU, as where everything is offloaded, is taken to have one.
+    small = np.maximum(layer.states[:, None] + smaller[:, None] * flying, 1.0)
+    large = np.maximum(layer.states[:, None] + layer.saved[:, None] * flying, 1.0)
     beyond = recomputed + (room - recomputed * small) / large
     layers = np.where(room < recomputed * small, room / small, beyond)
     layers = np.floor(np.maximum(layers, 0.0) * (1 + ROUNDING))

@@ -121,8 +121,8 @@ def rank_parameters(
     tuple of two floats or arrays
         Parameters, of shape [pp] with stages and shaped like the layout without.
     """
-    dense, rest, experts = layer_parameters_on_gpu(model, layout)
-    table, last, mtp_experts = end_parameters(model, layout)
+    layer = dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    table, last, mtp_experts = end_parameters(model, layout, layer)
     if stages is None:
         pp = np.asarray(layout.pp)
         of_dense = model.dense_layers * dense + model.moe_layers * rest + table + last
@@ -136,7 +136,9 @@ def rank_parameters(
     return on_both_ranks(of_dense, layout.schedule), on_both_ranks(of_experts, layout.schedule)
 
 
-def end_parameters(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Floats]:
+def end_parameters(
+    model: ModelSpec, layout: Layout, layer: tuple[Floats, Floats, Floats] | None = None
+) -> tuple[Floats, Floats, Floats]:
     """Parameters on one GPU of the ranks with the token table and with the head, beside their layers.
 
     The last rank holds the MTP modules and, to feed them, its own copy of the token table (megatron-core
@@ -148,6 +150,8 @@ def end_parameters(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Fl
         The model.
     layout : Layout
         One layout, or many of shape [n]; tp, pp, ep and etp are used.
+    layer : tuple of three floats or arrays, optional
+        `layer_parameters_on_gpu(model, layout)`, where the caller has them.
 
     Returns
     -------
@@ -155,7 +159,7 @@ def end_parameters(model: ModelSpec, layout: Layout) -> tuple[Floats, Floats, Fl
         Dense ones on the first rank and on the last, and experts on the last; where one rank is both, it has
         their sum.
     """
-    dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    dense, rest, experts = layer or layer_parameters_on_gpu(model, layout)
     tp, pp = np.asarray(layout.tp), np.asarray(layout.pp)
     table = embedding_parameters(model) / tp
     main = dense if model.moe is None else rest
@@ -219,7 +223,8 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     gradients whole between the micro-batches of a pipeline. FP8 kernels keep a quantised copy of the weight
     and mostly of its transpose, beside the 16-bit weight or, with FP8 parameters, instead of it. States of
     offloaded parameters are the host's (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py: fp32
-    weight and moments of an offloaded parameter are made on the CPU; deepspeed/runtime/zero/stage3.py: under
+    weight and moments of an offloaded parameter are made on the CPU; torch 2.13, CPUOffloadPolicy of FSDP2:
+    weights and gradients lie there too; deepspeed/runtime/zero/stage3.py: under
     ZeRO 3 16-bit weights stay on the GPU, and gradients pass through it in 16 bits). Further copies of
     gradients are those of an optimizer that DeepSpeed takes for states on the GPU alone
     (deepspeed/runtime/engine.py, `_do_optimizer_sanity_check`).
@@ -256,7 +261,7 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     d = np.asarray(shards, dtype=np.float64)
     stage = np.asarray(layout.zero_stage)
     fsdp = stage == 3
-    low = 4.0 - 2.0 * offloaded
+    low = 4.0 - (4.0 - profile.offloaded_shard_bytes) * offloaded
     weights: Floats = np.where(fsdp, (low + copies) / d, weight + copies)
     unsharded = np.where(stage == 2, grad / d, grad)
     gradients: Floats = np.where(fsdp, low / d, unsharded)

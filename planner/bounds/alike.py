@@ -41,6 +41,8 @@ OF_TRAFFIC = (
 GROUPS_OF_TRAFFIC = ("dp_cp", "edp")
 """Groups over which gradients are reduced."""
 
+MOST_KEPT = 4096
+"""Times of layers that are kept, and looked for: those of more take no longer to price."""
 _LARGEST_KEY = 1 << 62
 
 
@@ -110,6 +112,61 @@ def shared_times(context: Context, groups: Sequence[str] = ()) -> KindTimes | No
         return None
     first, back = rows_by_value(context.layout, OF_LAYERS, context.placement, groups)
     return kind_times(rows_of_context(context, first)).rows(back, len(first))
+
+
+def times_under_mappings(context: Context, owner: IntArray) -> tuple[KindTimes, IntArray, IntArray]:
+    """Times of layers under mappings, and which mappings of a layout they tell apart.
+
+    Parameters
+    ----------
+    context
+        Layouts [n], n at least 1, and their placements.
+    owner
+        Which layout's mapping each of them is, rising, [n].
+
+    Returns
+    -------
+    tuple of KindTimes and two arrays of int
+        Seconds, [n]; rows of which no two have one owner and the same times, in the order of their owners,
+        [k]; and for each row which of these it equals, [n].
+    """
+    first, back = rows_by_value(context.layout, OF_LAYERS, context.placement, GROUPS_OF_LAYERS)
+    times = kind_times(rows_of_context(context, first)).rows(back, len(first))
+    _, rows, equal = np.unique(owner * len(first) + back, return_index=True, return_inverse=True)
+    return times, rows, equal
+
+
+class KnownTimes:
+    """Times of layers as well placed as they can be, kept for those that come again.
+
+    Of one workload, whose placements follow from the layouts.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[bytes, int] = {}
+        self._times: KindTimes | None = None
+
+    def times(self, context: Context) -> KindTimes | None:
+        """`shared_times` of layouts [n]; None where there are none."""
+        if not len(np.atleast_1d(np.asarray(context.layout.tp))):
+            return None
+        first, back = rows_by_value(context.layout, OF_LAYERS)
+        distinct = rows_of_context(context, first)
+        if len(first) > MOST_KEPT:
+            return kind_times(distinct).rows(back, len(first))
+        columns = [np.asarray(getattr(distinct.layout, name), np.int64) for name in OF_LAYERS]
+        keys = [key.tobytes() for key in np.stack(columns, axis=1)]
+        if len(self._places) > MOST_KEPT:
+            self._places, self._times = {}, None
+        new = [row for row, key in enumerate(keys) if key not in self._places]
+        if new:
+            times = kind_times(rows_of_context(distinct, np.array(new)))
+            times = times.rows(np.arange(len(new)), len(new))
+            self._times = times if self._times is None else self._times.beside(times)
+            self._places |= {keys[row]: len(self._places) + at for at, row in enumerate(new)}
+        assert self._times is not None
+        places = np.array([self._places[key] for key in keys])
+        return self._times.rows(places[back], len(self._places))
 
 
 def shared_costs(context: Context) -> LayerCosts:

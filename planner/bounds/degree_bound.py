@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +46,16 @@ class ShapeTable:
 
     def rows(self, degrees: Layout) -> IntArray:
         """Which shape each of some degrees [n] has, [n]."""
+        most, keys, order = self._sorted
+        return np.asarray(order[np.searchsorted(keys, _keys(degrees, most))])
+
+    @cached_property
+    def _sorted(self) -> tuple[list[int], IntArray, IntArray]:
+        """One more than the most of each size, keys of the shapes in rising order, and that order."""
         most = [int(np.max(getattr(self.shapes, name), initial=0)) + 1 for name in SHAPE]
         keys = _keys(self.shapes, most)
         order = np.argsort(keys)
-        return np.asarray(order[np.searchsorted(keys[order], _keys(degrees, most))])
+        return most, keys[order], order
 
 
 def shape_table(workloads: Sequence[Workload], shapes: Layout) -> ShapeTable:
@@ -66,7 +73,7 @@ def shape_table(workloads: Sequence[Workload], shapes: Layout) -> ShapeTable:
     ShapeTable
     """
     shapes = replace(shapes, pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0, schedule=0)
-    costs = tuple(_costs(workload, shapes) for workload in workloads)
+    costs = tuple(_costs(_Asked(workload, shapes)) for workload in workloads)
     names = [f.name for f in fields(LayerCosts)]
     least = {name: np.min([getattr(each, name) for each in costs], axis=0) for name in names}
     return ShapeTable(shapes=shapes.flat(), costs=costs, least=LayerCosts(**least))
@@ -80,8 +87,32 @@ def _keys(layouts: Layout, most: Sequence[int]) -> IntArray:
     return key
 
 
-def _costs(workload: Workload, shapes: Layout) -> LayerCosts:
-    """Layer costs of shapes, one after the other."""
+class _Asked:
+    """Shapes under a workload as a key: the same model and cluster are the same objects, unhashed."""
+
+    def __init__(self, workload: Workload, shapes: Layout) -> None:
+        # Neither changes what a layer takes.
+        self.workload = replace(workload, chooses_buckets=False, memory_margin=1.0)
+        self.shapes = shapes
+        columns = map(np.asarray, vars(shapes).values())
+        self._key = tuple((column.shape, column.tobytes()) for column in columns)
+
+    def __hash__(self) -> int:
+        return hash((id(self.workload.model), id(self.workload.cluster), self._key))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Asked):
+            return False
+        return self._key == other._key and self.workload == other.workload
+
+
+@lru_cache(maxsize=40)
+def _costs(asked: _Asked) -> LayerCosts:
+    """Layer costs of shapes, one after the other; those of one request's executions are kept.
+
+    What becomes of its plan without a choice is searched with the same ones.
+    """
+    workload, shapes = asked.workload, asked.shapes
     size = shapes.broadcast_shape()
     if not np.prod(size):
         return LayerCosts(*(np.zeros(0) for _ in fields(LayerCosts)))

@@ -8,17 +8,13 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.estimate import (
-    Estimate,
-    LayerCosts,
-    estimate_layout,
-    layer_costs,
-    stage_memory_gib,
-)
+from meshwright.costmodel.estimate import LayerCosts, costs_of_times, stage_memory_gib
 from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.placement import placement_on
-from meshwright.costmodel.step_time import StepTime, make_context, optimistic_step
+from meshwright.costmodel.step_time import StepTime, exact_step, make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import frontier, least_busiest_rank_s
@@ -71,6 +67,34 @@ class MappingBounds:
         return float(self.bound_s.min()) if len(self.bound_s) else float("inf")
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlacedLayout:
+    """A layout under some of its mappings, and what its layers take there: computed once for all uses.
+
+    What they take does not depend on how many of them are recomputed.
+    """
+
+    context: Context
+    """Placements [k, levels]; an array field of the layout gives every part of a step its axis of k."""
+    times: KindTimes
+    """Seconds, [k]."""
+
+    def rows(self, rows: IntArray) -> PlacedLayout:
+        """Under some of the mappings."""
+        own, k = vars(self.context.placement), len(self.context.placement.tp)
+        placement = Placement(**{name: np.asarray(column)[rows] for name, column in own.items()})
+        layout = replace(
+            self.context.layout, micro_batch=np.asarray(self.context.layout.micro_batch)[rows]
+        )
+        context = replace(self.context, layout=layout, placement=placement)
+        return PlacedLayout(context=context, times=self.times.rows(rows, k))
+
+    def recomputing(self, layers: int) -> PlacedLayout:
+        """With so many layers of each virtual stage recomputed."""
+        layout = replace(self.context.layout, recompute_layers=layers)
+        return replace(self, context=replace(self.context, layout=layout))
+
+
 class LayoutPricing:
     """Prices one layout, its recomputed layers given, on the allocation that it uses."""
 
@@ -83,18 +107,23 @@ class LayoutPricing:
         self.nothing_fits = False
         """Whether no split at all was found to fit."""
 
-    def best(self, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
-        """The best mapping and split; None where none fits or beats `cutoff_s`."""
+    def best(self, mappings: MappingBounds, every: PlacedLayout, cutoff_s: float) -> Priced | None:
+        """The best mapping and split; None where none fits or beats `cutoff_s`. The layout is as `under` has
+        `every` of the mappings, with any number of recomputed layers.
+        """
         keep = np.flatnonzero(mappings.bound_s < cutoff_s)
-        bound_s = mappings.bound_s[keep]
-        if int(self._layout.recompute_layers) and np.isfinite(bound_s).any():
-            seconds = np.asarray(self._optimistic(pick(mappings.matrices, keep)).seconds)
-            better = seconds < cutoff_s
-            keep, bound_s = keep[better], seconds[better]
+        bound_s, recomputed = mappings.bound_s[keep], int(self._layout.recompute_layers)
+        if not len(keep):
+            return None
+        own = every.rows(keep).recomputing(recomputed)
+        if recomputed and np.isfinite(bound_s).any():
+            seconds = self._bound(own)
+            better = np.flatnonzero(seconds < cutoff_s)
+            keep, bound_s, own = keep[better], seconds[better], own.rows(better)
         if not len(keep):
             return None
         table = pick(mappings.matrices, keep)
-        best_s, where, stages = self._best_of(table, bound_s, cutoff_s)
+        best_s, where, stages = self._best_of(own, bound_s, cutoff_s)
         if stages is None:
             return None
         longest = max(max(rank) for rank in stages)
@@ -107,15 +136,13 @@ class LayoutPricing:
         )
 
     def _best_of(
-        self, table: Matrices, bound_s: FloatArray, cutoff_s: float
+        self, every: PlacedLayout, bound_s: FloatArray, cutoff_s: float
     ) -> tuple[float, int, Stages | None]:
-        """(seconds, row of the table, stages) of the fastest; mappings with equal layer costs share their
-        splits.
+        """(seconds, number of the mapping, stages) of the fastest; mappings with equal layer costs share
+        their splits.
         """
         rooms = self._fit.rooms(self._workload.model.layers)
-        placement = self._placed(table)
-        costs = layer_costs(self._workload, self._layout, placement)
-        groups = _rows_with_equal_costs(costs, bound_s.shape)
+        groups = _rows_with_equal_costs(costs_of_times(every.context, every.times), bound_s.shape)
         groups.sort(key=lambda group: float(np.min(bound_s[group[1]])))
         best: tuple[float, int, Stages | None] = (cutoff_s, -1, None)
         for group_costs, rows in groups:
@@ -127,13 +154,13 @@ class LayoutPricing:
             if not np.isfinite(busiest_s):
                 self.memory_limits = self.nothing_fits = True
                 return best
-            faster = self._bound(_rows_of(placement, members), busiest_s) < best[0]
+            faster = self._bound(every.rows(members), busiest_s) < best[0]
             # Memory decides here: with more layers recomputed, a mapping may be faster than it allows.
             self.memory_limits = self.memory_limits or not faster.all()
             members = members[faster]
             if not len(members):
                 continue
-            placed = _rows_of(placement, members)
+            placed = every.rows(members)
             for split, seconds in self._splits(placed, split_costs, best[0]):
                 fastest = int(np.argmin(seconds))
                 if seconds[fastest] < best[0]:
@@ -141,7 +168,7 @@ class LayoutPricing:
         return best
 
     def _splits(
-        self, placed: Placement, costs: SplitCosts, cutoff_s: float
+        self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
     ) -> list[tuple[Split, FloatArray]]:
         """Every split that can be best, with its seconds [k]. Memory is asked only where the free splits
         break it.
@@ -158,9 +185,9 @@ class LayoutPricing:
             if not fastest:
                 self.nothing_fits = fits is not None
                 return []
-            first = self._estimate(placed, fastest[0].stages)
+            first = self._step(placed, fastest[0].stages)
             slack_s = self._slack_s(placed, first, costs)
-            if np.all(np.asarray(first.step_time_s) - slack_s * _scale(first) >= cutoff_s):
+            if np.all(np.asarray(first.seconds) - slack_s * _scale(first) >= cutoff_s):
                 return []
             if fits is None and not self._fits(fastest[0].stages):
                 continue  # memory matters: the free splits say nothing more
@@ -168,10 +195,12 @@ class LayoutPricing:
             fitting = [split for split in splits if self._fits(split.stages)]
             if len(fitting) == len(splits):
                 break
-        priced_splits = {fastest[0].stages: np.asarray(first.step_time_s)}
+        priced_splits = {fastest[0].stages: np.asarray(first.seconds)}
         return [(split, self._seconds(placed, split.stages, priced_splits)) for split in fitting]
 
-    def _even_split(self, placed: Placement, costs: SplitCosts) -> list[tuple[Split, FloatArray]]:
+    def _even_split(
+        self, placed: PlacedLayout, costs: SplitCosts
+    ) -> list[tuple[Split, FloatArray]]:
         """The only split of a framework that deals layers out by itself."""
         stages = balanced_stages(costs.layers, costs.pp, costs.vpp, costs.group)
         if stages is None or (costs.partial and min(map(min, stages)) < costs.recompute_layers):
@@ -180,10 +209,10 @@ class LayoutPricing:
             self.memory_limits = self.nothing_fits = True
             return []
         split = Split(stages=stages, time_s=costs.stages_s(stages))
-        return [(split, np.asarray(self._estimate(placed, stages).step_time_s))]
+        return [(split, np.asarray(self._step(placed, stages).seconds))]
 
     def _level_splits(
-        self, placed: Placement, costs: SplitCosts, cutoff_s: float
+        self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
     ) -> list[tuple[Split, FloatArray]]:
         """The same for ranks in step, whose splits are few enough to look at one by one."""
         splits = []
@@ -201,55 +230,51 @@ class LayoutPricing:
             if not self._fits(split.stages):
                 self.memory_limits = True
                 continue
-            priced = self._estimate(placed, split.stages)
+            priced = self._step(placed, split.stages)
             if not priced_splits:
                 slack_s = self._slack_s(placed, priced, costs)
-                if np.all(np.asarray(priced.step_time_s) - slack_s * _scale(priced) >= cutoff_s):
+                if np.all(np.asarray(priced.seconds) - slack_s * _scale(priced) >= cutoff_s):
                     return []
                 limit_s = (split.time_s + slack_s) * (1 + 1e-12)
-            priced_splits.append((split, np.asarray(priced.step_time_s)))
+            priced_splits.append((split, np.asarray(priced.seconds)))
         return priced_splits
 
     def _seconds(
-        self, placed: Placement, stages: Stages, priced_splits: dict[Stages, FloatArray]
+        self, placed: PlacedLayout, stages: Stages, priced_splits: dict[Stages, FloatArray]
     ) -> FloatArray:
         if stages not in priced_splits:
-            priced_splits[stages] = np.asarray(self._estimate(placed, stages).step_time_s)
+            priced_splits[stages] = np.asarray(self._step(placed, stages).seconds)
         return priced_splits[stages]
 
-    def _slack_s(self, placed: Placement, first: Estimate, costs: SplitCosts) -> float:
+    def _slack_s(self, placed: PlacedLayout, first: StepTime, costs: SplitCosts) -> float:
         """How much a split with its parameters spread evenly could save over this one, at most."""
-        parts = first.breakdown_s
+        parts = first.parts
         charged = np.asarray(parts["dp_comm"]) + np.asarray(parts["optimizer"])
         if costs.partial and costs.leading:  # what hides communication then depends on the split
             return float(np.max(charged))
-        context = make_context(self._workload, self._layout, placed)
-        even = optimistic_step(context).parts
+        even = optimistic_step(placed.context, placed.times).parts
         bound = np.asarray(even["dp_comm"]) + np.asarray(even["optimizer"])
         return float(np.max(np.maximum(charged - bound, 0.0)))
 
-    def _bound(self, placed: Placement, busiest_s: float) -> FloatArray:
+    def _bound(self, placed: PlacedLayout, busiest_s: float = 0.0) -> FloatArray:
         """Bounds [k] that know how slow the slowest rank must be."""
-        context = make_context(self._workload, self._layout, placed)
-        seconds = np.asarray(
-            optimistic_step(context, busiest_s=busiest_s).seconds, dtype=np.float64
-        )
-        return np.broadcast_to(seconds, (len(placed.tp),))
-
-    def _optimistic(self, table: Matrices) -> StepTime:
-        placement = self._placed(table)
-        return optimistic_step(make_context(self._workload, self._layout, placement))
+        step = optimistic_step(placed.context, placed.times, busiest_s)
+        return np.asarray(step.seconds, dtype=np.float64)
 
     def _placed(self, table: Matrices) -> Placement:
         """The placements of some mappings, arrays [k, levels]."""
         return placement_on(self._workload.cluster, self._layout, table)
 
-    def _estimate(self, placed: Placement, stages: Stages) -> Estimate:
-        """One split under k placements: an array field gives every part of the step its axis of k."""
-        size = np.full(len(placed.tp), int(self._layout.micro_batch), dtype=np.int64)
-        return estimate_layout(
-            self._workload, replace(self._layout, micro_batch=size), placed, stages
-        )
+    def under(self, table: Matrices) -> PlacedLayout:
+        """The layout under some mappings, at least one."""
+        placement = self._placed(table)
+        size = np.full(len(placement.tp), int(self._layout.micro_batch), dtype=np.int64)
+        context = make_context(self._workload, replace(self._layout, micro_batch=size), placement)
+        return PlacedLayout(context=context, times=kind_times(context))
+
+    def _step(self, placed: PlacedLayout, stages: Stages) -> StepTime:
+        """One split under k placements."""
+        return exact_step(placed.context, stages, placed.times)
 
     def _fits(self, stages: Stages) -> bool:
         return bool(
@@ -269,14 +294,9 @@ def _rows_with_equal_costs(
     return groups
 
 
-def _rows_of(placement: Placement, rows: IntArray) -> Placement:
-    columns = {name: np.asarray(column)[rows] for name, column in vars(placement).items()}
-    return Placement(**columns)
-
-
-def _scale(priced: Estimate) -> FloatArray:
+def _scale(priced: StepTime) -> FloatArray:
     """What the part in proportion to all others multiplies them by."""
-    scale, step = np.asarray(priced.breakdown_s["scale"]), np.asarray(priced.step_time_s)
+    scale, step = np.asarray(priced.parts["scale"]), np.asarray(priced.seconds)
     return np.asarray(step / (step - scale), dtype=np.float64)
 
 

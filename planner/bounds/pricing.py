@@ -38,6 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.data_parallel import DataParallelTraffic
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.kinds import KindTimes
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory.split_bounds import PeakBounds, peak_bounds
 from meshwright.costmodel.pipeline.schedules import has_trait
@@ -47,13 +49,21 @@ from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.alike import (
     GROUPS_OF_LAYERS,
     GROUPS_OF_TRAFFIC,
+    KnownTimes,
     rows_by_value,
+    rows_of_context,
     shared_costs,
     shared_times,
     shared_traffic,
+    times_under_mappings,
 )
 from meshwright.planner.bounds.degree_bound import compute_bound_s
-from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
+from meshwright.planner.bounds.exact_cost import (
+    LayoutPricing,
+    MappingBounds,
+    PlacedLayout,
+    Priced,
+)
 from meshwright.planner.bounds.level_pace import chunk_times, least_level_pace_s
 from meshwright.planner.bounds.mapped import OF_PLACEMENTS, mapped_layouts, mappings_of
 from meshwright.planner.bounds.matrices import Matrices
@@ -87,7 +97,7 @@ class CostModelPricing:
 
     def __init__(self, workload: Workload, params: PricingParams = DEFAULT_PRICING) -> None:
         self._workload, self._params = workload, params
-        self._limit_gib = hbm_limit_gib(workload)
+        self._limit_gib, self._known = hbm_limit_gib(workload), KnownTimes()
         framework = framework_of_stack(workload.framework)
         self._some_layers = framework.recompute_amount is not None
 
@@ -139,7 +149,7 @@ class CostModelPricing:
                 traffic = least_group_traffic(context, numbers_of_groups)
             elif count:
                 traffic = shared_traffic(context)
-            times, pace_s = shared_times(context), np.zeros(len(part))
+            times, pace_s = self._known.times(context), np.zeros(len(part))
             if times is not None and not any_schedule:
                 pace_s = least_level_pace_s(self._workload, chunk, chunk_times(context, times))
             seconds = optimistic_step(context, times, pace_s, traffic).seconds
@@ -255,9 +265,7 @@ class CostModelPricing:
         mapped = mapped_layouts(self._workload, gpus, layouts)
         context, bound = mapped.context, np.zeros(0)
         if context is not None:
-            times = shared_times(context, GROUPS_OF_LAYERS)
-            assert times is not None
-            busiest_s = busiest_in_rooms_s(context, times, layouts, mapped.counts, self._limit_gib)
+            busiest_s, times = self._busiest_under(context, layouts, mapped.counts)
             fits = np.isfinite(busiest_s)
             slowest_s = np.where(fits, busiest_s, 0.0)
             traffic = shared_traffic(context, GROUPS_OF_TRAFFIC)
@@ -274,6 +282,21 @@ class CostModelPricing:
         for table, bound_s, outside_s in zip(*parts, strict=True):
             yield MappingBounds(matrices=table, bound_s=bound_s, outside_s=outside_s)
 
+    def _busiest_under(
+        self, context: Context, layouts: Layout, counts: IntArray
+    ) -> tuple[FloatArray, KindTimes]:
+        """`busiest_in_rooms_s` of mappings and the times of their layers, each different ones once."""
+        owner = np.repeat(np.arange(len(counts)), counts)
+        times, rows, equal = times_under_mappings(context, owner)
+        busiest_s = busiest_in_rooms_s(
+            rows_of_context(context, rows),
+            times.rows(rows, len(owner)),
+            layouts,
+            np.bincount(owner[rows], minlength=len(counts)),
+            self._limit_gib,
+        )
+        return busiest_s[equal], times
+
     def mappings(self, layout: Layout) -> Matrices:
         """Every parallelism matrix of a layout that keeps tensor groups inside the innermost level, and those
         that the workload names.
@@ -288,16 +311,20 @@ class CostModelPricing:
         comes first: where that does not fit, nothing does.
         """
         best: Priced | None = None
+        every: PlacedLayout | None = None
         memory_suffices = False
         amounts = list(self._recompute_amounts(layout))
         if not np.isfinite(cutoff_s) and len(amounts) > 1:
             amounts = [ALL_LAYERS, *amounts[:-1]]
+        if not len(mappings.bound_s):
+            return None
         for recomputed_layers in amounts:
             if memory_suffices and recomputed_layers != ALL_LAYERS:
                 continue
             limit = cutoff_s if best is None else min(cutoff_s, best.step_time_s)
             pricing = self._pricing_of(replace(layout, recompute_layers=recomputed_layers))
-            priced = pricing.best(mappings, limit)
+            every = every or pricing.under(mappings.matrices)
+            priced = pricing.best(mappings, every, limit)
             if priced is not None and priced.step_time_s < limit:
                 best = priced
             if pricing.nothing_fits and recomputed_layers == ALL_LAYERS:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from meshwright.cluster_specs.allocation import allocated_gpus, expand_nodes
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.documents.reader import path_of
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
@@ -45,6 +49,34 @@ class ExpertRequest:
     time_limit_s: float = 30.0
     workers: int = 1
     seed: int = 0
+
+
+def expert_request(given: Mapping[str, object]) -> ExpertRequest:
+    """The request that a caller in Python makes, its values of the types that they must have.
+
+    Parameters
+    ----------
+    given
+        By name of the fields of `ExpertRequest`.
+
+    Raises
+    ------
+    InputError
+        A name is none of them, or a value is of another type.
+    """
+    known = [each.name for each in fields(ExpertRequest)]
+    for name in given:
+        if name not in known:
+            raise InputError("is no option of place_experts", where=name, allowed=known)
+    for name in ("loads", "co_activation", "current"):
+        if given.get(name) is not None or name == "loads":
+            path_of(given.get(name), name)
+    try:
+        return TypeAdapter(ExpertRequest).validate_python(dict(given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Input ")
+        raise InputError(what, where=where, value=first["input"]) from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,11 @@ fi
 """
 
 
+_HOST_NOTE = (
+    "Parameters are on the host: the plan prices the script's Adam or AdamW with fused=True."
+)
+
+
 def accelerate_config(launch: Launch) -> dict[str, Any]:
     """The document of accelerate.yaml; the node's rank and the master's address come on the command line."""
     layout, placed = launch.layout, launch.placed
@@ -42,7 +47,7 @@ def accelerate_config(launch: Launch) -> dict[str, Any]:
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_activation_checkpointing": layout.recompute == "full",
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-            "fsdp_offload_params": False,
+            "fsdp_offload_params": layout.optimizer_offload > 0,
         },
         "parallelism_config": {
             "parallelism_config_dp_replicate_size": layout.shard_groups,
@@ -82,6 +87,7 @@ def accelerate_start(launch: Launch) -> Start:
         notes=(
             f"The script's own batch size per process is {batch}, its sequence length {seq_len}.",
             _model_note(launch.inputs.model),
+            *([_HOST_NOTE] if launch.layout.optimizer_offload > 0 else []),
         ),
     )
     return Start(

@@ -44,8 +44,10 @@ def torchtitan_args(launch: Launch) -> list[str]:
         flags["--parallelism.pipeline-parallel-microbatch-size"] = layout.micro_batch
     one_sequence = layout.tp > 1 and not layout.sequence_parallel
     flags["--parallelism.no-enable-sequence-parallel"] = one_sequence
-    # torchtitan cannot capture a graph around pipelines or the standard expert dispatcher.
-    flags["--training.disable-cuda-graphs"] = piped or layout.ep > 1
+    # torchtitan cannot capture a graph around pipelines, the standard expert dispatcher or the host's sums.
+    offloads = layout.optimizer_offload > 0
+    flags["--training.disable-cuda-graphs"] = piped or layout.ep > 1 or offloads
+    flags["--training.enable-cpu-offload"] = offloads
     flags["--compile.enable"] = launch.execution.compiled
     # The subcommand comes last: what follows it would be read as its own flags.
     checkpointing = "full" if layout.recompute == "full" else "none"

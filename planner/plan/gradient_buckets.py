@@ -7,11 +7,13 @@ returns are told which one that is.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from meshwright.costmodel.bucket_sizes import LEAST_GAIN, size_range
 from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.planner.bounds.exact_cost import Priced
@@ -110,16 +112,17 @@ def _with_best_bucket(request: PlanRequest, priced: Priced) -> Priced:
         return priced
     in_mb = context.constants.framework.gradients_mb
     wanted = [in_mb(float(size)) for size in sizes.others()[1]]
-    step_s = {size_mb: _step_s(context, priced, size_mb) for size_mb in wanted}
+    seconds_of = partial(_step_s, context, kind_times(context), priced)
+    step_s = {size_mb: seconds_of(size_mb) for size_mb in wanted}
     best_mb = min(step_s, key=lambda size_mb: step_s[size_mb])
     # Rounding must not keep a plan from the size that its price assumes.
-    if step_s[best_mb] > (1.0 - LEAST_GAIN) * _step_s(context, priced, None) * (1.0 + 1e-9):
+    if step_s[best_mb] > (1.0 - LEAST_GAIN) * seconds_of(None) * (1.0 + 1e-9):
         return priced
     chosen = replace(priced.execution, bucket_mb=best_mb)
     return replace(priced, execution=chosen, step_time_s=step_s[best_mb])
 
 
-def _step_s(context: Context, priced: Priced, size_mb: float | None) -> float:
+def _step_s(context: Context, times: KindTimes, priced: Priced, size_mb: float | None) -> float:
     workload = replace(context.workload, bucket_mb=size_mb, chooses_buckets=False)
-    step = exact_step(replace(context, workload=workload), priced.stages)
+    step = exact_step(replace(context, workload=workload), priced.stages, times)
     return float(np.asarray(step.seconds))

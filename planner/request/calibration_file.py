@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
 from meshwright.costmodel.constants.calibration import Calibration, constants_digest
-from meshwright.documents.reader import path_text, read_mapping
+from meshwright.documents.reader import path_of, path_text, read_mapping
 from meshwright.documents.validation import validation_message
 from meshwright.errors import InputError
 
@@ -40,7 +39,7 @@ def read_calibration(given: str | PathLike[str] | Calibration | None) -> Calibra
     """
     if given is None or isinstance(given, Calibration):
         return given
-    path = Path(given)
+    path = path_of(given, "calibration")
     where = path_text(path)
     document = dict(read_mapping(path, MOST_BYTES))
     if document.pop("schema", None) != 1:

@@ -159,7 +159,8 @@ class SettingsDoc(BaseModel):
         default=0,
         description="Percent of the parameters whose optimizer states lie in the host's memory and are "
         "updated by its CPU: 100 times Megatron's --optimizer-offload-fraction under "
-        "--optimizer-cpu-offload, 100 under DeepSpeed's offload_optimizer.",
+        "--optimizer-cpu-offload, 100 under DeepSpeed's offload_optimizer and "
+        "PyTorch FSDP2's CPU offload.",
     )
     offload_modules: Annotated[list[Words], BeforeValidator(_split_words)] = Field(
         default=[],

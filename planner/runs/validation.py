@@ -290,8 +290,9 @@ def _regret(group: Sequence[tuple[ScoredRow, Run, float]]) -> RegretGroup:
         chosen=chosen_row.id,
         tied=len(tied_s),
         fastest=fastest_row.id,
-        regret_pct=100.0 * (float(np.mean(tied_s)) / fastest_s - 1.0),
-        least_pct=100.0 * (least_s / fastest_s - 1.0),
+        # Rounding may take the mean of equal times below them.
+        regret_pct=max(100.0 * (float(np.mean(tied_s)) / fastest_s - 1.0), 0.0),
+        least_pct=max(100.0 * (least_s / fastest_s - 1.0), 0.0),
     )
 
 

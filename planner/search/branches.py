@@ -243,7 +243,8 @@ class Branch:
         The largest share keeps least, but for the buffers through which some frameworks offload.
         """
         least_gib = self.pricing.recomputed_memory_gib(self.space.most_offloaded(variants))
-        has_buffers = memory_profile(self.pricing.workload.framework).offload_buffer_bytes > 0
+        profile = memory_profile(self.pricing.workload.framework)
+        has_buffers = profile.offload_buffer_bytes + profile.upload_bytes > 0
         if has_buffers and self.space.offloads_several:
             return np.minimum(least_gib, self.pricing.recomputed_memory_gib(variants))
         return least_gib
@@ -268,29 +269,28 @@ class Branch:
                 variants, counts = variants.take(fits), counts[fits]
         if not np.isfinite(cutoff_s) or not len(counts):
             return variants
-        single = np.isin(np.asarray(variants.pp), self.space.single_stage)
-        bound_s = np.full(len(counts), inf)
-        full = (np.asarray(variants.recompute) & int(Recompute.FULL)) != 0
-        fewest_recomputed = replace(variants, recompute_layers=full.astype(np.int64))
-        bound_s[single] = self._bound_s(fewest_recomputed.take(single))
-        bound_s = np.minimum(bound_s, self._interleaved_bound_s(variants))
+        bound_s = self._any_pipeline_bound_s(variants)
         good = bound_s < cutoff_s
         certificate.bounded_out += int(counts[~good].sum())
         return variants.take(good)
 
-    def _interleaved_bound_s(self, variants: Layout) -> FloatArray:
-        """A bound over two and more virtual stages; infinite where there can be one only."""
+    def _any_pipeline_bound_s(self, variants: Layout) -> FloatArray:
+        """Bounds over every pipeline of the space, [n]; those over two and more virtual stages from two."""
         pp, m = (np.asarray(x, dtype=np.float64) for x in (variants.pp, variants.num_micro_batches))
         bubble = self.space.smallest_bubble[np.asarray(variants.pp)]
-        rows = np.flatnonzero((bubble > 0) & (bubble < 1))
+        single = np.flatnonzero(np.isin(np.asarray(variants.pp), self.space.single_stage))
+        several = np.flatnonzero((bubble > 0) & (bubble < 1))
+        rows = np.concatenate([single, several])
+        pipelines = variants.take(rows)
+        stages = np.where(np.arange(len(rows)) < len(single), pipelines.vpp, 2)
+        full = (np.asarray(pipelines.recompute) & int(Recompute.FULL)) != 0
+        fewest_recomputed = replace(pipelines, vpp=stages, recompute_layers=full.astype(np.int64))
+        of_rows = self._bound_s(fewest_recomputed)
+        factor = (m + (pp - 1) * np.minimum(bubble, 0.5)) / (m + (pp - 1) / 2)
         bound_s = np.full(len(pp), inf)
-        if len(rows):
-            full = (np.asarray(variants.recompute) & int(Recompute.FULL)) != 0
-            two_stages = replace(
-                variants, vpp=np.full(len(pp), 2), recompute_layers=full.astype(np.int64)
-            )
-            factor = (m + (pp - 1) * np.minimum(bubble, 0.5)) / (m + (pp - 1) / 2)
-            bound_s[rows] = self._bound_s(two_stages.take(rows)) * factor[rows]
+        bound_s[single] = of_rows[: len(single)]
+        interleaved = of_rows[len(single) :] * factor[several]
+        bound_s[several] = np.minimum(bound_s[several], interleaved)
         return bound_s
 
 
@@ -330,17 +330,17 @@ class DegreeScan:
         self._shapes = np.empty(count, dtype=np.int64)
         self.bound_s = np.empty(count)
         """Of the fastest branch, [n]."""
-        for rows in self._blocks(np.arange(count)):
+        for rows in self._blocks(count):
             self._shapes[rows] = table.rows(degrees.take(rows))
             self.bound_s[rows] = self._bounds_s(table.least, rows)
 
-    def _blocks(self, rows: IntArray) -> Iterator[IntArray]:
+    def _blocks(self, count: int) -> Iterator[slice]:
         """Rows in parts that a core's cache holds."""
-        for start in range(0, len(rows), DEGREES_TOGETHER):
+        for start in range(0, count, DEGREES_TOGETHER):
             self._on_block()
-            yield rows[start : start + DEGREES_TOGETHER]
+            yield slice(start, start + DEGREES_TOGETHER)
 
-    def _bounds_s(self, costs: LayerCosts, rows: IntArray) -> FloatArray:
+    def _bounds_s(self, costs: LayerCosts, rows: IntArray | slice) -> FloatArray:
         """Of some of the degrees."""
         degrees = self._degrees.take(rows)
         bubble = self._space.smallest_bubble[np.asarray(degrees.pp)]
@@ -372,17 +372,27 @@ class DegreeScan:
         order = np.argsort(self.bound_s, kind="stable")
         return self._degrees.take(order[self.bound_s[order] < cutoff_s])
 
+    def every_layout(self) -> int:
+        """How many layouts all of the degrees have in all branches."""
+        blocks = self._blocks(self._degrees.broadcast_shape()[0])
+        return sum(self._layouts_of(self._degrees.take(rows)) for rows in blocks)
+
     def layouts(self, rows: IntArray) -> int:
-        """How many layouts some of the degrees have in all branches."""
+        """How many some of the degrees have."""
+        blocks = self._blocks(len(rows))
+        return sum(self._layouts_of(self._degrees.take(rows[part])) for part in blocks)
+
+    def _layouts_of(self, degrees: Layout) -> int:
+        own = tuple(np.asarray(getattr(degrees, name)) for name in NARROWED)
+        pipelines = self._space.pipeline_counts[np.asarray(degrees.pp)]
+        return int((pipelines * self._kinds[own] * self._space.shardings(degrees)).sum())
+
+    @cached_property
+    def _kinds(self) -> IntArray:
+        """Recomputations of all branches that have some degrees, by what these narrow."""
         sizes = [max(getattr(self._space, name), default=0) + 1 for name in NARROWED]
         kinds = np.zeros(sizes, dtype=np.int64)
         for branch in self._branches:
             columns = np.ix_(*(getattr(branch.space, name) for name in NARROWED))
             kinds[columns] += len(branch.space.recompute)
-        count = 0
-        for block in self._blocks(rows):
-            degrees = self._degrees.take(block)
-            own = tuple(np.asarray(getattr(degrees, name)) for name in NARROWED)
-            pipelines = self._space.pipeline_counts[np.asarray(degrees.pp)]
-            count += int((pipelines * kinds[own] * self._space.shardings(degrees)).sum())
-        return count
+        return kinds

@@ -192,13 +192,18 @@ class LayoutSearch:
 
         `later_s` bounds the degrees that are looked at after these.
         """
-        bound_s = scan.bound_s
-        order = np.argsort(bound_s, kind="stable")
-        self.certificate.layouts += scan.layouts(np.arange(len(order)))
+        bound_s, every_layout = scan.bound_s, scan.every_layout()
+        below = np.flatnonzero(bound_s < self._cutoff_s)
+        order = below[np.argsort(bound_s[below], kind="stable")]
+        self.certificate.layouts += every_layout
         together = self._params.bounded_together
         position, size = 0, self._params.first_batch
         if not self._best:
             size = max(size // len(self._branches), 8)
+        elif self._begin_with is not None:
+            size = (
+                self._params.largest_batch
+            )  # the price is about the best: nearly all must be expanded
         while position < len(order) and bound_s[order[position]] < self._cutoff_s:
             self._remaining_s()
             self._unexplored_s = min(float(bound_s[order[position]]), later_s)
@@ -218,7 +223,7 @@ class LayoutSearch:
                 together = min(2 * together, self._params.largest_batch)
             else:
                 together = self._params.bounded_together
-        self.certificate.bounded_out += scan.layouts(order[position:])
+        self.certificate.bounded_out += every_layout - scan.layouts(order[:position])
         self._unexplored_s = later_s
 
     def _add_outside_domain(self, scan: DegreeScan) -> None:

@@ -60,3 +60,16 @@ def test_a_taken_page_is_refused_before_the_plan_is_read(
     assert answer.exit_code == 2
     assert "page.html is already there. Choose another place, remove it," in answer.stderr
     assert page.read_text(encoding="utf-8") == "mine"
+
+
+def test_what_an_earlier_plan_left_is_named(tmp_path: Path) -> None:
+    """`launch.sh` takes a hostfile and a rankfile that lie beside it."""
+    (tmp_path / "mixed_plan.yaml").write_text("of another plan", encoding="utf-8")
+    (tmp_path / "rankfile").write_text("of another plan", encoding="utf-8")
+    words = ["plan", *MODEL, "--cluster", "dgx-h100", "-o", str(tmp_path), "--force"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0
+    assert "mixed_plan.yaml, rankfile are still there from before" in result.stderr
+    assert (tmp_path / "rankfile").read_text(encoding="utf-8") == "of another plan"
+    again = CliRunner().invoke(main, [*words[:-2], str(tmp_path / "empty")])
+    assert "still there" not in again.stderr

@@ -197,6 +197,26 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 4, "zero_stage": 1},
         {"dp": 4, "zero_stage": 1, "optimizer_offload": 100},
     ),
+    "fsdp-offload-zero": (
+        workload(),
+        {"dp": 4, "zero_stage": 3, "optimizer_offload": 100},
+        {"dp": 4, "zero_stage": 2, "optimizer_offload": 100},
+    ),
+    "fsdp-offload-shards": (
+        workload(),
+        {"dp": 2, "zero_stage": 3, "optimizer_offload": 100},
+        {"dp": 1, "cp": 2, "zero_stage": 3, "optimizer_offload": 100},
+    ),
+    "fsdp-offload-whole": (
+        workload(),
+        {"dp": 4, "zero_stage": 3, "optimizer_offload": 100},
+        {"dp": 4, "zero_stage": 3, "optimizer_offload": 50},
+    ),
+    "fsdp-offload-adam": (
+        workload(precision="fp8"),
+        {"dp": 4, "zero_stage": 3},
+        {"dp": 4, "zero_stage": 3, "optimizer_offload": 100},
+    ),
     "megatron-offload-fp8": (
         workload(precision="fp8", fp8_parameters=True),
         {"dp": 4, "zero_stage": 1},
@@ -411,8 +431,8 @@ def feasible(rule: Rule, excess: NDArray[np.float64]) -> bool:
 
 
 def test_every_rule_has_a_case_and_its_own_name() -> None:
-    count = len(GENERAL) + len(STRICT) + len(OWN)
-    assert len(RULES) == count
+    different = {id(rule) for rule in (*GENERAL, *STRICT, *OWN)}
+    assert len(RULES) == len(different)
     assert set(RULES) == set(CASES) | OF_WORKLOADS | {"torchtitan-architecture"}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.documents.output_files import uninterrupted, write_files
+from meshwright.documents.output_files import left_over, uninterrupted, write_files
 from meshwright.errors import InputError
 from meshwright.planner.many.batch.cache import AnswerCache
 from meshwright.planner.many.batch.journal import JOURNAL, Journal
@@ -97,3 +97,14 @@ def test_a_journal_without_room_says_so_and_goes_on_later(tmp_path: Path) -> Non
         assert journal.done() == set()
         journal.add(0, row, cached=False, seconds=1.0)
         assert journal.done() == {0}
+
+
+def test_names_of_earlier_work_are_told_apart_from_new_ones(tmp_path: Path) -> None:
+    write_files(tmp_path, {"plan.yaml": "new", "mapping/ranks.csv": "new"})
+    (tmp_path / "hostfile").write_text("older", encoding="utf-8")
+    names = ("plan.yaml", "hostfile", "rankfile", "mapping")
+    words = left_over(tmp_path, names, ["plan.yaml", "mapping/ranks.csv"])
+    assert words == (
+        f"{tmp_path}: hostfile is still there from before, and no part of what was written now."
+    )
+    assert left_over(tmp_path, names, [*names, "mapping/ranks.csv"]) is None

@@ -154,6 +154,8 @@ def _offloaded(framework: FrameworkName, zero: int, seed: tuple[int, ...]) -> in
     """Percent of the optimizer, of a generator of its own."""
     if framework == "deepspeed" and zero > 0:
         return random.Random(repr((seed, zero))).choice([0, 0, 100])
+    if framework in ("torchtitan", "fsdp2") and zero == 3:
+        return random.Random(repr((seed, zero))).choice([0, 0, 100]) if seed[3] > 1 else 0
     if zero != 1 or framework != "megatron":
         return 0
     return random.Random(repr((seed, zero))).choice([0, 0, 0, 25, 100])

@@ -20,7 +20,7 @@ rdzv_backend same_network use_cpu debug main_training_function downcast_bf16
 """Keys that leave the time of a step as it is."""
 _FSDP_READ = """
 version reshard_after_forward auto_wrap_policy transformer_layer_cls_to_wrap
-activation_checkpointing state_dict_type cpu_ram_efficient_loading sync_module_states
+activation_checkpointing offload_params state_dict_type cpu_ram_efficient_loading sync_module_states
 """
 """Keys of `fsdp_config`, each after `fsdp_`."""
 _AXES = ("dp_replicate", "dp_shard", "tp", "cp")
@@ -61,6 +61,8 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
         "overlap": {"dp": True},
         "moe_dispatch": "alltoall",
     }
+    if fsdp.get("fsdp_offload_params"):
+        settings["optimizer_offload"] = 100
     if sizes["dp_replicate"] > 1:
         # Weights are sharded over dp_shard and cp together (accelerate/parallelism_config.py).
         settings["shard_groups"] = sizes["dp_replicate"]

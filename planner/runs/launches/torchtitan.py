@@ -29,8 +29,12 @@ _CATALOG_NAMES = {
 _SCHEDULES = {setting.value.lower(): name for name, setting in TORCHTITAN.schedules.items()}
 """torch reads their names in any case (`get_schedule_class`)."""
 _HARMLESS = frozenset(
-    ("--training.disable-cuda-graphs", "--training.steps", "--training.no-enable-cpu-offload")
+    """
+    --training.disable-cuda-graphs --training.steps --training.no-enable-cpu-offload
+    --node-rank --master-addr --master-port --rdzv-backend --rdzv-endpoint
+    """.split()  # noqa: SIM905
 )
+"""Flags of torchtitan and torchrun that leave the time of a step as it is."""
 
 
 def from_torchtitan(command_line: CommandLine, folder: Path) -> LaunchRun:
@@ -92,6 +96,8 @@ def _sharding(line: CommandLine, pp: int) -> dict[str, int]:
         settings["zero_stage"] = 0
     if shards > 0:
         settings["dp"] = replicas * shards
+    if line.has("--training.enable-cpu-offload"):
+        settings["optimizer_offload"] = 100
     if replicas > 1 and shards * context != 1:
         settings["shard_groups"] = replicas
     return settings

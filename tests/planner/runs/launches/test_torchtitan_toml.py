@@ -104,11 +104,10 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, before: str, after: str, wo
         read(tmp_path, TOML.replace(before, after, 1))
 
 
-@pytest.mark.parametrize(("value", "unread"), [("true", 1), ("false", 0)])
-def test_an_offload_that_is_not_priced_is_said(tmp_path: Path, value: str, unread: int) -> None:
+@pytest.mark.parametrize(("value", "percent"), [("true", 100), ("false", None)])
+def test_what_is_offloaded_is_read(tmp_path: Path, value: str, percent: int | None) -> None:
     """It was taken for a switch that leaves the step as it is."""
     steps = "steps = 1000\n"
     run = read(tmp_path, TOML.replace(steps, f"{steps}enable_cpu_offload = {value}\n"))
-    assert [flag for flag in run.unread if "cpu-offload" in flag] == [
-        "--training.enable-cpu-offload"
-    ][:unread]
+    assert run.settings.get("optimizer_offload") == percent
+    assert [flag for flag in run.unread if "cpu-offload" in flag] == []

@@ -1,0 +1,54 @@
+"""Times of layers that are kept are those that are computed anew."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshwright.costmodel.layers.kinds import KindTime
+from meshwright.costmodel.layout import Layout
+from meshwright.planner.bounds import alike
+from meshwright.planner.bounds.alike import KnownTimes, shared_times
+from meshwright.planner.bounds.packed import packed_context
+from meshwright.planner.request.reader import read_request
+
+
+def random_layouts(seed: int, count: int) -> Layout:
+    random = np.random.default_rng(seed)
+    tp, ep = random.choice([1, 2, 4, 8], count), random.choice([1, 2, 4], count)
+    layouts = Layout(
+        tp=tp,
+        pp=random.choice([1, 2, 4], count),
+        dp=np.full(count, 8),
+        ep=ep,
+        micro_batch=random.choice([1, 2], count),
+        num_micro_batches=random.choice([4, 8], count),
+        recompute=random.choice([0, 1, 32], count),
+    )
+    return layouts.flat()
+
+
+@pytest.mark.parametrize("most_kept", [1, 20, 4096])
+@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b", "deepseek-v3"])
+def test_kept_times_are_those_computed_anew(
+    model: str, most_kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alike, "MOST_KEPT", most_kept)
+    request = read_request(
+        model=model, cluster="dgx-h100", gpus=512, global_batch=512, seq_len=4096
+    )
+    known = KnownTimes()
+    for seed, count in enumerate((1, 40, 7, 200, 40, 0)):
+        context = packed_context(request.workload(), random_layouts(seed, count))
+        found, anew = known.times(context), shared_times(context)
+        if anew is None:
+            assert found is None
+            continue
+        assert found is not None
+        for kind, times in vars(anew).items():
+            own = getattr(found, kind)
+            assert (times is None) == (own is None)
+            if isinstance(times, KindTime):
+                np.testing.assert_array_equal(own.seconds, times.seconds)
+                np.testing.assert_array_equal(own.backward_s, times.backward_s)
+                np.testing.assert_array_equal(own.recompute_s, times.recompute_s)
