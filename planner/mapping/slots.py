@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from meshwright.cluster_specs.naming import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
@@ -97,6 +98,35 @@ def slots_of(cluster: ClusterSpec, *, slot_gpus: int, wanted: int) -> Slots:
             f"cluster {cluster.name!r} has {slots.count} free slots of {slot_gpus} GPUs, {wanted} are needed"
         )
     return slots
+
+
+def joined_slots(slots: Slots, count: int) -> Slots:
+    """So many slots of a leaf as one, in turn; leaves with fewer of them drop out."""
+    kept = [leaf for leaf, places in enumerate(slots.places) if len(places) >= count]
+    pods = list(dict.fromkeys(slots.leaf_pod[leaf] for leaf in kept))
+    passed: Counter[int] = Counter()
+    hosts = []
+    for leaf in slots.host_leaves:
+        passed[leaf] += 1
+        if passed[leaf] % count == 0:
+            hosts.append(kept.index(leaf))
+    return replace(
+        slots,
+        gpus=slots.gpus * count,
+        places=tuple(
+            tuple(
+                tuple(place for slot in places[first : first + count] for place in slot)
+                for first in range(0, len(places) - count + 1, count)
+            )
+            for places in (slots.places[leaf] for leaf in kept)
+        ),
+        leaf_names=tuple(slots.leaf_names[leaf] for leaf in kept),
+        leaf_pod=tuple(pods.index(slots.leaf_pod[leaf]) for leaf in kept),
+        pod_names=tuple(slots.pod_names[pod] for pod in pods),
+        host_leaves=tuple(hosts),
+        leaf_links_gb_per_s=tuple(slots.leaf_links_gb_per_s[leaf] for leaf in kept),
+        pod_links_gb_per_s=tuple(slots.pod_links_gb_per_s[pod] for pod in pods),
+    )
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

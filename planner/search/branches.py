@@ -257,6 +257,9 @@ class Branch:
         (m + (pp - 1) x) / (m + (pp - 1) / 2) over two virtual stages.
         """
         counts = self.space.layouts_per_variant(variants)
+        variants, counts = variants.take(counts > 0), counts[counts > 0]
+        if not len(counts):
+            return variants
         memory_gib = self._least_memory_gib(variants)
         table = Candidates(workload=self.pricing.workload, layouts=variants, memory_gib=memory_gib)
         for rule in self.rules:

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.constraints.megatron import refused_recompute
 from meshwright.costmodel.context_groups import HIERARCHICAL, largest_swap
 from meshwright.costmodel.execution import Execution
@@ -95,17 +94,14 @@ def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space
 
 
 def _shard_groups(request: PlanRequest) -> tuple[int, ...]:
-    """Every number of groups that divides some number of replicas.
-
-    On irregular allocations replicas shard as a whole: the model of slots knows of no groups.
-    """
+    """Every number of groups that divides some number of replicas."""
     record, wanted = (
         framework_named(request.framework).shard_groups,
         request.pins.get("shard_groups"),
     )
     is_free = record is not None and record.planned and "shard-groups" not in request.forbids
     groups = [1]
-    if is_free and not is_irregular(request.cluster):
+    if is_free:
         groups = [d for d in divisors(request.global_batch) if d <= request.gpus]
     return tuple(number for number in groups if wanted is None or number == wanted)
 

@@ -19,21 +19,24 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.nvlink_domain import keeps_inside
 from meshwright.costmodel.estimate import Stages, estimate_layout
-from meshwright.costmodel.layers.kinds import kind_times
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
 from meshwright.planner.bounds.matrices import Matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.bounds.room_bound import busiest_in_rooms_s
 from meshwright.planner.bounds.stages import balanced_stages
 from meshwright.planner.mapping.choice.effective import placement_of
 from meshwright.planner.mapping.choice.joint import Cells, Grid, Need
 from meshwright.planner.mapping.choice.packing import Packing, least_traffic_within
+from meshwright.planner.mapping.choice.profile_bounds import profile_bounds
 from meshwright.planner.mapping.choice.profiles import Profiles, profiles_of
-from meshwright.planner.mapping.instance import Instance, assignment_of_ranks, instance_of, ranks_of
+from meshwright.planner.mapping.choice.whole_groups import (
+    choice_instance,
+    slots_of_a_group,
+    with_whole_groups,
+)
+from meshwright.planner.mapping.instance import Instance, assignment_of_ranks, ranks_of
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
 from meshwright.planner.mapping.regular_orders import regular_orders
@@ -80,6 +83,8 @@ class MappedPricing(CostModelPricing):
     def __init__(self, workload: Workload, seed: int = 0) -> None:
         super().__init__(workload)
         self._packing = Packing(seed)
+        self._plain: dict[tuple[int, ...], Instance | None] = {}
+        """Of one shard group, by degrees."""
         self._spaces: dict[tuple[int, ...], _MappingSpace | None] = {}
         self._undecided_s = inf
 
@@ -99,21 +104,34 @@ class MappedPricing(CostModelPricing):
 
     def instance(self, layout: Layout) -> Instance | None:
         """The mapping problem of a layout; None where its groups do not fit the free slots."""
-        stages = balanced_stages(
-            self.workload.model.layers, int(layout.pp), 1, self.workload.model.layers_in_group
-        )
+        return self._on_slots(layout, None)
+
+    def _on_slots(self, layout: Layout, plain: Instance | None) -> Instance | None:
+        """`plain` is the problem of its degrees, where it is known."""
+        workload, layers = self._workload.on(int(layout.gpus)), self._workload.model.layers
+        group = self._workload.model.layers_in_group
+        stages = balanced_stages(layers, int(layout.pp), 1, group)
         if stages is None:
             return None
         try:
-            return instance_of(self._workload.on(int(layout.gpus)), layout, stages)
+            if plain is None:
+                return choice_instance(workload, layout, stages)
+            return with_whole_groups(workload, layout, stages, plain)
         except InfeasibleError:
             return None
 
     def _space(self, layout: Layout) -> _MappingSpace | None:
-        """None where no slots hold the layout."""
-        key = tuple(int(getattr(layout, name)) for name in DEGREES)
+        """None where no slots hold the layout. Shard groups that lie in the same slots share one."""
+        degrees = tuple(int(getattr(layout, name)) for name in DEGREES)
+        if degrees not in self._plain:
+            self._plain[degrees] = self.instance(replace(layout, shard_groups=1))
+        plain = self._plain[degrees]
+        joined = None if plain is None else slots_of_a_group(self._workload, layout, plain)
+        if plain is None or joined is None:
+            return None
+        key = (*degrees, joined)
         if key not in self._spaces:
-            instance = self.instance(layout)
+            instance = self._on_slots(layout, plain)
             self._spaces[key] = None if instance is None else self._new_space(layout, instance)
         return self._spaces[key]
 
@@ -157,27 +175,22 @@ class MappedPricing(CostModelPricing):
     def mapping_bounds(
         self, layouts: Layout, numbers_of_groups: Sequence[int] = ()
     ) -> list[MappingBounds]:
-        """The bound under each profile; infinite where no mapping is known to keep it."""
-        del numbers_of_groups  # on irregular allocations replicas shard as a whole
-        packed = self.lower_bound_s(layouts)
+        """The bound under each profile; infinite where no mapping is known to keep it, or one shard group is
+        no slower.
+        """
+        rows = [layouts.scalar(row) for row in range(layouts.broadcast_shape()[0])]
+        spaces, packed_s = [self._space(layout) for layout in rows], self.lower_bound_s(layouts)
+        held = [(row, space) for row, space in enumerate(spaces) if space is not None]
+        profiles = [space.profiles for _, space in held]
+        own = layouts.take(np.array([row for row, _ in held], dtype=np.int64))
+        bounds = profile_bounds(self._workload, own, profiles, self._limit_gib, numbers_of_groups)
+        all_bounds = [np.zeros(0)] * len(rows)
+        for (row, space), bound_s in zip(held, bounds, strict=True):
+            all_bounds[row] = np.where(space.excluded, inf, np.maximum(bound_s, packed_s[row]))
         return [
-            self._bounds_of(layouts.scalar(row), float(bound)) for row, bound in enumerate(packed)
+            MappingBounds(matrices={PROFILE: np.arange(len(bound_s))[:, None]}, bound_s=bound_s)
+            for bound_s in all_bounds
         ]
-
-    def _bounds_of(self, layout: Layout, packed_s: float) -> MappingBounds:
-        table, space = self.mappings(layout), self._space(layout)
-        if space is None:
-            return MappingBounds(matrices=table, bound_s=np.full(len(table[PROFILE]), packed_s))
-        count, workload = len(table[PROFILE]), self._workload.on(int(layout.gpus))
-        context = make_context(workload, _repeated(layout, count), space.profiles.placement)
-        times = kind_times(context)
-        busiest_s = busiest_in_rooms_s(
-            context, times, _repeated(layout, 1), [count], self._limit_gib
-        )
-        fits = np.isfinite(busiest_s)
-        seconds = optimistic_step(context, times, np.where(fits, busiest_s, 0.0)).seconds
-        seconds = np.where(fits, np.maximum(np.asarray(seconds, dtype=np.float64), packed_s), inf)
-        return MappingBounds(matrices=table, bound_s=np.where(space.excluded, inf, seconds))
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """The fastest profile that a mapping keeps: the fastest of all is priced, then asked for."""
@@ -221,7 +234,8 @@ class MappedPricing(CostModelPricing):
 
     def _tried(self, space: _MappingSpace, layout: Layout, cutoff_s: float) -> Priced | None:
         """Under the known mappings and, where these come close, the one with the least traffic."""
-        self._undecided_s = float(self._bounds_of(layout, 0.0).least_s)
+        one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+        self._undecided_s = self.mapping_bounds(one)[0].least_s
         best = self._at_once(space, layout, cutoff_s * DEFAULT_CHOICE.promising)
         if best is not None and np.isfinite(cutoff_s) and not space.probed:
             space.probed = True
@@ -283,7 +297,7 @@ class MappedPricing(CostModelPricing):
         space = self._space(priced.layout)
         if space is None or priced.ranks is None:
             return priced
-        instance = instance_of(workload, priced.layout, priced.stages)
+        instance = choice_instance(workload, priced.layout, priced.stages)
         now = assignment_of_ranks(instance, priced.ranks)
         placement = placement_of(workload, instance, now)
         assignments = [
@@ -360,14 +374,10 @@ class _PlacedPricing(LayoutPricing):
         return Placement(**{name: np.asarray(m)[rows] for name, m in vars(self._placement).items()})
 
 
-def _repeated(layout: Layout, count: int) -> Layout:
-    return Layout(**{name: np.full(count, value) for name, value in vars(layout).items()})
-
-
 def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) -> float | None:
     """The step under the best of the regular orders; None where the layout's groups do not fit."""
     try:
-        instance = instance_of(workload, layout, stages)
+        instance = choice_instance(workload, layout, stages)
     except InfeasibleError:
         return None
     orders = [instance.problem.hostname_assignment(), *regular_orders(instance.problem)]

@@ -55,6 +55,8 @@ class Profiles:
     needs: tuple[Need, ...]
     strength: IntArray
     """How much each need asks for, [k, what]: a row nowhere below another one implies it."""
+    apart: bool
+    """Whether each stands for mappings that lie alike; else neighbouring values may be joined."""
 
     def implying(self, row: int) -> NDArray[np.bool_]:
         """The needs that ask for all that one of them does, itself among them; [k]."""
@@ -92,6 +94,7 @@ def profiles_of(workload: Workload, instance: Instance) -> Profiles:
     leaf_gpus, pod_gpus = free_gpus(instance)
     leaf_seen, pod_seen = levels_seen(workload)
     fineness = DEFAULT_PROFILES.fineness if Grid.of(instance.problem).askable else ()
+    apart = False
     leaves = [_packed(instance, leaf_gpus) if leaf_seen else _unseen(instance)]
     pods = [_packed(instance, pod_gpus) if pod_seen else _unseen(instance)]
     rows = np.zeros((1, 2), dtype=np.int64)
@@ -102,6 +105,7 @@ def profiles_of(workload: Workload, instance: Instance) -> Profiles:
         if max(len(leaves), len(pods)) > most:
             continue
         rows = _pairs(leaves, pods)
+        apart = values == fineness[0] > max(len(leaves), len(pods))
         if len(rows) <= most:
             break
     reaches = (_taken(leaves, rows[:, 0]), _taken(pods, rows[:, 1]))
@@ -117,7 +121,9 @@ def profiles_of(workload: Workload, instance: Instance) -> Profiles:
     strength = np.stack(
         [np.asarray(x, dtype=np.int64) for reach in reaches for x in vars(reach).values()], axis=1
     )
-    return Profiles(placement=_rows(placement, first), needs=needs, strength=strength[first])
+    return Profiles(
+        placement=_rows(placement, first), needs=needs, strength=strength[first], apart=apart
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,16 @@ def test_a_plan_says_what_groups_bring() -> None:
     assert choice.step_time_s_without == pytest.approx(least_s(request(pin={"shard_groups": 1})))
 
 
+def test_a_number_that_few_replicas_have_can_be_pinned() -> None:
+    """Degrees without it have no layout: their bound was taken from infinite traffic, with a warning."""
+    asked = request(
+        framework="megatron", gpus=8, global_batch=128, pin={"shard_groups": 2, "tp": 2}
+    )
+    outcome = search_executions(asked, pricing_of)
+    assert outcome.status == "optimal"
+    assert int(outcome.best[0].layout.shard_groups) == 2
+
+
 def test_every_number_that_divides_is_in_the_space_once() -> None:
     space = space_of(request(framework="megatron", global_batch=48, gpus=48))
     degrees = Layout(dp=np.array([12, 12, 1]), cp=np.array([1, 2, 4]), pp=np.ones(3, dtype=int))
@@ -93,11 +103,12 @@ def test_every_number_that_divides_is_in_the_space_once() -> None:
     }
 
 
-def test_irregular_allocations_have_one_group() -> None:
+def test_irregular_allocations_have_as_many_groups_as_regular_ones() -> None:
     asked = request(framework="megatron")
     leaves = ["l0"] * 5 + ["l1"] * 3
     nodes = tuple(NodeSpec(name=f"n{at}", leaf=leaf) for at, leaf in enumerate(leaves))
     listed = asked.cluster.model_copy(update={"nodes": nodes, "gpus": 64, "elastic": False})
-    assert len(space_of(asked).shard_groups) > 1
-    assert space_of(replace(asked, cluster=listed, gpus=64)).shard_groups == (1,)
+    regular = space_of(replace(asked, gpus=64)).shard_groups
+    assert len(regular) > 1
+    assert space_of(replace(asked, cluster=listed, gpus=64)).shard_groups == regular
     assert space_of(request(framework="deepspeed")).shard_groups == (1,)

@@ -1,0 +1,126 @@
+"""Bounds of many layouts on an irregular allocation under each profile of their mappings, in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.step_time import make_context, optimistic_step
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.alike import (
+    GROUPS_OF_LAYERS,
+    GROUPS_OF_TRAFFIC,
+    rows_of_context,
+    shared_times,
+    shared_traffic,
+)
+from meshwright.planner.bounds.room_bound import busiest_in_rooms_s
+from meshwright.planner.bounds.shard_groups import useful_groups
+from meshwright.planner.mapping.choice.profiles import Profiles
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+TOGETHER = 8192
+"""Profiles that are bounded in one array operation."""
+
+
+def profile_bounds(
+    workload: Workload,
+    layouts: Layout,
+    profiles: Sequence[Profiles],
+    limit_gib: float,
+    numbers_of_groups: Sequence[int] = (),
+) -> list[FloatArray]:
+    """`optimistic_step` of layouts under each of their profiles.
+
+    Parameters
+    ----------
+    workload
+        On any number of GPUs.
+    layouts
+        Shape [n].
+    profiles
+        Of each layout.
+    limit_gib
+        What the peak on one GPU may reach.
+    numbers_of_groups
+        Numbers of shard groups that the layouts could have instead.
+
+    Returns
+    -------
+    list[FloatArray]
+        Seconds, [profiles] of each layout; infinite where no split fits, or where one shard group under the
+        same mapping is no slower.
+    """
+    bounds: list[FloatArray] = [np.zeros(0)] * len(profiles)
+    gpus = np.broadcast_to(np.asarray(layouts.gpus), layouts.broadcast_shape())
+    order = np.argsort(gpus, kind="stable").tolist()
+    for own_gpus, rows in groupby(order, key=lambda row: int(gpus[row])):
+        for part in _parts(list(rows), profiles):
+            counts = [len(profiles[row].needs) for row in part]
+            context = _context(workload.on(own_gpus), layouts, profiles, part)
+            seconds = _seconds(context, layouts.take(part), counts, limit_gib)
+            if 1 in numbers_of_groups:
+                apart = np.repeat([profiles[row].apart for row in part], counts)
+                seconds[apart & _no_better_than_one(context)] = np.inf
+            for row, own in zip(part, np.split(seconds, np.cumsum(counts)[:-1]), strict=True):
+                bounds[row] = own
+    return bounds
+
+
+def _parts(rows: list[int], profiles: Sequence[Profiles]) -> Iterator[list[int]]:
+    """Layouts whose profiles are bounded together, one at least."""
+    part: list[int] = []
+    size = 0
+    for row in rows:
+        count = len(profiles[row].needs)
+        if part and size + count > TOGETHER:
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += count
+    if part:
+        yield part
+
+
+def _context(
+    workload: Workload, layouts: Layout, profiles: Sequence[Profiles], rows: list[int]
+) -> Context:
+    """Of all profiles of the first layout, then of the next."""
+    placed = [vars(profiles[row].placement) for row in rows]
+    placement = Placement(
+        **{name: np.concatenate([one[name] for one in placed]) for name in placed[0]}
+    )
+    counts = [len(profiles[row].needs) for row in rows]
+    return make_context(workload, layouts.take(np.repeat(rows, counts)), placement)
+
+
+def _seconds(context: Context, layouts: Layout, counts: list[int], limit_gib: float) -> FloatArray:
+    times = shared_times(context, GROUPS_OF_LAYERS)
+    assert times is not None
+    busiest_s = busiest_in_rooms_s(context, times, layouts, counts, limit_gib)
+    fits = np.isfinite(busiest_s)
+    traffic = shared_traffic(context, GROUPS_OF_TRAFFIC)
+    step = optimistic_step(context, times, np.where(fits, busiest_s, 0.0), traffic)
+    return np.where(fits, np.asarray(step.seconds, dtype=np.float64), np.inf)
+
+
+def _no_better_than_one(context: Context) -> BoolArray:
+    """Where replicas that shard as a whole are no slower, as they lie; so they may lie wherever groups do.
+
+    Of other divisors of a number this cannot be said: a leaf may hold its groups whole, but not larger ones.
+    """
+    numbers = np.broadcast_to(
+        np.asarray(context.layout.shard_groups), context.placement.tp.shape[:1]
+    )
+    worse = np.zeros(len(numbers), dtype=bool)
+    for number in np.unique(numbers[numbers > 1]).tolist():
+        rows = np.flatnonzero(numbers == number)
+        worse[rows] = ~useful_groups(rows_of_context(context, rows), (1, number))
+    return worse
