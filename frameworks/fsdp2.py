@@ -73,6 +73,7 @@ FSDP2 = Framework(
         source=LAUNCH,
         percents=(100,),
         zero_stages=(3,),
+        measured=False,
         rules=FSDP_OFFLOAD_RULES,
     ),
     shard_groups=ShardGroups(

@@ -102,6 +102,8 @@ class OptimizerOffload(Setting):
     """Shares of the parameters that a plan may offload, each in percent above 0."""
     zero_stages: tuple[int, ...] = ()
     """Stages under which it can be had."""
+    measured: bool = True
+    """Whether a run that was measured stands behind its price."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,6 +150,7 @@ TORCHTITAN = Framework(
         source=CONFIG,
         percents=(100,),
         zero_stages=(3,),
+        measured=False,
         rules=FSDP_OFFLOAD_RULES,
     ),
     shard_groups=ShardGroups(

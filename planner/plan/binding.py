@@ -10,6 +10,7 @@ from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.mapping.crossing.cuts import binding_cut, mapping_use
@@ -125,7 +126,8 @@ def warnings(
             f"sequences of {request.seq_len:,} tokens are longer than the {model.max_positions:,} positions "
             f"that {model.name} has learned: a longer table, and so another model, is what trains"
         )
-    if int(best.layout.optimizer_offload) and request.framework in ("torchtitan", "fsdp2"):
+    offload = framework_named(request.framework).optimizer_offload
+    if int(best.layout.optimizer_offload) and offload is not None and not offload.measured:
         yield (
             "no measured run stands behind parameters on the host: their copies are priced from PyTorch's "
             "source as hidden under nothing, their update as one thread's work"
