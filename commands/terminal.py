@@ -32,7 +32,9 @@ _PLAIN = str.maketrans("█·", "#.")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-# A process that ends would look through all it holds for cycles, for longer than a calculator's answer takes.
+# What a command loads and computes holds few cycles. Looking for them takes longer than a calculator's
+# answer, and as long again when the process ends.
+gc.set_threshold(50_000)
 atexit.register(gc.freeze)
 
 
