@@ -136,6 +136,8 @@ class ClusterSpec(BaseModel):
     """GPUs that share one scale-up fabric (NVLink switch, xGMI mesh); 1 where there is none."""
     nvlink_gb_per_s: Positive | None = None
     """One direction and GPU; the device's own figure when absent."""
+    host_memory_gib: Positive | None = None
+    """Of a node, as far as a run may use it for what its GPUs offload; not limited when absent."""
     nic_gbps_per_gpu: Positive
     """Gigabit per second and direction: the node's NICs divided by its GPUs."""
     nic_medium: Medium = "infiniband"

@@ -29,6 +29,7 @@ from meshwright.constraints.experts import (
 from meshwright.constraints.feed_forward import EXPERT_WIDTH_BY_EXPERT_TENSOR, FeedForwardByTensor
 from meshwright.constraints.fsdp2 import FSDP2_RULES
 from meshwright.constraints.gpu_budget import GPU_BUDGET
+from meshwright.constraints.host_memory import HostMemory
 from meshwright.constraints.kinds import DeclaredRule
 from meshwright.constraints.mamba import MAMBA_HEADS, MambaGroups, MegatronHybrid
 from meshwright.constraints.megatron import MEGATRON_RULES
@@ -77,6 +78,7 @@ from meshwright.frameworks.record import Framework
 
 GENERAL: tuple[Rule, ...] = (
     HbmCapacity(),
+    HostMemory(),
     GPU_BUDGET,
     ScaleUpDomain(("tp",)),
     ScaleUpDomain(("etp",)),

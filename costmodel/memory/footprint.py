@@ -133,13 +133,34 @@ def offloaded_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray
     array of float, shape [pp]
         GiB; `states.offloaded_bytes` and `offloaded_activations` have the sources.
     """
+    states_gib = offloaded_states_gib(workload, layout, stages)
+    if not offloads_any(workload):
+        return states_gib
+    return states_gib + _offloaded_activations(workload, layout, stages) / GIB
+
+
+def offloaded_states_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:
+    """What one GPU of each pipeline rank keeps there of parameters, gradients and optimizer states.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model and optimizer.
+    layout : Layout
+        One layout.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    array of float, shape [pp]
+        GiB; `states.offloaded_bytes` has the sources.
+    """
     dense, expert = rank_parameters(workload.model, layout, stages)
-    dense_shards, expert_shards = optimizer_shards(layout)
-    of_dense = offloaded_bytes(workload, layout, dense_shards)
-    of_expert = offloaded_bytes(workload, layout, expert_shards)
+    of_dense, of_expert = (
+        offloaded_bytes(workload, layout, shards) for shards in optimizer_shards(layout)
+    )
     together = dense * of_dense + expert * of_expert
-    if offloads_any(workload):
-        together = together + _offloaded_activations(workload, layout, stages)
     return np.broadcast_to(np.asarray(together / GIB), (len(stages),))
 
 

@@ -13,13 +13,14 @@ from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.memory.footprint import offloaded_states_gib
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.step_time import StepTime, exact_step, make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import frontier, least_busiest_rank_s
 from meshwright.planner.bounds.matrices import Matrices, pick
-from meshwright.planner.bounds.memory_fit import MemoryFit, hbm_limit_gib
+from meshwright.planner.bounds.memory_fit import MemoryFit, hbm_limit_gib, host_limit_gib
 from meshwright.planner.bounds.stages import (
     FitsRank,
     Split,
@@ -101,6 +102,7 @@ class LayoutPricing:
     def __init__(self, workload: Workload, layout: Layout) -> None:
         self._workload, self._layout = workload, layout
         self._limit_gib = hbm_limit_gib(workload)
+        self._host_limit_gib = host_limit_gib(workload) if int(layout.optimizer_offload) else inf
         self._fit = MemoryFit(workload, layout)
         self.memory_limits = False
         """Whether memory kept some mapping from its fastest split."""
@@ -277,9 +279,14 @@ class LayoutPricing:
         return exact_step(placed.context, stages, placed.times)
 
     def _fits(self, stages: Stages) -> bool:
-        return bool(
-            np.max(stage_memory_gib(self._workload, self._layout, stages)) <= self._limit_gib
-        )
+        peak_gib = np.max(stage_memory_gib(self._workload, self._layout, stages))
+        return bool(peak_gib <= self._limit_gib) and self._fits_host(stages)
+
+    def _fits_host(self, stages: Stages) -> bool:
+        if self._host_limit_gib == inf:
+            return True
+        held = offloaded_states_gib(self._workload, self._layout, stages)
+        return bool(np.max(held) <= self._host_limit_gib)
 
 
 def _rows_with_equal_costs(

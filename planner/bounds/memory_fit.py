@@ -5,15 +5,27 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
 from meshwright.constraints.stages import may_have_empty_ends
-from meshwright.costmodel.estimate import LayerCosts, stage_memory_gib
+from meshwright.costmodel.estimate import LayerCosts, Stages, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory.activations import saved_activations
-from meshwright.costmodel.memory.footprint import GIB, layer_bytes, usable_hbm_gib
-from meshwright.costmodel.memory.states import layer_parameters_on_gpu, rank_parameters
+from meshwright.costmodel.memory.footprint import (
+    GIB,
+    layer_bytes,
+    offloaded_states_gib,
+    usable_hbm_gib,
+)
+from meshwright.costmodel.memory.states import (
+    layer_parameters_on_gpu,
+    offloaded_bytes,
+    optimizer_shards,
+    rank_parameters,
+)
 from meshwright.costmodel.pipeline.schedules import in_flight, traits
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.any_stages import any_stages
@@ -23,6 +35,24 @@ from meshwright.planner.bounds.stages import SplitCosts
 def hbm_limit_gib(workload: Workload) -> float:
     """What the peak on one GPU may reach."""
     return usable_hbm_gib(workload)
+
+
+class HostRow(NamedTuple):
+    """What a GPU of a pipeline rank keeps on its host, in GiB: `fixed + layer n + leading d`."""
+
+    fixed_gib: float = 0.0
+    layer_gib: float = 0.0
+    """Of each of the rank's n layers."""
+    leading_gib: float = 0.0
+    """More, or less, for each of the d leading dense layers among them."""
+
+
+def host_limit_gib(workload: Workload) -> float:
+    """What one GPU may keep on its host, if all in use of a node do; infinite where nothing is said."""
+    cluster = workload.cluster
+    if cluster.host_memory_gib is None:
+        return inf
+    return cluster.host_memory_gib / min(cluster.gpus_per_node, workload.gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +66,8 @@ class RankRow:
     """More, or less, for each of the d leading dense layers among them."""
     relief_gib: float
     """At most, for each of the k layers that are recomputed in full."""
+    host: HostRow
+    """What one of its GPUs keeps on the host."""
 
 
 class MemoryFit:
@@ -45,6 +77,7 @@ class MemoryFit:
         self.workload = workload
         self.layout = layout
         self.limit_gib = hbm_limit_gib(workload)
+        self._host_limit_gib = host_limit_gib(workload) if int(layout.optimizer_offload) else inf
         self.leading = workload.model.dense_layers if workload.model.moe_layers else 0
 
     @cached_property
@@ -54,17 +87,47 @@ class MemoryFit:
         if stages is None:
             raise ValueError("a virtual stage would have no layer")
         memory = stage_memory_gib(self.workload, self.layout, stages)
-        counts = np.array([sum(rank) for rank in stages], dtype=np.float64)
-        leading = np.zeros(len(stages))
+        return [
+            float(memory[rank]) - self._layers_gib(rank, layers, leading)
+            for rank, (layers, leading) in enumerate(self._counts(stages))
+        ]
+
+    def _counts(self, stages: Stages) -> list[tuple[float, float]]:
+        """(layers, leading ones among them) of each rank of a split."""
+        leading = [0.0] * len(stages)
         leading_left = self.leading
         for virtual_stage in zip(*stages, strict=True):
             for rank, size in enumerate(virtual_stage):
                 placed = min(leading_left, size)
                 leading[rank] += placed
                 leading_left -= placed
+        return [(float(sum(own)), leading[rank]) for rank, own in enumerate(stages)]
+
+    @cached_property
+    def _host_rows(self) -> list[HostRow]:
+        """What every rank keeps on its host, as a linear function of its layers."""
+        pp, layout = int(self.layout.pp), self.layout
+        if self._host_limit_gib == inf:
+            return [HostRow()] * pp
+        stages = any_stages(self.workload, layout)
+        assert stages is not None
+        dense, rest, experts = layer_parameters_on_gpu(self.workload.model, layout)
+        of_dense, of_expert = (
+            float(np.asarray(offloaded_bytes(self.workload, layout, shards))) / GIB
+            for shards in optimizer_shards(layout)
+        )
+        layer_gib = float(np.asarray(rest * of_dense + experts * of_expert))
+        leading_gib = float(np.asarray(dense * of_dense)) - layer_gib
+        if not self.workload.model.moe_layers:
+            layer_gib, leading_gib = layer_gib + leading_gib, 0.0
+        held = offloaded_states_gib(self.workload, layout, stages)
         return [
-            float(memory[rank]) - self._layers_gib(rank, float(counts[rank]), float(leading[rank]))
-            for rank in range(len(stages))
+            HostRow(
+                float(held[rank]) - layers * layer_gib - leading * leading_gib,
+                layer_gib,
+                leading_gib,
+            )
+            for rank, (layers, leading) in enumerate(self._counts(stages))
         ]
 
     @cached_property
@@ -105,8 +168,11 @@ class MemoryFit:
                 layer_gib=state + saved_gib * flying,
                 leading_gib=state_l - state + (kept_l - saved_gib) * flying,
                 relief_gib=relief_gib * flying,
+                host=host,
             )
-            for fixed_gib, flying in zip(self._fixed_gib, self._in_flight, strict=True)
+            for fixed_gib, flying, host in zip(
+                self._fixed_gib, self._in_flight, self._host_rows, strict=True
+            )
         ]
 
     def rank_gib(self, rank: int, layers: int, leading: int) -> float:
@@ -114,8 +180,15 @@ class MemoryFit:
         return self._fixed_gib[rank] + self._layers_gib(rank, layers, leading)
 
     def fits(self, rank: int, layers: int, leading: int) -> bool:
-        """Whether that rank stays within the limit; a rounding error over it is left to the exact check."""
-        return self.rank_gib(rank, layers, leading) <= self.limit_gib * (1 + 1e-9)
+        """Whether that rank stays within the limit; a rounding error over it is left to the exact check.
+
+        So does what it keeps on the host, where that is limited.
+        """
+        if self.rank_gib(rank, layers, leading) > self.limit_gib * (1 + 1e-9):
+            return False
+        host = self._host_rows[rank]
+        held_gib = host.fixed_gib + host.layer_gib * layers + host.leading_gib * leading
+        return held_gib <= self._host_limit_gib * (1 + 1e-9)
 
     def rooms(self, limit: int) -> list[list[int]]:
         """The most layers that each rank has room for, [rank][leading layers on it], up to `limit`.

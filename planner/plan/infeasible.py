@@ -9,6 +9,7 @@ from math import ceil
 
 from meshwright.constraints.bisection import Bisection
 from meshwright.constraints.gpu_budget import GPU_BUDGET
+from meshwright.constraints.host_memory import HostMemory
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.nvlink_domain import NvlinkDomain
 from meshwright.constraints.pipeline_schedules import AllowedSchedules
@@ -36,6 +37,8 @@ from meshwright.planner.solvers.clock import is_over, limit_left_s
 PRECISION_NAME = PrecisionOnDevice.name
 NEAREST_PINS = ("tp", "cp", "pp", "dp", "ep", "micro_batch")
 """Pins of which the nearest values are tried."""
+LARGEST_HOST_GIB = 1 << 14
+"""That is tried."""
 MOST_TRIES = 8
 """Values that are tried on each side of a pin."""
 MAPPING_LIMITS = {
@@ -139,6 +142,8 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
             if _feasible(replace(request, precision=precision)):
                 yield SmallestChange(change="precision", value=precision, asked=request.precision)
                 break
+    if HostMemory.name in names:
+        yield from _of_hosts(request)
     yield from _of_mappings(request, names)
     if request.memory_risk < POINT_ESTIMATE and _feasible(
         replace(request, memory_risk=POINT_ESTIMATE)
@@ -153,6 +158,24 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
         yield SmallestChange(
             change="device-hbm-gib", value=hbm_gib, asked=request.cluster.device.hbm_gib
         )
+
+
+def _of_hosts(request: PlanRequest) -> Iterator[SmallestChange]:
+    """The least memory of a host with which a plan is found, in whole GiB, where that alone helps."""
+    asked = request.cluster.host_memory_gib
+    if asked is None or not _feasible(_with_host(request, LARGEST_HOST_GIB)):
+        return
+    low, high = int(asked), LARGEST_HOST_GIB
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_enough = _feasible(_with_host(request, middle))
+        low, high = (low, middle) if is_enough else (middle, high)
+    yield SmallestChange(change="host-memory-gib", value=high, asked=asked)
+
+
+def _with_host(request: PlanRequest, host_memory_gib: float) -> PlanRequest:
+    spec = request.cluster.model_copy(update={"host_memory_gib": host_memory_gib})
+    return replace(request, cluster=spec)
 
 
 def _of_mappings(request: PlanRequest, conflicting: Set[str]) -> Iterator[SmallestChange]:

@@ -45,6 +45,7 @@ class SmallestChange(BaseModel):
         "memory-risk",
         "gpus",
         "device-hbm-gib",
+        "host-memory-gib",
         "inside-domain",
         "max-cut-use",
     ]
@@ -127,6 +128,10 @@ def change_sentence(change: SmallestChange) -> str:
             words = f"take {change.value} GPUs, not {change.asked}"
         case "device-hbm-gib":
             words = f"take GPUs with at least {change.value:g} GiB"
+        case "host-memory-gib":
+            words = (
+                f"take nodes whose hosts have at least {change.value:g} GiB, not {change.asked:g}"
+            )
         case "inside-domain":
             words = f"let the groups of {change.field} leave the NVLink domain"
         case "max-cut-use":

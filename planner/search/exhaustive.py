@@ -13,6 +13,7 @@ from math import inf
 
 import numpy as np
 
+from meshwright.constraints.host_memory import HostMemory
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.rule import FinishedPlan, Rule
 from meshwright.costmodel.layout import Layout
@@ -116,7 +117,7 @@ def _first_broken(layout: Layout, space: Space, rules: Sequence[Rule]) -> str | 
         workload=space.workload, layout=recomputed, stages=stages, memory_gib=(0.0,), spans={}
     )
     for rule in rules:
-        if not isinstance(rule, HbmCapacity) and rule.check(plan) is not None:
+        if not isinstance(rule, HbmCapacity | HostMemory) and rule.check(plan) is not None:
             return rule.name
     return None
 

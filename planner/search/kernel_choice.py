@@ -18,7 +18,7 @@ from meshwright.errors import InternalError
 from meshwright.planner.bounds.combination_costs import combination_costs, memory_rows
 from meshwright.planner.bounds.exact_cost import Matrix, Priced
 from meshwright.planner.bounds.matrices import Matrices, rows_under
-from meshwright.planner.bounds.memory_fit import hbm_limit_gib
+from meshwright.planner.bounds.memory_fit import hbm_limit_gib, host_limit_gib
 from meshwright.planner.experts.joint import AssumedImbalance, JointRouting
 from meshwright.planner.search.branches import Branch
 from meshwright.planner.search.candidates import Candidate, Chooser
@@ -179,12 +179,14 @@ class KernelChooser(Chooser):
             return KernelChoice(status="infeasible", bound_s=inf)
         workload = self._branches[0].pricing.workload
         model = workload.model
+        fewest_gpus = min(int(each.layout.gpus) for each in combinations)
         self.last = KernelModel(
             layers=model.layers,
             leading=model.dense_layers if model.moe_layers else 0,
             group=model.layers_in_group,
             empty_ends=may_have_empty_ends(workload),
             max_cut_use=workload.max_cut_use,
+            host_limit_gib=host_limit_gib(workload.on(fewest_gpus)),
             combinations=combinations,
             cutoff_s=cutoff_s,
             routing=self._routing,

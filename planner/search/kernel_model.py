@@ -6,6 +6,7 @@
     deal the layers out                       sum_r layers_r = L,  vpp <= layers_r on ranks r < pp, else 0
     recompute some of them                    recomputed_r <= layers_r,  recomputed_r <= vpp K
     no rank is slower than the busiest        busiest >= layer layers_r + again recomputed_r + ends_r
+    what it offloads fits into its host       host_r: fixed + layer_r layers_r <= share of the host
     groups stay inside a domain, cuts are spared        `limit_rows`
     every rank fits into its HBM              hbm_r: fixed + layer_r layers_r - relief_r recomputed_r <= HBM
     the step is as long as all that takes     step >= weight busiest + rest_j + again_j sum_r recomputed_r
@@ -70,6 +71,8 @@ class KernelModel:
     empty_ends: bool = False
     """Whether the first and the last chunk of ranks in step may hold no layer."""
     max_cut_use: float = 1.0
+    host_limit_gib: float = inf
+    """What one GPU may keep on its host."""
     routing: JointRouting | None = None
     model: cp_model.CpModel = field(init=False)
 
@@ -84,6 +87,7 @@ class KernelModel:
         self._recomputation()
         self._busiest_rank()
         self._hbm()
+        self._host_memory()
         self._limits_of_mappings()
         self._step()
         self._prices()
@@ -267,6 +271,24 @@ class KernelModel:
                     sum_kib = sum_kib - relief * self._recomputed_r[rank]
                 self.model.add(used >= sum_kib).only_enforce_if(literal)
             self.model.add(used <= usable).with_name(f"hbm_r{rank}")
+
+    def _host_memory(self) -> None:
+        """What every rank offloads fits into its share of the host, where that is limited."""
+        if self.host_limit_gib == inf:
+            return
+        usable = ceil(self.host_limit_gib * KIB_PER_GIB) + 1
+        families = list(self._families(lambda each: tuple(row.host for row in each.memory)))
+        for rank, count in enumerate(self._layers_r):
+            held = self.model.new_int_var(-(2**50), 2**50, f"host_kib_r{rank}")
+            for each, literal in families:
+                if rank >= len(each.memory):
+                    continue
+                row = each.memory[rank].host
+                sum_kib = _floor_kib(row.fixed_gib) + _floor_kib(row.layer_gib) * count
+                if rank < len(self._leading_r):
+                    sum_kib = sum_kib + _floor_kib(row.leading_gib) * self._leading_r[rank]
+                self.model.add(held >= sum_kib).only_enforce_if(literal)
+            self.model.add(held <= usable).with_name(f"host_r{rank}")
 
     def _limits_of_mappings(self) -> None:
         """Groups stay inside their domain, and cuts are spared, where that is asked."""

@@ -90,6 +90,11 @@ def workload(model: ModelSpec = DENSE, **changes: Any) -> Workload:
     return replace(base, **changes)
 
 
+def with_host_gib(host_memory_gib: float) -> Workload:
+    spec = cluster().model_copy(update={"host_memory_gib": host_memory_gib})
+    return replace(workload(), cluster=spec)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     workload: Workload
@@ -171,6 +176,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         workload(),
         {"dp": 4, "zero_stage": 1, "optimizer_offload": 100},
         {"dp": 4, "zero_stage": 1, "optimizer_offload": 101},
+    ),
+    "host-memory": (
+        with_host_gib(1.0),
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 0},
+        {"dp": 4, "zero_stage": 1, "optimizer_offload": 100},
     ),
     "megatron-offload-zero": (
         workload(),
