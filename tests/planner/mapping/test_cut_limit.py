@@ -149,6 +149,7 @@ def test_leaves_that_differ_are_refused() -> None:
         replace(request, max_cut_use=0.5)
 
 
+@pytest.mark.slow
 def test_without_a_plan_the_least_use_that_was_found_is_said() -> None:
     plan = fastest_plan(asked(pin=PINS, max_cut_use=0.15))
     used = re.search(r"uses some cut to ([\d.]+)% or more, 15.0% are allowed", plan.warnings[0])

@@ -143,7 +143,13 @@ def test_without_the_rows_of_the_cuts_another_mapping_is_chosen() -> None:
     assert max(use for _, use in priced.cut_uses) > 0.5
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(0, 1, 3, 4, 5, 6, 9, 11),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 7, 8, 10)),
+    ],
+)
 def test_the_plan_under_limits_is_that_of_pricing_every_layout(seed: int) -> None:
     draw = random.Random(seed)
     asked = replace(
