@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.constraints.kinds import AtMost, Requires, When, of
+from meshwright.constraints.kinds import AtLeast, AtMost, Requires, When, of
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.workload import Workload
 
@@ -128,14 +128,15 @@ FSDP_OFFLOAD_ZERO = Requires(
 """FSDP2 offloads with resharding or without (torch 2.13, distributed/fsdp/_fully_shard/_fsdp_api.py,
 CPUOffloadPolicy); without it the weights it would make room for stay whole: left out by choice."""
 
-FSDP_OFFLOAD_SHARDS = Requires(
+FSDP_OFFLOAD_SHARDS = AtLeast(
     name="fsdp-offload-shards",
-    sentence="dp >= 2 where parameters, gradients and optimizer states are offloaded",
-    unit="settings",
+    sentence="dp x cp >= 2 where parameters, gradients and optimizer states are offloaded",
+    unit="ranks",
     when=(When("optimizer_offload", least=1),),
-    needs=When("dp", least=2),
-    words="{optimizer_offload} % of the optimizer's states offloaded with dp {dp}",
-    remedy="Use two replicas or more, or offload nothing.",
+    value=of("dp", "cp"),
+    limit=of(number=2),
+    words="{optimizer_offload} % of the optimizer's states offloaded with dp {dp} and cp {cp}",
+    remedy="Shard over two ranks or more, or offload nothing.",
 )
 """torchtitan shards, and offloads, where its mesh has an axis to shard over
 (torchtitan/distributed/parallel_dims.py, fsdp_enabled)."""

@@ -214,8 +214,8 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     ),
     "fsdp-offload-shards": (
         workload(),
-        {"dp": 2, "zero_stage": 3, "optimizer_offload": 100},
         {"dp": 1, "cp": 2, "zero_stage": 3, "optimizer_offload": 100},
+        {"dp": 1, "tp": 2, "zero_stage": 3, "optimizer_offload": 100},
     ),
     "fsdp-offload-whole": (
         workload(),

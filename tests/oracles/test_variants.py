@@ -42,6 +42,10 @@ JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
         "shard-groups-of-several": "choice: one rank shards nothing, as under ZeRO 0",
     },
     "torchtitan": {
+        "fsdp-offload-zero": "choice: whole weights stay on the GPU under ZeRO 2, which are not priced",
+        "fsdp-offload-shards": "choice: one rank shards nothing, which is not priced",
+        "fsdp-offload-whole": "a plan's share: the switch has no other",
+        "fsdp-offload-adam": "choice: loss scaling and FP8 gathers on the host are not priced",
         "interleaved-micro-batches": "choice: the cost model prices rounds of pp micro-batches",
         "vpp-needs-pp": "no pipeline is built at pp 1: the plan would not be what runs",
         "scale-up-tp": "choice: it starts, slowly; priced by no plan",
@@ -60,6 +64,11 @@ JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
         "deepspeed-experts": "choice: experts over tensor ranks or stages are not priced",
     },
     "fsdp2": {
+        "fsdp-offload-zero": "choice: whole weights stay on the GPU under ZeRO 2, which are not priced",
+        "fsdp-offload-shards": "choice: one rank shards nothing, which is not priced",
+        "fsdp-offload-whole": "a plan's share: the switch has no other",
+        "fsdp-offload-adam": "choice: loss scaling and FP8 gathers on the host are not priced",
+        "fsdp2-context-mask": "accelerate drops masks under cp: another attention would be trained",
         "fsdp2-mamba": "each rank would begin its scan anew: the model would not be what was asked for",
         "sequence-by-cp": "choice: torch 2.13 falls back to unbalanced chunks, which are not priced",
         "scale-up-tp": "choice: it starts, slowly; priced by no plan",
