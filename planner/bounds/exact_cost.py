@@ -20,7 +20,7 @@ from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import frontier, least_busiest_rank_s
 from meshwright.planner.bounds.matrices import Matrices, pick
-from meshwright.planner.bounds.memory_fit import MemoryFit, hbm_limit_gib, host_limit_gib
+from meshwright.planner.bounds.memory_fit import MemoryFit, hbm_limit_gib
 from meshwright.planner.bounds.stages import (
     FitsRank,
     Split,
@@ -102,7 +102,6 @@ class LayoutPricing:
     def __init__(self, workload: Workload, layout: Layout) -> None:
         self._workload, self._layout = workload, layout
         self._limit_gib = hbm_limit_gib(workload)
-        self._host_limit_gib = host_limit_gib(workload) if int(layout.optimizer_offload) else inf
         self._fit = MemoryFit(workload, layout)
         self.memory_limits = False
         """Whether memory kept some mapping from its fastest split."""
@@ -283,10 +282,10 @@ class LayoutPricing:
         return bool(peak_gib <= self._limit_gib) and self._fits_host(stages)
 
     def _fits_host(self, stages: Stages) -> bool:
-        if self._host_limit_gib == inf:
+        if self._fit.host_limit_gib == inf:
             return True
         held = offloaded_states_gib(self._workload, self._layout, stages)
-        return bool(np.max(held) <= self._host_limit_gib)
+        return bool(np.max(held) <= self._fit.host_limit_gib)
 
 
 def _rows_with_equal_costs(

@@ -77,7 +77,7 @@ class MemoryFit:
         self.workload = workload
         self.layout = layout
         self.limit_gib = hbm_limit_gib(workload)
-        self._host_limit_gib = host_limit_gib(workload) if int(layout.optimizer_offload) else inf
+        self.host_limit_gib = host_limit_gib(workload) if int(layout.optimizer_offload) else inf
         self.leading = workload.model.dense_layers if workload.model.moe_layers else 0
 
     @cached_property
@@ -107,7 +107,7 @@ class MemoryFit:
     def _host_rows(self) -> list[HostRow]:
         """What every rank keeps on its host, as a linear function of its layers."""
         pp, layout = int(self.layout.pp), self.layout
-        if self._host_limit_gib == inf:
+        if self.host_limit_gib == inf:
             return [HostRow()] * pp
         stages = any_stages(self.workload, layout)
         assert stages is not None
@@ -188,7 +188,7 @@ class MemoryFit:
             return False
         host = self._host_rows[rank]
         held_gib = host.fixed_gib + host.layer_gib * layers + host.leading_gib * leading
-        return held_gib <= self._host_limit_gib * (1 + 1e-9)
+        return held_gib <= self.host_limit_gib * (1 + 1e-9)
 
     def rooms(self, limit: int) -> list[list[int]]:
         """The most layers that each rank has room for, [rank][leading layers on it], up to `limit`.

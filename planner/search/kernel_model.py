@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.pipeline.schedules import schedule_name, traits
+from meshwright.planner.bounds.memory_fit import HostRow, RankRow
 from meshwright.planner.experts.joint import JointRouting, post_placements
 from meshwright.planner.search.candidates import KERNEL
 from meshwright.planner.search.combination import Combination
@@ -71,6 +72,7 @@ class KernelModel:
     empty_ends: bool = False
     """Whether the first and the last chunk of ranks in step may hold no layer."""
     max_cut_use: float = 1.0
+    """Share of a cut's capacity that may be used in a phase."""
     host_limit_gib: float = inf
     """What one GPU may keep on its host."""
     routing: JointRouting | None = None
@@ -255,40 +257,47 @@ class KernelModel:
 
     def _hbm(self) -> None:
         """What every rank holds fits."""
-        usable = ceil(max(each.limit_gib for each in self.combinations) * KIB_PER_GIB) + 1
-        families = list(self._families(_memory_key))
-        for rank, count in enumerate(self._layers_r):
-            used = self.model.new_int_var(-(2**50), 2**50, f"hbm_kib_r{rank}")
-            for each, literal in families:
-                if rank >= len(each.memory):
-                    continue
-                row = each.memory[rank]
-                sum_kib = _floor_kib(row.fixed_gib) + _floor_kib(row.layer_gib) * count
-                if rank < len(self._leading_r):
-                    sum_kib = sum_kib + _floor_kib(row.leading_gib) * self._leading_r[rank]
-                if each.full:
-                    relief = ceil(row.relief_gib * KIB_PER_GIB)
-                    sum_kib = sum_kib - relief * self._recomputed_r[rank]
-                self.model.add(used >= sum_kib).only_enforce_if(literal)
-            self.model.add(used <= usable).with_name(f"hbm_r{rank}")
+        limit_gib = max(each.limit_gib for each in self.combinations)
+
+        def relief_gib(each: Combination, rank: int) -> float:
+            return each.memory[rank].relief_gib if each.full else 0.0
+
+        self._rows_of_ranks("hbm", limit_gib, _memory_key, lambda row: row, relief_gib)
 
     def _host_memory(self) -> None:
         """What every rank offloads fits into its share of the host, where that is limited."""
         if self.host_limit_gib == inf:
             return
-        usable = ceil(self.host_limit_gib * KIB_PER_GIB) + 1
-        families = list(self._families(lambda each: tuple(row.host for row in each.memory)))
+
+        def key(each: Combination) -> Hashable:
+            return tuple(row.host for row in each.memory)
+
+        self._rows_of_ranks("host", self.host_limit_gib, key, lambda row: row.host)
+
+    def _rows_of_ranks(
+        self,
+        name: str,
+        limit_gib: float,
+        key_of: Callable[[Combination], Hashable],
+        row_of: Callable[[RankRow], RankRow | HostRow],
+        relief_gib: Callable[[Combination, int], float] = lambda *_: 0.0,
+    ) -> None:
+        """What every rank keeps in one kind of memory stays within a limit, whichever family is chosen."""
+        usable, families = ceil(limit_gib * KIB_PER_GIB) + 1, list(self._families(key_of))
         for rank, count in enumerate(self._layers_r):
-            held = self.model.new_int_var(-(2**50), 2**50, f"host_kib_r{rank}")
+            used = self.model.new_int_var(-(2**50), 2**50, f"{name}_kib_r{rank}")
             for each, literal in families:
                 if rank >= len(each.memory):
                     continue
-                row = each.memory[rank].host
+                row = row_of(each.memory[rank])
                 sum_kib = _floor_kib(row.fixed_gib) + _floor_kib(row.layer_gib) * count
                 if rank < len(self._leading_r):
                     sum_kib = sum_kib + _floor_kib(row.leading_gib) * self._leading_r[rank]
-                self.model.add(held >= sum_kib).only_enforce_if(literal)
-            self.model.add(held <= usable).with_name(f"host_r{rank}")
+                relief = ceil(relief_gib(each, rank) * KIB_PER_GIB)
+                if relief:
+                    sum_kib = sum_kib - relief * self._recomputed_r[rank]
+                self.model.add(used >= sum_kib).only_enforce_if(literal)
+            self.model.add(used <= usable).with_name(f"{name}_r{rank}")
 
     def _limits_of_mappings(self) -> None:
         """Groups stay inside their domain, and cuts are spared, where that is asked."""

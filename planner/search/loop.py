@@ -201,9 +201,8 @@ class LayoutSearch:
         if not self._best:
             size = max(size // len(self._branches), 8)
         elif self._begin_with is not None:
-            size = (
-                self._params.largest_batch
-            )  # the price is about the best: nearly all must be expanded
+            # The price is about the best: nearly all must be expanded.
+            size = self._params.largest_batch
         while position < len(order) and bound_s[order[position]] < self._cutoff_s:
             self._remaining_s()
             self._unexplored_s = min(float(bound_s[order[position]]), later_s)
