@@ -30,7 +30,7 @@ _LAYOUT_KNOBS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedRun:
+class MeasuredStep:
     """A run with its predicted and its measured seconds a step, both above 0."""
 
     run: Run
@@ -42,8 +42,8 @@ class TimedRun:
 class Pair:
     """Two runs of the same work; ratios are seconds of the second over those of the first."""
 
-    first: TimedRun
-    second: TimedRun
+    first: MeasuredStep
+    second: MeasuredStep
     knobs: tuple[str, ...]
     """Names of the settings that differ, sorted."""
 
@@ -105,27 +105,27 @@ def source_name(run: Run) -> str:
     return run.source.split(";")[0].strip() or "not stated"
 
 
-def pairs_of(rows: Iterable[TimedRun]) -> list[Pair]:
+def pairs_of(rows: Iterable[MeasuredStep]) -> list[Pair]:
     """Every pair of one source, work and precision whose measured times differ by at least 2 %.
 
     Two measurements of the same settings, by one release or by two, are no pair.
 
     Parameters
     ----------
-    rows : iterable of TimedRun
+    rows : iterable of MeasuredStep
 
     Returns
     -------
     list of Pair
         The first is the one with the lower values of the settings that differ, in the order of their names.
     """
-    groups: defaultdict[tuple[object, ...], list[TimedRun]] = defaultdict(list)
+    groups: defaultdict[tuple[object, ...], list[MeasuredStep]] = defaultdict(list)
     for row in rows:
         groups[(*same_work(row.run), row.run.workload.precision, source_name(row.run))].append(row)
     return [pair for group in groups.values() for pair in _pairs_in(group)]
 
 
-def _pairs_in(group: Sequence[TimedRun]) -> Iterator[Pair]:
+def _pairs_in(group: Sequence[MeasuredStep]) -> Iterator[Pair]:
     settings = [settings_of(row.run) for row in group]
     for (a, of_a), (b, of_b) in combinations(zip(group, settings, strict=True), 2):
         times = sorted((a.measured_s, b.measured_s))

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.costmodel.layout import Recompute
 from meshwright.planner.runs.measured_pairs import (
-    TimedRun,
+    MeasuredStep,
     gains_of,
     pair_sums,
     pairs_of,
@@ -125,7 +125,7 @@ class ValidationReport:
         step_time = {f"by_{name}": _by(rows, kind) for name, kind in KINDS.items()}
         memory = {f"by_{name}": _by(rows, kind, memory=True) for name, kind in KINDS.items()}
         with_suspects = _regret_sums(self.regret_with_suspects)
-        pairs = pairs_of(timed_runs(trusted))
+        pairs = pairs_of(measured_steps(trusted))
         return {
             **_plain(summarise(rows)),
             "without_suspects": _plain(summarise(trusted)),
@@ -315,10 +315,10 @@ def _regret_sums(groups: Sequence[RegretGroup]) -> dict[str, Any]:
     }
 
 
-def timed_runs(rows: Iterable[ScoredRow]) -> list[TimedRun]:
+def measured_steps(rows: Iterable[ScoredRow]) -> list[MeasuredStep]:
     """The rows that have both a predicted and a measured step."""
     return [
-        TimedRun(
+        MeasuredStep(
             run=row.run,
             predicted_s=row.predicted.step_time_s,
             measured_s=row.measured.step_time_s,

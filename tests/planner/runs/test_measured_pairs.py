@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from meshwright.planner.runs.measured_pairs import (
+    MeasuredStep,
     Pair,
-    TimedRun,
     gains_of,
     pair_sums,
     pairs_of,
@@ -19,12 +19,12 @@ from meshwright.planner.runs.run_file import run_from_mapping
 
 def timed(
     predicted_s: float, measured_s: float, source: str = "a paper", **settings: Any
-) -> TimedRun:
+) -> MeasuredStep:
     """A run of Llama-2-7B on 8 H100 with other settings."""
     run = {"gpus": 8, "seq_len": 4096, "global_batch": 64, "micro_batch": 1, "tp": 2} | settings
     row = {"model": "llama-2-7b", "cluster": "dgx-h100", "source": source, "run": run}
     read = run_from_mapping(row, where="run")
-    return TimedRun(run=read, predicted_s=predicted_s, measured_s=measured_s)
+    return MeasuredStep(run=read, predicted_s=predicted_s, measured_s=measured_s)
 
 
 def test_a_pair_is_named_by_what_differs_and_starts_at_the_lower_value() -> None:
