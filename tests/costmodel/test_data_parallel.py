@@ -98,7 +98,11 @@ def test_accelerate_keeps_gradients_whole_while_it_accumulates() -> None:
         (2, 1, 2 + 4 / 8 + 12 / 8),  # 16-bit weights whole; gradients and states in shards
         (2, 2, 2 + 4 + 12 / 8),  # gradients are whole, in fp32, until the last micro-batch
         (3, 1, 16 / 8),
-        (3, 2, 4 / 8 + 2 + 4 + 8 / 8),  # 16-bit weights beside their fp32 shards, gradients, moments
+        (
+            3,
+            2,
+            4 / 8 + 2 + 4 + 8 / 8,
+        ),  # 16-bit weights beside their fp32 shards, gradients, moments
         (0, 2, 2 + 4 + 12),
     ],
 )
