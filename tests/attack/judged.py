@@ -19,6 +19,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout, Placement
@@ -217,7 +218,7 @@ def _promising(
         workload = _workload(request, request.cluster, decided)
         if not is_legal(workload, decided):
             continue
-        levels = len(plan.predicted.level_traffic) if plan.predicted is not None else 1
+        levels = len(fabric_levels(request.cluster, int(decided.layout.gpus)).names)
         priced.append(
             (float(_seconds(workload, decided, [_together(decided.layout, levels)])[0]), decided)
         )
