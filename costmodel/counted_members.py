@@ -147,6 +147,8 @@ def ring_members(groups: IntArray) -> int:
         All members where no group is cut, else from 1 to all but one.
     """
     size = int(groups.shape[1])
+    if size == 1:
+        return 1
     blocks, counts = _held(groups)
     cut = blocks[counts < size]
     if not len(cut):
@@ -171,6 +173,8 @@ def exchange_members(groups: IntArray) -> int:
         All members where no group is cut, else from 1 to all but one.
     """
     size = int(groups.shape[1])
+    if size == 1:
+        return 1
     blocks, counts = _held(groups)
     if np.all(counts == size):
         return size
