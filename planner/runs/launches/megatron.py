@@ -54,10 +54,10 @@ nproc-per-node nproc_per_node node-rank node_rank master-addr master_addr master
 rdzv-backend rdzv-endpoint no-gradient-accumulation-fusion moe-permute-fusion moe-grouped-gemm
 moe-router-dtype moe-aux-loss-coeff moe-router-load-balancing-type attention-softmax-in-fp32
 no-masked-softmax-fusion cross-entropy-loss-fusion no-bias-swiglu-fusion
-no-rope-fusion kill-on-bad-exit distribution nodes ntasks spec
+no-rope-fusion kill-on-bad-exit distribution nodes ntasks ntasks-per-node gpus-per-node spec
 dsa-indexer-loss-coeff dsa-indexer-use-sparse-loss
 """
-"""Flags of Megatron and torchrun that leave the time of a step as it is, or that all readers here assume."""
+"""Flags of Megatron, torchrun and srun that leave the time of a step as it is, or that all readers here assume."""
 _HARMLESS = frozenset(f"--{name}" for name in _HARMLESS_NAMES.split())
 
 

@@ -32,9 +32,10 @@ _HARMLESS = frozenset(
     """
     --training.disable-cuda-graphs --training.steps --training.no-enable-cpu-offload
     --node-rank --master-addr --master-port --rdzv-backend --rdzv-endpoint
+    --kill-on-bad-exit --distribution --nodes --ntasks --ntasks-per-node --gpus-per-node
     """.split()  # noqa: SIM905
 )
-"""Flags of torchtitan and torchrun that leave the time of a step as it is."""
+"""Flags of torchtitan, torchrun and srun that leave the time of a step as it is."""
 
 
 def from_torchtitan(command_line: CommandLine, folder: Path) -> LaunchRun:
