@@ -7,6 +7,8 @@ from typing import Any
 
 from meshwright.planner.drawing.quantities import counted, hours, percent, seconds
 from meshwright.planner.many.fleet.service import Fleet, fleet_document
+from meshwright.planner.report.cost_words import cost_columns
+from meshwright.planner.report.plan_words import row_host_words
 from meshwright.planner.report.view import (
     COUNT,
     NUMBER,
@@ -29,10 +31,14 @@ def fleet_view(fleet: Fleet) -> View:
     bound = document["least_leaves_touched"]
     proof = "the fewest" if bound == leaves else f"at least {bound}"
     planning, solving = seconds(fleet.planning_s), seconds(fleet.solving_s)
+    hosts = [
+        f"{job['name']} needs {words}" for job in document["jobs"] if (words := row_host_words(job))
+    ]
     return [
         _jobs(document["jobs"], scheduled=fleet.objective != "throughput"),
         *_reasons(document["jobs"]),
         line(),
+        *map(line, hosts),
         line(_objective(document)),
         line(f"Leaves that jobs touch, in all: {leaves}, {proof} for these sizes."),
         line(f"{fleet.planned} plans in {planning}, shared out in {solving}."),
@@ -52,6 +58,7 @@ def _jobs(jobs: list[Document], *, scheduled: bool) -> Table:
         columns["late_s"] = Column("late", Kind(hours), absent="")
     else:
         columns["step_time_s"] = Column("step", SECONDS, absent="")
+    columns |= cost_columns(jobs)
     columns["leaves"] = Column("leaves", Kind(lambda leaves: str(len(leaves))))
     rows = []
     for job in jobs:

@@ -41,6 +41,7 @@ from meshwright.planner.many.fleet.sizes import (
 from meshwright.planner.many.fleet.units import FreeUnits, Unit, free_units
 from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.training_cost import COST_FIELDS, Budget, cost_figures
 from meshwright.planner.solvers.clock import current_end_s, limit_left_s, within
 from meshwright.planner.solvers.processes import usable_cores
 
@@ -73,6 +74,12 @@ class FleetOptions:
     seed: int = 0
     calibration: Path | None = None
     """The stack file of jobs that name none."""
+    tokens: float | None = None
+    """Left to train of jobs that name none."""
+    days: float | None = None
+    """The deadline of jobs that name none."""
+    gpu_hour_price: float | None = None
+    """Dollars, of jobs that name none; the cluster file's when None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +126,18 @@ class FleetJobRow(BaseModel):
     """Of its throughput at its fastest size."""
     step_time_s: float | None = None
     mfu: float | None = None
+    optimizer_offload: int | None = None
+    """Percent of the optimizer's states in the hosts' memory."""
+    host_memory_gib: float | None = None
+    """Of a node, for what is offloaded."""
+    tokens: float | None = None
+    """Left to train."""
+    days: float | None = None
+    """That they take, once the job runs."""
+    gpu_hours: float | None = None
+    dollars: float | None = None
+    kwh: float | None = None
+    """Of the GPUs at their board power; hosts, network and cooling are left out."""
     start_s: float | None = None
     end_s: float | None = None
     late_s: float | None = None
@@ -161,7 +180,7 @@ def _run(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
         )
     cluster = read_cluster(options.cluster, options.gpus)
     free = free_units(cluster, allocated_gpus(cluster, options.gpus), options.busy)
-    jobs = read_fleet(path, options.cluster, options.calibration)
+    jobs = read_fleet(path, options.cluster, options.calibration, vars(Budget.of(vars(options))))
     if options.objective != "throughput":
         _require_tokens(jobs, path, options.objective)
     began = time.monotonic()
@@ -218,7 +237,8 @@ def _sized_jobs(
     questions: list[list[tuple[int, int]]] = []
     for job in jobs:
         row = []
-        plain = {name: getattr(job, name) for name in JobDoc.model_fields if name != "name"}
+        named = JobDoc.model_fields.keys() - {"name", *COST_FIELDS}
+        plain = {name: getattr(job, name) for name in JobDoc.model_fields if name in named}
         for units in candidate_units(job, free.gpus_per_unit, len(free.units)):
             fields = {**plain, "gpus": units * free.gpus_per_unit, "name": "size"}
             key = json.dumps(fields, sort_keys=True, default=str)
@@ -313,8 +333,10 @@ def _job_row(fleet: Fleet, index: int) -> dict[str, Any]:
             "tokens_per_s": size.tokens_per_s,
             "share_of_best": size.tokens_per_s / job.best_tokens_per_s,
             "step_time_s": row.get("step_time_s"),
-            "mfu": row.get("mfu"),
+            **{name: row.get(name) for name in ("mfu", "optimizer_offload", "host_memory_gib")},
         }
+        cost = cost_figures(Budget.of(vars(job.job)), fields, fleet.cluster)
+        fields |= {name: figure for name, figure in cost.items() if name != "days_late"}
     if allocation.end_s is not None:
         fields |= {"status": "scheduled", "start_s": allocation.start_s, "end_s": allocation.end_s}
         if job.job.deadline_h is not None:
