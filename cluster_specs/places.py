@@ -41,12 +41,12 @@ def allocation_of(cluster: ClusterSpec, gpus: int) -> AllocatedBlocks:
     """The GPUs that an allocation uses, and where they stand.
 
     No block of `fabric_levels` straddles blocks of the machine: 128 GPUs of NVL72 racks are 64 of one rack
-    and 64 of the next, 8 of each idle. As many as fit stand in one block of the machine, so that an allocation
-    touches as few as they need: 25 parts of five nodes fill 7 leaves of 20 nodes, four parts each, and it is
-    not even then. Nodes are taken in turn where the machine is too small for that, and at levels of the network
-    that no narrower one surrounds. Nodes that are listed with their leaves are taken leaf by leaf, from each as
-    many blocks as it has free, and pod by pod; lists without leaves and with part-filled nodes in their order.
-    Nodes without free GPUs are passed over.
+    and 64 of the next, 8 of each idle. As many as fit stand in one block of the machine, so that an
+    allocation touches as few as they need: 25 parts of five nodes fill 7 leaves of 20 nodes, four parts each,
+    and it is not even then. Nodes are taken in turn where the machine is too small for that, and at levels
+    of the network that no narrower one surrounds. Nodes that are listed with their leaves are taken leaf by
+    leaf, from each as many blocks as it has free, and pod by pod; lists without leaves and with part-filled
+    nodes in their order. Nodes without free GPUs are passed over.
 
     Raises InputError if the cluster has fewer than `gpus`.
     """
@@ -129,8 +129,8 @@ def _block_by_block(cluster: ClusterSpec, gpus: int) -> NDArray[np.int64]:
 def _steps(cluster: ClusterSpec, gpus: int) -> list[tuple[int, int]]:
     """(nodes of a part, nodes of the block that it stands in) of every level that must not cut a part.
 
-    A level that no narrower one surrounds may: where crossing it costs no bandwidth, neighbours in turn are as
-    fast, and touch fewer blocks.
+    A level that no narrower one surrounds may: where crossing it costs no bandwidth, neighbours in turn are
+    as fast, and touch fewer blocks.
     """
     levels, full = fabric_levels(cluster, gpus), full_levels(cluster)
     parts = dict(zip(levels.names, levels.blocks.tolist(), strict=True))

@@ -128,7 +128,8 @@ def predict(workload: Workload, best: Priced) -> Predicted:
     """What the cost model expects of a priced layout."""
     placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
     prediction = predict_layout(workload, best.layout, best.stages, placement)
-    return predicted_document(workload, prediction)
+    ranks = best.ranks or ranks_on(workload.cluster, best.matrix)
+    return predicted_document(workload, best.layout, prediction, ranks)
 
 
 def mapping_of_layout(workload: Workload, best: Priced) -> Mapping:

@@ -245,13 +245,21 @@ def _traffic(predicted: Predicted) -> View:
         return []
     columns = [
         Column("level"),
-        Column("sent", BYTES),
+        Column("mean GPU", BYTES),
+        Column("fullest", BYTES),
         Column("links busy", SECONDS),
         Column("of step", PERCENT),
-        Column("", BAR),
+        Column("mean busy", SECONDS),
     ]
     rows = [
-        [level.level, level.bytes_per_step, level.busy_s, level.utilisation, level.utilisation]
+        [
+            level.level,
+            level.bytes_per_step,
+            level.most_bytes_per_step or level.bytes_per_step,
+            level.busy_s,
+            level.utilisation,
+            level.mean_s,
+        ]
         for level in predicted.level_traffic
     ]
     title = "Traffic that one GPU sends across each fabric level in a step"
