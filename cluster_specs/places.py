@@ -58,11 +58,21 @@ def allocated_places(cluster: ClusterSpec, gpus: int) -> list[Place]:
     return [(node, gpu) for node, gpu in allocation_of(cluster, gpus).places.tolist()]
 
 
+def nodes_in_turn(cluster: ClusterSpec, gpus: int) -> AllocatedBlocks:
+    """The first nodes of a cluster that lists none, whatever blocks they cut: in as few as there can be."""
+    numbers = np.arange(gpus, dtype=np.int64)
+    places = np.stack([numbers // cluster.gpus_per_node, numbers % cluster.gpus_per_node], axis=1)
+    return _standing_at(cluster, places)
+
+
 @lru_cache(maxsize=256)
 def _allocation(same: SameCluster, gpus: int) -> AllocatedBlocks:
-    cluster = same.cluster
+    return _standing_at(same.cluster, _places(same.cluster, gpus))
+
+
+def _standing_at(cluster: ClusterSpec, places: NDArray[np.int64]) -> AllocatedBlocks:
+    gpus = len(places)
     levels = fabric_levels(cluster, gpus)
-    places = _places(cluster, gpus)
     rows = [_blocks_at(cluster, name, places) for name in levels.names]
     rows[-1] = np.zeros(gpus, dtype=np.int64)
     blocks = np.stack(rows)

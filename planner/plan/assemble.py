@@ -23,6 +23,7 @@ from meshwright.planner.plan.idle import idle_document
 from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.installs import software_needs
 from meshwright.planner.plan.memory_risk import memory_risk_document
+from meshwright.planner.plan.more_blocks import more_blocks
 from meshwright.planner.plan.placed_experts import placed_experts
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.plan.solver_document import (
@@ -148,6 +149,7 @@ def mapping_of_layout(workload: Workload, best: Priced) -> Mapping:
         levels=names,
         matrix={axis: list(matrix[axis]) for axis in AXES},
         ranks=ranks_on(workload.cluster, matrix) if listed else None,
+        more_blocks=more_blocks(workload, best),
     )
 
 

@@ -21,6 +21,7 @@ from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.placement import plan_placement, workload_of_plan
 from meshwright.planner.plan.verify import verify
+from meshwright.planner.report.prediction_view import more_blocks_text
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.predicted import layout_from_document
@@ -270,3 +271,35 @@ def test_ranks_are_where_their_price_says_on_scattered_nodes(seed: int) -> None:
         pin="micro_batch=1,vpp=1,cp=1",
     )
     held_against_ranks(fastest_plan(request))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "more"),
+    [
+        ("gb200-nvl72", 1024, {"nvlink": (16, 15)}),
+        ("h100-leaf-3to1", 640, {"leaf": (4, 3)}),
+        ("superpod-a100", 1024, {}),
+    ],
+)
+def test_a_plan_says_what_more_blocks_than_needed_bring(
+    cluster: str, gpus: int, more: dict[str, tuple[int, int]]
+) -> None:
+    asked = read_request(
+        model="llama-2-7b",
+        cluster=cluster,
+        gpus=gpus,
+        global_batch=gpus,
+        seq_len=2048,
+        pin="tp=2,pp=1,cp=1,micro_batch=1,recompute=none",
+    )
+    plan = fastest_plan(asked)
+    assert plan.mapping is not None
+    assert plan.predicted is not None
+    said = plan.mapping.more_blocks
+    if not more:
+        assert said is None
+        return
+    assert said is not None
+    assert {name: (said.used[name], said.fewest[name]) for name in said.used} == more
+    assert said.step_time_s_on_fewest >= plan.predicted.step_time_s * (1 - 1e-9)
+    assert "more blocks than needed" in more_blocks_text(said, plan.predicted.step_time_s)
