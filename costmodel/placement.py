@@ -222,7 +222,7 @@ def nested_placement(
     allocation = allocation_of(cluster, int(gpus))
     if allocation.even and _dense_nest(layout, blocks, order) and _experts_nest(layout, members):
         return placement
-    position = _position_of_ranks(layout, order)
+    position = nested_positions(layout, order)
     where = allocation.blocks[:, position]
     degrees = (int(layout.tp), int(layout.cp), int(layout.dp), int(layout.pp))
     return Placement(**members_by_level(where, degrees, int(layout.etp), int(layout.ep)))
@@ -238,8 +238,21 @@ def _dense_nest(layout: Layout, blocks: NDArray[np.int64], order: tuple[str, ...
     return True
 
 
-def _position_of_ranks(layout: Layout, order: tuple[str, ...]) -> NDArray[np.int64]:
-    """The position of every rank, counted tp, cp, dp, pp, when the axes nest in `order`."""
+def nested_positions(layout: Layout, order: tuple[str, ...]) -> NDArray[np.int64]:
+    """The position of every rank among the allocation's GPUs when the axes nest in `order`.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout.
+    order : tuple of str
+        The four dense axes, innermost first.
+
+    Returns
+    -------
+    array of int, shape [ranks]
+        From 0; ranks count tp, cp, dp, pp.
+    """
     outermost_first = tuple(reversed(order))
     shape = [int(getattr(layout, axis)) for axis in outermost_first]
     positions = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)

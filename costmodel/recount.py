@@ -57,6 +57,36 @@ def recounted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Pl
     return Placement(**{axis: np.array(counts) for axis, counts in members.items()})
 
 
+def blocks_left(cluster: ClusterSpec, ranks: Sequence[Place]) -> Iterator[str]:
+    """Levels that a price takes to hold all ranks in one block, and that hold them in several; in words.
+
+    Prices know no level above the first that holds the whole allocation: the cluster file may have some.
+
+    Parameters
+    ----------
+    cluster : ClusterSpec
+        The machine.
+    ranks : sequence of (node, local GPU)
+        Where each rank runs.
+
+    Yields
+    ------
+    str
+        One sentence a level, inside out.
+    """
+    outermost = fabric_levels(cluster, len(ranks)).names[-1]
+    names = [entry.name for entry in cluster.levels]
+    first = names.index(outermost) if outermost in names else 0
+    inside_node = outermost not in names and outermost != "fabric"
+    for level in [*([outermost] if inside_node else []), *names[first:-1]]:
+        block_of = _block_of(cluster, level, outermost=False)
+        touched = len({block_of(*at) for at in ranks})
+        if touched > 1:
+            yield (
+                f"the ranks are in {touched} blocks of {level}, the price assumes that one holds them all"
+            )
+
+
 def _block_of(cluster: ClusterSpec, level: str, outermost: bool) -> Callable[[int, int], Block]:
     """The block of a level that (node, local GPU) is in."""
     per_node, switches = cluster.gpus_per_node, [entry.name for entry in cluster.levels]

@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "planner.mapping": BOUNDS,
     "planner.experts": BOUNDS,
     "planner.request": BOUNDS | {"planner.experts"},
-    "planner.runs": REQUEST,
+    "planner.runs": REQUEST | {"planner.mapping"},
     "planner.search": RUNS | {"planner.mapping"},
     "planner.plan": SEARCH,
     "planner.analysis": PLAN | {"planner.calculators"},

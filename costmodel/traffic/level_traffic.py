@@ -42,8 +42,12 @@ class LevelBytes:
     bytes_per_step: float
     by_axis: dict[str, float]
     busy_s: float
+    """Of the GPU that sends most; where only the mean is known, of that."""
     utilisation: float
     """`busy_s` over the step time."""
+    most_bytes_per_step: float
+    """Of the GPU that sends most; `bytes_per_step` is the mean GPU's."""
+    mean_busy_s: float
 
 
 def level_traffic(c: Context, stages: Stages, step_time_s: float) -> tuple[LevelBytes, ...]:
@@ -72,7 +76,8 @@ def level_traffic(c: Context, stages: Stages, step_time_s: float) -> tuple[Level
         by_axis = {axis: float(sent[level]) for axis, sent in axes.items() if sent[level] > 0}
         sent_bytes = sum(by_axis.values())
         busy_s = sent_bytes / float(c.links.bytes_per_s[level])
-        levels.append(LevelBytes(name, sent_bytes, by_axis, busy_s, busy_s / step_time_s))
+        share = busy_s / step_time_s
+        levels.append(LevelBytes(name, sent_bytes, by_axis, busy_s, share, sent_bytes, busy_s))
     return tuple(levels)
 
 

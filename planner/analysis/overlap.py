@@ -101,5 +101,5 @@ def _busy_by_axis(predicted: Predicted) -> dict[str, float]:
     for level in predicted.level_traffic:
         for axis, sent_bytes in level.by_axis.items():
             share = sent_bytes / level.bytes_per_step
-            busy_s[axis] = busy_s.get(axis, 0.0) + level.busy_s * share
+            busy_s[axis] = busy_s.get(axis, 0.0) + level.mean_s * share
     return {axis: seconds for axis, seconds in sorted(busy_s.items()) if seconds > 0}

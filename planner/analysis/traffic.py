@@ -26,7 +26,8 @@ from meshwright.planner.mapping.crossing.cuts import (
     broken_cuts,
     mapping_use,
 )
-from meshwright.planner.mapping.crossing.flows import PARTS, by_axis
+from meshwright.planner.mapping.crossing.flows import PARTS
+from meshwright.planner.mapping.crossing.level_table import level_table
 from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
 from meshwright.planner.mapping.problem import Loads, loads_of
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
@@ -43,7 +44,7 @@ class PlanTraffic:
 
     layout: Layout
     levels: tuple[LevelBytes, ...]
-    """The mean over ranks, added up from the groups as they are mapped."""
+    """Added up from the groups as they are mapped; the table of the plan."""
     use: MappingUse
     places: tuple[Place, ...]
     """(node, local GPU) of every rank."""
@@ -79,7 +80,7 @@ def plan_traffic(plan: Plan) -> PlanTraffic:
     mapping = plan.mapping
     return PlanTraffic(
         layout=layout,
-        levels=_level_bytes(use, float(np.asarray(priced.step_time_s))),
+        levels=tuple(level_table(use, float(np.asarray(priced.step_time_s)))),
         use=use,
         places=tuple(places),
         cuts=use.cuts,
@@ -123,18 +124,6 @@ def _mapped(plan: Plan, workload: Workload, layout: Layout) -> tuple[Placement, 
     return nested_placement(cluster, layout), allocated_places(cluster, int(layout.gpus))
 
 
-def _level_bytes(use: MappingUse, step_time_s: float) -> tuple[LevelBytes, ...]:
-    """Levels that something crosses, and the innermost ones, with the mean of what a rank sends."""
-    by_level = []
-    for level in use.levels:
-        axes = by_axis({axis: flow.crossing for axis, flow in level.flows.items()})
-        sent = sum(axes.values())
-        positions = level.positions
-        busy = sent / level.bytes_per_s
-        by_level.append(LevelBytes(positions.level, sent, axes, busy, busy / step_time_s))
-    return tuple(by_level)
-
-
 def _uplinks(plan: Plan, layout: Layout) -> Loads | None:
     """What a mapping given rank by rank sends up; None where its ranks do not fill slots."""
     mapping, doc = plan.mapping, plan.layout
@@ -154,16 +143,7 @@ def traffic_document(traffic: PlanTraffic) -> dict[str, Any]:
     axes = sorted({axis for level in traffic.levels for axis in level.by_axis})
     binding = traffic.binding
     return {
-        "levels": [
-            {
-                "level": level.level,
-                "bytes_per_step": level.bytes_per_step,
-                "by_axis": level.by_axis,
-                "busy_s": level.busy_s,
-                "utilisation": level.utilisation,
-            }
-            for level in traffic.levels
-        ],
+        "levels": [dict(vars(level)) for level in traffic.levels],
         "axes": {axis: _axis_document(traffic, axis) for axis in axes},
         "groups_bytes_per_gpu": dict(vars(traffic.groups)),
         "groups": _groups_document(traffic.use),

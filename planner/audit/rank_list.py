@@ -13,7 +13,7 @@ import numpy as np
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.naming import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.recount import recounted_placement
+from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_text
 from meshwright.errors import InputError, shown
 from meshwright.planner.bounds.matrices import ranks_on
@@ -139,6 +139,7 @@ def recount_faults(plan: Plan, listed: Sequence[ListedRank]) -> Iterator[str]:
     )
     ranks, coordinates = [entry.place for entry in in_turn], listed[0].coordinates
     counted = recounted_placement(workload.cluster, layout, ranks)
+    yield from blocks_left(workload.cluster, ranks)
     for depth, level in enumerate(fabric_levels(workload.cluster, workload.gpus).names):
         for axis in ("tp", "cp", "dp_cp", *(name for name in EXPERTS if name in coordinates)):
             priced = int(np.broadcast_to(getattr(placement, axis), counted.tp.shape)[depth])

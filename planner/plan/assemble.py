@@ -23,6 +23,7 @@ from meshwright.planner.plan.idle import idle_document
 from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.installs import software_needs
 from meshwright.planner.plan.memory_risk import memory_risk_document
+from meshwright.planner.plan.more_blocks import more_blocks
 from meshwright.planner.plan.placed_experts import placed_experts
 from meshwright.planner.plan.placement import group_placement
 from meshwright.planner.plan.solver_document import (
@@ -129,7 +130,8 @@ def predict(workload: Workload, best: Priced) -> Predicted:
     """What the cost model expects of a priced layout."""
     placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
     prediction = predict_layout(workload, best.layout, best.stages, placement)
-    return predicted_document(workload, prediction)
+    ranks = best.ranks or ranks_on(workload.cluster, best.matrix)
+    return predicted_document(workload, best.layout, prediction, ranks)
 
 
 def mapping_of_layout(workload: Workload, best: Priced) -> Mapping:
@@ -148,6 +150,7 @@ def mapping_of_layout(workload: Workload, best: Priced) -> Mapping:
         levels=names,
         matrix={axis: list(matrix[axis]) for axis in AXES},
         ranks=ranks_on(workload.cluster, matrix) if listed else None,
+        more_blocks=more_blocks(workload, best),
     )
 
 

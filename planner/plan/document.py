@@ -32,6 +32,19 @@ class Objective(BaseModel):
     gap: float | None
 
 
+class MoreBlocksDoc(BaseModel):
+    """Levels at which equal parts take more blocks of the machine than the GPUs need."""
+
+    model_config = _DOC
+
+    used: dict[str, int]
+    """Blocks that the ranks are in, by level."""
+    fewest: dict[str, int]
+    """Blocks that could hold as many GPUs."""
+    step_time_s_on_fewest: float
+    """The same layout on neighbouring nodes in turn."""
+
+
 class Mapping(BaseModel):
     """Rank r runs on ranks[r] = [node, local GPU]; left out above 4,096 ranks.
 
@@ -45,6 +58,8 @@ class Mapping(BaseModel):
     levels: list[str]
     matrix: dict[str, list[int]]
     ranks: list[tuple[int, int]] | None = None
+    more_blocks: MoreBlocksDoc | None = None
+    """Null where the ranks are in as few blocks of every level as there can be."""
 
 
 class Binding(BaseModel):

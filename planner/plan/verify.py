@@ -15,7 +15,7 @@ from meshwright.constraints.rule import FinishedPlan, spans_of
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import level_factors
-from meshwright.costmodel.recount import recounted_placement
+from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
 from meshwright.planner.bounds.exact_cost import Priced
@@ -156,9 +156,13 @@ def _price_faults(
 
 def recounted(workload: Workload, layout: Layout, mapping: Mapping) -> Placement:
     """Where the groups of a mapping lie, counted from its rank list alone."""
+    return recounted_placement(workload.cluster, layout, _ranks_of(workload, mapping))
+
+
+def _ranks_of(workload: Workload, mapping: Mapping) -> list[tuple[int, int]]:
+    """The rank list of a mapping, or the one that its matrix means."""
     matrix = {axis: tuple(row) for axis, row in mapping.matrix.items()}
-    ranks = mapping.ranks or ranks_on(workload.cluster, matrix)
-    return recounted_placement(workload.cluster, layout, ranks)
+    return list(mapping.ranks or ranks_on(workload.cluster, matrix))
 
 
 def _recount_faults(
@@ -168,6 +172,7 @@ def _recount_faults(
     assert plan.layout is not None
     assert plan.mapping is not None
     counted = recounted(workload, layout, plan.mapping)
+    yield from blocks_left(workload.cluster, _ranks_of(workload, plan.mapping))
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     seconds = [
         float(np.asarray(estimate_layout(workload, layout, where, stages).step_time_s))

@@ -46,7 +46,7 @@ def explain_view(
     """The proof, what holds the plan back, what bounds its speed, and what else there was."""
     view = [*first_screen(plan), *infeasible_view(plan)]
     if plan.layout is not None:
-        view += layout_view(plan.layout, plan.mapping)
+        view += layout_view(plan.layout, plan.mapping, plan.predicted)
         view += binding_view(plan.binding) or [
             Heading("What holds the plan back"),
             line("No rule is at its limit: only the times decide."),

@@ -40,7 +40,7 @@ def plan_view(plan: Plan) -> View:
     if plan.baseline is not None:
         view += [Heading("Against today"), *baseline_view(plan)[1:]]
     if plan.layout is not None:
-        view += layout_view(plan.layout, plan.mapping)
+        view += layout_view(plan.layout, plan.mapping, plan.predicted)
         view += execution_view(plan)
         view += placed_experts_view(plan)
     if plan.predicted is not None:

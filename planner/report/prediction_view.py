@@ -8,7 +8,7 @@ from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.drawing.quantities import count, counted, percent, ranges, seconds
-from meshwright.planner.plan.document import Mapping
+from meshwright.planner.plan.document import Mapping, MoreBlocksDoc
 from meshwright.planner.report.view import (
     BAR,
     BYTES,
@@ -32,7 +32,9 @@ SMALLEST_SHARE = 0.0005
 """Parts of the step below this share are counted together."""
 
 
-def layout_view(layout: LayoutDoc, mapping: Mapping | None) -> View:
+def layout_view(
+    layout: LayoutDoc, mapping: Mapping | None, predicted: Predicted | None = None
+) -> View:
     """Degrees, how they lie on the fabric, and the choices of the schedule."""
     degrees = {axis: int(getattr(layout, axis)) for axis in AXES}
     gpus = degrees["tp"] * degrees["cp"] * degrees["dp"] * degrees["pp"]
@@ -46,8 +48,20 @@ def layout_view(layout: LayoutDoc, mapping: Mapping | None) -> View:
         return view
     if mapping.matrix and len(mapping.levels) > 1:
         view += [line(), _matrix(degrees, mapping)]
+    if mapping.more_blocks is not None and predicted is not None:
+        view.append(line(more_blocks_text(mapping.more_blocks, predicted.step_time_s)))
     order = Words("rank order, innermost first: ", "dim")
     return [*view, line(order, " ".join(mapping.order))]
+
+
+def more_blocks_text(more: MoreBlocksDoc, step_time_s: float) -> str:
+    """What equal parts in more blocks than needed bring: the step on as few, and on these."""
+    blocks = ", ".join(
+        f"{count(n)} of {name} for {count(more.fewest[name])}" for name, n in more.used.items()
+    )
+    share = more.step_time_s_on_fewest / step_time_s - 1.0
+    on_fewest = f"{seconds(more.step_time_s_on_fewest)}, {100 * share:+.2g} %"
+    return f"more blocks than needed ({blocks}), in equal parts: on the fewest the step takes {on_fewest}"
 
 
 def _matrix(degrees: dict[str, int], mapping: Mapping) -> Table:
@@ -245,13 +259,21 @@ def _traffic(predicted: Predicted) -> View:
         return []
     columns = [
         Column("level"),
-        Column("sent", BYTES),
+        Column("mean GPU", BYTES),
+        Column("fullest", BYTES),
         Column("links busy", SECONDS),
         Column("of step", PERCENT),
-        Column("", BAR),
+        Column("mean busy", SECONDS),
     ]
     rows = [
-        [level.level, level.bytes_per_step, level.busy_s, level.utilisation, level.utilisation]
+        [
+            level.level,
+            level.bytes_per_step,
+            level.most_bytes_per_step or level.bytes_per_step,
+            level.busy_s,
+            level.utilisation,
+            level.mean_s,
+        ]
         for level in predicted.level_traffic
     ]
     title = "Traffic that one GPU sends across each fabric level in a step"

@@ -25,7 +25,7 @@ from meshwright.planner.report.view import (
     line,
 )
 from meshwright.planner.runs.predicted import layout_document
-from meshwright.planner.runs.prediction import PricedRun, predicted_document
+from meshwright.planner.runs.prediction import PricedRun
 from meshwright.planner.runs.run_file import Run
 
 Document = Mapping[str, Any]
@@ -60,7 +60,7 @@ def run_view(priced: PricedRun) -> View:
     """A run's layout and prices, measured beside predicted where both are known."""
     run, workload = priced.run, priced.run.workload
     cluster = workload.cluster
-    predicted = predicted_document(workload, priced.prediction)
+    predicted = priced.predicted
     rows = [
         ("run", run.id),
         ("model", workload.model.name),

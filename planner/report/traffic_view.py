@@ -44,15 +44,21 @@ def _levels(levels: list[Document]) -> Block:
     columns = [
         Column("level"),
         *(Column(axis, BYTES) for axis in axes),
+        Column("mean GPU", BYTES),
+        Column("fullest", BYTES),
         Column("busy", SECONDS),
         Column("of the step", PERCENT),
+        Column("mean busy", SECONDS),
     ]
     rows = [
         [
             level["level"],
             *(level["by_axis"].get(axis) for axis in axes),
+            level["bytes_per_step"],
+            level["most_bytes_per_step"],
             level["busy_s"],
             level["utilisation"],
+            level["mean_busy_s"],
         ]
         for level in levels
     ]

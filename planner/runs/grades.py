@@ -71,7 +71,7 @@ def grades(
         ]
     parts = predicted.breakdown_s.items()
     exposed_s = sum(seconds for name, seconds in parts if name.endswith("_comm"))
-    busy_s = sum(level.busy_s for level in predicted.level_traffic)
+    busy_s = sum(level.mean_s for level in predicted.level_traffic)
     if busy_s > 0:
         hidden = 1.0 - min(exposed_s / busy_s, 1.0)
         graded.append(_at_least("communication hidden", hidden, aims.hidden))

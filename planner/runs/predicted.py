@@ -69,10 +69,22 @@ class LevelTraffic(BaseModel):
 
     level: str
     bytes_per_step: float
+    """Of the mean GPU."""
     busy_s: float
+    """Of the GPU that sends most across the level."""
     utilisation: float
+    """`busy_s` over the step."""
+    most_bytes_per_step: float | None = None
+    """Of the GPU that sends most; null in plans of earlier versions, whose `busy_s` is the mean GPU's."""
+    mean_busy_s: float | None = None
+    """Of the mean GPU."""
     by_axis: dict[str, float] = Field(default_factory=dict)
-    """The same bytes by axis."""
+    """The bytes of the mean GPU by axis."""
+
+    @property
+    def mean_s(self) -> float:
+        """How long the mean GPU's share of the links is busy."""
+        return self.busy_s if self.mean_busy_s is None else self.mean_busy_s
 
 
 class ErrorBandDoc(BaseModel):

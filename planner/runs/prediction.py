@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from meshwright.cluster_specs.places import allocated_places
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
 from meshwright.costmodel.constants.calibrated import peak_memory_band, step_time_band
@@ -19,13 +20,14 @@ from meshwright.costmodel.estimate import Estimate, Stages, estimate_layout, sta
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.memory.footprint import context_gib, offloaded_gib
-from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.placement import nested_placement, nested_positions
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.documents.reader import path_text
 from meshwright.errors import InputError
 from meshwright.model_specs.flops import flops_per_token
 from meshwright.planner.bounds.stages import balanced_stages
+from meshwright.planner.mapping.crossing.level_table import traffic_of_ranks
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import (
@@ -150,7 +152,8 @@ class PricedRun:
     @property
     def predicted(self) -> Predicted:
         """Time, memory and traffic, as in the document of a plan."""
-        return predicted_document(self.run.workload, self.prediction)
+        run = self.run
+        return predicted_document(run.workload, run.layout, self.prediction, places_of_run(run))
 
     @property
     def warnings(self) -> list[str]:
@@ -217,8 +220,21 @@ def broken_rules(run: Run, prediction: RunPrediction) -> list[Finding]:
     return list(findings(finished))
 
 
-def predicted_document(workload: Workload, prediction: RunPrediction) -> Predicted:
-    """The `predicted` part of a document.
+def places_of_run(run: Run) -> list[tuple[int, int]]:
+    """Where ranks run, as Megatron's default order numbers them."""
+    if run.ranks:
+        return _in_default_order(run)
+    places = allocated_places(run.workload.cluster, int(run.layout.gpus))
+    return [places[at] for at in nested_positions(run.layout, run.rank_order).tolist()]
+
+
+def predicted_document(
+    workload: Workload,
+    layout: Layout,
+    prediction: RunPrediction,
+    places: Sequence[tuple[int, int]],
+) -> Predicted:
+    """The `predicted` part of a document; `places[r]` is the GPU of rank r in Megatron's default order.
 
     MFU counts model FLOP over the peak of the run's precision. `error_band` is measured over predicted step
     time on GPUs of this class with this framework, or with the group named in `basis`: 5th and 95th
@@ -229,10 +245,14 @@ def predicted_document(workload: Workload, prediction: RunPrediction) -> Predict
     tokens = workload.global_batch * workload.seq_len
     tokens_per_s_per_gpu = tokens / step_time_s / workload.gpus
     flops_per_s = tokens_per_s_per_gpu * flops_per_token(workload.model, workload.seq_len)
-    traffic = [
-        LevelTraffic(**{name: getattr(level, name) for name in LevelTraffic.model_fields})
-        for level in estimated.level_traffic
-    ]
+    levels = traffic_of_ranks(
+        workload,
+        layout,
+        prediction.stages,
+        placement=prediction.placement,
+        priced=estimated,
+        places=places,
+    )
     nodes = workload.gpus / workload.cluster.gpus_per_node
     on_a_node = min(workload.gpus, workload.cluster.gpus_per_node)
     band = with_stragglers(step_time_band(workload), nodes)
@@ -246,7 +266,7 @@ def predicted_document(workload: Workload, prediction: RunPrediction) -> Predict
         memory_parts_gib=list(prediction.memory_parts_gib),
         host_memory_gib=prediction.offloaded_gib * on_a_node or None,
         memory_context_gib=prediction.context_gib,
-        level_traffic=traffic,
+        level_traffic=[LevelTraffic(**vars(level)) for level in levels],
         error_band=ErrorBandDoc(**vars(band)),
     )
 

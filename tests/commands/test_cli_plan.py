@@ -35,7 +35,7 @@ from meshwright.planner.report.compare_view import comparison
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_document
-from meshwright.planner.runs.prediction import predict_run, predicted_document
+from meshwright.planner.runs.prediction import places_of_run, predict_run, predicted_document
 from meshwright.planner.runs.run_file import run_from_mapping
 from tests.places import ROOT
 
@@ -71,7 +71,7 @@ def sample(**settings: object) -> Plan:
     }
     run = run_from_mapping(doc, where="sample")
     found, work = predict_run(run), run.workload
-    predicted = predicted_document(work, found)
+    predicted = predicted_document(work, run.layout, found, places_of_run(run))
     matrix = {"tp": [8, 1], "cp": [1, 1], "dp": [1, 2], "pp": [1, 1]}
     return Plan(
         status="optimal",

@@ -13,13 +13,15 @@ from meshwright.cluster_specs.catalog import cluster_names, load_cluster
 from meshwright.cluster_specs.fabric import fabric_levels, full_levels
 from meshwright.cluster_specs.places import allocated_places, allocation_of
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.recount import recounted_placement
+from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.errors import InternalError
+from meshwright.planner.audit.rank_list import ListedRank, recount_faults
 from meshwright.planner.bounds.matrices import ranks_on
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.placement import plan_placement, workload_of_plan
 from meshwright.planner.plan.verify import verify
+from meshwright.planner.report.prediction_view import more_blocks_text
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.predicted import layout_from_document
@@ -82,13 +84,16 @@ def test_a_rack_gives_each_expert_group_64_of_its_72_gpus() -> None:
     ("cluster", "gpus", "nodes_of_a_block", "used_of_each"),
     [
         ("gb200-nvl72", 128, 18, [64, 64]),
-        ("superpod-a100", 1024, 20, [128] * 8),
-        ("superpod-h100", 1200, 32, [240] * 5),
+        ("superpod-a100", 1000, 20, [160] * 6 + [40]),
+        ("superpod-a100", 1024, 20, [160] * 6 + [64]),
+        ("superpod-a100", 1024, 140, [1024]),
+        ("superpod-h100", 1200, 32, [256] * 4 + [176]),
+        ("gb200-nvl72", 100, 18, [60, 40]),
         ("llama3-24k", 4096, 384, [2048, 2048]),
         ("h100-leaf-3to1", 720, 32, [240, 240, 240]),
     ],
 )
-def test_blocks_take_equal_parts(
+def test_parts_fill_blocks_and_neighbours_where_crossing_costs_nothing(
     cluster: str, gpus: int, nodes_of_a_block: int, used_of_each: list[int]
 ) -> None:
     places = allocated_places(load_cluster(cluster), gpus)
@@ -103,6 +108,63 @@ def test_blocks_share_a_block_of_the_machine_only_where_it_has_too_few() -> None
     assert not allocation_of(cluster, 20_000).even
     assert allocation_of(cluster, 16_384).even
     assert len({node for node, _ in allocated_places(cluster, 20_000)}) == 2500
+
+
+@pytest.mark.parametrize("cluster", cluster_names())
+def test_no_level_of_the_cluster_file_is_left_unseen(cluster: str) -> None:
+    """The level that a price takes for the whole allocation holds it; without an oversubscribed level the
+    ranks are in the fewest blocks of each."""
+    spec = load_cluster(cluster)
+    per_node, rng = spec.gpus_per_node, random.Random(cluster)
+    flat = all(level.oversubscription <= 1 for level in spec.levels)
+    for _ in range(12):
+        gpus = per_node * rng.randint(1, min(600, spec.gpus // per_node))
+        ranks = allocated_places(spec, gpus)
+        assert list(blocks_left(spec, ranks)) == [], (cluster, gpus)
+        for level in spec.levels[:-1]:
+            if flat and level.joined != "direct":
+                touched = len({node * per_node // level.gpus for node, _ in ranks})
+                assert touched == -(-gpus // level.gpus), (cluster, gpus, level.name)
+
+
+def test_ranks_in_several_superpods_that_are_priced_in_one_fail_the_verification() -> None:
+    asked = read_request(
+        model="llama-2-7b",
+        cluster="superpod-a100",
+        gpus=320,
+        global_batch=320,
+        seq_len=2048,
+        pin="tp=2,pp=1,cp=1,micro_batch=1,recompute=none",
+    )
+    plan = fastest_plan(asked)
+    assert plan.mapping is not None
+    assert plan.mapping.ranks is not None
+    verify(asked, plan)
+    # The second scalable unit of another SuperPOD: levels of the plan alone see no difference.
+    apart = [(node + 140 if node >= 20 else node, gpu) for node, gpu in plan.mapping.ranks]
+    workload = workload_of_plan(plan)
+    layout = layout_from_document(plan.layout) if plan.layout is not None else Layout()
+    counted = [
+        recounted_placement(workload.cluster, layout, of) for of in (plan.mapping.ranks, apart)
+    ]
+    assert counted[0].dp.tolist() == counted[1].dp.tolist()
+    assert list(blocks_left(workload.cluster, apart)) == [
+        "the ranks are in 2 blocks of superpod, the price assumes that one holds them all"
+    ]
+    listed = [
+        ListedRank(rank=rank, place=place, coordinates=coordinates(plan, rank))
+        for rank, place in enumerate(apart)
+    ]
+    assert any("2 blocks of superpod" in fault for fault in recount_faults(plan, listed))
+
+
+def coordinates(plan: Plan, rank: int) -> dict[str, int]:
+    """The position of a rank on the dense axes, counted tp, cp, dp, pp."""
+    assert plan.layout is not None
+    at = {}
+    for axis in ("tp", "cp", "dp", "pp"):
+        rank, at[axis] = divmod(rank, int(getattr(plan.layout, axis)))
+    return at
 
 
 def test_rings_and_exchanges_worked_by_hand() -> None:
@@ -209,3 +271,35 @@ def test_ranks_are_where_their_price_says_on_scattered_nodes(seed: int) -> None:
         pin="micro_batch=1,vpp=1,cp=1",
     )
     held_against_ranks(fastest_plan(request))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "more"),
+    [
+        ("gb200-nvl72", 1024, {"nvlink": (16, 15)}),
+        ("h100-leaf-3to1", 640, {"leaf": (4, 3)}),
+        ("superpod-a100", 1024, {}),
+    ],
+)
+def test_a_plan_says_what_more_blocks_than_needed_bring(
+    cluster: str, gpus: int, more: dict[str, tuple[int, int]]
+) -> None:
+    asked = read_request(
+        model="llama-2-7b",
+        cluster=cluster,
+        gpus=gpus,
+        global_batch=gpus,
+        seq_len=2048,
+        pin="tp=2,pp=1,cp=1,micro_batch=1,recompute=none",
+    )
+    plan = fastest_plan(asked)
+    assert plan.mapping is not None
+    assert plan.predicted is not None
+    said = plan.mapping.more_blocks
+    if not more:
+        assert said is None
+        return
+    assert said is not None
+    assert {name: (said.used[name], said.fewest[name]) for name in said.used} == more
+    assert said.step_time_s_on_fewest >= plan.predicted.step_time_s * (1 - 1e-9)
+    assert "more blocks than needed" in more_blocks_text(said, plan.predicted.step_time_s)
