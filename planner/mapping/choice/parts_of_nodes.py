@@ -112,8 +112,11 @@ class PartsOfNodes:
     def _is_all(self, layout: Layout, counted: CountedMappings) -> bool:
         """Whether no mapping that is not listed is faster than all that are.
 
-        One of these reaches as far as any, and nothing is faster for reaching less far.
+        One of these reaches as far as any, and nothing is faster for reaching less far; or none keeps the
+        groups inside a domain that the workload names.
         """
+        if not np.all(keeps_inside(self._workload, layout, counted.most)):
+            return True
         gpus = int(layout.gpus)
         if gpus not in self._is_monotone:
             levels = fabric_levels(self._workload.cluster, gpus)
