@@ -88,8 +88,8 @@ class PartsOfNodes:
         others = self._others_s(
             layouts, {row: counted[row] for row in open_rows}, numbers_of_groups
         )
-        for row, bound_s in zip(open_rows, others, strict=True):
-            self.unlisted_s = min(self.unlisted_s, max(bound_s, float(packed_s[row])))
+        for row, others_s in zip(open_rows, others, strict=True):
+            self.unlisted_s = min(self.unlisted_s, max(others_s, float(packed_s[row])))
         return [
             MappingBounds(matrices={PROFILE: np.arange(len(bound_s))[:, None]}, bound_s=bound_s)
             for bound_s in every

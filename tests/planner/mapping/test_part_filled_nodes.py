@@ -140,11 +140,11 @@ def test_eight_and_three_of_two_nodes_are_as_fast_as_eleven_gpus() -> None:
 
 
 def test_a_ring_over_pcie_nodes_counts_all_slots_of_a_node() -> None:
-    """A plan once called optimal at 575 ms, where 441 ms was possible."""
+    """A plan was once called optimal at 575 ms, where 441 ms was possible, as without a list."""
     cluster = listed("rtx-pro-6000-pcie", ("l0", 8), ("l0", 6))
     asked: dict[str, Any] = {"global_batch": 42, "seq_len": 2048, "framework": "fsdp2"}
     plan = planned(cluster, **asked)
-    assert seconds(plan) < 0.45
+    assert seconds(plan) <= seconds(planned("rtx-pro-6000-pcie", 14, **asked)) * (1 + 1e-9)
     pin = {"zero_stage": 2, "dp": 14}
     assert seconds(planned(cluster, **asked, pin=pin)) == pytest.approx(seconds(plan), rel=1e-9)
 
