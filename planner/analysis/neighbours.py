@@ -26,7 +26,7 @@ from meshwright.planner.bounds.any_stages import suiting_stages
 from meshwright.planner.bounds.matrices import matrices
 from meshwright.planner.bounds.shard_groups import divides_into
 from meshwright.planner.bounds.stages import ALL_LAYERS
-from meshwright.planner.mapping.choice.pricing import seconds_in_best_order
+from meshwright.planner.mapping.choice.best_order import seconds_in_best_order
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.runs.predicted import layout_document, layout_from_document

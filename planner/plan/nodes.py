@@ -108,8 +108,9 @@ def _with_part_filled(
     those left out are what slows all of it down: then that of each choice counts, where all were searched.
     """
     gpus, alone = request.gpus, _whole_nodes(request, usable)
-    shares = Shares(2 + len(alone))
+    shares = Shares(2)  # half for everything, a quarter for what is next
     everything = replace(request, cluster=usable, time_limit_s=shares.next_s())
+    shares = Shares((gpus < usable.gpus) + len(alone))
     alike = _links_are_alike(usable)
     if gpus == usable.gpus:
         first = NodeDecision(request=everything, settled=decide_on_idle_gpus(everything, searched))

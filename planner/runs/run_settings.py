@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.uplinks import free_of
 from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
@@ -93,7 +94,8 @@ def places_on_hosts(
 ) -> tuple[tuple[int, int], ...]:
     """(node, local GPU) of every rank, where ranks run through some of the cluster's nodes in turn.
 
-    Raises InputError for a name that no node has, or another number of GPUs than that of the run.
+    They fill the free GPUs of the hosts, or are equally many on each. Raises InputError for a name that no
+    node has, or where the ranks do neither.
     """
     numbers = {node.name: number for number, node in enumerate(cluster.nodes)}
     for name in hosts:
@@ -104,18 +106,26 @@ def places_on_hosts(
                 value=name,
                 did_you_mean=near_miss(name, numbers),
             )
+    free = [free_of(cluster.nodes[numbers[name]], cluster.gpus_per_node) for name in hosts]
     per_host = gpus // len(hosts) if hosts else 0
-    if (
-        per_host * len(hosts) != gpus
-        or per_host > cluster.gpus_per_node
-        or len(set(hosts)) < len(hosts)
-    ):
+    if sum(free) == gpus:
+        on_each = free
+    elif per_host * len(hosts) == gpus and per_host <= min(free, default=0):
+        on_each = [per_host] * len(hosts)
+    else:
+        on_each = []
+    if not on_each or len(set(hosts)) < len(hosts):
+        have = ", ".join(f"{name} {count}" for name, count in zip(hosts[:8], free, strict=False))
         raise InputError(
-            f"{len(hosts)} hosts of up to {cluster.gpus_per_node} GPUs, each named once, cannot have equally "
-            f"many of {gpus} ranks",
+            f"{gpus} ranks neither fill the free GPUs of {len(hosts)} hosts, each named once, nor are they "
+            f"equally many on each; free are: {have}{', ...' if len(hosts) > 8 else ''}",
             where="run.hosts",
         )
-    return tuple((numbers[name], gpu) for name in hosts for gpu in range(per_host))
+    return tuple(
+        (numbers[name], gpu)
+        for name, count in zip(hosts, on_each, strict=True)
+        for gpu in range(count)
+    )
 
 
 def _shard_groups(settings: SettingsDoc, dp: int) -> int:

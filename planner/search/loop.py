@@ -137,6 +137,12 @@ class LayoutSearch:
         """What a layout must beat to matter: the price of the k-th best."""
         return self._best[self._top_k - 1][0] if len(self._best) >= self._top_k else inf
 
+    @property
+    def _together(self) -> int:
+        """Layouts whose mappings are bounded in one go, while nothing is stuck."""
+        is_first = not self._best and isinstance(self.chooser, SlotChooser)
+        return self._params.first_together if is_first else self._params.bounded_together
+
     def _remaining_s(self) -> float | None:
         """Seconds until the time limit. Raises OutOfTimeError behind it, or when the work is done."""
         if self._most_priced is not None and self.certificate.priced >= self._most_priced:
@@ -202,7 +208,7 @@ class LayoutSearch:
         below = np.flatnonzero(bound_s < self._cutoff_s)
         order = below[np.argsort(bound_s[below], kind="stable")]
         self.certificate.layouts += every_layout
-        together = self._params.bounded_together
+        together = self._together
         position, size = 0, self._params.first_batch
         if not self._best:
             size = max(size // len(self._branches), 8)
@@ -224,10 +230,7 @@ class LayoutSearch:
             position += len(batch)
             if self._best or is_stuck:
                 size = min(4 * size, self._params.largest_batch)
-            if is_stuck:
-                together = min(2 * together, self._params.largest_batch)
-            else:
-                together = self._params.bounded_together
+            together = min(2 * together, self._params.largest_batch) if is_stuck else self._together
         self.certificate.bounded_out += every_layout - scan.layouts(order[:position])
         self._unexplored_s = later_s
 

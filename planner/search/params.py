@@ -21,6 +21,8 @@ class SearchParams:
     """Prices in a row that bring nothing before more degrees are expanded."""
     bounded_together: int = 2048
     """Layouts of the pool whose mappings are bounded in one go, over all executions."""
+    first_together: int = 256
+    """The same on irregular allocations before there is a price: counting their mappings takes longer."""
     promising: float = 0.97
     """Share of the last step time, 0 to 1: with a bound below it, prices come before more degrees."""
     worthwhile: float = 0.995

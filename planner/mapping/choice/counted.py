@@ -8,7 +8,7 @@ mappings could reach at the most (`most_members`) bounds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, permutations
@@ -146,7 +146,7 @@ def _with_groups(
     )
 
 
-def counted_placement(cluster: ClusterSpec, layout: Layout, ranks: list[Place]) -> Placement:
+def counted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Place]) -> Placement:
     """Members of the groups of one layout inside the blocks of each level, counted; arrays [levels].
 
     Parameters

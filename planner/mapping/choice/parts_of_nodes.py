@@ -60,33 +60,36 @@ class PartsOfNodes:
         return counted_mappings(self._workload.cluster, layout, experts=experts)
 
     def bounds(
-        self, layouts: Layout, packed_s: FloatArray, numbers_of_groups: Sequence[int]
+        self,
+        layouts: Layout,
+        each: Sequence[Layout],
+        packed_s: FloatArray,
+        numbers_of_groups: Sequence[int],
     ) -> list[MappingBounds]:
         """Bounds of every listed mapping of some layouts, [n]; the others lower `unlisted_s`.
 
-        `packed_s` are bounds of the layouts, whatever their mapping. Raises OutOfTimeError behind the
-        deadline.
+        `each` has the layouts one by one, `packed_s` are bounds of them whatever their mapping. Raises
+        OutOfTimeError behind the deadline.
         """
-        rows = range(layouts.broadcast_shape()[0])
         found = {}
-        for row in rows:
+        for row, layout in enumerate(each):
             if time.monotonic() > self.deadline:
                 raise OutOfTimeError
-            found[row] = self.counted(layouts.scalar(row))
+            found[row] = self.counted(layout)
         counted = {row: one for row, one in found.items() if one is not None}
         own = layouts.take(np.array(list(counted), dtype=np.int64))
         listed = [_Rows(placement=one.placement) for one in counted.values()]
         seconds = profile_bounds(self._workload, own, listed, self._limit_gib, numbers_of_groups)
-        every = [np.zeros(0)] * len(rows)
+        every = [np.zeros(0)] * len(each)
         for (row, one), bound_s in zip(counted.items(), seconds, strict=True):
-            inside = keeps_inside(self._workload, layouts.scalar(row), one.placement)
+            inside = keeps_inside(self._workload, each[row], one.placement)
             every[row] = np.where(inside, np.maximum(bound_s, packed_s[row]), inf)
-        open_rows = [row for row, one in counted.items() if not self._is_all(layouts, row, one)]
+        open_rows = [row for row, one in counted.items() if not self._is_all(each[row], one)]
         others = self._others_s(
             layouts, {row: counted[row] for row in open_rows}, numbers_of_groups
         )
-        for row, bound_s in zip(open_rows, others, strict=True):
-            self.unlisted_s = min(self.unlisted_s, max(bound_s, float(packed_s[row])))
+        for row, others_s in zip(open_rows, others, strict=True):
+            self.unlisted_s = min(self.unlisted_s, max(others_s, float(packed_s[row])))
         return [
             MappingBounds(matrices={PROFILE: np.arange(len(bound_s))[:, None]}, bound_s=bound_s)
             for bound_s in every
@@ -106,12 +109,15 @@ class PartsOfNodes:
         )
         return [float(bound_s[0]) for bound_s in bounds]
 
-    def _is_all(self, layouts: Layout, row: int, counted: CountedMappings) -> bool:
+    def _is_all(self, layout: Layout, counted: CountedMappings) -> bool:
         """Whether no mapping that is not listed is faster than all that are.
 
-        One of these reaches as far as any, and nothing is faster for reaching less far.
+        One of these reaches as far as any, and nothing is faster for reaching less far; or none keeps the
+        groups inside a domain that the workload names.
         """
-        gpus = int(layouts.scalar(row).gpus)
+        if not np.all(keeps_inside(self._workload, layout, counted.most)):
+            return True
+        gpus = int(layout.gpus)
         if gpus not in self._is_monotone:
             levels = fabric_levels(self._workload.cluster, gpus)
             links = links_of(levels, calibrated_constants(self._workload))
@@ -131,7 +137,7 @@ class PartsOfNodes:
             return None, inf
         one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
         others_s = inf
-        if not self._is_all(one, 0, counted):
+        if not self._is_all(layout, counted):
             others_s = self._others_s(one, {0: counted}, ())[0]
         inside = keeps_inside(self._workload, layout, counted.placement)
         bound_s = np.where(inside, mappings.bound_s, inf)

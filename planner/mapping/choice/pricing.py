@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.nvlink_domain import keeps_inside
-from meshwright.costmodel.estimate import Stages, estimate_layout
+from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
@@ -41,7 +41,6 @@ from meshwright.planner.mapping.choice.whole_groups import (
 from meshwright.planner.mapping.instance import Instance, assignment_of_ranks, ranks_of
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
-from meshwright.planner.mapping.regular_orders import regular_orders
 from meshwright.planner.solvers.clock import current_end_s
 
 FloatArray = NDArray[np.float64]
@@ -201,7 +200,8 @@ class MappedPricing(CostModelPricing):
         spaces, packed_s = [self._space(layout) for layout in rows], self.lower_bound_s(layouts)
         counted = [row for row, layout in enumerate(rows) if self._is_counted(layout)]
         parts = layouts.take(np.array(counted, dtype=np.int64))
-        of_parts = self._parts.bounds(parts, packed_s[counted], numbers_of_groups)
+        each = [rows[row] for row in counted]
+        of_parts = self._parts.bounds(parts, each, packed_s[counted], numbers_of_groups)
         held = [(row, space) for row, space in enumerate(spaces) if space is not None]
         profiles = [space.profiles for _, space in held]
         own = layouts.take(np.array([row for row, _ in held], dtype=np.int64))
@@ -382,20 +382,6 @@ class MappedPricing(CostModelPricing):
 
 def _degrees(layout: Layout) -> tuple[int, ...]:
     return tuple(int(getattr(layout, name)) for name in DEGREES)
-
-
-def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) -> float | None:
-    """The step under the best of the regular orders; None where the layout's groups do not fit."""
-    try:
-        instance = choice_instance(workload, layout, stages)
-    except InfeasibleError:
-        return None
-    orders = [instance.problem.hostname_assignment(), *regular_orders(instance.problem)]
-    placed = (placement_of(workload, instance, order) for order in orders)
-    return min(
-        float(np.asarray(estimate_layout(workload, layout, placement, stages).step_time_s))
-        for placement in placed
-    )
 
 
 @lru_cache(maxsize=256)
