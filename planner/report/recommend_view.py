@@ -40,21 +40,33 @@ def _verdict(answer: Recommendation, target_s: float) -> list[str]:
         best = answer.reached[0]
         price = "" if best.usd_per_h is None else f", {best.usd_per_h:,.2f} USD an hour"
         sentences.append(f"{counted(best.gpus, 'GPU')} of {best.cluster}{price}: {_speed(best)}.")
-        sentences.append(_fewest(answer.smaller[best.cluster]))
+        sentences.append(_fewest(answer, best))
     for point in answer.missed:
         misses = f"{point.cluster} misses {seconds(target_s)} with all {point.gpus} GPUs"
-        sentences.append(f"{misses}: {_speed(point)}.")
+        proof = "" if answer.misses_for_sure(point) else " (not proven: a faster plan may exist)"
+        sentences.append(f"{misses}: {_speed(point)}{proof}.")
     return sentences
 
 
-def _fewest(smaller: SizedPlan | None) -> str:
-    """Why fewer GPUs do not reach the target."""
+def _fewest(answer: Recommendation, best: SizedPlan) -> str:
+    """Why fewer GPUs do not reach the target, or that this was not proven."""
+    smaller = answer.smaller[best.cluster]
     if smaller is None:
         return "That is the smallest size there is."
+    is_proven = answer.misses_for_sure(smaller)
     if not smaller.has_plan:
-        return f"The fewest: on {smaller.gpus} GPUs there is {_speed(smaller)}."
-    best = seconds(smaller.step_time_s)
-    return f"The fewest: {smaller.gpus} GPUs need {best} at best, proven."
+        how = "The fewest" if is_proven else "Not proven to be the fewest"
+        return f"{how}: on {smaller.gpus} GPUs there is {_speed(smaller)}."
+    found = seconds(smaller.step_time_s)
+    if not is_proven:
+        words = (
+            f"the best plan found on {smaller.gpus} GPUs takes {found}, and faster ones may exist"
+        )
+        return f"Not proven to be the fewest: {words}."
+    if smaller.row["status"] == "optimal":
+        return f"The fewest: {smaller.gpus} GPUs need {found} at best, proven."
+    at_least = seconds(smaller.row["lower_bound_s"])
+    return f"The fewest: {smaller.gpus} GPUs need at least {at_least}, proven."
 
 
 def _speed(point: SizedPlan) -> str:

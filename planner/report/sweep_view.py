@@ -12,6 +12,7 @@ from meshwright.planner.drawing.quantities import count, rounded_seconds
 from meshwright.planner.drawing.svg import distinct_colour
 from meshwright.planner.many.batch.rows import COLUMNS
 from meshwright.planner.many.sweep.service import SweepReport
+from meshwright.planner.plan.claims import claim_words
 from meshwright.planner.report.view import (
     COUNT,
     NUMBER,
@@ -39,14 +40,15 @@ def sweep_view(report: SweepReport) -> View:
         Column("tokens/s a GPU", COUNT),
         Column("MFU", PERCENT),
         Column("GiB", decimals(1)),
+        Column("that is"),
         Column("layout"),
     ]
     rows, failures = [], []
     for row in report.rows:
         values = [row[name] for name in report.axes]
         names = ("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_gib")
-        layout = _layout(row) or row["status"]
-        rows.append([*values, *(row.get(name) for name in names), layout])
+        words = claim_words(row["status"], row.get("step_time_s"), row.get("lower_bound_s"))
+        rows.append([*values, *(row.get(name) for name in names), words, _layout(row)])
         if row.get("message"):
             failures.append(f"{', '.join(map(str, values))}: {row['message']}")
     view: View = [Table(columns, rows)]

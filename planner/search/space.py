@@ -58,6 +58,19 @@ class Space:
     schedules: tuple[str, ...] = planned(MEGATRON.schedules)
     """Of pipelines, by name."""
 
+    def has(self, layout: Layout) -> bool:
+        """Whether one layout of plain numbers is of the space, however many layers it recomputes."""
+        axes = ("tp", "cp", "pp", "dp", "ep", "etp", "shard_groups", "recompute")
+        offload = int(layout.zero_stage), int(layout.optimizer_offload)
+        pipeline = int(layout.vpp), int(layout.schedule)
+        return (
+            all(int(getattr(layout, name)) in getattr(self, name) for name in axes)
+            and self.fewest_gpus <= int(layout.gpus) <= self.workload.gpus
+            and int(layout.micro_batch) in self.micro_batches(int(layout.dp))
+            and pipeline in self.pipelines(int(layout.pp))
+            and offload in self.offloads
+        )
+
     def micro_batches(self, dp: int) -> list[int]:
         """Sequences per micro-batch for a number of replicas: every divisor of a replica's share."""
         share = self.workload.global_batch // dp
