@@ -51,7 +51,7 @@ def listed(random: Random) -> ClusterSpec:
     leaves = random.choice((("a", "a", "b"), ("a", "b", "b")))
     nodes = tuple(NodeSpec(name=f"n{i}", leaf=leaf) for i, leaf in enumerate(leaves))
     return load_cluster("dgx-h100").model_copy(
-        update={"nodes": nodes, "gpus": 24, "name": "three nodes"}
+        update={"nodes": nodes, "gpus": 24, "elastic": False, "name": "three nodes"}
     )
 
 

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.planner.drawing.quantities import counted, percent, seconds
-from meshwright.planner.plan.claims import claim_words
 from meshwright.planner.plan.document import Binding, ExecutionChoice, Plan, Robustness, Scenario
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.report.baseline_view import baseline_view
 from meshwright.planner.report.first_screen import first_screen
+from meshwright.planner.report.plan_words import claim_words
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
 from meshwright.planner.report.proof_text import proof_text, pruning_text, space_text
 from meshwright.planner.report.view import (
@@ -153,7 +153,8 @@ def placed_experts_view(plan: Plan) -> View:
         Table([Column("experts"), Column("step", SECONDS)], rows),
         line(
             f"{plan.inputs.framework} takes no placement: it deals experts out in their own order, and the "
-            "first row is what its launch runs. Placements are for programs that read expert_placement."
+            "first row is what its launch runs. Placements are for programs that read expert_placement, and "
+            "for checkpoints permuted by it: --allow expert-placement plans for these."
         ),
     ]
 
