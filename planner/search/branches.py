@@ -246,7 +246,7 @@ class Branch:
 
         Neither virtual stages nor another schedule than 1F1B saves memory. Of the step T = m a + (S - a) x +
         ..., with S <= pp a and x = 1 / v for 1F1B, others save at most the factor
-        (m + (pp - 1) x) / (m + (pp - 1) / 2) over two virtual stages.
+        (m + (pp - 1) x) / (m + (pp - 1) / v).
         """
         counts = self.space.layouts_per_variant(variants)
         variants, counts = variants.take(counts > 0), counts[counts > 0]
@@ -267,22 +267,21 @@ class Branch:
         return variants.take(good)
 
     def _any_pipeline_bound_s(self, variants: Layout) -> FloatArray:
-        """Bounds over every pipeline of the space, [n]; those over two and more virtual stages from two."""
-        pp, m = (np.asarray(x, dtype=np.float64) for x in (variants.pp, variants.num_micro_batches))
-        bubble = self.space.smallest_bubble[np.asarray(variants.pp)]
-        single = np.flatnonzero(np.isin(np.asarray(variants.pp), self.space.single_stage))
-        several = np.flatnonzero((bubble > 0) & (bubble < 1))
-        rows = np.concatenate([single, several])
+        """Bounds over every pipeline of the space, [n].
+
+        Each number of virtual stages is bounded by itself: more of them hide more data-parallel traffic, so
+        that no bound of few holds for many.
+        """
+        pp = np.asarray(variants.pp)
+        rows, stages, shares = self.space.virtual_rows(pp)
         pipelines = variants.take(rows)
-        stages = np.where(np.arange(len(rows)) < len(single), pipelines.vpp, 2)
         full = (np.asarray(pipelines.recompute) & int(Recompute.FULL)) != 0
         fewest_recomputed = replace(pipelines, vpp=stages, recompute_layers=full.astype(np.int64))
-        of_rows = self._bound_s(fewest_recomputed)
-        factor = (m + (pp - 1) * np.minimum(bubble, 0.5)) / (m + (pp - 1) / 2)
+        m = np.asarray(pipelines.num_micro_batches, dtype=np.float64)
+        others = np.asarray(pipelines.pp, dtype=np.float64) - 1.0
+        factor = (m + others * shares) / (m + others / stages)
         bound_s = np.full(len(pp), inf)
-        bound_s[single] = of_rows[: len(single)]
-        interleaved = of_rows[len(single) :] * factor[several]
-        bound_s[several] = np.minimum(bound_s[several], interleaved)
+        np.minimum.at(bound_s, rows, self._bound_s(fewest_recomputed) * factor)
         return bound_s
 
 

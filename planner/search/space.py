@@ -304,11 +304,20 @@ class Space:
         """Values of pp that some number of virtual stages and some schedule go with."""
         return tuple(pp for pp in self.pp if self.pipelines(pp))
 
-    @cached_property
-    def single_stage(self) -> IntArray:
-        """Values of pp for which one virtual stage is a choice."""
-        single = [pp for pp in self.pp if any(vpp == 1 for vpp, _ in self.pipelines(pp))]
-        return np.array(single, dtype=np.int64)
+    def virtual_rows(self, pp: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
+        """Every number of virtual stages that each of some values of pp [n] goes with: which of them it is,
+        the number, and the least bubble share of a schedule with as many; three arrays [k].
+        """
+        least: dict[int, dict[int, float]] = {}
+        for size in map(int, np.unique(pp)):
+            for vpp, schedule in self.pipelines(size):
+                share, own = _bubble_factor(vpp, schedule), least.setdefault(size, {})
+                own[vpp] = min(share, own.get(vpp, share))
+        options = [least.get(int(size), {}) for size in pp]
+        rows = np.repeat(np.arange(len(pp)), [len(own) for own in options])
+        stages = np.array([vpp for own in options for vpp in own], dtype=np.int64)
+        shares = np.array([share for own in options for share in own.values()], dtype=np.float64)
+        return rows, stages, shares
 
     @cached_property
     def pipeline_counts(self) -> IntArray:
