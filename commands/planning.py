@@ -336,7 +336,7 @@ def explain(plan: Path, best: bool | None, as_json: bool) -> None:
         return
     explained = read_feasible_plan(plan)
     changes = neighbours(explained)
-    progress, choices = ProgressLine(), []
+    progress, choices = ProgressLine(), None
     if best or (best is None and searches_at_once(explained)):
         with on_processes():
             choices = single_choices(explained, changes, progress)

@@ -9,8 +9,9 @@ from functools import partial
 from meshwright.costmodel.layout import Layout
 from meshwright.planner.analysis.neighbours import Neighbour
 from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.plan.best_plan import best_plan
+from meshwright.planner.plan.claims import Claim, is_closed
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.gradient_buckets import search_with_buckets
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import LayoutDoc, layout_document, layout_from_document
 from meshwright.planner.solvers.processes import side_by_side
@@ -38,15 +39,18 @@ class SingleChoice:
     rule: str | None
     """That rule, in words."""
     best_pct: float | None
-    """How much slower the best plan with this choice is; null where there is none."""
+    """How much slower the best plan with this choice is; null where none was found."""
     best_layout: LayoutDoc | None
+    status: Claim
+    """Of the search for that plan."""
     proven: bool
     """Whether no plan with this choice is faster than that."""
 
 
 def searches_at_once(plan: Plan, work: SearchWork | None = None) -> bool:
     """Whether the searches are short enough to be made unasked."""
-    return plan.solver.layouts_considered <= (work or SearchWork()).largest_space
+    overlaps = len(PlanRequest.of_inputs(plan.inputs).execution_options.tp_overlap)
+    return plan.solver.layouts_considered <= (work or SearchWork()).largest_space * overlaps
 
 
 def single_choices(
@@ -83,8 +87,8 @@ def _single_choice(
     if progress is not None:
         progress(f"the best plan with {name} {value}")
     pins = {**plan.inputs.pins, name: value}
-    outcome = search_with_buckets(PlanRequest.of_inputs(plan.inputs, pins=pins))
-    best = outcome.best[0] if outcome.best else None
+    found = best_plan(PlanRequest.of_inputs(plan.inputs, pins=pins))
+    best = found.outcome.best[0] if found.outcome.best else None
     kept = _kept(name, value, changes)
     return SingleChoice(
         choice=f"{name} {value}",
@@ -92,7 +96,8 @@ def _single_choice(
         rule=None if kept is None else kept.broken,
         best_pct=None if best is None else _slower_pct(best, plan),
         best_layout=None if best is None else layout_document(best.layout, best.stages),
-        proven=outcome.status in ("optimal", "infeasible"),
+        status=found.claim,
+        proven=is_closed(found.claim),
     )
 
 

@@ -39,11 +39,6 @@ class ShapeTable:
     least: LayerCosts
     """The least of any execution, [shapes]."""
 
-    def holds(self, layout: Layout) -> bool:
-        """Whether one layout's shape is among them."""
-        equal = [np.asarray(getattr(self.shapes, name)) == getattr(layout, name) for name in SHAPE]
-        return bool(np.logical_and.reduce(equal).any())
-
     def rows(self, degrees: Layout) -> IntArray:
         """Which shape each of some degrees [n] has, [n]."""
         most, keys, order = self._sorted
@@ -106,7 +101,7 @@ class _Asked:
         return self._key == other._key and self.workload == other.workload
 
 
-@lru_cache(maxsize=40)
+@lru_cache(maxsize=128)
 def _costs(asked: _Asked) -> LayerCosts:
     """Layer costs of shapes, one after the other; those of one request's executions are kept.
 

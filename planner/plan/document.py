@@ -102,8 +102,11 @@ class Scenario(BaseModel):
     """Of the fastest layout that was found for the changed cluster."""
     loss_at_most: float | None
     """Proven: by what share the plan is slower than the fastest layout could be; null where unknown."""
+    status: str = ""
+    """Of `best_step_time_s`: optimal, feasible, infeasible, or not searched where it is null. Empty in plans
+    of versions that did not write it."""
     proven: bool
-    """Whether no layout is faster than `best_step_time_s`."""
+    """Whether no layout is faster than `best_step_time_s`; where that is null, whether none fits."""
     winner: dict[str, object] | None = None
     """The faster layout, if there is one."""
 
@@ -171,6 +174,14 @@ class ExecutionChoice(BaseModel):
     value: str | bool | float
     step_time_s_without: float | None
     """Of the fastest plan with the plain value of this choice; null where none was found."""
+    lower_bound_s_without: float | None = None
+    """No plan without it is faster; null where nothing is known."""
+    status: str = ""
+    """Of that search: optimal, feasible, infeasible (proven that there is no plan without it), or not
+    searched (the time limit came before it, or before it had found a plan). Empty in plans of versions that
+    did not write it."""
+    pin: str = ""
+    """What `--pin` takes to plan without it: a name and its plain value. Empty where nothing does."""
     proven: bool
     """Whether no plan without it is faster than that."""
     installs: str = ""

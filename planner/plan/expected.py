@@ -100,10 +100,10 @@ def expectation(
     return Expectation(unlike[best], document)
 
 
-def is_quick(outcome: Outcome) -> bool:
+def is_quick(request: PlanRequest, outcome: Outcome) -> bool:
     """Whether the search can be repeated for every scenario without being asked for."""
-    done = outcome.certificate
-    return done.rounds <= MOST_ROUNDS and done.layouts <= LARGEST_SPACE
+    done, overlaps = outcome.certificate, len(request.execution_options.tp_overlap)
+    return done.rounds <= MOST_ROUNDS and done.layouts <= LARGEST_SPACE * overlaps
 
 
 def _unlike(candidates: Sequence[Priced]) -> Iterator[Priced]:

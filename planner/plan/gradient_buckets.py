@@ -33,8 +33,11 @@ def search_with_buckets(
     begin_with: Layout | None = None,
     most_priced: int | None = None,
     params: SearchParams | None = None,
+    own_buckets: bool = False,
 ) -> Outcome:
     """The best layouts of a request, with the best size of their gradient buckets.
+
+    Answers come from `best_plan`, which also decides on nodes.
 
     Parameters
     ----------
@@ -42,7 +45,7 @@ def search_with_buckets(
         What to plan.
     progress
         Called with one line whenever a better plan is found.
-    begin_with, most_priced, params
+    begin_with, most_priced, params, own_buckets
         As `search_executions` takes them.
 
     Returns
@@ -57,21 +60,9 @@ def search_with_buckets(
         begin_with=begin_with,
         most_priced=most_priced,
         params=params,
+        own_buckets=own_buckets,
     )
-    return with_gradient_buckets(request, outcome)
-
-
-def search_with_own_buckets(request: PlanRequest, begin_with: Layout) -> Outcome:
-    """The best layouts of a request with gradient buckets of the framework's own size.
-
-    Parameters
-    ----------
-    request
-        What to plan.
-    begin_with
-        A layout that is likely good, priced first.
-    """
-    return search_executions(request, pricing_of, begin_with=begin_with, own_buckets=True)
+    return outcome if own_buckets else with_gradient_buckets(request, outcome)
 
 
 def with_gradient_buckets(request: PlanRequest, outcome: Outcome) -> Outcome:
@@ -82,7 +73,7 @@ def with_gradient_buckets(request: PlanRequest, outcome: Outcome) -> Outcome:
     request
         What was searched.
     outcome
-        Priced with the best size, or with the framework's own.
+        Priced with the best size.
 
     Returns
     -------

@@ -15,6 +15,7 @@ from meshwright.planner.search.certificate import Outcome
 
 _LEAST_GIB = 1e-3
 """Room that is taken where a reserve leaves none: a probability needs a positive one."""
+_ROUNDING = 1e-9
 
 
 def memory_risk_document(request: PlanRequest, predicted: Predicted) -> MemoryRisk:
@@ -50,7 +51,9 @@ def risk_with_cost(
     else:
         outcome = searched(_as_predicted(request))
         times = [priced.step_time_s for priced in outcome.best]
-        without_s, proven = min([*times, step_time_s]), outcome.status == "optimal"
+        without_s = min([*times, step_time_s])
+        bound_s = outcome.lower_bound_s
+        proven = bound_s is not None and bound_s >= without_s * (1 - _ROUNDING)
     cost = step_time_s / without_s - 1.0
     return risk.model_copy(
         update={"step_time_s_without": without_s, "cost": cost, "proven": proven}

@@ -8,8 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.solvers.clock import is_over
-from meshwright.planner.solvers.processes import results_until
+from meshwright.planner.solvers.processes import side_by_side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +21,8 @@ class Question:
     """The plan with the results of all tasks, in their order."""
 
 
-def with_answers(
-    plan: Plan, questions: Sequence[Question], is_vain: Callable[[Any], bool] = lambda _: False
-) -> Plan | None:
-    """The plan with the answers of some questions; None as soon as the plan is not worth more of them.
+def with_answers(plan: Plan, questions: Sequence[Question]) -> Plan:
+    """The plan with the answers of some questions.
 
     Parameters
     ----------
@@ -33,14 +30,8 @@ def with_answers(
         What is asked about.
     questions
         Their tasks begin in this order.
-    is_vain
-        Whether a result says so. Once the time limit is over it is not asked.
     """
-    tasks = [task for question in questions for task in question.tasks]
-    found = results_until(is_vain, tasks)
-    if any(map(is_vain, found.values())) and not is_over():
-        return None
-    results = [found[index] if index in found else task() for index, task in enumerate(tasks)]
+    results = side_by_side([task for question in questions for task in question.tasks])
     ends = accumulate((len(question.tasks) for question in questions), initial=0)
     for question, (start, end) in zip(questions, pairwise(ends), strict=True):
         plan = question.answered(plan, results[start:end])

@@ -24,8 +24,9 @@ from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.planner.plan.assemble import alternative
+from meshwright.planner.plan.best_plan import best_plan
+from meshwright.planner.plan.claims import claim_of, is_closed
 from meshwright.planner.plan.document import MemoryRisk, Plan, Robustness, Scenario
-from meshwright.planner.plan.gradient_buckets import search_with_buckets
 from meshwright.planner.plan.memory_risk import risk_with_cost
 from meshwright.planner.plan.placement import plan_placement
 from meshwright.planner.plan.questions import Question
@@ -112,7 +113,7 @@ def _risk(request: PlanRequest, plan: Plan) -> MemoryRisk | None:
 def _with_robustness(band: ErrorBand, memory: ErrorBand, plan: Plan, found: list[Any]) -> Plan:
     risk: MemoryRisk | None = found[0]
     scenarios: list[Scenario] = found[1:]
-    unchanged = [scenario.winner is None and scenario.proven for scenario in scenarios]
+    unchanged = [_stays(scenario) for scenario in scenarios]
     robustness = Robustness(
         step_time_band=(band.low, band.high),
         memory_band=(memory.low, memory.high),
@@ -124,6 +125,13 @@ def _with_robustness(band: ErrorBand, memory: ErrorBand, plan: Plan, found: list
         scenarios=scenarios,
     )
     return plan.model_copy(update={"memory_risk": risk, "robustness": robustness})
+
+
+def _stays(scenario: Scenario) -> bool:
+    """Whether it is proven that no other layout counts as faster."""
+    loss = scenario.loss_at_most
+    within = loss is not None and loss <= PARAMS.same / (1 - PARAMS.same)
+    return scenario.winner is None and (scenario.proven or within)
 
 
 def changes(request: PlanRequest, band: ErrorBand, memory: ErrorBand) -> Iterator[Change]:
@@ -184,23 +192,27 @@ def _scenario(request: PlanRequest, plan: Plan, change: Change) -> Scenario:
     changed = replace(change.applied(request), top_k=1)
     now_s = step_as_it_stands_s(request, plan, change)
     bound_s = _monotone_bound_s(request, plan, change)
-    best_s, winner, searched = now_s, None, False
+    best_s, winner, status = now_s, None, "unknown"
     settled = now_s is not None and bound_s >= now_s * (1 - PARAMS.same)
     if not settled and not _too_long(request, plan):
         outcome = _searched_again(changed, plan)
-        bound_s = max(bound_s, outcome.lower_bound_s or 0.0)
-        searched = outcome.status in ("optimal", "infeasible")
-        if outcome.best and (
-            now_s is None or outcome.best[0].step_time_s < now_s * (1 - PARAMS.same)
-        ):
-            best_s = outcome.best[0].step_time_s
-            winner = alternative(outcome.best[0], best_s if now_s is None else now_s)
+        bound_s, status = max(bound_s, outcome.lower_bound_s or 0.0), outcome.status
+        found_s = outcome.best[0].step_time_s if outcome.best else None
+        if found_s is not None and (now_s is None or found_s < now_s):
+            best_s = found_s
+            if now_s is None or found_s < now_s * (1 - PARAMS.same):
+                winner = alternative(outcome.best[0], found_s if now_s is None else now_s)
+    claim = claim_of(status)
+    if best_s is not None and claim != "optimal":
+        # Without a search to its end, the plan as it stands, or what a bound proves of it.
+        claim = "optimal" if bound_s >= best_s * (1 - _ROUNDING) else "feasible"
     return Scenario(
         change=change.words,
         step_time_s=now_s,
         best_step_time_s=best_s,
         loss_at_most=None if now_s is None or bound_s <= 0 else max(0.0, now_s / bound_s - 1.0),
-        proven=searched or settled,
+        status=claim,
+        proven=is_closed(claim),
         winner=winner,
     )
 
@@ -234,25 +246,29 @@ def _too_long(request: PlanRequest, plan: Plan) -> bool:
     solver = plan.solver
     return (
         is_over()
-        or solver.layouts_considered > PARAMS.largest_space * _offloaded_shares(plan)
+        or solver.layouts_considered > PARAMS.largest_space * _alike(request, plan)
         or solver.bound_rounds > PARAMS.most_rounds
         or is_irregular(request.cluster)
     )
 
 
-def _offloaded_shares(plan: Plan) -> int:
-    """How many layouts there are for each that offloads nothing: few of them are priced."""
+def _alike(request: PlanRequest, plan: Plan) -> int:
+    """How many layouts there are for each that offloads nothing and overlaps its tensor-parallel traffic:
+    few of them are priced.
+    """
     space = plan.solver.space
-    return 1 if space is None else len(space.optimizer_offloads)
+    overlaps = len(request.execution_options.tp_overlap)
+    return overlaps * (1 if space is None else len(space.optimizer_offloads))
 
 
 def _searched_again(changed: PlanRequest, plan: Plan) -> Outcome:
+    """The best plan with the nominal constants of a changed request."""
     assert plan.layout is not None
-    return search_with_buckets(
-        replace(changed, time_limit_s=limit_left_s()),
+    return best_plan(
+        replace(changed, time_limit_s=limit_left_s(), objective="nominal"),
         most_priced=PARAMS.most_priced,
         begin_with=_recompute_undecided(layout_from_document(plan.layout)),
-    )
+    ).outcome
 
 
 def _recompute_undecided(layout: Layout) -> Layout:

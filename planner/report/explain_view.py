@@ -9,6 +9,7 @@ from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.planner.analysis.neighbours import Neighbour
 from meshwright.planner.analysis.single_choices import SingleChoice
 from meshwright.planner.drawing.quantities import percent, seconds
+from meshwright.planner.plan.claims import WORDS
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_document
 from meshwright.planner.report.first_screen import degrees_text, first_screen
@@ -41,7 +42,7 @@ SMALLEST_SHARE = 0.001
 
 
 def explain_view(
-    plan: Plan, changes: Sequence[Neighbour] = (), choices: Sequence[SingleChoice] = ()
+    plan: Plan, changes: Sequence[Neighbour] = (), choices: Sequence[SingleChoice] | None = ()
 ) -> View:
     """The proof, what holds the plan back, what bounds its speed, and what else there was."""
     view = [*first_screen(plan), *infeasible_view(plan)]
@@ -57,15 +58,17 @@ def explain_view(
 
 
 def explain_document(
-    plan: Plan, changes: Sequence[Neighbour], choices: Sequence[SingleChoice] = ()
+    plan: Plan, changes: Sequence[Neighbour], choices: Sequence[SingleChoice] | None = ()
 ) -> dict[str, Any]:
-    """What `explain --json` prints, without `schema`."""
+    """What `explain --json` prints, without `schema`; single choices are null where none was searched."""
     document = plan_document(plan)
     return {
         **{name: document[name] for name in _EXPLAINED},
         "bounds": bounds_in_words(plan),
         "changes": [vars(change) for change in changes],
-        "single_choices": [_choice_document(choice) for choice in choices],
+        "single_choices": None
+        if choices is None
+        else [_choice_document(choice) for choice in choices],
     }
 
 
@@ -75,24 +78,29 @@ def _choice_document(choice: SingleChoice) -> dict[str, Any]:
     return {**vars(choice), "best_layout": document}
 
 
-def choices_view(plan: Plan, choices: Sequence[SingleChoice]) -> View:
-    """`tp 8: +11.2 % with all else kept, +5.3 % at its best`, a row for each choice."""
+def choices_view(plan: Plan, choices: Sequence[SingleChoice] | None) -> View:
+    """`tp 8: +11.2 % with all else kept, +5.3 % at its best`, a row for each choice; None where the searches
+    were left out.
+    """
+    if choices is None:
+        return [Heading("One choice otherwise"), line("not searched: explain --best searches")]
     if not choices:
         return []
     signed = decimals(1, sign=True)
     columns = [
         Column("choice"),
         Column("kept", signed, unit="%"),
-        Column("at best", signed, unit="%", absent="no plan"),
+        Column("at best", signed, unit="%", absent=""),
         Column("the best plan with it"),
     ]
     experts = plan.inputs.model.moe is not None
     rows = []
     for choice in choices:
-        words = ""
+        words = WORDS.get(choice.status, "")
         if choice.best_layout is not None:
             degrees = degrees_text(choice.best_layout, experts=experts)
             words = f"{degrees}, micro-batch {choice.best_layout.micro_batch}"
+            words += "" if choice.proven else " (not proven)"
         kept: object = choice.kept_pct
         if choice.rule is not None:
             kept = choice.rule.partition(":")[0].partition(" = ")[0]

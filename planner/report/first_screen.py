@@ -132,7 +132,7 @@ def _reason(need: SoftwareNeed, choice: ExecutionChoice | None, step_time_s: flo
     if choice is None or step_time_s is None:
         return f"for {need.needed_by}, pinned" if need.pinned else f"for {need.needed_by}"
     if choice.step_time_s_without is None:
-        return "no plan without it"
+        return "no plan without it" if choice.proven else "not searched without"
     share = choice.step_time_s_without / step_time_s - 1
     return f"{percent(abs(share))} {'faster' if share < 0 else 'slower'} without"
 

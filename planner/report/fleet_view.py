@@ -82,6 +82,8 @@ def _objective(document: Document) -> str:
     proof = "optimal"
     if document["sizes_left_out"]:
         proof = f"of the sizes planned in time, {document['sizes_left_out']} were left out"
+    elif document["sizes_not_proven"]:
+        proof = f"of the plans found, {document['sizes_not_proven']} are not proven to be the best"
     elif objective["status"] != "optimal":
         proof = f"within {percent(objective['gap'], 2)} of the best"
     results = {

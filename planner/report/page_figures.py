@@ -40,6 +40,7 @@ _TITLES = {
 _PROOFS = {
     "optimal": "proven: no layout is faster under this cost model",
     "feasible": "not proven to be the fastest",
+    "not searched": "not searched: the time limit came first",
 }
 
 

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.planner.drawing.quantities import counted, percent, seconds
-from meshwright.planner.plan.document import Binding, Plan, Robustness, Scenario
+from meshwright.planner.plan.document import Binding, ExecutionChoice, Plan, Robustness, Scenario
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.report.baseline_view import baseline_view
 from meshwright.planner.report.first_screen import first_screen
+from meshwright.planner.report.plan_words import claim_words
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
 from meshwright.planner.report.proof_text import proof_text, pruning_text, space_text
 from meshwright.planner.report.view import (
@@ -102,8 +103,8 @@ def execution_view(plan: Plan) -> View:
     columns = [
         Column("choice"),
         Column("value"),
-        Column("step time without it", SECONDS, absent="no plan"),
-        Column("proven"),
+        Column("step time without it", SECONDS, absent=""),
+        Column("that is"),
         Column("needs installed"),
     ]
     rows = [
@@ -111,12 +112,22 @@ def execution_view(plan: Plan) -> View:
             choice.choice,
             _setting(choice.value),
             choice.step_time_s_without,
-            "yes" if choice.proven else "no",
+            choice_words(choice),
             choice.installs,
         ]
         for choice in plan.choices
     ]
     return [*view, Heading("What each choice brings"), Table(columns, rows)]
+
+
+def choice_words(choice: ExecutionChoice) -> str:
+    """What is known of the best plan without a choice; earlier versions only said if it is proven."""
+    step_s, status = choice.step_time_s_without, choice.status
+    if not status:
+        found = "feasible" if step_s is not None else "not searched"
+        proven = "optimal" if step_s is not None else "infeasible"
+        status = proven if choice.proven else found
+    return claim_words(status, step_s, choice.lower_bound_s_without)
 
 
 def _setting(value: str | bool | float) -> str:
@@ -251,7 +262,7 @@ def _winner(scenario: Scenario, robustness: Robustness, inputs: PlanInputs) -> s
     winner = scenario.winner
     if winner is None:
         if scenario.proven:
-            return ""
+            return "" if scenario.best_step_time_s is not None else "no plan fits"
         if scenario.step_time_s is not None:
             return "not all searched"
         reserve_gib = _reserve_gib(robustness, inputs)

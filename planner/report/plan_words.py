@@ -7,6 +7,7 @@ from math import ceil
 from typing import Any
 
 from meshwright.planner.drawing.quantities import percent
+from meshwright.planner.plan.claims import WORDS
 
 NEAR_OPTIMAL = 0.001
 """Of the step: a proven gap below it counts as an answer, whatever is missing to the proof."""
@@ -33,6 +34,34 @@ def status_words(status: str, gap: float | None) -> str:
     if status != "feasible" or gap is None or gap >= NEAR_OPTIMAL:
         return status
     return f"within {at_most(gap)} of the best"
+
+
+def claim_words(status: str, step_time_s: float | None, lower_bound_s: float | None) -> str:
+    """What a table says of the search behind a figure.
+
+    Parameters
+    ----------
+    status
+        Of a plan or a search.
+    step_time_s
+        Of the plan that was found, above 0; None without one.
+    lower_bound_s
+        No plan is faster; None where nothing is known.
+
+    Returns
+    -------
+    str
+        >>> claim_words("feasible", 1.0001, 1.0)
+        'within 0.01 % of the best'
+        >>> claim_words("infeasible", None, None)
+        'no plan exists'
+        >>> claim_words("unknown", None, None)
+        'not searched'
+    """
+    if step_time_s is None:
+        return WORDS.get(status, status)
+    gap = None if lower_bound_s is None else max(1.0 - lower_bound_s / step_time_s, 0.0)
+    return status_words(status, gap)
 
 
 def status_meaning(status: str, gap: float | None, meanings: Mapping[str, str]) -> str:

@@ -43,10 +43,11 @@ def _verdict(answer: Recommendation, target_s: float) -> list[str]:
         price = "" if best.usd_per_h is None else f", {best.usd_per_h:,.2f} USD an hour"
         sentences.append(f"{counted(best.gpus, 'GPU')} of {best.cluster}{price}: {_speed(best)}.")
         sentences += _cost(best)
-        sentences.append(_fewest(answer.smaller[best.cluster]))
+        sentences.append(_fewest(answer, best))
     for point in answer.missed:
         misses = f"{point.cluster} misses {seconds(target_s)} with all {point.gpus} GPUs"
-        sentences.append(f"{misses}: {_speed(point)}.")
+        proof = "" if answer.misses_for_sure(point) else " (not proven: a faster plan may exist)"
+        sentences.append(f"{misses}: {_speed(point)}{proof}.")
     return sentences
 
 
@@ -60,17 +61,21 @@ def _cost(point: SizedPlan) -> list[str]:
     return [f"{amount(row['tokens'])} tokens take {row['days']:,.1f} days{dollars}{energy}."]
 
 
-def _fewest(smaller: SizedPlan | None) -> str:
-    """Why fewer GPUs do not reach the target."""
+def _fewest(answer: Recommendation, best: SizedPlan) -> str:
+    """Why fewer GPUs do not reach the target, or that this was not proven."""
+    smaller = answer.smaller[best.cluster]
     if smaller is None:
         return "That is the smallest size there is."
+    is_proven = answer.misses_for_sure(smaller)
     if not smaller.has_plan:
-        return f"The fewest: on {smaller.gpus} GPUs there is {_speed(smaller)}."
-    best = seconds(smaller.step_time_s)
-    fewer = f"{smaller.gpus} GPUs need {best}"
+        how = "The fewest" if is_proven else "Not proven to be the fewest"
+        return f"{how}: on {smaller.gpus} GPUs there is {_speed(smaller)}."
+    fewer = f"{smaller.gpus} GPUs need {seconds(smaller.step_time_s)}"
     if smaller.row["status"] == "optimal":
         return f"The fewest: {fewer} at best, proven."
     words = status_words(smaller.row["status"], smaller.row.get("gap"))
+    if is_proven:
+        return f"The fewest: {fewer}, {words}, and none reaches it, proven."
     return f"{fewer}, {words}: that they cannot reach it is not proven."
 
 

@@ -13,7 +13,7 @@ from meshwright.planner.drawing.svg import distinct_colour
 from meshwright.planner.many.batch.rows import COLUMNS
 from meshwright.planner.many.sweep.service import SweepReport
 from meshwright.planner.report.cost_words import cost_columns
-from meshwright.planner.report.plan_words import row_host_words
+from meshwright.planner.report.plan_words import claim_words, row_host_words
 from meshwright.planner.report.view import (
     COUNT,
     NUMBER,
@@ -41,15 +41,18 @@ def sweep_view(report: SweepReport) -> View:
         Column("tokens/s a GPU", COUNT),
         Column("MFU", PERCENT),
         Column("GiB", decimals(1)),
+        Column("that is"),
     ]
     costs = cost_columns(report.rows)
     columns += [*costs.values(), Column("layout")]
     rows, failures = [], []
     for row in report.rows:
         values = [row[name] for name in report.axes]
-        names = ("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_gib", *costs)
-        layout = "; ".join(filter(None, (_layout(row), row_host_words(row)))) or row["status"]
-        rows.append([*values, *(row.get(name) for name in names), layout])
+        names = ("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_gib")
+        words = claim_words(row["status"], row.get("step_time_s"), row.get("lower_bound_s"))
+        layout = "; ".join(filter(None, (_layout(row), row_host_words(row))))
+        figures = [*(row.get(name) for name in names), words, *(row.get(name) for name in costs)]
+        rows.append([*values, *figures, layout])
         if row.get("message"):
             failures.append(f"{', '.join(map(str, values))}: {row['message']}")
     view: View = [Table(columns, rows)]

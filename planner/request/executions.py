@@ -154,8 +154,6 @@ def execution_options(
         name: _pinned(name, options, pins.get(name) if experts or name != "moe_dispatch" else None)
         for name, options in values.items()
     }
-    if "tp_overlap" not in pins:
-        chosen["tp_overlap"] = (tensor,)
     if "moe_dispatch" not in pins and len(dispatchers) > 1:
         captured = "full" in chosen["cuda_graph"]
         chosen["moe_dispatch"] = ("alltoall", dispatchers[-1 if captured else 0], *gathering)

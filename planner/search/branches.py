@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from math import inf
@@ -14,15 +14,9 @@ from numpy.typing import NDArray
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.nvlink_domain import NvlinkDomain
 from meshwright.constraints.rule import Rule
-from meshwright.costmodel.estimate import LayerCosts
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.memory.profile import memory_profile
-from meshwright.planner.bounds.degree_bound import (
-    ShapeTable,
-    compute_bound_s,
-    rows_of,
-)
 from meshwright.planner.bounds.exact_cost import MappingBounds
 from meshwright.planner.bounds.stages import ALL_LAYERS
 from meshwright.planner.search.certificate import Certificate
@@ -33,12 +27,10 @@ from meshwright.planner.search.space import Space
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-NARROWED = ("cp", "ep", "etp")
+NARROWED = ("tp", "cp", "ep", "etp")
 """Axes of which an execution may exclude degrees."""
 DEGREES = frozenset(("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch", "num_micro_batches"))
 """Fields that the degrees with a micro-batch decide."""
-DEGREES_TOGETHER = 1 << 16
-"""Degrees worked on between two looks at the clock."""
 FEW_VARIANTS = 4096
 """Below which an array operation takes no longer for more variants."""
 
@@ -254,7 +246,7 @@ class Branch:
 
         Neither virtual stages nor another schedule than 1F1B saves memory. Of the step T = m a + (S - a) x +
         ..., with S <= pp a and x = 1 / v for 1F1B, others save at most the factor
-        (m + (pp - 1) x) / (m + (pp - 1) / 2) over two virtual stages.
+        (m + (pp - 1) x) / (m + (pp - 1) / v).
         """
         counts = self.space.layouts_per_variant(variants)
         variants, counts = variants.take(counts > 0), counts[counts > 0]
@@ -275,22 +267,21 @@ class Branch:
         return variants.take(good)
 
     def _any_pipeline_bound_s(self, variants: Layout) -> FloatArray:
-        """Bounds over every pipeline of the space, [n]; those over two and more virtual stages from two."""
-        pp, m = (np.asarray(x, dtype=np.float64) for x in (variants.pp, variants.num_micro_batches))
-        bubble = self.space.smallest_bubble[np.asarray(variants.pp)]
-        single = np.flatnonzero(np.isin(np.asarray(variants.pp), self.space.single_stage))
-        several = np.flatnonzero((bubble > 0) & (bubble < 1))
-        rows = np.concatenate([single, several])
+        """Bounds over every pipeline of the space, [n].
+
+        Each number of virtual stages is bounded by itself: more of them hide more data-parallel traffic, so
+        that no bound of few holds for many.
+        """
+        pp = np.asarray(variants.pp)
+        rows, stages, shares = self.space.virtual_rows(pp)
         pipelines = variants.take(rows)
-        stages = np.where(np.arange(len(rows)) < len(single), pipelines.vpp, 2)
         full = (np.asarray(pipelines.recompute) & int(Recompute.FULL)) != 0
         fewest_recomputed = replace(pipelines, vpp=stages, recompute_layers=full.astype(np.int64))
-        of_rows = self._bound_s(fewest_recomputed)
-        factor = (m + (pp - 1) * np.minimum(bubble, 0.5)) / (m + (pp - 1) / 2)
+        m = np.asarray(pipelines.num_micro_batches, dtype=np.float64)
+        others = np.asarray(pipelines.pp, dtype=np.float64) - 1.0
+        factor = (m + others * shares) / (m + others / stages)
         bound_s = np.full(len(pp), inf)
-        bound_s[single] = of_rows[: len(single)]
-        interleaved = of_rows[len(single) :] * factor[several]
-        bound_s[several] = np.minimum(bound_s[several], interleaved)
+        np.minimum.at(bound_s, rows, self._bound_s(fewest_recomputed) * factor)
         return bound_s
 
 
@@ -310,89 +301,3 @@ def sparing_recompute(space: Space) -> tuple[int, ...]:
 def as_array(layout: Layout) -> Layout:
     """One layout as an array of one."""
     return Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
-
-
-class DegreeScan:
-    """Degrees of the space of all branches, bounded for all of them at once and for each of them."""
-
-    def __init__(
-        self,
-        space: Space,
-        branches: Sequence[Branch],
-        table: ShapeTable,
-        degrees: Layout,
-        on_block: Callable[[], object],
-    ) -> None:
-        """`on_block` is called again and again while all degrees are worked on; what it raises ends that."""
-        self._space, self._branches, self._table, self._degrees = space, branches, table, degrees
-        self._on_block = on_block
-        count = degrees.broadcast_shape()[0]
-        self._shapes = np.empty(count, dtype=np.int64)
-        self.bound_s = np.empty(count)
-        """Of the fastest branch, [n]."""
-        for rows in self._blocks(count):
-            self._shapes[rows] = table.rows(degrees.take(rows))
-            self.bound_s[rows] = self._bounds_s(table.least, rows)
-
-    def _blocks(self, count: int) -> Iterator[slice]:
-        """Rows in parts that a core's cache holds."""
-        for start in range(0, count, DEGREES_TOGETHER):
-            self._on_block()
-            yield slice(start, start + DEGREES_TOGETHER)
-
-    def _bounds_s(self, costs: LayerCosts, rows: IntArray | slice) -> FloatArray:
-        """Of some of the degrees."""
-        degrees = self._degrees.take(rows)
-        bubble = self._space.smallest_bubble[np.asarray(degrees.pp)]
-        own_costs = rows_of(costs, self._shapes[rows])
-        return compute_bound_s(self._space.workload, degrees, own_costs, bubble)
-
-    def by_branch(
-        self, rows: IntArray, cutoff_s: Callable[[], float]
-    ) -> Iterator[tuple[int, Layout, int]]:
-        """Each branch, its degrees among some rows that may beat the cutoff, and its other layouts.
-
-        Least bounds first. The cutoff is asked for each branch: it falls when one before has a price.
-        """
-        degrees = self._degrees.take(rows)
-        bounded = []
-        for index, branch in enumerate(self._branches):
-            own = rows[branch.has(degrees)]
-            if len(own):
-                bound_s = self._bounds_s(self._table.costs[index], own)
-                bounded.append((float(bound_s.min()), index, own, bound_s))
-        for _, index, own, bound_s in sorted(bounded, key=lambda each: each[:2]):
-            good = bound_s < cutoff_s()
-            space = self._branches[index].space
-            others = space.layouts_per_degrees(self._degrees.take(own[~good]))
-            yield index, self._degrees.take(own[good]), int(others.sum())
-
-    def promising(self, cutoff_s: float) -> Layout:
-        """Degrees that may beat the cutoff, least bounds first."""
-        order = np.argsort(self.bound_s, kind="stable")
-        return self._degrees.take(order[self.bound_s[order] < cutoff_s])
-
-    def every_layout(self) -> int:
-        """How many layouts all of the degrees have in all branches."""
-        blocks = self._blocks(self._degrees.broadcast_shape()[0])
-        return sum(self._layouts_of(self._degrees.take(rows)) for rows in blocks)
-
-    def layouts(self, rows: IntArray) -> int:
-        """How many some of the degrees have."""
-        blocks = self._blocks(len(rows))
-        return sum(self._layouts_of(self._degrees.take(rows[part])) for part in blocks)
-
-    def _layouts_of(self, degrees: Layout) -> int:
-        own = tuple(np.asarray(getattr(degrees, name)) for name in NARROWED)
-        pipelines = self._space.pipeline_counts[np.asarray(degrees.pp)]
-        return int((pipelines * self._kinds[own] * self._space.shardings(degrees)).sum())
-
-    @cached_property
-    def _kinds(self) -> IntArray:
-        """Recomputations of all branches that have some degrees, by what these narrow."""
-        sizes = [max(getattr(self._space, name), default=0) + 1 for name in NARROWED]
-        kinds = np.zeros(sizes, dtype=np.int64)
-        for branch in self._branches:
-            columns = np.ix_(*(getattr(branch.space, name) for name in NARROWED))
-            kinds[columns] += len(branch.space.recompute)
-        return kinds

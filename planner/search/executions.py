@@ -92,7 +92,7 @@ def branches_of(
     return [
         branch_of(space, pricing_of(replace(space.workload, chooses_buckets=is_open)), execution)
         for execution, space in spaces
-        if space.recompute and space.cp and space.ep and space.etp
+        if space.recompute and space.tp and space.cp and space.ep and space.etp
     ]
 
 

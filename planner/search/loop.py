@@ -32,9 +32,10 @@ from meshwright.errors import OutOfTimeError
 from meshwright.planner.bounds.degree_bound import ShapeTable, gpu_seconds, shape_table
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.experts.joint import JointRouting
-from meshwright.planner.search.branches import Branch, DegreeScan, as_array
+from meshwright.planner.search.branches import Branch, as_array
 from meshwright.planner.search.candidates import Candidate, Chooser
 from meshwright.planner.search.certificate import Certificate, Outcome
+from meshwright.planner.search.degree_scan import DegreeScan
 from meshwright.planner.search.kernel_choice import KernelChooser
 from meshwright.planner.search.layout_pool import LayoutPool
 from meshwright.planner.search.params import SearchParams
@@ -157,6 +158,13 @@ class LayoutSearch:
     # 1. From degrees to the pool.
 
     @cached_property
+    def _unlike(self) -> int:
+        """Executions that expand layouts of their own: with tensor-parallel overlap or without, about the
+        same ones are promising.
+        """
+        return len({replace(branch.execution, tp_overlap=True) for branch in self._branches})
+
+    @cached_property
     def _table(self) -> ShapeTable:
         """Layer costs of every shape of the space under each execution."""
         workloads = [branch.pricing.workload for branch in self._branches]
@@ -165,9 +173,9 @@ class LayoutSearch:
     def _price_first(self, layout: Layout) -> None:
         """Prices one layout under each execution, as long as that may be faster than those before.
 
-        Least bounds first. A layout that is not of the space is left out.
+        Least bounds first. A layout that is not of the space is left out: its price would not be of a plan.
         """
-        if not self._table.holds(layout) or layout.pp not in self._space.pp:
+        if not self._space.has(layout):
             return
         scan = DegreeScan(
             self._space, self._branches, self._table, as_array(layout), self._remaining_s
@@ -211,7 +219,7 @@ class LayoutSearch:
         together = self._together
         position, size = 0, self._params.first_batch
         if not self._best:
-            size = max(size // len(self._branches), 8)
+            size = max(size // self._unlike, 8)
         elif self._begin_with is not None:
             # The price is about the best: nearly all must be expanded.
             size = self._params.largest_batch

@@ -74,7 +74,9 @@ def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space
     """The layouts of a space that may have their price from this execution."""
     masks = np.array(space.recompute, dtype=np.int64)
     keep = ~refused_recompute(space.workload, masks)
-    cp, ep, etp = space.cp, space.ep, space.etp
+    tp, cp, ep, etp = space.tp, space.cp, space.ep, space.etp
+    if not execution.tp_overlap and True in request.execution_options.tp_overlap:
+        tp = tuple(degree for degree in tp if degree > 1)
     if execution.cuda_graph == "full" and request.model.moe is not None:
         etp = tuple(degree for degree in etp if degree == 1)
     if execution.cp_comm == "a2a" and "p2p" in request.execution_options.cp_comm:
@@ -84,13 +86,13 @@ def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space
         and "p2p" in request.execution_options.cp_comm
         and execution.cp_inner is None
     ):
-        tp, work = np.array(space.tp, dtype=np.int64), space.workload
-        cp = tuple(degree for degree in cp if np.any(largest_swap(work, tp, degree) > 1))
+        widths, work = np.array(tp, dtype=np.int64), space.workload
+        cp = tuple(degree for degree in cp if np.any(largest_swap(work, widths, degree) > 1))
     alone = deduplicates(space.workload) and max(space.etp, default=1) == 1
     if execution.ep_overlap or alone:
         ep = tuple(degree for degree in ep if degree > 1)
     recompute = tuple(int(mask) for mask in masks[keep])
-    return replace(space, cp=cp, ep=ep, etp=etp, recompute=recompute)
+    return replace(space, tp=tp, cp=cp, ep=ep, etp=etp, recompute=recompute)
 
 
 def _shard_groups(request: PlanRequest) -> tuple[int, ...]:

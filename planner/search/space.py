@@ -58,6 +58,19 @@ class Space:
     schedules: tuple[str, ...] = planned(MEGATRON.schedules)
     """Of pipelines, by name."""
 
+    def has(self, layout: Layout) -> bool:
+        """Whether one layout of plain numbers is of the space, however many layers it recomputes."""
+        axes = ("tp", "cp", "pp", "dp", "ep", "etp", "shard_groups", "recompute")
+        offload = int(layout.zero_stage), int(layout.optimizer_offload)
+        pipeline = int(layout.vpp), int(layout.schedule)
+        return (
+            all(int(getattr(layout, name)) in getattr(self, name) for name in axes)
+            and self.fewest_gpus <= int(layout.gpus) <= self.workload.gpus
+            and int(layout.micro_batch) in self.micro_batches(int(layout.dp))
+            and pipeline in self.pipelines(int(layout.pp))
+            and offload in self.offloads
+        )
+
     def micro_batches(self, dp: int) -> list[int]:
         """Sequences per micro-batch for a number of replicas: every divisor of a replica's share."""
         share = self.workload.global_batch // dp
@@ -291,11 +304,20 @@ class Space:
         """Values of pp that some number of virtual stages and some schedule go with."""
         return tuple(pp for pp in self.pp if self.pipelines(pp))
 
-    @cached_property
-    def single_stage(self) -> IntArray:
-        """Values of pp for which one virtual stage is a choice."""
-        single = [pp for pp in self.pp if any(vpp == 1 for vpp, _ in self.pipelines(pp))]
-        return np.array(single, dtype=np.int64)
+    def virtual_rows(self, pp: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
+        """Every number of virtual stages that each of some values of pp [n] goes with: which of them it is,
+        the number, and the least bubble share of a schedule with as many; three arrays [k].
+        """
+        least: dict[int, dict[int, float]] = {}
+        for size in map(int, np.unique(pp)):
+            for vpp, schedule in self.pipelines(size):
+                share, own = _bubble_factor(vpp, schedule), least.setdefault(size, {})
+                own[vpp] = min(share, own.get(vpp, share))
+        options = [least.get(int(size), {}) for size in pp]
+        rows = np.repeat(np.arange(len(pp)), [len(own) for own in options])
+        stages = np.array([vpp for own in options for vpp in own], dtype=np.int64)
+        shares = np.array([share for own in options for share in own.values()], dtype=np.float64)
+        return rows, stages, shares
 
     @cached_property
     def pipeline_counts(self) -> IntArray:

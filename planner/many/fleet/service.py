@@ -101,6 +101,12 @@ class Fleet:
     planning_s: float
     solving_s: float
 
+    @property
+    def unproven(self) -> int:
+        """Sizes with a plan that was not proven to be the best: others might share out better."""
+        sizes = [size for job in self.jobs for size in job.sizes]
+        return sum(size.result["row"]["status"] != "optimal" for size in sizes)
+
     def outcome(self, index: int) -> tuple[JobSize | None, Allocation, list[Unit]]:
         """(size, time, units) of a job; no size if it waits."""
         allocation = self.solution.allocations[index]
@@ -293,7 +299,7 @@ def _is_answered(result: Mapping[str, Any]) -> bool:
 def fleet_document(fleet: Fleet) -> dict[str, Any]:
     """What `fleet --json` prints, without `schema`."""
     solution, places = fleet.solution, fleet.places
-    complete = not fleet.unplanned
+    complete = not fleet.unplanned and not fleet.unproven
     return {
         "objective": {
             "name": fleet.objective,
@@ -303,6 +309,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
             "status": "optimal" if complete and solution.proven else "feasible",
         },
         "sizes_left_out": fleet.unplanned,
+        "sizes_not_proven": fleet.unproven,
         "gpus_per_unit": fleet.free.gpus_per_unit,
         "units": len(fleet.free.units),
         "units_used": len({unit for units in places.units for unit in units}),

@@ -106,6 +106,13 @@ class Recommendation:
     """Clusters that miss the target at their largest size."""
     sweep: tuple[SizedPlan, ...] = ()
 
+    def misses_for_sure(self, plan: SizedPlan) -> bool:
+        """Whether it is proven that no plan of a size reaches the target."""
+        bound_s, target_s = plan.row.get("lower_bound_s"), self.request.target_s
+        if not plan.has_plan:
+            return plan.row.get("status") == "infeasible"
+        return bound_s is not None and target_s is not None and bound_s > target_s
+
     @property
     def front(self) -> tuple[SizedPlan, ...]:
         """Plans of the sweep that no other beats (the Pareto front)."""
@@ -124,6 +131,7 @@ class SizeRow(BaseModel):
     reserve_gib: float
     status: str | None = None
     step_time_s: float | None = None
+    lower_bound_s: float | None = None
     tokens_per_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     mfu: float | None = None
@@ -169,6 +177,11 @@ def recommendation_document(answer: Recommendation) -> dict[str, Any]:
         "recommended": _row(answer.reached[0]) if answer.reached else None,
         "reached": [_row(plan) for plan in answer.reached],
         "missed": [_row(plan) for plan in answer.missed],
+        "proven_fewest": {
+            plan.cluster: smaller is None or answer.misses_for_sure(smaller)
+            for plan in answer.reached
+            for smaller in (answer.smaller[plan.cluster],)
+        },
         "next_smaller": {
             cluster: None if plan is None else _row(plan)
             for cluster, plan in answer.smaller.items()

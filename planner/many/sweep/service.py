@@ -99,7 +99,7 @@ def _planned(
 ) -> tuple[dict[str, Any], Plan | None]:
     """The figures of one plan, and the plan."""
     if is_over():
-        return {"status": "unknown", "message": "the time limit came before this plan"}, None
+        return {"status": "not searched", "message": "the time limit came before this plan"}, None
     changes: dict[str, float] = {}
     for name in ("hbm_gib", "nic_gbps"):
         if name in options:

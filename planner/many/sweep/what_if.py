@@ -15,13 +15,11 @@ from meshwright.errors import InputError, MeshwrightError, message_of
 from meshwright.planner.many.sweep.axes import Axes, Value, combinations_of, read_axes
 from meshwright.planner.many.sweep.service import changed_cluster
 from meshwright.planner.plan.assemble import objective_of, predict
+from meshwright.planner.plan.best_plan import best_plan
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.gradient_buckets import search_with_buckets
-from meshwright.planner.plan.nodes import decide_on_nodes
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.predicted import layout_document
-from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.params import SearchParams
 from meshwright.planner.solvers.processes import on_processes, side_by_side, usable_cores
 
@@ -181,16 +179,17 @@ def _asked(inputs: PlanInputs, values: Mapping[str, Value], time_limit_s: float)
 
 def _figures(request: PlanRequest) -> dict[str, Any]:
     """Status, and of the fastest layout its time, throughput, memory and layout."""
-    decision = decide_on_nodes(request, _searched)
-    outcome = decision.settled.outcome
+    found = best_plan(request, params=_WIDE)
+    outcome = found.outcome
     if not outcome.best:
-        return {"status": outcome.status, "message": f"{outcome.status}: no layout fits"}
+        words = "no layout fits" if found.claim == "infeasible" else "the time limit came first"
+        return {"status": found.claim, "message": f"{found.claim}: {words}"}
     best = outcome.best[0]
-    workload = decision.request.workload(best.execution.of_layout(best.layout))
+    workload = found.request.workload(best.execution.of_layout(best.layout))
     predicted = predict(workload.on(int(best.layout.gpus)), best)
     layout = layout_document(best.layout, best.stages).model_dump(mode="json", exclude={"stages"})
     return {
-        "status": outcome.status,
+        "status": found.claim,
         "gap": objective_of(predicted.step_time_s, outcome.lower_bound_s).gap,
         "step_time_s": predicted.step_time_s,
         "tokens_per_s": predicted.tokens_per_s_per_gpu * request.gpus,
@@ -200,7 +199,3 @@ def _figures(request: PlanRequest) -> dict[str, Any]:
         "host_memory_gib": predicted.host_memory_gib,
         "layout": layout,
     }
-
-
-def _searched(request: PlanRequest) -> Outcome:
-    return search_with_buckets(request, params=_WIDE)

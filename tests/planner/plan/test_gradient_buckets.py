@@ -18,10 +18,7 @@ from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.matrices import matrices
 from meshwright.planner.mapping.choice.cut_limit import pricing_of
-from meshwright.planner.plan.gradient_buckets import (
-    search_with_own_buckets,
-    with_gradient_buckets,
-)
+from meshwright.planner.plan.gradient_buckets import search_with_buckets, with_gradient_buckets
 from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.plan.placement import matrix_arrays
 from meshwright.planner.request.plan_request import PlanRequest
@@ -114,8 +111,10 @@ def test_a_search_proves_the_plan_with_its_buckets() -> None:
     )
     searched_for, kept = (
         search_executions(asked, pricing_of),
-        search_with_own_buckets(
-            asked, Layout(tp=8, pp=4, dp=32, num_micro_batches=16, zero_stage=1)
+        search_with_buckets(
+            asked,
+            begin_with=Layout(tp=8, pp=4, dp=32, num_micro_batches=16, zero_stage=1),
+            own_buckets=True,
         ),
     )
     chosen = with_gradient_buckets(asked, searched_for)

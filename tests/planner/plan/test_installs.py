@@ -90,14 +90,17 @@ def test_a_pinned_choice_is_named_without_what_it_brings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("without_s", "words"),
+    ("without_s", "proven", "words"),
     [
-        (1.1, "DeepEP (10.0 % slower without)"),
-        (0.9, "DeepEP (10.0 % faster without)"),
-        (None, "DeepEP (no plan without it)"),
+        (1.1, True, "DeepEP (10.0 % slower without)"),
+        (0.9, True, "DeepEP (10.0 % faster without)"),
+        (None, True, "DeepEP (no plan without it)"),
+        (None, False, "DeepEP (not searched without)"),
     ],
 )
-def test_what_was_searched_without_is_said(without_s: float | None, words: str) -> None:
+def test_what_was_searched_without_is_said(
+    without_s: float | None, proven: bool, words: str
+) -> None:
     plan = priced_plan("mixtral-8x7b", tp=1, dp=8, ep=8, num_micro_batches=4)
     assert plan.predicted is not None
     step_s = plan.predicted.step_time_s
@@ -105,7 +108,7 @@ def test_what_was_searched_without_is_said(without_s: float | None, words: str) 
         choice="moe_dispatch",
         value="deepep",
         step_time_s_without=without_s and without_s * step_s,
-        proven=True,
+        proven=proven,
     )
     need = SoftwareNeed(software="DeepEP", needed_by="moe_dispatch=deepep", choice="moe_dispatch")
     plan = plan.model_copy(update={"choices": [choice], "installs": [need]})

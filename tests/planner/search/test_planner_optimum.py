@@ -26,8 +26,8 @@ from meshwright.planner.bounds.degree_bound import shape_table
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.bounds.stages import ALL_LAYERS, even_chunks, level_splits
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.branches import DegreeScan
 from meshwright.planner.search.certificate import Outcome
+from meshwright.planner.search.degree_scan import DegreeScan
 from meshwright.planner.search.executions import branch_of
 from meshwright.planner.search.loop import LayoutSearch
 from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
