@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from typing import Any
 
 from meshwright.errors import InputError
@@ -22,6 +23,9 @@ from meshwright.planner.runs.launches.megatron_names import (
     SPARSE_INDEXER,
 )
 
+_FROM_CHECKPOINT = "--use-checkpoint-args"
+"""Megatron's switch that takes layers and widths from the checkpoint that is loaded."""
+_SIZES = ("--num-layers", "--hidden-size", "--num-attention-heads")
 GPT2_VOCAB = 50_257
 """Tokens of the tokenizer that most scripts without a vocabulary's size name."""
 
@@ -76,6 +80,33 @@ def megatron_model(line: CommandLine) -> dict[str, Any]:
     return model | _window(line, layers) | _linear_attention(line, layers)
 
 
+def names_sizes(line: CommandLine) -> bool:
+    """Whether flags give what no default has: width, heads, and layers or their pattern.
+
+    With `--use-checkpoint-args` the checkpoint's sizes win (megatron/training/checkpointing.py,
+    load_args_from_checkpoint).
+    """
+    given = {flag for flag in (*_SIZES, HYBRID_PATTERN, OLD_HYBRID_PATTERN) if line.has(flag)}
+    patterned = bool(given & {HYBRID_PATTERN, OLD_HYBRID_PATTERN})
+    needed = set(_SIZES[1:]) if patterned else set(_SIZES)
+    return needed <= given and not line.has(_FROM_CHECKPOINT)
+
+
+def leave_model_flags(line: CommandLine) -> None:
+    """Takes the flags of a model that is known from elsewhere as read: they do not describe it whole.
+
+    Raises InputError for a size that is no number.
+    """
+    for flag in _SIZES:
+        line.integer(flag, 0)
+    told = CommandLine(
+        [*line.words, *(word for flag in _SIZES for word in (flag, "1"))], line.where
+    )
+    with suppress(InputError):
+        megatron_model(told)
+    line.read_like(told)
+
+
 def hybrid_pattern(line: CommandLine) -> str | None:
     """The block of each layer, chunks apart by |; None without. Raises InputError for blocks not known."""
     pattern = line.text(HYBRID_PATTERN) or line.text(OLD_HYBRID_PATTERN)
@@ -106,7 +137,10 @@ def _hybrid(line: CommandLine, pattern: str, hidden: int) -> dict[str, Any]:
 def _needed(line: CommandLine, flag: str) -> int:
     value = line.integer(flag, 0)
     if value < 1:
-        raise InputError("is needed to know the model", where=f"{line.where}: {flag}")
+        what = "is needed to know the model, or its name: --with model=..."
+        if line.has(_FROM_CHECKPOINT):
+            what = f"is in the checkpoint that {_FROM_CHECKPOINT} reads: name the model, --with model=..."
+        raise InputError(what, where=f"{line.where}: {flag}")
     return value
 
 
