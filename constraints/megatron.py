@@ -13,7 +13,6 @@ from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.token_dispatch import deduplicates
 from meshwright.costmodel.workload import Workload
-from meshwright.frameworks.megatron import MEGATRON
 
 
 def has_linear_bias(workload: Workload) -> bool:
@@ -141,38 +140,6 @@ MEGATRON_DELAYED_SCALING = Requires(
     remedy="Scale with --fp8-recipe tensorwise, or recompute other modules.",
 )
 """megatron/core/transformer/transformer_config.py refuses either module in `recompute_modules` then."""
-
-
-class MegatronDispatcherDevice(Rule):
-    """DeepEP and HybridEP run on some devices only."""
-
-    name = "megatron-dispatcher-device"
-    unit = "dispatchers"
-
-    def applies(self, workload: Workload) -> bool:
-        return workload.model.moe is not None and workload.moe_dispatch in MEGATRON.dispatchers
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        work, device = table.workload, table.workload.cluster.device
-        missing = 0
-        if self.applies(work):
-            dispatcher = MEGATRON.dispatchers[work.moe_dispatch]
-            missing = 1 - int(dispatcher.runs_on(device.architecture, device.name))
-        return as_excess(np.full_like(column(table, "tp"), missing))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        work = plan.workload
-        name, device = work.moe_dispatch, work.cluster.device
-        if work.model.moe is None or name not in ("deepep", "hybridep"):
-            return None
-        superchip = name == "deepep" and device.name.lower()[:5] in ("gb200", "gb300")
-        if device.architecture in ("ampere", "hopper", "blackwell") and not superchip:
-            return None
-        return self.finding(
-            value=1,
-            words=f"{name} does not run on {device.name}",
-            remedy="Dispatch with alltoall, or on Blackwell superchips with hybridep.",
-        )
 
 
 def graphs_refuse(workload: Workload, mask: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -388,7 +355,6 @@ MEGATRON_RULES: tuple[Rule, ...] = (
     MEGATRON_EXPERT_BIAS_NEEDS_WHOLE_EXPERTS,
     MegatronExpertOverlap(),
     MEGATRON_FLEX_NEEDS_EXPERT_RANKS,
-    MegatronDispatcherDevice(),
     MegatronPartialGraphs(),
     MegatronFullGraph(),
     MEGATRON_NARROW_STATES,

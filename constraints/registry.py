@@ -62,7 +62,12 @@ from meshwright.constraints.shard_groups import (
 )
 from meshwright.constraints.sparse_attention import MegatronSparseAttention
 from meshwright.constraints.stages import LayersByStages
-from meshwright.constraints.token_dispatch import MegatronAllGather
+from meshwright.constraints.token_dispatch import (
+    MegatronAllGather,
+    MegatronDispatcherDevice,
+    MegatronDispatcherRanks,
+    MegatronDispatcherReach,
+)
 from meshwright.constraints.torchtitan import TORCHTITAN_RULES
 from meshwright.constraints.unsupported import (
     AllowedDegrees,
@@ -127,6 +132,9 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         MegatronHybrid(),
         MegatronSparseAttention(),
         MegatronAllGather(),
+        MegatronDispatcherDevice(),
+        MegatronDispatcherReach(),
+        MegatronDispatcherRanks(),
         *TORCHTITAN_RULES,
         *TORCHTITAN_GROUP_RULES,
         *DEEPSPEED_RULES,

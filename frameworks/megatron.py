@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.frameworks.megatron_dispatchers import DISPATCHERS
 from meshwright.frameworks.record import (
     ContextExchange,
     Framework,
@@ -10,7 +11,6 @@ from meshwright.frameworks.record import (
     Setting,
     ShardGroups,
     Stack,
-    TokenDispatcher,
 )
 
 ARGUMENTS = "megatron/training/arguments.py"
@@ -32,23 +32,6 @@ PYTORCH = Stack(name="pytorch", written=r"pytorch 3d\b", bound=False)
 def _module(name: str, since: str, *, planned: bool = True) -> Setting:
     return Setting(
         flag="--recompute-modules", value=name, since=since, source=TRANSFORMER, planned=planned
-    )
-
-
-def _flex(
-    backend: str, since: str, *, planned: bool, installs: str, not_on: tuple[str, ...] = ()
-) -> TokenDispatcher:
-    return TokenDispatcher(
-        flag="--moe-flex-dispatcher-backend",
-        value=backend,
-        since=since,
-        source=TRANSFORMER,
-        planned=planned,
-        installs=installs,
-        deduplicates=True,
-        architectures=("ampere", "hopper", "blackwell"),
-        not_on=not_on,
-        rules=("megatron-flex-dispatcher", "megatron-dispatcher-device"),
     )
 
 
@@ -175,27 +158,7 @@ MEGATRON = Framework(
         "mxfp8": Setting(flag="--fp8-recipe", value="mxfp8", since="0.12.0", source=TRANSFORMER),
         "nvfp4": Setting(flag="--fp4-recipe", value="nvfp4", since="0.14.0", source=TRANSFORMER),
     },
-    dispatchers={
-        "alltoall": TokenDispatcher(
-            flag="--moe-token-dispatcher-type",
-            value="alltoall",
-            since="0.8.0",
-            source=TRANSFORMER,
-        ),
-        "allgather": TokenDispatcher(
-            flag="--moe-token-dispatcher-type",
-            value="allgather",
-            since="0.8.0",
-            source=TRANSFORMER,
-            rules=("megatron-allgather-dispatcher",),
-        ),
-        # Devices as in megatron/bridge/training/flex_dispatcher_backend.py of megatron-bridge 0.6.2.
-        "deepep": _flex(
-            "deepep", "0.12.0", planned=True, installs="DeepEP", not_on=("gb200", "gb300")
-        ),
-        "hybridep": _flex("hybridep", "0.16.0", planned=True, installs="HybridEP"),
-        "ncclep": _flex("ncclep", "", planned=False, installs="Transformer Engine with NCCL EP"),
-    },
+    dispatchers=DISPATCHERS,
     overlaps={
         "dp": Setting(flag="--overlap-grad-reduce", since="0.8.0", source=DATA_PARALLEL),
         "tp": Setting(
@@ -356,6 +319,8 @@ MEGATRON = Framework(
         "megatron-expert-overlap",
         "megatron-flex-dispatcher",
         "megatron-dispatcher-device",
+        "megatron-dispatcher-reach",
+        "megatron-dispatcher-ranks",
         "megatron-allgather-dispatcher",
         "megatron-partial-graphs",
         "megatron-full-graph",

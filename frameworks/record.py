@@ -60,6 +60,14 @@ class TokenDispatcher(Setting):
     """Of the devices that it runs on; empty where it runs on all."""
     not_on: tuple[str, ...] = ()
     """How the names of devices start that it does not run on."""
+    between: tuple[str, ...] = ()
+    """Architectures on which it goes beyond one scale-up domain; empty where it does on all."""
+    group_sizes: tuple[int, ...] = ()
+    """Numbers of ranks that share the experts for which it has settings; empty for any."""
+    domain_gpus: int = 0
+    """GPUs of a domain that it counts on in groups beyond one; 0 where it asks the devices."""
+    installs_between: str = ""
+    """What has to be installed, and how it is built, for groups beyond one domain."""
 
     def runs_on(self, architecture: str, device: str) -> bool:
         """Whether a device of this architecture and name can run it."""

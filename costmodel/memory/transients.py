@@ -37,6 +37,7 @@ from meshwright.costmodel.memory.states import (
     optimizer_shards,
     table_parameters,
 )
+from meshwright.costmodel.memory.token_buffers import dispatch_buffers
 from meshwright.costmodel.token_dispatch import (
     GATHERS,
     SUM_BYTES,
@@ -100,7 +101,7 @@ class Transients:
     gathered_leading_first: Floats
     """The same for leading dense layers."""
     bucket: Floats
-    """Buffers in which gradients are reduced, and on their way to the host."""
+    """Buffers in which gradients are reduced, those on their way to the host, and those of tokens."""
     stranded: Floats
     """What a caching allocator can not use again."""
     stranded_table: Floats
@@ -140,6 +141,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     stranded, stranded_table = _stranded(workload, layout, profile)
     buffers = reduction_buffers(workload, layout, profile)
     buffers = buffers + offload_buffers(workload, layout, profile)
+    buffers = buffers + dispatch_buffers(workload, layout)
     return Transients(
         loss_last=_loss_bytes(workload, layout, profile),
         head_input_last=2.0 * rank_tokens(workload, layout) * model.hidden + zero,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from meshwright.costmodel.execution import Execution
 from meshwright.frameworks.catalog import framework_named
 from meshwright.frameworks.layer_needs import layer_needs
-from meshwright.frameworks.record import Framework, Setting
+from meshwright.frameworks.record import Framework, Setting, TokenDispatcher
 from meshwright.planner.plan.document import SoftwareNeed
 from meshwright.planner.request.executions import choices_made
 from meshwright.planner.request.inputs import PlanInputs
@@ -41,10 +41,11 @@ def software_needs(
         needs.append(SoftwareNeed(software=precision, needed_by=inputs.precision))
     for choice, value in _values(layout, execution):
         setting = choice_setting(framework, choice, value)
-        if setting is not None and setting.installs:
+        software = "" if setting is None else _software(setting, inputs, layout)
+        if software:
             needs.append(
                 SoftwareNeed(
-                    software=setting.installs,
+                    software=software,
                     needed_by=f"{choice}={value}",
                     choice=choice,
                     pinned=choice in inputs.pins,
@@ -54,6 +55,14 @@ def software_needs(
         if framework.numerics[name].installs:
             needs.append(SoftwareNeed(software=framework.numerics[name].installs, needed_by=name))
     return needs
+
+
+def _software(setting: Setting, inputs: PlanInputs, layout: LayoutDoc) -> str:
+    """What a setting needs: of a dispatcher more, where experts are shared beyond a scale-up domain."""
+    beyond = layout.ep * layout.etp > inputs.cluster.nvlink_domain
+    if beyond and isinstance(setting, TokenDispatcher) and setting.installs_between:
+        return setting.installs_between
+    return setting.installs
 
 
 def choice_setting(framework: Framework, choice: str, value: str) -> Setting | None:

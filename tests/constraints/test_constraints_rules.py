@@ -327,6 +327,16 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "fsdp2-context-mask": (workload(WINDOWED), {"tp": 2, "dp": 4}, {"cp": 2, "dp": 4}),
     "fsdp2-mamba": (workload(HYBRID), {"dp": 8}, {"cp": 2}),
     "megatron-flex-dispatcher": (workload(MOE, moe_dispatch="deepep"), {"ep": 2}, {"dp": 2}),
+    "megatron-dispatcher-reach": (
+        workload(MOE, cluster=cluster("ampere"), moe_dispatch="deepep"),
+        {"dp": 16, "ep": 8},
+        {"dp": 16, "ep": 16},
+    ),
+    "megatron-dispatcher-ranks": (
+        workload(MOE, moe_dispatch="deepep"),
+        {"dp": 16, "ep": 16},
+        {"dp": 12, "ep": 12},
+    ),
     "megatron-partial-graphs": (
         workload(MOE, moe_dispatch="deepep", cuda_graph="partial"),
         {"recompute": Recompute.MOE_ACTIVATION},
@@ -824,6 +834,8 @@ def test_torchtitan_builds_some_architectures_only(
         ("deepep", "hopper", "h100", True),
         ("deepep", "blackwell", "gb200", False),
         ("hybridep", "blackwell", "gb300", True),
+        ("hybridep", "ampere", "a100", False),
+        ("deepep", "ampere", "a100", True),
         ("hybridep", "ada", "l40s", False),
         ("alltoall", "ada", "l40s", True),
     ],
@@ -837,6 +849,33 @@ def test_dispatchers_run_on_their_devices(
     rule, layout = RULES["megatron-dispatcher-device"], Layout(dp=2, ep=2)
     assert (rule.excess(as_table(work, [layout], [1.0]))[0] <= 0) == runs
     assert (rule.check(finished(work, layout, 1.0)) is None) == runs
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "domain", "ep", "fits"),
+    [
+        ("deepep", 8, 8, True),
+        ("deepep", 8, 6, False),  # deep_ep/buffers/legacy.py: Unsupported number of EP ranks
+        ("deepep", 8, 64, True),
+        ("deepep", 8, 256, False),
+        ("deepep", 4, 8, False),  # it counts on 8 GPUs joined by NVLink
+        ("deepep", 4, 4, True),
+        ("hybridep", 8, 6, True),
+        ("hybridep", 8, 12, False),  # hybrid_ep_buffer.py: divisible by the ranks of a domain
+        ("hybridep", 8, 64, True),
+        ("hybridep", 72, 64, True),
+        ("hybridep", 72, 128, False),
+        ("hybridep", 72, 144, True),
+        ("alltoall", 8, 12, True),
+    ],
+)
+def test_groups_of_experts_that_dispatchers_know(
+    dispatcher: str, domain: int, ep: int, fits: bool
+) -> None:
+    work = workload(MOE, cluster=cluster("blackwell", domain), moe_dispatch=dispatcher)
+    rule, layout = RULES["megatron-dispatcher-ranks"], Layout(dp=ep, ep=ep)
+    assert (rule.excess(as_table(work, [layout], [1.0]))[0] <= 0) == fits
+    assert (rule.check(finished(work, layout, 1.0)) is None) == fits
 
 
 @pytest.mark.parametrize("mask", [0, 2, 4, 6, 32])

@@ -16,6 +16,7 @@ from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.experts import moe_mlp
 from meshwright.costmodel.layout import Floats, Layout
 from meshwright.costmodel.memory.activations import activation_bytes_per_layer, saved_activations
+from meshwright.costmodel.memory.token_buffers import dispatch_buffers
 from meshwright.costmodel.memory.transients import transients
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
@@ -165,3 +166,39 @@ def test_only_dispatchers_of_single_copies_deduplicate() -> None:
         False, False, True, True, True,
     ]  # fmt: skip
     assert gathered_ranks(Layout(ep=np.array([1, 4]), etp=np.array([1, 2]))).tolist() == [1, 8]  # type: ignore[union-attr]
+
+
+def test_buffers_of_tokens_by_hand() -> None:
+    """DeepSeek-V3's widths on nodes of 8: 4,096 tokens of 7,168 elements on each of 64 ranks, 4 experts each.
+
+    HybridEP has room for all of them, which is why a run that DeepEP fits into ends out of memory with it.
+    """
+    model = load_catalog_model("deepseek-v3")
+    layout = Layout(dp=64, ep=64)
+
+    def of(dispatcher: str, layout: Layout, cluster: str = "dgx-h100") -> float:
+        work = Workload(
+            model=model,
+            cluster=read_cluster(cluster),
+            gpus=64,
+            global_batch=64,
+            seq_len=4096,
+            moe_dispatch=dispatcher,
+        )
+        return float(np.asarray(dispatch_buffers(work, layout)))
+
+    all_tokens = 64 * 4096 * (2 * 7168 + 4 * 4 * 8 + 4 * 56)
+    own = 4096 * (2 * 7168 + 4 * 4 * 64 + 4 * 56)
+    received = 7 * 4096 * (3 * (2 * 7168 + 4 * 4 * 8) + 4 * 56)
+    assert of("hybridep", layout) == pytest.approx(all_tokens + own + received)
+    # One domain: no RDMA, and each rank's probabilities are those of all 256 experts.
+    wide = 64 * 4096 * (2 * 7168 + 4 * 4 * 64 + 4 * 56)
+    assert of("hybridep", layout, "gb200-nvl72") == pytest.approx(wide)
+    token = 2 * 7168 + 8 + 128 * 12 + 128 * 4
+    nvlink, rdma = 10 * 8 * 288 * token, 2 * 10 * 8 * 128 * (token + 16)
+    assert of("deepep", layout) == pytest.approx(nvlink + rdma)
+    assert of("deepep", Layout(dp=8, ep=8)) == pytest.approx(10 * 8 * 256 * token)
+    assert of("alltoall", layout) == of("hybridep", Layout(dp=64)) == 0.0
+    assert of("hybridep", replace(layout, micro_batch=2)) == pytest.approx(
+        2 * of("hybridep", layout)
+    )

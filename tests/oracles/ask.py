@@ -369,6 +369,8 @@ _APART = {
     "megatron_built": "ask_built",
     "torchtitan_built": "ask_built",
     "transformers_built": "ask_built",
+    "transformers_layers": "ask_layers",
+    "megatron_layers": "ask_layers",
     "bridge_built": "ask_bridge_built",
 }
 """Modules of the targets that are not asked here."""
