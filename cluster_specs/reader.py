@@ -96,7 +96,8 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     """A cluster from plain data; `where` names the document in errors.
 
     `device` is a catalog name or a mapping with all of a device's fields. `base` names a catalog entry whose
-    node fields hold where the data has none. Without it, those that the data leaves out or gives as null are
+    node fields hold where the data has none, and whose size and levels hold where it has no size, nodes or
+    levels: a kind of node with another network stays one of any size. Without a base, those that the data leaves out or gives as null are
     taken from the catalog's node with that device and listed in `assumed`; `gpus` may be left out where
     `nodes` lists them.
     """
@@ -106,7 +107,7 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
             "this is a mixed cluster, which `plan` takes; give one of its parts here",
             where=f"{where}: parts",
         )
-    fields: dict[str, object] = {**_base_fields(stated.pop("base", None), where), **stated}
+    fields: dict[str, object] = {**_base_fields(stated.pop("base", None), where, stated), **stated}
     _refuse_mixed_devices(fields, where)
     _expand_node_ranges(fields, where)
     fields["device"], catalog_device = _device(fields, where)
@@ -153,14 +154,31 @@ def _expand_node_ranges(fields: dict[str, object], where: str) -> None:
     fields["nodes"] = expanded
 
 
-def _base_fields(base: object, where: str) -> dict[str, object]:
-    """The fields of a catalog entry that describe its nodes; its size and levels stay behind."""
+def _base_fields(base: object, where: str, stated: Mapping[str, object]) -> dict[str, object]:
+    """The fields of a catalog entry that describe its nodes; its size and levels too, where the data has none.
+
+    Data with levels but no size or nodes has, of an elastic entry, any size up to its outermost level.
+    """
     if base is None:
         return {}
     if not isinstance(base, str) or base not in cluster_names():
         raise not_in_catalog(f"{where}: base", base, cluster_names())
-    left_behind = ("name", "gpus", "elastic", "levels", "fabric", "blocks")
-    return {key: value for key, value in cluster_fields(base).items() if key not in left_behind}
+    fields = {key: value for key, value in cluster_fields(base).items() if key != "name"}
+    own_size = "gpus" in stated or "nodes" in stated
+    own_levels = "levels" in stated
+    if not own_size and not own_levels:
+        return fields
+    if not own_size and fields["elastic"]:
+        fields["gpus"] = _outermost(stated["levels"], fields["gpus"])
+    else:
+        fields = {key: fields[key] for key in fields if key not in ("gpus", "elastic")}
+    return {key: fields[key] for key in fields if key not in ("levels", "fabric", "blocks")}
+
+
+def _outermost(levels: object, otherwise: object) -> object:
+    """GPUs of the last level that is listed, where it says so; the schema refuses other levels."""
+    last = levels[-1] if isinstance(levels, list) and levels else None
+    return last.get("gpus", otherwise) if isinstance(last, Mapping) else otherwise
 
 
 def _device(fields: Mapping[str, object], where: str) -> tuple[DeviceSpec, str | None]:

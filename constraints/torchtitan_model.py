@@ -10,15 +10,22 @@ from meshwright.constraints.kinds import AtMost, of
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.model_specs.torchtitan_flavors import Flavor, built_alike
 
-_OWN_REGISTRY = {(61, 7168, 256), (60, 5120, 160), (24, 2880, 32), (36, 2880, 128)}
-"""(layers, hidden, experts) of DeepSeek-V3, DeepSeek-V2 and both gpt-oss, built by torchtitan itself."""
+_OWN_REGISTRY = ("deepseek_v3", "gpt_oss")
+"""Models of torchtitan that only its own registry builds, at the sizes that it has them in."""
+
+
+def registry_flavor(model: ModelSpec) -> Flavor | None:
+    """What torchtitan's own registry builds of a model's sizes, where nothing else there can build it."""
+    alike = (built_alike(model, family) for family in _OWN_REGISTRY)
+    return next((flavor for flavor in alike if flavor is not None), None)
 
 
 def foreign_parts(model: ModelSpec) -> list[str]:
     """What of an architecture torchtitan has no layer for; empty where it can be built."""
     moe = model.moe
-    if moe is not None and (model.layers, model.hidden, moe.experts) in _OWN_REGISTRY:
+    if registry_flavor(model) is not None:
         return []
     parts = {
         f"position {model.position}": model.position != "rope",

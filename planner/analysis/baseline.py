@@ -30,6 +30,7 @@ from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import read_feasible_plan
 from meshwright.planner.plan.training_cost import Budget, training_cost, with_cost
 from meshwright.planner.request.inputs import PlanInputs
+from meshwright.planner.runs.launches.flag_effects import unread_words
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.reader import read_launch, run_of_inputs
 from meshwright.planner.runs.predicted import layout_document
@@ -50,6 +51,8 @@ class Baseline:
     kind: BaselineKind
     setup: Setup
     remarks: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    """Flags and fields that change the price, or may, and that it does not know of."""
 
 
 def read_baseline(path: Path, inputs: PlanInputs) -> Baseline:
@@ -77,12 +80,13 @@ def read_baseline(path: Path, inputs: PlanInputs) -> Baseline:
         if len(runs) != 1:
             what = f"holds {len(runs)} runs; a baseline is one: give a file of one run"
             raise InputError(what, where=path_text(path))
-        return _of_run("run", runs[0], inputs, path, runs[0].remarks)
+        baseline = _of_run("run", runs[0], inputs, path, runs[0].remarks)
+        return replace(baseline, unread=runs[0].unread)
     launch = read_launch(path, inputs.model)
     run = run_of_inputs(launch, inputs, path)
-    unread = [f"{path.name}: {name} is not read" for name in launch.unread]
+    unread = [f"{path.name}: {unread_words(name)}" for name in launch.unread]
     remarks = (*run.remarks, *launch.remarks, *_model_remarks(launch, inputs), *unread)
-    return _of_run("launch", run, inputs, path, remarks)
+    return replace(_of_run("launch", run, inputs, path, remarks), unread=launch.unread)
 
 
 def with_baseline(
@@ -123,8 +127,9 @@ def with_baseline(
     document = BaselineDoc(
         file=str(baseline.path),
         kind=baseline.kind,
-        verdict=_verdict(plan, speed_up),
-        speed_up=speed_up,
+        verdict="not compared" if baseline.unread else _verdict(plan, speed_up),
+        speed_up=None if baseline.unread else speed_up,
+        unread=list(baseline.unread),
         step_time_s=step_s,
         tokens_per_step=today.tokens,
         tokens_per_s=tokens_per_s,

@@ -14,7 +14,8 @@ from meshwright.planner.launch.script_text import FlagEdit
 from meshwright.planner.launch.torchtitan_model import pipeline_modules
 from meshwright.planner.plan.baseline_document import ScriptDiff
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.launches.torchtitan_toml import CONVERTERS, MODEL_PARTS, OLD_NAMES
+from meshwright.planner.runs.launches.torchtitan import CONVERTERS
+from meshwright.planner.runs.launches.torchtitan_toml import MODEL_PARTS, OLD_NAMES
 
 _SECTION = re.compile(r"\s*\[([A-Za-z_][\w.]*)\]\s*(?:#.*)?")
 _KEY = re.compile(r"(\s*([A-Za-z_]\w*)\s*=\s*)(\"[^\"]*\"|\[[^\]]*\]|[^\s#]+)(.*)", re.DOTALL)

@@ -9,8 +9,8 @@ import json
 from itertools import islice
 from textwrap import dedent, indent
 
+from meshwright.constraints.torchtitan_model import registry_flavor
 from meshwright.costmodel.pipeline.schedules import schedule_named, traits
-from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.model_specs.stated_fields import stated_fields
 from meshwright.planner.launch.model_notes import Shortfalls, notes_of
@@ -151,26 +151,14 @@ converters = [MXFP8LinearConverter.Config(model_compile_enabled=True)]""",
 }
 
 
-_FLAVORS = {
-    (61, 7168, 256, True): ("deepseek_v3", "671B"),
-    (60, 5120, 160, True): ("deepseek_v3", "236B"),
-    (24, 2880, 32, False): ("gpt_oss", "20b"),
-    (36, 2880, 128, False): ("gpt_oss", "120b"),
-}
-"""By layers, width, experts and whether attention is latent."""
-_PUBLISHED = {
-    ("deepseek_v3", "671B"): "deepseek-v3",
-    ("deepseek_v3", "236B"): "deepseek-v2",
-    ("gpt_oss", "20b"): "gpt-oss-20b",
-    ("gpt_oss", "120b"): "gpt-oss-120b",
-}
-"""The catalog's name of what a flavor builds."""
 _EPSILON = {"norm_epsilon": "Norms add 1e-05 under the root (torchtitan's own registry)."}
 _BALANCE = {
     "moe.router_bias": "Routers have a bias that balances experts (torchtitan's load_balance_coeff)."
 }
 _REGISTRY_DEVIATIONS: dict[tuple[str, str], dict[str, str]] = {
     ("deepseek_v3", "671B"): _EPSILON,
+    ("deepseek_v3", "16B"): _EPSILON | _BALANCE,
+    ("deepseek_v3", "debugmodel"): _EPSILON | _BALANCE,
     ("deepseek_v3", "236B"): _EPSILON
     | _BALANCE
     | {"rope.scaling.mscale": "YaRN's mscale is 1 (torchtitan's own registry)."},
@@ -222,12 +210,17 @@ def pipeline_modules(layout: LayoutDoc) -> list[list[str]] | None:
 
 def torchtitan_notes(model: ModelSpec) -> tuple[str, ...]:
     """Where the module trains another network than the specification."""
-    flavor = flavor_of(model)
+    flavor = registry_flavor(model)
     if flavor is None:
         return notes_of(model, TORCHTITAN_SAYS, _built_shortfalls(model))
-    published = stated_fields(load_catalog_model(_PUBLISHED[flavor]))
-    same = {name for name, value in stated_fields(model).items() if published.get(name) == value}
-    deviations = _REGISTRY_DEVIATIONS.get(flavor, {})
+    built, stated = stated_fields(flavor.model), stated_fields(model)
+    same = {name for name, value in stated.items() if built.get(name) == value}
+    added = {
+        name: f"{name} is {value} (torchtitan's own registry)."
+        for name, value in built.items()
+        if name not in stated and name != "mtp_layers"
+    }
+    deviations = added | _REGISTRY_DEVIATIONS.get((flavor.family, flavor.name), {})
     return notes_of(model, {*same, "mtp_layers"} - deviations.keys(), deviations)
 
 
@@ -285,21 +278,14 @@ def _as_qwen(model: ModelSpec) -> bool:
     return model.qk_norm or model.moe is not None
 
 
-def flavor_of(model: ModelSpec) -> tuple[str, str] | None:
-    """(torchtitan model, flavor) for the architectures that only its own registry can build."""
-    experts = model.moe.experts if model.moe is not None else 0
-    return _FLAVORS.get((model.layers, model.hidden, experts, model.attention is not None))
-
-
 def _model_part(model: ModelSpec, seq_len: int) -> str:
-    flavor = flavor_of(model)
+    flavor = registry_flavor(model)
     if flavor is None:
         return _built_model(model, seq_len)
-    family, name = flavor
     mtp = ""
-    if family == "deepseek_v3" and model.mtp_layers:
+    if flavor.family == "deepseek_v3" and model.mtp_layers:
         mtp = f", num_mtp_layers={model.mtp_layers}"
-    return _FLAVOR.format(family=family, flavor=json.dumps(name), mtp=mtp)
+    return _FLAVOR.format(family=flavor.family, flavor=json.dumps(flavor.name), mtp=mtp)
 
 
 def _built_model(model: ModelSpec, seq_len: int) -> str:

@@ -10,7 +10,7 @@ from meshwright.costmodel.execution import Execution
 from meshwright.planner.runs.predicted import LayoutDoc
 
 BaselineKind = Literal["launch", "run", "plan"]
-Verdict = Literal["faster", "within error", "optimal"]
+Verdict = Literal["faster", "within error", "optimal", "not compared"]
 
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -119,9 +119,11 @@ class BaselineDoc(BaseModel):
     kind: BaselineKind
     verdict: Verdict
     """`optimal`: no layout is faster by more than 0.1 %; `within error`: the plan is faster by less than the
-    cost model's error."""
-    speed_up: float
-    """Tokens per second of the plan over those of today."""
+    cost model's error; `not compared`: today's file asks for more than its price knows of."""
+    speed_up: float | None
+    """Tokens per second of the plan over those of today; null where they are not compared."""
+    unread: list[str] = Field(default_factory=list)
+    """Flags and fields of today's file that change the price, or may, and are not read."""
     step_time_s: float
     """Of today's layout, with its own batch."""
     tokens_per_step: int

@@ -28,12 +28,24 @@ _SIGNED_SECONDS = Kind(lambda value: f"{value:+,.3f} s")
 _PLAIN_SECONDS = Kind(lambda value: f"{value:,.3f} s")
 
 
+_NOT_COMPARED = (
+    "what is not read changes today's step, or may: take it out of the file where it does nothing to "
+    "the speed, or say today's run in full (estimate FILE --from-launch -o run.yaml, then --baseline run.yaml); what "
+    "follows compares with what was read"
+)
+
+
 def headline(plan: Plan) -> str:
-    """`14.03 s against 18.71 s today: 1.33 x`, or that today's layout is as good."""
+    """`14.03 s against 18.71 s today: 1.33 x`, that today's is as good, or why they are not compared."""
     baseline, predicted = plan.baseline, plan.predicted
     assert baseline is not None
     assert predicted is not None
     today, planned = rounded_seconds(baseline.step_time_s), rounded_seconds(predicted.step_time_s)
+    if baseline.speed_up is None:
+        name, *others = baseline.unread
+        more = f" and {len(others)} more of its flags" if others else ""
+        are = "are" if others else "is"
+        return f"{planned} planned; not compared with {baseline.file}, of which {name}{more} {are} not read"
     speed_up = f"{baseline.speed_up:.2f} x"
     if baseline.tokens_per_step != plan.inputs.global_batch * plan.inputs.seq_len:
         planned_rate = plan.inputs.global_batch * plan.inputs.seq_len / predicted.step_time_s
@@ -79,6 +91,8 @@ def baseline_view(plan: Plan) -> View:
 def _verdict(baseline: BaselineDoc) -> View:
     if baseline.verdict == "faster":
         return []
+    if baseline.verdict == "not compared":
+        return [line(_NOT_COMPARED)]
     words = "no layout of the space is faster by more than 0.1 %"
     if baseline.verdict == "within error":
         words = "less than the cost model may be off by: measure both before you change anything"

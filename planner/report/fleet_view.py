@@ -36,6 +36,7 @@ def fleet_view(fleet: Fleet) -> View:
     ]
     return [
         _jobs(document["jobs"], scheduled=fleet.objective != "throughput"),
+        *_reasons(document["jobs"]),
         line(),
         *map(line, hosts),
         line(_objective(document)),
@@ -63,11 +64,16 @@ def _jobs(jobs: list[Document], *, scheduled: bool) -> Table:
     for job in jobs:
         row = {name: job[name] for name in columns}
         if not job["gpus"]:
-            row["name"] += " (waits)"
+            row["name"] += f" ({job['status']})"
         if not job["late_s"] and scheduled:
             row["late_s"] = None
         rows.append(list(row.values()))
     return Table(list(columns.values()), rows)
+
+
+def _reasons(jobs: list[Document]) -> View:
+    """Why jobs have no plan; the others were shared out without them."""
+    return [line(f"{job['name']}: {job['reason']}") for job in jobs if job["reason"]]
 
 
 def _objective(document: Document) -> str:
@@ -86,4 +92,5 @@ def _objective(document: Document) -> str:
     blocks = f"{document['units_used']} of {document['units']} blocks"
     size = document["gpus_per_unit"]
     result = results[objective["name"]]
-    return f"{counted(len(jobs), 'job')} on {blocks} of {size} GPUs: {result}."
+    planned = counted(sum(not job["reason"] for job in jobs), "job")
+    return f"{planned} on {blocks} of {size} GPUs: {result}."

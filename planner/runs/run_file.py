@@ -24,10 +24,12 @@ from meshwright.model_specs.catalog import with_twin_facts
 from meshwright.model_specs.reader import model_from_mapping, read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.context_groups import check_context_groups
+from meshwright.planner.runs.launches.adapters import fields_of, refuse_adapters
 from meshwright.planner.runs.offloaded import check_offload, offloaded_set
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_settings import (
     Stages,
+    check_fp8_attention,
     gpus_and_dp,
     places_on_hosts,
     run_layout,
@@ -98,6 +100,8 @@ class Run:
     """Why the source's row looks odd beside its neighbours."""
     remarks: tuple[str, ...] = ()
     """Where the row says something that the cost model only approximates or leaves out."""
+    unread: tuple[str, ...] = ()
+    """Settings of a published row that this version does not know."""
     framework_words: str = ""
     """What the file calls the framework."""
 
@@ -156,10 +160,13 @@ def run_from_mapping(
     (those with `measured`) may carry descriptive keys that this version does not know: they become
     remarks. Everywhere else an unknown key is an error. Raises InputError.
     """
-    cleaned, remarks = _without_unknown_words(_without_nulls(row))
+    refuse_adapters(_of_the_run(row), where)
+    cleaned, unread = _without_unknown_words(_without_nulls(row))
+    remarks = [f"{name} is not known to this version, and not used" for name in unread]
     try:
         doc = RunDoc.model_validate(cleaned)
-        return _run(doc, remarks, base, default_id, calibration)
+        run = _run(doc, remarks, base, default_id, calibration)
+        return replace(run, unread=tuple(name for name in unread if name.startswith("run.")))
     except ValidationError as error:
         raise InputError(validation_message(error, where, RunDoc)) from None
     except InputError as error:
@@ -182,9 +189,8 @@ def _run(
     gpus, dp = gpus_and_dp(settings, cluster)
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
-    if published:
-        cluster = with_whole_domains(cluster, gpus)
-    recipe_dispatch = moe_dispatch_kind(settings.recipe, published=published)
+    cluster = with_whole_domains(cluster, gpus)
+    recipe_dispatch = moe_dispatch_kind(settings.recipe)
     kernel_words = settings.recipe.get("attention_kernel", "")
     gradient_words = settings.gradient_dtype or settings.recipe.get("gradient_sync", "")
     workload = Workload(
@@ -200,10 +206,10 @@ def _run(
         moe_dispatch=settings.moe_dispatch or recipe_dispatch,
         attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
         gradient_bytes=gradient_bytes_of(gradient_words),
-        fp8_attention=recipe_switch(settings.recipe, "fp8_attention") is True,
+        fp8_attention=_switch(settings.fp8_attention, settings.recipe, "fp8_attention") is True,
         moment_bytes=GRADIENT_BYTES[settings.moment_dtype],
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
-        fp8_parameters=_fp8_parameters(settings),
+        fp8_parameters=_switch(settings.fp8_params, settings.recipe, "fp8_param_gather"),
         fused_loss=settings.fused_loss,
         offload_modules=offloaded_set(settings.offload_modules),
         keeps_gathered_inputs=settings.keeps_gathered_inputs
@@ -214,6 +220,7 @@ def _run(
     if settings.bucket_parameters is not None:
         bucket_mb = stack_constants(workload).gradients_mb(settings.bucket_parameters)
         workload = replace(workload, bucket_mb=bucket_mb)
+    check_fp8_attention(settings, cluster)
     check_context_groups(workload, layout)
     check_offload(workload)
     return Run(
@@ -232,11 +239,9 @@ def _run(
     )
 
 
-def _fp8_parameters(settings: SettingsDoc) -> bool | None:
-    """Whether parameters live in FP8, from the run or the flags of its recipe; None where neither says."""
-    if settings.fp8_params is not None:
-        return settings.fp8_params
-    return recipe_switch(settings.recipe, "fp8_param_gather")
+def _switch(stated: bool | None, recipe: dict[str, Any], name: str) -> bool | None:
+    """What a run says of a switch, or the flags of its recipe; None where neither says."""
+    return recipe_switch(recipe, name) if stated is None else stated
 
 
 def _named_rows(path: Path) -> list[tuple[str, object]]:
@@ -279,24 +284,34 @@ def _without_nulls(row: object) -> object:
 
 
 def _without_unknown_words(row: object) -> tuple[object, list[str]]:
-    """A published row without the keys that this version does not know, unless they look like a slip."""
+    """A published row without the keys that this version does not know, and these, unless they look like a
+    slip.
+    """
     if not isinstance(row, dict) or "measured" not in row or not isinstance(row.get("run"), dict):
         return row, []
-    cleaned, remarks = _readable_part(row, RunDoc, "")
-    cleaned["run"], run_remarks = _readable_part(cleaned["run"], SettingsDoc, "run.")
-    return cleaned, remarks + run_remarks
+    cleaned, dropped = _readable_part(row, RunDoc, "")
+    cleaned["run"], of_run = _readable_part(cleaned["run"], SettingsDoc, "run.")
+    return cleaned, dropped + of_run
+
+
+def _of_the_run(row: object) -> Iterator[tuple[str, str]]:
+    """What a row says of its run, the model and the measurements left out."""
+    if isinstance(row, dict):
+        yield from fields_of(
+            {key: value for key, value in row.items() if key in ("kind", "run", "train")}
+        )
 
 
 def _readable_part(
     section: dict[str, Any], schema: type[BaseModel], place: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """The keys of a section that a schema has or that look like a slip of one, and remarks on the rest."""
+    """The keys of a section that a schema has or that look like a slip of one, and names of the rest."""
     names = [field.alias or name for name, field in schema.model_fields.items()]
     dropped = [
         key for key in section if not difflib.get_close_matches(str(key), names, n=1, cutoff=SLIP)
     ]
-    remarks = [f"{place}{shown(key)} is not known to this version, and not used" for key in dropped]
-    return {key: value for key, value in section.items() if key not in dropped}, remarks
+    kept = {key: value for key, value in section.items() if key not in dropped}
+    return kept, [f"{place}{shown(key)}" for key in dropped]
 
 
 def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
@@ -304,8 +319,7 @@ def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
         return doc.model
     if isinstance(doc.model, str):
         return read_model(_beside(doc.model, base))
-    model = _with_sinks(model_from_mapping(doc.model, "model"))
-    return with_twin_facts(model) if doc.measured is not None else model
+    return with_twin_facts(_with_sinks(model_from_mapping(doc.model, "model")))
 
 
 def _with_sinks(model: ModelSpec) -> ModelSpec:

@@ -181,6 +181,12 @@ class SettingsDoc(BaseModel):
         description="Whether parameters are kept and gathered at the run's narrow precision, without a "
         "16-bit copy (Megatron's --fp8-param-gather); the software stack's where absent.",
     )
+    fp8_attention: Flag | None = Field(
+        default=None,
+        description="Whether the products of attention run in FP8 too, as under --allow fp8-attention "
+        "(Megatron's fp8_dot_product_attention); they do not where absent. Rows of sources: "
+        "recipe.fp8_attention.",
+    )
     fused_loss: Flag | None = Field(
         default=None,
         description="Whether cross entropy is Transformer Engine's one kernel over 16-bit logits; the "

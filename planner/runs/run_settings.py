@@ -14,6 +14,7 @@ from meshwright.errors import InputError, near_miss
 from meshwright.frameworks.catalog import STACK_NAMES, nearest_stack, stack_in_words
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.request.executions import FP8_ATTENTION_ON
 from meshwright.planner.runs.run_schema import SettingsDoc
 from meshwright.planner.runs.run_terms import (
     MODULE_NAMES,
@@ -59,7 +60,7 @@ def gpus_and_dp(settings: SettingsDoc, cluster: ClusterSpec) -> tuple[int, int]:
 
 
 def with_whole_domains(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
-    """The machine around a published run, where its source names only the GPUs that the run took.
+    """The machine around a run, where its cluster names only the GPUs that the run took.
 
     Jobs take equal parts of NVLink domains, 64 GPUs of racks of 72: 512 GPUs stand in eight racks, not in
     seven and a piece.
@@ -70,6 +71,21 @@ def with_whole_domains(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
         return cluster
     part = int(fabric_levels(cluster, gpus).blocks[0])
     return cluster.model_copy(update={"gpus": gpus // part * domain})
+
+
+def check_fp8_attention(settings: SettingsDoc, cluster: ClusterSpec) -> None:
+    """Raises InputError where a run says that attention is in FP8 and its precision or its GPUs are not."""
+    if not settings.fp8_attention:
+        return
+    where = "run.fp8_attention"
+    if settings.precision in ("bf16", "fp16"):
+        narrow = ("fp8", "mxfp8", "nvfp4")
+        what = "goes with a run.precision below 16 bits only"
+        raise InputError(what, where=where, value=settings.precision, allowed=narrow)
+    architecture = cluster.device.architecture
+    if architecture not in FP8_ATTENTION_ON:
+        what = f"has no kernel on {cluster.device.name}, whose architecture is {architecture}"
+        raise InputError(what, where=where, allowed=sorted(FP8_ATTENTION_ON))
 
 
 def places_on_hosts(

@@ -13,16 +13,15 @@ from meshwright.planner.runs.launches.launch_run import (
 )
 
 _READ = frozenset(("mixed_precision", "num_processes", "fsdp_config", "parallelism_config"))
-_HARMLESS = """
-compute_environment distributed_type num_machines machine_rank main_process_ip main_process_port
-rdzv_backend same_network use_cpu debug main_training_function downcast_bf16
-"""
-"""Keys that leave the time of a step as it is."""
-_FSDP_READ = """
-version reshard_after_forward auto_wrap_policy transformer_layer_cls_to_wrap
-activation_checkpointing offload_params state_dict_type cpu_ram_efficient_loading sync_module_states
-"""
-"""Keys of `fsdp_config`, each after `fsdp_`."""
+_FSDP_READ = tuple(
+    f"fsdp_{name}"
+    for name in (
+        "reshard_after_forward",
+        "auto_wrap_policy",
+        "activation_checkpointing",
+        "offload_params",
+    )
+)
 _AXES = ("dp_replicate", "dp_shard", "tp", "cp")
 _SIZES = {f"parallelism_config_{axis}_size": axis for axis in _AXES}
 _PRECISIONS = ("fp16", "bf16", "fp8")
@@ -71,7 +70,7 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
     # Options that are off, and axes of one GPU, change nothing.
     switched_on = {key: value for key, value in fsdp.items() if value}
     wide = {key: size for key, size in mesh.items() if size not in (1, None)}
-    unread = unread_keys(document, _READ.union(_HARMLESS.split()))
-    unread += unread_keys(switched_on, _FSDP_READ.split(), "fsdp_config", prefix="fsdp_")
-    unread += unread_keys(wide, _SIZES, "parallelism_config")
+    unread = unread_keys(document, "accelerate", _READ)
+    unread += unread_keys(switched_on, "accelerate", _FSDP_READ, "fsdp_config")
+    unread += unread_keys(wide, "accelerate", _SIZES, "parallelism_config")
     return LaunchRun(settings=settings, unread=tuple(unread))

@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.runs.launches.flag_effects import has_no_effect
 from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron import from_megatron
@@ -57,16 +58,9 @@ _READ_OTHERWISE = frozenset(
         _ATTENTION,
         _SUMS,
         _PRECISION,
-        "dataset.seq_length",
-        "dist.use_megatron_fsdp",
-        "checkpoint.ckpt_format",
-        "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",
-        "mixed_precision.first_last_layers_bf16",
-        "rerun_state_machine.check_for_nan_in_loss",
-        "ddp.check_for_nan_in_grad",
     ]
 )
-"""Overrides that are no flag of Megatron: read apart, or without bearing on the time."""
+"""Overrides that are no flag of Megatron, and are read apart."""
 
 
 def are_overrides(document: object) -> bool:
@@ -86,13 +80,19 @@ def from_overrides(words: Sequence[str], model: ModelSpec | str | None, where: s
             where=where,
         )
     given = dict(word.partition("=")[::2] for word in words)
-    run = from_megatron(CommandLine(_words(given), where), read_model(model))
+    run = from_megatron(CommandLine(_words(given), where), read_model(model), sized=False)
     settings: dict[str, Any] = dict(run.settings)
     if _LOSS in given:
         settings["fused_loss"] = given[_LOSS] == "te"
     if given.get(_ATTENTION) == "true":
         settings["recipe"] = {"fp8_attention": True}
-    others = (name for name in given if not _flag_of(name) and name not in _READ_OTHERWISE)
+    others = (
+        name
+        for name, value in given.items()
+        if not _flag_of(name)
+        and name not in _READ_OTHERWISE
+        and not has_no_effect("bridge", name, value)
+    )
     return LaunchRun(settings=settings, model=run.model, unread=(*run.unread, *others))
 
 

@@ -49,7 +49,7 @@ def recipe_run(name: str) -> LaunchRun:
     recipe = _recipes()[name]
     model = load_catalog_model(recipe["model"])
     line = CommandLine(recipe["flags"].split(), name)
-    run = from_megatron(line, model)
+    run = from_megatron(line, model, sized=False)
     settings = {**run.settings, "gpus": recipe["gpus"]}
     return LaunchRun(settings=settings, model=recipe["model"], cluster=recipe["cluster"])
 

@@ -19,13 +19,11 @@ DEFAULT_BUCKET = 500_000_000
 BATCH, MICRO_BATCH = "train_batch_size", "train_micro_batch_size_per_gpu"
 _STEPS = "gradient_accumulation_steps"
 _READ = "zero_optimization bf16 fp16 tensor_parallel activation_checkpointing"
-_HARMLESS = "gradient_clipping optimizer scheduler steps_per_print wall_clock_breakdown"
-"""Keys that leave the time of a step as it is."""
+_INNER_READ = ("enabled", "number_checkpoints", "autotp_size")
 _ZERO_READ = """
-stage overlap_comm contiguous_gradients reduce_bucket_size allgather_bucket_size
-mics_shard_size offload_optimizer cpu_offload
+stage reduce_bucket_size mics_shard_size offload_optimizer offload_param cpu_offload overlap_comm
 """
-_OFFLOAD_READ = "device ratio pin_memory"
+_OFFLOAD_READ = ("device", "ratio")
 """Without pinned memory transfers are slower; prices assume that it is pinned, as it is by default."""
 
 
@@ -93,12 +91,14 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         settings["precision"] = "fp16"
     if section_of(document, "activation_checkpointing", where).get("number_checkpoints"):
         settings["recompute"] = "full"
-    names = {BATCH, MICRO_BATCH, _STEPS, *_READ.split(), *_HARMLESS.split()}
-    unread = unread_keys(document, names)
-    unread += unread_keys(zero, _ZERO_READ.split(), "zero_optimization")
-    if settings["zero_stage"] == 3 and bucket not in (None, DEFAULT_BUCKET):
+    unread = unread_keys(document, "deepspeed", {BATCH, MICRO_BATCH, _STEPS, *_READ.split()})
+    for name in ("bf16", "fp16", "activation_checkpointing", "tensor_parallel"):
+        unread += unread_keys(section_of(document, name, where), "deepspeed", _INNER_READ, name)
+    unread += unread_keys(zero, "deepspeed", _ZERO_READ.split(), "zero_optimization")
+    if settings["zero_stage"] == 3 and bucket not in (None, "auto", DEFAULT_BUCKET):
         unread.append("zero_optimization.reduce_bucket_size")
-    unread += unread_keys(offload, _OFFLOAD_READ.split(), "zero_optimization.offload_optimizer")
+    place = "zero_optimization.offload_optimizer"
+    unread += unread_keys(offload, "deepspeed", _OFFLOAD_READ, place)
     return LaunchRun(settings=settings, unread=tuple(unread))
 
 

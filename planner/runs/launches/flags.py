@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 
 from meshwright.errors import InputError
+from meshwright.planner.runs.launches.flag_effects import Kind, has_no_effect
 
 MOST_WORDS = 200_000
 MOST_LINE_LETTERS = 200_000
@@ -17,7 +18,11 @@ _ASSIGNMENT = re.compile(r"^(?:export\s+|local\s+)?([A-Za-z_]\w*)(\+?)=(.*)$")
 _SBATCH = re.compile(
     r"^#SBATCH\s+(?:--(nodes|gpus-per-node)=|-(N)\s*)(?:\w+:)?(\d{1,6})\b", re.MULTILINE
 )
-_REFERENCE = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?")
+_REFERENCE = re.compile(
+    r"\$\{(?P<braced>[A-Za-z_]\w*)(?:\[@\])?(?::?[-=](?P<otherwise>[^{}$]*))?\}"
+    r"|\$\{?(?P<bare>[A-Za-z_]\w*)(?:\[@\])?"
+)
+"""A variable, with what it is where it has no value: $NAME, ${NAME}, ${NAME[@]}, ${NAME:-8}."""
 
 
 class CommandLine:
@@ -31,12 +36,19 @@ class CommandLine:
         The file's name, for messages.
     job
         `nodes`, and `gpus` of each, that the script's batch job asks for; `world` processes that it starts.
+    variables
+        What the script's own variables are at its end.
     """
 
     def __init__(
-        self, words: Iterable[str], where: str, job: Mapping[str, int] | None = None
+        self,
+        words: Iterable[str],
+        where: str,
+        job: Mapping[str, int] | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.where = where
+        self.variables = dict(variables or {})
         self._job = dict(job or {})
         self.words: list[str] = []
         for word in words:
@@ -50,7 +62,30 @@ class CommandLine:
     def with_dashes(self) -> CommandLine:
         """The same words, none read yet, with dashes for underscores in the names of flags."""
         words = [word.replace("_", "-") if word.startswith("--") else word for word in self.words]
-        return CommandLine(words, self.where, self._job)
+        return CommandLine(words, self.where, self._job, self.variables)
+
+    def after(self, words: Iterable[str]) -> CommandLine:
+        """The same words, none read yet, behind others that they win over."""
+        return CommandLine([*words, *self.words], self.where, self._job, self.variables)
+
+    def variable(self, name: str) -> str | None:
+        """The value of a variable: set for the command, `NAME=value`, or by the script."""
+        set_here = [word for word in self.words if word.startswith(f"{name}=")]
+        if set_here:
+            return set_here[-1].partition("=")[2]
+        return self.variables.get(name)
+
+    def switch(self, flag: str) -> bool:
+        """Whether torchtitan's flag is on: its own, `--section.no-name`, or a value; the last one wins."""
+        section, _, name = flag.partition(".")
+        off = self._position(f"{section}.no-{name}")
+        on = self._position(flag)
+        if on is None or (off is not None and off > on):
+            return False
+        follows = self.words[on + 1].lower() if on + 1 < len(self.words) else ""
+        if follows in ("true", "false"):
+            self._read.add(on + 1)
+        return follows != "false"
 
     def has(self, flag: str) -> bool:
         """Whether a flag is there; it counts as read."""
@@ -101,32 +136,63 @@ class CommandLine:
         return values
 
     def torchrun_gpus(self) -> int | None:
-        """Nodes times processes of each, where torchrun's flags or the batch job's give both as numbers."""
-        counts = []
-        sizes = {"--nnodes": self._job.get("nodes"), "--nproc-per-node": self._job.get("gpus")}
-        for flag in ("--nnodes", "--nproc-per-node"):
-            older = "--" + flag.removeprefix("--").replace("-", "_")
-            value = self.text(flag) or self.text(older) or ""
-            count = int(value) if value.isdigit() else sizes[flag]
-            if count is None:
-                return self._job.get("world")
-            counts.append(count)
-        return counts[0] * counts[1]
+        """Nodes times processes of each, where torchrun's flags or the batch job's give both as numbers.
 
-    def unread(self, harmless: Collection[str]) -> list[str]:
-        """Flags that nobody has asked for and that are not known to leave the step's time as it is."""
-        flags = [
-            word
-            for position, word in enumerate(self.words)
-            if word.startswith("--") and len(word) > 2 and position not in self._read
-        ]
-        return [flag for flag in dict.fromkeys(flags) if flag not in harmless]
+        Without a number of nodes anywhere torchrun starts on one (torch/distributed/run.py).
+        """
+        nodes = self._started("--nnodes", self._job.get("nodes"))
+        processes = self._started("--nproc-per-node", self._job.get("gpus"))
+        if nodes is None and processes and not self._job and not self._has_either("--nnodes"):
+            nodes = 1
+        if nodes is None or processes is None:
+            return self._job.get("world")
+        return nodes * processes
+
+    def _started(self, flag: str, otherwise: int | None) -> int | None:
+        """The number after a flag of torchrun, in either spelling."""
+        value = self.text(flag) or self.text(_underscored(flag)) or ""
+        return int(value) if value.isdigit() else otherwise
+
+    def _has_either(self, flag: str) -> bool:
+        return flag in self.words or _underscored(flag) in self.words
+
+    def unread(self, kind: Kind) -> list[str]:
+        """Flags that nobody has asked for and that are not known to leave the price as it is.
+
+        `kind` is the program whose flags they are.
+        """
+        flags: dict[str, bool] = {}
+        for position, word in enumerate(self.words):
+            if not word.startswith("--") or len(word) <= 2 or position in self._read:
+                continue
+            value = next(iter(self.words[position + 1 : position + 2]), "--")
+            value = "true" if value.startswith("--") else value
+            flags[word] = has_no_effect(kind, word, value)
+        return [flag for flag, harmless in flags.items() if not harmless]
+
+    def read_like(self, other: CommandLine) -> None:
+        """Takes as read what another reader has taken of the same words."""
+        self._read |= {position for position in other._read if position < len(self.words)}
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Every flag with the word after it, empty where another flag follows; assignments too."""
+        for position, word in enumerate(self.words):
+            following = next(iter(self.words[position + 1 : position + 2]), "")
+            if word.startswith("--"):
+                yield word, "" if following.startswith("--") else following
+            elif re.match(r"[A-Za-z_][\w.]*=", word):
+                name, _, value = word.partition("=")
+                yield name, value
 
     def _position(self, flag: str) -> int | None:
         """Where a flag stands last; all its places count as read."""
         positions = [position for position, word in enumerate(self.words) if word == flag]
         self._read.update(positions)
         return positions[-1] if positions else None
+
+
+def _underscored(flag: str) -> str:
+    return "--" + flag.removeprefix("--").replace("-", "_")
 
 
 def words_of(script: str, where: str) -> CommandLine:
@@ -156,7 +222,7 @@ def words_of(script: str, where: str) -> CommandLine:
     job = _batch_job(script)
     if variables.get("WORLD_SIZE", "").isdigit():
         job["world"] = int(variables["WORLD_SIZE"])
-    return CommandLine(filter(None, words), where, job)
+    return CommandLine(filter(None, words), where, job, variables)
 
 
 def _before_a_command(value: str) -> bool:
@@ -181,7 +247,10 @@ def _with_variables(line: str, variables: Mapping[str, str]) -> str:
     parts: list[str] = []
     letters = end = 0
     for reference in _REFERENCE.finditer(bare):
-        parts += [bare[end : reference.start()], variables.get(reference[1], reference[0])]
+        otherwise = reference["otherwise"]
+        unknown = reference[0] if otherwise is None else otherwise.strip("\"'")
+        name = reference["braced"] or reference["bare"]
+        parts += [bare[end : reference.start()], variables.get(name, unknown)]
         end = reference.end()
         letters += len(parts[-2]) + len(parts[-1])
         if letters > MOST_LINE_LETTERS:

@@ -17,7 +17,9 @@ from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron_model import (
     GPT2_VOCAB,
     hybrid_pattern,
+    leave_model_flags,
     megatron_model,
+    names_sizes,
 )
 from meshwright.planner.runs.offloaded import offloaded_modules
 from meshwright.planner.runs.pipeline_notation import layers_of_layout
@@ -40,36 +42,33 @@ _DEEPSPEED_FLASH = (
 _CPU_OPTIMIZER = "--cpu-optimizer"
 """Megatron-DeepSpeed's switch of an offloaded optimizer (4efb479, megatron/optimizer/__init__.py)."""
 
-_HARMLESS_NAMES = """
-use-mcore-models bf16 fp16 mock-data data-path split tokenizer-type tokenizer-model vocab-file
-merge-file train-iters train-samples lr min-lr lr-decay-style lr-warmup-iters lr-warmup-fraction
-lr-decay-iters weight-decay clip-grad adam-beta1 adam-beta2 adam-eps init-method-std seed
-log-interval save load save-interval eval-interval eval-iters tensorboard-dir wandb-project
-wandb-exp-name distributed-backend distributed-timeout-minutes use-flash-attn attention-backend
-transformer-impl attention-dropout hidden-dropout no-load-optim no-load-rng ckpt-format
-log-throughput exit-duration-in-mins no-check-for-nan-in-loss-and-grad use-transformer-engine-op-fuser
-moe-expert-rank-capacity-factor moe-paged-stash
-make-vocab-size-divisible-by data-cache-path num-workers deepspeed deepspeed_config nnodes
-nproc-per-node nproc_per_node node-rank node_rank master-addr master_addr master-port master_port
-rdzv-backend rdzv-endpoint no-gradient-accumulation-fusion moe-permute-fusion moe-grouped-gemm
-moe-router-dtype moe-aux-loss-coeff moe-router-load-balancing-type attention-softmax-in-fp32
-no-masked-softmax-fusion cross-entropy-loss-fusion no-bias-swiglu-fusion
-no-rope-fusion kill-on-bad-exit distribution nodes ntasks spec
-dsa-indexer-loss-coeff dsa-indexer-use-sparse-loss
-"""
-"""Flags of Megatron and torchrun that leave the time of a step as it is, or that all readers here assume."""
-_HARMLESS = frozenset(f"--{name}" for name in _HARMLESS_NAMES.split())
 
+def from_megatron(
+    line: CommandLine, known: ModelSpec | None = None, *, sized: bool = True
+) -> LaunchRun:
+    """The run of a Megatron command line.
 
-def from_megatron(line: CommandLine, known: ModelSpec | None = None) -> LaunchRun:
-    """The run of a Megatron command line; of a `known` model its flags say nothing.
+    Parameters
+    ----------
+    line
+        Its words.
+    known
+        The model, where the caller has one. It is the run's where the flags do not give its sizes; where they
+        do, layers and experts are still its own.
+    sized
+        Whether flags of the model are looked for; those of a recipe say nothing of it.
 
-    Raises InputError without sequence length or the sizes of the model, and for values of the wrong kind.
+    Raises
+    ------
+    InputError
+        No sequence length, no sizes and no known model, or a value of the wrong kind.
     """
     deepspeed = line.has("--deepspeed") or line.has("--deepspeed_config")
     flash_flags = [flag for flag in _DEEPSPEED_FLASH if line.has(flag)]
     deepspeed_stack = DEEPSPEED if flash_flags else MEGATRON_DEEPSPEED
-    model = megatron_model(line) if known is None else known.model_dump(exclude_none=True)
+    written = megatron_model(line) if sized and (known is None or names_sizes(line)) else None
+    model = known.model_dump(exclude_none=True) if known is not None else written
+    assert model is not None
     settings: dict[str, Any] = {
         "seq_len": line.integer("--seq-length", 0),
         "micro_batch": line.integer("--micro-batch-size", 1),
@@ -115,12 +114,19 @@ def from_megatron(line: CommandLine, known: ModelSpec | None = None) -> LaunchRu
     if offloaded:
         settings["optimizer_offload"] = offloaded
     assumed = []
-    if known is None and not (line.has("--vocab-size") or line.has("--padded-vocab-size")):
+    if written is None:
+        leave_model_flags(line)
+    elif not (line.has("--vocab-size") or line.has("--padded-vocab-size")):
         assumed.append(
             f"no --vocab-size: {GPT2_VOCAB:,} tokens are assumed, as GPT-2 has; --with model=... tells"
         )
-    unread = tuple(line.unread(_HARMLESS))
-    return LaunchRun(settings=settings, model=model, unread=unread, assumed=tuple(assumed))
+    unread = tuple(line.unread("megatron"))
+    return LaunchRun(
+        settings=settings,
+        model=model if written is None else written,
+        unread=unread,
+        assumed=tuple(assumed),
+    )
 
 
 def _cuda_graph(line: CommandLine) -> str:

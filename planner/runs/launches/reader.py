@@ -16,13 +16,16 @@ from typing import Any
 
 import yaml
 
+from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.constants.calibration import Calibration
 from meshwright.documents.output_files import write_files
 from meshwright.documents.reader import parse_mapping, read_text
 from meshwright.errors import InputError
+from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.launches.accelerate import from_accelerate
+from meshwright.planner.runs.launches.adapters import fields_of, refuse_adapters
 from meshwright.planner.runs.launches.bridge_overrides import are_overrides, from_overrides
 from meshwright.planner.runs.launches.bridge_recipes import is_recipe_name, recipe_run
 from meshwright.planner.runs.launches.deepspeed import (
@@ -31,12 +34,18 @@ from meshwright.planner.runs.launches.deepspeed import (
     from_deepspeed,
     with_configuration,
 )
+from meshwright.planner.runs.launches.flag_effects import unread_words
 from meshwright.planner.runs.launches.flags import CommandLine, words_of
 from meshwright.planner.runs.launches.hosts import on_its_hosts, with_hosts_beside
-from meshwright.planner.runs.launches.launch_run import LaunchRun
+from meshwright.planner.runs.launches.launch_run import LaunchRun, with_global_batch
 from meshwright.planner.runs.launches.megatron import from_megatron
-from meshwright.planner.runs.launches.torchtitan import from_torchtitan
-from meshwright.planner.runs.launches.torchtitan_toml import from_toml, is_toml, toml_document
+from meshwright.planner.runs.launches.torchtitan import from_torchtitan, is_torchtitan
+from meshwright.planner.runs.launches.torchtitan_toml import (
+    config_file_of,
+    from_toml,
+    is_toml,
+    toml_document,
+)
 from meshwright.planner.runs.prediction import PricedRun, price_run
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, run_from_mapping
 from meshwright.planner.runs.run_schema import SettingsDoc
@@ -86,7 +95,7 @@ def price_launch(
         default_id=path.stem,
         calibration=calibration,
     )
-    unread = [f"{path.name}: {name} is not read" for name in launch.unread]
+    unread = [f"{path.name}: {unread_words(name)}" for name in launch.unread]
     run = on_its_hosts(run, launch)
     if run.ranks and not launch.places:
         mapping["run"]["hosts"] = list(launch.hosts)
@@ -132,21 +141,33 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
     """
     where = str(path)
     document = launch_document(path, text)
+    refuse_adapters(fields_of(document), where)
     if isinstance(document, dict):
         return from_toml(document, path) if is_toml(text) else _from_document(document, where)
+    line = _command_line(document, text, where)
+    refuse_adapters(line.pairs(), where)
     if isinstance(document, list) and are_overrides(document):
         return from_overrides(document, model, where)
-    line = _command_line(document, text, where)
-    if line.has("--module") or any(word.startswith("--parallelism.") for word in line.words):
-        return from_torchtitan(line, path.parent)
+    config = config_file_of(line, path.parent)
+    if config is not None or is_torchtitan(line):
+        return _torchtitan(line, config, path)
     steps = _ACCUMULATION.search(text)
     if steps is not None:
         run = from_accelerate(*_beside(path, "accelerate.yaml"))
         return replace(run, micro_batches=int(steps[1]))
-    run = from_megatron(line)
+    run = from_megatron(line, None if model is None else read_model(model))
     if line.has("--deepspeed_config") and (path.parent / _DEEPSPEED_FILE).is_file():
         return with_configuration(run, *_beside(path, _DEEPSPEED_FILE))
     return run
+
+
+def _torchtitan(line: CommandLine, config: Path | None, path: Path) -> LaunchRun:
+    """torchtitan's run of flags, and of the TOML file that a script names if any; the script's flags win."""
+    if config is None:
+        return from_torchtitan(line, path.parent)
+    document = toml_document(read_text(config, MAX_FILE_BYTES), str(config))
+    refuse_adapters(fields_of(document), str(config))
+    return from_toml(document, path, line)
 
 
 def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
@@ -154,7 +175,9 @@ def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
     beside = path.parent / name
     if not beside.is_file():
         raise InputError(f"is read with {name}, which does not lie beside it", where=str(path))
-    return parse_mapping(read_text(beside, MAX_FILE_BYTES), str(beside)), str(beside)
+    document = parse_mapping(read_text(beside, MAX_FILE_BYTES), str(beside))
+    refuse_adapters(fields_of(document), str(beside))
+    return document, str(beside)
 
 
 def _from_document(document: dict[str, Any], where: str) -> LaunchRun:
@@ -206,8 +229,13 @@ def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[st
             settings[name] = int(value) if name in _INTEGERS and value.isdigit() else value
     if launch.micro_batches is not None and "micro_batch" not in settings:
         settings |= _micro_batch(launch.micro_batches, settings, where)
+    settings = with_global_batch(
+        launch, settings, _cluster_gpus(top["cluster"], Path(where).parent)
+    )
     missing = [name for name in _TOP_FIELDS if top[name] is None]
+    batch = "gpus" if launch.local_batch is not None else "global_batch"
     missing += [name for name in ("seq_len", "global_batch") if name not in settings]
+    missing = [batch if name == "global_batch" else name for name in missing]
     if missing:
         hint = " ".join(f"--with {name}=..." for name in missing)
         raise InputError(
@@ -223,16 +251,29 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
     """
     settings: dict[str, Any] = {
         "seq_len": inputs.seq_len,
-        "global_batch": inputs.global_batch,
         "precision": inputs.precision,
         "optimizer": inputs.optimizer,
         **launch.settings,
     }
     if "gpus" not in settings and "dp" not in settings:
         settings["gpus"] = inputs.gpus
+    settings = with_global_batch(launch, settings, inputs.gpus)
+    settings.setdefault("global_batch", inputs.global_batch)
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
     run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
     return on_its_hosts(run, launch)
+
+
+def _cluster_gpus(cluster: object, folder: Path) -> int | None:
+    """GPUs of a machine of one size, which a run takes whole where nothing else is said."""
+    if not isinstance(cluster, str):
+        return None
+    beside = folder / cluster
+    try:
+        spec = read_cluster(str(beside) if beside.is_file() else cluster)
+    except InputError:  # said again, with its place, where the run is read
+        return None
+    return None if spec.elastic else spec.gpus
 
 
 def _micro_batch(count: int, settings: dict[str, Any], where: str) -> dict[str, int]:

@@ -68,12 +68,13 @@ def test_sections_are_read_as_flags(tmp_path: Path) -> None:
         "schedule": "interleaved-1f1b",
     }
     assert expected.items() <= run.settings.items()
-    assert run.unread == ("--parallelism.no-enable-async-tensor-parallel",)
+    assert run.unread == ()
     assert run.remarks == ()
 
 
 def test_older_names_converters_and_operators(tmp_path: Path) -> None:
-    text = TOML.replace("local_batch_size", "batch_size").replace('"full"', '"selective"')
+    selective = '"selective"\nselective_ac_option = "op"'
+    text = TOML.replace("local_batch_size", "batch_size").replace('"full"', selective)
     run = read(tmp_path, text.replace("[]", '["quantize.linear.float8"]'))
     assert run.settings["global_batch"] == 64
     assert run.settings["precision"] == "fp8"
@@ -82,7 +83,8 @@ def test_older_names_converters_and_operators(tmp_path: Path) -> None:
 
 def test_a_toml_file_has_a_price(tmp_path: Path) -> None:
     path = tmp_path / "train.toml"
-    path.write_text(TOML.replace('"full"', '"selective"'), encoding="utf-8")
+    selective = '"selective"\nselective_ac_option = "op"'
+    path.write_text(TOML.replace('"full"', selective), encoding="utf-8")
     (priced,) = price_launch(path, ["cluster=dgx-h100"])
     assert priced.predicted.step_time_s > 0
     assert priced.broken == ()
