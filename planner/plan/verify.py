@@ -39,6 +39,7 @@ def verify(request: PlanRequest, plan: Plan) -> None:
 def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     """Everything that is wrong with a plan, in words."""
     yield from _objective_faults(plan)
+    yield from _cost_faults(plan)
     if plan.layout is None or plan.predicted is None or plan.mapping is None:
         if plan.status in ("optimal", "feasible"):
             yield f"status {plan.status} without a layout"
@@ -75,6 +76,26 @@ def _objective_faults(plan: Plan) -> Iterator[str]:
         yield f"lower bound {bound} above the price {price}"
     if plan.status == "optimal" and (price is None or bound is None or not _same(price, bound)):
         yield f"called optimal at price {price} and bound {bound}"
+
+
+def _cost_faults(plan: Plan) -> Iterator[str]:
+    """What the document says of the training and of the hosts that its own step and parts do not."""
+    predicted, cost, inputs = plan.predicted, plan.cost, plan.inputs
+    if predicted is None:
+        return
+    if plan.host_memory_gib not in (None, predicted.host_memory_gib):
+        yield f"host memory {plan.host_memory_gib} is not the predicted {predicted.host_memory_gib}"
+    if cost is None:
+        return
+    steps = cost.tokens / (inputs.global_batch * inputs.seq_len)
+    hours = steps * predicted.step_time_s / 3600
+    for name, told, counted in (
+        ("days", cost.plan.days, hours / 24),
+        ("gpu_hours", cost.plan.gpu_hours, hours * inputs.gpus),
+        ("kwh", cost.plan.kwh, hours * inputs.gpus * inputs.cluster.device.tdp_w / 1000),
+    ):
+        if told is not None and not _same(told, counted):
+            yield f"{name} of the training are {counted}, not {told}"
 
 
 def _split_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:

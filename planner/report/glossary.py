@@ -7,9 +7,24 @@ from functools import cache
 from importlib import resources
 
 _ROW = re.compile(r"^\| (?P<term>[^|]+?) \| (?P<meaning>.+?) \|$", re.MULTILINE)
+_WITHIN = re.compile(r"^within [\d.]+ ?% of the best$")
+"""A status with its figure."""
 _HEADS = ("word", "---")
-_UNITS = (" gb per s", " per gpu s", " gib", " gbps", " bytes", " mb", " pct", " s", " w", " h")
+_UNITS = (
+    " gb per s",
+    " per gpu s",
+    " gib",
+    " gbps",
+    " gbps per gpu",
+    " bytes",
+    " mb",
+    " pct",
+    " s",
+    " w",
+    " h",
+)
 """At the end of keys of documents, as `_key` leaves them."""
+_STATISTICS = (" mean", " max")
 
 
 @cache
@@ -50,9 +65,15 @@ def _meaning_of_one(words: str) -> tuple[str, str] | None:
 
 
 def _spellings(key: str) -> list[str]:
-    """A word as it stands, without a plural's s, and without a unit behind it."""
-    bare = next((key.removesuffix(unit) for unit in _UNITS if key.endswith(unit)), key)
-    return list(dict.fromkeys((key, key.removesuffix("s"), bare, bare.removesuffix("s"))))
+    """A word as it stands, and without a statistic, a unit and a plural's s behind it."""
+    figure = _without(key, _STATISTICS)
+    forms = [key, figure, _without(figure, _UNITS)]
+    return list(dict.fromkeys(each for form in forms for each in (form, form.removesuffix("s"))))
+
+
+def _without(key: str, endings: tuple[str, ...]) -> str:
+    ending = next((each for each in endings if key.endswith(each)), "")
+    return key.removesuffix(ending)
 
 
 @cache
@@ -78,4 +99,5 @@ def rule_meaning(name: str) -> tuple[str, str] | None:
 
 
 def _key(words: str) -> str:
-    return words.strip().lower().replace("-", " ").replace("_", " ")
+    plain = words.strip().lower().replace("-", " ").replace("_", " ")
+    return _WITHIN.sub("within x % of the best", plain)

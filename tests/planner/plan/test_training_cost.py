@@ -76,7 +76,11 @@ def test_plan_says_what_a_training_takes_without_a_baseline() -> None:
     expected = by_hand(3e11, tokens_per_s, 8, 2.5)
     assert figures(plan.cost.plan.model_dump()) == pytest.approx(expected)
     assert plan.cost.in_time is (expected["days"] <= 5)
-    assert list(faults(PlanRequest.of_inputs(plan.inputs), plan)) == []
+    request = PlanRequest.of_inputs(plan.inputs)
+    assert list(faults(request, plan)) == []
+    halved = plan.cost.plan.model_copy(update={"kwh": (plan.cost.plan.kwh or 0.0) / 2})
+    edited = plan.model_copy(update={"cost": plan.cost.model_copy(update={"plan": halved})})
+    assert [words.split()[0] for words in faults(request, edited)] == ["kwh"]
 
 
 def test_a_price_alone_is_answered_with_what_is_missing() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from meshwright import cli, plan
+from meshwright.planner.plan.texts import plan_text
 from meshwright.planner.report.first_screen import first_screen
 from meshwright.planner.report.glossary import meaning_of, meanings, rule_meaning
 from meshwright.planner.report.plan_view import plan_view
@@ -172,3 +174,50 @@ def test_explain_prints_a_term() -> None:
     near = CliRunner().invoke(cli.main, ["explain", "scalee"])
     assert near.exit_code == 2
     assert "did you mean 'scale'" in near.stderr
+
+
+def keys_of(data: object) -> set[str]:
+    if isinstance(data, dict):
+        return set(data) | {key for value in data.values() for key in keys_of(value)}
+    return {key for value in data for key in keys_of(value)} if isinstance(data, list) else set()
+
+
+RUN = """\
+model: llama-3-8b
+cluster: dgx-h100
+run: {seq_len: 4096, global_batch: 64, tp: 4, dp: 2, sequence_parallel: true, zero_stage: 1}
+measured: {step_time_s: 6.0}
+"""
+
+
+@pytest.mark.slow
+def test_every_key_that_other_commands_print_is_explained(tmp_path: Path) -> None:
+    plan = priced_plan("mixtral-8x7b", tp=2, cp=2, dp=2, pp=2, num_micro_batches=8)
+    folder, file = str(tmp_path), str(tmp_path / "run.yaml")
+    (tmp_path / "plan.yaml").write_text(plan_text(plan), encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(RUN, encoding="utf-8")
+    commands = (
+        *(("explain", folder, "--no-best"), ("traffic", folder), ("overlap", folder)),
+        *(("roofline", folder), ("verify", folder), ("estimate", file), ("validate", file)),
+        *(("model", "mixtral-8x7b"), ("catalog", "clusters"), ("catalog", "devices")),
+        ("pipeline", "--pp", "4", "--micro-batches", "16"),
+        (
+            "collective",
+            "--op",
+            "all-reduce",
+            "--bytes",
+            "1GB",
+            "--ranks",
+            "16",
+            "--cluster",
+            "dgx-h100",
+        ),
+    )
+    words: set[str] = set()
+    for command in commands:
+        done = CliRunner().invoke(cli.main, [*command, "--json"])
+        assert done.exit_code in (0, 1), done.stderr
+        words |= keys_of(json.loads(done.stdout))
+    names = {"h100-sxm-80gb", "dgx-h100"}
+    assert len(words) > 200
+    assert unexplained(words - names) == []
