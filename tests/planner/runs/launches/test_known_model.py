@@ -40,9 +40,10 @@ def test_a_given_model_is_taken(model: str, tmp_path: Path) -> None:
 
 def test_a_given_model_wins_over_flags_and_gives_the_layers(tmp_path: Path) -> None:
     sizes = "--num-layers 24 --hidden-size 2048 --num-attention-heads 32 --vocab-size 151936"
-    text = SCRIPT.format(model=sizes).replace("--sequence-parallel", "--sequence-parallel ")
+    text = SCRIPT.format(model=sizes)
     script = tmp_path / "sizes.sh"
     pipeline = " --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 6"
+    pipeline += " --expert-tensor-parallel-size 1"
     script.write_text(text.rstrip() + pipeline, encoding="utf-8")
     (priced,) = price_launch(script, WITH)
     assert priced.run.workload.model.layers == 48
