@@ -552,14 +552,17 @@ def test_attention_in_fp8_is_a_setting(precision: str) -> None:
     steps = []
     for extra in ({}, {"fp8_attention": False}, {"fp8_attention": True}):
         mapping = {"model": "llama-3-8b", "cluster": "dgx-b200", "run": settings | extra}
-        steps.append(price_run(run_from_mapping(mapping, where="run")).predicted.step_time_s)
+        steps.append(
+            price_run(run_from_mapping(mapping, where="run"), Path("run")).predicted.step_time_s
+        )
     recipe = {
         "model": "llama-3-8b",
         "cluster": "dgx-b200",
         "run": settings | {"recipe": {"fp8_attention": True}},
     }
     assert steps[0] == steps[1] > steps[2]
-    assert price_run(run_from_mapping(recipe, where="run")).predicted.step_time_s == steps[2]
+    priced = price_run(run_from_mapping(recipe, where="run"), Path("run"))
+    assert priced.predicted.step_time_s == steps[2]
 
 
 @pytest.mark.parametrize(
