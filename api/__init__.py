@@ -77,6 +77,7 @@ def plan(
     robustness: bool = True,
     baseline: FilePath | None = None,
     tokens: float | None = None,
+    days: float | None = None,
     gpu_hour_price: float | None = None,
     export_model: FilePath | None = None,
     progress: Progress | None = None,
@@ -148,8 +149,9 @@ def plan(
     baseline
         File of what is run today: a launch script, a run file or a plan. The plan's `baseline` says what it
         brings over that.
-    tokens, gpu_hour_price
-        As for `compare`.
+    tokens, days, gpu_hour_price
+        What the whole training takes, in `cost`: its days, GPU hours, dollars (at this price, or the cluster
+        file's) and kWh. With tokens, days are a deadline; without, how long is trained.
     export_model
         Where to write the last CP-SAT model of the search, as text that OR-Tools reads; a file that is there
         is replaced. Where the search had none, the plan's `warnings` say so.
@@ -176,8 +178,10 @@ def plan(
     >>> fastest.predicted.step_time_s < 10
     True
     """
+    from meshwright.planner.plan.training_cost import Budget, with_cost
     from meshwright.planner.solvers.clock import within
 
+    budget = Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price)
     # What reading takes, with the placing of experts, counts as well.
     with within(time_limit_s):
         from meshwright.planner.plan.make_plan import make_plan
@@ -211,18 +215,20 @@ def plan(
             nodes=nodes,
         )
         model_file = None if export_model is None else path_of(export_model, "export_model")
+        from meshwright.planner.plan.digest import with_digest
+
         if baseline is None:
-            return make_plan(
+            found = make_plan(
                 request, robustness=robustness, progress=progress, model_file=model_file
             )
+            priced = with_cost(found, budget)
+            return found if priced is found else with_digest(priced)
         from meshwright.planner.analysis.baseline import read_baseline
         from meshwright.planner.launch.compare import against
-        from meshwright.planner.plan.digest import with_digest
 
         today = read_baseline(path_of(baseline, "baseline"), request.inputs())
         found = make_plan(request, robustness=robustness, progress=progress, model_file=model_file)
-        compared = against(found, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
-        return with_digest(compared)
+        return with_digest(against(found, today, budget))
 
 
 def estimate(

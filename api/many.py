@@ -28,6 +28,9 @@ def plan_batch(
     no_cache: bool = False,
     formats: Sequence[str] = ("csv", "json"),
     calibration: str | PathLike[str] | None = None,
+    tokens: float | None = None,
+    days: float | None = None,
+    gpu_hour_price: float | None = None,
     listener: BatchListener | None = None,
 ) -> BatchReport:
     """Plan many jobs, each a model on a cluster, in parallel processes.
@@ -54,6 +57,8 @@ def plan_batch(
         Of the results: csv, json, parquet.
     calibration
         File of what `calibrate` learned, for jobs that name none.
+    tokens, days, gpu_hour_price
+        As for `plan`, for jobs that name none: rows then have `days`, `gpu_hours`, `dollars`, `kwh`.
     listener
         Hears of every job that is done.
 
@@ -69,6 +74,7 @@ def plan_batch(
     """
     from meshwright.planner.many.batch.cache import chosen_folder
     from meshwright.planner.many.batch.service import BatchOptions, SilentListener, run_batch
+    from meshwright.planner.plan.training_cost import Budget
 
     options = BatchOptions(
         workers=workers,
@@ -79,6 +85,7 @@ def plan_batch(
         cache=chosen_folder(None if cache is None else path_of(cache, "cache"), no_cache),
         formats=tuple(formats),
         calibration=None if calibration is None else path_of(calibration, "calibration"),
+        budget=Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price),
     )
     return run_batch(
         path_of(jobs, "jobs"), path_of(output, "output"), options, listener or SilentListener()
@@ -94,6 +101,9 @@ def recommend(
     seq_len: int,
     step_time_s: float | None = None,
     tokens_per_s: float | None = None,
+    tokens: float | None = None,
+    days: float | None = None,
+    gpu_hour_price: float | None = None,
     precision: str = "bf16",
     optimizer: str = "adam",
     framework: str = "megatron",
@@ -122,6 +132,8 @@ def recommend(
         Target: seconds of a step, at most.
     tokens_per_s
         Target: tokens per second, at least. Without a target, a sweep over sizes is made.
+    tokens, days, gpu_hour_price
+        As for `plan`. Days are a target: those in which the tokens are to be trained.
     sizes
         GPUs to sweep over.
     reserve_gib
@@ -153,6 +165,7 @@ def recommend(
         gpus=gpus,
         step_time_s=step_time_s,
         tokens_per_s=tokens_per_s,
+        days=days,
         sizes=sizes,
         reserves_gib=reserve_gib,
         workers=workers,
@@ -164,6 +177,9 @@ def recommend(
             "precision": precision,
             "optimizer": optimizer,
             "framework": framework,
+            "tokens": tokens,
+            "days": days,
+            "gpu_hour_price": gpu_hour_price,
             "pin": pin,
             "forbid": forbid,
             "calibration": None if calibration is None else str(calibration),

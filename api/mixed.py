@@ -33,6 +33,9 @@ def plan_mixed(
     calibration: str | PathLike[str] | Calibration | None = None,
     time_limit_s: float | None = None,
     seed: int = 0,
+    tokens: float | None = None,
+    days: float | None = None,
+    gpu_hour_price: float | None = None,
     progress: Callable[[str], None] | None = None,
     **others: object,
 ) -> MixedResult:
@@ -52,6 +55,8 @@ def plan_mixed(
         As `plan` takes them.
     time_limit_s
         Seconds for the whole search; None searches until the proof.
+    tokens, days, gpu_hour_price
+        As `plan` takes them; GPUs of the parts in use are counted, at each part's power.
     others
         Further arguments of `plan`, which must not ask for anything.
 
@@ -66,9 +71,12 @@ def plan_mixed(
     InputError
         If an argument or a file cannot be used.
     """
+    from meshwright.planner.mixed.cost import with_mixed_cost
     from meshwright.planner.mixed.request import read_mixed_request
     from meshwright.planner.mixed.service import make_mixed_plan
+    from meshwright.planner.plan.training_cost import Budget
 
+    budget = Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price)
     request = read_mixed_request(
         model=model,
         cluster=cluster,
@@ -90,4 +98,4 @@ def plan_mixed(
         seed=seed,
         **others,
     )
-    return make_mixed_plan(request, progress)
+    return with_mixed_cost(make_mixed_plan(request, progress), budget)

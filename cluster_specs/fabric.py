@@ -42,6 +42,10 @@ class FabricLevels:
     neighbour_share: NDArray[np.float64]
     """Of `gb_per_s`, what is left when all of a block's traffic goes to one other block: less than 1 where
     blocks are joined directly."""
+    host_share: NDArray[np.float64]
+    """Of `gb_per_s`, what is left to rings where the node's CPUs are between its GPUs, as over PCIe."""
+    host_share_of_exchanges: NDArray[np.float64]
+    """The same of all-to-alls."""
 
 
 def fabric_levels(cluster: ClusterSpec, gpus: int) -> FabricLevels:
@@ -166,6 +170,8 @@ def _of_tiers(tiers: tuple[Tier, ...], blocks: list[int]) -> FabricLevels:
         rails=_read_only(np.array([tier.rails for tier in tiers], dtype=np.int64)),
         cross_rail_gb_per_s=numbers("cross_rail_gb_per_s"),
         neighbour_share=numbers("neighbour_share"),
+        host_share=numbers("host_share"),
+        host_share_of_exchanges=numbers("host_share_of_exchanges"),
     )
 
 

@@ -61,15 +61,35 @@ def _allocation(same: SameCluster, gpus: int) -> AllocatedBlocks:
     cluster = same.cluster
     levels = fabric_levels(cluster, gpus)
     places = _places(cluster, gpus)
-    rows = [_blocks_at(cluster, name, places) for name in levels.names]
-    rows[-1] = np.zeros(gpus, dtype=np.int64)
-    blocks = np.stack(rows)
+    blocks = blocks_of(cluster, gpus, places)
     positions = np.arange(gpus, dtype=np.int64)
     even = all(
         _one_to_one(positions // size, row)
-        for size, row in zip(levels.blocks.tolist(), rows, strict=True)
+        for size, row in zip(levels.blocks.tolist(), blocks, strict=True)
     )
     return AllocatedBlocks(places=places, blocks=blocks, even=even)
+
+
+def blocks_of(cluster: ClusterSpec, gpus: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The block of the machine that each of some GPUs is in, by level of an allocation.
+
+    Parameters
+    ----------
+    cluster : ClusterSpec
+        The machine.
+    gpus : int
+        Size of the allocation whose `fabric_levels` count.
+    places : array of int, shape [n, 2]
+        (node, local GPU), both from 0; any GPUs of the machine.
+
+    Returns
+    -------
+    array of int, shape [levels, n]
+        Numbers from 0; the last level is one block.
+    """
+    names = fabric_levels(cluster, gpus).names
+    rows = [_blocks_at(cluster, name, places) for name in names[:-1]]
+    return np.stack([*rows, np.zeros(len(places), dtype=np.int64)])
 
 
 def _one_to_one(parts: NDArray[np.int64], blocks: NDArray[np.int64]) -> bool:

@@ -30,6 +30,23 @@ messages when it introduced the adapter; newer generations are faster.
 TIER_LATENCY_US = 0.5
 """Every further tier of switches: two more switch crossings of about 0.2 us and some 20 m of fibre."""
 
+GPUS_OF_A_SOCKET = 4
+"""GPUs on the PCIe lanes of one CPU of a usual two-socket server."""
+
+WITHIN_A_SOCKET, BETWEEN_SOCKETS = (0.83, 1.0), (0.5, 0.43)
+"""Of what a PCIe link carries, what is left to rings and to all-to-alls where a node's GPUs exchange data
+through its CPUs.
+
+Every byte between two GPUs without NVLink passes the host bridges, which all GPUs use at once, and between
+sockets the CPUs' own link ("On PCI systems, the performance you get is usually determined by the bandwidth
+your CPU and memory can deliver", a maintainer in NVIDIA/nccl issue 1639). Measured on A100 over PCIe 4.0
+(MooreThreads/SimuMax, configs/system/a100_pcie.json, shares of 30 GB/s): 8 GPUs 12.5 GB/s of bus bandwidth in
+an all-reduce, 13.5 and 11.1 in gathers and scatters, 8.3 in an all-to-all; 4 GPUs 20.8, 20.7, 20.5 and 19.1;
+2 as 4. Of 32 GB/s nominal times what links attain where nothing is shared (0.783 in a ring, 0.6 in NCCL's
+all-to-all: costmodel/data/collectives.yaml) all-reduces are 0.50 and 0.83, all-to-alls 0.43 and 1.0. Beside
+them: 28 GB/s of 64 among 8 RTX 5090 and 35 among 4 (that issue), which are 0.56 and 0.70.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
@@ -48,6 +65,10 @@ class Tier:
     """Of one GPU, at the level that joins the rails; 0 where `rails` is 1."""
     neighbour_share: float = 1.0
     """Of `gb_per_s`, what is left when all of it goes from each block to one other."""
+    host_share: float = 1.0
+    """Of `gb_per_s`, what is left to rings where the node's CPUs are between its GPUs."""
+    host_share_of_exchanges: float = 1.0
+    """The same of all-to-alls."""
 
 
 def measured_tiers(cluster: ClusterSpec) -> Iterator[Tier]:
@@ -84,12 +105,16 @@ def _tiers(cluster: ClusterSpec) -> Iterator[Tier]:
             latency_us=HOP_LATENCY_US[medium],
         )
     if cluster.nvlink_domain < cluster.gpus_per_node or cluster.nvlink_domain == 1:
+        one_socket = cluster.gpus_per_node <= GPUS_OF_A_SOCKET
+        rings, exchanges = WITHIN_A_SOCKET if one_socket else BETWEEN_SOCKETS
         yield Tier(
             name="node",
             medium="pcie",
             gpus=cluster.gpus_per_node,
             gb_per_s=device.pcie_gb_per_s,
             latency_us=HOP_LATENCY_US["pcie"],
+            host_share=rings,
+            host_share_of_exchanges=exchanges,
         )
     yield from _network_tiers(cluster)
 

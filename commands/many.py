@@ -135,11 +135,21 @@ def batch(
 @calibration_option
 @force_option
 @common
-def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options: Any) -> None:
+@click.pass_context
+def fleet(
+    ctx: click.Context,
+    /,
+    jobs: Path,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Share one cluster among many jobs: how many nodes each gets, which ones, and when.
 
     The objective is the weighted throughput of jobs that run side by side, or the makespan or the deadlines
-    of jobs with `tokens` that may wait for each other.
+    of jobs with `tokens` that may wait for each other. A job without a plan is listed with its reason, the
+    others share the cluster without it, and the exit code is 1.
     """
     from meshwright.documents.output_files import refuse_taken, write_files
     from meshwright.planner.many.batch.cache import chosen_folder
@@ -174,6 +184,7 @@ def fleet(jobs: Path, output: Path | None, force: bool, as_json: bool, **options
             click.echo(
                 f"Written to {output}: fleet.json, fleet.csv, pictures, a plan for each job under plans/"
             )
+    ctx.exit(ExitCode.NO_ANSWER if shared.without_plan else ExitCode.DONE)
 
 
 @click.command("recommend")

@@ -10,7 +10,7 @@ import click
 from meshwright.commands.terminal import ProgressLine, print_json, show, write_plan
 from meshwright.errors import ExitCode, InputError
 
-_NOT_MIXED = ("baseline", "sweep", "tokens", "gpu_hour_price", "export_model")
+_NOT_MIXED = ("baseline", "sweep", "export_model")
 """Options that ask for a plan on equal devices."""
 
 

@@ -67,7 +67,8 @@ def _leeway_options() -> Options:
     yield _several("--without", f"Software that is not there: {software}.")
     yield _several(
         "--allow",
-        f"What may change the run's numbers: {numbers}; or fill the hosts' memory: activation-offload.",
+        f"What may change the run's numbers: {numbers}; or fill the hosts' memory: activation-offload; "
+        "or assume experts placed by --expert-loads: expert-placement.",
     )
     yield _several(
         "--inside-domain", "Axes whose groups must each lie in one NVLink domain: tp,cp,ep."
@@ -108,7 +109,7 @@ def calibration_option(command: Command) -> Command:
 
 
 def cost_flags(command: Command) -> Command:
-    """Adds what a whole training costs, of a comparison with a baseline."""
+    """Adds what a whole training costs."""
     return _add(_cost_options(), command)
 
 
@@ -117,13 +118,19 @@ def _cost_options() -> Options:
         "--tokens",
         click.FloatRange(min=1, max=1e18),
         "T",
-        "Tokens of the training, for its days against the baseline's.",
+        "Tokens of the training: its days, dollars and kWh.",
+    )
+    yield _value(
+        "--days",
+        click.FloatRange(min=0, min_open=True, max=1e6),
+        "D",
+        "Days of the training: with --tokens a deadline.",
     )
     yield _value(
         "--gpu-hour-price",
         click.FloatRange(min=0, max=1e6),
         "P",
-        "Dollars of a GPU hour, for the training's price; with --tokens.",
+        "Dollars of a GPU hour, for the training's price; the cluster file's when absent.",
     )
 
 
@@ -158,6 +165,7 @@ def batch_options(command: Command) -> Command:
         click.option("--resume", is_flag=True, help="Go on with the batch in the folder."),
         click.option("--strict", is_flag=True, help="Start nothing while a job has a mistake."),
         _default("--format", "formats", default="csv,json", help="Or parquet."),
+        *_cost_options(),
         *_cache_options(),
     ]
     return _add(options, command)
@@ -179,6 +187,7 @@ def fleet_options(command: Command) -> Command:
         _workers(),
         _time_limit("Seconds in all; sizes not planned by then are left out."),
         _seed(),
+        *_cost_options(),
         *_cache_options(),
         _value("-o --output", _PATH, "DIR", "Folder for the answer, pictures and plans."),
     ]
@@ -196,6 +205,7 @@ def recommend_options(command: Command) -> Command:
         _value("--step-time step_time_s", float, "S", "Target: seconds of a step, at most."),
         _value("--tokens-per-s", float, "T", "Target: tokens per second, at least."),
         *_workload_options(),
+        *_cost_options(),
         _value("--sizes", numbers, "N,...", "GPUs to sweep over.", multiple=True),
         _value("--reserve-gib", amounts, "G,...", "HBM to keep free, to sweep.", multiple=True),
         _workers(),

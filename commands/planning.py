@@ -142,7 +142,7 @@ def _show_sweep(
 
     if output is not None:
         refuse_taken(output, SWEEP_FILES, force)
-    for name in ("baseline", "tokens", "gpu_hour_price", "export_model"):
+    for name in ("baseline", "export_model"):
         if options.pop(name) is not None:
             raise InputError("does not go with --sweep", where=f"--{name.replace('_', '-')}")
     options["top_k"] = options.pop("top")
@@ -362,6 +362,7 @@ def compare_command(
     plan: Path,
     other: Path,
     tokens: float | None,
+    days: float | None,
     gpu_hour_price: float | None,
     output: Path | None,
     force: bool,
@@ -387,9 +388,13 @@ def compare_command(
         return
     if output is not None:
         refuse_taken(output.parent, [output.name], force)
-    compared = meshwright.compare(plan, other, tokens=tokens, gpu_hour_price=gpu_hour_price)
+    compared = meshwright.compare(
+        plan, other, tokens=tokens, days=days, gpu_hour_price=gpu_hour_price
+    )
     if output is not None:
         write_files(output.parent, {output.name: patch_of(compared)}, force)
+    if gpu_hour_price is not None and compared.cost is None:
+        warn("warning", compared.warnings[-1:])
     if as_json:
         print_json(baseline_document(compared))
     else:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from meshwright.cluster_specs.places import AllocatedBlocks
 
 IntArray = NDArray[np.int64]
+LARGEST_TABLE = 16
+"""Cells for each member, up to which members are counted in a table of groups by blocks, without sorting."""
 MatrixRows = tuple[tuple[int, ...], ...]
 """Of tp, cp, dp and pp: ways by level."""
 
@@ -147,6 +149,8 @@ def ring_members(groups: IntArray) -> int:
         All members where no group is cut, else from 1 to all but one.
     """
     size = int(groups.shape[1])
+    if size == 1:
+        return 1
     blocks, counts = _held(groups)
     cut = blocks[counts < size]
     if not len(cut):
@@ -171,6 +175,8 @@ def exchange_members(groups: IntArray) -> int:
         All members where no group is cut, else from 1 to all but one.
     """
     size = int(groups.shape[1])
+    if size == 1:
+        return 1
     blocks, counts = _held(groups)
     if np.all(counts == size):
         return size
@@ -203,5 +209,9 @@ def _held(groups: IntArray) -> tuple[IntArray, IntArray]:
     """The block and the members of every group's part in a block."""
     blocks = int(groups.max()) + 1
     codes = np.arange(len(groups), dtype=np.int64)[:, None] * blocks + groups
+    if len(groups) * blocks <= LARGEST_TABLE * groups.size:
+        table = np.bincount(codes.ravel())
+        parts = np.flatnonzero(table)
+        return parts % blocks, table[parts]
     parts, counts = np.unique(codes, return_counts=True)
     return parts % blocks, counts.astype(np.int64)

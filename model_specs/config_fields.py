@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import overload
 
 from meshwright.errors import InputError, near_miss
@@ -22,10 +22,32 @@ class ConfigFields:
         self._data = data
         self.where = where
         self._prefix = prefix
+        self._read: set[str] = set()
+        self._sections: dict[str, ConfigFields] = {}
+
+    def _value(self, name: str) -> object:
+        self._read.add(name)
+        return self._data.get(name)
+
+    def passed_over(self, *names: str) -> None:
+        """Counts fields as read that say nothing beside what the others say."""
+        self._read.update(names)
+
+    def unread(self) -> Iterator[tuple[str, object]]:
+        """Dotted names and values of the fields that no reader has asked for, but for those that are null."""
+        for name, value in self._data.items():
+            if name in self._sections:
+                yield from ((f"{name}.{inner}", x) for inner, x in self._sections[name].unread())
+            elif value is not None and name not in self._read:
+                yield name, value
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
-        return self._data.get(name) is not None
+        return self._value(name) is not None
+
+    def names(self, name: str) -> bool:
+        """Whether the field is there, be it null: where null stands for none, and absence for a default."""
+        return name in self._data
 
     def fail(self, name: str, what: str, value: object = ...) -> InputError:
         """An error about one field, for the caller to raise."""
@@ -41,7 +63,7 @@ class ConfigFields:
         self, name: str, default: int | None = None, *, least: int = 1, optional: bool = False
     ) -> int | None:
         """An integer from `least` to ten million; `default` where absent, else an error unless `optional`."""
-        value = self._data.get(name)
+        value = self._value(name)
         if value is None:
             if default is None and not optional:
                 raise self._missing(name)
@@ -61,7 +83,7 @@ class ConfigFields:
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean."""
-        value = self._data.get(name)
+        value = self._value(name)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -74,7 +96,7 @@ class ConfigFields:
     def number(self, name: str, default: None = None) -> float | None: ...
     def number(self, name: str, default: float | None = None) -> float | None:
         """A number; the schema bounds it."""
-        value = self._data.get(name)
+        value = self._value(name)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -83,16 +105,18 @@ class ConfigFields:
 
     def section(self, name: str) -> ConfigFields | None:
         """The fields of a mapping inside; None where absent."""
-        value = self._data.get(name)
+        value = self._value(name)
         if value is None:
             return None
         if not isinstance(value, Mapping):
             raise self.fail(name, "must be a mapping of fields", value)
-        return ConfigFields(value, self.where, f"{self._prefix}{name}.")
+        if name not in self._sections:
+            self._sections[name] = ConfigFields(value, self.where, f"{self._prefix}{name}.")
+        return self._sections[name]
 
     def text(self, name: str, default: str) -> str:
         """A text."""
-        value = self._data.get(name)
+        value = self._value(name)
         if value is None:
             return default
         if not isinstance(value, str):
@@ -101,11 +125,11 @@ class ConfigFields:
 
     def is_text(self, name: str) -> bool:
         """Whether a field holds a text."""
-        return isinstance(self._data.get(name), str)
+        return isinstance(self._value(name), str)
 
     def entries(self, name: str) -> list[object]:
         """A list; empty where absent."""
-        value = self._data.get(name)
+        value = self._value(name)
         if value is None:
             return []
         if not isinstance(value, list):

@@ -15,6 +15,7 @@ from meshwright.model_specs.huggingface_refusals import (
     refusal,
     refuse_encoder_decoder,
 )
+from meshwright.model_specs.left_out import left_out
 from meshwright.model_specs.schema import ModelSpec
 
 _TEXT_PARTS = ("text_config", "language_config", "llm_config")
@@ -46,7 +47,9 @@ def model_from_huggingface(
     if not name:
         name = config_name if isinstance(config_name, str) and 0 < len(config_name) <= 200 else None
     part, model_type, prefix = _text_part(data, where)
-    fields = FAMILIES[model_type](ConfigFields(part, where, prefix))
+    config = ConfigFields(part, where, prefix)
+    fields = FAMILIES[model_type](config)
+    fields["left_out"] = left_out(config)
     fields["name"] = (name or model_type)[:200]
     fields["source"] = f"config.json, {prefix.rstrip('.')} alone" if prefix else "config.json"
     try:

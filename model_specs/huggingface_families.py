@@ -28,6 +28,8 @@ from meshwright.model_specs.huggingface_parts import (
     gated_decoder,
     layer_norm_decoder,
     rope_fields,
+    window_everywhere,
+    window_length,
     windows,
 )
 from meshwright.model_specs.huggingface_qwen import (
@@ -48,7 +50,7 @@ def _llama(config: ConfigFields) -> Fields:
 
 
 def _mistral(config: ConfigFields) -> Fields:
-    return gated_decoder(config) | windows(config, config.count("sliding_window", optional=True), 0)
+    return gated_decoder(config) | window_everywhere(config, window_length(config, 4096))
 
 
 def _mixtral(config: ConfigFields) -> Fields:
@@ -57,18 +59,17 @@ def _mixtral(config: ConfigFields) -> Fields:
         "top_k": config.count("num_experts_per_tok", 2),
         "moe_ffn_hidden": config.count("intermediate_size"),
     }
-    window = config.count("sliding_window", optional=True)
+    window = window_length(config, None)
     return (
         gated_decoder(config, norm_epsilon=1e-5, rope_base=1e6)
         | {"moe": moe}
-        | windows(config, window, 0)
+        | window_everywhere(config, window)
     )
 
 
 def _phi3(config: ConfigFields) -> Fields:
-    return gated_decoder(config, norm_epsilon=1e-5) | windows(
-        config, config.count("sliding_window", optional=True), 0
-    )
+    window = window_length(config, None)
+    return gated_decoder(config, norm_epsilon=1e-5) | window_everywhere(config, window)
 
 
 def _olmoe(config: ConfigFields) -> Fields:
@@ -91,7 +92,7 @@ def _olmo2(config: ConfigFields) -> Fields:
 
 
 def _olmo3(config: ConfigFields) -> Fields:
-    return _olmo2(config) | windows(config, config.count("sliding_window", 4096), 4)
+    return _olmo2(config) | windows(config, window_length(config, 4096), 4)
 
 
 def _minimax_m2(config: ConfigFields) -> Fields:
@@ -137,11 +138,7 @@ def _gpt_oss(config: ConfigFields) -> Fields:
         "glu_limit": config.number("swiglu_limit", 7.0),
         "moe": moe,
     }
-    return (
-        fields
-        | attention_biases(config, True)
-        | windows(config, config.count("sliding_window", 128), 2)
-    )
+    return fields | attention_biases(config, True) | windows(config, window_length(config, 128), 2)
 
 
 def _deepseek(config: ConfigFields) -> Fields:
@@ -181,6 +178,7 @@ def _deepseek_moe(config: ConfigFields, dense_layers: int) -> Fields:
         "router_scaling_factor": config.number("routed_scaling_factor", 1.0),
     }
     groups = config.count("n_group", 1)
+    config.passed_over("topk_group")
     if groups > 1 and balancing != "greedy":
         moe |= {
             "router_groups": groups,

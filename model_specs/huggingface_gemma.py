@@ -10,6 +10,7 @@ from meshwright.model_specs.huggingface_parts import (
     attention_biases,
     gated_decoder,
     rope_fields,
+    window_length,
     windows,
 )
 
@@ -27,7 +28,7 @@ def gemma2_fields(config: ConfigFields) -> Fields:
             **_gemma_scales(config),
         }
         | attention_biases(config)
-        | windows(config, config.count("sliding_window", 4096), 2)
+        | windows(config, window_length(config, 4096), 2)
     )
 
 
@@ -69,5 +70,5 @@ def gemma3_fields(config: ConfigFields) -> Fields:
         **activation_fields(config, "hidden_activation", "gelu_pytorch_tanh", GATED),
         **_gemma_scales(config),
         **attention_biases(config),
-        **windows(config, config.count("sliding_window", 4096), pattern),
+        **windows(config, window_length(config, 4096), pattern),
     }

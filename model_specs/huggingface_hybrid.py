@@ -70,6 +70,8 @@ def nemotron_h_fields(config: ConfigFields) -> Fields:
 def _pattern(config: ConfigFields) -> str:
     """One symbol a layer, of `hybrid_override_pattern` or `layers_block_type`."""
     kinds = config.entries("layers_block_type")
+    # The pattern alone counts (configuration_nemotron_h.py).
+    config.passed_over("num_hidden_layers")
     if not kinds:
         pattern = config.text("hybrid_override_pattern", "")
         if not pattern or not set(pattern) <= set("M*-E") or len(pattern) > MOST_LAYERS:
@@ -91,6 +93,7 @@ def _nemotron_experts(config: ConfigFields) -> Fields:
         what = "experts that work on a projection of the hidden width are not supported"
         raise config.fail("moe_latent_size", what)
     groups = config.count("n_group", 1)
+    config.passed_over("topk_group", "intermediate_size")
     experts: Fields = {
         "experts": config.count("n_routed_experts"),
         "top_k": config.count("num_experts_per_tok"),
@@ -221,7 +224,6 @@ def granite_hybrid_fields(config: ConfigFields) -> Fields:
         "embedding_scale": config.number("embedding_multiplier", 1.0),
         "output_scale": 1.0 / config.number("logits_scaling", 1.0),
         "attention_scale": config.number("attention_multiplier"),
-        "attention_note": "residual_multiplier, which changes no price, is left out",
     }
 
 

@@ -10,21 +10,16 @@ from meshwright.model_specs.config_fields import ConfigFields
 from meshwright.model_specs.huggingface_parts import (
     Fields,
     attention_biases,
+    full_layers,
     gated_decoder,
-    one_in,
-    windows,
+    window_order,
 )
 
 
 def llama4_fields(config: ConfigFields) -> Fields:
     """Fields of a Llama 4: experts in each n-th layer; three layers in four see their own chunk alone."""
     layers = config.layers()
-    every = config.count("no_rope_layer_interval", 4)
-    rope_switches = config.entries("no_rope_layers")
-    if rope_switches:
-        every = one_in(config, "no_rope_layers", rope_switches.count(0), layers)
-    chunk = config.count("attention_chunk_size", optional=True)
-    window = windows(config, chunk, every, "chunked_attention")
+    window = _chunks(config, layers)
     moe = {
         "experts": config.count("num_local_experts", 16),
         "top_k": config.count("num_experts_per_tok", 1),
@@ -46,6 +41,32 @@ def llama4_fields(config: ConfigFields) -> Fields:
         **window,
         "chunked_windows": bool(window),
     }
+
+
+def _chunks(config: ConfigFields, layers: int) -> Fields:
+    """The length of chunks, and the layers that see the whole sequence: those without position embedding."""
+    every = config.count("no_rope_layer_interval", 4)
+    switches = config.entries("no_rope_layers")
+    if switches and (len(switches) != layers or not set(map(str, switches)) <= {"0", "1"}):
+        what = f"must list 0 or 1 for each of {layers} layers"
+        raise config.fail("no_rope_layers", what, switches)
+    turning = [bool(switch) for switch in switches]
+    full = [not turns for turns in turning] or [(i + 1) % every == 0 for i in range(layers)]
+    kinds = config.entries("layer_types")
+    if kinds and full_layers(config, kinds, layers, "chunked_attention") != full:
+        what = (
+            "must name full_attention for the layers without position embedding, and for no others"
+        )
+        raise config.fail("layer_types", what, kinds)
+    if not any(full):
+        what = "names no layer that sees the whole sequence, and is not supported"
+        raise config.fail("no_rope_layers", what)
+    if all(full):
+        what = "leaves no layer a position embedding, and is not supported"
+        raise config.fail("no_rope_layers", what)
+    default = None if config.names("attention_chunk_size") else 8192
+    chunk = config.count("attention_chunk_size", default, optional=True)
+    return window_order(config, chunk, full, "attention_chunk_size")
 
 
 def _layers_a_group(config: ConfigFields, layers: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.model_specs.config_fields import ConfigFields
+from meshwright.model_specs.layer_order import WINDOWED, order_fields
 
 Fields = dict[str, object]
 """Fields of `ModelSpec`, not yet validated."""
@@ -120,7 +121,7 @@ def _rope_scaling(config: ConfigFields, scaling: ConfigFields) -> Fields | None:
         fields["original_positions"] = original
     names = {
         "llama3": ("low_freq_factor", "high_freq_factor"),
-        "yarn": ("beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+        "yarn": ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"),
     }
     for name in names.get(kind, ()):
         value = scaling.number(name)
@@ -137,6 +138,12 @@ def attention_biases(config: ConfigFields, default: bool = False) -> Fields:
     return {"attention_bias": bias, "attention_output_bias": bias}
 
 
+def window_length(config: ConfigFields, default: int | None) -> int | None:
+    """Positions that a query of a windowed layer sees; `default` where the file is silent, null is none."""
+    named = config.names("sliding_window")
+    return config.count("sliding_window", None if named else default, optional=True)
+
+
 def windows(
     config: ConfigFields, window: int | None, every: int, windowed: str = "sliding_attention"
 ) -> Fields:
@@ -146,46 +153,48 @@ def windows(
     """
     layers = config.layers()
     kinds = config.entries("layer_types")
-    if window is None or not (kinds or every != 1):
-        return {}
     if kinds:
-        every = full_every(config, kinds, layers, windowed)
-    return {"sliding_window": window, "full_attention_every": every} if every != 1 else {}
+        return window_order(config, window, full_layers(config, kinds, layers, windowed))
+    if every == 1:
+        return {}
+    if window is None:
+        raise config.fail("sliding_window", "is null, and layers of this family have a window")
+    return {"sliding_window": window, "full_attention_every": every}
 
 
-def full_every(config: ConfigFields, kinds: list[object], layers: int, windowed: str) -> int:
-    """The n of 'each n-th layer attends in full', of a list that calls the others `windowed`."""
+def window_order(
+    config: ConfigFields, window: int | None, full: list[bool], name: str = "layer_types"
+) -> Fields:
+    """The window and which layers attend in full, as field `name` of the file says."""
+    if all(full):
+        return {}
+    if window is None:
+        what = "speaks of layers with a window, whose length the file does not give"
+        raise config.fail(name, what)
+    return {"sliding_window": window, **order_fields(full, WINDOWED)}
+
+
+def full_layers(
+    config: ConfigFields, kinds: list[object], layers: int, windowed: str
+) -> list[bool]:
+    """Whether each layer attends in full, of a list that calls the others `windowed`."""
     if len(kinds) != layers:
         raise config.fail("layer_types", f"must name all {layers} layers", kinds)
     for kind in kinds:
         if kind not in ("full_attention", windowed):
             raise config.fail("layer_types", f"holds neither full_attention nor {windowed}", kind)
-    return one_in(config, "layer_types", kinds.count("full_attention"), layers)
+    return [kind == "full_attention" for kind in kinds]
 
 
-def one_in(config: ConfigFields, name: str, full: int, layers: int) -> int:
-    """The n of 'each n-th layer is full' that gives this many full layers."""
-    if full == 0:
-        return 0
-    every = layers // full
-    if layers // every != full:
-        raise config.fail(
-            name,
-            f"makes {full} of {layers} layers full, which is no 'one in n': write a model YAML instead",
-        )
-    return every
-
-
-def qwen_windows(config: ConfigFields) -> Fields:
-    """Qwen: the first `max_window_layers` layers attend in full, and the window is off by default."""
-    if not config.flag("use_sliding_window", False):
-        return {}
-    window = config.count("sliding_window", 4096)
-    if config.has("layer_types"):
-        return windows(config, window, 1)
-    layers = config.layers()
-    full = min(config.count("max_window_layers", 28, least=0), layers)
-    return windows(config, window, one_in(config, "max_window_layers", full, layers))
+def window_everywhere(config: ConfigFields, window: int | None) -> Fields:
+    """A window over all layers, of families whose code knows no other order (Mistral, Mixtral, Phi-3)."""
+    kinds = config.entries("layer_types")
+    own = "full_attention" if window is None else "sliding_attention"
+    for kind in kinds:
+        if kind != own:
+            what = "this family's code treats all layers alike and does not read this"
+            raise config.fail("layer_types", f"{what}: leave it out, or write a model YAML", kind)
+    return {} if window is None else {"sliding_window": window, "full_attention_every": 0}
 
 
 def layer_norm_decoder(*, bias: bool) -> Fields:

@@ -6,25 +6,71 @@ from meshwright.model_specs.config_fields import ConfigFields
 from meshwright.model_specs.huggingface_parts import (
     Fields,
     attention_biases,
-    full_every,
+    full_layers,
     gated_decoder,
-    qwen_windows,
     rope_fields,
+    window_everywhere,
+    window_length,
+    window_order,
+    windows,
 )
+from meshwright.model_specs.layer_order import LINEAR, order_fields
+
+
+def _window(config: ConfigFields) -> int | None:
+    """The window, which is off by default."""
+    if config.flag("use_sliding_window", False):
+        return window_length(config, 4096)
+    config.passed_over("sliding_window", "max_window_layers")
+    return None
+
+
+def _windows(config: ConfigFields) -> Fields:
+    """Qwen2 and Qwen3: the first `max_window_layers` layers attend in full, or those that are listed."""
+    window = _window(config)
+    most = config.count("max_window_layers", 28, least=0)
+    if config.entries("layer_types"):
+        return windows(config, window, 1)
+    if window is None:
+        return {}
+    full = [layer < most for layer in range(config.layers())]
+    return window_order(config, window, full, "max_window_layers")
+
+
+def _moe_windows(config: ConfigFields) -> Fields:
+    """Qwen2 with experts: every second of the first `max_window_layers` layers is windowed.
+
+    huggingface/transformers, configuration_qwen2_moe.py: the first, the third and so on.
+    """
+    window = _window(config)
+    most = config.count("max_window_layers", 28, least=0)
+    if config.entries("layer_types"):
+        return windows(config, window, 1)
+    if window is None:
+        return {}
+    full = [layer % 2 == 1 or layer >= most for layer in range(config.layers())]
+    return window_order(config, window, full, "max_window_layers")
 
 
 def qwen2_fields(config: ConfigFields) -> Fields:
     """Qwen2: biases on queries, keys and values."""
-    return gated_decoder(config) | {"attention_bias": True} | qwen_windows(config)
+    return _qwen2(config) | _windows(config)
+
+
+def _qwen2(config: ConfigFields) -> Fields:
+    return gated_decoder(config) | {"attention_bias": True}
 
 
 def qwen3_fields(config: ConfigFields) -> Fields:
     """Qwen3: norms on queries and keys."""
+    return _qwen3(config) | _windows(config)
+
+
+def _qwen3(config: ConfigFields) -> Fields:
     return (
         gated_decoder(config)
         | {"head_dim": config.count("head_dim", 128), "qk_norm": True}
         | attention_biases(config)
-        | qwen_windows(config)
     )
 
 
@@ -63,19 +109,23 @@ def _qwen_dense_layers(config: ConfigFields) -> dict[str, int]:
 def qwen2_moe_fields(config: ConfigFields) -> Fields:
     """Qwen2 with routed experts, and shared ones behind a gate."""
     experts = _qwen_experts(config)
+    base = _qwen2(config) | _moe_windows(config)
     if not experts:
-        return qwen2_fields(config)
+        return base
     shared = {
         "shared_experts": 1,
         "shared_ffn_hidden": config.count("shared_expert_intermediate_size"),
         "shared_expert_gate": True,
     }
-    return qwen2_fields(config) | {"moe": experts | shared}
+    bias = {"attention_bias": config.flag("qkv_bias", True)}
+    return base | bias | {"moe": experts | shared}
 
 
 def qwen3_moe_fields(config: ConfigFields) -> Fields:
-    """Qwen3 with routed experts."""
-    return qwen3_fields(config) | {"moe": _qwen_experts(config) or None}
+    """Qwen3 with routed experts; a window covers every layer (modeling_qwen3_moe.py, `mask_function`)."""
+    config.passed_over("max_window_layers")
+    window = window_everywhere(config, _window(config))
+    return _qwen3(config) | window | {"moe": _qwen_experts(config) or None}
 
 
 def qwen3_next_fields(config: ConfigFields) -> Fields:
@@ -88,8 +138,10 @@ def qwen3_next_fields(config: ConfigFields) -> Fields:
     layers = config.layers()
     every = config.count("full_attention_interval", 4)
     kinds = config.entries("layer_types")
+    order: Fields = {"full_attention_every": every}
     if kinds:
-        every = full_every(config, kinds, layers, "linear_attention")
+        order = order_fields(full_layers(config, kinds, layers, "linear_attention"), LINEAR)
+    _window(config)
     return gated_decoder(config) | {
         "head_dim": config.count("head_dim", 256),
         "rope": rope_fields(config, fraction=0.25),
@@ -98,7 +150,7 @@ def qwen3_next_fields(config: ConfigFields) -> Fields:
         "attention_output_gate": True,
         **attention_biases(config),
         "moe": experts or None,
-        "full_attention_every": every,
+        **order,
         "linear_attention": {
             "key_heads": config.count("linear_num_key_heads", 16),
             "value_heads": config.count("linear_num_value_heads", 32),

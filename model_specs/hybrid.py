@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from meshwright.model_specs.numbers import Count, Flag
 
+BLOCK_NAMES = {"M": "Mamba", "*": "attention", "-": "feed-forward", "E": "experts"}
+"""What the symbols of a hybrid pattern stand for."""
+
 
 class Mamba1Spec(BaseModel):
     """Mamba (Gu and Dao 2023, arXiv 2312.00752, section 3): each channel keeps a state of its own."""

@@ -5,6 +5,7 @@ A pair i of a head's d rotated elements turns by position x base^(-2i/d) (RoForm
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -40,6 +41,21 @@ class RopeScaling(BaseModel):
     """yarn alone: weight of the temperature on rotated elements; 1 over 0 of the next field when absent."""
     mscale_all_dim: Positive | None = None
     """yarn alone: weight of the temperature on the whole attention score (DeepSeek-V2's code)."""
+    attention_factor: Positive | None = None
+    """yarn alone: what rotated elements are multiplied by, where factor and weights do not make it."""
+
+    @property
+    def temperature(self) -> float:
+        """yarn: what rotated elements are multiplied by (transformers, `_compute_yarn_parameters`)."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.factor <= 1:
+            return 1.0
+        weights = (
+            (self.mscale, self.mscale_all_dim) if self.mscale and self.mscale_all_dim else (1, 0)
+        )
+        over, under = (0.1 * weight * math.log(self.factor) + 1.0 for weight in weights)
+        return over / under
 
 
 class RopeSpec(BaseModel):

@@ -8,7 +8,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from meshwright.model_specs.attention import GatedDeltaNetSpec, MlaSpec, SparseIndexerSpec
 from meshwright.model_specs.experts import MoeSpec
-from meshwright.model_specs.hybrid import BlockShares, Mamba1Spec, Mamba2Spec, pattern_shares
+from meshwright.model_specs.hybrid import (
+    BLOCK_NAMES,
+    BlockShares,
+    Mamba1Spec,
+    Mamba2Spec,
+    pattern_shares,
+)
+from meshwright.model_specs.layer_order import ATTENTION_NAMES, FULL, LINEAR, WINDOWED, letters
 from meshwright.model_specs.numbers import Count, CountOrZero, Flag, Positive
 from meshwright.model_specs.rope import RopeSpec
 
@@ -90,6 +97,9 @@ class ModelSpec(BaseModel):
     full_attention_every: CountOrZero = 1
     """With a window or linear attention: every n-th layer attends in full, so `layers // n` are full.
     1: every layer is full; 0: none is. A window without this field is refused: it would change nothing."""
+    attention_order: Annotated[str, Field(pattern=r"^[FWL]{1,2000}$")] | None = None
+    """In place of `full_attention_every`, for any other order: a letter for each layer, F where it attends in
+    full, W where the window covers it, L where it has linear attention."""
     chunked_windows: Flag = False
     """Windowed layers cut the sequence into chunks of `sliding_window` positions, and a query sees those of
     its own chunk up to itself (Llama 4), instead of the last `sliding_window` positions."""
@@ -109,6 +119,8 @@ class ModelSpec(BaseModel):
     """Each layer adds up what attention and Mamba-2 make of one input, ahead of its feed-forward (Falcon-H1,
     arXiv 2507.22448, section 2.1)."""
     attention_note: str | None = Field(default=None, max_length=2000)
+    left_out: tuple[Annotated[str, Field(max_length=300)], ...] = Field(default=(), max_length=200)
+    """Fields of the file that was read, with their values, which nothing above holds: launches name them."""
     mtp_layers: CountOrZero = 0
     """Multi-token-prediction modules (DeepSeek-V3, 2.2): one extra layer each, and the head once more. They
     are trained, but not part of the totals that authors state."""
@@ -137,17 +149,11 @@ class ModelSpec(BaseModel):
             raise ValueError("ffn_hidden must be at least 1 in a dense model")
         if self.moe is not None and self.moe.dense_layers and self.ffn_hidden == 0:
             raise ValueError("ffn_hidden must be at least 1 when moe.dense_layers is")
-        if self.sliding_window is not None and "full_attention_every" not in self.model_fields_set:
-            raise ValueError(
-                "sliding_window needs full_attention_every: 0 where every layer is windowed, "
-                "n where each n-th layer attends in full"
-            )
+        self._check_windows()
         if self.linear_attention is not None:
             self._check_linear_attention()
         if self.norms_after_blocks and self.norms_per_layer != 2:
             raise ValueError("norms_after_blocks needs norms_per_layer: 2")
-        if self.chunked_windows and self.sliding_window is None:
-            raise ValueError("chunked_windows needs sliding_window, the length of a chunk")
         if self.qk_norm_full_width and not self.qk_norm:
             raise ValueError("qk_norm_full_width needs qk_norm: true")
         return self
@@ -162,8 +168,39 @@ class ModelSpec(BaseModel):
             if getattr(self, field):
                 raise ValueError(f"moe.every with {field} is not supported")
 
+    def _check_windows(self) -> None:
+        """Raises ValueError where it is not said which layers a window covers."""
+        if self.chunked_windows and self.sliding_window is None:
+            raise ValueError("chunked_windows needs sliding_window, the length of a chunk")
+        if self.attention_order is not None:
+            self._check_order(self.attention_order)
+        elif (
+            self.sliding_window is not None and "full_attention_every" not in self.model_fields_set
+        ):
+            raise ValueError(
+                "sliding_window needs full_attention_every: 0 where every layer is windowed, "
+                "n where each n-th layer attends in full; or attention_order, a letter for each layer"
+            )
+
+    def _check_order(self, order: str) -> None:
+        """Raises ValueError where the letters fit neither the layers nor what other fields say of them."""
+        if self.full_attention_every != 1:
+            raise ValueError("attention_order and full_attention_every exclude each other")
+        if len(order) != self.layers:
+            raise ValueError(f"attention_order has {len(order)} letters, layers is {self.layers}")
+        if (WINDOWED in order) != (self.sliding_window is not None):
+            raise ValueError(
+                "sliding_window and layers that it covers, W in attention_order, need each other"
+            )
+        if (LINEAR in order) != (self.linear_attention is not None):
+            raise ValueError(
+                "linear_attention and layers that have it, L in attention_order, need each other"
+            )
+        if set(order) == {FULL}:
+            raise ValueError("attention_order without W or L says nothing: leave it out")
+
     def _check_linear_attention(self) -> None:
-        if "full_attention_every" not in self.model_fields_set:
+        if self.attention_order is None and "full_attention_every" not in self.model_fields_set:
             raise ValueError(
                 "linear_attention needs full_attention_every: n where each n-th layer attends in full"
             )
@@ -291,7 +328,30 @@ class ModelSpec(BaseModel):
             return self.hybrid_pattern.count("*")
         if self.sliding_window is None and self.linear_attention is None:
             return self.layers
+        if self.attention_order is not None:
+            return self.attention_order.count(FULL)
         return self.layers // self.full_attention_every if self.full_attention_every else 0
+
+    @property
+    def attention_letters(self) -> str:
+        """How each layer attends, in the layers' order, as in `attention_order`; not of a hybrid pattern."""
+        if self.attention_order is not None:
+            return self.attention_order
+        if self.sliding_window is None and self.linear_attention is None:
+            return FULL * self.layers
+        other = LINEAR if self.linear_attention is not None else WINDOWED
+        return letters(self.layers, self.full_attention_every, other)
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """What each layer is, in their order: how it attends and what follows, or the block of a pattern."""
+        if self.hybrid_pattern is not None:
+            return tuple(BLOCK_NAMES[block] for block in self.hybrid_pattern)
+        routed = set(self.expert_layers)
+        return tuple(
+            f"{ATTENTION_NAMES[letter]} attention and {'experts' if i in routed else 'feed-forward'}"
+            for i, letter in enumerate(self.attention_letters)
+        )
 
     @property
     def windowed_layers(self) -> int:

@@ -6,7 +6,9 @@ from pydantic import BaseModel
 
 from meshwright.model_specs.schema import ModelSpec
 
-_ABOUT_THE_FILE = frozenset(("name", "attention_note", "published_parameters", "source"))
+_ABOUT_THE_FILE = frozenset(
+    ("name", "attention_note", "published_parameters", "source", "left_out")
+)
 
 
 def stated_fields(model: ModelSpec) -> dict[str, object]:

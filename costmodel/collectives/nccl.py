@@ -112,13 +112,15 @@ def isolated_fabric(
     levels = fabric_levels(cluster, members)
     architecture = cluster.device.architecture
     usual = np.array([_ring_fraction(medium, architecture) for medium in levels.media])
-    ring = np.where(np.isnan(levels.attained), usual, levels.attained)
+    ring = np.where(np.isnan(levels.attained), usual * levels.host_share, levels.attained)
     scale_up = np.array([medium in _SCALE_UP_MEDIA for medium in levels.media])
     network_exchange = np.where(ring < 0.5, ring, _value("exchange", "infiniband"))
     kernels = "nvlink" if deduplicated else "nccl"
     usual = np.where(scale_up, _value("exchange", kernels), network_exchange)
     unmeasured = np.isnan(levels.all_to_all_attained)
-    exchange = np.where(unmeasured, usual, levels.all_to_all_attained)
+    exchange = np.where(
+        unmeasured, usual * levels.host_share_of_exchanges, levels.all_to_all_attained
+    )
     own = factors or Factors()
     nominal = levels.gb_per_s * 1e9 * _mesh_share(levels, cluster)
     nominal = nominal * np.where(scale_up, own.scale_up, own.network)

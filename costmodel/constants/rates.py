@@ -322,9 +322,10 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
     shared = constants.shared
     network = np.array([shared.get(f"{medium}_fraction", 1.0) for medium in levels.media])
     usual = np.where(scale_up, constants.device.scale_up_fraction, network)
-    usual = usual * levels.neighbour_share
+    usual = usual * levels.neighbour_share * levels.host_share
     ring = np.where(np.isnan(levels.attained), usual, levels.attained)
     usual_to_all = np.where(scale_up, shared["all_to_all_scale_up_fraction"], network)
+    usual_to_all = usual_to_all * levels.host_share_of_exchanges
     unmeasured = np.isnan(levels.all_to_all_attained)
     to_all = np.where(unmeasured, usual_to_all, levels.all_to_all_attained)
     nominal = levels.gb_per_s * 1e9

@@ -39,7 +39,8 @@ class MemoryProfile:
     bf16_gradient_copies_bytes: float
     """Further bytes of a gradient element that stages 0 to 2 keep in bf16."""
     unsharded_in_pipeline: bool
-    """Whether ZeRO 3 under pipeline parallelism keeps 16-bit weights and fp32 gradients whole for a step."""
+    """Whether a pipeline keeps fp32 gradients whole for a step under ZeRO 2 and 3, and under ZeRO 3 16-bit
+    weights too."""
     whole_while_accumulating: bool
     """Whether ZeRO 2 and 3 keep 16-bit gradients whole until the last micro-batch."""
     bucket_elements: float

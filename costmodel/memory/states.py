@@ -221,8 +221,12 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
 
     Mixed-precision Adam: a 2-byte weight, a gradient, fp32 master weight and two moments (12). Megatron keeps
     the gradient in fp32 (4 bytes), stacks that reduce in 16 bits in 2 (Megatron-LM docs, dist_optimizer.md:
-    6 + 12/d). Under ZeRO 3 the fp32 weight is the only one, but for stacks that keep 16-bit weights and fp32
-    gradients whole between the micro-batches of a pipeline. FP8 kernels keep a quantised copy of the weight
+    6 + 12/d). Under ZeRO 3 the fp32 weight is the only one, but for stacks that keep 16-bit weights whole
+    between the micro-batches of a pipeline. These keep gradients whole too, under ZeRO 2 and 3, and in fp32,
+    in which they are reduced: shards come only as the last micro-batch gives the whole ones up, layer by layer
+    (torch 2.13, pipelining/stage.py, backward_maybe_with_nosync: set_requires_gradient_sync(False), and
+    perform_reduce_grad; fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed: reduce_dtype, which
+    torchtitan 0.3.0 fixes to float32 in config/configs.py, mixed_precision_reduce). FP8 kernels keep a quantised copy of the weight
     and mostly of its transpose, beside the 16-bit weight or, with FP8 parameters, instead of it. States of
     offloaded parameters are the host's (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py: fp32
     weight and moments of an offloaded parameter are made on the CPU; torch 2.13, CPUOffloadPolicy of FSDP2:
@@ -270,9 +274,9 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     unsharded = np.where(stage == 2, grad / d, grad)
     gradients: Floats = np.where(fsdp, low / d, unsharded)
     if profile.unsharded_in_pipeline:
-        in_full = fsdp & (np.asarray(layout.pp) > 1) & (d > 1)
-        weights = weights + np.where(in_full, 2.0, 0.0)
-        gradients = gradients + np.where(in_full, 4.0, 0.0)
+        in_full = (stage >= 2) & (np.asarray(layout.pp) > 1) & (d > 1)
+        weights = weights + np.where(in_full & fsdp, 2.0, 0.0)
+        gradients = np.maximum(gradients, np.where(in_full, 4.0, 0.0))
     if profile.whole_while_accumulating:
         accumulates = (stage >= 2) & (np.asarray(layout.num_micro_batches) > 1) & (d > 1)
         gradients = np.maximum(gradients, np.where(accumulates, 2.0, 0.0))

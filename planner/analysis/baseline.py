@@ -24,11 +24,11 @@ from meshwright.planner.plan.baseline_document import (
     BaselineKind,
     BrokenRule,
     CostComparison,
-    TrainingCost,
     Verdict,
 )
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import read_feasible_plan
+from meshwright.planner.plan.training_cost import Budget, training_cost, with_cost
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.launches.flag_effects import unread_words
 from meshwright.planner.runs.launches.launch_run import LaunchRun
@@ -40,8 +40,6 @@ SAME_SPEED = 0.001
 """A share of the step; a plan that is faster by less is no other answer."""
 SAME_MODEL = 0.01
 """Relative difference of parameter counts beyond which a remark is made."""
-SECONDS_PER_DAY = 86_400.0
-SECONDS_PER_HOUR = 3600.0
 _DOCUMENTS = (".yaml", ".yml", ".json")
 
 
@@ -94,9 +92,7 @@ def read_baseline(path: Path, inputs: PlanInputs) -> Baseline:
 def with_baseline(
     plan: Plan,
     baseline: Baseline,
-    *,
-    tokens: float | None = None,
-    gpu_hour_price: float | None = None,
+    budget: Budget | None = None,
 ) -> Plan:
     """A plan with what it brings over a baseline.
 
@@ -106,10 +102,8 @@ def with_baseline(
         With a layout.
     baseline
         What is run today.
-    tokens
-        Of the whole training, for its days; left out when None.
-    gpu_hour_price
-        Dollars; only with `tokens`.
+    budget
+        Of the whole training, for what it costs; nothing is said of that when None.
     """
     assert plan.predicted is not None
     today, planned = baseline.setup, setup_of_plan(plan)
@@ -119,13 +113,16 @@ def with_baseline(
     planned_tokens_per_s = planned.tokens / plan.predicted.step_time_s
     speed_up = planned_tokens_per_s / tokens_per_s
     usable_gib = usable_hbm_gib(today.workload)
+    plan = with_cost(plan, budget or Budget())
     cost = None
-    if tokens is not None:
+    if plan.cost is not None and budget is not None:
+        tokens, price = plan.cost.tokens, plan.cost.gpu_hour_price
+        today_on = (today.workload.gpus, today.workload.cluster)
         cost = CostComparison(
             tokens=tokens,
-            gpu_hour_price=gpu_hour_price,
-            today=_cost(tokens, tokens_per_s, today.workload.gpus, gpu_hour_price),
-            plan=_cost(tokens, planned_tokens_per_s, planned.workload.gpus, gpu_hour_price),
+            gpu_hour_price=price,
+            today=training_cost(tokens, tokens_per_s, *today_on, price),
+            plan=plan.cost.plan,
         )
     document = BaselineDoc(
         file=str(baseline.path),
@@ -162,15 +159,6 @@ def _verdict(plan: Plan, speed_up: float) -> Verdict:
         return "optimal"
     band = plan.predicted.error_band
     return "within error" if speed_up <= band.high / band.low else "faster"
-
-
-def _cost(
-    tokens: float, tokens_per_s: float, gpus: int, gpu_hour_price: float | None
-) -> TrainingCost:
-    seconds = tokens / tokens_per_s
-    gpu_hours = gpus * seconds / SECONDS_PER_HOUR
-    dollars = None if gpu_hour_price is None else gpu_hours * gpu_hour_price
-    return TrainingCost(days=seconds / SECONDS_PER_DAY, gpu_hours=gpu_hours, dollars=dollars)
 
 
 def _of_run(

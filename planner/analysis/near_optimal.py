@@ -1,6 +1,7 @@
 """Layouts near a plan's: what each takes in time and in memory, and which no other beats in both.
 
-They are reached from the plan by single changes, always from the fastest layout that was not looked at yet.
+They are reached from the plan by single changes, always from the fastest layout that was not looked at yet,
+and lie in the space that the plan's proof speaks of: nothing here is faster than a plan that is optimal.
 Their layers are split evenly and their mapping is the best of the fabric: prices, not proofs.
 """
 
@@ -12,8 +13,8 @@ from heapq import heappop, heappush
 from math import inf
 
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.workload import Workload
 from meshwright.planner.analysis.neighbours import layout_changes, price_evenly
+from meshwright.planner.analysis.printed_space import PrintedSpace
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.runs.predicted import LayoutDoc, layout_document, layout_from_document
@@ -44,22 +45,22 @@ class NearLayout:
 
 
 def near_optimal(plan: Plan, params: NearParams | None = None) -> list[NearLayout]:
-    """The plan and the layouts around it that every rule allows, fastest first; none without a layout."""
+    """The plan and the layouts around it that every rule allows, of the space that the plan was chosen from,
+    fastest first; none without a layout.
+    """
     if plan.layout is None or plan.predicted is None:
         return []
     params = params or NearParams()
     plan_s = plan.predicted.step_time_s
     chosen = _near(layout_from_document(plan.layout), plan_s, max(plan.predicted.memory_gib))
-    around = _around(workload_of_plan(plan), layout_from_document(plan.layout), plan_s, params)
+    around = _around(plan, layout_from_document(plan.layout), plan_s, params)
     layouts = [replace(chosen, is_plan=True), *around]
     return list(_with_front(sorted(layouts, key=lambda near: (near.step_time_s, near.memory_gib))))
 
 
-def _around(
-    workload: Workload, start: Layout, start_s: float, params: NearParams
-) -> Iterator[NearLayout]:
+def _around(plan: Plan, start: Layout, start_s: float, params: NearParams) -> Iterator[NearLayout]:
     """Layouts by single changes from the fastest one at hand."""
-    seen = {_key(start)}
+    workload, space, seen = workload_of_plan(plan), PrintedSpace.of_plan(plan), {_key(start)}
     waiting: list[tuple[float, int, Layout]] = [(start_s, 0, start)]
     while waiting:
         _, _, layout = heappop(waiting)
@@ -69,6 +70,8 @@ def _around(
             if len(seen) > params.most_priced:
                 return
             seen.add(_key(changed))
+            if space.outside(layout_document(changed, ((0,),))) is not None:
+                continue
             price = price_evenly(workload, changed)
             seconds, memory_gib = price.step_time_s, price.memory_gib
             if seconds is None or memory_gib is None or seconds > start_s * params.slowest:

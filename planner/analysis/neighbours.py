@@ -21,6 +21,7 @@ from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_name
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import binding_framework, framework_of_stack, planned
+from meshwright.planner.analysis.printed_space import PrintedSpace
 from meshwright.planner.bounds.any_stages import suiting_stages
 from meshwright.planner.bounds.matrices import matrices
 from meshwright.planner.bounds.shard_groups import divides_into
@@ -28,7 +29,7 @@ from meshwright.planner.bounds.stages import ALL_LAYERS
 from meshwright.planner.mapping.choice.pricing import seconds_in_best_order
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import workload_of_plan
-from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.runs.predicted import layout_document, layout_from_document
 
 _NUMBERS = (
     "tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "zero_stage", "shard_groups", "optimizer_offload",
@@ -50,6 +51,8 @@ class Neighbour:
     """The first rule that is broken, in words."""
     settings: dict[str, int | str]
     """The choices that differ from the plan's, such as `{"tp": 4, "dp": 32}`."""
+    outside: str | None = None
+    """Why it is none of the layouts that the plan was chosen from, in words: it may then be faster."""
 
 
 def neighbours(plan: Plan) -> list[Neighbour]:
@@ -57,8 +60,12 @@ def neighbours(plan: Plan) -> list[Neighbour]:
     if plan.layout is None or plan.predicted is None:
         return []
     workload, layout = workload_of_plan(plan), layout_from_document(plan.layout)
+    space = PrintedSpace.of_plan(plan)
     priced = [
-        _neighbour(workload, change, changed, plan)
+        replace(
+            _neighbour(workload, change, changed, plan),
+            outside=space.outside(layout_document(changed, ((0,),))),
+        )
         for change, changed in layout_changes(layout, workload)
     ]
     return sorted(

@@ -115,6 +115,11 @@ class CostModelPricing:
         return float("inf")
 
     @property
+    def unlisted_s(self) -> float:
+        """Every parallelism matrix is listed."""
+        return float("inf")
+
+    @property
     def overfull(self) -> Sequence[Priced]:
         """None: cuts may be used in full."""
         return ()

@@ -76,6 +76,69 @@ RECOUNT = RecountParams()
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShareParams:
+    """How the slots of hot experts are tried where few slots lie on a GPU.
+
+    Parameters
+    ----------
+    cuts
+        Places at which experts are cut into hot and cold ones: one for each kind of hot expert, and some for
+        loads that fall off without a step.
+    most_ways
+        Replica counts tried for a row: about all of them up to 256 slots.
+    finalists
+        Packings that are improved further.
+    """
+
+    cuts: int = 4
+    most_ways: int = 400
+    finalists: int = 24
+
+
+SHARES = ShareParams()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferParams:
+    """How replicas are moved from expert to expert.
+
+    Parameters
+    ----------
+    drawn
+        Transfers drawn and packed in a step.
+    kept
+        Counts handed back, and from which the search goes on when it is stuck.
+    patience
+        Steps without a better state after which it goes on from one of those.
+    worse
+        Factor by which a step may raise what lies above the limit.
+    starts
+        Counts that the search starts from, at most.
+    apart
+        Replicas in which two starts differ, at least: about one in thirty of 128 slots.
+    above
+        Limit that the search aims at, in gaps above the bound: closer ones are missed by more.
+    twice
+        What a GPU counts that would hold an expert twice, over the limit: about what parting the two costs.
+    least_share
+        Load over the mean of a GPU that stands for none above the limit where receivers are drawn.
+    """
+
+    drawn: int = 192
+    kept: int = 12
+    patience: int = 12
+    worse: float = 1.1
+    starts: int = 4
+    apart: int = 4
+    above: float = 2.0
+    twice: float = 1.02
+    least_share: float = 1e-4
+
+
+TRANSFERS = TransferParams()
+
+
+@dataclass(frozen=True, kw_only=True)
 class GroupParams:
     """How routing groups that stay whole are shared out over nodes.
 

@@ -1,13 +1,17 @@
-"""Measured expert loads inside `plan`: what the best placement makes of each expert-parallel degree.
+"""Measured expert loads inside `plan`: what they make of each expert-parallel degree.
 
 In training every expert lies on one rank of its expert-parallel group, and the slowest rank ends the layer.
+Frameworks deal experts out in their own order, and that is what layouts are priced with unless a placement is
+allowed.
 A placement depends on the degree alone, so it is a sub-problem with a price: the balance, mean over layers,
 which multiplies the slowest rank's expert compute and what it receives.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -109,31 +113,63 @@ class ExpertLoads:
         """Of all degrees, the most by which an imbalance exceeds the least possible one, relative."""
         return max(p.imbalance / max(float(p.bound.mean()), 1.0) - 1.0 for p in self.placements)
 
-    def by_ep(self) -> tuple[tuple[int, float], ...]:
-        """Degree and imbalance, as the cost model takes them."""
-        return tuple((p.ep, max(p.imbalance, 1.0)) for p in self.placements)
+    def priced(
+        self, *, placed: bool
+    ) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[int, int, float], ...]]:
+        """What the cost model takes of the loads.
 
-    def copies_by_ep(self) -> tuple[tuple[int, int, float], ...]:
-        """Degree, blocks of its ranks, blocks that a token touches; empty without a trace."""
-        return tuple(
-            (p.ep, blocks, touched) for p in self.placements for blocks, touched in p.copies
+        Parameters
+        ----------
+        placed
+            Whether experts lie as placed; else in their own order, as frameworks deal them out.
+
+        Returns
+        -------
+        by_ep
+            Degree and imbalance.
+        copies_by_ep
+            Degree, blocks of its ranks, blocks that a token touches; empty without a trace.
+        """
+        orders = [
+            (each.ep, self.as_placed(each.ep) if placed else self.in_order(each.ep))
+            for each in self.placements
+        ]
+        return (
+            tuple((ep, order.imbalance) for ep, order in orders),
+            tuple((ep, *copies) for ep, order in orders for copies in order.copies),
         )
+
+    def as_placed(self, ep: int) -> MeasuredOrder:
+        """The experts of a degree as placed."""
+        placed = next(each for each in self.placements if each.ep == ep)
+        return MeasuredOrder(imbalance=max(placed.imbalance, 1.0), copies=placed.copies)
+
+    def in_order(self, ep: int) -> MeasuredOrder:
+        """The experts of a degree in their own order; as placed where no loads are known."""
+        return self.other_orders(ep).get("in_order") or self.as_placed(ep)
 
     def document(self, ep: int) -> dict[str, Any] | None:
         """What the plan carries for the degree it chose; None where nothing is placed."""
         return next((p.document() for p in self.placements if p.ep == ep and ep > 1), None)
 
-    def other_orders(self, ep: int) -> dict[str, MeasuredOrder]:
+    def other_orders(self, ep: int) -> Mapping[str, MeasuredOrder]:
         """The experts of a degree in their own order (`in_order`), and placed by their loads alone
-        (`by_load`), whatever tokens they share.
+        (`by_load`), whatever tokens they share; empty where no loads are known.
         """
-        placed = next(p for p in self.placements if p.ep == ep)
+        return self._other_orders[ep]
+
+    @cached_property
+    def _other_orders(self) -> dict[int, dict[str, MeasuredOrder]]:
+        """By degree; requests with the same loads ask again and again."""
+        return {each.ep: self._orders_of(each) for each in self.placements}
+
+    def _orders_of(self, placed: DegreePlacement) -> dict[str, MeasuredOrder]:
         if self.measured is None:
             return {}
         layers, ranks, _ = placed.slots.shape
         own = np.arange(self.measured.shape[2]).reshape(1, ranks, -1).repeat(layers, axis=0)
         alone = placed.slots if placed.by_load is None else placed.by_load
-        rows = by_layer(self.measured, ep)
+        rows = by_layer(self.measured, placed.ep)
         return {
             name: MeasuredOrder(
                 imbalance=max(float(SlotPacking(slots=slots, loads=rows).balance().mean()), 1.0),

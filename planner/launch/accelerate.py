@@ -11,6 +11,7 @@ from meshwright.model_specs.schema import ModelSpec
 from meshwright.model_specs.stated_fields import stated_fields
 from meshwright.planner.launch.launch_script import Program
 from meshwright.planner.launch.legal_launch import Launch
+from meshwright.planner.launch.model_notes import file_notes
 from meshwright.planner.launch.writer import Start, Writer
 
 _SCRIPT_NEEDED = ': "${TRAIN_SCRIPT:?set it to the training script}"\n'
@@ -87,6 +88,7 @@ def accelerate_start(launch: Launch) -> Start:
         notes=(
             f"The script's own batch size per process is {batch}, its sequence length {seq_len}.",
             _model_note(launch.inputs.model),
+            *file_notes(launch.inputs.model),
             *([_HOST_NOTE] if launch.layout.optimizer_offload > 0 else []),
         ),
     )

@@ -9,6 +9,7 @@ from meshwright.planner.analysis.baseline import Baseline, read_baseline, with_b
 from meshwright.planner.launch.script_diff import with_script_diff
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import read_feasible_plan
+from meshwright.planner.plan.training_cost import Budget
 
 
 def compare(
@@ -16,6 +17,7 @@ def compare(
     baseline: str | PathLike[str],
     *,
     tokens: float | None = None,
+    days: float | None = None,
     gpu_hour_price: float | None = None,
 ) -> Plan:
     """What a plan brings over what is run today.
@@ -27,9 +29,11 @@ def compare(
     baseline
         A launch script, a run file of one run, or another plan.
     tokens
-        Of the whole training, from 1: adds its days and GPU hours.
+        Of the whole training, from 1: adds its days, GPU hours and kWh.
+    days
+        With `tokens` the deadline; without, how long is trained.
     gpu_hour_price
-        Dollars: adds the price of the training.
+        Dollars: adds the price of the training; the cluster file's own when None.
 
     Returns
     -------
@@ -46,14 +50,12 @@ def compare(
     """
     compared = plan if isinstance(plan, Plan) else read_feasible_plan(plan)
     today = read_baseline(Path(baseline), compared.inputs)
-    return against(compared, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
+    budget = Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price)
+    return against(compared, today, budget)
 
 
-def against(
-    plan: Plan, today: Baseline, *, tokens: float | None = None, gpu_hour_price: float | None = None
-) -> Plan:
-    """A plan with its `baseline`, edits included; as it is without a layout. Parameters as in `compare`."""
+def against(plan: Plan, today: Baseline, budget: Budget | None = None) -> Plan:
+    """A plan with its `baseline`, edits included; as it is without a layout. `budget` is of the training."""
     if plan.layout is None:
         return plan
-    priced = with_baseline(plan, today, tokens=tokens, gpu_hour_price=gpu_hour_price)
-    return with_script_diff(priced)
+    return with_script_diff(with_baseline(plan, today, budget))

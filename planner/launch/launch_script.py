@@ -28,7 +28,7 @@ here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
 LISTED_HOSTS = 'mapfile -t hosts < "$here/hostfile"\n'
 """Shell line that fills `hosts` where the plan names them."""
 
-JOB_HOSTS = """\
+_JOB_HOSTS = """\
 # The plan's cluster names no hosts. They are those of hostfile, if you make one of hostfile.template; else
 # the job's, in the scheduler's order, and the planned nodes of every block stay next to each other.
 hosts=()
@@ -37,7 +37,7 @@ if [ -s "$here/hostfile" ]; then
 else
   allocated=()
   if [ -n "${{SLURM_JOB_NODELIST:-}}" ]; then
-    mapfile -t allocated < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    mapfile -t allocated < <({hostnames})
   elif [ -n "${{PBS_NODEFILE:-}}" ]; then
     mapfile -t allocated < <(awk '!seen[$0]++' "$PBS_NODEFILE")
   fi
@@ -52,7 +52,7 @@ else
   fi
 fi
 """
-"""Shell lines that fill `hosts`, for `turns_text`."""
+"""Shell lines that fill `hosts`, with the command that prints those of a Slurm job, and their turns."""
 
 _CHECK_JOB_HOSTS = """\
 if [ "${{#hosts[@]}}" -eq 0 ] && {{ [ -z "${{NODE_RANK:-}}" ] || [ -z "${{MASTER_ADDR:-}}" ]; }}; then
@@ -78,7 +78,7 @@ mode=${{1:-}}
 if [ "$#" -gt 0 ]; then shift; fi
 case "$mode" in
   slurm)
-    # One task per host, in their order; --nodelist would sort the names.
+{parts}    # One task per host, in their order; --nodelist would sort the names.
     ordered=$(mktemp)
     printf '%s\\n' "${{hosts[@]}}" > "$ordered"
     SLURM_HOSTFILE="$ordered" exec srun --distribution=arbitrary --nodes={hosts} --ntasks={hosts} \\
@@ -91,6 +91,24 @@ case "$mode" in
     ;;
 esac
 """
+
+_SRUN_PARTS = """\
+    # job.sbatch asks for nodes by their number of GPUs: a part of the job for each number, and one step for
+    # all parts, in which a node finds its place by its name.
+    if [ "${{SLURM_HET_SIZE:-1}}" -gt 1 ]; then
+      exec srun \\
+{parts}        bash "$here/launch.sh" node "$@"
+    fi
+"""
+
+_NODE_RANK_OF_PARTS = """\
+if [ -z "${NODE_RANK:-}" ] && [ "${SLURM_HET_SIZE:-1}" -gt 1 ]; then
+  for i in "${!hosts[@]}"; do
+    if [ "${hosts[$i]}" = "${SLURMD_NODENAME:-$(hostname)}" ]; then NODE_RANK=$i; fi
+  done
+fi
+"""
+"""Tasks of a job of parts are numbered part by part, so SLURM_PROCID is no place in `hosts`."""
 
 _NODE_RANK = """\
 node_rank=${NODE_RANK:-${SLURM_PROCID:-}}
@@ -194,10 +212,11 @@ def launch_script(
     parts = [
         header,
         *_hosts(launch.placed),
-        _SLURM.format(hosts=hosts),
+        _SLURM.format(hosts=hosts, parts=_srun_parts(launch.placed)),
         program.checks,
         *exports,
         f"args=(\n{arguments})\n",
+        _NODE_RANK_OF_PARTS if len(launch.placed.alike) > 1 else "",
         _NODE_RANK,
         _spoken(program.notes),
         program.before,
@@ -212,17 +231,41 @@ def _hosts(placed: PlacedRanks) -> tuple[str, str]:
     if placed.names_known:
         return LISTED_HOSTS, _CHECK_HOSTS.format(hosts=count)
     return (
-        JOB_HOSTS.format(turns=turns_text(placed)),
+        job_hosts(placed),
         _CHECK_JOB_HOSTS.format(hosts=count),
     )
 
 
-def turns_text(placed: PlacedRanks) -> str:
+def job_hosts(placed: PlacedRanks) -> str:
+    """Shell lines that fill `hosts` where the plan names none."""
+    turns, hostnames = _turns_text(placed.turns), 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
+    groups = [f"SLURM_JOB_NODELIST_HET_GROUP_{part}" for part in range(len(placed.alike))]
+    if len(groups) > 1:
+        lists = " ".join(f'"${{{group}:-}}"' for group in groups)
+        each = f'for list in {lists}; do scontrol show hostnames "$list"; done'
+        hostnames = f'if [ "${{SLURM_HET_SIZE:-1}}" -gt 1 ]; then {each}; else {hostnames}; fi'
+    if placed.turns_by_gpus != placed.turns:
+        by_gpus = _turns_text(placed.turns_by_gpus)
+        turns += f'\n  if [ "${{SLURM_HET_SIZE:-1}}" -gt 1 ]; then {by_gpus}; fi'
+    return _JOB_HOSTS.format(hostnames=hostnames, turns=turns)
+
+
+def _turns_text(turns: list[int]) -> str:
     """A shell line: the place of every planned node among the nodes of a job, in the order of ranks."""
-    turns = placed.turns
     if turns == list(range(len(turns))):
         return f"mapfile -t turns < <(seq 0 {len(turns) - 1})"
     return f"turns=({' '.join(map(str, turns))})"
+
+
+def _srun_parts(placed: PlacedRanks) -> str:
+    """Shell lines that start the step of a job that has a part for each number of GPUs; none for one."""
+    if len(placed.alike) == 1:
+        return ""
+    parts = [
+        f"        --kill-on-bad-exit=1 --nodes={len(hosts)} --ntasks={len(hosts)} --gpus-per-node={gpus} "
+        for gpus, hosts in placed.alike
+    ]
+    return _SRUN_PARTS.format(parts=": \\\n".join(parts) + "\\\n")
 
 
 def _spoken(notes: Sequence[str]) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.model_specs.attention import GatedDeltaNetSpec, SparseIndexerSpec
 from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.layer_order import LINEAR, WINDOWED
 from meshwright.model_specs.rope import RopeScaling
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.launch.layer_list import layer_list
 from meshwright.planner.launch.megatron_shortfalls import linear_bias
 from meshwright.planner.runs.launches.megatron_names import (
     ACTIVATIONS,
@@ -79,10 +83,12 @@ def _attention_flags(model: ModelSpec) -> dict[str, object]:
         flags |= _linear_attention_flags(model.linear_attention, model)
     if model.attention_sinks:
         flags["--softmax-type"] = "learnable"
-    if model.sliding_window is not None and model.full_attention_every != 1:
+    if model.sliding_window is not None and model.windowed_layers:
         # The pair counts the tokens to the left and right of the query; the window includes the query itself.
         flags["--window-size"] = f"{model.sliding_window - 1},0"
         flags["--window-attn-skip-freq"] = model.full_attention_every or None
+        if model.attention_order is not None:
+            flags["--window-attn-skip-freq"] = layer_list(model.attention_order, WINDOWED)
     return flags
 
 
@@ -105,9 +111,9 @@ def _linear_attention_flags(linear: GatedDeltaNetSpec, model: ModelSpec) -> dict
     setting = MEGATRON.linear_attention
     assert setting is not None
     flags: dict[str, object] = {setting.flag: setting.value}
-    every = model.full_attention_every
     # A frequency of n makes each n-th layer attend in full; no number makes none do.
-    flags["--linear-attention-freq"] = every or f"([1]*{model.layers})"
+    every = None if model.attention_order is not None else model.full_attention_every
+    flags["--linear-attention-freq"] = every or layer_list(model.attention_letters, LINEAR)
     return flags | {size.flag: getattr(linear, size.field) for size in LINEAR_ATTENTION}
 
 
@@ -180,11 +186,29 @@ def _rope_flags(model: ModelSpec) -> dict[str, object]:
 
 
 def _yarn_flags(scaling: RopeScaling) -> dict[str, object]:
+    """Factor and temperature. Megatron multiplies rotated elements by g(mscale) / g(mscale_all_dim), with
+    g(m) = 0.1 m ln(factor) + 1 (yarn_rotary_pos_embedding.py): any other temperature is said by an mscale."""
+    mscale, of_all = scaling.mscale, scaling.mscale_all_dim
+    plain = replaced_temperature(scaling)
+    if plain is not None:
+        mscale, of_all = plain, of_all or 0.0
     return {
         "--rotary-scaling-factor": scaling.factor,
-        "--mscale": scaling.mscale,
-        "--mscale-all-dim": scaling.mscale_all_dim,
+        "--mscale": mscale,
+        "--mscale-all-dim": of_all,
     }
+
+
+def replaced_temperature(scaling: RopeScaling) -> float | None:
+    """The mscale that gives the model's temperature; None where the model's own weights do."""
+    if scaling.factor <= 1:
+        return None
+    tenth = 0.1 * math.log(scaling.factor)
+    under = tenth * (scaling.mscale_all_dim or 0.0) + 1.0
+    own = (tenth * (scaling.mscale or 1.0) + 1.0) / under
+    if math.isclose(own, scaling.temperature, rel_tol=1e-9):
+        return None
+    return round((scaling.temperature * under - 1.0) / tenth, 12)
 
 
 def _moe_flags(model: ModelSpec, moe: MoeSpec) -> dict[str, object]:

@@ -21,6 +21,7 @@ rope.scaling.factor rope.scaling.original_positions rope.scaling.low_freq_factor
 rope.scaling.high_freq_factor rope.scaling.beta_fast rope.scaling.beta_slow rope.scaling.whole_range
 rope.scaling.mscale rope.scaling.mscale_all_dim norm norm_epsilon norm_zero_centered qk_norm
 attention_bias attention_output_bias mlp_bias attention_sinks sliding_window full_attention_every
+attention_order rope.scaling.attention_factor
 attention.q_lora_rank attention.kv_lora_rank attention.qk_nope_head_dim attention.qk_rope_head_dim
 attention.v_head_dim
 attention.indexer.heads attention.indexer.head_dim
@@ -154,9 +155,11 @@ def _rope_shortfalls(model: ModelSpec) -> dict[str, str]:
 
 
 def _scaling_shortfall(scaling: RopeScaling, *, latent: bool) -> str:
+    if scaling.type == "yarn":
+        return _yarn_shortfall(scaling, latent=latent)
     if scaling.type in ("dynamic", "longrope"):
         return f"Rope scaling {scaling.type} is left out."
-    if latent and scaling.type != "yarn":
+    if latent:
         return f"Rope scaling {scaling.type} is left out: latent attention has YaRN alone."
     if scaling.type == "linear" and scaling.factor != int(scaling.factor):
         return f"Positions are divided by {int(scaling.factor)}, not {scaling.factor:g}."
@@ -167,6 +170,13 @@ def _scaling_shortfall(scaling: RopeScaling, *, latent: bool) -> str:
             *_LLAMA3_FIXED,
         ):
             return "Rope is scaled as in Llama 3.1 (8 x 8,192, frequency factors 1 and 4)."
+    return ""
+
+
+def _yarn_shortfall(scaling: RopeScaling, *, latent: bool) -> str:
+    temperature = scaling.temperature
+    if scaling.factor <= 1 and temperature != 1:
+        return f"Rotated elements are not multiplied by {temperature:g}: YaRN's factor is 1."
     ramp = (scaling.original_positions, scaling.beta_fast, scaling.beta_slow, scaling.whole_range)
     if latent and ramp != _LATENT_YARN_FIXED:
         return "YaRN's ramp is that of DeepSeek-V3 (4,096 positions, beta_fast 32, beta_slow 1)."

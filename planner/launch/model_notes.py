@@ -28,4 +28,12 @@ def notes_of(model: ModelSpec, said: Collection[str], shortfalls: Shortfalls) ->
         for name, value in stated_fields(model).items()
         if name not in said and name not in shortfalls
     ]
-    return (*shortfalls.values(), *silent)
+    return (*shortfalls.values(), *silent, *file_notes(model))
+
+
+def file_notes(model: ModelSpec) -> tuple[str, ...]:
+    """What the model's file says and no launch can know, as the description does not hold it."""
+    if not model.left_out:
+        return ()
+    named = ", ".join(model.left_out)
+    return (f"Of the model's config.json this is not part of the launch: {named}.",)

@@ -12,6 +12,7 @@ from meshwright.planner.launch import schedulers
 from meshwright.planner.launch.accelerate import FSDP2_WRITER
 from meshwright.planner.launch.bridge import bridge_files
 from meshwright.planner.launch.deepspeed import DEEPSPEED_WRITER
+from meshwright.planner.launch.kubernetes import kubernetes_files
 from meshwright.planner.launch.megatron import MEGATRON_WRITER
 from meshwright.planner.launch.ranks.placed import planned_layout
 from meshwright.planner.launch.ranks.texts import FOLDER, mapping_files
@@ -27,7 +28,7 @@ _WRITERS: dict[str, Writer] = {
 _SCHEDULERS = {
     "slurm": schedulers.slurm_files,
     "openmpi": schedulers.openmpi_files,
-    "kubernetes": schedulers.kubernetes_files,
+    "kubernetes": kubernetes_files,
 }
 _RECIPES = {"bridge": bridge_files}
 """What starts the framework by itself, and takes settings only."""

@@ -1,36 +1,37 @@
-"""What hands a launch to a cluster: a Slurm batch script, an OpenMPI rankfile, a Kubernetes JobSet.
+"""What hands a launch to a cluster: a Slurm batch script, an OpenMPI rankfile.
 
-Syntax read in Slurm 22.05 (`--segment` in 24.05), OpenMPI 4.1, JobSet v1alpha2 and Kueue 0.12.
+Syntax read in Slurm 22.05 (`--segment` in 24.05) and OpenMPI 4.1; `kubernetes` has the JobSet.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any
 
-import yaml
-
-from meshwright.errors import InfeasibleError
-from meshwright.planner.launch.launch_script import JOB_HOSTS, turns_text
+from meshwright.planner.launch.launch_script import job_hosts
 from meshwright.planner.launch.ranks.placed import PlacedRanks, placed_ranks
 from meshwright.planner.plan.document import Plan
 
 _SBATCH = """\
 #!/usr/bin/env bash
 #SBATCH --job-name={name}
-#SBATCH --nodes={hosts}
-#SBATCH --ntasks={hosts}
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={gpus}
-#SBATCH --exclusive
-{options}# sbatch sorts the nodes, so the job step inside is given their planned order.
+{parts}# sbatch sorts the nodes, so the job step inside is given their planned order.
 # Account, partition and time limit are yours: sbatch --account=... --partition=... --time=... job.sbatch
-set -euo pipefail
+{shared}set -euo pipefail
 
 # Slurm runs a copy of this script: LAUNCH_DIR is the folder of launch.sh.
 export LAUNCH_DIR="${{LAUNCH_DIR:-${{SLURM_SUBMIT_DIR:-.}}}}"
 exec bash "$LAUNCH_DIR/launch.sh" slurm "$@"
+"""
+_PART = """\
+#SBATCH --nodes={hosts}
+#SBATCH --ntasks={hosts}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={gpus}
+"""
+_SHARED = """\
+# Other jobs may run on the nodes that the plan does not fill: where your site gives a job no processors and
+# memory by its GPUs (DefCpuPerGPU, DefMemPerGPU), add --cpus-per-gpu=... and --mem-per-gpu=...
 """
 
 _MPI_SCRIPT = """\
@@ -59,18 +60,32 @@ MASTER_ADDR="${{MASTER_ADDR:-$master}}" MASTER_PORT="${{MASTER_PORT:-29500}}" \\
 
 
 def slurm_files(plan: Plan) -> dict[str, str]:
-    """job.sbatch; where one NVLink domain spans several nodes the job asks for whole segments of it."""
-    placed = placed_ranks(plan)
-    hosts = len(placed.hosts)
-    segment = _segment(plan, placed)
-    options = []
+    """job.sbatch: nodes with the GPUs that the plan uses of them, alone on them where it uses all.
+
+    Nodes with unequal numbers of GPUs are the parts of a heterogeneous job (Slurm's
+    heterogeneous_jobs.html), one for each number. Where one NVLink domain spans several nodes the job asks
+    for whole segments of it.
+    """
+    placed, cluster = placed_ranks(plan), plan.inputs.cluster
     names = [host for host in placed.hosts if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", host)]
-    if len(names) == hosts and plan.inputs.cluster.nodes:
-        options.append(f"#SBATCH --nodelist={','.join(names)}\n")
-    if segment > 1 and hosts % segment == 0:
-        options.append(f"#SBATCH --segment={segment}\n")
-    gpus = max(len(ranks) for ranks in placed.ranks_of_hosts())
-    text = _SBATCH.format(name=job_name(plan), hosts=hosts, gpus=gpus, options="".join(options))
+    named = len(names) == len(placed.hosts) and bool(cluster.nodes)
+    segment, parts = segment_of(plan, placed), []
+    for gpus, hosts in placed.alike:
+        text = _PART.format(hosts=len(hosts), gpus=gpus)
+        if gpus == cluster.gpus_per_node:
+            text += "#SBATCH --exclusive\n"
+        if named:
+            in_turn = hosts if len(placed.alike) > 1 else range(len(placed.hosts))
+            text += f"#SBATCH --nodelist={','.join(placed.hosts[host] for host in in_turn)}\n"
+        if segment > 1 and len(placed.alike) == 1 and len(hosts) % segment == 0:
+            text += f"#SBATCH --segment={segment}\n"
+        parts.append(text)
+    shares = any(gpus < cluster.gpus_per_node for gpus, _ in placed.alike)
+    text = _SBATCH.format(
+        name=job_name(plan),
+        parts="#SBATCH hetjob\n".join(parts),
+        shared=_SHARED if shares else "",
+    )
     return {"job.sbatch": text}
 
 
@@ -80,26 +95,9 @@ def openmpi_files(plan: Plan) -> dict[str, str]:
     gpus = " ".join(str(gpu) for _, gpu in placed.places)
     hosts = 'mapfile -t hosts < "$here/hostfile"\n'
     if not placed.names_known:
-        hosts = JOB_HOSTS.format(turns=turns_text(placed))
+        hosts = job_hosts(placed)
     script = _MPI_SCRIPT.format(gpus=gpus, world=len(placed.places), hosts=hosts)
     return {"rankfile.openmpi": placed.openmpi_rankfile(), "mpi.sh": script}
-
-
-def kubernetes_files(plan: Plan) -> dict[str, str]:
-    """jobset.yaml: one indexed Job, one pod per node, and Kueue's topology request.
-
-    Image, queue and volume claim say replace-me. Kubernetes chooses the nodes: a pod's index is its
-    node's rank.
-    """
-    placed = placed_ranks(plan)
-    if placed.gpus_per_host is None:
-        raise InfeasibleError(
-            "kubernetes: a JobSet numbers its pods node by node, but this plan's ranks do not run through "
-            "the nodes in turn. Use --target slurm or openmpi, or plan for whole nodes."
-        )
-    return {
-        "jobset.yaml": yaml.safe_dump(_jobset(plan, placed, placed.gpus_per_host), sort_keys=False)
-    }
 
 
 def job_name(plan: Plan) -> str:
@@ -108,51 +106,7 @@ def job_name(plan: Plan) -> str:
     return label if re.match(r"[a-z]", label) else f"train-{label}".strip("-")
 
 
-def _jobset(plan: Plan, placed: PlacedRanks, gpus: int) -> dict[str, Any]:
-    name, hosts = job_name(plan), len(placed.hosts)
-    domain = _segment(plan, placed)
-    topology = {"kueue.x-k8s.io/podset-preferred-topology": "cloud.provider.com/topology-block"}
-    if domain > 1 and hosts % domain == 0:
-        topology |= {
-            "kueue.x-k8s.io/podset-slice-required-topology": "cloud.provider.com/topology-rack",
-            "kueue.x-k8s.io/podset-slice-size": str(domain),
-        }
-    script = (
-        "NODE_RANK=$JOB_COMPLETION_INDEX "
-        f"MASTER_ADDR={name}-nodes-0-0.{name} "
-        "exec bash /launch/launch.sh node"
-    )
-    container = {
-        "name": "train",
-        "image": "replace-me/training-image:latest",
-        "command": ["bash", "-c", script],
-        "resources": {"limits": {"nvidia.com/gpu": gpus}},
-        "volumeMounts": [{"name": "launch", "mountPath": "/launch", "readOnly": True}],
-    }
-    pod = {
-        "restartPolicy": "Never",
-        "containers": [container],
-        "volumes": [{"name": "launch", "persistentVolumeClaim": {"claimName": "replace-me"}}],
-    }
-    job = {
-        "parallelism": hosts,
-        "completions": hosts,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "template": {"metadata": {"annotations": topology}, "spec": pod},
-    }
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": name, "labels": {"kueue.x-k8s.io/queue-name": "replace-me"}},
-        "spec": {
-            "network": {"enableDNSHostnames": True, "subdomain": name},
-            "replicatedJobs": [{"name": "nodes", "replicas": 1, "template": {"spec": job}}],
-        },
-    }
-
-
-def _segment(plan: Plan, placed: PlacedRanks) -> int:
+def segment_of(plan: Plan, placed: PlacedRanks) -> int:
     """Nodes that the plan uses of every scale-up domain of several nodes; 1 where they differ."""
     cluster = plan.inputs.cluster
     domain = max(1, cluster.nvlink_domain // cluster.gpus_per_node)

@@ -10,12 +10,18 @@ from meshwright.frameworks.record import Framework
 from meshwright.planner.launch.launch_script import Program, launch_script
 from meshwright.planner.launch.legal_launch import Launch, legal_launch
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.request.executions import ALLOW_PLACED
 
 _NVLS_DEVICES = ("hopper", "blackwell")
 """Architectures whose NVLink switch can reduce."""
 _LEAST_NVLS_TP = 4
-_DEALT_IN_ORDER = "it deals them out in their own order, whose step the plan names (in_order)"
+_DEALT_IN_ORDER = "it deals them out in their own order, whose step is the plan's (in_order)"
 """What frameworks do with experts whose placement they cannot be told."""
+_PERMUTED = (
+    "the plan's step is that of experts as expert_placement puts them: start from a checkpoint whose experts "
+    "and router rows are permuted so"
+)
+"""What a plan with `--allow expert-placement` assumes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +55,8 @@ class Writer:
         env = start.env | nccl_env(launch)
         program = start.program
         if plan.expert_placement is not None:
-            note = f"{self.framework.title} takes no placement of experts: {_DEALT_IN_ORDER}."
+            how = _PERMUTED if set(ALLOW_PLACED) <= set(plan.inputs.allow) else _DEALT_IN_ORDER
+            note = f"{self.framework.title} takes no placement of experts: {how}."
             program = replace(program, notes=(*program.notes, note))
         files = start.files | {
             "env.json": json_file(dict(sorted(env.items()))),

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from meshwright.cluster_specs.mixed import MixedClusterSpec
 from meshwright.costmodel.execution import Execution
 from meshwright.documents.json_text import finite
+from meshwright.planner.plan.baseline_document import CostDoc
 from meshwright.planner.plan.document import Objective, SoftwareNeed, Status
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.predicted import ErrorBandDoc, LayoutDoc
@@ -102,6 +103,8 @@ class MixedPlan(BaseModel):
     installs: list[SoftwareNeed] = Field(default_factory=list)
     """What a pipeline through parts needs beside the framework, chosen or pinned."""
     predicted: MixedPredicted | None
+    cost: CostDoc | None = None
+    """Of the whole training on the parts in use, where its tokens or days were given."""
     ranks: list[RankDoc]
     nodes: list[tuple[str, int]]
     """(part, nodes of it), in the order in which ranks run through them."""

@@ -87,6 +87,7 @@ def plan_from_outcome(
             "execution": execution,
             "installs": software_needs(request.inputs(), layout, execution),
             "predicted": predicted,
+            "host_memory_gib": predicted.host_memory_gib,
             "grades": grades(layout, predicted),
             "mapping": mapping_of_layout(workload, best),
             "expert_placement": placed_experts(request, workload, best),
@@ -234,7 +235,7 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
         gpus=space.workload.gpus,
         even_stages=not framework.uneven_stages,
         mapping="slots-to-leaves" if is_irregular(request.cluster) else "axes-to-levels",
-        expert_gap=None if loads is None else loads.largest_gap,
+        expert_gap=loads.largest_gap if loads and request.places_experts else None,
     )
 
 

@@ -79,6 +79,24 @@ class TrainingCost(BaseModel):
     gpu_hours: float
     dollars: float | None
     """Null without a price of a GPU hour."""
+    kwh: float | None = None
+    """Of the GPUs at their board power; hosts, network and cooling are left out."""
+
+
+class CostDoc(BaseModel):
+    """What a plan's training costs."""
+
+    model_config = _DOC
+
+    tokens: float
+    """As asked, or what is trained in the days that were asked for."""
+    gpu_hour_price: float | None
+    days_asked: float | None = None
+    """The deadline, where there is one."""
+    in_time: bool | None = None
+    gpu_power_w: float
+    """Board power of a GPU, of the vendor's datasheet."""
+    plan: TrainingCost
 
 
 class CostComparison(BaseModel):

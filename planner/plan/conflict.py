@@ -7,10 +7,9 @@ out one by one until every one that is left is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from math import inf
 from typing import Literal
 
@@ -19,22 +18,20 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.pipeline.schedules import schedule_named, traits
+from meshwright.costmodel.pipeline.schedules import schedule_named
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
-from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.plan.conflict_tables import tables_around
+from meshwright.planner.request.executions import EXECUTION_PINS, ExecutionOptions
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.model import Candidates
-from meshwright.planner.search.request_space import recompute_name, space_of
-from meshwright.planner.search.space import divisors
+from meshwright.planner.search.request_space import recompute_name
 from meshwright.planner.solvers.clock import until
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 FloatArray = NDArray[np.float64]
-
-MOST_CANDIDATES = 200_000
-"""Layouts around an infeasible request that are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +41,8 @@ class Conflict:
     limits: tuple[Rule, ...]
     excess: FloatArray
     """Shape [limits, candidates], at least 0, in each limit's unit."""
-    candidates: Layout
-    """The layouts, shape [candidates]."""
+    candidates: tuple[Candidates, ...]
+    """The layouts, a table for each execution that is looked at; together [candidates]."""
     core: tuple[int, ...]
     """Rows of a minimal set of limits that no candidate keeps; empty where some candidate keeps all."""
 
@@ -55,14 +52,18 @@ class Conflict:
         over = self.excess[row][alone if alone.any() else self.excess[row] > 0]
         return float(over.min()) if len(over) else None
 
-    def nearest_miss(self, row: int) -> Layout | None:
+    def nearest_miss(self, row: int) -> tuple[Workload, Layout] | None:
         """The candidate that misses a limit by least, and no other where there is such a one."""
         alone = self.only_missed(row)
         missing = alone if alone.any() else self.excess[row] > 0
         if not missing.any():
             return None
-        over = np.where(missing, self.excess[row], np.inf)
-        return self.candidates.scalar(int(np.argmin(over)))
+        position = int(np.argmin(np.where(missing, self.excess[row], np.inf)))
+        for table in self.candidates:
+            if position < len(table.memory_gib):
+                return table.workload, table.layouts.scalar(position)
+            position -= len(table.memory_gib)
+        return None
 
     def only_missed(self, row: int) -> NDArray[np.bool_]:
         """Candidates that break this limit and no other, shape [candidates]."""
@@ -70,13 +71,30 @@ class Conflict:
         return np.asarray((self.excess[row] > 0) & ~(other_excess > 0).any(axis=0))
 
 
-def conflict_of(request: PlanRequest, workload: Workload) -> Conflict:
-    """The limits of a request and a minimal set of them that conflict."""
-    candidates = _candidates(request, workload)
-    limits = (*rules_for(workload), *_request_rules(request))
-    excess = np.stack([np.maximum(limit.excess(candidates), 0.0) for limit in limits])
+def conflict_of(request: PlanRequest) -> Conflict:
+    """The limits of a request that no layout keeps, and a minimal set of them that conflict."""
+    tables = tables_around(request)
+    rules = {rule.name: rule for table in tables for rule in rules_for(table.workload)}
+    limits = (*rules.values(), *_request_rules(request))
+    excess = np.concatenate([_excess(limits, table) for table in tables], axis=1)
     core = _conflict(limits, excess[:, _representatives(excess)], request.seed)
-    return Conflict(limits=limits, excess=excess, candidates=candidates.layouts, core=tuple(core))
+    return Conflict(limits=limits, excess=excess, candidates=tables, core=tuple(core))
+
+
+def _excess(limits: Sequence[Rule], table: Candidates) -> FloatArray:
+    """How far layouts are over each limit, at least 0: shape [limits, layouts]. What says nothing of a
+    workload is kept.
+    """
+    applying = {rule.name for rule in rules_for(table.workload)}
+    kept = np.zeros(len(table.memory_gib))
+    return np.stack(
+        [
+            np.maximum(limit.excess(table), 0.0)
+            if isinstance(limit, RequestRule) or limit.name in applying
+            else kept
+            for limit in limits
+        ]
+    )
 
 
 class RequestRule(Rule):
@@ -86,16 +104,20 @@ class RequestRule(Rule):
 
     def __init__(
         self,
-        kind: Literal["pin", "forbid"],
+        kind: Literal["pin", "forbid", "without"],
         choice: str,
         pinned: int | str | None,
         broken: Callable[[Layout], NDArray[np.bool_]],
+        runs_otherwise: Callable[[Execution], bool] = lambda execution: False,
     ) -> None:
         self.kind, self.choice, self.pinned = kind, choice, pinned
         self.name = f"{kind} {choice}"
         self._broken = broken
+        self._runs_otherwise = runs_otherwise
 
     def excess(self, table: LayoutTable) -> FloatArray:
+        if self._runs_otherwise(Execution.within(table.workload)):
+            return np.ones(table.layouts.broadcast_shape())
         return np.asarray(self._broken(table.layouts), dtype=np.float64)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
@@ -114,138 +136,33 @@ class RequestRule(Rule):
         )
 
 
-def _candidates(request: PlanRequest, workload: Workload) -> Candidates:
-    """Layouts around the request: its own space and, with one pin or ban lifted at a time, those next to
-    it.
-    """
-    relaxed = [
-        request,
-        *(replace(request, pins=without_pin(request.pins, pin)) for pin in request.pins),
-    ]
-    relaxed += [
-        replace(request, forbids=tuple(f for f in request.forbids if f != ban))
-        for ban in request.forbids
-    ]
-    share = MOST_CANDIDATES // len(relaxed)
-    tables = [_choices_around(relaxed_request, share) for relaxed_request in relaxed]
-    rows = np.unique(np.concatenate(tables), axis=0)
-    layouts = _as_layouts(rows, request)
-    pricing = CostModelPricing(workload)
-    memory, recomputed_layers = pricing.least_memory_gib(_priceable(layouts, request))
-    return Candidates(
-        workload=workload,
-        layouts=replace(layouts, recompute_layers=recomputed_layers),
-        memory_gib=memory,
-    )
-
-
-def without_pin(pins: Mapping[str, int | str], name: str) -> dict[str, int | str]:
-    """The pins without one of them."""
-    return {key: value for key, value in pins.items() if key != name}
-
-
-def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
-    """Combinations of choices, pinned ones as pinned even where they cannot be; thinned to about `most`
-    rows.
-    """
-    space, pins = space_of(replace(request, pins={})), request.pins
-
-    def options(name: str, free: Sequence[int]) -> list[int]:
-        return [int(pins[name])] if name in pins else list(free) or [1]
-
-    stage = pins.get("zero_stage")
-    offloads = [share for zero, share in space.offloads if stage in (None, zero)]
-    masks = [m for m in space.recompute if m in (0, int(Recompute.FULL)) or "recompute" in pins]
-    masks = [m for m in masks if pins.get("recompute", recompute_name(m)) == recompute_name(m)]
-    axes = [
-        options("tp", space.tp),
-        options("cp", space.cp),
-        options("pp", space.pp),
-        options("dp", [d for d in divisors(request.global_batch) if d <= request.gpus]),
-        options("ep", space.ep),
-        options("etp", [1]),
-        options("vpp", _chunks(pins)),
-        options("micro_batch", [1]),
-        options("zero_stage", space.zero),
-        options("shard_groups", [1]),
-        options("optimizer_offload", _ends(offloads)),
-        masks or [int(Recompute.NONE)],
-        [int(schedule_named(str(pins.get("schedule", "1f1b"))))],
-    ]
-    while np.prod([len(axis) for axis in axes], dtype=np.float64) > most_rows:
-        longest = max(range(len(axes)), key=lambda k: len(axes[k]))
-        axes[longest] = sorted({*axes[longest][::2], axes[longest][-1]})
-        if len(axes[longest]) <= 2:
-            break
-    rows = np.array(list(product(*axes)), dtype=np.int64)
-    if "optimizer_offload" not in pins:
-        rows = rows[_offload_goes(rows[:, _ZERO_STAGE], rows[:, _OFFLOAD], space.offloads)]
-    used = rows[:, 0] * rows[:, 1] * rows[:, 2] * rows[:, 3]
-    fits = used <= request.gpus
-    return rows[fits] if fits.any() else rows[[int(np.argmin(used))]]
-
-
-_ZERO_STAGE, _OFFLOAD = 8, 10
-"""Columns of a row of choices."""
-
-
-def _offload_goes(
-    zero_stages: NDArray[np.int64], shares: NDArray[np.int64], pairs: Sequence[tuple[int, int]]
-) -> NDArray[np.bool_]:
-    """Whether nothing is offloaded, or that share under that ZeRO stage is in the space."""
-    codes = [200 * zero + share for zero, share in pairs]
-    return np.asarray((shares == 0) | np.isin(200 * zero_stages + shares, codes))
-
-
-def _ends(values: Sequence[int]) -> list[int]:
-    """The least and the largest."""
-    return sorted({min(values), max(values)}) if values else [0]
-
-
-def _as_layouts(rows: NDArray[np.int64], request: PlanRequest) -> Layout:
-    tp, cp, pp, dp, ep, etp, vpp, size, zero, groups, offload, mask, schedule = rows.T
-    sequence_parallel = (tp > 1) & space_of(replace(request, pins={})).sequence_parallel
-    return Layout(
-        tp=tp,
-        cp=cp,
-        pp=pp,
-        dp=dp,
-        ep=ep,
-        etp=etp,
-        vpp=vpp,
-        micro_batch=size,
-        num_micro_batches=np.maximum(request.global_batch // (dp * size), 1),
-        sequence_parallel=sequence_parallel,
-        zero_stage=zero,
-        shard_groups=groups,
-        optimizer_offload=offload,
-        recompute=mask,
-        recompute_layers=np.zeros(len(rows), dtype=np.int64),
-        schedule=schedule,
-    )
-
-
-def _chunks(pins: Mapping[str, int | str]) -> list[int]:
-    """Virtual stages that a pinned schedule takes; 1 without one."""
-    name = str(pins.get("schedule", "1f1b"))
-    fewest = 2 if name == "interleaved-1f1b" else traits(schedule_named(name)).fewest_chunks
-    return [max(fewest, 2)] if name == "zb-h1" else [fewest]
-
-
-def _priceable(layouts: Layout, request: PlanRequest) -> Layout:
-    """The same layouts where the memory formulas hold: whole expert replicas, no more stages than layers."""
-    pp = np.minimum(np.asarray(layouts.pp), request.model.layers)
-    ep = np.minimum(layouts.ep, np.maximum(layouts.tp * layouts.cp * layouts.dp // layouts.etp, 1))
-    etp = np.minimum(layouts.etp, layouts.tp * layouts.cp * layouts.dp)
-    vpp = np.minimum(layouts.vpp, np.maximum(request.model.layers // pp, 1))
-    return replace(layouts, pp=pp, ep=ep, etp=etp, vpp=np.where(pp > 1, vpp, 1))
-
-
 def _request_rules(request: PlanRequest) -> Iterator[Rule]:
-    for name, value in request.layout_pins.items():
-        yield RequestRule("pin", name, value, partial(_not_as_pinned, name, value))
+    for name, value in request.pins.items():
+        if name in EXECUTION_PINS:
+            allowed = getattr(request.execution_options, name)
+            otherwise = partial(_runs_otherwise, name, allowed)
+            yield RequestRule("pin", name, value, _never_broken, otherwise)
+        else:
+            yield RequestRule("pin", name, value, partial(_not_as_pinned, name, value))
+    for lack in request.without:
+        alone = replace(request, pins={}, without=(lack,)).execution_options
+        yield RequestRule("without", lack, None, _never_broken, partial(_needs_more, alone))
     for ban in request.forbids:
         yield RequestRule("forbid", ban, None, partial(_as_forbidden, ban, request.gpus))
+
+
+def _never_broken(layouts: Layout) -> NDArray[np.bool_]:
+    return np.zeros(layouts.broadcast_shape(), dtype=np.bool_)
+
+
+def _runs_otherwise(name: str, allowed: Sequence[object], execution: Execution) -> bool:
+    """Whether an execution makes another choice than a pin allows."""
+    return getattr(execution, name) not in allowed
+
+
+def _needs_more(options: ExecutionOptions, execution: Execution) -> bool:
+    """Whether an execution makes a choice that is not there."""
+    return any(_runs_otherwise(name, getattr(options, name), execution) for name in EXECUTION_PINS)
 
 
 def _not_as_pinned(name: str, value: int | str, layouts: Layout) -> NDArray[np.bool_]:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from meshwright.costmodel.execution import Execution
-from meshwright.planner.plan.baseline_document import BaselineDoc
+from meshwright.planner.plan.baseline_document import BaselineDoc, CostDoc
 from meshwright.planner.plan.infeasible_document import Infeasible
 from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.request.inputs import PlanInputs
@@ -192,6 +192,8 @@ class Plan(BaseModel):
     installs: list[SoftwareNeed] = Field(default_factory=list)
     """What the plan needs beside the framework, chosen or pinned."""
     predicted: Predicted | None
+    host_memory_gib: float | None = None
+    """Of a node, for what the plan keeps there; null where nothing is offloaded. As in `predicted`."""
     grades: list[Grade] = Field(default_factory=list)
     """Figures beside the targets that guides to distributed training set."""
     mapping: Mapping | None
@@ -206,6 +208,8 @@ class Plan(BaseModel):
     memory_risk: MemoryRisk | None = None
     robustness: Robustness | None = None
     """Left out where many plans are made at once."""
+    cost: CostDoc | None = None
+    """Of the whole training, where its tokens or days were given."""
     baseline: BaselineDoc | None = None
     """Against what is run today, where that was given."""
     expected: Expected | None = None

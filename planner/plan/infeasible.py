@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import ceil
+from itertools import islice
+from math import ceil, lcm
 
 from meshwright.constraints.bisection import Bisection
 from meshwright.constraints.gpu_budget import GPU_BUDGET
@@ -16,11 +17,17 @@ from meshwright.constraints.pipeline_schedules import AllowedSchedules
 from meshwright.constraints.precision import PrecisionOnDevice
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.constants.measured import POINT_ESTIMATE
+from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.memory.footprint import ALLOCATOR_SHARE, usable_hbm_gib
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.any_stages import any_stages
 from meshwright.planner.mapping.choice.cut_limit import pricing_of
-from meshwright.planner.plan.conflict import Conflict, RequestRule, conflict_of, without_pin
+from meshwright.planner.plan.conflict import (
+    Conflict,
+    RequestRule,
+    conflict_of,
+)
+from meshwright.planner.plan.conflict_tables import executions_to_try, without_pin
 from meshwright.planner.plan.infeasible_document import (
     ConflictingRule,
     Infeasible,
@@ -37,10 +44,13 @@ from meshwright.planner.solvers.clock import is_over, limit_left_s
 PRECISION_NAME = PrecisionOnDevice.name
 NEAREST_PINS = ("tp", "cp", "pp", "dp", "ep", "micro_batch")
 """Pins of which the nearest values are tried."""
+_TAKING_GPUS = {"tp", "cp", "pp", "dp", "ep", "etp"}
 LARGEST_HOST_GIB = 1 << 14
 """That is tried."""
 MOST_TRIES = 8
 """Values that are tried on each side of a pin."""
+MOST_SIZES = 4
+"""Numbers of GPUs that are tried on each side, where no memory is missing."""
 MAPPING_LIMITS = {
     "inside-domain": (NvlinkDomain.name, "no mapping keeps the groups in one domain each"),
     "max-cut-use": (Bisection.name, "every mapping that fits uses some cut more than is allowed"),
@@ -54,7 +64,7 @@ TRIAL_PRICED = 30
 
 def explain_infeasible(request: PlanRequest, workload: Workload) -> Infeasible:
     """The conflict behind an infeasible request, and single changes that make it feasible."""
-    conflict = conflict_of(request, workload)
+    conflict = conflict_of(request)
     rules = [_conflicting_rule(conflict, row, workload) for row in conflict.core]
     names = {conflict.limits[row].name for row in conflict.core}
     more_gpus = not names or bool(names & {HbmCapacity.name, GPU_BUDGET.name})
@@ -96,7 +106,7 @@ def _conflicting_rule(conflict: Conflict, row: int, workload: Workload) -> Confl
     if isinstance(limit, AllowedSchedules):
         return ConflictingRule(kind="rule", rule=limit.name, allowed=list(limit.allowed))
     usable_gib = usable_hbm_gib(workload) if isinstance(limit, HbmCapacity) else None
-    words = None if isinstance(limit, HbmCapacity) else _words(conflict, row, workload)
+    words = None if isinstance(limit, HbmCapacity) else _words(conflict, row)
     return ConflictingRule(
         kind="rule",
         rule=limit.name,
@@ -107,11 +117,12 @@ def _conflicting_rule(conflict: Conflict, row: int, workload: Workload) -> Confl
     )
 
 
-def _words(conflict: Conflict, row: int, workload: Workload) -> str | None:
+def _words(conflict: Conflict, row: int) -> str | None:
     """What the rule says of the layout that misses it by least; None where it can say nothing of one."""
-    layout = conflict.nearest_miss(row)
-    if layout is None:
+    nearest = conflict.nearest_miss(row)
+    if nearest is None:
         return None
+    workload, layout = nearest
     stages = any_stages(workload, layout)
     if stages is None:
         # More virtual stages than layers: the last ones are empty, as the rule on that says.
@@ -126,13 +137,7 @@ def _words(conflict: Conflict, row: int, workload: Workload) -> str | None:
 def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Iterator[SmallestChange]:
     """Single changes, each tried before it is offered."""
     names = {conflict.limits[row].name for row in conflict.core}
-    for name, value in request.pins.items():
-        yield from _nearest_pins(request, name, value)
-        if _feasible(replace(request, pins=without_pin(request.pins, name))):
-            yield SmallestChange(change="drop-pin", field=name, asked=value)
-    for ban in request.forbids:
-        if _feasible(replace(request, forbids=tuple(f for f in request.forbids if f != ban))):
-            yield SmallestChange(change="allow", field=ban)
+    yield from _wishes_lifted(request)
     if request.reserve_gib and _feasible(replace(request, reserve_gib=0.0)):
         yield SmallestChange(
             change="reserve-gib", value=_largest_reserve(request), asked=request.reserve_gib
@@ -149,15 +154,29 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
         replace(request, memory_risk=POINT_ESTIMATE)
     ):
         yield SmallestChange(change="memory-risk", value=POINT_ESTIMATE, asked=request.memory_risk)
-    more_gpus_needed = _fewest_gpus(request) if more_gpus else None
-    if more_gpus_needed is not None:
-        yield SmallestChange(change="gpus", value=more_gpus_needed, asked=request.gpus)
+    for gpus in _other_gpus(request, more_gpus):
+        yield SmallestChange(change="gpus", value=gpus, asked=request.gpus)
     is_unbound = request.max_cut_use == 1 and not request.inside_domain
     hbm_gib = _hbm_needed_gib(request, conflict) if names or is_unbound else None
     if hbm_gib is not None:
         yield SmallestChange(
             change="device-hbm-gib", value=hbm_gib, asked=request.cluster.device.hbm_gib
         )
+
+
+def _wishes_lifted(request: PlanRequest) -> Iterator[SmallestChange]:
+    """Each pin with its nearest values or dropped, each ban and each lack of software lifted."""
+    for name, value in request.pins.items():
+        yield from _nearest_pins(request, name, value)
+        if _feasible(replace(request, pins=without_pin(request.pins, name))):
+            yield SmallestChange(change="drop-pin", field=name, asked=value)
+    for ban in request.forbids:
+        if _feasible(replace(request, forbids=tuple(f for f in request.forbids if f != ban))):
+            yield SmallestChange(change="allow", field=ban)
+    for lack in request.without:
+        has_it = tuple(each for each in request.without if each != lack)
+        if _feasible(replace(request, without=has_it)):
+            yield SmallestChange(change="do-with", field=lack)
 
 
 def _of_hosts(request: PlanRequest) -> Iterator[SmallestChange]:
@@ -289,10 +308,17 @@ def _answer_kept(trial: _Trial) -> bool:
 
 
 def _has_plan(request: PlanRequest) -> bool:
-    space = space_of(request)
+    """Whether there is one, run as plainly as can be or in a way that keeps a rule which that breaks."""
+    if _has_plan_run_so(request, None):
+        return True
+    return any(_has_plan_run_so(request, each) for each in executions_to_try(request)[1:])
+
+
+def _has_plan_run_so(request: PlanRequest, execution: Execution | None) -> bool:
+    space = space_of(request, execution)
     search = LayoutSearch(
         space,
-        [branch_of(space, pricing_of(space.workload))],
+        [branch_of(space, pricing_of(space.workload), execution)],
         any_plan=True,
         most_priced=TRIAL_PRICED,
         seed=request.seed,
@@ -309,6 +335,38 @@ def _largest_reserve(request: PlanRequest) -> float:
         is_enough = _feasible(replace(request, reserve_gib=middle / 10))
         low, high = (middle, high) if is_enough else (low, middle)
     return low / 10
+
+
+def _other_gpus(request: PlanRequest, more_gpus: bool) -> Iterator[int]:
+    """Numbers of GPUs with which a plan is found: the fewest above; where all must be used, the most below.
+
+    Where neither memory nor GPUs are missing, the next multiples of what the pinned degrees take are tried,
+    if the GPUs are none.
+    """
+    taken, all_used = _pinned_gpus(request.pins), "idle-gpus" in request.forbids
+    step = lcm(taken, min(request.cluster.gpus_per_node, request.gpus))
+    first = request.gpus // step * step
+    if all_used:
+        below = range(first if first < request.gpus else first - step, 0, -step)
+        yield from _first_feasible(request, below)
+    if more_gpus:
+        fewest = _fewest_gpus(request)
+        yield from () if fewest is None else (fewest,)
+    elif all_used or request.gpus % taken:
+        yield from _first_feasible(request, range(first + step, request.cluster.gpus + 1, step))
+
+
+def _first_feasible(request: PlanRequest, sizes: Sequence[int]) -> Iterator[int]:
+    """The first of a few numbers of GPUs with which a plan is found."""
+    few = sizes[:MOST_SIZES]
+    yield from islice((gpus for gpus in few if _feasible(replace(request, gpus=gpus))), 1)
+
+
+def _pinned_gpus(pins: Mapping[str, int | str]) -> int:
+    """GPUs of the smallest job that pinned degrees allow: stages of whole tensor and expert groups."""
+    degree = {axis: int(pins.get(axis, 1)) for axis in _TAKING_GPUS}
+    stage = lcm(degree["tp"] * degree["cp"] * degree["dp"], degree["ep"] * degree["etp"])
+    return degree["pp"] * stage
 
 
 def _fewest_gpus(request: PlanRequest) -> int | None:

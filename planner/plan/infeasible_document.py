@@ -14,7 +14,7 @@ class ConflictingRule(BaseModel):
 
     model_config = _DOC
 
-    kind: Literal["rule", "pin", "forbid", "layer-split"]
+    kind: Literal["rule", "pin", "forbid", "without", "layer-split"]
     """`layer-split`: layouts fit in memory on average, but no split of the layers fits on every rank."""
     rule: str
     """Name of the rule, of the pinned field or of the forbidden choice."""
@@ -40,6 +40,7 @@ class SmallestChange(BaseModel):
         "pin",
         "drop-pin",
         "allow",
+        "do-with",
         "precision",
         "reserve-gib",
         "memory-risk",
@@ -75,8 +76,8 @@ def rule_sentence(conflicting: ConflictingRule, framework: str, layers: int) -> 
     name = conflicting.rule
     if conflicting.kind == "pin":
         return f"pin {name}={conflicting.pinned}"
-    if conflicting.kind == "forbid":
-        return f"forbid {name}"
+    if conflicting.kind in ("forbid", "without"):
+        return f"{conflicting.kind} {name}"
     if conflicting.kind == "layer-split":
         return (
             f"{name}: layouts fit on average, but no split of the {layers} layers leaves room for the "
@@ -115,6 +116,8 @@ def change_sentence(change: SmallestChange) -> str:
             words = f"drop the pin {change.field}={change.asked}"
         case "allow":
             words = f"allow {change.field}"
+        case "do-with":
+            words = f"take {change.field} out of --without"
         case "precision":
             words = f"train in {change.value}, not {change.asked}"
         case "reserve-gib":

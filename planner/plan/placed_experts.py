@@ -33,14 +33,15 @@ def placed_experts(
         The placement, and under `step_time_s` the plan's step with experts in their own order (`in_order`),
         placed by their loads alone (`by_load`), and as placed (`as_placed`): with a token trace the third is
         less than the second by what affinity brings, tokens finding their experts in fewer blocks of GPUs.
+        The first is the plan's own step, which its launch runs; the third where a placement is allowed.
         None where nothing is placed.
     """
     loads, ep = request.expert_loads, int(best.layout.ep)
     document = None if loads is None else loads.document(ep)
     if loads is None or document is None:
         return None
-    steps = {"as_placed": _step_s(workload, best)}
-    for name, measured in loads.other_orders(ep).items():
+    steps: dict[str, float] = {}
+    for name, measured in {"as_placed": loads.as_placed(ep), **loads.other_orders(ep)}.items():
         elsewhere = replace(
             workload,
             expert_imbalance_by_ep=((ep, measured.imbalance),),

@@ -11,8 +11,7 @@ from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import Matrix, Stages
 from meshwright.planner.bounds.matrices import Matrices
-from meshwright.planner.mapping.choice.effective import placement_of
-from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
+from meshwright.planner.mapping.choice.counted import counted_placement
 from meshwright.planner.mapping.slots import Place
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.prediction import planned_workload
@@ -38,8 +37,7 @@ def group_placement(
     """Where groups lie: by the matrix, or rank by rank where there is none."""
     if matrix or ranks is None:
         return placement_on(workload.cluster, layout, matrix_arrays(matrix))
-    instance = instance_of(workload, layout, stages)
-    return placement_of(workload, instance, assignment_of_ranks(instance, ranks))
+    return counted_placement(workload.cluster, layout, ranks)
 
 
 def plan_placement(workload: Workload, layout: Layout, plan: Plan) -> tuple[Stages, Placement]:

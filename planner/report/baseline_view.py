@@ -120,6 +120,9 @@ def _costs(plan: Plan, baseline: BaselineDoc) -> list[tuple[str, str]]:
         rows.append(
             ("dollars", f"{dollars} at {cost.gpu_hour_price:g} a GPU hour ({-saved:+,.0f})")
         )
+    if cost.today.kwh is not None and cost.plan.kwh is not None:
+        kwh = f"{count(cost.today.kwh)} -> {count(cost.plan.kwh)}"
+        rows.append(("kWh", f"{kwh} ({cost.plan.kwh - cost.today.kwh:+,.0f}; GPUs alone)"))
     return rows
 
 

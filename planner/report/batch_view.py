@@ -7,6 +7,8 @@ from typing import Any
 
 from meshwright.planner.drawing.quantities import counted, percent, seconds
 from meshwright.planner.many.batch.service import BatchReport
+from meshwright.planner.report.cost_words import cost_columns
+from meshwright.planner.report.plan_words import row_host_words, status_words
 from meshwright.planner.report.view import (
     NUMBER,
     PERCENT,
@@ -31,9 +33,9 @@ def job_line(row: Row, cached: bool, took_s: float) -> str:
     source = "from the cache" if cached else seconds(took_s)
     outcome = reason_text(row) or "no plan found in time"
     if row.get("step_time_s"):
-        outcome = f"{seconds(row['step_time_s'])} a step, {degrees(row)}"
+        outcome = f"{seconds(row['step_time_s'])} a step, {row_layout_text(row)}"
     first = outcome.splitlines()[0]
-    return f"{row['name']}: {row['status']}, {first} ({source})"
+    return f"{row['name']}: {status_words(row['status'], row.get('gap'))}, {first} ({source})"
 
 
 def reason_text(row: Row) -> str:
@@ -45,6 +47,11 @@ def degrees(row: Row) -> str:
     """The degrees above 1 of a row: tp8 pp4 dp16."""
     large = [f"{axis}{row[axis]}" for axis in _AXES if (row.get(axis) or 1) > 1]
     return " ".join(large) or "one GPU"
+
+
+def row_layout_text(row: Row) -> str:
+    """The degrees of a row, and what lies on the hosts: tp8; 96 GiB of every host: 50 % of the optimizer."""
+    return "; ".join(filter(None, (degrees(row), row_host_words(row))))
 
 
 def batch_view(report: BatchReport) -> View:
@@ -63,13 +70,16 @@ def _table(rows: Sequence[Row]) -> Table:
         Column("step", SECONDS, absent=""),
         Column("MFU", PERCENT, absent=""),
         Column("HBM", decimals(1), unit="GiB", absent=""),
-        Column("layout, or why there is none"),
     ]
-    figures = ("gpus", "step_time_s", "mfu", "peak_memory_gib")
+    costs = cost_columns(rows)
+    columns += [*costs.values(), Column("layout, or why there is none")]
+    figures = ("gpus", "step_time_s", "mfu", "peak_memory_gib", *costs)
     cells = []
     for row in rows:
-        status = Words(row["status"], _STYLES.get(row["status"], "yellow"))
-        outcome = degrees(row) if row.get("step_time_s") else reason_text(row)
+        status = Words(
+            status_words(row["status"], row.get("gap")), _STYLES.get(row["status"], "yellow")
+        )
+        outcome = row_layout_text(row) if row.get("step_time_s") else reason_text(row)
         cells.append([row["name"], status, *(row.get(name) for name in figures), outcome])
     return Table(columns, cells)
 

@@ -8,6 +8,8 @@ from typing import Any
 from meshwright.cluster_specs.catalog import cluster_names, device_names, load_cluster, load_device
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.flops import flops_per_token
+from meshwright.model_specs.hybrid import BLOCK_NAMES
+from meshwright.model_specs.layer_order import repeated_part, runs
 from meshwright.model_specs.parameters import active_parameter_count, parameter_count
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.drawing.quantities import amount, count, counted
@@ -54,6 +56,7 @@ _DEVICE_COLUMNS = {
     "peak_fp4_tflops": Column("fp4", _PLAIN),
     "scale_up_gb_per_s": Column("NVLink", _PLAIN, unit="GB/s"),
 }
+_LONGEST_ORDER = 400
 _LEVEL_FIELDS = {"name", "gpus", "oversubscription", "rails", "joined"}
 
 
@@ -61,6 +64,7 @@ def model_document(model: ModelSpec, seq_len: int) -> dict[str, Any]:
     """What was read of a model: its fields, its parameters, and the FLOP of training it on one token."""
     return {
         **model.model_dump(mode="json", exclude_none=True),
+        "layer_kinds": list(model.layer_kinds),
         "head_dim": model.qk_head_dim,
         "parameters": parameter_count(model),
         "active_parameters": active_parameter_count(model),
@@ -83,6 +87,7 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
     rows = [
         ("model", model.name),
         ("layers", layers),
+        *_order(model),
         ("hidden width", count(model.hidden)),
         ("attention", _attention(model)),
         *_window(model),
@@ -99,15 +104,29 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
     view: View = [Facts(rows)]
     if model.attention_note:
         view.append(line(Words("note: ", "dim"), model.attention_note))
+    if model.left_out:
+        view.append(line(Words("not read: ", "dim"), ", ".join(model.left_out)))
     if model.source:
         view.append(line(Words("source: ", "dim"), model.source))
     return view
 
 
+def _order(model: ModelSpec) -> Pairs:
+    """Unlike layers in their order; a part that is repeated, once."""
+    kinds = model.layer_kinds
+    if len(set(kinds)) == 1 or model.hybrid_pattern is not None:
+        return []
+    part = repeated_part(kinds)
+    words = ", then ".join(f"{number} of {kind}" for kind, number in runs(kinds[:part]))
+    if len(words) > _LONGEST_ORDER:
+        words = f"{words[:_LONGEST_ORDER]} ... (--json has all)"
+    times = len(kinds) // part
+    return [("in their order", words + (f", {times} times over" if times > 1 else ""))]
+
+
 def _pattern(pattern: str) -> str:
     """How many layers of a hybrid pattern have each kind of block."""
-    names = {"M": "Mamba", "*": "attention", "-": "feed-forward", "E": "experts"}
-    counts = ((name, pattern.count(symbol)) for symbol, name in names.items())
+    counts = ((name, pattern.count(symbol)) for symbol, name in BLOCK_NAMES.items())
     return ", ".join(f"{number} {name}" for name, number in counts if number)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.report.plan_words import status_words
 from meshwright.planner.report.prediction_view import recompute_text, stages_text
 from meshwright.planner.report.view import (
     COUNT,
@@ -75,7 +76,9 @@ def compare_view(names: tuple[str, str], plans: tuple[Plan, Plan]) -> View:
         Column("second", NUMBER),
         Column("change", NUMBER, absent=""),
     ]
-    rows: list[list[str | Cell | None]] = [["status", plans[0].status, plans[1].status, None]]
+    rows: list[list[str | Cell | None]] = [
+        ["status", *(status_words(plan.status, plan.objective.gap) for plan in plans), None]
+    ]
     for name, figure in _FIGURES.items():
         ratio = document["second_over_first"][name]
         change = None if ratio is None else f"{100 * (ratio - 1):+.2f} %"

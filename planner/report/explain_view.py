@@ -110,14 +110,23 @@ def neighbours_view(changes: Sequence[Neighbour]) -> View:
     """What each single change would cost; forbidden ones with the rule."""
     view: View = []
     allowed = [change for change in changes if change.broken is None]
-    if allowed:
-        columns = [
-            Column("change"),
-            Column("step time", SECONDS),
-            Column("slower", decimals(2, sign=True), unit="%"),
-        ]
-        rows = [[change.change, change.step_time_s, change.slower_pct] for change in allowed]
+    columns = [
+        Column("change"),
+        Column("step time", SECONDS),
+        Column("slower", decimals(2, sign=True), unit="%"),
+    ]
+    inside = [change for change in allowed if change.outside is None]
+    if inside:
+        rows = [[change.change, change.step_time_s, change.slower_pct] for change in inside]
         view += [Heading("What one change would cost"), Table(columns, rows)]
+    outside = [change for change in allowed if change.outside is not None]
+    if outside:
+        reasons = [
+            [change.change, change.step_time_s, change.slower_pct, change.outside]
+            for change in outside
+        ]
+        title = "Changes outside the space that was searched"
+        view += [Heading(title), Table([*columns, Column("why")], reasons)]
     forbidden = [change for change in changes if change.broken is not None]
     if forbidden:
         columns = [Column("change"), Column("rule")]

@@ -16,8 +16,11 @@ from meshwright.planner.drawing.quantities import (
 from meshwright.planner.plan.document import ExecutionChoice, IdleDoc, Plan, SoftwareNeed
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.report.baseline_view import headline
+from meshwright.planner.report.cost_words import cost_rows
+from meshwright.planner.report.plan_words import host_words, status_meaning, status_words
 from meshwright.planner.report.prediction_view import recompute_text, sharding_text
 from meshwright.planner.report.view import Facts, View, Words, line
+from meshwright.planner.request.executions import ALLOW_PLACED
 from meshwright.planner.request.inputs import PlanInputs
 from meshwright.planner.runs.predicted import LayoutDoc, Predicted
 
@@ -41,10 +44,13 @@ def first_screen(plan: Plan) -> View:
     view: View = []
     if plan.baseline is not None and plan.predicted is not None:
         view.append(line(Words(headline(plan), "bold")))
-    view.append(line(Words(plan.status, STATUS_STYLES[plan.status]), f": {_MEANINGS[plan.status]}"))
+    gap = plan.objective.gap
+    status = Words(status_words(plan.status, gap), STATUS_STYLES[plan.status])
+    view.append(line(status, f": {status_meaning(plan.status, gap, _MEANINGS)}"))
     rows = [] if plan.predicted is None else _answer(plan, plan.predicted)
     if plan.idle is not None:
         rows.append(("idle", _idle_text(plan.idle)))
+    rows += cost_rows(plan.cost)
     return [*view, Facts([*rows, *_question(plan.inputs)])]
 
 
@@ -73,6 +79,8 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
         )
         rows.append(("installs", software))
         rows.append(("memory", _memory(plan, predicted)))
+        rows += _hosts(plan, predicted)
+        rows += _placed(plan)
     basis = f"90 % of {count(predicted.error_band.rows)} measured steps"
     likely = f"{rounded_seconds(low_s)} to {rounded_seconds(high_s)}, as {basis}"
     return [*rows, ("likely", likely)]
@@ -127,6 +135,32 @@ def _reason(need: SoftwareNeed, choice: ExecutionChoice | None, step_time_s: flo
         return "no plan without it"
     share = choice.step_time_s_without / step_time_s - 1
     return f"{percent(abs(share))} {'faster' if share < 0 else 'slower'} without"
+
+
+def _hosts(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
+    """The hosts' memory that the plan needs, and what a host has where that is known."""
+    assert plan.layout is not None
+    words = host_words(plan.layout.optimizer_offload, predicted.host_memory_gib)
+    has_gib = plan.inputs.cluster.host_memory_gib
+    if words and has_gib is not None:
+        words = f"{words} (it has {count(has_gib)})"
+    return [("host memory", words)] if words else []
+
+
+def _placed(plan: Plan) -> list[tuple[str, str]]:
+    """What a placement of the experts would bring beside the headline, which is what the launch runs."""
+    steps = (plan.expert_placement or {}).get("step_time_s")
+    if not isinstance(steps, dict) or "in_order" not in steps:
+        return []
+    placed_s, in_order_s = steps["as_placed"], steps["in_order"]
+    if set(ALLOW_PLACED) <= set(plan.inputs.allow):
+        words = f"as placed; in their own order {rounded_seconds(in_order_s)}"
+    else:
+        saves = percent(1 - placed_s / in_order_s)
+        words = (
+            f"in their own order, as launched; placed {rounded_seconds(placed_s)} ({saves} less)"
+        )
+    return [("experts", words)]
 
 
 def _memory(plan: Plan, predicted: Predicted) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 from meshwright.planner.drawing.quantities import counted, hours, percent, seconds
 from meshwright.planner.many.fleet.service import Fleet, fleet_document
+from meshwright.planner.report.cost_words import cost_columns
+from meshwright.planner.report.plan_words import row_host_words
 from meshwright.planner.report.view import (
     COUNT,
     NUMBER,
@@ -29,9 +31,14 @@ def fleet_view(fleet: Fleet) -> View:
     bound = document["least_leaves_touched"]
     proof = "the fewest" if bound == leaves else f"at least {bound}"
     planning, solving = seconds(fleet.planning_s), seconds(fleet.solving_s)
+    hosts = [
+        f"{job['name']} needs {words}" for job in document["jobs"] if (words := row_host_words(job))
+    ]
     return [
         _jobs(document["jobs"], scheduled=fleet.objective != "throughput"),
+        *_reasons(document["jobs"]),
         line(),
+        *map(line, hosts),
         line(_objective(document)),
         line(f"Leaves that jobs touch, in all: {leaves}, {proof} for these sizes."),
         line(f"{fleet.planned} plans in {planning}, shared out in {solving}."),
@@ -51,16 +58,22 @@ def _jobs(jobs: list[Document], *, scheduled: bool) -> Table:
         columns["late_s"] = Column("late", Kind(hours), absent="")
     else:
         columns["step_time_s"] = Column("step", SECONDS, absent="")
+    columns |= cost_columns(jobs)
     columns["leaves"] = Column("leaves", Kind(lambda leaves: str(len(leaves))))
     rows = []
     for job in jobs:
         row = {name: job[name] for name in columns}
         if not job["gpus"]:
-            row["name"] += " (waits)"
+            row["name"] += f" ({job['status']})"
         if not job["late_s"] and scheduled:
             row["late_s"] = None
         rows.append(list(row.values()))
     return Table(list(columns.values()), rows)
+
+
+def _reasons(jobs: list[Document]) -> View:
+    """Why jobs have no plan; the others were shared out without them."""
+    return [line(f"{job['name']}: {job['reason']}") for job in jobs if job["reason"]]
 
 
 def _objective(document: Document) -> str:
@@ -79,4 +92,5 @@ def _objective(document: Document) -> str:
     blocks = f"{document['units_used']} of {document['units']} blocks"
     size = document["gpus_per_unit"]
     result = results[objective["name"]]
-    return f"{counted(len(jobs), 'job')} on {blocks} of {size} GPUs: {result}."
+    planned = counted(sum(not job["reason"] for job in jobs), "job")
+    return f"{planned} on {blocks} of {size} GPUs: {result}."

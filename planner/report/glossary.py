@@ -8,6 +8,8 @@ from importlib import resources
 
 _ROW = re.compile(r"^\| (?P<term>[^|]+?) \| (?P<meaning>.+?) \|$", re.MULTILINE)
 _HEADS = ("word", "---")
+_UNITS = (" gb per s", " per gpu s", " gib", " gbps", " bytes", " mb", " pct", " s", " w", " h")
+"""At the end of keys of documents, as `_key` leaves them."""
 
 
 @cache
@@ -21,17 +23,46 @@ def meanings() -> dict[str, str]:
 def meaning_of(words: str) -> tuple[str, str] | None:
     """The glossary's own spelling of a word, and its meaning; None for a word that it does not have.
 
-    Case, dashes and underscores do not matter, nor a plural's s.
+    Case, dashes and underscores do not matter, nor a plural's s, nor the unit at the end of a key. Of words
+    joined by `+` each is explained.
 
     >>> meaning_of("TP")[0]
     'tp'
+    >>> meaning_of("step_time_s")[0]
+    'step time'
     """
-    wanted = _key(words)
-    for term, meaning in meanings().items():
-        names = [_key(name) for name in term.split(", ")]
-        if wanted in names or wanted in [f"{name}s" for name in names]:
-            return term, meaning
+    own = _meaning_of_one(words)
+    if own is not None or "+" not in words:
+        return own
+    parts = [_meaning_of_one(part) for part in words.split("+")]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return words.strip(), " ".join(f"{term}: {meaning}" for term, meaning in known)
+
+
+def _meaning_of_one(words: str) -> tuple[str, str] | None:
+    for wanted in _spellings(_key(words)):
+        term = _terms().get(wanted)
+        if term is not None:
+            return term, meanings()[term]
     return None
+
+
+def _spellings(key: str) -> list[str]:
+    """A word as it stands, without a plural's s, and without a unit behind it."""
+    bare = next((key.removesuffix(unit) for unit in _UNITS if key.endswith(unit)), key)
+    return list(dict.fromkeys((key, key.removesuffix("s"), bare, bare.removesuffix("s"))))
+
+
+@cache
+def _terms() -> dict[str, str]:
+    """Every spelling of the glossary's words, the first row first."""
+    terms: dict[str, str] = {}
+    for term in meanings():
+        for name in (term, *term.split(", ")):
+            terms.setdefault(_key(name), term)
+    return terms
 
 
 def rule_meaning(name: str) -> tuple[str, str] | None:

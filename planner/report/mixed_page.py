@@ -10,6 +10,7 @@ from meshwright.planner.mixed.texts import mixed_text
 from meshwright.planner.report.html import Section, page, section_html
 from meshwright.planner.report.mixed_view import compared_with_alone, mixed_view
 from meshwright.planner.report.page_figures import breakdown_figures
+from meshwright.planner.report.plan_words import status_words
 from meshwright.planner.report.view import sections
 
 
@@ -44,7 +45,7 @@ def _headline(plan: MixedPlan) -> str:
 
 
 def _cards(plan: MixedPlan) -> list[tuple[str, str]]:
-    cards: list[tuple[str, str]] = [("proof", plan.status)]
+    cards: list[tuple[str, str]] = [("proof", status_words(plan.status, plan.objective.gap))]
     if plan.objective.step_time_s is not None:
         cards.append(("a step", rounded_seconds(plan.objective.step_time_s)))
     if plan.predicted is not None:

@@ -12,7 +12,9 @@ from meshwright.planner.drawing.quantities import (
     rounded_seconds,
 )
 from meshwright.planner.mixed.document import AloneDoc, MixedPlan, MixedPredicted, RankDoc
+from meshwright.planner.report.cost_words import cost_rows
 from meshwright.planner.report.first_screen import STATUS_STYLES, installs_text, layout_line
+from meshwright.planner.report.plan_words import status_meaning, status_words
 from meshwright.planner.report.prediction_view import breakdown_view
 from meshwright.planner.report.view import (
     COUNT,
@@ -38,8 +40,8 @@ _MEANINGS = {
 
 def mixed_view(plan: MixedPlan) -> View:
     """What is fastest, against each part alone, and what each part runs."""
-    status = Words(plan.status, STATUS_STYLES[plan.status])
-    view: View = [line(status, f": {_MEANINGS[plan.status]}")]
+    status = Words(status_words(plan.status, plan.objective.gap), STATUS_STYLES[plan.status])
+    view: View = [line(status, f": {status_meaning(plan.status, plan.objective.gap, _MEANINGS)}")]
     facts = [("runs on", " then ".join(plan.runs_on) or "nothing")]
     if plan.predicted is not None and plan.layout is not None:
         facts += _answer(plan, plan.predicted)
@@ -55,7 +57,7 @@ def mixed_view(plan: MixedPlan) -> View:
     elif plan.objective.step_time_s is not None:
         words = "faster alone than in a pipeline with other parts, which stay idle"
         facts.append(("step", f"{rounded_seconds(plan.objective.step_time_s)}; {words}"))
-    facts += _question(plan)
+    facts += [*cost_rows(plan.cost), *_question(plan)]
     view.append(Facts(facts))
     if plan.ranks:
         view += [Heading("Pipeline"), _ranks_table(plan.ranks)]

@@ -20,6 +20,7 @@ from meshwright.planner.plan.baseline_document import BaselineDoc
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.placement import workload_of_plan
 from meshwright.planner.report.first_screen import layout_line
+from meshwright.planner.report.plan_words import status_words
 from meshwright.planner.runs.predicted import LayoutDoc, Predicted
 
 Figures = dict[str, Any]
@@ -170,6 +171,11 @@ def what_if_figures(document: Mapping[str, Any], *, experts: bool) -> Figures:
     return {"axes": axes, "rows": rows}
 
 
+def _proof(row: Mapping[str, Any]) -> str:
+    words = status_words(row["status"], row.get("gap"))
+    return _PROOFS.get(words, words)
+
+
 def _written(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}"
@@ -185,5 +191,5 @@ def _shown(row: Mapping[str, Any], *, experts: bool) -> dict[str, str]:
         "mfu": percent(row["mfu"]),
         "memory": f"{row['peak_memory_gib']:.1f}",
         "layout": layout_line(LayoutDoc(**row["layout"], stages=[]), experts=experts),
-        "status": _PROOFS[row["status"]],
+        "status": _proof(row),
     }

@@ -32,6 +32,7 @@ from meshwright.planner.report.page_figures import (
     what_if_figures,
 )
 from meshwright.planner.report.plan_view import plan_view
+from meshwright.planner.report.plan_words import status_words
 from meshwright.planner.report.traffic_view import traffic_view
 from meshwright.planner.report.view import Bullets, Heading, View, sections
 
@@ -73,12 +74,14 @@ def _headline(plan: Plan) -> str:
     tokens = count(plan.inputs.global_batch * plan.inputs.seq_len / predicted.step_time_s)
     proof = "the fastest of all layouts under this cost model"
     if plan.status != "optimal":
-        proof = "that it is the fastest is not proven"
+        proof = status_words(plan.status, plan.objective.gap)
+        if proof == plan.status:
+            proof = "that it is the fastest is not proven"
     return f"{rounded_seconds(predicted.step_time_s)} a step, {tokens} tokens/s; {proof}."
 
 
 def _cards(plan: Plan) -> list[tuple[str, str]]:
-    cards: list[tuple[str, str]] = [("proof", plan.status)]
+    cards: list[tuple[str, str]] = [("proof", status_words(plan.status, plan.objective.gap))]
     if plan.predicted is not None:
         predicted = plan.predicted
         cards += [
@@ -88,6 +91,8 @@ def _cards(plan: Plan) -> list[tuple[str, str]]:
             ("MFU", percent(predicted.mfu)),
             ("GiB on the fullest GPU", f"{max(predicted.memory_gib):.1f}"),
         ]
+        if predicted.host_memory_gib:
+            cards.append(("GiB of every host", count(predicted.host_memory_gib)))
     return cards
 
 

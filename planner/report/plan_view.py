@@ -142,7 +142,8 @@ def placed_experts_view(plan: Plan) -> View:
         Table([Column("experts"), Column("step", SECONDS)], rows),
         line(
             f"{plan.inputs.framework} takes no placement: it deals experts out in their own order, and the "
-            "first row is what its launch runs. Placements are for programs that read expert_placement."
+            "first row is what its launch runs. Placements are for programs that read expert_placement, and "
+            "for checkpoints permuted by it: --allow expert-placement plans for these."
         ),
     ]
 

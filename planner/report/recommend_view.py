@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.planner.drawing.quantities import counted, percent, seconds
+from meshwright.planner.drawing.quantities import amount, counted, percent, seconds
 from meshwright.planner.many.recommend.answer import Recommendation, SizedPlan
-from meshwright.planner.report.batch_view import degrees
+from meshwright.planner.report.batch_view import row_layout_text
+from meshwright.planner.report.cost_words import cost_columns
+from meshwright.planner.report.plan_words import status_words
 from meshwright.planner.report.view import (
     COUNT,
     NUMBER,
@@ -40,11 +42,22 @@ def _verdict(answer: Recommendation, target_s: float) -> list[str]:
         best = answer.reached[0]
         price = "" if best.usd_per_h is None else f", {best.usd_per_h:,.2f} USD an hour"
         sentences.append(f"{counted(best.gpus, 'GPU')} of {best.cluster}{price}: {_speed(best)}.")
+        sentences += _cost(best)
         sentences.append(_fewest(answer.smaller[best.cluster]))
     for point in answer.missed:
         misses = f"{point.cluster} misses {seconds(target_s)} with all {point.gpus} GPUs"
         sentences.append(f"{misses}: {_speed(point)}.")
     return sentences
+
+
+def _cost(point: SizedPlan) -> list[str]:
+    """What the training takes, where that was asked."""
+    row = point.row
+    if row.get("days") is None:
+        return []
+    dollars = "" if row["dollars"] is None else f", {row['dollars']:,.0f} dollars"
+    energy = f", {row['kwh']:,.0f} kWh (GPUs at board power, without hosts, network, cooling)"
+    return [f"{amount(row['tokens'])} tokens take {row['days']:,.1f} days{dollars}{energy}."]
 
 
 def _fewest(smaller: SizedPlan | None) -> str:
@@ -54,7 +67,11 @@ def _fewest(smaller: SizedPlan | None) -> str:
     if not smaller.has_plan:
         return f"The fewest: on {smaller.gpus} GPUs there is {_speed(smaller)}."
     best = seconds(smaller.step_time_s)
-    return f"The fewest: {smaller.gpus} GPUs need {best} at best, proven."
+    fewer = f"{smaller.gpus} GPUs need {best}"
+    if smaller.row["status"] == "optimal":
+        return f"The fewest: {fewer} at best, proven."
+    words = status_words(smaller.row["status"], smaller.row.get("gap"))
+    return f"{fewer}, {words}: that they cannot reach it is not proven."
 
 
 def _speed(point: SizedPlan) -> str:
@@ -62,7 +79,7 @@ def _speed(point: SizedPlan) -> str:
     if not point.has_plan:
         return f"no plan ({row['message']})"
     rate = f"{row['tokens_per_s']:,.0f} tokens/s"
-    return f"{seconds(point.step_time_s)} a step, {rate}, MFU {percent(row['mfu'])}, {degrees(row)}"
+    return f"{seconds(point.step_time_s)} a step, {rate}, MFU {percent(row['mfu'])}, {row_layout_text(row)}"
 
 
 def _table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Table:
@@ -79,6 +96,10 @@ def _table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Table:
         Column("layout"),
     ]
     rows = [_cells(point, any(point is best for best in front)) for point in points]
+    costs = cost_columns([point.row for point in points])
+    columns[-2:-2] = costs.values()
+    for cells, point in zip(rows, points, strict=True):
+        cells[-2:-2] = [point.row.get(name) for name in costs]
     if all(point.usd_per_h is None for point in points):
         columns = [column for column in columns if not column.title.startswith("USD")]
         rows = [[*row[:6], *row[8:]] for row in rows]
@@ -97,5 +118,5 @@ def _cells(point: SizedPlan, on_front: bool) -> list[object]:
         point.usd_per_h,
         point.usd_per_billion_tokens,
         "*" if on_front else "",
-        degrees(row) if point.has_plan else str(row["message"]).split(";")[0],
+        row_layout_text(row) if point.has_plan else str(row["message"]).split(";")[0],
     ]

@@ -116,6 +116,7 @@ def validation_view(document: Document, *, every_row: bool) -> View:
         view += [Heading("Memory, error of the prediction"), _sums({"all rows": memory})]
         view += _sums_by_kind("Memory by", memory)
     view += _feasibility(summary["feasibility"])
+    view += _pairs(summary["pairs"], summary["gains"])
     view += _regret(document["regret"], summary["regret"])
     return [*view, *_rows(document["rows"], every_row=every_row)]
 
@@ -153,6 +154,27 @@ def _feasibility(sums: Document) -> View:
         line(ran),
         line(f"{told} of {all_rows} runs that ran out of memory are told not to"),
     ]
+
+
+def _pairs(sums: Document, gains: Sequence[Document]) -> View:
+    """How well ratios of times are predicted, and what single settings bring."""
+    if not sums["n"]:
+        return []
+    said = (
+        f"{count(sums['n'])} pairs of one source that differ in layout or settings: ratio of times off by "
+        f"{100 * sums['error']:.1f} %, the faster one told in {100 * sums['direction']:.0f} %"
+    )
+    columns = {
+        "knob": Column("setting, more of it"),
+        "device": Column("device"),
+        "pairs": Column("pairs", COUNT),
+        "predicted": Column("predicted", decimals(3)),
+        "measured": Column("measured", decimals(3)),
+    }
+    most = sorted(gains, key=lambda row: (-row["pairs"], row["knob"], row["device"]))[:MOST_ROWS]
+    rows = [[row[name] for name in columns] for row in most]
+    table: View = [Table(list(columns.values()), rows)] if rows else []
+    return [Heading("What choosing needs: ratios of times"), line(said), *table]
 
 
 def _regret(groups: list[Document], sums: Document) -> View:

@@ -12,6 +12,8 @@ from meshwright.planner.drawing.quantities import count, rounded_seconds
 from meshwright.planner.drawing.svg import distinct_colour
 from meshwright.planner.many.batch.rows import COLUMNS
 from meshwright.planner.many.sweep.service import SweepReport
+from meshwright.planner.report.cost_words import cost_columns
+from meshwright.planner.report.plan_words import row_host_words
 from meshwright.planner.report.view import (
     COUNT,
     NUMBER,
@@ -39,13 +41,14 @@ def sweep_view(report: SweepReport) -> View:
         Column("tokens/s a GPU", COUNT),
         Column("MFU", PERCENT),
         Column("GiB", decimals(1)),
-        Column("layout"),
     ]
+    costs = cost_columns(report.rows)
+    columns += [*costs.values(), Column("layout")]
     rows, failures = [], []
     for row in report.rows:
         values = [row[name] for name in report.axes]
-        names = ("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_gib")
-        layout = _layout(row) or row["status"]
+        names = ("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_gib", *costs)
+        layout = "; ".join(filter(None, (_layout(row), row_host_words(row)))) or row["status"]
         rows.append([*values, *(row.get(name) for name in names), layout])
         if row.get("message"):
             failures.append(f"{', '.join(map(str, values))}: {row['message']}")

@@ -52,6 +52,9 @@ ALLOW = tuple(dict.fromkeys(name for record in RECORDS for name in record.numeri
 ALLOW_HOST = ("activation-offload",)
 """What fills the memory of hosts, which no cluster file tells the size of: chosen only where allowed."""
 
+ALLOW_PLACED = ("expert-placement",)
+"""What a launch of the framework does not do by itself: experts where measured loads want them."""
+
 FP8_ATTENTION_ON = ("hopper", "blackwell")
 """Architectures on which cuDNN attends in FP8 (cuDNN Frontend, Attention, support matrix of 9.18.1)."""
 
@@ -311,10 +314,11 @@ def parse_allow(texts: Iterable[str]) -> tuple[str, ...]:
 
     `all` stands for each that changes the numbers.
     """
-    names = _parsed(texts, "allow", (*ALLOW, *ALLOW_HOST, "all"))
+    others = (*ALLOW_HOST, *ALLOW_PLACED)
+    names = _parsed(texts, "allow", (*ALLOW, *others, "all"))
     if "all" not in names:
         return names
-    return (*ALLOW, *(name for name in names if name in ALLOW_HOST))
+    return (*ALLOW, *(name for name in names if name in others))
 
 
 def check_names(

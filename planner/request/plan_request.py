@@ -27,6 +27,7 @@ from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.executions import (
     ALLOW,
     ALLOW_HOST,
+    ALLOW_PLACED,
     EXECUTION_PINS,
     WITHOUT,
     ExecutionOptions,
@@ -115,7 +116,9 @@ class PlanRequest:
     expert_imbalance: float = 1.0
     """Load of the busiest expert-parallel rank over the mean."""
     expert_loads: ExpertLoads | None = None
-    """Placements of measured loads for every expert-parallel degree; their balance prices the layouts."""
+    """Measured loads, with placements for every expert-parallel degree. What layouts are priced with is the
+    balance of experts in their own order, which frameworks run, or of the placements where those are allowed.
+    """
     expert_imbalance_by_ep: tuple[tuple[int, float], ...] = ()
     """What `expert_loads` makes of each degree; given alone when a plan is read back."""
     expert_copies_by_ep: tuple[tuple[int, int, float], ...] = ()
@@ -124,7 +127,7 @@ class PlanRequest:
     """Software that is not there, or not wanted: any of `executions.WITHOUT`."""
     allow: tuple[str, ...] = ()
     """What may change the numbers of the run, any of `executions.ALLOW`, or fill the hosts' memory, any of
-    `executions.ALLOW_HOST`."""
+    `executions.ALLOW_HOST`, or assume experts placed by their loads, `executions.ALLOW_PLACED`."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants."""
     objective: str = "nominal"
@@ -167,14 +170,15 @@ class PlanRequest:
             what = "below 1 it takes a fabric whose leaves are alike, and the nominal objective"
             raise InputError(what, where="max_cut_use", value=self.max_cut_use)
         if self.expert_loads is not None:
-            object.__setattr__(self, "expert_imbalance_by_ep", self.expert_loads.by_ep())
-            object.__setattr__(self, "expert_copies_by_ep", self.expert_loads.copies_by_ep())
+            by_ep, copies = self.expert_loads.priced(placed=self.places_experts)
+            object.__setattr__(self, "expert_imbalance_by_ep", by_ep)
+            object.__setattr__(self, "expert_copies_by_ep", copies)
         for name in self.forbids:
             _one_of("forbid", name, FORBIDS)
         for axis in self.inside_domain:
             _one_of("inside_domain", axis, INSIDE_DOMAIN)
         check_names("without", self.without, WITHOUT)
-        check_names("allow", self.allow, (*ALLOW, *ALLOW_HOST))
+        check_names("allow", self.allow, (*ALLOW, *ALLOW_HOST, *ALLOW_PLACED))
         object.__setattr__(
             self, "pins", {name: _pin(name, value) for name, value in self.pins.items()}
         )
@@ -199,6 +203,11 @@ class PlanRequest:
     def layout_pins(self) -> dict[str, int | str]:
         """The pins that bind the layout, not its execution."""
         return {name: value for name, value in self.pins.items() if name in LAYOUT_PINS}
+
+    @property
+    def places_experts(self) -> bool:
+        """Whether prices assume experts where measured loads want them, which no framework's launch does."""
+        return self.expert_loads is not None and set(ALLOW_PLACED) <= set(self.allow)
 
     @property
     def plainest(self) -> Execution:

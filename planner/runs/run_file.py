@@ -189,9 +189,8 @@ def _run(
     gpus, dp = gpus_and_dp(settings, cluster)
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
-    if published:
-        cluster = with_whole_domains(cluster, gpus)
-    recipe_dispatch = moe_dispatch_kind(settings.recipe, published=published)
+    cluster = with_whole_domains(cluster, gpus)
+    recipe_dispatch = moe_dispatch_kind(settings.recipe)
     kernel_words = settings.recipe.get("attention_kernel", "")
     gradient_words = settings.gradient_dtype or settings.recipe.get("gradient_sync", "")
     workload = Workload(
@@ -321,8 +320,7 @@ def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
         return doc.model
     if isinstance(doc.model, str):
         return read_model(_beside(doc.model, base))
-    model = _with_sinks(model_from_mapping(doc.model, "model"))
-    return with_twin_facts(model) if doc.measured is not None else model
+    return with_twin_facts(_with_sinks(model_from_mapping(doc.model, "model")))
 
 
 def _with_sinks(model: ModelSpec) -> ModelSpec:

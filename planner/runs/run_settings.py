@@ -60,7 +60,7 @@ def gpus_and_dp(settings: SettingsDoc, cluster: ClusterSpec) -> tuple[int, int]:
 
 
 def with_whole_domains(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
-    """The machine around a published run, where its source names only the GPUs that the run took.
+    """The machine around a run, where its cluster names only the GPUs that the run took.
 
     Jobs take equal parts of NVLink domains, 64 GPUs of racks of 72: 512 GPUs stand in eight racks, not in
     seven and a piece.

@@ -62,13 +62,18 @@ def cuda_graph_kind(recipe: dict[str, Any]) -> str:
     return "partial" if "attn" in scopes or scopes == [None] else "feed_forward"
 
 
-def moe_dispatch_kind(recipe: dict[str, Any], *, published: bool) -> str:
-    """`alltoall` where the recipe names NCCL's dispatcher, `deduplicated` for DeepEP and HybridEP.
+def moe_dispatch_kind(recipe: dict[str, Any]) -> str:
+    """The dispatcher that a recipe names: `deduplicated` for DeepEP and HybridEP, which it may call by name.
 
-    A published run that names none has not asked for more than NCCL's.
+    One that names none runs NCCL's all-to-all, whatever else stands in the file. DeepEP and HybridEP are
+    asked for by a flag and a library: Megatron Bridge's providers state `alltoall` themselves
+    (src/megatron/bridge/models/, `moe_token_dispatcher_type`), torchtitan's expert parallelism is
+    `standard` unless `deepep` is named (torchtitan/config/job_config.py, `expert_parallel_comm_backend`).
+    Megatron-LM's own default, `allgather` (megatron/training/arguments.py), is that of its scripts: a script
+    that is read back without the flag has it.
     """
-    named = recipe.get("moe_dispatcher", "alltoall" if published else None)
-    return "alltoall" if named == "alltoall" else "deduplicated"
+    named = recipe.get("moe_dispatcher", "alltoall")
+    return named if named in ("alltoall", "allgather") else "deduplicated"
 
 
 def attention_kernel_kind(words: object) -> AttentionKernel | None:

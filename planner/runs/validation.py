@@ -14,6 +14,14 @@ from typing import Any
 import numpy as np
 
 from meshwright.costmodel.layout import Recompute
+from meshwright.planner.runs.measured_pairs import (
+    MeasuredStep,
+    gains_of,
+    pair_sums,
+    pairs_of,
+    same_work,
+    source_name,
+)
 from meshwright.planner.runs.run_file import Measured, Run, UnreadRow
 
 FAILED_ERROR_PCT = 100.0
@@ -117,6 +125,7 @@ class ValidationReport:
         step_time = {f"by_{name}": _by(rows, kind) for name, kind in KINDS.items()}
         memory = {f"by_{name}": _by(rows, kind, memory=True) for name, kind in KINDS.items()}
         with_suspects = _regret_sums(self.regret_with_suspects)
+        pairs = pairs_of(measured_steps(trusted))
         return {
             **_plain(summarise(rows)),
             "without_suspects": _plain(summarise(trusted)),
@@ -125,6 +134,8 @@ class ValidationReport:
             "memory": _plain(summarise_memory(rows)) | memory,
             "regret": _regret_sums(self.regret) | {"with_suspects": with_suspects},
             "feasibility": _plain(feasibility(rows)),
+            "pairs": pair_sums(pairs),
+            "gains": gains_of(pairs),
         }
 
     def as_document(self) -> dict[str, Any]:
@@ -251,18 +262,8 @@ def plan_regret(rows: Sequence[ScoredRow]) -> tuple[RegretGroup, ...]:
     for row in rows:
         measured_s = None if row.measured is None else row.measured.step_time_s
         if row.run is not None and measured_s is not None:
-            groups[_group_key(row.run)].append((row, row.run, measured_s))
+            groups[same_work(row.run)].append((row, row.run, measured_s))
     return tuple(_regret(group) for group in groups.values() if len(group) >= REGRET_GROUP)
-
-
-def _group_key(run: Run) -> tuple[object, ...]:
-    """Model and cluster by what they are, not by the words written about them."""
-    work = run.workload
-    model = work.model.model_dump_json(exclude={"source", "attention_note", "published_parameters"})
-    cluster = work.cluster.model_dump_json(
-        exclude={"fabric": True, "assumed": True, "sources": True, "device": {"sources"}}
-    )
-    return model, cluster, work.gpus, work.seq_len, work.global_batch
 
 
 def _regret(group: Sequence[tuple[ScoredRow, Run, float]]) -> RegretGroup:
@@ -314,6 +315,20 @@ def _regret_sums(groups: Sequence[RegretGroup]) -> dict[str, Any]:
     }
 
 
+def measured_steps(rows: Iterable[ScoredRow]) -> list[MeasuredStep]:
+    """The rows that have both a predicted and a measured step."""
+    return [
+        MeasuredStep(
+            run=row.run,
+            predicted_s=row.predicted.step_time_s,
+            measured_s=row.measured.step_time_s,
+        )
+        for row in rows
+        if row.run is not None and row.predicted is not None
+        if row.measured is not None and row.measured.step_time_s is not None
+    ]
+
+
 def _is_suspect(row: ScoredRow) -> bool:
     return row.run is not None and row.run.suspect is not None
 
@@ -326,7 +341,7 @@ def _recompute_kind(run: Run) -> str:
 
 
 KINDS: dict[str, Callable[[Run], str]] = {
-    "source": lambda run: run.source.split(";")[0].strip() or "not stated",
+    "source": source_name,
     "device": lambda run: run.workload.cluster.device.name,
     "precision": lambda run: run.workload.precision,
     "model_kind": lambda run: "dense" if run.workload.model.moe is None else "moe",

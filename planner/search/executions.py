@@ -8,6 +8,7 @@ from dataclasses import replace
 from meshwright.constraints.registry import rules_for
 from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout
+from meshwright.planner.experts.joint import JointRouting
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.branches import Branch
 from meshwright.planner.search.certificate import Certificate, Outcome
@@ -65,8 +66,14 @@ def search_executions(
         most_priced=most_priced,
         progress=progress,
         params=params,
-        routing=None if request.expert_loads is None else request.expert_loads.routing(),
+        routing=_routing(request),
     ).run()
+
+
+def _routing(request: PlanRequest) -> JointRouting | None:
+    """Loads whose placement the model may choose; None where experts stay in their own order."""
+    loads = request.expert_loads
+    return None if loads is None or not request.places_experts else loads.routing()
 
 
 def branches_of(

@@ -101,14 +101,20 @@ class LayoutSearch:
             self._close()
         except (OutOfTimeError, AnyPlanFoundError):
             open_s = min(self._pool.least_s(), self.chooser.least_s())
-            bound_s = min(self._unexplored_s, open_s, self._price_s, self._undecided_s)
+            bound_s = min(self._unexplored_s, open_s, self._price_s, self._unpriced_s)
             status = "feasible" if self._best else "unknown"
             return self._outcome(status, bound_s if bound_s > 0 else None)
         if not self._best:
             return self._outcome("infeasible", None)
-        bound_s = min(self._price_s, self._undecided_s)
+        bound_s = min(self._price_s, self._unpriced_s)
         is_proven = bound_s >= self._price_s * (1 - 1e-9)
         return self._outcome("optimal" if is_proven else "feasible", bound_s)
+
+    @property
+    def _unpriced_s(self) -> float:
+        """No mapping that was neither priced nor bounded away is faster than this."""
+        unlisted_s = min(branch.pricing.unlisted_s for branch in self._branches)
+        return min(self._undecided_s, unlisted_s)
 
     def _outcome(self, status: str, bound_s: float | None) -> Outcome:
         return Outcome(

@@ -34,6 +34,11 @@ class Pricing(Protocol):
         ...
 
     @property
+    def unlisted_s(self) -> float:
+        """Of all layouts whose mappings were bounded: no mapping that is not listed is faster than this."""
+        ...
+
+    @property
     def overfull(self) -> Sequence[Priced]:
         """Of the layout priced last: mappings that would be faster, but fill a cut beyond what is allowed."""
         ...

@@ -13,7 +13,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
@@ -67,13 +66,19 @@ def random_request(chance: random.Random, most_gpus: int = 64) -> PlanRequest:
         return request
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A layout with everything decided."""
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """A layout with everything decided but where its ranks stand."""
 
     execution: Execution
     layout: Layout
     stages: Stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate(Decided):
+    """A layout with everything decided."""
+
     matrix: dict[str, tuple[int, ...]]
 
 
@@ -81,8 +86,7 @@ def seconds(request: PlanRequest, candidate: Candidate) -> float | None:
     """Its step; None where it breaks a rule or does not fit."""
     layout = candidate.layout
     workload = request.workload(candidate.execution).on(int(layout.gpus))
-    memory_gib = stage_memory_gib(workload, layout, candidate.stages)
-    if max(memory_gib) > usable_hbm_gib(workload) or not _is_legal(workload, candidate, memory_gib):
+    if not is_legal(workload, candidate):
         return None
     table = {axis: np.array([row]) for axis, row in candidate.matrix.items()}
     rows = replace(layout, micro_batch=np.array([int(layout.micro_batch)]))
@@ -91,7 +95,11 @@ def seconds(request: PlanRequest, candidate: Candidate) -> float | None:
     return float(np.min(estimate.step_time_s))
 
 
-def _is_legal(workload: Workload, candidate: Candidate, memory_gib: NDArray[np.float64]) -> bool:
+def is_legal(workload: Workload, candidate: Decided) -> bool:
+    """Whether it fits, and no rule objects."""
+    memory_gib = stage_memory_gib(workload, candidate.layout, candidate.stages)
+    if max(memory_gib) > usable_hbm_gib(workload):
+        return False
     finished = FinishedPlan(
         workload=workload,
         layout=candidate.layout,
@@ -105,14 +113,24 @@ def _is_legal(workload: Workload, candidate: Candidate, memory_gib: NDArray[np.f
 def candidates(
     chance: random.Random, request: PlanRequest, plan: Plan, count: int
 ) -> Iterator[Candidate]:
+    """The layouts of `decided_layouts` under mappings drawn at random; those without one are left out."""
+    for decided in decided_layouts(chance, request, plan, count):
+        matrix = _mapping(chance, request, decided.layout)
+        if matrix is not None:
+            yield Candidate(**vars(decided), matrix=matrix)
+
+
+def decided_layouts(
+    chance: random.Random, request: PlanRequest, plan: Plan, count: int
+) -> Iterator[Decided]:
     """Draws from the printed space, and neighbours of the plan, in turns; those that cannot be made are
     left out.
     """
     for turn in range(count):
         layout = _neighbour(chance, request, plan) if turn % 2 else _drawn(chance, request, plan)
-        candidate = None if layout is None else _completed(chance, request, plan, layout)
-        if candidate is not None:
-            yield candidate
+        decided = None if layout is None else _completed(chance, request, plan, layout)
+        if decided is not None:
+            yield decided
 
 
 def _drawn(chance: random.Random, request: PlanRequest, plan: Plan) -> Layout | None:
@@ -212,16 +230,15 @@ def _neighbour(chance: random.Random, request: PlanRequest, plan: Plan) -> Layou
 
 def _completed(
     chance: random.Random, request: PlanRequest, plan: Plan, layout: Layout
-) -> Candidate | None:
-    """With an execution, a split of the layers, a recomputed amount and a mapping."""
+) -> Decided | None:
+    """With an execution, a split of the layers and a recomputed amount."""
     if (int(layout.tp) * int(layout.cp) * int(layout.dp)) % (int(layout.ep) * int(layout.etp)):
         return None
     stages = _split(chance, request.model.layers, int(layout.pp), int(layout.vpp))
     if request.framework == "deepspeed" and stages is not None:
         # It deals layers out by itself: evenly, what is left over to the first ranks.
         stages = tuple(_even(request.model.layers, int(layout.pp)))
-    matrix = _mapping(chance, request, layout)
-    if stages is None or matrix is None:
+    if stages is None:
         return None
     if int(layout.recompute) & FULL:
         shortest = min(min(rank) for rank in stages)
@@ -237,7 +254,7 @@ def _completed(
         ]
         executions = tuple(alike) or executions
     execution = chance.choice(executions)
-    return Candidate(execution=execution, layout=layout, stages=stages, matrix=matrix)
+    return Decided(execution=execution, layout=layout, stages=stages)
 
 
 def _even(layers: int, pp: int) -> list[tuple[int, ...]]:

@@ -42,6 +42,8 @@ def cluster(name: str) -> ClusterSpec:
         "b200-efa": ("dgx-b200", {"nic_gbps_per_gpu": 400.0, "nic_medium": "efa"}),
         "gb200": ("gb200-nvl72", {}),
         "mi300x": ("mi300x", {}),
+        "a100-pcie": ("a100-pcie", {}),
+        "a100-pcie-socket": ("a100-pcie", {"gpus_per_node": 4}),
     }
     base, update = changed[name]
     return read_cluster(base).model_copy(update=update)

@@ -92,6 +92,30 @@ def test_accelerate_keeps_gradients_whole_while_it_accumulates() -> None:
     assert more - once == pytest.approx(2.0 - 4.0 / 8)
 
 
+@pytest.mark.parametrize(
+    ("zero", "pp", "bytes_each"),
+    [
+        (2, 1, 2 + 4 / 8 + 12 / 8),  # 16-bit weights whole; gradients and states in shards
+        (2, 2, 2 + 4 + 12 / 8),  # gradients are whole, in fp32, until the last micro-batch
+        (3, 1, 16 / 8),
+        (
+            3,
+            2,
+            4 / 8 + 2 + 4 + 8 / 8,
+        ),  # 16-bit weights beside their fp32 shards, gradients, moments
+        (0, 2, 2 + 4 + 12),
+    ],
+)
+@pytest.mark.parametrize("stack", ["torchtitan", "torchtitan-eager"])
+def test_a_pipeline_of_fsdp_modules_keeps_gradients_whole(
+    stack: str, zero: int, pp: int, bytes_each: float
+) -> None:
+    """torch 2.13, pipelining/stage.py: set_requires_gradient_sync(False) until perform_reduce_grad."""
+    c = context(Layout(dp=8, pp=pp, zero_stage=zero, num_micro_batches=4), stack)
+    each = float(np.asarray(state_bytes_per_parameter(c.workload, c.layout, 8)))
+    assert each == pytest.approx(bytes_each)
+
+
 def test_a_tied_table_is_reduced_between_first_and_last_stage() -> None:
     """Its gradient, 50,257 x 1,600 of 4 bytes, crosses the node once, after the step's other traffic."""
     c = context(Layout(pp=16, dp=1, num_micro_batches=16), model="gpt2-xl")

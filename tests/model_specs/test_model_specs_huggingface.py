@@ -120,7 +120,7 @@ def test_counts_match_published_totals(name: str) -> None:
     ],
 )
 def test_config_and_catalog_agree(fixture: str, name: str) -> None:
-    apart = {"name", "source", "published_parameters", "head_dim"}
+    apart = {"name", "source", "published_parameters", "head_dim", "left_out"}
     read_here = read(config(fixture))
     if fixture == "llama-3.1-8b":
         assert read_here.rope == load_catalog_model("llama-3.1-405b").rope
@@ -157,8 +157,8 @@ def test_layer_types_overrule_the_pattern() -> None:
     data["layer_types"] = ["full_attention"] * 26
     assert read(data).sliding_window is None
     data["layer_types"] = ["sliding_attention"] * 9 + ["full_attention"] * 17
-    with pytest.raises(InputError, match="layer_types: makes 17 of 26 layers full"):
-        read(data)
+    assert read(data).attention_order == "W" * 9 + "F" * 17
+    assert (read(data).full_attention_layers, read(data).windowed_layers) == (17, 9)
     data["layer_types"] = ["chunked_attention"] * 26
     with pytest.raises(InputError, match="got 'chunked_attention'"):
         read(data)
@@ -172,8 +172,71 @@ def test_qwen_window_starts_after_the_full_layers() -> None:
     assert read(data).sliding_window is None
     assert read(data | {"max_window_layers": 14}).full_attention_layers == 14
     assert read(data | {"max_window_layers": 0}).full_attention_layers == 0
-    with pytest.raises(InputError, match="max_window_layers: makes 20 of 28"):
-        read(data | {"max_window_layers": 20})
+    assert read(data | {"max_window_layers": 20}).attention_order == "F" * 20 + "W" * 8
+    # Of 28 layers 14 are full: as many as every second one, and other ones.
+    assert read(data | {"max_window_layers": 14}).attention_order == "F" * 14 + "W" * 14
+    listed = ["full_attention", "sliding_attention"] * 14
+    assert read(data | {"layer_types": listed}).attention_order == "FW" * 14
+    assert read(data | {"layer_types": listed[::-1]}).attention_order is None
+    assert read(data | {"layer_types": listed[::-1]}).full_attention_every == 2
+    assert read(data | {"sliding_window": None}).sliding_window is None
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "order", "every"),
+    [
+        ("qwen1.5-moe-a2.7b", {"use_sliding_window": True}, "WF" * 10 + "WFFF", 1),
+        ("qwen3-30b-a3b", {"use_sliding_window": True, "sliding_window": 4096}, None, 0),
+        (
+            "gpt-oss-20b",
+            {"layer_types": ["full_attention", "sliding_attention"] * 12},
+            "FW" * 12,
+            1,
+        ),
+        ("gpt-oss-20b", {"layer_types": ["sliding_attention", "full_attention"] * 12}, None, 2),
+        ("mistral-7b-v0.1", {}, None, 0),
+    ],
+)
+def test_windowed_layers_in_the_order_of_the_family(
+    name: str, change: dict[str, Any], order: str | None, every: int
+) -> None:
+    """configuration_*.py and modeling_*.py of transformers: each family has an order of its own."""
+    model = read(config(name) | change)
+    assert (model.attention_order, model.full_attention_every) == (order, every)
+    assert model.windowed_layers == model.attention_letters.count("W")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "field"),
+    [
+        ("mistral-7b-v0.1", {"layer_types": ["full_attention"] * 32}, "layer_types"),
+        ("qwen2.5-7b", {"layer_types": ["sliding_attention"] * 28}, "layer_types"),
+        ("gpt-oss-20b", {"sliding_window": None}, "layer_types"),
+    ],
+)
+def test_an_order_that_the_family_cannot_have_is_refused(
+    name: str, change: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InputError, match=field):
+        read(config(name) | change)
+
+
+def test_what_no_field_holds_is_named() -> None:
+    """A field of the file is read, without effect, as every launch has it anyhow, or named."""
+    data = config("qwen2.5-7b")
+    assert read(data).left_out == ()
+    assert read(data | {"use_cache": True, "initializer_range": 0.02}).left_out == ()
+    odd = {"initializer_range": 0.01, "attention_dropout": 0.1, "qkv_scale": [1, 2], "x": False}
+    assert read(data | odd).left_out == (
+        "initializer_range 0.01",
+        "attention_dropout 0.1",
+        "qkv_scale [1, 2]",
+        "x false",
+    )
+    scaling = {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 64}
+    (said,) = read(data | {"rope_scaling": scaling}).left_out
+    assert said.startswith("rope_scaling.short_factor [1.0, 1.0")
+    assert len(said) < 150
 
 
 def test_qwen_dense_layers_come_first() -> None:
@@ -242,7 +305,16 @@ def test_llama_four() -> None:
     assert active_parameter_count(model) == pytest.approx(17e9, rel=0.02)
     text = config("llama-4-scout")["text_config"]
     assert read(text | {"no_rope_layers": [1, 0] * 24}).full_attention_layers == 24
-    assert not read(text | {"attention_chunk_size": None}).chunked_windows
+    assert read(text | {"no_rope_layers": [0, 1] * 24}).attention_order == "FW" * 24
+    for wrong in (
+        {"attention_chunk_size": None},
+        {"no_rope_layers": [1] * 48},
+        {"no_rope_layers": [0] * 48},
+        {"no_rope_layers": [0, 1]},
+        {"layer_types": ["chunked_attention"] * 48},
+    ):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            read(text | wrong)
     for listed in ([1, 3], list(range(0, 48, 2)), [*range(1, 47, 2), 46]):
         with pytest.raises(InputError, match="moe_layers: experts in each n-th of the 48 layers"):
             read(text | {"moe_layers": listed})
@@ -278,7 +350,8 @@ def test_qwen_next_has_linear_attention_in_three_layers_of_four() -> None:
     layers = active_parameter_count(model, input_embedding=False) - head_parameters(model)
     assert layers == pytest.approx(3.25e9, rel=0.01)
     listed = ["linear_attention"] * 46 + ["full_attention"] * 2
-    assert read(data | {"layer_types": listed}).full_attention_every == 24
+    odd = read(data | {"layer_types": listed})
+    assert (odd.attention_order, odd.linear_layers) == ("L" * 46 + "FF", 46)
     with pytest.raises(InputError, match="key_heads 16"):
         read(data | {"linear_num_value_heads": 40})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
+import stat
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -62,8 +63,14 @@ def slurm_daemon(folder: Path, nodes: str, topology: str) -> Iterator[dict[str, 
 
 
 @contextmanager
-def slurm_machines(folder: Path, names: Sequence[str]) -> Iterator[dict[str, str]]:
-    """The same with a slurmd for each node, all on this machine, so that job steps run."""
+def slurm_machines(
+    folder: Path, names: Sequence[str], gpus: Sequence[int] = ()
+) -> Iterator[dict[str, str]]:
+    """The same with a slurmd for each node, all on this machine, so that job steps run.
+
+    With `gpus` each node has so many, which are copies of /dev/null, and jobs may have unlike parts, which
+    only Slurm's backfill scheduler starts.
+    """
     need("slurmctld", "slurmd", "srun")
     port = 20_000 + os.getpid() % 20_000
     fields = {
@@ -73,7 +80,7 @@ def slurm_machines(folder: Path, names: Sequence[str]) -> Iterator[dict[str, str
         "user": getpass.getuser(),
         "nodes": "x",
     }
-    without = ("GresTypes", "Suspend", "Resume", "NodeName", "PartitionName")
+    without = ("GresTypes", "Suspend", "Resume", "NodeName", "PartitionName", "SchedulerType")
     lines = [
         text for text in SLURM_CONF.format(**fields).splitlines() if not text.startswith(without)
     ]
@@ -85,10 +92,19 @@ def slurm_machines(folder: Path, names: Sequence[str]) -> Iterator[dict[str, str
     ]
     lines += [
         f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port + 2 + index} CPUs=8"
+        + (f" Gres=gpu:{gpus[index]}" if gpus else "")
         for index, name in enumerate(names)
     ]
+    lines += ["SchedulerType=sched/backfill", "SchedulerParameters=bf_interval=1,sched_interval=1"]
+    if gpus:
+        lines.append("GresTypes=gpu")
     lines.append("PartitionName=p Nodes=ALL Default=YES State=UP\n")
-    with _controller(folder, "\n".join(lines), f"SwitchName=s Nodes={','.join(names)}\n") as env:
+    counted = "".join(
+        f"NodeName={name} Name=gpu File={_gpu_files(folder, name, count)}\n"
+        for name, count in zip(names, gpus, strict=bool(gpus))
+    )
+    switch = f"SwitchName=s Nodes={','.join(names)}\n"
+    with _controller(folder, "\n".join(lines), switch, counted) as env:
         for name in names:
             (folder / "spool" / name).mkdir()
         command = ["slurmd", "-D", "-N"]
@@ -105,13 +121,23 @@ def slurm_machines(folder: Path, names: Sequence[str]) -> Iterator[dict[str, str
                 daemon.wait(timeout=30)
 
 
+def _gpu_files(folder: Path, name: str, count: int) -> str:
+    """Devices that slurmd takes for a node's GPUs; the test is skipped where none can be made."""
+    for gpu in range(count):
+        try:
+            os.mknod(folder / f"{name}-gpu{gpu}", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("only root can make device files")
+    return f"{folder}/{name}-gpu[0-{count - 1}]"
+
+
 @contextmanager
-def _controller(folder: Path, conf: str, topology: str) -> Iterator[dict[str, str]]:
+def _controller(folder: Path, conf: str, topology: str, gres: str = "") -> Iterator[dict[str, str]]:
     for name in ("state", "spool"):
         (folder / name).mkdir()
     (folder / "slurm.conf").write_text(conf, encoding="utf-8")
     (folder / "topology.conf").write_text(topology, encoding="utf-8")
-    (folder / "gres.conf").write_text("", encoding="utf-8")
+    (folder / "gres.conf").write_text(gres, encoding="utf-8")
     env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
     daemon = subprocess.Popen(
         ["slurmctld", "-D", "-c"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

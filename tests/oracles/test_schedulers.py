@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.documents.output_files import write_files
 from meshwright.frameworks.record import FrameworkName
 from meshwright.planner.launch.plan_files import TARGETS, plan_files
 from meshwright.planner.plan.document import Mapping, Plan
-from tests.oracles.slurm_daemon import need, slurm_daemon
+from tests.oracles.slurm_daemon import need, slurm_daemon, slurm_machines
 from tests.plans import make_plan
 
 pytestmark = pytest.mark.oracle
@@ -113,6 +114,71 @@ def test_slurm_accepts_the_batch_script(slurm: dict[str, str], tmp_path: Path) -
     assert refused.returncode != 0
 
 
+PARTLY_FREE = {
+    "name": "partly-free",
+    "base": "dgx-h100",
+    "levels": [{"name": "leaf", "gpus": 32}, {"name": "core", "gpus": 256}],
+    "nodes": [
+        {"name": "a0", "leaf": "l0", "free_gpus": 7},
+        {"name": "a1", "leaf": "l0"},
+        {"name": "a2", "leaf": "l0"},
+    ],
+}
+
+
+def plan_on_unlike_nodes(*, named: bool) -> Plan:
+    """23 ranks that begin on a2; or on as many nodes without names."""
+    if not named:
+        return make_plan(dp=23)
+    order = [(node, gpu) for node, count in ((2, 8), (0, 7), (1, 8)) for gpu in range(count)]
+    plan = make_plan(dp=23, mapping=Mapping(order=[], levels=[], matrix={}, ranks=order))
+    cluster = cluster_from_mapping(PARTLY_FREE)
+    return plan.model_copy(update={"inputs": plan.inputs.model_copy(update={"cluster": cluster})})
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_slurm_starts_every_rank_where_nodes_have_unequal_gpus(named: bool, tmp_path: Path) -> None:
+    """The script as it is written, on daemons of nodes with 7, 8 and 8 GPUs: each process says its rank."""
+    files = plan_files(plan_on_unlike_nodes(named=named), "slurm")
+    job = tmp_path / "job"
+    write_files(job, files)
+    said = tmp_path / "said"
+    said.mkdir()
+    (tmp_path / "entry.py").write_text(
+        "import os, pathlib\n"
+        "e = os.environ\n"
+        "line = ' '.join([e['SLURMD_NODENAME'], e['LOCAL_RANK'], e['WORLD_SIZE'], e['MASTER_ADDR']])\n"
+        f"pathlib.Path({str(said)!r}, e['RANK']).write_text(line)\n",
+        encoding="utf-8",
+    )
+    names = ("a0", "a1", "a2")
+    with slurm_machines(tmp_path, names, (7, 8, 8)) as slurm:
+        own = {
+            "LAUNCH_DIR": str(job),
+            "MEGATRON_ENTRY": str(tmp_path / "entry.py"),
+            "MOCK_DATA": "1",
+        }
+        done = subprocess.run(
+            ["sbatch", "--wait", f"--output={tmp_path}/log", str(job / "job.sbatch")],
+            env=slurm | own,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=90,
+        )
+    log = tmp_path / "log"
+    assert done.returncode == 0, done.stderr + (log.read_text("utf-8") if log.exists() else "")
+    lines = {int(path.name): path.read_text("utf-8").split() for path in said.iterdir()}
+    assert sorted(lines) == list(range(23))
+    first = lines[0][0]
+    assert {tuple(line[2:]) for line in lines.values()} == {("23", first)}
+    hosts = ("a2", "a0", "a1") if named else ("a1", "a2", "a0")
+    expected = [(name, 7 if name == "a0" else 8) for name in hosts]
+    places = [(name, str(gpu)) for name, count in expected for gpu in range(count)]
+    assert [tuple(lines[rank][:2]) for rank in range(23)] == places
+
+
 def test_segments_for_nvl72(tmp_path: Path) -> None:
     plan = make_plan(cluster="gb200-nvl72", tp=4, dp=36)
     text = plan_files(plan, "slurm")["job.sbatch"]
@@ -186,6 +252,9 @@ def test_the_jobset_schema_accepts_the_manifest() -> None:
     wide = make_plan(cluster="gb200-nvl72", tp=4, dp=36)
     texts = [plan_files(plan_for("megatron", name), "kubernetes")["jobset.yaml"] for name in NAMES]
     texts.append(plan_files(wide, "kubernetes")["jobset.yaml"])
+    for named in (True, False):
+        unlike = plan_on_unlike_nodes(named=named)
+        texts.append(plan_files(unlike, "kubernetes")["jobset.yaml"])
     documents = [yaml.safe_load(text) for text in texts]
     assert schema_errors(documents) == [[] for _ in documents]
     for old, new in (

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.experts.balance.bound import least_counts
+from meshwright.planner.experts.balance.pair_counts import paired_counts
 from meshwright.planner.experts.problem import Loads, Slots
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
@@ -57,7 +58,9 @@ def count_bound(
     by_limit: list[tuple[Slots, ...]] = []
     limit = high
     for step in range(steps):
-        answer = _counts_for(load, slots, gpus, limit, work)
+        answer = paired_counts(load, slots, gpus, limit, work) if slots == 2 * gpus else ()
+        if answer == ():
+            answer = _counts_for(load, slots, gpus, limit, work)
         if answer is None:
             low = limit
         else:

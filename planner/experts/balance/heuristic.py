@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.experts.balance.bound import balance_bound
+from meshwright.planner.experts.balance.bound import balance_bound, least_counts
 from meshwright.planner.experts.balance.count_bound import count_bound, pair_bound
 from meshwright.planner.experts.balance.counts import SPARE_SLOT_RULES, counts_within
 from meshwright.planner.experts.balance.packing import (
@@ -19,7 +19,9 @@ from meshwright.planner.experts.balance.packing import (
 from meshwright.planner.experts.balance.recount import recount
 from meshwright.planner.experts.balance.repartition import split_pairs
 from meshwright.planner.experts.balance.rows import Rows, State, is_invalid, value_of
-from meshwright.planner.experts.params import BALANCE
+from meshwright.planner.experts.balance.shares import shared_counts
+from meshwright.planner.experts.balance.transfers import transferred
+from meshwright.planner.experts.params import BALANCE, SHARES, TRANSFERS
 from meshwright.planner.experts.problem import Loads, Slots
 from meshwright.planner.solvers.clock import is_over
 
@@ -39,11 +41,14 @@ class SearchBudget:
         Limits tried for the bound by replica counts; 0 for no such bound.
     recounts
         Replica counts tried on a row of few slots.
+    transfers
+        Steps of replicas moved from expert to expert; 0 for none.
     """
 
     limits: int
     bound_steps: int
     recounts: int
+    transfers: int = 0
 
 
 def first_answer(rows: Rows, gap: float) -> State:
@@ -61,10 +66,12 @@ def search_limits(rows: Rows, state: State, gap: float, budget: SearchBudget) ->
     _bound_by_counts(rows, state, gap, budget.bound_steps)
     _try_limits(rows, state, gap, budget.limits)
     split_gpu_pairs(rows, state, gap)
+    _try_shares(rows, state, gap)
 
 
 def search_counts(rows: Rows, state: State, gap: float, budget: SearchBudget, seed: int) -> None:
     """Betters unsolved rows in place by counts drawn at random, and bounds again what fell."""
+    _try_transfers(rows, state, gap, budget, seed)
     _bound_by_counts(rows, state, gap, budget.bound_steps)
     before = state.value.copy()
     recount(rows, state, gap, budget.recounts, seed)
@@ -108,6 +115,60 @@ def _try_limits(rows: Rows, state: State, gap: float, limits: int) -> None:
             chosen = index[is_new]
             slots = _packed(rows.take(chosen), counts[is_new], low[is_new], gap)
             state.offer(rows, chosen, slots)
+
+
+def _try_shares(rows: Rows, state: State, gap: float) -> None:
+    """Packs the counts of every share of the slots that hot experts can have, for rows with a gap."""
+    if rows.slots in (rows.gpus, rows.loads.shape[2]):
+        return
+    for row in state.unsolved(rows, gap).tolist():
+        if is_over():
+            return
+        _offer_finalists(rows, state, row, _shared_counts(rows, state, row, gap), gap)
+
+
+def _shared_counts(rows: Rows, state: State, row: int, gap: float) -> Slots:
+    """Counts [ways, experts] of every share of the slots that hot experts can have."""
+    load = rows.loads[row].max(axis=0)
+    target = float(state.target(rows, np.array([row]))[0])
+    needed = least_counts(load, rows.slots, rows.gpus, target * (1 + gap))
+    fewest = np.ones(len(load), dtype=np.int64) if needed is None else needed[0]
+    return shared_counts(load, rows.slots, rows.gpus, fewest)
+
+
+def _try_transfers(rows: Rows, state: State, gap: float, budget: SearchBudget, seed: int) -> None:
+    """Moves replicas from expert to expert in rows with a gap, from the counts that they have."""
+    if rows.slots in (rows.gpus, rows.loads.shape[2]) or rows.spread_nodes > 1:
+        return
+    index = state.unsolved(rows, gap)
+    for row in index[np.isfinite(state.value[index])].tolist() if budget.transfers else ():
+        if is_over():
+            return
+        now = np.bincount(state.slots[row].ravel(), minlength=rows.loads.shape[2])
+        starts = np.concatenate([now[None], _shared_counts(rows, state, row, gap)])
+        limit = float(state.target(rows, np.array([row]))[0]) * (1 + TRANSFERS.above * gap)
+        counts = transferred(
+            rows.loads[row], starts, rows.gpus, limit, steps=budget.transfers, seed=seed
+        )
+        _offer_finalists(rows, state, row, counts, gap)
+
+
+def _offer_finalists(rows: Rows, state: State, row: int, counts: Slots, gap: float) -> None:
+    """Packs counts [ways, experts] for one row and improves the best few."""
+    if not len(counts):
+        return
+    part = rows.take(np.full(len(counts), row))
+    packing = pack(part.loads, counts, rows.gpus, rows.spread_nodes)
+    value = value_of(part, packing.slots)
+    value[is_invalid(part, packing.slots)] = np.inf
+    best = np.argsort(value, kind="stable")[: SHARES.finalists]
+    finalists = SlotPacking(slots=packing.slots[best], loads=part.loads[best])
+    target = float(state.target(rows, np.array([row]))[0])
+    stop_at = np.full(len(best), target * (1 + BALANCE.stop_share * gap))
+    exchange_to_improve(finalists, BALANCE.exchange_rounds, stop_at, rows.spread_nodes)
+    if rows.spread_nodes == 1:
+        split_pairs(finalists, BALANCE.exchange_rounds, stop_at)
+    state.offer_best(rows, row, finalists.slots)
 
 
 def _bound_by_counts(

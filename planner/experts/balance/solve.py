@@ -79,11 +79,13 @@ def search_budget(rows: Rows, count: int, effort: PlacementEffort) -> SearchBudg
     """Work for each of `count` unsolved rows, by what its parts cost on one core."""
     total_s = 2 * effort.time_limit_s / max(count, 1)
     round_s = 24e-6 * rows.slots * (1 + rows.slots / 300)
+    transfer_s = (2e-5 if rows.slots == 2 * rows.gpus else 2e-4) * rows.slots
     bound_s = 0.003 + 0.007 * rows.slots / 300
     return SearchBudget(
         limits=int(np.clip(1.2 * total_s / round_s, 1, 18)),
         bound_steps=int(np.clip(0.35 * total_s / bound_s + 0.5, 0, 10)),
         recounts=int(np.clip(5 * total_s / round_s, 6, 20_000)),
+        transfers=int(np.clip(0.3 * total_s / transfer_s, 0, 1600)),
     )
 
 

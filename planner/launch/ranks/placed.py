@@ -45,6 +45,22 @@ class PlacedRanks:
         in_turn = tuple((rank // size, rank % size) for rank in range(size * len(self.hosts)))
         return size if in_turn == self.places else None
 
+    @property
+    def gpus_of_hosts(self) -> tuple[int, ...]:
+        """GPUs to ask for of every host: up to the last one that holds a rank, counted from 0."""
+        last = [0] * len(self.hosts)
+        for host, gpu in self.places:
+            last[host] = max(last[host], gpu + 1)
+        return tuple(last)
+
+    @property
+    def alike(self) -> list[tuple[int, list[int]]]:
+        """(GPUs, hosts with so many) by index, the most GPUs first; hosts in the order of their nodes."""
+        by_gpus: dict[int, list[int]] = {}
+        for host in sorted(range(len(self.hosts)), key=lambda host: self.nodes[host]):
+            by_gpus.setdefault(self.gpus_of_hosts[host], []).append(host)
+        return sorted(by_gpus.items(), reverse=True)
+
     def ranks_of_hosts(self) -> list[list[int]]:
         """Ranks of every host, ascending."""
         ranks: list[list[int]] = [[] for _ in self.hosts]
@@ -61,6 +77,12 @@ class PlacedRanks:
         """The place of every host among the nodes in use, by their number: its place in an allocation."""
         place = {node: turn for turn, node in enumerate(sorted(self.nodes))}
         return [place[node] for node in self.nodes]
+
+    @property
+    def turns_by_gpus(self) -> list[int]:
+        """The same in an allocation that lists the hosts of `alike` one after the other."""
+        order = [host for _, hosts in self.alike for host in hosts]
+        return [order.index(host) for host in range(len(self.hosts))]
 
     def hostfile(self) -> dict[str, str]:
         """By file name: one host a line, in the order of their first ranks.

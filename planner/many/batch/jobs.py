@@ -74,6 +74,12 @@ class JobDoc(BaseModel):
     time_limit: Annotated[float, Field(ge=0, le=31_536_000)] | None = None
     """Seconds for the search; a plan that it cuts short depends on the machine."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    tokens: Annotated[float, Field(gt=0, le=1e18)] | None = None
+    """Of the whole training, for its days, dollars and kWh."""
+    days: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """With tokens the deadline; without, how long is trained."""
+    gpu_hour_price: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """Dollars; the cluster file's when absent."""
 
 
 class JobsDoc(BaseModel):
@@ -99,11 +105,15 @@ class Job:
 
 
 def read_jobs(
-    path: Path, kind: type[JobDoc] = JobDoc, calibration: Path | None = None
+    path: Path,
+    kind: type[JobDoc] = JobDoc,
+    calibration: Path | None = None,
+    budget: Mapping[str, float | None] | None = None,
 ) -> list[Job]:
     """The jobs of a file in its order, those of `matrix` after `jobs`; no two names are equal, case ignored.
 
-    `kind` is the document of one job, `calibration` the stack file of jobs that name none.
+    `kind` is the document of one job, `calibration` the stack file of jobs that name none, and `budget` the
+    tokens, days and price of jobs that name none.
 
     A job with a bad field is returned with its mistake. Raises InputError
     where the file as a whole cannot be used, or a name is bad or given twice.
@@ -117,6 +127,9 @@ def read_jobs(
     if calibration is not None:
         defaults = {"calibration": str(calibration.absolute()), **document.defaults}
         document = document.model_copy(update={"defaults": defaults})
+    given = {name: value for name, value in (budget or {}).items() if value is not None}
+    if given:
+        document = document.model_copy(update={"defaults": {**given, **document.defaults}})
     entries = [*_listed(document), *_multiplied(document, where)]
     if not entries:
         raise InputError(

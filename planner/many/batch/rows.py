@@ -36,6 +36,8 @@ class JobRow(BaseModel):
     mfu: float | None = None
     peak_memory_gib: float | None = None
     """Of the fullest GPU."""
+    host_memory_gib: float | None = None
+    """Of a node, for what is offloaded; null where nothing is."""
     tp: int | None = None
     cp: int | None = None
     pp: int | None = None
@@ -50,12 +52,24 @@ class JobRow(BaseModel):
     optimizer_offload: int | None = None
     recompute: str | None = None
     schedule: str | None = None
+    tokens: float | None = None
+    """Of the whole training."""
+    days: float | None = None
+    """That the training takes."""
+    gpu_hours: float | None = None
+    dollars: float | None = None
+    kwh: float | None = None
+    """Of the GPUs at their board power; hosts, network and cooling are left out."""
+    days_late: float | None = None
+    """Past the days that were asked for; null without a deadline."""
     message: str = ""
     """Why there is no plan."""
 
 
 COLUMNS = tuple(JobRow.model_fields)
-_ASKED = tuple(name for name in COLUMNS if name in JobDoc.model_fields and name != "name")
+_ASKED = tuple(
+    name for name in COLUMNS if name in JobDoc.model_fields and name not in ("name", "days")
+)
 _CHOSEN = tuple(name for name in COLUMNS if name in LayoutDoc.model_fields)
 _PREDICTED = tuple(name for name in COLUMNS if name in Predicted.model_fields)
 

@@ -23,6 +23,7 @@ from meshwright.planner.many.batch.journal import Journal
 from meshwright.planner.many.batch.results import RESULT_FORMATS, check_formats
 from meshwright.planner.many.batch.rows import failed_row
 from meshwright.planner.many.batch.work import request_of
+from meshwright.planner.plan.training_cost import Budget
 from meshwright.planner.solvers.processes import usable_cores
 
 PLANS = "plans"
@@ -66,6 +67,8 @@ class BatchOptions:
     formats: tuple[str, ...] = ("csv", "json")
     calibration: Path | None = None
     """The stack file of jobs that name none."""
+    budget: Budget | None = None
+    """Tokens, days and price of a GPU hour of jobs that name none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,7 @@ def run_batch(
     """
     began = time.monotonic()
     check_formats(options.formats)
-    jobs = read_jobs(path, calibration=options.calibration)
+    jobs = read_jobs(path, calibration=options.calibration, budget=vars(options.budget or Budget()))
     if options.strict:
         _refuse_mistakes(jobs)
     if folder.exists() and not folder.is_dir():

@@ -14,10 +14,11 @@ from meshwright.planner.many.batch.cache import AnswerCache
 from meshwright.planner.many.batch.fingerprint import request_key
 from meshwright.planner.many.batch.jobs import JobDoc
 from meshwright.planner.many.batch.rows import job_row, plan_figures
+from meshwright.planner.plan.training_cost import COST_FIELDS, Budget, cost_figures
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.solvers.clock import until
 
-_OF_A_JOB = {"name", "top", "time_limit"}
+_OF_A_JOB = {"name", "top", "time_limit", *COST_FIELDS}
 """Fields of a job that a request does not read under the same name."""
 
 
@@ -51,7 +52,7 @@ def do_job(
     """
     began = time.monotonic()
     job = JobDoc.model_validate(fields)
-    cached = False
+    cached, cost = False, {}
     try:
         request = request_of(job)
         cache = AnswerCache(Path(cache_folder)) if cache_folder else None
@@ -64,11 +65,13 @@ def do_job(
                 answer = _answer(request)
             if cache and request.time_limit_s is None:
                 cache.put(key, answer)
+        budget = Budget.of(job.model_dump(include=set(COST_FIELDS)))
+        cost = cost_figures(budget, answer["figures"], request.cluster)
     except Exception as error:  # noqa: BLE001 - one job must not stop the others
         figures = {"status": "failed", "message": message_of(error)[0]}
         answer = {"figures": figures, "files": {}}
     return {
-        "row": job_row(job, answer["figures"]),
+        "row": job_row(job, {**answer["figures"], **cost}),
         "files": answer["files"],
         "cached": cached,
         "seconds": time.monotonic() - began,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from meshwright.errors import InputError
 from meshwright.planner.many.batch.jobs import Job, JobDoc, read_jobs
 
 MOST_FLEET_JOBS = 500
+HOURS_PER_DAY = 24
 Gpus = Annotated[int, Field(ge=1, le=1_048_576)]
 
 
@@ -32,12 +34,18 @@ class FleetJobDoc(JobDoc):
     """Whether the job may get nothing now; under makespan and deadlines every job may start later."""
 
 
-def read_fleet(path: Path, cluster: str, calibration: Path | None = None) -> list[FleetJobDoc]:
+def read_fleet(
+    path: Path,
+    cluster: str,
+    calibration: Path | None = None,
+    budget: Mapping[str, float | None] | None = None,
+) -> list[FleetJobDoc]:
     """The jobs of a fleet, on its cluster. Raises InputError with every mistake.
 
-    `calibration` is the stack file of those that name none.
+    `calibration` is the stack file of those that name none; `budget` has their tokens, their days, which are
+    deadlines, and the price of a GPU hour.
     """
-    jobs = read_jobs(path, FleetJobDoc, calibration)
+    jobs = read_jobs(path, FleetJobDoc, calibration, budget)
     mistakes = [words for job in jobs if (words := _mistake(job, str(path), cluster))]
     if mistakes:
         raise InputError("\n".join(mistakes[:20]))
@@ -49,7 +57,10 @@ def read_fleet(path: Path, cluster: str, calibration: Path | None = None) -> lis
 
 def _on(cluster: str, job: FleetJobDoc) -> FleetJobDoc:
     size = {} if job.gpus is None else {"min_gpus": job.gpus, "max_gpus": job.gpus, "gpus": None}
-    return job.model_copy(update={"cluster": cluster, **size})
+    deadline_h = job.deadline_h
+    if deadline_h is None and job.days is not None:
+        deadline_h = HOURS_PER_DAY * job.days
+    return job.model_copy(update={"cluster": cluster, "deadline_h": deadline_h, **size})
 
 
 def _mistake(job: Job, where: str, cluster: str) -> str | None:

@@ -59,9 +59,10 @@ def nodes_svg(document: Document, free: FreeUnits, units: Sequence[Sequence[int]
 
 
 def gantt_svg(document: Document) -> str:
-    """A bar for each job from its start to its end, with how many GPUs it has."""
+    """A bar for each job that has a time, from its start to its end, with how many GPUs it has."""
     drawing = Drawing(LABEL_WIDTH + CHART_WIDTH + 130)
-    jobs = sorted(document["jobs"], key=lambda job: (job["start_s"], job["name"]))
+    timed = (job for job in document["jobs"] if job["end_s"] is not None)
+    jobs = sorted(timed, key=lambda job: (job["start_s"], job["name"]))
     colours = {job["name"]: distinct_colour(k) for k, job in enumerate(document["jobs"])}
     end_s = max((job["end_s"] for job in jobs), default=0.0) or 1.0
     unit, unit_s = next((name, size_s) for name, size_s, from_s in _CLOCKS if end_s > from_s)

@@ -16,7 +16,7 @@ from meshwright.cluster_specs.allocation import allocated_gpus
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 from meshwright.documents.tables import csv_text
-from meshwright.errors import InfeasibleError, InputError, OutOfTimeError
+from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.many.batch.engines import Task, local_engine
 from meshwright.planner.many.batch.jobs import JobDoc
@@ -31,10 +31,17 @@ from meshwright.planner.many.fleet.sharing import (
     share_over_time,
     share_throughput,
 )
-from meshwright.planner.many.fleet.sizes import JobSize, SizedJob, candidate_units, faster_sizes
+from meshwright.planner.many.fleet.sizes import (
+    JobSize,
+    SizedJob,
+    UnplannedJob,
+    candidate_units,
+    sized_job,
+)
 from meshwright.planner.many.fleet.units import FreeUnits, Unit, free_units
 from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.training_cost import COST_FIELDS, Budget, cost_figures
 from meshwright.planner.solvers.clock import current_end_s, limit_left_s, within
 from meshwright.planner.solvers.processes import usable_cores
 
@@ -67,6 +74,12 @@ class FleetOptions:
     seed: int = 0
     calibration: Path | None = None
     """The stack file of jobs that name none."""
+    tokens: float | None = None
+    """Left to train of jobs that name none."""
+    days: float | None = None
+    """The deadline of jobs that name none."""
+    gpu_hour_price: float | None = None
+    """Dollars, of jobs that name none; the cluster file's when None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +89,8 @@ class Fleet:
     free: FreeUnits
     objective: str
     jobs: tuple[SizedJob, ...]
+    without_plan: tuple[UnplannedJob, ...]
+    """Jobs that the others were shared out without."""
     solution: FleetSolution
     places: FleetPlaces
     cluster: ClusterSpec
@@ -103,23 +118,38 @@ class FleetJobRow(BaseModel):
     name: str
     model: str
     status: str
-    """`runs`, `waits`, or `scheduled` where it has a time."""
+    """`runs`, `waits`, or `scheduled` where it has a time; without a plan at any size `infeasible`,
+    `failed`, or `unknown` where the time limit came first."""
     gpus: int = 0
     tokens_per_s: float = 0.0
     share_of_best: float = 0.0
     """Of its throughput at its fastest size."""
     step_time_s: float | None = None
     mfu: float | None = None
+    optimizer_offload: int | None = None
+    """Percent of the optimizer's states in the hosts' memory."""
+    host_memory_gib: float | None = None
+    """Of a node, for what is offloaded."""
+    tokens: float | None = None
+    """Left to train."""
+    days: float | None = None
+    """That they take, once the job runs."""
+    gpu_hours: float | None = None
+    dollars: float | None = None
+    kwh: float | None = None
+    """Of the GPUs at their board power; hosts, network and cooling are left out."""
     start_s: float | None = None
     end_s: float | None = None
     late_s: float | None = None
     """Past its deadline; null without a deadline."""
     leaves: list[str]
     nodes: list[str]
+    reason: str = ""
+    """Why the job has no plan."""
 
 
 def run_fleet(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
-    """Shares a cluster out among the jobs of a file.
+    """Shares a cluster out among the jobs of a file; one without a plan is left out, and the reason kept.
 
     Parameters
     ----------
@@ -135,9 +165,9 @@ def run_fleet(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
     InputError
         For bad input.
     InfeasibleError
-        Where a job has no plan at any size, or the jobs that must run do not fit together.
+        Where the jobs that must run do not fit together.
     OutOfTimeError
-        Where the time limit came before a job had any plan.
+        Where the time limit came before any job had a plan.
     """
     with within(options.time_limit_s):
         return _run(path, options, progress)
@@ -150,21 +180,24 @@ def _run(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
         )
     cluster = read_cluster(options.cluster, options.gpus)
     free = free_units(cluster, allocated_gpus(cluster, options.gpus), options.busy)
-    jobs = read_fleet(path, options.cluster, options.calibration)
+    jobs = read_fleet(path, options.cluster, options.calibration, vars(Budget.of(vars(options))))
     if options.objective != "throughput":
         _require_tokens(jobs, path, options.objective)
     began = time.monotonic()
-    sized_jobs, planned, unplanned = _sized_jobs(jobs, free, options, progress)
+    answered, planned, unplanned = _sized_jobs(jobs, free, options, progress)
+    sized_jobs = [job for job in answered if isinstance(job, SizedJob)]
+    without_plan = [job for job in answered if isinstance(job, UnplannedJob)]
+    late = next((job for job in without_plan if job.status == "unknown"), None)
+    if late is not None and not sized_jobs:
+        raise OutOfTimeError(f"{late.job.name}: {late.reason}")
     priced = time.monotonic()
     params = FleetParams(seed=options.seed)
-    if options.objective == "throughput":
-        solution = share_throughput(sized_jobs, len(free.units), params)
-    else:
-        solution = share_over_time(sized_jobs, len(free.units), options.objective, params)
+    solution = _shared(sized_jobs, len(free.units), options.objective, params)
     return Fleet(
         free=free,
         objective=options.objective,
         jobs=tuple(sized_jobs),
+        without_plan=tuple(without_plan),
         solution=solution,
         places=place_jobs(sized_jobs, solution.allocations, free, params),
         cluster=cluster,
@@ -173,6 +206,16 @@ def _run(path: Path, options: FleetOptions, progress: Progress) -> Fleet:
         planning_s=priced - began,
         solving_s=time.monotonic() - priced,
     )
+
+
+def _shared(
+    jobs: Sequence[SizedJob], units: int, objective: str, params: FleetParams
+) -> FleetSolution:
+    if not jobs:
+        return FleetSolution(allocations=(), value=0.0, bound=0.0, proven=True)
+    if objective == "throughput":
+        return share_throughput(jobs, units, params)
+    return share_over_time(jobs, units, objective, params)
 
 
 def _require_tokens(jobs: Sequence[FleetJobDoc], path: Path, objective: str) -> None:
@@ -184,8 +227,8 @@ def _require_tokens(jobs: Sequence[FleetJobDoc], path: Path, objective: str) -> 
 
 def _sized_jobs(
     jobs: Sequence[FleetJobDoc], free: FreeUnits, options: FleetOptions, progress: Progress
-) -> tuple[list[SizedJob], int, int]:
-    """(every job with the sizes at which it has a plan, plans made, plans left out for want of time).
+) -> tuple[list[SizedJob | UnplannedJob], int, int]:
+    """(every job with its plans, or why it has none; plans made, plans left out for want of time).
 
     Equal questions are asked once.
     """
@@ -194,7 +237,8 @@ def _sized_jobs(
     questions: list[list[tuple[int, int]]] = []
     for job in jobs:
         row = []
-        plain = {name: getattr(job, name) for name in JobDoc.model_fields if name != "name"}
+        named = JobDoc.model_fields.keys() - {"name", *COST_FIELDS}
+        plain = {name: getattr(job, name) for name in JobDoc.model_fields if name in named}
         for units in candidate_units(job, free.gpus_per_unit, len(free.units)):
             fields = {**plain, "gpus": units * free.gpus_per_unit, "name": "size"}
             key = json.dumps(fields, sort_keys=True, default=str)
@@ -217,12 +261,7 @@ def _sized_jobs(
     sized_jobs = []
     for job, row in zip(jobs, questions, strict=True):
         answers = [(units, results[position]) for units, position in row if position in results]
-        has_plan = any(result["row"].get("tokens_per_s") for _, result in answers)
-        is_complete = len(answers) == len(row) and all(_is_answered(each) for _, each in answers)
-        if not has_plan and not is_complete:
-            words = "the time limit came before any plan; plans that were made are in the cache"
-            raise OutOfTimeError(f"{job.name}: {words}")
-        sized_jobs.append(_sized_job(job, answers))
+        sized_jobs.append(sized_job(job, answers, len(row)))
     unplanned = len(tasks) - sum(_is_answered(result) for result in results.values())
     return sized_jobs, len(tasks), unplanned
 
@@ -251,21 +290,6 @@ def _is_answered(result: Mapping[str, Any]) -> bool:
     return bool(result["row"]["status"] != "unknown")
 
 
-def _sized_job(job: FleetJobDoc, answers: Sequence[tuple[int, dict[str, Any]]]) -> SizedJob:
-    """A job with the sizes at which it is planned, from (units, result) of each."""
-    sizes = [
-        JobSize(units=units, tokens_per_s=result["row"]["tokens_per_s"], result=result)
-        for units, result in answers
-        if result["row"].get("tokens_per_s")
-    ]
-    if not sizes:
-        reason = "the cluster has fewer free GPUs than min_gpus"
-        if answers:
-            reason = answers[-1][1]["row"]["message"]
-        raise InfeasibleError(f"{job.name}: no plan at any size; at the largest: {reason}")
-    return SizedJob(job=job, sizes=faster_sizes(sizes))
-
-
 def fleet_document(fleet: Fleet) -> dict[str, Any]:
     """What `fleet --json` prints, without `schema`."""
     solution, places = fleet.solution, fleet.places
@@ -284,7 +308,10 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
         "units_used": len({unit for units in places.units for unit in units}),
         "leaves_touched": places.leaves_touched,
         "least_leaves_touched": places.least_leaves,
-        "jobs": [_job_row(fleet, index) for index in range(len(fleet.jobs))],
+        "jobs": [
+            *(_job_row(fleet, index) for index in range(len(fleet.jobs))),
+            *(_unplanned_row(job) for job in fleet.without_plan),
+        ],
     }
 
 
@@ -306,13 +333,28 @@ def _job_row(fleet: Fleet, index: int) -> dict[str, Any]:
             "tokens_per_s": size.tokens_per_s,
             "share_of_best": size.tokens_per_s / job.best_tokens_per_s,
             "step_time_s": row.get("step_time_s"),
-            "mfu": row.get("mfu"),
+            **{name: row.get(name) for name in ("mfu", "optimizer_offload", "host_memory_gib")},
         }
+        cost = cost_figures(Budget.of(vars(job.job)), fields, fleet.cluster)
+        fields |= {name: figure for name, figure in cost.items() if name != "days_late"}
     if allocation.end_s is not None:
         fields |= {"status": "scheduled", "start_s": allocation.start_s, "end_s": allocation.end_s}
         if job.job.deadline_h is not None:
             fields["late_s"] = max(0.0, allocation.end_s - job.job.deadline_h * 3600)
     return FleetJobRow(**fields).model_dump()
+
+
+def _unplanned_row(left_out: UnplannedJob) -> dict[str, Any]:
+    job = left_out.job
+    row = FleetJobRow(
+        name=job.name,
+        model=job.model,
+        status=left_out.status,
+        leaves=[],
+        nodes=[],
+        reason=left_out.reason,
+    )
+    return row.model_dump()
 
 
 def fleet_files(fleet: Fleet) -> dict[str, str]:

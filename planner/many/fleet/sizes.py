@@ -37,6 +37,48 @@ class SizedJob:
         return self.job.tokens / self.sizes[size].tokens_per_s
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnplannedJob:
+    """A job without a plan at any of its sizes: the others are shared out without it."""
+
+    job: FleetJobDoc
+    status: str
+    """`infeasible`, `failed`, or `unknown` where the time limit came first."""
+    reason: str
+
+
+def sized_job(
+    job: FleetJobDoc, answers: Sequence[tuple[int, dict[str, Any]]], asked: int
+) -> SizedJob | UnplannedJob:
+    """A job with the sizes at which it has a plan, or why it has none.
+
+    Parameters
+    ----------
+    job
+        As the file has it.
+    answers
+        (units, result of the plan) of the sizes that were answered, in rising order.
+    asked
+        Sizes that were to be answered.
+    """
+    sizes = [
+        JobSize(units=units, tokens_per_s=result["row"]["tokens_per_s"], result=result)
+        for units, result in answers
+        if result["row"].get("tokens_per_s")
+    ]
+    if sizes:
+        return SizedJob(job=job, sizes=faster_sizes(sizes))
+    if not asked:
+        reason = "the cluster has fewer free GPUs than min_gpus"
+        return UnplannedJob(job=job, status="infeasible", reason=reason)
+    if len(answers) < asked or any(result["row"]["status"] == "unknown" for _, result in answers):
+        reason = "the time limit came before any plan; plans that were made are in the cache"
+        return UnplannedJob(job=job, status="unknown", reason=reason)
+    row = answers[-1][1]["row"]
+    reason = f"no plan at any size; at the largest: {row['message']}"
+    return UnplannedJob(job=job, status=row["status"], reason=reason)
+
+
 def candidate_units(job: FleetJobDoc, gpus_per_unit: int, most_units: int) -> tuple[int, ...]:
     """Sizes to plan, in units: 1, 2, 3, 4, 6, 8, 12, 16, ... and the job's own limits."""
     low = -(-(job.min_gpus or 1) // gpus_per_unit)

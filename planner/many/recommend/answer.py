@@ -128,9 +128,21 @@ class SizeRow(BaseModel):
     tokens_per_s_per_gpu: float | None = None
     mfu: float | None = None
     peak_memory_gib: float | None = None
+    optimizer_offload: int | None = None
+    """Percent of the optimizer's states in the hosts' memory."""
+    host_memory_gib: float | None = None
+    """Of a node, for what is offloaded."""
+    gap: float | None = None
     headroom_gib: float | None = None
     usd_per_h: float | None = None
     usd_per_billion_tokens: float | None = None
+    tokens: float | None = None
+    """Of the whole training."""
+    days: float | None = None
+    gpu_hours: float | None = None
+    dollars: float | None = None
+    kwh: float | None = None
+    """Of the GPUs at their board power; hosts, network and cooling are left out."""
     pareto: bool = False
     """Whether no other size of the sweep beats it."""
 

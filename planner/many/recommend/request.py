@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.planner.many.recommend.answer import SizeRequest
+from meshwright.planner.plan.training_cost import SECONDS_PER_DAY, Budget
 
 
 def read_size_request(
@@ -18,6 +19,7 @@ def read_size_request(
     gpus: int | None,
     step_time_s: float | None,
     tokens_per_s: float | None,
+    days: float | None = None,
     sizes: Iterable[int],
     reserves_gib: Iterable[float],
     workers: int | None,
@@ -35,6 +37,8 @@ def read_size_request(
         The most that may be taken; all of the cluster's when None.
     step_time_s, tokens_per_s
         The target, one of them; none for a sweep.
+    days
+        The target too: in which `tokens` of `plan` are to be trained.
     sizes, reserves_gib
         GPUs, and GiB of HBM to keep free, to sweep over.
     workers, cache
@@ -45,8 +49,13 @@ def read_size_request(
     InputError
         For two targets, or one that is not positive.
     """
-    if step_time_s is not None and tokens_per_s is not None:
-        raise InputError("one target at a time", where="--step-time and --tokens-per-s")
+    budget = Budget.of(plan)
+    if sum(target is not None for target in (step_time_s, tokens_per_s, days)) > 1:
+        raise InputError("one target at a time", where="--step-time, --tokens-per-s and --days")
+    if days is not None:
+        if budget.tokens is None:
+            raise InputError("in which what is trained? Give --tokens", where="--days", value=days)
+        tokens_per_s = budget.tokens / (days * SECONDS_PER_DAY)
     for name, target in (("--step-time", step_time_s), ("--tokens-per-s", tokens_per_s)):
         if target is not None and not 0 < target < 1e18:
             raise InputError("must be more than 0 and below 1e18", where=name, value=target)

@@ -19,6 +19,7 @@ from meshwright.planner.many.batch.engines import local_engine
 from meshwright.planner.many.batch.jobs import JobDoc
 from meshwright.planner.many.batch.work import do_job
 from meshwright.planner.many.recommend.answer import Recommendation, SizedPlan, SizeRequest
+from meshwright.planner.plan.training_cost import Budget
 from meshwright.planner.solvers.processes import usable_cores
 
 Progress = Callable[[str], None]
@@ -172,7 +173,7 @@ class _SizePlanner:
             raise OutOfTimeError(f"{name}, {size} GPUs: the time limit came before any plan")
         if row["status"] == "failed":
             raise InputError(row["message"], where=f"{name}, {size} GPUs")
-        price = cluster.usd_per_gpu_hour
+        price = Budget.of(self._request.plan).price(cluster)
         peak_gib = row.get("peak_memory_gib")
         self._plans[task] = SizedPlan(
             cluster=name,

@@ -14,8 +14,10 @@ from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.many.batch.rows import plan_figures
 from meshwright.planner.many.sweep.axes import Axes, Value, combinations_of, read_axes
+from meshwright.planner.plan.digest import with_digest
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import make_plan
+from meshwright.planner.plan.training_cost import COST_FIELDS, Budget, cost_figures, with_cost
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.solvers.clock import Shares, is_over, within
 
@@ -58,8 +60,8 @@ def sweep(
     progress
         Called with a line for every plan.
     options
-        Further options of `plan`; those that are swept over may be left out. `time_limit_s` is for all
-        plans together.
+        Further options of `plan`, those of a training's cost included; those that are swept over may be left
+        out. `time_limit_s` is for all plans together.
 
     Returns
     -------
@@ -71,6 +73,7 @@ def sweep(
     InputError
         If the sweep or the model cannot be read.
     """
+    budget = Budget.of({name: options.pop(name, None) for name in COST_FIELDS})
     axes = read_axes(over)
     report = SweepReport(axes=axes)
     spec = read_model(model)
@@ -82,14 +85,17 @@ def sweep(
             if progress is not None:
                 progress(words)
             asked = {**options, **values, "time_limit_s": shares.next_s()}
-            row, plan = _planned(spec, cluster, asked)
+            row, plan = _planned(spec, cluster, asked, budget)
             report.rows.append({**values, **row})
             report.plans.append(plan)
     return report
 
 
 def _planned(
-    model: ModelSpec, cluster: str | PathLike[str] | ClusterSpec, options: dict[str, Any]
+    model: ModelSpec,
+    cluster: str | PathLike[str] | ClusterSpec,
+    options: dict[str, Any],
+    budget: Budget,
 ) -> tuple[dict[str, Any], Plan | None]:
     """The figures of one plan, and the plan."""
     if is_over():
@@ -108,7 +114,10 @@ def _planned(
     inputs = plan.inputs
     asked = {name: getattr(inputs, name) for name in _ASKED}
     names = {"model": inputs.model.name, "cluster": inputs.cluster.name}
-    return {**names, **asked, **plan_figures(plan)}, plan
+    figures = plan_figures(plan)
+    cost = cost_figures(budget, figures, inputs.cluster)
+    priced = with_cost(plan, budget)
+    return {**names, **asked, **figures, **cost}, plan if priced is plan else with_digest(priced)
 
 
 def changed_cluster(cluster: ClusterSpec, changes: Mapping[str, float]) -> ClusterSpec:

@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.errors import InputError, MeshwrightError, message_of
 from meshwright.planner.many.sweep.axes import Axes, Value, combinations_of, read_axes
 from meshwright.planner.many.sweep.service import changed_cluster
-from meshwright.planner.plan.assemble import predict
+from meshwright.planner.plan.assemble import objective_of, predict
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.gradient_buckets import search_with_buckets
 from meshwright.planner.plan.nodes import decide_on_nodes
@@ -191,11 +191,13 @@ def _figures(request: PlanRequest) -> dict[str, Any]:
     layout = layout_document(best.layout, best.stages).model_dump(mode="json", exclude={"stages"})
     return {
         "status": outcome.status,
+        "gap": objective_of(predicted.step_time_s, outcome.lower_bound_s).gap,
         "step_time_s": predicted.step_time_s,
         "tokens_per_s": predicted.tokens_per_s_per_gpu * request.gpus,
         "tokens_per_s_per_gpu": predicted.tokens_per_s_per_gpu,
         "mfu": predicted.mfu,
         "peak_memory_gib": max(predicted.memory_gib),
+        "host_memory_gib": predicted.host_memory_gib,
         "layout": layout,
     }
 

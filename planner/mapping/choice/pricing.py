@@ -22,13 +22,15 @@ from meshwright.costmodel.estimate import Stages, estimate_layout
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
-from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
+from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.matrices import Matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.bounds.stages import balanced_stages
 from meshwright.planner.mapping.choice.effective import placement_of
 from meshwright.planner.mapping.choice.joint import Cells, Grid, Need
 from meshwright.planner.mapping.choice.packing import Packing, least_traffic_within
+from meshwright.planner.mapping.choice.parts_of_nodes import PartsOfNodes
+from meshwright.planner.mapping.choice.placed_as import PROFILE, PlacedAs
 from meshwright.planner.mapping.choice.profile_bounds import profile_bounds
 from meshwright.planner.mapping.choice.profiles import Profiles, profiles_of
 from meshwright.planner.mapping.choice.whole_groups import (
@@ -44,8 +46,6 @@ from meshwright.planner.solvers.clock import current_end_s
 
 FloatArray = NDArray[np.float64]
 
-PROFILE = "profile"
-"""The table of a layout's mappings has one column: the profile's number."""
 DEGREES = ("tp", "cp", "dp", "pp", "ep", "etp")
 SAME = 1.0 + 1e-12
 
@@ -86,16 +86,22 @@ class MappedPricing(CostModelPricing):
         self._plain: dict[tuple[int, ...], Instance | None] = {}
         """Of one shard group, by degrees."""
         self._spaces: dict[tuple[int, ...], _MappingSpace | None] = {}
+        self._parts = PartsOfNodes(workload, self._limit_gib)
         self._undecided_s = inf
 
     def stop_at(self, deadline: float) -> None:
         """Whether a mapping exists is not asked behind this time, and bounds stay where they are."""
-        self._packing.deadline = deadline
+        self._packing.deadline = self._parts.deadline = deadline
 
     @property
     def undecided_s(self) -> float:
         """Of the layout priced last: no mapping that was neither priced nor excluded is faster than this."""
         return self._undecided_s
+
+    @property
+    def unlisted_s(self) -> float:
+        """Of all layouts whose mappings were bounded: no mapping that is not listed is faster than this."""
+        return self._parts.unlisted_s
 
     @property
     def prices_matrices(self) -> bool:
@@ -122,18 +128,28 @@ class MappedPricing(CostModelPricing):
 
     def _space(self, layout: Layout) -> _MappingSpace | None:
         """None where no slots hold the layout. Shard groups that lie in the same slots share one."""
-        degrees = tuple(int(getattr(layout, name)) for name in DEGREES)
-        if degrees not in self._plain:
-            self._plain[degrees] = self.instance(replace(layout, shard_groups=1))
-        plain = self._plain[degrees]
+        if self._is_counted(layout):
+            return None
+        plain = self._plain_slots(layout)
         joined = None if plain is None else slots_of_a_group(self._workload, layout, plain)
         if plain is None or joined is None:
             return None
-        key = (*degrees, joined)
+        key = (*_degrees(layout), joined)
         if key not in self._spaces:
             instance = self._on_slots(layout, plain)
             self._spaces[key] = None if instance is None else self._new_space(layout, instance)
         return self._spaces[key]
+
+    def _is_counted(self, layout: Layout) -> bool:
+        """Whether its mappings are listed and counted, for they take parts of nodes."""
+        return self._parts.has(layout, self._plain_slots)
+
+    def _plain_slots(self, layout: Layout) -> Instance | None:
+        """The slots of a layout with one shard group; None where no slots hold it."""
+        degrees = _degrees(layout)
+        if degrees not in self._plain:
+            self._plain[degrees] = self.instance(replace(layout, shard_groups=1))
+        return self._plain[degrees]
 
     def _new_space(self, layout: Layout, instance: Instance) -> _MappingSpace:
         profiles = profiles_of(self._workload.on(int(layout.gpus)), instance)
@@ -141,9 +157,12 @@ class MappedPricing(CostModelPricing):
         return _MappingSpace(instance=instance, profiles=profiles, excluded=impossible)
 
     def mappings(self, layout: Layout) -> Matrices:
-        """The profiles of a layout by number; none where no slots hold it."""
+        """The profiles of a layout, or its listed mappings, by number; none where no slots hold it."""
         space = self._space(layout)
         count = 0 if space is None else len(space.profiles.needs)
+        if self._is_counted(layout):
+            counted = self._parts.counted(layout)
+            count = 0 if counted is None else len(counted.gpus)
         return {PROFILE: np.arange(count)[:, None]}
 
     def profiles(self, layout: Layout) -> Profiles | None:
@@ -180,6 +199,9 @@ class MappedPricing(CostModelPricing):
         """
         rows = [layouts.scalar(row) for row in range(layouts.broadcast_shape()[0])]
         spaces, packed_s = [self._space(layout) for layout in rows], self.lower_bound_s(layouts)
+        counted = [row for row, layout in enumerate(rows) if self._is_counted(layout)]
+        parts = layouts.take(np.array(counted, dtype=np.int64))
+        of_parts = self._parts.bounds(parts, packed_s[counted], numbers_of_groups)
         held = [(row, space) for row, space in enumerate(spaces) if space is not None]
         profiles = [space.profiles for _, space in held]
         own = layouts.take(np.array([row for row, _ in held], dtype=np.int64))
@@ -187,6 +209,8 @@ class MappedPricing(CostModelPricing):
         all_bounds = [np.zeros(0)] * len(rows)
         for (row, space), bound_s in zip(held, bounds, strict=True):
             all_bounds[row] = np.where(space.excluded, inf, np.maximum(bound_s, packed_s[row]))
+        for row, bounds_of_parts in zip(counted, of_parts, strict=True):
+            all_bounds[row] = bounds_of_parts.bound_s
         return [
             MappingBounds(matrices={PROFILE: np.arange(len(bound_s))[:, None]}, bound_s=bound_s)
             for bound_s in all_bounds
@@ -196,6 +220,9 @@ class MappedPricing(CostModelPricing):
         """The fastest profile that a mapping keeps: the fastest of all is priced, then asked for."""
         self._undecided_s = inf
         space = self._space(layout)
+        if self._is_counted(layout):
+            listed, self._undecided_s = self._parts.exact(layout, mappings, cutoff_s)
+            return listed
         if space is None:
             return None
         if not Grid.of(space.instance.problem).askable:
@@ -353,25 +380,8 @@ class MappedPricing(CostModelPricing):
         return replace(priced, matrix={}, ranks=tuple(ranks_of(space.instance, best)))
 
 
-class PlacedAs(CostModelPricing):
-    """Prices of a layout under given placements, arrays [k, levels]; its mappings are their numbers."""
-
-    def __init__(self, workload: Workload, placement: Placement) -> None:
-        super().__init__(workload)
-        self._placement = placement
-
-    def _pricing_of(self, layout: Layout) -> LayoutPricing:
-        return _PlacedPricing(self._workload.on(int(layout.gpus)), layout, self._placement)
-
-
-class _PlacedPricing(LayoutPricing):
-    def __init__(self, workload: Workload, layout: Layout, placement: Placement) -> None:
-        super().__init__(workload, layout)
-        self._placement = placement
-
-    def _placed(self, table: Matrices) -> Placement:
-        rows = table[PROFILE][:, 0]
-        return Placement(**{name: np.asarray(m)[rows] for name, m in vars(self._placement).items()})
+def _degrees(layout: Layout) -> tuple[int, ...]:
+    return tuple(int(getattr(layout, name)) for name in DEGREES)
 
 
 def seconds_in_best_order(workload: Workload, layout: Layout, stages: Stages) -> float | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.collectives.on_levels import best_beyond
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.step_time import make_context, optimistic_step
@@ -21,7 +24,6 @@ from meshwright.planner.bounds.alike import (
 )
 from meshwright.planner.bounds.room_bound import busiest_in_rooms_s
 from meshwright.planner.bounds.shard_groups import useful_groups
-from meshwright.planner.mapping.choice.profiles import Profiles
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -30,12 +32,32 @@ TOGETHER = 8192
 """Profiles that are bounded in one array operation."""
 
 
+class Placements(Protocol):
+    """Placements of one layout."""
+
+    @property
+    def placement(self) -> Placement:
+        """Arrays [k, levels]."""
+        ...
+
+    @property
+    def apart(self) -> bool:
+        """Whether each stands for mappings that lie alike."""
+        ...
+
+
+def _count(placements: Placements) -> int:
+    return len(placements.placement.tp)
+
+
 def profile_bounds(
     workload: Workload,
     layouts: Layout,
-    profiles: Sequence[Profiles],
+    profiles: Sequence[Placements],
     limit_gib: float,
     numbers_of_groups: Sequence[int] = (),
+    *,
+    or_less: bool = False,
 ) -> list[FloatArray]:
     """`optimistic_step` of layouts under each of their profiles.
 
@@ -51,6 +73,9 @@ def profile_bounds(
         What the peak on one GPU may reach.
     numbers_of_groups
         Numbers of shard groups that the layouts could have instead.
+    or_less
+        Whether a placement also stands for all that reach less far in some group. Where an outer level is
+        faster than an inner one, these may be the faster ones (`best_beyond`).
 
     Returns
     -------
@@ -63,8 +88,10 @@ def profile_bounds(
     order = np.argsort(gpus, kind="stable").tolist()
     for own_gpus, rows in groupby(order, key=lambda row: int(gpus[row])):
         for part in _parts(list(rows), profiles):
-            counts = [len(profiles[row].needs) for row in part]
+            counts = [_count(profiles[row]) for row in part]
             context = _context(workload.on(own_gpus), layouts, profiles, part)
+            if or_less:
+                context = replace(context, links=best_beyond(context.links))
             seconds = _seconds(context, layouts.take(part), counts, limit_gib)
             if 1 in numbers_of_groups:
                 apart = np.repeat([profiles[row].apart for row in part], counts)
@@ -74,12 +101,12 @@ def profile_bounds(
     return bounds
 
 
-def _parts(rows: list[int], profiles: Sequence[Profiles]) -> Iterator[list[int]]:
+def _parts(rows: list[int], profiles: Sequence[Placements]) -> Iterator[list[int]]:
     """Layouts whose profiles are bounded together, one at least."""
     part: list[int] = []
     size = 0
     for row in rows:
-        count = len(profiles[row].needs)
+        count = _count(profiles[row])
         if part and size + count > TOGETHER:
             yield part
             part, size = [], 0
@@ -90,14 +117,14 @@ def _parts(rows: list[int], profiles: Sequence[Profiles]) -> Iterator[list[int]]
 
 
 def _context(
-    workload: Workload, layouts: Layout, profiles: Sequence[Profiles], rows: list[int]
+    workload: Workload, layouts: Layout, profiles: Sequence[Placements], rows: list[int]
 ) -> Context:
     """Of all profiles of the first layout, then of the next."""
     placed = [vars(profiles[row].placement) for row in rows]
     placement = Placement(
         **{name: np.concatenate([one[name] for one in placed]) for name in placed[0]}
     )
-    counts = [len(profiles[row].needs) for row in rows]
+    counts = [_count(profiles[row]) for row in rows]
     return make_context(workload, layouts.take(np.repeat(rows, counts)), placement)
 
 

@@ -180,10 +180,13 @@ def _add_slot_sum(model: mathopt.Model, uses: PartUses, slots: int) -> None:
 
 
 def _selection(
-    bundles: list[Bundle], hosts: list[Any], result: mathopt.SolveResult, scale: float
+    bundles: list[Bundle], hosts: list[Any], result: mathopt.SolveResult | None, scale: float
 ) -> Selection:
+    """What HiGHS says; where it failed, nothing: no bundles, and no bound from here."""
     from ortools.math_opt.python import mathopt
 
+    if result is None:
+        return Selection(bundles=[], cost_s=np.inf, bound_s=-np.inf, complete=False)
     reasons, reason = mathopt.TerminationReason, result.termination.reason
     bound_s = result.termination.objective_bounds.dual_bound / scale
     if not result.has_primal_feasible_solution():

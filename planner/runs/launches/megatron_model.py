@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import suppress
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.model_specs.layer_order import LINEAR, WINDOWED, order_fields
 from meshwright.planner.runs.launches.flags import CommandLine
 from meshwright.planner.runs.launches.megatron_names import (
     ACTIVATIONS,
@@ -75,7 +77,7 @@ def megatron_model(line: CommandLine) -> dict[str, Any]:
         model |= _hybrid(line, pattern.replace("|", ""), hidden)
         if "E" not in pattern:
             model.pop("moe", None)
-    return model | _window(line) | _linear_attention(line, layers)
+    return model | _window(line, layers) | _linear_attention(line, layers)
 
 
 def names_sizes(line: CommandLine) -> bool:
@@ -212,11 +214,23 @@ def _yarn_scaling(line: CommandLine) -> dict[str, Any]:
         "beta_slow": line.number("--yarn-beta-slow", 1),
         "whole_range": not line.has("--no-yarn-correction-range-round-to-int"),
     }
-    for flag, field in (("--mscale", "mscale"), ("--mscale-all-dim", "mscale_all_dim")):
-        weight = line.number(flag, 0)
-        if weight:
-            scaling[field] = weight
+    weight, of_all = _mscale(line), line.number("--mscale-all-dim", 0)
+    if of_all > 0:
+        scaling["mscale_all_dim"] = of_all
+    if of_all > 0 and weight > 0:
+        scaling["mscale"] = weight
+    elif weight != 1 and scaling["factor"] > 1:
+        tenth = 0.1 * math.log(scaling["factor"])
+        scaling["attention_factor"] = round((tenth * weight + 1) / (tenth * of_all + 1), 9)
     return scaling
+
+
+def _mscale(line: CommandLine) -> float:
+    """YaRN's mscale, which is below 0 where rotated elements are multiplied by less than 1."""
+    text = line.text("--mscale") or "1"
+    if not re.fullmatch(r"-?\d{1,6}(\.\d{0,20})?(e-\d{1,2})?", text):
+        raise InputError("must be a number", where=f"{line.where}: --mscale", value=text)
+    return float(text)
 
 
 def _latent_attention(line: CommandLine) -> dict[str, Any]:
@@ -308,24 +322,42 @@ def _linear_attention(line: CommandLine, layers: int) -> dict[str, Any]:
             where=f"{line.where}: --experimental-attention-variant",
             value=variant,
         )
-    every = 0 if frequency in (f"([1]*{layers})", f"[1]*{layers}") else None
     if frequency.isdecimal():
-        every = int(frequency)
-    if every is None:
+        return {"linear_attention": sizes, "full_attention_every": int(frequency)}
+    return {
+        "linear_attention": sizes,
+        **_attention_order(line, "--linear-attention-freq", frequency, layers, LINEAR),
+    }
+
+
+def _attention_order(
+    line: CommandLine, flag: str, text: str, layers: int, other: str
+) -> dict[str, Any]:
+    """Which layers attend in full, of a list with a 1 for each of the others."""
+    pattern = _layer_pattern(text, layers)
+    if not pattern:
         raise InputError(
-            "every n-th layer with full attention, or none, are all that a run file can say",
-            where=f"{line.where}: --linear-attention-freq",
-            value=frequency,
+            "a number, or a list of 0 and 1 such as ([0]*7+[1]*21) with one for each layer, can be read",
+            where=f"{line.where}: {flag}",
+            value=text,
         )
-    return {"linear_attention": sizes, "full_attention_every": every}
+    return order_fields([not digit for digit in pattern], other)
 
 
-def _window(line: CommandLine) -> dict[str, Any]:
-    """Attention sinks and sliding windows; the window counts the tokens left of the query, without it."""
+def _window(line: CommandLine, layers: int) -> dict[str, Any]:
+    """Attention sinks and sliding windows; the window counts the tokens left of the query, without it.
+
+    A number n leaves each n-th layer without a window, a list those with a 0; without either all have one.
+    """
     settings: dict[str, Any] = {"attention_sinks": line.text("--softmax-type") == "learnable"}
-    skip_frequency = line.integer("--window-attn-skip-freq", 0)
+    skip = (line.text("--window-attn-skip-freq") or "0").replace(" ", "")
     tokens = re.match(r"\(?(\d{1,9})", line.text("--window-size") or "")
-    if tokens is not None:
-        settings["sliding_window"] = int(tokens[1]) + 1
-        settings["full_attention_every"] = skip_frequency
-    return settings
+    if tokens is None:
+        return settings
+    if re.fullmatch(r"\d{1,6}", skip):
+        order: dict[str, Any] = {"full_attention_every": int(skip)}
+    else:
+        order = _attention_order(line, "--window-attn-skip-freq", skip, layers, WINDOWED)
+    if order.get("full_attention_every") == 1:
+        return settings
+    return settings | {"sliding_window": int(tokens[1]) + 1} | order

@@ -13,6 +13,7 @@ from meshwright.planner.plan.baseline_document import BaselineDoc
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text, read_plan
+from meshwright.planner.plan.training_cost import Budget
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.prediction import price_run
 from meshwright.planner.runs.run_file import run_from_mapping
@@ -44,7 +45,7 @@ def plan() -> Plan:
 
 
 def compared(plan: Plan, path: Path, **costs: float) -> BaselineDoc:
-    baseline = with_baseline(plan, read_baseline(path, plan.inputs), **costs).baseline
+    baseline = with_baseline(plan, read_baseline(path, plan.inputs), Budget(**costs)).baseline
     assert baseline is not None
     return baseline
 

@@ -6,7 +6,9 @@ import itertools
 
 import pytest
 
+import meshwright
 from meshwright.planner.analysis.near_optimal import NearLayout, NearParams, near_optimal
+from meshwright.planner.analysis.neighbours import neighbours
 from meshwright.planner.plan.document import Plan
 from tests.planner.analysis.test_trace import piped
 
@@ -59,3 +61,29 @@ def test_bounds_are_kept(plan: Plan) -> None:
     few = near_optimal(plan, NearParams(most_priced=10, slowest=1.2))
     assert 1 <= len(few) <= 11
     assert max(near.step_time_s for near in few) <= 1.2 * few[0].step_time_s * 1.2
+
+
+def test_only_layouts_of_the_printed_space_are_drawn() -> None:
+    """ZeRO 2, which Megatron's space has not, stood there as faster than the optimum."""
+    plan = meshwright.plan(
+        "llama-3-8b",
+        cluster="dgx-h100",
+        gpus=16,
+        global_batch=64,
+        seq_len=8192,
+        pin={"pp": 1, "cp": 1},
+        forbid=("full-recompute",),
+    )
+    assert plan.status == "optimal"
+    assert plan.solver.space is not None
+    assert plan.objective.step_time_s is not None
+    near = near_optimal(plan, NearParams(most_priced=60))
+    assert len(near) > 5
+    for each in near:
+        assert each.step_time_s >= plan.objective.step_time_s * (1 - 1e-3)
+        assert each.layout.zero_stage in plan.solver.space.zero_stages
+        assert each.layout.recompute != "full"
+        assert (each.layout.pp, each.layout.cp) == (1, 1)
+    outside = [change for change in neighbours(plan) if change.outside is not None]
+    assert any("zero_stage" in str(change.outside) for change in outside)
+    assert any("pinned" in str(change.outside) for change in outside)

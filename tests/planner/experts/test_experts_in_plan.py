@@ -113,6 +113,7 @@ def test_the_search_states_placements_beside_layouts_where_they_are_small(
     request = PlanRequest(
         model=small, cluster=read_cluster("dgx-h100"), gpus=16, global_batch=32, seq_len=2048,
         expert_loads=placed, pins={"pp": 2, "cp": 1, "etp": 1, "vpp": 1},
+        allow=("expert-placement",),
     )  # fmt: skip
     together = fastest_plan(request)
     assert posted
@@ -198,10 +199,14 @@ def test_the_plan_carries_the_placement_and_its_price(tmp_path: Path) -> None:
     assert placement["imbalance"] == pytest.approx(np.mean(balance))
     assert uneven["predicted"]["step_time_s"] > even["predicted"]["step_time_s"]
     steps = placement["step_time_s"]
-    step_s = pytest.approx(uneven["predicted"]["step_time_s"], rel=1e-12)
-    assert steps["as_placed"] == step_s
-    assert steps["by_load"] == step_s
+    assert steps["in_order"] == pytest.approx(uneven["predicted"]["step_time_s"], rel=1e-12)
+    assert steps["as_placed"] == pytest.approx(steps["by_load"], rel=1e-12)
     assert steps["in_order"] > steps["as_placed"]
+    allowed = json.loads(
+        planned("--expert-loads", path, "--pin", "ep=4", "--allow", "expert-placement")[1]
+    )
+    placed_s = allowed["expert_placement"]["step_time_s"]["as_placed"]
+    assert allowed["objective"]["step_time_s"] == placed_s <= steps["as_placed"] * (1 + 1e-12)
     folder = tmp_path / "plan"
     shown = planned("--expert-loads", path, "--pin", "ep=4", "-o", str(folder))
     assert shown[0] == 0
@@ -275,7 +280,7 @@ def test_copies_in_the_cost_model_are_a_direct_count_of_the_trace() -> None:
             global_batch=8,
             seq_len=512,
         ),
-        expert_copies_by_ep=ExpertLoads(placements=(degree,)).copies_by_ep(),
+        expert_copies_by_ep=ExpertLoads(placements=(degree,)).priced(placed=True)[1],
     )
     for blocks in (1, 2, 4, 8):
         total = 0
@@ -321,7 +326,8 @@ def test_a_plan_with_a_trace_carries_and_prices_what_tokens_touch(
     assert near["execution"]["moe_dispatch"] == "deepep"
     # Experts 0 and 1, 2 and 3, ... lie together in their own order: it is as good as any.
     steps = near["expert_placement"]["step_time_s"]
-    assert steps["as_placed"] == near["predicted"]["step_time_s"] <= steps["by_load"]
+    assert steps["in_order"] == near["predicted"]["step_time_s"]
+    assert steps["as_placed"] <= steps["by_load"]
     assert steps["in_order"] == pytest.approx(steps["as_placed"])
     code, _, problem = planned("--moe-dispatch", "dedup")
     assert code == 2

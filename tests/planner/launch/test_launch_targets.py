@@ -13,13 +13,14 @@ import yaml
 from click.testing import CliRunner
 
 from meshwright.cli import main
+from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.planner.launch.bridge import bridge_overrides
 from meshwright.planner.launch.plan_files import TARGETS, plan_files
 from meshwright.planner.launch.torchtitan_model import pipeline_modules
-from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.texts import plan_text
 from tests.places import DATA
 from tests.planner.launch.test_launch_megatron import value
@@ -148,6 +149,97 @@ def test_bridge_overrides() -> None:
 def test_what_a_framework_cannot_start_is_refused_by_name(plan: Plan, rule: str) -> None:
     with pytest.raises(InfeasibleError, match=rule):
         plan_files(plan)
+
+
+def on_unlike_nodes(order: tuple[str, ...], **free_gpus: int) -> Plan:
+    """As many ranks as GPUs are free, node by node in an order of hosts."""
+    cluster = cluster_from_mapping(
+        {
+            "name": "partly-free",
+            "base": "dgx-h100",
+            "levels": [{"name": "leaf", "gpus": 32}, {"name": "core", "gpus": 256}],
+            "nodes": [
+                {"name": name, "leaf": "l0", "free_gpus": free} for name, free in free_gpus.items()
+            ],
+        }
+    )
+    names = list(free_gpus)
+    ranks = [(names.index(name), gpu) for name in order for gpu in range(free_gpus[name])]
+    mapping = Mapping(order=[], levels=[], matrix={}, ranks=ranks)
+    plan = make_plan(dp=len(ranks), mapping=mapping)
+    return plan.model_copy(update={"inputs": plan.inputs.model_copy(update={"cluster": cluster})})
+
+
+def slurm_parts(plan: Plan) -> list[dict[str, str]]:
+    """The options of every part of job.sbatch."""
+    parts: list[dict[str, str]] = [{}]
+    for text in plan_files(plan, "slurm")["job.sbatch"].splitlines():
+        if text == "#SBATCH hetjob":
+            parts.append({})
+        elif text.startswith("#SBATCH --"):
+            name, _, given = text.removeprefix("#SBATCH --").partition("=")
+            parts[-1][name] = given
+    return parts
+
+
+def test_slurm_asks_nodes_for_the_gpus_that_the_plan_uses_of_them() -> None:
+    """Slurm refuses a node list with more GPUs a node than the node has, or has free."""
+    (all_seven,) = slurm_parts(on_unlike_nodes(("a0", "a1"), a0=7, a1=7))
+    assert (all_seven["gpus-per-node"], all_seven["nodes"]) == ("7", "2")
+    assert "exclusive" not in all_seven, "another job has the eighth GPU"
+    full, partly = slurm_parts(on_unlike_nodes(("a2", "a0", "a1"), a0=7, a1=8, a2=8))
+    assert (full["gpus-per-node"], full["nodes"], full["nodelist"]) == ("8", "2", "a1,a2")
+    assert (partly["gpus-per-node"], partly["nodes"], partly["nodelist"]) == ("7", "1", "a0")
+    assert "exclusive" in full
+    assert "exclusive" not in partly
+    (whole,) = slurm_parts(on_unlike_nodes(("a1", "a0"), a0=8, a1=8))
+    assert (whole["nodelist"], "exclusive" in whole) == ("a1,a0", True)
+    counts = [part["gpus-per-node"] for part in slurm_parts(make_plan(dp=11))]
+    assert counts == ["8", "3"], "nodes without names"
+
+
+def pods_of(plan: Plan) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(replicated job, pod) in the order of the manifest."""
+    document = yaml.safe_load(plan_files(plan, "kubernetes")["jobset.yaml"])
+    return [
+        (job, job["template"]["spec"]["template"]["spec"])
+        for job in document["spec"]["replicatedJobs"]
+    ]
+
+
+def test_every_pod_runs_on_its_host_with_its_gpus() -> None:
+    pods = pods_of(on_unlike_nodes(("a2", "a0", "a1"), a0=7, a1=8, a2=8))
+    hosts = [pod["nodeSelector"]["kubernetes.io/hostname"] for _, pod in pods]
+    assert hosts == ["a2", "a0", "a1"], "the order of ranks"
+    containers = [pod["containers"][0] for _, pod in pods]
+    assert [each["resources"]["limits"]["nvidia.com/gpu"] for each in containers] == [8, 7, 8]
+    for rank, each in enumerate(containers):
+        assert (
+            f"NODE_RANK={rank} MASTER_ADDR=llama-3-8b-node-0-0-0.llama-3-8b " in each["command"][2]
+        )
+    unnamed = pods_of(make_plan(dp=19))
+    assert [job["template"]["spec"]["completions"] for job, _ in unnamed] == [2, 1]
+    commands = [pod["containers"][0]["command"][2] for _, pod in unnamed]
+    assert "NODE_RANK=$JOB_COMPLETION_INDEX " in commands[0]
+    assert "NODE_RANK=2 " in commands[1]
+
+
+def test_pods_have_shared_memory_and_the_adapters() -> None:
+    for plan in (make_plan(dp=16), on_unlike_nodes(("a0", "a1"), a0=7, a1=8)):
+        for _, pod in pods_of(plan):
+            (container,) = pod["containers"]
+            mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+            volumes = {each["name"]: each for each in pod["volumes"]}
+            assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
+            assert container["resources"]["limits"]["rdma/hca_shared_devices_a"] == 1
+            assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    text = plan_files(make_plan(dp=16), "kubernetes")["jobset.yaml"]
+    assert text.startswith("# Replace what says replace-me")
+    assert "# rdma/hca_shared_devices_a is what" in text
+    ((_, alone),) = pods_of(make_plan(dp=8))
+    assert list(alone["containers"][0]["resources"]["limits"]) == ["nvidia.com/gpu"]
+    ((_, amd),) = pods_of(make_plan(cluster="mi300x", dp=8))
+    assert list(amd["containers"][0]["resources"]["limits"]) == ["amd.com/gpu"]
 
 
 def test_an_unknown_target_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.catalog import catalog_names, load_catalog_model
+from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.model_specs.stated_fields import stated_fields
 from meshwright.planner.launch.deepspeed import deepspeed_start
@@ -23,9 +25,11 @@ from meshwright.planner.launch.megatron import megatron_start
 from meshwright.planner.launch.megatron_model import model_flags
 from meshwright.planner.launch.megatron_shortfalls import MEGATRON_SAYS, megatron_shortfalls
 from meshwright.planner.launch.model_notes import notes_of
+from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.launch.torchtitan import torchtitan_start
 from meshwright.planner.launch.writer import Start
 from meshwright.planner.runs.launches.reader import read_launch
+from tests.places import DATA
 from tests.plans import make_plan
 
 COMMON: dict[str, Any] = {
@@ -45,6 +49,23 @@ HAND_MADE: dict[str, dict[str, Any]] = {
         "attention_output_bias": True,
     },
     "interpolated": {"rope": {"scaling": {"type": "linear", "factor": 4}}},
+    "the first in full": {"sliding_window": 512, "attention_order": "FFWWWWWW"},
+    "full before windowed": {"sliding_window": 512, "attention_order": "FWFWFWFW"},
+    "linear in the middle": {
+        "linear_attention": {
+            "key_heads": 4,
+            "value_heads": 8,
+            "key_head_dim": 64,
+            "value_head_dim": 64,
+        },
+        "attention_order": "FLLLLLLF",
+    },
+    "YaRN without temperature": {
+        "rope": {"scaling": {"type": "yarn", "factor": 4, "attention_factor": 1.0}}
+    },
+    "YaRN with a temperature of its own": {
+        "rope": {"scaling": {"type": "yarn", "factor": 4, "attention_factor": 0.8}}
+    },
     "clamped": {"glu_limit": 5, "glu_offset": 0.5},
     "OLMo 3": {
         "norms_after_blocks": True,
@@ -115,6 +136,63 @@ def test_megatron_says_every_field_or_notes_it(model: ModelSpec) -> None:
             continue
         said_or_noted = (words(model), megatron_shortfalls(model))
         assert said_or_noted != (words(default), megatron_shortfalls(default)), name
+
+
+LAYER_TYPES = {"F": "full_attention", "W": "sliding_attention"}
+
+
+@pytest.mark.parametrize(
+    ("order", "flag"),
+    [
+        ("F" * 7 + "W" * 21, "([0]*7+[1]*21)"),
+        ("FW" * 14, "([0,1]*14)"),
+        ("WF" * 14, "2"),
+        ("W" * 28, None),
+        ("FWW" + "F" * 25, "([0]*1+[1]*2+[0]*25)"),
+    ],
+)
+def test_a_config_s_order_of_windows_reaches_the_launch(
+    order: str, flag: str | None, tmp_path: Path
+) -> None:
+    """By transformers' own list: Megatron evaluates the flag as a list with 1 for a windowed layer."""
+    config = json.loads((DATA / "hf_configs" / "qwen2.5-7b.json").read_text(encoding="utf-8"))
+    config |= {"use_sliding_window": True, "sliding_window": 1024}
+    config["layer_types"] = [LAYER_TYPES[letter] for letter in order]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    said = words(read_model(path))
+    at = "--window-attn-skip-freq"
+    assert (said[said.index(at) + 1] if at in said else None) == flag
+    windows: Any = (
+        eval(flag) if flag is not None and "[" in flag else [int(x == "W") for x in order]
+    )
+    assert windows == [int(letter == "W") for letter in order]
+
+
+@pytest.mark.parametrize("factor", [0.75, 1.0, 1.2, 1.0 + 0.1 * math.log(4)])
+@pytest.mark.parametrize("of_all", [None, 0.5])
+def test_yarn_s_temperature_is_what_megatron_makes_of_its_flags(
+    factor: float, of_all: float | None
+) -> None:
+    """g(mscale) / g(mscale_all_dim) with g(m) = 0.1 m ln(factor) + 1 (yarn_rotary_pos_embedding.py)."""
+    scaling = {"type": "yarn", "factor": 4, "attention_factor": factor, "mscale_all_dim": of_all}
+    said = words(ModelSpec.model_validate(COMMON | {"rope": {"scaling": scaling}}))
+    given = {"--mscale": 1.0, "--mscale-all-dim": 0.0}
+    given |= {flag: float(said[said.index(flag) + 1]) for flag in given if flag in said}
+    over, under = (0.1 * weight * math.log(4) + 1 for weight in given.values())
+    assert over / under == pytest.approx(factor)
+    assert of_all is None or given["--mscale-all-dim"] == of_all
+
+
+def test_what_a_config_says_beside_is_a_note_of_every_launch(tmp_path: Path) -> None:
+    config = json.loads((DATA / "hf_configs" / "llama-3.1-8b.json").read_text(encoding="utf-8"))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | {"attention_dropout": 0.1, "logit_bonus": 3}))
+    for framework in ("megatron", "torchtitan", "deepspeed", "fsdp2"):
+        stage = 2 if framework in ("torchtitan", "fsdp2") else 1
+        plan = make_plan(read_model(path), dp=8, zero_stage=stage)
+        script = plan_files(plan, framework)["launch.sh"]
+        assert "not part of the launch: attention_dropout 0.1, logit_bonus 3." in script
 
 
 SAME_EITHER_WAY = (

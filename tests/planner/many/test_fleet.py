@@ -390,3 +390,45 @@ def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
     done = run(tmp_path, "--objective", "speed")
     assert done.exit_code == 2
     assert "throughput" in done.stderr
+
+
+def test_a_job_without_a_plan_does_not_stop_the_others(tmp_path: Path) -> None:
+    """Where it is too large for its memory at every size, and where the cluster is too small for it."""
+    bad = [
+        {"name": "hopeless", "model": "llama-3.1-405b", "max_gpus": 8},
+        {"name": "greedy", "model": "qwen3-8b", "min_gpus": 64},
+    ]
+    FLEET["jobs"][1:1] = bad
+    try:
+        done = run(tmp_path, "-o", str(tmp_path / "out"), "--json")
+        shown = run(tmp_path, "--objective", "makespan", "-o", str(tmp_path / "later"))
+    finally:
+        del FLEET["jobs"][1:3]
+    assert done.exit_code == 1, done.output
+    document = json.loads(done.stdout)
+    rows = {row["name"]: row for row in document["jobs"]}
+    assert [rows[name]["status"] for name in ("large", "fixed")] == ["runs", "runs"]
+    assert rows["hopeless"]["status"] == rows["greedy"]["status"] == "infeasible"
+    assert "GiB" in rows["hopeless"]["reason"]
+    assert "min_gpus" in rows["greedy"]["reason"]
+    written = sorted(path.name for path in (tmp_path / "out/plans").iterdir())
+    assert written == ["fixed", "large"]
+    with (tmp_path / "out/fleet.csv").open(encoding="utf-8") as stream:
+        assert len(list(csv.DictReader(stream))) == 4
+    assert shown.exit_code == 1
+    assert "hopeless (infeasible)" in shown.stdout
+    assert "2 jobs on" in shown.stdout
+    ElementTree.fromstring((tmp_path / "later/gantt.svg").read_text(encoding="utf-8"))
+
+
+def test_a_fleet_of_jobs_without_plans_is_written_too(tmp_path: Path) -> None:
+    jobs = FLEET["jobs"]
+    FLEET["jobs"] = [{"name": "hopeless", "model": "llama-3.1-405b", "max_gpus": 8}]
+    try:
+        done = run(tmp_path, "-o", str(tmp_path / "out"))
+    finally:
+        FLEET["jobs"] = jobs
+    assert done.exit_code == 1, done.output
+    document = json.loads((tmp_path / "out/fleet.json").read_text(encoding="utf-8"))
+    assert document["jobs"][0]["status"] == "infeasible"
+    assert "0 jobs on" in done.stdout

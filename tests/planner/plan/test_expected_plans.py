@@ -31,11 +31,14 @@ AS_BEFORE = (
 )
 """The plans were recorded before memory had a margin for its error, and shard groups, offloading and the
 all-gather dispatcher were choices."""
+PLACED = ("--allow", "expert-placement")
+"""Those with measured loads were recorded with the price of the placement, which a launch does not run."""
 
 
 def planned(request: str) -> dict[str, Any]:
     """What `plan --json` answers, in the folder of the requests' files."""
-    words = ["plan", *shlex.split(request), *AS_BEFORE, "--json"]
+    placed = PLACED if "--expert-loads" in request else ()
+    words = ["plan", *shlex.split(request), *AS_BEFORE, *placed, "--json"]
     answer = CliRunner().invoke(main, words)
     document: dict[str, Any] = json.loads(answer.stdout)
     infeasible = document["status"] == "infeasible"

@@ -2,19 +2,123 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from click.testing import CliRunner
 
 from meshwright import cli, plan
 from meshwright.planner.report.first_screen import first_screen
-from meshwright.planner.report.glossary import meaning_of, meanings
+from meshwright.planner.report.glossary import meaning_of, meanings, rule_meaning
 from meshwright.planner.report.plan_view import plan_view
 from meshwright.planner.report.view import Facts, Table
+from tests.planner.report import printed_words
 from tests.planner.report.test_views import text
 from tests.priced_plans import priced_plan
 
 PLAIN = {"part", "time", "share", "sent", "figure", "mark", "peak", "of step", "of usable", "plan"}
 """Headings that mean no more than they say."""
+
+SAY_WHAT_THEY_MEAN = {
+    "a node",
+    "a step",
+    "all",
+    "allowed",
+    "assumed",
+    "batch of a rank",
+    "by hierarchy, three calls",
+    "bytes",
+    "calibration",
+    "component",
+    "compute of a step",
+    "constant",
+    "failed",
+    "figure",
+    "first",
+    "formula",
+    "from",
+    "in a step",
+    "in a training step",
+    "in a training step, by a ring",
+    "in all",
+    "job",
+    "layer",
+    "layers each",
+    "layout, or why there is none",
+    "least time",
+    "looked at",
+    "medium",
+    "n / t",
+    "of",
+    "one after the other",
+    "operation",
+    "operations",
+    "part",
+    "pattern",
+    "peak",
+    "peak memory, GiB",
+    "predictions",
+    "ranks inside",
+    "row",
+    "second",
+    "source",
+    "stack",
+    "the best plan with it",
+    "the most",
+    "this plan",
+    "time",
+    "time of links",
+    "to",
+    "took",
+    "transfer of a step",
+    "what is off",
+    "what it means",
+    "when",
+    "worst layer",
+}
+"""Of all commands: the like, and headings of sentences."""
+
+
+def unexplained(words: set[str]) -> list[str]:
+    known = {word for word in words if meaning_of(word) or rule_meaning(word)}
+    return sorted(words - known - SAY_WHAT_THEY_MEAN)
+
+
+def test_every_key_and_value_of_documents_is_explained() -> None:
+    words = printed_words.of_documents()
+    assert {"moe_dispatch", "bucket_mb", "step_time_s_without", "level_traffic"} <= words
+    assert unexplained(words) == []
+
+
+def test_every_value_of_a_choice_is_explained() -> None:
+    words = printed_words.of_choices()
+    assert {"deepep", "hybridep", "full-graph", "a2a+p2p", "bf16-moments", "zbv"} <= words
+    assert unexplained(words) == []
+
+
+def test_every_heading_of_every_view_is_explained() -> None:
+    words = printed_words.of_views()
+    assert {"links busy", "GiB of every host", "needs installed", "nodes/token"} <= words
+    assert unexplained(words) == []
+
+
+def test_every_part_of_a_finished_plan_is_explained() -> None:
+    """What no schema lists: parts of the step, of memory, and names of levels and rules."""
+    plan = priced_plan("mixtral-8x7b", tp=2, cp=2, dp=2, pp=2, num_micro_batches=8)
+    assert plan.predicted is not None
+    words = set(plan.predicted.breakdown_s) | set(plan.predicted.memory_parts_gib[0])
+    words |= {binding.rule for binding in plan.binding} | set(plan.solver.model_dump())
+    assert unexplained(words) == []
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["bucket_mb", "moe_dispatch", "cuda_graph", "ep_overlap", "tp_overlap", "HSDP", "memory risk"],
+)
+def test_words_that_were_not_known(word: str) -> None:
+    done = CliRunner().invoke(cli.main, ["explain", word, "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert len(json.loads(done.stdout)["meaning"]) > 40
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.costmodel.layout import Recompute
 from meshwright.errors import InputError
-from meshwright.planner.runs.prediction import price_run
+from meshwright.planner.runs.prediction import predict_run, price_run
 from meshwright.planner.runs.run_file import (
     MAX_FILE_BYTES,
     Run,
@@ -548,17 +548,17 @@ def test_hostile_settings_raise_run_file_errors_only(key: str, value: object) ->
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
 def test_attention_in_fp8_is_a_setting(precision: str) -> None:
     """Only a recipe's flags could say so: a run file with the field was refused."""
-    settings = {"gpus": 8, "seq_len": 4096, "global_batch": 8, "precision": precision}
+    plain = {"gpus": 8, "seq_len": 4096, "global_batch": 8, "precision": precision}
     steps = []
     for extra in ({}, {"fp8_attention": False}, {"fp8_attention": True}):
-        mapping = {"model": "llama-3-8b", "cluster": "dgx-b200", "run": settings | extra}
+        mapping = {"model": "llama-3-8b", "cluster": "dgx-b200", "run": plain | extra}
         steps.append(
             price_run(run_from_mapping(mapping, where="run"), Path("run")).predicted.step_time_s
         )
     recipe = {
         "model": "llama-3-8b",
         "cluster": "dgx-b200",
-        "run": settings | {"recipe": {"fp8_attention": True}},
+        "run": plain | {"recipe": {"fp8_attention": True}},
     }
     assert steps[0] == steps[1] > steps[2]
     priced = price_run(run_from_mapping(recipe, where="run"), Path("run"))
@@ -579,3 +579,82 @@ def test_attention_in_fp8_needs_a_kernel(cluster: str, precision: str, words: st
     }
     with pytest.raises(InputError, match=f"run.fp8_attention: .*{words}"):
         run_from_mapping({"model": "llama-3-8b", "cluster": cluster, "run": run}, where="run")
+
+
+SILENT: dict[str, list[object]] = {
+    "measured": [
+        {"step_time_s": 20},
+        {"tokens_per_s_per_gpu": 5000},
+        {"memory_gib": 61},
+        {"memory_gib": 61, "memory_note": "rank 0, nvidia-smi"},
+        {"out_of_memory": True},
+    ],
+    "source": ["a thread", "arXiv 2205.05198"],
+    "id": ["a", "deepep-hybridep"],
+    "note": ["ran with DeepEP"],
+    "tflops_convention": ["causal attention in half"],
+    "suspect": ["slower than its neighbour"],
+    "tags": [["moe", "deepep"]],
+}
+"""Fields of a run file that decide nothing, with things that they may say."""
+
+MIXTURE = {
+    "layers": 32, "hidden": 2048, "ffn_hidden": 6144, "heads": 32, "kv_heads": 4, "head_dim": 128,
+    "vocab": 151936, "activation": "swiglu", "tied_embeddings": False,
+    "moe": {"experts": 64, "top_k": 8, "moe_ffn_hidden": 768},
+}  # fmt: skip
+RACKS = {
+    "device": "gb200", "gpus": 512, "gpus_per_node": 4, "nvlink_domain": 72, "nic_gbps_per_gpu": 400,
+}  # fmt: skip
+TWIN = {
+    "layers": 36, "hidden": 4096, "ffn_hidden": 12288, "heads": 32, "kv_heads": 8, "head_dim": 128,
+    "vocab": 151936, "activation": "swiglu", "tied_embeddings": False,
+}  # fmt: skip
+"""The widths of qwen3-8b, without its norms on queries and keys."""
+
+
+def priced(document: dict[str, Any]) -> tuple[object, ...]:
+    """Everything that the cost model says of a run file."""
+    prediction = predict_run(run_from_mapping(document, where="run"))
+    estimate = prediction.estimate
+    return estimate.step_time_s, estimate.breakdown_s, prediction.memory_parts_gib
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_only_the_run_decides_the_price(data: st.DataObject) -> None:
+    """With and without what was measured, whoever wrote it down: the same seconds and bytes, to the digit."""
+    model = data.draw(st.sampled_from(["qwen3-30b-a3b", "llama-3-8b", MIXTURE, TWIN]))
+    cluster = data.draw(st.sampled_from(["dgx-h100", "gb200-nvl72", "a100-pcie", RACKS]))
+    experts = model in ("qwen3-30b-a3b", MIXTURE)
+    gpus = 512 if cluster is RACKS else data.draw(st.sampled_from([16, 32, 64]))
+    run: dict[str, Any] = {"gpus": gpus, "seq_len": 4096, "global_batch": 1024}
+    run |= {
+        "pp": data.draw(st.sampled_from([1, 2])),
+        "tp": data.draw(st.sampled_from([1, 2])),
+        "ep": data.draw(st.sampled_from([1, 4, 8])) if experts else 1,
+        "zero_stage": data.draw(st.sampled_from([0, 1, 3])),
+        "framework": data.draw(st.sampled_from(["megatron", "torchtitan", "deepspeed", "fsdp2"])),
+        "recompute": data.draw(st.sampled_from(["none", "full"])),
+    }
+    if data.draw(st.booleans()):
+        run["recipe"] = data.draw(
+            st.sampled_from([{"moe_dispatcher": "hybridep"}, {"moe_dispatcher": "alltoall"}, {}])
+        )
+    plain = {"model": model, "cluster": cluster, "run": run}
+    names = data.draw(st.sets(st.sampled_from(sorted(SILENT)), min_size=1))
+    said = {name: data.draw(st.sampled_from(SILENT[name])) for name in names}
+    assert priced(plain | said) == priced(plain)
+
+
+def test_a_run_that_names_no_dispatcher_has_nccls() -> None:
+    run = {"gpus": 16, "seq_len": 4096, "global_batch": 512, "pp": 2, "ep": 8, "zero_stage": 1}
+    document: dict[str, Any] = {"model": "qwen3-30b-a3b", "cluster": "dgx-h100", "run": run}
+    for said, expected in (
+        ({}, "alltoall"),
+        ({"recipe": {"moe_dispatcher": "hybridep"}}, "deduplicated"),
+        ({"recipe": {"moe_dispatcher": "allgather"}}, "allgather"),
+        ({"moe_dispatch": "deepep"}, "deepep"),
+    ):
+        read = run_from_mapping(document | {"run": run | said}, where="run")
+        assert read.workload.moe_dispatch == expected

@@ -1,0 +1,95 @@
+"""Every word that commands print: keys and values of documents, headings of tables, names of facts."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from meshwright.costmodel.execution_names import DISPATCHERS, OFFLOADED_MODULES
+from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
+from meshwright.frameworks.catalog import FRAMEWORK_NAMES
+from meshwright.planner.many.batch.rows import JobRow
+from meshwright.planner.many.fleet.service import FleetJobRow
+from meshwright.planner.many.recommend.answer import SizeRow
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.request import executions, names, plan_request
+from meshwright.planner.runs.predicted import RECOMPUTED
+
+REPORT = Path(__file__).resolve().parents[3] / "planner" / "report"
+DOCUMENTS = (Plan, JobRow, SizeRow, FleetJobRow)
+DESCRIBED_ELSEWHERE = {"model", "cluster", "calibration", "part"}
+"""Of a plan's inputs: files of their own, which `meshwright schema` describes."""
+
+
+def of_documents() -> set[str]:
+    """Keys of the documents of plan, batch, sweep, recommend and fleet, and the words that they may hold."""
+    seen: set[type] = set()
+    return {word for document in DOCUMENTS for word in _of_type(document, seen)}
+
+
+def _of_type(kind: Any, seen: set[type]) -> Iterator[str]:
+    if get_origin(kind) is Literal:
+        yield from (str(value) for value in get_args(kind) if isinstance(value, str))
+    elif get_args(kind):
+        for part in get_args(kind):
+            yield from _of_type(part, seen)
+    elif isinstance(kind, type) and kind not in seen:
+        seen.add(kind)
+        if issubclass(kind, BaseModel):
+            for name, field in kind.model_fields.items():
+                yield field.alias or name
+                if name not in DESCRIBED_ELSEWHERE:
+                    yield from _of_type(field.annotation, seen)
+        elif is_dataclass(kind):
+            yield from (field.name for field in fields(kind))
+
+
+def of_choices() -> set[str]:
+    """Values of pins, bans, software and permissions, as they are typed and printed."""
+    pinned = {value for values in executions.EXECUTION_PINS.values() for value in values}
+    return {
+        *plan_request.PINS,
+        *plan_request.FORBIDS,
+        *plan_request.RECOMPUTE_PINS,
+        *pinned,
+        *DISPATCHERS,
+        *(part for modules in OFFLOADED_MODULES for part in modules.split("+")),
+        *SCHEDULE_NAMES,
+        *RECOMPUTED,
+        *executions.WITHOUT,
+        *executions.ALLOW,
+        *executions.ALLOW_HOST,
+        *executions.ALLOW_PLACED,
+        *names.PRECISIONS,
+        *names.OPTIMIZERS,
+        *names.METHODS,
+        *FRAMEWORK_NAMES,
+        *AXES,
+    }
+
+
+def of_views() -> set[str]:
+    """Titles of columns and names of facts that the views have in their source."""
+    words: set[str] = set()
+    for path in sorted(REPORT.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            words |= set(_titles(node))
+    return {word for word in words if word.strip()}
+
+
+def _titles(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Column":
+        first = node.args[0] if node.args else None
+        if isinstance(first, ast.Constant) and isinstance(first.value, str):
+            yield first.value
+    if isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(node.ctx, ast.Load):
+        name, text = node.elts
+        is_word = isinstance(name, ast.Constant) and isinstance(name.value, str)
+        if is_word and isinstance(text, ast.JoinedStr | ast.Call):
+            yield ast.literal_eval(name)

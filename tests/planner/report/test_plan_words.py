@@ -1,0 +1,59 @@
+"""How good a plan is and what lies on the hosts, said where it is read first."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.report.batch_view import row_layout_text
+from meshwright.planner.report.first_screen import first_screen
+from meshwright.planner.report.plan_page import plan_page
+from meshwright.planner.report.plan_words import host_words, status_words
+from tests.planner.report.test_views import text
+from tests.priced_plans import priced_plan
+
+
+@pytest.mark.parametrize(
+    ("gap", "words"),
+    [
+        (0.00008, "within 0.01 % of the best"),
+        (0.0001, "within 0.01 % of the best"),
+        (0.000101, "within 0.02 % of the best"),
+        (0.00099, "within 0.10 % of the best"),
+        (0.001, "feasible"),
+        (0.14, "feasible"),
+        (None, "feasible"),
+    ],
+)
+def test_a_small_gap_is_an_answer(gap: float | None, words: str) -> None:
+    assert status_words("feasible", gap) == words
+    for other in ("optimal", "infeasible", "unknown"):
+        assert status_words(other, gap) == other
+
+
+def test_the_first_screen_and_the_page_say_the_gap() -> None:
+    plan = priced_plan(tp=2, dp=4, num_micro_batches=16, sequence_parallel=True)
+    for gap, words in ((0.00004, "within 0.01 % of the best"), (0.145, "more than 14.50 %")):
+        objective = plan.objective.model_copy(update={"gap": gap})
+        near = plan.model_copy(update={"status": "feasible", "objective": objective})
+        assert words in text(*first_screen(near), width=200)
+        assert near.status == "feasible"
+    near = plan.model_copy(
+        update={
+            "status": "feasible",
+            "objective": plan.objective.model_copy(update={"gap": 0.00004}),
+        }
+    )
+    assert "within 0.01 % of the best" in plan_page(near)
+
+
+def test_what_lies_on_the_hosts_stands_on_the_first_screen_in_rows_and_on_the_page() -> None:
+    plan = priced_plan(tp=2, dp=4, num_micro_batches=16, optimizer_offload=50, zero_stage=1)
+    assert plan.predicted is not None
+    held_gib = plan.predicted.host_memory_gib
+    assert held_gib is not None
+    words = f"{held_gib:,.0f} GiB of every host: 50 % of the optimizer"
+    assert words in text(*first_screen(plan), width=200)
+    row = {"tp": 2, "dp": 4, "optimizer_offload": 50, "host_memory_gib": held_gib}
+    assert row_layout_text(row) == f"tp2 dp4; {words}"
+    assert "GiB of every host" in plan_page(plan)
+    assert host_words(0, None) == ""
