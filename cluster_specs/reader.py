@@ -97,9 +97,9 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
 
     `device` is a catalog name or a mapping with all of a device's fields. `base` names a catalog entry whose
     node fields hold where the data has none, and whose size and levels hold where it has no size, nodes or
-    levels: a kind of node with another network stays one of any size. Without a base, those that the data leaves out or gives as null are
-    taken from the catalog's node with that device and listed in `assumed`; `gpus` may be left out where
-    `nodes` lists them.
+    levels: a kind of node with another network stays one of any size. Without a base, those that the data
+    leaves out or gives as null are taken from the catalog's node with that device and listed in `assumed`;
+    `gpus` may be left out where `nodes` lists them.
     """
     stated = {key: value for key, value in data.items() if value is not None}
     if "parts" in stated:
@@ -155,7 +155,7 @@ def _expand_node_ranges(fields: dict[str, object], where: str) -> None:
 
 
 def _base_fields(base: object, where: str, stated: Mapping[str, object]) -> dict[str, object]:
-    """The fields of a catalog entry that describe its nodes; its size and levels too, where the data has none.
+    """The fields of a catalog entry for its nodes; its size and levels too, where the data has none.
 
     Data with levels but no size or nodes has, of an elastic entry, any size up to its outermost level.
     """

@@ -12,6 +12,8 @@ from meshwright.costmodel.memory.states import optimizer_shards
 
 _ADAM_BYTES = 14.0
 """Adam on fp32 parameters: reads parameter and gradient, writes the parameter and the 2-byte weight."""
+_WEIGHT_BYTES = 2.0
+"""Of a 16-bit weight."""
 _MOMENT_PASSES = 4.0
 """Two moments, read and written."""
 _HOST_BYTES_PER_S = 18.2e9
@@ -61,7 +63,8 @@ def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     offloaded = np.asarray(layout.optimizer_offload) / 100.0
     on_gpu_s = (1.0 - offloaded) * moved * parameters / c.rates.hbm_bytes_per_s
     on_host_s = offloaded * _host_s(c, parameters)
-    return np.maximum(on_gpu_s, on_host_s)
+    states_s: Floats = np.maximum(on_gpu_s, on_host_s)
+    return states_s + _uploads_s(c, parameters) if c.workload.offload_parameters else states_s
 
 
 def _host_s(c: Context, parameters: Floats) -> Floats:
@@ -80,4 +83,20 @@ def _host_s(c: Context, parameters: Floats) -> Floats:
     pcie_bytes_per_s = 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
     sums_s = framework.host_sum_bytes * (reduced - 1) * parameters / _HOST_BYTES_PER_S
     seconds: Floats = update_s + sums_s + moved * parameters / pcie_bytes_per_s
+    return seconds
+
+
+def _uploads_s(c: Context, parameters: Floats) -> Floats:
+    """Seconds of the copies that 16-bit shards on the host cost a step, priced as hidden under nothing.
+
+    They go up ahead of the forward and of the backward pass of every micro-batch (DeepSpeed 0.19.8,
+    deepspeed/runtime/zero/partition_parameters.py, _all_gather_dtype). What the optimizer updates on the GPU
+    comes down once; where it is the host's, its own upload of new weights falls away (stage3.py, step).
+    """
+    micro_batches = np.asarray(c.layout.num_micro_batches)
+    on_host = np.asarray(c.layout.optimizer_offload) / 100.0
+    after_step = 1.0 - 2.0 * on_host
+    moved = _WEIGHT_BYTES * (2.0 * micro_batches + after_step)
+    rate = 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
+    seconds: Floats = moved * np.asarray(parameters) / rate
     return seconds

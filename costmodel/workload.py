@@ -100,6 +100,8 @@ class Workload:
     offload_modules: str = "none"
     """Modules whose saved tensors lie in the host's memory until the backward pass, joined by `+`: one of
     `meshwright.costmodel.execution_names.OFFLOADED_MODULES`."""
+    offload_parameters: bool = False
+    """Whether the 16-bit shards of ZeRO 3 lie in the host's memory too (DeepSpeed's `offload_param`)."""
     bucket_mb: float | None = None
     """Gradients that are reduced together, MB of 10^6 bytes, above 0; None for the software stack's own.
     Counts where the stack has buckets of a set size."""

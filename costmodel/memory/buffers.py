@@ -142,6 +142,10 @@ def reduction_buffers(workload: Workload, layout: Layout, profile: MemoryProfile
     return np.where(unsharded, element * elements, 2.0 * (elements + copied))
 
 
+_UPLOADED_WEIGHT_BYTES = 2.0
+"""Of a shard that `offload_param` keeps on the host, on its way to where it is gathered."""
+
+
 def offload_buffers(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
     """What an offloaded optimizer's gradients and weights pass through between the GPU and the host.
 
@@ -169,8 +173,10 @@ def offload_buffers(workload: Workload, layout: Layout, profile: MemoryProfile) 
     layer = layers_of_a_rank(model, layout) * layout.pp / model.layers
     of_dense, _ = optimizer_shards(layout)
     uploaded = np.maximum(2.0 * layer, np.asarray(table_parameters(model, layout))) / of_dense
+    # Two layers' shards in 16 bits, one in use and one on its way.
+    parameters = _UPLOADED_WEIGHT_BYTES * uploaded if workload.offload_parameters else 0.0
     return np.where(
         offloads & (stage < 3),
         profile.offload_buffer_bytes * largest,
-        np.where(offloads, profile.upload_bytes * uploaded, 0.0),
+        np.where(offloads, profile.upload_bytes * uploaded, 0.0) + parameters,
     )

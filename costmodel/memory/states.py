@@ -35,6 +35,8 @@ StateBytes = tuple[Floats, Floats, Floats]
 
 _MASTER_BYTES = 4.0
 """The fp32 master weight."""
+_HOST_WEIGHT_BYTES = 2.0
+"""Of a weight whose shard DeepSpeed's `offload_param` keeps on the host."""
 _HOST_GRADIENT_BYTES = 4.0
 _MOMENTS = {"adam": 2, "sgd": 1, "muon": 1}
 """Moments of a parameter: two for Adam, one for momentum SGD and Muon (arXiv 2502.16982)."""
@@ -230,7 +232,8 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     offloaded parameters are the host's (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py: fp32
     weight and moments of an offloaded parameter are made on the CPU; torch 2.13, CPUOffloadPolicy of FSDP2:
     weights and gradients lie there too; deepspeed/runtime/zero/stage3.py: under
-    ZeRO 3 16-bit weights stay on the GPU, and gradients pass through it in 16 bits). Further copies of
+    ZeRO 3 16-bit weights stay on the GPU unless `offload_param` keeps their shards on the host, and gradients
+    pass through it in 16 bits). Further copies of
     gradients are those of an optimizer that DeepSpeed takes for states on the GPU alone
     (deepspeed/runtime/engine.py, `_do_optimizer_sanity_check`).
 
@@ -267,7 +270,8 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     stage = np.asarray(layout.zero_stage)
     fsdp = stage == 3
     low = 4.0 - (4.0 - profile.offloaded_shard_bytes) * offloaded
-    weights: Floats = np.where(fsdp, (low + copies) / d, weight + copies)
+    kept = low - (_HOST_WEIGHT_BYTES if workload.offload_parameters else 0.0)
+    weights: Floats = np.where(fsdp, (kept + copies) / d, weight + copies)
     unsharded = np.where(stage == 2, grad / d, grad)
     gradients: Floats = np.where(fsdp, low / d, unsharded)
     if profile.unsharded_in_pipeline:
@@ -290,7 +294,8 @@ def offloaded_bytes(workload: Workload, layout: Layout, shards: Ints) -> Floats:
     """What offloading the optimizer keeps in the host's memory, of one parameter on one GPU.
 
     The fp32 weight, the moments and the gradient, which is copied there in fp32 each step
-    (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py), and what the stack's profile adds.
+    (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py), what the stack's profile adds, and offloaded
+    16-bit shards (deepspeed/runtime/zero/partition_parameters.py, _partition_param).
 
     Parameters
     ----------
@@ -310,7 +315,8 @@ def offloaded_bytes(workload: Workload, layout: Layout, shards: Ints) -> Floats:
     share = np.where(np.asarray(layout.zero_stage) == 0, 1.0, 1.0 / np.asarray(shards))
     kept: Floats = np.asarray(layout.optimizer_offload) / 100.0 * share
     copies = memory_profile(workload.framework).host_copies_bytes
-    return kept * (_MASTER_BYTES + moments + _HOST_GRADIENT_BYTES + copies)
+    states: Floats = kept * (_MASTER_BYTES + moments + _HOST_GRADIENT_BYTES + copies)
+    return states + (_HOST_WEIGHT_BYTES * share if workload.offload_parameters else 0.0)
 
 
 def _narrow_weight_bytes(workload: Workload) -> float:

@@ -40,7 +40,7 @@ _LAYOUT = (
     "optimizer_offload",
     "sequence_parallel",
 )
-_WORK = ("precision", "optimizer", "framework")
+_WORK = ("precision", "optimizer", "framework", "offload_parameters")
 _EXECUTION = tuple(setting.name for setting in fields(Execution))
 NEUTRAL = 1e-9
 """Relative change of a step below which a setting makes no difference."""

@@ -30,8 +30,8 @@ _PLAIN_SECONDS = Kind(lambda value: f"{value:,.3f} s")
 
 _NOT_COMPARED = (
     "what is not read changes today's step, or may: take it out of the file where it does nothing to "
-    "the speed, or say today's run in full (estimate FILE --from-launch -o run.yaml, then --baseline run.yaml); what "
-    "follows compares with what was read"
+    "the speed, or say today's run in full (estimate FILE --from-launch -o run.yaml, then --baseline "
+    "run.yaml); what follows compares with what was read"
 )
 
 
@@ -43,9 +43,8 @@ def headline(plan: Plan) -> str:
     today, planned = rounded_seconds(baseline.step_time_s), rounded_seconds(predicted.step_time_s)
     if baseline.speed_up is None:
         name, *others = baseline.unread
-        more = f" and {len(others)} more of its flags" if others else ""
-        are = "are" if others else "is"
-        return f"{planned} planned; not compared with {baseline.file}, of which {name}{more} {are} not read"
+        more = f" and {len(others)} more are" if others else " is"
+        return f"{planned} planned, not compared with today: {name}{more} not read"
     speed_up = f"{baseline.speed_up:.2f} x"
     if baseline.tokens_per_step != plan.inputs.global_batch * plan.inputs.seq_len:
         planned_rate = plan.inputs.global_batch * plan.inputs.seq_len / predicted.step_time_s

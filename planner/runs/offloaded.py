@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.costmodel.execution_names import OFFLOADED_MODULES
+from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.memory.offloaded_activations import offloads_any
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
@@ -43,9 +44,17 @@ def offloaded_set(modules: Sequence[str], where: str = "run.offload_modules") ->
     return name
 
 
-def check_offload(workload: Workload) -> None:
-    """Raises InputError where a run offloads and its framework is not planned to."""
+def check_offload(workload: Workload, layout: Layout) -> None:
+    """Raises InputError where a run offloads and its framework is not planned to, or cannot."""
     record = framework_of_stack(workload.framework)
+    if workload.offload_parameters and (
+        "parameters" not in record.offloads or layout.zero_stage != 3
+    ):
+        raise InputError(
+            "is DeepSpeed's under ZeRO 3 only (offload_param); FSDP2's CPU offload is optimizer_offload: 100",
+            where="run.parameter_offload",
+            value=f"{record.name}, zero_stage {layout.zero_stage}",
+        )
     if offloads_any(workload) and "activations" not in planned(record.offloads):
         raise InputError(
             "has a price with Megatron only",

@@ -212,6 +212,7 @@ def _run(
         fp8_parameters=_switch(settings.fp8_params, settings.recipe, "fp8_param_gather"),
         fused_loss=settings.fused_loss,
         offload_modules=offloaded_set(settings.offload_modules),
+        offload_parameters=settings.parameter_offload,
         keeps_gathered_inputs=settings.keeps_gathered_inputs
         or recipe_switch(settings.recipe, "tp_recompute_allgather") is False,
         flushes=settings.flushes,
@@ -222,7 +223,7 @@ def _run(
         workload = replace(workload, bucket_mb=bucket_mb)
     check_fp8_attention(settings, cluster)
     check_context_groups(workload, layout)
-    check_offload(workload)
+    check_offload(workload, layout)
     return Run(
         id=doc.id or default_id,
         source=doc.source,

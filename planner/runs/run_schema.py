@@ -162,6 +162,11 @@ class SettingsDoc(BaseModel):
         "--optimizer-cpu-offload, 100 under DeepSpeed's offload_optimizer and "
         "PyTorch FSDP2's CPU offload.",
     )
+    parameter_offload: Flag = Field(
+        default=False,
+        description="Whether the 16-bit shards of ZeRO 3 lie in the host's memory, and are copied up for "
+        "every forward and backward pass: DeepSpeed's offload_param with device cpu.",
+    )
     offload_modules: Annotated[list[Words], BeforeValidator(_split_words)] = Field(
         default=[],
         max_length=20,

@@ -118,6 +118,28 @@ def test_a_file_with_levels(tmp_path: Path) -> None:
     assert fabric_levels(cluster, 128).gb_per_s.tolist() == [300, 25, 12.5]
 
 
+@pytest.mark.parametrize(
+    ("base", "changed", "gpus", "elastic"),
+    [
+        ("dgx-h200", "nic_gbps_per_gpu: 3.125", 131_072, True),
+        ("dgx-h100", "host_memory_gib: 512", 131_072, True),
+        ("superpod-h100", "nic_medium: roce", 131_072, True),
+        ("dragonfly-4096", "nic_gbps_per_gpu: 200", 4096, False),
+        ("dgx-h100", "gpus: 64", 64, False),
+        ("dgx-h100", "levels: [{name: leaf, gpus: 64}, {name: spine, gpus: 512}]", 512, True),
+        ("llama3-24k", "nodes: [{name: a}, {name: b}]", 16, False),
+    ],
+)
+def test_a_base_with_changed_nodes_keeps_its_size(
+    base: str, changed: str, gpus: int, elastic: bool, tmp_path: Path
+) -> None:
+    """`base: dgx-h200` with another NIC asked for a size."""
+    cluster = read_cluster(write(tmp_path, f"name: own\nbase: {base}\n{changed}\n"))
+    assert (cluster.gpus, cluster.elastic, cluster.name) == (gpus, elastic, "own")
+    if "gpus:" not in changed and "nodes:" not in changed:
+        assert cluster.level_names == load_cluster(base).level_names
+
+
 def test_a_file_with_its_own_device(tmp_path: Path) -> None:
     path = write(
         tmp_path,

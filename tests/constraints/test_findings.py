@@ -20,6 +20,7 @@ from meshwright.constraints.torchtitan_model import foreign_parts
 from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.torchtitan_flavors import Flavor, flavors
 from tests.constraints.test_constraints_rules import (
     BIASED,
     DENSE,

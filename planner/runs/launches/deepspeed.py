@@ -21,7 +21,8 @@ _STEPS = "gradient_accumulation_steps"
 _READ = "zero_optimization bf16 fp16 tensor_parallel activation_checkpointing"
 _INNER_READ = ("enabled", "number_checkpoints", "autotp_size")
 _ZERO_READ = """
-stage reduce_bucket_size mics_shard_size offload_optimizer offload_param cpu_offload overlap_comm
+stage reduce_bucket_size mics_shard_size offload_optimizer offload_param cpu_offload cpu_offload_param
+overlap_comm
 """
 _OFFLOAD_READ = ("device", "ratio")
 """Without pinned memory transfers are slower; prices assume that it is pinned, as it is by default."""
@@ -33,7 +34,13 @@ def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> 
     Raises InputError for a value of the wrong kind.
     """
     own = from_deepspeed(document, where).settings
-    only_here = ("overlap", "shard_group", "bucket_parameters", "optimizer_offload")
+    only_here = (
+        "overlap",
+        "shard_group",
+        "bucket_parameters",
+        "optimizer_offload",
+        "parameter_offload",
+    )
     said = {name: own[name] for name in only_here if name in own}
     return replace(run, settings=run.settings | said)
 
@@ -83,23 +90,52 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
     shard_group = whole_number(zero, "mics_shard_size", where) or -1
     if shard_group > 0:
         settings["shard_group"] = shard_group
-    offload = section_of(zero, "offload_optimizer", where)
-    percent = _offloaded_percent(zero, offload, where)
-    if percent:
-        settings["optimizer_offload"] = percent
+    settings |= _offloaded(zero, settings["zero_stage"], where)
     if section_of(document, "fp16", where).get("enabled") is True:
         settings["precision"] = "fp16"
     if section_of(document, "activation_checkpointing", where).get("number_checkpoints"):
         settings["recompute"] = "full"
+    unread = _unread(document, zero, where)
+    if settings["zero_stage"] == 3 and bucket not in (None, "auto", DEFAULT_BUCKET):
+        unread.append("zero_optimization.reduce_bucket_size")
+    return LaunchRun(settings=settings, unread=tuple(unread))
+
+
+def _unread(document: dict[str, Any], zero: dict[str, Any], where: str) -> list[str]:
+    """Keys that may change the price and that nothing here reads."""
     unread = unread_keys(document, "deepspeed", {BATCH, MICRO_BATCH, _STEPS, *_READ.split()})
     for name in ("bf16", "fp16", "activation_checkpointing", "tensor_parallel"):
         unread += unread_keys(section_of(document, name, where), "deepspeed", _INNER_READ, name)
     unread += unread_keys(zero, "deepspeed", _ZERO_READ.split(), "zero_optimization")
-    if settings["zero_stage"] == 3 and bucket not in (None, "auto", DEFAULT_BUCKET):
-        unread.append("zero_optimization.reduce_bucket_size")
-    place = "zero_optimization.offload_optimizer"
-    unread += unread_keys(offload, "deepspeed", _OFFLOAD_READ, place)
-    return LaunchRun(settings=settings, unread=tuple(unread))
+    for name in ("offload_optimizer", "offload_param"):
+        inner, place = section_of(zero, name, where), f"zero_optimization.{name}"
+        unread += unread_keys(inner, "deepspeed", _OFFLOAD_READ, place)
+    return unread
+
+
+def _offloaded(zero: dict[str, Any], stage: int, where: str) -> dict[str, Any]:
+    """What of parameters and of optimizer states lies in the host's memory; empty where nothing does."""
+    settings: dict[str, Any] = {}
+    if _offloads_parameters(zero, stage, where):
+        settings["parameter_offload"] = True
+    percent = _offloaded_percent(zero, section_of(zero, "offload_optimizer", where), where)
+    if percent:
+        settings["optimizer_offload"] = percent
+    return settings
+
+
+def _offloads_parameters(zero: dict[str, Any], stage: int, where: str) -> bool:
+    """Whether parameters lie in the host's memory. Raises InputError for drives, whose rate is not known."""
+    place = f"{where}: zero_optimization.offload_param"
+    device = section_of(zero, "offload_param", where).get("device", "none")
+    if device == "nvme":
+        what = "has no price: the rate of the drives is not known; put them on the host, device cpu"
+        raise InputError(what, where=f"{place}.device", value=device)
+    if device not in ("none", "cpu"):
+        raise InputError("only none or cpu can be priced", where=f"{place}.device", value=device)
+    asked = device == "cpu" or zero.get("cpu_offload_param") is True
+    # Below stage 3 parameters are whole on every rank, and DeepSpeed leaves them there.
+    return asked and stage == 3
 
 
 def _offloaded_percent(zero: dict[str, Any], offload: dict[str, Any], where: str) -> int:

@@ -29,6 +29,11 @@ _DEGREES: tuple[Axis, ...] = ("tp", "pp", "cp")
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO stages by Megatron-FSDP's sharding strategy."""
 _OPTIMIZER_INSTANCES = "--num-distributed-optimizer-instances"
+_END_SLOTS = (
+    "--account-for-embedding-in-pipeline-split",
+    "--account-for-loss-in-pipeline-split",
+)
+"""Switches that count the embedding and the head as a layer each; what one of them alone does is not read."""
 _LAYOUT = "--pipeline-model-parallel-layout"
 
 _DEEPSPEED_FLASH = (
@@ -130,7 +135,9 @@ def from_megatron(
 
 
 def _cuda_graph(line: CommandLine) -> str:
-    modules = line.several("--cuda-graph-modules") or None
+    # The older name of the same, in releases before 0.19.
+    scope = line.several("--cuda-graph-scope")
+    modules = line.several("--cuda-graph-modules") or scope or None
     recipe = {"cuda_graph_impl": line.text("--cuda-graph-impl"), "cuda_graph_scope": modules}
     return cuda_graph_kind(recipe)
 
@@ -171,6 +178,9 @@ def _numerics(line: CommandLine) -> dict[str, Any]:
     if moments == {"bf16"}:
         settings["moment_dtype"] = "bf16"
     line.has("--reuse-grad-buf-for-mxfp8-param-ag")
+    loss = line.text("--cross-entropy-fusion-impl")
+    if loss is not None and line.has("--cross-entropy-loss-fusion"):
+        settings["fused_loss"] = loss == "te"
     kept = [line.has(flag) for flag in ("--fp8-param-gather", "--fp4-param-gather")]
     if any(kept):
         settings["fp8_params"] = True
@@ -202,7 +212,7 @@ def _zero_stage(line: CommandLine) -> int:
     if line.has("--use-megatron-fsdp"):
         return _SHARDED.get(strategy, 3)
     if line.has("--use-torch-fsdp2"):
-        return 3
+        return 2 if line.has("--torch-fsdp2-no-reshard-after-forward") else 3
     return line.integer("--zero-stage", 1 if distributed else 0)
 
 
@@ -231,6 +241,7 @@ def _stages(line: CommandLine, pp: int, layers: int) -> dict[str, Any]:
     text = line.text(_LAYOUT)
     if text is not None:
         return _written_stages(text, pp, line.where)
+    ends = [flag for flag in _END_SLOTS if line.words.count(flag)]
     vpp = line.integer("--num-virtual-stages-per-pipeline-rank", 0)
     layers_per_chunk = line.integer("--num-layers-per-virtual-pipeline-stage", 0)
     if layers_per_chunk:
@@ -239,7 +250,12 @@ def _stages(line: CommandLine, pp: int, layers: int) -> dict[str, Any]:
     last = line.integer("--decoder-last-pipeline-num-layers", 0)
     if pp > 1 and (first or last) and not vpp:
         return {"stages": [[count] for count in _uneven_ends(layers, pp, first, last)]}
-    return {"vpp": vpp} if vpp > 1 else {}
+    settings: dict[str, Any] = {"vpp": vpp} if vpp > 1 else {}
+    if len(ends) == len(_END_SLOTS):
+        for flag in ends:
+            line.has(flag)
+        settings["layer_split"] = "embedding and LM head each occupy one layer slot"
+    return settings
 
 
 def _written_stages(text: str, pp: int, where: str) -> dict[str, Any]:

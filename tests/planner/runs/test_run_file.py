@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshwright.costmodel.layout import Recompute
 from meshwright.errors import InputError
-from meshwright.planner.runs.prediction import predict_run
+from meshwright.planner.runs.prediction import predict_run, price_run
 from meshwright.planner.runs.run_file import (
     MAX_FILE_BYTES,
     Run,
@@ -543,6 +543,42 @@ def test_hostile_values_raise_run_file_errors_only(section: str, value: object) 
 )
 def test_hostile_settings_raise_run_file_errors_only(key: str, value: object) -> None:
     reads_or_says_where(row(**{key: value}))
+
+
+@pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
+def test_attention_in_fp8_is_a_setting(precision: str) -> None:
+    """Only a recipe's flags could say so: a run file with the field was refused."""
+    plain = {"gpus": 8, "seq_len": 4096, "global_batch": 8, "precision": precision}
+    steps = []
+    for extra in ({}, {"fp8_attention": False}, {"fp8_attention": True}):
+        mapping = {"model": "llama-3-8b", "cluster": "dgx-b200", "run": plain | extra}
+        steps.append(
+            price_run(run_from_mapping(mapping, where="run"), Path("run")).predicted.step_time_s
+        )
+    recipe = {
+        "model": "llama-3-8b",
+        "cluster": "dgx-b200",
+        "run": plain | {"recipe": {"fp8_attention": True}},
+    }
+    assert steps[0] == steps[1] > steps[2]
+    priced = price_run(run_from_mapping(recipe, where="run"), Path("run"))
+    assert priced.predicted.step_time_s == steps[2]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "precision", "words"),
+    [("dgx-h100", "bf16", "below 16 bits"), ("l40s-pcie", "fp8", "has no kernel")],
+)
+def test_attention_in_fp8_needs_a_kernel(cluster: str, precision: str, words: str) -> None:
+    run = {
+        "gpus": 8,
+        "seq_len": 4096,
+        "global_batch": 8,
+        "precision": precision,
+        "fp8_attention": True,
+    }
+    with pytest.raises(InputError, match=f"run.fp8_attention: .*{words}"):
+        run_from_mapping({"model": "llama-3-8b", "cluster": cluster, "run": run}, where="run")
 
 
 SILENT: dict[str, list[object]] = {
