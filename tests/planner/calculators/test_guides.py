@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,13 +87,14 @@ def test_the_turn_of_a_v_crosses_no_boundary() -> None:
 
 @pytest.mark.parametrize("efficiency", [0.5, 0.9, 0.99])
 def test_the_batch_of_an_efficiency_has_it(efficiency: float) -> None:
-    question = {"seq_len": 2048, "efficiency": efficiency}
-    first = network_roofline(1e15, {"net": 5e10}, batches=[1.0], **question)["levels"][0]
-    wished = first[f"batch_{100 * efficiency:.4g}"]
-    batches = [wished["overlapped"], wished["serial"]]
-    rows = network_roofline(1e15, {"net": 5e10}, batches=batches, **question)["levels"][0][
-        "batches"
-    ]
+    def level(*batches: float) -> dict[str, Any]:
+        document = network_roofline(
+            1e15, {"net": 5e10}, seq_len=2048, batches=batches, efficiency=efficiency
+        )
+        return dict(document["levels"][0])
+
+    wished = level(1.0)[f"batch_{100 * efficiency:.4g}"]
+    rows = level(wished["overlapped"], wished["serial"])["batches"]
     assert rows[0]["efficiency_overlapped"] == pytest.approx(efficiency)
     assert rows[1]["efficiency_serial"] == pytest.approx(efficiency)
 
