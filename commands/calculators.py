@@ -58,10 +58,9 @@ def operation_word(text: str) -> str:
     "--op",
     "operation",
     type=ChoiceIn("costmodel.collectives.alpha_beta", "OPERATIONS", operation_word),
-    required=True,
     help="Also as nccl-tests writes it: all_reduce, alltoall.",
 )
-@click.option("--bytes", "size", required=True, metavar="N", help="Full buffer: 1GiB, 512MB, 1G.")
+@click.option("--bytes", "size", metavar="N", help="Full buffer: 1GiB, 512MB, 1G.")
 @click.option("--end", metavar="N", help="Sweep sizes from --bytes up to this one.")
 @click.option(
     "--factor",
@@ -71,7 +70,14 @@ def operation_word(text: str) -> str:
     metavar="F",
     help="From one size of the sweep to the next.",
 )
-@click.option("--ranks", type=int, required=True, metavar="P", help="Members, packed tightly.")
+@click.option("--ranks", type=int, metavar="P", help="Members, packed tightly.")
+@click.option(
+    "--from",
+    "log",
+    type=PATH,
+    metavar="NCCL.log",
+    help="Fit alpha and beta to a log of nccl-tests.",
+)
 @click.option("--cluster", help="Catalog name or cluster YAML; or give a link of your own.")
 @click.option(
     "--link", type=ChoiceIn("planner.calculators.links", "LINKS"), help="A link by its name."
@@ -92,11 +98,12 @@ def operation_word(text: str) -> str:
 @common
 def collective(
     *,
-    operation: str,
-    size: str,
+    operation: str | None,
+    size: str | None,
     end: str | None,
     factor: float,
-    ranks: int,
+    ranks: int | None,
+    log: Path | None,
     cluster: str | None,
     nccl: bool,
     picture: Path | None,
@@ -105,7 +112,17 @@ def collective(
     as_json: bool,
     **network: Any,
 ) -> None:
-    """Time one collective alone, by algorithm: on a cluster, or on a link of your own."""
+    """Time one collective alone, by algorithm: on a cluster, or on a link of your own.
+
+    Give --op, --bytes and --ranks with a network; or --from, for the link that a log measured.
+    """
+    if log is not None:
+        if operation or size or ranks or cluster or network["link"] or network["beta"]:
+            raise click.UsageError("--from reads operation, sizes and ranks from the log")
+        _show_fitted(log, why=why, as_json=as_json)
+        return
+    if operation is None or size is None or ranks is None:
+        raise click.UsageError("give --op, --bytes and --ranks; or --from with a log of nccl-tests")
     from meshwright.planner.calculators.sizes import read_sizes
     from meshwright.planner.report.calculators_view import collective_view
 
@@ -134,6 +151,17 @@ def collective(
 
         write_files(picture.parent, {picture.name: sweep_picture(document)}, True)
     answer(document, collective_view, "collective", as_json=as_json, why=why)
+
+
+def _show_fitted(log: Path, *, why: bool, as_json: bool) -> None:
+    """Prints alpha and beta of a log."""
+    from meshwright.cluster_specs.importers.facts import SourceText
+    from meshwright.documents.reader import read_text
+    from meshwright.planner.calculators.fitted_link import MOST_LOG_BYTES, fitted_document
+    from meshwright.planner.report.calculators_view import fitted_view
+
+    document = fitted_document(SourceText(name=str(log), text=read_text(log, MOST_LOG_BYTES)))
+    answer(document, fitted_view, "fitted", as_json=as_json, why=why)
 
 
 def _network(
@@ -203,6 +231,10 @@ def _network(
     help="Sequences of a rank and step.",
 )
 @click.option("--gradient-bytes", type=float, default=2.0, show_default=True, metavar="B")
+@click.option(
+    "--efficiency", type=float, default=0.9, show_default=True, metavar="E",
+    help="Say the batch that reaches it.",
+)  # fmt: skip
 @why_option
 @common
 def roofline(
@@ -253,6 +285,7 @@ def _network_roofs(
     seq_len: int,
     batch: tuple[float, ...],
     gradient_bytes: float,
+    efficiency: float,
 ) -> dict[str, Any]:
     """Data parallelism under the roofs of a cluster's levels, or of one rate."""
     from meshwright.planner.calculators.network_roofline import network_roofline
@@ -271,7 +304,12 @@ def _network_roofs(
     if peak is None:
         raise click.UsageError("give --device, --cluster or --peak-tflops")
     return network_roofline(
-        peak, rates, seq_len=seq_len, batches=batch, gradient_bytes=gradient_bytes
+        peak,
+        rates,
+        seq_len=seq_len,
+        batches=batch,
+        gradient_bytes=gradient_bytes,
+        efficiency=efficiency,
     )
 
 
@@ -297,6 +335,7 @@ def _network_roofs(
 )
 @click.option("--compute-ms", type=float, metavar="C", help="Of a step, a third of it forward.")
 @click.option("--boundary-bytes", metavar="N", help="Activations of a micro-batch between stages.")
+@click.option("--layers", type=int, metavar="L", help="Of the model: the layers of each stage.")
 @why_option
 @common
 def pipeline(
@@ -309,6 +348,7 @@ def pipeline(
     backward_ms: float,
     compute_ms: float | None,
     boundary_bytes: str | None,
+    layers: int | None,
     why: bool,
     as_json: bool,
 ) -> None:
@@ -329,6 +369,7 @@ def pipeline(
         forward_s=forward_ms / 1e3,
         backward_s=backward_ms / 1e3,
         boundary_bytes=sent,
+        layers=layers,
     )
     answer(document, pipeline_view, "pipeline", as_json=as_json, why=why)
 

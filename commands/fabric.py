@@ -94,10 +94,24 @@ def map_(
 
 @click.command()
 @click.argument("plan", type=PATH, metavar="PLAN")
+@click.option(
+    "--matrix", type=PATH, metavar="FILE.csv",
+    help="Write the bytes of a step from rank to rank: source,target,bytes.",
+)  # fmt: skip
+@force_option
 @why_option
 @common
 @click.pass_context
-def traffic(ctx: click.Context, /, plan: Path, why: bool, as_json: bool) -> None:
+def traffic(
+    ctx: click.Context,
+    /,
+    *,
+    plan: Path,
+    matrix: Path | None,
+    force: bool,
+    why: bool,
+    as_json: bool,
+) -> None:
     """Show what a plan sends over every level of the fabric: bytes, links busy, and what each cut allows.
 
     Exit code 1 where what must cross a cut within a phase takes longer than the phase.
@@ -107,6 +121,11 @@ def traffic(ctx: click.Context, /, plan: Path, why: bool, as_json: bool) -> None
     from meshwright.planner.report.traffic_view import traffic_view
 
     plan_use = plan_traffic(read_feasible_plan(plan))
+    if matrix is not None:
+        from meshwright.documents.output_files import write_files
+        from meshwright.planner.analysis.traffic_matrix import rank_matrix_csv
+
+        write_files(matrix.parent, {matrix.name: rank_matrix_csv(plan_use.use)}, force)
     if not as_json:
         warn("warning", plan_use.broken)
     document = traffic_document(plan_use)

@@ -112,19 +112,28 @@ def overlap(
     default=2.0,
     show_default=True,
     metavar="B",
-    help="Of a gradient as it is added up.",
+    help="Of a gradient as it is added up and sent.",
+)
+@click.option(
+    "--gpu-memory",
+    default="80GB",
+    show_default=True,
+    metavar="N",
+    help="How many GPUs of this size the states fill.",
 )
 @click.option("--tp", type=int, default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--ep", type=int, default=1, show_default=True, help="Expert-parallel ranks.")
 @click.option("--top-k", type=int, default=1, show_default=True, help="Experts of a token.")
 @why_option
 @common
-def volumes(*, why: bool, as_json: bool, **sizes: Any) -> None:
+def volumes(*, gpu_memory: str, why: bool, as_json: bool, **sizes: Any) -> None:
     """Count by the textbook what a GPU holds, and what each kind of parallelism makes it send."""
+    from meshwright.planner.calculators.sizes import read_bytes
     from meshwright.planner.calculators.volumes import TransformerShape, volumes_document
     from meshwright.planner.report.calculators_view import volumes_view
 
-    document = volumes_document(TransformerShape(**sizes))
+    memory = read_bytes(gpu_memory, "--gpu-memory")
+    document = volumes_document(TransformerShape(gpu_memory_bytes=memory, **sizes))
     answer(document, volumes_view, "volumes", as_json=as_json, why=why)
 
 

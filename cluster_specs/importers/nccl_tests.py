@@ -38,6 +38,36 @@ class _Row:
     line: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogTimes:
+    """What a log of nccl-tests measured: (bytes, seconds) of every size, out of place, the smallest first."""
+
+    collective: str
+    """As nccl-tests names it: all_reduce, all_gather, reduce_scatter, alltoall."""
+    gpus: int
+    rows: tuple[tuple[int, float], ...]
+
+
+def read_nccl_times(source: SourceText) -> LogTimes:
+    """The collective, GPUs and times of a log. Raises InputError with the line that cannot be read."""
+    lines = _lines(source)
+    gpus = sum(_hosts(source, lines).values())
+    rows = _rows(source, lines)
+    times = sorted((row.size_bytes, row.time_us * 1e-6) for row in rows if row.size_bytes > 0)
+    return LogTimes(collective=_collective(source, lines, rows, gpus), gpus=gpus, rows=tuple(times))
+
+
+def _lines(source: SourceText) -> list[str]:
+    return [_TAG.sub("", line.strip(), count=1).strip() for line in source.text.splitlines()]
+
+
+def _rows(source: SourceText, lines: Sequence[str]) -> list[_Row]:
+    rows = [row for number, line in enumerate(lines, 1) if (row := _row(source, number, line))]
+    if not rows or len(rows) > MOST_ROWS:
+        raise source.wrong(1, f"expected 1 to {MOST_ROWS} rows of results, found {len(rows)}")
+    return rows
+
+
 def read_nccl_log(source: SourceText, node: ClusterSpec) -> FileFacts:
     """The level that the log's GPUs span, its attained share of the nominal rate and its latency.
 
@@ -45,11 +75,9 @@ def read_nccl_log(source: SourceText, node: ClusterSpec) -> FileFacts:
     block around all of them is the level; otherwise several hosts span the outermost. Raises InputError
     with the line that cannot be read, or if the log has no rows or does not say where it ran.
     """
-    lines = [_TAG.sub("", line.strip(), count=1).strip() for line in source.text.splitlines()]
+    lines = _lines(source)
     hosts = _hosts(source, lines)
-    rows = [row for number, line in enumerate(lines, 1) if (row := _row(source, number, line))]
-    if not rows or len(rows) > MOST_ROWS:
-        raise source.wrong(1, f"expected 1 to {MOST_ROWS} rows of results, found {len(rows)}")
+    rows = _rows(source, lines)
     gpus = sum(hosts.values())
     largest = max(rows, key=lambda row: row.size_bytes)
     if not largest.bus_gb_per_s > 0:

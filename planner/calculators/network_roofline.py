@@ -29,6 +29,7 @@ def network_roofline(
     seq_len: int,
     batches: Sequence[float],
     gradient_bytes: float = 2.0,
+    efficiency: float = 0.9,
 ) -> dict[str, Any]:
     """Where batches of a rank lie under the roofs of the levels that their gradients may cross.
 
@@ -42,12 +43,15 @@ def network_roofline(
         Tokens of a sequence, and sequences of a rank and step; above 0.
     gradient_bytes
         Of an element as it is sent.
+    efficiency
+        Wished, above 0 and below 1: the batch that reaches it is said too.
 
     Returns
     -------
     dict
         Ridge (FLOP per byte), critical batch (sequences a rank), and by batch the ratio, the regime, what
-        helps, and the efficiency with the exchange hidden and with none of it hidden.
+        helps, and the efficiency with the exchange hidden and with none of it hidden. `batch_90`, or
+        what percentage was wished, has the batch of a rank from which both reach it.
 
     Raises
     ------
@@ -56,6 +60,8 @@ def network_roofline(
     """
     if min(seq_len, gradient_bytes, peak_flops, *batches, *bytes_per_s.values()) <= 0:
         raise InputError("must be above 0", where="--seq-len, --batch, --gradient-bytes")
+    if not 0 < efficiency < 1:
+        raise InputError("must be above 0 and below 1", where="--efficiency", value=efficiency)
     rows = {
         batch: float(data_parallel_flop_per_byte(batch * seq_len, gradient_bytes))
         for batch in batches
@@ -63,18 +69,23 @@ def network_roofline(
     levels = []
     for name, rate in bytes_per_s.items():
         ridge = float(ridge_flop_per_byte(peak_flops, rate))
+        critical = ridge / float(data_parallel_flop_per_byte(seq_len, gradient_bytes))
         of_batches = [_batch(batch, ratio, ridge) for batch, ratio in rows.items()]
         levels.append(
             {
                 "level": name,
                 "gb_per_s": rate / 1e9,
                 "ridge_flop_per_byte": ridge,
-                "critical_batch": ridge
-                / float(data_parallel_flop_per_byte(seq_len, gradient_bytes)),
+                "critical_batch": critical,
+                f"batch_{100 * efficiency:.4g}": {
+                    "overlapped": critical * efficiency,
+                    "serial": critical * efficiency / (1.0 - efficiency),
+                },
                 "batches": of_batches,
             }
         )
     return {
+        "efficiency_wished": efficiency,
         "peak_tflops": peak_flops / 1e12,
         "seq_len": seq_len,
         "gradient_bytes": gradient_bytes,

@@ -21,6 +21,8 @@ from meshwright.errors import InputError
 
 MOST_PASSES = 200_000
 MOST_PASS_S = 1e6
+MOST_LAYERS = 100_000
+V_SHAPED = (Schedule.ZBV, Schedule.DUALPIPE_V)
 TARGET = 0.8
 """Efficiency below which a pipeline is advised on."""
 _ROUNDING = 1e-9
@@ -36,6 +38,7 @@ def pipeline_document(
     backward_s: float = 2.0,
     weight_share: float = 0.5,
     boundary_bytes: float | None = None,
+    layers: int | None = None,
 ) -> dict[str, Any]:
     """A step of a schedule on even chunks: how long it takes, its bubble, activations in flight.
 
@@ -53,12 +56,15 @@ def pipeline_document(
         it apart.
     boundary_bytes
         Activations of one micro-batch between two stages; None where transfers are not asked for.
+    layers
+        Of the model, at least one for each virtual stage; None where stages are not asked for.
 
     Returns
     -------
     dict
         Seconds of the step, of its work and of its bubble, the micro-batches in flight on every rank, what
-        would raise an efficiency below `TARGET`, and with `boundary_bytes` the speed that boundaries need.
+        would raise an efficiency below `TARGET`, the forward and backward passes, and with `boundary_bytes`
+        the speed that boundaries need; with `layers` the layers and passes of each virtual stage.
 
     Raises
     ------
@@ -98,8 +104,46 @@ def pipeline_document(
         },
         "advice": _advice(pp, num_micro_batches, vpp, work_s / step_s),
         "in_flight": [float(micro_batches) for micro_batches in active],
-        "transfer": _transfer(boundary_bytes, pp, num_micro_batches, work_s, float(np.max(active))),
+        "transfer": _transfer(boundary_bytes, layout, work_s, float(np.max(active))),
+        "passes": {
+            "forward": pp * vpp * num_micro_batches,
+            "backward": pp * vpp * num_micro_batches,
+        },
+        "stages": _stages(layout, layers, work_s),
     }
+
+
+def _stages(layout: Layout, layers: int | None, work_s: float) -> list[dict[str, Any]]:
+    """Layers, forward passes of a step and compute of each virtual stage; the first take what is left over.
+
+    Megatron deals virtual stages round robin, stage s to rank s mod p (Narayanan et al. 2021, arXiv
+    2104.04473, figure 4); a V-shaped schedule sends the second half back (Qi et al. 2024, arXiv 2405.15362).
+    """
+    if layers is None:
+        return []
+    pp, stages = int(layout.pp), int(layout.pp) * int(layout.vpp)
+    if not stages <= layers <= MOST_LAYERS:
+        raise InputError(
+            "must be from one for each virtual stage to " + f"{MOST_LAYERS:,}",
+            where="--layers",
+            value=layers,
+        )
+    if Schedule(int(layout.schedule)) is Schedule.DUALPIPE:
+        raise InputError("dualpipe keeps every stage on two ranks; ask without", where="--layers")
+    is_v = Schedule(int(layout.schedule)) in V_SHAPED
+    rows = []
+    for stage in range(stages):
+        own = layers // stages + (stage < layers % stages)
+        rows.append(
+            {
+                "stage": stage,
+                "rank": stages - 1 - stage if is_v and stage >= pp else stage % pp,
+                "layers": own,
+                "passes": int(layout.num_micro_batches),
+                "compute_s": work_s * pp * own / layers,
+            }
+        )
+    return rows
 
 
 def _step_s(layout: Layout, forward_s: float, backward_s: float, weight_share: float) -> float:
@@ -144,15 +188,20 @@ def _advice(pp: int, num_micro_batches: int, vpp: int, efficiency: float) -> lis
 
 
 def _transfer(
-    boundary_bytes: float | None, pp: int, num_micro_batches: int, work_s: float, active: float
+    boundary_bytes: float | None, layout: Layout, work_s: float, active: float
 ) -> dict[str, float] | None:
-    """Bytes over one boundary in a step, and the speed at which they fit beside the compute."""
-    if boundary_bytes is None or pp < 2:
+    """Bytes over one boundary and over all in a step, and the speed at which they fit beside the compute."""
+    if boundary_bytes is None or int(layout.pp) < 2:
         return None
-    one_way = num_micro_batches * boundary_bytes
+    one_way = int(layout.num_micro_batches) * boundary_bytes
+    boundaries = int(layout.pp) * int(layout.vpp) - 1
+    if Schedule(int(layout.schedule)) in V_SHAPED:
+        boundaries -= 1  # the turn of the V stays on the last rank
     return {
         "bytes_one_way": one_way,
         "bytes_both_ways": 2.0 * one_way,
+        "boundaries": boundaries,
+        "bytes_all_boundaries": 2.0 * one_way * boundaries,
         "needed_gbit_per_s": 2.0 * one_way * 8.0 / work_s / 1e9,
         "peak_activation_bytes": active * boundary_bytes,
     }

@@ -130,6 +130,31 @@ def _sweep(document: Document) -> View:
     return [Heading("Sizes"), Table(columns, rows)]
 
 
+def fitted_view(document: Document) -> View:
+    """Alpha and beta of a log, and the times that they give beside those measured."""
+    columns = {
+        "bytes": Column("bytes", COUNT),
+        "measured_s": Column("measured", SECONDS),
+        "fitted_s": Column("fitted", SECONDS),
+        "error_pct": Column("error", decimals(1), unit="%"),
+    }
+    rows = [[row[name] for name in columns] for row in document["rows"]]
+    startups = f"{document['startups']:,} start-ups of a ring"
+    return [
+        Facts(
+            [
+                ("operation", f"{document['operation']} of {document['ranks']} ranks, {startups}"),
+                ("alpha", f"{seconds(document['alpha_s'])} a message"),
+                ("beta", f"1 / {document['gb_per_s']:.1f} GB/s of a rank"),
+                ("crossover", _size(document["crossover_bytes"])),
+                ("mean error", f"{document['mean_error_pct']:.1f} %"),
+            ]
+        ),
+        Heading("Measured against fitted"),
+        Table(list(columns.values()), rows),
+    ]
+
+
 def pipeline_view(document: Document) -> View:
     """The step of a schedule, what each rank holds, and what would shorten its bubble."""
     shape = f"{counted(document['pp'], 'rank')} of {counted(document['vpp'], 'virtual stage')}"
@@ -146,8 +171,11 @@ def pipeline_view(document: Document) -> View:
     transfer = document["transfer"]
     if transfer is not None:
         sent = gigabytes(transfer["bytes_both_ways"])
+        everywhere = gigabytes(transfer["bytes_all_boundaries"])
+        boundaries = counted(transfer["boundaries"], "boundary", "boundaries")
         facts += [
             ("transfer of a step", f"{sent} over each boundary, both directions"),
+            ("in all", f"{everywhere} over {boundaries}"),
             ("needed speed", f"{transfer['needed_gbit_per_s']:.2f} Gb/s, both directions"),
             ("peak activation", gigabytes(transfer["peak_activation_bytes"])),
         ]
@@ -156,6 +184,19 @@ def pipeline_view(document: Document) -> View:
         for row in document["advice"]
     ]
     remedies: View = [Heading("What would help"), Bullets(advice)] if advice else []
+    stages = document["stages"]
+    if stages:
+        names = {
+            "stage": COUNT,
+            "rank": COUNT,
+            "layers": _PLAIN,
+            "passes": COUNT,
+            "compute_s": SECONDS,
+        }
+        words = {"compute_s": "compute"}
+        columns = [Column(words.get(name, name), kind) for name, kind in names.items()]
+        shown = [[row[name] for name in names] for row in stages[:MOST_RANKS_SHOWN]]
+        remedies = [*remedies, Heading("Virtual stages"), Table(columns, shown)]
     return [
         Facts(facts),
         *remedies,
@@ -250,6 +291,10 @@ def volumes_view(document: Document) -> View:
         rows = [[stage, size, sent[stage]] for stage, size in document["states_bytes"].items()]
         columns = [Column("stage"), Column("states", BYTES), Column("sent a step", BYTES)]
         view.append(Table(columns, rows))
+        parts = [[name.replace("_", " "), n] for name, n in document["states_parts_bytes"].items()]
+        view.append(Table([Column("states of the whole model"), Column("", BYTES)], parts))
+        room = gigabytes(document["gpu_memory_bytes"])
+        view.append(Facts([("GPUs that the states fill", f"{document['gpus']:,} of {room}")]))
     if "hybrid_sharded" in document:
         hybrid = document["hybrid_sharded"]
         inside, between = (gigabytes(hybrid[f"{where}_bytes"]) for where in ("inside", "between"))
@@ -257,13 +302,21 @@ def volumes_view(document: Document) -> View:
     facts = []
     if "activation_bytes" in document:
         facts.append(("activations", gigabytes(document["activation_bytes"])))
+        if document["shape"]["tp"] > 1:
+            without = document["activation_bytes_without_sequence_parallel"]
+            facts.append(("without sequence parallelism", gigabytes(without)))
     for axis in ("tensor_parallel", "expert_parallel"):
         if axis in document:
             layer, model = (gigabytes(document[axis][name]) for name in ("layer_bytes", "bytes"))
             facts.append((axis.replace("_", " "), f"{layer} a layer, {model} in all"))
     if "pipeline_boundary_bytes" in document:
         facts.append(("pipeline boundary", gigabytes(document["pipeline_boundary_bytes"])))
-    return [*view, Facts(facts)] if facts else view
+    if facts:
+        view.append(Facts(facts))
+    if "sent_bytes" in document:
+        sent = [[axis.replace("_", " "), size] for axis, size in document["sent_bytes"].items()]
+        view.append(Table([Column("sent by a rank in a step"), Column("", BYTES)], sent))
+    return view
 
 
 def compression_view(document: Document) -> View:

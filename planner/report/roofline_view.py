@@ -89,16 +89,24 @@ def _attained(attained: Document) -> str:
 
 def _network_view(network: Document) -> View:
     """Ridge of every level, and what bounds each batch there."""
+    wished = percent(network["efficiency_wished"])
     levels = [
         Column("level"),
         Column("GB/s a GPU", _PLAIN),
         Column("ridge", COUNT, unit="FLOP/byte"),
         Column("critical batch", decimals(2)),
+        Column(f"{wished} overlapped", decimals(2)),
+        Column(f"{wished} serial", decimals(2)),
     ]
     names = ("level", "gb_per_s", "ridge_flop_per_byte", "critical_batch")
+    key = f"batch_{100 * network['efficiency_wished']:.4g}"
+    rows = [
+        [*(level[name] for name in names), level[key]["overlapped"], level[key]["serial"]]
+        for level in network["levels"]
+    ]
     view: View = [
         Heading(f"Gradients of data parallelism at {network['peak_tflops']:,.1f} TFLOP/s"),
-        Table(levels, [[level[name] for name in names] for level in network["levels"]]),
+        Table(levels, rows),
     ]
     batches = {
         "batch": Column("batch", _PLAIN),

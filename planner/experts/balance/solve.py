@@ -85,7 +85,7 @@ def search_budget(rows: Rows, count: int, effort: PlacementEffort) -> SearchBudg
         limits=int(np.clip(1.2 * total_s / round_s, 1, 18)),
         bound_steps=int(np.clip(0.35 * total_s / bound_s + 0.5, 0, 10)),
         recounts=int(np.clip(5 * total_s / round_s, 6, 20_000)),
-        transfers=int(np.clip(0.3 * total_s / transfer_s, 0, 1600)),
+        transfers=int(np.clip(0.3 * total_s / transfer_s, 0, 2400)),
     )
 
 

@@ -104,11 +104,12 @@ class _Transfers:
             replicas = np.repeat(self._loads[0] / counts, counts)
             order = np.argsort(-replicas, kind="stable")
             above = np.maximum(0, replicas[order] + replicas[order[::-1]] - self._limit)
-            return np.bincount(experts[order], weights=above, minlength=len(counts))
+            return np.bincount(experts[order], above, len(counts)).astype(np.float64)
         packing = pack(self._loads[None], counts[None], self._gpus)
         above = np.maximum(0, packing.gpu_loads()[0].max(axis=0) - self._limit)
         by_slot = np.repeat(above, packing.slots.shape[2])
-        return np.bincount(packing.slots[0].ravel(), weights=by_slot, minlength=len(counts))
+        slots = packing.slots[0].ravel()
+        return np.bincount(slots, by_slot, len(counts)).astype(np.float64)
 
     def _is_paired(self, counts: Slots) -> bool:
         return int(counts.sum()) == 2 * self._gpus and len(self._loads) == 1
@@ -116,8 +117,8 @@ class _Transfers:
     def _above(self, counts: Slots) -> Loads:
         """Sum over GPUs and windows of fourth powers above the limit, [n], of counts [n, experts]."""
         if self._is_paired(counts[0]):
-            replicas = np.repeat((self._loads / counts).ravel(), counts.ravel())
-            replicas = replicas.reshape(len(counts), -1)
+            by_row = np.repeat((self._loads / counts).ravel(), counts.ravel())
+            replicas = by_row.reshape(len(counts), -1)
             experts = np.repeat(np.tile(np.arange(counts.shape[1]), len(counts)), counts.ravel())
             order = np.argsort(replicas, axis=1, kind="stable")
             rising = np.take_along_axis(replicas, order, axis=1)
