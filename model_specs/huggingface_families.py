@@ -133,12 +133,22 @@ def _gpt_oss(config: ConfigFields) -> Fields:
     fields = gated_decoder(config, norm_epsilon=1e-5, rope_base=150_000) | {
         "head_dim": config.count("head_dim", 64),
         "attention_sinks": True,
-        "swiglu_alpha": 1.702,
+        "rope": _gpt_oss_rope(config),
+        "swiglu_alpha": config.number("swiglu_alpha", 1.702),
         "glu_offset": 1.0,
         "glu_limit": config.number("swiglu_limit", 7.0),
         "moe": moe,
     }
     return fields | attention_biases(config, True) | windows(config, window_length(config, 128), 2)
+
+
+def _gpt_oss_rope(config: ConfigFields) -> Fields:
+    """Rotary embeddings, by YaRN where the file says nothing of it (configuration_gpt_oss.py)."""
+    rope = rope_fields(config, base=150_000)
+    if not config.has("rope_parameters") and not config.has("rope_scaling"):
+        scaling = {"type": "yarn", "factor": 32.0, "original_positions": 4096, "whole_range": False}
+        rope["scaling"] = scaling
+    return rope
 
 
 def _deepseek(config: ConfigFields) -> Fields:

@@ -221,6 +221,16 @@ def test_an_order_that_the_family_cannot_have_is_refused(
         read(config(name) | change)
 
 
+def test_gpt_oss_turns_by_yarn_where_its_file_is_silent() -> None:
+    """configuration_gpt_oss.py: YaRN by 32 from 4,096 positions is the family's default."""
+    stated = config("gpt-oss-20b")
+    silent = {key: value for key, value in stated.items() if key != "rope_scaling"}
+    for data in (silent, silent | {"rope_scaling": None}):
+        assert read(data).rope == read(stated).rope
+    assert read(silent | {"rope_scaling": {"rope_type": "default"}}).rope.scaling is None
+    assert read(stated | {"swiglu_alpha": 1.5}).swiglu_alpha == 1.5
+
+
 def test_what_no_field_holds_is_named() -> None:
     """A field of the file is read, without effect, as every launch has it anyhow, or named."""
     data = config("qwen2.5-7b")

@@ -49,8 +49,11 @@ def random_config(rng: random.Random, family: str) -> Config:
         "rms_norm_eps": rng.choice((1e-6, 1e-5)),
         "tie_word_embeddings": rng.random() < 0.5,
     }
-    if family not in ("deepseek_v2", "deepseek_v3", "phi3"):
+    if family not in ("deepseek_v2", "deepseek_v3", "phi3", "olmoe"):
         config["head_dim"] = head_dim
+    if family == "phi3":
+        # Its default is a token beyond these vocabularies.
+        config["pad_token_id"] = 0
     if family in ("llama", "qwen3", "gpt_oss", "olmo3", "olmoe", "glm4_moe", "gemma2"):
         config["attention_bias"] = rng.random() < 0.5
     if family == "llama":
