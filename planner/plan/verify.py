@@ -88,11 +88,14 @@ def _cost_faults(plan: Plan) -> Iterator[str]:
     if cost is None:
         return
     steps = cost.tokens / (inputs.global_batch * inputs.seq_len)
-    hours = steps * predicted.step_time_s / 3600
+    hours, power_w = steps * predicted.step_time_s / 3600, inputs.cluster.device.tdp_w
+    gpu_hours, price = hours * inputs.gpus, cost.gpu_hour_price
     for name, told, counted in (
         ("days", cost.plan.days, hours / 24),
-        ("gpu_hours", cost.plan.gpu_hours, hours * inputs.gpus),
-        ("kwh", cost.plan.kwh, hours * inputs.gpus * inputs.cluster.device.tdp_w / 1000),
+        ("gpu_hours", cost.plan.gpu_hours, gpu_hours),
+        ("dollars", cost.plan.dollars, gpu_hours * (price or 0.0)),
+        ("kwh", cost.plan.kwh, gpu_hours * power_w / 1000),
+        ("gpu_power_w", cost.gpu_power_w, power_w),
     ):
         if told is not None and not _same(told, counted):
             yield f"{name} of the training are {counted}, not {told}"
