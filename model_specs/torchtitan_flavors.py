@@ -109,4 +109,5 @@ def _model(name: str, entry: object) -> ModelSpec:
 
 @cache
 def _document() -> dict[str, Any]:
-    return packaged_document("meshwright.model_specs.data", "torchtitan.yaml")
+    document: dict[str, Any] = packaged_document("meshwright.model_specs.data", "torchtitan.yaml")
+    return document
