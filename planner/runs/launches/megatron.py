@@ -57,7 +57,7 @@ no-masked-softmax-fusion cross-entropy-loss-fusion no-bias-swiglu-fusion
 no-rope-fusion kill-on-bad-exit distribution nodes ntasks ntasks-per-node gpus-per-node spec
 dsa-indexer-loss-coeff dsa-indexer-use-sparse-loss
 """
-"""Flags of Megatron, torchrun and srun that leave the time of a step as it is, or that all readers here assume."""
+"""Flags of Megatron, torchrun and srun that leave a step's time as it is, or that all readers here assume."""
 _HARMLESS = frozenset(f"--{name}" for name in _HARMLESS_NAMES.split())
 
 
