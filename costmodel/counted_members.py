@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from meshwright.cluster_specs.places import AllocatedBlocks
 
 IntArray = NDArray[np.int64]
+LARGEST_TABLE = 16
+"""Cells for each member, up to which members are counted in a table of groups by blocks, without sorting."""
 MatrixRows = tuple[tuple[int, ...], ...]
 """Of tp, cp, dp and pp: ways by level."""
 
@@ -207,5 +209,9 @@ def _held(groups: IntArray) -> tuple[IntArray, IntArray]:
     """The block and the members of every group's part in a block."""
     blocks = int(groups.max()) + 1
     codes = np.arange(len(groups), dtype=np.int64)[:, None] * blocks + groups
+    if len(groups) * blocks <= LARGEST_TABLE * groups.size:
+        table = np.bincount(codes.ravel())
+        parts = np.flatnonzero(table)
+        return parts % blocks, table[parts]
     parts, counts = np.unique(codes, return_counts=True)
     return parts % blocks, counts.astype(np.int64)

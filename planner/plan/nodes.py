@@ -4,6 +4,9 @@ Nodes of one leaf are alike, so a choice of nodes is how many to take of each le
 first. If the plan on them is as fast as one inside a single leaf of any size, no other choice is faster. Else
 few choices are all searched, and the best is proven; of many, those most likely: equal parts of as few leaves
 as can be, and the nodes that a mapping over everything free would take.
+
+Where nodes are part-filled, what a mapping over everything free takes comes first: it may leave any GPU out,
+and its bound holds for all of them. Whole nodes alone are searched too, unless that is proven to be in vain.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from meshwright.cluster_specs.allocation import first_gpus
 from meshwright.cluster_specs.fabric import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.uplinks import Key, Uplink, free_of, uplinks
+from meshwright.planner.mapping.choice.free_gpus import free_gpus_of
 from meshwright.planner.mapping.slots import Place
 from meshwright.planner.plan.idle import ROUNDING, IdleDecision, decide_on_idle_gpus
 from meshwright.planner.request.plan_request import PlanRequest
@@ -29,6 +33,8 @@ MOST_CHOICES = 12
 """Choices of nodes that are all searched."""
 CLOSE = 1.001
 """A plan that close to the bound ends the search for better nodes."""
+MOST_WHOLE = 2
+"""Choices of whole nodes that are searched beside part-filled ones."""
 MOST_COUNTED = 20_000
 """Counts by leaf that are looked through for those that differ."""
 NEARLY_FULL = 0.25
@@ -56,6 +62,9 @@ def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
         return NodeDecision(request=request, settled=decide_on_idle_gpus(request, searched))
     usable = _without_full_links(cluster)
     gpus = min(request.gpus, usable.gpus)
+    if free_gpus_of(usable).are_part_filled or gpus % cluster.gpus_per_node:
+        best = _with_part_filled(replace(request, gpus=gpus), usable, searched)
+        return replace(_as_asked(given, best), note=_note(given, best.request, usable))
     choices, complete = _choices(usable, gpus)
     others = usable is not cluster or len(choices) > 1 or not complete
     # One search for the bound, two for a mapping over everything free.
@@ -80,35 +89,111 @@ def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
             best = min(decisions, key=_seconds)
     complete = complete and usable is cluster
     outcome = _with_bound(best, decisions, floor_s, complete)
-    forbids = tuple(word for word in best.request.forbids if word in request.forbids)
-    return NodeDecision(
-        request=replace(best.request, forbids=forbids),
-        settled=replace(best.settled, outcome=outcome),
-        note=_note(given, best.request, usable),
+    decision = replace(best, settled=replace(best.settled, outcome=outcome))
+    return replace(_as_asked(given, decision), note=_note(given, best.request, usable))
+
+
+def _as_asked(given: PlanRequest, decision: NodeDecision) -> NodeDecision:
+    """A decision that forbids no more than was asked."""
+    forbids = tuple(word for word in decision.request.forbids if word in given.forbids)
+    return replace(decision, request=replace(decision.request, forbids=forbids))
+
+
+def _with_part_filled(
+    request: PlanRequest, usable: ClusterSpec, searched: Searched
+) -> NodeDecision:
+    """The best of everything that is free, where some of it is on part-filled nodes, and of whole nodes.
+
+    The bound of a search over everything free holds for whole nodes alone, unless the links or adapters of
+    those left out are what slows all of it down: then that of each choice counts, where all were searched.
+    """
+    gpus, alone = request.gpus, _whole_nodes(request, usable)
+    shares = Shares(2 + len(alone))
+    everything = replace(request, cluster=usable, time_limit_s=shares.next_s())
+    alike = _links_are_alike(usable)
+    if gpus == usable.gpus:
+        first = NodeDecision(request=everything, settled=decide_on_idle_gpus(everything, searched))
+        outcome = first.settled.outcome
+        decisions, complete = [first], True
+    else:
+        outcome = searched(everything)
+        decisions, complete = [], alike
+        if outcome.best and outcome.best[0].ranks is not None:
+            asked = _only_on(everything, usable, outcome.best[0].ranks)
+            asked = replace(asked, time_limit_s=shares.next_s())
+            settled = IdleDecision(outcome=searched(asked), full=None)
+            decisions.append(NodeDecision(request=asked, settled=settled))
+    known = outcome.lower_bound_s if complete and usable is request.cluster else None
+    best = min(decisions, key=_seconds, default=None)
+    if not (alike and best and known is not None and _seconds(best) <= known * CLOSE):
+        for nodes in alone:
+            asked = replace(
+                request,
+                cluster=nodes,
+                gpus=min(gpus, nodes.gpus),
+                time_limit_s=shares.next_s(),
+            )
+            decision = NodeDecision(request=asked, settled=decide_on_idle_gpus(asked, searched))
+            decisions.append(decision)
+            if not alike:
+                own_s = decision.settled.outcome.lower_bound_s
+                known = min(known, own_s) if known is not None and own_s is not None else None
+        best = min(decisions, key=_seconds, default=None)
+    if best is None:
+        return NodeDecision(request=everything, settled=IdleDecision(outcome=outcome, full=None))
+    return replace(best, settled=replace(best.settled, outcome=_bounded(best, known)))
+
+
+def _bounded(best: NodeDecision, bound_s: float | None) -> Outcome:
+    """The outcome of a decision with a bound that holds for all that was to decide on."""
+    outcome = best.settled.outcome
+    if not outcome.best:
+        return outcome
+    price_s = outcome.best[0].step_time_s
+    if bound_s is not None and bound_s * ROUNDING >= price_s:
+        return replace(outcome, status="optimal", lower_bound_s=price_s)
+    return replace(outcome, status="feasible", lower_bound_s=bound_s)
+
+
+def _links_are_alike(cluster: ClusterSpec) -> bool:
+    """Whether no GPU would have more of any link if others were not there."""
+    links = uplinks(cluster)
+    stated = [link for side in (links.leaves, links.pods) for link in side.values() if link.stated]
+    nics = {node.nic_gbps_per_gpu for node in cluster.nodes if node.free_gpus != 0}
+    return not stated and len(nics) == 1
+
+
+def _whole_nodes(request: PlanRequest, cluster: ClusterSpec) -> list[ClusterSpec]:
+    """The cluster without its part-filled nodes, as far as GPUs are asked for; none if that is no choice."""
+    per_node = cluster.gpus_per_node
+    nodes = tuple(
+        node if free_of(node, per_node) == per_node else node.model_copy(update={"free_gpus": 0})
+        for node in cluster.nodes
     )
+    free = sum(free_of(node, per_node) for node in nodes)
+    gpus = min(free, request.gpus) // per_node * per_node
+    if not gpus or (gpus < request.gpus and "idle-gpus" in request.forbids):
+        return []
+    choices, _ = _choices(cluster.model_copy(update={"nodes": nodes, "gpus": free}), gpus)
+    return choices[:MOST_WHOLE]
 
 
 def _in_one_leaf(request: PlanRequest, searched: Searched) -> float | None:
-    """What no choice of nodes beats: whole nodes on one switch of any size, all with the fastest adapter.
+    """What no choice of whole nodes beats: nodes on one switch of any size, all with the fastest adapter.
 
-    Where part of a node is asked for, all GPUs in one scale-up domain. None where levels were measured: that
-    speaks of these levels alone.
+    None where levels were measured: that speaks of these levels alone.
     """
     cluster, per_node = request.cluster, request.cluster.gpus_per_node
     if cluster.measured:
         return None
     nics = [node.nic_gbps_per_gpu or cluster.nic_gbps_per_gpu for node in cluster.nodes]
     nodes = -(-request.gpus // per_node)
-    domain = cluster.nvlink_domain
-    if request.gpus % per_node:
-        domain = max(domain, nodes * per_node)
     leaf = cluster.model_copy(
         update={
             "nodes": (),
             "blocks": (),
             "levels": (),
             "gpus": nodes * per_node,
-            "nvlink_domain": domain,
             "nic_gbps_per_gpu": max(nics),
         }
     )
@@ -139,15 +224,12 @@ def _with_bound(
     outcome = best.settled.outcome
     if not outcome.best or (complete and len(decisions) == 1):
         return outcome
-    price_s = outcome.best[0].step_time_s
     bound_s = floor_s
     bounds = [decision.settled.outcome.lower_bound_s for decision in decisions]
     known = [bound for bound in bounds if bound is not None]
     if complete and len(known) == len(bounds):
         bound_s = min(known)
-    if bound_s is not None and bound_s * ROUNDING >= price_s:
-        return replace(outcome, status="optimal", lower_bound_s=price_s)
-    return replace(outcome, status="feasible", lower_bound_s=bound_s)
+    return _bounded(best, bound_s)
 
 
 def _only_on(request: PlanRequest, cluster: ClusterSpec, ranks: tuple[Place, ...]) -> PlanRequest:

@@ -37,13 +37,17 @@ PRICED = ("tp", "cp", "pp", "dp_cp")
 PRICED_OF_EXPERTS = (*PRICED, "etp", "ep", "edp")
 
 
+Degrees = tuple[tuple[int, ...], int, int]
+"""(degrees of `AXES`, etp, ep)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CountedParams:
     """How many mappings of a layout are counted."""
 
     most: int = 96
     """On few GPUs."""
-    most_ranks: int = 60_000
+    most_ranks: int = 20_000
     """Ranks of all of them together, beyond the fewest."""
     fewest: int = 6
 
@@ -113,21 +117,33 @@ def counted_mappings(
         Whether the model has experts, whose groups count too.
     """
     degrees = tuple(int(getattr(layout, axis)) for axis in AXES)
+    key = (degrees, int(layout.etp), int(layout.ep))
     priced = PRICED_OF_EXPERTS if experts else PRICED
-    found = _counted(SameCluster(cluster), degrees, int(layout.etp), int(layout.ep), priced)
-    groups = int(layout.shard_groups)
+    return _with_groups(SameCluster(cluster), key, int(layout.shard_groups), priced)
+
+
+@lru_cache(maxsize=4096)
+def _with_groups(
+    same: SameCluster, key: Degrees, groups: int, priced: tuple[str, ...]
+) -> CountedMappings | None:
+    """Those under which so many shard groups lie as prices assume."""
+    found = _counted(same, key, priced)
     if found is None or groups == 1:
         return found
-    free = free_gpus_of(cluster)
-    blocks = free.blocks(int(layout.gpus))
+    layout = replace(_layout_of(key), shard_groups=groups)
+    blocks = free_gpus_of(same.cluster).blocks(int(layout.gpus))
     kept = [
         row
         for row, gpus in enumerate(found.gpus)
         if _groups_lie_as_priced(found.placement, row, blocks[:, gpus], layout)
     ]
     placement = Placement(**{name: rows[kept] for name, rows in vars(found.placement).items()})
-    own = replace(found, placement=placement, gpus=tuple(found.gpus[row] for row in kept))
-    return replace(own, most_is_reached=_reaches(own.placement, own.most, priced))
+    return replace(
+        found,
+        placement=placement,
+        gpus=tuple(found.gpus[row] for row in kept),
+        most_is_reached=_reaches(placement, found.most, priced),
+    )
 
 
 def counted_placement(cluster: ClusterSpec, layout: Layout, ranks: list[Place]) -> Placement:
@@ -147,13 +163,16 @@ def counted_placement(cluster: ClusterSpec, layout: Layout, ranks: list[Place]) 
     return Placement(**members_by_level(where, degrees, int(layout.etp), int(layout.ep)))
 
 
+def _layout_of(key: Degrees) -> Layout:
+    (tp, cp, dp, pp), etp, ep = key
+    return Layout(tp=tp, cp=cp, dp=dp, pp=pp, etp=etp, ep=ep)
+
+
 @lru_cache(maxsize=4096)
-def _counted(
-    same: SameCluster, degrees: tuple[int, ...], etp: int, ep: int, priced: tuple[str, ...]
-) -> CountedMappings | None:
+def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> CountedMappings | None:
     cluster, free = same.cluster, free_gpus_of(same.cluster)
-    tp, cp, dp, pp = degrees
-    layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp)
+    layout = _layout_of(key)
+    (tp, cp, dp, pp), etp, ep = key
     world = int(layout.gpus)
     if int((free.free // tp).sum()) * tp < world:
         return None
@@ -163,10 +182,10 @@ def _counted(
     seen = set()
     for gpus in _rank_orders(cluster, layout):
         where = blocks[:, gpus]
-        key = where.tobytes()
-        if key in seen:
+        content = where.tobytes()
+        if content in seen:
             continue
-        seen.add(key)
+        seen.add(content)
         members = members_by_level(where, (tp, cp, dp, pp), etp, ep)
         of_priced = np.concatenate([members[name] for name in priced])
         found.setdefault(tuple(of_priced.tolist()), (members, gpus))
@@ -232,18 +251,15 @@ def _groups_lie_as_priced(placement: Placement, row: int, where: IntArray, layou
 def _rank_orders(cluster: ClusterSpec, layout: Layout) -> Iterator[IntArray]:
     """The number of every rank's GPU, ranks counted tp, cp, dp, pp, under regular orders of ranks and nodes.
 
-    First the axes nested in each order, over every run of GPUs; then all parallelism matrices over the equal
-    pieces of each run, as on the same nodes without a list.
+    Over every run of GPUs the axes nested in each order, then all parallelism matrices over its equal pieces,
+    as on the same nodes without a list. Runs come with the likely ones first.
     """
     tp, world = int(layout.tp), int(layout.gpus)
-    free = free_gpus_of(cluster)
-    runs = list(free.runs(tp, world // tp, slot_sizes(cluster, layout)))
     degrees = {axis: int(getattr(layout, axis)) for axis in AXES}
     orders = list(permutations([axis for axis in ("cp", "dp", "pp") if degrees[axis] > 1]))
-    for order in orders:
-        positions = _nested_positions(degrees, order)
-        yield from (run.gpus[positions] for run in runs)
-    for run in runs:
+    nested = [_nested_positions(degrees, order) for order in orders]
+    for run in free_gpus_of(cluster).runs(tp, world // tp, slot_sizes(cluster, layout)):
+        yield from (run.gpus[positions] for positions in nested)
         yield from (run.gpus[positions] for positions in _matrix_positions(degrees, run))
 
 

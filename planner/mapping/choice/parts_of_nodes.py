@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -16,6 +17,7 @@ from meshwright.costmodel.constants.calibrated import calibrated_constants
 from meshwright.costmodel.constants.rates import links_of
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.workload import Workload
+from meshwright.errors import OutOfTimeError
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.mapping.choice.counted import (
     CountedMappings,
@@ -45,9 +47,11 @@ class PartsOfNodes:
         self.unlisted_s = inf
         """Of the layouts bounded so far: no mapping that is not listed is faster than this."""
         self._is_monotone: dict[int, bool] = {}
+        self.deadline = inf
+        """On the clock of `time.monotonic`; behind it no mappings are counted for bounds."""
 
     def has(self, layout: Layout, slots_of: Callable[[Layout], Instance | None]) -> bool:
-        """Whether a layout's mappings are counted; `slots_of` has its slots, and is asked where they matter."""
+        """Whether a layout's mappings are counted; `slots_of` has its slots, asked where they matter."""
         return takes_parts_of_nodes(self._workload.cluster, layout, slots_of)
 
     def counted(self, layout: Layout) -> CountedMappings | None:
@@ -60,10 +64,15 @@ class PartsOfNodes:
     ) -> list[MappingBounds]:
         """Bounds of every listed mapping of some layouts, [n]; the others lower `unlisted_s`.
 
-        `packed_s` are bounds of the layouts, whatever their mapping.
+        `packed_s` are bounds of the layouts, whatever their mapping. Raises OutOfTimeError behind the
+        deadline.
         """
         rows = range(layouts.broadcast_shape()[0])
-        found = {row: self.counted(layouts.scalar(row)) for row in rows}
+        found = {}
+        for row in rows:
+            if time.monotonic() > self.deadline:
+                raise OutOfTimeError
+            found[row] = self.counted(layouts.scalar(row))
         counted = {row: one for row, one in found.items() if one is not None}
         own = layouts.take(np.array(list(counted), dtype=np.int64))
         listed = [_Rows(placement=one.placement) for one in counted.values()]

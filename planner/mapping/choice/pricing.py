@@ -91,7 +91,7 @@ class MappedPricing(CostModelPricing):
 
     def stop_at(self, deadline: float) -> None:
         """Whether a mapping exists is not asked behind this time, and bounds stay where they are."""
-        self._packing.deadline = deadline
+        self._packing.deadline = self._parts.deadline = deadline
 
     @property
     def undecided_s(self) -> float:

@@ -15,9 +15,11 @@ from meshwright.constraints.registry import rules_for
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.planner.bounds.exact_cost import MappingBounds
-from meshwright.planner.mapping.choice.effective import placement_of
-from meshwright.planner.mapping.choice.pricing import PROFILE, MappedPricing, PlacedAs
-from meshwright.planner.mapping.instance import Instance
+from meshwright.planner.mapping.choice.counted import counted_placement
+from meshwright.planner.mapping.choice.free_gpus import free_gpus_of
+from meshwright.planner.mapping.choice.placed_as import PROFILE, PlacedAs
+from meshwright.planner.mapping.choice.pricing import MappedPricing
+from meshwright.planner.mapping.instance import Instance, ranks_of
 from meshwright.planner.mapping.problem import MappingProblem
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.model import Candidates
@@ -106,6 +108,11 @@ class Tables:
             yield self.candidates.layouts.scalar(row)
 
 
+def has_parts_of_nodes(request: PlanRequest) -> bool:
+    """Whether some nodes are part-filled: mappings are then listed and counted, not asked of CP-SAT."""
+    return free_gpus_of(request.cluster).are_part_filled
+
+
 def legal_layouts(request: PlanRequest) -> Tables:
     """Every layout of the request's space that no rule forbids."""
     space = space_of(request)
@@ -159,7 +166,8 @@ def best_assignment_s(pricing: MappedPricing, layout: Layout, instance: Instance
     workload = pricing.workload.on(int(layout.gpus))
     found: dict[bytes, Placement] = {}
     for assignment in assignments(instance.problem):
-        placement = placement_of(workload, instance, assignment)
+        ranks = ranks_of(instance, assignment)
+        placement = counted_placement(workload.cluster, layout, ranks)
         found.setdefault(
             b"".join(np.asarray(m).tobytes() for m in vars(placement).values()), placement
         )

@@ -26,6 +26,7 @@ from meshwright.planner.search.request_space import space_of
 from tests.planner.mapping.irregular import (
     Tables,
     enumerated_s,
+    has_parts_of_nodes,
     legal_layouts,
     priced_under,
     random_request,
@@ -76,6 +77,13 @@ def test_the_plan_is_the_least_of_all_layouts_on_all_assignments(block: int) -> 
         found = fastest_plan(request)
         if least == inf:
             assert found.status == "infeasible", seed
+            continue
+        if has_parts_of_nodes(request):
+            # Slots that are parts of nodes are some of the mappings that are looked at.
+            price_s, bound_s = found.objective.step_time_s, found.objective.lower_bound_s
+            assert price_s is not None, seed
+            assert bound_s is not None, seed
+            assert bound_s <= price_s <= least * (1 + 1e-9), seed
             continue
         assert found.status == "optimal", seed
         assert found.objective.gap == 0
@@ -170,9 +178,9 @@ def test_the_least_bound_in_place_of_the_model_is_worse_in_half_of_the_requests(
     pairs = [
         least_bound_completed(request)
         for request in map(random_request, range(30))
-        if is_irregular(request.cluster)
+        if is_irregular(request.cluster) and not has_parts_of_nodes(request)
     ]
     planned = [(best_s, other_s) for best_s, other_s in pairs if best_s < inf]
     worse = sum(other_s > best_s * (1 + 1e-4) for best_s, other_s in planned)
-    assert len(planned) >= 25
+    assert len(planned) >= 20
     assert worse * 2 >= len(planned)
