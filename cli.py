@@ -7,7 +7,7 @@ import click
 from meshwright.commands.calculators import collective, memory, pipeline, roofline
 from meshwright.commands.calibration import calibrate_command
 from meshwright.commands.catalogs import catalog, model, schema
-from meshwright.commands.fabric import map_, traffic
+from meshwright.commands.fabric import launch, map_, traffic
 from meshwright.commands.many import batch, fleet, recommend_command
 from meshwright.commands.pages import report, trace
 from meshwright.commands.placement import experts_command
@@ -15,7 +15,6 @@ from meshwright.commands.planning import (
     compare_command,
     estimate_command,
     explain,
-    launch,
     plan_command,
     validate_command,
     verify_command,

@@ -1,4 +1,4 @@
-"""Where ranks go on a fabric, and what crosses it."""
+"""Where ranks go on a fabric, what starts them there, and what crosses it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from meshwright.commands.calculators import answer, why_option
+from meshwright.commands.options import placing_options
 from meshwright.commands.parameters import ChoiceIn
 from meshwright.commands.terminal import (
     PATH,
@@ -22,7 +23,7 @@ from meshwright.errors import ExitCode
 
 @click.command("map")
 @click.argument("plan", type=PATH, metavar="PLAN")
-@click.option("--cluster", help="Catalog name or cluster YAML; the plan's own cluster when absent.")
+@placing_options
 @click.option(
     "--objective", type=ChoiceIn("planner.analysis.rank_mapping", "OBJECTIVES"), default="traffic",
     show_default=True,
@@ -56,6 +57,7 @@ def map_(
     *,
     plan: Path,
     cluster: str | None,
+    nodes: str | None,
     objective: str,
     dp_weight: float,
     spares: int,
@@ -68,18 +70,22 @@ def map_(
     """Place the ranks of a plan's layout on a cluster's free nodes, with a bound.
 
     Which nodes form which pipeline stage and replica is chosen so that the least time is spent on the
-    up-links of leaves and pods, or groups reach few of them; hostname order is printed beside it.
+    up-links of leaves and pods, or groups reach few of them; hostname order is printed beside it. The plan is
+    priced on its new places.
     """
-    from meshwright.cluster_specs.reader import read_cluster
     from meshwright.documents.output_files import refuse_taken
-    from meshwright.planner.analysis.rank_mapping import map_plan, mapping_document
+    from meshwright.planner.analysis.rank_mapping import (
+        map_plan,
+        mapping_document,
+        nodes_to_place_on,
+    )
     from meshwright.planner.launch.plan_files import PLAN_FILES, plan_files
     from meshwright.planner.mapping.spread.bound import ReachWeights
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.mapping_view import mapping_view
 
     laid_out = read_feasible_plan(plan)
-    onto = None if cluster is None else read_cluster(cluster)
+    onto = nodes_to_place_on(laid_out, cluster, nodes)
     if output is not None:
         refuse_taken(output, PLAN_FILES, force)
     mapped = map_plan(
@@ -90,6 +96,52 @@ def map_(
     print_json(document) if as_json else show(mapping_view(document))
     if output is not None:
         write_plan(output, plan_files(mapped.plan), force)
+
+
+@click.command()
+@click.argument("plan", type=PATH, metavar="PLAN")
+@click.option(
+    "--target",
+    type=ChoiceIn("planner.launch.plan_files", "TARGETS"),
+    help="A framework or scheduler; by default the plan's framework.",
+)
+@click.option(
+    "-o", "--output", type=PATH, metavar="DIR", required=True, help="Folder for the files."
+)
+@placing_options
+@force_option
+@common
+def launch(
+    *,
+    plan: Path,
+    target: str | None,
+    cluster: str | None,
+    nodes: str | None,
+    output: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the files that start a plan in a framework.
+
+    With --nodes or --cluster its ranks are placed there first, as `map` does, and the plan is priced there.
+    """
+    from meshwright.documents.output_files import write_files
+    from meshwright.planner.launch.plan_files import plan_files
+    from meshwright.planner.plan.texts import read_feasible_plan
+
+    laid_out = read_feasible_plan(plan)
+    if cluster is not None or nodes is not None:
+        from meshwright.planner.analysis.rank_mapping import map_plan, nodes_to_place_on
+
+        laid_out = map_plan(laid_out, nodes_to_place_on(laid_out, cluster, nodes)).plan
+    files = plan_files(laid_out, target)
+    written = write_files(output, files, force)
+    if as_json:
+        print_json(
+            {"target": target, "directory": str(output), "files": [path.name for path in written]}
+        )
+    else:
+        click.echo("\n".join(str(path) for path in written))
 
 
 @click.command()

@@ -52,6 +52,17 @@ def plan_options(command: Command) -> Command:
     return _add(options, command)
 
 
+def placing_options(command: Command) -> Command:
+    """Adds where the ranks of a finished plan are to go."""
+    options = [
+        click.option(
+            "--cluster", help="Catalog name or cluster YAML; the plan's own cluster when absent."
+        ),
+        _value("--nodes", str, "LIST|FILE", "Use only these nodes (host list)."),
+    ]
+    return _add(options, command)
+
+
 def _leeway_options() -> Options:
     """What a plan may use and must leave."""
     software = "deepep,hybridep,allgather,ep-overlap,tp-overlap,cuda-graph,full-graph,cp-a2a,"

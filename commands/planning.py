@@ -245,34 +245,6 @@ def validate_command(
         show(validation_view(document, every_row=every_row))
 
 
-@click.command()
-@click.argument("plan", type=PATH, metavar="PLAN")
-@click.option(
-    "--target",
-    type=ChoiceIn("planner.launch.plan_files", "TARGETS"),
-    help="A framework or scheduler; by default the plan's framework.",
-)
-@click.option(
-    "-o", "--output", type=PATH, metavar="DIR", required=True, help="Folder for the files."
-)
-@force_option
-@common
-def launch(plan: Path, target: str | None, output: Path, force: bool, as_json: bool) -> None:
-    """Write the files that start a plan in a framework."""
-    from meshwright.documents.output_files import write_files
-    from meshwright.planner.launch.plan_files import plan_files
-    from meshwright.planner.plan.texts import read_feasible_plan
-
-    files = plan_files(read_feasible_plan(plan), target)
-    written = write_files(output, files, force)
-    if as_json:
-        print_json(
-            {"target": target, "directory": str(output), "files": [path.name for path in written]}
-        )
-    else:
-        click.echo("\n".join(str(path) for path in written))
-
-
 @click.command("verify")
 @click.argument("plan", type=PATH, metavar="PLAN")
 @click.argument("directory", type=PATH, metavar="[DIR]", required=False)

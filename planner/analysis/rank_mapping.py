@@ -7,10 +7,10 @@ from time import monotonic
 from typing import Any
 
 from meshwright.cluster_specs.naming import node_name
+from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT
 from meshwright.planner.mapping.instance import Instance, idle_nodes, instance_of, ranks_of
 from meshwright.planner.mapping.least_busiest import least_busiest
 from meshwright.planner.mapping.least_traffic import TIME_LIMIT_S, least_traffic
@@ -22,7 +22,9 @@ from meshwright.planner.mapping.spread.bound import ReachWeights
 from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSolution, least_spread
 from meshwright.planner.mapping.spread.swaps import with_short_pipelines
 from meshwright.planner.plan.digest import with_digest
-from meshwright.planner.plan.document import Mapping, Plan
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.repriced import placed_on
+from meshwright.planner.request.reader import limited_to_nodes
 from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.solvers.clock import within
@@ -37,7 +39,9 @@ class MappedPlan:
     """A plan on a cluster's free nodes."""
 
     plan: Plan
-    """With the new mapping; its predicted time is that of the plan given."""
+    """With the new mapping, priced there."""
+    planned_s: float | None
+    """The step as the plan given states it."""
     instance: Instance
     solution: MappingSolution
     ranks: list[Place]
@@ -58,7 +62,8 @@ def map_plan(
     """Places a plan's layout on the free nodes of a cluster, the plan's own where none is given.
 
     `weights` are those of the objective `spread`.
-    Raises InputError for a wish that is not known, InfeasibleError where the layout does not fit.
+    Raises InputError for a wish that is not known, InfeasibleError where the layout does not fit, or breaks a
+    rule there.
     """
     _check(objective, order, spares)
     cluster = cluster or plan.inputs.cluster
@@ -79,17 +84,54 @@ def map_plan(
     with within(time_limit_s):
         instance, solution = with_spares(cluster, spares, solved)
     ranks = ranks_of(instance, solution.assignment)
-    mapping = Mapping(order=list(MEGATRON_DEFAULT), levels=[], matrix={}, ranks=ranks)
-    inputs = plan.inputs.model_copy(
-        update={"cluster": cluster, "gpus": min(cluster.gpus, plan.inputs.gpus)}
-    )
     return MappedPlan(
-        plan=with_digest(plan.model_copy(update={"mapping": mapping, "inputs": inputs})),
+        plan=with_digest(placed_on(plan, cluster, ranks)),
+        planned_s=plan.objective.step_time_s,
         instance=instance,
         solution=solution,
         ranks=ranks,
         idle=[node_name(cluster, node) for node in idle_nodes(cluster, ranks)],
     )
+
+
+def nodes_to_place_on(plan: Plan, cluster: str | None, nodes: str | None) -> ClusterSpec | None:
+    """What a plan is to be placed on.
+
+    Parameters
+    ----------
+    plan
+        A finished plan.
+    cluster
+        Catalog name or cluster file; the plan's own cluster when None.
+    nodes
+        Host list, or a file of them, of the nodes that ranks may go to; all when None.
+
+    Returns
+    -------
+    ClusterSpec or None
+        None where neither is given.
+
+    Raises
+    ------
+    InputError
+        As `plan --nodes` does.
+    InfeasibleError
+        If these nodes of the plan's own cluster are too few.
+    """
+    if cluster is None and nodes is None:
+        return None
+    onto = plan.inputs.cluster if cluster is None else read_cluster(cluster)
+    if nodes is None:
+        return onto
+    limited = limited_to_nodes(onto, nodes)
+    layout = plan.layout
+    needed = 0 if layout is None else layout.tp * layout.cp * layout.pp * layout.dp
+    if cluster is None and limited.gpus < needed:
+        raise InfeasibleError(
+            f"the layout needs {needed} GPUs, these nodes of {onto.name!r} have {limited.gpus} free; nodes "
+            "that the plan left out count as taken: give the whole cluster with --cluster"
+        )
+    return limited
 
 
 def _solved(
@@ -150,6 +192,8 @@ def mapping_document(found: MappedPlan) -> dict[str, Any]:
     return {
         "order": list(mapping.order),
         "ranks": [list(place) for place in found.ranks],
+        "step_time_s": found.plan.objective.step_time_s,
+        "planned_step_time_s": found.planned_s,
         "objective": solution.objective,
         "price_s": solution.price_s,
         "lower_bound_s": solution.bound_s if bounded else None,

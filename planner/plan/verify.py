@@ -145,20 +145,25 @@ def _mapping_faults(workload: Workload, layout: Layout, mapping: Mapping) -> Ite
 
 
 def _rank_faults(workload: Workload, layout: Layout, mapping: Mapping) -> Iterator[str]:
-    """What is wrong with a mapping that is given rank by rank, on the free GPUs of listed nodes."""
+    """What is wrong with a mapping that is given rank by rank, on the free GPUs of a cluster's nodes."""
     cluster, ranks = workload.cluster, mapping.ranks or []
     free = {
         (index, gpu)
         for index, node in enumerate(cluster.nodes)
         for gpu in range(cluster.gpus_per_node if node.free_gpus is None else node.free_gpus)
     }
+    if not cluster.nodes:
+        free = {divmod(gpu, cluster.gpus_per_node) for gpu in range(cluster.gpus)}
     if len(ranks) != workload.gpus or len(set(ranks)) != len(ranks) or not set(ranks) <= free:
         yield "the ranks are not on free GPUs, one each"
     domain, tp = max(cluster.nvlink_domain // cluster.gpus_per_node, 1), int(layout.tp)
     for first_rank in range(0, len(ranks), tp):
         nodes = {node for node, _ in ranks[first_rank : first_rank + tp]}
-        leaves = {(cluster.nodes[node].pod, cluster.nodes[node].leaf) for node in nodes}
-        if len(nodes) > domain or len(leaves) > 1:
+        leaves = {
+            (cluster.nodes[node].pod, cluster.nodes[node].leaf) for node in nodes if cluster.nodes
+        }
+        domains = {node // domain for node in nodes if not cluster.nodes}
+        if len(nodes) > domain or len(leaves) > 1 or len(domains) > 1:
             yield "a tensor-parallel group leaves the scale-up domain"
             return
 

@@ -23,9 +23,17 @@ def mapping_view(document: Document) -> View:
     return [
         line(head),
         _figures(document),
+        line(_step(document)),
         line(_certificate(document)),
         *_idle(document["idle_nodes"]),
     ]
+
+
+def _step(document: Document) -> str:
+    """The step on these places, beside the plan's own."""
+    now_s, planned_s = document["step_time_s"], document["planned_step_time_s"]
+    planned = "" if planned_s is None else f"; the plan states {seconds(planned_s)}"
+    return f"A step of the plan with its ranks here: {seconds(now_s)}{planned}."
 
 
 def _figures(document: Document) -> Block:

@@ -191,8 +191,9 @@ def _beaten(case: Case, plan: Plan, effort: Effort, verdict: Verdict) -> Iterato
     chance = random.Random(case.number)
     request = replace(case.request(), cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
     cluster = plan.inputs.cluster
+    planned = plan.mapping.ranks if plan.mapping is not None else None
     tried = [_of_plan(plan), *_promising(chance, request, plan, effort)]
-    for decided in tried:
+    for number, decided in enumerate(tried):
         workload = _workload(request, cluster, decided)
         search = PlaceSearch(
             cluster=cluster,
@@ -200,7 +201,8 @@ def _beaten(case: Case, plan: Plan, effort: Effort, verdict: Verdict) -> Iterato
             prices=lambda places, w=workload, d=decided: _seconds(w, d, places),  # type: ignore[misc]
             chance=chance,
         )
-        seconds, ranks = search.best(effort.turns, bound_s * (1 - SAME))
+        known = planned or () if number == 0 else ()
+        seconds, ranks = search.best(effort.turns, bound_s * (1 - SAME), known)
         verdict.own_s = min(verdict.own_s, seconds)
         if seconds < bound_s * (1 - SAME):
             kind = "optimum beaten" if plan.status == "optimal" else "bound beaten"

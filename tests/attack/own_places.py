@@ -199,12 +199,17 @@ class PlaceSearch:
         """The rank list of a placement."""
         return [place for slot in slots[: self._units].tolist() for place in self._slots[slot]]
 
-    def best(self, turns: int, enough_s: float) -> tuple[float, list[Place]]:
-        """The fastest placement met, until one is below `enough_s`; infinite where nothing is held."""
+    def best(
+        self, turns: int, enough_s: float, known: Sequence[Place] = ()
+    ) -> tuple[float, list[Place]]:
+        """The fastest placement met, until one is below `enough_s`; infinite where nothing is held.
+
+        `known` is a rank list to begin with too.
+        """
         best_s, best = np.inf, np.arange(len(self._slots))
         if not self.holds:
             return best_s, []
-        starts = list(self._orders())
+        starts = [*self._as_slots(known), *self._orders()]
         seconds = self._seconds(starts)
         for start in np.argsort(seconds)[: max(1, turns // 8)].tolist():
             now_s, now = float(seconds[start]), starts[start]
@@ -221,6 +226,16 @@ class PlaceSearch:
             if best_s < enough_s:
                 break
         return best_s, self.ranks(best)
+
+    def _as_slots(self, ranks: Sequence[Place]) -> Iterator[IntArray]:
+        """A rank list as slots, those that it leaves free behind; nothing where it cuts nodes otherwise."""
+        number = {slot: position for position, slot in enumerate(self._slots)}
+        cuts = range(0, len(ranks), self._unit)
+        taken = [number.get(tuple(ranks[first : first + self._unit])) for first in cuts]
+        used = [slot for slot in taken if slot is not None]
+        if ranks and len(used) == len(taken) == self._units:
+            rest = sorted(set(range(len(self._slots))) - set(used))
+            yield np.array([*used, *rest], dtype=np.int64)
 
     def _seconds(self, placements: Sequence[IntArray]) -> NDArray[np.float64]:
         """One price for all placements with the same counts."""

@@ -245,3 +245,82 @@ def test_hostname_order_has_no_bound_of_its_spread(regular: Path, tmp_path: Path
     )
     assert plain["spread"] == plain["hostname_order"]["spread"]
     assert plain["price_s"] == plain["uplinks_busy_s"]
+
+
+@pytest.fixture(scope="module")
+def part_filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(a plan of 11 GPUs on two of four nodes, the cluster file with all four): two have 3 GPUs free."""
+    folder = tmp_path_factory.mktemp("part")
+    cluster = folder / "cluster.yaml"
+    cluster.write_text(
+        "name: four\nbase: dgx-h100\n"
+        "levels:\n- {name: leaf, gpus: 32}\n- {name: core, gpus: 256, oversubscription: 4}\n"
+        "nodes:\n- {name: a0, leaf: l0}\n- {name: a1, leaf: l0, free_gpus: 3}\n"
+        "- {name: b0, leaf: l1}\n- {name: c0, leaf: l2, free_gpus: 3}\n",
+        encoding="utf-8",
+    )
+    code, text = run(
+        "plan", "gpt2-xl", "--cluster", cluster, "--nodes", "a[0-1]", "--global-batch", 22, "--seq-len", 2048,
+        "--pin", "tp=1,pp=1,dp=11", "--framework", "fsdp2", "-o", folder / "plan",
+    )  # fmt: skip
+    assert code == 0, text
+    return folder / "plan", cluster
+
+
+@pytest.mark.parametrize("command", ["map", "launch"])
+def test_a_plan_is_placed_on_other_nodes_and_priced_there(
+    command: str, part_filled: tuple[Path, Path], tmp_path: Path
+) -> None:
+    plan, cluster = part_filled
+    before = read_plan(plan)
+    (tmp_path / "hosts").write_text("b0\nc0\n", encoding="utf-8")
+    nodes = tmp_path / "hosts" if command == "map" else "b0,c0"
+    code, text = run(command, plan, "--cluster", cluster, "--nodes", nodes, "-o", tmp_path / "out")
+    assert code == 0, text
+    after = read_plan(tmp_path / "out")
+    assert after.mapping is not None
+    assert {node for node, _ in after.mapping.ranks or []} == {2, 3}
+    assert after.layout == before.layout
+    assert after.execution == before.execution
+    hosts = (tmp_path / "out" / "hostfile").read_text(encoding="utf-8").split()
+    assert sorted(hosts) == ["b0", "c0"]
+    # Two leaves at a quarter of the rate in place of one: slower, and said to be unproven.
+    assert before.objective.step_time_s is not None
+    assert after.objective.step_time_s is not None
+    assert after.objective.step_time_s > before.objective.step_time_s * 1.01
+    assert (after.status, after.objective.lower_bound_s) == ("feasible", None)
+    code, text = run("verify", tmp_path / "out")
+    assert code == 0, text
+
+
+def test_nodes_that_cannot_hold_the_plan_are_refused(
+    part_filled: tuple[Path, Path], tmp_path: Path
+) -> None:
+    plan, cluster = part_filled
+    for command in ("map", "launch"):
+        more = ["-o", str(tmp_path / command), "--json"]
+        code, text = run(command, plan, "--cluster", cluster, "--nodes", "b0", *more)
+        assert code == 1
+        assert "needs 11 GPUs" in json.loads(text)["error"]["message"]
+        code, text = run(command, plan, "--cluster", cluster, "--nodes", "b1", *more)
+        assert code == 2
+        message = json.loads(text)["error"]["message"]
+        asked = ("plan", "gpt2-xl", "--cluster", cluster, "--nodes", "b1", "--global-batch", 22)
+        refused = run(*asked, "--seq-len", 2048, "--json")
+        assert message == json.loads(refused[1])["error"]["message"]
+        # The plan's own cluster has only its nodes free.
+        code, text = run(command, plan, "--nodes", "a0,b0", *more)
+        assert code == 1
+        assert "--cluster" in json.loads(text)["error"]["message"]
+        assert not (tmp_path / command).exists()
+
+
+def test_a_placed_plan_must_keep_the_rules_there(tmp_path: Path, regular: Path) -> None:
+    """What one device can run is not placed on another."""
+    small = cluster_file(tmp_path)
+    small.write_text(
+        small.read_text("utf-8").replace("base: dgx-h100", "base: dgx-v100"), encoding="utf-8"
+    )
+    code, text = run("map", regular, "--cluster", small, "--json")
+    assert code == 1
+    assert "bf16" in json.loads(text)["error"]["message"]
