@@ -62,4 +62,4 @@ def repeated_part(order: Sequence[str]) -> int:
     """
     count = len(order)
     parts = (size for size in range(1, count + 1) if count % size == 0)
-    return next(size for size in parts if order[:size] * (count // size) == order)
+    return next(size for size in parts if list(order[:size]) * (count // size) == list(order))

@@ -72,7 +72,8 @@ def _deepep(ranks: Floats, hidden: float) -> Floats:
     )
     nvlink = _CHANNELS * np.minimum(ranks, _PEERS) * tokens * token
     nodes = np.where(np.asarray(ranks) > _PEERS, np.asarray(ranks) / _PEERS, 0.0)
-    return nvlink + 2.0 * _CHANNELS * nodes * _RDMA_TOKENS * (token + 16.0)
+    rdma = 2.0 * _CHANNELS * nodes * _RDMA_TOKENS * (token + 16.0)
+    return np.asarray(nvlink + rdma, dtype=np.float64)
 
 
 def _hybridep(

@@ -43,7 +43,8 @@ def test_small_allocations_are_planned_as_well_as_they_can_be(number: int) -> No
 
 @pytest.mark.soak
 def test_no_random_allocation_has_a_plan_that_is_wrong_or_beaten() -> None:
-    end_s, number, verdicts = time.monotonic() + ATTACK_S / 4, SEED, []
+    end_s, number = time.monotonic() + ATTACK_S / 4, SEED
+    verdicts: list[Verdict] = []
     while time.monotonic() < end_s or len(verdicts) < FEWEST:
         verdicts.append(judged(random_case(number), Effort()))
         number += 1

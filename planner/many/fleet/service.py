@@ -354,7 +354,7 @@ def _job_row(fleet: Fleet, index: int) -> dict[str, Any]:
 def _unplanned_row(left_out: UnplannedJob) -> dict[str, Any]:
     job = left_out.job
     row = FleetJobRow(
-        name=job.name,
+        name=str(job.name),
         model=job.model,
         status=left_out.status,
         leaves=[],
