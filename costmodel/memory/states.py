@@ -230,8 +230,10 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     quantised copy of the weight and mostly of its transpose, beside the 16-bit weight or, with FP8
     parameters, instead of it. States of offloaded parameters are the host's
     (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py: fp32 weight and moments of an
-    offloaded parameter are made on the CPU; torch 2.13, CPUOffloadPolicy of FSDP2: weights and gradients lie there too; deepspeed/runtime/zero/stage3.py: under ZeRO 3 16-bit weights stay on
-    the GPU unless `offload_param` keeps their shards on the host, and gradients pass through it in 16 bits).
+    offloaded parameter are made on the CPU; torch 2.13, CPUOffloadPolicy of FSDP2: weights and
+    gradients lie there too; deepspeed/runtime/zero/stage3.py: under ZeRO 3 16-bit weights stay on
+    the GPU unless `offload_param` keeps their shards on the host, and gradients pass through it in
+    16 bits).
     Further copies of gradients are those of an optimizer that DeepSpeed takes for states on the GPU alone
     (deepspeed/runtime/engine.py, `_do_optimizer_sanity_check`).
 
