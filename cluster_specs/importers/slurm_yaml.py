@@ -27,7 +27,7 @@ def read_yaml(source: SourceText, topology: str | None = None) -> FileFacts:
     """
     entries = {}
     for node in _items(source, compose(source.text, source.name), "a list of topologies"):
-        fields = _fields(source, node, ("topology", "cluster_default", *_KINDS))
+        fields = _yaml_fields(source, node, ("topology", "cluster_default", *_KINDS))
         entries[_text(source, fields, "topology", node)] = (node, fields)
     if topology is not None and topology not in entries:
         raise InputError(
@@ -57,16 +57,16 @@ def _topology(source: SourceText, node: yaml.Node, fields: Fields) -> FileFacts:
             _line(node), "a flat topology names no switches; choose another with --topology"
         )
     if kinds[0] == "tree":
-        return _tree(source, fields["tree"])
-    return _blocks(source, fields["block"])
+        return _yaml_tree(source, fields["tree"])
+    return _yaml_blocks(source, fields["block"])
 
 
-def _tree(source: SourceText, node: yaml.Node) -> FileFacts:
+def _yaml_tree(source: SourceText, node: yaml.Node) -> FileFacts:
     tree = SwitchTree(source)
     for entry in _items(
-        source, _fields(source, node, ("switches",)).get("switches"), "switches: a list"
+        source, _yaml_fields(source, node, ("switches",)).get("switches"), "switches: a list"
     ):
-        fields = _fields(source, entry, ("switch", "children", "nodes"))
+        fields = _yaml_fields(source, entry, ("switch", "children", "nodes"))
         name, line = _text(source, fields, "switch", entry), _line(entry)
         tree.add(name, line)
         for child in names(source, line, _optional(source, fields, "children")):
@@ -76,8 +76,8 @@ def _tree(source: SourceText, node: yaml.Node) -> FileFacts:
     return tree.facts()
 
 
-def _blocks(source: SourceText, node: yaml.Node) -> FileFacts:
-    fields = _fields(source, node, ("block_sizes", "blocks"))
+def _yaml_blocks(source: SourceText, node: yaml.Node) -> FileFacts:
+    fields = _yaml_fields(source, node, ("block_sizes", "blocks"))
     sizes = []
     for entry in (
         _items(source, fields["block_sizes"], "a list of sizes") if "block_sizes" in fields else ()
@@ -88,7 +88,7 @@ def _blocks(source: SourceText, node: yaml.Node) -> FileFacts:
         sizes.append(int(text))
     blocks = []
     for entry in _items(source, fields.get("blocks"), "blocks: a list"):
-        inner = _fields(source, entry, ("block", "nodes"))
+        inner = _yaml_fields(source, entry, ("block", "nodes"))
         line = _line(entry)
         hosts = names(source, line, _optional(source, inner, "nodes"))
         blocks.append(
@@ -108,7 +108,7 @@ def _items(source: SourceText, node: yaml.Node | None, what: str) -> list[yaml.N
     return list(node.value)
 
 
-def _fields(source: SourceText, node: yaml.Node, allowed: tuple[str, ...]) -> Fields:
+def _yaml_fields(source: SourceText, node: yaml.Node, allowed: tuple[str, ...]) -> Fields:
     if not isinstance(node, yaml.MappingNode):
         raise source.expected(_line(node), f"a mapping with {', '.join(allowed)}", node.value)
     fields = {}

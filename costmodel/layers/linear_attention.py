@@ -18,9 +18,9 @@ from meshwright.model_specs.attention import GatedDeltaNetSpec
 
 CHUNK = 64
 """Positions that a kernel works on at once (fla/ops/gated_delta_rule/chunk.py)."""
-_BACKWARD_FLOPS = 3.0
+_DELTA_BACKWARD_FLOPS = 3.0
 """Products of the backward pass over those of the forward: two gradients each, and the states once more."""
-_CONVOLUTION_BYTES = (4.0, 8.0)
+_DELTA_CONVOLUTION_BYTES = (4.0, 8.0)
 """An element read and written; backward input and gradient read, gradient written, weights' sums."""
 _UNIT_BYTES = (4.0, 6.0)
 """An element of a query or key that is made of unit length, as a norm."""
@@ -47,7 +47,7 @@ def linear_attention_block(c: Context) -> LayerTime:
     spec = model.linear_attention
     assert spec is not None
     widths = spec.projected_width / tp, spec.value_width / tp
-    return recurrent_block(c, widths, delta_rule_s(c, spec), _streamed_bytes(c, spec))
+    return recurrent_block(c, widths, delta_rule_s(c, spec), _delta_streamed_bytes(c, spec))
 
 
 def delta_rule_s(c: Context, spec: GatedDeltaNetSpec) -> Passes:
@@ -81,13 +81,13 @@ def delta_rule_s(c: Context, spec: GatedDeltaNetSpec) -> Passes:
     moved_f = 2.0 * (7.0 * keys + 6.0 * values + 2.0 * state) + 12.0 * CHUNK
     moved_b = 2.0 * (19.0 * keys + 15.0 * values + 4.0 * state) + 4.0 * CHUNK
     compute_f = flops / rates.attention_forward_flops
-    compute_b = _BACKWARD_FLOPS * flops / rates.attention_backward_flops
+    compute_b = _DELTA_BACKWARD_FLOPS * flops / rates.attention_backward_flops
     forward = np.hypot(compute_f, moved_f / rates.hbm_bytes_per_s)
     backward = np.hypot(compute_b, moved_b / rates.hbm_bytes_per_s)
     return Passes(positions * forward, positions * backward)
 
 
-def _streamed_bytes(c: Context, spec: GatedDeltaNetSpec) -> Passes:
+def _delta_streamed_bytes(c: Context, spec: GatedDeltaNetSpec) -> Passes:
     """Bytes of all memory-bound operators, the block's norm and residual among them."""
     tp, hidden, around = np.asarray(c.layout.tp), c.workload.model.hidden, c.element_bytes.around
     convolved = (2.0 * spec.key_width + spec.value_width) / tp
@@ -97,7 +97,7 @@ def _streamed_bytes(c: Context, spec: GatedDeltaNetSpec) -> Passes:
     if spec.value_heads > spec.key_heads:
         copied = 2.0 * spec.value_heads * spec.key_head_dim / tp
     elements = (convolved, of_unit_length, copied, values)
-    bytes_of = (_CONVOLUTION_BYTES, _UNIT_BYTES, _COPY_BYTES, _GATED_NORM_BYTES)
+    bytes_of = (_DELTA_CONVOLUTION_BYTES, _UNIT_BYTES, _COPY_BYTES, _GATED_NORM_BYTES)
     cast = quantise_bytes(c, c.tokens, hidden + values)
     cast_b = quantise_bytes(c, c.tokens, spec.projected_width / tp + hidden)
     inner_f = sum(count * moved[0] for count, moved in zip(elements, bytes_of, strict=True))

@@ -58,7 +58,7 @@ def mamba1_block(c: Context) -> LayerTime:
         (hidden, channels),
     )
     products = [linear(c, c.tokens, np.float64(n), k) for n, k in shapes]
-    scan, moved = selective_scan_s(c, spec), _streamed_bytes(c, spec)
+    scan, moved = selective_scan_s(c, spec), _mamba1_streamed_bytes(c, spec)
     none = 0.0 * scan.forward
     forward = {
         "gemm": sum((product.forward for product in products), start=none),
@@ -104,7 +104,7 @@ def selective_scan_s(c: Context, spec: Mamba1Spec) -> Passes:
     return Passes(*seconds)
 
 
-def _streamed_bytes(c: Context, spec: Mamba1Spec) -> Passes:
+def _mamba1_streamed_bytes(c: Context, spec: Mamba1Spec) -> Passes:
     """Bytes of all memory-bound operators beside the scan, the block's norm and residual among them."""
     around, elements = c.element_bytes.around, c.hidden_elements
     hidden, normed = c.workload.model.hidden, spec.selected_width * spec.inner_norms

@@ -21,7 +21,7 @@ from meshwright.model_specs.flops import attended_positions
 
 _HEAD_BLOCK = 64.0
 """Heads that the kernels work on at once, or padded to (dsa_cudnn_kernels.py, _flash_mla_head_padding)."""
-_BACKWARD_FLOPS = 2.5
+_SPARSE_BACKWARD_FLOPS = 2.5
 """Products of the backward pass over those of the forward: scores once more, and four gradients."""
 _SCORE_BYTES = 16.0
 """A score of 4 bytes, written by the indexer and read by three passes of the selection."""
@@ -66,7 +66,9 @@ def sparse_core_s(c: Context) -> Passes:
     flops = 2.0 * heads * (keys + latent.kv_lora_rank) * chosen
     read_s = 2.0 * keys * chosen / rates.hbm_bytes_per_s
     forward = np.hypot(flops / rates.attention_forward_flops, read_s)
-    backward = np.hypot(_BACKWARD_FLOPS * flops / rates.attention_backward_flops, 3.0 * read_s)
+    backward = np.hypot(
+        _SPARSE_BACKWARD_FLOPS * flops / rates.attention_backward_flops, 3.0 * read_s
+    )
     return Passes(c.tokens * forward, c.tokens * backward)
 
 

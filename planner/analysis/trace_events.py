@@ -33,7 +33,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class _Played:
+class _PlayedPass:
     """One pass and its time."""
 
     step: Pass
@@ -64,7 +64,7 @@ class _Chunks:
     def __init__(self, trace: Trace) -> None:
         self.rank: dict[int, int] = {}
         self.seconds: dict[int, float] = {}
-        for rank, played in enumerate(_played(trace)):
+        for rank, played in enumerate(_played_passes(trace)):
             for each in played:
                 step = each.step
                 self.rank[step.chunk] = rank
@@ -73,16 +73,16 @@ class _Chunks:
                     self.seconds[step.chunk] = before_s + each.seconds
 
 
-def _played(trace: Trace) -> Iterator[list[_Played]]:
+def _played_passes(trace: Trace) -> Iterator[list[_PlayedPass]]:
     timeline = trace.timeline
     for rank, order in enumerate(timeline.passes):
         times = zip(order, timeline.starts_s[rank], timeline.ends_s[rank], strict=True)
-        yield [_Played(*row) for row in times]
+        yield [_PlayedPass(*row) for row in times]
 
 
 def _events(trace: Trace) -> Iterator[Event]:
     chunks = _Chunks(trace)
-    for rank, played in enumerate(_played(trace)):
+    for rank, played in enumerate(_played_passes(trace)):
         yield from _names(rank)
         for each in played:
             yield _pass(trace, rank, each)
@@ -90,7 +90,7 @@ def _events(trace: Trace) -> Iterator[Event]:
                 yield from _waits(trace, rank, each, chunks)
                 yield from _transfer(trace, rank, each, chunks)
         yield from _afterwards(trace, rank)
-        yield from _memory(trace, rank, played)
+        yield from _memory_counter(trace, rank, played)
 
 
 def _names(rank: int) -> Iterator[Event]:
@@ -104,7 +104,7 @@ def _names(rank: int) -> Iterator[Event]:
         yield {"name": "thread_sort_index", **track, "args": {"sort_index": thread}}
 
 
-def _pass(trace: Trace, rank: int, played: _Played) -> Event:
+def _pass(trace: Trace, rank: int, played: _PlayedPass) -> Event:
     step = played.step
     return _event(
         f"{step.work.value}{step.micro_batch}",
@@ -118,7 +118,7 @@ def _pass(trace: Trace, rank: int, played: _Played) -> Event:
     )
 
 
-def _waits(trace: Trace, rank: int, played: _Played, chunks: _Chunks) -> Iterator[Event]:
+def _waits(trace: Trace, rank: int, played: _PlayedPass, chunks: _Chunks) -> Iterator[Event]:
     """What the layers of a pass wait for in all, one part after the other up to the end of the pass.
 
     A micro-batch's waits in a chunk are shared out over its passes by their time, as the prices are.
@@ -135,7 +135,7 @@ def _waits(trace: Trace, rank: int, played: _Played, chunks: _Chunks) -> Iterato
             yield _event(part, "communication", track, now_s, seconds, micro_batch=batch)
 
 
-def _transfer(trace: Trace, rank: int, played: _Played, chunks: _Chunks) -> Iterator[Event]:
+def _transfer(trace: Trace, rank: int, played: _PlayedPass, chunks: _Chunks) -> Iterator[Event]:
     """The activations or gradients that a pass sends to the rank of the next chunk."""
     step = played.step
     receiver = chunks.rank.get(step.chunk + (-1 if step.backward else 1), rank)
@@ -155,7 +155,7 @@ def _afterwards(trace: Trace, rank: int) -> Iterator[Event]:
         now_s += seconds
 
 
-def _memory(trace: Trace, rank: int, played: list[_Played]) -> Iterator[Event]:
+def _memory_counter(trace: Trace, rank: int, played: list[_PlayedPass]) -> Iterator[Event]:
     """GiB on a GPU of a rank: what stays, and activations in proportion to the micro-batches in flight.
 
     The most that are in flight make up the predicted peak.

@@ -116,7 +116,7 @@ def _has_hierarchy(operation: str, ranks: int, network: Network) -> bool:
     return operation == "all-reduce" and network.inside is not None and 1 < network.per_node < ranks
 
 
-def _hierarchy_s(size_bytes: float, ranks: int, network: Network) -> float:
+def _textbook_hierarchy_s(size_bytes: float, ranks: int, network: Network) -> float:
     """Reduce-scatter inside, all-reduce between, all-gather inside; ranks of a node share its link."""
     assert network.inside is not None
     between = replace(network.link, bytes_per_s=network.link.bytes_per_s / network.per_node)
@@ -140,7 +140,8 @@ def _lines(operation: str, ranks: int, network: Network) -> dict[str, tuple[floa
         lines[name] = line(without_s, with_s)
     if _has_hierarchy(operation, ranks, network):
         lines["hierarchical"] = line(
-            _hierarchy_s(0.0, ranks, network), _hierarchy_s(_UNIT_BYTES, ranks, network)
+            _textbook_hierarchy_s(0.0, ranks, network),
+            _textbook_hierarchy_s(_UNIT_BYTES, ranks, network),
         )
     return lines
 

@@ -23,7 +23,7 @@ from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.stages import ALL_LAYERS
 from meshwright.planner.search.space import Space
 
-_ROUNDING = 1e-6
+_MEMORY_ROUNDING = 1e-6
 """Of a rank's memory, in favour of looking."""
 
 
@@ -69,7 +69,7 @@ def _lacks_room(
     full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
     one = 1 if framework_of_stack(workload.framework).recompute_amount is not None else ALL_LAYERS
     sized = replace(layouts, recompute_layers=np.where(full, one, 0))
-    rooms = main_layer_rooms(workload, sized, usable_hbm_gib(workload) * (1 - _ROUNDING))
+    rooms = main_layer_rooms(workload, sized, usable_hbm_gib(workload) * (1 - _MEMORY_ROUNDING))
     place = np.arange(rooms.shape[1])
     leading = workload.model.dense_layers if workload.model.moe_layers else 0
     if leading:

@@ -39,7 +39,7 @@ _TOGETHER = 1 << 16
 """Layouts bounded in one array operation."""
 _BETWEEN_LOOKS = 1024
 """Rows made between two looks at the clock."""
-_ROUNDING = 1e-9
+_TIME_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +340,7 @@ class KernelMaker:
         for segment, part in zip(plain.segments, plain.parts, strict=True):
             own = part.costs(0)
             saved_s = own.leading * max(own.layer_s - own.leading_s, 0.0)
-            by_time = (limit_s / micro_batches + saved_s) / own.layer_s * (1 + _ROUNDING)
+            by_time = (limit_s / micro_batches + saved_s) / own.layer_s * (1 + _TIME_ROUNDING)
             rooms = part.least_rooms(amount)[segment.own]
             if min(rooms) < int(min(by_time, most)):
                 return True

@@ -8,7 +8,6 @@ gradient buckets, every choice of nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from meshwright.costmodel.layout import Layout
@@ -20,9 +19,8 @@ from meshwright.planner.plan.gradient_buckets import search_with_buckets
 from meshwright.planner.plan.nodes import decide_on_nodes
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.certificate import Outcome
+from meshwright.planner.search.loop import Progress
 from meshwright.planner.search.params import SearchParams
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

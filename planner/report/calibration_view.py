@@ -17,7 +17,7 @@ from meshwright.planner.runs.calibration.report import CalibrationReport
 
 MOVED_PCT = 1.0
 """Mean change of predictions from which a constant is said to have moved."""
-MOST_ROWS = 20
+_MOST_CALIBRATED_ROWS = 20
 _THREE = Kind(lambda value: f"{value:.3g}")
 _SIGNED = decimals(1, sign=True)
 
@@ -42,7 +42,7 @@ def calibration_view(report: CalibrationReport) -> View:
         *[line(text) for text in report.benchmarks],
         *_moved(report),
         *_constants(report),
-        *_rows(report),
+        *_calibrated_rows(report),
         *_next(report),
     ]
 
@@ -94,7 +94,7 @@ def _constants(report: CalibrationReport) -> View:
     return [Heading("Constants"), Table(columns, rows)]
 
 
-def _rows(report: CalibrationReport) -> View:
+def _calibrated_rows(report: CalibrationReport) -> View:
     columns = [
         Column("run"),
         Column("of"),
@@ -105,7 +105,7 @@ def _rows(report: CalibrationReport) -> View:
     ]
     rows = [
         [row.id, row.what, row.measured, row.before_pct, row.after_pct, row.left_out_pct]
-        for row in report.rows[:MOST_ROWS]
+        for row in report.rows[:_MOST_CALIBRATED_ROWS]
     ]
     return [Heading("Predicted against measured"), Table(columns, rows)] if rows else []
 

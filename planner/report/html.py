@@ -147,10 +147,10 @@ def block_html(block: Block) -> str:
         case Bullets():
             return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in block.items) + "</ul>"
         case Table():
-            return _table(block)
+            return _html_table(block)
 
 
-def _table(table: Table) -> str:
+def _html_table(table: Table) -> str:
     kinds = [' class="left"' if column.kind.is_left else "" for column in table.columns]
     head = _row("th", kinds, map(escape, table.head))
     body = "".join(_row("td", kinds, map(_cell, row)) for row in table.cells)

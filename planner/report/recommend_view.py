@@ -29,10 +29,10 @@ def recommend_view(answer: Recommendation) -> View:
     if target_s is not None:
         view += [line(sentence) for sentence in _verdict(answer, target_s)]
         if len(answer.reached) > 1:
-            view += [line(), _table(answer.reached, ())]
+            view += [line(), _sizes_table(answer.reached, ())]
     if answer.sweep:
         legend = "Sweep; * marks the Pareto front of step time, GPUs and free memory."
-        view += [line(), line(legend), _table(answer.sweep, answer.front)]
+        view += [line(), line(legend), _sizes_table(answer.sweep, answer.front)]
     return view
 
 
@@ -87,7 +87,7 @@ def _speed(point: SizedPlan) -> str:
     return f"{seconds(point.step_time_s)} a step, {rate}, MFU {percent(row['mfu'])}, {row_layout_text(row)}"
 
 
-def _table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Table:
+def _sizes_table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Table:
     columns = [
         Column("cluster"),
         Column("GPUs", NUMBER),

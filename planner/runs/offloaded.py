@@ -14,7 +14,7 @@ from meshwright.frameworks.catalog import framework_of_stack, planned
 from meshwright.planner.request.executions import check_names
 from meshwright.planner.runs.launches.flags import CommandLine
 
-MODULES = tuple(OFFLOADED_MODULES[-1].split("+"))
+_OFFLOADED = tuple(OFFLOADED_MODULES[-1].split("+"))
 """Every module that is priced."""
 _SWITCH, _MODULES = "--fine-grained-activation-offloading", "--offload-modules"
 _NOT_PRICED = (
@@ -37,8 +37,8 @@ def offloaded_set(modules: Sequence[str], where: str = "run.offload_modules") ->
     InputError
         For a module that has no price, and for attn_proj without core_attn, which Megatron refuses.
     """
-    check_names(where, modules, MODULES, "is not a module whose offloading has a price")
-    name = "+".join(module for module in MODULES if module in modules) or "none"
+    check_names(where, modules, _OFFLOADED, "is not a module whose offloading has a price")
+    name = "+".join(module for module in _OFFLOADED if module in modules) or "none"
     if name not in OFFLOADED_MODULES:
         raise InputError("attn_proj goes with core_attn only: name both", where=where, value=name)
     return name

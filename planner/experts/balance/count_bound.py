@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _LEVELS = 8
 _CLOSE = 1.0005
 _UNIT = 1_000_000
-_MOST_CHOICES = 4000
+_MOST_COUNT_CHOICES = 4000
 _MOST_ADDED = 30
 _MOST_COUNTS = 50_000
 
@@ -128,7 +128,7 @@ class _Parts:
         is_hot = (load > limit / 2) | (fewest > 1)
         hot, cold = np.flatnonzero(is_hot), np.flatnonzero(~is_hot)
         ways = np.minimum(spare, gpus - fewest[hot]) + 1
-        if slots // gpus < 2 or not len(hot) or not len(cold) or ways.sum() > _MOST_CHOICES:
+        if slots // gpus < 2 or not len(hot) or not len(cold) or ways.sum() > _MOST_COUNT_CHOICES:
             return None
         start = np.concatenate([[0], np.cumsum(ways)])
         extra = np.arange(start[-1]) - np.repeat(start[:-1], ways)

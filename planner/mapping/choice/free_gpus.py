@@ -12,13 +12,11 @@ from functools import cached_property, lru_cache
 from math import gcd
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.cluster_specs.places import blocks_of
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.uplinks import SameCluster, free_of
-
-IntArray = NDArray[np.int64]
+from meshwright.planner.mapping.problem import IntArray
 
 MOST_WAYS = 6
 """Ways to take the nodes that are looked at for a layout."""

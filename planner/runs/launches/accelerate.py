@@ -12,7 +12,9 @@ from meshwright.planner.runs.launches.launch_run import (
     whole_number,
 )
 
-_READ = frozenset(("mixed_precision", "num_processes", "fsdp_config", "parallelism_config"))
+_ACCELERATE_READ = frozenset(
+    ("mixed_precision", "num_processes", "fsdp_config", "parallelism_config")
+)
 _FSDP_READ = tuple(
     f"fsdp_{name}"
     for name in (
@@ -70,7 +72,7 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
     # Options that are off, and axes of one GPU, change nothing.
     switched_on = {key: value for key, value in fsdp.items() if value}
     wide = {key: size for key, size in mesh.items() if size not in (1, None)}
-    unread = unread_keys(document, "accelerate", _READ)
+    unread = unread_keys(document, "accelerate", _ACCELERATE_READ)
     unread += unread_keys(switched_on, "accelerate", _FSDP_READ, "fsdp_config")
     unread += unread_keys(wide, "accelerate", _SIZES, "parallelism_config")
     return LaunchRun(settings=settings, unread=tuple(unread))

@@ -27,7 +27,7 @@ _KINDS = re.compile(
     r"(?:^|[-_./\"'\[ ])(?:q?lora|dora|longlora|loha|lokr|ia3|adalora|adapter|freeze|peft|prefix_tuning"
     r"|prompt_tuning|p_tuning|canonical_lora|dpo_lora)(?:$|[-_./\"'\], \d])"
 )
-_OFF = frozenset(("false", "none", "null", "0", "off", "no", "[]", "{}", "full"))
+_SWITCHED_OFF = frozenset(("false", "none", "null", "0", "off", "no", "[]", "{}", "full"))
 _DEEPEST = 12
 """Levels of a document that are looked through; a launch file has two or three."""
 
@@ -62,7 +62,7 @@ def trains_a_part(name: str, value: str = "") -> bool:
     """
     bare = name.lstrip("-").lower()
     said = value.strip().lower()
-    if said in _OFF:
+    if said in _SWITCHED_OFF:
         return False
     if _KIND.search(bare) and _KINDS.search(said):
         return True

@@ -18,7 +18,7 @@ DEFAULT_BUCKET = 500_000_000
 """`reduce_bucket_size`; under ZeRO 3 prices know no other (deepspeed/runtime/zero/config.py)."""
 BATCH, MICRO_BATCH = "train_batch_size", "train_micro_batch_size_per_gpu"
 _STEPS = "gradient_accumulation_steps"
-_READ = "zero_optimization bf16 fp16 tensor_parallel activation_checkpointing"
+_DEEPSPEED_READ = "zero_optimization bf16 fp16 tensor_parallel activation_checkpointing"
 _INNER_READ = ("enabled", "number_checkpoints", "autotp_size")
 _ZERO_READ = """
 stage reduce_bucket_size mics_shard_size offload_optimizer offload_param cpu_offload cpu_offload_param
@@ -103,7 +103,9 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
 
 def _unread(document: dict[str, Any], zero: dict[str, Any], where: str) -> list[str]:
     """Keys that may change the price and that nothing here reads."""
-    unread = unread_keys(document, "deepspeed", {BATCH, MICRO_BATCH, _STEPS, *_READ.split()})
+    unread = unread_keys(
+        document, "deepspeed", {BATCH, MICRO_BATCH, _STEPS, *_DEEPSPEED_READ.split()}
+    )
     for name in ("bf16", "fp16", "activation_checkpointing", "tensor_parallel"):
         unread += unread_keys(section_of(document, name, where), "deepspeed", _INNER_READ, name)
     unread += unread_keys(zero, "deepspeed", _ZERO_READ.split(), "zero_optimization")
