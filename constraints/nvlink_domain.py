@@ -68,6 +68,8 @@ class NvlinkDomain(Rule):
 def keeps_inside(workload: Workload, layout: Layout, placement: Placement) -> NDArray[np.bool_]:
     """Whether placements keep the groups that the workload's `inside_domain` names in one domain each.
 
+    So with groups of experts whose dispatcher's kernels ask for it: see `dispatcher_reaches`.
+
     Parameters
     ----------
     workload
@@ -84,7 +86,45 @@ def keeps_inside(workload: Workload, layout: Layout, placement: Placement) -> ND
     keep = np.ones(np.shape(placement.tp)[:-1], dtype=np.bool_)
     for axis in workload.inside_domain:
         keep &= members_in_domain(placement, axis) >= np.asarray(getattr(layout, axis))
-    return keep
+    return keep & dispatcher_reaches(workload, layout, placement)
+
+
+def binds_mappings(workload: Workload) -> bool:
+    """Whether some groups of the workload have to lie in one domain each, by wish or for their dispatcher."""
+    return bool(workload.inside_domain) or _joins_by_memory(workload)
+
+
+def dispatcher_reaches(
+    workload: Workload, layout: Layout, placement: Placement
+) -> NDArray[np.bool_]:
+    """Whether ranks that share experts by DeepEP or HybridEP, and fit into one domain, lie in one.
+
+    DeepEP takes up to NUM_MAX_NVL_PEERS = 8 ranks for one NVLink domain and opens each other's memory
+    (csrc/deep_ep.cpp, Buffer::sync: cudaIpcOpenMemHandle); HybridEP asks that every domain holds equally many
+    of them (deep_ep/hybrid_ep_buffer.py). A group across the edge of a domain starts with neither.
+
+    Parameters
+    ----------
+    workload
+        What is placed.
+    layout
+        Degrees as numbers, or as arrays of the placements' shape.
+    placement
+        Arrays [..., levels]; level 0 is the scale-up domain.
+
+    Returns
+    -------
+    array of bool, shape [...]
+    """
+    if not _joins_by_memory(workload):
+        return np.ones(np.shape(placement.tp)[:-1], dtype=np.bool_)
+    ep = np.asarray(layout.ep)
+    is_larger = ep * np.asarray(layout.etp) > _domain_gpus(workload)
+    return np.asarray(is_larger | (members_in_domain(placement, "ep") >= ep))
+
+
+def _joins_by_memory(workload: Workload) -> bool:
+    return workload.model.moe is not None and workload.moe_dispatch in ("deepep", "hybridep")
 
 
 def members_in_domain(placement: Placement, axis: str) -> NDArray[np.int64]:

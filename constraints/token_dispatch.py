@@ -93,6 +93,8 @@ class MegatronDispatcherReach(Rule):
 class MegatronDispatcherRanks(Rule):
     """ep etp is a number that DeepEP has settings for; beyond one domain it fills domains whole.
 
+    Groups that fit into a domain lie in one: `nvlink_domain.dispatcher_reaches` says so of every mapping.
+
     DeepEP, deep_ep/buffers/legacy.py, get_dispatch_config: 'Unsupported number of EP ranks'; between nodes it
     counts on 8 GPUs joined by NVLink (csrc/legacy/config.hpp, LEGACY_NUM_MAX_NVL_PEERS). HybridEP's branch,
     deep_ep/hybrid_ep_buffer.py: the number of ranks has to be divisible by that of a domain.
@@ -131,6 +133,12 @@ class MegatronDispatcherRanks(Rule):
                 words = f"DeepEP counts on 8 GPUs joined by NVLink, and a domain has {domain}"
         elif name == "hybridep" and members > domain and members % domain:
             words = f"{members} ranks that share the experts do not fill domains of {domain} whole"
+        inside = plan.spans["ep"][0] if plan.spans else int(plan.layout.ep)
+        if name in ("deepep", "hybridep") and members <= domain and inside < int(plan.layout.ep):
+            words = (
+                f"a group of {members} ranks that share the experts lies across NVLink domains, "
+                f"and {name} joins it as one"
+            )
         if not words:
             return None
         return self.finding(

@@ -124,10 +124,14 @@ def with_baseline(
             today=training_cost(tokens, tokens_per_s, *today_on, price),
             plan=plan.cost.plan,
         )
+    broken = today.broken_rules()
+    keeps_rules = not broken and max(today.memory_gib) <= usable_gib
     document = BaselineDoc(
         file=str(baseline.path),
         kind=baseline.kind,
-        verdict="not compared" if baseline.unread else _verdict(plan, speed_up),
+        verdict="not compared"
+        if baseline.unread
+        else _verdict(plan, speed_up, keeps_rules=keeps_rules),
         speed_up=None if baseline.unread else speed_up,
         unread=list(baseline.unread),
         step_time_s=step_s,
@@ -141,7 +145,7 @@ def with_baseline(
         fits=max(today.memory_gib) <= usable_gib,
         broken_rules=[
             BrokenRule(rule=finding.rule, words=finding.words, remedy=finding.remedy)
-            for finding in today.broken_rules()
+            for finding in broken
         ],
         remarks=list(baseline.remarks),
         difference_s=fall.difference_s,
@@ -152,11 +156,11 @@ def with_baseline(
     return plan.model_copy(update={"baseline": document})
 
 
-def _verdict(plan: Plan, speed_up: float) -> Verdict:
-    """Whether the plan is faster, and by more than the cost model may be off."""
+def _verdict(plan: Plan, speed_up: float, *, keeps_rules: bool) -> Verdict:
+    """Whether the plan is faster than today's layout, and by more than the cost model may be off."""
     assert plan.predicted is not None
     if speed_up <= 1 + SAME_SPEED:
-        return "optimal"
+        return "optimal" if keeps_rules else "breaks a rule"
     band = plan.predicted.error_band
     return "within error" if speed_up <= band.high / band.low else "faster"
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.nvlink_domain import keeps_inside
+from meshwright.constraints.nvlink_domain import binds_mappings, keeps_inside
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import level_factors, placement_on
@@ -95,7 +95,7 @@ def mappings_of(workload: Workload, layout: Layout) -> Matrices:
     """
     factors = level_factors(workload.cluster, int(layout.gpus))
     table = matrices(layout, factors, inside=("tp",))
-    if not workload.inside_domain:
+    if not binds_mappings(workload):
         return table
     placement = placement_on(workload.cluster, layout, table)
     return pick(table, np.flatnonzero(keeps_inside(workload, layout, placement)))

@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.constraints.nvlink_domain import dispatcher_reaches
 from meshwright.costmodel.data_parallel import DataParallelTraffic
 from meshwright.costmodel.layers.context import Context
 from meshwright.costmodel.layers.kinds import KindTimes
@@ -278,6 +279,8 @@ class CostModelPricing:
             bound = np.where(fits, np.asarray(seconds, dtype=np.float64), np.inf)
             if numbers_of_groups and self._workload.max_cut_use >= 1:
                 bound[~useful_groups(context, numbers_of_groups)] = np.inf
+            reached = dispatcher_reaches(self._workload, context.layout, context.placement)
+            bound = np.where(reached, bound, np.inf)
         if not self._workload.inside_domain:
             for table, part in zip(mapped.tables, mapped.by_layout(bound), strict=True):
                 yield MappingBounds(matrices=table, bound_s=part)

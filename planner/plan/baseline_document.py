@@ -10,7 +10,7 @@ from meshwright.costmodel.execution import Execution
 from meshwright.planner.runs.predicted import LayoutDoc
 
 BaselineKind = Literal["launch", "run", "plan"]
-Verdict = Literal["faster", "within error", "optimal", "not compared"]
+Verdict = Literal["faster", "within error", "optimal", "breaks a rule", "not compared"]
 
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -118,8 +118,9 @@ class BaselineDoc(BaseModel):
     file: str
     kind: BaselineKind
     verdict: Verdict
-    """`optimal`: no layout is faster by more than 0.1 %; `within error`: the plan is faster by less than the
-    cost model's error; `not compared`: today's file asks for more than its price knows of."""
+    """`optimal`: no layout is faster by more than 0.1 %; `within error`: the plan is faster by less than
+    the cost model's error; `breaks a rule`: the plan is no faster, but today's layout does not fit or breaks
+    a rule that the plan keeps; `not compared`: today's file asks for more than its price knows of."""
     speed_up: float | None
     """Tokens per second of the plan over those of today; null where they are not compared."""
     unread: list[str] = Field(default_factory=list)

@@ -145,8 +145,9 @@ def warnings(
             f"({best_known.mfu:.1%}, {best_known.run}): "
             "trust the ranking of layouts more than the time"
         )
-    if best.ranks is None and any(
-        node.free_gpus not in (None, 0, request.cluster.gpus_per_node)
-        for node in request.cluster.nodes
-    ):
+    per_node = request.cluster.gpus_per_node
+    free = {
+        per_node if node.free_gpus is None else node.free_gpus for node in request.cluster.nodes
+    }
+    if best.ranks is None and len(free - {0}) > 1:
         yield "some nodes are part-filled: the plan is priced as if every node had the same free GPUs"

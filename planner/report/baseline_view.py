@@ -50,6 +50,9 @@ def headline(plan: Plan) -> str:
         planned_rate = plan.inputs.global_batch * plan.inputs.seq_len / predicted.step_time_s
         rates = f"{count(planned_rate)} tokens/s against {count(baseline.tokens_per_s)} today"
         return f"{rates}: {speed_up}"
+    if baseline.verdict == "breaks a rule":
+        why = "breaks a rule" if baseline.fits else "does not fit into memory"
+        return f"{today} today, {planned} planned: today's layout {why} as predicted"
     if baseline.verdict == "optimal":
         return f"{today} today, {planned} planned: today's layout is optimal"
     return f"{planned} against {today} today: {speed_up}"
@@ -93,7 +96,9 @@ def _verdict(baseline: BaselineDoc) -> View:
     if baseline.verdict == "not compared":
         return [line(_NOT_COMPARED)]
     words = "no layout of the space is faster by more than 0.1 %"
-    if baseline.verdict == "within error":
+    if baseline.verdict == "breaks a rule":
+        words = "no layout that keeps every rule is faster; if today's runs as it is, keep it"
+    elif baseline.verdict == "within error":
         words = "less than the cost model may be off by: measure both before you change anything"
     return [line(words)]
 

@@ -14,6 +14,7 @@ from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text, read_plan
 from meshwright.planner.plan.training_cost import Budget
+from meshwright.planner.report.baseline_view import headline
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.prediction import price_run
 from meshwright.planner.runs.run_file import run_from_mapping
@@ -106,6 +107,7 @@ def test_a_layout_that_does_not_fit_is_priced_and_said(plan: Plan, tmp_path: Pat
     text = text.replace("sequence_parallel: true", "sequence_parallel: false")
     document = compared(plan, file_of(tmp_path, text.replace("zero_stage: 1", "zero_stage: 0")))
     assert not document.fits
+    assert document.verdict != "optimal"
     assert any("GiB" in rule.words for rule in document.broken_rules)
     assert document.step_time_s > 0
 
@@ -153,3 +155,16 @@ def test_the_comparison_travels_in_the_plan(plan: Plan, tmp_path: Path) -> None:
 def test_the_end_of_the_way_has_the_plans_price(plan: Plan) -> None:
     assert plan.predicted is not None
     assert setup_of_plan(plan).step_time_s == pytest.approx(plan.predicted.step_time_s, rel=1e-12)
+
+
+def test_a_faster_layout_that_does_not_fit_is_not_called_optimal(tmp_path: Path) -> None:
+    """4 micro-batches on 8 stages wait 7 of 11 slots; tp 2 without a pipeline does not, nor does it fit."""
+    pinned = planned("llama-2-13b", pin="tp=1,pp=8,vpp=1,micro_batch=4")
+    text = DENSE_RUN.replace("tp: 8", "tp: 2").replace("dp: 4", "dp: 16").replace("full", "none")
+    file = file_of(tmp_path, text.replace("zero_stage: 1", "zero_stage: 0"))
+    document = compared(pinned, file)
+    assert document.speed_up is not None
+    assert document.speed_up < 1
+    assert document.verdict == "breaks a rule"
+    said = with_baseline(pinned, read_baseline(file, pinned.inputs), Budget())
+    assert headline(said).endswith("today's layout does not fit into memory as predicted")

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from meshwright.cluster_specs.reader import cluster_from_mapping
+from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.errors import InputError
 from meshwright.planner.bounds.matrices import matrices, ranks_on
@@ -16,6 +18,14 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 
 PINS = {"tp": 1, "cp": 1, "pp": 1, "dp": 16, "micro_batch": 1, "zero_stage": 1, "vpp": 1}
+
+
+def listed(nodes: list[dict[str, Any]]) -> ClusterSpec:
+    """DGX H100 of one leaf, with these nodes free."""
+    levels = [{"name": "leaf", "gpus": 32}]
+    return cluster_from_mapping(
+        {"name": "listed", "base": "dgx-h100", "levels": levels, "nodes": nodes}
+    )
 
 
 def asked(pins: dict[str, int | str], **options: Any) -> PlanRequest:
@@ -93,3 +103,42 @@ def test_axes_are_read_once_each(text: str | list[str], axes: tuple[str, ...]) -
 def test_other_axes_are_refused() -> None:
     with pytest.raises(InputError, match="inside_domain: 'pp' is not known; allowed: tp, cp, ep"):
         asked({}, inside_domain="pp")
+
+
+@pytest.mark.parametrize("dispatcher", ["deepep", "hybridep", "alltoall"])
+def test_kernels_that_share_memory_join_no_ranks_of_two_nodes(dispatcher: str) -> None:
+    """On two nodes with 7 free GPUs ranks 6 and 7 share experts; all-to-all alone may."""
+    nodes = [{"name": "a[0-1]", "leaf": "l0", "free_gpus": 7}]
+    plan = fastest_plan(
+        read_request(
+            model="olmoe-1b-7b",
+            cluster=listed(nodes),
+            gpus=14,
+            global_batch=28,
+            seq_len=2048,
+            pin=f"tp=1,cp=1,pp=1,ep=2,etp=1,moe_dispatch={dispatcher},micro_batch=1,zero_stage=1",
+        )
+    )
+    assert plan.layout is not None
+    assert (plan.layout.dp == 14) == (dispatcher == "alltoall")
+
+
+def test_nodes_where_no_mapping_keeps_experts_inside_have_no_plan() -> None:
+    """7 and 5 free GPUs: every mapping of 12 ranks cuts a pair."""
+    nodes = [
+        {"name": "a0", "leaf": "l0", "free_gpus": 7},
+        {"name": "a1", "leaf": "l0", "free_gpus": 5},
+    ]
+    plan = fastest_plan(
+        read_request(
+            model="olmoe-1b-7b",
+            cluster=listed(nodes),
+            gpus=12,
+            global_batch=24,
+            seq_len=2048,
+            pin="tp=1,cp=1,pp=1,dp=12,ep=2,etp=1,micro_batch=1",
+            inside_domain="ep",
+        )
+    )
+    assert plan.layout is None
+    assert plan.status == "infeasible"
