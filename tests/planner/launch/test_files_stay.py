@@ -21,6 +21,7 @@ from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.record import FrameworkName
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Mapping, Plan
+from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.launches.reader import read_launch
 from tests.oracles.random_plans import random_plan
 from tests.places import DATA
@@ -51,12 +52,21 @@ def drawn_plans() -> Iterator[tuple[str, Plan]]:
             drawn = random_plan(rng, framework, index)
             if drawn is None:
                 continue
+            plan = with_tensor_overlap(drawn[0])
             try:
-                plan_files(drawn[0])
+                plan_files(plan)
             except InfeasibleError:
                 continue
             legal += 1
-            yield f"{framework} {index} {drawn[0].inputs.model.name}", drawn[0]
+            yield f"{framework} {index} {plan.inputs.model.name}", plan
+
+
+def with_tensor_overlap(plan: Plan) -> Plan:
+    """The plan with tensor parallelism's overlap where its framework has one: files have flags of it too."""
+    if True not in PlanRequest.of_inputs(plan.inputs).execution_options.tp_overlap:
+        return plan
+    inputs = plan.inputs.model_copy(update={"pins": {"tp_overlap": "on"}})
+    return plan.model_copy(update={"inputs": inputs})
 
 
 def placed_plans() -> Iterator[tuple[str, Plan]]:
