@@ -23,6 +23,7 @@ from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.launches.reader import read_launch
+from meshwright.planner.runs.predicted import layout_from_document
 from tests.oracles.random_plans import random_plan
 from tests.places import DATA
 from tests.plans import make_plan
@@ -63,10 +64,11 @@ def drawn_plans() -> Iterator[tuple[str, Plan]]:
 
 def with_tensor_overlap(plan: Plan) -> Plan:
     """The plan with tensor parallelism's overlap where its framework has one: files have flags of it too."""
-    if True not in PlanRequest.of_inputs(plan.inputs).execution_options.tp_overlap:
-        return plan
-    inputs = plan.inputs.model_copy(update={"pins": {"tp_overlap": "on"}})
-    return plan.model_copy(update={"inputs": inputs})
+    assert plan.layout is not None
+    layout = layout_from_document(plan.layout)
+    executions = PlanRequest.of_inputs(plan.inputs).execution_options.executions()
+    overlapped = (execution.of_layout(layout) for execution in executions if execution.tp_overlap)
+    return plan.model_copy(update={"execution": next(overlapped, None)})
 
 
 def placed_plans() -> Iterator[tuple[str, Plan]]:
