@@ -73,7 +73,9 @@ def _jobs(jobs: list[Document], *, scheduled: bool) -> Table:
 
 def _reasons(jobs: list[Document]) -> View:
     """Why jobs have no plan; the others were shared out without them."""
-    return [line(f"{job['name']} ({job['status']}): {job['reason']}") for job in jobs if job["reason"]]
+    return [
+        line(f"{job['name']} ({job['status']}): {job['reason']}") for job in jobs if job["reason"]
+    ]
 
 
 def _objective(document: Document) -> str:

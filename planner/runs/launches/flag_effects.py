@@ -84,7 +84,10 @@ def _same(value: str, default: str) -> bool:
 
 @cache
 def _sections() -> dict[str, dict[str, str]]:
-    return packaged_document("meshwright.planner.runs.launches", "flag_effects.yaml")
+    sections: dict[str, dict[str, str]] = packaged_document(
+        "meshwright.planner.runs.launches", "flag_effects.yaml"
+    )
+    return sections
 
 
 @cache
