@@ -59,7 +59,7 @@ class MixedClusterSpec(BaseModel):
 
     name: Annotated[str, Field(max_length=200)] = "mixed"
     parts: Annotated[tuple[PartSpec, ...], Field(min_length=2, max_length=3)]
-    between_gbps_per_gpu: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    between_gbps_per_gpu: Annotated[float, Field(ge=0.01, le=1e6)] | None = None
     """Gigabit per second and direction that a GPU may send to another part; the slower NIC's when absent."""
 
     @model_validator(mode="after")

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from meshwright.errors import suggestion
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
+Rate = Annotated[float, Field(ge=0.01, le=1e9)]
+"""Gbit/s, GB/s or TFLOP/s. Below, no step ends in a time that the search can count."""
 GpuCount = Annotated[int, Field(ge=1, le=1_048_576)]
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")]
 """Letters, digits, dot, hyphen and underscore: names end in hostfiles and start scripts."""
@@ -38,14 +40,14 @@ class DeviceSpec(BaseModel):
     architecture: Architecture
     hbm_gib: Positive
     """What the driver reports as total, in GiB (2**30 bytes)."""
-    hbm_gb_per_s: Positive
-    peak_bf16_tflops: Positive | None = None
-    peak_fp16_tflops: Positive
-    peak_fp8_tflops: Positive | None = None
-    peak_fp4_tflops: Positive | None = None
-    scale_up_gb_per_s: Positive | None = None
+    hbm_gb_per_s: Rate
+    peak_bf16_tflops: Rate | None = None
+    peak_fp16_tflops: Rate
+    peak_fp8_tflops: Rate | None = None
+    peak_fp4_tflops: Rate | None = None
+    scale_up_gb_per_s: Rate | None = None
     """NVLink (or xGMI) bandwidth in one direction, nominal; absent on a PCIe card."""
-    pcie_gb_per_s: Positive
+    pcie_gb_per_s: Rate
     """PCIe in one direction, nominal."""
     sms: Annotated[int, Field(ge=1, le=1024)]
     """Streaming multiprocessors, or compute units."""
@@ -98,7 +100,7 @@ class NodeSpec(BaseModel):
     """GPUs that may be used; all of the node's when absent."""
     leaf: BlockName | None = None
     pod: BlockName | None = None
-    nic_gbps_per_gpu: Positive | None = None
+    nic_gbps_per_gpu: Rate | None = None
     """Where it differs from the cluster's. The slowest node that is free paces every collective."""
 
 
@@ -111,7 +113,7 @@ class MeasuredLevelSpec(BaseModel):
     """nvlink, xgmi or node for the scale-up domain and the node; else a name of `levels`, or fabric."""
     collective: Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
     gpus: GpuCount
-    bus_gb_per_s: Positive
+    bus_gb_per_s: Rate
     """Bus bandwidth at the largest messages, as nccl-tests defines it."""
     attained_fraction: Annotated[float, Field(gt=0, le=1)]
     """Of the level's nominal rate."""
@@ -134,11 +136,11 @@ class ClusterSpec(BaseModel):
     gpus_per_node: Annotated[int, Field(ge=1, le=1024)]
     nvlink_domain: Annotated[int, Field(ge=1, le=8192)]
     """GPUs that share one scale-up fabric (NVLink switch, xGMI mesh); 1 where there is none."""
-    nvlink_gb_per_s: Positive | None = None
+    nvlink_gb_per_s: Rate | None = None
     """One direction and GPU; the device's own figure when absent."""
     host_memory_gib: Positive | None = None
     """Of a node, as far as a run may use it for what its GPUs offload; not limited when absent."""
-    nic_gbps_per_gpu: Positive
+    nic_gbps_per_gpu: Rate
     """Gigabit per second and direction: the node's NICs divided by its GPUs."""
     nic_medium: Medium = "infiniband"
     levels: tuple[FabricLevelSpec, ...] = Field(default=(), max_length=8)

@@ -69,9 +69,9 @@ def blocks_left(cluster: ClusterSpec, ranks: Sequence[Place]) -> Iterator[str]:
     ranks : sequence of (node, local GPU)
         Where each rank runs.
 
-    Yields
-    ------
-    str
+    Returns
+    -------
+    iterator of str
         One sentence a level, inside out.
     """
     outermost = fabric_levels(cluster, len(ranks)).names[-1]

@@ -65,7 +65,9 @@ def test_the_wheel_holds_the_package_alone_and_works_anywhere(tmp_path: Path) ->
     data = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("*/data/*.yaml")}
     data = {f"meshwright/{name}" for name in data if not name.startswith("tests/")}
     assert len(data) > 4
-    data.add("meshwright/planner/runs/launches/bridge_recipes.yaml")
+    launches = (ROOT / "planner" / "runs" / "launches").glob("*.yaml")
+    data |= {f"meshwright/{path.relative_to(ROOT).as_posix()}" for path in launches}
+    assert "meshwright/planner/runs/launches/flag_effects.yaml" in data
     page = (ROOT / "planner" / "report" / "page").iterdir()
     data |= {f"meshwright/{path.relative_to(ROOT).as_posix()}" for path in page}
     assert package - code == {"meshwright/py.typed", "meshwright/docs/glossary.md", *data}

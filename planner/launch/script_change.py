@@ -145,7 +145,7 @@ class ScriptChange(FileChange):
             launch = launch_of_text(json.dumps(words), self._path.with_suffix(".json"))
         except InputError:
             return None
-        return replace(launch, settings={**self._gpus, **launch.settings})
+        return replace(launch, settings={**launch.settings, **self._gpus})
 
 
 def _flags(words: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -63,7 +63,7 @@ def _jobs(jobs: list[Document], *, scheduled: bool) -> Table:
     rows = []
     for job in jobs:
         row = {name: job[name] for name in columns}
-        if not job["gpus"]:
+        if not job["gpus"] and not job["reason"]:
             row["name"] += f" ({job['status']})"
         if not job["late_s"] and scheduled:
             row["late_s"] = None
@@ -73,7 +73,9 @@ def _jobs(jobs: list[Document], *, scheduled: bool) -> Table:
 
 def _reasons(jobs: list[Document]) -> View:
     """Why jobs have no plan; the others were shared out without them."""
-    return [line(f"{job['name']}: {job['reason']}") for job in jobs if job["reason"]]
+    return [
+        line(f"{job['name']} ({job['status']}): {job['reason']}") for job in jobs if job["reason"]
+    ]
 
 
 def _objective(document: Document) -> str:

@@ -7,8 +7,12 @@ from functools import cache
 from importlib import resources
 
 _ROW = re.compile(r"^\| (?P<term>[^|]+?) \| (?P<meaning>.+?) \|$", re.MULTILINE)
-_WITHIN = re.compile(r"^within [\d.]+ ?% of the best$")
-"""A status with its figure."""
+_FIGURES = (
+    (re.compile(r"^within [\d.]+ ?% of the best$"), "within x % of the best"),
+    (re.compile(r"^batch [\d.]+$"), "batch x"),
+    (re.compile(r"^[\d.]+ ?% (overlapped|serial)$"), r"\1"),
+)
+"""Words with a figure in them, and how the glossary has them."""
 _HEADS = ("word", "---")
 _UNITS = (
     " gb per s",
@@ -100,4 +104,6 @@ def rule_meaning(name: str) -> tuple[str, str] | None:
 
 def _key(words: str) -> str:
     plain = words.strip().lower().replace("-", " ").replace("_", " ")
-    return _WITHIN.sub("within x % of the best", plain)
+    for pattern, word in _FIGURES:
+        plain = pattern.sub(word, plain)
+    return plain

@@ -124,8 +124,8 @@ def execution_options(
     """What the search may choose.
 
     DeepEP and HybridEP have the same price, and graphs of the whole step hold the second alone: where both
-    run, HybridEP stands for both if such graphs may be chosen, else DeepEP. Overlaps other than that of
-    experts are on wherever they are legal.
+    run, HybridEP stands for both if such graphs may be chosen, else DeepEP. Overlaps of gradients and of
+    pipelines are on wherever they are legal; those of experts and of tensor parallelism are choices.
 
     Raises
     ------

@@ -239,6 +239,7 @@ def test_names_that_stand_for_nothing(text: str, message: str) -> None:
         ),
         ({"gpus": None}, "gpus: this field is required and missing"),
         ({"gpus": 0}, "x.yaml: gpus: must be at least 1, got 0"),
+        ({"nic_gbps_per_gpu": 1e-318}, "nic_gbps_per_gpu: must be at least 0.01, got 1e-318"),
         ({"gpus": 10**400}, "x.yaml: gpus: .*an integer of 1329 bits"),
         ({"gpus": "many"}, "x.yaml: gpus: must be an integer, got 'many'"),
         ({"gpus_per_nod": 8}, r"gpus_per_nod: unknown field .did you mean 'gpus_per_node'\?"),

@@ -8,11 +8,9 @@ from __future__ import annotations
 import re
 from fnmatch import translate
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from meshwright.documents.reader import packaged_document
-
-Kind = Literal["megatron", "bridge", "torchtitan", "deepspeed", "accelerate"]
 
 _LAUNCHERS = "launchers"
 _OFF = re.compile(r"(--[\w-]+\.)no-(.+)")
@@ -27,13 +25,14 @@ class _Effects(NamedTuple):
     """Names, and the value that asks for nothing."""
 
 
-def has_no_effect(kind: Kind, name: str, value: str = "true") -> bool:
+def has_no_effect(kind: str, name: str, value: str = "true") -> bool:
     """Whether a flag or a key that is not read leaves the price as it is.
 
     Parameters
     ----------
     kind
-        Whose it is; flags of launchers such as torchrun and srun are known beside every program's.
+        The program whose it is, by its section of the file; flags of launchers such as torchrun and srun are
+        known beside every program's.
     name
         A flag with its dashes, `section.key` of a document, or an override.
     value
@@ -62,7 +61,7 @@ def has_no_effect(kind: Kind, name: str, value: str = "true") -> bool:
 
 def changes_price(name: str) -> bool:
     """Whether a flag or a key is known to change the price of a step, of whichever program it is."""
-    kinds = ("megatron", "bridge", "torchtitan", "deepspeed", "accelerate")
+    kinds = [section for section in _sections() if section != _LAUNCHERS]
     return any(pattern.fullmatch(name) for kind in kinds for pattern, _ in _effects(kind).changes)
 
 
@@ -84,9 +83,16 @@ def _same(value: str, default: str) -> bool:
 
 
 @cache
+def _sections() -> dict[str, dict[str, str]]:
+    sections: dict[str, dict[str, str]] = packaged_document(
+        "meshwright.planner.runs.launches", "flag_effects.yaml"
+    )
+    return sections
+
+
+@cache
 def _effects(section: str) -> _Effects:
-    document = packaged_document("meshwright.planner.runs.launches", "flag_effects.yaml")
-    entry: dict[str, str] = document[section]
+    entry = _sections()[section]
     no_effect = (re.compile(translate(name)) for name in entry["no_effect"].split())
     changes = (word.partition("=") for word in entry.get("changes", "").split())
     return _Effects(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 
 from meshwright.errors import InputError
-from meshwright.planner.runs.launches.flag_effects import Kind, has_no_effect
+from meshwright.planner.runs.launches.flag_effects import has_no_effect
 
 MOST_WORDS = 200_000
 MOST_LINE_LETTERS = 200_000
@@ -156,7 +156,7 @@ class CommandLine:
     def _has_either(self, flag: str) -> bool:
         return flag in self.words or _underscored(flag) in self.words
 
-    def unread(self, kind: Kind) -> list[str]:
+    def unread(self, kind: str) -> list[str]:
         """Flags that nobody has asked for and that are not known to leave the price as it is.
 
         `kind` is the program whose flags they are.

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.planner.runs.launches.flag_effects import Kind, has_no_effect
+from meshwright.planner.runs.launches.flag_effects import has_no_effect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def whole_number(document: Mapping[str, Any], key: str, where: str) -> int | Non
 
 
 def unread_keys(
-    document: Mapping[str, Any], kind: Kind, read: Collection[str], section: str = ""
+    document: Mapping[str, Any], kind: str, read: Collection[str], section: str = ""
 ) -> list[str]:
     """Keys of a document that no reader takes and that may change the price, as `section.key`.
 

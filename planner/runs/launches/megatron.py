@@ -89,8 +89,6 @@ def from_megatron(
     bucket = line.integer("--ddp-bucket-size", 0)
     if bucket > 0:
         settings["bucket_parameters"] = bucket
-    if settings["seq_len"] < 1:
-        raise InputError("is needed for the price of a step", where=f"{line.where}: --seq-length")
     if settings["precision"] == "fp8":
         # Megatron's default (megatron/core/transformer/transformer_config.py, fp8_recipe).
         recipe = line.text("--fp8-recipe", "delayed")
@@ -125,6 +123,8 @@ def from_megatron(
         assumed.append(
             f"no --vocab-size: {GPT2_VOCAB:,} tokens are assumed, as GPT-2 has; --with model=... tells"
         )
+    if settings["seq_len"] < 1:
+        raise InputError("is needed for the price of a step", where=f"{line.where}: --seq-length")
     unread = tuple(line.unread("megatron"))
     return LaunchRun(
         settings=settings,

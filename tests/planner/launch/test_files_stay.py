@@ -21,7 +21,9 @@ from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.record import FrameworkName
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Mapping, Plan
+from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.launches.reader import read_launch
+from meshwright.planner.runs.predicted import layout_from_document
 from tests.oracles.random_plans import random_plan
 from tests.places import DATA
 from tests.plans import make_plan
@@ -51,12 +53,22 @@ def drawn_plans() -> Iterator[tuple[str, Plan]]:
             drawn = random_plan(rng, framework, index)
             if drawn is None:
                 continue
+            plan = with_tensor_overlap(drawn[0])
             try:
-                plan_files(drawn[0])
+                plan_files(plan)
             except InfeasibleError:
                 continue
             legal += 1
-            yield f"{framework} {index} {drawn[0].inputs.model.name}", drawn[0]
+            yield f"{framework} {index} {plan.inputs.model.name}", plan
+
+
+def with_tensor_overlap(plan: Plan) -> Plan:
+    """The plan with tensor parallelism's overlap where its framework has one: files have flags of it too."""
+    assert plan.layout is not None
+    layout = layout_from_document(plan.layout)
+    executions = PlanRequest.of_inputs(plan.inputs).execution_options.executions()
+    overlapped = (execution.of_layout(layout) for execution in executions if execution.tp_overlap)
+    return plan.model_copy(update={"execution": next(overlapped, None)})
 
 
 def placed_plans() -> Iterator[tuple[str, Plan]]:

@@ -157,6 +157,12 @@ def test_the_first_screen_is_twenty_lines_of_eighty() -> None:
     assert not any("..." in line or "\N{HORIZONTAL ELLIPSIS}" in line for line in lines)
 
 
+@pytest.mark.parametrize("word", ["batch_90", "batch_99.5", "90 % serial", "92.5 % overlapped"])
+def test_words_with_a_figure_are_explained(word: str) -> None:
+    assert meaning_of(word) is not None
+    assert meaning_of(f"{word} or so") is None
+
+
 def test_explain_prints_a_term() -> None:
     for word, term in (
         ("scale", "scale"),
