@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import pytest
 
 from meshwright.planner.plan import gradient_buckets
+from meshwright.planner.search.certificate import Outcome
 from meshwright.planner.search.executions import search_executions
 
 
 def keep_own_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out the choice of their size."""
-    search = partial(search_executions, own_buckets=True)
+
+    def search(*args: Any, **options: Any) -> Outcome:
+        return search_executions(*args, **{**options, "own_buckets": True})
+
     monkeypatch.setattr(gradient_buckets, "search_executions", search)
     monkeypatch.setattr(gradient_buckets, "with_gradient_buckets", lambda _, outcome: outcome)

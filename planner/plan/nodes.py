@@ -57,12 +57,14 @@ def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
 
     A time limit is shared out evenly. Where all nodes are alike, or all are needed, there is one choice.
     """
-    given, cluster = request, request.cluster
+    given = request
+    request = replace(request, cluster=_for_any_gpus(request))
+    cluster = request.cluster
     if not is_irregular(cluster):
         return NodeDecision(request=request, settled=decide_on_idle_gpus(request, searched))
     usable = _without_full_links(cluster)
     gpus = min(request.gpus, usable.gpus)
-    if free_gpus_of(usable).are_part_filled or gpus % cluster.gpus_per_node:
+    if usable.takes_any_gpus or _takes_parts(usable, gpus):
         best = _with_part_filled(replace(request, gpus=gpus), usable, searched)
         return replace(_as_asked(given, best), note=_note(given, best.request, usable))
     choices, complete = _choices(usable, gpus)
@@ -91,6 +93,43 @@ def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
     outcome = _with_bound(best, decisions, floor_s, complete)
     decision = replace(best, settled=replace(best.settled, outcome=outcome))
     return replace(_as_asked(given, decision), note=_note(given, best.request, usable))
+
+
+def _for_any_gpus(request: PlanRequest) -> ClusterSpec:
+    """The cluster as it is searched where parts of listed nodes are to be taken: nodes listed without leaves
+    stand in the blocks of their positions in the list, and any GPU may be left out where some must be.
+
+    Itself otherwise, and in racks, where neighbours of a list need not share one.
+    """
+    cluster, per_node = request.cluster, request.cluster.gpus_per_node
+    racks = cluster.nvlink_domain > per_node
+    if not cluster.nodes or racks or request.max_cut_use < 1:
+        return cluster
+    apart = any(node.free_gpus == 0 for node in cluster.nodes)
+    labelled = any(node.leaf is not None for node in cluster.nodes)
+    parts = _takes_parts(cluster, request.gpus)
+    if not labelled and (parts or apart):
+        cluster = _by_position(cluster)
+    if parts and not is_irregular(cluster):
+        return cluster.with_any_gpus()
+    return cluster
+
+
+def _takes_parts(cluster: ClusterSpec, gpus: int) -> bool:
+    """Whether nodes are part-filled, or so many GPUs are no number of nodes."""
+    return free_gpus_of(cluster).are_part_filled or gpus % cluster.gpus_per_node != 0
+
+
+def _by_position(cluster: ClusterSpec) -> ClusterSpec:
+    """Nodes with the leaves and pods that they are in if the list is the machine from its first node on."""
+    sizes = [level.gpus for level in cluster.levels[:-1]] or [cluster.gpus_per_node]
+    nodes = []
+    for index, node in enumerate(cluster.nodes):
+        first = index * cluster.gpus_per_node
+        leaf = f"leaf-{first // sizes[0] + 1}" if cluster.levels[:-1] else "leaf-1"
+        pod = f"pod-{first // sizes[1] + 1}" if len(sizes) > 1 else None
+        nodes.append(node.model_copy(update={"leaf": leaf, "pod": pod}))
+    return cluster.model_copy(update={"nodes": tuple(nodes)})
 
 
 def _as_asked(given: PlanRequest, decision: NodeDecision) -> NodeDecision:
@@ -141,6 +180,8 @@ def _with_part_filled(
                 known = min(known, own_s) if known is not None and own_s is not None else None
         best = min(decisions, key=_seconds, default=None)
     if best is None:
+        as_listed = usable.with_any_gpus(allowed=False)
+        everything = replace(everything, cluster=as_listed)
         return NodeDecision(request=everything, settled=IdleDecision(outcome=outcome, full=None))
     return replace(best, settled=replace(best.settled, outcome=_bounded(best, known)))
 
@@ -171,6 +212,7 @@ def _whole_nodes(request: PlanRequest, cluster: ClusterSpec) -> list[ClusterSpec
         node if free_of(node, per_node) == per_node else node.model_copy(update={"free_gpus": 0})
         for node in cluster.nodes
     )
+    cluster = cluster.with_any_gpus(allowed=False)
     free = sum(free_of(node, per_node) for node in nodes)
     gpus = min(free, request.gpus) // per_node * per_node
     if not gpus or (gpus < request.gpus and "idle-gpus" in request.forbids):
@@ -240,7 +282,8 @@ def _only_on(request: PlanRequest, cluster: ClusterSpec, ranks: tuple[Place, ...
         node.model_copy(update={"free_gpus": used.get(index, 0)})
         for index, node in enumerate(cluster.nodes)
     )
-    own = cluster.model_copy(update={"nodes": nodes, "gpus": len(ranks)})
+    own = cluster.with_any_gpus(allowed=False)
+    own = own.model_copy(update={"nodes": nodes, "gpus": len(ranks)})
     forbids = dict.fromkeys((*request.forbids, "idle-gpus"))
     return replace(request, cluster=own, gpus=len(ranks), forbids=tuple(forbids))
 
