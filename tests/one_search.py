@@ -81,7 +81,7 @@ def differences(request: PlanRequest) -> tuple[Plan, list[str]]:
 def _differs(request: PlanRequest, plan: Plan, choice: ExecutionChoice) -> Iterator[str]:
     step_s, without_s = plan.objective.step_time_s, choice.step_time_s_without
     assert step_s is not None
-    if choice.proven != is_closed(choice.status):
+    if choice.proven != is_closed(claim_of(choice.status)):
         yield f"{choice.choice}: {choice.status}, proven is {choice.proven}"
     if without_s is not None and plan.status == "optimal" and without_s < step_s * (1 - 1e-9):
         yield f"{choice.choice}: {without_s} s without, the plan takes {step_s} s"

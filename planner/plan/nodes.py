@@ -5,8 +5,9 @@ first. If the plan on them is as fast as one inside a single leaf of any size, n
 few choices are all searched, and the best is proven; of many, those most likely: equal parts of as few leaves
 as can be, and the nodes that a mapping over everything free would take.
 
-Where nodes are part-filled, what a mapping over everything free takes comes first: it may leave any GPU out,
-and its bound holds for all of them. Whole nodes alone are searched too, unless that is proven to be in vain.
+Where nodes are part-filled, whole nodes alone are searched first, mostly to the end in little time: no plan
+is slower than they are. Then comes what a mapping over everything free takes: it may leave any GPU out, and
+its bound holds for all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from meshwright.planner.mapping.slots import Place
 from meshwright.planner.plan.idle import ROUNDING, IdleDecision, decide_on_idle_gpus
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.solvers.clock import Shares
+from meshwright.planner.solvers.clock import Shares, limit_left_s
 
 Searched = Callable[[PlanRequest], Outcome]
 
@@ -35,6 +36,8 @@ CLOSE = 1.001
 """A plan that close to the bound ends the search for better nodes."""
 MOST_WHOLE = 2
 """Choices of whole nodes that are searched beside part-filled ones."""
+WHOLE_SHARE = 2 / 3
+"""Of a time limit, the most that whole nodes take beside part-filled ones: they are searched to the end."""
 MOST_COUNTED = 20_000
 """Counts by leaf that are looked through for those that differ."""
 NEARLY_FULL = 0.25
@@ -144,46 +147,44 @@ def _with_part_filled(
     """The best of everything that is free, where some of it is on part-filled nodes, and of whole nodes.
 
     The bound of a search over everything free holds for whole nodes alone, unless the links or adapters of
-    those left out are what slows all of it down: then that of each choice counts, where all were searched.
+    those left out are what slows all of it down, or whole nodes have execution choices that parts have not
+    (tokens gathered from all ranks): then that of each choice counts, where all were searched.
     """
     gpus, alone = request.gpus, _whole_nodes(request, usable)
-    shares = Shares(2)  # half for everything, a quarter for what is next
+    limit_s = limit_left_s()
+    decisions, bounds = [], []
+    for nodes in alone:
+        own_s = None if limit_s is None else limit_s * WHOLE_SHARE / len(alone)
+        asked = replace(request, cluster=nodes, gpus=min(gpus, nodes.gpus), time_limit_s=own_s)
+        decision = NodeDecision(request=asked, settled=decide_on_idle_gpus(asked, searched))
+        decisions.append(decision)
+        bounds.append(decision.settled.outcome.lower_bound_s)
+    shares = Shares(1 + (gpus < usable.gpus))
     everything = replace(request, cluster=usable, time_limit_s=shares.next_s())
-    shares = Shares((gpus < usable.gpus) + len(alone))
-    alike = _links_are_alike(usable)
+    alike = _links_are_alike(usable) and all(
+        decision.request.execution_options == everything.execution_options for decision in decisions
+    )
     if gpus == usable.gpus:
         first = NodeDecision(request=everything, settled=decide_on_idle_gpus(everything, searched))
-        outcome = first.settled.outcome
-        decisions, complete = [first], True
+        outcome, complete = first.settled.outcome, True
+        decisions.insert(0, first)
     else:
-        outcome = searched(everything)
-        decisions, complete = [], alike
+        outcome, complete = searched(everything), _links_are_alike(usable)
         if outcome.best and outcome.best[0].ranks is not None:
             asked = _only_on(everything, usable, outcome.best[0].ranks)
             asked = replace(asked, time_limit_s=shares.next_s())
             settled = IdleDecision(outcome=searched(asked), full=None)
-            decisions.append(NodeDecision(request=asked, settled=settled))
-    known = outcome.lower_bound_s if complete and usable is request.cluster else None
+            decisions.insert(0, NodeDecision(request=asked, settled=settled))
+    bounds = [outcome.lower_bound_s, *([] if alike else bounds)]
+    known = [bound_s for bound_s in bounds if bound_s is not None]
+    closed = complete and usable is request.cluster and len(known) == len(bounds)
     best = min(decisions, key=_seconds, default=None)
-    if not (alike and best and known is not None and _seconds(best) <= known * CLOSE):
-        for nodes in alone:
-            asked = replace(
-                request,
-                cluster=nodes,
-                gpus=min(gpus, nodes.gpus),
-                time_limit_s=shares.next_s(),
-            )
-            decision = NodeDecision(request=asked, settled=decide_on_idle_gpus(asked, searched))
-            decisions.append(decision)
-            if not alike:
-                own_s = decision.settled.outcome.lower_bound_s
-                known = min(known, own_s) if known is not None and own_s is not None else None
-        best = min(decisions, key=_seconds, default=None)
     if best is None:
         as_listed = usable.with_any_gpus(allowed=False)
         everything = replace(everything, cluster=as_listed)
         return NodeDecision(request=everything, settled=IdleDecision(outcome=outcome, full=None))
-    return replace(best, settled=replace(best.settled, outcome=_bounded(best, known)))
+    bound_s = min(known) if closed else None
+    return replace(best, settled=replace(best.settled, outcome=_bounded(best, bound_s)))
 
 
 def _bounded(best: NodeDecision, bound_s: float | None) -> Outcome:

@@ -211,20 +211,23 @@ def _beaten(case: Case, plan: Plan, effort: Effort, verdict: Verdict) -> Iterato
             kind = "optimum beaten" if plan.status == "optimal" else "bound beaten"
             layout = {name: int(value) for name, value in vars(decided.layout).items()}
             words = f"{price_s} s, bound {bound_s} s; {seconds} s by {layout} on {ranks}"
-            if _is_outside(plan, decided.layout):
+            if _is_outside(case, decided.layout):
                 verdict.outside.append(f"outside the printed space: {words}")
                 continue
             yield f"{kind}: {words}"
             return
 
 
-def _is_outside(plan: Plan, layout: Layout) -> bool:
+def _is_outside(case: Case, layout: Layout) -> bool:
     """Whether the judge's mappings of a layout are more than those of the plan's space.
 
-    On a regular fabric that is every mapping of the axes tp, cp, dp and pp onto its levels; expert groups are
-    neighbours in their data-parallel axis, and no ring over their replicas lies inside them.
+    Where no parts of nodes are taken, axes nest in whole nodes as in Megatron (docs/fabric.md,
+    docs/limits.md): expert groups are neighbours in their data-parallel axis, and no ring over their
+    replicas lies inside them.
     """
-    return plan.solver.space.mapping == "axes-to-levels" and int(layout.ep) * int(layout.etp) > 1
+    free = {node["free_gpus"] for node in case.cluster["nodes"]} - {0, case.per_node}
+    parts = bool(free) or case.options["gpus"] % case.per_node != 0
+    return not parts and int(layout.ep) * int(layout.etp) > 1
 
 
 def _promising(
