@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshwright.cluster_specs.uplinks import free_of
 from meshwright.costmodel.constants.measured import best_measured_mfu
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.estimate import estimate_layout
@@ -145,8 +146,7 @@ def warnings(
             f"({best_known.mfu:.1%}, {best_known.run}): "
             "trust the ranking of layouts more than the time"
         )
-    if best.ranks is None and any(
-        node.free_gpus not in (None, 0, request.cluster.gpus_per_node)
-        for node in request.cluster.nodes
-    ):
+    per_node = request.cluster.gpus_per_node
+    free = {free_of(node, per_node) for node in request.cluster.nodes} - {0}
+    if best.ranks is None and len(free) > 1:
         yield "some nodes are part-filled: the plan is priced as if every node had the same free GPUs"

@@ -275,6 +275,7 @@ def test_nodes_listed_without_leaves_stand_by_their_position() -> None:
         )
         for labels in ([None] * 4, ["a", "a", "b", "b"])
     )
+    assert not any("part-filled" in warning for warning in by_position.warnings)
     assert seconds(by_position) == pytest.approx(seconds(by_label), rel=1e-12)
 
 
