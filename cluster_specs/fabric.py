@@ -102,10 +102,12 @@ def is_irregular(cluster: ClusterSpec) -> bool:
     """Whether listed nodes hang on leaves, or stand in pods, with unequal free GPUs or unequal links left.
 
     Nodes of one leaf with unequal free GPUs are irregular too: their largest common piece would otherwise be
-    the NVLink block of all of them.
+    the NVLink block of all of them. So is an allocation from which a search may leave out any GPU.
     """
     links = uplinks(cluster)
-    return links.differ or (bool(links.leaves) and len(_free_counts(cluster)) > 1)
+    if links.leaves and (cluster.takes_any_gpus or len(_free_counts(cluster)) > 1):
+        return True
+    return links.differ
 
 
 def _free_counts(cluster: ClusterSpec) -> set[int]:

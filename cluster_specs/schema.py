@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from meshwright.errors import suggestion
 
@@ -165,6 +165,18 @@ class ClusterSpec(BaseModel):
     assumed: tuple[str, ...] = ()
     """What was not stated but taken from a reference node."""
     sources: dict[str, str] = Field(default_factory=dict)
+    _takes_any_gpus: bool = PrivateAttr(default=False)
+
+    @property
+    def takes_any_gpus(self) -> bool:
+        """Whether a search may leave out GPUs of any listed node, also where all are whole and alike."""
+        return self._takes_any_gpus
+
+    def with_any_gpus(self, *, allowed: bool = True) -> Self:
+        """The same cluster for a search that may leave out GPUs of any listed node; no document says so."""
+        copy = self.model_copy()
+        copy._takes_any_gpus = allowed
+        return copy
 
     @model_validator(mode="after")
     def _scale_up_fits_the_node(self) -> Self:

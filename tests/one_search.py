@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 from meshwright.errors import InputError
+from meshwright.planner.plan.best_plan import best_plan
+from meshwright.planner.plan.claims import claim_of, is_closed
 from meshwright.planner.plan.document import ExecutionChoice, Plan
 from meshwright.planner.plan.make_plan import fastest_plan, make_plan
 from meshwright.planner.request.plan_request import PlanRequest, parse_pins
@@ -20,6 +24,15 @@ FRAMEWORKS = ("megatron", "megatron", "megatron", "torchtitan", "deepspeed", "fs
 """Megatron has the most choices."""
 LISTED_EACH = 6
 """Of so many requests one names its nodes, on unequal leaves."""
+WITHHELD: dict[str, tuple[str, ...]] = {
+    "moe_dispatch": ("deepep", "hybridep", "allgather"),
+    "ep_overlap": ("ep-overlap",),
+    "tp_overlap": ("tp-overlap",),
+    "cuda_graph": ("cuda-graph",),
+    "cp_comm": ("cp-a2a", "cp-hierarchical"),
+    "compiled": ("compile",),
+}
+"""The software that leaves a choice nothing but its plain value, where it is withheld."""
 
 
 def request_of(seed: int) -> PlanRequest:
@@ -65,16 +78,76 @@ def differences(request: PlanRequest) -> tuple[Plan, list[str]]:
     ]
 
 
-def _differs(request: PlanRequest, plan: Plan, choice: ExecutionChoice) -> list[str]:
+def _differs(request: PlanRequest, plan: Plan, choice: ExecutionChoice) -> Iterator[str]:
     step_s, without_s = plan.objective.step_time_s, choice.step_time_s_without
     assert step_s is not None
-    found = []
+    if choice.proven != is_closed(claim_of(choice.status)):
+        yield f"{choice.choice}: {choice.status}, proven is {choice.proven}"
     if without_s is not None and plan.status == "optimal" and without_s < step_s * (1 - 1e-9):
-        found.append(f"{choice.choice}: {without_s} s without, the plan takes {step_s} s")
-    if choice.pin:
-        pins = {**request.pins, **parse_pins(choice.pin)}
-        again = fastest_plan(replace(request, pins=pins))
-        if again.objective.step_time_s != without_s or again.status != choice.status:
-            said = f"{choice.status} {without_s}"
-            found.append(f"{choice.choice}: {said}, pinned {again.status} {again.objective}")
-    return found
+        yield f"{choice.choice}: {without_s} s without, the plan takes {step_s} s"
+    said = (claim_of(choice.status), without_s, choice.lower_bound_s_without)
+    for words, again in _replanned(request, choice):
+        if choice.proven and again != said:
+            yield f"{choice.choice}: {said}, {words} {again}"
+        elif not choice.proven and not _agree(said, again):
+            yield f"{choice.choice}: {said} contradicts {words} {again}"
+
+
+Answer = tuple[str, float | None, float | None]
+"""What is claimed, seconds and their lower bound."""
+
+
+def _agree(one: Answer, other: Answer) -> bool:
+    """Whether neither has a plan below what the other proves."""
+    return all(
+        price_s is None or bound_s is None or price_s >= bound_s * (1 - 1e-9)
+        for (_, price_s, _), (_, _, bound_s) in ((one, other), (other, one))
+    )
+
+
+def _replanned(request: PlanRequest, choice: ExecutionChoice) -> Iterator[tuple[str, Answer]]:
+    """Answers of `plan` where the choice is pinned to its plain value, where software for another value is
+    withheld, and of a search that begins with nothing where the size of buckets is the framework's own.
+    """
+    if not choice.pin:
+        found = best_plan(request, own_buckets=True)
+        yield "searched", (found.claim, found.step_time_s, found.outcome.lower_bound_s)
+        return
+    pins = {**request.pins, **parse_pins(choice.pin)}
+    yield "pinned", _answer(replace(request, pins=pins))
+    withheld = WITHHELD.get(choice.choice, ())
+    if withheld:
+        without = tuple(dict.fromkeys((*request.without, *withheld)))
+        yield "withheld", _answer(replace(request, without=without))
+
+
+def _answer(request: PlanRequest) -> Answer:
+    again = fastest_plan(request)
+    objective = again.objective
+    return claim_of(again.status), objective.step_time_s, objective.lower_bound_s
+
+
+def main() -> None:
+    """Counts tables that plan gives back: `python -m tests.one_search --tables 100 --seed 0`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the first request")
+    asked = parser.parse_args()
+    tables = rows = proven = differing = 0
+    seed = asked.seed
+    while tables < asked.tables:
+        plan, found = differences(request_of(seed))
+        choices = plan.choices or []
+        tables, rows = tables + bool(choices), rows + len(choices)
+        proven += sum(choice.proven for choice in choices)
+        differing += bool(found)
+        for words in found:
+            print(f"{seed}: {words}", flush=True)
+        print(
+            f"{seed}: {tables} tables, {rows} rows, {proven} proven, {differing} differ", flush=True
+        )
+        seed += 1
+
+
+if __name__ == "__main__":
+    main()

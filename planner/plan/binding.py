@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshwright.cluster_specs.uplinks import free_of
 from meshwright.costmodel.constants.measured import best_measured_mfu
 from meshwright.costmodel.constants.rates import peak_flops
 from meshwright.costmodel.estimate import estimate_layout
@@ -146,8 +147,6 @@ def warnings(
             "trust the ranking of layouts more than the time"
         )
     per_node = request.cluster.gpus_per_node
-    free = {
-        per_node if node.free_gpus is None else node.free_gpus for node in request.cluster.nodes
-    }
-    if best.ranks is None and len(free - {0}) > 1:
+    free = {free_of(node, per_node) for node in request.cluster.nodes} - {0}
+    if best.ranks is None and len(free) > 1:
         yield "some nodes are part-filled: the plan is priced as if every node had the same free GPUs"

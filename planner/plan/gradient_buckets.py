@@ -88,7 +88,9 @@ def with_gradient_buckets(request: PlanRequest, outcome: Outcome) -> Outcome:
         key=lambda priced: priced.step_time_s,
     )
     bound_s = outcome.lower_bound_s
-    if bound_s is not None:
+    if outcome.status == "optimal":
+        bound_s = best[0].step_time_s  # summed up again, it may differ in its last digit
+    elif bound_s is not None:
         bound_s = min(bound_s, best[0].step_time_s)
     return replace(outcome, best=tuple(best), lower_bound_s=bound_s)
 

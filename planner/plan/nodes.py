@@ -5,8 +5,9 @@ first. If the plan on them is as fast as one inside a single leaf of any size, n
 few choices are all searched, and the best is proven; of many, those most likely: equal parts of as few leaves
 as can be, and the nodes that a mapping over everything free would take.
 
-Where nodes are part-filled, what a mapping over everything free takes comes first: it may leave any GPU out,
-and its bound holds for all of them. Whole nodes alone are searched too, unless that is proven to be in vain.
+Where nodes are part-filled, whole nodes alone are searched first, mostly to the end in little time: no plan
+is slower than they are. Then comes what a mapping over everything free takes: it may leave any GPU out, and
+its bound holds for all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from meshwright.planner.mapping.slots import Place
 from meshwright.planner.plan.idle import ROUNDING, IdleDecision, decide_on_idle_gpus
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.solvers.clock import Shares
+from meshwright.planner.solvers.clock import Shares, limit_left_s
 
 Searched = Callable[[PlanRequest], Outcome]
 
@@ -35,6 +36,8 @@ CLOSE = 1.001
 """A plan that close to the bound ends the search for better nodes."""
 MOST_WHOLE = 2
 """Choices of whole nodes that are searched beside part-filled ones."""
+WHOLE_SHARE = 2 / 3
+"""Of a time limit, the most that whole nodes take beside part-filled ones: they are searched to the end."""
 MOST_COUNTED = 20_000
 """Counts by leaf that are looked through for those that differ."""
 NEARLY_FULL = 0.25
@@ -57,12 +60,14 @@ def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
 
     A time limit is shared out evenly. Where all nodes are alike, or all are needed, there is one choice.
     """
-    given, cluster = request, request.cluster
+    given = request
+    request = replace(request, cluster=_for_any_gpus(request))
+    cluster = request.cluster
     if not is_irregular(cluster):
         return NodeDecision(request=request, settled=decide_on_idle_gpus(request, searched))
     usable = _without_full_links(cluster)
     gpus = min(request.gpus, usable.gpus)
-    if free_gpus_of(usable).are_part_filled or gpus % cluster.gpus_per_node:
+    if usable.takes_any_gpus or _takes_parts(usable, gpus):
         best = _with_part_filled(replace(request, gpus=gpus), usable, searched)
         return replace(_as_asked(given, best), note=_note(given, best.request, usable))
     choices, complete = _choices(usable, gpus)
@@ -93,6 +98,43 @@ def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
     return replace(_as_asked(given, decision), note=_note(given, best.request, usable))
 
 
+def _for_any_gpus(request: PlanRequest) -> ClusterSpec:
+    """The cluster as it is searched where parts of listed nodes are to be taken: nodes listed without leaves
+    stand in the blocks of their positions in the list, and any GPU may be left out where some must be.
+
+    Itself otherwise, and in racks, where neighbours of a list need not share one.
+    """
+    cluster, per_node = request.cluster, request.cluster.gpus_per_node
+    racks = cluster.nvlink_domain > per_node
+    if not cluster.nodes or racks or request.max_cut_use < 1:
+        return cluster
+    apart = any(node.free_gpus == 0 for node in cluster.nodes)
+    labelled = any(node.leaf is not None for node in cluster.nodes)
+    parts = _takes_parts(cluster, request.gpus)
+    if not labelled and (parts or apart):
+        cluster = _by_position(cluster)
+    if parts and not is_irregular(cluster):
+        return cluster.with_any_gpus()
+    return cluster
+
+
+def _takes_parts(cluster: ClusterSpec, gpus: int) -> bool:
+    """Whether nodes are part-filled, or so many GPUs are no number of nodes."""
+    return free_gpus_of(cluster).are_part_filled or gpus % cluster.gpus_per_node != 0
+
+
+def _by_position(cluster: ClusterSpec) -> ClusterSpec:
+    """Nodes with the leaves and pods that they are in if the list is the machine from its first node on."""
+    sizes = [level.gpus for level in cluster.levels[:-1]] or [cluster.gpus_per_node]
+    nodes = []
+    for index, node in enumerate(cluster.nodes):
+        first = index * cluster.gpus_per_node
+        leaf = f"leaf-{first // sizes[0] + 1}" if cluster.levels[:-1] else "leaf-1"
+        pod = f"pod-{first // sizes[1] + 1}" if len(sizes) > 1 else None
+        nodes.append(node.model_copy(update={"leaf": leaf, "pod": pod}))
+    return cluster.model_copy(update={"nodes": tuple(nodes)})
+
+
 def _as_asked(given: PlanRequest, decision: NodeDecision) -> NodeDecision:
     """A decision that forbids no more than was asked."""
     forbids = tuple(word for word in decision.request.forbids if word in given.forbids)
@@ -105,44 +147,44 @@ def _with_part_filled(
     """The best of everything that is free, where some of it is on part-filled nodes, and of whole nodes.
 
     The bound of a search over everything free holds for whole nodes alone, unless the links or adapters of
-    those left out are what slows all of it down: then that of each choice counts, where all were searched.
+    those left out are what slows all of it down, or whole nodes have execution choices that parts have not
+    (tokens gathered from all ranks): then that of each choice counts, where all were searched.
     """
     gpus, alone = request.gpus, _whole_nodes(request, usable)
-    shares = Shares(2)  # half for everything, a quarter for what is next
+    limit_s = limit_left_s()
+    decisions, bounds = [], []
+    for nodes in alone:
+        own_s = None if limit_s is None else limit_s * WHOLE_SHARE / len(alone)
+        asked = replace(request, cluster=nodes, gpus=min(gpus, nodes.gpus), time_limit_s=own_s)
+        decision = NodeDecision(request=asked, settled=decide_on_idle_gpus(asked, searched))
+        decisions.append(decision)
+        bounds.append(decision.settled.outcome.lower_bound_s)
+    shares = Shares(1 + (gpus < usable.gpus))
     everything = replace(request, cluster=usable, time_limit_s=shares.next_s())
-    shares = Shares((gpus < usable.gpus) + len(alone))
-    alike = _links_are_alike(usable)
+    alike = _links_are_alike(usable) and all(
+        decision.request.execution_options == everything.execution_options for decision in decisions
+    )
     if gpus == usable.gpus:
         first = NodeDecision(request=everything, settled=decide_on_idle_gpus(everything, searched))
-        outcome = first.settled.outcome
-        decisions, complete = [first], True
+        outcome, complete = first.settled.outcome, True
+        decisions.insert(0, first)
     else:
-        outcome = searched(everything)
-        decisions, complete = [], alike
+        outcome, complete = searched(everything), _links_are_alike(usable)
         if outcome.best and outcome.best[0].ranks is not None:
             asked = _only_on(everything, usable, outcome.best[0].ranks)
             asked = replace(asked, time_limit_s=shares.next_s())
             settled = IdleDecision(outcome=searched(asked), full=None)
-            decisions.append(NodeDecision(request=asked, settled=settled))
-    known = outcome.lower_bound_s if complete and usable is request.cluster else None
+            decisions.insert(0, NodeDecision(request=asked, settled=settled))
+    bounds = [outcome.lower_bound_s, *([] if alike else bounds)]
+    known = [bound_s for bound_s in bounds if bound_s is not None]
+    closed = complete and usable is request.cluster and len(known) == len(bounds)
     best = min(decisions, key=_seconds, default=None)
-    if not (alike and best and known is not None and _seconds(best) <= known * CLOSE):
-        for nodes in alone:
-            asked = replace(
-                request,
-                cluster=nodes,
-                gpus=min(gpus, nodes.gpus),
-                time_limit_s=shares.next_s(),
-            )
-            decision = NodeDecision(request=asked, settled=decide_on_idle_gpus(asked, searched))
-            decisions.append(decision)
-            if not alike:
-                own_s = decision.settled.outcome.lower_bound_s
-                known = min(known, own_s) if known is not None and own_s is not None else None
-        best = min(decisions, key=_seconds, default=None)
     if best is None:
+        as_listed = usable.with_any_gpus(allowed=False)
+        everything = replace(everything, cluster=as_listed)
         return NodeDecision(request=everything, settled=IdleDecision(outcome=outcome, full=None))
-    return replace(best, settled=replace(best.settled, outcome=_bounded(best, known)))
+    bound_s = min(known) if closed else None
+    return replace(best, settled=replace(best.settled, outcome=_bounded(best, bound_s)))
 
 
 def _bounded(best: NodeDecision, bound_s: float | None) -> Outcome:
@@ -171,6 +213,7 @@ def _whole_nodes(request: PlanRequest, cluster: ClusterSpec) -> list[ClusterSpec
         node if free_of(node, per_node) == per_node else node.model_copy(update={"free_gpus": 0})
         for node in cluster.nodes
     )
+    cluster = cluster.with_any_gpus(allowed=False)
     free = sum(free_of(node, per_node) for node in nodes)
     gpus = min(free, request.gpus) // per_node * per_node
     if not gpus or (gpus < request.gpus and "idle-gpus" in request.forbids):
@@ -240,7 +283,8 @@ def _only_on(request: PlanRequest, cluster: ClusterSpec, ranks: tuple[Place, ...
         node.model_copy(update={"free_gpus": used.get(index, 0)})
         for index, node in enumerate(cluster.nodes)
     )
-    own = cluster.model_copy(update={"nodes": nodes, "gpus": len(ranks)})
+    own = cluster.with_any_gpus(allowed=False)
+    own = own.model_copy(update={"nodes": nodes, "gpus": len(ranks)})
     forbids = dict.fromkeys((*request.forbids, "idle-gpus"))
     return replace(request, cluster=own, gpus=len(ranks), forbids=tuple(forbids))
 

@@ -57,6 +57,8 @@ class Verdict:
 
     case: Case
     faults: list[str] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+    """What is faster than an optimum, but no mapping of the space that the plan prints."""
     status: str = "none"
     step_time_s: float | None = None
     lower_bound_s: float | None = None
@@ -68,7 +70,8 @@ class Verdict:
     def line(self) -> str:
         """For a table."""
         price = "-" if self.step_time_s is None else f"{self.step_time_s:.6g}"
-        kinds = ", ".join(dict.fromkeys(fault.split(":")[0] for fault in self.faults)) or "ok"
+        told = [*self.faults, *self.outside]
+        kinds = ", ".join(dict.fromkeys(words.split(":")[0] for words in told)) or "ok"
         options = self.case.options
         return (
             f"{self.case.number:5d} {self.case.shape:13s} {self.case.cluster['base']:17s} "
@@ -207,8 +210,24 @@ def _beaten(case: Case, plan: Plan, effort: Effort, verdict: Verdict) -> Iterato
         if seconds < bound_s * (1 - SAME):
             kind = "optimum beaten" if plan.status == "optimal" else "bound beaten"
             layout = {name: int(value) for name, value in vars(decided.layout).items()}
-            yield f"{kind}: {price_s} s, bound {bound_s} s; {seconds} s by {layout} on {ranks}"
+            words = f"{price_s} s, bound {bound_s} s; {seconds} s by {layout} on {ranks}"
+            if _is_outside(case, decided.layout):
+                verdict.outside.append(f"outside the printed space: {words}")
+                continue
+            yield f"{kind}: {words}"
             return
+
+
+def _is_outside(case: Case, layout: Layout) -> bool:
+    """Whether the judge's mappings of a layout are more than those of the plan's space.
+
+    Where no parts of nodes are taken, axes nest in whole nodes as in Megatron (docs/fabric.md,
+    docs/limits.md): expert groups are neighbours in their data-parallel axis, and no ring over their
+    replicas lies inside them.
+    """
+    free = {node["free_gpus"] for node in case.cluster["nodes"]} - {0, case.per_node}
+    parts = bool(free) or case.options["gpus"] % case.per_node != 0
+    return not parts and int(layout.ep) * int(layout.etp) > 1
 
 
 def _promising(
@@ -245,7 +264,11 @@ def summed_up(verdicts: Sequence[Verdict]) -> str:
     )
     statuses = Counter(verdict.status for verdict in verdicts)
     bad = sum(bool(verdict.faults) for verdict in verdicts)
-    return f"{len(verdicts)} cases, {dict(statuses)}; {bad} with faults: {dict(kinds)}"
+    outside = sum(bool(verdict.outside) for verdict in verdicts)
+    return (
+        f"{len(verdicts)} cases, {dict(statuses)}; {bad} with faults: {dict(kinds)}; {outside} with "
+        "something faster outside the printed space"
+    )
 
 
 def write_case(case: Case, folder: Path) -> None:
@@ -271,6 +294,8 @@ def main() -> None:
         print(verdict.line, flush=True)
         for fault in verdict.faults:
             print("      " + fault[:1000], flush=True)
+        for words in verdict.outside:
+            print("      " + words[:1000], flush=True)
         if verdict.faults:
             print("      " + verdict.case.words, flush=True)
             if given.files is not None:

@@ -41,6 +41,20 @@ def test_small_allocations_are_planned_as_well_as_they_can_be(number: int) -> No
     assert not complaints([verdict]), complaints([verdict])
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        7009,  # listed without leaves: priced inside one leaf, its ranks were in two
+        7021,  # 20 of three whole nodes' GPUs: 7, 7 and 6 beat the proven 8, 8 and 4
+        7111,  # no mapping was left of any layout bounded together: an assertion
+        8069,  # whole nodes may gather tokens from all ranks: they beat a proven plan on parts
+    ],
+)
+def test_allocations_of_four_nodes_at_most_are_planned_as_well_as_they_can_be(number: int) -> None:
+    verdict = judged(random_case(number, 4), Effort(drawn=60, searched=4, turns=16))
+    assert not complaints([verdict]), complaints([verdict])
+
+
 @pytest.mark.soak
 def test_no_random_allocation_has_a_plan_that_is_wrong_or_beaten() -> None:
     end_s, number = time.monotonic() + ATTACK_S / 4, SEED

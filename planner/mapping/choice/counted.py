@@ -79,7 +79,7 @@ class CountedMappings:
 def takes_parts_of_nodes(
     cluster: ClusterSpec, layout: Layout, slots_of: Callable[[Layout], Instance | None]
 ) -> bool:
-    """Whether nodes hold several slots of a layout, or unlike parts of nodes are free.
+    """Whether nodes hold several slots of a layout, or any part of them may be taken.
 
     Tensor groups wider than a node take whole nodes anyway.
 
@@ -95,7 +95,7 @@ def takes_parts_of_nodes(
     per_node = cluster.gpus_per_node
     if not cluster.nodes or int(layout.tp) > per_node:
         return False
-    if free_gpus_of(cluster).are_part_filled:
+    if free_gpus_of(cluster).are_part_filled or cluster.takes_any_gpus:
         return True
     plain = slots_of(layout)
     return plain is None or plain.slots.gpus < per_node

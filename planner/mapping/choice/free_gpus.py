@@ -81,7 +81,10 @@ class FreeGpus:
                     yield self._run(used * unit, order)
 
     def _ways(self, unit: int, units: int, shares: Sequence[int]) -> Iterator[IntArray]:
-        """Units to take of every node: the fullest nodes, nodes of the fullest leaves, and equal shares."""
+        """Units to take of every node: the fullest nodes, nodes of the fullest leaves, equal shares, and the
+        same of all of the fewest nodes and of all nodes as far as they go: a ring is as fast as its smallest
+        part, and 7, 7 and 6 GPUs are a faster 20 than 8, 8 and 4.
+        """
         room = self.free // unit
         if room.sum() < units:
             return
@@ -89,6 +92,9 @@ class FreeGpus:
         fullest = np.lexsort((np.arange(len(room)), leaf, pod, -room))
         yield _taken(room, fullest, units)
         yield _taken(room, np.lexsort((np.arange(len(room)), -room, leaf, pod)), units)
+        fewest = int(np.searchsorted(np.cumsum(room[fullest]), units)) + 1
+        for nodes in dict.fromkeys((fewest, int(np.count_nonzero(room)))):
+            yield _levelled(room, fullest[:nodes], units)
         for share in list(dict.fromkeys(shares))[:MOST_WAYS]:
             each = share // unit
             parts = room // each
@@ -142,6 +148,20 @@ def _taken(room: IntArray, order: IntArray, wanted: int) -> IntArray:
     before = np.cumsum(room[order]) - room[order]
     taken = np.zeros_like(room)
     taken[order] = np.clip(wanted - before, 0, room[order])
+    return taken
+
+
+def _levelled(room: IntArray, nodes: IntArray, wanted: int) -> IntArray:
+    """What is taken of each node when all of some give the same, as far as they have it; the first of them
+    give what is then missing.
+    """
+    held = room[nodes]
+    # The level is the largest at which no more is taken than is wanted.
+    level = max(x for x in range(int(held.max()) + 1) if np.minimum(held, x).sum() <= wanted)
+    taken = np.zeros_like(room)
+    taken[nodes] = np.minimum(held, level)
+    more = nodes[held > level][: wanted - int(taken.sum())]
+    taken[more] += 1
     return taken
 
 

@@ -89,6 +89,8 @@ def profile_bounds(
     for own_gpus, rows in groupby(order, key=lambda row: int(gpus[row])):
         for part in _parts(list(rows), profiles):
             counts = [_count(profiles[row]) for row in part]
+            if not any(counts):
+                continue  # no mapping is left of any of them, as where none keeps its shard groups
             context = _context(workload.on(own_gpus), layouts, profiles, part)
             if or_less:
                 context = replace(context, links=best_beyond(context.links))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations
 from math import inf
 from typing import Any
@@ -21,6 +23,7 @@ from meshwright.errors import InputError
 from meshwright.planner.bounds.stages import balanced_stages
 from meshwright.planner.mapping.choice.counted import counted_mappings
 from meshwright.planner.mapping.choice.free_gpus import free_gpus_of
+from meshwright.planner.mapping.choice.profile_bounds import profile_bounds
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.verify import faults
@@ -231,6 +234,70 @@ def test_an_error_of_highs_leaves_the_programme_open(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(mathopt, "solve", failing)
     assert solved_by_highs(mathopt.Model(), TreeLimits(nodes=1, seconds=1.0)) is None
+
+
+def test_gpus_are_left_out_of_several_whole_nodes() -> None:
+    """A ring is as fast as its smallest part: of three nodes 7, 7 and 6 GPUs are a faster 20 than 8, 8 and 4.
+
+    The seconds of 8, 8 and 4 were called optimal.
+    """
+    cluster = listed("dgx-h100", ("a", 8), ("a", 8), ("a", 8))
+    pins = "tp=1,cp=1,pp=1,dp=20,micro_batch=1,zero_stage=1,recompute=none"
+    request = read_request(
+        model="gpt2-xl", cluster=cluster, gpus=20, global_batch=40, seq_len=1024, pin=pins
+    )
+    plan = fastest_plan(request)
+    assert plan.mapping is not None
+    assert plan.mapping.ranks is not None
+    per_node = Counter(node for node, _ in plan.mapping.ranks)
+    assert sorted(per_node.values()) == [6, 7, 7]
+    nodes = listed("dgx-h100", ("a", 8), ("a", 8), ("a", 4))
+    uneven = fastest_plan(replace(request, cluster=nodes))
+    assert seconds(plan) < seconds(uneven) * (1 - 1e-3)
+
+
+def test_nodes_listed_without_leaves_stand_by_their_position() -> None:
+    """The second and third of a machine with two nodes on a leaf are on two leaves: so they are priced."""
+
+    def at(labels: Sequence[str | None]) -> ClusterSpec:
+        cluster = listed("dgx-h100", *((label or "x", 8) for label in labels), levels=(16, 256))
+        nodes = tuple(
+            node.model_copy(update={"leaf": label, "free_gpus": 8 if 0 < index < 3 else 0})
+            for index, (node, label) in enumerate(zip(cluster.nodes, labels, strict=True))
+        )
+        return cluster.model_copy(update={"nodes": nodes, "gpus": 16})
+
+    by_position, by_label = (
+        fastest_plan(
+            read_request(
+                model="gpt2-xl", cluster=at(labels), gpus=16, global_batch=32, seq_len=1024
+            )
+        )
+        for labels in ([None] * 4, ["a", "a", "b", "b"])
+    )
+    assert not any("part-filled" in warning for warning in by_position.warnings)
+    assert seconds(by_position) == pytest.approx(seconds(by_label), rel=1e-12)
+
+
+def test_layouts_without_any_mapping_have_no_bounds() -> None:
+    """An assertion ended plans where shard groups left no mapping of any layout that was bounded together."""
+    request = read_request(
+        model="gpt2-xl",
+        cluster=listed("dgx-h100", ("a", 8), ("a", 3)),
+        gpus=8,
+        global_batch=8,
+        seq_len=1024,
+    )
+    layouts = Layout(**{axis: np.array([1]) for axis in ("tp", "cp", "pp")}, dp=np.array([8]))
+    none = Placement(**{axis: np.zeros((0, 3), dtype=np.int64) for axis in (*PRICED, "dp")})
+    bounds = profile_bounds(request.workload(), layouts, [_NoMappings(none)], 80.0)
+    assert [len(own) for own in bounds] == [0]
+
+
+@dataclass(frozen=True)
+class _NoMappings:
+    placement: Placement
+    apart: bool = True
 
 
 def test_a_plan_on_parts_of_nodes_passes_its_own_verification() -> None:

@@ -97,6 +97,16 @@ def test_no_size_of_a_fine_grid_is_much_better(gpus: int, degrees: dict[str, Any
     assert chosen.step_time_s == price_s(wanted, chosen, chosen.execution)
 
 
+def test_the_bound_of_an_optimum_is_its_price_to_the_last_digit() -> None:
+    """Prices are summed up again with the chosen size: an optimum had a bound one unit of rounding below."""
+    wanted = request(512)
+    own = searched(wanted, dp=512, num_micro_batches=2, zero_stage=1)
+    with_buckets = with_gradient_buckets(wanted, own).best[0].step_time_s
+    closed = replace(own, lower_bound_s=with_buckets * (1 - 4e-16))
+    assert closed.lower_bound_s != with_buckets
+    assert with_gradient_buckets(wanted, closed).lower_bound_s == with_buckets
+
+
 def test_a_search_proves_the_plan_with_its_buckets() -> None:
     """Was: the search knew the framework's own size alone, and the better price lowered its bound."""
     pins = "tp=8,pp=4,dp=32,cp=1,vpp=1,micro_batch=1,recompute=none"
