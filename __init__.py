@@ -20,17 +20,17 @@ if TYPE_CHECKING:
         place_experts,
         plan,
         plan_batch,
+        plan_mixed,
         recommend,
         validate,
     )
-    from meshwright.api.mixed import plan_mixed
     from meshwright.cluster_specs.reader import read_cluster
     from meshwright.cluster_specs.schema import ClusterSpec
     from meshwright.errors import InfeasibleError, InputError, MeshwrightError
     from meshwright.model_specs.reader import read_model
     from meshwright.model_specs.schema import ModelSpec
     from meshwright.planner.launch.compare import compare
-    from meshwright.planner.many.sweep.service import sweep
+    from meshwright.planner.many.sweep import sweep
     from meshwright.planner.plan.document import Plan
     from meshwright.planner.plan.make_plan import make_plan
     from meshwright.planner.plan.texts import read_plan
@@ -78,12 +78,12 @@ _MODULE_OF = {
     "place_experts": "api",
     "plan": "api",
     "plan_batch": "api",
-    "plan_mixed": "api.mixed",
+    "plan_mixed": "api",
     "read_cluster": "cluster_specs.reader",
     "read_model": "model_specs.reader",
     "read_plan": "planner.plan.texts",
     "recommend": "api",
-    "sweep": "planner.many.sweep.service",
+    "sweep": "planner.many.sweep",
     "validate": "api",
 }
 

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import click
 
-from meshwright.commands.calculators import collective, memory, pipeline, roofline
-from meshwright.commands.calibration import calibrate_command
-from meshwright.commands.catalogs import catalog, model, schema
-from meshwright.commands.fabric import launch, map_, traffic
+from meshwright.commands.calculators import (
+    collective,
+    compress,
+    memory,
+    overlap,
+    pipeline,
+    roofline,
+    volumes,
+)
+from meshwright.commands.catalogs import calibrate_command, catalog, model, schema, topology
+from meshwright.commands.fabric import experts_command, launch, map_, traffic
 from meshwright.commands.many import batch, fleet, recommend_command
-from meshwright.commands.pages import report, trace
-from meshwright.commands.placement import experts_command
 from meshwright.commands.planning import (
     compare_command,
     estimate_command,
     explain,
     plan_command,
+    report,
+    trace,
     validate_command,
     verify_command,
 )
 from meshwright.commands.terminal import Commands, debug, version_option
-from meshwright.commands.topology import topology
-from meshwright.commands.volumes import compress, overlap, volumes
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

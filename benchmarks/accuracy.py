@@ -33,12 +33,16 @@ from benchmarks.cross_validation import (
 )
 from benchmarks.error_bands import Outcome, error_bands
 from benchmarks.unseen import Unseen, fit_or_not, unseen_runs
-from meshwright.cluster_specs.catalog import device_names, load_device
-from meshwright.costmodel.constants.measured import device_class, device_classes
-from meshwright.costmodel.constants.rates import device_prefixes
-from meshwright.costmodel.constants.records import constant_records, effective_paths
-from meshwright.costmodel.constants.stacks import framework_names, framework_prefixes
-from meshwright.planner.report.validation_plot import scatter_svg
+from meshwright.cluster_specs.reader import device_names, load_device
+from meshwright.costmodel.rates import device_prefixes
+from meshwright.costmodel.records import (
+    constant_records,
+    device_class,
+    device_classes,
+    effective_paths,
+)
+from meshwright.costmodel.stacks import framework_names, framework_prefixes
+from meshwright.planner.report.run_view import scatter_svg
 from meshwright.planner.runs.calibration.robust_fit import Bools, Floats
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from meshwright.planner.drawing.svg import Drawing, distinct_colour
+from meshwright.planner.drawing import Drawing, distinct_colour
 
 LABEL_WIDTH, CHART_WIDTH, BAR, GAP, TOP = 330.0, 480.0, 11.0, 10.0, 64.0
 _GRID = "#e2e5ea"

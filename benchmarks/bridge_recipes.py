@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.reader import load_catalog_model
 
 TARGET = Path(__file__).parent.parent / "planner" / "runs" / "launches" / "bridge_recipes.yaml"
 RUN = ("megatron.bridge.perf_recipes", "megatron.bridge.recipes")

@@ -19,12 +19,7 @@ import numpy as np
 import yaml
 
 from benchmarks.calibration import Problem, fit, rounded
-from meshwright.costmodel.constants.records import (
-    FILES,
-    PROVENANCE,
-    ConstantRecord,
-    constant_records,
-)
+from meshwright.costmodel.records import FILES, PROVENANCE, ConstantRecord, constant_records
 from meshwright.planner.runs.calibration.robust_fit import Floats
 from meshwright.planner.runs.run_file import read_runs
 

@@ -16,16 +16,11 @@ from functools import cached_property
 
 import numpy as np
 
-from meshwright.costmodel.constants.rates import (
-    Constants,
-    as_run,
-    device_prefixes,
-    named_constants,
-)
-from meshwright.costmodel.constants.records import ConstantRecord, ConstantValue, effective_paths
-from meshwright.costmodel.constants.stacks import framework_prefixes
 from meshwright.costmodel.layout import Placement
-from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.rank_load import Stages
+from meshwright.costmodel.rates import Constants, as_run, device_prefixes, named_constants
+from meshwright.costmodel.records import ConstantRecord, ConstantValue, effective_paths
+from meshwright.costmodel.stacks import framework_prefixes
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.planner.runs.calibration import robust_fit
 from meshwright.planner.runs.calibration.robust_fit import MOST_STEPS, Bools, Floats, Goal

@@ -19,8 +19,8 @@ from meshwright.costmodel.estimate import estimate_layout, peak_memory_gib, stag
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
 from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.planner.bounds.matrices import matrices
+from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.bounds.mappings import matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
 
 MANY = 100_000

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.planner.experts.balance.greedy import greedy_placement
-from meshwright.planner.experts.balance.packing import has_duplicates
-from meshwright.planner.experts.balance.place import place_layers
-from meshwright.planner.experts.balance.rows import State
-from meshwright.planner.experts.balance.solve import PlacementEffort
-from meshwright.planner.experts.figures import gpu_share
+from meshwright.planner.experts.packing import greedy_placement, has_duplicates
 from meshwright.planner.experts.problem import Loads, PlacementLimits, SlotShape
+from meshwright.planner.experts.rows import State
+from meshwright.planner.experts.service import gpu_share
+from meshwright.planner.experts.solve import PlacementEffort, place_layers
 
 
 def greedy_balance(load: Loads, shape: SlotShape, groups: int) -> tuple[float, bool]:

@@ -17,12 +17,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-from meshwright.planner.experts.balance.count_bound import CountBound
-from meshwright.planner.experts.balance.place import place_layers
-from meshwright.planner.experts.balance.rows import Solved
-from meshwright.planner.experts.balance.solve import PlacementEffort
-from meshwright.planner.experts.params import GroupParams
-from meshwright.planner.experts.problem import PlacementLimits, SlotShape
+from meshwright.planner.experts.bound import CountBound
+from meshwright.planner.experts.problem import GroupParams, PlacementLimits, SlotShape
+from meshwright.planner.experts.rows import Solved
+from meshwright.planner.experts.solve import PlacementEffort, place_layers
 
 ROOM = "meshwright.planner.experts.balance."
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.costmodel.constants.calibration import NAMES, Calibration
+from meshwright.costmodel.calibration import NAMES, Calibration
 from meshwright.frameworks.catalog import STACK_NAMES, stack_in_words
 from meshwright.planner.runs.calibration.evidence import Evidence
 from meshwright.planner.runs.calibration.robust_fit import Floats, robust_optimum

@@ -16,12 +16,11 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.fabric import CASES, Case, case_instance
-from meshwright.planner.mapping.least_busiest import least_busiest
-from meshwright.planner.mapping.least_traffic import least_traffic
+from meshwright.planner.mapping.instance import MappingSolution
+from meshwright.planner.mapping.least_traffic import least_busiest, least_traffic
 from meshwright.planner.mapping.problem import MappingProblem
-from meshwright.planner.mapping.solution import MappingSolution
-from meshwright.planner.mapping.spread.build import BandParams
-from meshwright.planner.mapping.spread.least import SpreadParams, SpreadSolution, least_spread
+from meshwright.planner.mapping.spread import SpreadParams, SpreadSolution, least_spread
+from meshwright.planner.mapping.spread_build import BandParams
 
 ROOM = "meshwright.planner.mapping."
 PARAMS = "params"

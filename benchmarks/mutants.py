@@ -35,8 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "constraints"
 TESTS = ("tests/constraints",)
 IMPORTED_BEFORE = (
-    "meshwright.costmodel.memory.footprint",
-    "meshwright.costmodel.pipeline.schedules",
+    "meshwright.costmodel.footprint",
+    "meshwright.costmodel.schedules",
     "meshwright.frameworks.catalog",
     "ortools.sat.python.cp_model",
 )

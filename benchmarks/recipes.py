@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from meshwright.costmodel.constants.measured import POINT_ESTIMATE
-from meshwright.costmodel.constants.stacks import stack_constants
+from meshwright.costmodel.records import POINT_ESTIMATE
+from meshwright.costmodel.stacks import stack_constants
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.plan.document import Plan

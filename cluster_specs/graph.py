@@ -7,22 +7,143 @@ groups' up-links sum to, and a cut through the middle meets about half of the li
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations
 from math import gcd
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cluster_specs.drawing import Joint, Terminal, draw
-from meshwright.cluster_specs.fabric import FabricLevels, fabric_levels
+from meshwright.cluster_specs.allocation import FabricLevels, fabric_levels, full_levels
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.tiers import (
+    first_outside_a_leaf,
+    free_of,
+    leaves_are_domains,
+    uplinks,
+)
 from meshwright.errors import InputError, shown
 
 if TYPE_CHECKING:
     import networkx as nx
+
+
+# Draws nodes, blocks, rails and the links between them as a networkx graph, for `graph` and `node_graph`.
+#
+# Capacities are GB/s in one direction.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint:
+    """How the blocks, or nodes, inside one block of a level are joined."""
+
+    level: str
+    rails: int = 1
+    direct: int = 0
+    """How many blocks of the machine links of their own join; 0 for switches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminal:
+    """A node with its free GPUs."""
+
+    name: str
+    gpus: int
+    inside_gb_per_s: float
+    """Of one GPU inside the node."""
+    path: tuple[tuple[int, str], ...]
+    """The blocks that it is in, from the inside out: (which joint, name)."""
+
+
+def draw(
+    terminals: Sequence[Terminal],
+    joints: Sequence[Joint],
+    up_gb_per_s: Mapping[str, float],
+    *,
+    apart: bool,
+) -> nx.Graph[str]:
+    """The graph of some nodes; `up_gb_per_s` has the links of every node and block to the level above.
+
+    A node carries `gpus`, `inside_gb_per_s` and `path`; a block's vertex `level` and `gpus`. A block with
+    rails is a vertex for each rail, `name/rail0` and so on. With `apart` nothing joins a node's rails, and
+    the node is a vertex for each of them too, named in its `ports`. Edges carry `capacity`, the graph
+    `up_gb_per_s` and `joints`.
+    """
+    import networkx as nx
+
+    graph: nx.Graph[str] = nx.Graph(up_gb_per_s=dict(up_gb_per_s), joints=tuple(joints))
+    above: dict[str, tuple[int, str]] = {}
+    gpus: dict[tuple[int, str], int] = defaultdict(int)
+    for terminal in terminals:
+        names = tuple(name for _, name in terminal.path)
+        graph.add_node(
+            terminal.name, gpus=terminal.gpus, inside_gb_per_s=terminal.inside_gb_per_s, path=names
+        )
+        inner = terminal.name
+        for step in terminal.path:
+            above.setdefault(inner, step)
+            gpus[step] += terminal.gpus
+            inner = step[1]
+    rails = {block: joints[depth].rails for depth, block in gpus}
+    for (depth, block), count in gpus.items():
+        if not joints[depth].direct:
+            for vertex in vertices(block, rails[block]):
+                graph.add_node(vertex, level=joints[depth].level, gpus=count // rails[block])
+    inside: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for inner, (depth, block) in above.items():
+        inside[depth, block].append(inner)
+        if joints[depth].direct:
+            continue
+        lower = vertices(inner, rails.get(inner, 1))
+        if inner not in rails and apart and rails[block] > 1:
+            lower = vertices(inner, rails[block])
+            graph.add_nodes_from(lower, node=inner)
+            graph.nodes[inner]["ports"] = tuple(lower)
+        _connect(graph, lower, vertices(block, rails[block]), up_gb_per_s[inner])
+    for (depth, _), members in inside.items():
+        if joints[depth].direct:
+            _join_directly(graph, members, joints[depth], up_gb_per_s)
+    return graph
+
+
+def vertices(block: str, rails: int) -> list[str]:
+    """The vertices of a block: itself, or its rails."""
+    return [block] if rails == 1 else [f"{block}/rail{rail}" for rail in range(rails)]
+
+
+def _connect(
+    graph: nx.Graph[str], lower: Sequence[str], upper: Sequence[str], gb_per_s: float
+) -> None:
+    """Links between the vertices of two blocks, spread evenly; rail i meets rail i."""
+    count = max(len(lower), len(upper))
+    for index in range(count):
+        graph.add_edge(
+            lower[index % len(lower)], upper[index % len(upper)], capacity=gb_per_s / count
+        )
+
+
+def _join_directly(
+    graph: nx.Graph[str], members: Sequence[str], joint: Joint, up_gb_per_s: Mapping[str, float]
+) -> None:
+    """Links spread evenly over the other blocks of the machine; those to blocks that are not drawn meet in
+    one vertex, over which traffic may take a detour.
+    """
+    other_blocks = max(joint.direct - 1, len(members) - 1, 1)
+    for first, second in combinations(members, 2):
+        graph.add_edge(
+            first, second, capacity=min(up_gb_per_s[first], up_gb_per_s[second]) / other_blocks
+        )
+    absent = other_blocks + 1 - len(members)
+    if absent > 0:
+        vertex = f"{joint.level}/others"
+        graph.add_node(vertex, level=joint.level, gpus=0)
+        for member in members:
+            graph.add_edge(member, vertex, capacity=up_gb_per_s[member] * absent / other_blocks)
+
 
 ROOT = "root"
 _INSIDE_A_NODE = ("nvlink", "xgmi", "pcie")
@@ -183,3 +304,59 @@ def _leaf_gpus(cluster: ClusterSpec, levels: FabricLevels) -> int:
         if medium in _INSIDE_A_NODE and block <= cluster.gpus_per_node
     ]
     return inside_node[-1] if inside_node else gcd(cluster.gpus_per_node, int(levels.blocks[-1]))
+
+
+# The fabric of a cluster whose nodes are listed, node by node, as a graph.
+
+
+CORE = "core"
+
+
+def node_graph(cluster: ClusterSpec) -> nx.Graph[str]:
+    """The free GPUs of nodes, their leaves and pods, and the core: `leaf/POD/LEAF`, `pod/POD`, `core`.
+
+    See `drawing.draw`. A node's link is that of its free GPUs' NICs (inside a rack, NVLink); those of leaves
+    and pods are what the job has of them (`uplinks`). A node without a leaf hangs on the core. Raises
+    InputError where no nodes are listed.
+    """
+    if not cluster.nodes:
+        raise InputError(
+            f"nodes: cluster {cluster.name!r} lists none; `fabric_graph` draws its levels"
+        )
+    levels, links = full_levels(cluster), uplinks(cluster)
+    inside = float(levels.gb_per_s[0])
+    pods = _has_pods(cluster)
+    racks = leaves_are_domains(cluster)
+    up = {f"leaf/{pod}/{leaf}": link.gb_per_s for (pod, leaf), link in links.leaves.items()}
+    up |= {f"pod/{pod}": link.gb_per_s for (pod, _), link in links.pods.items()}
+    terminals = []
+    for node in cluster.nodes:
+        free = free_of(node, cluster.gpus_per_node)
+        path: tuple[tuple[int, str], ...] = ((2 if pods else 1, CORE),)
+        if node.leaf is not None and free:
+            pod = ((1, f"pod/{node.pod or ''}"),) if pods else ()
+            path = ((0, f"leaf/{node.pod or ''}/{node.leaf}"), *pod, *path)
+        nic = (node.nic_gbps_per_gpu or cluster.nic_gbps_per_gpu) / 8
+        up[node.name] = free * (inside if racks and node.leaf is not None else nic)
+        terminals.append(Terminal(name=node.name, gpus=free, inside_gb_per_s=inside, path=path))
+    return draw(terminals, listed_joints(cluster), up, apart=not cluster.crosses_rails_inside)
+
+
+def _has_pods(cluster: ClusterSpec) -> bool:
+    """Whether something lies between leaves and core: several pods, or a level for the only one."""
+    return len(uplinks(cluster).pods) > 1 or first_outside_a_leaf(cluster) < len(cluster.levels) - 1
+
+
+def listed_joints(cluster: ClusterSpec) -> list[Joint]:
+    """How nodes are joined in leaves, leaves in pods (or in the core, where there are none), pods in it."""
+    first = first_outside_a_leaf(cluster)
+    names = [level.name for level in cluster.levels]
+    joints = []
+    tiers = ("leaf", "pod", CORE) if _has_pods(cluster) else ("leaf", CORE)
+    for depth, tier in enumerate(tiers, start=first - 1):
+        joint = Joint(level=tier)
+        if 0 <= depth < len(names):
+            (stated,) = level_joints(cluster, [names[depth]])
+            joint = replace(stated, level=tier)
+        joints.append(joint)
+    return joints

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.commands.options import calibration_option
-from meshwright.commands.parameters import ChoiceIn, NumberList
+from meshwright.commands.options import ChoiceIn, NumberList, calibration_option
 from meshwright.commands.terminal import PATH, common, print_json, show
 
 if TYPE_CHECKING:
-    from meshwright.planner.calculators.textbook import Network
+    from meshwright.planner.calculators.collective import Network
     from meshwright.planner.report.view import View
+
 
 why_option = click.option(
     "--why", is_flag=True, help="Say the formula and the source of every number."
@@ -57,7 +57,7 @@ def operation_word(text: str) -> str:
 @click.option(
     "--op",
     "operation",
-    type=ChoiceIn("costmodel.collectives.alpha_beta", "OPERATIONS", operation_word),
+    type=ChoiceIn("costmodel.alpha_beta", "OPERATIONS", operation_word),
     help="Also as nccl-tests writes it: all_reduce, alltoall.",
 )
 @click.option("--bytes", "size", metavar="N", help="Full buffer: 1GiB, 512MB, 1G.")
@@ -80,7 +80,7 @@ def operation_word(text: str) -> str:
 )
 @click.option("--cluster", help="Catalog name or cluster YAML; or give a link of your own.")
 @click.option(
-    "--link", type=ChoiceIn("planner.calculators.links", "LINKS"), help="A link by its name."
+    "--link", type=ChoiceIn("planner.calculators.collective", "LINKS"), help="A link by its name."
 )
 @click.option("--alpha", metavar="T", help="Start-up of a message on a link of your own: 1.5us.")
 @click.option("--beta", metavar="R", help="Its rate, 50GB/s or 400Gb/s, or seconds a byte.")
@@ -123,19 +123,19 @@ def collective(
         return
     if operation is None or size is None or ranks is None:
         raise click.UsageError("give --op, --bytes and --ranks; or --from with a log of nccl-tests")
-    from meshwright.planner.calculators.sizes import read_sizes
+    from meshwright.planner.calculators.formulas import read_sizes
     from meshwright.planner.report.calculators_view import collective_view
 
     sizes_bytes = read_sizes(size, end, factor)
     if (cluster is None) == (network["link"] is None and network["beta"] is None):
         raise click.UsageError("give either --cluster, or --link or --alpha and --beta")
     if cluster is None:
-        from meshwright.planner.calculators.textbook import textbook_document
+        from meshwright.planner.calculators.collective import textbook_document
 
         document = textbook_document(operation, sizes_bytes, ranks, _network(**network))
     else:
         from meshwright.planner.calculators.collective import collective_document
-        from meshwright.planner.request.calibration_file import read_calibration
+        from meshwright.planner.request.reader import read_calibration
 
         document = collective_document(
             operation,
@@ -146,8 +146,8 @@ def collective(
             calibration=read_calibration(calibration),
         )
     if picture is not None:
-        from meshwright.documents.output_files import write_files
-        from meshwright.planner.report.sweep_picture import sweep_picture
+        from meshwright.documents import write_files
+        from meshwright.planner.report.calculators_view import sweep_picture
 
         write_files(picture.parent, {picture.name: sweep_picture(document)}, True)
     answer(document, collective_view, "collective", as_json=as_json, why=why)
@@ -156,8 +156,8 @@ def collective(
 def _show_fitted(log: Path, *, why: bool, as_json: bool) -> None:
     """Prints alpha and beta of a log."""
     from meshwright.cluster_specs.importers.facts import SourceText
-    from meshwright.documents.reader import read_text
-    from meshwright.planner.calculators.fitted_link import MOST_LOG_BYTES, fitted_document
+    from meshwright.documents import read_text
+    from meshwright.planner.calculators.collective import MOST_LOG_BYTES, fitted_document
     from meshwright.planner.report.calculators_view import fitted_view
 
     document = fitted_document(SourceText(name=str(log), text=read_text(log, MOST_LOG_BYTES)))
@@ -178,10 +178,9 @@ def _network(
     """The network that the options describe."""
     from dataclasses import replace
 
-    from meshwright.costmodel.collectives.alpha_beta import Link
-    from meshwright.planner.calculators.links import link_named
-    from meshwright.planner.calculators.sizes import read_rate, read_seconds
-    from meshwright.planner.calculators.textbook import Network
+    from meshwright.costmodel.alpha_beta import Link
+    from meshwright.planner.calculators.collective import Network, link_named
+    from meshwright.planner.calculators.formulas import read_rate, read_seconds
 
     own = Link(alpha_s=0.0, bytes_per_s=1.0) if link is None else link_named(link)
     if alpha is not None:
@@ -254,7 +253,7 @@ def roofline(
 
     Give a PLAN, for the products and gradients of it; or --device, --m, --n and --k; or a network.
     """
-    from meshwright.planner.report.roofline_view import roofline_view
+    from meshwright.planner.report.calculators_view import roofline_view
 
     document: dict[str, Any] = {}
     if plan is not None:
@@ -288,8 +287,8 @@ def _network_roofs(
     efficiency: float,
 ) -> dict[str, Any]:
     """Data parallelism under the roofs of a cluster's levels, or of one rate."""
-    from meshwright.planner.calculators.network_roofline import network_roofline
-    from meshwright.planner.calculators.sizes import read_rate
+    from meshwright.planner.calculators.formulas import read_rate
+    from meshwright.planner.calculators.roofline import network_roofline
 
     peak = None if peak_tflops is None else peak_tflops * 1e12
     rates: dict[str, float] = {}
@@ -323,7 +322,7 @@ def _network_roofs(
 )
 @click.option(
     "--schedule",
-    type=ChoiceIn("costmodel.pipeline.schedules", "SCHEDULE_NAMES"),
+    type=ChoiceIn("costmodel.schedules", "SCHEDULE_NAMES"),
     default="1f1b",
     show_default=True,
 )
@@ -353,8 +352,8 @@ def pipeline(
     as_json: bool,
 ) -> None:
     """Play one pipeline schedule: step, bubble, activations in flight, speed needed between stages."""
+    from meshwright.planner.calculators.formulas import read_bytes
     from meshwright.planner.calculators.pipeline import pipeline_document
-    from meshwright.planner.calculators.sizes import read_bytes
     from meshwright.planner.report.calculators_view import pipeline_view
 
     if compute_ms is not None:
@@ -380,7 +379,7 @@ def pipeline(
 @common
 def memory(run: Path, why: bool, as_json: bool) -> None:
     """Break down the memory of one fully given configuration, by stage and component."""
-    from meshwright.planner.calculators.memory import memory_document
+    from meshwright.planner.calculators.volumes import memory_document
     from meshwright.planner.report.calculators_view import memory_view
     from meshwright.planner.runs.prediction import price_runs
 
@@ -398,3 +397,181 @@ def memory(run: Path, why: bool, as_json: bool) -> None:
         return
     for document in documents:
         answer(document, memory_view, "memory", as_json=as_json, why=why)
+
+
+# Calculators of overlap, of textbook volumes and of gradient compression.
+
+
+@click.command()
+@click.argument("plan", type=PATH, required=False)
+@click.option("--compute", metavar="T", help="Compute of a step: 100ms.")
+@click.option("--comm", metavar="T", help="Communication that may run beside it.")
+@click.option("--sync", default="0", metavar="T", help="What can run beside nothing.")
+@click.option("--bytes", "size", metavar="N", help="Gradients of a rank, sent in chunks.")
+@click.option("--alpha", default="5us", show_default=True, metavar="T", help="Start of a chunk.")
+@click.option("--beta", metavar="R", help="Rate of the link: 300GB/s.")
+@click.option("--chunks", type=int, metavar="C", help="The best count when absent.")
+@click.option(
+    "--passes",
+    type=click.IntRange(1, 2),
+    default=2,
+    show_default=True,
+    help="2: an all-reduce. 1: a reduce-scatter.",
+)
+@click.option("--seq-len", type=int, metavar="S", help="Ring attention: tokens of a sequence.")
+@click.option("--cp", type=int, default=1, metavar="N", help="Ring attention: ranks.")
+@click.option("--width", type=int, metavar="H", help="Ring attention: width of keys.")
+@click.option("--element-bytes", type=float, default=2.0, show_default=True, metavar="B")
+@why_option
+@common
+def overlap(
+    *,
+    plan: Path | None,
+    compute: str | None,
+    comm: str | None,
+    sync: str,
+    size: str | None,
+    alpha: str,
+    beta: str | None,
+    chunks: int | None,
+    passes: int,
+    seq_len: int | None,
+    cp: int,
+    width: int | None,
+    element_bytes: float,
+    why: bool,
+    as_json: bool,
+) -> None:
+    """Say what communication hides beside compute, in how many chunks, and in which buffers.
+
+    Give a PLAN, for every axis of it; or --compute and --comm; or --bytes and --beta;
+    or --seq-len, --cp and --width.
+    """
+    from meshwright.costmodel.alpha_beta import Link
+    from meshwright.planner.calculators import volumes as documents
+    from meshwright.planner.calculators.formulas import read_bytes, read_rate, read_seconds
+    from meshwright.planner.report.calculators_view import overlap_view
+
+    compute_s = None if compute is None else read_seconds(compute, "--compute")
+    rate = None if beta is None else read_rate(beta, "--beta")
+    document: dict[str, Any] = {}
+    if plan is not None:
+        from meshwright.planner.analysis.roofline import plan_overlap
+        from meshwright.planner.plan.texts import read_feasible_plan
+
+        document["plan"] = plan_overlap(read_feasible_plan(plan))
+    if compute_s is not None and comm is not None:
+        exchange_s, sync_s = read_seconds(comm, "--comm"), read_seconds(sync, "--sync")
+        document["step"] = documents.overlap_document(compute_s, exchange_s, sync_s)
+    if size is not None and rate is not None:
+        link = Link(alpha_s=read_seconds(alpha, "--alpha"), bytes_per_s=rate)
+        document["chunks"] = documents.chunks_document(
+            read_bytes(size, "--bytes"), link, chunks=chunks, passes=passes, beside_s=compute_s
+        )
+    if seq_len is not None and width is not None:
+        document["ring_attention"] = documents.ring_attention_document(
+            seq_len, cp, width, element_bytes, compute_s=compute_s or 0.0, bytes_per_s=rate
+        )
+    if not document:
+        raise click.UsageError(
+            "give a plan, --compute and --comm, --bytes and --beta, or --seq-len, --cp and --width"
+        )
+    answer(document, overlap_view, "overlap", as_json=as_json, why=why)
+
+
+@click.command()
+@click.option(
+    "--params", default="0", metavar="N", help="Parameters of the model: 7e9.", type=float
+)
+@click.option("--layers", type=int, default=1, show_default=True, metavar="L")
+@click.option("--hidden", type=int, default=0, metavar="H", help="Width of the model.")
+@click.option("--heads", type=int, default=0, metavar="A", help="Attention heads.")
+@click.option("--seq-len", type=int, default=2048, show_default=True, metavar="S")
+@click.option("--micro-batch", type=int, default=1, show_default=True, metavar="B")
+@click.option("--dp", type=int, default=1, show_default=True, help="Ranks that ZeRO shards over.")
+@click.option(
+    "--shard-group",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="G",
+    help="Ranks of a group of hybrid sharding (HSDP).",
+)
+@click.option(
+    "--gradient-bytes",
+    type=click.FloatRange(0.5, 8),
+    default=2.0,
+    show_default=True,
+    metavar="B",
+    help="Of a gradient as it is added up and sent.",
+)
+@click.option(
+    "--gpu-memory",
+    default="80GB",
+    show_default=True,
+    metavar="N",
+    help="How many GPUs of this size the states fill.",
+)
+@click.option("--tp", type=int, default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--ep", type=int, default=1, show_default=True, help="Expert-parallel ranks.")
+@click.option("--top-k", type=int, default=1, show_default=True, help="Experts of a token.")
+@why_option
+@common
+def volumes(*, gpu_memory: str, why: bool, as_json: bool, **sizes: Any) -> None:
+    """Count by the textbook what a GPU holds, and what each kind of parallelism makes it send."""
+    from meshwright.planner.calculators.formulas import read_bytes
+    from meshwright.planner.calculators.volumes import TransformerShape, volumes_document
+    from meshwright.planner.report.calculators_view import volumes_view
+
+    memory = read_bytes(gpu_memory, "--gpu-memory")
+    document = volumes_document(TransformerShape(gpu_memory_bytes=memory, **sizes))
+    answer(document, volumes_view, "volumes", as_json=as_json, why=why)
+
+
+@click.command()
+@click.option("--bytes", "size", required=True, metavar="N", help="16-bit gradients of a rank.")
+@click.option("--ranks", type=int, required=True, metavar="P", help="Data-parallel ranks.")
+@click.option("--alpha", default="5us", show_default=True, metavar="T", help="Start of a message.")
+@click.option("--beta", required=True, metavar="R", help="Rate between members: 12.5GB/s.")
+@click.option(
+    "--codec",
+    default="500GB/s",
+    show_default=True,
+    metavar="R",
+    help="Rate of packing and unpacking.",
+)
+@click.option("--keep", type=float, default=0.01, show_default=True, help="Share that top-k sends.")
+@click.option("--rank", type=int, default=4, show_default=True, help="Of PowerSGD's factors.")
+@click.option("--width", type=int, default=4096, show_default=True, help="Edge of a gradient.")
+@why_option
+@common
+def compress(
+    *,
+    size: str,
+    ranks: int,
+    alpha: str,
+    beta: str,
+    codec: str,
+    keep: float,
+    rank: int,
+    width: int,
+    why: bool,
+    as_json: bool,
+) -> None:
+    """Say when compressed gradients are exchanged sooner: 8 and 4 bits, top-k, PowerSGD."""
+    from meshwright.costmodel.alpha_beta import Link
+    from meshwright.planner.calculators.formulas import read_bytes, read_rate, read_seconds
+    from meshwright.planner.calculators.volumes import compression_document
+    from meshwright.planner.report.calculators_view import compression_view
+
+    link = Link(alpha_s=read_seconds(alpha, "--alpha"), bytes_per_s=read_rate(beta, "--beta"))
+    document = compression_document(
+        read_bytes(size, "--bytes"),
+        ranks,
+        link,
+        codec_bytes_per_s=read_rate(codec, "--codec"),
+        keep=keep,
+        rank=rank,
+        width=width,
+    )
+    answer(document, compression_view, "compress", as_json=as_json, why=why)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import click
+from pydantic import BaseModel
 
-from meshwright.commands.parameters import NearMissChoice
-from meshwright.commands.terminal import common, print_json, show
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.commands.options import ChoiceIn, NearMissChoice
+from meshwright.commands.terminal import PATH, common, force_option, print_json, show, warn
+from meshwright.errors import InputError
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.many.jobs import JobsDoc
+from meshwright.planner.many.sizes import FleetJobDoc
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.run_schema import RunDoc
 
 
 @click.command()
@@ -28,7 +38,6 @@ def catalog(kind: str, as_json: bool) -> None:
 @common
 def schema(kind: str, as_json: bool) -> None:
     """Print the JSON Schema of a kind of file, for editors and checks."""
-    from meshwright.commands.file_schemas import json_schema
 
     if as_json:
         print_json({"kind": kind, "json_schema": json_schema(kind)})
@@ -52,3 +61,174 @@ def model(model: str, seq_len: int, as_json: bool) -> None:
         print_json(model_document(spec, seq_len))
     else:
         show(model_view(spec, seq_len))
+
+
+# A user's own measured runs.
+
+
+@click.command("calibrate")
+@click.argument("runs", type=PATH, nargs=-1, required=True, metavar="RUNS.yaml... [LOG...]")
+@click.option(
+    "-o", "--output", type=PATH, metavar="STACK.yaml", required=True, help="The stack to write."
+)
+@click.option("--name", metavar="NAME", help="Of the stack; by default the runs' framework.")
+@click.option("--like", metavar="STACK", help="The known stack to begin from.")
+@click.option(
+    "--measure", is_flag=True, help="Run micro-benchmarks on the GPUs too; start under torchrun."
+)
+@force_option
+@common
+def calibrate_command(
+    *,
+    runs: tuple[Path, ...],
+    output: Path,
+    name: str | None,
+    like: str | None,
+    measure: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Learn the constants of your own stack from a few measured runs.
+
+    RUNS are run files whose rows have `measured`: 3 to 20 runs of one framework on one kind of device. LOGs
+    are logs of nccl-tests. `--calibration STACK.yaml` then prices with what was learned.
+    """
+    from meshwright import api
+    from meshwright.documents import refuse_taken, write_files
+    from meshwright.planner.report.run_view import calibration_view
+    from meshwright.planner.request.reader import calibration_text
+
+    refuse_taken(output.parent, [output.name], force)
+    learned = api.calibrate(*runs, name=name, like=like, measure=measure)
+    if learned is None:
+        return
+    text = calibration_text(learned.calibration)
+    write_files(output.parent, {output.name: text}, force)
+    if as_json:
+        print_json(learned.as_document())
+        return
+    warn("note", learned.notes)
+    show(calibration_view(learned))
+    click.echo(f"\nWritten to {output}. Price with it: --calibration {output}")
+
+
+# JSON Schemas of the files that people write.
+
+
+SCHEMA_KINDS = ("model", "cluster", "run", "jobs", "plan")
+
+
+def json_schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a kind of file. Raises InputError for a kind that there is not."""
+    if kind not in SCHEMA_KINDS:
+        raise InputError("not a kind of file", where="schema", value=kind, allowed=SCHEMA_KINDS)
+    documents: dict[str, type[BaseModel]] = {
+        "model": ModelSpec,
+        "cluster": ClusterSpec,
+        "run": RunDoc,
+        "plan": Plan,
+        "jobs": JobsDoc,
+    }
+    schema = documents[kind].model_json_schema(by_alias=True)
+    if kind == "jobs":
+        _describe_jobs(schema)
+    if kind == "cluster":
+        _accept_references(schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _describe_jobs(schema: dict[str, Any]) -> None:
+    """Jobs are read one by one, so that a bad one stops no other: here they are spelt out."""
+    job = FleetJobDoc.model_json_schema(by_alias=True, ref_template="#/$defs/{model}")
+    schema.setdefault("$defs", {}).update(job.pop("$defs", {}))
+    schema["$defs"]["job"] = job
+    schema["properties"]["jobs"]["items"] = {"$ref": "#/$defs/job"}
+
+
+def _accept_references(schema: dict[str, Any]) -> None:
+    """A cluster file may name its device or start from a catalog entry, which fills in the rest."""
+    properties = schema["properties"]
+    device = properties["device"]
+    properties["device"] = {
+        "anyOf": [device, {"type": "string", "description": "A name of `catalog devices`."}]
+    }
+    properties["base"] = {
+        "type": "string",
+        "description": "A name of `catalog clusters` to start from.",
+    }
+    schema.pop("required", None)
+    schema["anyOf"] = [{"required": ["device"]}, {"required": ["base"]}]
+
+
+# Clusters from what other tools say of them.
+
+
+@click.group()
+def topology() -> None:
+    """Read what other tools say of a cluster."""
+
+
+@topology.command("import")
+@click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "--from",
+    "form",
+    type=ChoiceIn("cluster_specs.importers.document", "FORMATS"),
+    required=True,
+    help="Who wrote FILE.",
+)
+@click.option(
+    "--node", required=True, metavar="NODE", help="Catalog name, or a cluster YAML to add to."
+)
+@click.option(
+    "--oversubscription", metavar="X,...", help="One for each switch level, inside out: 1,3,7."
+)
+@click.option("--topology", "chosen", metavar="NAME", help="One of those in a topology.yaml.")
+@click.option(
+    "--name", metavar="NAME", help="What to call the cluster; the file's name when absent."
+)
+@click.option(
+    "-o", "--output", type=PATH, required=True, metavar="CLUSTER.yaml", help="File to write."
+)
+@force_option
+@common
+def import_(
+    *,
+    files: tuple[Path, ...],
+    form: str,
+    node: str,
+    oversubscription: str | None,
+    chosen: str | None,
+    name: str | None,
+    output: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write a cluster YAML from a description in another tool's format.
+
+    slurm: topology.conf or topology.yaml. topograph: its Slurm or graph output. nvidia-smi: `nvidia-smi topo
+    -m`. nccl-xml: what NCCL_TOPO_DUMP_FILE writes. nccl-tests: logs, one of each level, inside out.
+    """
+    from meshwright.cluster_specs.importers.document import import_topology, read_ratios
+    from meshwright.documents import write_files
+
+    ratios = None if oversubscription is None else read_ratios(oversubscription)
+    imported = import_topology(
+        form, files, node, oversubscription=ratios, name=name, topology=chosen
+    )
+    write_files(output.parent, {output.name: imported.text}, force)
+    cluster = imported.cluster
+    if as_json:
+        print_json(
+            {
+                "cluster": str(output),
+                "gpus": cluster.gpus,
+                "nodes": len(cluster.nodes),
+                "levels": [level.model_dump() for level in cluster.levels],
+                "measured": [entry.model_dump() for entry in cluster.measured],
+                "notes": list(imported.notes),
+            }
+        )
+        return
+    warn("note", imported.notes)
+    click.echo(f"{output}: {imported.words}")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from meshwright.commands.calculators import answer, why_option
-from meshwright.commands.options import placing_options
-from meshwright.commands.parameters import ChoiceIn
+from meshwright.commands.options import ChoiceIn, experts_options, placing_options
 from meshwright.commands.terminal import (
     PATH,
+    ProgressLine,
     common,
     force_option,
     print_json,
@@ -18,7 +19,10 @@ from meshwright.commands.terminal import (
     warn,
     write_plan,
 )
-from meshwright.errors import ExitCode
+from meshwright.errors import ExitCode, InputError
+
+if TYPE_CHECKING:
+    from meshwright.planner.experts.service import ExpertPlan
 
 
 @click.command("map")
@@ -73,16 +77,16 @@ def map_(
     up-links of leaves and pods, or groups reach few of them; hostname order is printed beside it. The plan is
     priced on its new places.
     """
-    from meshwright.documents.output_files import refuse_taken
+    from meshwright.documents import refuse_taken
     from meshwright.planner.analysis.rank_mapping import (
         map_plan,
         mapping_document,
         nodes_to_place_on,
     )
     from meshwright.planner.launch.plan_files import PLAN_FILES, plan_files
-    from meshwright.planner.mapping.spread.bound import ReachWeights
+    from meshwright.planner.mapping.spread_bound import ReachWeights
     from meshwright.planner.plan.texts import read_feasible_plan
-    from meshwright.planner.report.mapping_view import mapping_view
+    from meshwright.planner.report.traffic_view import mapping_view
 
     laid_out = read_feasible_plan(plan)
     onto = nodes_to_place_on(laid_out, cluster, nodes)
@@ -125,7 +129,7 @@ def launch(
 
     With --nodes or --cluster its ranks are placed there first, as `map` does, and the plan is priced there.
     """
-    from meshwright.documents.output_files import write_files
+    from meshwright.documents import write_files
     from meshwright.planner.launch.plan_files import plan_files
     from meshwright.planner.plan.texts import read_feasible_plan
 
@@ -174,8 +178,8 @@ def traffic(
 
     plan_use = plan_traffic(read_feasible_plan(plan))
     if matrix is not None:
-        from meshwright.documents.output_files import write_files
-        from meshwright.planner.analysis.traffic_matrix import rank_matrix_csv
+        from meshwright.documents import write_files
+        from meshwright.planner.analysis.traffic import rank_matrix_csv
 
         write_files(matrix.parent, {matrix.name: rank_matrix_csv(plan_use.use)}, force)
     if not as_json:
@@ -183,3 +187,65 @@ def traffic(
     document = traffic_document(plan_use)
     answer(document, traffic_view, "traffic", as_json=as_json, why=why)
     ctx.exit(ExitCode.NO_ANSWER if plan_use.broken else ExitCode.DONE)
+
+
+# `experts`: places, writes the files that were asked for, prints.
+
+
+@click.command("experts")
+@click.argument("loads", type=PATH, metavar="LOADS")
+@experts_options
+@why_option
+@common
+def experts_command(
+    *,
+    why: bool,
+    as_json: bool,
+    form: str,
+    output: Path | None,
+    heat_map: Path | None,
+    force: bool,
+    **options: Any,
+) -> None:
+    """Place experts on GPUs from measured LOADS: even, with a bound, and with little traffic."""
+    from meshwright.api import place_experts
+    from meshwright.planner.report.traffic_view import experts_view
+
+    _check_output(output, heat_map, force)
+    progress = ProgressLine()
+    try:
+        plan = place_experts(progress=progress, **options)
+    finally:
+        progress.clear()
+    _write(plan, form, output, heat_map, force)
+    warn("warning", plan.warnings)
+    answer(plan.document, experts_view, "experts", as_json=as_json, why=why)
+    if output is not None and not as_json:
+        from meshwright.planner.experts.placements import READERS
+
+        click.echo(f"\n{output}, for {READERS[form].replace('FILE', str(output))}")
+
+
+def _check_output(output: Path | None, heat_map: Path | None, force: bool) -> None:
+    """Raises before anything is solved if the files could not be written."""
+    from meshwright.documents import refuse_taken
+
+    for path in (output, heat_map):
+        if path is not None:
+            refuse_taken(path.parent, [path.name], force)
+    if heat_map is not None and heat_map.suffix.lower() != ".svg":
+        raise InputError(f"heat-map: must end in .svg, got {heat_map.name[:60]!r}")
+
+
+def _write(
+    plan: ExpertPlan, form: str, output: Path | None, heat_map: Path | None, force: bool
+) -> None:
+    from meshwright.documents import write_files
+    from meshwright.planner.experts.placements import placement_text
+
+    if output is not None:
+        write_files(output.parent, {output.name: placement_text(plan.placed, form)}, force)
+    if heat_map is not None:
+        from meshwright.planner.report.traffic_view import heat_map_svg
+
+        write_files(heat_map.parent, {heat_map.name: heat_map_svg(plan.gpu_share)}, force)

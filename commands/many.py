@@ -14,14 +14,7 @@ from meshwright.commands.options import (
     fleet_options,
     recommend_options,
 )
-from meshwright.commands.terminal import (
-    PATH,
-    ProgressLine,
-    common,
-    force_option,
-    print_json,
-    show,
-)
+from meshwright.commands.terminal import PATH, ProgressLine, common, force_option, print_json, show
 from meshwright.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -58,7 +51,7 @@ class _Progress:
             self._bar.start()
 
     def done(self, row: Mapping[str, Any], cached: bool, seconds: float) -> None:
-        from meshwright.planner.report.batch_view import job_line
+        from meshwright.planner.report.many_view import job_line
 
         text = job_line(row, cached, seconds)
         if self._bar is None or self._task is None:
@@ -94,7 +87,7 @@ def batch(
     Exit code 1 if a job has no plan.
     """
     from meshwright.api import plan_batch
-    from meshwright.planner.report.batch_view import batch_view
+    from meshwright.planner.report.many_view import batch_view
 
     names = [name.strip() for name in formats.split(",")]
     progress = _Progress()
@@ -151,16 +144,16 @@ def fleet(
     of jobs with `tokens` that may wait for each other. A job without a plan is listed with its reason, the
     others share the cluster without it, and the exit code is 1.
     """
-    from meshwright.documents.output_files import refuse_taken, write_files
-    from meshwright.planner.many.batch.cache import chosen_folder
-    from meshwright.planner.many.fleet.service import (
+    from meshwright.documents import refuse_taken, write_files
+    from meshwright.planner.many.fleet import (
         FLEET_FILES,
         FleetOptions,
         fleet_document,
         fleet_files,
         run_fleet,
     )
-    from meshwright.planner.report.fleet_view import fleet_view
+    from meshwright.planner.many.jobs import chosen_folder
+    from meshwright.planner.report.many_view import fleet_view
 
     if output is not None:
         refuse_taken(output, FLEET_FILES, force)
@@ -211,13 +204,13 @@ def recommend_command(
     (`usd_per_gpu_hour` in their file) are compared by it. Exit code 1 if no cluster reaches the target.
     """
     from meshwright import api
-    from meshwright.documents.output_files import refuse_taken, write_files
-    from meshwright.planner.many.recommend.answer import (
+    from meshwright.documents import refuse_taken, write_files
+    from meshwright.planner.many.recommend import (
         RECOMMENDATION_FILES,
         recommendation_document,
         recommendation_files,
     )
-    from meshwright.planner.report.recommend_view import recommend_view
+    from meshwright.planner.report.many_view import recommend_view
 
     if output is not None:
         refuse_taken(output, RECOMMENDATION_FILES, force)

@@ -2,13 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from meshwright.commands.parameters import ChoiceIn, NearMissChoice, NumberList
+from meshwright.errors import shown, suggestion
+
+# Kinds of option values that `click` does not have.
+
+
+MOST_NUMBERS = 1000
+LARGEST_NUMBER = 10**7
+
+
+class NearMissChoice(click.Choice[str]):
+    """One of some names; a misspelt one is told its near miss."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name itself, or a usage error."""
+        if value in self.choices:
+            return str(value)
+        self.fail(f"{shown(value)} is not known{suggestion(value, self.choices)}", param, ctx)
+
+
+class ChoiceIn(NearMissChoice):
+    """One of the names that a module of meshwright holds, which is imported when they are needed.
+
+    `spelled` turns what others call something into the name.
+    """
+
+    def __init__(
+        self, module: str, collection: str, spelled: Callable[[str], str] = lambda text: text
+    ) -> None:
+        self.case_sensitive = True
+        self._module = module
+        self._collection = collection
+        self._spelled = spelled
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name that the value spells, or a usage error."""
+        return super().convert(self._spelled(value), param, ctx)
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "choices":
+            raise AttributeError(name)
+        module = import_module(f"meshwright.{self._module}")
+        self.choices = tuple(getattr(module, self._collection))
+        return self.choices
+
+
+class NumberList(click.ParamType[tuple[float, ...]]):
+    """Numbers with commas between them, such as `8,16`."""
+
+    name = "numbers"
+
+    def __init__(self, kind: type[float]) -> None:
+        self._kind = kind
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """The numbers, or a usage error."""
+        parts = [part.strip() for part in str(value).split(",")]
+        if len(parts) > MOST_NUMBERS:
+            self.fail(f"at most {MOST_NUMBERS} numbers, got {len(parts)}", param, ctx)
+        return tuple(self._number(part, param, ctx) for part in parts)
+
+    def _number(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = self._kind(text)
+        except ValueError:
+            self.fail(f"must be numbers with commas between them, got {shown(text)}", param, ctx)
+        if not 0 <= number <= LARGEST_NUMBER:
+            self.fail(f"must be from 0 to {LARGEST_NUMBER}, got {shown(number)}", param, ctx)
+        return number
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Options = Iterable[Callable[[Any], Any]]
@@ -90,7 +162,7 @@ def _search_options() -> Options:
     """How a plan is searched, and what it is compared with."""
     yield _default(
         "--method",
-        type=ChoiceIn("planner.request.names", "METHODS"),
+        type=ChoiceIn("costmodel.execution_names", "METHODS"),
         default="cp-sat",
         help="exhaustive prices every layout.",
     )
@@ -188,7 +260,7 @@ def fleet_options(command: Command) -> Command:
         *_cluster_options(),
         _default(
             "--objective",
-            type=ChoiceIn("planner.many.fleet.sharing", "OBJECTIVES"),
+            type=ChoiceIn("planner.many.sharing", "OBJECTIVES"),
             default="throughput",
             help="What the sharing is best in.",
         ),
@@ -236,13 +308,13 @@ def _workload_options() -> Options:
     yield _value("--seq-len", int, "S", "Tokens per sequence.", required=True)
     yield _default(
         "--precision",
-        type=ChoiceIn("planner.request.names", "PRECISIONS"),
+        type=ChoiceIn("costmodel.execution_names", "PRECISIONS"),
         default="bf16",
         help="Of the matrix products.",
     )
     yield _default(
         "--optimizer",
-        type=ChoiceIn("planner.request.names", "OPTIMIZERS"),
+        type=ChoiceIn("costmodel.execution_names", "OPTIMIZERS"),
         default="adam",
         help="Decides the optimizer state.",
     )
@@ -289,7 +361,7 @@ def _placement_options() -> Options:
     )
     yield _default(
         "--robust",
-        type=ChoiceIn("planner.experts.balance.robust", "ROBUST_OBJECTIVES"),
+        type=ChoiceIn("planner.experts.solve", "ROBUST_OBJECTIVES"),
         default="guarded",
         help="Over several windows: the worst and even routing, the worst, or the CVaR.",
     )
@@ -318,7 +390,7 @@ def _routing_options() -> Options:
     yield _default("--tokens-per-gpu", type=int, default=4096, metavar="N", help="Per dispatch.")
     yield _default(
         "--replica-choice",
-        type=ChoiceIn("planner.experts.traffic.touched", "REPLICA_RULES"),
+        type=ChoiceIn("planner.experts.flows", "REPLICA_RULES"),
         default="turns",
         help="Replica that a token takes: each in turn, or one in a node that it touches anyway.",
     )
@@ -345,7 +417,7 @@ def _expert_output_options() -> Options:
     yield _default(
         "--format",
         "form",
-        type=ChoiceIn("planner.experts.files.writers", "PLACEMENT_FORMATS"),
+        type=ChoiceIn("planner.experts.placements", "PLACEMENT_FORMATS"),
         default="json",
         help="Who reads the file: us (--from); SGLang (--init-expert-location); TensorRT-LLM (moe_config's "
         "load_balancer); vLLM on Ascend (expert_map_path); Megatron checkpoints, permuted by it.",
@@ -373,3 +445,71 @@ def _time_limit(words: str) -> Callable[[Any], Any]:
 
 def _seed() -> Callable[[Any], Any]:
     return _default("--seed", type=int, default=0, metavar="N", help="Seed of the solver.")
+
+
+# The commands in groups, each with an example that `--help` shows and a test parses.
+
+
+LONGEST_LINE = 70
+
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Plan": {
+        "plan": "plan llama-3-8b --cluster dgx-h100 --gpus 64 --global-batch 256 --seq-len 8192 -o run",
+        "recommend": "recommend llama-3-8b --cluster dgx-h100 --gpus 64 --global-batch 256 --seq-len 8192"
+        " --step-time 5",
+        "batch": "batch jobs.yaml -o plans",
+        "fleet": "fleet jobs.yaml --cluster superpod-h100 -o shared",
+        "experts": "experts loads.npz --cluster dgx-h100 --gpus 64 --slots 288 --format json -o out.json",
+    },
+    "Ask about a plan": {
+        "compare": "compare run/plan.yaml today.sh --tokens 2e12",
+        "explain": "explain run/plan.yaml",
+        "report": "report run/plan.yaml -o plan.html",
+        "trace": "trace run/plan.yaml -o trace.json",
+        "traffic": "traffic run/plan.yaml",
+        "map": "map run/plan.yaml --cluster nodes.yaml",
+        "verify": "verify run",
+    },
+    "Start it, and learn from it": {
+        "launch": "launch run/plan.yaml --target slurm -o job",
+        "estimate": "estimate today.sh --from-launch --with cluster=dgx-h100",
+        "validate": "validate runs.yaml",
+        "calibrate": "calibrate runs.yaml -o stack.yaml",
+    },
+    "Single formulas": {
+        "collective": "collective --op all-reduce --bytes 1G --ranks 64 --cluster dgx-h100",
+        "roofline": "roofline --device h100-sxm-80gb --m 4096 --n 4096 --k 4096",
+        "pipeline": "pipeline --pp 8 --micro-batches 32",
+        "overlap": "overlap --comm 30ms --compute 100ms",
+        "volumes": "volumes --params 7e9 --layers 32 --hidden 4096 --heads 32 --tp 8 --dp 8",
+        "compress": "compress --bytes 16GB --ranks 64 --beta 50GB/s",
+        "memory": "memory run.yaml",
+    },
+    "Models, clusters, files": {
+        "catalog": "catalog models",
+        "model": "model config.json",
+        "topology": "topology import topology.conf --from slurm --node dgx-h100 -o cluster.yaml",
+        "schema": "schema cluster",
+    },
+}
+"""Title of a group, then commands with an example of each, written without the program's name."""
+
+
+def example_of(command: str) -> str:
+    """The example of a command, in lines that a shell joins; empty where it has none."""
+    for examples in GROUPS.values():
+        if command in examples:
+            return _in_lines(f"meshwright {examples[command]}")
+    return ""
+
+
+def _in_lines(words: str) -> str:
+    """A command line cut before options, with a backslash at the end of each line but the last."""
+    lines = [""]
+    for part in re.split(r" (?=-)", words):
+        if len(lines[-1]) + len(part) > LONGEST_LINE:
+            lines[-1] += " \\"
+            lines.append(f"    {part}")
+        else:
+            lines[-1] = f"{lines[-1]} {part}" if lines[-1] else part
+    return "\n".join(f"  {line}" for line in lines)

@@ -8,8 +8,13 @@ from typing import Any
 import click
 
 import meshwright
-from meshwright.commands.options import TIME_LIMIT_S, calibration_option, cost_flags, plan_options
-from meshwright.commands.parameters import ChoiceIn
+from meshwright.commands.options import (
+    TIME_LIMIT_S,
+    ChoiceIn,
+    calibration_option,
+    cost_flags,
+    plan_options,
+)
 from meshwright.commands.terminal import (
     PATH,
     ProgressLine,
@@ -31,7 +36,7 @@ from meshwright.errors import ExitCode, InputError, near_miss
 )
 @click.option(
     "--objective",
-    type=ChoiceIn("planner.request.names", "OBJECTIVES"),
+    type=ChoiceIn("costmodel.execution_names", "OBJECTIVES"),
     default="nominal",
     show_default=True,
     help="expected: the mean over the posterior of --calibration.",
@@ -72,13 +77,11 @@ def plan_command(
     the files that start it are written to a folder. With --sweep there is a table of many plans instead. A
     cluster file with parts makes it a pipeline through unlike devices.
     """
-    from meshwright.cluster_specs.mixed import is_mixed_cluster
+    from meshwright.cluster_specs.reader import is_mixed_cluster
 
     if options["time_limit_s"] is None and sweep is None and options["method"] == "cp-sat":
         options["time_limit_s"] = TIME_LIMIT_S
     if is_mixed_cluster(options["cluster"]):
-        from meshwright.commands.mixed import show_mixed_plan
-
         code = show_mixed_plan(
             model,
             output,
@@ -95,7 +98,7 @@ def plan_command(
         )
         return
     from meshwright import api
-    from meshwright.documents.output_files import refuse_taken
+    from meshwright.documents import refuse_taken
     from meshwright.planner.solvers.processes import on_processes
 
     if output is not None:
@@ -137,8 +140,8 @@ def _show_sweep(
     model: str, over: str, output: Path | None, *, force: bool, as_json: bool, **options: Any
 ) -> None:
     """Plans every combination of a sweep; a table, a document or files come out."""
-    from meshwright.documents.output_files import refuse_taken, write_files
-    from meshwright.planner.report.sweep_view import SWEEP_FILES, sweep_files, sweep_view
+    from meshwright.documents import refuse_taken, write_files
+    from meshwright.planner.report.many_view import SWEEP_FILES, sweep_files, sweep_view
 
     if output is not None:
         refuse_taken(output, SWEEP_FILES, force)
@@ -195,10 +198,9 @@ def estimate_command(
     """
     from meshwright import api
     from meshwright.planner.report.run_view import compressed_view, run_view
-    from meshwright.planner.request.calibration_file import read_calibration
-    from meshwright.planner.runs.compressed import compressed_steps
+    from meshwright.planner.request.reader import read_calibration
     from meshwright.planner.runs.launches.reader import price_launch
-    from meshwright.planner.runs.prediction import run_document
+    from meshwright.planner.runs.prediction import compressed_steps, run_document
 
     documents = []
     if from_launch:
@@ -229,9 +231,8 @@ def validate_command(
 ) -> None:
     """Compare predicted with measured steps, row by row and summed up."""
     from meshwright import api
-    from meshwright.documents.output_files import write_files
-    from meshwright.planner.report.run_view import validation_view
-    from meshwright.planner.report.validation_plot import check_picture, validation_svg
+    from meshwright.documents import write_files
+    from meshwright.planner.report.run_view import check_picture, validation_svg, validation_view
 
     if plot is not None:
         check_picture(plot)
@@ -259,7 +260,7 @@ def verify_command(
     absent). Exit code 1 where anything does not hold, and what.
     """
     from meshwright.planner.audit.audit import audit_document, audit_plan
-    from meshwright.planner.report.audit_view import audit_view
+    from meshwright.planner.report.explain_view import audit_view
 
     document = audit_document(audit_plan(plan, directory))
     if as_json:
@@ -282,13 +283,11 @@ def explain(plan: Path, best: bool | None, as_json: bool) -> None:
 
     TERM is a word of a plan's screen, of docs/glossary.md or the name of a rule: explain scale.
     """
-    from meshwright.commands.mixed import explain_mixed_plan
-    from meshwright.planner.analysis.neighbours import neighbours
-    from meshwright.planner.analysis.single_choices import searches_at_once, single_choices
-    from meshwright.planner.mixed.texts import mixed_plan_path
+    from meshwright.planner.analysis.neighbours import neighbours, searches_at_once, single_choices
+    from meshwright.planner.mixed.document import mixed_plan_path
     from meshwright.planner.plan.texts import read_feasible_plan
     from meshwright.planner.report.explain_view import explain_document, explain_view
-    from meshwright.planner.report.glossary import meaning_of, meanings, rule_meaning
+    from meshwright.planner.report.plan_words import meaning_of, meanings, rule_meaning
     from meshwright.planner.solvers.processes import on_processes
 
     term = None if plan.exists() else meaning_of(str(plan)) or rule_meaning(str(plan))
@@ -345,11 +344,11 @@ def compare_command(
     FILE is another plan, or a launch script or run file: then the plan's speed-up comes first, what each
     change brings, and the smallest edit of the script that reaches it.
     """
-    from meshwright.documents.output_files import refuse_taken, write_files
-    from meshwright.planner.analysis.baseline import is_plan
+    from meshwright.documents import refuse_taken, write_files
+    from meshwright.planner.analysis.waterfall import is_plan
     from meshwright.planner.plan.texts import read_feasible_plan
-    from meshwright.planner.report.baseline_view import baseline_document, baseline_view, patch_of
-    from meshwright.planner.report.compare_view import compare_view, comparison
+    from meshwright.planner.report.explain_view import compare_view, comparison
+    from meshwright.planner.report.prediction_view import baseline_document, baseline_view, patch_of
 
     if is_plan(other):
         plans = (read_feasible_plan(plan), read_feasible_plan(other))
@@ -371,3 +370,240 @@ def compare_command(
         print_json(baseline_document(compared))
     else:
         show(baseline_view(compared))
+
+
+# `plan` for a cluster file with parts, and what reads such plans.
+
+
+_NOT_MIXED = ("baseline", "sweep", "export_model")
+"""Options that ask for a plan on equal devices."""
+
+
+def show_mixed_plan(
+    model: str, output: Path | None, *, force: bool, as_json: bool, **options: Any
+) -> int:
+    """Plans on a mixed cluster and shows what came out.
+
+    Parameters
+    ----------
+    model
+        As `plan` takes it.
+    output
+        Folder for the plan and its launch files.
+    force
+        Whether files that are there are replaced.
+    as_json
+        Whether the document is printed.
+    options
+        The other options of `plan`.
+
+    Returns
+    -------
+    int
+        The exit code.
+
+    Raises
+    ------
+    InputError
+        If an option does not go with a mixed cluster.
+    """
+    from meshwright.api import plan_mixed
+    from meshwright.documents import refuse_taken
+    from meshwright.planner.launch.plan_files import MIXED_FILES, mixed_files
+    from meshwright.planner.mixed.document import mixed_document
+    from meshwright.planner.report.mixed_view import mixed_view
+    from meshwright.planner.report.plan_view import plan_view
+    from meshwright.planner.solvers.processes import on_processes
+
+    for name in _NOT_MIXED:
+        if options.pop(name, None) is not None:
+            raise InputError(
+                "does not go with a mixed cluster: plan on one of its parts to ask for this",
+                where=f"--{name.replace('_', '-')}",
+            )
+    if output is not None:
+        refuse_taken(output, MIXED_FILES, force)
+    progress = ProgressLine()
+    try:
+        with on_processes():
+            result = plan_mixed(model, progress=progress, **options)
+    finally:
+        progress.clear()
+    document = result.document
+    if as_json:
+        print_json(mixed_document(document))
+    else:
+        show(mixed_view(document))
+        if result.alone is not None:
+            click.echo()
+            show(plan_view(result.alone))
+    exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
+    if document.status not in exit_codes and output is not None:
+        write_plan(output, mixed_files(result), force)
+    if not as_json:
+        click.echo(f"\n{_next_step(document.status in exit_codes, output)}")
+    return int(exit_codes.get(document.status, ExitCode.DONE))
+
+
+def explain_mixed_plan(file: Path, best: bool | None, *, as_json: bool) -> None:
+    """Shows what a plan on a mixed cluster runs where, against each part alone, and its proof.
+
+    Parameters
+    ----------
+    file
+        The `mixed_plan.yaml`.
+    best
+        Whether single choices were to be searched, which only plans on one kind of device are.
+    as_json
+        Whether the document is printed.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be used, or `best` is asked for.
+    InfeasibleError
+        If it has no plan.
+    """
+    from meshwright.planner.mixed.document import mixed_document, read_mixed_answer
+    from meshwright.planner.report.mixed_view import mixed_view
+
+    if best:
+        what = "single choices are searched for plans on one kind of device: plan on one part to ask for this"
+        raise InputError(what, where="--best")
+    plan = read_mixed_answer(file)
+    if as_json:
+        print_json(mixed_document(plan))
+    else:
+        show(mixed_view(plan))
+
+
+def mixed_page_of(file: Path, *, sweep: str | None, calibration: Path | None) -> str:
+    """The page of a plan on a mixed cluster.
+
+    Parameters
+    ----------
+    file
+        The `mixed_plan.yaml`.
+    sweep, calibration
+        What was asked beside it, which only plans on one kind of device take.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be used, or one of the options is given.
+    InfeasibleError
+        If it has no plan.
+    """
+    from meshwright.planner.mixed.document import read_mixed_answer
+    from meshwright.planner.report.mixed_view import mixed_page
+
+    for name, value in (("--sweep", sweep), ("--calibration", calibration)):
+        if value is not None:
+            what = "does not go with a plan on a mixed cluster: plan on one part to ask for this"
+            raise InputError(what, where=name)
+    return mixed_page(read_mixed_answer(file))
+
+
+def _next_step(is_without: bool, output: Path | None) -> str:
+    """What to do now, in words."""
+    if is_without:
+        return "Next: change what is asked for, or give it more time with --time-limit."
+    if output is None:
+        return "Next: the same command with -o DIR writes this plan and the files that start it."
+    return f"Next: make {output}/hostfile of hostfile.template, then bash {output}/launch.sh slurm"
+
+
+# A plan drawn: as a page, and its step as a timeline.
+
+
+@click.command()
+@click.argument("plan", type=PATH, metavar="PLAN")
+@click.option("-o", "--output", type=PATH, metavar="FILE", required=True, help="The page, HTML.")
+@click.option(
+    "--sweep",
+    is_flag=False,
+    flag_value="",
+    metavar="[OPTIONS]",
+    help="With controls over other plans: half and twice of everything, or e.g. gpus=256:2048:x2.",
+)
+@calibration_option
+@force_option
+@common
+def report(
+    plan: Path,
+    *,
+    output: Path,
+    sweep: str | None,
+    calibration: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write a plan as one page: charts, what-if controls, figures, reasons. It loads nothing.
+
+    --sweep plans beforehand for other GPUs, batches, sequences, precisions, networks and HBM; the page has
+    a control for each.
+    """
+    from meshwright.documents import refuse_taken, write_files
+    from meshwright.planner.many.sweep import what_if
+    from meshwright.planner.mixed.document import mixed_plan_path
+    from meshwright.planner.plan.make_plan import repriced
+    from meshwright.planner.plan.texts import read_feasible_plan
+    from meshwright.planner.report.plan_page import plan_page
+    from meshwright.planner.request.reader import read_calibration
+
+    refuse_taken(output.parent, [output.name], force)
+    mixed = mixed_plan_path(plan)
+    if mixed is not None:
+        text = mixed_page_of(mixed, sweep=sweep, calibration=calibration)
+    else:
+        shown = repriced(read_feasible_plan(plan), read_calibration(calibration))
+        other_plans = None if sweep is None else what_if(shown, sweep or None)
+        text = plan_page(shown, other_plans)
+    write_files(output.parent, {output.name: text}, force)
+    if as_json:
+        print_json({"file": str(output), "bytes": len(text.encode())})
+    else:
+        click.echo(str(output))
+
+
+@click.command()
+@click.argument("plan", type=PATH, metavar="PLAN")
+@click.option("-o", "--output", type=PATH, metavar="FILE", required=True, help="The trace, JSON.")
+@click.option(
+    "--micro-batches",
+    "num_micro_batches",
+    type=int,
+    metavar="N",
+    help="Draw the first N; all when absent.",
+)
+@force_option
+@common
+def trace(
+    plan: Path, output: Path, num_micro_batches: int | None, force: bool, as_json: bool
+) -> None:
+    """Draw a plan's step: every pass on every pipeline rank, communication, the optimizer and memory.
+
+    FILE is in Chrome's trace format: open it in Perfetto (ui.perfetto.dev) or chrome://tracing.
+    """
+    import json
+
+    from meshwright.documents import refuse_taken, write_files
+    from meshwright.planner.analysis.timeline import trace_document, trace_of
+    from meshwright.planner.drawing import counted, seconds
+    from meshwright.planner.plan.texts import read_feasible_plan
+
+    refuse_taken(output.parent, [output.name], force)
+    played = trace_of(read_feasible_plan(plan), num_micro_batches)
+    document = trace_document(played)
+    write_files(
+        output.parent, {output.name: json.dumps(document, separators=(",", ":")) + "\n"}, force
+    )
+    events = len(document["traceEvents"])
+    if as_json:
+        print_json({"file": str(output), "events": events, **document["otherData"]})
+        return
+    micro_batches = counted(played.num_micro_batches, "micro-batch", "micro-batches")
+    click.echo(
+        f"{output}: {micro_batches} on {counted(played.pp, 'pipeline rank')}, "
+        f"{seconds(played.seconds)} drawn, {seconds(played.step_time_s)} predicted"
+    )

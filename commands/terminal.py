@@ -9,22 +9,78 @@ import atexit
 import gc
 import json
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 import meshwright
-from meshwright.commands.examples import GROUPS, example_of
-from meshwright.commands.interrupts import end_children, interruptible
+from meshwright.commands.options import GROUPS, example_of
 from meshwright.errors import ExitCode, InfeasibleError, message_of, near_miss
+from meshwright.planner.solvers.processes import start_thread
 
 if TYPE_CHECKING:
     from meshwright.planner.report.view import View
+
+
+# Ctrl-C and SIGTERM end a command at once and in order: files are whole, processes end, exit code 130.
+
+
+@contextmanager
+def interruptible(interrupted: threading.Event) -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt as SIGINT does, and solvers that are at work stop for either.
+
+    Python acts on a signal only between two of its own instructions, so a solver would run to its end first:
+    a thread hears of the signal through a pipe and stops it. In another thread than the main one nothing is
+    changed, as signals are not delivered there.
+
+    Parameters
+    ----------
+    interrupted
+        Set when a signal came: what it interrupts may end in another error than KeyboardInterrupt, such as
+        the import of a compiled module.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    wakeup_before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    start_thread(_stop_solvers_when_told, heard, interrupted)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup_before)
+        signal.signal(signal.SIGTERM, before)
+        os.close(told)
+
+
+def end_children() -> None:
+    """Ends the processes that this one started, also those that an interrupt kept from being noted down."""
+    import multiprocessing
+
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
+def _stop_solvers_when_told(heard: int, interrupted: threading.Event) -> None:
+    """A byte is a signal; the end of the pipe is the end of the command."""
+    ends = {signal.SIGINT, signal.SIGTERM}
+    while number := os.read(heard, 1):
+        if number[0] in ends:
+            interrupted.set()
+            from meshwright.planner.solvers.cp_sat import stop_solvers
+
+            stop_solvers()
+    os.close(heard)
+
 
 _JSON, _DEBUG = "meshwright.json", "meshwright.debug"
 LONGEST_WORD = 80
@@ -132,7 +188,7 @@ def _json_error(ctx: click.Context, message: str, exit_code: int) -> None:
 
 def print_json(document: dict[str, Any]) -> None:
     """The one JSON document of a command: what goes wrong after it is only said on standard error."""
-    from meshwright.documents.json_text import json_text
+    from meshwright.documents import json_text
 
     click.echo(json_text(document))
     click.get_current_context().meta[_JSON] = False
@@ -142,7 +198,7 @@ def show(view: View) -> None:
     """Prints a view; characters that the output cannot carry are replaced."""
     from rich.console import Console
 
-    from meshwright.planner.report.console import printed
+    from meshwright.planner.report.view import printed
 
     console = Console(markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
@@ -162,9 +218,9 @@ def warn(words: str, lines: Iterable[str]) -> None:
 
 def write_plan(directory: Path, files: Mapping[str, str], force: bool) -> None:
     """Writes the files of a plan, and warns of those that an earlier plan left beside them."""
-    from meshwright.documents.output_files import left_over, write_files
+    from meshwright.documents import left_over, write_files
     from meshwright.planner.launch.plan_files import PLAN_FILES
-    from meshwright.planner.mixed.texts import MIXED_FILE
+    from meshwright.planner.mixed.document import MIXED_FILE
 
     write_files(directory, files, force)
     words = left_over(directory, (MIXED_FILE, *PLAN_FILES), files)

@@ -5,14 +5,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.activation_offload import offload_refuses_recompute
-from meshwright.constraints.columns import as_excess, column
-from meshwright.constraints.experts import has_experts
-from meshwright.constraints.kinds import AtLeast, AtMost, Requires, When, of, takes_whole_matrices
-from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
+from meshwright.constraints.layers import has_experts
+from meshwright.constraints.memory import offload_refuses_recompute
+from meshwright.constraints.rule import (
+    AtLeast,
+    AtMost,
+    Finding,
+    FinishedPlan,
+    LayoutTable,
+    Requires,
+    Rule,
+    When,
+    as_excess,
+    column,
+    of,
+    takes_whole_matrices,
+)
 from meshwright.costmodel.layout import Recompute
-from meshwright.costmodel.token_dispatch import deduplicates
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import Workload, deduplicates
 
 
 def has_linear_bias(workload: Workload) -> bool:

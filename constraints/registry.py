@@ -5,71 +5,37 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from functools import cache
 
-from meshwright.constraints.activation_offload import MEGATRON_ACTIVATION_RULES
-from meshwright.constraints.attention_heads import (
+from meshwright.constraints.attention import (
     HEADS_BY_CONTEXT,
     HEADS_BY_TENSOR,
     KV_HEADS_BY_CONTEXT,
     LINEAR_HEADS,
-    KvHeadsByTensor,
-)
-from meshwright.constraints.batch import BATCH_SPLIT
-from meshwright.constraints.bisection import Bisection
-from meshwright.constraints.context_parallel import (
-    SINKS_IN_CONTEXT,
-    WINDOWS_IN_CONTEXT,
-    HierarchicalContext,
-)
-from meshwright.constraints.deepspeed import DEEPSPEED_RULES
-from meshwright.constraints.experts import (
-    EXPERT_AXES_NEED_EXPERTS,
-    EXPERT_GRID,
-    EXPERTS_BY_EXPERT_PARALLEL,
-)
-from meshwright.constraints.feed_forward import EXPERT_WIDTH_BY_EXPERT_TENSOR, FeedForwardByTensor
-from meshwright.constraints.fsdp2 import FSDP2_RULES
-from meshwright.constraints.gpu_budget import GPU_BUDGET
-from meshwright.constraints.host_memory import HostMemory
-from meshwright.constraints.kinds import DeclaredRule
-from meshwright.constraints.mamba import MAMBA_HEADS, MambaGroups, MegatronHybrid
-from meshwright.constraints.megatron import MEGATRON_RULES
-from meshwright.constraints.memory import HbmCapacity
-from meshwright.constraints.nvlink_domain import NvlinkDomain
-from meshwright.constraints.optimizer_offload import (
-    DEEPSPEED_OFFLOAD_RULES,
-    FSDP_OFFLOAD_RULES,
-    MEGATRON_OFFLOAD_RULES,
-    OFFLOADED_SHARE,
-)
-from meshwright.constraints.pipeline_schedules import AllowedSchedules, ScheduleShape
-from meshwright.constraints.precision import ARCHITECTURES, PrecisionOnDevice
-from meshwright.constraints.recomputation import FullRecomputeStandsAlone, RecomputedModulesExist
-from meshwright.constraints.rule import Finding, FinishedPlan, Rule
-from meshwright.constraints.scale_up import ScaleUpDomain
-from meshwright.constraints.schedule import INTERLEAVED_MICRO_BATCHES, INTERLEAVING_NEEDS_PIPELINE
-from meshwright.constraints.sequence import (
     SEQUENCE_BY_CONTEXT,
     SEQUENCE_BY_TENSOR,
     SEQUENCE_PARALLEL_NEEDS_TENSOR,
+    SINKS_IN_CONTEXT,
+    WINDOWS_IN_CONTEXT,
+    HierarchicalContext,
+    KvHeadsByTensor,
+    MegatronSparseAttention,
 )
-from meshwright.constraints.shard_groups import (
+from meshwright.constraints.fabric import (
+    BATCH_SPLIT,
     FSDP2_GROUP_RULES,
+    GPU_BUDGET,
     MEGATRON_GROUP_RULES,
     REPLICAS_BY_SHARD_GROUPS,
     SHARD_GROUPS_NEED_SHARDS,
     SHARD_GROUPS_OF_SEVERAL,
     TORCHTITAN_GROUP_RULES,
+    Bisection,
+    NvlinkDomain,
+    ScaleUpDomain,
 )
-from meshwright.constraints.sparse_attention import MegatronSparseAttention
-from meshwright.constraints.stages import LayersByStages
-from meshwright.constraints.token_dispatch import (
-    MegatronAllGather,
-    MegatronDispatcherDevice,
-    MegatronDispatcherRanks,
-    MegatronDispatcherReach,
-)
-from meshwright.constraints.torchtitan import TORCHTITAN_RULES
-from meshwright.constraints.unsupported import (
+from meshwright.constraints.frameworks import (
+    DEEPSPEED_RULES,
+    FSDP2_RULES,
+    TORCHTITAN_RULES,
     AllowedDegrees,
     AllowedPrecisions,
     NoHybridLayers,
@@ -77,6 +43,42 @@ from meshwright.constraints.unsupported import (
     NoSparseAttention,
     WholeModelRecompute,
 )
+from meshwright.constraints.layers import (
+    ARCHITECTURES,
+    EXPERT_AXES_NEED_EXPERTS,
+    EXPERT_GRID,
+    EXPERT_WIDTH_BY_EXPERT_TENSOR,
+    EXPERTS_BY_EXPERT_PARALLEL,
+    MAMBA_HEADS,
+    FeedForwardByTensor,
+    MambaGroups,
+    MegatronAllGather,
+    MegatronDispatcherDevice,
+    MegatronDispatcherRanks,
+    MegatronDispatcherReach,
+    MegatronHybrid,
+    PrecisionOnDevice,
+)
+from meshwright.constraints.megatron import MEGATRON_RULES
+from meshwright.constraints.memory import (
+    DEEPSPEED_OFFLOAD_RULES,
+    FSDP_OFFLOAD_RULES,
+    MEGATRON_ACTIVATION_RULES,
+    MEGATRON_OFFLOAD_RULES,
+    OFFLOADED_SHARE,
+    FullRecomputeStandsAlone,
+    HbmCapacity,
+    HostMemory,
+    RecomputedModulesExist,
+)
+from meshwright.constraints.pipeline import (
+    INTERLEAVED_MICRO_BATCHES,
+    INTERLEAVING_NEEDS_PIPELINE,
+    AllowedSchedules,
+    LayersByStages,
+    ScheduleShape,
+)
+from meshwright.constraints.rule import DeclaredRule, Finding, FinishedPlan, Rule
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import RECORDS, binding_framework
 from meshwright.frameworks.record import Framework

@@ -1,16 +1,40 @@
-"""What a rule is: one limit, stated three ways (`post`, `check`, `explain`)."""
+"""What a rule is: one limit, stated three ways (`post`, `check`, `explain`).
+
+Kinds of rules: a rule of one of these kinds is its sentence, its numbers and its words.
+
+    Divides    number mod divisor = 0
+    AtMost     value <= limit
+    AtLeast    value >= limit
+    Equals     value = to
+    Requires   a condition holds wherever others do
+
+Number, divisor, value and limit are `Product`s of fields of the layout and of a number of the workload. Each
+kind is evaluated twice, by code that has nothing in common: `excess` by arrays over a table of layouts,
+`check` by plain integers on one finished plan.
+
+>>> HEADS = Divides(
+...     name="heads-by-tp",
+...     sentence="heads mod tp = 0",
+...     unit="heads left over",
+...     number=of(number=lambda work: work.model.heads),
+...     by=of("tp"),
+...     words="{number} attention heads do not divide by tp {tp}",
+...     remedy="Take a tp that divides {number}.",
+... )
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.layout import Layout, Placement, in_shape
+from meshwright.costmodel.schedules import traits
 from meshwright.costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -131,3 +155,255 @@ class Rule(ABC):
     def explain(self, finding: Finding) -> str:
         """The finding in one line: value, limit, remedy."""
         return finding.line
+
+
+# Array arithmetic on a table of layouts that several rules need for `excess` (never for `check`).
+
+
+IntArray = NDArray[np.int64]
+
+
+def column(table: LayoutTable, name: str) -> IntArray:
+    """One field of every layout, shape [n]; booleans become 0 and 1."""
+    shape, rows = np.shape(table.memory_gib), table.layouts.broadcast_shape()
+    if shape != rows:
+        shape = np.broadcast_shapes(rows, shape)
+    return in_shape(np.asarray(getattr(table.layouts, name), dtype=np.int64), shape)
+
+
+def as_excess(
+    values: NDArray[np.int64] | NDArray[np.bool_] | NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """A count or a truth value as an excess."""
+    return np.asarray(values, dtype=np.float64)
+
+
+def set_bits(masks: IntArray) -> IntArray:
+    """How many bits of each mask are set; masks are 0 or above."""
+    count = np.zeros_like(masks)
+    union = int(np.bitwise_or.reduce(masks, axis=None, initial=0))
+    for bit in range(union.bit_length()):
+        count += (masks >> bit) & 1
+    return count
+
+
+@dataclass(frozen=True)
+class Product:
+    """Fields of the layout, multiplied together and by a number of the workload."""
+
+    factors: tuple[str, ...]
+    number: Callable[[Workload], int]
+
+
+def of(*factors: str, number: int | Callable[[Workload], int] = 1) -> Product:
+    """The product of some fields of the layout and a number, which may depend on the workload."""
+    return Product(factors, number if callable(number) else lambda workload: number)
+
+
+ONE = of(number=1)
+
+
+@dataclass(frozen=True)
+class When:
+    """A condition on one field of the layout: it lies in a range, or among some values."""
+
+    name: str
+    least: int = 0
+    most: int = np.iinfo(np.int64).max
+    among: tuple[int, ...] | None = None
+
+
+def every_workload(workload: Workload) -> bool:
+    """The condition of rules that bind every workload."""
+    del workload
+    return True
+
+
+def takes_whole_matrices(workload: Workload) -> bool:
+    """Whether a step of the optimizer needs whole matrices: of muon, unlike adam and sgd."""
+    return workload.optimizer not in ("adam", "sgd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredRule(Rule):
+    """What rules of all kinds state.
+
+    `words` and `remedy` are format strings. They may name every field of the layout, `optimizer` and
+    `precision` of the workload, and the numbers of the kind.
+    """
+
+    name: str
+    sentence: str
+    """The rule as mathematics, in one line."""
+    unit: str
+    words: str
+    remedy: str
+    when: tuple[When, ...] = ()
+    """Conditions on the layout; where one of them fails the rule says nothing."""
+    binds: Callable[[Workload], bool] = every_workload
+    """Which workloads the rule binds."""
+
+    def applies(self, workload: Workload) -> bool:
+        return self.binds(workload)
+
+    def fields_read(self) -> frozenset[str]:
+        names = {condition.name for condition in self.when}
+        for field in fields(self):
+            number = getattr(self, field.name)
+            if isinstance(number, Product):
+                names.update(number.factors)
+            elif isinstance(number, When):
+                names.add(number.name)
+        return frozenset(names)
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        over = np.zeros_like(column(table, "tp"))
+        if self.binds(table.workload):
+            over = self._over(table)
+        for condition in self.when:
+            over = np.where(_true_of_each(condition, table), over, 0)
+        return as_excess(over)
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        if not self.binds(plan.workload):
+            return None
+        if not all(_true_of_one(condition, plan.layout) for condition in self.when):
+            return None
+        numbers = self._broken(plan)
+        if numbers is None:
+            return None
+        words = _words_of(plan) | numbers
+        return self.finding(
+            value=numbers["value"],
+            limit=numbers["limit"],
+            words=self.words.format(**words),
+            remedy=self.remedy.format(**words),
+        )
+
+    @abstractmethod
+    def _over(self, table: LayoutTable) -> IntArray:
+        """How far each layout is over the limit, conditions aside; shape [n]."""
+
+    @abstractmethod
+    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+        """None where the plan keeps the rule; else `value`, `limit` and the other numbers of the words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divides(DeclaredRule):
+    """number mod divisor = 0. Words may name {number} and {divisor}; the value is what is left over."""
+
+    number: Product
+    by: Product
+
+    def _over(self, table: LayoutTable) -> IntArray:
+        return _of_each(self.number, table) % _of_each(self.by, table)
+
+    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+        number, divisor = _of_one(self.number, plan), _of_one(self.by, plan)
+        remainder = number - (number // divisor) * divisor
+        if remainder == 0:
+            return None
+        return {"value": remainder, "limit": 0, "number": number, "divisor": divisor}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtMost(DeclaredRule):
+    """value <= limit, which is 1 where none is given. Words may name {value} and {limit}."""
+
+    value: Product
+    limit: Product = ONE
+
+    def _over(self, table: LayoutTable) -> IntArray:
+        return _of_each(self.value, table) - _of_each(self.limit, table)
+
+    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+        value, limit = _of_one(self.value, plan), _of_one(self.limit, plan)
+        return {"value": value, "limit": limit} if value > limit else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtLeast(DeclaredRule):
+    """value >= limit. Words may name {value} and {limit}."""
+
+    value: Product
+    limit: Product
+
+    def _over(self, table: LayoutTable) -> IntArray:
+        return _of_each(self.limit, table) - _of_each(self.value, table)
+
+    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+        value, limit = _of_one(self.value, plan), _of_one(self.limit, plan)
+        return {"value": value, "limit": limit} if value < limit else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equals(DeclaredRule):
+    """value = to. Words may name {value} and {limit}."""
+
+    value: Product
+    to: Product
+
+    def _over(self, table: LayoutTable) -> IntArray:
+        difference = _of_each(self.value, table) - _of_each(self.to, table)
+        return np.asarray(np.abs(difference), dtype=np.int64)
+
+    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+        value, limit = _of_one(self.value, plan), _of_one(self.to, plan)
+        return {"value": value, "limit": limit} if value != limit else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requires(DeclaredRule):
+    """Where the conditions of `when` hold, so does `needs`."""
+
+    needs: When
+
+    def _over(self, table: LayoutTable) -> IntArray:
+        return np.asarray(~_true_of_each(self.needs, table), dtype=np.int64)
+
+    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+        return None if _true_of_one(self.needs, plan.layout) else {"value": 1, "limit": 0}
+
+
+def _of_each(product: Product, table: LayoutTable) -> IntArray:
+    """A product for every layout of a table, shape [n]; of no fields a single number."""
+    values = np.asarray(product.number(table.workload), dtype=np.int64)
+    for name in product.factors:
+        values = values * column(table, name)
+    return values
+
+
+def _true_of_each(condition: When, table: LayoutTable) -> NDArray[np.bool_]:
+    """Whether a condition holds, for every layout of a table; shape [n]."""
+    values = column(table, condition.name)
+    if condition.among is not None:
+        return np.isin(values, condition.among)
+    return (values >= condition.least) & (values <= condition.most)
+
+
+def _of_one(product: Product, plan: FinishedPlan) -> int:
+    """A product for one plan."""
+    value = product.number(plan.workload)
+    for name in product.factors:
+        value *= int(getattr(plan.layout, name))
+    return value
+
+
+def _true_of_one(condition: When, layout: Layout) -> bool:
+    """Whether a condition holds for one layout."""
+    value = int(getattr(layout, condition.name))
+    if condition.among is not None:
+        return any(value == allowed for allowed in condition.among)
+    return condition.least <= value <= condition.most
+
+
+def _words_of(plan: FinishedPlan) -> dict[str, int | str]:
+    """What words may name of a plan."""
+    words: dict[str, int | str] = {
+        field.name: int(getattr(plan.layout, field.name)) for field in fields(Layout)
+    }
+    words["schedule"] = traits(int(plan.layout.schedule)).name
+    words["optimizer"] = plan.workload.optimizer
+    words["precision"] = plan.workload.precision
+    return words

@@ -4,7 +4,7 @@
 >>> from meshwright.costmodel.layout import Layout
 >>> from meshwright.costmodel.placement import nested_placement
 >>> from meshwright.costmodel.workload import Workload
->>> from meshwright.model_specs.catalog import load_catalog_model
+>>> from meshwright.model_specs.reader import load_catalog_model
 >>> work = Workload(
 ...     model=load_catalog_model("llama-3-8b"),
 ...     cluster=read_cluster("dgx-h100"),
@@ -24,17 +24,14 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from meshwright.costmodel.constants.rates import Constants
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.kinds import KindTimes, kind_times
-from meshwright.costmodel.layers.layer_time import Parts
+from meshwright.costmodel.footprint import peak_memory_gib, stage_memory_gib, stage_memory_parts_gib
+from meshwright.costmodel.layer_context import Context, Parts
+from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Layout, Placement
-from meshwright.costmodel.memory.footprint import stage_memory_gib, stage_memory_parts_gib
-from meshwright.costmodel.memory.split_bounds import peak_memory_gib
-from meshwright.costmodel.pipeline.chunk_work import layer_bubble_share
-from meshwright.costmodel.pipeline.split import Stages
+from meshwright.costmodel.level_traffic import LevelBytes, level_traffic
+from meshwright.costmodel.rank_load import Stages, layer_bubble_share
+from meshwright.costmodel.rates import Constants
 from meshwright.costmodel.step_time import exact_step, make_context
-from meshwright.costmodel.traffic.level_traffic import LevelBytes, level_traffic
 from meshwright.costmodel.workload import Workload
 
 __all__ = [
@@ -75,7 +72,7 @@ class LayerCosts:
     dense_recompute_s: Floats
     moe_recompute_s: Floats
     bubble_share: Floats = 1.0
-    """Of the layout's schedule (`meshwright.costmodel.pipeline.schedules.bubble_share`)."""
+    """Of the layout's schedule (`meshwright.costmodel.schedules.bubble_share`)."""
 
 
 def estimate_layout(

@@ -64,7 +64,7 @@ class Layout:
     recompute_layers: Ints = 0
     """With FULL: how many layers of each virtual stage are recomputed (a large number means all)."""
     schedule: Ints = 0
-    """A `meshwright.costmodel.pipeline.schedules.Schedule`; 0 is 1F1B, interleaved where vpp > 1."""
+    """A `meshwright.costmodel.schedules.Schedule`; 0 is 1F1B, interleaved where vpp > 1."""
 
     @property
     def gpus(self) -> Ints:

@@ -19,20 +19,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.constants.rates import fabric_links
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.kinds import KindTimes, kind_times
-from meshwright.costmodel.layers.layer_time import Parts, total
+from meshwright.costmodel.footprint import offloaded_gib, stage_memory_gib, usable_hbm_gib
+from meshwright.costmodel.layer_context import Context, Parts, total
+from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Layout, Placement
-from meshwright.costmodel.memory.footprint import (
-    offloaded_gib,
-    stage_memory_gib,
-    usable_hbm_gib,
-)
-from meshwright.costmodel.memory.states import rank_parameters
-from meshwright.costmodel.pipeline.rank_load import rank_counts, rank_parts
-from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.rank_load import Stages, rank_counts, rank_parts
+from meshwright.costmodel.rates import fabric_links
+from meshwright.costmodel.states import rank_parameters
 from meshwright.costmodel.step_time import (
     RankParameters,
     StepTime,

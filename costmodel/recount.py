@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.allocation import fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.cluster_specs.uplinks import first_outside_a_leaf
+from meshwright.cluster_specs.tiers import first_outside_a_leaf
 from meshwright.costmodel.layout import Layout, Placement
 
 Place = tuple[int, int]

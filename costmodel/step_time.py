@@ -18,38 +18,211 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.bucket_sizes import LEAST_GAIN, open_traffic
-from meshwright.costmodel.constants.calibrated import calibrated_constants
-from meshwright.costmodel.constants.rates import (
-    Constants,
-    fabric_links,
-    kernel_rates,
-)
+from meshwright.costmodel.collectives import members_inside, point_to_point_s
 from meshwright.costmodel.data_parallel import (
+    LEAST_GAIN,
     DataParallelTraffic,
     broadcast_latency_s,
     data_parallel_traffic,
     exposed_s,
     hiding_windows,
     largest_useful_window_s,
+    open_traffic,
 )
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.kinds import KindTimes, kind_times
-from meshwright.costmodel.layers.layer_time import Parts, total
+from meshwright.costmodel.layer_context import Context, Parts, total
+from meshwright.costmodel.layer_kinds import COPY_SHARE, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Layout, Placement
-from meshwright.costmodel.memory.states import rank_parameters
-from meshwright.costmodel.optimizer_time import optimizer_s
-from meshwright.costmodel.pipeline.chunk_work import chunk_loads, layer_bubble_share
-from meshwright.costmodel.pipeline.rank_load import (
+from meshwright.costmodel.rank_load import (
+    Stages,
     cheapest_layer_s,
+    chunk_loads,
     even_layout_load,
+    layer_bubble_share,
     rank_counts,
     rank_parts,
 )
-from meshwright.costmodel.pipeline.schedules import last_rank, pace_excess_s, shared_by_mirrors
-from meshwright.costmodel.pipeline.split import Stages
-from meshwright.costmodel.stage_transfers import pipeline_p2p_s, tied_tables_s
+from meshwright.costmodel.rates import Constants, calibrated_constants, fabric_links, kernel_rates
+from meshwright.costmodel.schedules import last_rank, pace_excess_s, shared_by_mirrors
+from meshwright.costmodel.stacks import memory_profile
+from meshwright.costmodel.states import optimizer_shards, rank_parameters, table_parameters
 from meshwright.costmodel.workload import Workload
+
+# Transfers between pipeline stages, and of what two of them hold alike.
+
+
+def pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
+    """Boundary transfers on the critical path: T h of 2 bytes, 1 / tp of it from each tensor rank.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Plain 1F1B waits for both directions of every micro-batch. The interleaved schedule, when asked to, runs
+    them beside the compute of a virtual stage, which holds a layer at the least (`chunk_s`): what that does
+    not cover is exposed, and the two slow each other down. Fill and drain are always exposed.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and links.
+    chunk_s : float or array
+        Of the cheapest layer, seconds, at least 0; infinite for transfers hidden as far as can be.
+
+    Returns
+    -------
+    float or array
+        Seconds of a step.
+    """
+    layout, framework = c.layout, c.constants.framework
+    pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
+    once, flushes = 2.0 * boundary_s(c), c.workload.flushes
+    beside = np.maximum(once - chunk_s, framework.dp_interference * once)
+    hidden = (vpp > 1) & c.workload.overlap.pp
+    steady = np.where(hidden, beside, framework.p2p_exposed * once)
+    return np.where(pp > 1, steady * m * vpp + flushes * once * (pp - 1), 0.0)
+
+
+def tied_tables_s(c: Context) -> Floats:
+    """All-reduce of the token table's gradient between the first and the last stage, which both hold it.
+
+    With tied embeddings or MTP modules, after everything else (megatron/core/distributed/
+    finalize_model_grads.py, _allreduce_embedding_grad; DeepSpeed runtime/pipe/engine.py, ReduceTiedGrads).
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and links.
+
+    Returns
+    -------
+    float or array
+        Seconds of a step.
+    """
+    model = c.workload.model
+    if not model.tied_embeddings and not model.mtp_layers:
+        return 0.0
+    table = np.asarray(table_parameters(model, c.layout))
+    payload = float(c.constants.framework.gradient_bytes) * table
+    sent_s = point_to_point_s(payload, _outermost_level(c), c.links)
+    return np.where(np.asarray(c.layout.pp) > 1, sent_s, 0.0)
+
+
+def boundary_s(c: Context) -> Floats:
+    """One micro-batch's activations from a stage to the next, over the outermost level that this crosses.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and links.
+
+    Returns
+    -------
+    float or array
+        Seconds in one direction, in the common shape of layouts and placements.
+    """
+    payload = c.activation_bytes / c.layout.tp
+    return point_to_point_s(payload, _outermost_level(c), c.links)
+
+
+def _outermost_level(c: Context) -> NDArray[np.int64]:
+    """Index of the outermost level that a pipeline group crosses, 0 where it crosses none."""
+    crossed = c.placement.pp > members_inside(c.placement.pp)
+    return np.asarray(np.max(np.where(crossed, np.arange(crossed.shape[-1]), 0), axis=-1))
+
+
+# Seconds that the optimizer takes in a step, on the GPU and on the host.
+
+
+_ADAM_BYTES = 14.0
+"""Adam on fp32 parameters: reads parameter and gradient, writes the parameter and the 2-byte weight."""
+_WEIGHT_BYTES = 2.0
+"""Of a 16-bit weight."""
+_MOMENT_PASSES = 4.0
+"""Two moments, read and written."""
+_HOST_BYTES_PER_S = 18.2e9
+"""What the update of one rank streams on the host: one thread's work, as torchrun sets OMP_NUM_THREADS to 1.
+
+Qwen3-30B-A3B on 16 H100 with all states offloaded takes 2.88 s more a step than with none, for 1.908e9
+parameters a rank (Megatron-Bridge, skills/perf-techniques/cpu-offloading/card.yaml: 996 and 3,877 ms), which
+are 18.5e9 bytes a second; Qwen3-0.6B on one H100 takes 0.926 s more for 0.596e9 (NVIDIA-NeMo/RL, pull
+request 3628: 0.752 and 1.678 s), which are 18.0e9. Both ran PyTorch's fused Adam, one vectorised pass over
+the states, as DeepSpeedCPUAdam is (csrc/includes/cpu_adam.h, Step_AVX)."""
+_PCIE_SHARE = COPY_SHARE / 2.0
+"""Of PCIe's nominal rate, while all GPUs copy at once: half of what one attains is assumed, as two of them
+share the uplink of a switch in DGX A100."""
+
+
+def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
+    """Streaming of the optimizer's states, sharded from ZeRO 1 on.
+
+    The GPU updates its share of them while the host updates what is offloaded (hybrid_optimizer.py of
+    megatron-core, `step`: GPU kernels are launched first); the transfers of one parameter hide under the
+    updates of others. DeepSpeed copies gradients down as they are reduced, updates, and copies weights up
+    (deepspeed/runtime/zero/stage_1_and_2.py, `step`). Its transfers are priced as hidden under nothing,
+    though `overlap_comm` puts those of gradients beside the backward pass. So are those of FSDP2, which
+    uploads fp32 shards ahead of each gather and adds up gradients on the host: its uploads run beside other
+    layers, its downloads do not where micro-batches accumulate (torch 2.13, `_fsdp_collectives.py`,
+    `foreach_reduce`). Under torch's pipelines gradients come down once.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts and rates.
+    dense, expert : float or array
+        Parameters on one GPU before data-parallel sharding, at least 0.
+
+    Returns
+    -------
+    float or array
+        Seconds of a step.
+    """
+    layout = c.layout
+    sharded = np.asarray(layout.zero_stage) >= 1
+    of_dense, of_expert = optimizer_shards(layout)
+    parameters = dense / np.where(sharded, of_dense, 1) + expert / np.where(sharded, of_expert, 1)
+    moved = _ADAM_BYTES + _MOMENT_PASSES * c.workload.moment_bytes
+    offloaded = np.asarray(layout.optimizer_offload) / 100.0
+    on_gpu_s = (1.0 - offloaded) * moved * parameters / c.rates.hbm_bytes_per_s
+    on_host_s = offloaded * _host_s(c, parameters)
+    states_s: Floats = np.maximum(on_gpu_s, on_host_s)
+    return states_s + _uploads_s(c, parameters) if c.workload.offload_parameters else states_s
+
+
+def _host_s(c: Context, parameters: Floats) -> Floats:
+    """Seconds of updating parameters on the host, and of the transfers that the step waits for."""
+    framework = c.constants.framework
+    update_s = framework.host_update_bytes * np.asarray(parameters) / _HOST_BYTES_PER_S
+    layout, stage = c.layout, np.asarray(c.layout.zero_stage)
+    micro_batches = np.asarray(layout.num_micro_batches)
+    whole = memory_profile(c.workload.framework).unsharded_in_pipeline & (np.asarray(layout.pp) > 1)
+    reduced = np.where(whole, 1, micro_batches)
+    moved = (
+        framework.host_transfer_bytes
+        + framework.host_accumulation_bytes * np.where(stage >= 2, reduced, 0)
+        + framework.host_gather_bytes * np.where(stage == 3, micro_batches, 0)
+    )
+    pcie_bytes_per_s = 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
+    sums_s = framework.host_sum_bytes * (reduced - 1) * parameters / _HOST_BYTES_PER_S
+    seconds: Floats = update_s + sums_s + moved * parameters / pcie_bytes_per_s
+    return seconds
+
+
+def _uploads_s(c: Context, parameters: Floats) -> Floats:
+    """Seconds of the copies that 16-bit shards on the host cost a step, priced as hidden under nothing.
+
+    They go up ahead of the forward and of the backward pass of every micro-batch (DeepSpeed 0.19.8,
+    deepspeed/runtime/zero/partition_parameters.py, _all_gather_dtype). What the optimizer updates on the GPU
+    comes down once; where it is the host's, its own upload of new weights falls away (stage3.py, step).
+    """
+    micro_batches = np.asarray(c.layout.num_micro_batches)
+    on_host = np.asarray(c.layout.optimizer_offload) / 100.0
+    after_step = 1.0 - 2.0 * on_host
+    moved = _WEIGHT_BYTES * (2.0 * micro_batches + after_step)
+    rate = 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
+    seconds: Floats = moved * np.asarray(parameters) / rate
+    return seconds
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.constants.calibration import Calibration, Factors
-from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
+from meshwright.costmodel.calibration import Calibration, Factors
+from meshwright.costmodel.execution_names import (
+    ContextExchange,
+    Dispatcher,
+    GraphScope,
+    OffloadedModules,
+    StateType,
+)
+from meshwright.costmodel.layout import Floats, Ints, Layout, Placement
+from meshwright.frameworks.catalog import (
+    DEFAULT_FRAMEWORK,
+    as_compiled,
+    framework_of_stack,
+    stack_named,
+)
 from meshwright.model_specs.schema import ModelSpec
 
 AttentionKernel = Literal["unfused", "fused-softmax", "flash-1", "flash-2", "flash-3"]
@@ -177,3 +191,348 @@ class Workload:
             measured = np.interp(blocks, *np.array(points).T)
             even = np.where(degrees == degree, measured, even)
         return np.asarray(even)
+
+
+# Hierarchical context parallelism: small groups swap heads for tokens, rings join these groups.
+#
+# Of a context group of C ranks every A neighbours swap heads for tokens (all-to-all, DeepSpeed Ulysses,
+# arXiv 2309.14509) and pass keys and values round rings of C / A ranks, each A apart (USP, arXiv 2405.07719,
+# section 3; Megatron's `--cp-comm-type a2a+p2p`, whose groups `create_hierarchical_groups` of
+# megatron/core/parallel_state.py makes; Transformer Engine 2.15, AttnFuncWithCPAndKVP2P, cp_size_a2a).
+
+
+HIERARCHICAL = "a2a+p2p"
+GATHERED = "all_gather"
+"""Keys and values of the whole group are gathered before attention, their gradients scattered after it."""
+IntArray = NDArray[np.int64]
+
+
+def swapping_ranks(workload: Workload, layout: Layout) -> IntArray:
+    """A: ranks of a context group that swap heads for tokens among themselves, in `a2a+p2p`.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `cp_inner` where that is given; else `largest_swap` says.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    array of int
+        At least 1, shaped like the layouts' tp and cp.
+    """
+    if workload.cp_inner is not None:
+        return np.asarray(np.minimum(workload.cp_inner, layout.cp), dtype=np.int64)
+    return largest_swap(workload, layout.tp, layout.cp)
+
+
+def swaps_heads(workload: Workload, layout: Layout) -> NDArray[np.bool_]:
+    """Whether context parallelism swaps heads for tokens at all.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `cp_comm`.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    array of bool
+        Shaped like the layouts' cp, or tp and cp.
+    """
+    if workload.cp_comm == HIERARCHICAL:
+        return swapping_ranks(workload, layout) > 1
+    return (np.asarray(layout.cp) > 1) & (workload.cp_comm == "a2a")
+
+
+def one_ring(workload: Workload) -> bool:
+    """Whether all that a context group sends goes round one ring of all its ranks.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `cp_comm`.
+
+    Returns
+    -------
+    bool
+        True of p2p, and of all_gather: NCCL gathers round rings.
+    """
+    return workload.cp_comm in ("p2p", GATHERED)
+
+
+def largest_swap(workload: Workload, tp: Ints, cp: Ints) -> IntArray:
+    """The A of a plan: the largest power of two below cp that leaves rings between whole groups.
+
+    A divides cp, and the heads and key-value heads of a tensor rank (Transformer Engine splits each of Q, K
+    and V so: flash_attn_a2a_communicate); its tp A GPUs fit into a scale-up domain, or a node.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model and cluster.
+    tp, cp : int or array of int
+        Degrees, at least 1.
+
+    Returns
+    -------
+    array of int
+        1 where there is none.
+    """
+    model, cluster = workload.model, workload.cluster
+    tp, cp = np.asarray(tp), np.asarray(cp)
+    domain = cluster.nvlink_domain if cluster.nvlink_domain > 1 else cluster.gpus_per_node
+    largest = np.ones(np.broadcast_shapes(tp.shape, cp.shape), dtype=np.int64)
+    size = 2
+    while size <= min(domain, int(np.max(cp, initial=1)) - 1):
+        ranks = tp * size
+        fits = (cp > size) & (cp % size == 0) & (ranks <= domain)
+        fits &= (model.heads % ranks == 0) & (model.kv_heads % ranks == 0)
+        largest = np.where(fits, size, largest)
+        size *= 2
+    return largest
+
+
+def inside_and_between(members: IntArray, size: IntArray) -> tuple[IntArray, IntArray]:
+    """Members of the two kinds of groups inside a block of each level.
+
+    Parameters
+    ----------
+    members : array of int, shape [..., levels]
+        Of the context group, inside out.
+    size : array of int, shape [...]
+        A.
+
+    Returns
+    -------
+    tuple of two arrays of int, shape [..., levels]
+        Of the A neighbours, and of the ring through every A-th rank.
+    """
+    swapping = np.asarray(size)[..., None]
+    return np.minimum(members, swapping), np.maximum(members // swapping, 1)
+
+
+# How software runs a layout: the settings of a launch file that change the price and not the arithmetic.
+
+
+_TYPE_BYTES = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Every execution setting of a plan, once."""
+
+    moe_dispatch: Dispatcher = "alltoall"
+    """NCCL's all-to-all (a copy of a token for each expert), its all-gather (every token to every rank of the
+    expert group), or one copy per destination: DeepEP, HybridEP."""
+    ep_overlap: bool = False
+    """The expert all-to-all of one micro-batch runs under another's compute."""
+    tp_overlap: bool = False
+    """GEMMs run beside their tensor-parallel transfers."""
+    dp_overlap: bool = False
+    """Gradients are reduced under the last backward passes."""
+    pp_overlap: bool = False
+    """Interleaved stages send under compute."""
+    cuda_graph: GraphScope = "none"
+    """What CUDA graphs launch: nothing, the feed-forward part, attention and router, the whole step."""
+    cp_comm: ContextExchange = "p2p"
+    """Context parallelism passes keys and values around a ring (p2p), or swaps heads for tokens (a2a), or
+    does both in groups (a2a+p2p), or gathers them all before attention (all_gather; not planned)."""
+    cp_inner: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Ranks that swap heads for tokens in a2a+p2p; None for as many as follow from the layout."""
+    compiled: bool = False
+    """Layers run under torch.compile, where the framework leaves that open."""
+    gradient_dtype: StateType | None = None
+    """Type in which gradients are added up and reduced; None where the framework leaves no choice."""
+    moment_dtype: StateType = "fp32"
+    """Type of the optimizer's moments."""
+    fp8_params: bool = False
+    """Parameters are kept and gathered at the narrow precision, without a 16-bit copy."""
+    fp8_attention: bool = False
+    """The matrix products of attention run in FP8 beside those of the layers."""
+    fp8_recipe: Fp8Recipe | None = None
+    """How FP8 scales come about; None in other precisions, and where the framework leaves no choice."""
+    te_loss: bool | None = None
+    """Cross entropy is Transformer Engine's one kernel over 16-bit logits; None for the framework's own."""
+    offload_modules: OffloadedModules = "none"
+    """Modules of each layer whose saved tensors are copied to the host's memory and back."""
+    bucket_mb: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
+    """Gradients that are reduced together, MB of 10^6 bytes; None for the framework's own size."""
+
+    def applied(self, workload: Workload) -> Workload:
+        """The workload run so.
+
+        Parameters
+        ----------
+        workload : Workload
+            Its own execution settings are replaced.
+
+        Returns
+        -------
+        Workload
+        """
+        overlap = Overlap(
+            dp=self.dp_overlap, tp=self.tp_overlap, pp=self.pp_overlap, ep=self.ep_overlap
+        )
+        return replace(
+            workload,
+            overlap=overlap,
+            moe_dispatch=self.moe_dispatch,
+            cuda_graph=self.cuda_graph,
+            cp_comm=self.cp_comm,
+            cp_inner=self.cp_inner,
+            framework=as_compiled(workload.framework, compiled=self.compiled),
+            gradient_bytes=_TYPE_BYTES[self.gradient_dtype] if self.gradient_dtype else None,
+            moment_bytes=_TYPE_BYTES[self.moment_dtype],
+            fp8_parameters=self.fp8_params,
+            fp8_attention=self.fp8_attention,
+            fp8_recipe=self.fp8_recipe,
+            fused_loss=self.te_loss,
+            offload_modules=self.offload_modules,
+            bucket_mb=self.bucket_mb,
+        )
+
+    @classmethod
+    def within(cls, workload: Workload) -> Self:
+        """The settings that a workload holds: what `applied` puts there.
+
+        Parameters
+        ----------
+        workload : Workload
+
+        Returns
+        -------
+        Execution
+        """
+        types: dict[int | None, Any] = {size: name for name, size in _TYPE_BYTES.items()}
+        overlap = workload.overlap
+        settings: dict[str, Any] = {
+            "moe_dispatch": workload.moe_dispatch,
+            "cuda_graph": workload.cuda_graph,
+            "cp_comm": workload.cp_comm,
+            "offload_modules": workload.offload_modules,
+            "cp_inner": workload.cp_inner if workload.cp_comm == HIERARCHICAL else None,
+        }
+        has_both = bool(framework_of_stack(workload.framework).eager_stack)
+        return cls(
+            **settings,
+            compiled=has_both and stack_named(workload.framework).compiled,
+            ep_overlap=overlap.ep,
+            tp_overlap=overlap.tp,
+            dp_overlap=overlap.dp,
+            pp_overlap=overlap.pp,
+            gradient_dtype=types.get(workload.gradient_bytes),
+            moment_dtype=types.get(workload.moment_bytes, "fp32"),
+            fp8_params=bool(workload.fp8_parameters),
+            fp8_attention=workload.fp8_attention,
+            fp8_recipe=workload.fp8_recipe,
+            te_loss=workload.fused_loss,
+            bucket_mb=workload.bucket_mb,
+        )
+
+    def of_layout(self, layout: Layout) -> Execution:
+        """What a launch file of one layout sets: nothing is overlapped that is not sent.
+
+        Parameters
+        ----------
+        layout : Layout
+            Of plain numbers.
+
+        Returns
+        -------
+        Execution
+            With the same price.
+        """
+        replicas = int(layout.dp) * int(layout.cp)
+        sends_gradients = replicas > 1 or int(layout.edp) > 1
+        return replace(
+            self,
+            tp_overlap=self.tp_overlap and bool(layout.sequence_parallel),
+            dp_overlap=self.dp_overlap and sends_gradients,
+            pp_overlap=self.pp_overlap and int(layout.vpp) > 1,
+            bucket_mb=self.bucket_mb if sends_gradients else None,
+        )
+
+
+# What the dispatchers of tokens differ in, and the all-gather of one of them.
+#
+# Megatron's `--moe-token-dispatcher-type allgather` gathers the tokens of all etp ep ranks of a group on each
+# of them, which keeps those of its own experts, and scatters the sums of what the experts return
+# (megatron-core 0.19, megatron/core/transformer/moe/token_dispatcher.py, MoEAllGatherTokenDispatcher). The
+# routing goes with them: a byte and a probability for each expert. What is summed has the type of the
+# probabilities, 32 bits with `--moe-router-dtype fp32`, as in every launch file.
+
+
+GATHERS = "allgather"
+TOKEN_BYTES, SUM_BYTES = 2.0, 4.0
+"""Of an element of a gathered token, and of a sum that is scattered; backward their gradients, each in the
+other direction."""
+PROBABILITY_BYTES, CHOICE_BYTES = 4.0, 1.0
+"""Of the routing of a token to an expert: both forward, the gradient of the first backward."""
+
+
+def deduplicates(workload: Workload) -> bool:
+    """Whether a token travels once to each rank that holds some of its experts.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `moe_dispatch`.
+
+    Returns
+    -------
+    bool
+    """
+    return workload.moe_dispatch not in ("alltoall", GATHERS)
+
+
+def gathered_ranks(layout: Layout) -> Floats:
+    """Ranks of a group, etp ep, whose tokens each of them gathers.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    float or array
+    """
+    ranks: Floats = np.asarray(layout.etp, dtype=np.float64) * layout.ep
+    return ranks
+
+
+def gathering_members(placement: Placement) -> NDArray[np.int64]:
+    """Members of such a group inside a block of each level: expert-tensor groups nest in it.
+
+    Parameters
+    ----------
+    placement : Placement
+        Of arrays [..., levels].
+
+    Returns
+    -------
+    array of int, shape [..., levels]
+    """
+    return np.asarray(placement.ep * placement.etp)
+
+
+def pass_bytes(workload: Workload) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Bytes a token of each ring pass of a layer, forward and backward.
+
+    Parameters
+    ----------
+    workload : Workload
+        Of a model with experts.
+
+    Returns
+    -------
+    tuple of two tuples of float
+        Tokens, sums, probabilities and choices.
+    """
+    moe, hidden = workload.model.moe, workload.model.hidden
+    assert moe is not None
+    both = (TOKEN_BYTES * hidden, SUM_BYTES * hidden, PROBABILITY_BYTES * moe.experts)
+    return (*both, CHOICE_BYTES * moe.experts), both

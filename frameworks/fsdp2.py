@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.fsdp import FSDP_OFFLOAD_RULES
 from meshwright.frameworks.record import (
     ContextExchange,
     Framework,
@@ -12,6 +11,18 @@ from meshwright.frameworks.record import (
     Stack,
     TokenDispatcher,
 )
+
+# What torchtitan and accelerate have in common: PyTorch's FSDP2.
+
+
+FSDP_OFFLOAD_RULES = (
+    "fsdp-offload-zero",
+    "fsdp-offload-shards",
+    "fsdp-offload-whole",
+    "fsdp-offload-adam",
+)
+"""Rules of parameters, gradients and optimizer states on the host."""
+
 
 MESH = "accelerate/parallelism_config.py"
 PLUGIN = "accelerate/utils/dataclasses.py"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.fsdp import FSDP_OFFLOAD_RULES
+from meshwright.frameworks.fsdp2 import FSDP_OFFLOAD_RULES
 from meshwright.frameworks.record import (
     ContextExchange,
     Framework,

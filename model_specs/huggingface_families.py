@@ -8,8 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meshwright.model_specs.config_fields import ConfigFields
-from meshwright.model_specs.huggingface_gemma import gemma2_fields, gemma3_fields
+from meshwright.model_specs.blocks import LINEAR, order_fields
+from meshwright.model_specs.config_fields import (
+    GATED,
+    PLAIN,
+    ConfigFields,
+    Fields,
+    activation_fields,
+    attention_biases,
+    full_layers,
+    gated_decoder,
+    layer_norm_decoder,
+    rope_fields,
+    window_everywhere,
+    window_length,
+    window_order,
+    windows,
+)
 from meshwright.model_specs.huggingface_hybrid import (
     bamba_fields,
     falcon_h1_fields,
@@ -19,26 +34,286 @@ from meshwright.model_specs.huggingface_hybrid import (
     mamba2_fields,
     nemotron_h_fields,
 )
-from meshwright.model_specs.huggingface_llama4 import llama4_fields
-from meshwright.model_specs.huggingface_parts import (
-    PLAIN,
-    Fields,
-    activation_fields,
-    attention_biases,
-    gated_decoder,
-    layer_norm_decoder,
-    rope_fields,
-    window_everywhere,
-    window_length,
-    windows,
-)
-from meshwright.model_specs.huggingface_qwen import (
-    qwen2_fields,
-    qwen2_moe_fields,
-    qwen3_fields,
-    qwen3_moe_fields,
-    qwen3_next_fields,
-)
+
+# How Gemma 2 and 3 map to a ModelSpec.
+
+
+def gemma2_fields(config: ConfigFields) -> Fields:
+    """Fields of a Gemma 2: norms after the blocks, capped logits, every second layer windowed."""
+    return (
+        gated_decoder(config, activation_field="hidden_activation", activation="gelu_pytorch_tanh")
+        | {
+            "head_dim": config.count("head_dim", 256),
+            "tied_embeddings": config.flag("tie_word_embeddings", True),
+            "norms_per_layer": 4,
+            "attention_logit_cap": config.number("attn_logit_softcapping", 50.0),
+            "final_logit_cap": config.number("final_logit_softcapping", 30.0),
+            **_gemma_scales(config),
+        }
+        | attention_biases(config)
+        | windows(config, window_length(config, 4096), 2)
+    )
+
+
+def _gemma_scales(config: ConfigFields) -> Fields:
+    """Factors on embeddings, attention scores and norms that Gemma 2 and 3 share."""
+    fields: Fields = {
+        "norm_zero_centered": True,
+        "embedding_scale": config.count("hidden_size") ** 0.5,
+    }
+    scalar = config.number("query_pre_attn_scalar", 256)
+    if scalar > 0 and scalar != config.count("head_dim", 256):
+        fields["attention_scale"] = scalar**-0.5
+    return fields
+
+
+def gemma3_fields(config: ConfigFields) -> Fields:
+    """Fields of a Gemma 3, whose windowed layers turn by a base of their own.
+
+    Files of multimodal Gemma 3 name only what differs from the defaults.
+    """
+    heads = config.count("num_attention_heads", 8)
+    windowed_base = config.number("rope_local_base_freq", 10_000)
+    pattern = config.count("_sliding_window_pattern", config.count("sliding_window_pattern", 6))
+    return {
+        "layers": config.layers(),
+        "hidden": config.count("hidden_size"),
+        "ffn_hidden": config.count("intermediate_size"),
+        "heads": heads,
+        "kv_heads": config.count("num_key_value_heads", 4),
+        "head_dim": config.count("head_dim", 256),
+        "vocab": config.count("vocab_size", 262_208),
+        "tied_embeddings": config.flag("tie_word_embeddings", True),
+        "norms_per_layer": 4,
+        "norm_epsilon": config.number("rms_norm_eps", 1e-6),
+        "qk_norm": True,
+        "rope": {"windowed_base": windowed_base, **rope_fields(config, base=1e6)},
+        "final_logit_cap": config.number("final_logit_softcapping"),
+        "attention_logit_cap": config.number("attn_logit_softcapping"),
+        **activation_fields(config, "hidden_activation", "gelu_pytorch_tanh", GATED),
+        **_gemma_scales(config),
+        **attention_biases(config),
+        **windows(config, window_length(config, 4096), pattern),
+    }
+
+
+# How Llama 4's config.json maps to a ModelSpec.
+#
+# Where three layers in four see their own chunk of the sequence alone, the fourth has no position embedding
+# (`no_rope_layers` is 0 there): huggingface/transformers, modeling_llama4.py.
+
+
+def llama4_fields(config: ConfigFields) -> Fields:
+    """Fields of a Llama 4: experts in each n-th layer; three layers in four see their own chunk alone."""
+    layers = config.layers()
+    window = _chunks(config, layers)
+    moe = {
+        "experts": config.count("num_local_experts", 16),
+        "top_k": config.count("num_experts_per_tok", 1),
+        "every": _layers_a_group(config, layers),
+        "moe_ffn_hidden": config.count("intermediate_size"),
+        "shared_experts": 1,
+        "router_score": "sigmoid",
+        "router_normalized": False,
+        "router_scales_inputs": True,
+    }
+    return gated_decoder(config, norm_epsilon=1e-5, rope_base=500_000) | {
+        "head_dim": config.count("head_dim", 128),
+        "ffn_hidden": config.count("intermediate_size_mlp", 16_384),
+        "qk_norm": config.flag("use_qk_norm", True),
+        "qk_norm_weights": False,
+        "rope_in_windows_alone": bool(window),
+        "moe": moe,
+        **attention_biases(config),
+        **window,
+        "chunked_windows": bool(window),
+    }
+
+
+def _chunks(config: ConfigFields, layers: int) -> Fields:
+    """The length of chunks, and the layers that see the whole sequence: those without position embedding."""
+    every = config.count("no_rope_layer_interval", 4)
+    switches = config.entries("no_rope_layers")
+    if switches and (len(switches) != layers or not set(map(str, switches)) <= {"0", "1"}):
+        what = f"must list 0 or 1 for each of {layers} layers"
+        raise config.fail("no_rope_layers", what, switches)
+    turning = [bool(switch) for switch in switches]
+    full = [not turns for turns in turning] or [(i + 1) % every == 0 for i in range(layers)]
+    kinds = config.entries("layer_types")
+    if kinds and full_layers(config, kinds, layers, "chunked_attention") != full:
+        what = (
+            "must name full_attention for the layers without position embedding, and for no others"
+        )
+        raise config.fail("layer_types", what, kinds)
+    if not any(full):
+        what = "names no layer that sees the whole sequence, and is not supported"
+        raise config.fail("no_rope_layers", what)
+    if all(full):
+        what = "leaves no layer a position embedding, and is not supported"
+        raise config.fail("no_rope_layers", what)
+    default = None if config.names("attention_chunk_size") else 8192
+    chunk = config.count("attention_chunk_size", default, optional=True)
+    return window_order(config, chunk, full, "attention_chunk_size")
+
+
+def _layers_a_group(config: ConfigFields, layers: int) -> int:
+    """Layers of which the last has experts: `interleave_moe_layer_step`, or what `moe_layers` lists."""
+    step = config.count("interleave_moe_layer_step", 1)
+    listed = config.entries("moe_layers")
+    if not listed:
+        return step
+    every = layers // len(listed)
+    if listed != list(range(every - 1, layers, every)) or layers % every:
+        what = f"experts in each n-th of the {layers} layers are all that can be planned"
+        raise config.fail("moe_layers", what)
+    return every
+
+
+# How the Qwen families of config.json map to fields of a ModelSpec.
+
+
+def _window(config: ConfigFields) -> int | None:
+    """The window, which is off by default."""
+    if config.flag("use_sliding_window", False):
+        return window_length(config, 4096)
+    config.passed_over("sliding_window", "max_window_layers")
+    return None
+
+
+def _windows(config: ConfigFields) -> Fields:
+    """Qwen2 and Qwen3: the first `max_window_layers` layers attend in full, or those that are listed."""
+    window = _window(config)
+    most = config.count("max_window_layers", 28, least=0)
+    if config.entries("layer_types"):
+        return windows(config, window, 1)
+    if window is None:
+        return {}
+    full = [layer < most for layer in range(config.layers())]
+    return window_order(config, window, full, "max_window_layers")
+
+
+def _moe_windows(config: ConfigFields) -> Fields:
+    """Qwen2 with experts: every second of the first `max_window_layers` layers is windowed.
+
+    huggingface/transformers, configuration_qwen2_moe.py: the first, the third and so on.
+    """
+    window = _window(config)
+    most = config.count("max_window_layers", 28, least=0)
+    if config.entries("layer_types"):
+        return windows(config, window, 1)
+    if window is None:
+        return {}
+    full = [layer % 2 == 1 or layer >= most for layer in range(config.layers())]
+    return window_order(config, window, full, "max_window_layers")
+
+
+def qwen2_fields(config: ConfigFields) -> Fields:
+    """Qwen2: biases on queries, keys and values."""
+    return _qwen2(config) | _windows(config)
+
+
+def _qwen2(config: ConfigFields) -> Fields:
+    return gated_decoder(config) | {"attention_bias": True}
+
+
+def qwen3_fields(config: ConfigFields) -> Fields:
+    """Qwen3: norms on queries and keys."""
+    return _qwen3(config) | _windows(config)
+
+
+def _qwen3(config: ConfigFields) -> Fields:
+    return (
+        gated_decoder(config)
+        | {"head_dim": config.count("head_dim", 128), "qk_norm": True}
+        | attention_biases(config)
+    )
+
+
+def _qwen_experts(config: ConfigFields) -> Fields:
+    experts = config.count("num_experts", least=0)
+    placed = _qwen_dense_layers(config)
+    if experts == 0 or placed.get("dense_layers") == config.layers():
+        return {}
+    return {
+        "experts": experts,
+        "top_k": config.count("num_experts_per_tok"),
+        "moe_ffn_hidden": config.count("moe_intermediate_size"),
+        **placed,
+        "router_normalized": config.flag("norm_topk_prob", False),
+    }
+
+
+def _qwen_dense_layers(config: ConfigFields) -> dict[str, int]:
+    """Which layers have no experts: the first ones, or all but each n-th."""
+    step, layers = config.count("decoder_sparse_step", 1), config.layers()
+    listed: set[int] = set()
+    for layer in config.entries("mlp_only_layers"):
+        if isinstance(layer, bool) or not isinstance(layer, int):
+            raise config.fail("mlp_only_layers", "must list layer numbers", layer)
+        listed.add(layer)
+    dense = {layer for layer in range(layers) if (layer + 1) % step or layer in listed}
+    if dense == set(range(len(dense))):
+        return {"dense_layers": len(dense)}
+    if dense == {layer for layer in range(layers) if (layer + 1) % step} and layers % step == 0:
+        return {"every": step}
+    name = "decoder_sparse_step" if step > 1 else "mlp_only_layers"
+    what = "dense layers are only supported before all layers with experts, or n - 1 of each n"
+    raise config.fail(name, what)
+
+
+def qwen2_moe_fields(config: ConfigFields) -> Fields:
+    """Qwen2 with routed experts, and shared ones behind a gate."""
+    experts = _qwen_experts(config)
+    base = _qwen2(config) | _moe_windows(config)
+    if not experts:
+        return base
+    shared = {
+        "shared_experts": 1,
+        "shared_ffn_hidden": config.count("shared_expert_intermediate_size"),
+        "shared_expert_gate": True,
+    }
+    bias = {"attention_bias": config.flag("qkv_bias", True)}
+    return base | bias | {"moe": experts | shared}
+
+
+def qwen3_moe_fields(config: ConfigFields) -> Fields:
+    """Qwen3 with routed experts; a window covers every layer (modeling_qwen3_moe.py, `mask_function`)."""
+    config.passed_over("max_window_layers")
+    window = window_everywhere(config, _window(config))
+    return _qwen3(config) | window | {"moe": _qwen_experts(config) or None}
+
+
+def qwen3_next_fields(config: ConfigFields) -> Fields:
+    """Qwen3-Next: Gated DeltaNet in three of four layers, and gates on what attention returns."""
+    experts = _qwen_experts(config)
+    if experts:
+        width = config.count("shared_expert_intermediate_size", 512)
+        experts |= {"shared_experts": 1, "shared_ffn_hidden": width, "shared_expert_gate": True}
+        experts["router_normalized"] = config.flag("norm_topk_prob", True)
+    layers = config.layers()
+    every = config.count("full_attention_interval", 4)
+    kinds = config.entries("layer_types")
+    order: Fields = {"full_attention_every": every}
+    if kinds:
+        order = order_fields(full_layers(config, kinds, layers, "linear_attention"), LINEAR)
+    _window(config)
+    return gated_decoder(config) | {
+        "head_dim": config.count("head_dim", 256),
+        "rope": rope_fields(config, fraction=0.25),
+        "qk_norm": True,
+        "norm_zero_centered": True,
+        "attention_output_gate": True,
+        **attention_biases(config),
+        "moe": experts or None,
+        **order,
+        "linear_attention": {
+            "key_heads": config.count("linear_num_key_heads", 16),
+            "value_heads": config.count("linear_num_value_heads", 32),
+            "key_head_dim": config.count("linear_key_head_dim", 128),
+            "value_head_dim": config.count("linear_value_head_dim", 128),
+            "conv_kernel": config.count("linear_conv_kernel_dim", 4),
+        },
+    }
 
 
 def _llama(config: ConfigFields) -> Fields:

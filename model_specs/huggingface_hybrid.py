@@ -6,9 +6,10 @@ granitemoehybrid, jamba, mamba and falcon_mamba, configuration_*.py).
 
 from __future__ import annotations
 
-from meshwright.model_specs.config_fields import MOST_LAYERS, ConfigFields
-from meshwright.model_specs.huggingface_parts import (
+from meshwright.model_specs.config_fields import (
+    MOST_LAYERS,
     PLAIN,
+    ConfigFields,
     Fields,
     activation_fields,
     attention_biases,

@@ -4,17 +4,108 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from pydantic import ValidationError
 
-from meshwright.documents.reader import is_file, path_text, read_mapping
-from meshwright.documents.validation import validation_message
+from meshwright.documents import (
+    is_file,
+    packaged_document,
+    path_text,
+    read_mapping,
+    validation_message,
+)
 from meshwright.errors import InputError, given_path, near_miss
-from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.huggingface import is_huggingface_config, model_from_huggingface
 from meshwright.model_specs.schema import ModelSpec
+
+# Published models by name.
+
+
+_WHERE = "model catalog"
+
+
+@cache
+def _entries() -> Mapping[str, object]:
+    return MappingProxyType(packaged_document("meshwright.model_specs.data", "catalog.yaml"))
+
+
+def catalog_names() -> tuple[str, ...]:
+    """Names of all models in the catalog, in its order."""
+    return tuple(_entries())
+
+
+@cache
+def load_catalog_model(name: str) -> ModelSpec:
+    """The catalog's model of this name. Raises InputError, with a near miss, where there is none."""
+    entries = _entries()
+    if name not in entries:
+        raise InputError(
+            "no such model in the catalog",
+            where="model",
+            value=name,
+            did_you_mean=near_miss(name, entries),
+            allowed=entries,
+        )
+    fields = entries[name]
+    if not isinstance(fields, dict):
+        raise InputError("must be a mapping of fields", where=f"{_WHERE}: {name}", value=fields)
+    try:
+        return ModelSpec.model_validate({"name": name, **fields})
+    except ValidationError as error:
+        raise InputError(validation_message(error, f"{_WHERE}: {name}", ModelSpec)) from None
+
+
+_WIDTHS = (
+    "hidden",
+    "ffn_hidden",
+    "heads",
+    "kv_heads",
+    "vocab",
+    "activation",
+    "qk_head_dim",
+    "v_head_dim",
+)
+_EXPERTS = ("experts", "top_k", "moe_ffn_hidden")
+
+
+def catalog_twin(model: ModelSpec) -> ModelSpec | None:
+    """The catalog's model with the same widths, vocabulary and experts, whatever its number of layers."""
+    return next(
+        (entry for entry in map(load_catalog_model, _entries()) if _key(entry) == _key(model)), None
+    )
+
+
+def with_twin_facts(model: ModelSpec) -> ModelSpec:
+    """The model with what its catalog twin knows and a table of widths leaves out: norms on queries and keys,
+    and node-limited routing."""
+    twin = catalog_twin(model)
+    if twin is None:
+        return model
+    facts: dict[str, object] = {}
+    if "qk_norm" not in model.model_fields_set and twin.qk_norm:
+        facts |= {"qk_norm": True, "qk_norm_full_width": twin.qk_norm_full_width}
+    if (
+        model.moe is not None
+        and twin.moe is not None
+        and "router_groups" not in model.moe.model_fields_set
+    ):
+        groups = {
+            name: getattr(twin.moe, name) for name in ("router_groups", "router_groups_per_token")
+        }
+        facts["moe"] = model.moe.model_copy(update=groups)
+    return model.model_copy(update=facts) if facts else model
+
+
+def _key(model: ModelSpec) -> tuple[object, ...]:
+    experts = tuple(getattr(model.moe, name) for name in _EXPERTS) if model.moe is not None else ()
+    return (*(getattr(model, name) for name in _WIDTHS), *experts)
+
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -105,3 +196,108 @@ def _file_name(path: Path) -> str:
     """What to call a model by its file; a config.json is called by its directory."""
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return name[:200] or "model"
+
+
+# The models and configurations of torchtitan's own registry, from data/torchtitan.yaml.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flavor:
+    """A model as torchtitan's registry builds it."""
+
+    family: str
+    """Of torchtitan/models."""
+    name: str
+    model: ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedConfig:
+    """A function of a model's config_registry.py."""
+
+    flavor: str
+    words: tuple[str, ...]
+    """Flags that say what it sets."""
+    precision: str | None
+    """Of its converters."""
+
+
+@cache
+def flavors() -> tuple[Flavor, ...]:
+    """Every flavor, in the order of the file."""
+    return tuple(
+        Flavor(family=family, name=str(name), model=_model(f"{family} {name}", entry))
+        for family, entries in _document()["models"].items()
+        for name, entry in entries.items()
+    )
+
+
+def flavor_named(family: str, name: str) -> Flavor | None:
+    """A flavor by torchtitan's names, in any case of letters; None where its registry has none."""
+    wanted = (_plain(family), _plain(name))
+    return next((f for f in flavors() if (_plain(f.family), _plain(f.name)) == wanted), None)
+
+
+def flavor_of_config(config: str) -> Flavor | None:
+    """The flavor whose model and name make up the name of a configuration, such as qwen3_0_6b."""
+    return next((f for f in flavors() if _plain(f"{f.family}_{f.name}") == _plain(config)), None)
+
+
+def named_config(name: str) -> NamedConfig | None:
+    """What a configuration of torchtitan's own sets; None for a name that is not in the file."""
+    entry = _document()["configs"].get(name)
+    if entry is None:
+        return None
+    return NamedConfig(
+        flavor=str(entry["flavor"]),
+        words=tuple(entry["flags"].split()),
+        precision=entry.get("precision"),
+    )
+
+
+def built_alike(model: ModelSpec, family: str) -> Flavor | None:
+    """The flavor of a family that has the layers, heads, widths and experts of a model; None without one."""
+    of_family = (flavor for flavor in flavors() if flavor.family == family)
+    return next((f for f in of_family if _sizes(f.model) == _sizes(model)), None)
+
+
+def _sizes(model: ModelSpec) -> tuple[object, ...]:
+    moe, latent = model.moe, model.attention
+    experts: tuple[object, ...] = ()
+    if moe is not None:
+        experts = (
+            moe.experts,
+            moe.top_k,
+            moe.moe_ffn_hidden,
+            moe.shared_width,
+            moe.dense_layers,
+            moe.every,
+        )
+    ranks: tuple[object, ...] = ()
+    if latent is not None:
+        ranks = (
+            latent.q_lora_rank,
+            latent.kv_lora_rank,
+            latent.qk_nope_head_dim,
+            latent.qk_rope_head_dim,
+            latent.v_head_dim,
+        )
+    dense = model.ffn_hidden if moe is None or moe.dense_layers else None
+    return (model.layers, model.hidden, model.heads, model.kv_heads, dense, ranks, experts)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_").replace(".", "_")
+
+
+def _model(name: str, entry: object) -> ModelSpec:
+    if isinstance(entry, str):
+        return load_catalog_model(entry)
+    assert isinstance(entry, dict)
+    return ModelSpec.model_validate({"name": name, **entry})
+
+
+@cache
+def _document() -> dict[str, Any]:
+    document: dict[str, Any] = packaged_document("meshwright.model_specs.data", "torchtitan.yaml")
+    return document

@@ -6,18 +6,27 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from meshwright.model_specs.attention import GatedDeltaNetSpec, MlaSpec, SparseIndexerSpec
-from meshwright.model_specs.experts import MoeSpec
-from meshwright.model_specs.hybrid import (
+from meshwright.model_specs.blocks import (
+    ATTENTION_NAMES,
     BLOCK_NAMES,
+    FULL,
+    LINEAR,
+    WINDOWED,
     BlockShares,
+    Count,
+    CountOrZero,
+    Flag,
+    GatedDeltaNetSpec,
     Mamba1Spec,
     Mamba2Spec,
+    MlaSpec,
+    MoeSpec,
+    Positive,
+    RopeSpec,
+    SparseIndexerSpec,
+    letters,
     pattern_shares,
 )
-from meshwright.model_specs.layer_order import ATTENTION_NAMES, FULL, LINEAR, WINDOWED, letters
-from meshwright.model_specs.numbers import Count, CountOrZero, Flag, Positive
-from meshwright.model_specs.rope import RopeSpec
 
 Activation = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu"]
 Position = Literal["rope", "learned", "alibi", "none"]
@@ -372,3 +381,33 @@ class ModelSpec(BaseModel):
     def full_attention_fraction(self) -> float:
         """Full-attention layers over all layers, from 0 to 1."""
         return self.full_attention_layers / self.layers
+
+
+# What a model's specification says beyond the defaults, field by field.
+
+
+_ABOUT_THE_FILE = frozenset(
+    ("name", "attention_note", "published_parameters", "source", "left_out")
+)
+
+
+def stated_fields(model: ModelSpec) -> dict[str, object]:
+    """The fields that are not at their default and bear on what the model computes, by dotted name.
+
+    >>> from meshwright.model_specs.reader import load_catalog_model
+    >>> stated_fields(load_catalog_model("llama-3-8b"))["rope.base"]
+    500000.0
+    """
+    fields = _differing(model, "")
+    return {name: value for name, value in fields.items() if name not in _ABOUT_THE_FILE}
+
+
+def _differing(part: BaseModel, prefix: str) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        if isinstance(value, BaseModel):
+            fields |= _differing(value, f"{prefix}{name}.")
+        elif field.is_required() or value != field.default:
+            fields[f"{prefix}{name}"] = value
+    return fields

@@ -8,11 +8,11 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.cluster_specs.reader import load_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 from meshwright.errors import InputError
+from meshwright.planner.plan.assemble import claim_of, is_closed
 from meshwright.planner.plan.best_plan import best_plan
-from meshwright.planner.plan.claims import claim_of, is_closed
 from meshwright.planner.plan.document import ExecutionChoice, Plan
 from meshwright.planner.plan.make_plan import fastest_plan, make_plan
 from meshwright.planner.request.plan_request import PlanRequest, parse_pins

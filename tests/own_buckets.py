@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.plan import gradient_buckets
-from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.search.executions import search_executions
+from meshwright.planner.plan import best_plan as gradient_buckets
+from meshwright.planner.search.loop import search_executions
+from meshwright.planner.search.pricing import Outcome
 
 
 def keep_own_buckets(monkeypatch: pytest.MonkeyPatch) -> None:

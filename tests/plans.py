@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.cluster_specs.catalog import load_cluster
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.cluster_specs.reader import load_cluster
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.plan.document import Objective, Plan
-from meshwright.planner.plan.solver_document import SolverReport
-from meshwright.planner.request.inputs import PlanInputs
-from meshwright.planner.runs.predicted import LayoutDoc
+from meshwright.planner.plan.document import Objective, Plan, SolverReport
+from meshwright.planner.request.plan_request import PlanInputs
+from meshwright.planner.runs.run_terms import LayoutDoc
 
 
 def make_plan(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.placement import level_factors
+from meshwright.costmodel.workload import Execution
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.bounds.matrices import matrices
+from meshwright.planner.bounds.mappings import matrices
 from meshwright.planner.plan.assemble import mapping_of_layout, predict
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.placement import workload_of_plan
-from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.plan.texts import workload_of_plan
+from meshwright.planner.runs.run_terms import layout_from_document
 from tests.plans import make_plan
 
 

@@ -16,7 +16,7 @@ import pytest
 import meshwright
 from benchmarks.house import survey
 from meshwright import cli
-from meshwright.commands.parameters import ChoiceIn
+from meshwright.commands.options import ChoiceIn
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE = 420

@@ -15,7 +15,7 @@ import meshwright
 from tests.places import DATA
 
 if TYPE_CHECKING:
-    from meshwright.planner.runs.predicted import Predicted
+    from meshwright.planner.runs.run_terms import Predicted
 
 THREADS = yaml.safe_load((DATA / "threads.yaml").read_text(encoding="utf-8"))
 FIGURES = ("tokens_per_s_per_gpu", "tflops_per_gpu")

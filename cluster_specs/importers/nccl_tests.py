@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
-from meshwright.cluster_specs.fabric import FabricLevels, full_levels
+from meshwright.cluster_specs.allocation import FabricLevels, full_levels
 from meshwright.cluster_specs.importers.facts import FileFacts, SourceText
 from meshwright.cluster_specs.schema import ClusterSpec, MeasuredLevelSpec
 
@@ -233,7 +233,7 @@ def _in_block(
 def _fraction(
     source: SourceText, row: _Row, collective: str, inside: Sequence[int], levels: FabricLevels
 ) -> float:
-    """Attained over nominal, as `meshwright.costmodel.collectives.on_levels` counts.
+    """Attained over nominal, as `meshwright.costmodel.collectives` counts.
 
     A ring's bus bandwidth is nominally the slowest of (GPUs inside the sub-block) x (rate of one GPU); of an
     all-to-all the share (P - inside) / P of what a GPU sends crosses the level at the GPU's own rate.

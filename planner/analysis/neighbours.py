@@ -6,30 +6,94 @@ and the best of all mappings of the fabric. Only the plan itself is proven; thes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 import numpy as np
 
-from meshwright.cluster_specs.fabric import is_irregular
+from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.placement import level_factors, placement_on
+from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import binding_framework, framework_of_stack, planned
-from meshwright.planner.analysis.printed_space import PrintedSpace
-from meshwright.planner.bounds.any_stages import suiting_stages
-from meshwright.planner.bounds.matrices import matrices
-from meshwright.planner.bounds.shard_groups import divides_into
-from meshwright.planner.bounds.stages import ALL_LAYERS
-from meshwright.planner.mapping.choice.best_order import seconds_in_best_order
-from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.placement import workload_of_plan
-from meshwright.planner.runs.predicted import layout_document, layout_from_document
+from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
+from meshwright.planner.bounds.mappings import divides_into, matrices
+from meshwright.planner.mapping.counted import seconds_in_best_order
+from meshwright.planner.plan.assemble import Claim, is_closed
+from meshwright.planner.plan.best_plan import best_plan
+from meshwright.planner.plan.document import Plan, SpaceReport
+from meshwright.planner.plan.texts import workload_of_plan
+from meshwright.planner.plan.verify import wish_faults
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout_from_document
+from meshwright.planner.solvers.processes import side_by_side
+
+# Whether a layout lies in the space that a plan's proof speaks of, as the plan prints it.
+
+
+_VALUES = {
+    "tp": "tp",
+    "cp": "cp",
+    "pp": "pp",
+    "dp": "dp",
+    "ep": "ep",
+    "etp": "etp",
+    "schedule": "schedules",
+    "zero_stage": "zero_stages",
+    "shard_groups": "shard_groups",
+    "optimizer_offload": "optimizer_offloads",
+}
+"""Fields of a layout, and where the space has the values that they may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintedSpace:
+    """The layouts that a plan was chosen from: what the request wishes, and the values of its space."""
+
+    request: PlanRequest
+    space: SpaceReport | None
+
+    @staticmethod
+    def of_plan(plan: Plan) -> PrintedSpace:
+        """The space of a plan; without a report of it only the wishes count."""
+        request = PlanRequest.of_inputs(plan.inputs)
+        return PrintedSpace(request=request, space=plan.solver.space)
+
+    def outside(self, layout: LayoutDoc) -> str | None:
+        """Why a layout is none of them, in words.
+
+        Parameters
+        ----------
+        layout
+            Its `stages` are not looked at: splits of the layers are searched for by the plan's own rule.
+
+        Returns
+        -------
+        str or None
+            Such as `zero_stage 2 was not searched, only 0, 1`; None for a layout of the space.
+        """
+        wishes, space = list(wish_faults(self.request, layout)), self.space
+        if wishes or space is None:
+            return next(iter(wishes), None)
+        for name, values in _VALUES.items():
+            value, searched = getattr(layout, name), getattr(space, values)
+            if value not in searched:
+                return f"{name} {value} was not searched, only {', '.join(map(str, searched))}"
+        kind = "+".join(layout.recompute_modules) or layout.recompute
+        if kind not in space.recompute:
+            return f"recompute {kind} was not searched, only {', '.join(space.recompute)}"
+        used = layout.tp * layout.cp * layout.pp * layout.dp
+        return None if used <= space.gpus else f"{used} GPUs, the space has {space.gpus}"
+
 
 _NUMBERS = (
     "tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "zero_stage", "shard_groups", "optimizer_offload",
@@ -271,3 +335,216 @@ def _broken(
         workload=workload, layout=layout, stages=stages, memory_gib=memory_gib, spans={}
     )
     return next((f"{finding.rule}: {finding.words}" for finding in findings(finished)), None)
+
+
+# Layouts near a plan's: what each takes in time and in memory, and which no other beats in both.
+#
+# They are reached from the plan by single changes, always from the fastest layout that was not looked at yet,
+# and lie in the space that the plan's proof speaks of: nothing here is faster than a plan that is optimal.
+# Their layers are split evenly and their mapping is the best of the fabric: prices, not proofs.
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearParams:
+    """How far a plan's surroundings are looked at."""
+
+    most_priced: int = 160
+    """Layouts priced, a few milliseconds each."""
+    slowest: float = 2.0
+    """Step time of what is shown, over the plan's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearLayout:
+    """One layout near the optimum."""
+
+    layout: LayoutDoc
+    """Without its stages."""
+    step_time_s: float
+    memory_gib: float
+    """Of the fullest GPU."""
+    is_plan: bool
+    on_front: bool
+    """Whether no other layout here needs neither more time nor more memory."""
+
+
+def near_optimal(plan: Plan, params: NearParams | None = None) -> list[NearLayout]:
+    """The plan and the layouts around it that every rule allows, of the space that the plan was chosen from,
+    fastest first; none without a layout.
+    """
+    if plan.layout is None or plan.predicted is None:
+        return []
+    params = params or NearParams()
+    plan_s = plan.predicted.step_time_s
+    chosen = _near(layout_from_document(plan.layout), plan_s, max(plan.predicted.memory_gib))
+    around = _around(plan, layout_from_document(plan.layout), plan_s, params)
+    layouts = [replace(chosen, is_plan=True), *around]
+    return list(_with_front(sorted(layouts, key=lambda near: (near.step_time_s, near.memory_gib))))
+
+
+def _around(plan: Plan, start: Layout, start_s: float, params: NearParams) -> Iterator[NearLayout]:
+    """Layouts by single changes from the fastest one at hand."""
+    workload, space, seen = workload_of_plan(plan), PrintedSpace.of_plan(plan), {_key(start)}
+    waiting: list[tuple[float, int, Layout]] = [(start_s, 0, start)]
+    while waiting:
+        _, _, layout = heappop(waiting)
+        for _, changed in layout_changes(layout, workload):
+            if _key(changed) in seen:
+                continue
+            if len(seen) > params.most_priced:
+                return
+            seen.add(_key(changed))
+            if space.outside(layout_document(changed, ((0,),))) is not None:
+                continue
+            price = price_evenly(workload, changed)
+            seconds, memory_gib = price.step_time_s, price.memory_gib
+            if seconds is None or memory_gib is None or seconds > start_s * params.slowest:
+                continue
+            heappush(waiting, (seconds, len(seen), changed))
+            yield _near(changed, seconds, memory_gib)
+
+
+def _near(layout: Layout, step_time_s: float, memory_gib: float) -> NearLayout:
+    return NearLayout(
+        layout=layout_document(layout, ((0,),)),
+        step_time_s=step_time_s,
+        memory_gib=memory_gib,
+        is_plan=False,
+        on_front=False,
+    )
+
+
+def _key(layout: Layout) -> tuple[int, ...]:
+    return tuple(int(value) for value in vars(layout).values())
+
+
+def _with_front(layouts: Iterable[NearLayout]) -> Iterator[NearLayout]:
+    """The same, fastest first, with those marked that need less memory than every faster one."""
+    least_gib = inf
+    for near in layouts:
+        yield replace(near, on_front=near.memory_gib < least_gib)
+        least_gib = min(least_gib, near.memory_gib)
+
+
+# One choice of a plan at a time: its price with all else kept, and that of the best plan with it.
+
+
+_DOUBLED = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch")
+"""Choices whose double and half are tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchWork:
+    """How much work the searches for single choices may be."""
+
+    largest_space: int = 1_000_000
+    """Layouts of the plan's own space beyond which they are made on request only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleChoice:
+    """A plan with one choice made otherwise."""
+
+    choice: str
+    """Such as `tp 8`."""
+    kept_pct: float | None
+    """How much slower the step is with all else kept as it can be; null where a rule forbids that."""
+    rule: str | None
+    """That rule, in words."""
+    best_pct: float | None
+    """How much slower the best plan with this choice is; null where none was found."""
+    best_layout: LayoutDoc | None
+    status: Claim
+    """Of the search for that plan."""
+    proven: bool
+    """Whether no plan with this choice is faster than that."""
+
+
+def searches_at_once(plan: Plan, work: SearchWork | None = None) -> bool:
+    """Whether the searches are short enough to be made unasked."""
+    overlaps = len(PlanRequest.of_inputs(plan.inputs).execution_options.tp_overlap)
+    return plan.solver.layouts_considered <= (work or SearchWork()).largest_space * overlaps
+
+
+def single_choices(
+    plan: Plan, changes: list[Neighbour], progress: Callable[[str], None] | None = None
+) -> list[SingleChoice]:
+    """What other values of single choices cost, the least loss first.
+
+    Parameters
+    ----------
+    plan
+        A proven or feasible plan.
+    changes
+        Its neighbours, as `neighbours` gives them.
+    progress
+        Called with a line before each search.
+    """
+    if plan.layout is None or plan.predicted is None:
+        return []
+    tasks = [
+        partial(_single_choice, plan, changes, name, value, progress)
+        for name, value in _choices(plan, layout_from_document(plan.layout))
+    ]
+    return sorted(side_by_side(tasks), key=_loss)
+
+
+def _single_choice(
+    plan: Plan,
+    changes: list[Neighbour],
+    name: str,
+    value: int | str,
+    progress: Callable[[str], None] | None,
+) -> SingleChoice:
+    """The plan with one choice made otherwise: as it stands, and the best there is."""
+    if progress is not None:
+        progress(f"the best plan with {name} {value}")
+    pins = {**plan.inputs.pins, name: value}
+    found = best_plan(PlanRequest.of_inputs(plan.inputs, pins=pins))
+    best = found.outcome.best[0] if found.outcome.best else None
+    kept = _kept(name, value, changes)
+    return SingleChoice(
+        choice=f"{name} {value}",
+        kept_pct=None if kept is None else kept.slower_pct,
+        rule=None if kept is None else kept.broken,
+        best_pct=None if best is None else _slower_pct(best, plan),
+        best_layout=None if best is None else layout_document(best.layout, best.stages),
+        status=found.claim,
+        proven=is_closed(found.claim),
+    )
+
+
+def _choices(plan: Plan, layout: Layout) -> Iterator[tuple[str, int | str]]:
+    """Choices that are neither pinned nor the plan's own."""
+    pins = plan.inputs.pins
+    for name in _DOUBLED:
+        now = int(getattr(layout, name))
+        if name in pins or (name == "ep" and plan.inputs.model.moe is None):
+            continue
+        if name == "vpp" and int(layout.pp) == 1:
+            continue
+        most = plan.inputs.global_batch if name == "micro_batch" else plan.inputs.gpus
+        if name == "vpp":
+            most = plan.inputs.model.layers // int(layout.pp)
+        if 2 * now <= most:
+            yield name, 2 * now
+        if now % 2 == 0:
+            yield name, now // 2
+    if "recompute" not in pins:
+        yield "recompute", "none" if int(layout.recompute) else "full"
+
+
+def _kept(name: str, value: int | str, changes: list[Neighbour]) -> Neighbour | None:
+    """The neighbour with a choice that costs least; one that a rule forbids where there is no other."""
+    fitting = [change for change in changes if change.settings.get(name) == value]
+    allowed = [change for change in fitting if change.step_time_s is not None]
+    return next(iter(allowed or fitting), None)
+
+
+def _slower_pct(best: Priced, plan: Plan) -> float:
+    assert plan.predicted is not None
+    return 100.0 * (best.step_time_s / plan.predicted.step_time_s - 1.0)
+
+
+def _loss(choice: SingleChoice) -> tuple[bool, float, str]:
+    return choice.best_pct is None, choice.best_pct or 0.0, choice.choice

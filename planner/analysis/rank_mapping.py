@@ -6,27 +6,35 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
-from meshwright.cluster_specs.naming import node_name
+from meshwright.cluster_specs.allocation import node_name
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.planner.mapping.instance import Instance, idle_nodes, instance_of, ranks_of
-from meshwright.planner.mapping.least_busiest import least_busiest
-from meshwright.planner.mapping.least_traffic import TIME_LIMIT_S, least_traffic
+from meshwright.planner.mapping.instance import (
+    Instance,
+    MappingObjective,
+    MappingSolution,
+    idle_nodes,
+    instance_of,
+    ranks_of,
+)
+from meshwright.planner.mapping.least_traffic import (
+    TIME_LIMIT_S,
+    least_busiest,
+    least_traffic,
+    with_spares,
+)
 from meshwright.planner.mapping.problem import Loads, loads_of, spread_of
 from meshwright.planner.mapping.slots import Place
-from meshwright.planner.mapping.solution import MappingObjective, MappingSolution
-from meshwright.planner.mapping.spares import with_spares
-from meshwright.planner.mapping.spread.bound import ReachWeights
-from meshwright.planner.mapping.spread.least import EQUAL, LevelReach, SpreadSolution, least_spread
-from meshwright.planner.mapping.spread.swaps import with_short_pipelines
-from meshwright.planner.plan.digest import with_digest
-from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.repriced import placed_on
+from meshwright.planner.mapping.spread import EQUAL, LevelReach, SpreadSolution, least_spread
+from meshwright.planner.mapping.spread_bound import ReachWeights
+from meshwright.planner.mapping.spread_build import with_short_pipelines
+from meshwright.planner.plan.document import Plan, with_digest
+from meshwright.planner.plan.make_plan import placed_on
 from meshwright.planner.request.reader import limited_to_nodes
-from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.runs.prediction import planned_workload
+from meshwright.planner.runs.run_terms import layout_from_document
 from meshwright.planner.solvers.clock import within
 
 OBJECTIVES: tuple[MappingObjective, ...] = ("traffic", "busiest", "spread")

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from math import ceil
+from typing import Any, NamedTuple
 
-from meshwright.costmodel.constants.calibrated import calibrated_constants
-from meshwright.costmodel.constants.rates import peak_flops
-from meshwright.costmodel.ratios import ridge_flop_per_byte
+import numpy as np
+
+from meshwright.costmodel.data_parallel import bucket_parameters
+from meshwright.costmodel.kernels import gemm_s
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.rates import calibrated_constants, peak_flops
+from meshwright.costmodel.ratios import overlap_ratio, ridge_flop_per_byte
+from meshwright.costmodel.stacks import stack_constants
+from meshwright.costmodel.states import rank_parameters
 from meshwright.errors import InfeasibleError
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.calculators.network_roofline import network_roofline
-from meshwright.planner.calculators.roofline import nominal_level_rates, product_under_roof
+from meshwright.planner.calculators.roofline import (
+    network_roofline,
+    nominal_level_rates,
+    product_under_roof,
+)
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.placement import workload_of_plan
-from meshwright.planner.runs.predicted import LayoutDoc
+from meshwright.planner.plan.texts import workload_of_plan
+from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_from_document
 
 Shape = tuple[float, float, float]
 BATCH_FACTORS = (0.25, 1.0, 4.0)
@@ -130,3 +141,180 @@ def _network(plan: Plan, layout: LayoutDoc, peak: float) -> dict[str, Any] | Non
         batches=[factor * batch for factor in BATCH_FACTORS],
         gradient_bytes=float(constants.framework.gradient_bytes),
     )
+
+
+# The matrix products of a plan's layers under the roofline of its device.
+#
+# Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for multicore
+# architectures": attainable FLOP/s = min(peak, FLOP per byte x bytes/s).
+
+
+class KernelShape(NamedTuple):
+    """`groups` products [rows, depth] x [depth, columns] of one micro-batch on one GPU."""
+
+    name: str
+    rows: float
+    columns: float
+    depth: float
+    groups: float = 1.0
+    sixteen_bit: bool = False
+
+
+def roofline_of(c: Context) -> dict[str, Any]:
+    """The forward products of one micro-batch on one GPU.
+
+    Parameters
+    ----------
+    c
+        Of one layout, in plain numbers.
+
+    Returns
+    -------
+    dict
+        The device's nominal `peak_tflops` and `hbm_gb_per_s`, and the `products`: shape, FLOP per byte of
+        operands and result, and the TFLOP/s that the cost model expects.
+    """
+    device, precision = c.workload.cluster.device, c.workload.precision
+    return {
+        "device": device.name,
+        "precision": precision,
+        "peak_tflops": peak_flops(device, precision) / 1e12,
+        "hbm_gb_per_s": device.hbm_gb_per_s,
+        "products": [_point(product, c) for product in products_of(c)],
+    }
+
+
+def products_of(c: Context) -> Iterator[KernelShape]:
+    """The large products of a layer and the LM head; of latent attention the output alone."""
+    model, layout = c.workload.model, c.layout
+    tokens, tp = float(np.asarray(c.tokens)), int(layout.tp)
+    heads, hidden = model.heads / tp, model.hidden
+    if (mamba := model.state_space) is not None:
+        yield KernelShape(f"{mamba.title} inputs", tokens, mamba.projected_width / tp, hidden)
+        yield KernelShape(f"{mamba.title} output", tokens, hidden, mamba.width / tp)
+    if model.attention is None and model.blocks.attention:
+        query = heads * model.qk_head_dim
+        keys = max(model.kv_heads / tp, 1.0) * (model.qk_head_dim + model.v_head_dim)
+        yield KernelShape("attention inputs", tokens, query + keys, hidden)
+    if model.blocks.attention:
+        yield KernelShape("attention output", tokens, hidden, heads * model.v_head_dim)
+    matrices = 2 if model.gated else 1
+    moe = model.moe
+    if model.has_dense_feed_forward:
+        width = model.ffn_hidden / tp
+        yield KernelShape("MLP up", tokens, matrices * width, hidden)
+        yield KernelShape("MLP down", tokens, hidden, width)
+    if moe is not None:
+        etp, experts = int(layout.etp), moe.experts / int(layout.ep)
+        rows = tokens / tp * moe.top_k * etp / experts
+        width = moe.moe_ffn_hidden / etp
+        yield KernelShape("experts up", rows, matrices * width, hidden, experts)
+        yield KernelShape("experts down", rows, hidden, width, experts)
+    yield KernelShape("LM head", tokens, model.vocab / tp, hidden, sixteen_bit=True)
+
+
+def _point(product: KernelShape, c: Context) -> dict[str, Any]:
+    name, rows, columns, depth, groups, sixteen_bit = product
+    seconds = gemm_s(rows, columns, depth, c.rates, groups=groups, sixteen_bit=sixteen_bit)
+    operand_bytes = 2.0 if sixteen_bit else c.rates.operand_bytes
+    moved_bytes = operand_bytes * (rows + columns) * depth + 2.0 * rows * columns
+    flop = 2.0 * rows * columns * depth
+    return {
+        "name": name,
+        "shape": [rows, columns, depth],
+        "groups": groups,
+        "flop_per_byte": flop / moved_bytes,
+        "tflops": groups * flop / float(np.asarray(seconds)) / 1e12,
+    }
+
+
+# What a plan's communication hides beside its compute, axis by axis.
+
+
+COMPUTE_PARTS = ("gemm", "attention", "memory_bound", "head", "recompute", "optimizer")
+"""Parts of the breakdown in which a GPU computes."""
+EXPOSED_PARTS = {
+    "tp": ("tp_comm",),
+    "cp": ("cp_comm",),
+    "ep": ("ep_comm",),
+    "dp": ("dp_comm",),
+    "pp": ("pipeline_p2p",),
+}
+"""Parts of the breakdown in which nothing hides an axis' communication."""
+
+
+def plan_overlap(plan: Plan) -> dict[str, Any]:
+    """R = T_comm / T_comp of every axis that sends, and how much of it runs beside compute.
+
+    T_comm is the time that a GPU's share of the links carries the axis' bytes, over all levels; T_comp what
+    the mean GPU computes in a step; hidden is 1 less exposed over T_comm, at least 0: start-ups and waiting
+    for the slowest member are exposed without keeping a link busy.
+
+    Parameters
+    ----------
+    plan
+        A finished plan.
+
+    Returns
+    -------
+    dict
+        `compute_s`; under `axes` by axis `communication_s`, which a step would wait for were nothing done at
+        once (for context parallelism: with a single buffer), `exposed_s`, `overlap_ratio` and `hidden_share`;
+        `gradient_buckets`, None where they are not of a set size.
+
+    Raises
+    ------
+    InfeasibleError
+        Where the plan has no layout.
+    """
+    predicted = plan.predicted
+    if predicted is None:
+        raise InfeasibleError(f"the plan has no layout (status {plan.status}): nothing is sent")
+    compute_s = sum(predicted.breakdown_s.get(name, 0.0) for name in COMPUTE_PARTS)
+    busy_s = _busy_by_axis(predicted)
+    return {
+        "compute_s": compute_s,
+        "axes": {axis: _axis_row(predicted, axis, busy_s[axis], compute_s) for axis in busy_s},
+        "gradient_buckets": _gradient_buckets(plan),
+    }
+
+
+def _gradient_buckets(plan: Plan) -> dict[str, Any] | None:
+    """Size and number of the collectives that reduce a rank's gradients, and who chose the size."""
+    assert plan.layout is not None
+    layout = layout_from_document(plan.layout)
+    workload = workload_of_plan(plan).on(int(layout.gpus))
+    stack = stack_constants(workload)
+    parameters = float(np.asarray(bucket_parameters(workload, stack, layout)))
+    if not parameters or not workload.overlap.dp:
+        return None
+    stages = tuple(tuple(rank) for rank in plan.layout.stages)
+    most = max(float(np.max(part)) for part in rank_parameters(workload.model, layout, stages))
+    return {
+        "bucket_mb": stack.gradients_mb(min(parameters, most)),
+        "count": ceil(most / parameters),
+        "chosen_by": "framework" if workload.bucket_mb is None else "plan",
+    }
+
+
+def _axis_row(
+    predicted: Predicted, axis: str, communication_s: float, compute_s: float
+) -> dict[str, float]:
+    parts = EXPOSED_PARTS.get(axis, ())
+    exposed_s = sum(predicted.breakdown_s.get(name, 0.0) for name in parts)
+    return {
+        "communication_s": communication_s,
+        "exposed_s": exposed_s,
+        "overlap_ratio": float(overlap_ratio(communication_s, compute_s)),
+        "hidden_share": max(0.0, 1.0 - exposed_s / communication_s),
+    }
+
+
+def _busy_by_axis(predicted: Predicted) -> dict[str, float]:
+    """Seconds that a GPU's share of the links carries each axis, summed over the levels."""
+    busy_s: dict[str, float] = {}
+    for level in predicted.level_traffic:
+        for axis, sent_bytes in level.by_axis.items():
+            share = sent_bytes / level.bytes_per_step
+            busy_s[axis] = busy_s.get(axis, 0.0) + level.mean_s * share
+    return {axis: seconds for axis, seconds in sorted(busy_s.items()) if seconds > 0}

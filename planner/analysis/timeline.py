@@ -1,6 +1,6 @@
 """A step of a plan as a timeline: every pass on every pipeline rank, then what follows the pipeline.
 
-Passes are played in the order of the schedule (`costmodel.pipeline.simulator`) with the times of the cost
+Passes are played in the order of the schedule (`costmodel.simulator`) with the times of the cost
 model's layers; the closed form that priced the plan may differ a little on uneven stages, and the document
 says both.
 """
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
-from typing import NamedTuple
+from itertools import pairwise, zip_longest
+from math import isclose
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.pipeline.chunk_work import chunk_passes
-from meshwright.costmodel.pipeline.schedules import schedule_named, traits
-from meshwright.costmodel.pipeline.simulator import Timeline, simulate
-from meshwright.costmodel.stage_transfers import boundary_s
-from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.rank_load import chunk_passes
+from meshwright.costmodel.schedules import schedule_named, traits
+from meshwright.costmodel.simulator import Pass, Timeline, Work, simulate
+from meshwright.costmodel.step_time import boundary_s, make_context
 from meshwright.errors import InputError
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.placement import plan_placement, workload_of_plan
-from meshwright.planner.runs.predicted import Predicted, layout_from_document
+from meshwright.planner.plan.texts import plan_placement, workload_of_plan
+from meshwright.planner.runs.run_terms import Predicted, layout_from_document
 
 MOST_PASSES = 400_000
 """Events in one file; a viewer takes a few hundred thousand."""
@@ -134,3 +134,302 @@ def _in_model_order(by_rank: NDArray[np.float64], v_shaped: bool) -> list[float]
     """Chunks [virtual stages, pp] one after the other: in turns, or down the ranks and up again."""
     rows = [row[::-1] if v_shaped and turn % 2 else row for turn, row in enumerate(by_rank)]
     return [float(seconds) for seconds in np.concatenate(rows)]
+
+
+# A played step as Chrome's trace events, which Perfetto reads: named tracks and a counter of memory.
+#
+# The format: complete events (`X`, microseconds), counters (`C`), names of processes and threads (`M`), as
+# in Google's "Trace Event Format". A process is a pipeline rank; its threads are what it computes, what its
+# layers wait for, what it sends to other ranks, and what follows the pipeline.
+
+
+Event = dict[str, Any]
+
+COMPUTE, WAITS, TRANSFERS, AFTERWARDS = range(4)
+"""Threads of a pipeline rank."""
+THREADS = {
+    COMPUTE: "passes",
+    WAITS: "communication of layers",
+    TRANSFERS: "to other pipeline ranks",
+    AFTERWARDS: "gradients and optimizer",
+}
+_WORDS = {
+    Work.FORWARD: "forward",
+    Work.BACKWARD: "backward",
+    Work.INPUT: "backward, inputs",
+    Work.WEIGHT: "backward, weights",
+}
+
+
+@dataclass(frozen=True)
+class _PlayedPass:
+    """One pass and its time."""
+
+    step: Pass
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+def trace_document(trace: Trace) -> dict[str, Any]:
+    """The trace as Chrome's JSON object format."""
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "predicted_step_time_s": trace.step_time_s,
+            "drawn_s": trace.seconds,
+            "micro_batches": trace.num_micro_batches,
+        },
+        "traceEvents": list(_events(trace)),
+    }
+
+
+class _Chunks:
+    """Of every chunk of the model: its rank, and the seconds of one micro-batch there, both ways."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.rank: dict[int, int] = {}
+        self.seconds: dict[int, float] = {}
+        for rank, played in enumerate(_played_passes(trace)):
+            for each in played:
+                step = each.step
+                self.rank[step.chunk] = rank
+                if step.micro_batch == 0 and step.work is not Work.WEIGHT:
+                    before_s = self.seconds.get(step.chunk, 0.0)
+                    self.seconds[step.chunk] = before_s + each.seconds
+
+
+def _played_passes(trace: Trace) -> Iterator[list[_PlayedPass]]:
+    timeline = trace.timeline
+    for rank, order in enumerate(timeline.passes):
+        times = zip(order, timeline.starts_s[rank], timeline.ends_s[rank], strict=True)
+        yield [_PlayedPass(*row) for row in times]
+
+
+def _events(trace: Trace) -> Iterator[Event]:
+    chunks = _Chunks(trace)
+    for rank, played in enumerate(_played_passes(trace)):
+        yield from _names(rank)
+        for each in played:
+            yield _pass(trace, rank, each)
+            if each.step.work is not Work.WEIGHT:
+                yield from _waits(trace, rank, each, chunks)
+                yield from _transfer(trace, rank, each, chunks)
+        yield from _afterwards(trace, rank)
+        yield from _memory_counter(trace, rank, played)
+
+
+def _names(rank: int) -> Iterator[Event]:
+    named = {"name": f"pipeline rank {rank}"}
+    yield {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": named}
+    order = {"sort_index": rank}
+    yield {"name": "process_sort_index", "ph": "M", "pid": rank, "tid": 0, "args": order}
+    for thread, name in THREADS.items():
+        track: Event = {"ph": "M", "pid": rank, "tid": thread}
+        yield {"name": "thread_name", **track, "args": {"name": name}}
+        yield {"name": "thread_sort_index", **track, "args": {"sort_index": thread}}
+
+
+def _pass(trace: Trace, rank: int, played: _PlayedPass) -> Event:
+    step = played.step
+    return _event(
+        f"{step.work.value}{step.micro_batch}",
+        _WORDS[step.work],
+        (rank, COMPUTE),
+        played.start_s,
+        played.seconds,
+        micro_batch=step.micro_batch,
+        chunk=step.chunk,
+        virtual_stage=step.chunk // trace.pp,
+    )
+
+
+def _waits(trace: Trace, rank: int, played: _PlayedPass, chunks: _Chunks) -> Iterator[Event]:
+    """What the layers of a pass wait for in all, one part after the other up to the end of the pass.
+
+    A micro-batch's waits in a chunk are shared out over its passes by their time, as the prices are.
+    """
+    step = played.step
+    share = played.seconds / chunks.seconds[step.chunk]
+    now_s = played.end_s
+    for part, by_chunk in trace.waits_s.items():
+        seconds = by_chunk[step.chunk] * share
+        if seconds > 0:
+            now_s -= seconds
+            track = (rank, WAITS)
+            batch = step.micro_batch
+            yield _event(part, "communication", track, now_s, seconds, micro_batch=batch)
+
+
+def _transfer(trace: Trace, rank: int, played: _PlayedPass, chunks: _Chunks) -> Iterator[Event]:
+    """The activations or gradients that a pass sends to the rank of the next chunk."""
+    step = played.step
+    receiver = chunks.rank.get(step.chunk + (-1 if step.backward else 1), rank)
+    if receiver == rank or trace.p2p_s <= 0:
+        return
+    what = "gradients" if step.backward else "activations"
+    name, track = f"{what} to rank {receiver}", (rank, TRANSFERS)
+    batch = step.micro_batch
+    yield _event(name, "transfer", track, played.end_s, trace.p2p_s, micro_batch=batch)
+
+
+def _afterwards(trace: Trace, rank: int) -> Iterator[Event]:
+    now_s = trace.timeline.seconds
+    for part, seconds in trace.afterwards:
+        if seconds > 0:
+            yield _event(part, "after the pipeline", (rank, AFTERWARDS), now_s, seconds)
+        now_s += seconds
+
+
+def _memory_counter(trace: Trace, rank: int, played: list[_PlayedPass]) -> Iterator[Event]:
+    """GiB on a GPU of a rank: what stays, and activations in proportion to the micro-batches in flight.
+
+    The most that are in flight make up the predicted peak.
+    """
+    if not trace.memory_gib:
+        return
+    last = Work.WEIGHT if any(each.step.work is Work.WEIGHT for each in played) else Work.BACKWARD
+    changes = [(each.start_s, 1) for each in played if each.step.work is Work.FORWARD]
+    changes += [(each.end_s, -1) for each in played if each.step.work in (last, Work.BACKWARD)]
+    counts = [(0.0, 0)]
+    for at_s, change in sorted(changes):
+        counts.append((at_s, counts[-1][1] + change))
+    static_gib, activations_gib = trace.memory_gib[rank]
+    most = max(count for _, count in counts)
+    for at_s, count in counts:
+        amounts = {"static": static_gib, "activations": activations_gib * count / most}
+        track: Event = {"ph": "C", "pid": rank, "tid": 0, "ts": at_s * 1e6}
+        yield {"name": "memory GiB", **track, "args": amounts}
+
+
+def _event(
+    name: str,
+    category: str,
+    track: tuple[int, int],
+    start_s: float,
+    seconds: float,
+    **arguments: int,
+) -> Event:
+    process, thread = track
+    return {
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "pid": process,
+        "tid": thread,
+        "ts": start_s * 1e6,
+        "dur": seconds * 1e6,
+        "args": arguments,
+    }
+
+
+# A pipeline in three pieces: how it fills, one period of its steady state, and how it drains.
+#
+# Between filling and draining every rank repeats the same passes; one period says all of it. A short pipeline
+# is one piece.
+
+
+FEWEST_PERIODS = 3
+"""Equal ones in a row; below that nothing is left out."""
+SAME_PERIOD = 0.01
+"""Share by which equal periods may differ."""
+
+
+def phases_document(trace: Trace) -> dict[str, Any]:
+    """The pieces with their passes.
+
+    Parameters
+    ----------
+    trace
+        A step as it was played.
+
+    Returns
+    -------
+    dict
+        `seconds`; `busy_s` of each rank; `phases`, each with `name`, `begin_s`, `end_s` and `passes` as
+        [rank, kind, micro-batch, chunk, start in s, end in s], cut off at the piece's ends; kinds are F, B,
+        and of a backward pass in two parts I and W. `steady_s` is the time between warm-up and cool-down and
+        `period_s` one turn of it; both null where the pipeline is in one piece.
+    """
+    timeline = trace.timeline
+    cuts = _cuts(trace)
+    pieces = [("the whole pipeline", 0.0, timeline.seconds)]
+    steady_s = period_s = None
+    if cuts is not None:
+        filled_s, period_s, drained_s = cuts
+        steady_s = drained_s - filled_s
+        pieces = [
+            ("warm-up", 0.0, filled_s),
+            ("one period", filled_s, filled_s + period_s),
+            ("cool-down", drained_s, timeline.seconds),
+        ]
+    return {
+        "seconds": timeline.seconds,
+        "busy_s": list(timeline.busy_s),
+        "steady_s": steady_s,
+        "period_s": period_s,
+        "phases": [
+            {
+                "name": name,
+                "begin_s": begin_s,
+                "end_s": end_s,
+                "passes": list(_passes(trace, begin_s, end_s)),
+            }
+            for name, begin_s, end_s in pieces
+        ],
+    }
+
+
+def _cuts(trace: Trace) -> tuple[float, float, float] | None:
+    """Seconds when the steady state begins, of one period, and when the pipeline begins to drain.
+
+    The backward passes of the first rank are the clock: a period is one of them, or a round of pp
+    micro-batches through all of its virtual stages. None where fewer than `FEWEST_PERIODS` repeat.
+    """
+    clock = _backward_starts_s(trace)
+    chunks = len({step.chunk for step in trace.timeline.passes[0]})
+    turn = trace.pp * chunks if chunks > 1 else 1
+    ticks = clock[::turn]
+    periods_s = [after - before for before, after in pairwise(ticks)]
+    longest = max(_even_runs(periods_s), key=len, default=range(0))
+    if len(longest) < FEWEST_PERIODS:
+        return None
+    first, last = longest[0], longest[-1] + 1
+    return ticks[first], periods_s[first], ticks[last]
+
+
+def _backward_starts_s(trace: Trace) -> list[float]:
+    """Of the first rank, up to the one after its last forward pass."""
+    starts_s = []
+    waiting: list[float] = []
+    for step, start_s in zip(trace.timeline.passes[0], trace.timeline.starts_s[0], strict=True):
+        if step.work in (Work.BACKWARD, Work.INPUT):
+            waiting.append(start_s)
+        elif step.work is Work.FORWARD:
+            starts_s += waiting
+            waiting = []
+    return starts_s + waiting[:1]
+
+
+def _even_runs(periods_s: list[float]) -> Iterator[range]:
+    """Runs of neighbouring periods that are as long as the first of them."""
+    begin = 0
+    for index in range(1, len(periods_s) + 1):
+        if index == len(periods_s) or not isclose(
+            periods_s[index], periods_s[begin], rel_tol=SAME_PERIOD
+        ):
+            yield range(begin, index)
+            begin = index
+
+
+def _passes(trace: Trace, begin_s: float, end_s: float) -> Iterator[list[Any]]:
+    timeline = trace.timeline
+    for rank, order in enumerate(timeline.passes):
+        played = zip(order, timeline.starts_s[rank], timeline.ends_s[rank], strict=True)
+        for step, start_s, stop_s in played:
+            if start_s < end_s and stop_s > begin_s:
+                shown = (max(start_s, begin_s), min(stop_s, end_s))
+                yield [rank, step.work.value, step.micro_batch, step.chunk, *shown]

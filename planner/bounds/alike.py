@@ -11,13 +11,16 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.bucket_sizes import size_range
-from meshwright.costmodel.data_parallel import DataParallelTraffic, data_parallel_traffic
+from meshwright.costmodel.data_parallel import (
+    DataParallelTraffic,
+    data_parallel_traffic,
+    size_range,
+)
 from meshwright.costmodel.estimate import LayerCosts, costs_of_layers
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.kinds import KindTimes, kind_times
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Layout, Placement
-from meshwright.costmodel.memory.states import rank_parameters
+from meshwright.costmodel.states import rank_parameters
 
 IntArray = NDArray[np.int64]
 

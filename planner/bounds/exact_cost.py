@@ -9,25 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.estimate import LayerCosts, costs_of_times, stage_memory_gib
-from meshwright.costmodel.execution import Execution
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.kinds import KindTimes, kind_times
+from meshwright.costmodel.footprint import offloaded_states_gib
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.costmodel.memory.footprint import offloaded_states_gib
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.step_time import StepTime, exact_step, make_context, optimistic_step
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import Execution, Workload
 from meshwright.frameworks.catalog import framework_of_stack
-from meshwright.planner.bounds.layer_split import frontier, least_busiest_rank_s
-from meshwright.planner.bounds.matrices import Matrices, pick
-from meshwright.planner.bounds.memory_fit import MemoryFit, hbm_limit_gib
-from meshwright.planner.bounds.stages import (
+from meshwright.planner.bounds.layer_split import (
     FitsRank,
     Split,
     SplitCosts,
     balanced_stages,
+    frontier,
+    least_busiest_rank_s,
     level_splits,
 )
+from meshwright.planner.bounds.mappings import Matrices, pick
+from meshwright.planner.bounds.memory_fit import MemoryFit, hbm_limit_gib
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

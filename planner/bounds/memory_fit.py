@@ -10,26 +10,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.constraints.stages import may_have_empty_ends
+from meshwright.constraints.pipeline import may_have_empty_ends
+from meshwright.costmodel.activations import saved_activations
 from meshwright.costmodel.estimate import LayerCosts, Stages, stage_memory_gib
+from meshwright.costmodel.footprint import GIB, layer_bytes, offloaded_states_gib, usable_hbm_gib
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory.activations import saved_activations
-from meshwright.costmodel.memory.footprint import (
-    GIB,
-    layer_bytes,
-    offloaded_states_gib,
-    usable_hbm_gib,
-)
-from meshwright.costmodel.memory.states import (
+from meshwright.costmodel.schedules import in_flight, traits
+from meshwright.costmodel.states import (
     layer_parameters_on_gpu,
     offloaded_bytes,
     optimizer_shards,
     rank_parameters,
 )
-from meshwright.costmodel.pipeline.schedules import in_flight, traits
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.bounds.any_stages import any_stages
-from meshwright.planner.bounds.stages import SplitCosts
+from meshwright.planner.bounds.layer_split import SplitCosts, any_stages
 
 
 def hbm_limit_gib(workload: Workload) -> float:

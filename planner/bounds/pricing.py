@@ -37,13 +37,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.nvlink_domain import dispatcher_reaches
+from meshwright.constraints.fabric import dispatcher_reaches
 from meshwright.costmodel.data_parallel import DataParallelTraffic
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.kinds import KindTimes
+from meshwright.costmodel.footprint import PeakBounds, peak_bounds
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_kinds import KindTimes
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory.split_bounds import PeakBounds, peak_bounds
-from meshwright.costmodel.pipeline.schedules import has_trait
+from meshwright.costmodel.schedules import has_trait
 from meshwright.costmodel.step_time import optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
@@ -58,21 +58,25 @@ from meshwright.planner.bounds.alike import (
     shared_traffic,
     times_under_mappings,
 )
-from meshwright.planner.bounds.degree_bound import compute_bound_s
+from meshwright.planner.bounds.combination_costs import compute_bound_s
 from meshwright.planner.bounds.exact_cost import (
     LayoutPricing,
     MappingBounds,
     PlacedLayout,
     Priced,
 )
-from meshwright.planner.bounds.level_pace import chunk_times, least_level_pace_s
-from meshwright.planner.bounds.mapped import OF_PLACEMENTS, mapped_layouts, mappings_of
-from meshwright.planner.bounds.matrices import Matrices
+from meshwright.planner.bounds.layer_split import ALL_LAYERS
+from meshwright.planner.bounds.mappings import (
+    OF_PLACEMENTS,
+    Matrices,
+    least_group_traffic,
+    mapped_layouts,
+    mappings_of,
+    packed_context,
+    useful_groups,
+)
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib
-from meshwright.planner.bounds.packed import packed_context
-from meshwright.planner.bounds.room_bound import busiest_in_rooms_s
-from meshwright.planner.bounds.shard_groups import least_group_traffic, useful_groups
-from meshwright.planner.bounds.stages import ALL_LAYERS
+from meshwright.planner.bounds.paces import busiest_in_rooms_s, chunk_times, least_level_pace_s
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

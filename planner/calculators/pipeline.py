@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.pipeline.schedules import (
+from meshwright.costmodel.ratios import bubble_of_ideal, bubble_of_step
+from meshwright.costmodel.schedules import (
     SCHEDULE_NAMES,
     Schedule,
     in_flight,
     schedule_name,
     schedule_named,
 )
-from meshwright.costmodel.pipeline.simulator import simulate
-from meshwright.costmodel.ratios import bubble_of_ideal, bubble_of_step
+from meshwright.costmodel.simulator import simulate
 from meshwright.errors import InputError
 
 MOST_PASSES = 200_000
@@ -45,7 +45,7 @@ def pipeline_document(
     Parameters
     ----------
     schedule
-        One of `costmodel.pipeline.schedules.SCHEDULE_NAMES`.
+        One of `costmodel.schedules.SCHEDULE_NAMES`.
     pp, vpp, num_micro_batches
         Pipeline ranks, chunks of each, and micro-batches of the step; at least 1, and at most `MOST_PASSES`
         together.

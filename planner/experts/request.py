@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from meshwright.cluster_specs.allocation import allocated_gpus, expand_nodes
-from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.allocation import allocated_gpus, expand_nodes, fabric_levels
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.documents.reader import path_of
+from meshwright.documents import path_of
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.experts.balance.robust import ROBUST_OBJECTIVES
-from meshwright.planner.experts.problem import PlacementLimits, SlotShape
-from meshwright.planner.experts.traffic.touched import REPLICA_RULES, Level
+from meshwright.planner.experts.flows import REPLICA_RULES, Flows, Level, read_flows
+from meshwright.planner.experts.inputs import read_routing
+from meshwright.planner.experts.packing import in_order
+from meshwright.planner.experts.placements import read_placement
+from meshwright.planner.experts.problem import PlacementLimits, Slots, SlotShape, check_shape
+from meshwright.planner.experts.recorders import Routing, token_loads
+from meshwright.planner.experts.solve import ROBUST_OBJECTIVES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,3 +192,93 @@ def limits_of(
     implied = by_model or stated_groups
     groups = request.groups if request.groups is not None else (1 if implied % nodes else implied)
     return PlacementLimits(groups=groups, spread=request.spread, max_moves=request.max_moves)
+
+
+# What one call of `experts` works on: the request with all its files read and checked.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementCase:
+    """The request and what its files hold."""
+
+    request: ExpertRequest
+    routing: Routing
+    """What is placed for."""
+    held_out: Routing | None
+    """The half that is only scored."""
+    ground: Ground
+    limits: PlacementLimits
+    flows: Flows
+    current: Slots | None
+    """The placement in use, [layers, gpus, slots of a GPU]."""
+
+    @property
+    def start(self) -> Slots:
+        """What moves are counted from: the placement in use, else the experts in order."""
+        if self.current is not None:
+            return self.current
+        _, layers, experts = self.routing.loads.shape
+        return in_order(layers, experts, self.ground.shape)
+
+
+def read_case(request: ExpertRequest) -> PlacementCase:
+    """Reads every file that the request names.
+
+    Raises InputError, InfeasibleError, ClusterError or SpecError.
+    """
+    routing = read_routing(request.loads, windows=request.windows, split=request.split)
+    held_out = None
+    if request.hold_out:
+        routing, held_out = _halves(routing)
+    _, layers, experts = routing.loads.shape
+    ground = read_ground(request, experts)
+    limits = limits_of(request, routing.groups, ground.model, ground.shape.nodes)
+    check_shape(experts, ground.shape, limits)
+    flows = read_flows(routing, request.co_activation, ground.shape)
+    current = None
+    if request.current is not None:
+        current = read_placement(
+            request.current,
+            layers=layers,
+            gpus=ground.shape.gpus,
+            experts=experts,
+            layer_ids=layer_numbers(routing, ground),
+        )
+    return PlacementCase(
+        request=request,
+        routing=routing,
+        held_out=held_out,
+        ground=ground,
+        limits=limits,
+        flows=flows,
+        current=current,
+    )
+
+
+def layer_numbers(routing: Routing, ground: Ground) -> tuple[int, ...]:
+    """The model's layer of each row: the file's, else those that have experts; () if not known."""
+    numbers = routing.layer_ids
+    if not numbers and ground.model is not None:
+        numbers = ground.model.expert_layers
+    return numbers if len(numbers) == routing.loads.shape[1] else ()
+
+
+def _halves(routing: Routing) -> tuple[Routing, Routing]:
+    """First and second half of a trace's tokens, or of the windows."""
+    tokens, experts = routing.tokens, routing.loads.shape[2]
+    if tokens is not None:
+        middle = tokens.shape[1] // 2
+        if not middle:
+            raise InputError("hold-out: a trace of one token cannot be halved")
+        first, second = (
+            replace(routing, tokens=half, loads=token_loads(half, experts)[None])
+            for half in (tokens[:, :middle], tokens[:, middle:])
+        )
+        return first, second
+    middle = len(routing.loads) // 2
+    if not middle:
+        raise InputError("hold-out: needs a token trace or several windows; cut steps with --split")
+    return (
+        replace(routing, loads=routing.loads[:middle], windows=routing.windows[:middle]),
+        replace(routing, loads=routing.loads[middle:], windows=routing.windows[middle:]),
+    )

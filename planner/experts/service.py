@@ -8,24 +8,311 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.planner.experts.balance.packing import has_duplicates
-from meshwright.planner.experts.balance.place import place_layers
-from meshwright.planner.experts.balance.robust import cvar, drift_row, place_robustly
-from meshwright.planner.experts.balance.rows import Solved, State, by_layer
-from meshwright.planner.experts.balance.solve import PlacementEffort
-from meshwright.planner.experts.case import PlacementCase, layer_numbers, read_case
-from meshwright.planner.experts.figures import change_from, compared, gpu_share, layer_row
-from meshwright.planner.experts.files.inputs import read_routing
-from meshwright.planner.experts.files.writers import PlacementFile
-from meshwright.planner.experts.moves.placement import Moved, improve_from
+from meshwright.planner.experts.flows import (
+    blocks_per_token,
+    cross_node_share,
+    distinct,
+    near_sources,
+    slot_choices,
+)
+from meshwright.planner.experts.inputs import read_routing
+from meshwright.planner.experts.less_traffic import layer_caps, less_grouped_traffic, less_traffic
+from meshwright.planner.experts.moves import Moved, count_moves, improve_from
+from meshwright.planner.experts.packing import SlotPacking, greedy_placement, has_duplicates
+from meshwright.planner.experts.placements import PlacementFile
 from meshwright.planner.experts.problem import Loads, Slots
-from meshwright.planner.experts.request import ExpertRequest
-from meshwright.planner.experts.traffic.affinity import near_sources
-from meshwright.planner.experts.traffic.grouped_traffic import less_grouped_traffic
-from meshwright.planner.experts.traffic.less_traffic import layer_caps, less_traffic
+from meshwright.planner.experts.recorders import Routing
+from meshwright.planner.experts.request import (
+    ExpertRequest,
+    Ground,
+    PlacementCase,
+    layer_numbers,
+    read_case,
+)
+from meshwright.planner.experts.rows import Solved, State, by_layer
+from meshwright.planner.experts.solve import (
+    PlacementEffort,
+    cvar,
+    drift_row,
+    place_layers,
+    place_robustly,
+)
+from meshwright.planner.experts.swaps import Apart, replica_pairs
 from meshwright.planner.solvers.clock import within
+
+# One dispatch of a layer's tokens: which GPUs exchange anything, what stays near, and who is waited for.
+
+
+def exchange_row(case: PlacementCase, loads: Loads, slots: Slots) -> dict[str, Any]:
+    """Figures of one dispatch of `tokens_per_gpu` tokens from every GPU of a layer.
+
+    Parameters
+    ----------
+    case
+        The request with its files; its model, where one is named, gives top-k and bytes.
+    loads
+        Tokens of each expert, [windows, experts]; the sum over the windows counts.
+    slots
+        Expert of each slot, [gpus, slots of a GPU].
+
+    Returns
+    -------
+    dict
+        `permutation_density`, and shares and seconds that need a model or several leaves, else None.
+    """
+    ground, request = case.ground, case.request
+    share = _gpu_shares(loads, slots)
+    choices = request.tokens_per_gpu * _top_k(case)
+    leaf_gpus = ground.levels[1].gpus if len(ground.levels) > 1 else None
+    row: dict[str, Any] = {
+        "permutation_density": permutation_density(share, choices),
+        "inside_node_share": inside_share(ground.shape.node_gpus, ground.shape.gpus),
+        "inside_leaf_share": None,
+        "even_all_to_all_s": None,
+        "straggler_all_to_all_s": None,
+    }
+    if leaf_gpus is not None:
+        row["inside_leaf_share"] = inside_share(leaf_gpus, ground.shape.gpus)
+    if ground.model is not None:
+        away = 1.0 - row["inside_node_share"]
+        received_bytes = choices * away * ground.model.hidden * 2.0
+        even_s = received_bytes / (ground.gb_per_s * 1e9)
+        row["even_all_to_all_s"] = even_s
+        row["straggler_all_to_all_s"] = even_s * float(share.max()) * ground.shape.gpus
+    return row
+
+
+def permutation_density(share: Loads, choices: int) -> float:
+    """Share of the ordered pairs of GPUs that exchange at least one token in a dispatch.
+
+    A source makes `choices` independent choices, each of GPU j by chance p_j: it sends j nothing by chance
+    (1 - p_j)^choices. The mean over j is the share of pairs, a GPU with itself among them. Source: occupancy
+    of cells, Feller, An Introduction to Probability Theory, volume 1, section IV.2.
+
+    Parameters
+    ----------
+    share
+        Chance of each GPU to be chosen, [gpus]; sums to 1.
+    choices
+        Experts that the tokens of one GPU choose in all, at least 1.
+
+    Returns
+    -------
+    float
+        From 0 to 1.
+    """
+    return float(np.mean(1.0 - (1.0 - share) ** choices))
+
+
+def inside_share(block_gpus: int, gpus: int) -> float:
+    """Share of the choices that stay in the source's block, where sources and experts are unrelated.
+
+    Parameters
+    ----------
+    block_gpus, gpus
+        GPUs of a node or leaf, and all of them.
+
+    Returns
+    -------
+    float
+        Above 0, at most 1.
+    """
+    return min(block_gpus / gpus, 1.0)
+
+
+def _gpu_shares(loads: Loads, slots: Slots) -> Loads:
+    """Chance of each GPU to be chosen, [gpus]: an expert's replicas take turns."""
+    total = loads.sum(axis=0)
+    by_row = np.ascontiguousarray(total[None, None])
+    gpu = SlotPacking(slots=slots[None], loads=by_row).gpu_loads()[0, 0]
+    return np.asarray(gpu / gpu.sum())
+
+
+def _top_k(case: PlacementCase) -> int:
+    """Experts of a token: the trace's, else the model's, else 1."""
+    if case.routing.tokens is not None:
+        return int(case.routing.tokens.shape[2])
+    if case.ground.model is not None and case.ground.model.moe is not None:
+        return case.ground.model.moe.top_k
+    return 1
+
+
+# Figures of a placement, layer by layer: balance, traffic, moves.
+
+
+OPTIONAL_FIGURES = (
+    "held_out_node_balance",
+    "nodes_per_token",
+    "leaves_per_token",
+    "nodes_per_token_touched",
+    "pairs_apart_share",
+    "cross_node_share",
+    "cross_node_bytes",
+    "all_to_all_s",
+    "all_to_all_deduplicated_s",
+    "held_out_balance",
+    "held_out_nodes_per_token",
+)
+"""Figures of a layer that need a trace, pairs, source ranks, a model or a half held out."""
+
+
+def gpu_share(loads: Loads, slots: Slots) -> Loads:
+    """Load of every GPU over the mean, the worst window, [layers, gpus]."""
+    by_row = np.ascontiguousarray(np.swapaxes(loads, 0, 1))
+    gpu = SlotPacking(slots=slots, loads=by_row).gpu_loads()
+    return np.asarray((gpu / gpu.mean(axis=2, keepdims=True)).max(axis=1))
+
+
+def layer_row(case: PlacementCase, layer: int, solved: Solved) -> dict[str, Any]:
+    """The figures of one layer; None for what its files do not tell."""
+    routing, ground, flows = case.routing, case.ground, case.flows
+    slots = solved.slots[layer]
+    experts = routing.loads.shape[2]
+    moves = count_moves(case.start[layer], slots)
+    row: dict[str, Any] = {
+        "balance": float(gpu_share(routing.loads[:, layer : layer + 1], slots[None]).max()),
+        "bound": float(solved.bound[layer]),
+        "gap": float(solved.gap[layer]),
+        "node_balance": node_balance(routing.loads[:, layer], slots, ground.shape.nodes),
+        **dict.fromkeys(OPTIONAL_FIGURES),
+        **exchange_row(case, routing.loads[:, layer], slots),
+        "moved_share": moves / slots.size,
+        "duplicates": int(has_duplicates(slots[None]).sum()),
+        "moves": moves,
+    }
+    if flows.sources is not None:
+        row["cross_node_share"] = cross_node_share(slots, flows.sources[layer], ground.shape.nodes)
+    if flows.tokens is not None:
+        row.update(traffic_row(flows.tokens[layer], slots, experts, ground, case.request))
+    if flows.pairs is not None:
+        row["pairs_apart_share"] = pairs_apart(flows.pairs[layer], slots, ground.shape.node_gpus)
+    if case.held_out is not None:
+        row.update(_held_out_row(case, case.held_out, layer, slots))
+    return row
+
+
+def _held_out_row(
+    case: PlacementCase, held_out: Routing, layer: int, slots: Slots
+) -> dict[str, float]:
+    """The same of the half that was not placed for."""
+    ground = case.ground
+    loads = held_out.loads[:, layer : layer + 1]
+    row = {
+        "held_out_balance": float(gpu_share(loads, slots[None]).max()),
+        "held_out_node_balance": node_balance(loads[:, 0], slots, ground.shape.nodes),
+    }
+    if held_out.tokens is not None:
+        row["held_out_nodes_per_token"] = blocks_per_token(
+            held_out.tokens[layer],
+            slots,
+            held_out.loads.shape[2],
+            ground.shape.node_gpus,
+            near_gpus(case.request, ground),
+        )
+    return row
+
+
+def traffic_row(
+    tokens: NDArray[np.int32], slots: Slots, experts: int, ground: Ground, request: ExpertRequest
+) -> dict[str, Any]:
+    """Blocks touched per token; bytes and time of one dispatch of `tokens_per_gpu` tokens from every GPU.
+
+    A token's own node is among those that it touches by chance 1 / nodes. The slowest receiver ends the
+    all-to-all. Plain: every chosen expert is sent a copy, and the busiest GPU receives them over its NIC.
+    Deduplicated (DeepEP's two levels): one copy to each node, shared evenly by the NICs of the busiest node.
+    """
+    shape = ground.shape
+    near = near_gpus(request, ground)
+    choice = slot_choices(tokens, slots, experts, near)
+    node = choice // shape.node_slots
+    nodes = float(distinct(node).mean())
+    row: dict[str, Any] = {"nodes_per_token": nodes}
+    if shape.slots > experts:
+        row["nodes_per_token_touched"] = blocks_per_token(
+            tokens, slots, experts, shape.node_gpus, shape.node_gpus
+        )
+    if len(ground.levels) > 1:
+        row["leaves_per_token"] = blocks_per_token(
+            tokens, slots, experts, ground.levels[1].gpus, near
+        )
+    if ground.model is not None:
+        away = (shape.nodes - 1) / shape.nodes
+        total = request.tokens_per_gpu * shape.gpus
+        width_bytes = ground.model.hidden * 2
+        row["cross_node_bytes"] = total * nodes * away * width_bytes
+        gpu = choice[choice >= 0] // shape.per_gpu
+        busiest = np.bincount(gpu, minlength=shape.gpus).max() / len(tokens)
+        touched = (
+            max(float((node == n).any(axis=1).mean()) for n in range(shape.nodes)) / shape.node_gpus
+        )
+        for key, part in (("all_to_all_s", busiest), ("all_to_all_deduplicated_s", touched)):
+            row[key] = float(part * total * away * width_bytes / (ground.gb_per_s * 1e9))
+    return row
+
+
+def near_gpus(request: ExpertRequest, ground: Ground) -> int | None:
+    """What `slot_choices` is asked with: the GPUs of a node where tokens take replicas by `touched`."""
+    return ground.shape.node_gpus if request.replica_choice == "touched" else None
+
+
+def pairs_apart(pairs: Loads, slots: Slots, node_gpus: int) -> float:
+    """Share of the pairs of chosen experts [experts, experts] that lie on different nodes."""
+    shared = replica_pairs(pairs, slots)
+    node = np.arange(slots.size) // (slots.shape[1] * node_gpus)
+    return Apart(shared, node, 2 / max(shared.sum(), 1e-300)).cost()
+
+
+def node_balance(loads: Loads, slots: Slots, nodes: int) -> float:
+    """Largest over mean node load, the worst window, for loads [windows, experts] of one layer."""
+    counts = np.bincount(slots.ravel(), minlength=loads.shape[1])
+    load = (loads / counts)[:, slots.ravel()].reshape(len(loads), nodes, -1).sum(axis=2)
+    return float((load.max(axis=1) / load.mean(axis=1)).max())
+
+
+def change_from(
+    case: PlacementCase, current: Slots, document: dict[str, Any], moved: Moved | None
+) -> dict[str, Any]:
+    """What `from` tells: moves made, balance before, and the bound where moves were limited."""
+    before = gpu_share(case.routing.loads, current).max(axis=1)
+    return {
+        "moves": sum(row["moves"] for row in document["layers"]),
+        "max_moves": case.request.max_moves,
+        "balance_before_mean": float(before.mean()),
+        "balance_before_max": float(before.max()),
+        "balance_bound_mean": None if moved is None else moved.mean_bound,
+        "optimal": None if moved is None else moved.optimal,
+    }
+
+
+def compared(case: PlacementCase, ours: Slots, ungrouped: Slots | None) -> list[dict[str, Any]]:
+    """Balance and moves of what is there at the start, of the greedy balancer, and of this placement.
+
+    With groups, `ungrouped` is a placement without them.
+    """
+    loads, shape, groups = case.routing.loads, case.ground.shape, case.limits.groups
+    mean_loads = loads.mean(axis=0)
+    greedy = np.stack([greedy_placement(load, shape, groups) for load in mean_loads])
+    start = "in use" if case.current is not None else "experts in order"
+    placements = [(start, case.start), ("greedy balancer", greedy), ("this placement", ours)]
+    if ungrouped is not None:
+        placements.append(("without groups", ungrouped))
+    return [_compared_row(name, case, slots) for name, slots in placements]
+
+
+def _compared_row(name: str, case: PlacementCase, slots: Slots) -> dict[str, Any]:
+    balance = gpu_share(case.routing.loads, slots).max(axis=1)
+    pairs = zip(case.start, slots, strict=True)
+    return {
+        "placement": name,
+        "balance_mean": float(balance.mean()),
+        "balance_max": float(balance.max()),
+        "moves": sum(count_moves(before, after) for before, after in pairs),
+        "duplicates": int(has_duplicates(slots).sum()),
+    }
+
 
 DEFAULT_CAP = 1.02
 """Mean balance up to which traffic is lowered where the request names none."""

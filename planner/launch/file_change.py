@@ -4,20 +4,163 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.costmodel.execution import Execution
+import yaml
+
+from meshwright.costmodel.workload import Execution
 from meshwright.errors import InputError
-from meshwright.planner.launch.script_text import FlagEdit
-from meshwright.planner.plan.baseline_document import ScriptDiff, ScriptEdit
-from meshwright.planner.plan.document import Plan
+from meshwright.planner.launch.torchtitan import pipeline_modules
+from meshwright.planner.plan.document import Plan, ScriptDiff, ScriptEdit
+from meshwright.planner.runs.launches.command_line import CommandLine, words_of
 from meshwright.planner.runs.launches.launch_run import LaunchRun
-from meshwright.planner.runs.launches.reader import launch_of_text, run_of_inputs
+from meshwright.planner.runs.launches.reader import launch_document, launch_of_text, run_of_inputs
+from meshwright.planner.runs.launches.torchtitan import CONVERTERS, MODEL_PARTS, OLD_NAMES
 from meshwright.planner.runs.prediction import arrangement, predict_run
 from meshwright.planner.runs.run_file import Run
+
+# Flags in the text of a script, changed where they stand: the lines around them stay as they are.
+
+
+_VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|(?!--)[^\s\\)"']+)"""
+_VARIABLE = re.compile(r"^\"?\$\{?([A-Za-z_]\w*)\}?\"?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlagEdit:
+    """A flag to set, change or take out."""
+
+    flag: str
+    before: tuple[str, ...] | None
+    """Its values now; None where it is not there."""
+    after: tuple[str, ...] | None
+    """Its values then; None where it is taken out."""
+
+
+def edited_text(
+    text: str, edits: Sequence[FlagEdit], anchors: Sequence[str], *, through_variables: bool
+) -> str:
+    """A script with some flags changed.
+
+    Parameters
+    ----------
+    text
+        The script.
+    edits
+        What to change.
+    anchors
+        Flags after which new ones may stand, the first that is there is taken.
+    through_variables
+        Whether a flag whose value is `$NAME` is changed where NAME is set, and not where it is used.
+
+    Returns
+    -------
+    str
+        What could not be found is left as it is.
+    """
+    for edit in edits:
+        if edit.after is None:
+            text = _without(text, edit)
+        elif edit.before is not None:
+            text = _changed(text, edit, through_variables=through_variables)
+    for edit in reversed(edits):
+        if edit.before is None and edit.after is not None:
+            text = _with(text, edit, anchors)
+    return text
+
+
+def _pattern(flag: str, values: int) -> re.Pattern[str]:
+    """A flag with its values, whichever way its words are joined, in a line that is no comment."""
+    words = flag.removeprefix("--").replace("-", "[-_]")
+    spaced = rf"(?:[ \t]+{_VALUE})" * values
+    joined = rf"=(?P<joined>{_VALUE})|" if values == 1 else ""
+    return re.compile(rf"(?<![\w$-])(?P<flag>--{words})(?:{joined}(?P<spaced>{spaced}))(?![\w.-])")
+
+
+def _matches(text: str, flag: str, values: int) -> list[re.Match[str]]:
+    matches = _pattern(flag, values).finditer(text)
+    return [match for match in matches if not _in_comment(text, match.start())]
+
+
+def _in_comment(text: str, position: int) -> bool:
+    line = text[text.rfind("\n", 0, position) + 1 : position]
+    return re.search(r"(^|\s)#", line) is not None
+
+
+def _changed(text: str, edit: FlagEdit, *, through_variables: bool) -> str:
+    assert edit.before is not None
+    assert edit.after is not None
+    words = " ".join(map(shlex.quote, edit.after))
+    for match in reversed(_matches(text, edit.flag, len(edit.before))):
+        value = match["spaced"] or match.groupdict().get("joined") or ""
+        variable = _VARIABLE.match(value.strip())
+        if variable is not None and through_variables:
+            return _assigned(text, variable[1], words)
+        spaced = match["spaced"] is not None
+        start, end = match.span("spaced" if spaced else "joined")
+        text = text[:start] + (" " if spaced and words else "") + words + text[end:]
+    return text
+
+
+def _assigned(text: str, name: str, words: str) -> str:
+    """The text with the one plain assignment of a variable changed; as it is where there are more."""
+    pattern = re.compile(rf"^(?P<head>\s*(?:export\s+)?{name}=)(?P<value>{_VALUE})", re.MULTILINE)
+    places = list(pattern.finditer(text))
+    if len(places) != 1:
+        return text
+    start, end = places[0].span("value")
+    return text[:start] + words + text[end:]
+
+
+def _without(text: str, edit: FlagEdit) -> str:
+    """The text without a flag and its values; a line that held nothing else goes with it."""
+    values = len(edit.before or ())
+    for match in reversed(_matches(text, edit.flag, values)):
+        line_start = text.rfind("\n", 0, match.start()) + 1
+        line_end = text.find("\n", match.end())
+        line_end = len(text) if line_end < 0 else line_end
+        rest = text[line_start : match.start()] + text[match.end() : line_end]
+        if rest.strip() in ("", "\\"):
+            text = text[:line_start] + text[line_end + 1 :]
+        else:
+            end = match.end()
+            while text[end : end + 1] == " " and text[match.start() - 1] == " ":
+                end += 1
+            text = text[: match.start()] + text[end:]
+    return text
+
+
+def _with(text: str, edit: FlagEdit, anchors: Sequence[str]) -> str:
+    """The text with a new flag behind the first anchor: on a line of its own where the anchor has one."""
+    assert edit.after is not None
+    words = " ".join([edit.flag, *map(shlex.quote, edit.after)])
+    for anchor in anchors:
+        matches = _matches(text, anchor, 1)
+        if not matches:
+            continue
+        match = matches[-1]
+        line_start = text.rfind("\n", 0, match.start()) + 1
+        line_end = text.find("\n", match.end())
+        line_end = len(text) if line_end < 0 else line_end
+        before, after = text[line_start : match.start()], text[match.end() : line_end]
+        if before.strip() == "" and after.strip() in ("", "\\"):
+            if after.strip() == "" and _is_continued(text, line_start) and line_start:
+                return f"{text[: match.end()]} \\\n{before}{words}{text[match.end() :]}"
+            return f"{text[:line_end]}\n{before}{words}{after}{text[line_end:]}"
+        return f"{text[: match.end()]} {words}{text[match.end() :]}"
+    return text
+
+
+def _is_continued(text: str, line_start: int) -> bool:
+    """Whether the line before ends with a backslash."""
+    return text[:line_start].rstrip("\n").endswith("\\")
+
 
 SAME_PRICE = 1e-3
 """Relative difference of a step that counts as the plan's own price."""
@@ -131,3 +274,327 @@ def _edit_document(edit: FlagEdit) -> ScriptEdit:
 
 def _ended(line: str) -> str:
     return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+# Keys of a configuration file that a plan changes.
+
+
+class DocumentChange(FileChange):
+    """Keys of a DeepSpeed or accelerate configuration."""
+
+    def __init__(
+        self, path: Path, text: str, plan: Plan, document: dict[str, Any], wanted: dict[str, Any]
+    ) -> None:
+        super().__init__(path, text, plan)
+        self._has, self._wants = leaves_of(document), leaves_of(wanted)
+
+    def diff(self) -> ScriptDiff:
+        """The edits, and the file with them."""
+        edits = []
+        for name, value in self._wants.items():
+            if self._has.get(name) != value:
+                edits.append(key_edit(name, self._has.get(name), value))
+        edits += [
+            key_edit(name, value, None)
+            for name, value in self._has.items()
+            if name not in self._wants
+        ]
+        edits = self._smallest(edits, self._edited)
+        return self._result(edits, self._edited(edits), "")
+
+    def _edited(self, edits: Sequence[FlagEdit]) -> str:
+        leaves = dict(self._has)
+        for edit in edits:
+            if edit.after is None:
+                leaves.pop(edit.flag, None)
+            else:
+                leaves[edit.flag] = self._wants[edit.flag]
+        document: dict[str, Any] = {}
+        for name, value in leaves.items():
+            *sections, key = name.split(".")
+            section = document
+            for part in sections:
+                section = section.setdefault(part, {})
+            section[key] = value
+        if self._path.suffix == ".json":
+            return json.dumps(document, indent=2) + "\n"
+        return yaml.safe_dump(document, sort_keys=False)
+
+
+# Keys of a torchtitan TOML file that a plan changes, each on the line where it stands.
+
+
+_SECTION = re.compile(r"\s*\[([A-Za-z_][\w.]*)\]\s*(?:#.*)?")
+_KEY = re.compile(r"(\s*([A-Za-z_]\w*)\s*=\s*)(\"[^\"]*\"|\[[^\]]*\]|[^\s#]+)(.*)", re.DOTALL)
+"""What stands before a value of one line, the key, the value, and what follows: a comment."""
+_OF_MODULE = ("module", "config")
+"""Flags that name a module of Python, which a TOML file has no place for."""
+
+
+class TomlChange(FileChange):
+    """Keys of a TOML file; sections, comments and what the plan says nothing of stay as they are."""
+
+    def __init__(
+        self, path: Path, text: str, plan: Plan, document: dict[str, Any], wanted: Sequence[str]
+    ) -> None:
+        super().__init__(path, text, plan)
+        self._has = leaves_of(document)
+        self._wants = _keys(wanted, self._has) | self._precision() | self._parts()
+
+    def diff(self) -> ScriptDiff:
+        """The edits, and the file with them."""
+        edits = [
+            key_edit(name, self._has.get(name), value)
+            for name, value in self._wants.items()
+            if self._has.get(name) != value
+        ]
+        edits = self._smallest(edits, self._edited)
+        text = self._edited(edits)
+        if not self._says(text, edits):
+            return self._result(edits, self._text, "change the keys by hand")
+        return self._result(edits, text, "")
+
+    def _precision(self) -> dict[str, object]:
+        """The converters of the model, where they stand for another precision than the plan's."""
+        listed = self._has.get("model.converters") or []
+        if not isinstance(listed, list):
+            return {}
+        now = [CONVERTERS[name] for name in map(str, listed) if name in CONVERTERS]
+        planned = self._plan.inputs.precision
+        if planned == (now[-1] if now else "bf16"):
+            return {}
+        kept: list[object] = [name for name in listed if str(name) not in CONVERTERS]
+        named = [name for name, precision in CONVERTERS.items() if precision == planned]
+        return {"model.converters": kept + named[-1:]}
+
+    def _parts(self) -> dict[str, object]:
+        """The modules of each chunk, for a pipeline; up to torchtitan 0.2 the head is called output."""
+        layout = self._plan.layout
+        parts = None if layout is None else pipeline_modules(layout)
+        if parts is None:
+            return {}
+        parts[-1][-1] = "output"
+        return {f"parallelism.{MODEL_PARTS}": parts}
+
+    def _edited(self, edits: Sequence[FlagEdit]) -> str:
+        text = self._text if self._text.endswith("\n") else f"{self._text}\n"
+        for edit in edits:
+            text = _with_key(text, edit.flag, _shown(self._wants[edit.flag]))
+        return text
+
+    def _says(self, text: str, edits: Sequence[FlagEdit]) -> bool:
+        """Whether the edits arrived: a value over several lines is not changed."""
+        try:
+            leaves = leaves_of(tomllib.loads(text))
+        except tomllib.TOMLDecodeError:
+            return False
+        return all(leaves.get(edit.flag) == self._wants[edit.flag] for edit in edits)
+
+
+def _shown(value: object) -> str:
+    """A value as TOML; a list of lists with a line for each."""
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return "".join(("[\n", *(f"    {json.dumps(part)},\n" for part in value), "]"))
+    return json.dumps(value)
+
+
+def _keys(words: Sequence[str], has: dict[str, Any]) -> dict[str, object]:
+    """Values by section and key, of torchtitan's flags; keys by the name that the file has for them."""
+    renamed = {new: old for old, new in OLD_NAMES.items() if old in has}
+    keys: dict[str, object] = {}
+    for index, word in enumerate(words):
+        if word.startswith("activation-checkpoint:"):
+            keys["activation_checkpoint.mode"] = word.partition(":")[2]
+        section, dot, key = word.removeprefix("--").partition(".")
+        if not word.startswith("--") or not dot or section in _OF_MODULE:
+            continue
+        following = words[index + 1] if index + 1 < len(words) else "--"
+        value: object = int(following) if following.isdecimal() else following
+        if following.startswith("--") or following.startswith("activation-checkpoint:"):
+            value = not key.startswith("no-")
+        name = f"{section}.{key.removeprefix('no-')}".replace("-", "_")
+        keys[renamed.get(name, name)] = value
+    return keys
+
+
+def _with_key(text: str, name: str, value: str) -> str:
+    """A TOML text with one key set: on its line, at the end of its section, or in a new section."""
+    section, _, key = name.rpartition(".")
+    lines = text.splitlines(keepends=True)
+    current, last = "", None
+    for number, line in enumerate(lines):
+        heading = _SECTION.fullmatch(line.rstrip("\n"))
+        if heading:
+            current = heading[1]
+        if current != section:
+            continue
+        assigned = _KEY.fullmatch(line)
+        if assigned and assigned[2] == key:
+            lines[number] = f"{assigned[1]}{value}{assigned[4]}"
+            return "".join(lines)
+        if line.strip():
+            last = number
+    if last is None:
+        return f"{text}\n[{section}]\n{key} = {value}\n"
+    lines.insert(last + 1, f"{key} = {value}\n")
+    return "".join(lines)
+
+
+# Flags of a launch script that a plan changes.
+
+
+_ANCHORS = (
+    "--micro-batch-size",
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--global-batch-size",
+    "--seq-length",
+    "--parallelism.tensor-parallel-degree",
+    "--training.local-batch-size",
+    "--training.seq-len",
+    "--config",
+)
+"""Flags behind which new ones are written."""
+_FAMILIES = {"recompute", "cuda", "fp8", "fp4", "checkpoint"}
+"""First words of flags that are refused or mean nothing without one another."""
+
+
+class ScriptChange(FileChange):
+    """Flags of a script, or of a JSON list of arguments."""
+
+    def __init__(self, path: Path, text: str, plan: Plan, wanted: list[str]) -> None:
+        super().__init__(path, text, plan)
+        listed = launch_document(path, text)
+        self._listed = [str(word) for word in listed] if isinstance(listed, list) else None
+        line = words_of(text, str(path)) if self._listed is None else None
+        words = self._listed if line is None else line.words
+        self._now = launch_of_text(text, path).settings
+        self._gpus = {key: self._now[key] for key in ("gpus",) if key in self._now}
+        self._has = _flags(words or [])
+        self._wants = _flags(wanted)
+
+    def diff(self) -> ScriptDiff:
+        """The edits, written into the text where that is possible."""
+        candidates = [*self._sets(), *self._removals()]
+        target = self._meaning_of_words(self._edited_words(candidates))
+        edits = self._needed(candidates, target)
+        text = self._written(edits, target)
+        if text is None:
+            return self._result(
+                edits, self._text, "change the flags by hand: the script computes them"
+            )
+        return self._result(edits, text, "")
+
+    def _sets(self) -> list[FlagEdit]:
+        """Flags that the plan's arguments have and the script has not, or has with other values."""
+        edits = []
+        for flag, after in self._wants.items():
+            before = self._has.get(flag)
+            if before is not None:
+                before = before[: max(len(after), 1)] if after else ()
+            if before != after:
+                edits.append(FlagEdit(flag=flag, before=before, after=after))
+        return edits
+
+    def _removals(self) -> list[FlagEdit]:
+        """Flags of the script that the plan's arguments do without and that the reader takes note of."""
+        removed = set()
+        for flag in self._has:
+            words = _words({key: value for key, value in self._has.items() if key != flag})
+            launch = self._launch(words)
+            if flag not in self._wants and launch is not None and launch.settings != self._now:
+                removed.add(flag)
+        families = {_subject(flag) for flag in removed} & _FAMILIES
+        edits = []
+        for flag, values in self._has.items():
+            companion = _subject(flag) in families and flag not in self._wants
+            if flag in removed or companion:
+                edits.append(FlagEdit(flag=flag, before=values, after=None))
+        return edits
+
+    def _needed(self, edits: list[FlagEdit], target: object) -> list[FlagEdit]:
+        """The fewest edits with the meaning of all; flags that begin with the same word stay together."""
+        subjects = [_subject(edit.flag) for edit in edits]
+        kept = list(edits)
+        for subject in dict.fromkeys(subjects):
+            others = [edit for edit in kept if _subject(edit.flag) != subject]
+            if self._meaning_of_words(self._edited_words(others)) == target:
+                kept = others
+        for edit in list(kept):
+            if edit.before is not None or edit.after in ((), None):
+                continue
+            others = [other for other in kept if other is not edit]
+            if (
+                self._is_default(edit)
+                and self._meaning_of_words(self._edited_words(others)) == target
+            ):
+                kept = others
+        return kept
+
+    def _is_default(self, edit: FlagEdit) -> bool:
+        """Whether a new flag says what holds without it."""
+        return edit.after in (("1",), ("none",), ("adam",), ("0",))
+
+    def _written(self, edits: Sequence[FlagEdit], target: object) -> str | None:
+        """The file with the edits, in the first way of writing them that its reader understands."""
+        if self._listed is not None:
+            return json.dumps(self._edited_words(edits), indent=1) + "\n"
+        anchors = [edit.flag for edit in edits if edit.before and edit.after]
+        for through_variables in (True, False):
+            text = edited_text(
+                self._text, edits, [*anchors, *_ANCHORS], through_variables=through_variables
+            )
+            if self._meaning(text) == target:
+                return text
+        return None
+
+    def _edited_words(self, edits: Iterable[FlagEdit]) -> list[str]:
+        flags = dict(self._has)
+        for edit in edits:
+            if edit.after is None:
+                flags.pop(edit.flag, None)
+            else:
+                flags[edit.flag] = edit.after
+        return _words(flags)
+
+    def _meaning_of_words(self, words: list[str]) -> object:
+        launch = self._launch(words)
+        if launch is None:
+            return None
+        try:
+            return launch_meaning(launch, self._plan, self._path)
+        except InputError:
+            return None
+
+    def _launch(self, words: list[str]) -> LaunchRun | None:
+        """What some words say, on as many GPUs as the script; None where they cannot be read."""
+        try:
+            launch = launch_of_text(json.dumps(words), self._path.with_suffix(".json"))
+        except InputError:
+            return None
+        return replace(launch, settings={**launch.settings, **self._gpus})
+
+
+def _flags(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Values by flag; what stands before the first flag is under an empty name."""
+    flags: dict[str, list[str]] = {}
+    flag = ""
+    for word in CommandLine(words, "").words:
+        if word.startswith("--") and len(word) > 2:
+            flag = word
+            flags[flag] = []
+        else:
+            flags.setdefault(flag, []).append(word)
+    return {name: tuple(values) for name, values in flags.items()}
+
+
+def _words(flags: dict[str, tuple[str, ...]]) -> list[str]:
+    words = []
+    for flag, values in flags.items():
+        words += [flag, *values] if flag else list(values)
+    return words
+
+
+def _subject(flag: str) -> str:
+    """The first word of a flag, by which flags that go together are named."""
+    return flag.removeprefix("--").replace("_", "-").split("-")[0]

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
+from typing import Literal
 
 import numpy as np
 
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.memory.states import optimizer_shards
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.states import optimizer_shards
 from meshwright.costmodel.step_time import make_context
-from meshwright.costmodel.traffic.group_traffic import GroupTraffic, group_traffic
+from meshwright.costmodel.volumes import GroupTraffic, group_traffic
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
-from meshwright.planner.mapping.problem import IntArray, MappingProblem, Traffic
+from meshwright.planner.mapping.problem import IntArray, Loads, MappingProblem, Traffic, loads_of
 from meshwright.planner.mapping.slots import Place, Slots, slots_of
+from meshwright.planner.solvers.clock import is_over, remaining_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,3 +220,284 @@ def idle_nodes(cluster: ClusterSpec, ranks: list[Place]) -> list[int]:
     else:
         free = list(range(-(-cluster.gpus // cluster.gpus_per_node)))
     return [node for node in free if node not in used]
+
+
+# From slots counted per leaf and stage to a leaf for every slot, groups and neighbours kept together.
+
+
+BlockCounts = tuple[tuple[int, int], ...]
+"""(block, slots in it), by block."""
+
+
+def assignment_of(problem: MappingProblem, counts: IntArray) -> IntArray:
+    """A leaf for slot j of stage s, shape [stages, slots], from counts [leaves, stages].
+
+    The slots of a stage are cut into groups of expert or context slots, each as far as possible in one
+    leaf, else one pod. Stage by stage, groups are then matched with those of the stage before, leaf by
+    leaf first, pod by pod next, so that as few neighbours as the counts allow lie apart.
+    """
+    size = max(problem.traffic.expert_slots, problem.traffic.context_slots)
+    if size == 1:
+        return _single_slots(problem, counts)
+    before = np.array(_groups(problem, counts[:, 0], size), dtype=np.int64).ravel()
+    rows = [before]
+    for stage in range(1, problem.stages):
+        groups = _groups(problem, counts[:, stage], size)
+        before = _matched(problem, before.reshape(-1, size), groups)
+        rows.append(before)
+    return np.stack(rows)
+
+
+def _single_slots(problem: MappingProblem, counts: IntArray) -> IntArray:
+    """Slot by slot: what can stay stays, so that few neighbours lie apart.
+
+    First come slots that are where they were in the first stage: virtual stages then wrap round in one leaf.
+    """
+    origin = np.repeat(np.arange(len(counts)), counts[:, 0])
+    rows = [origin]
+    for stage in range(1, problem.stages):
+        rows.append(_next_row(problem, origin, rows[-1], counts[:, stage].copy()))
+    return np.stack(rows)
+
+
+def _next_row(
+    problem: MappingProblem, origin: IntArray, before: IntArray, free: IntArray
+) -> IntArray:
+    """A leaf for every slot of the next stage; `free` are the slots of that stage in each leaf."""
+    row = np.full(len(before), -1, dtype=np.int64)
+    pod = problem.pod_of
+    everyone = np.ones(len(before), dtype=bool)
+    # (the leaf that each slot would go to, which slots would), in the order in which they are served.
+    wishes = (
+        (before, before == origin),
+        (before, everyone),
+        (origin, pod[origin] == pod[before]),
+    )
+    for leaves, wishing in wishes:
+        for slot in np.flatnonzero(wishing & (row < 0)):
+            leaf = leaves[slot]
+            if free[leaf] > 0:
+                row[slot] = leaf
+                free[leaf] -= 1
+    waiting: dict[int, list[int]] = {number: [] for number in range(problem.pods)}
+    for leaf in np.flatnonzero(free).tolist():
+        waiting[problem.leaf_pod[leaf]] += [leaf] * int(free[leaf])
+    for slot in np.flatnonzero(row < 0):
+        in_pod = waiting[int(pod[before[slot]])]
+        if in_pod:
+            row[slot] = in_pod.pop(0)
+    row[row < 0] = [leaf for in_pod in waiting.values() for leaf in in_pod]
+    return row
+
+
+def _groups(problem: MappingProblem, counts: IntArray, size: int) -> list[list[int]]:
+    """Groups of `size` leaves: whole ones first, then the rests, pod by pod, largest first."""
+    groups: list[list[int]] = []
+    rests: dict[int, list[tuple[int, int]]] = {}
+    for leaf in np.flatnonzero(counts).tolist():
+        whole_groups, rest = divmod(int(counts[leaf]), size)
+        groups += [[leaf] * size for _ in range(whole_groups)]
+        if rest:
+            rests.setdefault(problem.leaf_pod[leaf], []).append((rest, leaf))
+    rests_over: list[tuple[int, int]] = []
+    for pod in sorted(rests):
+        made, over = _packed(rests[pod], size, whole_only=True)
+        groups += made
+        rests_over += over
+    made, _ = _packed(rests_over, size, whole_only=False)
+    return groups + made
+
+
+def _packed(
+    rests: list[tuple[int, int]], size: int, *, whole_only: bool
+) -> tuple[list[list[int]], list[tuple[int, int]]]:
+    """Groups from rests (slots, leaf), the largest fitting rest next; and the rests of no group."""
+    waiting = sorted(rests, key=_largest_first)
+    groups: list[list[int]] = []
+    while sum(slots for slots, _ in waiting) >= size:
+        room, group, taken = size, [], []
+        for rest in list(waiting):
+            slots, leaf = rest
+            if slots <= room:
+                waiting.remove(rest)
+                taken.append(rest)
+                group += [leaf] * slots
+                room -= slots
+        if room and whole_only and not waiting:
+            return groups, taken
+        if room:  # no rest fits as it is: split the smallest
+            slots, leaf = waiting.pop()
+            group += [leaf] * room
+            if slots > room:
+                waiting.append((slots - room, leaf))
+                waiting.sort(key=_largest_first)
+        groups.append(group)
+    return groups, waiting
+
+
+def _largest_first(rest: tuple[int, int]) -> tuple[int, int]:
+    slots, leaf = rest
+    return -slots, leaf
+
+
+def _matched(problem: MappingProblem, before: IntArray, groups: list[list[int]]) -> IntArray:
+    """The groups in the order of the stage before, and inside a group slot by slot."""
+    number_at = [-1] * len(before)
+    free = list(range(len(groups)))
+    for block_of in _blocks_of_leaves(problem):
+        waiting: dict[BlockCounts, list[int]] = {}
+        for number in free:
+            waiting.setdefault(_counted(groups[number], block_of), []).append(number)
+        for place, group in enumerate(before.tolist()):
+            alike = waiting.get(_counted(group, block_of))
+            if number_at[place] < 0 and alike:
+                number_at[place] = alike.pop(0)
+        free = [number for alike in waiting.values() for number in alike]
+        if block_of is not problem.leaf_pod:
+            free = _closest(before, groups, number_at, free)
+    free.sort()
+    flat: list[int] = []
+    for place, group in enumerate(before.tolist()):
+        number = number_at[place] if number_at[place] >= 0 else free.pop(0)
+        flat += _aligned(problem, group, groups[number])
+    return np.array(flat, dtype=np.int64)
+
+
+def _closest(
+    before: IntArray, groups: list[list[int]], number_at: list[int], free: list[int]
+) -> list[int]:
+    """Gives cut groups the places where most of their slots have their neighbour; what is free then."""
+    pairs = []
+    for place, group in enumerate(before.tolist()):
+        if number_at[place] < 0:
+            for candidate in free:
+                overlap = (Counter(group) & Counter(groups[candidate])).total()
+                if overlap:
+                    pairs.append((-overlap, place, candidate))
+    unplaced = set(free)
+    for _, place, candidate in sorted(pairs):
+        if number_at[place] < 0 and candidate in unplaced:
+            number_at[place] = candidate
+            unplaced.discard(candidate)
+    return sorted(unplaced)
+
+
+def _blocks_of_leaves(problem: MappingProblem) -> tuple[Sequence[int], Sequence[int]]:
+    """The block of every leaf: first the leaf itself, then its pod."""
+    return range(len(problem.leaf_pod)), problem.leaf_pod
+
+
+def _counted(group: list[int], block_of: Sequence[int]) -> BlockCounts:
+    """(block, slots in it) of a group."""
+    return tuple(sorted(Counter(block_of[leaf] for leaf in group).items()))
+
+
+def _aligned(problem: MappingProblem, before: list[int], group: list[int]) -> list[int]:
+    """The slots of a group next to those of the same leaf, then of the same pod, in the group before it."""
+    aligned = [-1] * len(before)
+    unplaced = list(group)
+    for block_of in _blocks_of_leaves(problem):
+        for place, neighbour in enumerate(before):
+            if aligned[place] >= 0:
+                continue
+            alike = [leaf for leaf in unplaced if block_of[leaf] == block_of[neighbour]]
+            if alike:
+                aligned[place] = alike[0]
+                unplaced.remove(alike[0])
+    return [unplaced.pop(0) if leaf < 0 else leaf for leaf in aligned]
+
+
+# What solving a mapping problem gives, and the best mapping on the way there.
+
+
+MappingObjective = Literal["traffic", "busiest", "spread"]
+PROVEN = 1e-6
+"""Relative difference of price and bound below which they count as equal: sums of floats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingRound:
+    """One integer programme: its columns, and what came of it."""
+
+    columns: int
+    price_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingSolution:
+    """An assignment with its certificate. `bound_s` holds for every assignment."""
+
+    objective: MappingObjective
+    assignment: IntArray
+    loads: Loads
+    hostname_loads: Loads
+    bound_s: float
+    rounds: tuple[MappingRound, ...]
+    wall_s: float
+
+    @property
+    def price_s(self) -> float:
+        """The objective: seconds of all up-links, or of the busiest."""
+        return self.loads.busiest_s if self.objective == "busiest" else self.loads.total_s
+
+    @property
+    def hostname_s(self) -> float:
+        """The objective in hostname order."""
+        loads = self.hostname_loads
+        return loads.busiest_s if self.objective == "busiest" else loads.total_s
+
+    @property
+    def gap(self) -> float:
+        """Of the price."""
+        return (self.price_s - self.bound_s) / self.price_s if self.price_s > 0 else 0.0
+
+    @property
+    def proven(self) -> bool:
+        """Whether no assignment is better."""
+        return self.gap <= PROVEN
+
+
+class Incumbent:
+    """The assignment with the least traffic so far."""
+
+    def __init__(self, problem: MappingProblem) -> None:
+        self._problem = problem
+        self.assignment = problem.hostname_assignment()
+        self.price_s = loads_of(problem, self.assignment).total_s
+
+    def offer(self, counts: IntArray | None) -> None:
+        """Takes an assignment with these counts if it is better."""
+        if counts is not None:
+            self.consider(assignment_of(self._problem, counts))
+
+    def consider(self, assignment: IntArray) -> None:
+        """Takes an assignment if it is better."""
+        price = loads_of(self._problem, assignment).total_s
+        if price < self.price_s * (1 - 1e-12):
+            self.assignment, self.price_s = assignment, price
+
+
+class WorkLimits:
+    """Where a search ends: processor seconds, so that a busy machine changes no answer but that of a command
+    with a time limit.
+    """
+
+    def __init__(self, time_limit_s: float) -> None:
+        now, self.limit_s = time.process_time(), time_limit_s
+        self._start = time.monotonic()
+        self._deadline, self._relaxed = now + time_limit_s, now + 0.4 * time_limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Processor seconds left."""
+        return min(self._deadline - time.process_time(), remaining_s())
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall-clock seconds since the beginning."""
+        return time.monotonic() - self._start
+
+    def relaxed(self) -> bool:
+        """Whether relaxations should end: at 40 % of the limit."""
+        return time.process_time() > self._relaxed or is_over()

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from os import PathLike
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from meshwright.cluster_specs.mixed import MixedClusterSpec
-from meshwright.costmodel.execution import Execution
-from meshwright.documents.json_text import finite
-from meshwright.planner.plan.baseline_document import CostDoc
-from meshwright.planner.plan.document import Objective, SoftwareNeed, Status
-from meshwright.planner.request.inputs import PlanInputs
-from meshwright.planner.runs.predicted import ErrorBandDoc, LayoutDoc
+from meshwright.cluster_specs.reader import MixedClusterSpec
+from meshwright.costmodel.workload import Execution
+from meshwright.documents import (
+    LARGE_FILE_BYTES,
+    finite,
+    is_file,
+    path_text,
+    read_mapping,
+    read_text,
+    validation_message,
+)
+from meshwright.errors import InfeasibleError, InputError
+from meshwright.planner.plan.document import CostDoc, Objective, SoftwareNeed, Status
+from meshwright.planner.plan.texts import MIXED_KIND, document_text, plan_path
+from meshwright.planner.request.plan_request import PlanInputs
+from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NOT_MEASURED = "the widest of its parts' bands; no pipeline through unlike devices was measured"
@@ -121,3 +132,77 @@ def mixed_document(plan: MixedPlan) -> dict[str, Any]:
     """A mixed plan as plain data; what has no number (NaN, infinity) is None."""
     cleaned: dict[str, Any] = finite(plan.model_dump(mode="json", by_alias=True))
     return cleaned
+
+
+# Plans on mixed clusters as YAML texts, and back.
+
+
+MIXED_FILE = "mixed_plan.yaml"
+
+
+def mixed_text(plan: MixedPlan) -> str:
+    """The text of `mixed_plan.yaml`; `read_mixed_plan` gives the plan back."""
+    return document_text(mixed_document(plan))
+
+
+def mixed_plan_path(path: Path) -> Path | None:
+    """The file of a plan on a mixed cluster that a user names; None where it is another plan or none.
+
+    Parameters
+    ----------
+    path
+        A file, or a folder: of a folder that has a `plan.yaml`, that is meant.
+    """
+    file = plan_path(path)
+    if file != path and not is_file(str(file)):
+        file = path / MIXED_FILE
+    # The word first: the plan of a large cluster takes long to parse, and is parsed again as a plan.
+    if not is_file(str(file)) or MIXED_KIND not in read_text(file, LARGE_FILE_BYTES):
+        return None
+    return file if read_mapping(file, LARGE_FILE_BYTES).get("kind") == MIXED_KIND else None
+
+
+def read_mixed_plan(path: str | PathLike[str]) -> MixedPlan:
+    """The plan on a mixed cluster that a file holds.
+
+    Parameters
+    ----------
+    path
+        A `mixed_plan.yaml`, or saved `plan --json` output.
+
+    Raises
+    ------
+    InputError
+        If there is no such file, or what it holds is no such plan.
+    """
+    where = path_text(Path(path))
+    data = read_mapping(Path(path), LARGE_FILE_BYTES)
+    if data.get("kind") != MIXED_KIND:
+        raise InputError(
+            "this is no plan on a mixed cluster; give the mixed_plan.yaml that `meshwright plan -o DIR` "
+            "writes for a cluster file with parts",
+            where=where,
+            value=data.get("kind"),
+        )
+    try:
+        return MixedPlan.model_validate(data)
+    except ValidationError as error:
+        raise InputError(validation_message(error, where, MixedPlan)) from None
+
+
+def read_mixed_answer(path: str | PathLike[str]) -> MixedPlan:
+    """The plan of a file, as `read_mixed_plan` reads it, that says what is fastest.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be used.
+    InfeasibleError
+        If it says that nothing fits, or that nothing was found.
+    """
+    plan = read_mixed_plan(path)
+    if not plan.runs_on:
+        raise InfeasibleError(
+            f"{path_text(Path(path))}: this plan has no layout, its status is {plan.status}"
+        )
+    return plan

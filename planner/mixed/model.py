@@ -24,12 +24,12 @@ from itertools import pairwise
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any
 
-from meshwright.planner.bounds.stages import SplitCosts
+from meshwright.planner.bounds.layer_split import SplitCosts
 from meshwright.planner.mixed.kernel import MixedKernel, least_again_s
 from meshwright.planner.search.candidates import KERNEL
 from meshwright.planner.search.kernel_model import KIB_PER_GIB
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns
-from meshwright.planner.search.params import SearchParams
+from meshwright.planner.search.pricing import SearchParams
 from meshwright.planner.solvers.cp_sat import solved_in_two_attempts
 
 if TYPE_CHECKING:

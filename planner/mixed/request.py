@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from meshwright.cluster_specs.fabric import is_irregular
-from meshwright.cluster_specs.mixed import MixedClusterSpec, read_mixed_cluster
+from meshwright.cluster_specs.allocation import is_irregular
+from meshwright.cluster_specs.reader import MixedClusterSpec, read_mixed_cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import RECORDS, planned
 from meshwright.model_specs.schema import ModelSpec

@@ -25,21 +25,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.activations import saved_activations
 from meshwright.costmodel.data_parallel import data_parallel_traffic, largest_useful_window_s
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.kinds import KindTime, KindTimes
+from meshwright.costmodel.footprint import GIB, LayerBytes, layer_bytes, peak_bounds, usable_hbm_gib
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_kinds import KindTime, KindTimes
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory.activations import saved_activations
-from meshwright.costmodel.memory.footprint import GIB, LayerBytes, layer_bytes, usable_hbm_gib
-from meshwright.costmodel.memory.split_bounds import peak_bounds
-from meshwright.costmodel.memory.states import layer_parameters_on_gpu
 from meshwright.costmodel.mixed import crossing_context
-from meshwright.costmodel.pipeline.schedules import in_flight
+from meshwright.costmodel.schedules import in_flight
+from meshwright.costmodel.states import layer_parameters_on_gpu
 from meshwright.costmodel.step_time import RankParameters, scale_share, step_of_loads
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.alike import shared_times
-from meshwright.planner.bounds.packed import packed_context
-from meshwright.planner.mixed.options import Pattern, leading_patterns
+from meshwright.planner.bounds.mappings import packed_context
+from meshwright.planner.mixed.kernel import Pattern, leading_patterns
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

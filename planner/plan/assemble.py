@@ -2,44 +2,383 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Literal
 
-from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
-from meshwright.costmodel.bucket_sizes import TIMES_OWN
-from meshwright.costmodel.layout import AXES, Recompute
-from meshwright.costmodel.workload import Workload
-from meshwright.documents.versions import program_version
+import numpy as np
+
+from meshwright.cluster_specs.allocation import fabric_levels, is_irregular
+from meshwright.cluster_specs.tiers import free_of
+from meshwright.costmodel.data_parallel import TIMES_OWN
+from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.footprint import usable_hbm_gib
+from meshwright.costmodel.layout import AXES, Layout, Recompute
+from meshwright.costmodel.rates import peak_flops, peak_memory_band
+from meshwright.costmodel.records import POINT_ESTIMATE, best_measured_mfu, fit_probability
+from meshwright.costmodel.workload import Execution, Workload
+from meshwright.documents import program_version
 from meshwright.frameworks.catalog import framework_named
+from meshwright.frameworks.record import Framework, Setting, TokenDispatcher, layer_needs
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT, order_name, ranks_on
-from meshwright.planner.plan.binding import bindings, cut_binding, warnings
+from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, order_name, ranks_on
+from meshwright.planner.mapping.cuts import binding_cut, mapping_use
 from meshwright.planner.plan.document import (
     MOST_LISTED_RANKS,
+    Binding,
+    IdleDoc,
+    Infeasible,
     Mapping,
+    MemoryRisk,
     Objective,
     Plan,
-)
-from meshwright.planner.plan.idle import idle_document
-from meshwright.planner.plan.infeasible_document import Infeasible
-from meshwright.planner.plan.installs import software_needs
-from meshwright.planner.plan.memory_risk import memory_risk_document
-from meshwright.planner.plan.more_blocks import more_blocks
-from meshwright.planner.plan.placed_experts import placed_experts
-from meshwright.planner.plan.placement import group_placement
-from meshwright.planner.plan.solver_document import (
     ProofReport,
     PruningReport,
+    SoftwareNeed,
     SolverReport,
     SpaceReport,
 )
+from meshwright.planner.plan.nodes import idle_document, more_blocks
+from meshwright.planner.plan.texts import group_placement
 from meshwright.planner.request.executions import EXECUTION_PINS, choices_made
-from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.grades import grades
-from meshwright.planner.runs.predicted import Predicted, layout_document, recompute_words
-from meshwright.planner.runs.prediction import predict_layout, predicted_document
-from meshwright.planner.search.certificate import Outcome
+from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
+from meshwright.planner.runs.prediction import grades, predict_layout, predicted_document
+from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_document, recompute_words
 from meshwright.planner.search.model import solver_version
+from meshwright.planner.search.pricing import Outcome
 from meshwright.planner.search.space import Space
+
+# What holds a plan back, and what a reader should know before trusting its figures.
+
+
+FULL_SHARE = 0.95
+"""Of a limit: from here on a constraint is said to hold the plan back."""
+
+
+def bindings(
+    request: PlanRequest, workload: Workload, best: Priced, predicted: Predicted
+) -> Iterator[Binding]:
+    """Limits that the plan reaches, or nearly so."""
+    layout, cluster = best.layout, request.cluster
+    peak, limit = max(predicted.memory_gib), usable_hbm_gib(workload)
+    if peak >= FULL_SHARE * limit or int(layout.recompute):
+        rank = predicted.memory_gib.index(peak)
+        note = f"pipeline rank {rank} is the fullest"
+        if int(layout.recompute):
+            note += "; recomputation is what makes the layout fit or pays for what else the memory holds"
+        yield Binding(
+            rule="hbm", value=peak, limit=limit, slack=limit - peak, unit="GiB", note=note
+        )
+    used = int(layout.gpus)
+    if used >= FULL_SHARE * request.gpus:
+        note = "every GPU works" if used == request.gpus else "few GPUs are left idle"
+        yield Binding(
+            rule="gpu-budget",
+            value=used,
+            limit=request.gpus,
+            slack=request.gpus - used,
+            unit="GPUs",
+            note=note,
+        )
+    domain = cluster.nvlink_domain if cluster.nvlink_domain > 1 else cluster.gpus_per_node
+    if int(layout.tp) == domain:
+        yield Binding(
+            rule="scale-up-tp",
+            value=int(layout.tp),
+            limit=domain,
+            slack=0,
+            unit="GPUs",
+            note="tensor parallelism fills the scale-up domain",
+        )
+    yield from _pipeline_bindings(request, layout)
+
+
+def cut_binding(workload: Workload, best: Priced) -> Iterator[Binding]:
+    """The cut of the fabric that is busy for the largest share of its phase."""
+    placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
+    priced = estimate_layout(workload, best.layout, placement, best.stages)
+    places = best.ranks if best.ranks is not None else ranks_on(workload.cluster, best.matrix)
+    use = mapping_use(
+        workload, best.layout, best.stages, placement=placement, priced=priced, places=places
+    )
+    cut = binding_cut(use.cuts)
+    if cut is not None:
+        yield Binding(
+            rule="bisection",
+            value=cut.busy_s,
+            limit=cut.phase_s,
+            slack=cut.phase_s - cut.busy_s,
+            unit="s",
+            note=f"{cut.level}, {cut.cut} of {cut.block}: busy {cut.utilisation:.1%} of the {cut.phase}",
+        )
+
+
+def _pipeline_bindings(request: PlanRequest, layout: Layout) -> Iterator[Binding]:
+    """Layers and micro-batches that cannot be cut finer."""
+    chunks = int(layout.pp) * int(layout.vpp)
+    if chunks >= request.model.layers:
+        yield Binding(
+            rule="layers-by-stages",
+            value=chunks,
+            limit=chunks,
+            slack=0,
+            unit="layers",
+            note="no virtual stage has more than one layer",
+        )
+    count = int(layout.num_micro_batches)
+    if int(layout.pp) > 1 and int(layout.micro_batch) == 1 and count < 4 * int(layout.pp):
+        yield Binding(
+            rule="batch-split",
+            value=count,
+            limit=count,
+            slack=0,
+            unit="micro-batches",
+            note="fewer than four micro-batches a stage, of one sequence: a larger batch shrinks the bubble",
+        )
+
+
+def warnings(
+    request: PlanRequest, best: Priced, predicted: Predicted, idle: IdleDoc | None
+) -> Iterator[str]:
+    """What the reader should know before trusting the figures."""
+    if idle is not None:
+        number = len(idle.nodes)
+        nodes = f" ({number} node{'s' if number > 1 else ''} without a rank)" if number else ""
+        yield f"{idle.gpus} of {request.gpus} GPUs{nodes} stay idle: {idle.reason}"
+    if request.cluster.assumed:
+        are = "is" if len(request.cluster.assumed) == 1 else "are"
+        yield f"the cluster's {', '.join(request.cluster.assumed)} {are} assumed, not stated"
+    model = request.model
+    if (
+        model.position == "learned"
+        and model.max_positions
+        and request.seq_len > model.max_positions
+    ):
+        yield (
+            f"sequences of {request.seq_len:,} tokens are longer than the {model.max_positions:,} positions "
+            f"that {model.name} has learned: a longer table, and so another model, is what trains"
+        )
+    offload = framework_named(request.framework).optimizer_offload
+    if int(best.layout.optimizer_offload) and offload is not None and not offload.measured:
+        yield (
+            "no measured run stands behind parameters on the host: their copies are priced from PyTorch's "
+            "source as hidden under nothing, their update as one thread's work"
+        )
+    experts = request.model.moe is not None
+    if not experts and "moe_dispatch" in request.pins:
+        yield "the pin moe_dispatch changes nothing: the model has no experts"
+    best_known = best_measured_mfu(request.cluster.device.name, request.precision, experts=experts)
+    reached = predicted.tflops_per_gpu * 1e12 / peak_flops(request.cluster.device, "bf16")
+    if best_known is not None and reached > best_known.mfu:
+        kind = "a model with experts" if experts else "a dense model"
+        yield (
+            f"the predicted {predicted.tflops_per_gpu:.0f} TFLOP/s per GPU are {reached:.1%} of the 16-bit "
+            f"peak, more than the best measured run of {kind} on this class of device "
+            f"({best_known.mfu:.1%}, {best_known.run}): "
+            "trust the ranking of layouts more than the time"
+        )
+    per_node = request.cluster.gpus_per_node
+    free = {free_of(node, per_node) for node in request.cluster.nodes} - {0}
+    if best.ranks is None and len(free) > 1:
+        yield "some nodes are part-filled: the plan is priced as if every node had the same free GPUs"
+
+
+# What has to be installed beside the framework before a plan can run.
+
+
+def software_needs(
+    inputs: PlanInputs, layout: LayoutDoc, execution: Execution
+) -> list[SoftwareNeed]:
+    """Software beside the framework that a plan needs, by what needs it, whoever chose it.
+
+    Parameters
+    ----------
+    inputs
+        What was asked for: the framework, the model, the precision and the pins.
+    layout, execution
+        Of the plan.
+
+    Returns
+    -------
+    list of SoftwareNeed
+        Kinds of layers, the precision, execution choices, then what was allowed to change the numbers.
+    """
+    framework = framework_named(inputs.framework)
+    needs = [
+        SoftwareNeed(software=packages, needed_by=kind)
+        for kind, packages in layer_needs(framework, inputs.model).items()
+    ]
+    precision = framework.precisions[inputs.precision].installs
+    if precision:
+        needs.append(SoftwareNeed(software=precision, needed_by=inputs.precision))
+    for choice, value in _values(layout, execution):
+        setting = choice_setting(framework, choice, value)
+        software = "" if setting is None else _software(setting, inputs, layout)
+        if software:
+            needs.append(
+                SoftwareNeed(
+                    software=software,
+                    needed_by=f"{choice}={value}",
+                    choice=choice,
+                    pinned=choice in inputs.pins,
+                )
+            )
+    for name in _numbers_changed(execution):
+        if framework.numerics[name].installs:
+            needs.append(SoftwareNeed(software=framework.numerics[name].installs, needed_by=name))
+    return needs
+
+
+def _software(setting: Setting, inputs: PlanInputs, layout: LayoutDoc) -> str:
+    """What a setting needs: of a dispatcher more, where experts are shared beyond a scale-up domain."""
+    beyond = layout.ep * layout.etp > inputs.cluster.nvlink_domain
+    if beyond and isinstance(setting, TokenDispatcher) and setting.installs_between:
+        return setting.installs_between
+    return setting.installs
+
+
+def choice_setting(framework: Framework, choice: str, value: str) -> Setting | None:
+    """What a framework's record says of one value of a choice; None where it says nothing.
+
+    `choice` is a name of `choices_made`, `shard_groups` or `optimizer_offload`; `value` as it is pinned.
+    """
+    settings: dict[str, Setting | None] = {
+        "fp8_recipe": framework.numerics.get("delayed-scaling"),
+        "offload_modules": framework.offloads.get("activations"),
+        "shard_groups": framework.shard_groups,
+        "optimizer_offload": framework.optimizer_offload,
+        "compiled": framework.compilation,
+    }
+    if choice in settings:
+        return settings[choice]
+    if choice == "moe_dispatch":
+        return framework.dispatchers.get(value)
+    if choice == "cuda_graph":
+        return framework.cuda_graphs[value]
+    if choice == "cp_comm":
+        return framework.context_exchanges[value]
+    return framework.overlaps[choice.removesuffix("_overlap")]
+
+
+def _values(layout: LayoutDoc, execution: Execution) -> Iterator[tuple[str, str]]:
+    """Choices that differ from plain, with their values as they are pinned."""
+    for choice, value in choices_made(execution).items():
+        yield choice, "on" if value is True else str(value)
+    if layout.optimizer_offload > 0:
+        yield "optimizer_offload", str(layout.optimizer_offload)
+
+
+def _numbers_changed(execution: Execution) -> Iterator[str]:
+    """Names in `--allow` of the types and kernels that an execution uses."""
+    used = {
+        "bf16-grads": execution.gradient_dtype == "bf16",
+        "bf16-moments": execution.moment_dtype == "bf16",
+        "fp8-params": execution.fp8_params,
+        "fp8-attention": execution.fp8_attention,
+        "te-loss": execution.te_loss is True,
+    }
+    return (name for name, is_used in used.items() if is_used)
+
+
+# The experts of a plan in its document: where they lie, and what that brings in the plan's step.
+
+
+def placed_experts(
+    request: PlanRequest, workload: Workload, best: Priced
+) -> dict[str, object] | None:
+    """The plan document's `expert_placement`.
+
+    Parameters
+    ----------
+    request
+        With the measured loads that experts were placed by.
+    workload
+        What the plan is priced with.
+    best
+        The plan.
+
+    Returns
+    -------
+    dict or None
+        The placement, and under `step_time_s` the plan's step with experts in their own order (`in_order`),
+        placed by their loads alone (`by_load`), and as placed (`as_placed`): with a token trace the third is
+        less than the second by what affinity brings, tokens finding their experts in fewer blocks of GPUs.
+        The first is the plan's own step, which its launch runs; the third where a placement is allowed.
+        None where nothing is placed.
+    """
+    loads, ep = request.expert_loads, int(best.layout.ep)
+    document = None if loads is None else loads.document(ep)
+    if loads is None or document is None:
+        return None
+    steps: dict[str, float] = {}
+    for name, measured in {"as_placed": loads.as_placed(ep), **loads.other_orders(ep)}.items():
+        elsewhere = replace(
+            workload,
+            expert_imbalance_by_ep=((ep, measured.imbalance),),
+            expert_copies_by_ep=tuple((ep, *copies) for copies in measured.copies),
+        )
+        steps[name] = _step_s(elsewhere, best)
+    return {**document, "step_time_s": steps}
+
+
+def _step_s(workload: Workload, best: Priced) -> float:
+    placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
+    estimate = estimate_layout(workload, best.layout, placement, best.stages)
+    return float(np.asarray(estimate.step_time_s))
+
+
+# How likely a plan is to run out of memory, and what it pays for being unlikely to.
+
+
+_LEAST_GIB = 1e-3
+"""Room that is taken where a reserve leaves none: a probability needs a positive one."""
+_ROUNDING = 1e-9
+
+
+def memory_risk_document(request: PlanRequest, predicted: Predicted) -> MemoryRisk:
+    """The risk that remains, by the measured errors of predicted memory."""
+    workload = _as_predicted(request).workload()
+    room_gib = usable_hbm_gib(workload)
+    peak_gib = max(predicted.memory_gib)
+    fits = fit_probability(peak_gib, max(room_gib, _LEAST_GIB), peak_memory_band(workload))
+    return MemoryRisk(asked=request.memory_risk, remains=1.0 - fits, room_gib=room_gib)
+
+
+def risk_with_cost(
+    request: PlanRequest, plan: Plan, searched: Callable[[PlanRequest], Outcome] | None
+) -> MemoryRisk | None:
+    """A plan's risk with what its margin for memory costs; None for a plan without a layout.
+
+    Parameters
+    ----------
+    request
+        What was planned.
+    plan
+        The plan.
+    searched
+        Searches a request, beginning from the plan's layout; None where that would take long.
+    """
+    risk, step_time_s = plan.memory_risk, plan.objective.step_time_s
+    if risk is None or step_time_s is None:
+        return risk
+    if request.memory_risk >= POINT_ESTIMATE:
+        without_s, proven = step_time_s, plan.status == "optimal"
+    elif searched is None:
+        return risk
+    else:
+        outcome = searched(_as_predicted(request))
+        times = [priced.step_time_s for priced in outcome.best]
+        without_s = min([*times, step_time_s])
+        bound_s = outcome.lower_bound_s
+        proven = bound_s is not None and bound_s >= without_s * (1 - _ROUNDING)
+    cost = step_time_s / without_s - 1.0
+    return risk.model_copy(
+        update={"step_time_s_without": without_s, "cost": cost, "proven": proven}
+    )
+
+
+def _as_predicted(request: PlanRequest) -> PlanRequest:
+    return replace(request, memory_risk=POINT_ESTIMATE)
 
 
 def plan_from_outcome(
@@ -245,3 +584,35 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
 def _recompute_name(mask: int) -> str:
     kind, modules, _ = recompute_words(Recompute(mask), 0)
     return "+".join(modules) or kind
+
+
+# What may be said of a figure by the search behind it, in the same words wherever a search is told of.
+
+
+Claim = Literal["optimal", "feasible", "infeasible", "not searched"]
+"""What a search lets one say: proven best, a plan without that proof, proven that there is none, or nothing
+(the search was not made, or ended without a plan)."""
+
+
+WORDS = {"infeasible": "no plan exists", "not searched": "not searched", "unknown": "not searched"}
+"""Of searches that left no plan."""
+
+
+def claim_of(status: str) -> Claim:
+    """What the status of a search lets one say.
+
+    Parameters
+    ----------
+    status
+        Of an `Outcome` or a plan.
+    """
+    if status == "optimal":
+        return "optimal"
+    if status == "feasible":
+        return "feasible"
+    return "infeasible" if status == "infeasible" else "not searched"
+
+
+def is_closed(claim: Claim) -> bool:
+    """Whether the search behind a claim was made to its end: only then its figure is proven."""
+    return claim in ("optimal", "infeasible")

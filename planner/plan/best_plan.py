@@ -8,19 +8,268 @@ gradient buckets, every choice of nodes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cluster_specs.allocation import is_irregular
+from meshwright.costmodel.calibration import Calibration
+from meshwright.costmodel.data_parallel import LEAST_GAIN, size_range
+from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout
-from meshwright.planner.plan.assemble import predict
-from meshwright.planner.plan.claims import Claim, claim_of
-from meshwright.planner.plan.document import Expected
-from meshwright.planner.plan.expected import SCENARIOS, expectation, is_quick
-from meshwright.planner.plan.gradient_buckets import search_with_buckets
+from meshwright.costmodel.step_time import exact_step, make_context
+from meshwright.documents import write_files
+from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.mapping.pricing import pricing_of
+from meshwright.planner.plan.assemble import Claim, claim_of, predict
+from meshwright.planner.plan.document import Expected, Plan
 from meshwright.planner.plan.nodes import decide_on_nodes
+from meshwright.planner.plan.texts import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.search.loop import Progress
-from meshwright.planner.search.params import SearchParams
+from meshwright.planner.runs.run_terms import layout_document
+from meshwright.planner.search.loop import Progress, search_executions
+from meshwright.planner.search.pricing import Outcome, SearchParams
+from meshwright.planner.solvers.clock import Shares
+from meshwright.planner.solvers.processes import side_by_side
+
+# How many parameters' gradients are reduced together: the size that the price of a layout assumes.
+#
+# The search prices every layout with the best of the sizes (`costmodel.data_parallel`); here the plans that it
+# returns are told which one that is.
+
+
+def search_with_buckets(
+    request: PlanRequest,
+    progress: Progress | None = None,
+    *,
+    begin_with: Layout | None = None,
+    most_priced: int | None = None,
+    params: SearchParams | None = None,
+    own_buckets: bool = False,
+) -> Outcome:
+    """The best layouts of a request, with the best size of their gradient buckets.
+
+    Answers come from `best_plan`, which also decides on nodes.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    progress
+        Called with one line whenever a better plan is found.
+    begin_with, most_priced, params, own_buckets
+        As `search_executions` takes them.
+
+    Returns
+    -------
+    Outcome
+        As `with_gradient_buckets` says.
+    """
+    outcome = search_executions(
+        request,
+        pricing_of,
+        progress,
+        begin_with=begin_with,
+        most_priced=most_priced,
+        params=params,
+        own_buckets=own_buckets,
+    )
+    return outcome if own_buckets else with_gradient_buckets(request, outcome)
+
+
+def with_gradient_buckets(request: PlanRequest, outcome: Outcome) -> Outcome:
+    """The layouts of a search with the best size of their gradient buckets.
+
+    Parameters
+    ----------
+    request
+        What was searched.
+    outcome
+        Priced with the best size.
+
+    Returns
+    -------
+    Outcome
+        No layout is slower than before.
+    """
+    # As in the search: see `branches_of`.
+    if not outcome.best or request.max_cut_use < 1:
+        return outcome
+    best = sorted(
+        (_with_best_bucket(request, priced) for priced in outcome.best),
+        key=lambda priced: priced.step_time_s,
+    )
+    bound_s = outcome.lower_bound_s
+    if outcome.status == "optimal":
+        bound_s = best[0].step_time_s  # summed up again, it may differ in its last digit
+    elif bound_s is not None:
+        bound_s = min(bound_s, best[0].step_time_s)
+    return replace(outcome, best=tuple(best), lower_bound_s=bound_s)
+
+
+def _with_best_bucket(request: PlanRequest, priced: Priced) -> Priced:
+    layout = priced.layout
+    workload = request.workload(priced.execution.of_layout(layout)).on(int(layout.gpus))
+    placement = group_placement(workload, layout, priced.stages, priced.matrix, priced.ranks)
+    context = make_context(replace(workload, chooses_buckets=True), layout, placement)
+    sizes = size_range(context)
+    if sizes is None:
+        return priced
+    in_mb = context.constants.framework.gradients_mb
+    wanted = [in_mb(float(size)) for size in sizes.others()[1]]
+    seconds_of = partial(_step_s, context, kind_times(context), priced)
+    step_s = {size_mb: seconds_of(size_mb) for size_mb in wanted}
+    best_mb = min(step_s, key=lambda size_mb: step_s[size_mb])
+    # Rounding must not keep a plan from the size that its price assumes.
+    if step_s[best_mb] > (1.0 - LEAST_GAIN) * seconds_of(None) * (1.0 + 1e-9):
+        return priced
+    chosen = replace(priced.execution, bucket_mb=best_mb)
+    return replace(priced, execution=chosen, step_time_s=step_s[best_mb])
+
+
+def _step_s(context: Context, times: KindTimes, priced: Priced, size_mb: float | None) -> float:
+    workload = replace(context.workload, bucket_mb=size_mb, chooses_buckets=False)
+    step = exact_step(replace(context, workload=workload), priced.stages, times)
+    return float(np.asarray(step.seconds))
+
+
+# The plan of the least mean step time over scenarios of the constants, such as samples of a posterior.
+#
+# With f_s(x) the step time of plan x in scenario s of N, no plan has a mean below that of the scenarios' own
+# optima, (1/N) sum_s min_x f_s(x) (Madansky 1960, Management Science 6, 'wait and see'). The nominal winner,
+# its runners-up and every scenario's winner are priced in all scenarios. The least mean is a plan's, the
+# bound says how far any other could be below it; where one plan wins every scenario the two meet.
+
+
+Search = Callable[[PlanRequest, Layout], Outcome]
+"""The best plan for a request; the layout is likely good and priced first."""
+
+SCENARIOS = 8
+"""Samples of a posterior, in pairs that mirror each other."""
+MOST_ROUNDS = 4
+LARGEST_SPACE = 5_000_000
+"""A search of more CP-SAT models or layouts is not repeated for every scenario unless that is asked for."""
+SAME = 1e-9
+"""Relative difference of means that counts as none."""
+_DEGREES = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch")
+_NAMED = (*_DEGREES, "etp", "num_micro_batches")
+"""What a plan is named by, and what follows from it."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What scenarios say of a nominal outcome."""
+
+    chosen: Priced
+    document: Expected
+
+
+def expectation(
+    request: PlanRequest,
+    outcome: Outcome,
+    search: Search,
+    scenarios: Sequence[Calibration],
+) -> Expectation:
+    """The plan of the least mean among the candidates, and how far any other could be below it.
+
+    Parameters
+    ----------
+    request
+        What was planned.
+    outcome
+        Of its search with the nominal constants; has a plan.
+    search
+        Searches again under other constants.
+    scenarios
+        At least one; all count the same.
+    """
+    nominal = outcome.best[0]
+    likely = replace(nominal.layout, recompute_layers=0)
+    candidates = list(outcome.best)
+    bounds = []
+    shares = Shares(len(scenarios))
+    for scenario in scenarios:
+        asked = replace(request, top_k=1, time_limit_s=shares.next_s(), calibration=scenario)
+        found = search(asked, likely)
+        candidates += found.best
+        bounds.append(found.lower_bound_s or 0.0)
+    unlike = list(_unlike(candidates))
+    prices = np.array([_prices(request, plan, scenarios) for plan in unlike])
+    means = prices.mean(axis=1)
+    best = int(np.argmin(means))
+    lower_bound_s = min(float(np.mean(bounds)), float(means[best]))
+    if means[0] <= means[best] * (1.0 + SAME):
+        best = 0
+    mean_s = float(means[best])
+    document = Expected(
+        scenarios=len(scenarios),
+        step_time_s=mean_s,
+        lower_bound_s=lower_bound_s,
+        gap=(mean_s - lower_bound_s) / mean_s,
+        nominal_step_time_s=float(means[0]),
+        regret=float(means[0]) / lower_bound_s - 1.0 if lower_bound_s else None,
+        same_as_nominal=best == 0,
+        winners=len({int(row) for row in np.argmin(prices, axis=0)}),
+        chosen=_words(unlike[best], unlike[0]),
+    )
+    return Expectation(unlike[best], document)
+
+
+def is_quick(request: PlanRequest, outcome: Outcome) -> bool:
+    """Whether the search can be repeated for every scenario without being asked for."""
+    done, overlaps = outcome.certificate, len(request.execution_options.tp_overlap)
+    return done.rounds <= MOST_ROUNDS and done.layouts <= LARGEST_SPACE * overlaps
+
+
+def _unlike(candidates: Sequence[Priced]) -> Iterator[Priced]:
+    """Each plan once, the nominal winner first."""
+    seen = set()
+    for plan in candidates:
+        key = (plan.layout, plan.stages, repr(plan.matrix), plan.ranks, plan.execution)
+        if key not in seen:
+            seen.add(key)
+            yield plan
+
+
+def _prices(
+    request: PlanRequest, plan: Priced, scenarios: Sequence[Calibration]
+) -> NDArray[np.float64]:
+    """Seconds of a step of a plan as it stands, in every scenario."""
+    seconds = []
+    for scenario in scenarios:
+        workload = replace(request, calibration=scenario).workload(plan.execution)
+        workload = workload.on(int(plan.layout.gpus))
+        placed = group_placement(workload, plan.layout, plan.stages, plan.matrix, plan.ranks)
+        estimate = estimate_layout(workload, plan.layout, placed, plan.stages)
+        seconds.append(float(np.asarray(estimate.step_time_s)))
+    return np.array(seconds)
+
+
+def _words(plan: Priced, nominal: Priced) -> str:
+    """The degrees of a plan, and what else sets it apart from the nominal winner."""
+    settings, usual = _settings(plan), _settings(nominal)
+    words = " ".join(f"{name} {settings[name]}" for name in _DEGREES)
+    further = [name for name in settings if settings[name] != usual[name] and name not in _NAMED]
+    if not further and plan.layout == nominal.layout:
+        return f"{words}, another mapping or split of the layers"
+    return ", ".join([words, *(f"{name} {_value(settings[name])}" for name in further)])
+
+
+def _settings(plan: Priced) -> dict[str, Any]:
+    layout = layout_document(plan.layout, plan.stages).model_dump(exclude={"stages"})
+    return {**layout, **asdict(plan.execution)}
+
+
+def _value(setting: object) -> str:
+    return "by default" if setting is None or setting == [] else str(setting)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,3 +369,74 @@ def _over_posterior(request: PlanRequest, outcome: Outcome) -> tuple[Outcome, Ex
 
 def _searched_again(request: PlanRequest, likely: Layout) -> Outcome:
     return search_with_buckets(request, begin_with=likely)
+
+
+# The last CP-SAT model of a search as a file, so that anyone can solve it again.
+
+
+def export_model(request: PlanRequest, outcome: Outcome, path: Path) -> str | None:
+    """Writes the last model of a search; what is already in the file is replaced.
+
+    Parameters
+    ----------
+    request
+        What was searched.
+    outcome
+        How the search ended.
+    path
+        Where to write `CpModelProto` as text (OR-Tools, sat/cp_model.proto). Its objective is the step in
+        nanoseconds.
+
+    Returns
+    -------
+    str or None
+        Why nothing was written, in a sentence; None where the file is there.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be written.
+    """
+    model = outcome.certificate.model
+    if model is None:
+        return f"no model was written to {path}: {_why_none(request)}"
+    write_files(path.parent, {path.name: str(model.proto)}, force=True)
+    return None
+
+
+def _why_none(request: PlanRequest) -> str:
+    if request.method == "exhaustive":
+        return "an exhaustive search solves none"
+    if is_irregular(request.cluster):
+        return "irregular fabrics are searched by models of slots, which bound no printed figure"
+    return "rules and memory left no layout that a model could choose"
+
+
+# What is asked of a plan beside itself: independent searches, side by side, and what they add to it.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Searches whose results together add something to a plan."""
+
+    tasks: Sequence[Callable[[], Any]] = ()
+    """Without effects beside their results, which can be pickled."""
+    answered: Callable[[Plan, list[Any]], Plan] = lambda plan, _: plan
+    """The plan with the results of all tasks, in their order."""
+
+
+def with_answers(plan: Plan, questions: Sequence[Question]) -> Plan:
+    """The plan with the answers of some questions.
+
+    Parameters
+    ----------
+    plan
+        What is asked about.
+    questions
+        Their tasks begin in this order.
+    """
+    results = side_by_side([task for question in questions for task in question.tasks])
+    ends = accumulate((len(question.tasks) for question in questions), initial=0)
+    for question, (start, end) in zip(questions, pairwise(ends), strict=True):
+        plan = question.answered(plan, results[start:end])
+    return plan

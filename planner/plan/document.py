@@ -2,24 +2,409 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import hashlib
+import json
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from meshwright.costmodel.execution import Execution
-from meshwright.planner.plan.baseline_document import BaselineDoc, CostDoc
-from meshwright.planner.plan.infeasible_document import Infeasible
-from meshwright.planner.plan.solver_document import SolverReport
-from meshwright.planner.request.inputs import PlanInputs
-from meshwright.planner.runs.grades import Grade
-from meshwright.planner.runs.predicted import LayoutDoc, Predicted
+from meshwright.costmodel.workload import Execution
+from meshwright.documents import finite
+from meshwright.planner.request.plan_request import PlanInputs
+from meshwright.planner.runs.prediction import Grade
+from meshwright.planner.runs.run_terms import LayoutDoc, Predicted
+
+# Why there is no plan, as fields and as the sentences made of them.
+
+
+_DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ConflictingRule(BaseModel):
+    """A rule, a pin or a forbidden choice that cannot be kept together with the others of the conflict."""
+
+    model_config = _DOC
+
+    kind: Literal["rule", "pin", "forbid", "without", "layer-split"]
+    """`layer-split`: layouts fit in memory on average, but no split of the layers fits on every rank."""
+    rule: str
+    """Name of the rule, of the pinned field or of the forbidden choice."""
+    pinned: int | str | None = None
+    """Value of a pin."""
+    missed_by: float | None = None
+    """The least by which a layout that keeps all other rules misses the limit, in `unit`."""
+    limit: float | None = None
+    """In `unit`; null where the limit is part of the rule."""
+    unit: str | None = None
+    words: str | None = None
+    """What the rule says of the layout that misses it by least, and what would mend that."""
+    allowed: list[str] = Field(default_factory=list)
+    """Values that the rule allows, where they can be listed."""
+
+
+class SmallestChange(BaseModel):
+    """A single change to the request with which a plan was found."""
+
+    model_config = _DOC
+
+    change: Literal[
+        "pin",
+        "drop-pin",
+        "allow",
+        "do-with",
+        "precision",
+        "reserve-gib",
+        "memory-risk",
+        "gpus",
+        "device-hbm-gib",
+        "host-memory-gib",
+        "inside-domain",
+        "max-cut-use",
+    ]
+    field: str | None = None
+    """The pin that is changed or dropped, the choice that is allowed, or the axes that may leave a domain."""
+    value: int | float | str | None = None
+    """What to take: a pin's value, a precision, GiB or GPUs."""
+    asked: int | float | str | None = None
+    """What the request has in its place."""
+
+
+class Infeasible(BaseModel):
+    """Rules that together leave no layout, and the smallest changes that would."""
+
+    model_config = _DOC
+
+    conflict: list[str]
+    """A sentence for each of `rules`."""
+    smallest_changes: list[str]
+    """A sentence for each of `changes`."""
+    rules: list[ConflictingRule] = Field(default_factory=list)
+    changes: list[SmallestChange] = Field(default_factory=list)
+
+
+def rule_sentence(conflicting: ConflictingRule, framework: str, layers: int) -> str:
+    """One line for a rule of the conflict; `framework` and `layers` are those of the request."""
+    name = conflicting.rule
+    if conflicting.kind == "pin":
+        return f"pin {name}={conflicting.pinned}"
+    if conflicting.kind in ("forbid", "without"):
+        return f"{conflicting.kind} {name}"
+    if conflicting.kind == "layer-split":
+        return (
+            f"{name}: layouts fit on average, but no split of the {layers} layers leaves room for the "
+            "embedding, head and logits on the first and last stage"
+        )
+    if conflicting.allowed:
+        return f"{name}: {framework} runs {', '.join(conflicting.allowed)}"
+    if conflicting.words is not None:
+        return f"{name}: {conflicting.words}"
+    return name + _missed_text(conflicting)
+
+
+def _missed_text(conflicting: ConflictingRule) -> str:
+    """By how much a rule is missed, where that is known."""
+    if conflicting.missed_by is None:
+        return ""
+    if conflicting.unit == "GiB" and conflicting.limit is not None:
+        if conflicting.limit <= 0:
+            needed_gib = conflicting.limit + conflicting.missed_by
+            return (
+                f": the fullest GPU needs at least {needed_gib:.1f} GiB, and nothing is left usable"
+            )
+        return (
+            f": the fullest GPU needs at least {conflicting.missed_by:.1f} GiB beyond the usable "
+            f"{conflicting.limit:.1f}"
+        )
+    return f": missed by at least {conflicting.missed_by:g} {conflicting.unit}"
+
+
+def change_sentence(change: SmallestChange) -> str:
+    """One line for a change, in the imperative."""
+    match change.change:
+        case "pin":
+            words = f"pin {change.field}={change.value}, not {change.asked}"
+        case "drop-pin":
+            words = f"drop the pin {change.field}={change.asked}"
+        case "allow":
+            words = f"allow {change.field}"
+        case "do-with":
+            words = f"take {change.field} out of --without"
+        case "precision":
+            words = f"train in {change.value}, not {change.asked}"
+        case "reserve-gib":
+            words = f"reserve {change.value:.1f} GiB or less, not {change.asked:g}"
+        case "memory-risk":
+            words = (
+                f"take a memory risk of {change.value:g} (the prediction as it stands), "
+                f"not {change.asked:g}"
+            )
+        case "gpus":
+            words = f"take {change.value} GPUs, not {change.asked}"
+        case "device-hbm-gib":
+            words = f"take GPUs with at least {change.value:g} GiB"
+        case "host-memory-gib":
+            words = (
+                f"take nodes whose hosts have at least {change.value:g} GiB, not {change.asked:g}"
+            )
+        case "inside-domain":
+            words = f"let the groups of {change.field} leave the NVLink domain"
+        case "max-cut-use":
+            words = f"let cuts be used to {change.value:g} of their capacity, not {change.asked:g}"
+    return words
+
+
+# How an answer was found, as fields: the space, what was left out of it and why, the proof.
+
+
+MappingRule = Literal["axes-to-levels", "slots-to-leaves"]
+
+
+class SpaceReport(BaseModel):
+    """The values of every choice that the search could make."""
+
+    model_config = _DOC
+
+    tp: list[int]
+    cp: list[int]
+    pp: list[int]
+    dp: list[int]
+    ep: list[int]
+    etp: list[int]
+    schedules: list[str]
+    """Pipeline schedules, by name."""
+    zero_stages: list[int]
+    shard_groups: list[int] = [1]
+    """Numbers of groups that replicas may shard in, where they divide."""
+    optimizer_offloads: list[int] = [0]
+    """Percent of the optimizer's states in the host's memory, where the ZeRO stage allows it."""
+    recompute: list[str]
+    """Kinds of recomputation: `none`, `full`, or modules joined by `+`."""
+    executions: list[dict[str, str | bool]] = []
+    """Combinations of execution choices: in each, those that differ from plain."""
+    gradient_buckets: list[float] = []
+    """Sizes of gradient buckets beside the framework's own, over that; empty where it is always taken."""
+    gpus: int
+    """The most GPUs that a layout may use."""
+    even_stages: bool = False
+    """Whether the framework deals layers out by itself: evenly, what is left over to the first ranks."""
+    mapping: MappingRule
+    """`axes-to-levels`: every mapping of the axes onto the fabric's levels with tp inside the innermost.
+    `slots-to-leaves`: every assignment of slots to the leaves of an irregular allocation."""
+    expert_gap: float | None = None
+    """Of the expert placements that prices assume: imbalance above the least possible, relative; null where
+    no loads were given."""
+
+
+class PruningReport(BaseModel):
+    """Layouts that were left out without an exact price, and why."""
+
+    model_config = _DOC
+
+    by_bound: int
+    """No faster than the plan by their lower bound."""
+    by_rule: dict[str, int]
+    """Ruled out, by the first rule that each of them breaks."""
+    priced: int
+    """Priced exactly."""
+    fewest_gpus: int
+    """No layout on fewer GPUs than this can be faster; these were not enumerated."""
+
+
+class ProofReport(BaseModel):
+    """What the status rests on."""
+
+    model_config = _DOC
+
+    method: str
+    """cp-sat or exhaustive."""
+    incumbent_s: float | None
+    """Step time of the plan; null without one."""
+    lower_bound_s: float | None
+    """No layout of the space is faster; null where nothing is known."""
+    rounds: int
+    """CP-SAT models solved."""
+    model_bound_s: float | None = None
+    """What CP-SAT proved of the combinations in its last model; null on irregular fabrics."""
+    left_out_bound_s: float | None = None
+    """No combination outside that model is faster, by bounds; null where nothing is known."""
+    combinations: int = 0
+    """Of kernel, execution, recomputed modules and ZeRO stage in the last model."""
+    kernels: int = 0
+    """Degrees, micro-batches, schedules and mappings in it."""
+
+
+class SolverReport(BaseModel):
+    """How the answer was found."""
+
+    model_config = _DOC
+
+    wall_s: float | None
+    """Seconds from request to plan; null where files must not depend on the machine, as in a batch."""
+    bound_rounds: int
+    workers: int
+    seed: int
+    version: str
+    """Of the solver."""
+    program: str | None = None
+    """Which meshwright made the plan; null in plans of versions that did not write it."""
+    method: str = "cp-sat"
+    layouts_considered: int = 0
+    space: SpaceReport | None = None
+    pruning: PruningReport | None = None
+    proof: ProofReport | None = None
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _drop_sentence(cls, value: Any) -> Any:
+        """Plans written before the space had fields described it in one sentence."""
+        return None if isinstance(value, str) else value
+
+
+# What a plan brings over a layout that is run today, as the plan's document carries it.
+
+
+BaselineKind = Literal["launch", "run", "plan"]
+Verdict = Literal["faster", "within error", "optimal", "breaks a rule", "not compared"]
+
+
+class BrokenRule(BaseModel):
+    """A rule that today's layout breaks."""
+
+    model_config = _DOC
+
+    rule: str
+    words: str
+    remedy: str
+
+
+class BaselineChange(BaseModel):
+    """One bar of the waterfall. Seconds are of the plan's tokens; what is gained is below 0."""
+
+    model_config = _DOC
+
+    change: str
+    """Such as `tp 8 -> 4, dp 8 -> 16`."""
+    alone_s: float | None
+    """What this change alone does to today's step; null where it cannot be made alone."""
+    in_turn_s: float
+    """What it does after the changes above it."""
+    step_time_s: float
+    """The step with it and the changes above it."""
+    memory_gib: float
+    """Of the fullest GPU then."""
+    fits: bool
+    """Whether that is within the GPU's usable memory."""
+
+
+class ScriptEdit(BaseModel):
+    """One flag or key of the launch file that the plan sets otherwise."""
+
+    model_config = _DOC
+
+    name: str
+    before: str | None
+    """Null where it is not there."""
+    after: str | None
+    """Null where it is taken out."""
+
+
+class ScriptDiff(BaseModel):
+    """The smallest change of today's file that starts the plan's layout."""
+
+    model_config = _DOC
+
+    edits: list[ScriptEdit] = Field(default_factory=list)
+    patch: str = ""
+    """The edits as a unified diff of the file; empty where they could not be written into it."""
+    step_time_s: float | None = None
+    """Price of the edited file, as `estimate` gives it; null where it was not priced."""
+    note: str = ""
+    """What the file cannot say, or why there is no diff."""
+
+
+class TrainingCost(BaseModel):
+    """What a whole training costs."""
+
+    model_config = _DOC
+
+    days: float
+    gpu_hours: float
+    dollars: float | None
+    """Null without a price of a GPU hour."""
+    kwh: float | None = None
+    """Of the GPUs at their board power; hosts, network and cooling are left out."""
+
+
+class CostDoc(BaseModel):
+    """What a plan's training costs."""
+
+    model_config = _DOC
+
+    tokens: float
+    """As asked, or what is trained in the days that were asked for."""
+    gpu_hour_price: float | None
+    days_asked: float | None = None
+    """The deadline, where there is one."""
+    in_time: bool | None = None
+    gpu_power_w: float
+    """Board power of a GPU, of the vendor's datasheet."""
+    plan: TrainingCost
+
+
+class CostComparison(BaseModel):
+    """Today and the plan over the same tokens."""
+
+    model_config = _DOC
+
+    tokens: float
+    gpu_hour_price: float | None
+    today: TrainingCost
+    plan: TrainingCost
+
+
+class BaselineDoc(BaseModel):
+    """Today's layout, priced as it stands, and the way from it to the plan."""
+
+    model_config = _DOC
+
+    file: str
+    kind: BaselineKind
+    verdict: Verdict
+    """`optimal`: no layout is faster by more than 0.1 %; `within error`: the plan is faster by less than
+    the cost model's error; `breaks a rule`: the plan is no faster, but today's layout does not fit or breaks
+    a rule that the plan keeps; `not compared`: today's file asks for more than its price knows of."""
+    speed_up: float | None
+    """Tokens per second of the plan over those of today; null where they are not compared."""
+    unread: list[str] = Field(default_factory=list)
+    """Flags and fields of today's file that change the price, or may, and are not read."""
+    step_time_s: float
+    """Of today's layout, with its own batch."""
+    tokens_per_step: int
+    tokens_per_s: float
+    gpus: int
+    layout: LayoutDoc
+    execution: Execution
+    memory_gib: list[float]
+    """Per pipeline stage, the peak on one GPU."""
+    usable_hbm_gib: float
+    fits: bool
+    broken_rules: list[BrokenRule] = Field(default_factory=list)
+    remarks: list[str] = Field(default_factory=list)
+    """What was not read, or is assumed."""
+    difference_s: float
+    """Seconds of the plan less those of today, both for the plan's tokens of a step."""
+    waterfall: list[BaselineChange]
+    """`in_turn_s` add up to `difference_s`."""
+    interactions_s: float
+    """`difference_s` less all `alone_s`: what the changes do together and not one by one."""
+    diff: ScriptDiff | None = None
+    cost: CostComparison | None = None
+
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 
 MOST_LISTED_RANKS = 4096
 """With more ranks, the list of a mapping's places lies in a file, not in `plan --json`."""
-
-_DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 class Objective(BaseModel):
@@ -245,3 +630,23 @@ class Plan(BaseModel):
     digest: str | None = None
     """SHA-256 of the rest as it was first written, without `solver.wall_s` and `mapping.ranks`: `verify`
     finds edits by hand."""
+
+
+# What tells that a plan document was edited by hand.
+
+
+DocumentT = TypeVar("DocumentT", bound=BaseModel)
+_LEFT_OUT: Any = {"digest": True, "solver": {"wall_s"}, "mapping": {"ranks"}}
+"""What differs from run to run, what may lie in a file of its own, and the digest itself."""
+
+
+def digest_of(plan: BaseModel) -> str:
+    """SHA-256 of the content of a plan, or of a plan on a mixed cluster, in hexadecimal."""
+    data = plan.model_dump(mode="json", by_alias=True, exclude=_LEFT_OUT)
+    text = json.dumps(finite(data), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_digest(plan: DocumentT) -> DocumentT:
+    """The plan with the digest of its content in its field `digest`."""
+    return plan.model_copy(update={"digest": digest_of(plan)})

@@ -8,27 +8,24 @@ from functools import lru_cache
 from itertools import islice
 from math import ceil, lcm
 
-from meshwright.constraints.bisection import Bisection
-from meshwright.constraints.gpu_budget import GPU_BUDGET
-from meshwright.constraints.host_memory import HostMemory
-from meshwright.constraints.memory import HbmCapacity
-from meshwright.constraints.nvlink_domain import NvlinkDomain
-from meshwright.constraints.pipeline_schedules import AllowedSchedules
-from meshwright.constraints.precision import PrecisionOnDevice
+from meshwright.constraints.fabric import GPU_BUDGET, Bisection, NvlinkDomain
+from meshwright.constraints.layers import PrecisionOnDevice
+from meshwright.constraints.memory import HbmCapacity, HostMemory
+from meshwright.constraints.pipeline import AllowedSchedules
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.costmodel.constants.measured import POINT_ESTIMATE
-from meshwright.costmodel.execution import Execution
-from meshwright.costmodel.memory.footprint import ALLOCATOR_SHARE, usable_hbm_gib
-from meshwright.costmodel.workload import Workload
-from meshwright.planner.bounds.any_stages import any_stages
-from meshwright.planner.mapping.choice.cut_limit import pricing_of
+from meshwright.costmodel.footprint import ALLOCATOR_SHARE, usable_hbm_gib
+from meshwright.costmodel.records import POINT_ESTIMATE
+from meshwright.costmodel.workload import Execution, Workload
+from meshwright.planner.bounds.layer_split import any_stages
+from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.plan.conflict import (
     Conflict,
     RequestRule,
     conflict_of,
+    executions_to_try,
+    without_pin,
 )
-from meshwright.planner.plan.conflict_tables import executions_to_try, without_pin
-from meshwright.planner.plan.infeasible_document import (
+from meshwright.planner.plan.document import (
     ConflictingRule,
     Infeasible,
     SmallestChange,
@@ -36,9 +33,8 @@ from meshwright.planner.plan.infeasible_document import (
     rule_sentence,
 )
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.executions import branch_of
-from meshwright.planner.search.loop import LayoutSearch
-from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.loop import LayoutSearch, branch_of
+from meshwright.planner.search.space import space_of
 from meshwright.planner.solvers.clock import is_over, limit_left_s
 
 PRECISION_NAME = PrecisionOnDevice.name

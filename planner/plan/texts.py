@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from pydantic import ValidationError
 
-from meshwright.costmodel.layout import AXES
-from meshwright.costmodel.pipeline.schedules import schedule_name, schedule_named, traits
-from meshwright.documents.json_text import finite
-from meshwright.documents.reader import LARGE_FILE_BYTES, path_text, read_mapping
-from meshwright.documents.validation import validation_message
+from meshwright.costmodel.layout import AXES, Layout, Placement
+from meshwright.costmodel.placement import placement_on
+from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
+from meshwright.costmodel.workload import Workload
+from meshwright.documents import (
+    LARGE_FILE_BYTES,
+    finite,
+    path_text,
+    read_mapping,
+    validation_message,
+)
 from meshwright.errors import InfeasibleError, InputError
+from meshwright.planner.bounds.exact_cost import Matrix, Stages
+from meshwright.planner.bounds.mappings import Matrices
+from meshwright.planner.mapping.counted import counted_placement
+from meshwright.planner.mapping.slots import Place
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
-from meshwright.planner.runs.predicted import LayoutDoc
+from meshwright.planner.runs.prediction import planned_workload
+from meshwright.planner.runs.run_terms import LayoutDoc
 
 MOST_RANKS = 1_048_576
 MIXED_KIND = "mixed-plan"
@@ -206,3 +218,38 @@ def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
                 "mapping.matrix",
                 f"must have a factor of {', '.join(AXES)} for each of mapping.levels",
             )
+
+
+# Where the groups of a plan document lie, as the cost model reads it.
+
+
+def workload_of_plan(plan: Plan) -> Workload:
+    """What the cost model prices of a plan, run as it says, on all GPUs that were asked for."""
+    return planned_workload(plan.inputs, plan.execution)
+
+
+def matrix_arrays(matrix: Matrix) -> Matrices:
+    """A parallelism matrix as the cost model reads it."""
+    return {axis: np.asarray(row, dtype=np.int64) for axis, row in matrix.items()}
+
+
+def group_placement(
+    workload: Workload,
+    layout: Layout,
+    stages: Stages,
+    matrix: Matrix,
+    ranks: Sequence[Place] | None,
+) -> Placement:
+    """Where groups lie: by the matrix, or rank by rank where there is none."""
+    if matrix or ranks is None:
+        return placement_on(workload.cluster, layout, matrix_arrays(matrix))
+    return counted_placement(workload.cluster, layout, ranks)
+
+
+def plan_placement(workload: Workload, layout: Layout, plan: Plan) -> tuple[Stages, Placement]:
+    """The stages of a plan that has a layout, and where its groups lie on a workload's cluster."""
+    assert plan.layout is not None
+    assert plan.mapping is not None
+    stages = tuple(tuple(rank) for rank in plan.layout.stages)
+    matrix = {axis: tuple(row) for axis, row in plan.mapping.matrix.items()}
+    return stages, group_placement(workload, layout, stages, matrix, plan.mapping.ranks)

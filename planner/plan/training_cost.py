@@ -8,8 +8,7 @@ from typing import Any
 
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.errors import InputError
-from meshwright.planner.plan.baseline_document import CostDoc, TrainingCost
-from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.document import CostDoc, Plan, TrainingCost
 
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_HOUR = 3600.0

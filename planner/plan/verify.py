@@ -9,7 +9,7 @@ from math import isclose, prod
 
 import numpy as np
 
-from meshwright.cluster_specs.places import allocated_places
+from meshwright.cluster_specs.allocation import allocated_places
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan, spans_of
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
@@ -19,12 +19,12 @@ from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.bounds.matrices import ranks_on
-from meshwright.planner.mapping.choice.cut_limit import largest_cut_use
+from meshwright.planner.bounds.mappings import ranks_on
+from meshwright.planner.mapping.pricing import largest_cut_use
 from meshwright.planner.plan.document import Mapping, Plan
-from meshwright.planner.plan.placement import group_placement
+from meshwright.planner.plan.texts import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.predicted import LayoutDoc, Predicted, layout_from_document
+from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_from_document
 
 TOLERANCE = 1e-9
 

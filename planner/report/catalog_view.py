@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright.cluster_specs.catalog import cluster_names, device_names, load_cluster, load_device
-from meshwright.model_specs.catalog import catalog_names, load_catalog_model
-from meshwright.model_specs.flops import flops_per_token
-from meshwright.model_specs.hybrid import BLOCK_NAMES
-from meshwright.model_specs.layer_order import repeated_part, runs
-from meshwright.model_specs.parameters import active_parameter_count, parameter_count
+from meshwright.cluster_specs.reader import cluster_names, device_names, load_cluster, load_device
+from meshwright.model_specs.blocks import BLOCK_NAMES, repeated_part, runs
+from meshwright.model_specs.parameters import (
+    active_parameter_count,
+    flops_per_token,
+    parameter_count,
+)
+from meshwright.model_specs.reader import catalog_names, load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.drawing.quantities import amount, count, counted
+from meshwright.planner.drawing import amount, count, counted
 from meshwright.planner.report.view import (
     COUNT,
     NUMBER,

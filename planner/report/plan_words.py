@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
 from math import ceil
 from typing import Any
 
-from meshwright.planner.drawing.quantities import percent
-from meshwright.planner.plan.claims import WORDS
+from meshwright.costmodel.data_parallel import LEAST_GAIN
+from meshwright.planner.drawing import amount, count, counted, percent, seconds
+from meshwright.planner.plan.assemble import WORDS
+from meshwright.planner.plan.document import CostDoc, Plan, PruningReport, SolverReport, SpaceReport
+from meshwright.planner.report.view import COUNT, Column, decimals
 
 NEAR_OPTIMAL = 0.001
 """Of the step: a proven gap below it counts as an answer, whatever is missing to the proof."""
@@ -114,3 +120,277 @@ def host_words(optimizer_offload: int | None, host_memory_gib: float | None) -> 
 def row_host_words(row: Mapping[str, Any]) -> str:
     """The same of a row of results."""
     return host_words(row.get("optimizer_offload"), row.get("host_memory_gib"))
+
+
+# What a training takes, as views show it: days, dollars, kWh.
+
+
+COST_COLUMNS = {
+    "days": Column("days", decimals(1), absent=""),
+    "dollars": Column("dollars", COUNT, absent=""),
+    "kwh": Column("kWh", COUNT, absent=""),
+}
+"""Of tables whose rows carry a training's cost, by the names of their figures."""
+
+
+def cost_rows(cost: CostDoc | None) -> list[tuple[str, str]]:
+    """Days, dollars and kWh of a training; nothing where it was not asked for."""
+    if cost is None:
+        return []
+    plan = cost.plan
+    days = f"{plan.days:,.1f} for {amount(cost.tokens)} tokens, {count(plan.gpu_hours)} GPU hours"
+    if cost.days_asked is not None:
+        days += f"; {cost.days_asked:g} asked: {'in time' if cost.in_time else 'too late'}"
+    rows = [("days", days)]
+    if plan.dollars is not None:
+        price = cost.gpu_hour_price
+        at = "at each part's price" if price is None else f"at {price:g} a GPU hour"
+        rows.append(("dollars", f"{count(plan.dollars)} {at}"))
+    if plan.kwh is not None:
+        what = f"GPUs at {cost.gpu_power_w:g} W each, without hosts, network, cooling"
+        rows.append(("kWh", f"{count(plan.kwh)}: {what}"))
+    return rows
+
+
+def cost_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
+    """Those of `COST_COLUMNS` of which some row has a figure."""
+    return {
+        name: column
+        for name, column in COST_COLUMNS.items()
+        if any(row.get(name) is not None for row in rows)
+    }
+
+
+# The space, the pruning and the proof of a plan in sentences.
+
+
+_MAPPINGS = {
+    "axes-to-levels": "every mapping of the axes onto the fabric levels with tp inside the innermost",
+    "slots-to-leaves": "every assignment of slots (free nodes, equal parts of one, or the nodes of a "
+    "tensor group, with axes in them as in Megatron) to leaves",
+}
+_ANY_STAGES = (
+    "every split of the layers (interleaved: those even in every virtual stage but for the ends, which "
+    "may be empty)"
+)
+_EVEN_STAGES = "layers dealt out evenly, as the framework does by itself"
+PROVEN_EXPERT_GAP = 1e-6
+"""Relative imbalance: below this a placement of experts counts as the best one."""
+MOST_LISTED_VALUES = 8
+
+
+def space_text(space: SpaceReport) -> str:
+    """The values of every choice, in one sentence."""
+    parts = [
+        _degrees_text(space),
+        "every micro-batch that divides",
+        "virtual stages that deal layers evenly",
+    ]
+    if len(space.executions) > 1:
+        parts.append(f"{len(space.executions)} combinations of execution choices")
+    if space.executions and all(each.get("tp_overlap") for each in space.executions):
+        parts.append("tensor-parallel overlap on wherever it may be")
+    if len(space.schedules) > 2:
+        parts.append(f"{len(space.schedules)} pipeline schedules")
+    parts += [
+        f"ZeRO stage in {_values_text(space.zero_stages)}",
+        *(
+            [f"shard groups in {_values_text(space.shard_groups)}"]
+            if len(space.shard_groups) > 1
+            else []
+        ),
+        *(
+            [f"{_values_text(space.optimizer_offloads)} % of the optimizer's states offloaded"]
+            if len(space.optimizer_offloads) > 1
+            else []
+        ),
+        f"{len(space.recompute)} kinds of recomputation",
+        f"up to {space.gpus} GPUs",
+        _MAPPINGS[space.mapping],
+        _EVEN_STAGES if space.even_stages else _ANY_STAGES,
+        _buckets_text(space),
+    ]
+    if space.expert_gap is not None:
+        parts.append(_experts_text(space.expert_gap))
+    return ", ".join(parts)
+
+
+def _buckets_text(space: SpaceReport) -> str:
+    """Which sizes gradient buckets may have, and what that leaves unproven."""
+    own = "gradient buckets of the framework's own size"
+    if not space.gradient_buckets:
+        return own
+    *sizes, largest = (f"{times:g}" for times in space.gradient_buckets)
+    others = f"{', '.join(sizes)} or {largest} times that without virtual stages"
+    return f"{own}, or {others} where the step is {LEAST_GAIN:.2%} faster with it"
+
+
+def _degrees_text(space: SpaceReport) -> str:
+    axes = {
+        "tp": space.tp,
+        "cp": space.cp,
+        "pp": space.pp,
+        "dp": space.dp,
+        "ep": space.ep,
+        "etp": space.etp,
+    }
+    parts = [f"{axis} in {_values_text(values)}" for axis, values in axes.items() if values != [1]]
+    return ", ".join(parts) or "every degree 1"
+
+
+def _values_text(values: Sequence[int]) -> str:
+    """All values of a choice, or its ends where there are many."""
+    if len(values) > MOST_LISTED_VALUES:
+        return f"{values[0]}..{values[-1]} ({len(values)} values)"
+    return "{" + ", ".join(map(str, values)) + "}"
+
+
+def _experts_text(gap: float) -> str:
+    how = "the best placement of each degree"
+    if gap > PROVEN_EXPERT_GAP:
+        how = (
+            f"one placement of each degree, its imbalance at most {gap:.2g} above what is possible"
+        )
+    return f"experts where measured loads want them ({how})"
+
+
+def pruning_text(solver: SolverReport) -> str:
+    """How many layouts were left out by what; empty where the plan does not say."""
+    pruning = solver.pruning
+    if pruning is None:
+        return ""
+    text = (
+        f"{solver.layouts_considered} layouts: {pruning.by_bound} no faster by their bound, "
+        f"{pruning.priced} priced exactly"
+    )
+    if pruning.by_rule:
+        text += f", ruled out: {_rules_text(pruning)}"
+    if pruning.fewest_gpus > 1:
+        text += f"; none on fewer than {pruning.fewest_gpus} GPUs can be faster"
+    return text
+
+
+def _rules_text(pruning: PruningReport) -> str:
+    return ", ".join(f"{rule} {number}" for rule, number in sorted(pruning.by_rule.items()))
+
+
+def proof_text(plan: Plan) -> str:
+    """Bound against incumbent, and after how many rounds."""
+    objective = plan.objective
+    after = f"after {counted(plan.solver.bound_rounds, 'round')}"
+    if objective.step_time_s is None:
+        nothing = f"nothing found {after}"
+        return nothing if plan.status == "unknown" else "a rule excludes every layout"
+    incumbent = seconds(objective.step_time_s)
+    if objective.lower_bound_s is None:
+        return f"step time {incumbent}, no bound known, {after}"
+    if plan.status == "optimal":
+        return f"bound = incumbent = {incumbent} {after}"
+    gap = "" if objective.gap is None else f", gap {percent(objective.gap, 2)}"
+    return f"bound {seconds(objective.lower_bound_s)}, incumbent {incumbent}{gap}, {after}"
+
+
+# The words of messages and documents: docs/glossary.md, which the package holds.
+
+
+_ROW = re.compile(r"^\| (?P<term>[^|]+?) \| (?P<meaning>.+?) \|$", re.MULTILINE)
+_FIGURES = (
+    (re.compile(r"^within [\d.]+ ?% of the best$"), "within x % of the best"),
+    (re.compile(r"^batch [\d.]+$"), "batch x"),
+    (re.compile(r"^[\d.]+ ?% (overlapped|serial)$"), r"\1"),
+)
+"""Words with a figure in them, and how the glossary has them."""
+_HEADS = ("word", "---")
+_UNITS = (
+    " gb per s",
+    " per gpu s",
+    " gib",
+    " gbps",
+    " gbps per gpu",
+    " bytes",
+    " mb",
+    " pct",
+    " s",
+    " w",
+    " h",
+)
+"""At the end of keys of documents, as `_key` leaves them."""
+_STATISTICS = (" mean", " max")
+
+
+@cache
+def meanings() -> dict[str, str]:
+    """Every word of the glossary with what it means, in the order of the page."""
+    page = resources.files("meshwright").joinpath("docs/glossary.md").read_text(encoding="utf-8")
+    rows = [(row["term"].strip("`"), row["meaning"]) for row in _ROW.finditer(page)]
+    return {term: meaning for term, meaning in rows if term not in _HEADS}
+
+
+def meaning_of(words: str) -> tuple[str, str] | None:
+    """The glossary's own spelling of a word, and its meaning; None for a word that it does not have.
+
+    Case, dashes and underscores do not matter, nor a plural's s, nor the unit at the end of a key. Of words
+    joined by `+` each is explained.
+
+    >>> meaning_of("TP")[0]
+    'tp'
+    >>> meaning_of("step_time_s")[0]
+    'step time'
+    """
+    own = _meaning_of_one(words)
+    if own is not None or "+" not in words:
+        return own
+    parts = [_meaning_of_one(part) for part in words.split("+")]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return words.strip(), " ".join(f"{term}: {meaning}" for term, meaning in known)
+
+
+def _meaning_of_one(words: str) -> tuple[str, str] | None:
+    for wanted in _spellings(_key(words)):
+        term = _terms().get(wanted)
+        if term is not None:
+            return term, meanings()[term]
+    return None
+
+
+def _spellings(key: str) -> list[str]:
+    """A word as it stands, and without a statistic, a unit and a plural's s behind it."""
+    figure = _without(key, _STATISTICS)
+    forms = [key, figure, _without(figure, _UNITS)]
+    return list(dict.fromkeys(each for form in forms for each in (form, form.removesuffix("s"))))
+
+
+def _without(key: str, endings: tuple[str, ...]) -> str:
+    ending = next((each for each in endings if key.endswith(each)), "")
+    return key.removesuffix(ending)
+
+
+@cache
+def _terms() -> dict[str, str]:
+    """Every spelling of the glossary's words, the first row first."""
+    terms: dict[str, str] = {}
+    for term in meanings():
+        for name in (term, *term.split(", ")):
+            terms.setdefault(_key(name), term)
+    return terms
+
+
+def rule_meaning(name: str) -> tuple[str, str] | None:
+    """The rule of this name, and what it says; None where no rule is called so.
+
+    >>> rule_meaning("heads-by-tp")
+    ('heads-by-tp', 'heads mod tp = 0')
+    """
+    from meshwright.constraints.registry import rule_named, sentence_of
+
+    rule = rule_named(name.strip())
+    return None if rule is None else (rule.name, sentence_of(rule))
+
+
+def _key(words: str) -> str:
+    plain = words.strip().lower().replace("-", " ").replace("_", " ")
+    for pattern, word in _FIGURES:
+        plain = pattern.sub(word, plain)
+    return plain

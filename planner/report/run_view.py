@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from meshwright.planner.drawing.quantities import batch_words, count, seconds
+from meshwright.errors import InputError
+from meshwright.planner.drawing import Chart, LogScale, batch_words, count, distinct_colour, seconds
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
 from meshwright.planner.report.view import (
     BAR,
@@ -24,9 +26,11 @@ from meshwright.planner.report.view import (
     decimals,
     line,
 )
-from meshwright.planner.runs.predicted import layout_document
+from meshwright.planner.runs.calibration.report import CalibrationReport
 from meshwright.planner.runs.prediction import PricedRun
 from meshwright.planner.runs.run_file import Run
+from meshwright.planner.runs.run_terms import layout_document
+from meshwright.planner.runs.validation import KINDS, ValidationReport
 
 Document = Mapping[str, Any]
 MOST_ROWS = 12
@@ -233,3 +237,209 @@ def _row(row: Document) -> list[object]:
 def _plain_seconds(value_s: float, sign: str = "") -> str:
     """Seven characters or fewer below 10,000 s, so that long names keep their line."""
     return f"{value_s:{sign}.{3 if abs(value_s) < 100 else 1}f}"
+
+
+# Predicted against measured, drawn: one dot a row.
+
+
+BAND = 0.1
+"""Half-width of the grey band round the diagonal."""
+MARGIN = 1.4
+"""The axes reach this far beyond the points."""
+_GREY, _PALE = "#8a8f98", "#e5e7eb"
+Dot = tuple[str, float, float]
+"""Group, measured seconds, predicted seconds."""
+
+
+def check_picture(path: Path) -> None:
+    """Raises InputError where a picture could not be written to a path, before any work is done for it."""
+    if path.suffix.lower() != ".svg":
+        raise InputError("a picture is written as .svg; name it so", where=str(path))
+    if path.exists() and not path.is_file():
+        raise InputError("not a file; name a file that ends in .svg", where=str(path))
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {path.parent}; make it first", where=str(path))
+
+
+def validation_svg(report: ValidationReport) -> str:
+    """The rows of a report by device, as SVG text.
+
+    Raises
+    ------
+    InputError
+        Where no row has both a measured and a predicted step.
+    """
+    device = KINDS["device"]
+    dots = [
+        (device(row.run), row.measured.step_time_s, row.predicted.step_time_s)
+        for row in report.rows
+        if row.run is not None
+        and row.measured is not None
+        and row.predicted is not None
+        and row.measured.step_time_s is not None
+    ]
+    if not dots:
+        raise InputError(
+            "no row has both a measured and a predicted step, there is nothing to draw"
+        )
+    measured = [row.measured for row in report.rows if row.measured is not None]
+    missing = sum(known.step_time_s is not None for known in measured) - len(dots)
+    failed = f", {missing} failed" if missing else ""
+    return scatter_svg(dots, f"Step time of {len(dots)} measured runs{failed}")
+
+
+def scatter_svg(dots: Sequence[Dot], title: str) -> str:
+    """Predicted over measured seconds, both logarithmic, as SVG text.
+
+    Parameters
+    ----------
+    dots
+        Group, measured and predicted seconds, above 0; a colour for each group.
+    title
+        Of the picture.
+    """
+    scale = LogScale.of_tens([value for _, *values in dots for value in values], MARGIN)
+    chart = Chart(
+        across=scale,
+        down=scale,
+        title=title,
+        across_title="measured step, s",
+        down_title="predicted, s",
+    )
+    low, high = scale.low, scale.high
+    below, above = 1 - BAND, 1 + BAND
+    band = [(low, low), (low, above * low), (high / above, high)]
+    band += [(high, high), (high, below * high), (low / below, low)]
+    chart.area(band, _PALE)
+    chart.line([(low, low), (high, high)], _GREY)
+    chart.name("within 10 %", _PALE)
+    for index, group in enumerate(sorted({name for name, _, _ in dots})):
+        colour = distinct_colour(index)
+        for name, measured_s, predicted_s in dots:
+            if name == group:
+                tip = f"{name}: measured {seconds(measured_s)}, predicted {seconds(predicted_s)}"
+                chart.dot((measured_s, predicted_s), colour, size=3, tip=tip)
+        chart.name(group, colour)
+    return chart.document()
+
+
+# What a calibration learned: errors before and after, constants, the run to measure next.
+
+
+MOVED_PCT = 1.0
+"""Mean change of predictions from which a constant is said to have moved."""
+_MOST_CALIBRATED_ROWS = 20
+_THREE = Kind(lambda value: f"{value:.3g}")
+_SIGNED = decimals(1, sign=True)
+
+
+def calibration_view(report: CalibrationReport) -> View:
+    """The blocks that `meshwright calibrate` prints.
+
+    Parameters
+    ----------
+    report
+        Of the calibration.
+    """
+    stack = report.calibration
+    facts = [
+        ("stack", f"{stack.name}, begun from {stack.framework}, on {stack.device}"),
+        *_errors(report),
+        ("band", f"measured steps within {stack.step_time.low:.2f} to {stack.step_time.high:.2f} "
+                 "of predicted ones, 9 times in 10"),
+    ]  # fmt: skip
+    return [
+        Facts(facts),
+        *[line(text) for text in report.benchmarks],
+        *_moved(report),
+        *_constants(report),
+        *_calibrated_rows(report),
+        *_next(report),
+    ]
+
+
+def _errors(report: CalibrationReport) -> list[tuple[str, str]]:
+    facts = []
+    for what in ("step time", "memory"):
+        before = report.mean_error_pct(what, "before")
+        after = report.mean_error_pct(what, "left_out")
+        if before is not None and after is not None:
+            words = (
+                f"mean error {before:.1f} % before, {after:.1f} % after, each run left out in turn"
+            )
+            facts.append((what, words))
+    return facts
+
+
+def _moved(report: CalibrationReport) -> View:
+    moved = [constant for constant in report.learned if abs(constant.effect_pct) >= MOVED_PCT]
+    if not moved:
+        return [line("The runs agree with the shipped constants.")]
+    return [Heading("What moved"), *[line(f"- {constant.sentence}") for constant in moved]]
+
+
+def _constants(report: CalibrationReport) -> View:
+    if not report.learned:
+        return []
+    columns = [
+        Column("constant"),
+        Column("assumed", _THREE),
+        Column("yours", _THREE),
+        Column("from", _THREE),
+        Column("to", _THREE),
+        Column("unit"),
+        Column("predictions", _SIGNED, unit="%"),
+    ]
+    rows = [
+        [
+            constant.name,
+            constant.assumed,
+            constant.value,
+            constant.low,
+            constant.high,
+            constant.unit,
+            constant.effect_pct,
+        ]
+        for constant in report.learned
+    ]
+    return [Heading("Constants"), Table(columns, rows)]
+
+
+def _calibrated_rows(report: CalibrationReport) -> View:
+    columns = [
+        Column("run"),
+        Column("of"),
+        Column("measured", _THREE),
+        Column("before", _SIGNED, unit="%"),
+        Column("after", _SIGNED, unit="%"),
+        Column("left out", _SIGNED, unit="%"),
+    ]
+    rows = [
+        [row.id, row.what, row.measured, row.before_pct, row.after_pct, row.left_out_pct]
+        for row in report.rows[:_MOST_CALIBRATED_ROWS]
+    ]
+    return [Heading("Predicted against measured"), Table(columns, rows)] if rows else []
+
+
+def _next(report: CalibrationReport) -> View:
+    if not report.suggestions:
+        return []
+    names = list(report.suggestions[0].layout)
+    columns = [
+        *[Column(name, NUMBER) for name in names],
+        Column("predicted", _THREE, unit="s"),
+        Column("own spread", decimals(1), unit="%"),
+        Column("doubt of all", decimals(1), unit="%"),
+    ]
+    rows = [
+        [
+            *[str(suggestion.layout[name]) for name in names],
+            suggestion.step_time_s,
+            suggestion.spread_pct,
+            suggestion.spread_after_pct,
+        ]
+        for suggestion in report.suggestions
+    ]
+    now = report.suggestions[0].spread_before_pct
+    words = f"Measured next, these would teach most; all layouts are in doubt by {now:.1f} % now."
+    return [Heading("What to measure next"), line(words), Table(columns, rows)]

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from meshwright.cluster_specs.fabric import is_irregular
+from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.constraints.activation_offload import has_mamba, has_modules
-from meshwright.costmodel.context_groups import HIERARCHICAL
-from meshwright.costmodel.execution import Execution
+from meshwright.constraints.memory import has_mamba, has_modules
 from meshwright.costmodel.execution_names import DISPATCHERS, OFFLOADED_MODULES
-from meshwright.costmodel.token_dispatch import GATHERS
+from meshwright.costmodel.workload import GATHERS, HIERARCHICAL, Execution
 from meshwright.errors import InputError, listed, near_miss, shown
 from meshwright.frameworks.catalog import RECORDS, planned
 from meshwright.frameworks.record import Framework, TokenDispatcher

@@ -11,7 +11,7 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.workload import AttentionKernel, Fp8Recipe
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.request.inputs import ScheduleName
+from meshwright.planner.request.plan_request import ScheduleName
 
 MOST_LAYERS = 2000
 MOST_HOSTS = 131_072

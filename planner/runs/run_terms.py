@@ -7,13 +7,292 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from itertools import groupby
+from math import prod
+from typing import Annotated, Any, cast
 
-from meshwright.costmodel.context_groups import GATHERED, HIERARCHICAL
-from meshwright.costmodel.layout import Recompute
-from meshwright.costmodel.workload import AttentionKernel
-from meshwright.planner.runs.pipeline_notation import MOST_CHUNKS, layers_of_layout
-from meshwright.planner.runs.predicted import RECOMPUTED
+from pydantic import BaseModel, ConfigDict, Field
+
+from meshwright.costmodel.activations import offloads_any
+from meshwright.costmodel.estimate import Stages
+from meshwright.costmodel.execution_names import OFFLOADED_MODULES
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.schedules import schedule_name, schedule_named
+from meshwright.costmodel.workload import (
+    GATHERED,
+    HIERARCHICAL,
+    AttentionKernel,
+    Workload,
+    swapping_ranks,
+)
+from meshwright.errors import InputError
+from meshwright.frameworks.catalog import framework_of_stack, planned
+from meshwright.planner.request.executions import check_names
+from meshwright.planner.request.plan_request import (
+    Degree,
+    RecomputeModule,
+    RecomputeName,
+    ScheduleName,
+)
+from meshwright.planner.runs.launches.command_line import CommandLine
+
+# A layout and what the cost model expects of it, as documents carry them.
+
+
+RECOMPUTED: dict[RecomputeModule, Recompute] = {
+    "core_attn": Recompute.CORE_ATTENTION,
+    "layernorm": Recompute.LAYERNORM,
+    "moe_act": Recompute.MOE_ACTIVATION,
+    "mla_up_proj": Recompute.MLA_UP_PROJECTION,
+    "mlp": Recompute.MLP,
+    "op": Recompute.OPERATORS,
+}
+"""Modules of selective recomputation, by the names that documents and Megatron's flags use."""
+
+_NUMBERS = (
+    "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches", "zero_stage",
+    "shard_groups", "optimizer_offload",
+)  # fmt: skip
+"""Whole numbers that a layout and its document hold under one name."""
+
+_DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class LayoutDoc(BaseModel):
+    """The chosen layout. `stages[rank][virtual stage]` is a number of transformer layers; chunk v of rank r
+    is the (v * pp + r)-th of the model; under zbv and dualpipe-v the second chunk of rank r is the
+    (2 pp - 1 - r)-th. The first also holds the embedding, the last MTP and head.
+    """
+
+    model_config = _DOC
+
+    tp: Degree
+    cp: Degree
+    pp: Degree
+    dp: Degree
+    ep: Degree
+    etp: Degree
+    vpp: Degree
+    micro_batch: Degree
+    num_micro_batches: Degree
+    sequence_parallel: bool
+    zero_stage: Annotated[int, Field(ge=0, le=3)]
+    shard_groups: Degree = 1
+    """Groups of replicas that each hold all that ZeRO shards."""
+    optimizer_offload: Annotated[int, Field(ge=0, le=100)] = 0
+    """Percent of the parameters whose optimizer states lie in the host's memory."""
+    recompute: RecomputeName
+    recompute_modules: tuple[RecomputeModule, ...] = ()
+    """With `selective`."""
+    recompute_layers: Annotated[int, Field(ge=0)] = 0
+    """With `full`: layers recomputed in each virtual stage (Megatron's block method)."""
+    schedule: ScheduleName = "1f1b"
+    stages: list[list[int]]
+
+
+class LevelTraffic(BaseModel):
+    """Bytes that leave a GPU across one fabric level in a step, and how long its share of links is busy."""
+
+    model_config = _DOC
+
+    level: str
+    bytes_per_step: float
+    """Of the mean GPU."""
+    busy_s: float
+    """Of the GPU that sends most across the level."""
+    utilisation: float
+    """`busy_s` over the step."""
+    most_bytes_per_step: float | None = None
+    """Of the GPU that sends most; null in plans of earlier versions, whose `busy_s` is the mean GPU's."""
+    mean_busy_s: float | None = None
+    """Of the mean GPU."""
+    by_axis: dict[str, float] = Field(default_factory=dict)
+    """The bytes of the mean GPU by axis."""
+
+    @property
+    def mean_s(self) -> float:
+        """How long the mean GPU's share of the links is busy."""
+        return self.busy_s if self.mean_busy_s is None else self.mean_busy_s
+
+
+class ErrorBandDoc(BaseModel):
+    """Where 90 % of measured steps lay, over predicted ones, on runs whose source was not fitted on."""
+
+    model_config = _DOC
+
+    low: float
+    high: float
+    rows: int
+    basis: str = "the device's class"
+    """Whose runs these are: a device class and a framework, or the wider group that stands in for them."""
+
+
+class Predicted(BaseModel):
+    """What the cost model expects of the plan."""
+
+    model_config = _DOC
+
+    step_time_s: float
+    tflops_per_gpu: float
+    mfu: float
+    tokens_per_s_per_gpu: float
+    breakdown_s: dict[str, float]
+    """Named parts that add up to `step_time_s`."""
+    memory_gib: list[float]
+    """Per pipeline stage, the peak on one GPU."""
+    memory_parts_gib: list[dict[str, float]] = Field(default_factory=list)
+    """Per pipeline stage: weights, gradients, optimizer, activations, logits, work (one layer's way back),
+    buffers, fragmentation and workspace, which add up to `memory_gib`."""
+    host_memory_gib: float | None = None
+    """What a node's host holds of offloaded activations, and of optimizer states with their gradients; null
+    where nothing is offloaded."""
+    memory_context_gib: float | None = None
+    """CUDA context and NCCL buffers, which the driver shows besides."""
+    level_traffic: list[LevelTraffic]
+    error_band: ErrorBandDoc
+
+
+def layout_document(layout: Layout, stages: Stages) -> LayoutDoc:
+    """The `layout` part of a document.
+
+    Parameters
+    ----------
+    layout
+        One layout, in plain numbers.
+    stages
+        Transformer layers of each [pipeline rank][virtual stage].
+    """
+    mask = Recompute(int(layout.recompute))
+    kind, modules, layers = recompute_words(mask, int(layout.recompute_layers))
+    longest = max(max(rank) for rank in stages)
+    return LayoutDoc(
+        **{name: int(getattr(layout, name)) for name in _NUMBERS},
+        sequence_parallel=bool(layout.sequence_parallel),
+        recompute=kind,
+        recompute_modules=modules,
+        recompute_layers=min(layers, longest),
+        schedule=cast("ScheduleName", schedule_name(int(layout.schedule), int(layout.vpp))),
+        stages=[list(rank) for rank in stages],
+    )
+
+
+def recompute_words(
+    mask: Recompute, layers: int
+) -> tuple[RecomputeName, tuple[RecomputeModule, ...], int]:
+    """How documents write a recomputation: kind, modules (selective), layers of a virtual stage (full).
+
+    Parameters
+    ----------
+    mask
+        Of a layout.
+    layers
+        `Layout.recompute_layers`, fully recomputed layers of each virtual stage.
+    """
+    if Recompute.FULL in mask:
+        return "full", (), layers
+    modules = tuple(name for name, flag in RECOMPUTED.items() if flag in mask)
+    return ("selective" if mask else "none"), modules, 0
+
+
+def layout_from_document(document: LayoutDoc) -> Layout:
+    """The layout that a document describes, in plain numbers; its stages are not part of a `Layout`."""
+    mask = Recompute.FULL if document.recompute == "full" else Recompute.NONE
+    for module in document.recompute_modules:
+        mask |= RECOMPUTED[module]
+    return Layout(
+        **{name: getattr(document, name) for name in _NUMBERS},
+        sequence_parallel=document.sequence_parallel,
+        recompute=int(mask),
+        recompute_layers=document.recompute_layers,
+        schedule=int(schedule_named(document.schedule)),
+    )
+
+
+# The pipeline split in Megatron's own notation (`--pipeline-model-parallel-layout`), written and read.
+#
+# E is the embedding, t a layer, m a multi-token-prediction module, L the head and loss, | the border of two
+# chunks; x*n is x n times, (x|)*n is n chunks x. Chunk v of rank r is the (v * pp + r)-th from the front.
+
+
+MOST_CHUNKS = 4096
+_MOST_LETTERS = 16 * MOST_CHUNKS
+_LONGEST_TEXT = 10_000
+_GROUP_REPEATED = re.compile(r"\(([^()]+)\)\*(\d{1,4})")
+_LETTER_REPEATED = re.compile(r"([EtmL|])\*(\d{1,4})")
+
+
+def layout_string(stages: Sequence[Sequence[int]], mtp_layers: int = 0) -> str:
+    """A pipeline split in Megatron's notation.
+
+    Parameters
+    ----------
+    stages
+        Layers of each [rank][virtual stage]. The first chunk also holds E, the last also m and L.
+    mtp_layers
+        Multi-token-prediction modules.
+
+    >>> layout_string([[3, 2], [2, 2], [2, 1]])
+    'Et*3|(tt|)*4tL'
+    """
+    counts = [rank[chunk] for chunk in range(len(stages[0])) for rank in stages]
+    first, inner, last = counts[0], counts[1:-1], counts[1:][-1:]
+    front = "E" + _repeat("t", first)
+    if last:
+        runs = ((layers, len(list(run))) for layers, run in groupby(inner))
+        middle = "".join(_chunks(layers, number) for layers, number in runs)
+        front += f"|{middle}{_repeat('t', last[0])}"
+    return front + _repeat("m", mtp_layers) + "L"
+
+
+def pattern_chunks(pattern: str, stages: Sequence[Sequence[int]]) -> str:
+    """A hybrid pattern with | between the chunks of a pipeline split, in the order of the model.
+
+    Parameters
+    ----------
+    pattern
+        The block of each layer, a character each.
+    stages
+        Layers of each [rank][virtual stage]; they add up to the pattern's.
+
+    >>> pattern_chunks("M-M*M-", [[1, 2], [2, 1]])
+    'M|-M|*M|-'
+    """
+    counts = [rank[chunk] for chunk in range(len(stages[0])) for rank in stages]
+    ends = [sum(counts[: number + 1]) for number in range(len(counts))]
+    return "|".join(pattern[end - count : end] for end, count in zip(ends, counts, strict=True))
+
+
+def layers_of_layout(text: str) -> tuple[int, ...] | None:
+    """Layers of each chunk, in model order, of a layout in Megatron's notation; None for anything else.
+
+    >>> layers_of_layout("Et*3|(tt|)*4tL")
+    (3, 2, 2, 2, 2, 1)
+    """
+    letters = text.replace(",", "").replace(" ", "")
+    if len(letters) > _LONGEST_TEXT:
+        return None
+    for repeated in (_GROUP_REPEATED, _LETTER_REPEATED):
+        letters = repeated.sub(_written_out, letters)
+        if len(letters) > _MOST_LETTERS:
+            return None
+    letters = letters.replace("(", "").replace(")", "")
+    if "E" not in letters or not set(letters) <= set("EtmL|"):
+        return None
+    return tuple(chunk.count("t") for chunk in letters.split("|"))
+
+
+def _written_out(repeated: re.Match[str]) -> str:
+    return repeated[1] * int(repeated[2])
+
+
+def _chunks(layers: int, number: int) -> str:
+    chunk = _repeat("t", layers) + "|"
+    return chunk if number == 1 else f"({chunk})*{number}"
+
+
+def _repeat(letter: str, count: int) -> str:
+    return letter * count if count <= 2 else f"{letter}*{count}"
+
 
 _GATHERS = ("all_gather", "allgather", "all-gather")
 _HEADS_FOR_TOKENS = ("a2a", "all-to-all", "alltoall", "ulysses")
@@ -206,3 +485,132 @@ def _counted_list(spec: str) -> tuple[int, ...] | None:
             return None
         sizes += [int(match[2])] * int(match[1] or 1)
     return tuple(sizes)
+
+
+# Sizes of hierarchical context parallelism that a run file or a launch script gives.
+
+
+_EXCHANGE, _SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
+
+
+def check_context_groups(workload: Workload, layout: Layout) -> None:
+    """Raises InputError for a number of neighbours that a run of plain degrees cannot have."""
+    model, inner = workload.model, workload.cp_inner
+    tp, cp = int(layout.tp), int(layout.cp)
+    if workload.cp_comm != HIERARCHICAL:
+        if inner is not None:
+            raise InputError(f"run.cp_inner: goes with cp_comm {HIERARCHICAL} only")
+        return
+    if inner is None:
+        if cp > 1 and int(swapping_ranks(workload, layout)) == 1:
+            raise InputError(
+                f"run.cp_inner: is needed: with tp {tp} and cp {cp} no group of two or more neighbours lies "
+                "in a scale-up domain, divides the heads and leaves a ring"
+            )
+        return
+    if cp % inner:
+        raise InputError(f"run.cp_inner: {inner} does not divide cp {cp}")
+    heads = {"attention heads": model.heads, "key-value heads": model.kv_heads}
+    for name, number in heads.items():
+        if inner > 1 and number % (tp * inner):
+            raise InputError(
+                f"run.cp_inner: {number} {name} do not divide by tp {tp} x {inner} ranks that swap them"
+            )
+
+
+def megatron_exchange(line: CommandLine, cp: int) -> dict[str, Any]:
+    """`cp_comm` and `cp_inner` of Megatron's flags. Raises InputError for what it would not start."""
+    kinds = dict.fromkeys(line.several(_EXCHANGE))
+    sizes = line.several(_SIZES)
+    if len(kinds) > 1:
+        raise InputError(
+            "differs from layer to layer, which has no price here",
+            where=f"{line.where}: {_EXCHANGE}",
+        )
+    kind = next(iter(kinds), "p2p")
+    if kind != HIERARCHICAL:
+        named = cp_comm_kind(kind)
+        return {} if named == "p2p" else {"cp_comm": named}
+    if len(sizes) != 2 or not all(size.isdigit() and len(size) < 8 for size in sizes):
+        raise InputError(
+            f"has to be two whole numbers where {_EXCHANGE} is {HIERARCHICAL}",
+            where=f"{line.where}: {_SIZES}",
+            value=" ".join(sizes),
+        )
+    degrees = [int(size) for size in sizes]
+    if prod(degrees) != cp:
+        raise InputError(
+            f"must multiply to the context-parallel size {cp}",
+            where=f"{line.where}: {_SIZES}",
+            value=" ".join(sizes),
+        )
+    return {"cp_comm": HIERARCHICAL, "cp_inner": degrees[0]}
+
+
+# Modules whose activations are offloaded, as run files and launch scripts name them.
+
+
+_OFFLOADED = tuple(OFFLOADED_MODULES[-1].split("+"))
+"""Every module that is priced."""
+_SWITCH, _MODULES = "--fine-grained-activation-offloading", "--offload-modules"
+_NOT_PRICED = (
+    "--activation-offload-fraction",
+    "--delta-offload-bytes-across-pp-ranks",
+    "--min-offloaded-tensor-size",
+    "--fine-grained-offloading-max-inflight-offloads",
+)
+"""Flags that change what is offloaded, or when."""
+
+
+def offloaded_set(modules: Sequence[str], where: str = "run.offload_modules") -> str:
+    """How the cost model calls some modules together.
+
+    >>> offloaded_set(["moe_act", "expert_fc1"])
+    'expert_fc1+moe_act'
+
+    Raises
+    ------
+    InputError
+        For a module that has no price, and for attn_proj without core_attn, which Megatron refuses.
+    """
+    check_names(where, modules, _OFFLOADED, "is not a module whose offloading has a price")
+    name = "+".join(module for module in _OFFLOADED if module in modules) or "none"
+    if name not in OFFLOADED_MODULES:
+        raise InputError("attn_proj goes with core_attn only: name both", where=where, value=name)
+    return name
+
+
+def check_offload(workload: Workload, layout: Layout) -> None:
+    """Raises InputError where a run offloads and its framework is not planned to, or cannot."""
+    record = framework_of_stack(workload.framework)
+    if workload.offload_parameters and (
+        "parameters" not in record.offloads or layout.zero_stage != 3
+    ):
+        raise InputError(
+            "is DeepSpeed's under ZeRO 3 only (offload_param); FSDP2's CPU offload is optimizer_offload: 100",
+            where="run.parameter_offload",
+            value=f"{record.name}, zero_stage {layout.zero_stage}",
+        )
+    if offloads_any(workload) and "activations" not in planned(record.offloads):
+        raise InputError(
+            "has a price with Megatron only",
+            where="run.offload_modules",
+            value=workload.offload_modules,
+        )
+
+
+def offloaded_modules(line: CommandLine) -> dict[str, Any]:
+    """`offload_modules` of Megatron's flags; nothing without the switch. Raises InputError for what has no
+    price.
+    """
+    modules = line.several(_MODULES)
+    if not line.has(_SWITCH):
+        return {}
+    for flag in _NOT_PRICED:
+        if line.has(flag):
+            raise InputError(
+                f"has no price beside {_SWITCH}: leave it at its default",
+                where=f"{line.where}: {flag}",
+            )
+    where = f"{line.where}: {_MODULES}"
+    return {"offload_modules": offloaded_set(modules, where).split("+")} if modules else {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from math import inf
 from operator import or_
@@ -11,17 +11,19 @@ from operator import or_
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.constraints.fabric import NvlinkDomain
 from meshwright.constraints.memory import HbmCapacity
-from meshwright.constraints.nvlink_domain import NvlinkDomain
 from meshwright.constraints.rule import Rule
-from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.estimate import LayerCosts
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory.profile import memory_profile
+from meshwright.costmodel.stacks import memory_profile
+from meshwright.costmodel.workload import Execution
+from meshwright.planner.bounds.alike import rows_by_value
+from meshwright.planner.bounds.combination_costs import ShapeTable, compute_bound_s, rows_of
 from meshwright.planner.bounds.exact_cost import MappingBounds
-from meshwright.planner.bounds.stages import ALL_LAYERS
-from meshwright.planner.search.certificate import Certificate
+from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.search.model import Candidates
-from meshwright.planner.search.pricing import Pricing
+from meshwright.planner.search.pricing import Certificate, Pricing
 from meshwright.planner.search.space import Space
 
 IntArray = NDArray[np.int64]
@@ -301,3 +303,228 @@ def sparing_recompute(space: Space) -> tuple[int, ...]:
 def as_array(layout: Layout) -> Layout:
     """One layout as an array of one."""
     return Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+
+
+# Degrees with a micro-batch, in the order of their bounds, for all executions at once and for each.
+
+
+DEGREES_TOGETHER = 1 << 16
+"""Degrees worked on between two looks at the clock."""
+
+
+class DegreeScan:
+    """Degrees of the space of all branches, bounded for all of them at once and for each of them."""
+
+    def __init__(
+        self,
+        space: Space,
+        branches: Sequence[Branch],
+        table: ShapeTable,
+        degrees: Layout,
+        on_block: Callable[[], object],
+    ) -> None:
+        """`on_block` is called again and again while all degrees are worked on; what it raises ends that."""
+        self._space, self._branches, self._table, self._degrees = space, branches, table, degrees
+        self._on_block = on_block
+        count = degrees.broadcast_shape()[0]
+        self._shapes = np.empty(count, dtype=np.int64)
+        self.bound_s = np.empty(count)
+        """Of the fastest branch, [n]."""
+        for rows in self._blocks(count):
+            self._shapes[rows] = table.rows(degrees.take(rows))
+            self.bound_s[rows] = self._bounds_s(table.least, rows)
+
+    def _blocks(self, count: int) -> Iterator[slice]:
+        """Rows in parts that a core's cache holds."""
+        for start in range(0, count, DEGREES_TOGETHER):
+            self._on_block()
+            yield slice(start, start + DEGREES_TOGETHER)
+
+    def _bounds_s(self, costs: LayerCosts, rows: IntArray | slice) -> FloatArray:
+        """Of some of the degrees."""
+        degrees = self._degrees.take(rows)
+        bubble = self._space.smallest_bubble[np.asarray(degrees.pp)]
+        own_costs = rows_of(costs, self._shapes[rows])
+        return compute_bound_s(self._space.workload, degrees, own_costs, bubble)
+
+    def by_branch(
+        self, rows: IntArray, cutoff_s: Callable[[], float]
+    ) -> Iterator[tuple[int, Layout, int]]:
+        """Each branch, its degrees among some rows that may beat the cutoff, and its other layouts.
+
+        Least bounds first. The cutoff is asked for each branch: it falls when one before has a price.
+        """
+        degrees = self._degrees.take(rows)
+        bounded = []
+        for index, branch in enumerate(self._branches):
+            own = rows[branch.has(degrees)]
+            if len(own):
+                bound_s = self._bounds_s(self._table.costs[index], own)
+                bounded.append((float(bound_s.min()), index, own, bound_s))
+        for _, index, own, bound_s in sorted(bounded, key=lambda each: each[:2]):
+            good = bound_s < cutoff_s()
+            space = self._branches[index].space
+            others = space.layouts_per_degrees(self._degrees.take(own[~good]))
+            yield index, self._degrees.take(own[good]), int(others.sum())
+
+    def promising(self, cutoff_s: float) -> Layout:
+        """Degrees that may beat the cutoff, least bounds first."""
+        order = np.argsort(self.bound_s, kind="stable")
+        return self._degrees.take(order[self.bound_s[order] < cutoff_s])
+
+    def every_layout(self) -> int:
+        """How many layouts all of the degrees have in all branches."""
+        blocks = self._blocks(self._degrees.broadcast_shape()[0])
+        return sum(self._layouts_of(self._degrees.take(rows)) for rows in blocks)
+
+    def layouts(self, rows: IntArray) -> int:
+        """How many some of the degrees have."""
+        blocks = self._blocks(len(rows))
+        return sum(self._layouts_of(self._degrees.take(rows[part])) for part in blocks)
+
+    def _layouts_of(self, degrees: Layout) -> int:
+        own = tuple(
+            positions[np.asarray(getattr(degrees, name))]
+            for name, positions in self._positions.items()
+        )
+        pipelines = self._space.pipeline_counts[np.asarray(degrees.pp)]
+        return int((pipelines * self._kinds[own] * self._space.shardings(degrees)).sum())
+
+    @cached_property
+    def _positions(self) -> dict[str, IntArray]:
+        """By axis that branches narrow, the position of each degree among those of the space."""
+        tables = {}
+        for name in NARROWED:
+            degrees = np.array(getattr(self._space, name), dtype=np.int64)
+            tables[name] = np.zeros(int(degrees.max(initial=0)) + 1, dtype=np.int64)
+            tables[name][degrees] = np.arange(len(degrees))
+        return tables
+
+    @cached_property
+    def _kinds(self) -> IntArray:
+        """Recomputations of all branches that have some degrees, by the positions of what these narrow."""
+        kinds = np.zeros([len(getattr(self._space, name)) for name in NARROWED], dtype=np.int64)
+        for branch in self._branches:
+            columns = (
+                positions[np.array(getattr(branch.space, name), dtype=np.int64)]
+                for name, positions in self._positions.items()
+            )
+            kinds[np.ix_(*columns)] += len(branch.space.recompute)
+        return kinds
+
+
+# The node pool: layouts that may still be the optimum, with their lower bounds.
+
+
+_OF_FAMILY = tuple(
+    f.name
+    for f in fields(Layout)
+    if f.name not in ("recompute", "recompute_layers", "optimizer_offload", "shard_groups")
+)
+"""Layouts that agree in these differ in what makes room alone."""
+
+
+class LayoutPool:
+    """Layouts with their bounds. Rows stay valid until the next `drop`."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, NDArray[np.int64]] = {}
+        self.branch: IntArray = np.zeros(0, dtype=np.int64)
+        """Which execution each layout is for."""
+        self.bound_s: FloatArray = np.zeros(0)
+        """Seconds; infinite once a layout is closed."""
+        self.mappings: list[MappingBounds | None] = []
+        self.is_bounded: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        """Whether the bounds of a layout's mappings are known."""
+        self.family: IntArray = np.zeros(0, dtype=np.int64)
+        """A number for all layouts of one execution that differ in what makes room alone."""
+        self._families: dict[tuple[int, ...], int] = {}
+        self._family_bound_s: FloatArray = np.zeros(0)
+        """Seconds, by family; not a number before it is known."""
+
+    def __len__(self) -> int:
+        return int(np.sum(np.isfinite(self.bound_s)))
+
+    def add(self, branch: int, layouts: Layout, bound_s: FloatArray) -> None:
+        """Adds array layouts of one execution with their bounds, shape [n] each."""
+        if not len(bound_s):
+            return
+        for f in fields(layouts):
+            new = np.broadcast_to(np.asarray(getattr(layouts, f.name)), bound_s.shape)
+            old = self._columns.get(f.name)
+            self._columns[f.name] = new if old is None else np.concatenate([old, new])
+        self.branch = np.concatenate([self.branch, np.full(len(bound_s), branch)])
+        self.bound_s = np.concatenate([self.bound_s, bound_s])
+        self.family = np.concatenate([self.family, self._family_of(branch, layouts)])
+        self.mappings += [None] * len(bound_s)
+        self.is_bounded = np.concatenate([self.is_bounded, np.zeros(len(bound_s), dtype=bool)])
+
+    def _family_of(self, branch: int, layouts: Layout) -> IntArray:
+        first, back = rows_by_value(layouts, _OF_FAMILY)
+        columns = [np.asarray(getattr(layouts.take(first), name)) for name in _OF_FAMILY]
+        keys = np.stack(columns, axis=1).astype(np.int64).tolist()
+        numbers = [self._families.setdefault((branch, *key), len(self._families)) for key in keys]
+        unknown = np.full(len(self._families) - len(self._family_bound_s), np.nan)
+        self._family_bound_s = np.concatenate([self._family_bound_s, unknown])
+        return np.array(numbers, dtype=np.int64)[back]
+
+    def one_of_each_family(self, rows: IntArray) -> IntArray:
+        """Of some rows, one of each family whose bound is not known."""
+        unknown = rows[np.isnan(self._family_bound_s[self.family[rows]])]
+        _, first = np.unique(self.family[unknown], return_index=True)
+        return unknown[first]
+
+    def bound_families(self, rows: IntArray, bound_s: FloatArray) -> None:
+        """Raises the bounds of all layouts of the families of some rows to theirs, [rows]."""
+        self._family_bound_s[self.family[rows]] = bound_s
+        raised = np.nan_to_num(self._family_bound_s)[self.family]
+        self.bound_s = np.maximum(self.bound_s, raised)
+
+    def take(self, rows: IntArray) -> Layout:
+        """Some of the layouts, as arrays."""
+        return Layout(**{name: column[rows] for name, column in self._columns.items()})  # type: ignore[arg-type]
+
+    def scalar(self, row: int) -> Layout:
+        """One of the layouts, in plain numbers."""
+        return Layout(**{name: column[row].item() for name, column in self._columns.items()})
+
+    def least_s(self) -> float:
+        """The least bound; infinite when the pool is empty."""
+        return float(self.bound_s.min()) if len(self.bound_s) else float("inf")
+
+    def by_bound(self, most: int, *, bounded: bool = False) -> IntArray:
+        """The first so many rows of the layouts in the pool, or of those `bounded`, least bound first."""
+        is_open = np.isfinite(self.bound_s)
+        rows = np.flatnonzero(is_open & self.is_bounded if bounded else is_open)
+        bound_s = self.bound_s[rows]
+        if most < len(rows):
+            # With all that tie with the last: a partition keeps no order among them.
+            last_s = np.partition(bound_s, most)[most]
+            near = bound_s <= last_s
+            rows, bound_s = rows[near], bound_s[near]
+        return rows[np.argsort(bound_s, kind="stable")][:most]
+
+    def set_mappings(self, row: int, bounds: MappingBounds) -> None:
+        """Replaces a layout's bound by that of its mappings."""
+        self.mappings[row] = bounds
+        self.is_bounded[row] = True
+        self.bound_s[row] = max(float(self.bound_s[row]), bounds.least_s)
+
+    def close(self, row: int) -> None:
+        """Takes a layout out of the pool."""
+        self.bound_s[row] = np.inf
+
+    def drop(self, cutoff_s: float) -> int:
+        """Forgets closed layouts and those whose bound is at or above the cutoff; returns how many of the
+        latter.
+        """
+        keep = np.isfinite(self.bound_s) & (self.bound_s < cutoff_s)
+        dropped = int(np.sum(np.isfinite(self.bound_s) & ~keep))
+        if not keep.all():
+            self._columns = {name: column[keep] for name, column in self._columns.items()}
+            self.branch, self.bound_s = self.branch[keep], self.bound_s[keep]
+            self.is_bounded, self.family = self.is_bounded[keep], self.family[keep]
+            self.mappings = [
+                bounds for bounds, stays in zip(self.mappings, keep, strict=True) if stays
+            ]
+        return dropped

@@ -22,24 +22,100 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any
 
+from meshwright.constraints.fabric import ROUNDING
 from meshwright.costmodel.layout import Recompute
-from meshwright.costmodel.pipeline.schedules import schedule_name, traits
+from meshwright.costmodel.schedules import schedule_name, traits
 from meshwright.planner.bounds.memory_fit import HostRow, RankRow
-from meshwright.planner.experts.joint import JointRouting, post_placements
-from meshwright.planner.search.candidates import KERNEL
-from meshwright.planner.search.combination import Combination
-from meshwright.planner.search.limit_rows import keep_inside, spare_cuts
+from meshwright.planner.experts.training import JointRouting, post_placements
+from meshwright.planner.search.candidates import KERNEL, Combination
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns
-from meshwright.planner.search.params import SearchParams
+from meshwright.planner.search.pricing import SearchParams
 from meshwright.planner.solvers.cp_sat import solved_in_two_attempts
 
 if TYPE_CHECKING:
     from meshwright.planner.solvers.or_tools import cp_model
+
+
+# Rows of the model on mappings: groups that must not leave a domain, cuts that must not be filled.
+#
+#     a group of 8 experts has 8 members in one domain    sum_v v ep_v <= ep_members_inside
+#     no cut is used beyond the limit                     cut_use_leaf_uplink_gradients <= limit
+#
+# Mappings that break a row are in the model: they are what the rows decide on. What a mapping keeps inside
+# is known before it is priced. What it makes of the cuts comes with its price, at its fastest split, and
+# stands at nothing before: the model may then choose it, and learns what it uses.
+
+
+BILLIONTHS = 10**9
+MOST_USE = 1_000
+"""Times its capacity: a cut that is used more counts as this."""
+
+
+def keep_inside(
+    model: cp_model.CpModel,
+    literals: Sequence[cp_model.IntVar],
+    axis: str,
+    degrees: Sequence[int],
+    inside: Sequence[int],
+) -> None:
+    """Groups of one axis have all their members in one domain.
+
+    Parameters
+    ----------
+    model
+        Where the row goes.
+    literals
+        Of the choices, of which one is true.
+    axis
+        As `Layout` names it.
+    degrees
+        Members of a group with each choice.
+    inside
+        How many of them share a domain with each choice.
+    """
+    members = model.new_int_var(0, max(inside), f"{axis}_members_inside")
+    model.add(members == sum(count * x for count, x in zip(inside, literals, strict=True)))
+    asked = sum(degree * x for degree, x in zip(degrees, literals, strict=True))
+    model.add(asked <= members).with_name(f"nvlink_domain_{axis}")
+
+
+def spare_cuts(
+    model: cp_model.CpModel,
+    literals: Sequence[cp_model.IntVar],
+    uses: Sequence[Mapping[str, float]],
+    limit: float,
+) -> None:
+    """No cut is used beyond a share of its capacity.
+
+    Parameters
+    ----------
+    model
+        Where the rows go.
+    literals
+        Of the choices, of which one is true.
+    uses
+        Of each choice, the share of each cut that it uses as far as that is known, from 0 on.
+    limit
+        From above 0 to 1.
+    """
+    allowed = int(limit * BILLIONTHS)
+    for name in sorted({name for own in uses for name in own}):
+        shares = [_billionths(own.get(name, 0.0), limit, allowed) for own in uses]
+        used = model.new_int_var(0, max(shares), f"cut_use_{name}")
+        model.add(used == sum(share * x for share, x in zip(shares, literals, strict=True)))
+        model.add(used <= allowed).with_name(f"bisection_{name}")
+
+
+def _billionths(use: float, limit: float, allowed: int) -> int:
+    """At most what is allowed where the use keeps to the limit, as `constraints.fabric` judges it."""
+    share = ceil(min(use, MOST_USE) * BILLIONTHS)
+    return min(share, allowed) if use <= limit * ROUNDING else max(share, allowed + 1)
+
 
 KIB_PER_GIB = 2**20
 LARGEST_SUM = 2**60

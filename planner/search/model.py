@@ -26,17 +26,17 @@ from meshwright.constraints.rule import Rule
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
-from meshwright.planner.experts.joint import (
+from meshwright.planner.experts.training import (
     AssumedImbalance,
     JointRouting,
     PlacementVariables,
     post_placements,
 )
-from meshwright.planner.mapping.choice.joint import Mapped, post_mappings
+from meshwright.planner.mapping.joint import Mapped, post_mappings
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 if TYPE_CHECKING:
-    from meshwright.planner.mapping.choice.joint import Need
+    from meshwright.planner.mapping.joint import Need
     from meshwright.planner.solvers.or_tools import cp_model
 
 NANOSECONDS = 1_000_000_000

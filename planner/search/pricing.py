@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +12,12 @@ from numpy.typing import NDArray
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
-from meshwright.planner.bounds.matrices import Matrices
-from meshwright.planner.mapping.choice.joint import Cells, Need
+from meshwright.planner.bounds.mappings import Matrices
+from meshwright.planner.mapping.joint import Cells, Need
+
+if TYPE_CHECKING:
+    from meshwright.planner.solvers.or_tools import cp_model
+
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -110,3 +115,99 @@ class Pricing(Protocol):
         Bounds of minus infinity in `mappings` mean that nothing is to be left out for its bound.
         """
         ...
+
+
+# Numbers that tune the search: they decide how long it takes, never what it answers.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchParams:
+    """Sizes of the search's steps, all at least 1."""
+
+    first_batch: int = 128
+    """Degrees of an execution expanded at once, at first; small, so that an incumbent is there early."""
+    largest_batch: int = 4096
+    """Degrees expanded at once, at most; batches grow fourfold up to it."""
+    priced_per_round: int = 8
+    """Layouts priced exactly after a batch, or after a CP-SAT model."""
+    most_priced_beside: int = 63
+    """Layouts priced beside the one that a CP-SAT model chose, where its choices bring nothing for long."""
+    most_in_vain: int = 4
+    """Prices in a row that bring nothing before more degrees are expanded."""
+    bounded_together: int = 2048
+    """Layouts of the pool whose mappings are bounded in one go, over all executions."""
+    first_together: int = 256
+    """The same on irregular allocations before there is a price: counting their mappings takes longer."""
+    promising: float = 0.97
+    """Share of the last step time, 0 to 1: with a bound below it, prices come before more degrees."""
+    worthwhile: float = 0.995
+    """Share of the last step time, 0 to 1: below it, pricing one more layout at once is worth while."""
+    largest_master: int = 3000
+    """Combinations in one CP-SAT model; those with larger bounds wait for a later round."""
+    first_candidates: int = 16
+    """Layouts that enter the CP-SAT model at once while better plans are still found."""
+    candidates_per_round: int = 128
+    """The same once all layouts are known."""
+    work: float = 4.0
+    """Of one attempt at a CP-SAT model, in the solver's units, about a second each."""
+    most_conflicts: int = 2000
+    """Of one attempt. Where every conflict raises the bound by a nanosecond, hardly any work is counted."""
+    most_unsolved: int = 2
+    """CP-SAT models given up before candidates are priced in the order of their bounds alone."""
+    most_outside: int = 16
+    """Layouts in CP-SAT models that leave a domain in which groups are to stay, whatever their mapping."""
+    largest_cells: int = 2000
+    """Counts of slots (leaf, stage) in one CP-SAT model; further mappings stand in it by their bounds."""
+
+
+# What a search looked at, and how it ended.
+
+
+@dataclass
+class Certificate:
+    """What was looked at, what was left out and why."""
+
+    layouts: int = 0
+    """Layouts in the degrees that were considered, of every execution."""
+    ruled_out: dict[str, int] = field(default_factory=dict)
+    """Layouts that a rule forbids, by the first rule that does."""
+    bounded_out: int = 0
+    """Layouts whose bound is no better than the plan's price."""
+    priced: int = 0
+    """Layouts priced exactly."""
+    rounds: int = 0
+    """CP-SAT models solved."""
+    executions: int = 1
+    """Combinations of execution choices, each with layouts of its own."""
+    fewest_gpus: int = 1
+    """Layouts on fewer GPUs than this cannot beat the plan; they were not enumerated."""
+    combinations: int = 0
+    """Of kernel, execution, recomputed modules and ZeRO stage in the last CP-SAT model."""
+    kernels: int = 0
+    """In the last CP-SAT model."""
+    least_cut_use: float | None = None
+    """Of mappings that fill a cut beyond what is allowed, the least share of its fullest cut."""
+    model_bound_s: float | None = None
+    """What the last CP-SAT model proved of its combinations."""
+    model: cp_model.CpModel | None = field(default=None, repr=False, compare=False)
+    """The last CP-SAT model; None where none was built, and on irregular fabrics."""
+
+    def overfull(self, cut_uses: Iterable[tuple[str, float]]) -> None:
+        """Takes note of a mapping that fills a cut beyond what is allowed."""
+        fullest = max(use for _, use in cut_uses)
+        self.least_cut_use = min(fullest, self.least_cut_use or fullest)
+
+    def rule_out(self, name: str, count: int) -> None:
+        """Counts layouts under a rule."""
+        if count:
+            self.ruled_out[name] = self.ruled_out.get(name, 0) + count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a search ended. `best` is sorted by price; `lower_bound_s` is None where nothing is known."""
+
+    status: str
+    best: tuple[Priced, ...]
+    lower_bound_s: float | None
+    certificate: Certificate

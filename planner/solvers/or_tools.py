@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from meshwright.planner.solvers.threads import others_run
+from meshwright.planner.solvers.processes import others_run
 
 
 class _PandasLater(ModuleType):

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,10 +14,26 @@ from contextvars import ContextVar
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from meshwright.planner.solvers.threads import start_thread
-
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
+
+
+# Threads of this package, told apart from those of a program that uses it.
+
+
+_NAME = "meshwright"
+
+
+def start_thread(work: Callable[..., None], *arguments: Any) -> None:
+    """Starts a thread that nobody waits for."""
+    threading.Thread(target=work, args=arguments, name=_NAME, daemon=True).start()
+
+
+def others_run() -> bool:
+    """Whether there are threads beside this one that the package has not started."""
+    this = threading.current_thread()
+    return any(thread is not this and thread.name != _NAME for thread in threading.enumerate())
+
 
 THREAD_COUNTS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WATCH_S = 1.0

@@ -17,17 +17,16 @@ import numpy as np
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
-from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout
-from meshwright.costmodel.memory.footprint import usable_hbm_gib
-from meshwright.costmodel.pipeline.schedules import schedule_named
 from meshwright.costmodel.placement import level_factors, placement_on
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.schedules import schedule_named
+from meshwright.costmodel.workload import Execution, Workload
 from meshwright.errors import InputError
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.runs.predicted import RECOMPUTED, layout_from_document
+from meshwright.planner.runs.run_terms import RECOMPUTED, layout_from_document
 
 ALL_LAYERS = 10**6
 FULL = 32

@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.allocation import fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout, Placement
@@ -28,7 +28,7 @@ from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.runs.run_terms import layout_from_document
 from tests.attack.allocations import Case, random_case
 from tests.attack.draws import Decided, decided_layouts, is_legal
 from tests.attack.own_places import PlaceSearch, placement_of_ranks

@@ -16,7 +16,7 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.allocation import fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import Layout, Placement
 

@@ -20,7 +20,7 @@ import pytest
 
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.errors import MeshwrightError
-from meshwright.planner.analysis.setup import setup_of_plan
+from meshwright.planner.analysis.waterfall import setup_of_plan
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import make_plan

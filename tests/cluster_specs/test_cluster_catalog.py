@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.cluster_specs.catalog import (
+from meshwright.cluster_specs.allocation import fabric_levels
+from meshwright.cluster_specs.reader import (
     cluster_names,
     device_names,
     load_cluster,
     load_device,
     node_kind_of,
 )
-from meshwright.cluster_specs.fabric import fabric_levels
 from meshwright.errors import InputError
 
 DEVICES = [

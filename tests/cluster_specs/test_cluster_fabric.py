@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from meshwright.cluster_specs.catalog import cluster_names, load_cluster, load_device
-from meshwright.cluster_specs.fabric import FabricLevels, fabric_levels
+from meshwright.cluster_specs.allocation import FabricLevels, fabric_levels
+from meshwright.cluster_specs.reader import cluster_names, load_cluster, load_device
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.errors import InputError
 

@@ -6,17 +6,18 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from meshwright.cluster_specs.allocation import expand_nodes
-from meshwright.cluster_specs.catalog import load_cluster
-from meshwright.cluster_specs.drawing import Joint, Terminal, draw
-from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.allocation import expand_nodes, fabric_levels
 from meshwright.cluster_specs.graph import (
     ROOT,
+    Joint,
+    Terminal,
     cut_between_gb_per_s,
     cut_gb_per_s,
+    draw,
     fabric_graph,
     halves_cut_gb_per_s,
 )
+from meshwright.cluster_specs.reader import load_cluster
 
 CASES = [
     ("dgx-h100", 64),

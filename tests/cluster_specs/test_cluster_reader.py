@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cluster_specs.allocation import allocated_gpus, expand_nodes
-from meshwright.cluster_specs.catalog import load_cluster, load_device
-from meshwright.cluster_specs.fabric import fabric_levels
-from meshwright.cluster_specs.naming import node_name
-from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
-from meshwright.documents.reader import LARGE_FILE_BYTES
+from meshwright.cluster_specs.allocation import (
+    allocated_gpus,
+    expand_nodes,
+    fabric_levels,
+    node_name,
+)
+from meshwright.cluster_specs.reader import (
+    cluster_from_mapping,
+    load_cluster,
+    load_device,
+    read_cluster,
+)
+from meshwright.documents import LARGE_FILE_BYTES
 from meshwright.errors import InputError
 
 # Blocks as in published runs: a stated NIC, none, NVL72 with a remark, a note on what is assumed.

@@ -12,11 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.cluster_specs.fabric import fabric_levels
-from meshwright.cluster_specs.importers.document import ImportedCluster, import_topology
-from meshwright.cluster_specs.importers.registry import FORMATS
+from meshwright.cluster_specs.allocation import fabric_levels
+from meshwright.cluster_specs.importers.document import FORMATS, ImportedCluster, import_topology
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.constants.rates import constants_for, fabric_links
+from meshwright.costmodel.rates import constants_for, fabric_links
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model

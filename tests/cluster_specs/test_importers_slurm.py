@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.importers.document import ImportedCluster, import_topology
-from meshwright.cluster_specs.importers.hostlists import expand
+from meshwright.cluster_specs.importers.facts import expand
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.errors import InputError
 from tests.places import DATA as TEST_DATA
@@ -232,8 +232,8 @@ def test_a_bad_graph_is_named(tmp_path: Path, text: str, part: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet='SwitchNameodsBlk=[]-,.0123456789 \n\\#"', max_size=120))
 def test_hostile_text_is_an_error_in_words(text: str) -> None:
+    from meshwright.cluster_specs.importers.document import read_facts
     from meshwright.cluster_specs.importers.facts import SourceText
-    from meshwright.cluster_specs.importers.registry import read_facts
     from meshwright.cluster_specs.reader import read_cluster
 
     node = read_cluster("dgx-h100")

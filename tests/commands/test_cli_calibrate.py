@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import meshwright
 from meshwright import cli
-from meshwright.costmodel.constants.calibration import Factors
+from meshwright.costmodel.calibration import Factors
 from tests.planner.runs.calibration.own_runs import LAYOUTS, document, measured_runs
 
 TRUTH = Factors(gemm=0.8, network=0.7)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.cluster_specs.fabric import fabric_levels, is_irregular
+from meshwright.cluster_specs.allocation import fabric_levels, is_irregular
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.planner.plan.texts import read_plan
 

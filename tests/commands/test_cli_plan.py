@@ -18,25 +18,24 @@ import pytest
 from click.testing import CliRunner, Result
 
 from meshwright import cli
-from meshwright.documents.json_text import json_text
+from meshwright.documents import json_text
 from meshwright.errors import InputError
 from meshwright.planner.analysis.neighbours import neighbours
-from meshwright.planner.bounds.matrices import order_name
+from meshwright.planner.bounds.mappings import order_name
 from meshwright.planner.plan.document import (
     Binding,
+    Infeasible,
     Mapping,
     Objective,
     Plan,
+    SolverReport,
 )
-from meshwright.planner.plan.infeasible_document import Infeasible
-from meshwright.planner.plan.solver_document import SolverReport
 from meshwright.planner.plan.texts import plan_document, plan_text, read_plan
-from meshwright.planner.report.compare_view import comparison
-from meshwright.planner.request.inputs import PlanInputs
-from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.predicted import layout_document
+from meshwright.planner.report.explain_view import comparison
+from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.prediction import places_of_run, predict_run, predicted_document
 from meshwright.planner.runs.run_file import run_from_mapping
+from meshwright.planner.runs.run_terms import layout_document
 from tests.places import ROOT
 
 ASK = [
@@ -343,7 +342,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing_behind(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("meshwright.documents.output_files.tempfile.mkstemp", full)
+    monkeypatch.setattr("meshwright.documents.tempfile.mkstemp", full)
     result = run(*ASK, "-o", tmp_path / "out", "--json")
     assert result.exit_code == 2
     assert "No space left on device" in result.stderr

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright import cli
-from meshwright.commands.examples import GROUPS
+from meshwright.commands.options import GROUPS
 from tests.places import ROOT
 
 PAGES = ("commands", "baseline", "report", "launch", "importers", "many_models", "model", "faq")

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright import cli
-from meshwright.commands.examples import GROUPS, example_of
+from meshwright.commands.options import GROUPS, example_of
 
 EXAMPLES = {name: words for examples in GROUPS.values() for name, words in examples.items()}
 

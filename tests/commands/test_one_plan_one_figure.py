@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright import cli
-from meshwright.planner.drawing.quantities import seconds
+from meshwright.planner.drawing import seconds
 from tests.soaked import some
 
 LEAVES = """\

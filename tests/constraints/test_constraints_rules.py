@@ -13,15 +13,20 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from meshwright.cluster_specs.schema import Architecture, ClusterSpec, DeviceSpec
+from meshwright.constraints.fabric import ScaleUpDomain
 from meshwright.constraints.registry import GENERAL, rules_for, rules_of
 from meshwright.constraints.rule import FinishedPlan, Rule
-from meshwright.constraints.scale_up import ScaleUpDomain
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.frameworks.catalog import RECORDS
-from meshwright.model_specs.attention import GatedDeltaNetSpec, MlaSpec, SparseIndexerSpec
-from meshwright.model_specs.experts import MoeSpec
-from meshwright.model_specs.hybrid import Mamba1Spec, Mamba2Spec
+from meshwright.model_specs.blocks import (
+    GatedDeltaNetSpec,
+    Mamba1Spec,
+    Mamba2Spec,
+    MlaSpec,
+    MoeSpec,
+    SparseIndexerSpec,
+)
 from meshwright.model_specs.schema import ModelSpec
 
 DENSE = ModelSpec(layers=12, hidden=1024, ffn_hidden=4096, heads=16, kv_heads=4, vocab=32000)

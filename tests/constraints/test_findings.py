@@ -9,18 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.constraints.columns import set_bits
-from meshwright.constraints.kinds import AtLeast, AtMost, Divides, Equals, Requires, When, of
+from meshwright.constraints.fabric import ScaleUpDomain, keeps_inside
+from meshwright.constraints.frameworks import foreign_parts
 from meshwright.constraints.megatron import refused_recompute
-from meshwright.constraints.nvlink_domain import keeps_inside
 from meshwright.constraints.registry import findings, rule_named, rules_for
-from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
-from meshwright.constraints.scale_up import ScaleUpDomain
-from meshwright.constraints.torchtitan_model import foreign_parts
+from meshwright.constraints.rule import (
+    AtLeast,
+    AtMost,
+    Divides,
+    Equals,
+    Finding,
+    FinishedPlan,
+    Requires,
+    When,
+    of,
+    set_bits,
+    spans_of,
+)
 from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.model_specs.experts import MoeSpec
-from meshwright.model_specs.torchtitan_flavors import Flavor, flavors
+from meshwright.model_specs.blocks import MoeSpec
+from meshwright.model_specs.reader import Flavor, flavors
 from tests.constraints.test_constraints_rules import (
     BIASED,
     DENSE,

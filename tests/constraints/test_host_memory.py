@@ -10,21 +10,20 @@ import numpy as np
 import pytest
 from ortools.sat.python import cp_model
 
-from meshwright.cluster_specs.mixed import MixedClusterSpec, PartSpec
-from meshwright.constraints.host_memory import HostMemory
+from meshwright.cluster_specs.reader import MixedClusterSpec, PartSpec
+from meshwright.constraints.memory import HostMemory
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
-from meshwright.planner.mapping.choice.cut_limit import pricing_of
+from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.mixed.request import read_mixed_request
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.search.executions import branch_of
-from meshwright.planner.search.kernel_choice import KernelChooser
-from meshwright.planner.search.loop import LayoutSearch
+from meshwright.planner.search.choosers import KernelChooser
+from meshwright.planner.search.loop import LayoutSearch, branch_of
 from meshwright.planner.search.model import Candidates
-from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.space import space_of
 from tests.planner.search.test_planner_optimum import check_against_brute_force, cluster, model
 
 PARAMETERS = 8.03e9

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.costmodel.pipeline.orders import Work
-from meshwright.costmodel.pipeline.simulator import Timeline
+from meshwright.costmodel.simulator import Timeline, Work
 
 
 def peak_chunks(line: Timeline) -> tuple[int, ...]:

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from meshwright.costmodel.constants.stacks import stack_constants
-from meshwright.costmodel.layers.kinds import kind_times
+from meshwright.costmodel.layer_kinds import kind_times
 from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.step_time import loaded_step, make_context, optimistic_step
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.model_specs.parameters import embedding_parameters
+from meshwright.planner.bounds.mappings import useful_groups
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.bounds.shard_groups import useful_groups
 from tests.costmodel.test_costmodel_properties import SLOWER, Case, cases, pace_of
 
 GAIN = 5e-4
@@ -64,7 +64,7 @@ def sizes_of(case: Case) -> list[float]:
 
 def mean_parameters(case: Case) -> float:
     """Of a rank, dense or of experts, whichever are more."""
-    from meshwright.costmodel.memory.states import rank_parameters
+    from meshwright.costmodel.states import rank_parameters
 
     both = rank_parameters(case.workload.model, case.layout, None)
     return max(float(np.asarray(part)) for part in both)

@@ -10,20 +10,16 @@ import yaml
 
 from benchmarks.accuracy import free_counts
 from benchmarks.calibrate import with_provenance, with_values
-from meshwright.cluster_specs.catalog import device_names, load_device
-from meshwright.costmodel.constants.rates import device_constants, device_prefixes
-from meshwright.costmodel.constants.records import (
+from meshwright.cluster_specs.reader import device_names, load_device
+from meshwright.costmodel.rates import device_constants, device_prefixes
+from meshwright.costmodel.records import (
     FILES,
     constant_records,
     effective_paths,
     layered_values,
     names_in,
 )
-from meshwright.costmodel.constants.stacks import (
-    framework_constants,
-    framework_names,
-    framework_prefixes,
-)
+from meshwright.costmodel.stacks import framework_constants, framework_names, framework_prefixes
 from tests.places import DATA
 
 RUNS = DATA / "published_runs.yaml"

@@ -9,21 +9,16 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import cluster_from_mapping
-from meshwright.costmodel.context_groups import (
-    inside_and_between,
-    largest_swap,
-    swapping_ranks,
-)
+from meshwright.costmodel import layer_context as exposed
+from meshwright.costmodel.activations import activation_bytes_per_layer
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.layers import exposed
-from meshwright.costmodel.layers.kinds import kind_times
+from meshwright.costmodel.layer_kinds import kind_times
 from meshwright.costmodel.layout import Floats, Layout
-from meshwright.costmodel.memory.activations import activation_bytes_per_layer
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
-from meshwright.costmodel.traffic.group_traffic import group_traffic
-from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.costmodel.volumes import group_traffic
+from meshwright.costmodel.workload import Workload, inside_and_between, largest_swap, swapping_ranks
+from meshwright.model_specs.reader import load_catalog_model
 
 HYBRID = "a2a+p2p"
 MODEL = load_catalog_model("llama-3-8b")

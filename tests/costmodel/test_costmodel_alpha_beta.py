@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.costmodel import alpha_beta as ab
 from meshwright.costmodel import ratios
-from meshwright.costmodel.collectives import alpha_beta as ab
 
 UNIT = ab.Link(alpha_s=1.0, bytes_per_s=1.0)
 """Start-ups and bytes count as seconds, so that a formula's two terms can be read off."""

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cluster_specs.fabric import fabric_levels, full_levels
+from meshwright.cluster_specs.allocation import fabric_levels, full_levels
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.collectives import alpha_beta
-from meshwright.costmodel.collectives.on_levels import (
+from meshwright.costmodel import alpha_beta
+from meshwright.costmodel.collectives import (
     Links,
     all_reduce_s,
     all_to_all_s,
@@ -23,13 +23,8 @@ from meshwright.costmodel.collectives.on_levels import (
     ring_pass_s,
 )
 from meshwright.costmodel.layout import AXES, Layout
-from meshwright.costmodel.placement import (
-    level_factors,
-    nested_placement,
-    placement_from_matrix,
-)
-from meshwright.planner.bounds.matrices import gpu_of_rank, matrices
-from meshwright.planner.bounds.packed import packed_placement
+from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
+from meshwright.planner.bounds.mappings import gpu_of_rank, matrices, packed_placement
 
 GB = 1e9
 

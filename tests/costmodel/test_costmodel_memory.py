@@ -9,36 +9,36 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.constants.stacks import framework_constants
-from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory import activations as activations_module
-from meshwright.costmodel.memory import states as states_module
-from meshwright.costmodel.memory import transients as transients_module
-from meshwright.costmodel.memory.activations import activation_bytes_per_layer
-from meshwright.costmodel.memory.footprint import (
+from meshwright.costmodel import activations as activations_module
+from meshwright.costmodel import buffers as transients_module
+from meshwright.costmodel import states as states_module
+from meshwright.costmodel.activations import activation_bytes_per_layer
+from meshwright.costmodel.footprint import (
     GIB,
+    peak_memory_gib,
     stage_memory_gib,
     stage_memory_parts_gib,
     usable_hbm_gib,
 )
-from meshwright.costmodel.memory.split_bounds import peak_memory_gib
-from meshwright.costmodel.memory.states import (
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.rank_load import layer_counts
+from meshwright.costmodel.ratios import unfused_activation_bytes
+from meshwright.costmodel.schedules import in_flight
+from meshwright.costmodel.stacks import framework_constants
+from meshwright.costmodel.states import (
     layer_parameters_on_gpu,
     rank_parameters,
     state_bytes_per_parameter,
 )
-from meshwright.costmodel.pipeline.schedules import in_flight
-from meshwright.costmodel.pipeline.split import layer_counts
-from meshwright.costmodel.ratios import unfused_activation_bytes
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.parameters import (
     embedding_parameters,
     mtp_parameters,
     parameter_count,
     whole_attention_parameters,
 )
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 
 ALL = 10**6

@@ -10,20 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.constants.stacks import framework_names, stack_constants
-from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory.activations import activation_bytes_per_layer, saved_activations
-from meshwright.costmodel.memory.footprint import (
+from meshwright.costmodel.activations import activation_bytes_per_layer, saved_activations
+from meshwright.costmodel.buffers import transients
+from meshwright.costmodel.footprint import (
     GIB,
     context_gib,
     stage_memory_gib,
     stage_memory_parts_gib,
 )
-from meshwright.costmodel.memory.profile import memory_profile
-from meshwright.costmodel.memory.states import layer_parameters_on_gpu, table_parameters
-from meshwright.costmodel.memory.transients import transients
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.stacks import framework_names, memory_profile, stack_constants
+from meshwright.costmodel.states import layer_parameters_on_gpu, table_parameters
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.memory_fit import MemoryFit
 from meshwright.planner.runs.prediction import validation_report
 from meshwright.planner.runs.validation import ScoredRow, ValidationReport

@@ -12,16 +12,16 @@ import yaml
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, MeasuredLevelSpec
-from meshwright.costmodel.collectives.alpha_beta import OPERATIONS
-from meshwright.costmodel.collectives.nccl import (
+from meshwright.costmodel.alpha_beta import OPERATIONS
+from meshwright.costmodel.collectives import (
     IsolatedFabric,
+    Links,
     collective_time,
     double_tree_all_reduce_s,
     in_switch_all_reduce_s,
     isolated_fabric,
     ring_s,
 )
-from meshwright.costmodel.collectives.on_levels import Links
 from tests.places import DATA
 
 POINTS = DATA / "collective_measurements.yaml"

@@ -10,34 +10,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel import ratios
-from meshwright.costmodel.constants.rates import constants_for, kernel_rates
+from meshwright.costmodel import attention, feed_forward, ratios
+from meshwright.costmodel import feed_forward as experts
+from meshwright.costmodel import layer_context as exposed
+from meshwright.costmodel import layer_context as layers_context
+from meshwright.costmodel import layer_kinds as ends
+from meshwright.costmodel import layer_kinds as kinds
+from meshwright.costmodel.attention import attention_block, window_share
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.layers import attention, ends, experts, exposed, feed_forward, kinds
-from meshwright.costmodel.layers import context as layers_context
-from meshwright.costmodel.layers.attention import attention_block, window_share
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.elementwise import element_bytes
-from meshwright.costmodel.layers.ends import embedding
-from meshwright.costmodel.layers.experts import routed_copies
-from meshwright.costmodel.layers.feed_forward import dense_mlp
-from meshwright.costmodel.layers.kernels import (
+from meshwright.costmodel.feed_forward import dense_mlp, routed_copies
+from meshwright.costmodel.kernels import (
     Rates,
     attention_pair_flops,
+    cast_bytes_per_element,
+    element_bytes,
     gemm_s,
     streamed_s,
     weight_gradient_s,
 )
-from meshwright.costmodel.layers.kinds import KindTime, kind_times
-from meshwright.costmodel.layers.layer_time import Parts
-from meshwright.costmodel.layers.precision import cast_bytes_per_element
+from meshwright.costmodel.layer_context import Context, Parts
+from meshwright.costmodel.layer_kinds import KindTime, embedding, kind_times
 from meshwright.costmodel.layout import Floats, Layout, Recompute
+from meshwright.costmodel.level_traffic import LevelBytes
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.rates import constants_for, kernel_rates
 from meshwright.costmodel.step_time import make_context
-from meshwright.costmodel.traffic.level_traffic import LevelBytes
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.model_specs.flops import active_matmul_parameters
+from meshwright.model_specs.parameters import active_matmul_parameters
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 
 

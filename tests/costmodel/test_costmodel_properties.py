@@ -13,33 +13,30 @@ from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec
-from meshwright.constraints.activation_offload import has_modules
-from meshwright.constraints.stages import may_have_empty_ends
+from meshwright.constraints.memory import has_modules
+from meshwright.constraints.pipeline import may_have_empty_ends
 from meshwright.costmodel import step_time as step_time_module
-from meshwright.costmodel.constants.rates import Constants, constants_for
 from meshwright.costmodel.data_parallel import DataParallelTraffic
 from meshwright.costmodel.estimate import estimate_layout, layer_costs
 from meshwright.costmodel.execution_names import OFFLOADED_MODULES
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.kinds import KindTimes, kind_times
+from meshwright.costmodel.footprint import peak_memory_gib, stage_memory_gib
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
-from meshwright.costmodel.memory.footprint import stage_memory_gib
-from meshwright.costmodel.memory.split_bounds import peak_memory_gib
-from meshwright.costmodel.pipeline.schedules import traits
-from meshwright.costmodel.pipeline.split import Stages
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
+from meshwright.costmodel.rank_load import Stages
+from meshwright.costmodel.rates import Constants, constants_for
+from meshwright.costmodel.schedules import traits
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Overlap, Workload
 from meshwright.frameworks.catalog import framework_of_stack
-from meshwright.model_specs.attention import MlaSpec
-from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.blocks import MlaSpec, MoeSpec
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.bounds import packed as packed_module
-from meshwright.planner.bounds.level_pace import ChunkTimes, chunk_times, least_level_pace_s
-from meshwright.planner.bounds.matrices import Matrices, matrices
+from meshwright.planner.bounds import mappings as packed_module
+from meshwright.planner.bounds.layer_split import balanced_stages, level_splits
+from meshwright.planner.bounds.mappings import Matrices, matrices, useful_groups
+from meshwright.planner.bounds.paces import ChunkTimes, chunk_times, least_level_pace_s
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.bounds.shard_groups import useful_groups
-from meshwright.planner.bounds.stages import balanced_stages, level_splits
 
 ALL = 10**6
 LARGEST = 65_536

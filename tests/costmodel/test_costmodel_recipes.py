@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.constants.rates import constants_for
-from meshwright.costmodel.layers.attention import attention_block
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.ends import head
-from meshwright.costmodel.layers.kinds import KindTime, kind_times
+from meshwright.costmodel.attention import attention_block
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_kinds import KindTime, head, kind_times
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.rates import constants_for
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.model_specs.catalog import catalog_twin, load_catalog_model, with_twin_facts
+from meshwright.model_specs.reader import catalog_twin, load_catalog_model, with_twin_facts
 
 
 def workload(model: str, cluster: str = "gb200-nvl72", **fields: object) -> Workload:

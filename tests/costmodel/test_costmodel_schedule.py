@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.estimate import LayerCosts, estimate_layout, layer_costs
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.pipeline.orders import pass_order
-from meshwright.costmodel.pipeline.schedules import Schedule, in_flight
-from meshwright.costmodel.pipeline.simulator import simulate
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.ratios import bubble_of_ideal, bubble_of_step
+from meshwright.costmodel.schedules import Schedule, in_flight
+from meshwright.costmodel.simulator import pass_order, simulate
 from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
 from tests.costmodel.pipeline_oracles import peak_chunks
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.collectives.on_levels import long_ring_pass_s
+from meshwright.costmodel.collectives import long_ring_pass_s
 from meshwright.costmodel.data_parallel import (
     DataParallelTraffic,
     data_parallel_traffic,
@@ -16,14 +16,14 @@ from meshwright.costmodel.data_parallel import (
     largest_useful_window_s,
     passes_of_a_step,
 )
-from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.memory.states import state_bytes_per_parameter
-from meshwright.costmodel.pipeline.schedules import Schedule
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.schedules import Schedule
+from meshwright.costmodel.states import state_bytes_per_parameter
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import Overlap, Workload
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.reader import load_catalog_model
 
 
 def context(layout: Layout, framework: str = "megatron", model: str = "llama-3-8b") -> Context:

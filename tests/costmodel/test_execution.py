@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.workload import Execution
 from meshwright.planner.request.reader import read_request
 
 CHANGED: dict[str, Any] = {

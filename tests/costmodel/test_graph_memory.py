@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.buffers import graph_bytes
+from meshwright.costmodel.footprint import stage_memory_gib
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.memory.footprint import stage_memory_gib
-from meshwright.costmodel.memory.graphs import graph_bytes
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.reader import load_catalog_model
 
 DENSE = Workload(
     model=load_catalog_model("llama-3-8b"),

@@ -9,14 +9,17 @@ import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
+from meshwright.costmodel.footprint import stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory.footprint import stage_memory_parts_gib
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.flops import flops_per_token
-from meshwright.model_specs.parameters import active_parameter_count, parameter_count
+from meshwright.model_specs.parameters import (
+    active_parameter_count,
+    flops_per_token,
+    parameter_count,
+)
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.bounds.stages import balanced_stages, default_stages, level_splits
+from meshwright.planner.bounds.layer_split import balanced_stages, default_stages, level_splits
 
 
 def model(layers: int, **placed: int) -> ModelSpec:

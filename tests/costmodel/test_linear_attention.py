@@ -10,30 +10,28 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.layers.kinds import kind_times
-from meshwright.costmodel.layers.linear_attention import delta_rule_s
+from meshwright.costmodel.activations import activation_bytes_per_layer
+from meshwright.costmodel.layer_kinds import kind_times
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.memory.activations import activation_bytes_per_layer
-from meshwright.costmodel.memory.states import rank_parameters
+from meshwright.costmodel.other_blocks import delta_rule_s
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.states import rank_parameters
 from meshwright.costmodel.step_time import make_context
-from meshwright.costmodel.traffic.volumes import context_volumes, mean_rank_work
+from meshwright.costmodel.volumes import context_volumes, mean_rank_work
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
-from meshwright.model_specs.attention import GatedDeltaNetSpec
-from meshwright.model_specs.flops import attention_flops_per_token
+from meshwright.model_specs.blocks import GatedDeltaNetSpec
 from meshwright.model_specs.parameters import (
+    attention_flops_per_token,
     attention_parameters,
     linear_attention_parameters,
     parameter_count,
 )
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.launch.flag_words import flag_words
-from meshwright.planner.launch.megatron_model import model_flags
-from meshwright.planner.launch.megatron_shortfalls import MEGATRON_SAYS, megatron_shortfalls
-from meshwright.planner.launch.model_notes import notes_of
-from meshwright.planner.runs.launches.flags import words_of
-from meshwright.planner.runs.launches.megatron_model import megatron_model
+from meshwright.planner.launch.megatron_model import MEGATRON_SAYS, megatron_shortfalls, model_flags
+from meshwright.planner.launch.writer import flag_words, notes_of
+from meshwright.planner.runs.launches.command_line import words_of
+from meshwright.planner.runs.launches.megatron import megatron_model
 
 SPEC = GatedDeltaNetSpec(key_heads=2, value_heads=4, key_head_dim=4, value_head_dim=8)
 WIDE = GatedDeltaNetSpec(key_heads=16, value_heads=32, key_head_dim=128, value_head_dim=128)

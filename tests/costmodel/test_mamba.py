@@ -10,24 +10,28 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.layers.kinds import KindTime, kind_times
-from meshwright.costmodel.layers.mamba import mamba_block, scan_s
+from meshwright.costmodel.activations import activation_bytes_per_layer
+from meshwright.costmodel.layer_kinds import KindTime, kind_times
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.memory.activations import activation_bytes_per_layer
-from meshwright.costmodel.memory.states import rank_parameters
+from meshwright.costmodel.other_blocks import mamba_block, scan_s
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.states import rank_parameters
 from meshwright.costmodel.step_time import make_context
-from meshwright.costmodel.traffic.volumes import (
+from meshwright.costmodel.volumes import (
     context_volumes,
     expert_passes,
     mean_rank_work,
     tensor_passes,
 )
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.model_specs.flops import attention_flops_per_token, flops_per_token
-from meshwright.model_specs.hybrid import Mamba2Spec
-from meshwright.model_specs.parameters import mamba_parameters, parameter_count
+from meshwright.model_specs.blocks import Mamba2Spec
+from meshwright.model_specs.parameters import (
+    attention_flops_per_token,
+    flops_per_token,
+    mamba_parameters,
+    parameter_count,
+)
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 
 SPEC = Mamba2Spec(heads=4, head_dim=8, state_dim=6, groups=2)

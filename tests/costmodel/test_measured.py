@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.cluster_specs.catalog import device_names
-from meshwright.costmodel.constants.measured import (
+from meshwright.cluster_specs.reader import device_names
+from meshwright.costmodel.rates import peak_flops
+from meshwright.costmodel.records import (
     GEMM_BITS,
     best_measured_mfu,
     device_class,
@@ -13,9 +14,8 @@ from meshwright.costmodel.constants.measured import (
     error_band,
     with_stragglers,
 )
-from meshwright.costmodel.constants.rates import peak_flops
-from meshwright.costmodel.constants.stacks import framework_names
-from meshwright.model_specs.flops import flops_per_token
+from meshwright.costmodel.stacks import framework_names
+from meshwright.model_specs.parameters import flops_per_token
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
 from tests.places import DATA

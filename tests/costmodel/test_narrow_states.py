@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.constants.stacks import stack_constants
+from meshwright.costmodel.activations import activation_bytes_per_layer
+from meshwright.costmodel.footprint import stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.memory.activations import activation_bytes_per_layer
-from meshwright.costmodel.memory.footprint import stage_memory_parts_gib
-from meshwright.costmodel.memory.states import state_bytes
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.stacks import stack_constants
+from meshwright.costmodel.states import state_bytes
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import Fp8Recipe, Workload
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.reader import load_catalog_model
 
 HOPPER = Workload(
     model=load_catalog_model("llama-3-8b"),

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.activations import offloaded_per_layer, saved_activations
+from meshwright.costmodel.buffers import transients
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.execution_names import OFFLOADED_MODULES
-from meshwright.costmodel.layers.activation_copies import with_copies
-from meshwright.costmodel.layers.layer_time import LayerTime
+from meshwright.costmodel.footprint import GIB, offloaded_gib
+from meshwright.costmodel.layer_context import LayerTime
+from meshwright.costmodel.layer_kinds import with_copies
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory.activations import offloaded_per_layer, saved_activations
-from meshwright.costmodel.memory.footprint import GIB, offloaded_gib
-from meshwright.costmodel.memory.transients import transients
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.reader import load_catalog_model
 
 MODEL = load_catalog_model("mixtral-8x7b")
 """4,096 wide, 32 heads and 8 key-value heads of 128; two experts a token, gated, 14,336 wide."""

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.collectives.on_levels import chain_latency_s
-from meshwright.costmodel.constants.measured import fit_probability, memory_band
-from meshwright.costmodel.constants.rates import constants_for, fabric_links
-from meshwright.costmodel.constants.stacks import stack_constants
+from meshwright.costmodel.activations import activation_bytes_per_layer
+from meshwright.costmodel.collectives import chain_latency_s
 from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.footprint import GIB, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory.activations import activation_bytes_per_layer
-from meshwright.costmodel.memory.footprint import GIB, stage_memory_parts_gib
-from meshwright.costmodel.memory.states import optimizer_shards, state_bytes
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.rates import constants_for, fabric_links
+from meshwright.costmodel.records import fit_probability, memory_band
+from meshwright.costmodel.stacks import stack_constants
+from meshwright.costmodel.states import optimizer_shards, state_bytes
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import AttentionKernel, Workload
 from meshwright.model_specs.reader import read_model

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.pipeline.orders import Work, pass_order
-from meshwright.costmodel.pipeline.schedules import (
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.rank_load import chunk_counts
+from meshwright.costmodel.schedules import (
     SCHEDULE_NAMES,
     Schedule,
     bubble_share,
@@ -23,14 +24,12 @@ from meshwright.costmodel.pipeline.schedules import (
     schedule_named,
     traits,
 )
-from meshwright.costmodel.pipeline.simulator import Timeline, simulate
-from meshwright.costmodel.pipeline.split import chunk_counts
-from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.simulator import Timeline, Work, pass_order, simulate
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.bounds.layer_split import SplitCosts, default_stages, level_splits
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.bounds.stages import SplitCosts, default_stages, level_splits
 from tests.costmodel.pipeline_oracles import peak_chunks
 from tests.planner.bounds.best_split import best_split
 

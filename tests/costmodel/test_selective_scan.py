@@ -9,19 +9,18 @@ import pytest
 from pydantic import ValidationError
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.layers.selective_scan import (
-    mamba1_block,
-    saved_bytes,
-    selective_scan_s,
-)
+from meshwright.costmodel.activations import activation_bytes_per_layer
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.memory.activations import activation_bytes_per_layer
+from meshwright.costmodel.other_blocks import mamba1_block, saved_bytes, selective_scan_s
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.flops import attention_flops_per_token
-from meshwright.model_specs.hybrid import Mamba1Spec
-from meshwright.model_specs.parameters import mamba_matmul_parameters, mamba_parameters
+from meshwright.model_specs.blocks import Mamba1Spec
+from meshwright.model_specs.parameters import (
+    attention_flops_per_token,
+    mamba_matmul_parameters,
+    mamba_parameters,
+)
 from meshwright.model_specs.schema import ModelSpec
 
 SPEC = Mamba1Spec(channels=32, step_rank=2, state_dim=4)

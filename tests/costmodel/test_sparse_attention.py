@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.sparse_attention import (
-    indexer_block,
-    sparse_core_s,
-    sparse_saved,
-)
+from meshwright.costmodel.activations import activation_bytes_per_layer
+from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory.activations import activation_bytes_per_layer
+from meshwright.costmodel.other_blocks import indexer_block, sparse_core_s, sparse_saved
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.flops import attended_positions, attention_flops_per_token
-from meshwright.model_specs.parameters import attention_parameters, whole_attention_parameters
+from meshwright.model_specs.parameters import (
+    attended_positions,
+    attention_flops_per_token,
+    attention_parameters,
+    whole_attention_parameters,
+)
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from tests.places import DATA

@@ -9,21 +9,19 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.collectives.on_levels import ring_pass_s
+from meshwright.costmodel import feed_forward as experts
+from meshwright.costmodel.activations import activation_bytes_per_layer, saved_activations
+from meshwright.costmodel.buffers import dispatch_buffers, transients
+from meshwright.costmodel.collectives import ring_pass_s
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.layers import experts
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.experts import moe_mlp
+from meshwright.costmodel.feed_forward import moe_mlp
+from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Floats, Layout
-from meshwright.costmodel.memory.activations import activation_bytes_per_layer, saved_activations
-from meshwright.costmodel.memory.token_buffers import dispatch_buffers
-from meshwright.costmodel.memory.transients import transients
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
-from meshwright.costmodel.token_dispatch import deduplicates, gathered_ranks
-from meshwright.costmodel.traffic.group_traffic import group_traffic
-from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.costmodel.volumes import group_traffic
+from meshwright.costmodel.workload import Workload, deduplicates, gathered_ranks
+from meshwright.model_specs.reader import load_catalog_model
 
 MODEL = load_catalog_model("mixtral-8x7b")
 """Experts 8, two a token, 4,096 wide."""

@@ -9,8 +9,7 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from meshwright.documents.reader import read_text
-from meshwright.documents.validation import field_path, validation_message
+from meshwright.documents import field_path, read_text, validation_message
 from meshwright.errors import InputError
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.documents.output_files import left_over, uninterrupted, write_files
+from meshwright.documents import left_over, uninterrupted, write_files
 from meshwright.errors import InputError
-from meshwright.planner.many.batch.cache import AnswerCache
-from meshwright.planner.many.batch.journal import JOURNAL, Journal
+from meshwright.planner.many.jobs import JOURNAL, AnswerCache, Journal
 
 
 @contextmanager

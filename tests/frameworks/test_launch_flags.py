@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.workload import Execution
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES, RECORDS
 from meshwright.frameworks.record import Framework, FrameworkName

@@ -9,9 +9,8 @@ from typing import get_args
 import pytest
 
 from meshwright.constraints.registry import FRAMEWORK_RULES, GENERAL, rules_of
-from meshwright.costmodel.constants.stacks import framework_constants, framework_names
-from meshwright.costmodel.memory.profile import memory_profile
-from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
+from meshwright.costmodel.schedules import SCHEDULE_NAMES
+from meshwright.costmodel.stacks import framework_constants, framework_names, memory_profile
 from meshwright.frameworks.catalog import (
     FRAMEWORK_NAMES,
     RECORDS,

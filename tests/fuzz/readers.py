@@ -13,23 +13,26 @@ import numpy as np
 import yaml
 
 import meshwright
-from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.cluster_specs.importers.document import import_topology
-from meshwright.cluster_specs.mixed import MixedClusterSpec, PartSpec, read_mixed_cluster
-from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.constants.calibration import Factors
+from meshwright.cluster_specs.reader import (
+    MixedClusterSpec,
+    PartSpec,
+    load_cluster,
+    read_cluster,
+    read_mixed_cluster,
+)
+from meshwright.costmodel.calibration import Factors
 from meshwright.model_specs.reader import read_model
-from meshwright.planner.audit.audit import audit_plan
-from meshwright.planner.audit.rank_list import read_rank_list
-from meshwright.planner.experts.files.inputs import read_routing
-from meshwright.planner.experts.files.placement_reader import read_placement
+from meshwright.planner.audit.audit import audit_plan, read_rank_list
+from meshwright.planner.experts.inputs import read_routing
+from meshwright.planner.experts.placements import read_placement
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.many.batch.jobs import read_jobs
-from meshwright.planner.many.fleet.jobs import read_fleet
-from meshwright.planner.mixed.texts import mixed_text, read_mixed_plan
+from meshwright.planner.many.jobs import read_jobs
+from meshwright.planner.many.sizes import read_fleet
+from meshwright.planner.mixed.document import mixed_text, read_mixed_plan
 from meshwright.planner.plan.texts import read_plan
-from meshwright.planner.report.mixed_page import mixed_page
-from meshwright.planner.request.calibration_file import calibration_text, read_calibration
+from meshwright.planner.report.mixed_view import mixed_page
+from meshwright.planner.request.reader import calibration_text, read_calibration
 from meshwright.planner.runs.launches.reader import price_launch
 from meshwright.planner.runs.prediction import price_runs
 from tests.places import DATA, ROOT

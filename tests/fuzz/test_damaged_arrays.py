@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.planner.experts.files import inputs
-from meshwright.planner.experts.files.inputs import read_routing
+from meshwright.planner.experts import inputs
+from meshwright.planner.experts.inputs import read_routing
 
 
 def saved() -> bytes:

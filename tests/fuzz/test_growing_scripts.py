@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.planner.runs.launches import flags
-from meshwright.planner.runs.launches.flags import MOST_LETTERS, MOST_LINE_LETTERS, words_of
+from meshwright.planner.runs.launches import command_line as flags
+from meshwright.planner.runs.launches.command_line import MOST_LETTERS, MOST_LINE_LETTERS, words_of
 
 SCRIPTS = {
     "a variable that doubles": "A=x\n" + 'A="$A $A"\n' * 40,

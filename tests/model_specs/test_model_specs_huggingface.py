@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from meshwright.errors import InputError
-from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.model_specs.huggingface import known_model_types, model_from_huggingface
 from meshwright.model_specs.parameters import (
     active_parameter_count,
@@ -21,7 +20,7 @@ from meshwright.model_specs.parameters import (
     mtp_parameters,
     parameter_count,
 )
-from meshwright.model_specs.reader import read_model
+from meshwright.model_specs.reader import load_catalog_model, read_model
 from meshwright.model_specs.schema import ModelSpec
 from tests.places import DATA
 

@@ -7,23 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from meshwright.model_specs.attention import MlaSpec
-from meshwright.model_specs.catalog import catalog_names, load_catalog_model
-from meshwright.model_specs.experts import MoeSpec
-from meshwright.model_specs.flops import (
+from meshwright.model_specs.blocks import MlaSpec, MoeSpec
+from meshwright.model_specs.parameters import (
     active_matmul_parameters,
+    active_parameter_count,
     attended_positions,
     attention_flops_per_token,
-    flops_per_token,
-)
-from meshwright.model_specs.parameters import (
-    active_parameter_count,
     attention_matmul_parameters,
     attention_parameters,
     dense_layer_parameters,
     dense_mlp_parameters,
     embedding_parameters,
     expert_parameters,
+    flops_per_token,
     head_parameters,
     moe_layer_parameters,
     mtp_parameters,
@@ -32,6 +28,7 @@ from meshwright.model_specs.parameters import (
     router_parameters,
     shared_expert_parameters,
 )
+from meshwright.model_specs.reader import catalog_names, load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 
 CATALOG = tuple(

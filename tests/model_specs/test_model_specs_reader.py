@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from meshwright.documents.reader import parse_mapping, read_text
-from meshwright.documents.validation import MOST_LINES
+from meshwright.documents import MOST_LINES, parse_mapping, read_text
 from meshwright.errors import InputError
-from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.parameters import parameter_count
-from meshwright.model_specs.reader import model_from_mapping, read_model
+from meshwright.model_specs.reader import (
+    catalog_names,
+    load_catalog_model,
+    model_from_mapping,
+    read_model,
+)
 from meshwright.model_specs.schema import ModelSpec
 from tests.places import DATA, ROOT
 

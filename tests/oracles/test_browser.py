@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import meshwright
-from meshwright.planner.drawing.quantities import count, rounded_seconds
-from meshwright.planner.many.sweep.what_if import WhatIfParams, what_if
+from meshwright.planner.drawing import count, rounded_seconds
+from meshwright.planner.many.sweep import WhatIfParams, what_if
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.report.plan_page import plan_page

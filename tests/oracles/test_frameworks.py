@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from meshwright.documents.output_files import write_files
+from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.record import FrameworkName
-from meshwright.planner.launch.bridge import bridge_files
+from meshwright.planner.launch.megatron import bridge_files
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
 from tests.oracles.random_plans import random_plan

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.cluster_specs.reader import load_cluster
 from meshwright.frameworks.torchtitan import TORCHTITAN
-from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.launch.ranks.placed import placed_ranks
+from meshwright.planner.launch.ranks import placed_ranks
 from meshwright.planner.plan.document import Mapping, Plan
 from tests.plans import make_plan
 

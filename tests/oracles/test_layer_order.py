@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.documents.output_files import write_files
+from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import read_model

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.runs.calibration.measure import MeasuredRates
+from meshwright.planner.runs.calibration.evidence import MeasuredRates
 from tests.places import ROOT
 
 pytestmark = pytest.mark.oracle
 
 SCRIPT = """
 import json
-from meshwright.planner.runs.calibration.measure import measured_rates
+from meshwright.planner.runs.calibration.evidence import measured_rates
 rates = measured_rates()
 print(json.dumps(rates and vars(rates)))
 """

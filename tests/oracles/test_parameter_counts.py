@@ -11,17 +11,15 @@ from typing import Any
 
 import pytest
 
-from meshwright.documents.output_files import write_files
+from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.record import FrameworkName
-from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.parameters import mtp_parameters, parameter_count
-from meshwright.model_specs.reader import read_model
+from meshwright.model_specs.reader import catalog_names, load_catalog_model, read_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.launch.megatron_model import VOCAB_MULTIPLE
-from meshwright.planner.launch.megatron_shortfalls import megatron_shortfalls
+from meshwright.planner.launch.megatron_model import VOCAB_MULTIPLE, megatron_shortfalls
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.launch.torchtitan_model import torchtitan_notes
+from meshwright.planner.launch.torchtitan import torchtitan_notes
 from tests.oracles.test_frameworks import ask
 from tests.places import DATA
 from tests.plans import make_plan

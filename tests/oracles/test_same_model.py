@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from meshwright.documents.output_files import write_files
-from meshwright.model_specs.catalog import catalog_names, load_catalog_model
+from meshwright.documents import write_files
+from meshwright.model_specs.reader import catalog_names, load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.launch.megatron_shortfalls import linear_bias
+from meshwright.planner.launch.megatron_model import linear_bias
 from meshwright.planner.launch.plan_files import plan_files
 from tests.oracles.test_frameworks import ask
 from tests.plans import make_plan

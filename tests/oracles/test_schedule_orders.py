@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.costmodel.pipeline.orders import pass_order
-from meshwright.costmodel.pipeline.schedules import Schedule
+from meshwright.costmodel.schedules import Schedule
+from meshwright.costmodel.simulator import pass_order
 
 pytestmark = pytest.mark.oracle
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from meshwright.cluster_specs.reader import cluster_from_mapping
-from meshwright.documents.output_files import write_files
+from meshwright.documents import write_files
 from meshwright.frameworks.record import FrameworkName
 from meshwright.planner.launch.plan_files import TARGETS, plan_files
 from meshwright.planner.plan.document import Mapping, Plan

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from meshwright.cluster_specs.catalog import load_cluster
 from meshwright.cluster_specs.importers.document import import_topology
-from meshwright.cluster_specs.importers.hostlists import expand
+from meshwright.cluster_specs.importers.facts import expand
+from meshwright.cluster_specs.reader import load_cluster
 from meshwright.cluster_specs.schema import NodeSpec
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.planner.launch.ranks.texts import mapping_files
-from meshwright.planner.mapping.process_groups import process_groups
+from meshwright.planner.launch.rank_files import mapping_files
+from meshwright.planner.mapping.slots import process_groups
 from meshwright.planner.plan.document import Mapping
 from tests.oracles.slurm_daemon import slurm_daemon, slurm_machines
 from tests.oracles.test_frameworks import ask

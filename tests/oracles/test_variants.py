@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.documents.output_files import write_files
+from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.record import FrameworkName
 from meshwright.frameworks.torchtitan import TORCHTITAN
@@ -187,11 +187,9 @@ def _variants(
         ):
             continue
         with monkeypatch.context() as without_rules:
+            without_rules.setattr("meshwright.planner.launch.writer._broken_rules", lambda *_: [])
             without_rules.setattr(
-                "meshwright.planner.launch.legal_launch._broken_rules", lambda *_: []
-            )
-            without_rules.setattr(
-                "meshwright.planner.launch.deepspeed._require_even_stages", lambda *_: None
+                "meshwright.planner.launch.configurations._require_even_stages", lambda *_: None
             )
             files = plan_files(variant)
         place = folder / str(len(cases))

@@ -2,24 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from meshwright.costmodel.schedules import schedule_named, traits
+from meshwright.documents import read_text
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import as_compiled
 from meshwright.frameworks.torchtitan import TORCHTITAN
-from meshwright.model_specs.catalog import catalog_names
-from meshwright.model_specs.torchtitan_flavors import (
+from meshwright.model_specs.reader import (
     NamedConfig,
+    catalog_names,
     flavor_named,
     flavor_of_config,
     named_config,
 )
-from meshwright.planner.runs.launches.flags import CommandLine
+from meshwright.planner.runs.launches.command_line import CommandLine
 from meshwright.planner.runs.launches.launch_run import LaunchRun
-from meshwright.planner.runs.launches.torchtitan_registry import registry_settings
+from meshwright.planner.runs.run_file import MAX_FILE_BYTES
 from meshwright.planner.runs.run_terms import EVERY_SECOND_LAYER
+
+# What a registry module that we wrote says of a torchtitan run: stages and precision. It is not run.
+
+
+_PRECISIONS = {"MXFP8LinearConverter": "mxfp8", "Float8LinearConverter": "fp8"}
+
+
+def registry_settings(folder: Path, module: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Virtual stages, layers of each stage, and precision; empty where the module is not beside the script.
+
+    Parameters
+    ----------
+    folder
+        Of the launch script.
+    module
+        Name after `--module`.
+    settings
+        pp and schedule, as the flags have them.
+
+    Raises
+    ------
+    InputError
+        A module that is too large to read.
+    """
+    path = folder / f"{module}.py"
+    if not re.fullmatch(r"[A-Za-z_]\w{0,99}", module) or not path.is_file():
+        return {}
+    text = read_text(path, MAX_FILE_BYTES)
+    found: dict[str, Any] = {}
+    for converter, precision in _PRECISIONS.items():
+        if f"{converter}.Config(" in text:
+            found["precision"] = precision
+    return found | stages_of_parts(_stage_names(text), settings)
+
+
+def stages_of_parts(parts: object, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Virtual stages and layers of each stage; empty where the parts are no chunks of a pipeline.
+
+    Parameters
+    ----------
+    parts
+        `module_fqns_per_model_part`: a list of the names of its modules for each chunk, in the model's order.
+    settings
+        pp and schedule, as the flags have them.
+    """
+    pp = settings["pp"]
+    listed = parts if isinstance(parts, list) else []
+    if not listed or pp <= 1 or len(listed) % pp or not all(isinstance(x, list) for x in listed):
+        return {}
+    chunks = [sum(str(name).startswith("layers.") for name in part) for part in listed]
+    stages = _by_rank(chunks, pp, settings.get("schedule", "1f1b"))
+    return {"vpp": len(chunks) // pp, "stages": stages}
+
+
+def _stage_names(text: str) -> list[list[str]]:
+    """Module names of each chunk, in the model's order; empty where there are none."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    for node in tree.body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        if node.targets[0].id == "STAGES":
+            value = ast.literal_eval(node.value)
+            return value if isinstance(value, list) else []
+    return []
+
+
+def _by_rank(chunks: list[int], pp: int, schedule: str) -> list[list[int]]:
+    """Layers of each [rank][virtual stage]; in a V-shaped schedule every second row runs back."""
+    v_shaped = traits(schedule_named(schedule)).v_shaped
+    rows = [chunks[begin : begin + pp] for begin in range(0, len(chunks), pp)]
+    ordered = [row[::-1] if v_shaped and index else row for index, row in enumerate(rows)]
+    return [list(rank) for rank in zip(*ordered, strict=True)]
+
 
 CONVERTERS = {
     "float8": "fp8",
@@ -227,3 +310,125 @@ def _model(line: CommandLine) -> tuple[object, list[str]]:
     if flavor.model.name in catalog_names():
         return flavor.model.name, []
     return flavor.model.model_dump(exclude_none=True, exclude_defaults=True), []
+
+
+# A torchtitan job of a TOML file, as torchtitan took them up to 0.2, as a run.
+#
+# Sections and keys are those of its flags (torchtitan/config/job_config.py of v0.2.0; before v0.1.0
+# `batch_size` of `training`), so the file is read as the flags that say the same. A script names such a file
+# in `CONFIG_FILE` or `--job.config_file`, and its own flags win over the file's.
+
+
+_SECTION = re.compile(r"\s*(?:#[^\n]*\n\s*)*\[[A-Za-z_][\w.]*\]\s*(?:#[^\n]*)?(?:\n|$)")
+OLD_NAMES = {"training.batch_size": "training.local_batch_size"}
+"""Keys before v0.1.0, and what they are called since."""
+MODEL_PARTS = "module_fqns_per_model_part"
+"""Key of `parallelism` with the modules of each chunk of the pipeline."""
+_CONFIG_FLAGS = ("--job.config_file", "--job.config-file")
+_CONFIG_VARIABLE, _GPUS_VARIABLE = "CONFIG_FILE", "NGPU"
+"""What torchtitan's run_train.sh takes (v0.2.2)."""
+_FOLDERS_ABOVE = 8
+"""Above the script in which a file is looked for: scripts name it from the top of their repository."""
+_DEEPEST = 6
+
+
+def is_toml(text: str) -> bool:
+    """Whether a text begins with a section of a TOML file, after comments."""
+    return _SECTION.match(text) is not None
+
+
+def toml_document(text: str, where: str) -> dict[str, Any]:
+    """The sections of a TOML file. Raises InputError where it cannot be read."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"cannot be read: {str(error)[:200]}", where=where) from None
+
+
+def config_file_of(line: CommandLine, folder: Path) -> Path | None:
+    """The TOML file that a script names; None where it names none.
+
+    Parameters
+    ----------
+    line
+        The script's words.
+    folder
+        Where the script lies. The file lies as it is named, below that folder or one above it, or beside the
+        script.
+
+    Raises
+    ------
+    InputError
+        It is named and lies nowhere.
+    """
+    flagged = (line.text(flag) for flag in _CONFIG_FLAGS)
+    named = [name for name in (*flagged, line.variable(_CONFIG_VARIABLE)) if name]
+    named = [name for name in named if name.lower().endswith(".toml")]
+    if not named:
+        return None
+    name = Path(named[0])
+    above = islice((folder.resolve(), *folder.resolve().parents), _FOLDERS_ABOVE)
+    for place in (*(each / name for each in above), folder / name.name):
+        if place.is_file():
+            return place
+    raise InputError(
+        "names its configuration, which does not lie there: put the TOML file beside the script, or give the "
+        "TOML file itself",
+        where=line.where,
+        value=named[0],
+    )
+
+
+def from_toml(
+    document: Mapping[str, object], path: Path, script: CommandLine | None = None
+) -> LaunchRun:
+    """The run of a TOML file's sections, under the flags of a script that names it.
+
+    Raises InputError where they are of another program.
+    """
+    where = str(path)
+    model, degrees = document.get("model"), document.get("parallelism")
+    if not isinstance(model, Mapping) or not isinstance(degrees, Mapping):
+        what = "torchtitan's TOML files have sections model and parallelism, this one has not"
+        raise InputError(what, where=where)
+    words = list(_words(document, where))
+    line = CommandLine(words, where)
+    if script is not None:
+        line = script.after(words)
+    run = from_torchtitan(line, path.parent)
+    settings = run.settings | stages_of_parts(degrees.get(MODEL_PARTS), run.settings)
+    settings.setdefault("precision", "bf16")
+    gpus = line.variable(_GPUS_VARIABLE) or ""
+    if "gpus" not in settings and re.fullmatch(r"\d{1,6}", gpus):
+        settings["gpus"] = int(gpus)
+    return replace(run, settings=settings)
+
+
+def _words(document: Mapping[str, object], where: str) -> Iterator[str]:
+    """The flags that say what the sections say."""
+    # The default of every release with TOML files, of each second layer.
+    yield from ("--activation-checkpoint.mode", "selective")
+    for section, settings in document.items():
+        if not isinstance(settings, Mapping):
+            raise InputError("must be a section", where=f"{where}: {section}", value=settings)
+        yield from _section(section, settings)
+
+
+def _section(name: str, settings: Mapping[str, object], depth: int = 0) -> Iterator[str]:
+    for key, value in settings.items():
+        place = f"{name}.{key}"
+        if isinstance(value, Mapping) and depth < _DEEPEST:
+            yield from _section(place, value, depth + 1)
+        elif key != MODEL_PARTS:
+            yield from _flag(OLD_NAMES.get(place, place), value)
+
+
+def _flag(name: str, value: object) -> Iterator[str]:
+    """A switch for a truth, a flag with its value for all else."""
+    section, _, key = name.rpartition(".")
+    if isinstance(value, bool):
+        yield f"--{name}" if value else f"--{section}.no-{key}"
+    elif isinstance(value, list):
+        yield from (f"--{name}", ",".join(map(str, value)))
+    else:
+        yield from (f"--{name}", str(value))

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.planner.analysis.baseline import read_baseline, with_baseline
-from meshwright.planner.analysis.setup import setup_of_plan
-from meshwright.planner.plan.baseline_document import BaselineDoc
-from meshwright.planner.plan.document import Plan
+from meshwright.planner.analysis.waterfall import read_baseline, setup_of_plan, with_baseline
+from meshwright.planner.plan.document import BaselineDoc, Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text, read_plan
 from meshwright.planner.plan.training_cost import Budget
-from meshwright.planner.report.baseline_view import headline
+from meshwright.planner.report.prediction_view import headline
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.prediction import price_run
 from meshwright.planner.runs.run_file import run_from_mapping

@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 import meshwright
-from meshwright.planner.analysis.near_optimal import NearLayout, NearParams, near_optimal
-from meshwright.planner.analysis.neighbours import neighbours
+from meshwright.planner.analysis.neighbours import NearLayout, NearParams, near_optimal, neighbours
 from meshwright.planner.plan.document import Plan
 from tests.planner.analysis.test_trace import piped
 

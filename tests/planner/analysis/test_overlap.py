@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.errors import InfeasibleError
-from meshwright.planner.analysis.overlap import COMPUTE_PARTS, EXPOSED_PARTS, plan_overlap
+from meshwright.planner.analysis.roofline import COMPUTE_PARTS, EXPOSED_PARTS, plan_overlap
 from meshwright.planner.plan.document import Plan
 from tests.plans import make_plan
 

@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from meshwright.costmodel.pipeline.schedules import Schedule
-from meshwright.costmodel.pipeline.simulator import simulate
-from meshwright.planner.analysis.pipeline_phases import phases_document
-from meshwright.planner.analysis.timeline import Trace
+from meshwright.costmodel.schedules import Schedule
+from meshwright.costmodel.simulator import simulate
+from meshwright.planner.analysis.timeline import Trace, phases_document
 
 
 def played(

@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.costmodel.layers.attention import attention_block
-from meshwright.costmodel.layers.ends import head
-from meshwright.costmodel.layers.experts import moe_mlp
-from meshwright.costmodel.layers.feed_forward import dense_mlp
-from meshwright.costmodel.layers.kernels import gemm_s
-from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.planner.analysis.plan_roofline import KernelShape, products_of, roofline_of
-from meshwright.planner.analysis.rank_grid import rank_grid
-from meshwright.planner.analysis.traffic import PlanTraffic, plan_traffic
-from meshwright.planner.analysis.traffic_matrix import traffic_matrix
+from meshwright.costmodel.attention import attention_block
+from meshwright.costmodel.feed_forward import dense_mlp, moe_mlp
+from meshwright.costmodel.kernels import gemm_s
+from meshwright.costmodel.layer_kinds import head
+from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.analysis.roofline import KernelShape, products_of, roofline_of
+from meshwright.planner.analysis.traffic import PlanTraffic, plan_traffic, rank_grid, traffic_matrix
 from meshwright.planner.plan.make_plan import fastest_plan
 from tests.planner.analysis.test_trace import piped
 from tests.planner.plan.test_planner_service import request

@@ -12,7 +12,7 @@ from meshwright.errors import InfeasibleError
 from meshwright.model_specs.parameters import attention_parameters, dense_mlp_parameters
 from meshwright.planner.analysis.roofline import plan_roofline, products_of_a_layer
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.report.roofline_view import roofline_view
+from meshwright.planner.report.calculators_view import roofline_view
 from tests.plans import make_plan
 
 REQUEST = (

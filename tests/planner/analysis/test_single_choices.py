@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.analysis.neighbours import neighbours
-from meshwright.planner.analysis.single_choices import single_choices
+from meshwright.planner.analysis.neighbours import neighbours, single_choices
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.reader import read_request
 

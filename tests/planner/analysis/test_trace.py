@@ -12,17 +12,18 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.cluster_specs.reader import load_cluster
 from meshwright.errors import InputError
-from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.planner.analysis.timeline import MOST_PASSES, trace_of
-from meshwright.planner.analysis.trace_events import (
+from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.analysis.timeline import (
     AFTERWARDS,
     COMPUTE,
+    MOST_PASSES,
     THREADS,
     TRANSFERS,
     WAITS,
     trace_document,
+    trace_of,
 )
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan

@@ -13,24 +13,26 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.cluster_specs.catalog import load_cluster, load_device
-from meshwright.cluster_specs.fabric import fabric_levels
-from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
+from meshwright.cluster_specs.allocation import fabric_levels
+from meshwright.cluster_specs.reader import (
+    cluster_from_mapping,
+    load_cluster,
+    load_device,
+    read_cluster,
+)
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import Stages, estimate_layout
-from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import AXES, Layout
+from meshwright.costmodel.level_traffic import axis_pattern
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
-from meshwright.costmodel.traffic.phases import axis_pattern
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import Execution, Workload
 from meshwright.errors import InfeasibleError
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.analysis.traffic import patterns, plan_traffic
-from meshwright.planner.bounds.matrices import matrices, ranks_on
-from meshwright.planner.bounds.stages import balanced_stages
+from meshwright.planner.bounds.layer_split import balanced_stages
+from meshwright.planner.bounds.mappings import matrices, ranks_on
 from meshwright.planner.experts.training import place_degree
-from meshwright.planner.mapping.crossing.cuts import MappingUse, broken_cuts, mapping_use
-from meshwright.planner.mapping.crossing.flows import by_axis
+from meshwright.planner.mapping.cuts import MappingUse, broken_cuts, by_axis, mapping_use
 from meshwright.planner.mapping.instance import instance_of, ranks_of
 from meshwright.planner.mapping.problem import loads_of
 from meshwright.planner.mapping.slots import slots_of

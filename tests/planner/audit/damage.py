@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from meshwright.documents.reader import LARGE_FILE_BYTES, read_mapping
+from meshwright.documents import LARGE_FILE_BYTES, read_mapping
 from meshwright.errors import InputError
-from meshwright.planner.audit.launch_files import READABLE
-from meshwright.planner.plan.digest import digest_of
+from meshwright.planner.audit.audit import READABLE
+from meshwright.planner.plan.document import digest_of
 from meshwright.planner.plan.texts import read_plan
 
 DECIDING = (

@@ -15,13 +15,11 @@ from click.testing import CliRunner, Result
 
 import meshwright
 from meshwright import cli
-from meshwright.documents.output_files import write_files
+from meshwright.documents import write_files
 from meshwright.errors import InputError
-from meshwright.planner.audit.audit import audit_plan
-from meshwright.planner.audit.rank_list import ListedRank, recount_faults
+from meshwright.planner.audit.audit import ListedRank, audit_plan, recount_faults
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.plan.digest import with_digest
-from meshwright.planner.plan.document import Mapping, Objective
+from meshwright.planner.plan.document import Mapping, Objective, with_digest
 from meshwright.planner.plan.texts import plan_text, read_plan
 from tests.planner.audit.damage import damaged
 from tests.plans import make_plan

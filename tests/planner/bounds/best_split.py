@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.planner.bounds.layer_split import frontier
-from meshwright.planner.bounds.stages import FitsRank, Split, SplitCosts
+from meshwright.planner.bounds.layer_split import FitsRank, Split, SplitCosts, frontier
 
 
 def best_split(costs: SplitCosts, fits: FitsRank | None = None) -> Split | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.costmodel.layers.kinds import KindTime
+from meshwright.costmodel.layer_kinds import KindTime
 from meshwright.costmodel.layout import Layout
 from meshwright.planner.bounds import alike
 from meshwright.planner.bounds.alike import KnownTimes, shared_times
-from meshwright.planner.bounds.packed import packed_context
+from meshwright.planner.bounds.mappings import packed_context
 from meshwright.planner.request.reader import read_request
 
 

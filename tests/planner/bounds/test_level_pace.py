@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.pipeline.schedules import Schedule
+from meshwright.costmodel.schedules import Schedule
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.experts import MoeSpec
+from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.bounds.level_pace import ChunkTimes, least_level_pace_s
-from meshwright.planner.bounds.stages import balanced_stages, level_splits
+from meshwright.planner.bounds.layer_split import balanced_stages, level_splits
+from meshwright.planner.bounds.paces import ChunkTimes, least_level_pace_s
 
 SECONDS = st.floats(0.0, 4.0)
 IN_STEP = (Schedule.ONE_F_ONE_B, Schedule.BREADTH_FIRST, Schedule.ZB_H1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.placement import placement_from_matrix
-from meshwright.planner.bounds.matrices import (
+from meshwright.planner.bounds.mappings import (
     MEGATRON_DEFAULT,
     MEGATRON_TP_PP_DP,
     gpu_of_rank,

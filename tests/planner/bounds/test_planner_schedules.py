@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES, Schedule
+from meshwright.costmodel.schedules import SCHEDULE_NAMES, Schedule
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named, planned
 from meshwright.frameworks.torchtitan import TORCHTITAN
@@ -21,7 +21,7 @@ from meshwright.planner.plan.texts import plan_text, read_plan
 from meshwright.planner.request.plan_request import PlanRequest, parse_pins
 from meshwright.planner.runs.launches.reader import complete, read_launch
 from meshwright.planner.runs.run_file import run_from_mapping
-from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.space import space_of
 from tests.planner.runs.written_run import run_to_mapping
 
 

@@ -8,12 +8,10 @@ from math import inf
 
 import numpy as np
 
-from meshwright.costmodel.memory.footprint import stage_memory_gib, usable_hbm_gib
-from meshwright.costmodel.memory.split_bounds import main_layer_rooms
-from meshwright.costmodel.pipeline.rank_load import least_busiest_in_rooms_s
-from meshwright.planner.bounds.layer_split import least_busiest_rank_s
-from meshwright.planner.bounds.stages import SplitCosts, balanced_stages
-from meshwright.planner.search.request_space import space_of
+from meshwright.costmodel.footprint import main_layer_rooms, stage_memory_gib, usable_hbm_gib
+from meshwright.costmodel.rank_load import least_busiest_in_rooms_s
+from meshwright.planner.bounds.layer_split import SplitCosts, balanced_stages, least_busiest_rank_s
+from meshwright.planner.search.space import space_of
 from tests.planner.search.test_planner_optimum import request
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshwright.planner.bounds.layer_split import frontier
-from meshwright.planner.bounds.stages import (
+from meshwright.planner.bounds.layer_split import (
     ALL_LAYERS,
     FitsRank,
     SplitCosts,
     balanced_stages,
     even_chunks,
+    frontier,
 )
 from tests.planner.bounds.best_split import best_split
 

@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 
 from meshwright.cli import main
 from meshwright.commands.calculators import operation_word
-from meshwright.costmodel.collectives.alpha_beta import ALGORITHMS, Link
-from meshwright.costmodel.constants.calibration import Factors
+from meshwright.costmodel.alpha_beta import ALGORITHMS, Link
+from meshwright.costmodel.calibration import Factors
 from meshwright.errors import InputError
-from meshwright.planner.calculators.collective import collective_document
+from meshwright.planner.calculators.collective import (
+    Network,
+    collective_document,
+    textbook_document,
+)
+from meshwright.planner.calculators.formulas import read_bytes
 from meshwright.planner.calculators.pipeline import pipeline_document
 from meshwright.planner.calculators.roofline import roofline_document
-from meshwright.planner.calculators.sizes import read_bytes
-from meshwright.planner.calculators.textbook import Network, textbook_document
 from meshwright.planner.runs.calibration.service import draft_stack
 
 RUN = {

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.planner.experts.exchange import inside_share, permutation_density
+from meshwright.planner.experts.service import inside_share, permutation_density
 
 
 def drawn_density(share: np.ndarray, choices: int, dispatches: int) -> float:

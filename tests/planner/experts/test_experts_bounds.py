@@ -7,16 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.experts.balance.count_bound import count_bound
-from meshwright.planner.experts.balance.heuristic import SearchBudget, search_counts, search_limits
-from meshwright.planner.experts.balance.packing import (
-    greedy_counts,
-    pack,
-)
-from meshwright.planner.experts.balance.place import place_layers
-from meshwright.planner.experts.balance.rows import Rows, State, value_of
-from meshwright.planner.experts.balance.solve import PlacementEffort
+from meshwright.planner.experts.bound import count_bound
+from meshwright.planner.experts.heuristic import SearchBudget, search_counts, search_limits
+from meshwright.planner.experts.packing import greedy_counts, pack
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
+from meshwright.planner.experts.rows import Rows, State, value_of
+from meshwright.planner.experts.solve import PlacementEffort, place_layers
 
 SLOW_MACHINE = settings(max_examples=15, deadline=None)
 

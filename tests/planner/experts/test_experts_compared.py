@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.planner.experts.balance.greedy import greedy_placement, in_order
-from meshwright.planner.experts.files.writers import PLACEMENT_FORMATS, READERS
-from meshwright.planner.experts.moves.placement import count_moves
+from meshwright.planner.experts.moves import count_moves
+from meshwright.planner.experts.packing import greedy_placement, in_order
+from meshwright.planner.experts.placements import PLACEMENT_FORMATS, READERS
 from meshwright.planner.experts.problem import SlotShape
 
 

@@ -8,12 +8,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshwright.planner.experts.balance.pair_counts import paired_counts
-from meshwright.planner.experts.balance.place import place_layers
-from meshwright.planner.experts.balance.rows import Solved
-from meshwright.planner.experts.balance.shares import shared_counts
-from meshwright.planner.experts.balance.solve import PlacementEffort
+from meshwright.planner.experts.bound import paired_counts
+from meshwright.planner.experts.counts import shared_counts
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
+from meshwright.planner.experts.rows import Solved
+from meshwright.planner.experts.solve import PlacementEffort, place_layers
 
 
 def placed(load: np.ndarray, *, gpus: int, per_gpu: int, limit_s: float = 5.0) -> Solved:

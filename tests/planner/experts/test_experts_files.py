@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from meshwright.cli import main
 from meshwright.errors import InputError
-from meshwright.planner.experts.files.placement_reader import read_placement
-from meshwright.planner.experts.files.writers import (
+from meshwright.planner.experts.placements import (
     PLACEMENT_FORMATS,
     PlacementFile,
     placement_text,
+    read_placement,
 )
 
 
@@ -175,7 +175,7 @@ def test_every_figure_of_a_layer_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_heat_map_has_a_box_for_each_run_of_equal_loads() -> None:
-    from meshwright.planner.report.heat_map import heat_map_svg
+    from meshwright.planner.report.traffic_view import heat_map_svg
 
     root = ElementTree.fromstring(
         heat_map_svg(np.array([[1.0, 1.0, 0.9, 1.1], [1.1, 1.1, 1.1, 0.7]]))

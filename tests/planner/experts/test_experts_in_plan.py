@@ -14,27 +14,29 @@ from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.layers.context import Context
-from meshwright.costmodel.layers.experts import routed_copies
-from meshwright.costmodel.layers.kinds import kind_times
+from meshwright.costmodel.feed_forward import routed_copies
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_kinds import kind_times
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
-from meshwright.planner.experts.balance.solve import PlacementEffort
-from meshwright.planner.experts.files.routing import token_loads
-from meshwright.planner.experts.joint import AssumedImbalance, JointRouting, post_placements
-from meshwright.planner.experts.traffic.flows import Flows
+from meshwright.planner.experts.flows import Flows
+from meshwright.planner.experts.recorders import token_loads
+from meshwright.planner.experts.solve import PlacementEffort
 from meshwright.planner.experts.training import (
+    AssumedImbalance,
     ExpertLoads,
+    JointRouting,
     less_copies,
     place_degree,
+    post_placements,
     read_expert_loads,
 )
 from meshwright.planner.plan.make_plan import fastest_plan
-from meshwright.planner.report.proof_text import space_text
+from meshwright.planner.report.plan_words import space_text
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.model import Candidates, Experts, build_model, price_ns, solve
 

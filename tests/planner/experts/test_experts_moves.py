@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 import meshwright.planner.experts.moves.placement as moves_module
 from meshwright.cli import main
 from meshwright.errors import InputError
-from meshwright.planner.experts.balance.packing import has_duplicates
-from meshwright.planner.experts.balance.place import place_layers
-from meshwright.planner.experts.balance.solve import PlacementEffort
-from meshwright.planner.experts.moves.placement import Moved, bound_curve, count_moves, improve_from
+from meshwright.planner.experts.moves import Moved, bound_curve, count_moves, improve_from
+from meshwright.planner.experts.packing import has_duplicates
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
+from meshwright.planner.experts.solve import PlacementEffort, place_layers
 
 SIZES = ((5, 2, 3), (4, 3, 2), (4, 2, 3), (3, 2, 3))
 """Experts, slots of a GPU, GPUs: few enough to try every placement."""

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.planner.experts.files.inputs import read_routing
-from meshwright.planner.experts.files.sglang_dump import recorded
+from meshwright.planner.experts.flows import read_flows
+from meshwright.planner.experts.inputs import read_routing
 from meshwright.planner.experts.problem import SlotShape
-from meshwright.planner.experts.traffic.flows import read_flows
+from meshwright.planner.experts.recorders import recorded
 from tests.planner.experts.safetensors_files import write_safetensors
 
 SLOTS_HOLD = np.array([[0, 1, 2, 0], [0, 1, 2, 3], [3, 1, 2, 0]])

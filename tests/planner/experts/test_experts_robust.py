@@ -11,11 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.planner.experts.balance.packing import SlotPacking, has_duplicates
-from meshwright.planner.experts.balance.robust import cvar, drift_row, place_robustly
-from meshwright.planner.experts.balance.rows import Solved
-from meshwright.planner.experts.balance.solve import PlacementEffort
+from meshwright.planner.experts.packing import SlotPacking, has_duplicates
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
+from meshwright.planner.experts.rows import Solved
+from meshwright.planner.experts.solve import PlacementEffort, cvar, drift_row, place_robustly
 from tests.places import DATA
 
 

@@ -12,29 +12,33 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.costmodel.traffic.level_traffic import all_to_all_bytes
+from meshwright.costmodel.level_traffic import all_to_all_bytes
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
-from meshwright.planner.experts.balance.packing import has_duplicates
-from meshwright.planner.experts.balance.place import place_layers
-from meshwright.planner.experts.balance.rows import Solved, by_layer
-from meshwright.planner.experts.balance.solve import PlacementEffort
-from meshwright.planner.experts.figures import pairs_apart, traffic_row
-from meshwright.planner.experts.files.routing import Routing, token_loads
-from meshwright.planner.experts.problem import PlacementLimits, SlotShape
-from meshwright.planner.experts.request import ExpertRequest, read_ground
-from meshwright.planner.experts.traffic.affinity import cross_node_share, near_sources
-from meshwright.planner.experts.traffic.flows import Flows, read_flows
-from meshwright.planner.experts.traffic.grouped_traffic import less_grouped_traffic, nodes_to_leaves
-from meshwright.planner.experts.traffic.less_traffic import NodeExchange, less_of, less_traffic
-from meshwright.planner.experts.traffic.swap_terms import (
-    Apart,
-    FromSources,
-    Term,
-    Touched,
-    replica_pairs,
+from meshwright.planner.experts.flows import (
+    Flows,
+    Level,
+    blocks_per_token,
+    cross_node_share,
+    near_sources,
+    read_flows,
+    slot_choices,
 )
-from meshwright.planner.experts.traffic.touched import Level, blocks_per_token, slot_choices
+from meshwright.planner.experts.less_traffic import (
+    NodeExchange,
+    less_grouped_traffic,
+    less_of,
+    less_traffic,
+    nodes_to_leaves,
+)
+from meshwright.planner.experts.packing import has_duplicates
+from meshwright.planner.experts.problem import PlacementLimits, SlotShape
+from meshwright.planner.experts.recorders import Routing, token_loads
+from meshwright.planner.experts.request import ExpertRequest, read_ground
+from meshwright.planner.experts.rows import Solved, by_layer
+from meshwright.planner.experts.service import pairs_apart, traffic_row
+from meshwright.planner.experts.solve import PlacementEffort, place_layers
+from meshwright.planner.experts.swaps import Apart, FromSources, Term, Touched, replica_pairs
 
 
 def test_nodes_are_exchanged_so_that_choices_stay_by_hand() -> None:

@@ -23,7 +23,7 @@ from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.launches.reader import read_launch
-from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.runs.run_terms import layout_from_document
 from tests.oracles.random_plans import random_plan
 from tests.places import DATA
 from tests.plans import make_plan

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from meshwright.costmodel.execution import Execution
-from meshwright.documents.output_files import write_files
+from meshwright.costmodel.workload import Execution
+from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.launch.bridge import bridge_overrides
+from meshwright.planner.launch.megatron import bridge_overrides
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.runs.launches.flags import words_of
-from meshwright.planner.runs.launches.megatron_model import megatron_model
+from meshwright.planner.runs.launches.command_line import words_of
+from meshwright.planner.runs.launches.megatron import megatron_model
 from meshwright.planner.runs.launches.reader import read_launch
-from meshwright.planner.runs.pipeline_notation import pattern_chunks
+from meshwright.planner.runs.run_terms import pattern_chunks
 from tests.plans import make_plan
 
 PATTERN = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"

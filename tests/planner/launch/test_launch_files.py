@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.documents.output_files import write_files
+from meshwright.documents import write_files
 from meshwright.errors import InputError
 
 

@@ -15,19 +15,17 @@ from typing import Any
 import pytest
 
 from meshwright.cluster_specs.schema import NodeSpec
-from meshwright.costmodel.execution import Execution
-from meshwright.documents.output_files import write_files
+from meshwright.costmodel.workload import Execution
+from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.megatron import MEGATRON
-from meshwright.model_specs.catalog import catalog_names, load_catalog_model
-from meshwright.planner.launch.flag_words import flag_words
-from meshwright.planner.launch.legal_launch import legal_launch
+from meshwright.model_specs.reader import catalog_names, load_catalog_model
 from meshwright.planner.launch.megatron import MEGATRON_WRITER, megatron_args
-from meshwright.planner.launch.megatron_model import model_flags
-from meshwright.planner.launch.megatron_shortfalls import megatron_shortfalls
+from meshwright.planner.launch.megatron_model import megatron_shortfalls, model_flags
+from meshwright.planner.launch.writer import flag_words, legal_launch
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.runs.launches.reader import read_launch
-from meshwright.planner.runs.pipeline_notation import layers_of_layout, layout_string
+from meshwright.planner.runs.run_terms import layers_of_layout, layout_string
 from tests.plans import make_plan
 
 DEGREES = {

@@ -16,10 +16,10 @@ from meshwright.cli import main
 from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.record import FrameworkName
-from meshwright.model_specs.catalog import catalog_names, load_catalog_model
-from meshwright.planner.launch.bridge import bridge_overrides
+from meshwright.model_specs.reader import catalog_names, load_catalog_model
+from meshwright.planner.launch.megatron import bridge_overrides
 from meshwright.planner.launch.plan_files import TARGETS, plan_files
-from meshwright.planner.launch.torchtitan_model import pipeline_modules
+from meshwright.planner.launch.torchtitan import pipeline_modules
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.texts import plan_text
 from tests.places import DATA

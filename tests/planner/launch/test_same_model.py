@@ -14,20 +14,14 @@ from pydantic import ValidationError
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.frameworks.record import FrameworkName
-from meshwright.model_specs.catalog import catalog_names, load_catalog_model
-from meshwright.model_specs.reader import read_model
-from meshwright.model_specs.schema import ModelSpec
-from meshwright.model_specs.stated_fields import stated_fields
-from meshwright.planner.launch.deepspeed import deepspeed_start
-from meshwright.planner.launch.flag_words import flag_words
-from meshwright.planner.launch.legal_launch import Launch, legal_launch
+from meshwright.model_specs.reader import catalog_names, load_catalog_model, read_model
+from meshwright.model_specs.schema import ModelSpec, stated_fields
+from meshwright.planner.launch.configurations import deepspeed_start
 from meshwright.planner.launch.megatron import megatron_start
-from meshwright.planner.launch.megatron_model import model_flags
-from meshwright.planner.launch.megatron_shortfalls import MEGATRON_SAYS, megatron_shortfalls
-from meshwright.planner.launch.model_notes import notes_of
+from meshwright.planner.launch.megatron_model import MEGATRON_SAYS, megatron_shortfalls, model_flags
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.launch.torchtitan import torchtitan_start
-from meshwright.planner.launch.writer import Start
+from meshwright.planner.launch.writer import Launch, Start, flag_words, legal_launch, notes_of
 from meshwright.planner.runs.launches.reader import read_launch
 from tests.places import DATA
 from tests.plans import make_plan

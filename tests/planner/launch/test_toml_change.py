@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.launch.script_diff import script_diff
+from meshwright.planner.launch.compare import script_diff
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.launches.reader import price_launch, read_launch

@@ -18,12 +18,9 @@ import pytest
 import yaml
 
 from meshwright.errors import InputError
-from meshwright.planner.many.batch.cache import AnswerCache
-from meshwright.planner.many.batch.fingerprint import code_files, request_key
-from meshwright.planner.many.batch.jobs import JobDoc, read_jobs
-from meshwright.planner.many.batch.results import RESULT_FORMATS
-from meshwright.planner.many.batch.service import BatchOptions, BatchReport, run_batch
-from meshwright.planner.many.batch.work import do_job, request_of
+from meshwright.planner.many.batch import RESULT_FORMATS, BatchOptions, BatchReport, run_batch
+from meshwright.planner.many.engines import do_job, request_of
+from meshwright.planner.many.jobs import AnswerCache, JobDoc, code_files, read_jobs, request_key
 from tests.places import ROOT
 
 SMALL: dict[str, Any] = {
@@ -362,7 +359,7 @@ def test_the_fingerprint_covers_every_room() -> None:
         "constraints/registry.py",
         "frameworks/catalog.py",
         "planner/search/model.py",
-        "planner/many/batch/fingerprint.py",
+        "planner/many/jobs.py",
     ):
         assert name in files
     assert any(name.endswith(".yaml") for name in files)

@@ -17,21 +17,28 @@ from click.testing import CliRunner
 from meshwright.cli import main
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.planner.many.fleet.dealing import LeafRoom, deal_out
-from meshwright.planner.many.fleet.jobs import FleetJobDoc, read_fleet
-from meshwright.planner.many.fleet.list_schedule import list_schedule
-from meshwright.planner.many.fleet.places import place_jobs
-from meshwright.planner.many.fleet.sharing import (
+from meshwright.planner.many.places import LeafRoom, deal_out, place_jobs
+from meshwright.planner.many.sharing import (
     Allocation,
     FleetParams,
     durations,
+    list_schedule,
     scaled_value,
     share_over_time,
     share_throughput,
     timed_jobs,
 )
-from meshwright.planner.many.fleet.sizes import JobSize, SizedJob, candidate_units, faster_sizes
-from meshwright.planner.many.fleet.units import FreeUnits, Unit, free_units
+from meshwright.planner.many.sizes import (
+    FleetJobDoc,
+    FreeUnits,
+    JobSize,
+    SizedJob,
+    Unit,
+    candidate_units,
+    faster_sizes,
+    free_units,
+    read_fleet,
+)
 
 PARAMS = FleetParams(deterministic_s=10)
 

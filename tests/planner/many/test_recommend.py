@@ -14,9 +14,8 @@ from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.errors import InputError
-from meshwright.planner.many.batch.work import do_job
-from meshwright.planner.many.recommend.answer import Recommendation, SizedPlan, SizeRequest
-from meshwright.planner.many.recommend.service import plan_sizes
+from meshwright.planner.many.engines import do_job
+from meshwright.planner.many.recommend import Recommendation, SizedPlan, SizeRequest, plan_sizes
 
 PLAN = {"global_batch": 64, "seq_len": 2048}
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48)

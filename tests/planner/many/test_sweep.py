@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import meshwright
 from meshwright import cli
 from meshwright.errors import InputError
-from meshwright.planner.many.sweep.axes import combinations_of, read_axes
+from meshwright.planner.many.sweep import combinations_of, read_axes
 
 ASKED: dict[str, Any] = {"cluster": "dgx-h100", "global_batch": 64, "seq_len": 4096}
 WORDS = ["plan", "llama-3-8b", "--cluster", "dgx-h100", "--global-batch", "64", "--seq-len", "4096"]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.planner.many.sweep.what_if import AXES, WhatIfParams, what_if
+from meshwright.planner.many.sweep import AXES, WhatIfParams, what_if
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest

@@ -13,17 +13,16 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec, NodeSpec
 from meshwright.constraints.registry import rules_for
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.exact_cost import MappingBounds
-from meshwright.planner.mapping.choice.counted import counted_placement
-from meshwright.planner.mapping.choice.free_gpus import free_gpus_of
-from meshwright.planner.mapping.choice.placed_as import PROFILE, PlacedAs
-from meshwright.planner.mapping.choice.pricing import MappedPricing
+from meshwright.planner.mapping.counted import counted_placement
+from meshwright.planner.mapping.effective import PROFILE, PlacedAs, free_gpus_of
 from meshwright.planner.mapping.instance import Instance, ranks_of
+from meshwright.planner.mapping.pricing import MappedPricing
 from meshwright.planner.mapping.problem import MappingProblem
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.model import Candidates
-from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.space import space_of
 
 KINDS = ("dense", "dense", "context", "experts")
 

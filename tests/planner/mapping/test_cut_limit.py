@@ -10,17 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.cluster_specs.fabric import is_irregular
+from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.traffic.phases import CutUse
+from meshwright.costmodel.level_traffic import CutUse
 from meshwright.errors import InputError
 from meshwright.planner.bounds.exact_cost import MappingBounds
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.mapping.choice.cut_limit import (
-    CutLimitedPricing,
-    largest_cut_use,
-    pricing_of,
-)
+from meshwright.planner.mapping.pricing import CutLimitedPricing, largest_cut_use, pricing_of
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request

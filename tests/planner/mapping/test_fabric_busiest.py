@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.mapping.least_busiest import bound_by_room, least_busiest
+from meshwright.planner.mapping.least_traffic import bound_by_room, least_busiest
 from meshwright.planner.mapping.problem import MappingProblem, Traffic, check_assignment, loads_of
 from meshwright.planner.mapping.slot_model import is_small
 from tests.planner.mapping.test_fabric_mapping import brute, random_problem

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cluster_specs.catalog import load_cluster
-from meshwright.cluster_specs.fabric import fabric_levels
-from meshwright.cluster_specs.graph import cut_between_gb_per_s, cut_gb_per_s
-from meshwright.cluster_specs.node_graph import CORE, node_graph
-from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.allocation import fabric_levels
+from meshwright.cluster_specs.graph import CORE, cut_between_gb_per_s, cut_gb_per_s, node_graph
+from meshwright.cluster_specs.reader import load_cluster, read_cluster
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
-from meshwright.costmodel.traffic.group_traffic import group_traffic
+from meshwright.costmodel.volumes import group_traffic
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model

@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.cluster_specs.fabric import is_irregular
+from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.schema import FabricLevelSpec, NodeSpec
 from meshwright.constraints.registry import rules_for
-from meshwright.planner.mapping.assign import assignment_of
-from meshwright.planner.mapping.choice.joint import Need
-from meshwright.planner.mapping.choice.pricing import MappedPricing
+from meshwright.planner.mapping.instance import assignment_of
+from meshwright.planner.mapping.joint import Need
+from meshwright.planner.mapping.pricing import MappedPricing
 from meshwright.planner.mapping.problem import MappingProblem, Traffic
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.executions import branch_of
-from meshwright.planner.search.loop import LayoutSearch
+from meshwright.planner.search.loop import LayoutSearch, branch_of
 from meshwright.planner.search.model import build_model, price_ns, solve
-from meshwright.planner.search.params import SearchParams
-from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.pricing import SearchParams
+from meshwright.planner.search.space import space_of
 from tests.planner.mapping.irregular import (
     Tables,
     enumerated_s,
@@ -100,7 +99,7 @@ def test_the_search_leaves_layouts_and_slots_to_one_model(monkeypatch: pytest.Mo
         posted.append(sum(need is not None for asked in arguments[3] for need in asked))
         return build_model(*arguments)
 
-    monkeypatch.setattr("meshwright.planner.search.slot_choice.build_model", counted)
+    monkeypatch.setattr("meshwright.planner.search.choosers.build_model", counted)
     for cells in (SearchParams().largest_cells, 0):
         params = SearchParams(largest_cells=cells)
         monkeypatch.setattr(

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InfeasibleError
-from meshwright.planner.mapping.assign import assignment_of
-from meshwright.planner.mapping.least_busiest import least_busiest
-from meshwright.planner.mapping.least_traffic import least_traffic
+from meshwright.planner.mapping.instance import assignment_of
+from meshwright.planner.mapping.least_traffic import least_busiest, least_traffic
+from meshwright.planner.mapping.patterns import BlockKind, PatternPricing, pattern_bytes, relax
 from meshwright.planner.mapping.problem import (
     IntArray,
     MappingProblem,
@@ -22,12 +22,6 @@ from meshwright.planner.mapping.problem import (
     counts_of,
     loads_of,
     spread_of,
-)
-from meshwright.planner.mapping.relaxation.columns import relax
-from meshwright.planner.mapping.relaxation.patterns import (
-    BlockKind,
-    PatternPricing,
-    pattern_bytes,
 )
 
 

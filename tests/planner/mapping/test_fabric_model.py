@@ -8,26 +8,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.cluster_specs.catalog import load_cluster
-from meshwright.cluster_specs.fabric import fabric_levels, full_levels, is_irregular
-from meshwright.cluster_specs.graph import cut_between_gb_per_s, cut_gb_per_s, fabric_graph
-from meshwright.cluster_specs.node_graph import CORE, node_graph
-from meshwright.cluster_specs.places import allocated_places
-from meshwright.cluster_specs.reader import cluster_from_mapping
+from meshwright.cluster_specs.allocation import (
+    allocated_places,
+    fabric_levels,
+    full_levels,
+    is_irregular,
+)
+from meshwright.cluster_specs.graph import (
+    CORE,
+    cut_between_gb_per_s,
+    cut_gb_per_s,
+    fabric_graph,
+    node_graph,
+)
+from meshwright.cluster_specs.reader import cluster_from_mapping, load_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.cluster_specs.tiers import level_rates, neighbour_share
-from meshwright.cluster_specs.uplinks import uplinks
-from meshwright.costmodel.collectives.nccl import collective_time, isolated_fabric
-from meshwright.costmodel.collectives.on_levels import (
+from meshwright.cluster_specs.tiers import level_rates, neighbour_share, uplinks
+from meshwright.costmodel.collectives import (
     Links,
     all_to_all_s,
     best_beyond,
+    collective_time,
     cross_rail_bytes,
+    isolated_fabric,
 )
-from meshwright.costmodel.constants.rates import constants_for, links_of
 from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.rates import constants_for, links_of
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.planner.mapping.bundles import Bundle, bundles_within, ordered_counts, patterns_of
 from meshwright.planner.mapping.least_traffic import least_traffic
+from meshwright.planner.mapping.patterns import (
+    cheapest_partition,
+    class_of_stages,
+    leaf_kinds,
+    partitions_within,
+    pattern_bytes,
+    relax,
+)
+from meshwright.planner.mapping.pods import exchanged
 from meshwright.planner.mapping.problem import (
     IntArray,
     MappingProblem,
@@ -18,16 +28,6 @@ from meshwright.planner.mapping.problem import (
     counts_of,
     loads_of,
 )
-from meshwright.planner.mapping.relaxation.bundles import Bundle, bundles_within, patterns_of
-from meshwright.planner.mapping.relaxation.columns import relax
-from meshwright.planner.mapping.relaxation.exchange import exchanged
-from meshwright.planner.mapping.relaxation.ordering import ordered_counts
-from meshwright.planner.mapping.relaxation.partitions import (
-    cheapest_partition,
-    class_of_stages,
-    partitions_within,
-)
-from meshwright.planner.mapping.relaxation.patterns import leaf_kinds, pattern_bytes
 
 
 def one_pod(

@@ -14,10 +14,15 @@ from meshwright.planner.mapping.problem import (
     check_assignment,
     loads_of,
 )
-from meshwright.planner.mapping.spread.bound import ReachBound, ReachWeights
-from meshwright.planner.mapping.spread.build import banded, shapes
-from meshwright.planner.mapping.spread.least import least_spread, reach_of
-from meshwright.planner.mapping.spread.swaps import gathered, shorter_hops, with_short_pipelines
+from meshwright.planner.mapping.spread import least_spread, reach_of
+from meshwright.planner.mapping.spread_bound import ReachBound, ReachWeights
+from meshwright.planner.mapping.spread_build import (
+    banded,
+    gathered,
+    shapes,
+    shorter_hops,
+    with_short_pipelines,
+)
 from tests.planner.mapping.test_fabric_mapping import every_assignment, random_problem
 
 WEIGHTS = (500, 300, 0, 1000, 700)

@@ -9,18 +9,18 @@ from math import inf
 import numpy as np
 import pytest
 
-from meshwright.cluster_specs.fabric import fabric_levels
+from meshwright.cluster_specs.allocation import fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.costmodel.memory.states import optimizer_shards
+from meshwright.costmodel.states import optimizer_shards
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
-from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.planner.bounds.stages import balanced_stages
-from meshwright.planner.mapping.choice.effective import placement_of
-from meshwright.planner.mapping.choice.pricing import MappedPricing
-from meshwright.planner.mapping.choice.whole_groups import choice_instance
+from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.bounds.layer_split import balanced_stages
+from meshwright.planner.mapping.effective import placement_of
 from meshwright.planner.mapping.instance import Instance, instance_of, ranks_of
+from meshwright.planner.mapping.joint import choice_instance
+from meshwright.planner.mapping.pricing import MappedPricing
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.plan_request import PlanRequest

@@ -6,8 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from meshwright.cluster_specs.allocation import expand_nodes, first_gpus
-from meshwright.cluster_specs.fabric import is_irregular
+from meshwright.cluster_specs.allocation import expand_nodes, first_gpus, is_irregular
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import BlockSpec, ClusterSpec, FabricLevelSpec, NodeSpec
 from meshwright.model_specs.schema import ModelSpec

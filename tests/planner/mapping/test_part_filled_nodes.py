@@ -20,17 +20,17 @@ from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.errors import InputError
-from meshwright.planner.bounds.stages import balanced_stages
-from meshwright.planner.mapping.choice.counted import counted_mappings
-from meshwright.planner.mapping.choice.free_gpus import free_gpus_of
-from meshwright.planner.mapping.choice.profile_bounds import profile_bounds
+from meshwright.planner.bounds.layer_split import balanced_stages
+from meshwright.planner.mapping.counted import counted_mappings
+from meshwright.planner.mapping.effective import free_gpus_of
+from meshwright.planner.mapping.profiles import profile_bounds
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.runs.run_settings import places_on_hosts
-from meshwright.planner.solvers.highs import TreeLimits, solved_by_highs
+from meshwright.planner.runs.run_file import places_on_hosts
+from meshwright.planner.solvers.linear_program import TreeLimits, solved_by_highs
 
 PRICED = ("tp", "cp", "pp", "ep", "etp", "edp", "dp_cp")
 

@@ -14,17 +14,21 @@ import numpy as np
 
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.costmodel.constants.rates import fabric_links
 from meshwright.costmodel.data_parallel import data_parallel_traffic, exposed_s
 from meshwright.costmodel.estimate import costs_of_layers, stage_memory_gib
-from meshwright.costmodel.layers.context import Context
+from meshwright.costmodel.footprint import usable_hbm_gib
+from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.memory.footprint import usable_hbm_gib
-from meshwright.costmodel.memory.states import rank_parameters
-from meshwright.costmodel.optimizer_time import optimizer_s
 from meshwright.costmodel.placement import nested_placement
-from meshwright.costmodel.stage_transfers import boundary_s, tied_tables_s
-from meshwright.costmodel.step_time import make_context, scale_share
+from meshwright.costmodel.rates import fabric_links
+from meshwright.costmodel.states import rank_parameters
+from meshwright.costmodel.step_time import (
+    boundary_s,
+    make_context,
+    optimizer_s,
+    scale_share,
+    tied_tables_s,
+)
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.request.plan_request import PlanRequest
 from tests.planner.search.plain_oracle import layouts, splits, wanted

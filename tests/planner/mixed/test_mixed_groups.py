@@ -9,13 +9,12 @@ from math import inf
 import numpy as np
 import pytest
 
-from meshwright.cluster_specs.catalog import load_cluster
-from meshwright.cluster_specs.mixed import MixedClusterSpec, PartSpec
+from meshwright.cluster_specs.reader import MixedClusterSpec, PartSpec, load_cluster
 from meshwright.costmodel.mixed import mixed_step
 from meshwright.planner.mixed.kernel import MixedKernel
 from meshwright.planner.mixed.promising import KernelMaker, promising_rows
 from meshwright.planner.mixed.request import MixedRequest, read_mixed_request
-from meshwright.planner.mixed.search import MixedParams, MixedSearch
+from meshwright.planner.mixed.service import MixedParams, MixedSearch
 from meshwright.planner.request.executions import WITHOUT
 from tests.planner.mixed.test_mixed_optimum import CASES, SLOWLY, asked, compare
 from tests.soaked import some

@@ -12,27 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.cluster_specs.catalog import load_cluster
-from meshwright.cluster_specs.mixed import MixedClusterSpec, PartSpec
+from meshwright.cluster_specs.reader import MixedClusterSpec, PartSpec, load_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.layers.kinds import KindTimes
+from meshwright.costmodel.layer_kinds import KindTimes
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.mixed import PlacedPart, Segment, mixed_memory_gib, mixed_step
 from meshwright.costmodel.placement import nested_placement
-from meshwright.costmodel.stage_transfers import boundary_s
-from meshwright.model_specs.experts import MoeSpec
+from meshwright.costmodel.step_time import boundary_s
+from meshwright.model_specs.blocks import MoeSpec
 from meshwright.planner.bounds.alike import shared_times
-from meshwright.planner.bounds.packed import packed_context
-from meshwright.planner.mixed.kernel import MixedKernel
-from meshwright.planner.mixed.options import leading_patterns
+from meshwright.planner.bounds.mappings import packed_context
+from meshwright.planner.mixed.kernel import MixedKernel, leading_patterns
 from meshwright.planner.mixed.promising import KernelMaker, promising_rows
 from meshwright.planner.mixed.request import MixedRequest, read_mixed_request
 from meshwright.planner.mixed.row_bounds import RowBounds
-from meshwright.planner.mixed.search import MixedParams, MixedSearch
+from meshwright.planner.mixed.service import MixedParams, MixedSearch
 from meshwright.planner.request.executions import WITHOUT
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.space import space_of
 from tests.planner.mixed.plain_oracle import least_step_time_s
 from tests.planner.search.test_planner_optimum import request as small_request
 from tests.soaked import some

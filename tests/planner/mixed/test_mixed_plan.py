@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 import meshwright
 from meshwright.cli import main
-from meshwright.cluster_specs.mixed import is_mixed_cluster, read_mixed_cluster
-from meshwright.documents.output_files import write_files
+from meshwright.cluster_specs.reader import is_mixed_cluster, read_mixed_cluster
+from meshwright.documents import write_files
 from meshwright.errors import ExitCode, InputError
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.launch.mixed_files import mixed_files
+from meshwright.planner.launch.plan_files import mixed_files
 from meshwright.planner.mixed.verify import mixed_faults
 from meshwright.planner.request.executions import WITHOUT
 

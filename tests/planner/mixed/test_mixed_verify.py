@@ -19,19 +19,16 @@ from pydantic import ValidationError
 
 import meshwright
 from meshwright.cli import main
-from meshwright.documents.output_files import write_files
+from meshwright.documents import write_files
 from meshwright.errors import InputError, InternalError
-from meshwright.planner.audit.audit import audit_plan
-from meshwright.planner.audit.checks import checked
-from meshwright.planner.launch.mixed_files import mixed_files
+from meshwright.planner.audit.audit import audit_plan, checked
+from meshwright.planner.launch.plan_files import mixed_files
 from meshwright.planner.mixed import service
-from meshwright.planner.mixed.document import MixedPlan, mixed_document
+from meshwright.planner.mixed.document import MixedPlan, mixed_document, mixed_text, read_mixed_plan
 from meshwright.planner.mixed.kernel import MixedPrice
-from meshwright.planner.mixed.search import MixedOutcome, MixedSearch
-from meshwright.planner.mixed.service import MixedResult, make_mixed_plan
-from meshwright.planner.mixed.texts import mixed_text, read_mixed_plan
+from meshwright.planner.mixed.service import MixedOutcome, MixedResult, MixedSearch, make_mixed_plan
 from meshwright.planner.mixed.verify import mixed_faults
-from meshwright.planner.plan.digest import with_digest
+from meshwright.planner.plan.document import with_digest
 from meshwright.planner.plan.texts import read_plan
 from tests.planner.audit.damage import leaves, other
 from tests.planner.mixed.test_mixed_optimum import asked, tight

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.plan.infeasible_document import Infeasible
+from meshwright.planner.plan.document import Infeasible
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request

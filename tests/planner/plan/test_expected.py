@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.costmodel.constants.calibration import MEMORY_FACTORS, NAMES, Factors
+from meshwright.costmodel.calibration import MEMORY_FACTORS, NAMES, Factors
 from meshwright.costmodel.estimate import estimate_layout
 from meshwright.errors import InputError
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.plan.expected import expectation
+from meshwright.planner.plan.best_plan import expectation
 from meshwright.planner.plan.make_plan import make_plan
-from meshwright.planner.plan.placement import group_placement
+from meshwright.planner.plan.texts import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.search.executions import search_executions
+from meshwright.planner.search.loop import search_executions
+from meshwright.planner.search.pricing import Outcome
 from tests.planner.runs.calibration.own_runs import stack
 
 SLOW_NETWORK, SLOW_NODES = Factors(network=0.05), Factors(scale_up=0.1)

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from ortools.sat.python import cp_model
 
 from meshwright.cli import main
-from meshwright.planner.plan.exported_model import export_model
+from meshwright.planner.plan.best_plan import export_model
 from meshwright.planner.plan.make_plan import fastest_plan
-from meshwright.planner.search.certificate import Certificate, Outcome
+from meshwright.planner.search.pricing import Certificate, Outcome
 from tests.planner.search.test_planner_optimum import request
 
 

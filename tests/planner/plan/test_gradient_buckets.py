@@ -10,21 +10,21 @@ import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.memory.states import table_parameters
 from meshwright.costmodel.placement import level_factors, placement_on
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.costmodel.states import table_parameters
+from meshwright.costmodel.workload import Execution
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.bounds.matrices import matrices
-from meshwright.planner.mapping.choice.cut_limit import pricing_of
-from meshwright.planner.plan.gradient_buckets import search_with_buckets, with_gradient_buckets
+from meshwright.planner.bounds.mappings import matrices
+from meshwright.planner.mapping.pricing import pricing_of
+from meshwright.planner.plan.best_plan import search_with_buckets, with_gradient_buckets
 from meshwright.planner.plan.make_plan import make_plan
-from meshwright.planner.plan.placement import matrix_arrays
+from meshwright.planner.plan.texts import matrix_arrays
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.search.certificate import Certificate, Outcome
-from meshwright.planner.search.executions import search_executions
+from meshwright.planner.search.loop import search_executions
+from meshwright.planner.search.pricing import Certificate, Outcome
 
 OVERLAPPED = Execution(dp_overlap=True, gradient_dtype="fp32")
 

@@ -11,7 +11,7 @@ from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.errors import InputError
-from meshwright.planner.bounds.matrices import matrices, ranks_on
+from meshwright.planner.bounds.mappings import matrices, ranks_on
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest

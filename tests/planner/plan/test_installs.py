@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.workload import Execution
+from meshwright.planner.plan.assemble import software_needs
 from meshwright.planner.plan.document import ExecutionChoice, Plan, SoftwareNeed
-from meshwright.planner.plan.installs import software_needs
 from meshwright.planner.plan.make_plan import make_plan as planned
-from meshwright.planner.report.first_screen import first_screen
+from meshwright.planner.report.plan_view import first_screen
 from meshwright.planner.request.reader import read_request
 from tests.planner.report.test_views import text
 from tests.plans import make_plan

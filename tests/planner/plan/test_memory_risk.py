@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 import meshwright
 from meshwright.cli import main
-from meshwright.cluster_specs.catalog import load_cluster
-from meshwright.costmodel.constants.measured import fit_probability, memory_band, memory_margin
-from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
-from meshwright.model_specs.catalog import load_catalog_model
-from meshwright.planner.many.batch.jobs import JobDoc
-from meshwright.planner.many.batch.work import request_of
+from meshwright.cluster_specs.reader import load_cluster
+from meshwright.costmodel.footprint import hbm_gib_for, usable_hbm_gib
+from meshwright.costmodel.records import fit_probability, memory_band, memory_margin
+from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.many.engines import request_of
+from meshwright.planner.many.jobs import JobDoc
 from meshwright.planner.plan.make_plan import fastest_plan, make_plan
 from meshwright.planner.report.plan_view import memory_risk_view
 from meshwright.planner.request.plan_request import PlanRequest

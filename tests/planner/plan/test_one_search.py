@@ -9,25 +9,21 @@ import numpy as np
 import pytest
 
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.planner.analysis.neighbours import neighbours
-from meshwright.planner.analysis.single_choices import single_choices
-from meshwright.planner.many.batch.jobs import JobDoc
-from meshwright.planner.many.batch.work import do_job
-from meshwright.planner.many.recommend.request import read_size_request
-from meshwright.planner.many.recommend.service import plan_sizes
-from meshwright.planner.many.sweep.service import sweep
-from meshwright.planner.many.sweep.what_if import what_if
-from meshwright.planner.mapping.choice.cut_limit import pricing_of
+from meshwright.planner.analysis.neighbours import neighbours, single_choices
+from meshwright.planner.many.engines import do_job
+from meshwright.planner.many.jobs import JobDoc
+from meshwright.planner.many.recommend import plan_sizes, read_size_request
+from meshwright.planner.many.sweep import sweep, what_if
+from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.plan.best_plan import best_plan
 from meshwright.planner.plan.make_plan import fastest_plan, make_plan
-from meshwright.planner.report.first_screen import first_screen
-from meshwright.planner.report.plan_view import execution_view
+from meshwright.planner.report.plan_view import execution_view, first_screen
 from meshwright.planner.report.plan_words import claim_words
 from meshwright.planner.request.plan_request import PlanRequest, parse_pins
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.runs.run_terms import layout_from_document
 from meshwright.planner.search.branches import as_array
-from meshwright.planner.search.executions import branches_of
+from meshwright.planner.search.loop import branches_of
 from tests.one_search import differences, request_of
 from tests.planner.report.test_views import text
 from tests.soaked import some
@@ -139,7 +135,7 @@ def test_the_recommended_size_is_the_fewest_by_plan() -> None:
 
 def test_a_search_that_was_not_made_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the time limit cut off read 'no plan without it'."""
-    monkeypatch.setattr("meshwright.planner.plan.choices.is_over", lambda: True)
+    monkeypatch.setattr("meshwright.planner.plan.robustness.is_over", lambda: True)
     plan = make_plan(read_request(**{**TENSOR, "model": "gpt2-xl"}, gpus=8), robustness=False)
     assert plan.choices
     assert {choice.status for choice in plan.choices} == {"not searched"}

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.cluster_specs.reader import load_cluster
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError, InternalError
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.idle import decide_on_idle_gpus
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.plan.nodes import decide_on_idle_gpus
 from meshwright.planner.plan.verify import faults, verify
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.certificate import Certificate, Outcome
+from meshwright.planner.search.pricing import Certificate, Outcome
 
 
 def request(**changes: Any) -> PlanRequest:

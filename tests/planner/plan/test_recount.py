@@ -9,22 +9,26 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from meshwright.cluster_specs.catalog import cluster_names, load_cluster
-from meshwright.cluster_specs.fabric import fabric_levels, full_levels
-from meshwright.cluster_specs.places import allocated_places, allocation_of
+from meshwright.cluster_specs.allocation import (
+    allocated_places,
+    allocation_of,
+    fabric_levels,
+    full_levels,
+)
+from meshwright.cluster_specs.reader import cluster_names, load_cluster
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.errors import InternalError
-from meshwright.planner.audit.rank_list import ListedRank, recount_faults
-from meshwright.planner.bounds.matrices import ranks_on
+from meshwright.planner.audit.audit import ListedRank, recount_faults
+from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
-from meshwright.planner.plan.placement import plan_placement, workload_of_plan
+from meshwright.planner.plan.texts import plan_placement, workload_of_plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.report.prediction_view import more_blocks_text
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.runs.predicted import layout_from_document
+from meshwright.planner.runs.run_terms import layout_from_document
 from tests.scattered import scattered_cluster
 from tests.soaked import some
 

@@ -9,14 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.cluster_specs.catalog import load_cluster
-from meshwright.costmodel.constants.measured import error_band, memory_band
-from meshwright.costmodel.memory.footprint import hbm_gib_for, usable_hbm_gib
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.cluster_specs.reader import load_cluster
+from meshwright.costmodel.footprint import hbm_gib_for, usable_hbm_gib
+from meshwright.costmodel.records import error_band, memory_band
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.plan import robustness
+from meshwright.planner.plan.best_plan import with_answers
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
-from meshwright.planner.plan.questions import with_answers
 from meshwright.planner.plan.robustness import PARAMS, changes, question_of_robustness
 from meshwright.planner.plan.texts import read_plan
 from meshwright.planner.request.plan_request import PlanRequest

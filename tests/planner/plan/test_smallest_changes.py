@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.plan import infeasible
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest

@@ -10,16 +10,17 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from meshwright.costmodel import execution_names as names
 from meshwright.costmodel.execution_names import DISPATCHERS, OFFLOADED_MODULES
 from meshwright.costmodel.layout import AXES
-from meshwright.costmodel.pipeline.schedules import SCHEDULE_NAMES
+from meshwright.costmodel.schedules import SCHEDULE_NAMES
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES
-from meshwright.planner.many.batch.rows import JobRow
-from meshwright.planner.many.fleet.service import FleetJobRow
-from meshwright.planner.many.recommend.answer import SizeRow
+from meshwright.planner.many.engines import JobRow
+from meshwright.planner.many.fleet import FleetJobRow
+from meshwright.planner.many.recommend import SizeRow
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request import executions, names, plan_request
-from meshwright.planner.runs.predicted import RECOMPUTED
+from meshwright.planner.request import executions, plan_request
+from meshwright.planner.runs.run_terms import RECOMPUTED
 
 REPORT = Path(__file__).resolve().parents[3] / "planner" / "report"
 DOCUMENTS = (Plan, JobRow, SizeRow, FleetJobRow)

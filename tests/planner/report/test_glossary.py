@@ -10,9 +10,8 @@ from click.testing import CliRunner
 
 from meshwright import cli, plan
 from meshwright.planner.plan.texts import plan_text
-from meshwright.planner.report.first_screen import first_screen
-from meshwright.planner.report.glossary import meaning_of, meanings, rule_meaning
-from meshwright.planner.report.plan_view import plan_view
+from meshwright.planner.report.plan_view import first_screen, plan_view
+from meshwright.planner.report.plan_words import meaning_of, meanings, rule_meaning
 from meshwright.planner.report.view import Facts, Table
 from tests.planner.report import printed_words
 from tests.planner.report.test_views import text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.report.batch_view import row_layout_text
-from meshwright.planner.report.first_screen import first_screen
+from meshwright.planner.report.many_view import row_layout_text
 from meshwright.planner.report.plan_page import plan_page
+from meshwright.planner.report.plan_view import first_screen
 from meshwright.planner.report.plan_words import host_words, status_words
 from tests.planner.report.test_views import text
 from tests.priced_plans import priced_plan

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.planner.plan.solver_document import PruningReport, SolverReport, SpaceReport
-from meshwright.planner.report.proof_text import pruning_text, space_text
+from meshwright.planner.plan.document import PruningReport, SolverReport, SpaceReport
+from meshwright.planner.report.plan_words import pruning_text, space_text
 
 
 def space(**changes: object) -> SpaceReport:

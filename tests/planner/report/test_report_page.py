@@ -15,12 +15,11 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.planner.drawing.quantities import rounded_seconds
+from meshwright.planner.drawing import rounded_seconds
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text
-from meshwright.planner.report import html
-from meshwright.planner.report.html import block_html
+from meshwright.planner.report import view as html
 from meshwright.planner.report.plan_page import plan_page
 from meshwright.planner.report.view import (
     BAR,
@@ -30,6 +29,7 @@ from meshwright.planner.report.view import (
     Heading,
     Line,
     Table,
+    block_html,
     line,
     sections,
 )

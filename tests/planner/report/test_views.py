@@ -8,8 +8,8 @@ from importlib import import_module
 import pytest
 from rich.console import Console
 
-from meshwright.planner.drawing.charts import LogScale
-from meshwright.planner.drawing.quantities import (
+from meshwright.planner.drawing import (
+    LogScale,
     amount,
     batch_words,
     counted,
@@ -18,7 +18,6 @@ from meshwright.planner.drawing.quantities import (
     ranges,
     seconds,
 )
-from meshwright.planner.report.console import printed
 from meshwright.planner.report.view import (
     BAR,
     COUNT,
@@ -34,12 +33,11 @@ from meshwright.planner.report.view import (
     Words,
     decimals,
     line,
+    printed,
 )
 
 
-@pytest.mark.parametrize(
-    "module", ["planner.report.view", "planner.drawing.quantities", "planner.drawing.charts"]
-)
+@pytest.mark.parametrize("module", ["planner.report.view", "planner.drawing", "planner.drawing"])
 def test_the_examples_run(module: str) -> None:
     result = doctest.testmod(import_module(f"meshwright.{module}"))
     assert result.attempted > 0

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from meshwright.costmodel.constants.calibrated import step_time_band
-from meshwright.costmodel.constants.calibration import Factors
+from meshwright.costmodel.calibration import Factors
+from meshwright.costmodel.rates import step_time_band
 from meshwright.errors import InputError
-from meshwright.planner.plan.make_plan import make_plan
-from meshwright.planner.plan.repriced import repriced
+from meshwright.planner.plan.make_plan import make_plan, repriced
 from meshwright.planner.plan.texts import plan_text, read_plan
-from meshwright.planner.request.calibration_file import calibration_text, read_calibration
-from meshwright.planner.request.reader import read_request
+from meshwright.planner.request.reader import calibration_text, read_calibration, read_request
 from tests.planner.runs.calibration.own_runs import stack
 
 FACTORS = Factors(gemm=0.5, network=0.8, activation_memory=1.1)

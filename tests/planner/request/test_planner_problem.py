@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.cluster_specs.reader import load_cluster
 from meshwright.errors import InputError
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.request.plan_request import PlanRequest, parse_forbids, parse_pins
 
 

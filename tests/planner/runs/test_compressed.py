@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import meshwright
-from meshwright.costmodel.collectives.compression import compressions
-from meshwright.planner.runs.compressed import compressed_steps
+from meshwright.costmodel.alpha_beta import compressions
+from meshwright.planner.runs.prediction import compressed_steps
 
 
 def steps(nic_gbps: float, dp: int, **run: Any) -> dict[str, dict[str, Any]]:

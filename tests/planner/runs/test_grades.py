@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.grades import Grade, GradeTargets, grades
+from meshwright.planner.runs.prediction import Grade, GradeTargets, grades
 from tests.plans import make_plan
 
 

@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.runs.measured_pairs import (
-    MeasuredStep,
-    Pair,
-    gains_of,
-    pair_sums,
-    pairs_of,
-)
 from meshwright.planner.runs.run_file import run_from_mapping
+from meshwright.planner.runs.validation import MeasuredStep, Pair, gains_of, pair_sums, pairs_of
 
 
 def timed(

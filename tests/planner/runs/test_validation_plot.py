@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from benchmarks.accuracy_plots import group_bars_svg
 from meshwright import cli
-from meshwright.planner.report.validation_plot import scatter_svg
+from meshwright.planner.report.run_view import scatter_svg
 from tests.places import DATA
 
 RUNS = DATA / "published_runs.yaml"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.costmodel.layout import Recompute
-from meshwright.costmodel.pipeline.schedules import schedule_name
-from meshwright.planner.runs.predicted import recompute_words
+from meshwright.costmodel.schedules import schedule_name
 from meshwright.planner.runs.run_file import DRIVER, Run
-from meshwright.planner.runs.run_terms import ALL_LAYERS
+from meshwright.planner.runs.run_terms import ALL_LAYERS, recompute_words
 
 
 def run_to_mapping(run: Run) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
+from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
-from meshwright.costmodel.memory.footprint import usable_hbm_gib
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.request.plan_request import PlanRequest

@@ -10,27 +10,27 @@ from typing import Any
 
 import pytest
 
-from meshwright.costmodel.execution import Execution
+from meshwright.costmodel import activations as offloaded_activations
 from meshwright.costmodel.execution_names import OFFLOADED_MODULES
-from meshwright.costmodel.memory import offloaded_activations
+from meshwright.costmodel.workload import Execution
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.launch.bridge import bridge_overrides
-from meshwright.planner.launch.legal_launch import legal_launch
+from meshwright.planner.launch.megatron import bridge_overrides
 from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.launch.writer import legal_launch
 from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.executions import ALLOW, parse_allow
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.runs.launches.bridge_overrides import from_overrides
-from meshwright.planner.runs.launches.flags import CommandLine
+from meshwright.planner.runs.launches.bridge import from_overrides
+from meshwright.planner.runs.launches.command_line import CommandLine
 from meshwright.planner.runs.launches.megatron import from_megatron
 from meshwright.planner.runs.run_file import run_from_mapping
-from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.search.executions import search_executions
-from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.loop import search_executions
+from meshwright.planner.search.pricing import Outcome
+from meshwright.planner.search.space import space_of
 from tests.places import DATA
 from tests.planner.runs.launches.test_own_launch_read_back import priced, read_back
 from tests.planner.search.test_executions import asked

@@ -17,10 +17,9 @@ from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search import branches
 from meshwright.planner.search.branches import sparing_recompute
-from meshwright.planner.search.certificate import Certificate
-from meshwright.planner.search.executions import branch_of
-from meshwright.planner.search.loop import LayoutSearch
-from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.loop import LayoutSearch, branch_of
+from meshwright.planner.search.pricing import Certificate
+from meshwright.planner.search.space import space_of
 from tests.places import DATA
 from tests.planner.search.test_planner_space import rows, space
 

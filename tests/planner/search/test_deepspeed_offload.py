@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
+from meshwright.costmodel.footprint import GIB, offloaded_gib
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.memory.footprint import GIB, offloaded_gib
 from meshwright.costmodel.placement import nested_placement
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
@@ -21,7 +21,7 @@ from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.launches.reader import read_launch
-from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.space import space_of
 from tests.planner.search.test_planner_optimum import (
     check_against_brute_force,
     cluster,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.cluster_specs.reader import load_cluster
 from meshwright.constraints.registry import rules_for
-from meshwright.costmodel.execution import Execution
 from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.workload import Execution
 from meshwright.errors import InputError
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.plan.make_plan import fastest_plan, make_plan
@@ -26,10 +26,9 @@ from meshwright.planner.request.executions import (
 )
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.search.executions import branches_of, search_executions
-from meshwright.planner.search.request_space import space_of
-from meshwright.planner.search.space import Space
+from meshwright.planner.search.loop import branches_of, search_executions
+from meshwright.planner.search.pricing import Outcome
+from meshwright.planner.search.space import Space, space_of
 from tests.planner.search.test_planner_optimum import best_by_brute_force
 from tests.planner.search.test_planner_optimum import request as small_request
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
+from meshwright.costmodel.footprint import GIB, offloaded_gib
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.memory.footprint import GIB, offloaded_gib
 from meshwright.costmodel.placement import nested_placement
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.make_plan import fastest_plan

@@ -14,14 +14,11 @@ from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.planner.bounds.combination_costs import combination_costs, memory_rows
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.search.certificate import Certificate
-from meshwright.planner.search.executions import branch_of
-from meshwright.planner.search.kernel_choice import KernelChooser
+from meshwright.planner.search.choosers import KernelChooser
 from meshwright.planner.search.kernel_model import KernelModel
-from meshwright.planner.search.loop import LayoutSearch
-from meshwright.planner.search.params import SearchParams
-from meshwright.planner.search.request_space import space_of
-from meshwright.planner.search.space import Space
+from meshwright.planner.search.loop import LayoutSearch, branch_of
+from meshwright.planner.search.pricing import Certificate, SearchParams
+from meshwright.planner.search.space import Space, space_of
 from tests.planner.search.test_planner_optimum import request
 
 ARGMIN_MISLEADS = (0, 2, 1009, 1025, 1012, 1040)

@@ -8,15 +8,13 @@ from dataclasses import replace
 import pytest
 from ortools.sat.python import cp_model
 
-from meshwright.planner.mapping.choice.cut_limit import pricing_of
+from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.search.executions import branch_of, branches_of
-from meshwright.planner.search.exhaustive import search_exhaustively
-from meshwright.planner.search.kernel_choice import KernelChooser
-from meshwright.planner.search.limit_rows import keep_inside, spare_cuts
-from meshwright.planner.search.loop import LayoutSearch
-from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.choosers import KernelChooser
+from meshwright.planner.search.kernel_model import keep_inside, spare_cuts
+from meshwright.planner.search.loop import LayoutSearch, branch_of, branches_of, search_exhaustively
+from meshwright.planner.search.space import space_of
 from tests.planner.mapping.test_cut_limit import PINS
 from tests.planner.mapping.test_cut_limit import asked as with_cuts
 from tests.planner.plan.test_inside_domain import asked as with_experts

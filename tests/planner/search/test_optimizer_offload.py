@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
+from meshwright.costmodel.footprint import GIB, offloaded_gib
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.memory.footprint import GIB, offloaded_gib
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import read_model
-from meshwright.planner.mapping.choice.cut_limit import pricing_of
+from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.search.executions import search_executions
-from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.loop import search_executions
+from meshwright.planner.search.space import space_of
 
 SHARES = (0, 25, 50, 75, 100)
 

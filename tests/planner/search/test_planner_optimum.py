@@ -12,27 +12,25 @@ import pytest
 from numpy.typing import NDArray
 
 from meshwright.cluster_specs.schema import ClusterSpec, DeviceSpec, FabricLevelSpec
+from meshwright.constraints.pipeline import may_have_empty_ends
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
-from meshwright.constraints.stages import may_have_empty_ends
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
+from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
-from meshwright.costmodel.memory.footprint import usable_hbm_gib
-from meshwright.costmodel.pipeline.schedules import schedule_name, traits
 from meshwright.costmodel.placement import level_factors, placement_on
-from meshwright.model_specs.experts import MoeSpec
+from meshwright.costmodel.schedules import schedule_name, traits
+from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.bounds.degree_bound import shape_table
+from meshwright.planner.bounds.combination_costs import shape_table
+from meshwright.planner.bounds.layer_split import ALL_LAYERS, even_chunks, level_splits
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.bounds.stages import ALL_LAYERS, even_chunks, level_splits
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.certificate import Outcome
-from meshwright.planner.search.degree_scan import DegreeScan
-from meshwright.planner.search.executions import branch_of
-from meshwright.planner.search.loop import LayoutSearch
+from meshwright.planner.search.branches import DegreeScan
+from meshwright.planner.search.loop import LayoutSearch, branch_of
 from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
-from meshwright.planner.search.request_space import space_of
-from meshwright.planner.search.space import Space
+from meshwright.planner.search.pricing import Outcome
+from meshwright.planner.search.space import Space, space_of
 
 Stages = tuple[tuple[int, ...], ...]
 

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.cluster_specs.catalog import load_cluster
+from meshwright.cluster_specs.reader import load_cluster
 from meshwright.costmodel.layout import Layout
-from meshwright.model_specs.catalog import load_catalog_model
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.request_space import recompute_name, space_of
-from meshwright.planner.search.space import Space, divisors
+from meshwright.planner.search.space import Space, divisors, recompute_name, space_of
 
 
 def space(model: str = "llama-3-8b", **changes: Any) -> Space:

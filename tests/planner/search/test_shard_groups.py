@@ -11,12 +11,12 @@ import pytest
 from meshwright.cluster_specs.schema import NodeSpec
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
-from meshwright.planner.mapping.choice.cut_limit import pricing_of
+from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.search.executions import search_executions
-from meshwright.planner.search.request_space import space_of
+from meshwright.planner.search.loop import search_executions
+from meshwright.planner.search.space import space_of
 
 
 def request(**changes: Any) -> PlanRequest:

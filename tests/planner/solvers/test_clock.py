@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from meshwright.planner.experts.balance.crew import Crew
+from meshwright.planner.experts.rows import Crew
 from meshwright.planner.solvers.clock import (
     Shares,
     current_end_s,
@@ -97,7 +97,7 @@ def test_a_solver_ends_with_the_limit_and_when_it_is_told() -> None:
 INTERRUPTED_IN_A_SOLVE = """
 import os, signal, threading
 from tests.planner.solvers.test_clock import _hard_model
-from meshwright.commands.interrupts import interruptible
+from meshwright.commands.terminal import interruptible
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 model, solver = _hard_model(), repeatable_solver()
 with interruptible(threading.Event()):

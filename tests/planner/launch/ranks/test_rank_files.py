@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from meshwright.cluster_specs.importers.document import import_topology
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.documents.output_files import write_files
+from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
-from meshwright.planner.bounds.matrices import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
-from meshwright.planner.drawing.svg import ink_on, ramp_colour, shortened
+from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
+from meshwright.planner.drawing import ink_on, ramp_colour, shortened
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.launch.ranks.texts import mapping_files
-from meshwright.planner.mapping.process_groups import coordinates, process_groups
+from meshwright.planner.launch.rank_files import mapping_files
+from meshwright.planner.mapping.slots import coordinates, process_groups
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.texts import plan_document, plan_text, read_plan
 from tests.places import DATA

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from meshwright.costmodel.constants.calibration import NAMES, Calibration, Factors, constants_digest
+from meshwright.costmodel.calibration import NAMES, Calibration, Factors, constants_digest
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Measured, Run, run_from_mapping
 

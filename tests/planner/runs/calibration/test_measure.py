@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from meshwright.costmodel.constants.calibration import Factors
+from meshwright.costmodel.calibration import Factors
 from meshwright.errors import InputError
-from meshwright.planner.runs.calibration.measure import (
+from meshwright.planner.runs.calibration.evidence import (
     MeasuredRates,
     benchmarks_of,
     measured_rates,

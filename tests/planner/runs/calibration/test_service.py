@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.costmodel.constants.calibration import Calibration, Factors
+from meshwright.costmodel.calibration import Calibration, Factors
 from meshwright.errors import InputError
 from meshwright.planner.runs.calibration.evidence import Benchmark
 from meshwright.planner.runs.calibration.report import CalibrationReport

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from meshwright import cli
 from meshwright.errors import InputError
-from meshwright.planner.runs.launches.adapters import trains_a_part
+from meshwright.planner.runs.launches.command_line import trains_a_part
 from meshwright.planner.runs.launches.reader import read_launch
 from meshwright.planner.runs.run_file import run_from_mapping
 

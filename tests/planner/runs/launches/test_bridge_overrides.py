@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.workload import Execution
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.planner.launch.bridge import bridge_files
+from meshwright.planner.launch.megatron import bridge_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.launches.reader import price_launch
 from meshwright.planner.runs.prediction import PricedRun

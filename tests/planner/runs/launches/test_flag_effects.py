@@ -10,11 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright import cli
-from meshwright.planner.analysis.baseline import read_baseline, with_baseline
+from meshwright.planner.analysis.waterfall import read_baseline, with_baseline
 from meshwright.planner.plan.texts import plan_text
-from meshwright.planner.report.baseline_view import headline
-from meshwright.planner.runs.launches.adapters import trains_a_part
-from meshwright.planner.runs.launches.flag_effects import changes_price, has_no_effect
+from meshwright.planner.report.prediction_view import headline
+from meshwright.planner.runs.launches.command_line import (
+    changes_price,
+    has_no_effect,
+    trains_a_part,
+)
 from meshwright.planner.runs.launches.reader import read_launch
 from tests.places import DATA, ROOT
 from tests.priced_plans import priced_plan

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.costmodel.execution import Execution
+from meshwright.costmodel.workload import Execution
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES, framework_named
 from meshwright.frameworks.record import FrameworkName
-from meshwright.planner.launch.legal_launch import legal_launch
 from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.launch.writer import legal_launch
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.launches.reader import complete, read_launch
-from meshwright.planner.runs.predicted import layout_from_document
 from meshwright.planner.runs.prediction import RunPrediction, planned_workload, predict_run
 from meshwright.planner.runs.run_file import Run, run_from_mapping
+from meshwright.planner.runs.run_terms import layout_from_document
 from tests.oracles.random_plans import random_plan
 from tests.plans import make_plan
 from tests.soaked import some

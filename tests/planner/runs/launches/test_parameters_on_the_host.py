@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.model_specs.catalog import load_catalog_model
 from meshwright.model_specs.parameters import parameter_count
-from meshwright.planner.analysis.baseline import read_baseline, with_baseline
+from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.analysis.waterfall import read_baseline, with_baseline
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
 from meshwright.planner.runs.prediction import PricedRun, price_run
 from meshwright.planner.runs.run_file import run_from_mapping
@@ -19,7 +19,7 @@ from tests.priced_plans import priced_plan
 
 GIB = 2**30
 GIVEN = ["model=llama-3-8b", "cluster=dgx-a100", "seq_len=4096", "gpus=8"]
-# Shards of a rank over half of PCIe's attained rate: 31.5 GB/s of an A100, as in costmodel/optimizer_time.py.
+# Shards of a rank over half of PCIe's attained rate: 31.5 GB/s of an A100, as in costmodel/step_time.py.
 HOST: dict[str, Any] = {"device": "cpu", "pin_memory": True}
 
 

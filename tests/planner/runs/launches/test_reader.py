@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.model_specs.catalog import catalog_names, load_catalog_model
 from meshwright.model_specs.parameters import parameter_count
-from meshwright.model_specs.reader import model_from_mapping
-from meshwright.planner.launch.bridge import bridge_overrides
-from meshwright.planner.launch.flag_words import flag_words
+from meshwright.model_specs.reader import catalog_names, load_catalog_model, model_from_mapping
+from meshwright.planner.launch.megatron import bridge_overrides
 from meshwright.planner.launch.megatron_model import model_flags
 from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.launch.writer import flag_words
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.runs.launches.flags import CommandLine
-from meshwright.planner.runs.launches.megatron_model import megatron_model
+from meshwright.planner.runs.launches.command_line import CommandLine
+from meshwright.planner.runs.launches.megatron import megatron_model
 from meshwright.planner.runs.launches.reader import complete, price_launch, read_launch
 from meshwright.planner.runs.run_file import read_runs, run_from_mapping
 from tests.plans import make_plan

@@ -1,0 +1,662 @@
+"""The public functions: what the commands of the same names do, for programs.
+
+Arguments are named as the options of the commands. Models and clusters are catalog names, paths of files, or
+specs that were read before:
+
+>>> import meshwright
+>>> cluster = meshwright.read_cluster("dgx-h100")
+>>> fastest = meshwright.plan("llama-3-8b", cluster=cluster, gpus=8, global_batch=128, seq_len=8192)
+>>> fastest.status
+'optimal'
+>>> fastest.layout.tp * fastest.layout.cp * fastest.layout.pp * fastest.layout.dp
+8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.documents import path_of
+
+if TYPE_CHECKING:
+    from meshwright.cluster_specs.reader import MixedClusterSpec
+    from meshwright.cluster_specs.schema import ClusterSpec
+    from meshwright.costmodel.calibration import Calibration
+    from meshwright.model_specs.schema import ModelSpec
+    from meshwright.planner.experts.service import ExpertPlan
+    from meshwright.planner.many.batch import BatchListener, BatchReport
+    from meshwright.planner.many.recommend import Recommendation
+    from meshwright.planner.mixed.service import MixedResult
+    from meshwright.planner.plan.document import Plan
+    from meshwright.planner.runs.calibration.report import CalibrationReport
+    from meshwright.planner.runs.prediction import PricedRun
+    from meshwright.planner.runs.run_file import Run
+    from meshwright.planner.runs.validation import ValidationReport
+
+
+# The public functions that make many plans.
+
+
+def plan_batch(
+    jobs: str | PathLike[str],
+    output: str | PathLike[str],
+    *,
+    workers: int | None = None,
+    engine: str = "local",
+    ray_address: str | None = None,
+    resume: bool = False,
+    strict: bool = False,
+    cache: str | PathLike[str] | None = None,
+    no_cache: bool = False,
+    formats: Sequence[str] = ("csv", "json"),
+    calibration: str | PathLike[str] | None = None,
+    tokens: float | None = None,
+    days: float | None = None,
+    gpu_hour_price: float | None = None,
+    listener: BatchListener | None = None,
+) -> BatchReport:
+    """Plan many jobs, each a model on a cluster, in parallel processes.
+
+    Parameters
+    ----------
+    jobs
+        The jobs file (`meshwright schema jobs`).
+    output
+        Folder for the journal, the plans and the results.
+    workers
+        Processes, 1 to 1024; one for each core when None.
+    engine
+        local or ray.
+    ray_address
+        With ray: auto, or HOST:PORT; None starts a cluster of its own.
+    resume
+        Go on with the batch in the folder.
+    strict
+        Start nothing while a job has a mistake.
+    cache, no_cache
+        Folder of answers that are kept between batches, by default in the user's cache folder; or none.
+    formats
+        Of the results: csv, json, parquet.
+    calibration
+        File of what `calibrate` learned, for jobs that name none.
+    tokens, days, gpu_hour_price
+        As for `plan`, for jobs that name none: rows then have `days`, `gpu_hours`, `dollars`, `kwh`.
+    listener
+        Hears of every job that is done.
+
+    Returns
+    -------
+    BatchReport
+        `rows`, one for each job, and the sums.
+
+    Raises
+    ------
+    InputError
+        If file, folder or options cannot be used. A job that fails is a row, not an error.
+    """
+    from meshwright.planner.many.batch import BatchOptions, SilentListener, run_batch
+    from meshwright.planner.many.jobs import chosen_folder
+    from meshwright.planner.plan.training_cost import Budget
+
+    options = BatchOptions(
+        workers=workers,
+        engine=engine,
+        ray_address=ray_address,
+        resume=resume,
+        strict=strict,
+        cache=chosen_folder(None if cache is None else path_of(cache, "cache"), no_cache),
+        formats=tuple(formats),
+        calibration=None if calibration is None else path_of(calibration, "calibration"),
+        budget=Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price),
+    )
+    return run_batch(
+        path_of(jobs, "jobs"), path_of(output, "output"), options, listener or SilentListener()
+    )
+
+
+def recommend(
+    model: str,
+    *,
+    cluster: str | Sequence[str],
+    gpus: int | None = None,
+    global_batch: int,
+    seq_len: int,
+    step_time_s: float | None = None,
+    tokens_per_s: float | None = None,
+    tokens: float | None = None,
+    days: float | None = None,
+    gpu_hour_price: float | None = None,
+    precision: str = "bf16",
+    optimizer: str = "adam",
+    framework: str = "megatron",
+    pin: Mapping[str, int | str] | str = "",
+    forbid: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+    reserve_gib: Sequence[float] = (),
+    memory_risk: float = 0.05,
+    calibration: str | PathLike[str] | None = None,
+    workers: int | None = None,
+    cache: str | PathLike[str] | None = None,
+    no_cache: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Recommendation:
+    """Find the fewest GPUs, or the cheapest cluster, on which a model reaches a target.
+
+    Parameters
+    ----------
+    model, precision, optimizer, framework, pin, forbid, global_batch, seq_len, memory_risk
+        As for `plan`.
+    cluster
+        Name or YAML of one cluster, or of several to compare.
+    gpus
+        At most so many GPUs; all of the cluster's when None.
+    step_time_s
+        Target: seconds of a step, at most.
+    tokens_per_s
+        Target: tokens per second, at least. Without a target, a sweep over sizes is made.
+    tokens, days, gpu_hour_price
+        As for `plan`. Days are a target: those in which the tokens are to be trained.
+    sizes
+        GPUs to sweep over.
+    reserve_gib
+        GiB of HBM to keep free, each value swept over.
+    calibration
+        File of what `calibrate` learned.
+    workers, cache, no_cache
+        As for `plan_batch`.
+    progress
+        Called with a line for every plan.
+
+    Returns
+    -------
+    Recommendation
+        `reached`, the cheapest or smallest first, `missed`, `sweep` and its Pareto `front`.
+
+    Raises
+    ------
+    InputError
+        If an argument or a file cannot be used.
+    """
+    from meshwright.planner.many.jobs import chosen_folder
+    from meshwright.planner.many.recommend import plan_sizes, read_size_request
+
+    request = read_size_request(
+        model=model,
+        clusters=(cluster,) if isinstance(cluster, str) else tuple(cluster),
+        gpus=gpus,
+        step_time_s=step_time_s,
+        tokens_per_s=tokens_per_s,
+        days=days,
+        sizes=sizes,
+        reserves_gib=reserve_gib,
+        workers=workers,
+        cache=chosen_folder(None if cache is None else path_of(cache, "cache"), no_cache),
+        plan={
+            "global_batch": global_batch,
+            "seq_len": seq_len,
+            "memory_risk": memory_risk,
+            "precision": precision,
+            "optimizer": optimizer,
+            "framework": framework,
+            "tokens": tokens,
+            "days": days,
+            "gpu_hour_price": gpu_hour_price,
+            "pin": pin,
+            "forbid": forbid,
+            "calibration": None if calibration is None else str(calibration),
+        },
+    )
+    return plan_sizes(request, progress or (lambda line: None))
+
+
+__all__ = [
+    "calibrate",
+    "estimate",
+    "place_experts",
+    "plan",
+    "plan_batch",
+    "recommend",
+    "validate",
+]
+
+FilePath = str | PathLike[str]
+Progress = Callable[[str], None]
+
+
+def plan(
+    model: FilePath | ModelSpec,
+    *,
+    cluster: FilePath | ClusterSpec,
+    gpus: int | None = None,
+    global_batch: int,
+    seq_len: int,
+    precision: str = "bf16",
+    optimizer: str = "adam",
+    framework: str = "megatron",
+    pin: Mapping[str, int | str] | str = "",
+    forbid: Iterable[str] | str = (),
+    reserve_gib: float = 0.0,
+    memory_risk: float = 0.05,
+    expert_loads: FilePath | None = None,
+    moe_dispatch: str | None = None,
+    without: Iterable[str] | str = (),
+    allow: Iterable[str] | str = (),
+    inside_domain: Iterable[str] | str = (),
+    max_cut_use: float = 1.0,
+    calibration: FilePath | Calibration | None = None,
+    objective: str = "nominal",
+    method: str = "cp-sat",
+    top: int = 1,
+    time_limit_s: float | None = None,
+    seed: int = 0,
+    nodes: str | None = None,
+    robustness: bool = True,
+    baseline: FilePath | None = None,
+    tokens: float | None = None,
+    days: float | None = None,
+    gpu_hour_price: float | None = None,
+    export_model: FilePath | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Find the fastest layout of a model on a cluster, with a proof.
+
+    Parameters
+    ----------
+    model
+        Catalog name, model YAML, Hugging Face `config.json`, or a spec from `read_model`.
+    cluster
+        Catalog name, cluster YAML, or a spec from `read_cluster`.
+    gpus
+        Use the first so many GPUs, from 1; all of the cluster's when None.
+    global_batch
+        Sequences per step, 1 to 10,000,000.
+    seq_len
+        Tokens per sequence, 1 to 16,777,216.
+    precision
+        bf16, fp16, fp8, mxfp8 or nvfp4.
+    optimizer
+        adam, sgd or muon.
+    framework
+        megatron, torchtitan, deepspeed or fsdp2: decides what a layout may use, and its launch files.
+    pin
+        Choices that are fixed: `{"tp": 8, "recompute": "none"}` or `"tp=8,recompute=none"`.
+    forbid
+        Choices that are excluded, such as `["full-recompute", "cp"]`.
+    reserve_gib
+        HBM to leave free on every GPU, GiB, 0 to 10,000.
+    memory_risk
+        Share of the measured errors of predicted memory with which the plan may not fit, up to 0.5, which
+        takes the prediction as it stands.
+    expert_loads
+        File of measured routing: experts are placed too, and their balance prices the layouts.
+    moe_dispatch
+        Pins the dispatcher of tokens: alltoall, allgather, deepep, hybridep, or deduplicated for either of
+        the latter; None leaves it to the plan.
+    without
+        Software that is not there, which the plan must not ask for: any of deepep, hybridep, allgather,
+        ep-overlap, tp-overlap, cuda-graph, full-graph, cp-a2a and cp-hierarchical.
+    allow
+        What may change the numbers of the run: any of bf16-grads, bf16-moments, fp8-params, delayed-scaling,
+        fp8-attention and te-loss, or all; and activation-offload, which fills the memory of hosts.
+    inside_domain
+        Axes whose groups must each lie in one NVLink domain (in a node where there is none): any of tp, cp
+        and ep, as `"ep,cp"` or a list.
+    max_cut_use
+        Share of the capacity of every cut of the fabric that this job and others together may use in a phase,
+        above 0 to 1, which limits nothing; below 1 for fabrics whose leaves are alike.
+    calibration
+        What `calibrate` learned of this stack, or its file.
+    objective
+        nominal, or expected: the mean step time over the posterior of `calibration`.
+    method
+        cp-sat, or exhaustive: price every layout.
+    top
+        How many of the best layouts to prove and list, 1 to 1000.
+    time_limit_s
+        Seconds for the search; None searches until the proof.
+    seed
+        Seed of the solver, from 0. The same arguments give the same plan.
+    nodes
+        Slurm host list, or a file of them: only these nodes of the cluster file are used. When None, those
+        of the Slurm job that this runs in, if the cluster lists them.
+    robustness
+        Whether to search again with the cost model off by its measured error, which takes about as long as
+        the search itself.
+    baseline
+        File of what is run today: a launch script, a run file or a plan. The plan's `baseline` says what it
+        brings over that.
+    tokens, days, gpu_hour_price
+        What the whole training takes, in `cost`: its days, GPU hours, dollars (at this price, or the cluster
+        file's) and kWh. With tokens, days are a deadline; without, how long is trained.
+    export_model
+        Where to write the last CP-SAT model of the search, as text that OR-Tools reads; a file that is there
+        is replaced. Where the search had none, the plan's `warnings` say so.
+    progress
+        Called with a line whenever a better plan is found.
+
+    Returns
+    -------
+    Plan
+        The document that `meshwright plan --json` prints. `status` is optimal, feasible, infeasible or
+        unknown; `layout` and `predicted` are None without a plan, and `infeasible` says why.
+
+    Raises
+    ------
+    InputError
+        If an argument or a file cannot be used.
+
+    Examples
+    --------
+    >>> import meshwright
+    >>> fastest = meshwright.plan(
+    ...     "llama-2-7b", cluster="dgx-a100", gpus=8, global_batch=64, seq_len=4096, robustness=False
+    ... )
+    >>> fastest.predicted.step_time_s < 10
+    True
+    """
+    from meshwright.planner.plan.training_cost import Budget, with_cost
+    from meshwright.planner.solvers.clock import within
+
+    budget = Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price)
+    # What reading takes, with the placing of experts, counts as well.
+    with within(time_limit_s):
+        from meshwright.planner.plan.make_plan import make_plan
+        from meshwright.planner.request.reader import read_request
+
+        request = read_request(
+            model=model,
+            cluster=cluster,
+            gpus=gpus,
+            global_batch=global_batch,
+            seq_len=seq_len,
+            precision=precision,
+            optimizer=optimizer,
+            framework=framework,
+            pin=pin,
+            forbid=forbid,
+            reserve_gib=reserve_gib,
+            memory_risk=memory_risk,
+            expert_loads=None if expert_loads is None else path_of(expert_loads, "expert_loads"),
+            moe_dispatch=moe_dispatch,
+            without=without,
+            allow=allow,
+            inside_domain=inside_domain,
+            max_cut_use=max_cut_use,
+            calibration=calibration,
+            objective=objective,
+            method=method,
+            top_k=top,
+            time_limit_s=time_limit_s,
+            seed=seed,
+            nodes=nodes,
+        )
+        model_file = None if export_model is None else path_of(export_model, "export_model")
+        from meshwright.planner.plan.document import with_digest
+
+        if baseline is None:
+            found = make_plan(
+                request, robustness=robustness, progress=progress, model_file=model_file
+            )
+            priced = with_cost(found, budget)
+            return found if priced is found else with_digest(priced)
+        from meshwright.planner.analysis.waterfall import read_baseline
+        from meshwright.planner.launch.compare import against
+
+        today = read_baseline(path_of(baseline, "baseline"), request.inputs())
+        found = make_plan(request, robustness=robustness, progress=progress, model_file=model_file)
+        return with_digest(against(found, today, budget))
+
+
+def estimate(
+    run: FilePath | Mapping[str, Any], *, calibration: FilePath | Calibration | None = None
+) -> tuple[PricedRun, ...]:
+    """Price fully given configurations: time, memory, traffic. No search.
+
+    Parameters
+    ----------
+    run
+        A run file, or the mapping that one holds (`meshwright schema run`).
+    calibration
+        What `calibrate` learned of this stack, or its file.
+
+    Returns
+    -------
+    tuple of PricedRun
+        One for each run of the file. `predicted` has the figures, `warnings` the rules that the run breaks.
+
+    Raises
+    ------
+    InputError
+        If a run cannot be read or priced.
+
+    Examples
+    --------
+    >>> import meshwright
+    >>> settings = {"seq_len": 4096, "global_batch": 64, "micro_batch": 1, "tp": 2, "dp": 4}
+    >>> cluster = {"device": "h100-sxm-80gb", "gpus": 8}
+    >>> (priced,) = meshwright.estimate({"model": "llama-2-7b", "cluster": cluster, "run": settings})
+    >>> len(priced.predicted.memory_gib)
+    1
+    """
+    from meshwright.planner.request.reader import read_calibration
+    from meshwright.planner.runs.prediction import price_run, price_runs
+    from meshwright.planner.runs.run_file import run_from_mapping
+
+    stack = read_calibration(calibration)
+    if isinstance(run, Mapping):
+        return (price_run(run_from_mapping(run, where="run", calibration=stack), Path("run")),)
+    return tuple(price_runs(path_of(run, "run"), stack))
+
+
+def calibrate(
+    *runs: FilePath | Run,
+    name: str | None = None,
+    like: str | None = None,
+    measure: bool = False,
+) -> CalibrationReport | None:
+    """Learn the constants of a stack from its own measured runs.
+
+    Parameters
+    ----------
+    runs
+        Run files whose rows have `measured`, logs of nccl-tests, and runs that were read before: 3 to 20 runs
+        of one framework on one kind of device.
+    name
+        Of the stack; what the runs call their framework when None.
+    like
+        The known stack to begin from; the runs' framework, or the nearest one, when None.
+    measure
+        Whether to run micro-benchmarks on this machine's GPUs too, under torchrun. Needs torch.
+
+    Returns
+    -------
+    CalibrationReport or None
+        `calibration` goes to `plan`, `estimate` and `validate`; errors before and after, what moved, and the
+        run to measure next. None on all ranks but the first with `measure`.
+
+    Raises
+    ------
+    InputError
+        If a file cannot be used, or runs are of several frameworks or devices.
+    """
+    from meshwright.planner.runs.calibration.evidence import read_sources
+    from meshwright.planner.runs.calibration.service import calibrate_runs
+    from meshwright.planner.runs.run_file import Run
+
+    given = tuple(run for run in runs if isinstance(run, Run))
+    paths = [path_of(run, "runs") for run in runs if not isinstance(run, Run)]
+    read, benchmarks = read_sources(paths, given)
+    if measure:
+        from meshwright.planner.runs.calibration.evidence import benchmarks_of, measured_rates
+
+        rates = measured_rates()
+        if rates is None:
+            return None
+        benchmarks += benchmarks_of(rates, read)
+    return calibrate_runs(read, name=name, like=like, benchmarks=benchmarks)
+
+
+def validate(
+    runs: FilePath, *, calibration: FilePath | Calibration | None = None
+) -> ValidationReport:
+    """Compare predicted with measured steps, row by row and summed up.
+
+    Parameters
+    ----------
+    runs
+        A run file whose rows have `measured` figures.
+    calibration
+        What `calibrate` learned of this stack, or its file.
+
+    Returns
+    -------
+    ValidationReport
+        `rows`, and `summary()` with the errors in percent.
+
+    Raises
+    ------
+    InputError
+        If not one row can be read.
+    """
+    from meshwright.planner.request.reader import read_calibration
+    from meshwright.planner.runs.prediction import validation_report
+
+    return validation_report(path_of(runs, "runs"), read_calibration(calibration))
+
+
+def place_experts(
+    loads: FilePath,
+    *,
+    cluster: str,
+    gpus: int | None = None,
+    slots: int | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> ExpertPlan:
+    """Place experts on GPUs from measured loads: even, with a bound, and with little traffic.
+
+    Parameters
+    ----------
+    loads
+        File of measured loads or routed tokens, by layer and expert.
+    cluster
+        Catalog name or cluster YAML.
+    gpus
+        Use the first so many GPUs, whole nodes; all of the cluster's when None.
+    slots
+        Places for experts in all; more than there are experts are replicas. As many as experts when None.
+    progress
+        Called with a line when the first placement is found.
+    options
+        Further fields of `ExpertRequest`, named as the options of `meshwright experts`.
+
+    Returns
+    -------
+    ExpertPlan
+        `placed` maps slots to experts, `document` has balance and bound by layer.
+
+    Raises
+    ------
+    InputError
+        If an argument or a file cannot be used.
+    InfeasibleError
+        If no placement keeps to the limits.
+    """
+    from meshwright.planner.experts.request import expert_request
+    from meshwright.planner.experts.service import plan_experts
+
+    given = {"loads": loads, "cluster": cluster, "gpus": gpus, "slots": slots, **options}
+    return plan_experts(expert_request(given), progress)
+
+
+# The public function that plans on a cluster whose parts differ.
+
+
+def plan_mixed(
+    model: str | PathLike[str] | ModelSpec,
+    *,
+    cluster: str | PathLike[str] | MixedClusterSpec,
+    gpus: int | None = None,
+    global_batch: int,
+    seq_len: int,
+    precision: str = "bf16",
+    optimizer: str = "adam",
+    framework: str = "megatron",
+    pin: Mapping[str, int | str] | str = "",
+    forbid: Iterable[str] | str = (),
+    reserve_gib: float = 0.0,
+    memory_risk: float = 0.05,
+    moe_dispatch: str | None = None,
+    without: Iterable[str] | str = (),
+    allow: Iterable[str] | str = (),
+    calibration: str | PathLike[str] | Calibration | None = None,
+    time_limit_s: float | None = None,
+    seed: int = 0,
+    tokens: float | None = None,
+    days: float | None = None,
+    gpu_hour_price: float | None = None,
+    progress: Callable[[str], None] | None = None,
+    **others: object,
+) -> MixedResult:
+    """Find the fastest plan on a mixed cluster: a pipeline through parts of it, or a plan on one part.
+
+    Parameters
+    ----------
+    model
+        As `plan` takes it; its layers must be alike, but for dense ones in front of those with experts.
+    cluster
+        A cluster file with `parts`, or what `read_mixed_cluster` made of one.
+    gpus
+        All of the cluster's, or None.
+    global_batch, seq_len, precision, optimizer, framework, pin, forbid, reserve_gib, memory_risk
+        As `plan` takes them.
+    moe_dispatch, without, allow, calibration, seed, progress
+        As `plan` takes them.
+    time_limit_s
+        Seconds for the whole search; None searches until the proof.
+    tokens, days, gpu_hour_price
+        As `plan` takes them; GPUs of the parts in use are counted, at each part's power.
+    others
+        Further arguments of `plan`, which must not ask for anything.
+
+    Returns
+    -------
+    MixedResult
+        `document` is what `meshwright plan --json` prints; `alone` is the plan of the part that is fastest
+        alone, where one is.
+
+    Raises
+    ------
+    InputError
+        If an argument or a file cannot be used.
+    """
+    from meshwright.planner.mixed.request import read_mixed_request
+    from meshwright.planner.mixed.service import make_mixed_plan, with_mixed_cost
+    from meshwright.planner.plan.training_cost import Budget
+
+    budget = Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price)
+    request = read_mixed_request(
+        model=model,
+        cluster=cluster,
+        gpus=gpus,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        precision=precision,
+        optimizer=optimizer,
+        framework=framework,
+        pin=pin,
+        forbid=forbid,
+        reserve_gib=reserve_gib,
+        memory_risk=memory_risk,
+        moe_dispatch=moe_dispatch,
+        without=without,
+        allow=allow,
+        calibration=calibration,
+        time_limit_s=time_limit_s,
+        seed=seed,
+        **others,
+    )
+    return with_mixed_cost(make_mixed_plan(request, progress), budget)

@@ -1,0 +1,534 @@
+"""What DeepSpeed 0.19 refuses to start, or starts and fails in, beyond the general rules."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.constraints.attention import whole_kv_heads
+from meshwright.constraints.pipeline import TORCHTITAN_SCHEDULE_RULES
+from meshwright.constraints.rule import (
+    AtLeast,
+    AtMost,
+    Finding,
+    FinishedPlan,
+    LayoutTable,
+    Rule,
+    When,
+    as_excess,
+    column,
+    of,
+)
+from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, planned
+from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.record import Framework
+from meshwright.frameworks.torchtitan import TORCHTITAN
+from meshwright.model_specs.reader import Flavor, built_alike
+from meshwright.model_specs.schema import ModelSpec
+
+DEEPSPEED_PIPELINE_SHARDING = AtMost(
+    name="deepspeed-pipeline-zero",
+    sentence="zero_stage <= 1 where pp > 1: the pipeline engine accumulates whole gradients",
+    unit="stages of ZeRO",
+    when=(When("pp", least=2),),
+    value=of("zero_stage"),
+    words="ZeRO stage {zero_stage} with pp {pp}",
+    remedy="Lower the ZeRO stage to 1, or set pp to 1.",
+)
+"""Asserted as the engine is made, not by the parser (DeepSpeed 0.19.8, runtime/pipe/engine.py)."""
+
+
+class DeepspeedExpertGroups(Rule):
+    """dp mod ep = 0, and experts stand on one pipeline stage: expert groups are cut from the replicas.
+
+    DeepSpeed 0.19.8 asserts (dp tp) mod ep = 0 (utils/groups.py) and experts mod ep = 0 (moe/layer.py). It
+    could also spread experts over tensor ranks, and over every stage of a pipeline: left out by choice, its
+    all-to-all over copied tokens is not what the cost model prices.
+    """
+
+    name = "deepspeed-experts"
+    unit = "replicas left over"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.moe is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        return as_excess(column(table, "dp") % column(table, "ep") + column(table, "pp") - 1)
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        dp, ep, pp = int(plan.layout.dp), int(plan.layout.ep), int(plan.layout.pp)
+        remainder = dp - dp // ep * ep
+        if remainder == 0 and pp == 1:
+            return None
+        return self.finding(
+            value=remainder + pp - 1,
+            words=f"experts on ep {ep} of dp {dp} replicas and pp {pp} stages",
+            remedy="Set pp to 1 and take an ep that divides dp.",
+        )
+
+
+DEEPSPEED_RULES: tuple[Rule, ...] = (
+    DEEPSPEED_PIPELINE_SHARDING,
+    DeepspeedExpertGroups(),
+)
+
+
+# What accelerate with PyTorch FSDP2 refuses, beyond the general rules (read in accelerate 1.15.0).
+
+
+SHARDS_BESIDE_TENSOR = AtMost(
+    name="fsdp2-shards",
+    sentence="tp <= 1 where dp cp = 1: FSDP2 has nothing to shard over where every rank is a tensor rank",
+    unit="ranks",
+    when=(When("dp", most=1), When("cp", most=1)),
+    value=of("tp"),
+    words="tp {tp} takes every rank and leaves FSDP none to shard over",
+    remedy="Lower tp, or raise dp or cp to 2 or more.",
+)
+"""Raised by the Accelerator, not by the parser (accelerate 1.15.0, parallelism_config.py)."""
+
+WHOLE_MAMBA = AtMost(
+    name="fsdp2-mamba",
+    sentence="tp cp <= 1 where layers have Mamba",
+    unit="ranks",
+    binds=lambda work: work.model.state_space is not None,
+    value=of("tp", "cp"),
+    words="tp {tp} x cp {cp} for layers of Mamba, which transformers cuts neither way",
+    remedy="Set tp and cp to 1, and shard with dp.",
+)
+"""transformers 5.23 has no tensor-parallel plan for these blocks (models/nemotron_h, falcon_h1, mamba2,
+bamba, granitemoehybrid, mamba, falcon_mamba and jamba, configuration_*.py: Jamba's is of its experts), and
+accelerate's context parallelism knows attention alone: a scan would start anew on each rank
+(accelerate/parallelism_config.py)."""
+
+CAUSAL_CONTEXT = AtMost(
+    name="fsdp2-context-mask",
+    sentence="cp <= 1 with sliding windows or attention sinks: accelerate has causal masks alone",
+    unit="context-parallel ranks",
+    binds=lambda work: work.model.windowed_layers > 0 or work.model.attention_sinks,
+    value=of("cp"),
+    words="cp {cp} for a model with sliding windows or attention sinks; beside cp accelerate has causal "
+    "masks alone",
+    remedy="Set cp to 1, or choose the megatron or the torchtitan framework.",
+)
+"""Its hook puts `is_causal` in place of every mask (accelerate/big_modeling.py,
+_attach_context_parallel_hooks), and it asks for plain causal SDPA, which has no sinks
+(docs/source/concept_guides/context_parallelism.md)."""
+
+FSDP2_RULES: tuple[Rule, ...] = (
+    SHARDS_BESIDE_TENSOR,
+    whole_kv_heads(FSDP2),
+    WHOLE_MAMBA,
+    CAUSAL_CONTEXT,
+)
+
+
+# Which architectures torchtitan 0.3.0 can build, and over what its experts spread.
+
+
+_OWN_REGISTRY = ("deepseek_v3", "gpt_oss")
+"""Models of torchtitan that only its own registry builds, at the sizes that it has them in."""
+
+
+def registry_flavor(model: ModelSpec) -> Flavor | None:
+    """What torchtitan's own registry builds of a model's sizes, where nothing else there can build it."""
+    alike = (built_alike(model, family) for family in _OWN_REGISTRY)
+    return next((flavor for flavor in alike if flavor is not None), None)
+
+
+def foreign_parts(model: ModelSpec) -> list[str]:
+    """What of an architecture torchtitan has no layer for; empty where it can be built."""
+    moe = model.moe
+    if registry_flavor(model) is not None:
+        return []
+    parts = {
+        f"position {model.position}": model.position != "rope",
+        f"activation {model.activation}": model.activation != "swiglu",
+        f"norm {model.norm}": model.norm != "rmsnorm",
+        f"{model.norms_per_layer} norms per layer": model.norms_per_layer != 2,
+        "a norm after the embedding": model.embedding_norm,
+        "parallel blocks": model.parallel_block,
+        "biases": model.attention_bias or model.attention_output_bias or model.mlp_bias,
+        "attention sinks": model.attention_sinks,
+        "latent attention of these sizes": model.attention is not None,
+        "multi-token prediction": model.mtp_layers > 0,
+    }
+    if moe is not None:
+        parts |= {
+            "shared experts": moe.shared_width > 0,
+            "dense layers beside those with experts": moe.dense_layers > 0 or moe.every > 1,
+            "router or expert biases": moe.router_bias or moe.expert_bias,
+            "router groups": (moe.router_groups or 1) > 1,
+        }
+    return [name for name, present in parts.items() if present]
+
+
+class TorchtitanArchitecture(Rule):
+    """torchtitan's registry builds Llama, Qwen3, Mixtral-like, DeepSeek-V2/V3 and gpt-oss models only."""
+
+    name = "torchtitan-architecture"
+    unit = "parts of the model"
+    of_workload = True
+
+    def applies(self, workload: Workload) -> bool:
+        return bool(foreign_parts(workload.model))
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        return as_excess(
+            np.full_like(column(table, "tp"), len(foreign_parts(table.workload.model)))
+        )
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        parts = foreign_parts(plan.workload.model)
+        if not parts:
+            return None
+        return self.finding(
+            value=len(parts),
+            words=f"torchtitan 0.3 has no layer for {', '.join(parts)}",
+            remedy="Choose the megatron framework for this model.",
+        )
+
+
+class TorchtitanExpertShards(Rule):
+    """(dp_shard cp tp) mod ep = 0: replicas (ZeRO 0, and other shard groups) lend the experts no ranks."""
+
+    name = "torchtitan-expert-shards"
+    unit = "ranks left over"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.moe is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        group = column(table, "dp") // column(table, "shard_groups")
+        shard = np.where(column(table, "zero_stage") > 0, group, 1)
+        return as_excess((shard * column(table, "cp") * column(table, "tp")) % column(table, "ep"))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        layout = plan.layout
+        inner = int(layout.tp) * int(layout.cp)
+        group = int(layout.dp) // int(layout.shard_groups)
+        ranks = inner * group if int(layout.zero_stage) else inner
+        remainder = ranks - ranks // int(layout.ep) * int(layout.ep)
+        if remainder == 0:
+            return None
+        return self.finding(
+            value=remainder,
+            words=f"{ranks} ranks that share the weights do not divide by ep {layout.ep}",
+            remedy=f"Take an ep that divides {ranks}, or shard over more replicas with ZeRO 2 or 3.",
+        )
+
+
+class TorchtitanExpertTensor(Rule):
+    """etp = tp where ep = 1, else etp = 1: tp cuts experts that ep does not spread, and no others.
+
+    torchtitan/models/common/moe_sharding.py, `expert_param_placement_dense` and `_sparse`.
+    """
+
+    name = "torchtitan-expert-tensor"
+    unit = "ranks"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.moe is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        follows = np.where(column(table, "ep") == 1, column(table, "tp"), 1)
+        return as_excess(np.abs(column(table, "etp") - follows))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        layout = plan.layout
+        follows = int(layout.tp) if int(layout.ep) == 1 else 1
+        if int(layout.etp) == follows:
+            return None
+        return self.finding(
+            value=abs(int(layout.etp) - follows),
+            words=f"etp {layout.etp} with tp {layout.tp} and ep {layout.ep}, where torchtitan has {follows}",
+            remedy=f"Set etp to {follows}: torchtitan has no setting for it.",
+        )
+
+
+TORCHTITAN_TOKEN_PREDICTION = AtMost(
+    name="torchtitan-mtp",
+    sentence="pp cp <= 1 with multi-token prediction (DeepSeek-V3), which takes whole sequences on one stage",
+    unit="ranks",
+    binds=lambda work: work.model.mtp_layers > 0,
+    value=of("pp", "cp"),
+    words="multi-token prediction on pp {pp} and cp {cp}",
+    remedy="Set pp and cp to 1, or train without the multi-token-prediction modules (mtp_layers: 0).",
+)
+
+
+# What torchtitan refuses to start, beyond the general rules (read in torchtitan 0.3.0).
+
+
+class TorchtitanSequence(Rule):
+    """seq_len mod (tp 2 cp) = 0 as soon as tp or cp is more than 1."""
+
+    name = "torchtitan-sequence"
+    unit = "tokens left over"
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        tp, cp = column(table, "tp"), column(table, "cp")
+        parts = np.where(cp > 1, 2 * cp, 1) * tp
+        return as_excess(table.workload.seq_len % parts)
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        tokens, tp, cp = plan.workload.seq_len, int(plan.layout.tp), int(plan.layout.cp)
+        parts = tp if cp == 1 else tp * cp + tp * cp
+        remainder = tokens - (tokens // parts) * parts
+        if remainder == 0:
+            return None
+        return self.finding(
+            value=remainder,
+            words=f"{tokens} tokens do not divide into the {parts} pieces of tp {tp} and cp {cp}",
+            remedy=f"Take tp and cp of which tp x 2 cp divides {tokens}.",
+        )
+
+
+TORCHTITAN_TIED_EMBEDDINGS = AtMost(
+    name="torchtitan-tied-embeddings",
+    sentence="pp <= 1 with tied embeddings: a pipeline cannot hold an embedding that the output layer shares",
+    unit="pipeline stages",
+    binds=lambda work: work.model.tied_embeddings,
+    value=of("pp"),
+    words="tied embeddings on {pp} pipeline stages",
+    remedy="Set pp to 1, or train with untied embeddings.",
+)
+
+TORCHTITAN_CONTEXT_SHARDS = AtMost(
+    name="torchtitan-context-shards",
+    sentence="cp <= 1 where nothing is sharded: FSDP shards over context-parallel ranks too",
+    unit="context-parallel ranks",
+    when=(When("zero_stage", most=0),),
+    value=of("cp"),
+    words="ZeRO 0 on {cp} context-parallel ranks",
+    remedy="Shard with ZeRO 2 or 3, or set cp to 1.",
+)
+"""`ParallelDims.fsdp_enabled` of torchtitan/distributed/parallel_dims.py."""
+
+TORCHTITAN_SPREAD_EXPERTS = AtLeast(
+    name="torchtitan-spread-experts",
+    sentence="zero_stage >= 2 where ep spreads experts on dp 1 and cp 1, whose other ranks shard them",
+    unit="stages of ZeRO",
+    when=(When("ep", least=2), When("dp", most=1), When("cp", most=1)),
+    value=of("zero_stage"),
+    limit=of(number=2),
+    words="ZeRO {zero_stage} with experts spread over ep {ep} of one replica",
+    remedy="Shard with ZeRO 2 or 3.",
+)
+"""Experts are sharded over the ranks that ep leaves of dp, cp and tp, `efsdp` of
+torchtitan/distributed/parallel_dims.py, which `parallelize` of every model hands to FSDP."""
+
+TORCHTITAN_RULES: tuple[Rule, ...] = (
+    *TORCHTITAN_SCHEDULE_RULES,
+    whole_kv_heads(TORCHTITAN),
+    TorchtitanSequence(),
+    TORCHTITAN_TIED_EMBEDDINGS,
+    TORCHTITAN_CONTEXT_SHARDS,
+    TORCHTITAN_SPREAD_EXPERTS,
+    TorchtitanArchitecture(),
+    TorchtitanExpertShards(),
+    TorchtitanExpertTensor(),
+    TORCHTITAN_TOKEN_PREDICTION,
+)
+
+
+# What a framework has no setting for: rules that follow from the fields of its record.
+
+
+ZERO_STAGES = (0, 1, 2, 3)
+
+
+class AllowedDegrees(Rule):
+    """Degrees without a setting are 1, sequence parallelism without one is off; ZeRO has its stages."""
+
+    unit = "fields"
+
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-degrees"
+        self.framework = framework
+        allowed: dict[str, tuple[int, ...]] = {
+            axis: (1,) for axis in ("cp", "pp", "vpp", "ep", "etp") if axis not in framework.axes
+        }
+        stages = tuple(framework.zero_stages)
+        if len(stages) < len(ZERO_STAGES):
+            allowed["zero_stage"] = stages
+        if framework.shard_groups is None or not framework.shard_groups.planned:
+            allowed["shard_groups"] = (1,)
+        if framework.optimizer_offload is None or not framework.optimizer_offload.planned:
+            allowed["optimizer_offload"] = (0,)
+        if framework.sequence_parallel is None:
+            allowed["sequence_parallel"] = (0,)
+        self.allowed = allowed
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        over = np.zeros_like(column(table, "tp"))
+        for field, values in self.allowed.items():
+            over = over + ~np.isin(column(table, field), values)
+        return as_excess(over)
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        wrong = []
+        for field, values in self.allowed.items():
+            value = int(getattr(plan.layout, field))
+            if value not in values:
+                wrong.append(f"{field} {value} (only {', '.join(map(str, values))})")
+        if not wrong:
+            return None
+        return self.finding(
+            value=len(wrong),
+            words=f"{self.framework.name} cannot run {'; '.join(wrong)}",
+            remedy=self.framework.degrees_remedy,
+        )
+
+
+class AllowedPrecisions(Rule):
+    """The number format is one that the framework trains in."""
+
+    unit = "formats"
+    of_workload = True
+
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-precision"
+        self.framework = framework
+        self.precisions = planned(framework.precisions)
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        missing = 0 if table.workload.precision in self.precisions else 1
+        return as_excess(np.full_like(column(table, "tp"), missing))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        wanted = plan.workload.precision
+        if any(wanted == precision for precision in self.precisions):
+            return None
+        return self.finding(
+            value=1,
+            words=f"{self.framework.name} has no training in {wanted}",
+            remedy=f"Choose one of {', '.join(self.precisions)}, or the {DEFAULT_FRAMEWORK} framework.",
+        )
+
+
+class NoLinearAttention(Rule):
+    """Every layer has attention: the framework's model has no layer with Gated DeltaNet."""
+
+    unit = "kinds of layers"
+    of_workload = True
+
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-linear-attention"
+        self.framework = framework
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.linear_attention is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        missing = 0 if table.workload.model.linear_attention is None else 1
+        return as_excess(np.full_like(column(table, "tp"), missing))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        layers = plan.workload.model.linear_layers
+        if not layers:
+            return None
+        return self.finding(
+            value=1,
+            words=f"{self.framework.name} is not planned with the {layers} layers of linear attention",
+            remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
+        )
+
+
+class NoSparseAttention(Rule):
+    """Queries attend to every earlier position: the framework's model has no indexer that chooses some."""
+
+    unit = "kinds of layers"
+    of_workload = True
+
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-sparse-attention"
+        self.framework = framework
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.indexer is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        missing = 0 if table.workload.model.indexer is None else 1
+        return as_excess(np.full_like(column(table, "tp"), missing))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        latent = plan.workload.model.attention
+        if latent is None or latent.indexer is None:
+            return None
+        return self.finding(
+            value=1,
+            words=f"{self.framework.name} is not planned with attention to the "
+            f"{latent.indexer.top_k} positions that an indexer chooses",
+            remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
+        )
+
+
+class NoHybridLayers(Rule):
+    """Every layer has attention and a feed-forward: no Mamba, and no pattern of single blocks."""
+
+    unit = "kinds of layers"
+    of_workload = True
+
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-hybrid-layers"
+        self.framework = framework
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.state_space is not None or workload.model.hybrid_pattern is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        missing = 1 if self.applies(table.workload) else 0
+        return as_excess(np.full_like(column(table, "tp"), missing))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        model = plan.workload.model
+        if not model.mamba_layers and model.hybrid_pattern is None:
+            return None
+        what = "a pattern of unlike layers"
+        if model.state_space is not None:
+            what = f"the {model.mamba_layers} layers of {model.state_space.title}"
+        return self.finding(
+            value=1,
+            words=f"{self.framework.name} is not planned with {what}",
+            remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
+        )
+
+
+class WholeModelRecompute(Rule):
+    """Recomputation is off, or covers every layer: the framework wraps all alike."""
+
+    unit = "settings"
+
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-recompute"
+        self.framework = framework
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        mask = column(table, "recompute")
+        chunks = column(table, "pp") * column(table, "vpp")
+        # Division, because "a large number means all" may be too large to multiply.
+        covered = column(table, "recompute_layers") >= -(-table.workload.model.layers // chunks)
+        legal = (mask == 0) | ((mask == int(Recompute.FULL)) & covered)
+        if "op" in self.framework.recompute_modules:
+            legal |= mask == int(Recompute.OPERATORS)
+        return as_excess(~legal)
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        layout = plan.layout
+        if int(layout.recompute) == 0:
+            return None
+        if int(layout.recompute) == 64 and "op" in self.framework.recompute_modules:
+            return None
+        chunks = int(layout.pp) * int(layout.vpp)
+        whole = int(layout.recompute) == 32
+        if whole and int(layout.recompute_layers) * chunks >= plan.workload.model.layers:
+            return None
+        words = "recomputes some layers only" if whole else "recomputes single modules"
+        return self.finding(
+            value=1,
+            words=f"the plan {words}, {self.framework.name} recomputes every layer in full or none",
+            remedy="Choose no recomputation or all of it.",
+        )

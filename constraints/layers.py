@@ -1,0 +1,457 @@
+"""The expert axes: the experts are dealt over the GPUs of one pipeline stage as etp * ep * edp."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.constraints.rule import (
+    AtMost,
+    Divides,
+    Finding,
+    FinishedPlan,
+    LayoutTable,
+    Rule,
+    as_excess,
+    column,
+    of,
+)
+from meshwright.costmodel.workload import GATHERS, Workload
+from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.record import TokenDispatcher
+
+
+def has_experts(workload: Workload) -> bool:
+    """Whether the model has experts."""
+    return workload.model.moe is not None
+
+
+def is_dense(workload: Workload) -> bool:
+    """Whether the model has no experts."""
+    return workload.model.moe is None
+
+
+def experts(workload: Workload) -> int:
+    """Routed experts of a layer; 0 where there are none."""
+    moe = workload.model.moe
+    return 0 if moe is None else moe.experts
+
+
+EXPERTS_BY_EXPERT_PARALLEL = Divides(
+    name="experts-by-ep",
+    sentence="experts mod ep = 0",
+    unit="experts left over",
+    binds=has_experts,
+    number=of(number=experts),
+    by=of("ep"),
+    words="{number} experts do not divide by ep {ep}",
+    remedy="Take an ep that divides {number}.",
+)
+
+EXPERT_GRID = Divides(
+    name="expert-grid",
+    sentence="(tp cp dp) mod (etp ep) = 0: whole replicas of the experts fill the stage",
+    unit="GPUs left over",
+    number=of("tp", "cp", "dp"),
+    by=of("etp", "ep"),
+    words="etp {etp} x ep {ep} = {divisor} does not divide the {number} GPUs of a stage",
+    remedy="Take etp and ep whose product divides tp x cp x dp = {number}.",
+)
+
+EXPERT_AXES_NEED_EXPERTS = AtMost(
+    name="expert-axes-need-experts",
+    sentence="ep etp <= 1 in a dense model",
+    unit="ranks",
+    binds=is_dense,
+    value=of("ep", "etp"),
+    words="ep {ep} and etp {etp} on a model without experts",
+    remedy="Set ep and etp to 1.",
+)
+"""Megatron (core 0.19.2, training/arguments.py) refuses ep and takes etp; torchtitan 0.3.0 takes ep;
+neither cuts anything. A plan that says so would not be what runs."""
+
+
+# Tensor parallelism cuts the feed-forward width into equal slices.
+
+
+class FeedForwardByTensor(Rule):
+    """ffn_hidden mod tp = 0 where a layer is dense, and the shared experts' width mod tp = 0."""
+
+    name = "ffn-by-tp"
+    unit = "columns left over"
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        model, tp = table.workload.model, column(table, "tp")
+        dense = model.ffn_hidden if model.has_dense_feed_forward else 0
+        shared = model.moe.shared_width if model.moe is not None else 0
+        return as_excess(np.maximum(dense % tp, shared % tp))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        model, tp = plan.workload.model, int(plan.layout.tp)
+        widths = {}
+        dense = model.moe is None or model.moe.dense_layers > 0 or model.moe.every > 1
+        if model.hybrid_pattern is not None:
+            dense = model.hybrid_pattern.count("-") > 0
+        if dense:
+            widths["ffn_hidden"] = model.ffn_hidden
+        if model.moe is not None and model.moe.shared_width > 0:
+            widths["shared expert width"] = model.moe.shared_width
+        for what, width in widths.items():
+            remainder = width - (width // tp) * tp
+            if remainder:
+                return self.finding(
+                    value=remainder,
+                    words=f"{what} {width} does not divide by tp {tp}",
+                    remedy=f"Take a tp that divides {width}.",
+                )
+        return None
+
+
+EXPERT_WIDTH_BY_EXPERT_TENSOR = Divides(
+    name="expert-ffn-by-etp",
+    sentence="moe_ffn_hidden mod etp = 0",
+    unit="columns left over",
+    binds=has_experts,
+    number=of(number=lambda work: 0 if work.model.moe is None else work.model.moe.moe_ffn_hidden),
+    by=of("etp"),
+    words="expert width {number} does not divide by etp {etp}",
+    remedy="Take an etp that divides {number}; 1 always does.",
+)
+
+
+# Which number formats a device multiplies.
+
+
+ARCHITECTURES = {
+    "fp16": {"volta", "ampere", "ada", "hopper", "blackwell", "blackwell-rtx", "cdna3", "cdna4"},
+    "bf16": {"ampere", "ada", "hopper", "blackwell", "blackwell-rtx", "cdna3", "cdna4"},
+    "fp8": {"ada", "hopper", "blackwell", "blackwell-rtx", "cdna3", "cdna4"},
+    "mxfp8": {"blackwell"},
+    "nvfp4": {"blackwell"},
+}
+"""By number format: the architectures that multiply it."""
+
+
+def is_narrow(workload: Workload) -> bool:
+    """Whether products take numbers of fewer than 16 bits."""
+    return workload.precision not in ("bf16", "fp16")
+
+
+class PrecisionOnDevice(Rule):
+    """bf16 from Ampere on, fp8 on Ada, Hopper, Blackwell, CDNA 3 and 4, mxfp8 and nvfp4 on Blackwell."""
+
+    name = "precision-on-device"
+    unit = "formats"
+    of_workload = True
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        architecture = table.workload.cluster.device.architecture
+        supported = architecture in ARCHITECTURES.get(table.workload.precision, set())
+        return as_excess(np.full_like(column(table, "tp"), 0 if supported else 1))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        device, wanted = plan.workload.cluster.device, plan.workload.precision
+        formats = ["fp16"]
+        if device.architecture != "volta":
+            formats.append("bf16")
+        if device.architecture not in ("volta", "ampere"):
+            formats.append("fp8")
+        if device.architecture == "blackwell":
+            formats += ["mxfp8", "nvfp4"]
+        if wanted in formats:
+            return None
+        return self.finding(
+            value=1,
+            words=f"{device.name} ({device.architecture}) has no {wanted} matrix units",
+            remedy=f"Choose one of {', '.join(formats)}, or another device.",
+        )
+
+
+# What Megatron-LM's dispatchers of tokens do not go with (megatron-core 0.19.2): devices, ranks, formats.
+
+
+def _flexible(workload: Workload) -> TokenDispatcher | None:
+    """The record of DeepEP or HybridEP where the run dispatches with it."""
+    dispatcher = MEGATRON.dispatchers.get(workload.moe_dispatch)
+    if workload.model.moe is None or dispatcher is None or not dispatcher.deduplicates:
+        return None
+    return dispatcher
+
+
+class MegatronDispatcherDevice(Rule):
+    """DeepEP and HybridEP run on some devices only."""
+
+    name = "megatron-dispatcher-device"
+    unit = "dispatchers"
+
+    def applies(self, workload: Workload) -> bool:
+        return _flexible(workload) is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        device, dispatcher = table.workload.cluster.device, _flexible(table.workload)
+        missing = 0
+        if dispatcher is not None:
+            missing = 1 - int(dispatcher.runs_on(device.architecture, device.name))
+        return as_excess(np.full_like(column(table, "tp"), missing))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        work = plan.workload
+        name, device = work.moe_dispatch, work.cluster.device
+        if work.model.moe is None or name not in ("deepep", "hybridep"):
+            return None
+        superchip = name == "deepep" and device.name.lower()[:5] in ("gb200", "gb300")
+        old = device.architecture == "ampere" and name == "deepep"
+        if (old or device.architecture in ("hopper", "blackwell")) and not superchip:
+            return None
+        return self.finding(
+            value=1,
+            words=f"{name} does not run on {device.name}",
+            remedy="Dispatch with alltoall, or on Blackwell superchips with hybridep.",
+        )
+
+
+class MegatronDispatcherReach(Rule):
+    """ep etp <= GPUs of the scale-up domain with DeepEP before Hopper, whose kernels between nodes need it.
+
+    DeepEP, issues 149 and 234: on Ampere kernels inside a node run, those between nodes are not supported.
+    """
+
+    name = "megatron-dispatcher-reach"
+    unit = "GPUs"
+
+    def applies(self, workload: Workload) -> bool:
+        dispatcher = _flexible(workload)
+        architecture = workload.cluster.device.architecture
+        return dispatcher is not None and architecture not in dispatcher.between
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        members = column(table, "ep") * column(table, "etp")
+        if not self.applies(table.workload):
+            return as_excess(0 * members)
+        return as_excess(members - table.workload.cluster.nvlink_domain)
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        work = plan.workload
+        name, device, domain = work.moe_dispatch, work.cluster.device, work.cluster.nvlink_domain
+        if work.model.moe is None or name not in ("deepep", "hybridep", "ncclep"):
+            return None
+        members = int(plan.layout.ep) * int(plan.layout.etp)
+        if device.architecture in ("hopper", "blackwell") or members <= domain:
+            return None
+        return self.finding(
+            value=members,
+            limit=domain,
+            words=f"{name} reaches {domain} GPUs of {device.name}, and {members} ranks share the experts",
+            remedy=f"Dispatch with alltoall, or lower ep to {domain} or less.",
+        )
+
+
+class MegatronDispatcherRanks(Rule):
+    """ep etp is a number that DeepEP has settings for; beyond one domain it fills domains whole.
+
+    Groups that fit into a domain lie in one: `nvlink_domain.dispatcher_reaches` says so of every mapping.
+
+    DeepEP, deep_ep/buffers/legacy.py, get_dispatch_config: 'Unsupported number of EP ranks'; between nodes it
+    counts on 8 GPUs joined by NVLink (csrc/legacy/config.hpp, LEGACY_NUM_MAX_NVL_PEERS). HybridEP's branch,
+    deep_ep/hybrid_ep_buffer.py: the number of ranks has to be divisible by that of a domain.
+    """
+
+    name = "megatron-dispatcher-ranks"
+    unit = "groups"
+
+    def applies(self, workload: Workload) -> bool:
+        return _flexible(workload) is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        members = column(table, "ep") * column(table, "etp")
+        dispatcher, domain = _flexible(table.workload), table.workload.cluster.nvlink_domain
+        if dispatcher is None:
+            return as_excess(0 * members)
+        # One rank alone is another rule's.
+        wrong = np.zeros_like(members, dtype=bool)
+        if dispatcher.group_sizes:
+            wrong = (members > 1) & ~np.isin(members, dispatcher.group_sizes)
+        counted = dispatcher.domain_gpus or domain
+        unfilled = (members % counted != 0) | (domain % counted != 0)
+        return as_excess((wrong | ((members > domain) & unfilled)).astype(np.int64))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        work = plan.workload
+        name, domain = work.moe_dispatch, int(work.cluster.nvlink_domain)
+        members = int(plan.layout.ep) * int(plan.layout.etp)
+        if work.model.moe is None or members == 1:
+            return None
+        words = ""
+        if name == "deepep":
+            if members not in (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160):
+                words = f"DeepEP has no settings for {members} ranks that share the experts"
+            elif members > domain and domain % 8:
+                words = f"DeepEP counts on 8 GPUs joined by NVLink, and a domain has {domain}"
+        elif name == "hybridep" and members > domain and members % domain:
+            words = f"{members} ranks that share the experts do not fill domains of {domain} whole"
+        inside = plan.spans["ep"][0] if plan.spans else int(plan.layout.ep)
+        if name in ("deepep", "hybridep") and members <= domain and inside < int(plan.layout.ep):
+            words = (
+                f"a group of {members} ranks that share the experts lies across NVLink domains, "
+                f"and {name} joins it as one"
+            )
+        if not words:
+            return None
+        return self.finding(
+            value=1,
+            words=words,
+            remedy="Take another ep, or dispatch with alltoall.",
+        )
+
+
+class MegatronAllGather(Rule):
+    """The all-gather dispatcher goes without overlap of expert communication and in 16 bits.
+
+    megatron/core/transformer/transformer_config.py asserts the first, and refuses tokens padded for FP8 and
+    narrower formats (moe_router_padding_for_quantization), as launch files have them.
+    """
+
+    name = "megatron-allgather-dispatcher"
+    unit = "conditions"
+    of_workload = True
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.moe is not None and workload.moe_dispatch == GATHERS
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        work = table.workload
+        broken = int(work.overlap.ep) + int(is_narrow(work)) if self.applies(work) else 0
+        return as_excess(np.full_like(column(table, "tp"), broken))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        work = plan.workload
+        if work.model.moe is None or work.moe_dispatch != "allgather":
+            return None
+        broken = ["overlap of expert communication"] if work.overlap.ep else []
+        if work.precision not in ("bf16", "fp16"):
+            broken.append(f"tokens in {work.precision}")
+        if not broken:
+            return None
+        return self.finding(
+            value=len(broken),
+            words=f"the all-gather dispatcher does not go with {' and with '.join(broken)}",
+            remedy="Dispatch with alltoall.",
+        )
+
+
+# How the layers of hybrid models can be cut, and what Megatron-LM runs of them (megatron-core 0.19.2).
+
+
+def mamba_heads(workload: Workload) -> int:
+    """Heads of Mamba-2 layers; 0 without such layers."""
+    mamba = workload.model.mamba
+    return 0 if mamba is None else mamba.heads
+
+
+MAMBA_HEADS = Divides(
+    name="mamba-heads-by-tp-cp",
+    sentence="heads of Mamba-2 mod (tp cp) = 0",
+    unit="heads left over",
+    binds=lambda work: work.model.mamba is not None,
+    number=of(number=mamba_heads),
+    by=of("tp", "cp"),
+    words="{number} heads of Mamba-2 do not divide by tp {tp} x cp {cp}",
+    remedy="Lower cp or tp.",
+)
+"""Asserted by Megatron's mixer and its context parallelism, which swaps tokens for these heads
+(megatron/core/ssm/mamba_mixer.py, nheads; mamba_context_parallel.py, nheads_local_tp)."""
+
+
+class MambaGroups(Rule):
+    """groups of Mamba-2 mod tp = 0; groups / tp and cp divide one another, as cp may copy groups.
+
+    megatron/core/ssm/mamba_mixer.py (ngroups) and mamba_context_parallel.py (ngroups_local_tp) assert it.
+    """
+
+    name = "mamba-groups-by-tp-cp"
+    unit = "groups left over"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.mamba is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        mamba, tp, cp = table.workload.model.mamba, column(table, "tp"), column(table, "cp")
+        if mamba is None:
+            return as_excess(np.zeros_like(tp))
+        local = np.maximum(mamba.groups // tp, 1)
+        return as_excess(mamba.groups % tp + np.minimum(local % cp, cp % local))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        mamba, tp, cp = plan.workload.model.mamba, int(plan.layout.tp), int(plan.layout.cp)
+        if mamba is None:
+            return None
+        left_over = mamba.groups - mamba.groups // tp * tp
+        if left_over:
+            return self.finding(
+                value=left_over,
+                words=f"{mamba.groups} groups of Mamba-2 do not divide by tp {tp}",
+                remedy=f"Take a tp that divides {mamba.groups}.",
+            )
+        small, large = sorted((mamba.groups // tp, cp))
+        left_over = large - large // small * small
+        if not left_over:
+            return None
+        return self.finding(
+            value=left_over,
+            words=f"{mamba.groups} groups of Mamba-2 over tp {tp} neither divide cp {cp} nor by it",
+            remedy="Lower cp, or take a power of two.",
+        )
+
+
+class MegatronHybrid(Rule):
+    """No Mamba-1, no Mamba-2 beside attention; no expert overlap under a pattern; FP8 in whole 16 columns.
+
+    megatron/core/ssm has no mixer of Mamba-1, megatron/core/models/hybrid/hybrid_block.py builds one block a
+    layer, hybrid_model.py has no schedule plan for the overlap, and mamba_mixer.py asserts the last.
+    """
+
+    name = "megatron-hybrid"
+    unit = "conditions"
+    of_workload = True
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.state_space is not None or workload.model.hybrid_pattern is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        work = table.workload
+        model, broken = work.model, 0
+        if self.applies(work):
+            odd = model.mamba is not None and model.mamba.projected_width % 16 > 0
+            broken = int(model.mamba_beside_attention) + int(odd and is_narrow(work))
+            broken += int(model.mamba1 is not None)
+            broken += int(work.overlap.ep and model.hybrid_pattern is not None)
+        return as_excess(np.full_like(column(table, "tp"), broken))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        work, broken = plan.workload, []
+        mamba = work.model.mamba
+        if work.model.mamba_beside_attention:
+            broken.append("Mamba-2 beside attention in a layer")
+        if work.model.mamba1 is not None:
+            broken.append("layers of Mamba-1")
+        if mamba is not None and is_narrow(work):
+            columns = mamba.projected_width
+            if columns != columns // 16 * 16:
+                broken.append(f"{columns} columns of a Mamba-2 projection in {work.precision}")
+        if work.model.hybrid_pattern is not None and work.overlap.ep:
+            broken.append("expert traffic hidden under a pattern of layers")
+        if not broken:
+            return None
+        return self.finding(
+            value=len(broken),
+            words=f"Megatron-LM has no {' and no '.join(broken)}",
+            remedy=_remedy(work),
+        )
+
+
+def _remedy(workload: Workload) -> str:
+    """What runs the model instead: another framework, or another setting of this one."""
+    model = workload.model
+    if model.mamba1 is not None or model.mamba_beside_attention:
+        return "Choose --framework fsdp2: transformers, which accelerate trains, have these layers."
+    return "Plan in bf16 without the expert overlap."

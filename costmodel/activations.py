@@ -1,0 +1,510 @@
+"""Activations that autograd keeps for one layer and micro-batch on one GPU. Bytes.
+
+Counted tensor by tensor for fused attention, as Korthikanti et al. 2022 (arXiv 2205.05198, section 4) do for
+unfused attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.costmodel.layout import Floats, Layout, Recompute
+from meshwright.costmodel.other_blocks import CHUNK, saved_bytes, sparse_saved
+from meshwright.costmodel.stacks import memory_profile, stack_constants
+from meshwright.costmodel.workload import (
+    CHOICE_BYTES,
+    GATHERS,
+    PROBABILITY_BYTES,
+    Workload,
+    swaps_heads,
+)
+from meshwright.model_specs.blocks import BlockShares
+from meshwright.model_specs.schema import ModelSpec
+
+# What offloading the activations of single modules takes out of HBM, and what it copies.
+#
+# Megatron's `--offload-modules` copies the tensors that autograd saves inside a module to pinned memory of
+# the host, on a stream of its own, and back before the module's backward pass (megatron-core 0.19,
+# megatron/core/pipeline_parallel/fine_grained_activation_offload.py). What a module saves:
+#
+#     core_attn    queries, keys, values and the output, which stays in HBM while the projection keeps it
+#     attn_proj    its input, that output: with it, the output leaves HBM and is copied twice
+#     expert_fc1   the input of the experts' first product
+#     moe_act      the input of the experts' activation function
+
+
+LEAST_ELEMENTS = 2**20
+"""Of a tensor that is offloaded: Megatron's `min_offloaded_tensor_size`, which launch files leave alone."""
+LAYERS_AT_HAND = 2.0
+"""Layers whose offloaded tensors are in HBM at a time: one at work, one on its way to the host or back."""
+
+
+class Offloaded(NamedTuple):
+    """Bytes of one layer and micro-batch on one GPU."""
+
+    freed: Floats
+    """That leave HBM."""
+    copied: Floats
+    """That go to the host forward and come back backward, and that it holds in between."""
+
+
+def offloads(workload: Workload, module: str) -> bool:
+    """Whether a module's saved tensors go to the host.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `offload_modules`.
+    module : str
+        Of Megatron's `--offload-modules`.
+
+    Returns
+    -------
+    bool
+    """
+    return module in workload.offload_modules.split("+")
+
+
+def offloads_any(workload: Workload) -> bool:
+    """Whether any module's saved tensors go to the host.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `offload_modules`.
+
+    Returns
+    -------
+    bool
+    """
+    return workload.offload_modules != "none"
+
+
+def offloaded_per_token(
+    workload: Workload, layout: Layout, tokens: Floats, narrow: float, shares: BlockShares
+) -> Offloaded:
+    """Offloaded bytes a token of one layer. Tensors of fewer than `LEAST_ELEMENTS` elements stay.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model and modules.
+    layout : Layout
+        One layout, or many of shape [n].
+    tokens : float or array
+        Of one micro-batch on one rank, at least 0.
+    narrow : float
+        Bytes of an element of a saved GEMM input, 1 or 2.
+    shares : BlockShares
+        Blocks of the layer.
+
+    Returns
+    -------
+    Offloaded
+        Shaped like the layout.
+    """
+    freed: Floats = 0.0 * tokens
+    copied: Floats = 0.0 * tokens
+    if shares.attention and offloads(workload, "core_attn"):
+        attention = _of_attention(workload, layout, tokens, narrow)
+        freed = freed + shares.attention * attention.freed
+        copied = copied + shares.attention * attention.copied
+    if shares.experts:
+        of_experts = shares.experts * _of_experts(workload, layout, tokens, narrow)
+        freed, copied = freed + of_experts, copied + of_experts
+    return Offloaded(freed, copied)
+
+
+def _leaving(tokens: Floats, width: Floats) -> Floats:
+    """Elements a token of a tensor, 0 where it is too small to be offloaded."""
+    return np.where(tokens * width >= LEAST_ELEMENTS, width, 0.0)
+
+
+def _of_attention(workload: Workload, layout: Layout, tokens: Floats, narrow: float) -> Offloaded:
+    """Bytes a token of queries, keys, values at 16 bits, and the output in the projection's format."""
+    model, tp = workload.model, np.asarray(layout.tp)
+    heads = model.heads / tp
+    latent = model.attention is not None
+    kv_heads = heads if latent else np.maximum(model.kv_heads / tp, 1.0)
+    widths = (heads * model.qk_head_dim, kv_heads * model.qk_head_dim, kv_heads * model.v_head_dim)
+    query, key, value = (_leaving(tokens, width) for width in widths)
+    inputs = np.asarray(2.0 * (query + key + value), dtype=np.float64)
+    if latent:
+        again = np.asarray(layout.recompute) & Recompute.MLA_UP_PROJECTION
+        inputs = inputs * np.where(again, 0.0, 1.0)
+    output = _leaving(tokens, heads * model.v_head_dim)
+    freed, copied = inputs, inputs + 2.0 * output
+    if offloads(workload, "attn_proj"):
+        freed = freed + (narrow + 2.0 * swaps_heads(workload, layout)) * output
+        copied = copied + narrow * output
+    return Offloaded(freed, copied)
+
+
+def _of_experts(workload: Workload, layout: Layout, tokens: Floats, narrow: float) -> Floats:
+    """Bytes a token of what the busiest rank's experts take in, and of their activation function's input."""
+    model, moe = workload.model, workload.model.moe
+    assert moe is not None
+    copies = workload.imbalance(layout.ep) * moe.top_k / np.asarray(layout.tp)
+    matrices = 2.0 if model.gated else 1.0
+    saved: Floats = 0.0 * copies
+    if offloads(workload, "expert_fc1"):
+        gathered = copies * model.hidden * np.asarray(layout.etp)
+        saved = saved + narrow * _leaving(tokens, gathered)
+    if offloads(workload, "moe_act"):
+        saved = saved + 2.0 * _leaving(tokens, copies * matrices * moe.moe_ffn_hidden)
+    return saved
+
+
+_SCORE_BYTES = 5.0
+"""Of an attention score that is kept: softmax output, dropout output and its mask."""
+_PLAIN_SCORE_BYTES = 6.0
+"""The same of PyTorch's operators: softmax output at 32 bits, and its 16-bit cast."""
+_EAGER_NORM_BYTES = 6.0
+"""Of an element under an RMSNorm of PyTorch's operators: the 32-bit input, and the product at 16 bits."""
+_DROPOUT_BYTES = 3.0
+"""Of `_SCORE_BYTES`, what dropout keeps; models with rotary embeddings are trained without."""
+
+
+def rank_tokens(workload: Workload, layout: Layout) -> Floats:
+    """Tokens of one micro-batch on one rank.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its sequence length is used.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    float or array
+    """
+    tokens = np.asarray(layout.micro_batch) * workload.seq_len
+    per_rank: Floats = tokens / layout.cp
+    return per_rank
+
+
+def sequence_shards(layout: Layout) -> Floats:
+    """Ways in which tensor parallelism splits what lies between its matrix products.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    float or array
+        tp with sequence parallelism, else 1.
+    """
+    shards: Floats = np.where(layout.sequence_parallel, layout.tp, 1).astype(np.float64)
+    return shards
+
+
+def _saved_input_bytes(workload: Workload) -> float:
+    """Bytes of an element of a saved GEMM input."""
+    quantised = workload.precision in ("fp8", "mxfp8", "nvfp4")
+    return 1.0 if quantised and memory_profile(workload.framework).fp8_saved_inputs else 2.0
+
+
+def activation_bytes_per_layer(
+    workload: Workload, layout: Layout, *, experts: bool, blocks: BlockShares | None = None
+) -> tuple[Floats, Floats]:
+    """Saved for one layer and micro-batch on one GPU.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout, or many of shape [n].
+    experts : bool
+        Whether the layer has experts instead of a dense feed-forward.
+    blocks : BlockShares, optional
+        Of a layer other than the mean one of a hybrid pattern.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Bytes as the layout has it, and when the layer is fully recomputed. Korthikanti et al. 2022, arXiv
+        2205.05198, section 4, tensor by tensor for fused attention.
+    """
+    model, mask = workload.model, np.asarray(layout.recompute)
+    sequence, narrow = sequence_shards(layout), _saved_input_bytes(workload)
+    by_operators = (mask & Recompute.OPERATORS) != 0
+    block_input = 2.0 * model.hidden / sequence
+    normed = np.where(by_operators, 0.0, narrow * model.hidden) / sequence
+    kept_apart = np.where(mask & Recompute.LAYERNORM, 0.0, normed)
+    before_attention = kept_apart if norm_before_attention_apart(model) else normed
+    shares = blocks or model.blocks_of(experts=experts)
+    around_attention = block_input + before_attention
+    between = np.where(by_operators, _operator_outputs(workload, layout), block_input)
+    saved: Floats = 0.0
+    if shares.attention:
+        mixer = _mixer_saved(workload, layout, narrow)
+        saved = saved + shares.attention * (around_attention + mixer)
+    if shares.mamba:
+        own = 0.0 if model.mamba_beside_attention else around_attention
+        saved = saved + shares.mamba * (own + _mamba_saved(model, layout, narrow))
+    if shares.experts:
+        routed = between + kept_apart + _moe_saved(workload, layout, narrow)
+        saved = saved + shares.experts * routed
+    if shares.feed_forward:
+        mlp = between + normed + _dense_saved(model.ffn_hidden, model, layout, narrow)
+        mlp = np.where(mask & Recompute.MLP, block_input, mlp)
+        saved = saved + shares.feed_forward * mlp
+    tokens = rank_tokens(workload, layout)
+    if workload.factors is not None:
+        tokens = tokens * workload.factors.activation_memory
+    saved = saved + _kept_besides(workload, layout, shares)
+    if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
+        saved = saved + _quantised_besides(model, layout, narrow, shares)
+    if offloads_any(workload):
+        plain_tokens = rank_tokens(workload, layout)
+        saved = saved - offloaded_per_token(workload, layout, plain_tokens, narrow, shares).freed
+    return tokens * saved, tokens * 2.0 * model.hidden / sequence
+
+
+def offloaded_per_layer(workload: Workload, layout: Layout, shares: BlockShares) -> Offloaded:
+    """What one layer sends to the host's memory in the forward pass of a micro-batch, and takes back.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and modules.
+    layout : Layout
+        One layout, or many of shape [n].
+    shares : BlockShares
+        Blocks of the layer.
+
+    Returns
+    -------
+    Offloaded
+        Bytes on one GPU; `offloaded_activations` has the sources.
+    """
+    tokens, narrow = rank_tokens(workload, layout), _saved_input_bytes(workload)
+    each = offloaded_per_token(workload, layout, tokens, narrow, shares)
+    return Offloaded(tokens * each.freed, tokens * each.copied)
+
+
+@dataclass(frozen=True)
+class SavedActivations:
+    """Saved bytes of one layer and micro-batch: as the layout has it, and when fully recomputed."""
+
+    dense: tuple[Floats, Floats]
+    main: tuple[Floats, Floats]
+    """Of a layer with experts where the model has them."""
+
+
+def saved_activations(workload: Workload, layout: Layout) -> SavedActivations:
+    """What autograd keeps of a dense layer and of a layer with experts.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    SavedActivations
+        Bytes of one micro-batch on one GPU.
+    """
+    dense = activation_bytes_per_layer(workload, layout, experts=False)
+    if workload.model.moe is None:
+        return SavedActivations(dense, dense)
+    return SavedActivations(dense, activation_bytes_per_layer(workload, layout, experts=True))
+
+
+def norm_before_attention_apart(model: ModelSpec) -> bool:
+    """Whether the norm ahead of attention is a module of its own, which alone can be recomputed.
+
+    Transformer Engine fuses it into the product behind it, as it does with that of a dense feed-forward
+    (megatron/core/models/gpt/gpt_layer_specs.py, IdentityOp), but for MLA; that of experts stands apart.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The model.
+
+    Returns
+    -------
+    bool
+    """
+    return model.attention is not None
+
+
+def _operator_outputs(workload: Workload, layout: Layout) -> Floats:
+    """Bytes a token that operator-level recomputation keeps besides attention and every second GEMM.
+
+    It saves what reduce-scatters return (two a layer); an eager run also holds the last GEMM's output, which
+    compiled code drops because its gradient needs no value (torchtitan parallelize_llama.py, _save_list).
+    """
+    width = 2.0 * workload.model.hidden
+    scattered = np.where(np.asarray(layout.tp) > 1, 2.0 * width / sequence_shards(layout), 0.0)
+    last = width if memory_profile(workload.framework).keeps_unread_outputs else 0.0
+    saved: Floats = scattered + last
+    return saved
+
+
+def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Floats:
+    """Bytes a token that eager stacks keep beside what fused kernels do.
+
+    Rotary embeddings and a gate each run on their own: queries and keys from before and after the first, and
+    what the activation function returns (nanotron, models/llama.py, GLUActivation). Sequence parallelism that
+    does not gather again for the backward pass keeps the gathered inputs of both column-parallel products
+    (nanotron, parallel/tensor_parallel/functional.py, tp_recompute_allgather; huggingface/nanotron pull
+    request 208: 69 GB instead of 61).
+    """
+    model, tp, profile = workload.model, np.asarray(layout.tp), memory_profile(workload.framework)
+    kept: Floats = 0.0
+    if profile.separate_operators:
+        if model.position == "rope" and model.attention is None:
+            heads = model.heads / tp + np.maximum(model.kv_heads / tp, 1.0)
+            kept = kept + shares.attention * 2.0 * heads * model.qk_head_dim
+        if model.norm == "rmsnorm" and not stack_constants(workload).fused_norm:
+            norms = shares.total * _EAGER_NORM_BYTES * model.hidden
+            kept = kept + norms / sequence_shards(layout)
+        if model.gated:
+            kept = kept + shares.feed_forward * 2.0 * model.ffn_hidden / tp
+    if workload.keeps_gathered_inputs:
+        rest = 1.0 - 1.0 / sequence_shards(layout)
+        kept = kept + shares.total * 2.0 * model.hidden * rest
+    return kept
+
+
+def _quantised_besides(
+    model: ModelSpec, layout: Layout, narrow: float, shares: BlockShares
+) -> Floats:
+    """Bytes a token of inputs that products keep quantised although their 16-bit values are kept already.
+
+    Those are attention's output and the input of shared experts. Under every recipe but delayed scaling the
+    products keep the 16-bit values themselves (megatron-core 0.19.2, transformer/attention.py and
+    moe/shared_experts.py, set_save_original_input).
+    """
+    outputs = shares.attention * narrow * model.heads * model.v_head_dim
+    saved: Floats = outputs / np.asarray(layout.tp)
+    if model.moe is not None and model.moe.shared_width:
+        saved = saved + shares.experts * narrow * model.hidden / sequence_shards(layout)
+    return saved
+
+
+def _mixer_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
+    """Bytes a token of attention, in the mean over layers that attend in full and layers with linear one."""
+    model = workload.model
+    saved = _attention_saved(workload, layout, narrow)
+    if not model.linear_layers:
+        return saved
+    share = model.linear_fraction
+    return (1.0 - share) * saved + share * _linear_attention_saved(model, layout, narrow)
+
+
+def _linear_attention_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
+    """Bytes a token that one layer with Gated DeltaNet keeps.
+
+    Inputs and outputs of the convolution; queries and keys once for each head of values; the triangle of a
+    chunk, step and decay of a head; output, gate, and the input of the last projection
+    (megatron/core/ssm/gated_delta_net/gdn.py; fla/ops/gated_delta_rule/chunk.py, ctx.save_for_backward).
+    """
+    spec = model.linear_attention
+    assert spec is not None
+    convolved = 2.0 * spec.key_width + spec.value_width
+    copied = 2.0 * spec.value_heads * spec.key_head_dim
+    per_head = 2.0 * CHUNK + 8.0
+    saved = 2.0 * 2.0 * convolved + 2.0 * copied + per_head * spec.value_heads
+    saved += (2.0 + 2.0 + narrow) * spec.value_width
+    return saved / np.asarray(layout.tp)
+
+
+def _mamba_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
+    """Bytes a token that one Mamba block keeps.
+
+    What its first projection returns and the scan's output (mamba_ssm/ops/triton/ssd_combined.py,
+    MambaSplitConv1dScanCombinedFn, ctx.save_for_backward: convolution and states run again backward), the
+    gated output and 4 bytes a group for the norm, and the input of the last projection. Of Mamba-1 what
+    `selective_scan.saved_bytes` says.
+    """
+    if model.mamba1 is not None:
+        return saved_bytes(model.mamba1, narrow)
+    spec = model.mamba
+    assert spec is not None
+    saved = 2.0 * spec.projected_width + (2.0 + narrow) * spec.width
+    if spec.gated_norm:
+        saved += 2.0 * spec.width + 4.0 * spec.groups
+    return saved / np.asarray(layout.tp)
+
+
+def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
+    """Bytes a token: query, key, value, output, log-sum-exp; latents of MLA; scores of unfused attention.
+
+    A token has a score for every key of its sequence, also for those that other context-parallel ranks hold.
+    All-to-all context parallelism keeps the output in both layouts (Transformer Engine 2.8,
+    AttnFuncWithCPAndQKVOA2A; of a2a+p2p AttnFuncWithCPAndKVP2P, out_part). Of the three projections
+    operator-level recomputation keeps first and third.
+    """
+    model, mask, tp = workload.model, np.asarray(layout.recompute), np.asarray(layout.tp)
+    heads = model.heads / tp
+    query = 2.0 * heads * model.qk_head_dim
+    swapped_bytes = 2.0 * swaps_heads(workload, layout)
+    output = (narrow + swapped_bytes) * heads * model.v_head_dim + 4.0 * heads
+    if model.attention is not None:
+        keys = 2.0 * heads * (model.qk_head_dim + model.v_head_dim)
+        latent = 2.0 * 2.0 * ((model.attention.q_lora_rank or 0) + model.attention.kv_lora_rank)
+        kept = np.where(mask & Recompute.MLA_UP_PROJECTION, 0.0, 1.0)
+        if model.indexer is not None:
+            return sparse_saved(workload, tp, kept) + latent + output
+        return kept * (query + keys) + latent + output
+    kv_heads = 2.0 * np.maximum(model.kv_heads / tp, 1.0)
+    keys, values = kv_heads * model.qk_head_dim, kv_heads * model.v_head_dim
+    scores: Floats = 0.0
+    stack = stack_constants(workload)
+    if not stack.flash_attention:
+        per_score = _SCORE_BYTES if stack.fused_softmax else _PLAIN_SCORE_BYTES
+        if stack.fused_softmax and model.position == "rope":
+            per_score -= _DROPOUT_BYTES
+        score_bytes = per_score * heads * workload.seq_len
+        scores = np.where(mask & Recompute.CORE_ATTENTION, 0.0, score_bytes)
+    rotated = query + keys + values if model.position == "rope" and model.qk_norm else 0.0
+    every_output = query + keys + values + rotated
+    projected = np.where(mask & Recompute.OPERATORS, query + values, every_output)
+    # The gate, and its product with the output, which the last projection reads.
+    gated = (query + output) * model.attention_output_gate
+    return projected + output + scores + gated
+
+
+def _dense_saved(width: float, model: ModelSpec, layout: Layout, narrow: float) -> Floats:
+    """Input and output of the activation; operator-level recomputation keeps one GEMM's output."""
+    matrices = 2.0 if model.gated else 1.0
+    by_operators = np.asarray(layout.recompute) & Recompute.OPERATORS
+    per_element = np.where(by_operators, 2.0, 2.0 * matrices + narrow)
+    saved: Floats = per_element * width / layout.tp
+    return saved
+
+
+def _moe_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
+    """Routed activations scale with top_k and do not shrink with ep: what leaves comes back from others.
+
+    Those of the rank whose experts are chosen most. Expert-tensor ranks each keep the tokens gathered from
+    all of them (megatron/core/transformer/moe/token_dispatcher.py, gather_from_sequence_parallel_region).
+    """
+    model, mask = workload.model, np.asarray(layout.recompute)
+    moe = model.moe
+    assert moe is not None
+    tp = np.asarray(layout.tp)
+    matrices = 2.0 if model.gated else 1.0
+    width = moe.moe_ffn_hidden
+    activated = np.where(mask & Recompute.MOE_ACTIVATION, 0.0, narrow * width)
+    gathered = narrow * model.hidden * np.asarray(layout.etp)
+    per_copy = gathered + 2.0 * matrices * width + activated
+    saved: Floats = workload.imbalance(layout.ep) * moe.top_k / tp * per_copy
+    router = 8.0 * moe.experts / tp
+    if workload.moe_dispatch == GATHERS:
+        # Choices and probabilities of all gathered tokens for the rank's own experts.
+        routing = PROBABILITY_BYTES + CHOICE_BYTES
+        router = router + routing * moe.experts * np.asarray(layout.etp) / tp
+    shared = _dense_saved(moe.shared_width, model, layout, narrow) if moe.shared_width else 0.0
+    return saved + router + shared

@@ -1,0 +1,314 @@
+"""Seconds of the attention block of a layer, on one rank and micro-batch, by named part.
+
+Everything broadcasts over layouts. T stands for the tokens of a micro-batch that a rank holds
+(micro_batch * seq_len / cp), h for the hidden width. Bytes of memory-bound operators are reads plus writes of
+2-byte elements, kernels fused as in Megatron-LM (norm, bias-dropout-add, rotary, gated activation); backward
+reads gradient and input, writes a gradient.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.costmodel.activations import norm_before_attention_apart
+from meshwright.costmodel.feed_forward import Passes, linear
+from meshwright.costmodel.kernels import attention_pair_flops, gemm_s, streamed_s
+from meshwright.costmodel.layer_context import (
+    Context,
+    LayerTime,
+    Parts,
+    context_parallel_s,
+    merge_bytes,
+    quantise_bytes,
+    tensor_parallel_s,
+)
+from meshwright.costmodel.layout import Floats, Recompute
+from meshwright.costmodel.other_blocks import sparse_core_s
+from meshwright.model_specs.parameters import attended_positions
+
+_FUSED_SOFTMAX_BYTES = (11.0, 16.0)
+"""Score written and read, masked softmax, dropout and its mask, per score, forward and backward."""
+_UNFUSED_BYTES = (41.0, 43.0)
+"""The same one operator at a time (megatron/core/fusions/fused_softmax.py, forward_torch_softmax). Forward:
+score written (2), cast up (6), scaled (8), masked (9), softmax (8), cast down (6), read (2). Backward:
+gradient written (2), cast (6), softmax (12), mask (9), scale (8), cast (6)."""
+_ODD_HEAD_FACTOR = 5.0
+"""Time of an unfused GEMM whose head width is not a multiple of 8: no tensor cores."""
+_GATE_BYTES = (6.0, 10.0)
+"""An element of the output's gate: gate and output read, product written; backward three read, two written
+(megatron/core/transformer/attention.py, _apply_output_gate)."""
+_QUERY_BLOCK = 256.0
+"""Queries of a head that one thread block of fused attention works on."""
+
+
+class _Widths(NamedTuple):
+    """Elements a token on one rank."""
+
+    query: Floats
+    key_value: Floats
+    output: Floats
+    keys: Floats
+    """The keys among `key_value`."""
+    gate: Floats
+    """Of the gate on the output; 0 without."""
+
+
+class _Projections(NamedTuple):
+    """GEMMs before and behind attention, seconds."""
+
+    inputs: Passes
+    output: Passes
+    up_forward: Floats
+    """Of `inputs`, the up projections of latent attention; 0 without."""
+
+
+class _Core(NamedTuple):
+    """Attention itself: seconds of its kernels, and score bytes that an unfused one moves besides."""
+
+    seconds: Passes
+    score_bytes: Passes
+
+
+def attention_block(c: Context) -> LayerTime:
+    """Projections, attention itself, its norm, rotary embedding and residual; with TP and CP traffic.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and rates.
+
+    Returns
+    -------
+    LayerTime
+        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+    """
+    widths = _widths(c)
+    gemms = _projections(c, widths)
+    core = _core_attention(c)
+    inner = _inner_bytes(c, widths)
+    moved = _streamed_bytes(c, widths, inner, core.score_bytes)
+    gemm_f = gemms.inputs.forward + gemms.output.forward
+    gemm_b = gemms.inputs.backward + gemms.output.backward
+    tp_f, tp_b = tensor_parallel_s(c, gemm_f, gemm_b, 0.5 * gemms.inputs.backward)
+    cp_f, cp_b = context_parallel_s(
+        c, (widths.query, widths.key_value, widths.output), core.seconds
+    )
+    forward: Parts = {
+        "gemm": gemm_f,
+        "attention": core.seconds.forward,
+        "memory_bound": streamed_s(moved.forward, c.rates),
+        "tp_comm": tp_f,
+        "cp_comm": cp_f,
+    }
+    backward: Parts = {
+        "gemm": gemm_b,
+        "attention": core.seconds.backward,
+        "memory_bound": streamed_s(moved.backward, c.rates),
+        "tp_comm": tp_b,
+        "cp_comm": cp_b,
+    }
+    return LayerTime(forward, backward, _recomputed(c, widths, gemms, core, inner.forward))
+
+
+def _widths(c: Context) -> _Widths:
+    model, tp = c.workload.model, np.asarray(c.layout.tp)
+    heads = model.heads / tp
+    both = model.qk_head_dim + model.v_head_dim
+    key_value = heads * both
+    if model.attention is None:
+        key_value = np.maximum(model.kv_heads / tp, 1.0) * both
+    return _Widths(
+        query=heads * model.qk_head_dim,
+        key_value=key_value,
+        output=heads * model.v_head_dim,
+        keys=key_value * model.qk_head_dim / both,
+        gate=heads * model.qk_head_dim * model.attention_output_gate,
+    )
+
+
+def _projections(c: Context, widths: _Widths) -> _Projections:
+    output = linear(c, c.tokens, c.workload.model.hidden, widths.output)
+    if c.workload.model.attention is not None:
+        inputs, up_forward = _latent_projections(c)
+        return _Projections(inputs, output, up_forward)
+    width = widths.query + widths.key_value + widths.gate
+    inputs = linear(c, c.tokens, width, c.workload.model.hidden)
+    return _Projections(inputs, output, 0.0 * inputs.forward)
+
+
+def _latent_projections(c: Context) -> tuple[Passes, Floats]:
+    """Down and up projections of latent attention, and the up projections forward alone.
+
+    The down projections are not split by TP.
+    """
+    model, tokens, tp = c.workload.model, c.tokens, np.asarray(c.layout.tp)
+    mla = model.attention
+    assert mla is not None
+    q_out = model.heads / tp * model.qk_head_dim
+    kv_out = model.heads / tp * (mla.qk_nope_head_dim + mla.v_head_dim)
+    down: list[tuple[Floats, float]] = [(mla.kv_lora_rank + mla.qk_rope_head_dim, model.hidden)]
+    if mla.q_lora_rank is not None:
+        down.append((mla.q_lora_rank, model.hidden))
+    up: list[tuple[Floats, float]] = [
+        (kv_out, mla.kv_lora_rank),
+        (q_out, mla.q_lora_rank or model.hidden),
+    ]
+    local = tokens / c.sequence_shards
+    passes = [linear(c, local, n, k) for n, k in down]
+    passes += [linear(c, tokens, n, k) for n, k in up]
+    forward: Floats = sum(p.forward for p in passes)
+    backward: Floats = sum(p.backward for p in passes)
+    up_forward = sum((gemm_s(tokens, n, k, c.rates) for n, k in up), start=np.float64(0.0))
+    return Passes(forward, backward), up_forward
+
+
+def _inner_bytes(c: Context, widths: _Widths) -> Passes:
+    """Bytes that rotary embeddings, the norms of queries, keys or latents, and the output's gate move."""
+    moved = c.element_bytes
+    rotary, normed = _rotary_elements(c, widths), _normed_elements(c, widths)
+    gate = _GATE_BYTES
+    return Passes(
+        c.tokens * (moved.rotary[0] * rotary + moved.norm[0] * normed + gate[0] * widths.gate),
+        c.tokens * (moved.rotary[1] * rotary + moved.norm[1] * normed + gate[1] * widths.gate),
+    )
+
+
+def _streamed_bytes(c: Context, widths: _Widths, inner: Passes, score: Passes) -> Passes:
+    """Bytes of all memory-bound operators."""
+    hidden, around = c.workload.model.hidden, c.element_bytes.around
+    elements = c.hidden_elements
+    cast_f = quantise_bytes(c, c.tokens, hidden + widths.output)
+    projected = widths.query + widths.key_value + widths.gate
+    cast_b = quantise_bytes(c, c.tokens, projected + hidden)
+    merge_f, merge_b = merge_bytes(c, widths.query, widths.output)
+    return Passes(
+        around[0] * elements + inner.forward + cast_f + score.forward + merge_f,
+        around[1] * elements + inner.backward + cast_b + score.backward + merge_b,
+    )
+
+
+def _recomputed(
+    c: Context, widths: _Widths, gemms: _Projections, core: _Core, inner_bytes: Floats
+) -> Parts:
+    """What selective recomputation runs again.
+
+    Operator-level recomputation runs every second matrix product again: the keys' and the output's.
+    """
+    mask = np.asarray(c.layout.recompute)
+    norm_bytes = c.element_bytes.norm[0] * c.hidden_elements
+    of_norm = mask & Recompute.OPERATORS
+    if norm_before_attention_apart(c.workload.model):
+        of_norm = mask & (Recompute.OPERATORS | Recompute.LAYERNORM)
+    of_core = mask & Recompute.CORE_ATTENTION
+    of_inner = mask & (Recompute.MLA_UP_PROJECTION | Recompute.OPERATORS)
+    projected = widths.query + widths.key_value + widths.gate
+    keys_s = gemms.inputs.forward * widths.keys / projected
+    every_second = gemms.output.forward + keys_s
+    streamed = np.where(of_norm, streamed_s(norm_bytes, c.rates), 0.0)
+    streamed = streamed + np.where(of_core, streamed_s(core.score_bytes.forward, c.rates), 0.0)
+    streamed = streamed + np.where(of_inner, streamed_s(inner_bytes, c.rates), 0.0)
+    up_s = np.where(mask & Recompute.MLA_UP_PROJECTION, gemms.up_forward, 0.0)
+    return {
+        "attention": np.where(of_core, core.seconds.forward, 0.0),
+        "memory_bound": streamed,
+        "gemm": up_s + np.where(mask & Recompute.OPERATORS, every_second, 0.0),
+    }
+
+
+def _rotary_elements(c: Context, widths: _Widths) -> Floats:
+    """Elements a token that the rotary embedding reads and writes (2 bytes each way).
+
+    Latent attention rotates the position part of each query in place and writes keys out of the latent, with
+    one shared position part, next to the values.
+    """
+    model = c.workload.model
+    mla = model.attention
+    if model.position != "rope":
+        return 0.0 * np.asarray(widths.query)
+    if mla is None:
+        return np.asarray(widths.query + widths.key_value)
+    if mla.indexer is not None:
+        # Queries that absorbed the up-projection are copied behind their rotated part.
+        return (2.0 * mla.qk_rope_head_dim + mla.kv_lora_rank) * model.heads / c.layout.tp
+    written = model.qk_head_dim + mla.v_head_dim
+    per_head = mla.qk_rope_head_dim + 0.5 * (mla.qk_nope_head_dim + mla.v_head_dim + written)
+    return per_head * model.heads / c.layout.tp
+
+
+def _normed_elements(c: Context, widths: _Widths) -> Floats:
+    """Elements a token under the norms of queries and keys, or of the latents that they are made from."""
+    model = c.workload.model
+    if model.attention is not None:
+        ranks = (model.attention.q_lora_rank or 0) + model.attention.kv_lora_rank
+        return ranks / np.asarray(c.sequence_shards)
+    if model.qk_norm:
+        return np.asarray(widths.query + widths.keys)
+    return 0.0 * np.asarray(widths.query)
+
+
+def _core_attention(c: Context) -> _Core:
+    model, seq = c.workload.model, c.workload.seq_len
+    if model.indexer is not None:
+        seconds = sparse_core_s(c)
+        none = 0.0 * seconds.forward
+        return _Core(seconds, Passes(none, none))
+    heads, shards = model.heads / c.layout.tp, np.asarray(c.layout.cp)
+    batch = np.asarray(c.layout.micro_batch)
+    flops = attention_pair_flops(seq, seq, heads, model.qk_head_dim, model.v_head_dim)
+    flops = batch * flops / shards
+    if c.constants.framework.flash_attention:
+        return _fused_core(c, flops, heads * batch * (seq / shards))
+    scores = batch * heads * float(seq) * seq / shards
+    odd = _ODD_HEAD_FACTOR if model.qk_head_dim % 8 != 0 else 1.0
+    depth = model.qk_head_dim / (model.qk_head_dim + c.rates.gemm_half_k)
+    gemm = flops / c.rates.head_gemm_flops * odd / depth
+    moved = _FUSED_SOFTMAX_BYTES if c.constants.framework.fused_softmax else _UNFUSED_BYTES
+    score_bytes = Passes(moved[0] * scores, moved[1] * scores)
+    return _Core(Passes(gemm, 2.0 * gemm), score_bytes)
+
+
+def _fused_core(c: Context, flops: Floats, queries: Floats) -> _Core:
+    """Fused attention: the causal half of `flops`, slower with too few of all heads' queries for the SMs.
+
+    The backward pass has 2.5 times the FLOP (Dao 2023, arXiv 2307.08691, section 4.1).
+    """
+    model, rates, shared = c.workload.model, c.rates, c.constants.shared
+    causal = 0.5 * flops * window_share(c)
+    narrow = c.constants.device.narrow_head_factor if model.qk_head_dim <= 64 else 1.0
+    if model.attention_sinks:
+        narrow *= shared["sink_attention_factor"]
+    blocks = np.maximum(queries / _QUERY_BLOCK, 1.0)
+    idle_f = 1.0 + shared["occupancy_forward"] * rates.sms / blocks
+    idle_b = 1.0 + shared["occupancy_backward"] * rates.sms / blocks
+    worst = 1.0 + rates.sms / blocks
+    forward = narrow * causal / rates.attention_forward_flops * np.minimum(idle_f, worst)
+    backward = narrow * 2.5 * causal / rates.attention_backward_flops * np.minimum(idle_b, worst)
+    none = 0.0 * forward
+    return _Core(Passes(forward, backward), Passes(none, none))
+
+
+def window_share(c: Context) -> float:
+    """Score area of the model's layers, windowed and full, over that of full causal attention.
+
+    A window of w keeps w - w^2 / (2 s) of the s / 2 keys that a query sees on average; chunks of w
+    keep w / 2.
+
+    Parameters
+    ----------
+    c : Context
+        Its workload has the model and the sequence length s.
+
+    Returns
+    -------
+    float
+        Above 0, at most 1; 1 without windows.
+    """
+    model, seq = c.workload.model, c.workload.seq_len
+    if model.sliding_window is None or model.sliding_window >= seq:
+        return 1.0
+    positions = attended_positions(seq, model.sliding_window, chunked=model.chunked_windows)
+    windowed = positions / attended_positions(seq)
+    full = model.full_attention_fraction
+    return full + (1.0 - full) * windowed

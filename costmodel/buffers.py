@@ -1,0 +1,635 @@
+"""Buffers of a rank beside its tensors: in which weights are gathered, gradients reduced or sent to the host.
+
+Bytes, or elements, shaped like the layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.activations import (
+    LAYERS_AT_HAND,
+    SavedActivations,
+    activation_bytes_per_layer,
+    offloaded_per_layer,
+    offloads_any,
+    rank_tokens,
+    sequence_shards,
+)
+from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
+from meshwright.costmodel.stacks import MemoryProfile, memory_profile, stack_constants
+from meshwright.costmodel.states import layer_parameters_on_gpu, optimizer_shards, table_parameters
+from meshwright.costmodel.workload import GATHERS, SUM_BYTES, TOKEN_BYTES, Workload, gathered_ranks
+from meshwright.model_specs.parameters import dense_mlp_parameters, expert_parameters
+from meshwright.model_specs.schema import ModelSpec
+
+
+def shards_weights(layout: Layout) -> Bools:
+    """Whether weights are gathered before use.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    array of bool
+        Shaped like the layout.
+    """
+    ranks = np.asarray(layout.dp) * layout.cp
+    sharded: Bools = (np.asarray(layout.zero_stage) == 3) & (ranks > 1)
+    return sharded
+
+
+def widest_columns(model: ModelSpec) -> float:
+    """Outputs of the widest product ahead of an activation function or a scan.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Widths and number of layers.
+
+    Returns
+    -------
+    float
+        Above 0; on all tensor ranks together.
+    """
+    matrices = 2.0 if model.gated else 1.0
+    projected = 0 if model.state_space is None else model.state_space.projected_width
+    return max(matrices * model.ffn_hidden, float(projected))
+
+
+def layers_of_a_rank(model: ModelSpec, layout: Layout) -> Floats:
+    """Parameters of a rank's layers, where each stage has as many.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Widths and number of layers.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    float or array
+        Without shards, shaped like the layout.
+    """
+    dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    layers = model.dense_layers * dense + model.moe_layers * (rest + experts)
+    return layers / layout.pp
+
+
+def gathered_ahead(
+    model: ModelSpec, layout: Layout, profile: MemoryProfile, largest_layer: Floats
+) -> Floats:
+    """Weights that DeepSpeed's ZeRO 3 holds gathered, in elements.
+
+    What is used again within the reuse distance stays: at the end of the forward pass the last layers, which
+    the distance meets twice, so that they are at most half of it. Beside them are the matrix in use and the
+    weights that were gathered ahead, up to a bucket and the matrix that fills it; these also in the buffer
+    that they came in, from which each is copied. Its limit of live weights stops gathering ahead alone, and
+    is twice what stays (DeepSpeed 0.19.8, partitioned_param_coordinator.py, __params_to_release and
+    _fetch_sub_module_impl; partition_parameters.py, AllGatherCoalescedHandle).
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Widths and number of layers.
+    layout : Layout
+        One layout, or many of shape [n].
+    profile : MemoryProfile
+        Of the software.
+    largest_layer : float or array
+        Parameters of the largest layer on a GPU, at least 0.
+
+    Returns
+    -------
+    float or array
+        Elements on one GPU, shaped like the layout.
+    """
+    widest = widest_columns(model) * model.hidden / np.asarray(layout.tp)
+    in_use = np.minimum(widest, largest_layer)
+    whole = layers_of_a_rank(model, layout)
+    ahead = np.minimum(profile.prefetch_elements + in_use, whole)
+    at_hand: Floats = np.minimum(profile.reuse_elements / 2.0 + in_use + ahead, whole) + ahead
+    return at_hand
+
+
+def reduction_buffers(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
+    """What gradients are collected in to be reduced together.
+
+    Under ZeRO 3 a 16-bit bucket, and beside it what it holds once more, in the order of the ranks that get it
+    (DeepSpeed 0.19.8, stage3.py, IPGBucketZ3; coalesced_collectives.py, reduce_scatter_coalesced).
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, precision, software and size of its buckets.
+    layout : Layout
+        One layout, or many of shape [n].
+    profile : MemoryProfile
+        Of the software.
+
+    Returns
+    -------
+    float or array
+        Bytes on one GPU, shaped like the layout.
+    """
+    elements = profile.bucket_elements
+    if elements and workload.bucket_mb is not None:
+        elements = stack_constants(workload).gradients_in(workload.bucket_mb)
+    model = workload.model
+    whole = layers_of_a_rank(model, layout) + np.asarray(table_parameters(model, layout))
+    copied = np.where(shards_weights(layout), np.minimum(elements, whole), 0.0)
+    element = 4.0 if workload.precision == "bf16" else 2.0
+    unsharded = np.asarray(layout.zero_stage) < 3
+    return np.where(unsharded, element * elements, 2.0 * (elements + copied))
+
+
+_UPLOADED_WEIGHT_BYTES = 2.0
+"""Of a shard that `offload_param` keeps on the host, on its way to where it is gathered."""
+
+
+def offload_buffers(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
+    """What an offloaded optimizer's gradients and weights pass through between the GPU and the host.
+
+    Gradients: as much as the largest matrix (DeepSpeed). Weights under FSDP2: the shards of two layers, or of
+    a token table, one being gathered and the next one's copied ahead (torch 2.13, `_fsdp_param_group.py`).
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, precision, software and size of its buckets.
+    layout : Layout
+        One layout, or many of shape [n].
+    profile : MemoryProfile
+        Of the software.
+
+    Returns
+    -------
+    float or array
+        Bytes on one GPU, shaped like the layout.
+    """
+    model = workload.model
+    widest = widest_columns(model) * model.hidden / np.asarray(layout.tp)
+    largest = np.maximum(np.asarray(table_parameters(model, layout)), widest)
+    offloads, stage = np.asarray(layout.optimizer_offload) > 0, np.asarray(layout.zero_stage)
+    layer = layers_of_a_rank(model, layout) * layout.pp / model.layers
+    of_dense, _ = optimizer_shards(layout)
+    uploaded = np.maximum(2.0 * layer, np.asarray(table_parameters(model, layout))) / of_dense
+    # Two layers' shards in 16 bits, one in use and one on its way.
+    parameters = _UPLOADED_WEIGHT_BYTES * uploaded if workload.offload_parameters else 0.0
+    return np.where(
+        offloads & (stage < 3),
+        profile.offload_buffer_bytes * largest,
+        np.where(offloads, profile.upload_bytes * uploaded, 0.0) + parameters,
+    )
+
+
+# Buffers in HBM through which DeepEP and HybridEP send tokens, one set for all layers of a process.
+#
+# Their sizes are what Megatron-LM asks for (megatron-core 0.19.2, core/transformer/moe/fused_a2a.py,
+# get_buffer and init_hybrid_ep_buffer).
+
+
+_CHANNELS = 10
+"""Half of the 20 multiprocessors that Megatron gives DeepEP (--moe-deepep-num-sms)."""
+_PEERS = 8
+"""LEGACY_NUM_MAX_NVL_PEERS of DeepEP."""
+_NVLINK_TOKENS = ((8, 256), (64, 288), (96, 480), (128, 560), (160, 720))
+"""Tokens of a channel and peer by the most ranks: get_dispatch_config of DeepEP's buffers/legacy.py."""
+_RDMA_TOKENS = 128
+_TOPK, _SCALES = 128, 128
+_META_BYTES = 8 + _TOPK * (8 + 4) + 4 * _SCALES
+"""Beside a token: its source, indices and weights of experts, and scales, at their widest."""
+_BF16_BYTES, _FP32_BYTES = 2.0, 4.0
+_SCALED = 128
+"""Elements of a token that share a scaling factor of HybridEP."""
+
+
+def dispatch_buffers(workload: Workload, layout: Layout) -> Floats:
+    """Bytes of the buffers of tokens on one GPU; 0 with other dispatchers and without experts.
+
+    DeepEP, csrc/legacy/config.hpp, get_nvl_buffer_size_hint and get_rdma_buffer_size_hint: a number of
+    tokens for each channel and peer, whatever the batch. HybridEP, branch hybrid-ep, intranode.cu and
+    internode_doca.cu in csrc/hybrid_ep/buffer: room for all tokens of all ranks of the group, which one rank
+    may have to take, with a probability for each expert of the domain; between domains also the tokens of a
+    rank, and three times those that every other domain sends to it.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, cluster, sequence length and dispatcher of tokens.
+    layout : Layout
+        One layout, or many of shape [n]; micro_batch, cp, tp, ep and etp are used.
+
+    Returns
+    -------
+    float or array
+        Bytes, shaped like the layout.
+    """
+    moe = workload.model.moe
+    ranks = np.asarray(layout.ep, dtype=np.float64) * layout.etp
+    if moe is None or workload.moe_dispatch not in ("deepep", "hybridep"):
+        return 0.0 * ranks
+    hidden = float(workload.model.hidden)
+    if workload.moe_dispatch == "deepep":
+        return np.where(ranks > 1, _deepep(ranks, hidden), 0.0)
+    tokens = rank_tokens(workload, layout) / sequence_shards(layout)
+    local = moe.experts / np.asarray(layout.ep)
+    domain = max(workload.cluster.nvlink_domain, 1)
+    return np.where(
+        ranks > 1, _hybridep(tokens, ranks, np.minimum(ranks, domain), local, hidden), 0.0
+    )
+
+
+def _deepep(ranks: Floats, hidden: float) -> Floats:
+    token = _BF16_BYTES * hidden + _META_BYTES
+    tokens = np.select(
+        [np.asarray(ranks) <= most for most, _ in _NVLINK_TOKENS],
+        [float(count) for _, count in _NVLINK_TOKENS],
+        float(_NVLINK_TOKENS[-1][1]),
+    )
+    nvlink = _CHANNELS * np.minimum(ranks, _PEERS) * tokens * token
+    nodes = np.where(np.asarray(ranks) > _PEERS, np.asarray(ranks) / _PEERS, 0.0)
+    rdma = 2.0 * _CHANNELS * nodes * _RDMA_TOKENS * (token + 16.0)
+    return np.asarray(nvlink + rdma, dtype=np.float64)
+
+
+def _hybridep(
+    tokens: Floats, ranks: Floats, inside: Floats, local: Floats, hidden: float
+) -> Floats:
+    """`inside`: ranks of the group in one domain; `local`: experts of a rank."""
+    scales = _FP32_BYTES * hidden / _SCALED
+    token, chosen = _BF16_BYTES * hidden, _FP32_BYTES * np.asarray(local)
+    at_worst = tokens * ranks * (token + chosen * inside + scales)
+    others = np.asarray(ranks) / inside - 1.0
+    own = np.where(others > 0, tokens * (token + chosen * ranks + scales), 0.0)
+    received = tokens * others * (3.0 * (token + chosen * inside) + scales)
+    return at_worst + own + received
+
+
+# What CUDA graphs hold in HBM: a record of every kernel that they launch. Bytes.
+
+
+_NODE_BYTES = 10.0 * 1024.0
+"""Of a kernel in an instantiated graph (NVIDIA/cccl pull request 3768: 'around 10KB per kernel node')."""
+_DENSE_NODES = 40.0
+"""Kernels of a Transformer Engine layer, forward and backward, at 16 bits: 2 norms, 4 products, rotary
+embedding, attention, activation, 2 residual adds and the exchanges of tensor parallelism, and twice that
+backward."""
+_CAST_NODES = 40.0
+"""More of them where operands are cast: two for each operand of its 12 products, scales and transposes."""
+_ROUTER_NODES = 30.0
+"""Of router, its loss and the preparation of the dispatch."""
+_EXPERT_NODES = 50.0
+"""Of permutation, dispatch, grouped products, combine and the shared experts."""
+
+
+def graph_bytes(workload: Workload, layout: Layout) -> NDArray[np.float64]:
+    """Records of the kernels in the CUDA graphs of a pipeline rank with its mean share of layers.
+
+    A graph of the whole step holds every micro-batch. Graphs of single layers are captured for each
+    micro-batch of a pipeline, and once without (megatron/core/transformer/cuda_graphs.py, TECudaGraphHelper).
+
+    Parameters
+    ----------
+    workload : Workload
+        Its graphs, model and precision are used.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    array of float
+        Bytes, shaped like the layout.
+    """
+    layers = workload.model.layers / np.asarray(layout.pp, dtype=np.float64)
+    captured = np.where(np.asarray(layout.pp) > 1, layout.num_micro_batches, 1)
+    if workload.cuda_graph == "full":
+        captured = np.asarray(layout.num_micro_batches)
+    return np.asarray(_NODE_BYTES * _nodes_per_layer(workload) * layers * captured)
+
+
+def _nodes_per_layer(workload: Workload) -> float:
+    """Kernels of a layer and micro-batch that graphs launch."""
+    scope, experts = workload.cuda_graph, workload.model.moe is not None
+    if scope == "none":
+        return 0.0
+    blocks = workload.model.blocks
+    router = blocks.experts * _ROUTER_NODES if experts else 0.0
+    if scope == "feed_forward":
+        return router or blocks.feed_forward * _DENSE_NODES / 2.0
+    casts = _CAST_NODES if workload.precision not in ("bf16", "fp16") else 0.0
+    attention = 0.5 * blocks.total * (_DENSE_NODES + casts) + router
+    return attention + blocks.experts * _EXPERT_NODES if scope == "full" and experts else attention
+
+
+# What a rank holds beside states and saved activations: loss, one layer at work, buffers, stranded blocks.
+#
+# Bytes, shaped like the layout. None of it depends on how layers are dealt out to ranks, so that memory stays
+# linear in a rank's layers. Symbols: T tokens of a micro-batch on a rank, h hidden, V vocabulary, t tensor
+# parallel degree.
+
+
+FIXED_BYTES = 0.25 * 2**30
+"""GEMM and attention workspaces, rotary tables, masks (cuBLAS: 32 MiB a stream on Hopper)."""
+
+_FUSED_LOGIT_BYTES, _PLAIN_LOGIT_BYTES = 2.0, 6.0
+"""Of runs that name their loss: `logit_bytes` of `costmodel/data/memory.yaml` with and without Transformer
+Engine's cross entropy."""
+
+_SCORE_FORWARD_BYTES, _PLAIN_SCORE_FORWARD_BYTES = 4.0, 12.0
+"""Of a score on its way forward: scores and softmax at 16 bits; with PyTorch's operators both at 16 bits and
+at 32 (Aleph-Alpha/scaling, core/nn/masked_softmax, MaskedSoftmaxTorch)."""
+_SCORE_GRADIENT_BYTES, _PLAIN_SCORE_GRADIENT_BYTES = 4.0, 8.0
+"""Of a score on its way back: the gradients of softmax's output and input, at 16 bits or at 32."""
+
+
+def workspace_bytes(workload: Workload) -> float:
+    """Memory of every GPU that no tensor of the model explains.
+
+    docs/cost_model.md, "Memory", has the sources.
+
+    Parameters
+    ----------
+    workload : Workload
+        What its own runs say is used.
+
+    Returns
+    -------
+    float
+        Bytes.
+    """
+    if workload.factors is None:
+        return FIXED_BYTES
+    return FIXED_BYTES + workload.factors.fixed_memory_gib * 2**30
+
+
+@dataclass(frozen=True)
+class Transients:
+    """Bytes on one GPU; `first`, `last` mark what only the rank with the token table, or the head, has."""
+
+    loss_last: Floats
+    """Logits and, where it can exist beside them, the gradient of the head."""
+    head_input_last: Floats
+    """Input of the head, kept for its backward pass."""
+    layer: Floats
+    """One layer on its way back: what full recomputation brings back, and gradients of activations."""
+    embedding_first: Floats
+    """Gradient of the token table of one micro-batch, less the activations that are gone by then."""
+    gathered: Floats
+    """Weights, placeholders and CUDA graphs that every rank holds."""
+    gathered_table: Floats
+    """The same for a token table or a head."""
+    gathered_leading_first: Floats
+    """The same for leading dense layers."""
+    bucket: Floats
+    """Buffers in which gradients are reduced, those on their way to the host, and those of tokens."""
+    stranded: Floats
+    """What a caching allocator can not use again."""
+    stranded_table: Floats
+    """More of it on a rank with a token table or a head."""
+
+
+def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> Transients:
+    """Everything on a GPU beside states and saved activations.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout, or many of shape [n].
+    saved : SavedActivations
+        From `saved_activations` of the same layouts.
+
+    Returns
+    -------
+    Transients
+        Bytes; docs/cost_model.md, "Memory", and `costmodel/data/memory.yaml` have the sources.
+    """
+    profile, model = memory_profile(workload.framework), workload.model
+    as_laid_out, dropped = saved.main
+    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
+    largest_layer = as_laid_out
+    if model.has_mean_layers:
+        largest_layer = _largest_saved(workload, layout)
+    layer = _layer_at_work(workload, layout, profile, np.where(full, largest_layer, 0.0))
+    layer = layer + _offloaded_at_hand(workload, layout)
+    zero = 0.0 * np.asarray(layer)
+    table_gradient = 2.0 * np.asarray(table_parameters(model, layout))
+    freed = np.where(full, dropped, as_laid_out) * (model.layers // layout.pp)
+    embedding = np.where(shards_weights(layout), 0.0, np.maximum(table_gradient - freed, 0.0))
+    gathered, gathered_table, gathered_leading = _weights_at_hand(workload, layout, profile)
+    stranded, stranded_table = _stranded(workload, layout, profile)
+    buffers = reduction_buffers(workload, layout, profile)
+    buffers = buffers + offload_buffers(workload, layout, profile)
+    buffers = buffers + dispatch_buffers(workload, layout)
+    return Transients(
+        loss_last=_loss_bytes(workload, layout, profile),
+        head_input_last=2.0 * rank_tokens(workload, layout) * model.hidden + zero,
+        layer=layer,
+        embedding_first=embedding,
+        gathered=gathered + graph_bytes(workload, layout),
+        gathered_table=gathered_table,
+        gathered_leading_first=gathered_leading,
+        bucket=buffers + zero,
+        stranded=stranded + zero,
+        stranded_table=stranded_table + zero,
+    )
+
+
+def _largest_saved(workload: Workload, layout: Layout) -> Floats:
+    """Saved bytes of the largest of unlike layers: recomputation brings back one at a time."""
+    experts = workload.model.moe is not None
+    saved: Floats = 0.0
+    for blocks in workload.model.blocks.kinds():
+        kept, _ = activation_bytes_per_layer(workload, layout, experts=experts, blocks=blocks)
+        saved = np.maximum(saved, kept)
+    return saved
+
+
+def _offloaded_at_hand(workload: Workload, layout: Layout) -> Floats:
+    """Offloaded tensors that are in HBM all the same: of the layer at work, and of its neighbour."""
+    largest: Floats = 0.0
+    if offloads_any(workload):
+        for shares in workload.model.blocks.kinds():
+            largest = np.maximum(largest, offloaded_per_layer(workload, layout, shares).freed)
+    return LAYERS_AT_HAND * largest
+
+
+def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
+    """max(bytes of a logit x T V / t, logits' 16-bit gradient and the head's 16-bit gradient 2 V h / t)."""
+    model, tp = workload.model, np.asarray(layout.tp)
+    shards = 1 if stack_constants(workload).whole_logits else tp
+    logits = rank_tokens(workload, layout) * model.vocab / shards
+    per_logit = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes)
+    if workload.fused_loss is not None:
+        per_logit = np.asarray(_FUSED_LOGIT_BYTES if workload.fused_loss else _PLAIN_LOGIT_BYTES)
+    logit_bytes = per_logit * logits
+    head_gradient = 2.0 * model.vocab * model.hidden / tp
+    peak = np.maximum(logit_bytes, 2.0 * logits + head_gradient)
+    with_mtp: Floats = peak + logit_bytes * model.mtp_layers
+    if workload.factors is not None:
+        return with_mtp * workload.factors.loss_memory
+    return with_mtp
+
+
+def _layer_at_work(
+    workload: Workload, layout: Layout, profile: MemoryProfile, restored: Floats
+) -> Floats:
+    """Gradients of one layer's widest activations, and under full recomputation what that brings back.
+
+    The gradient of the activation function's input exists beside everything saved, but for the input of the
+    last GEMM, freed by then. `restored` is what recomputation brings back; where blocks do not merge, each of
+    its tensors has a gradient of its size.
+    """
+    model, tp = workload.model, np.asarray(layout.tp)
+    matrices = 2.0 if model.gated else 1.0
+    widest: Floats = 2.0 * widest_columns(model)
+    if model.moe is not None and model.moe_layers > 0:
+        gathered = 2.0 * model.hidden * np.asarray(layout.etp)
+        per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + gathered
+        of_experts = workload.imbalance(layout.ep) * model.moe.top_k * per_copy
+        at_work = _with_gathered(workload, layout, of_experts)
+        widest = np.maximum(widest, at_work) if model.has_mean_layers else at_work
+    per_token = np.asarray(widest / tp + 2.0 * model.hidden)
+    stack = stack_constants(workload)
+    if not stack.flash_attention:
+        per_score = _SCORE_GRADIENT_BYTES if stack.fused_softmax else _PLAIN_SCORE_GRADIENT_BYTES
+        scores = per_score * model.heads / tp * workload.seq_len
+        per_token = np.maximum(per_token, scores)
+    gradients = rank_tokens(workload, layout) * per_token
+    if profile.stranding == "step":
+        gradients = np.maximum(gradients, restored)
+    both: Floats = restored + gradients
+    return both
+
+
+def _with_gathered(workload: Workload, layout: Layout, of_experts: Floats) -> Floats:
+    """Bytes for each token that a rank sends: experts at work, beside tokens gathered from all others.
+
+    The gathered tokens have a buffer of their own that stays (megatron/core/tensor_parallel/mappings.py,
+    use_global_buffer). Before the experts' own gradients exist, those of the gathered sums are there at 32
+    bits and at 16.
+    """
+    if workload.moe_dispatch != GATHERS:
+        return of_experts
+    ranks = gathered_ranks(layout)
+    each = np.where(ranks > 1, ranks * workload.model.hidden, 0.0)
+    gradients = (SUM_BYTES + TOKEN_BYTES) * each
+    at_work: Floats = np.maximum(of_experts, gradients) + TOKEN_BYTES * each
+    return at_work
+
+
+def _weights_at_hand(
+    workload: Workload, layout: Layout, profile: MemoryProfile
+) -> tuple[Floats, Floats, Floats]:
+    """16-bit weights and weight-shaped buffers: on every rank, for a table, for leading dense layers.
+
+    Fully sharded: one layer in use, one gathered on its way, one copied out; tables stay gathered, beside
+    their gather buffer (PyTorch FSDP2, _fsdp_param_group.py: the root group is not resharded after forward).
+    DeepSpeed gathers as `gathered_ahead` says. Else placeholders of the shapes of one layer, and one expert,
+    where the stack keeps them.
+    """
+    model = workload.model
+    largest: Floats = 0.0
+    for blocks in model.blocks.kinds():
+        dense, rest, experts = layer_parameters_on_gpu(model, layout, blocks)
+        largest = np.maximum(largest, np.maximum(dense, rest + experts))
+    table = np.asarray(table_parameters(model, layout))
+    sharded = shards_weights(layout)
+    at_hand = 3.0 * np.asarray(largest)
+    if profile.reuse_elements:
+        at_hand = np.asarray(gathered_ahead(model, layout, profile, largest))
+    gathered = np.where(sharded, 2.0 * at_hand, 0.0)
+    gathered_table = np.where(sharded, 2.0 * 2.0 * table, 0.0)
+    if not profile.placeholder_gradients:
+        return gathered, gathered_table, 0.0 * gathered
+    shapes = _one_of_each_shape(model, layout)
+    leading = 0.0
+    if model.moe_layers and model.dense_layers:
+        leading = 2.0 * dense_mlp_parameters(model)
+    first: Floats = np.where(sharded, 0.0, leading / layout.tp)
+    return np.where(sharded, gathered, 2.0 * shapes), gathered_table, first
+
+
+def _one_of_each_shape(model: ModelSpec, layout: Layout) -> Floats:
+    """Parameters of one main layer, of its experts only one; of unlike layers, each kind of block."""
+    if model.layers_in_group > 1:
+        one_of_each = model.blocks._replace(feed_forward=1.0, experts=1.0)
+        _, rest, _ = layer_parameters_on_gpu(model, layout, one_of_each)
+        return rest + expert_parameters(model) / layout.etp
+    shapes: Floats = 0.0
+    for blocks in model.blocks.kinds():
+        dense, rest, _ = layer_parameters_on_gpu(model, layout, blocks)
+        shapes = shapes + (rest if model.moe_layers else dense)
+    if model.moe_layers:
+        return shapes + expert_parameters(model) / layout.etp
+    return shapes
+
+
+def _stranded(workload: Workload, layout: Layout, profile: MemoryProfile) -> tuple[Floats, Floats]:
+    """Blocks that the allocator keeps and cannot use at the peak: on every rank, more with a table."""
+    if profile.stranding == "none":
+        return 0.0, 0.0
+    if profile.stranding == "forward":
+        stranded = _stranded_forward(workload, layout)
+        return stranded, 0.0 * stranded
+    return _stranded_by_step(workload, layout)
+
+
+def _stranded_forward(workload: Workload, layout: Layout) -> NDArray[np.float64]:
+    """A layer's forward pass leaves blocks that are each smaller than a tensor of logits.
+
+    Activation input and output, the gathered input and the partial output: 2 (m + 1) f / t + 4 h a token. The
+    gathered two are not there with asynchronous tensor parallelism, which moves them in pieces.
+    """
+    model, tp = workload.model, np.asarray(layout.tp)
+    matrices = 2.0 if model.gated else 1.0
+    inner = (matrices + 1.0) * model.ffn_hidden
+    if model.state_space is not None:
+        inner = max(inner, float(model.state_space.projected_width + model.state_space.width))
+    gathered = 4.0 * model.hidden * (0.0 if workload.overlap.tp else 1.0)
+    around = np.where(tp > 1, gathered, 4.0 * model.hidden / sequence_shards(layout))
+    per_token = 2.0 * inner / tp + around
+    of_layer = np.asarray(rank_tokens(workload, layout) * per_token)
+    return of_layer + _stranded_scores(workload, layout)
+
+
+def _stranded_scores(workload: Workload, layout: Layout) -> Floats:
+    """Blocks of attention scores that a layer's forward pass leaves, where they are smaller than the logits.
+
+    Larger ones serve the logits (PyTorch, CUDACachingAllocator.cpp: the smallest block that is large enough).
+    """
+    stack, tp = stack_constants(workload), np.asarray(layout.tp)
+    if stack.flash_attention:
+        return 0.0
+    tokens = rank_tokens(workload, layout)
+    scores = tokens * workload.model.heads / tp * workload.seq_len
+    logits = tokens * workload.model.vocab / (1 if stack.whole_logits else tp)
+    per_score = _SCORE_FORWARD_BYTES if stack.fused_softmax else _PLAIN_SCORE_FORWARD_BYTES
+    return np.where(scores < logits, per_score * scores, 0.0)
+
+
+def _stranded_by_step(workload: Workload, layout: Layout) -> tuple[Floats, Floats]:
+    """Contiguous copies of the largest gradient that the optimizer step makes.
+
+    Overflow check and norm copy it to 4, then 8 bytes an element (DeepSpeed stage_1_and_2.py,
+    _has_inf_or_nan and get_grad_norm_direct), at most a rank's partition.
+    """
+    model = workload.model
+    table = np.asarray(table_parameters(model, layout))
+    if workload.precision == "bf16":
+        return 0.0, 2.0 * table
+    widest = np.asarray(model.hidden * model.ffn_hidden / layout.tp)
+    share = layers_of_a_rank(model, layout)
+    shards, _ = optimizer_shards(layout)
+    copies = 12.0 * np.minimum(widest, share / shards)
+    with_table = 12.0 * np.minimum(table, (share + table) / shards) + 2.0 * table
+    return copies, np.maximum(with_table - copies, 0.0)

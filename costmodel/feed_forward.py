@@ -1,0 +1,390 @@
+"""Seconds of a dense feed-forward block, and of the linear layers that blocks are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from meshwright.costmodel.collectives import Links, all_to_all_s, members_inside, ring_pass_s
+from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
+from meshwright.costmodel.layer_context import (
+    Context,
+    LayerTime,
+    Parts,
+    add,
+    less_hidden,
+    quantise_bytes,
+    scaled,
+    tensor_parallel_s,
+    total,
+)
+from meshwright.costmodel.layout import Floats, Recompute
+from meshwright.costmodel.workload import (
+    GATHERS,
+    Workload,
+    deduplicates,
+    gathered_ranks,
+    gathering_members,
+    pass_bytes,
+)
+
+
+class Passes(NamedTuple):
+    """A forward and a backward amount, seconds or bytes."""
+
+    forward: Floats
+    backward: Floats
+
+
+def linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> Passes:
+    """The GEMMs of y[tokens, n] = x[tokens, k] W: one forward; input and weight gradient backward.
+
+    Parameters
+    ----------
+    c : Context
+        Its rates are used.
+    tokens : float or array
+        Rows, at least 0.
+    n, k : float or array
+        Width of the output and of the input on one rank, above 0.
+
+    Returns
+    -------
+    Passes
+        Seconds; `kernels.gemm_s` and `kernels.weight_gradient_s` have the formula and its source.
+    """
+    forward = gemm_s(tokens, n, k, c.rates)
+    backward = gemm_s(tokens, k, n, c.rates) + weight_gradient_s(k, n, tokens, c.rates)
+    return Passes(forward, backward)
+
+
+def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
+    """A dense feed-forward with its norm and residual; also the shared experts of a layer, then without.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and rates.
+    width : float
+        Of the feed-forward over all tensor ranks, more than 0.
+    norm : bool
+        Whether norm and residual are its own.
+
+    Returns
+    -------
+    LayerTime
+        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+    """
+    model, tokens = c.workload.model, c.tokens
+    matrices = 2 if model.gated else 1
+    local = width / c.layout.tp
+    up = linear(c, tokens, matrices * local, model.hidden)
+    down = linear(c, tokens, model.hidden, local)
+    moved = c.element_bytes
+    elements = c.hidden_elements * norm
+    activation_f = tokens * local * moved.activation[0]
+    activation_b = tokens * local * moved.activation[1]
+    cast_f = quantise_bytes(c, tokens, model.hidden + local)
+    cast_b = quantise_bytes(c, tokens, matrices * local + model.hidden)
+    gemm_f, gemm_b = up.forward + down.forward, up.backward + down.backward
+    tp_f, tp_b = tensor_parallel_s(c, gemm_f, gemm_b, 0.5 * up.backward)
+    forward: Parts = {
+        "gemm": gemm_f,
+        "memory_bound": streamed_s(moved.around[0] * elements + activation_f + cast_f, c.rates),
+        "tp_comm": tp_f,
+    }
+    backward: Parts = {
+        "gemm": gemm_b,
+        "memory_bound": streamed_s(moved.around[1] * elements + activation_b + cast_b, c.rates),
+        "tp_comm": tp_b,
+    }
+    recomputed = _recomputed(c, forward, up.forward, moved.norm[0] * elements, activation_f)
+    return LayerTime(forward, backward, recomputed)
+
+
+def _recomputed(
+    c: Context, forward: Parts, up_s: Floats, norm_bytes: Floats, activation_bytes: Floats
+) -> Parts:
+    """What selective recomputation runs again of a dense feed-forward.
+
+    Operator-level recomputation runs every second matrix product again: of a gated block the second input;
+    else the last, which checkpointing that stops early leaves out.
+    """
+    mask = np.asarray(c.layout.recompute)
+    by_operators = mask & Recompute.OPERATORS
+    streamed = np.where(by_operators, norm_bytes + activation_bytes, 0.0)
+    gemm = 0.0 * up_s
+    if c.workload.model.gated:
+        gemm = np.where(by_operators, 0.5 * up_s, 0.0)
+    all_of_it = np.where((mask & Recompute.MLP) != 0, 1.0, 0.0)
+    parts: Parts = {"memory_bound": streamed_s(streamed, c.rates), "gemm": gemm}
+    return add(scaled(forward, all_of_it), parts)
+
+
+# Seconds of the expert feed-forward: router, permutation, all-to-all, grouped GEMMs, shared experts.
+
+
+_PERMUTE_BYTES = 8.0
+"""Bytes for each copy of a token and element, in and out of the experts' order: a read and a write each
+way."""
+_SORTED_TWICE_BYTES = 12.0
+"""The same before, between and after the transfers of NCCL's all-to-all, which sorts by rank, then by expert
+(Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
+_ROUTER_BYTES = 40.0
+"""Scores, their sum or softmax, top k and its gradient, bytes a token and expert."""
+
+
+@dataclass(frozen=True)
+class _Local:
+    """What one rank computes of an expert layer."""
+
+    tokens: Floats
+    """That the rank sends: its share of the micro-batch."""
+    mean_copies: Floats
+    """Copies of tokens that arrive at a rank's experts, the mean over ranks."""
+    copies: Floats
+    """The same of the busiest rank."""
+    experts: Floats
+    """Experts on the rank."""
+    width: Floats
+    """Of an expert's feed-forward on the rank."""
+    matrices: int
+    """Input matrices of an expert: 2 where it is gated."""
+
+
+def moe_mlp(c: Context) -> LayerTime:
+    """Router, permutation, all-to-all, grouped GEMMs of the local experts, and the shared experts.
+
+    Parameters
+    ----------
+    c : Context
+        Workload of a model with experts, layouts, placements and rates.
+
+    Returns
+    -------
+    LayerTime
+        Seconds by part of one micro-batch on the busiest expert rank (docs/cost_model.md, "One layer").
+    """
+    model, layout = c.workload.model, c.layout
+    moe = model.moe
+    assert moe is not None
+    ep, etp = np.asarray(layout.ep), np.asarray(layout.etp)
+    tokens = c.tokens / layout.tp
+    mean_copies = tokens * moe.top_k * etp
+    local = _Local(
+        tokens=tokens,
+        mean_copies=mean_copies,
+        copies=mean_copies * c.workload.imbalance(ep),
+        experts=moe.experts / ep,
+        width=moe.moe_ffn_hidden / etp,
+        matrices=2 if model.gated else 1,
+    )
+    expert_f, expert_b = _expert_gemms_s(c, local)
+    router = gemm_s(tokens, moe.experts, model.hidden, c.rates, sixteen_bit=True)
+    unfused = c.constants.shared["expert_bias_bytes_factor"] if moe.expert_bias else 1.0
+    activated = local.copies * local.width
+    activation_f = activated * (2.0 * local.matrices + 2.0) * unfused
+    activation_b = activated * (4.0 * local.matrices + 2.0) * unfused
+    moved_f, moved_b = _moved_bytes(c, local, activation_f, activation_b)
+    sent_f, sent_b = _exchange_s(c, tokens)
+    forward: Parts = {
+        "gemm": router,
+        "expert_gemm": expert_f,
+        "memory_bound": streamed_s(moved_f, c.rates),
+        "ep_comm": sent_f,
+    }
+    backward: Parts = {
+        "gemm": 2.0 * router,
+        "expert_gemm": expert_b,
+        "memory_bound": streamed_s(moved_b, c.rates),
+        "ep_comm": sent_b,
+    }
+    recompute: Parts = {"memory_bound": streamed_s(_recomputed_bytes(c, activation_f), c.rates)}
+    if moe.shared_width:
+        shared = dense_mlp(c, moe.shared_width, norm=False)
+        forward, backward = add(forward, shared.forward), add(backward, shared.backward)
+    return LayerTime(forward, backward, recompute)
+
+
+def _recomputed_bytes(c: Context, activation_bytes: Floats) -> Floats:
+    """Bytes of the memory-bound operators that selective recomputation runs again."""
+    mask = np.asarray(c.layout.recompute)
+    of_norm = mask & (Recompute.LAYERNORM | Recompute.OPERATORS)
+    norm_bytes = c.element_bytes.norm[0] * c.hidden_elements
+    again = np.where(mask & Recompute.MOE_ACTIVATION, activation_bytes, 0.0)
+    return again + np.where(of_norm, norm_bytes, 0.0)
+
+
+def _expert_gemms_s(c: Context, local: _Local) -> tuple[Floats, Floats]:
+    """Grouped GEMMs of the experts on a rank, forward and backward."""
+    hidden, groups = c.workload.model.hidden, local.experts
+    imbalance = c.workload.imbalance(c.layout.ep)
+    mean_rows, inputs = local.mean_copies / groups, local.matrices * local.width
+    rows = mean_rows * imbalance
+
+    def product_s(columns: Floats, depth: Floats) -> Floats:
+        return gemm_s(mean_rows, columns, depth, c.rates, groups=groups, imbalance=imbalance)
+
+    up = product_s(inputs, hidden)
+    down = product_s(hidden, local.width)
+    backward = (
+        product_s(hidden, inputs)
+        + weight_gradient_s(hidden, inputs, rows, c.rates, groups=groups)
+        + product_s(local.width, hidden)
+        + weight_gradient_s(local.width, hidden, rows, c.rates, groups=groups)
+    )
+    return up + down, backward
+
+
+def _moved_bytes(
+    c: Context, local: _Local, activation_f: Floats, activation_b: Floats
+) -> tuple[Floats, Floats]:
+    """Bytes of the memory-bound operators, forward and backward: norm, router, permutation, casts."""
+    model = c.workload.model
+    assert model.moe is not None
+    plain = c.workload.moe_dispatch == "alltoall"
+    permute_bytes = _SORTED_TWICE_BYTES if plain else _PERMUTE_BYTES
+    permute = permute_bytes * local.copies * model.hidden
+    summed = _summed_bytes(c, local)
+    norm = 10.0 * c.tokens * model.hidden / c.sequence_shards
+    norm = norm + _ROUTER_BYTES * local.tokens * model.moe.experts
+    cast_f = quantise_bytes(c, local.copies, model.hidden + local.width)
+    cast_b = quantise_bytes(c, local.copies, local.matrices * local.width + model.hidden)
+    forward = norm + permute + summed + activation_f + cast_f
+    return forward, 1.2 * norm + 1.5 * permute + summed + activation_b + cast_b
+
+
+def _summed_bytes(c: Context, local: _Local) -> Floats:
+    """Bytes of either pass to sum what is scattered, or of gradients of what was gathered, and to cast it.
+
+    Forward the sums of all gathered tokens are written (2) and widened (2, 4), and a rank's own narrowed
+    (4, 2); backward its own gradients are widened, the gathered ones narrowed, and the sums of the gradients
+    of all gathered tokens written.
+    """
+    if c.workload.moe_dispatch != GATHERS:
+        return 0.0 * local.tokens
+    ranks = gathered_ranks(c.layout)
+    per_element = np.where(ranks > 1, 8.0 * ranks + 6.0, 0.0)
+    summed: Floats = per_element * local.tokens * c.workload.model.hidden
+    return summed
+
+
+def _exchange_s(c: Context, tokens: Floats) -> tuple[Floats, Floats]:
+    """Dispatch and combine, forward and backward."""
+    if c.workload.moe_dispatch != GATHERS:
+        once = _expert_all_to_all_s(c, tokens)
+        return once, once
+    gathered, members = tokens * gathered_ranks(c.layout), gathering_members(c.placement)
+
+    def seconds(passes: tuple[float, ...]) -> Floats:
+        each = [ring_pass_s(gathered * size, members, c.links) for size in passes]
+        return sum(each, start=np.float64(0.0))
+
+    forward, backward = pass_bytes(c.workload)
+    return seconds(forward), seconds(backward)
+
+
+def _expert_all_to_all_s(c: Context, tokens: Floats) -> Floats:
+    """Dispatch and combine of one pass, with etp's gather and scatter."""
+    model, members = c.workload.model, c.placement.ep
+    moe = model.moe
+    assert moe is not None
+    copies = routed_copies(c.workload, members[..., -1:] / members_inside(members), c.layout.ep)
+    sent = 2.0 * tokens * model.hidden * c.workload.imbalance(c.layout.ep)
+    once = all_to_all_s(sent, members, dispatch_links(c), copies)
+    gathered = ring_pass_s(sent * moe.top_k * c.layout.etp, c.placement.etp, c.links)
+    seconds: Floats = 2.0 * (once + gathered)
+    return seconds
+
+
+def dispatch_links(c: Context) -> Links:
+    """The links of the dispatcher.
+
+    One that sends a copy per node (DeepEP) sends it to the GPU of the own index there and on over NVLink, so
+    it never changes rails on the network, whatever NCCL does.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and links.
+
+    Returns
+    -------
+    Links
+        Without rails where the dispatcher relays over NVLink.
+    """
+    cluster = c.workload.cluster
+    over_nvlink = cluster.nvlink_domain >= cluster.gpus_per_node > 1
+    if deduplicates(c.workload) and over_nvlink:
+        return replace(c.links, rails=None)
+    return c.links
+
+
+def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:
+    """The layer with the all-to-all that compute does not hide.
+
+    With EP overlap the all-to-all of one micro-batch runs under another's layer, in either pass
+    (Megatron-LM `--overlap-moe-expert-parallel-comm`; DualPipe, DeepSeek-V3, arXiv 2412.19437, 3.2.1).
+
+    Parameters
+    ----------
+    c : Context
+        Workload and constants.
+    layer : LayerTime
+        With a part `ep_comm` in both passes.
+
+    Returns
+    -------
+    LayerTime
+        The same layer, its `ep_comm` less what is hidden.
+    """
+    if not c.workload.overlap.ep:
+        return layer
+    hidden_share = c.constants.framework.ep_hidden
+    sent_f, sent_b = layer.forward["ep_comm"], layer.backward["ep_comm"]
+    compute_f, compute_b = total(layer.forward) - sent_f, total(layer.backward) - sent_b
+    exposed_f, _ = less_hidden(hidden_share, sent_f, compute_f, compute_b)
+    _, exposed_b = less_hidden(hidden_share, sent_b, compute_f, compute_b)
+    return LayerTime(
+        {**layer.forward, "ep_comm": exposed_f},
+        {**layer.backward, "ep_comm": exposed_b},
+        layer.recompute,
+    )
+
+
+def routed_copies(
+    workload: Workload, blocks: NDArray[np.float64], ep: ArrayLike = 0
+) -> NDArray[np.float64]:
+    """Copies of a token that are sent, one for each block of the expert group that holds its experts.
+
+    M (1 - (1 - 1/M)^k) under even routing, M the blocks that a token can choose from: all N, or with
+    node-limited routing those of its g of G groups (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). An
+    all-to-all without deduplication sends k. Where a trace was placed for a degree, what it counts.
+
+    Parameters
+    ----------
+    workload : Workload
+        Of a model with experts; k is its `top_k`.
+    blocks : array of float, shape [..., levels]
+        N, equal blocks that the expert-parallel group lies in, at least 1.
+    ep : int or array of int, shape [...]
+        Expert-parallel degrees, to look up measured traces.
+
+    Returns
+    -------
+    array of float, shape [..., levels]
+        1 to k.
+    """
+    moe = workload.model.moe
+    assert moe is not None
+    if workload.moe_dispatch == "alltoall":
+        return np.full(blocks.shape, float(moe.top_k))
+    choices = blocks
+    if moe.router_groups and moe.router_groups_per_token:
+        chosen = float(moe.router_groups_per_token)
+        choices = np.maximum(np.minimum(blocks, chosen), blocks * chosen / moe.router_groups)
+    even = choices * (1.0 - (1.0 - 1.0 / choices) ** moe.top_k)
+    return workload.copies(ep, blocks, np.asarray(even))

@@ -1,0 +1,602 @@
+"""HBM of each pipeline rank, by component. Bytes unless said.
+
+States, activations and buffers are counted in `states`, `activations` and `transients`; this module puts them
+together per rank. `split_bounds` bounds them over all splits of the layers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.activations import (
+    SavedActivations,
+    offloaded_per_layer,
+    offloads_any,
+    rank_tokens,
+    saved_activations,
+    sequence_shards,
+)
+from meshwright.costmodel.buffers import transients, workspace_bytes
+from meshwright.costmodel.layout import Floats, Layout, Recompute
+from meshwright.costmodel.rank_load import Stages, layer_counts, recomputed_layers
+from meshwright.costmodel.schedules import Schedule, in_flight, last_rank, on_both_ranks
+from meshwright.costmodel.stacks import memory_profile
+from meshwright.costmodel.states import (
+    end_parameters,
+    layer_parameters_on_gpu,
+    offloaded_bytes,
+    optimizer_shards,
+    rank_parameters,
+    state_bytes,
+    state_bytes_per_parameter,
+    v_shaped,
+)
+from meshwright.costmodel.workload import Workload
+
+GIB = float(2**30)
+
+CONTEXT_GIB = 1.5
+"""CUDA context and kernels, outside the framework's allocator: 1,573 MiB on an A100 (bigscience-workshop/
+bigscience, tr11-176B-ml/chronicles-prequel.md)."""
+ALLOCATOR_SHARE = 0.94
+"""Of HBM that an allocator can fill: a caching allocator strands some in fragments, and steps slow down by 12
+to 28 % when it runs out and has to flush (measured runs at over 92 % of HBM)."""
+_COMMUNICATOR_GIB = 0.25
+"""Buffers of one NCCL communicator: 24 channels x 2 neighbours x 5.6 MiB of its three protocols
+(NCCL_BUFFSIZE, default 4 MiB for one of them)."""
+
+
+def stage_memory_parts_gib(
+    workload: Workload, layout: Layout, stages: Stages
+) -> dict[str, NDArray[np.float64]]:
+    """Peak memory of each pipeline rank by component.
+
+    The loss of the last rank and a layer's way back do not meet: `logits` is the first, `work` what the
+    second needs beyond it.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    dict of str to array of float, shape [pp]
+        GiB; docs/cost_model.md, "Memory", has every component with its source.
+    """
+    pp = len(stages)
+    saved = saved_activations(workload, layout)
+    extra = transients(workload, layout, saved)
+    rank = np.arange(pp)
+    ends = np.stack([rank == 0, rank == last_rank(layout.schedule, pp)]).astype(np.float64)
+    first, last = (on_both_ranks(end, layout.schedule) > 0 for end in ends)
+    tables = _tables_on_rank(workload, first, last)
+    logits = np.where(last, extra.loss_last, 0.0)
+    head_input = np.where(last, extra.head_input_last, 0.0)
+    work = np.maximum(extra.layer, np.where(first, extra.embedding_first, 0.0))
+    buffers = extra.gathered + tables * extra.gathered_table
+    buffers = buffers + np.where(first, extra.gathered_leading_first, 0.0) + extra.bucket
+    parts: dict[str, object] = {
+        **_states(workload, layout, stages),
+        "activations": _in_all_micro_batches(workload, layout, stages, saved) + head_input,
+        "logits": logits,
+        "work": np.maximum(work - logits, 0.0),
+        "buffers": buffers,
+        "fragmentation": extra.stranded + np.minimum(tables, 1) * extra.stranded_table,
+        "workspace": workspace_bytes(workload),
+    }
+    return {name: np.broadcast_to(np.asarray(part) / GIB, (pp,)) for name, part in parts.items()}
+
+
+def _tables_on_rank(
+    workload: Workload, first: NDArray[np.bool_], last: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Token tables and heads on each rank; a tied one is there once where both ends are."""
+    at_both = 1.0 if workload.model.tied_embeddings else 2.0
+    tables = np.where(first & last, at_both, 1.0)
+    return np.asarray(np.where(first | last, tables, 0.0))
+
+
+def _states(workload: Workload, layout: Layout, stages: Stages) -> dict[str, Floats]:
+    """Weights, gradients and optimizer states of every rank."""
+    dense, expert = rank_parameters(workload.model, layout, stages)
+    dense_shards, expert_shards = optimizer_shards(layout)
+    of_dense = state_bytes(workload, layout, dense_shards)
+    of_expert = state_bytes(workload, layout, expert_shards)
+    names = ("weights", "gradients", "optimizer")
+    return {
+        name: dense * np.asarray(of_dense[k]) + expert * np.asarray(of_expert[k])
+        for k, name in enumerate(names)
+    }
+
+
+def offloaded_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:
+    """What one GPU of each pipeline rank keeps in the host's memory.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model and optimizer.
+    layout : Layout
+        One layout.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    array of float, shape [pp]
+        GiB; `states.offloaded_bytes` and `offloaded_activations` have the sources.
+    """
+    states_gib = offloaded_states_gib(workload, layout, stages)
+    if not offloads_any(workload):
+        return states_gib
+    return states_gib + _offloaded_activations(workload, layout, stages) / GIB
+
+
+def offloaded_states_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:
+    """What one GPU of each pipeline rank keeps there of parameters, gradients and optimizer states.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model and optimizer.
+    layout : Layout
+        One layout.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    array of float, shape [pp]
+        GiB; `states.offloaded_bytes` has the sources.
+    """
+    dense, expert = rank_parameters(workload.model, layout, stages)
+    of_dense, of_expert = (
+        offloaded_bytes(workload, layout, shards) for shards in optimizer_shards(layout)
+    )
+    together = dense * of_dense + expert * of_expert
+    return np.broadcast_to(np.asarray(together / GIB), (len(stages),))
+
+
+def _offloaded_activations(
+    workload: Workload, layout: Layout, stages: Stages
+) -> NDArray[np.float64]:
+    """Bytes of activations that the host keeps for one GPU of every rank, of all micro-batches in flight."""
+    model = workload.model
+    dense, main = (
+        offloaded_per_layer(workload, layout, model.blocks_of(experts=experts)).copied
+        for experts in (False, model.moe is not None)
+    )
+    copied = SavedActivations((dense, 0.0), (main, 0.0))
+    return _in_all_micro_batches(workload, layout, stages, copied)
+
+
+def _in_all_micro_batches(
+    workload: Workload, layout: Layout, stages: Stages, layer: SavedActivations
+) -> NDArray[np.float64]:
+    """Saved activations of every rank, of all its micro-batches in flight."""
+    model, rank = workload.model, np.arange(len(stages))
+    counts = layer_counts(
+        model.dense_layers, stages, recomputed_layers(layout), v_shaped=v_shaped(layout)
+    )
+    (dense, dense_full), (main, main_full) = layer.dense, layer.main
+    last = rank == last_rank(layout.schedule, len(stages))
+    saved = counts.dense * dense + counts.dense_recomputed * (dense_full - dense)
+    saved = saved + counts.moe * main + counts.moe_recomputed * (main_full - main)
+    saved = saved + np.where(last, model.mtp_layers * main, 0.0)
+    if memory_profile(workload.framework).keeps_stage_outputs and len(stages) > 1:
+        sent = 2.0 * rank_tokens(workload, layout) * model.hidden / sequence_shards(layout)
+        saved = saved + np.where(last, 0.0, sent)
+    saved = on_both_ranks(np.asarray(saved), layout.schedule)
+    return np.asarray(saved * np.asarray(in_flight(layout, rank)))
+
+
+def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:
+    """Peak memory of each pipeline rank.
+
+    docs/cost_model.md, "Memory", has the sources.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    array of float, shape [pp]
+        GiB, the sum of `stage_memory_parts_gib`.
+    """
+    parts = stage_memory_parts_gib(workload, layout, stages)
+    return np.asarray(np.sum(list(parts.values()), axis=0), dtype=np.float64)
+
+
+def usable_hbm_gib(workload: Workload) -> float:
+    """What `stage_memory_gib` may reach on one GPU: HBM less fragments, context and the user's reserve, over
+    the margin for the error of the prediction.
+
+    docs/cost_model.md, "Memory", has the sources.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its device, reserve and margin are used.
+
+    Returns
+    -------
+    float
+        GiB.
+    """
+    room_gib = workload.cluster.device.hbm_gib * ALLOCATOR_SHARE - CONTEXT_GIB
+    return (room_gib - workload.reserve_gib) / workload.memory_margin
+
+
+def hbm_gib_for(workload: Workload, usable_gib: float) -> float:
+    """The HBM of a GPU on which `usable_hbm_gib` is a given amount.
+
+    docs/cost_model.md, "Memory", has the sources.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its reserve and margin are used.
+    usable_gib : float
+        GiB, at least 0.
+
+    Returns
+    -------
+    float
+        GiB.
+    """
+    room_gib = usable_gib * workload.memory_margin
+    return (room_gib + CONTEXT_GIB + workload.reserve_gib) / ALLOCATOR_SHARE
+
+
+def context_gib(layout: Layout) -> Floats:
+    """What the driver shows beside the allocator's blocks.
+
+    docs/cost_model.md, "Memory", has the sources.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    float or array
+        GiB of the context, and of a communicator of the world and of each axis with more than one rank.
+    """
+    axes = (layout.tp, layout.pp, np.asarray(layout.dp) * np.asarray(layout.cp), layout.ep)
+    groups = 1 + sum((np.asarray(size) > 1).astype(np.int64) for size in axes)
+    gib: Floats = CONTEXT_GIB + _COMMUNICATOR_GIB * np.asarray(groups)
+    return gib
+
+
+class LayerBytes(NamedTuple):
+    """Bytes of one layer on one GPU, arrays in the shape of the layouts."""
+
+    states: NDArray[np.float64]
+    """Weights, gradients and optimizer states of a main layer."""
+    saved: NDArray[np.float64]
+    """Activations of one micro-batch as the layout saves them."""
+    dropped: NDArray[np.float64]
+    """Activations of one micro-batch when the layer is recomputed in full."""
+    leading_states: NDArray[np.float64]
+    """The same of a leading dense layer of a mixture-of-experts model; else of the main layer."""
+    leading_saved: NDArray[np.float64]
+    leading_dropped: NDArray[np.float64]
+
+    def rows(self, index: NDArray[np.intp]) -> LayerBytes:
+        """The bytes for some layouts.
+
+        Parameters
+        ----------
+        index : array of int
+            Positions of layouts.
+
+        Returns
+        -------
+        LayerBytes
+            Arrays shaped like `index`.
+        """
+        return LayerBytes(*(values[index] for values in self))
+
+
+def layer_bytes(workload: Workload, layout: Layout, saved: SavedActivations) -> LayerBytes:
+    """Bytes of one main layer, and of one leading dense layer.
+
+    docs/cost_model.md, "Memory", has the sources.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout, or many of shape [n].
+    saved : SavedActivations
+        From `saved_activations` of the same layouts.
+
+    Returns
+    -------
+    LayerBytes
+        `state_bytes` and `activation_bytes_per_layer` have the sources.
+    """
+    model = workload.model
+    dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    dense_shards, expert_shards = optimizer_shards(layout)
+    per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
+    leading = (dense * per_dense, *saved.dense)
+    main = leading
+    if model.moe_layers:
+        per_expert = state_bytes_per_parameter(workload, layout, expert_shards)
+        states = rest * per_dense + experts * per_expert
+        main = (states, *saved.main)
+    shape = layout.broadcast_shape()
+    return LayerBytes(
+        *(np.broadcast_to(np.asarray(x, dtype=np.float64), shape) for x in (*main, *leading))
+    )
+
+
+# Bounds on the memory of pipeline ranks over all splits of the layers, for many layouts at once.
+#
+# docs/cost_model.md, "Memory", has the sources of what is summed.
+
+
+_OF_PIPELINE = ("pp", "vpp", "num_micro_batches", "schedule")
+"""What of a layout decides how many micro-batches a rank holds activations of."""
+ROUNDING = 1e-9
+"""What bounds leave for sums in another order."""
+
+
+def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
+    """Least peak over ranks that any split of the layers could have.
+
+    docs/cost_model.md, "Memory", has the sources.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout, or many.
+
+    Returns
+    -------
+    float or array
+        GiB, shaped like the layout.
+    """
+    recomputed_layers = np.asarray(layout.flat().recompute_layers)
+    peak = peak_bounds(workload, layout).peak_gib(recomputed_layers)
+    return np.asarray(peak).reshape(layout.broadcast_shape())
+
+
+class PeakBounds(NamedTuple):
+    """The least peak of some layouts over all splits, as a function of how many layers they recompute.
+
+    The peak is at least any weighted mean of what the ranks hold. With weights in proportion to 1 / B_r, B_r
+    bytes of a main layer on rank r, that mean is (main layers + leading ones times min_r C_r / B_r + sum_r
+    E_r / B_r) over sum_r 1 / B_r, C_r bytes of a leading dense layer, E_r those of token table, head and MTP
+    modules. It holds with every layer recomputed, and with every layer kept, less what the recomputed layers
+    of each rank save; the larger of the two counts. Arrays of shape [n].
+    """
+
+    kept: NDArray[np.float64]
+    """Bytes with every layer kept."""
+    relief: NDArray[np.float64]
+    """What a recomputed layer of a virtual stage takes off `kept`; 0 without full recomputation."""
+    recomputed: NDArray[np.float64]
+    """Bytes with every layer recomputed."""
+    everywhere: NDArray[np.float64]
+    """Bytes beside the layers, on every rank."""
+
+    def peak_gib(self, recomputed_layers: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The least peak with so many layers recomputed.
+
+        docs/cost_model.md, "Memory", has the sources.
+
+        Parameters
+        ----------
+        recomputed_layers : array of int, shape [n]
+            Of each virtual stage; more than it has means all.
+
+        Returns
+        -------
+        array of float, shape [n]
+            GiB.
+        """
+        kept = self.kept - self.relief * recomputed_layers
+        peak = np.maximum(np.maximum(kept, self.recomputed), 0.0)
+        return np.asarray((peak + self.everywhere) * (1 - ROUNDING) / GIB)
+
+    def rows(self, index: NDArray[np.int64]) -> PeakBounds:
+        """Those of some of the layouts.
+
+        Parameters
+        ----------
+        index : array of int, shape [m]
+            Which layouts, 0 to n - 1.
+
+        Returns
+        -------
+        PeakBounds
+            Arrays of shape [m].
+        """
+        return PeakBounds(*(values[index] for values in self))
+
+
+def peak_bounds(workload: Workload, layout: Layout) -> PeakBounds:
+    """Bounds on the peak of layouts whose recomputed layers are open.
+
+    docs/cost_model.md, "Memory", has the sources.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout, or many; n in all.
+
+    Returns
+    -------
+    PeakBounds
+        In bytes.
+    """
+    layout = layout.flat()
+    saved = saved_activations(workload, layout)
+    layer = layer_bytes(workload, layout, saved)
+    beside = _beside_layers(workload, layout, saved)
+    pp = np.asarray(layout.pp)
+    pipelines = Layout(**{name: np.asarray(getattr(layout, name)) for name in _OF_PIPELINE})
+    kept, relief, recomputed = np.empty(pp.shape), np.empty(pp.shape), np.empty(pp.shape)
+    for degree in np.unique(pp):
+        rows = np.flatnonzero(pp == degree)
+        flying = np.asarray(in_flight(pipelines.take(rows).with_axis(), np.arange(degree)))
+        ends = np.zeros(flying.shape)
+        ends[:, 0] += beside.first[rows]
+        ends[:, -1] += beside.last[rows]
+        held = _HeldByRanks(layer.rows(rows), flying, ends)
+        kept[rows], relief[rows], recomputed[rows] = _least_peaks(workload, held)
+    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
+    relief = np.where(full, relief * layout.vpp, 0.0)
+    return PeakBounds(kept, relief, recomputed, beside.everywhere)
+
+
+class _HeldByRanks(NamedTuple):
+    """What the ranks of layouts of one pp hold unequally, bytes."""
+
+    layer: LayerBytes
+    """Arrays [n]."""
+    flying: NDArray[np.float64]
+    """Micro-batches in flight, [n, pp]."""
+    ends: NDArray[np.float64]
+    """Token table, head and MTP modules, [n, pp]."""
+
+
+def _least_peaks(workload: Workload, held: _HeldByRanks) -> tuple[NDArray[np.float64], ...]:
+    """`kept`, `relief` of a recomputed layer of a rank, and `recomputed` of layouts of one pp."""
+    layer, flying, _ = held
+    relief = layer.saved - layer.dropped
+    if workload.model.moe_layers and workload.model.dense_layers:
+        relief = np.maximum(relief, layer.leading_saved - layer.leading_dropped)
+    kept, weight = _mean_held(workload, held, layer.saved, layer.leading_saved)
+    relief = relief * np.sum(flying * weight, axis=1)
+    recomputed, _ = _mean_held(workload, held, layer.dropped, layer.leading_dropped)
+    return kept, relief, recomputed
+
+
+def _mean_held(
+    workload: Workload,
+    held: _HeldByRanks,
+    saved: NDArray[np.float64],
+    leading_saved: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The weighted mean of what ranks hold, [n], and its weights, [n, pp], which sum to 1."""
+    layer, flying, ends = held
+    model = workload.model
+    leading = model.dense_layers if model.moe_layers else 0
+    weight = 1.0 / (layer.states[:, None] + saved[:, None] * flying)
+    weight_sum = np.sum(weight, axis=1)
+    layers = model.layers - leading + np.sum(ends * weight, axis=1)
+    if leading:
+        of_leading = layer.leading_states[:, None] + leading_saved[:, None] * flying
+        layers = layers + leading * np.min(of_leading * weight, axis=1)
+    return layers / weight_sum, weight / weight_sum[:, None]
+
+
+class _BesideLayers(NamedTuple):
+    """Bytes on one GPU beside states and saved activations of its layers, arrays of shape [n]."""
+
+    everywhere: NDArray[np.float64]
+    first: NDArray[np.float64]
+    """More on rank 0; where that rank has the head too, all that the ends hold."""
+    last: NDArray[np.float64]
+    """More on rank pp - 1."""
+
+
+def _beside_layers(workload: Workload, layout: Layout, saved: SavedActivations) -> _BesideLayers:
+    """What `stage_memory_parts_gib` counts beside layers. Of DualPipe, whose ranks hold two stages, without
+    the ends.
+    """
+    extra = transients(workload, layout, saved)
+    everywhere = extra.gathered + extra.layer + extra.bucket + extra.stranded
+    head_rank = last_rank(layout.schedule, layout.pp)
+    both = np.asarray(head_rank) == 0
+    first, last, experts = end_parameters(workload.model, layout)
+    dense_shards, expert_shards = optimizer_shards(layout)
+    per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
+    per_expert = state_bytes_per_parameter(workload, layout, expert_shards)
+    mtp_saved = workload.model.mtp_layers * saved.main[0] * in_flight(layout, head_rank)
+    at_table = first * per_dense + extra.gathered_leading_first
+    at_head = last * per_dense + experts * per_expert + mtp_saved + extra.head_input_last
+    table_work = np.maximum(extra.embedding_first - extra.layer, 0.0)
+    head_work = np.maximum(extra.loss_last - extra.layer, 0.0)
+    beside_table = extra.gathered_table + extra.stranded_table
+    other_table = 0.0 if workload.model.tied_embeddings else 1.0
+    at_both = at_table + at_head + beside_table + other_table * extra.gathered_table
+    at_both = at_both + np.maximum(table_work, head_work)
+    plain = np.where(np.asarray(layout.schedule) == Schedule.DUALPIPE, 0.0, 1.0)
+    ends = (
+        plain * np.where(both, at_both, at_table + beside_table + table_work),
+        plain * np.where(both, 0.0, at_head + beside_table + head_work),
+    )
+    shape = layout.broadcast_shape()
+    rows = (everywhere + workspace_bytes(workload), *ends)
+    return _BesideLayers(*(np.broadcast_to(np.asarray(row), shape) for row in rows))
+
+
+def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> NDArray[np.float64]:
+    """Never fewer main layers than each pipeline rank can hold within a limit.
+
+    Leading dense layers are left out, so there may be less room.
+
+    docs/cost_model.md, "Memory", has the sources.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        Layouts of shape [n].
+    limit_gib : float
+        What a rank may hold, GiB, above 0.
+
+    Returns
+    -------
+    array of float, shape [n, most pp]
+        Layers; ranks beyond a layout's pp hold none.
+    """
+    saved = saved_activations(workload, layout)
+    layer = layer_bytes(workload, layout, saved)
+    shape = layer.states.shape
+    pp = np.broadcast_to(np.asarray(layout.pp), shape)[:, None]
+    vpp = np.broadcast_to(np.asarray(layout.vpp), shape)[:, None]
+    ranks = np.arange(int(pp.max(initial=1)))
+    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
+    per_stage = np.broadcast_to(np.where(full, layout.recompute_layers, 0), shape)
+    recomputed = per_stage[:, None] * vpp
+    beside = _beside_layers(workload, layout, saved)
+    fixed = np.broadcast_to(beside.everywhere[:, None], (*shape, len(ranks))).copy()
+    fixed[:, 0] += beside.first
+    fixed[ranks == pp - 1] += beside.last
+    flying = np.asarray(in_flight(layout.with_axis(), ranks))
+    flying = np.broadcast_to(flying, (*shape, len(ranks)))
+    room = limit_gib * GIB - fixed * (1 - ROUNDING)
+    smaller = np.minimum(layer.dropped, layer.saved)
+    # A layer without a byte on the GPU, as where everything is offloaded, is taken to have one.
+    small = np.maximum(layer.states[:, None] + smaller[:, None] * flying, 1.0)
+    large = np.maximum(layer.states[:, None] + layer.saved[:, None] * flying, 1.0)
+    beyond = recomputed + (room - recomputed * small) / large
+    layers = np.where(room < recomputed * small, room / small, beyond)
+    layers = np.floor(np.maximum(layers, 0.0) * (1 + ROUNDING))
+    return np.asarray(np.where(ranks < pp, layers, 0.0))

@@ -1,0 +1,444 @@
+"""Seconds per micro-batch of each kind of layer, with the host's share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
+from meshwright.costmodel.attention import attention_block
+from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, moe_mlp
+from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
+from meshwright.costmodel.layer_context import (
+    Context,
+    LayerTime,
+    Parts,
+    add,
+    joined,
+    portion,
+    ring_steps,
+    scaled,
+    shared_out,
+    total,
+)
+from meshwright.costmodel.layout import Floats
+from meshwright.costmodel.other_blocks import (
+    indexer_block,
+    linear_attention_block,
+    mamba1_block,
+    mamba_block,
+)
+from meshwright.model_specs.blocks import BlockShares
+
+# Seconds of what stands before and behind the layers: token table, head and loss.
+
+
+_LOSS_BYTES = (12.0, 18.0)
+"""Cross entropy on 32-bit logits, bytes a logit forward (cast, max, exponent-sum, pick) and backward."""
+_FUSED_LOSS_BYTES = (6.0, 4.0)
+"""Transformer Engine's cross entropy on 16-bit logits: read for the sum, read and replaced by the gradient;
+the backward pass scales it (transformer_engine/pytorch/triton/cross_entropy.py)."""
+
+
+def embedding(c: Context) -> LayerTime:
+    """Table look-up and its gradient scatter; with TP the partial rows are reduced.
+
+    docs/cost_model.md, "One layer", has the source.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and rates.
+
+    Returns
+    -------
+    LayerTime
+        Seconds by part of one micro-batch: 4 bytes an element forward, 8 backward.
+    """
+    elements = c.tokens * c.workload.model.hidden
+    reduce = 2.0 * c.tensor_pass_s
+    forward: Parts = {"memory_bound": streamed_s(4.0 * elements, c.rates), "tp_comm": reduce}
+    backward: Parts = {"memory_bound": streamed_s(8.0 * elements, c.rates), "tp_comm": 0.0 * reduce}
+    return LayerTime(forward, backward, {})
+
+
+def head(c: Context) -> LayerTime:
+    """Final norm, LM head and vocabulary-parallel cross entropy, at 16 and 32 bits.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and rates.
+
+    Returns
+    -------
+    LayerTime
+        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+    """
+    model, tokens = c.workload.model, c.tokens
+    vocab = model.vocab / c.layout.tp
+    gemm_f = gemm_s(tokens, vocab, model.hidden, c.rates, sixteen_bit=True)
+    gemm_b = gemm_s(tokens, model.hidden, vocab, c.rates, sixteen_bit=True)
+    gemm_b = gemm_b + weight_gradient_s(model.hidden, vocab, tokens, c.rates, sixteen_bit=True)
+    norm = 4.0 * tokens * model.hidden / c.sequence_shards
+    logits = tokens * (model.vocab if c.constants.framework.whole_logits else vocab)
+    loss_f, loss_b = _FUSED_LOSS_BYTES if c.constants.framework.fused_loss else _LOSS_BYTES
+    forward: Parts = {
+        "gemm": gemm_f,
+        "memory_bound": streamed_s(norm + loss_f * logits, c.rates),
+        "tp_comm": c.tensor_pass_s,
+    }
+    backward: Parts = {
+        "gemm": gemm_b,
+        "memory_bound": streamed_s(1.5 * norm + loss_b * logits, c.rates),
+        "tp_comm": 2.0 * c.tensor_pass_s,
+    }
+    return LayerTime(forward, backward, {})
+
+
+# Seconds that copies of activations to the host and back keep a layer waiting.
+
+
+COPY_SHARE = 0.8
+"""Of PCIe's nominal rate that copies between a GPU and pinned memory of its host attain: 52.8 of 64 GB/s on
+H100 (NVIDIA/nvbandwidth, issue 24, device to host), 25 of 32 on A100 (ZaidQureshi/bam, issue 54)."""
+
+
+def with_copies(c: Context, sent: LayerTime, layer: LayerTime, shares: BlockShares) -> LayerTime:
+    """The layer with what its own seconds do not hide of the copies of its offloaded tensors.
+
+    They run on streams of their own, forward to the host and backward from it, and take as long either way.
+    What is not on the host when the layer ends is still in HBM; what is not back keeps its backward pass
+    waiting: either pass lasts at least as long as its copies. Where experts exchange tokens over the network,
+    those pass the same PCIe link between GPU and NIC, whether compute hides them or not.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts and the cluster's device.
+    sent : LayerTime
+        The layer with all that experts exchange as `ep_comm`.
+    layer : LayerTime
+        With what of it nothing hides, and without what the host's launches cost.
+    shares : BlockShares
+        Blocks of the layer.
+
+    Returns
+    -------
+    LayerTime
+        With a part `offload` in both passes where anything is offloaded.
+    """
+    if not offloads_any(c.workload):
+        return layer
+    rate = COPY_SHARE * c.workload.cluster.device.pcie_gb_per_s * 1e9
+    copy_s = np.asarray(offloaded_per_layer(c.workload, c.layout, shares).copied) / rate
+    forward_s, backward_s = total(layer.forward), total(layer.backward) + total(layer.recompute)
+    busy_f, busy_b = (copy_s + _over_network_s(c, parts) for parts in (sent.forward, sent.backward))
+    return LayerTime(
+        {**layer.forward, "offload": np.maximum(busy_f - forward_s, 0.0)},
+        {**layer.backward, "offload": np.maximum(busy_b - backward_s, 0.0)},
+        layer.recompute,
+    )
+
+
+def _over_network_s(c: Context, parts: Parts) -> Floats:
+    """Seconds of the exchange of experts' tokens, 0 where their group lies in one scale-up domain."""
+    members, exchanged_s = c.placement.ep, parts.get("ep_comm", 0.0)
+    return np.where(members[..., 0] < members[..., -1], exchanged_s, 0.0)
+
+
+@dataclass(frozen=True)
+class KindTime:
+    """One micro-batch through one layer: parts that add up, and what full recomputation would add."""
+
+    parts: Parts
+    backward_s: Floats
+    full_recompute: Parts
+
+    @property
+    def seconds(self) -> Floats:
+        """Forward, backward and selective recomputation."""
+        return total(self.parts)
+
+    @property
+    def recompute_s(self) -> Floats:
+        """Extra seconds when the layer is fully recomputed."""
+        return total(self.full_recompute)
+
+    def rows(self, index: NDArray[np.intp], size: int) -> KindTime:
+        """The times of some layouts.
+
+        Parameters
+        ----------
+        index : array of int, shape [k]
+            Positions, 0 to size - 1.
+        size : int
+            Layouts that the times are of, at least 1.
+
+        Returns
+        -------
+        KindTime
+            Arrays of shape [k].
+        """
+
+        def taken(seconds: Floats) -> Floats:
+            values = np.asarray(seconds, dtype=np.float64)
+            return np.broadcast_to(values, (size,))[index]
+
+        return KindTime(
+            {name: taken(part) for name, part in self.parts.items()},
+            taken(self.backward_s),
+            {name: taken(part) for name, part in self.full_recompute.items()},
+        )
+
+    def beside(self, other: KindTime) -> KindTime:
+        """The times of these layouts and of others after them.
+
+        Parameters
+        ----------
+        other : KindTime
+            Of the same model run the same way, arrays of shape [k].
+
+        Returns
+        -------
+        KindTime
+            Arrays of shape [n + k], for these of shape [n].
+        """
+
+        def both(these: Parts, others: Parts) -> Parts:
+            return {name: np.append(part, others[name]) for name, part in these.items()}
+
+        return KindTime(
+            both(self.parts, other.parts),
+            np.append(self.backward_s, other.backward_s),
+            both(self.full_recompute, other.full_recompute),
+        )
+
+
+@dataclass(frozen=True)
+class KindTimes:
+    """All kinds of a model; `moe` and `mtp` are None without such layers."""
+
+    dense: KindTime | None
+    moe: KindTime | None
+    embedding: KindTime
+    head: KindTime
+    mtp: KindTime | None
+
+    def rows(self, index: NDArray[np.intp], size: int) -> KindTimes:
+        """The times of some layouts.
+
+        Parameters
+        ----------
+        index : array of int, shape [k]
+            Positions, 0 to size - 1.
+        size : int
+            Layouts that the times are of, at least 1.
+
+        Returns
+        -------
+        KindTimes
+            Arrays of shape [k].
+        """
+        return KindTimes(
+            dense=None if self.dense is None else self.dense.rows(index, size),
+            moe=None if self.moe is None else self.moe.rows(index, size),
+            embedding=self.embedding.rows(index, size),
+            head=self.head.rows(index, size),
+            mtp=None if self.mtp is None else self.mtp.rows(index, size),
+        )
+
+    def beside(self, other: KindTimes) -> KindTimes:
+        """The times of these layouts and of others after them.
+
+        Parameters
+        ----------
+        other : KindTimes
+            Of the same model run the same way, arrays of shape [k].
+
+        Returns
+        -------
+        KindTimes
+            Arrays of shape [n + k], for these of shape [n].
+        """
+
+        def both(these: KindTime | None, others: KindTime | None) -> KindTime | None:
+            return None if these is None or others is None else these.beside(others)
+
+        return KindTimes(
+            dense=both(self.dense, other.dense),
+            moe=both(self.moe, other.moe),
+            embedding=self.embedding.beside(other.embedding),
+            head=self.head.beside(other.head),
+            mtp=both(self.mtp, other.mtp),
+        )
+
+
+def kind_times(c: Context) -> KindTimes:
+    """Prices every kind of layer of the model.
+
+    Layers that differ in their attention alone, by a window or by linear attention, have their mean time, and
+    so have the layers of a hybrid pattern, and those of a group that ends with a layer with experts.
+    docs/cost_model.md, "One layer", has the source.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts, placements and rates.
+
+    Returns
+    -------
+    KindTimes
+        Seconds of one micro-batch, shaped like the layouts broadcast against the placements.
+    """
+    model, stack = c.workload.model, c.constants.framework
+    mixers = _mixers(c)
+    dense = moe = mtp = None
+    if model.dense_layers:
+        dense = _mean_layer(c, mixers, model.blocks_of(experts=False))
+    if model.moe is not None and model.moe.every > 1:
+        moe = _mean_of_group(c, mixers, model.moe.every)
+    elif model.moe is not None and (model.moe_layers or model.mtp_layers):
+        moe = _mean_layer(c, mixers, model.blocks_of(experts=True))
+    head_time = _with_host(c, head(c), stack.launch_layer_s / 2)
+    if model.mtp_layers:
+        main = moe or dense
+        assert main is not None
+        mtp = _mtp_module(c, main, head_time)
+    embedding_time = _with_host(c, embedding(c), stack.launch_layer_s / 4)
+    return KindTimes(dense, moe, embedding_time, head_time, mtp)
+
+
+def _mixers(c: Context) -> tuple[LayerTime, ...]:
+    """Attention and Mamba, each by its share of the layers, those of them that the model has."""
+    model = c.workload.model
+    blocks: list[LayerTime] = []
+    if model.blocks.attention:
+        attention = attention_block(c)
+        if model.indexer is not None:
+            attention = joined(attention, indexer_block(c))
+        if model.linear_layers:
+            linear = linear_attention_block(c)
+            attention = shared_out(linear, attention, model.linear_fraction)
+        blocks.append(portion(attention, model.blocks.attention))
+    if model.blocks.mamba:
+        mamba = mamba_block(c) if model.mamba1 is None else mamba1_block(c)
+        blocks.append(portion(mamba, model.blocks.mamba))
+    return tuple(blocks)
+
+
+def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) -> KindTime:
+    """A layer of these mixers and its share of feed-forward and experts, with the host's work for all of it.
+
+    A layer of a pattern is one block, half of what a transformer's layer launches.
+    """
+    stack = c.constants.framework
+    blocks = list(mixers)
+    launch_s = 0.5 * shares.tensor_parallel * stack.launch_layer_s
+    if shares.feed_forward:
+        blocks.append(portion(dense_mlp(c, c.workload.model.ffn_hidden), shares.feed_forward))
+    if not shares.experts:
+        layer = joined(*blocks)
+        layer = with_copies(c, layer, layer, shares)
+        return _with_host(c, layer, launch_s, shares=shares)
+    blocks.append(portion(moe_mlp(c), shares.experts))
+    # A layer of attention and experts launches `launch_moe_layer_s`, half a layer of it for attention.
+    beside_attention = 0.5 * (shares.tensor_parallel - shares.experts)
+    launch_s = shares.experts * stack.launch_moe_layer_s + beside_attention * stack.launch_layer_s
+    layer = joined(*blocks)
+    layer = with_copies(c, layer, hide_expert_traffic(c, layer), shares)
+    return _with_host(c, layer, launch_s, shares.experts * stack.moe_sync_s, shares=shares)
+
+
+def _mean_of_group(c: Context, mixers: tuple[LayerTime, ...], layers: int) -> KindTime:
+    """The mean of so many layers, of which the last has experts."""
+    dense, experts = (_mean_layer(c, mixers, kind) for kind in c.workload.model.blocks.kinds())
+    share = 1.0 / layers
+    return KindTime(
+        add(scaled(dense.parts, 1.0 - share), scaled(experts.parts, share)),
+        (1.0 - share) * np.asarray(dense.backward_s) + share * np.asarray(experts.backward_s),
+        add(scaled(dense.full_recompute, 1.0 - share), scaled(experts.full_recompute, share)),
+    )
+
+
+def _mtp_module(c: Context, main: KindTime, head_time: KindTime) -> KindTime:
+    """A multi-token-prediction module: a main layer, a head, and the GEMM from 2 h to h that joins it."""
+    h, n = c.workload.model.hidden, c.workload.model.hidden / c.layout.tp
+    backward = gemm_s(c.tokens, 2 * h, n, c.rates) + weight_gradient_s(2 * h, n, c.tokens, c.rates)
+    join: Parts = {"gemm": gemm_s(c.tokens, n, 2 * h, c.rates) + backward}
+    return KindTime(
+        add(main.parts, head_time.parts, join),
+        main.backward_s + head_time.backward_s + backward,
+        main.full_recompute,
+    )
+
+
+_PASSES = 3.0
+"""Launches of a layer in forward passes: one forward, and a backward pass that launches twice as much."""
+_OVERLAPPED_GEMMS = 3.0
+"""GEMMs of a block that overlapped tensor parallelism cuts into tp: two forward, one backward."""
+_RING_STEP_LAUNCHES = 12.0
+"""Launches of a step of ring attention: a kernel, a transfer and corrections, about six in each direction."""
+_TRANSFORMER = BlockShares(attention=1.0, mamba=0.0, feed_forward=1.0, experts=0.0)
+
+
+def _with_host(
+    c: Context,
+    layer: LayerTime,
+    launch_s: float,
+    sync_s: float = 0.0,
+    *,
+    shares: BlockShares = _TRANSFORMER,
+) -> KindTime:
+    """Adds what the host costs: the GPU and the host run side by side, and the slower one paces a layer.
+
+    A p-norm of the two stands for their jitter; a CUDA graph of the whole step takes the host out.
+    Once per layer and micro-batch the GPU idles for `sync_s`, unless a graph lets the host run ahead again;
+    where the host is the slower one, its launches hide that wait.
+    """
+    framework, power = c.constants.framework, c.constants.shared["launch_norm"]
+    parts = add(layer.forward, layer.backward, layer.recompute)
+    share = _host_share(c)
+    waits = 0.0
+    if c.workload.cuda_graph in ("none", "feed_forward"):
+        waits = sync_s * c.constants.device.host_factor
+    host_s = (launch_s * _PASSES + _cut_launches_s(c, shares)) * share
+    excess = _host_excess_s(total(parts) + waits, host_s, power)
+    gap = framework.serial_launch_s
+    if c.workload.launch_blocking:
+        gap += framework.launch_blocking_s
+    gap *= 0.5 * shares.total
+    parts = add(parts, {"host": excess + waits + gap * _PASSES * share})
+    forward_s, backward_s = total(layer.forward), total(layer.backward)
+    forward_host = _host_excess_s(forward_s, launch_s * share, power) + gap * share
+    forward_again = add(layer.forward, {"host": forward_host})
+    full = scaled(forward_again, framework.recompute_fraction)
+    backward_share = backward_s / np.maximum(forward_s + backward_s, 1e-12)
+    return KindTime(parts, total(parts) * backward_share, {"recompute": total(full)})
+
+
+def _host_share(c: Context) -> float:
+    """Host work that the run's CUDA graphs leave, times the pace of the device's host."""
+    partial = c.constants.shared["partial_graph_host_share"]
+    share = {"full": 0.0, "partial": partial}.get(c.workload.cuda_graph, 1.0)
+    return share * c.constants.device.host_factor
+
+
+def _cut_launches_s(c: Context, shares: BlockShares) -> Floats:
+    """Host seconds to launch what a layer is cut into: GEMMs beside transfers, steps of ring attention."""
+    tp, in_ring = np.asarray(c.layout.tp), ring_steps(c)
+    gemms: Floats = 0.0
+    if c.tp_overlaps:
+        gemms = _OVERLAPPED_GEMMS * shares.total * np.where(tp > 1, tp, 0)
+    steps = _RING_STEP_LAUNCHES * shares.attention * np.where(in_ring > 1, in_ring, 0)
+    return c.constants.framework.piece_launch_s * (gemms + steps)
+
+
+def _host_excess_s(device_s: Floats, host_s: Floats, power: float) -> Floats:
+    """What the p-norm of device and host takes longer than the device."""
+    larger, smaller = np.maximum(device_s, host_s), np.minimum(device_s, host_s)
+    together = larger * (1.0 + (smaller / larger) ** power) ** (1.0 / power)
+    excess: Floats = together - device_s
+    return excess

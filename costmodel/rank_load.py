@@ -1,0 +1,521 @@
+"""Seconds per micro-batch of each pipeline rank under a split, and bounds on the busiest over all splits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.layer_context import Context, Parts, add
+from meshwright.costmodel.layer_kinds import KindTime, KindTimes, kind_times
+from meshwright.costmodel.layout import Floats, Ints, Layout, Recompute
+from meshwright.costmodel.schedules import bubble_share, has_trait
+
+# How many layers of each kind a split puts on every pipeline rank.
+
+
+Stages = tuple[tuple[int, ...], ...]
+"""Layers of each [pipeline rank][virtual stage]; chunk c of the model is stages[c % pp][c // pp]. In a
+V-shaped schedule the second half runs back: stages[2 pp - 1 - c][1]."""
+
+
+@dataclass(frozen=True)
+class LayerCounts:
+    """Layers of each pipeline rank by kind, arrays of shape [pp]; those recomputed are among the others.
+
+    Or of each chunk, shape [virtual stages, pp].
+    """
+
+    dense: NDArray[np.float64]
+    moe: NDArray[np.float64]
+    dense_recomputed: NDArray[np.float64]
+    moe_recomputed: NDArray[np.float64]
+
+
+def recomputed_layers(layout: Layout) -> int:
+    """Layers of every virtual stage that are recomputed in full.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout.
+
+    Returns
+    -------
+    int
+        0 where it recomputes none in full; may be larger than a stage, which means all.
+    """
+    if not int(np.asarray(layout.recompute)) & Recompute.FULL:
+        return 0
+    return int(np.asarray(layout.recompute_layers))
+
+
+@lru_cache(maxsize=4096)
+def layer_counts(
+    dense_layers: int, stages: Stages, recomputed: int, *, v_shaped: bool = False
+) -> LayerCounts:
+    """Layers of each kind on every pipeline rank.
+
+    Parameters
+    ----------
+    dense_layers : int
+        How many of the model's first layers are dense, from 0; the others have experts.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+    recomputed : int
+        How many of the first layers of every virtual stage are computed again in the backward pass, from 0.
+    v_shaped : bool
+        Whether the second half of the model runs back up the ranks.
+
+    Returns
+    -------
+    LayerCounts
+        Read-only arrays of shape [pp].
+    """
+    chunks = chunk_counts(dense_layers, stages, recomputed, v_shaped=v_shaped)
+    return _read_only([np.sum(x, axis=0) for x in vars(chunks).values()])
+
+
+@lru_cache(maxsize=4096)
+def chunk_counts(
+    dense_layers: int, stages: Stages, recomputed: int, *, v_shaped: bool = False
+) -> LayerCounts:
+    """Layers of each kind in every chunk of the model.
+
+    Parameters
+    ----------
+    dense_layers : int
+        How many of the model's first layers are dense, from 0; the others have experts.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+    recomputed : int
+        How many of the first layers of every virtual stage are computed again in the backward pass, from 0.
+    v_shaped : bool
+        Whether the second half of the model runs back up the ranks.
+
+    Returns
+    -------
+    LayerCounts
+        Read-only arrays of shape [virtual stages, pp].
+    """
+    sizes = np.array(stages, dtype=np.float64).T
+    in_order = _in_model_order(sizes) if v_shaped else sizes
+    first = (np.cumsum(in_order) - in_order.ravel()).reshape(sizes.shape)
+    if v_shaped:
+        first = _in_model_order(first)
+    dense = np.clip(dense_layers - first, 0.0, sizes)
+    full = np.minimum(sizes, recomputed)
+    dense_full = np.minimum(full, dense)
+    return _read_only([dense, sizes - dense, dense_full, full - dense_full])
+
+
+def _in_model_order(chunks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[virtual stages, pp] with every second row turned round; its own inverse."""
+    return np.stack([row[::-1] if v % 2 else row for v, row in enumerate(chunks)])
+
+
+def _read_only(rows: list[NDArray[np.float64]]) -> LayerCounts:
+    for row in rows:
+        row.flags.writeable = False
+    return LayerCounts(*rows)
+
+
+def rank_counts(c: Context, stages: Stages) -> LayerCounts:
+    """Layers that each pipeline rank of a split runs per micro-batch.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    LayerCounts
+        Arrays of shape [pp].
+    """
+    v_shaped = bool(has_trait(c.layout.schedule, "v_shaped").any())
+    dense_layers = c.workload.model.dense_layers
+    return layer_counts(dense_layers, stages, recomputed_layers(c.layout), v_shaped=v_shaped)
+
+
+def rank_parts(
+    times: KindTimes, counts: LayerCounts, mtp_layers: int, head_rank: Ints = -1
+) -> Parts:
+    """Seconds by part of each rank and micro-batch.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Parameters
+    ----------
+    times : KindTimes
+        Seconds of a layer of each kind, shape [...].
+    counts : LayerCounts
+        Layers of each rank, shape [pp].
+    mtp_layers : int
+        Multi-token-prediction modules, at least 0.
+    head_rank : int
+        The rank that runs the head and the MTP modules, 0 to pp - 1; the last by default.
+
+    Returns
+    -------
+    dict of str to array, shape [..., pp]
+        Seconds by part; `head` is a part of its own.
+    """
+    rank = np.arange(len(counts.dense))
+    first = (rank == 0).astype(np.float64)
+    last = (rank == rank[head_rank]).astype(np.float64)
+    kinds = (
+        (times.dense, counts.dense, counts.dense_recomputed),
+        (times.moe, counts.moe, counts.moe_recomputed),
+        (times.embedding, first, None),
+        (times.mtp, mtp_layers * last, None),
+    )
+    rows: list[Parts] = [{"head": np.asarray(times.head.seconds)[..., None] * last}]
+    for kind, number, recomputed in kinds:
+        if kind is None:
+            continue
+        rows.append(_on_ranks(kind.parts, number))
+        if recomputed is not None:
+            rows.append(_on_ranks(kind.full_recompute, recomputed))
+    return add(*rows)
+
+
+def _on_ranks(parts: Parts, number: NDArray[np.float64]) -> Parts:
+    """Parts of shape [...] times a number of each rank: [..., pp]."""
+    return {name: np.asarray(seconds)[..., None] * number for name, seconds in parts.items()}
+
+
+def cheapest_layer_s(times: KindTimes) -> Floats:
+    """One micro-batch, forward and backward, through the cheapest kind of layer.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Parameters
+    ----------
+    times : KindTimes
+        Seconds of a layer of each kind.
+
+    Returns
+    -------
+    float or array
+        Seconds, shaped like the times.
+    """
+    kinds = [kind.seconds for kind in (times.dense, times.moe) if kind is not None]
+    if len(kinds) == 1:
+        return kinds[0]
+    cheapest: Floats = np.minimum(kinds[0], kinds[1])
+    return cheapest
+
+
+def least_busiest_s(layers: int, layer_s: Floats, end_s: Floats, ranks: Ints | Floats) -> Floats:
+    """Least load of the busiest of ranks that share equal layers, the last of which also carries the end.
+
+    With k layers on each other rank the last one is left with x = L - (pp - 1) k: max(k t, end + x t).
+    More than ceil(L / pp) elsewhere pay only until k t covers the end, at k = (end / t + L) / pp.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Parameters
+    ----------
+    layers : int
+        L, at least 0.
+    layer_s : float or array
+        t, seconds of a layer, more than 0.
+    end_s : float or array
+        Seconds of what the last rank runs besides, at least 0.
+    ranks : int or array
+        pp, at least 1.
+
+    Returns
+    -------
+    float or array
+        Seconds, the least over all numbers of layers on the ranks.
+    """
+    pp, t = np.asarray(ranks, dtype=np.float64), np.asarray(layer_s, dtype=np.float64)
+    even = np.ceil(layers / pp)
+    covered = np.maximum(np.ceil((np.asarray(end_s) / t + layers) / pp), even)
+
+    def busiest(k: Floats) -> Floats:
+        """Load of the busiest rank with k layers on each rank but the last."""
+        last: Floats = end_s + np.maximum(layers - (pp - 1) * k, 0.0) * t
+        return np.maximum(np.where(pp > 1, k * t, 0.0), last)
+
+    fewer = np.maximum(covered - 1, even)
+    load: Floats = np.minimum(busiest(covered), busiest(fewer))
+    return load
+
+
+def least_busiest_in_rooms_s(
+    rooms: NDArray[np.float64], layers: int, layer_s: Floats, end_s: Floats, end_rank: Ints
+) -> NDArray[np.float64]:
+    """`least_busiest_s` where every rank has room for so many layers.
+
+    In less than (k + 1) t every rank gets k layers at most, and the one with the end at most those that begin
+    before (k + 1) t - end: the least k for which this makes L bounds the busiest rank by k t.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Parameters
+    ----------
+    rooms : array of float, shape [n, ranks]
+        Layers that fit on each rank, at least 0.
+    layers : int
+        L, at least 0.
+    layer_s : float or array, shape [n]
+        t, seconds of a layer, more than 0.
+    end_s : float or array, shape [n]
+        Seconds of what one rank runs besides, at least 0.
+    end_rank : int or array of int, shape [n]
+        That rank.
+
+    Returns
+    -------
+    array of float, shape [n]
+        Seconds, a lower bound on the busiest rank; infinite where the layers do not fit.
+    """
+    shape = rooms.shape[:1]
+    t = np.broadcast_to(np.asarray(layer_s, dtype=np.float64), shape)[:, None]
+    end = np.broadcast_to(np.asarray(end_s, dtype=np.float64), shape)[:, None]
+    with_end = np.broadcast_to(np.asarray(end_rank), shape)[:, None]
+    has_end = np.arange(rooms.shape[1]) == with_end
+
+    def placed(k: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Layers that find a place within less than (k + 1) t."""
+        per_rank = k[:, None]
+        beside_end = np.clip(np.ceil(per_rank + 1 - end / t) - 1, 0, None)
+        fitting = np.minimum(rooms, np.where(has_end, beside_end, per_rank))
+        return np.asarray(fitting.sum(axis=1))
+
+    over = float(layers) + float(np.max(end / t, initial=0.0))
+    low, high = np.zeros(shape), np.full(shape, np.ceil(over) + 1.0)
+    possible = placed(high) >= layers
+    while np.any(high - low > 1):
+        middle = np.floor((low + high) / 2)
+        sufficient = placed(middle) >= layers
+        low = np.where(sufficient, low, middle)
+        high = np.where(sufficient, middle, high)
+    return np.asarray(np.where(possible, high * t[:, 0], np.inf))
+
+
+def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
+    """Lower bounds, over all splits, on the busiest rank and on the sum of the ranks.
+
+    So the busiest rank has at least the mean load, ceil(layers / pp) of the cheaper layers, and what the best
+    split of the main layers alone gives. The last rank has at least one layer per virtual stage under the
+    head, but for the last of several, which ranks in step may leave to the head.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and layouts of shape [n].
+    times : KindTimes
+        Seconds of a layer of each kind, from `kind_times(c)`.
+
+    Returns
+    -------
+    tuple of two floats or arrays, shape [n]
+        Seconds per micro-batch of the busiest rank, and of all ranks together.
+    """
+    model, layout = c.workload.model, c.layout
+    pp, vpp = np.asarray(layout.pp), np.asarray(layout.vpp)
+    kinds = _kinds_of_model(c, times)
+    work = times.embedding.seconds + times.head.seconds
+    cheapest: Floats = np.inf
+    cheapest_recompute: Floats = np.inf
+    for kind, number in kinds:
+        work = work + number * kind.seconds
+        cheapest = np.minimum(cheapest, kind.seconds)
+        cheapest_recompute = np.minimum(cheapest_recompute, kind.recompute_s)
+    work = work + cheapest_recompute * _fewest_recomputed(model.layers, layout)
+    end = times.head.seconds
+    if times.mtp is not None:
+        work = work + model.mtp_layers * times.mtp.seconds
+        end = end + model.mtp_layers * times.mtp.seconds
+    main, number = kinds[-1]
+    group = model.layers_in_group
+    busiest = np.maximum(work / pp, group * np.ceil(model.layers / group / pp) * cheapest)
+    split = least_busiest_s(number // group, group * main.seconds, end, pp)
+    busiest = np.maximum(busiest, split)
+    stages = np.where(vpp > 1, vpp - 1, vpp)
+    return np.maximum(busiest, end + group * stages * cheapest), work
+
+
+def _kinds_of_model(c: Context, times: KindTimes) -> list[tuple[KindTime, int]]:
+    """The kinds of layer that the model has, with how many, main layers last."""
+    model = c.workload.model
+    kinds = ((times.dense, model.dense_layers), (times.moe, model.moe_layers))
+    return [(kind, number) for kind, number in kinds if kind is not None and number]
+
+
+def _fewest_recomputed(layers: int, layout: Layout) -> NDArray[np.float64]:
+    """Fewest layers that a split can have recomputed in full.
+
+    The sum over chunks of min(r, layers) is least when all but one chunk hold a single layer.
+    """
+    chunks = np.asarray(layout.pp) * layout.vpp
+    per_chunk = np.asarray(layout.recompute_layers)
+    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
+    in_one = np.minimum(per_chunk, layers - chunks + 1)
+    fewest = np.minimum(chunks - 1 + in_one, layers)
+    return np.where(full & (per_chunk > 0), fewest, 0)
+
+
+# Work of every chunk of the model, and its split into gradients of inputs and of weights.
+#
+# This is what the closed form of a schedule, and a simulation of it, need to know of the layers.
+
+
+_GEMMS = ("gemm", "expert_gemm")
+_WAITS = ("tp_comm", "cp_comm", "ep_comm")
+"""Parts of a layer in which it waits for the other ranks of a group."""
+
+
+def _weight_gradient_s(kind: KindTime) -> Floats:
+    """Gradients of weights in one micro-batch of a layer: one of the three GEMMs that each matrix has."""
+    gemms = [np.asarray(kind.parts[name]) for name in _GEMMS if name in kind.parts]
+    seconds: Floats = sum(gemms, 0.0) / 3.0
+    return seconds
+
+
+def layer_bubble_share(c: Context, times: KindTimes) -> Floats:
+    """`schedules.bubble_share` of the average layer of the model.
+
+    Recomputed layers run their forward pass again before they give gradients of inputs.
+
+    docs/cost_model.md, "Pipeline schedules", has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and layouts.
+    times : KindTimes
+        Seconds of a layer of each kind, from `kind_times(c)`.
+
+    Returns
+    -------
+    float or array
+        Without unit, 0 to 1, shaped like the layouts; 1 where no schedule splits the backward pass.
+    """
+    schedule = np.asarray(c.layout.schedule)
+    if not has_trait(schedule, "splits_backward").any():
+        return 1.0
+    model = c.workload.model
+    full = (np.asarray(c.layout.recompute) & Recompute.FULL) != 0
+    forward: Floats = 0.0
+    backward: Floats = 0.0
+    weight: Floats = 0.0
+    for kind, number in ((times.dense, model.dense_layers), (times.moe, model.moe_layers)):
+        if kind is None or not number:
+            continue
+        recompute = np.where(full, kind.recompute_s, 0.0)
+        forward = forward + number * (np.asarray(kind.seconds) - kind.backward_s)
+        backward = backward + number * (kind.backward_s + recompute)
+        weight = weight + number * _weight_gradient_s(kind)
+    return bubble_share(schedule, c.layout.pp, forward, backward, weight)
+
+
+def chunk_loads(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
+    """Forward and backward seconds per micro-batch of every chunk of a split.
+
+    docs/cost_model.md, "Pipeline schedules", has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    times : KindTimes
+        Seconds of a layer of each kind, shape [...].
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    array of float, shape [..., virtual stages, pp]
+        Seconds.
+    """
+    return _over_chunks(c, times, stages, lambda kind: kind.seconds, lambda kind: kind.recompute_s)
+
+
+@dataclass(frozen=True)
+class ChunkPasses:
+    """Seconds of one micro-batch through every chunk, shape [virtual stages, pp]."""
+
+    forward_s: NDArray[np.float64]
+    backward_s: NDArray[np.float64]
+    """With what is computed again."""
+    weight_s: NDArray[np.float64]
+    """The part of the backward pass that gradients of weights take."""
+    waits_s: dict[str, NDArray[np.float64]]
+    """By part: what layers wait for others of their group, forward and backward together."""
+
+
+def chunk_passes(c: Context, stages: Stages) -> ChunkPasses:
+    """Seconds per micro-batch of every chunk, pass by pass.
+
+    docs/cost_model.md, "Pipeline schedules", has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, one layout and one placement.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    ChunkPasses
+        Seconds, arrays of shape [virtual stages, pp].
+    """
+    times = kind_times(c)
+    both = chunk_loads(c, times, stages)
+    backward = _over_chunks(
+        c, times, stages, lambda kind: kind.backward_s, lambda kind: kind.recompute_s
+    )
+    weight = _over_chunks(c, times, stages, _weight_gradient_s, lambda _: 0.0)
+    waits = {
+        name: _over_chunks(c, times, stages, partial(_part_s, name), lambda _: 0.0)
+        for name in _WAITS
+    }
+    return ChunkPasses(both - backward, backward, weight, waits)
+
+
+def _part_s(name: str, kind: KindTime) -> Floats:
+    return kind.parts.get(name, 0.0)
+
+
+def _over_chunks(
+    c: Context,
+    times: KindTimes,
+    stages: Stages,
+    per_layer: Callable[[KindTime], Floats],
+    per_recomputed: Callable[[KindTime], Floats],
+) -> NDArray[np.float64]:
+    """Sums over the layers of every chunk, with what each fully recomputed layer adds."""
+    v_shaped = bool(has_trait(c.layout.schedule, "v_shaped").any())
+    model = c.workload.model
+    counts = chunk_counts(
+        model.dense_layers, stages, recomputed_layers(c.layout), v_shaped=v_shaped
+    )
+    shape = np.shape(np.asarray(times.head.seconds))
+    sums = np.zeros((*shape, *counts.dense.shape))
+    kinds = (
+        (times.dense, counts.dense, counts.dense_recomputed),
+        (times.moe, counts.moe, counts.moe_recomputed),
+    )
+    for kind, number, recomputed in kinds:
+        if kind is not None:
+            sums = sums + np.asarray(per_layer(kind))[..., None, None] * number
+            sums = sums + np.asarray(per_recomputed(kind))[..., None, None] * recomputed
+    sums[..., 0, 0] += per_layer(times.embedding)
+    end = np.asarray(per_layer(times.head))
+    if times.mtp is not None:
+        end = end + model.mtp_layers * per_layer(times.mtp)
+    sums[..., -1, 0 if v_shaped else -1] += end
+    return sums

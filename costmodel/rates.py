@@ -1,0 +1,467 @@
+"""Calibrated constants with their provenance, read from `costmodel/data`, and the rates they give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from meshwright.cluster_specs.allocation import FabricLevels, fabric_levels
+from meshwright.cluster_specs.schema import DeviceSpec
+from meshwright.costmodel.calibration import Factors
+from meshwright.costmodel.collectives import Links
+from meshwright.costmodel.kernels import OPERAND_BYTES, Rates
+from meshwright.costmodel.records import (
+    ErrorBand,
+    Overrides,
+    error_band,
+    layered_values,
+    memory_band,
+)
+from meshwright.costmodel.stacks import FrameworkConstants, named_framework_constants, of_run
+from meshwright.costmodel.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConstants:
+    """Fractions of nominal peaks that one device attains; see `devices.yaml` for the source of each."""
+
+    gemm_fraction_16bit: float
+    gemm_fraction_fp8: float
+    gemm_fraction_mxfp8: float
+    gemm_fraction_fp4: float
+    attention_forward_fraction: float
+    """Of the 16-bit peak, by the causal half of the FLOP."""
+    attention_flash1_fraction: float
+    """The same for FlashAttention and its Triton port of early 2023."""
+    attention_flash2_fraction: float
+    """The same for FlashAttention-2 and its like, written for Ampere (arXiv 2407.08608: 35 % on H100)."""
+    attention_backward_ratio: float
+    """Backward rate over forward rate (the backward pass has 2.5 times the FLOP)."""
+    hbm_fraction: float
+    scale_up_fraction: float
+    half_k: float
+    half_edge: float
+    grouped_half_edge: float
+    wave_weight: float
+    host_factor: float
+    """Host time of a launch over that of the x86 hosts that the stacks were measured on."""
+    narrow_head_factor: float
+    """Attention time of heads of 64 or narrower over that of 128 at equal FLOP: exponentials set the pace."""
+    tdp_exponent: float
+    """Power of board power over that of a GB200 that the tensor rate follows."""
+    tile: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Everything calibrated that one workload needs."""
+
+    device: DeviceConstants
+    framework: FrameworkConstants
+    shared: dict[str, float]
+
+
+_FP8_ATTENTION_GAIN = 1.6
+"""Rate of attention in FP8 over that at 16 bits (FlashAttention-3, arXiv 2407.08608, figures 5 and 7: 1.2
+over 0.75 PFLOP/s)."""
+_SCALE_UP_MEDIA = ("nvlink", "xgmi", "pcie")
+_BLACKWELL_REFERENCE_W = 1200.0
+"""Board power of a GB200, the middle of the family, against which `tdp_exponent` was fitted."""
+
+
+def device_prefixes(name: str, architecture: str) -> tuple[str, ...]:
+    """Where a device's constants stand: its own entry, over that of its architecture, over the defaults.
+
+    Parameters
+    ----------
+    name, architecture : str
+        As in the device catalog.
+
+    Returns
+    -------
+    tuple of str
+        For `records.layered_values`.
+    """
+    return "device_defaults", f"architectures.{architecture}", f"devices.{name}"
+
+
+def device_constants(
+    name: str, architecture: str, overrides: Overrides | None = None
+) -> DeviceConstants:
+    """Constants of a device.
+
+    Parameters
+    ----------
+    name, architecture : str
+        As in the device catalog; the defaults where `devices.yaml` has neither.
+    overrides : mapping of str to float, optional
+        Other values, by the path of the record.
+
+    Returns
+    -------
+    DeviceConstants
+    """
+    values = layered_values(*device_prefixes(name, architecture), overrides=overrides)
+    return DeviceConstants(**values)
+
+
+def constants_for(workload: Workload, overrides: Overrides | None = None) -> Constants:
+    """The calibrated constants of a workload's device and framework.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its device and framework are used.
+    overrides : mapping of str to float, optional
+        Other values, by the path of the record.
+
+    Returns
+    -------
+    Constants
+        `costmodel/data` has the source of each.
+    """
+    device = workload.cluster.device
+    if overrides:
+        of_stack = named_constants(device.name, device.architecture, workload.framework, overrides)
+    else:
+        of_stack = _constants(device.name, device.architecture, workload.framework)
+    return as_run(of_stack, workload)
+
+
+def as_run(of_stack: Constants, workload: Workload) -> Constants:
+    """The constants of a software stack with what the run itself says of its kernels and gradients.
+
+    Parameters
+    ----------
+    of_stack : Constants
+        Of the workload's device and framework.
+    workload : Workload
+        Its attention kernel and gradient bytes are used.
+
+    Returns
+    -------
+    Constants
+        The same where the run says nothing.
+    """
+    framework = of_run(of_stack.framework, workload)
+    if framework is of_stack.framework:
+        return of_stack
+    return replace(of_stack, framework=framework)
+
+
+@cache
+def _constants(device: str, architecture: str, framework: str) -> Constants:
+    return named_constants(device, architecture, framework, {})
+
+
+def named_constants(
+    device: str, architecture: str, framework: str, overrides: Overrides
+) -> Constants:
+    """The constants of a device and of a software profile, by name; not cached.
+
+    Parameters
+    ----------
+    device, architecture : str
+        As in the device catalog.
+    framework : str
+        One of `framework_names()`.
+    overrides : mapping of str to float
+        Other values, by the path of the record.
+
+    Returns
+    -------
+    Constants
+    """
+    return Constants(
+        device=device_constants(device, architecture, overrides),
+        framework=named_framework_constants(framework, overrides),
+        shared=layered_values("shared", overrides=overrides),
+    )
+
+
+def peak_flops(device: DeviceSpec, precision: str) -> float:
+    """Dense peak of GEMMs at a precision; at 16 bits where the device lacks the narrower one.
+
+    Parameters
+    ----------
+    device : DeviceSpec
+        With the maker's peaks, without sparsity.
+    precision : str
+        bf16, fp16, fp8, mxfp8 or nvfp4.
+
+    Returns
+    -------
+    float
+        FLOP/s.
+    """
+    sixteen = device.peak_bf16_tflops or device.peak_fp16_tflops
+    if precision == "fp16":
+        sixteen = device.peak_fp16_tflops
+    narrow = {
+        "fp8": device.peak_fp8_tflops,
+        "mxfp8": device.peak_fp8_tflops,
+        "nvfp4": device.peak_fp4_tflops,
+    }
+    return (narrow.get(precision) or sixteen) * 1e12
+
+
+def kernel_rates(workload: Workload, constants: Constants) -> Rates:
+    """Attained kernel rates of the workload's device at its precision.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its device and precision are used.
+    constants : Constants
+        Fractions of nominal peaks.
+
+    Returns
+    -------
+    Rates
+        FLOP/s, bytes per second and the shape constants of `kernels.gemm_s`.
+    """
+    rates = device_rates(workload.cluster.device, workload.precision, constants)
+    if not workload.fp8_attention:
+        return rates
+    return replace(
+        rates,
+        attention_forward_flops=rates.attention_forward_flops * _FP8_ATTENTION_GAIN,
+        attention_backward_flops=rates.attention_backward_flops * _FP8_ATTENTION_GAIN,
+    )
+
+
+def device_rates(spec: DeviceSpec, precision: str, constants: Constants) -> Rates:
+    """Attained kernel rates of a device.
+
+    Parameters
+    ----------
+    spec : DeviceSpec
+        With the maker's peaks.
+    precision : str
+        bf16, fp16, fp8, mxfp8 or nvfp4.
+    constants : Constants
+        Fractions of nominal peaks.
+
+    Returns
+    -------
+    Rates
+        FLOP/s, bytes per second and the shape constants of `kernels.gemm_s`.
+    """
+    device = constants.device
+    fraction = {
+        "fp8": device.gemm_fraction_fp8,
+        "mxfp8": device.gemm_fraction_mxfp8,
+        "nvfp4": device.gemm_fraction_fp4,
+    }.get(precision, device.gemm_fraction_16bit)
+    sixteen = peak_flops(spec, "bf16")
+    by_generation = (
+        device.attention_flash1_fraction,
+        device.attention_flash2_fraction,
+        device.attention_forward_fraction,
+    )
+    # Power-limited clocks: tensor cores run at a rate that follows the board's power limit.
+    power = 1.0
+    if device.tdp_exponent:
+        power = (spec.tdp_w / _BLACKWELL_REFERENCE_W) ** device.tdp_exponent
+    # Attention waits for exponentials more than for tensor cores, and draws less.
+    forward = sixteen * by_generation[constants.framework.flash_generation - 1]
+    return Rates(
+        gemm_flops=peak_flops(spec, precision) * fraction * power,
+        head_gemm_flops=sixteen * device.gemm_fraction_16bit * power,
+        attention_forward_flops=forward,
+        attention_backward_flops=forward * device.attention_backward_ratio,
+        hbm_bytes_per_s=spec.hbm_gb_per_s * 1e9 * device.hbm_fraction,
+        operand_bytes=OPERAND_BYTES.get(precision, 2.0),
+        weight_gradient_bytes=constants.framework.weight_gradient_bytes,
+        sms=spec.sms,
+        gemm_half_k=device.half_k,
+        gemm_half_edge=device.half_edge,
+        grouped_half_edge=device.grouped_half_edge,
+        tile=device.tile,
+        wave_weight=device.wave_weight,
+        grouped_factor=constants.shared["grouped_gemm_factor"],
+    )
+
+
+def fabric_links(workload: Workload, constants: Constants) -> Links:
+    """Attained rates of every fabric level of the workload's allocation.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its cluster and number of GPUs are used.
+    constants : Constants
+        Fractions of nominal rates.
+
+    Returns
+    -------
+    Links
+        Arrays of shape [levels].
+    """
+    return links_of(fabric_levels(workload.cluster, workload.gpus), constants)
+
+
+def links_of(levels: FabricLevels, constants: Constants) -> Links:
+    """Attained rates of some fabric levels.
+
+    What was measured on this very machine goes before what machines of the kind usually attain.
+
+    Parameters
+    ----------
+    levels : FabricLevels
+        Nominal rates, latencies and measured fractions, inside out.
+    constants : Constants
+        Fractions of nominal rates.
+
+    Returns
+    -------
+    Links
+        Arrays of shape [levels].
+    """
+    scale_up = np.array([medium in _SCALE_UP_MEDIA for medium in levels.media])
+    shared = constants.shared
+    network = np.array([shared.get(f"{medium}_fraction", 1.0) for medium in levels.media])
+    usual = np.where(scale_up, constants.device.scale_up_fraction, network)
+    usual = usual * levels.neighbour_share * levels.host_share
+    ring = np.where(np.isnan(levels.attained), usual, levels.attained)
+    usual_to_all = np.where(scale_up, shared["all_to_all_scale_up_fraction"], network)
+    usual_to_all = usual_to_all * levels.host_share_of_exchanges
+    unmeasured = np.isnan(levels.all_to_all_attained)
+    to_all = np.where(unmeasured, usual_to_all, levels.all_to_all_attained)
+    nominal = levels.gb_per_s * 1e9
+    railed = bool(np.any(levels.rails > 1))
+    return Links(
+        bytes_per_s=nominal * ring,
+        all_to_all_bytes_per_s=nominal * to_all,
+        latency_s=levels.latency_s,
+        half_bytes=np.where(scale_up, shared["half_bytes_scale_up"], shared["half_bytes_network"]),
+        rails=levels.rails if railed else None,
+        cross_rail_bytes_per_s=levels.cross_rail_gb_per_s * 1e9 * to_all if railed else None,
+    )
+
+
+# The constants of a workload with what the user's own runs say of them.
+
+
+_GEMM = ("gemm_fraction_16bit", "gemm_fraction_fp8", "gemm_fraction_mxfp8", "gemm_fraction_fp4")
+_ATTENTION = (
+    "attention_forward_fraction",
+    "attention_flash1_fraction",
+    "attention_flash2_fraction",
+)
+_LAUNCHES = ("launch_layer_s", "launch_moe_layer_s", "piece_launch_s", "moe_sync_s")
+_NETWORKS = ("infiniband", "roce", "efa", "slingshot", "omnipath")
+
+
+def calibrated_constants(workload: Workload) -> Constants:
+    """The constants that price a workload.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its device, its framework and the factors of its calibration are used.
+
+    Returns
+    -------
+    Constants
+        The shipped ones where it has no calibration.
+    """
+    constants = constants_for(workload)
+    if workload.factors is None:
+        return constants
+    return calibrated(constants, workload.factors)
+
+
+def step_time_band(workload: Workload) -> ErrorBand:
+    """How far measured steps lie from predicted ones.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its device, its framework and its calibration are used.
+
+    Returns
+    -------
+    ErrorBand
+        Of the user's own runs where they are of this device and framework.
+    """
+    device, calibration = workload.cluster.device.name, workload.calibration
+    own = None
+    if calibration is not None and calibration.covers(device, workload.framework):
+        own = calibration.band("step_time")
+    return own or error_band(device, workload.framework)
+
+
+def peak_memory_band(workload: Workload) -> ErrorBand:
+    """How far measured peaks of memory lie from predicted ones.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its framework and its calibration are used.
+
+    Returns
+    -------
+    ErrorBand
+        Of the user's own runs where they are of this framework and say how much memory they took.
+    """
+    calibration = workload.calibration
+    own = None
+    if calibration is not None and calibration.runs_as(workload.framework):
+        own = calibration.band("memory")
+    return own or memory_band()
+
+
+def calibrated(constants: Constants, factors: Factors) -> Constants:
+    """The constants with factors applied.
+
+    Parameters
+    ----------
+    constants : Constants
+        As shipped.
+    factors : Factors
+        Of a calibration.
+
+    Returns
+    -------
+    Constants
+        Shares stay between 0 and 1.
+    """
+    return Constants(
+        device=_device(constants.device, factors),
+        framework=_framework(constants.framework, factors),
+        shared=_shared(constants.shared, factors),
+    )
+
+
+def _device(device: DeviceConstants, factors: Factors) -> DeviceConstants:
+    changes = {name: getattr(device, name) * factors.gemm for name in _GEMM}
+    changes |= {name: getattr(device, name) * factors.attention for name in _ATTENTION}
+    changes["hbm_fraction"] = device.hbm_fraction * factors.hbm
+    changes["scale_up_fraction"] = device.scale_up_fraction * factors.scale_up
+    return replace(device, **changes)
+
+
+def _framework(framework: FrameworkConstants, factors: Factors) -> FrameworkConstants:
+    changes = {name: getattr(framework, name) * factors.launch for name in _LAUNCHES}
+    interference = framework.dp_interference * factors.data_parallel_exposed
+    changes["dp_interference"] = min(1.0, interference)
+    exposed = (1.0 - framework.ep_hidden) * factors.expert_exposed
+    changes["ep_hidden"] = 1.0 - min(1.0, exposed)
+    changes["serial_launch_s"] = framework.serial_launch_s + factors.layer_wait_s
+    changes["collective_wait_s"] = framework.collective_wait_s + factors.collective_wait_s
+    changes["recompute_fraction"] = framework.recompute_fraction * factors.recompute
+    changes["step_overhead_s"] = framework.step_overhead_s + factors.step_overhead_s
+    return replace(framework, **changes)
+
+
+def _shared(shared: dict[str, float], factors: Factors) -> dict[str, float]:
+    changes = {}
+    for medium in _NETWORKS:
+        name = f"{medium}_fraction"
+        changes[name] = shared[name] * factors.network
+    name = "all_to_all_scale_up_fraction"
+    changes[name] = shared[name] * factors.scale_up
+    return shared | changes

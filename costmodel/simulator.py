@@ -1,0 +1,409 @@
+"""Pipeline schedules played event by event: what closed forms are checked against, and what a trace draws.
+
+A rank runs its passes in the order that its schedule fixes (`orders.pass_order`); each starts when the one
+before it on the rank is done and its input has arrived.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, Self
+
+from meshwright.costmodel.schedules import Schedule, traits
+
+# In which order each pipeline rank runs its passes, for every schedule.
+#
+# Orders follow the code that runs them: megatron-core 0.19 `pipeline_parallel/schedules.py` for 1F1B and its
+# interleaved form (Narayanan et al. 2021, arXiv 2104.04473, section 2.2), torch 2.13
+# `torch.distributed.pipelining.schedules` for breadth-first (Lamy-Poirier 2022, arXiv 2211.05953),
+# zero-bubble ZB-H1 and ZB-V (Qi et al. 2023, arXiv 2401.10241, sections 2 and 6; arXiv 2405.15362) and
+# DualPipeV, which is DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) folded onto half of the ranks.
+
+
+class Work(StrEnum):
+    """What a pass computes."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    """Gradients of inputs and of weights."""
+    INPUT = "I"
+    """Gradients of inputs alone: what the chunk before waits for."""
+    WEIGHT = "W"
+    """Gradients of weights alone: what nobody waits for."""
+
+
+class Pass(NamedTuple):
+    """One pass of a micro-batch through a chunk of the model."""
+
+    chunk: int
+    micro_batch: int
+    work: Work
+    paired: bool = False
+    """Whether it is a forward pass that runs together with the backward pass after it: both wait for the
+    inputs of both, and hand on their results at the end of both (DualPipe's F&B)."""
+
+    @property
+    def backward(self) -> bool:
+        """Whether it is a backward pass or a part of one."""
+        return self.work is not Work.FORWARD
+
+
+def pass_order(
+    rank: int, pp: int, vpp: int, num_micro_batches: int, schedule: Schedule = Schedule.ONE_F_ONE_B
+) -> tuple[Pass, ...]:
+    """The passes of one pipeline rank in the order in which it runs them.
+
+    Parameters
+    ----------
+    rank : int
+        Pipeline rank, 0 to pp - 1.
+    pp : int
+        Pipeline ranks, at least 1.
+    vpp : int
+        Chunks of a rank, at least 1.
+    num_micro_batches : int
+        Micro-batches per step and replica, at least 1.
+    schedule : Schedule
+        The order; the module's text has the source of each.
+
+    Returns
+    -------
+    tuple of Pass
+
+    Raises
+    ------
+    ValueError
+        Where the schedule has no such shape (`schedules.Traits`).
+    """
+    traits(schedule).require(pp, vpp, num_micro_batches)
+    m = num_micro_batches
+    if schedule is Schedule.GPIPE or schedule is Schedule.BREADTH_FIRST:
+        return _breadth_first(rank, pp, vpp, m)
+    if schedule is Schedule.ZBV:
+        return _zero_bubble_v(rank, pp, m)
+    if schedule is Schedule.DUALPIPE_V:
+        return _dual_pipe_v(rank, pp, m)
+    if schedule is Schedule.DUALPIPE:
+        return _dual_pipe(rank, pp, m)
+    return _one_forward_one_backward(rank, pp, vpp, m, split=schedule is Schedule.ZB_H1)
+
+
+def _breadth_first(rank: int, pp: int, vpp: int, m: int) -> tuple[Pass, ...]:
+    """All micro-batches through a chunk before the next chunk; backward in the reverse order."""
+    forward = [Pass(v * pp + rank, k, Work.FORWARD) for v in range(vpp) for k in range(m)]
+    return (*forward, *(p._replace(work=Work.BACKWARD) for p in reversed(forward)))
+
+
+def _one_forward_one_backward(
+    rank: int, pp: int, vpp: int, m: int, *, split: bool
+) -> tuple[Pass, ...]:
+    """1F1B warms up with p - r - 1 forward passes, interleaved (vpp > 1) with 2 (p - r - 1) + (v - 1) p, then
+    takes turns. ZB-H1 (`split`) warms up with (p - r - 1) + (v - 1) p, leaves the weight gradients of its
+    first r backward passes for later, and so keeps r of them in stock to fill its waits at the end.
+    """
+    work = m * vpp
+    kind = Work.INPUT if split else Work.BACKWARD
+    forward = [_turn(k, rank, pp, vpp, Work.FORWARD) for k in range(work)]
+    backward = [_turn(k, rank, pp, vpp, kind) for k in range(work)]
+    weight = [p._replace(work=Work.WEIGHT) for p in backward]
+    hops = pp - rank - 1
+    if vpp > 1 and not split:
+        hops *= 2
+    warm_up = min(hops + (vpp - 1) * pp, work)
+    order = forward[:warm_up]
+    for k in range(work):
+        order += forward[warm_up + k : warm_up + k + 1]
+        order.append(backward[k])
+        if split and k >= rank:
+            order.append(weight[k - rank])
+    if split:
+        order += weight[max(work - rank, 0) :]
+    return tuple(order)
+
+
+def _turn(k: int, rank: int, pp: int, vpp: int, work: Work) -> Pass:
+    """The k-th forward or backward pass of a rank: pp micro-batches through a chunk before the next chunk."""
+    if vpp == 1:
+        return Pass(rank, k, work)
+    turn, place = divmod(k, pp * vpp)
+    stage, offset = divmod(place, pp)
+    if work is not Work.FORWARD:
+        stage = vpp - 1 - stage
+    return Pass(stage * pp + rank, turn * pp + offset, work)
+
+
+class _Queue:
+    """Passes of a V-shaped rank in order: chunk 0 on the way down, chunk 1 on the way up."""
+
+    def __init__(self, rank: int, pp: int) -> None:
+        self.passes: list[Pass] = []
+        self._chunks = (rank, 2 * pp - 1 - rank)
+        self._next = {(side, work): 0 for side in (0, 1) for work in Work}
+        self._owed: deque[Pass] = deque()
+
+    def count(self, side: int, work: Work) -> int:
+        """How many passes of a kind are queued."""
+        return self._next[side, work]
+
+    def forward(self, side: int, *, paired: bool = False) -> Self:
+        """A forward pass of one chunk."""
+        return self._add(side, Work.FORWARD, paired=paired)
+
+    def backward(self, side: int, *, split: bool = False) -> Self:
+        """A whole backward pass, or (`split`) the gradients of inputs, those of weights owed."""
+        self._add(side, Work.INPUT if split else Work.BACKWARD)
+        if split:
+            self._owed.append(self.passes[-1]._replace(work=Work.WEIGHT))
+        return self
+
+    def weight(self) -> Self:
+        """The oldest owed gradients of weights; nothing where none are owed."""
+        if self._owed:
+            self.passes.append(self._owed.popleft())
+        return self
+
+    def weight_of(self, side: int) -> Self:
+        """The oldest owed gradients of weights of one chunk."""
+        oldest = next(p for p in self._owed if p.chunk == self._chunks[side])
+        self._owed.remove(oldest)
+        self.passes.append(oldest)
+        return self
+
+    def owes(self, side: int) -> bool:
+        """Whether gradients of weights of one chunk are owed."""
+        return any(p.chunk == self._chunks[side] for p in self._owed)
+
+    def _add(self, side: int, work: Work, *, paired: bool = False) -> Self:
+        shared = Work.BACKWARD if work is Work.INPUT else work
+        self.passes.append(Pass(self._chunks[side], self._next[side, shared], work, paired))
+        self._next[side, shared] += 1
+        return self
+
+
+def _zero_bubble_v(rank: int, pp: int, m: int) -> tuple[Pass, ...]:
+    """ZB-V, built for equal forward, input and weight times."""
+    queue, count = _Queue(rank, pp), max(2 * pp - 1, m)
+    _repeat(2 * (pp - rank) - 1, lambda: queue.forward(0))
+    _repeat(rank, lambda: queue.forward(1).forward(0))
+    _repeat(pp - rank, lambda: queue.forward(1).backward(1, split=True).weight())
+
+    def started(side: int) -> int:
+        return queue.count(side, Work.FORWARD)
+
+    while started(1) < started(0) or started(0) < count:
+        if started(0) < count:
+            queue.forward(0)
+        queue.backward(0, split=True).weight()
+        queue.forward(1).backward(1, split=True).weight()
+    _repeat(rank, lambda: queue.backward(0, split=True).backward(1, split=True))
+    _repeat(pp - rank, lambda: queue.backward(0, split=True).weight_of(0))
+    for side in (1, 0):
+        while queue.owes(side):
+            queue.weight_of(side)
+    return tuple(p for p in queue.passes if p.micro_batch < m)
+
+
+def _dual_pipe_v(rank: int, pp: int, m: int) -> tuple[Pass, ...]:
+    """DualPipeV: its eight phases, `after` ranks behind this one."""
+    queue, after = _Queue(rank, pp), pp - rank - 1
+
+    def both(forward: int, *, paired: bool = True) -> _Queue:
+        return queue.forward(forward, paired=paired).backward(1 - forward)
+
+    _repeat(2 * after, lambda: queue.forward(0))
+    _repeat(rank + 1, lambda: queue.forward(0).forward(1))
+    _repeat(after, lambda: queue.backward(1, split=True).weight().forward(1))
+    for k in range(m - 2 * pp + rank + 1):
+        # Where the last rank turns round, the two passes would wait for each other.
+        both(0, paired=k > 0 or rank < pp - 1)
+        both(1)
+    for _ in range(after):
+        queue.backward(1)
+        both(1)
+    half = (rank + 1) // 2
+    for k in range(rank + 1):
+        # The second half keeps its weight gradients for the waits that follow.
+        late = k > half or (k == half and rank % 2 == 1)
+        queue.backward(1, split=late).backward(0, split=late or k == half)
+    _repeat(after, lambda: queue.weight().backward(0, split=True))
+    _repeat(rank + 1, queue.weight)
+    return tuple(queue.passes)
+
+
+def _dual_pipe(rank: int, pp: int, m: int) -> tuple[Pass, ...]:
+    """DualPipe: two mirrored DualPipeV on half of the ranks each, which swap places in the middle.
+
+    Rank r runs stages r and p - 1 - r; micro-batches of the second half enter at the last rank. In the middle
+    the two halves meet: a rank's second chunk works for the other half's micro-batches.
+    """
+    half, upper = pp // 2, rank >= pp // 2
+    order = []
+    for p in _dual_pipe_v(min(rank, pp - 1 - rank), half, m // 2):
+        of_second_half = (p.chunk >= half) != upper
+        order.append(p._replace(micro_batch=p.micro_batch + (m // 2) * of_second_half))
+    return tuple(order)
+
+
+def _repeat(times: int, run: Callable[[], object]) -> None:
+    for _ in range(times):
+        run()
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When every pass ran, and what that means."""
+
+    passes: tuple[tuple[Pass, ...], ...]
+    """Of each rank, in order."""
+    starts_s: tuple[tuple[float, ...], ...]
+    """Of the same passes."""
+    ends_s: tuple[tuple[float, ...], ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the first start to the last end."""
+        return max(ends[-1] for ends in self.ends_s)
+
+    @property
+    def busy_s(self) -> tuple[float, ...]:
+        """Seconds that each rank computes."""
+        return tuple(
+            sum(end - start for start, end in zip(starts, ends, strict=True))
+            for starts, ends in zip(self.starts_s, self.ends_s, strict=True)
+        )
+
+
+def simulate(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    *,
+    pp: int,
+    num_micro_batches: int,
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
+    weight_s: Sequence[float] | None = None,
+    p2p_s: float = 0.0,
+) -> Timeline:
+    """Plays a schedule.
+
+    docs/cost_model.md, "Pipeline schedules", has the sources.
+
+    Parameters
+    ----------
+    forward_s, backward_s : sequence of float, length pp * vpp
+        Seconds per chunk and micro-batch, in model order, above 0.
+    pp : int
+        Pipeline ranks, at least 1.
+    num_micro_batches : int
+        Micro-batches, at least 1.
+    schedule : Schedule
+        The order of passes on each rank.
+    weight_s : sequence of float, length pp * vpp, optional
+        What of `backward_s` weight gradients take, by default half: the schedules that split the backward
+        pass run it apart.
+    p2p_s : float
+        Seconds between chunks on different ranks, at least 0; delays the receiver only.
+
+    Returns
+    -------
+    Timeline
+
+    Raises
+    ------
+    ValueError
+        Where the chunks are not a multiple of pp, or the schedule cannot run.
+    """
+    chunks = len(forward_s)
+    if len(backward_s) != chunks or chunks % pp or not chunks:
+        raise ValueError(
+            f"forward_s, backward_s: {chunks} and {len(backward_s)} chunks, pp is {pp}"
+        )
+    weight = [b / 2 for b in backward_s] if weight_s is None else list(weight_s)
+    if len(weight) != chunks:
+        raise ValueError(f"weight_s: {len(weight)} chunks, not {chunks}")
+    seconds = {
+        Work.FORWARD: list(forward_s),
+        Work.BACKWARD: list(backward_s),
+        Work.INPUT: [b - w for b, w in zip(backward_s, weight, strict=True)],
+        Work.WEIGHT: weight,
+    }
+    orders = [pass_order(r, pp, chunks // pp, num_micro_batches, schedule) for r in range(pp)]
+    player = _Player(orders, seconds, p2p_s, v_shaped=traits(schedule).v_shaped)
+    player.run()
+    if any(len(done) < len(order) for done, order in zip(player.ends, orders, strict=True)):
+        raise ValueError(f"the {schedule.name} schedule waits for itself: pp {pp}, {chunks} chunks")
+    return Timeline(tuple(orders), tuple(map(tuple, player.starts)), tuple(map(tuple, player.ends)))
+
+
+class _Player:
+    """Starts and ends of every rank's passes, as far as the schedule runs without waiting for itself."""
+
+    def __init__(
+        self,
+        orders: Sequence[Sequence[Pass]],
+        seconds: dict[Work, list[float]],
+        p2p_s: float,
+        *,
+        v_shaped: bool,
+    ) -> None:
+        self.starts: list[list[float]] = [[] for _ in orders]
+        self.ends: list[list[float]] = [[] for _ in orders]
+        self._orders, self._seconds = orders, seconds
+        self._hop_s = p2p_s if len(orders) > 1 else 0.0
+        self._last = len(seconds[Work.FORWARD]) - 1
+        self._turn = (self._last + 1) // 2 if v_shaped else 0
+        """The chunk whose predecessor lies on the same rank (0: none)."""
+        self._forward_done: dict[tuple[int, int], float] = {}
+        self._backward_done: dict[tuple[int, int], float] = {}
+
+    def run(self) -> None:
+        """Runs every rank as far as its inputs allow, until nothing moves any more."""
+        moved = True
+        while moved:
+            moved = False
+            for rank in range(len(self._orders)):
+                while self._advance(rank):
+                    moved = True
+
+    def _advance(self, rank: int) -> bool:
+        """Runs the next pass of a rank, or the next two that run together; False where it has to wait."""
+        order, ends = self._orders[rank], self.ends[rank]
+        if len(ends) == len(order):
+            return False
+        first = order[len(ends)]
+        together = order[len(ends) : len(ends) + 1 + first.paired]
+        arrivals = [self._arrival_s(p) for p in together]
+        now = ends[-1] if ends else 0.0
+        for arrival in arrivals:
+            if arrival is None:
+                return False
+            now = max(now, arrival)
+        for p in together:
+            self.starts[rank].append(now)
+            now += self._seconds[p.work][p.chunk]
+            ends.append(now)
+        for p in together:
+            if p.work is Work.FORWARD:
+                self._forward_done[p.chunk, p.micro_batch] = now
+            elif p.work is not Work.WEIGHT:
+                self._backward_done[p.chunk, p.micro_batch] = now
+        return True
+
+    def _arrival_s(self, p: Pass) -> float | None:
+        """When the input of a pass is there; None where it is not made yet."""
+        if p.work is Work.WEIGHT or (p.work is Work.FORWARD and p.chunk == 0):
+            return 0.0
+        if p.work is Work.FORWARD:
+            end = self._forward_done.get((p.chunk - 1, p.micro_batch))
+            local = p.chunk == self._turn
+        elif p.chunk == self._last:
+            end = self._forward_done.get((p.chunk, p.micro_batch))
+            local = True
+        else:
+            end = self._backward_done.get((p.chunk + 1, p.micro_batch))
+            local = p.chunk + 1 == self._turn
+        if end is None or local:
+            return end
+        return end + self._hop_s

@@ -1,0 +1,351 @@
+"""Constants of software stacks, and what a run itself says of its kernels and gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Any, Literal, NamedTuple
+
+from meshwright.costmodel.records import Overrides, data_table, layered_values, names_in
+from meshwright.costmodel.workload import AttentionKernel, Workload
+
+_FLASH_GENERATIONS = {"flash-1": 1, "flash-2": 2, "flash-3": 3}
+_WRITTEN_ONCE_BYTES = 2.0
+"""A weight gradient that is written and not added to; a kernel that adds reads and writes each element."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkConstants:
+    """What one software stack adds; see `frameworks.yaml`."""
+
+    flash_attention: bool
+    """Fused attention; without it every score is written to HBM."""
+    fused_softmax: bool
+    """Whether an attention that is not fused at least has scale, mask and softmax in one kernel."""
+    flash_generation: int
+    """1: FlashAttention; 2: FlashAttention-2 or PyTorch's own kernel; 3: FlashAttention-3 or cuDNN."""
+    launch_layer_s: float
+    """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
+    launch_moe_layer_s: float
+    """The same for a layer with experts."""
+    piece_launch_s: float
+    """Host time of one piece of a GEMM beside its transfer, or of one step of ring attention."""
+    moe_sync_s: float
+    """Wait of an expert layer and micro-batch for token counts; none where a graph holds the attention."""
+    serial_launch_s: float
+    """Launch gaps that even a busy GPU does not hide, per layer and pass."""
+    recompute_fraction: float
+    """Part of a layer's forward pass that full recomputation runs again."""
+    dp_interference: float
+    """Slow-down of compute and communication that run at the same time: share of the lesser of the two."""
+    tp_hidden: float
+    """Share of tensor-parallel communication that user buffers hide."""
+    ep_hidden: float
+    """Share of the expert all-to-all that overlap hides."""
+    step_overhead_s: float
+    collective_wait_s: float
+    """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
+    async_tensor_backward: bool
+    """Whether backward collectives of column-parallel products run beside its GEMMs."""
+    broadcasts_shards: bool
+    """Whether each rank broadcasts its shard of the parameters, one after the other, instead of a gather."""
+    zero1_all_reduces: bool
+    """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
+    p2p_exposed: float
+    """Share of the steady-state pipeline transfers that the schedule waits for."""
+    launch_blocking_s: float
+    """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
+    gradient_bytes: float
+    """Bytes of a gradient element when it is reduced."""
+    weight_gradient_bytes: float
+    """Bytes that a weight-gradient GEMM moves per element of its result."""
+    fused_loss: bool
+    """Whether cross entropy is one kernel over 16-bit logits."""
+    current_scaling: bool
+    """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
+    transposes_apart: bool
+    """Whether an FP8 operand's transpose is made in a kernel of its own."""
+    narrow_gathers: bool
+    """Whether parameters are kept and gathered at the run's precision (FP8) instead of 16 bits."""
+    bucket_parameters: float
+    """Parameters of one data-parallel collective, at the least; 0: those of a layer."""
+    bucket_parameters_per_rank: float
+    """The same for each data-parallel rank."""
+    reduces_after_backward: bool
+    """Whether nothing hides gradients' reduction in a pipeline, or where no states are sharded."""
+    reduces_each_micro_batch: bool
+    """Whether gradients of ZeRO 2 and 3 are reduced after each micro-batch, not once a step."""
+    gathers_each_micro_batch: bool
+    """Whether parameters of ZeRO 2 are gathered for each micro-batch, and in a pipeline once a step."""
+    fused_norm: bool
+    """Whether each norm is one kernel, also where other operators are not."""
+    whole_logits: bool
+    """Whether tensor-parallel ranks gather the logits and take the loss of all of them."""
+    eager_operators: bool
+    """Whether norms, rotary embeddings and activations run operator by operator, as the model's code says."""
+    fused_elementwise: bool
+    """Whether norms, biases, activations and residual adds run as fused kernels."""
+    host_update_bytes: float
+    """Bytes of the host's memory that the update of one offloaded parameter moves."""
+    host_transfer_bytes: float
+    """Bytes of an offloaded parameter over PCIe that a step waits for."""
+    host_accumulation_bytes: float
+    """More of them for each micro-batch, where its gradients are reduced by themselves (ZeRO 2 and 3)."""
+    host_gather_bytes: float
+    """More of them for each micro-batch, where weights are gathered from the host (ZeRO 3)."""
+    host_sum_bytes: float
+    """Bytes of the host's memory that adding the gradient of one more micro-batch moves."""
+
+    def gradients_mb(self, parameters: float) -> float:
+        """Size of the gradients of some parameters when they are reduced.
+
+        Parameters
+        ----------
+        parameters : float
+            How many, at least 0.
+
+        Returns
+        -------
+        float
+            MB (1e6 bytes).
+        """
+        return parameters * self.gradient_bytes / 1e6
+
+    def gradients_in(self, size_mb: float) -> float:
+        """Number of gradients in a bucket.
+
+        Parameters
+        ----------
+        size_mb : float
+            Of the bucket, in MB (1e6 bytes), at least 0.
+
+        Returns
+        -------
+        float
+        """
+        return 1e6 * size_mb / self.gradient_bytes
+
+
+def framework_prefixes(name: str) -> tuple[str, ...]:
+    """Where a software profile's constants stand: its own entry, over the defaults.
+
+    Parameters
+    ----------
+    name : str
+        Of the profile.
+
+    Returns
+    -------
+    tuple of str
+        For `records.layered_values`.
+    """
+    return "framework_defaults", f"frameworks.{name}"
+
+
+def framework_names() -> tuple[str, ...]:
+    """Every software profile.
+
+    Returns
+    -------
+    tuple of str
+        In alphabetical order.
+    """
+    return names_in("frameworks")
+
+
+@cache
+def framework_constants(name: str) -> FrameworkConstants:
+    """Constants of a software profile.
+
+    Parameters
+    ----------
+    name : str
+        One of `framework_names()`.
+
+    Returns
+    -------
+    FrameworkConstants
+
+    Raises
+    ------
+    KeyError
+        For another name, with those that there are.
+    """
+    return named_framework_constants(name, {})
+
+
+def named_framework_constants(name: str, overrides: Overrides) -> FrameworkConstants:
+    """Constants of a software profile with other values for some of them; not cached.
+
+    Parameters
+    ----------
+    name : str
+        One of `framework_names()`.
+    overrides : mapping of str to float
+        Other values, by the path of the record.
+
+    Returns
+    -------
+    FrameworkConstants
+
+    Raises
+    ------
+    KeyError
+        For another name, with those that there are.
+    """
+    if name not in framework_names():
+        raise KeyError(f"no software profile {name!r}: known are {', '.join(framework_names())}")
+    return FrameworkConstants(**layered_values(*framework_prefixes(name), overrides=overrides))
+
+
+def stack_constants(workload: Workload) -> FrameworkConstants:
+    """Constants of the software profile that runs a workload, with the run's own settings.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its framework and its settings of kernels, gradients and parameters are used.
+
+    Returns
+    -------
+    FrameworkConstants
+    """
+    return of_run(framework_constants(workload.framework), workload)
+
+
+def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
+    """Constants of a software stack with what the run says of its kernels, gradients and parameters.
+
+    Parameters
+    ----------
+    stack : FrameworkConstants
+        Of the workload's framework.
+    workload : Workload
+        Its settings of kernels, gradients and parameters are used.
+
+    Returns
+    -------
+    FrameworkConstants
+        The same where the run says nothing.
+    """
+    return _with_settings(
+        stack,
+        _Settings(
+            kernel=workload.attention_kernel,
+            gradient_bytes=workload.gradient_bytes,
+            fp8_parameters=workload.fp8_parameters,
+            fused_loss=workload.fused_loss,
+            fused_norm=workload.fused_norm,
+        ),
+    )
+
+
+class _Settings(NamedTuple):
+    """What a run says of its stack; None where it says nothing."""
+
+    kernel: AttentionKernel | None
+    gradient_bytes: int | None
+    fp8_parameters: bool | None
+    fused_loss: bool | None
+    fused_norm: bool | None
+
+
+@lru_cache(maxsize=256)
+def _with_settings(stack: FrameworkConstants, said: _Settings) -> FrameworkConstants:
+    """Kept, because every price asks for them."""
+    changes: dict[str, Any] = {}
+    if said.fused_norm is not None:
+        changes["fused_norm"] = said.fused_norm
+    if said.kernel is not None:
+        changes["flash_attention"] = said.kernel in _FLASH_GENERATIONS
+        changes["fused_softmax"] = said.kernel != "unfused"
+        changes["flash_generation"] = _FLASH_GENERATIONS.get(said.kernel, stack.flash_generation)
+    if said.gradient_bytes is not None:
+        changes["gradient_bytes"] = said.gradient_bytes
+        if stack.weight_gradient_bytes > _WRITTEN_ONCE_BYTES:
+            changes["weight_gradient_bytes"] = 2.0 * said.gradient_bytes
+    if said.fp8_parameters is not None:
+        changes["narrow_gathers"] = said.fp8_parameters
+    if said.fused_loss is not None:
+        changes["fused_loss"] = said.fused_loss
+    return replace(stack, **changes) if changes else stack
+
+
+# What each software stack holds in HBM beside the textbook counts, from `costmodel/data/memory.yaml`.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryProfile:
+    """Facts about one software stack; `memory.yaml` has the source of each."""
+
+    logit_bytes: float
+    """Bytes of a logit at the peak of the loss."""
+    split_logit_bytes: float
+    """The same where tensor-parallel ranks share the vocabulary."""
+    placeholder_gradients: bool
+    """Whether one 16-bit tensor of every weight's shape stands in for gradients that were added elsewhere."""
+    fp8_weight_copies: bool
+    fp8_saved_inputs: bool
+    keeps_unread_outputs: bool
+    """Whether operator-level recomputation stores outputs that no backward pass reads."""
+    separate_operators: bool
+    """Whether rotary embeddings and gates keep what each of their operators reads."""
+    sums_beside_gradients: bool
+    """Whether fp32 sums of gradients lie beside the 16-bit gradients of a micro-batch."""
+    keeps_stage_outputs: bool
+    """Whether a pipeline stage keeps what it sent until the backward pass."""
+    stranding: Literal["none", "forward", "step"]
+    """What a caching allocator can not use again: `none` (the stack's figures are bytes allocated), `forward`
+    (blocks of a layer's forward pass, too small for logits), `step` (contiguous buffers of the optimizer
+    step)."""
+    step_bytes: float
+    """Bytes of a parameter that the optimizer step holds on each data-parallel rank's share (16-bit
+    gradients)."""
+    bf16_gradient_copies_bytes: float
+    """Further bytes of a gradient element that stages 0 to 2 keep in bf16."""
+    unsharded_in_pipeline: bool
+    """Whether a pipeline keeps fp32 gradients whole for a step under ZeRO 2 and 3, and under ZeRO 3 16-bit
+    weights too."""
+    whole_while_accumulating: bool
+    """Whether ZeRO 2 and 3 keep 16-bit gradients whole until the last micro-batch."""
+    bucket_elements: float
+    """Elements of the buffer in which gradients are reduced."""
+    reuse_elements: float
+    """Weights that pass before a gathered one is used again, up to which it stays gathered under stage 3; 0
+    where layers are gathered and freed one by one."""
+    prefetch_elements: float
+    """Weights that are gathered ahead under stage 3, where `reuse_elements` is above 0."""
+    offload_buffer_bytes: float
+    """Bytes of an element of the largest matrix, in buffers through which stages 1 and 2 offload."""
+    offloaded_shard_bytes: float
+    """Bytes of a weight, and of its gradient, that stage 3 keeps on the GPU beside an offloaded optimizer."""
+    upload_bytes: float
+    """Bytes of an offloaded weight on its way from the host to where it is gathered."""
+    host_copies_bytes: float
+    """Bytes of an offloaded parameter in the host's memory beside its states and its fp32 gradient."""
+
+
+@cache
+def memory_profile(name: str) -> MemoryProfile:
+    """The facts about a software profile.
+
+    Parameters
+    ----------
+    name : str
+        As in `frameworks.yaml`.
+
+    Returns
+    -------
+    MemoryProfile
+        From `costmodel/data/memory.yaml`, where each value has its source.
+
+    Raises
+    ------
+    KeyError
+        Where there are none.
+    """
+    table = data_table("memory.yaml")
+    stacks = table["stacks"]
+    if name not in stacks:
+        raise KeyError(f"no memory profile {name!r}: known are {', '.join(sorted(stacks))}")
+    return MemoryProfile(**{**table["defaults"], **stacks[name]})

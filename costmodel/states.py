@@ -1,0 +1,373 @@
+"""Parameters of each pipeline rank, and bytes of weights, gradients and optimizer states of a parameter."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.costmodel.kernels import OPERAND_BYTES
+from meshwright.costmodel.layout import Floats, Ints, Layout
+from meshwright.costmodel.rank_load import Stages, layer_counts
+from meshwright.costmodel.schedules import has_trait, last_rank, on_both_ranks
+from meshwright.costmodel.stacks import memory_profile, stack_constants
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.blocks import BlockShares
+from meshwright.model_specs.parameters import (
+    attention_parameters,
+    dense_layer_parameters,
+    dense_mlp_parameters,
+    embedding_parameters,
+    expert_parameters,
+    linear_attention_parameters,
+    mamba_parameters,
+    moe_layer_parameters,
+    mtp_parameters,
+    norm_parameters_per_layer,
+    router_parameters,
+    shared_expert_parameters,
+    whole_attention_parameters,
+    whole_linear_attention_parameters,
+)
+from meshwright.model_specs.schema import ModelSpec
+
+StateBytes = tuple[Floats, Floats, Floats]
+"""Bytes of weights, of gradients, of optimizer states."""
+
+_MASTER_BYTES = 4.0
+"""The fp32 master weight."""
+_HOST_WEIGHT_BYTES = 2.0
+"""Of a weight whose shard DeepSpeed's `offload_param` keeps on the host."""
+_HOST_GRADIENT_BYTES = 4.0
+_MOMENTS = {"adam": 2, "sgd": 1, "muon": 1}
+"""Moments of a parameter: two for Adam, one for momentum SGD and Muon (arXiv 2502.16982)."""
+
+
+def layer_parameters_on_gpu(
+    model: ModelSpec, layout: Layout, blocks: BlockShares | None = None
+) -> tuple[Floats, Floats, Floats]:
+    """Parameters of one layer on one GPU, before data-parallel sharding.
+
+    Where layers differ in their attention, or by a hybrid pattern, it is their mean.
+    docs/cost_model.md, "Memory", has the sources.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The model.
+    layout : Layout
+        One layout, or many of shape [n]; tp, ep and etp are used.
+    blocks : BlockShares, optional
+        Of a layer other than the mean one of a hybrid pattern.
+
+    Returns
+    -------
+    tuple of three floats or arrays
+        Parameters of a dense layer, of an expert layer without its experts, and of these experts; 0 where
+        the model has no such layer.
+    """
+    tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
+    whole: float = whole_attention_parameters(model)
+    split: float = attention_parameters(model) - whole
+    if model.linear_layers:
+        share = model.linear_fraction
+        linear_whole = whole_linear_attention_parameters(model)
+        linear_split = linear_attention_parameters(model) - linear_whole
+        whole = (1.0 - share) * whole + share * linear_whole
+        split = (1.0 - share) * split + share * linear_split
+    if model.state_space is not None or model.hybrid_pattern is not None:
+        shares = blocks or model.blocks
+        whole = shares.attention * whole
+        split = shares.attention * split + shares.mamba * mamba_parameters(model)
+    common = split / tp + whole + norm_parameters_per_layer(model)
+    if model.has_mean_layers:
+        return _pattern_layer(model, layout, common, blocks or model.blocks)
+    dense = 0.0 * tp
+    if model.dense_layers:
+        dense = common + dense_mlp_parameters(model) / tp
+    if model.moe is None:
+        return dense, 0.0 * tp, 0.0 * tp
+    rest = common + shared_expert_parameters(model) / tp + router_parameters(model)
+    return dense, rest, model.moe.experts * expert_parameters(model) / (ep * etp)
+
+
+def _pattern_layer(
+    model: ModelSpec, layout: Layout, mixers: Floats, blocks: BlockShares
+) -> tuple[Floats, Floats, Floats]:
+    """A layer of unlike ones with its share of feed-forward and experts, beside its mixers."""
+    tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
+    layer = mixers + blocks.feed_forward * dense_mlp_parameters(model) / tp
+    if model.moe is None:
+        return layer, 0.0 * tp, 0.0 * tp
+    beside = shared_expert_parameters(model) / tp + router_parameters(model)
+    experts = model.moe.experts * expert_parameters(model) / (ep * etp)
+    return 0.0 * tp, layer + blocks.experts * beside, blocks.experts * experts
+
+
+def rank_parameters(
+    model: ModelSpec, layout: Layout, stages: Stages | None
+) -> tuple[Floats, Floats]:
+    """Dense and expert parameters on one GPU of each rank, before data-parallel sharding.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The model.
+    layout : Layout
+        One layout with `stages`, else one or many of shape [n].
+    stages : tuple of tuple of int, or None
+        Layers of each [pipeline rank][virtual stage]; None for the mean over ranks, which is a lower bound
+        on the largest.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Parameters, of shape [pp] with stages and shaped like the layout without.
+    """
+    layer = dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    table, last, mtp_experts = end_parameters(model, layout, layer)
+    if stages is None:
+        pp = np.asarray(layout.pp)
+        of_dense = model.dense_layers * dense + model.moe_layers * rest + table + last
+        return of_dense / pp, (model.moe_layers * experts + mtp_experts) / pp
+    counts = layer_counts(model.dense_layers, stages, 0, v_shaped=v_shaped(layout))
+    rank = np.arange(len(stages))
+    on_last = rank == last_rank(layout.schedule, len(stages))
+    ends = np.where(rank == 0, table, 0.0) + np.where(on_last, last, 0.0)
+    of_experts = counts.moe * experts + np.where(on_last, mtp_experts, 0.0)
+    of_dense = counts.dense * dense + counts.moe * rest + ends
+    return on_both_ranks(of_dense, layout.schedule), on_both_ranks(of_experts, layout.schedule)
+
+
+def end_parameters(
+    model: ModelSpec, layout: Layout, layer: tuple[Floats, Floats, Floats] | None = None
+) -> tuple[Floats, Floats, Floats]:
+    """Parameters on one GPU of the ranks with the token table and with the head, beside their layers.
+
+    The last rank holds the MTP modules and, to feed them, its own copy of the token table (megatron-core
+    gpt_model.py builds an embedding on the first rank and on that of the MTP modules).
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The model.
+    layout : Layout
+        One layout, or many of shape [n]; tp, pp, ep and etp are used.
+    layer : tuple of three floats or arrays, optional
+        `layer_parameters_on_gpu(model, layout)`, where the caller has them.
+
+    Returns
+    -------
+    tuple of three floats or arrays
+        Dense ones on the first rank and on the last, and experts on the last; where one rank is both, it has
+        their sum.
+    """
+    dense, rest, experts = layer or layer_parameters_on_gpu(model, layout)
+    tp, pp = np.asarray(layout.tp), np.asarray(layout.pp)
+    table = embedding_parameters(model) / tp
+    main = dense if model.moe is None else rest
+    mtp_dense = model.mtp_layers * main + _mtp_join_parameters(model) / tp
+    untied = 0 if model.tied_embeddings else 1
+    tables = np.where(pp > 1, max(1, untied + (model.mtp_layers > 0)), untied)
+    return table, tables * table + mtp_dense, model.mtp_layers * experts
+
+
+def v_shaped(layout: Layout) -> bool:
+    """Whether the chunks of a layout, or of some of many, run down the ranks and up again.
+
+    docs/cost_model.md, "Pipeline schedules", has the sources.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout or many.
+
+    Returns
+    -------
+    bool
+    """
+    return bool(has_trait(layout.schedule, "v_shaped").any())
+
+
+def _mtp_join_parameters(model: ModelSpec) -> int:
+    """What joins the MTP modules to the model: a projection from 2 h to h and three norms each."""
+    if not model.mtp_layers:
+        return 0
+    layer = moe_layer_parameters(model) if model.moe_layers else dense_layer_parameters(model)
+    return mtp_parameters(model) - model.mtp_layers * layer
+
+
+def optimizer_shards(layout: Layout) -> tuple[Ints, Ints]:
+    """Ranks that share the optimizer states of a parameter, and under ZeRO 3 the parameter itself.
+
+    All replicas, or those of a shard group, innermost ranks first (HSDP; InternEvo's zero1 size; Megatron
+    --num-distributed-optimizer-instances, which splits the replicas of experts into as many groups).
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    tuple of two int or arrays of int
+        Of dense parameters, and of experts; at least 1.
+    """
+    dense, expert = np.asarray(layout.dp) * np.asarray(layout.cp), np.asarray(layout.edp)
+    return np.maximum(dense // layout.shard_groups, 1), np.maximum(expert // layout.shard_groups, 1)
+
+
+def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
+    """Weights, gradients and optimizer states of one parameter on one GPU.
+
+    Mixed-precision Adam: a 2-byte weight, a gradient, fp32 master weight and two moments (12). Megatron keeps
+    the gradient in fp32 (4 bytes), stacks that reduce in 16 bits in 2 (Megatron-LM docs, dist_optimizer.md:
+    6 + 12/d). Under ZeRO 3 the fp32 weight is the only one, but for stacks that keep 16-bit weights whole
+    between the micro-batches of a pipeline. These keep gradients whole too, under ZeRO 2 and 3, and in fp32,
+    in which they are reduced: shards come only as the last micro-batch gives whole ones up, layer by layer
+    (torch 2.13, pipelining/stage.py, backward_maybe_with_nosync: set_requires_gradient_sync(False), and
+    perform_reduce_grad; fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed: reduce_dtype, which
+    torchtitan 0.3.0 fixes to float32 in config/configs.py, mixed_precision_reduce). FP8 kernels keep a
+    quantised copy of the weight and mostly of its transpose, beside the 16-bit weight or, with FP8
+    parameters, instead of it. States of offloaded parameters are the host's
+    (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py: fp32 weight and moments of an
+    offloaded parameter are made on the CPU; torch 2.13, CPUOffloadPolicy of FSDP2: weights and
+    gradients lie there too; deepspeed/runtime/zero/stage3.py: under ZeRO 3 16-bit weights stay on
+    the GPU unless `offload_param` keeps their shards on the host, and gradients pass through it in
+    16 bits).
+    Further copies of gradients are those of an optimizer that DeepSpeed takes for states on the GPU alone
+    (deepspeed/runtime/engine.py, `_do_optimizer_sanity_check`).
+
+    Parameters
+    ----------
+    workload : Workload
+        Precision, optimizer and software.
+    layout : Layout
+        One layout, or many of shape [n]; pp, the ZeRO stage and the offloaded share are used.
+    shards : int or array of int
+        d, data-parallel ranks that share the parameter, at least 1.
+
+    Returns
+    -------
+    tuple of three floats or arrays
+        Bytes of weights, of gradients, of optimizer states.
+    """
+    stack, profile = stack_constants(workload), memory_profile(workload.framework)
+    bf16 = workload.precision == "bf16"
+    offloaded = np.asarray(layout.optimizer_offload) / 100.0
+    on_gpu = 1.0 - offloaded
+    grad = float(stack.gradient_bytes) + np.where(
+        bf16, on_gpu * profile.bf16_gradient_copies_bytes, 0.0
+    )
+    if profile.sums_beside_gradients and stack.gradient_bytes == 4:
+        grad = grad + 2.0
+    copies, weight = 0.0, 2.0
+    if profile.fp8_weight_copies and workload.precision in OPERAND_BYTES:
+        copies = _narrow_weight_bytes(workload)
+        weight = 0.0 if stack.narrow_gathers else 2.0
+    step = 0.0 if bf16 else profile.step_bytes
+    optimizer = _MASTER_BYTES + _MOMENTS[workload.optimizer] * workload.moment_bytes
+    d = np.asarray(shards, dtype=np.float64)
+    stage = np.asarray(layout.zero_stage)
+    fsdp = stage == 3
+    low = 4.0 - (4.0 - profile.offloaded_shard_bytes) * offloaded
+    kept = low - (_HOST_WEIGHT_BYTES if workload.offload_parameters else 0.0)
+    weights: Floats = np.where(fsdp, (kept + copies) / d, weight + copies)
+    unsharded = np.where(stage == 2, grad / d, grad)
+    gradients: Floats = np.where(fsdp, low / d, unsharded)
+    if profile.unsharded_in_pipeline:
+        in_full = (stage >= 2) & (np.asarray(layout.pp) > 1) & (d > 1)
+        weights = weights + np.where(in_full & fsdp, 2.0, 0.0)
+        gradients = np.maximum(gradients, np.where(in_full, 4.0, 0.0))
+    if profile.whole_while_accumulating:
+        accumulates = (stage >= 2) & (np.asarray(layout.num_micro_batches) > 1) & (d > 1)
+        gradients = np.maximum(gradients, np.where(accumulates, 2.0, 0.0))
+    share = np.where(stage == 0, 1.0, 1.0 / d)
+    of_shard = np.where(fsdp, (optimizer - 4.0) / d, optimizer * share + step / d)
+    states: Floats = on_gpu * of_shard
+    if workload.factors is not None:
+        factor = workload.factors.state_memory
+        return weights * factor, gradients * factor, states * factor
+    return weights, gradients, states
+
+
+def offloaded_bytes(workload: Workload, layout: Layout, shards: Ints) -> Floats:
+    """What offloading the optimizer keeps in the host's memory, of one parameter on one GPU.
+
+    The fp32 weight, the moments and the gradient, which is copied there in fp32 each step
+    (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py), what the stack's profile adds, and offloaded
+    16-bit shards (deepspeed/runtime/zero/partition_parameters.py, _partition_param).
+
+    Parameters
+    ----------
+    workload : Workload
+        Its optimizer and software.
+    layout : Layout
+        One layout, or many of shape [n]; the ZeRO stage and the offloaded share are used.
+    shards : int or array of int
+        Data-parallel ranks that share the parameter, at least 1.
+
+    Returns
+    -------
+    float or array
+        Bytes; 0 where nothing is offloaded.
+    """
+    moments = _MOMENTS[workload.optimizer] * workload.moment_bytes
+    share = np.where(np.asarray(layout.zero_stage) == 0, 1.0, 1.0 / np.asarray(shards))
+    kept: Floats = np.asarray(layout.optimizer_offload) / 100.0 * share
+    copies = memory_profile(workload.framework).host_copies_bytes
+    states: Floats = kept * (_MASTER_BYTES + moments + _HOST_GRADIENT_BYTES + copies)
+    return states + (_HOST_WEIGHT_BYTES * share if workload.offload_parameters else 0.0)
+
+
+def _narrow_weight_bytes(workload: Workload) -> float:
+    """Bytes of a parameter at the run's narrow precision, rows and columns.
+
+    One copy serves both on Blackwell, whose FP8 products take either order (Transformer Engine,
+    tensor/float8_tensor.py, is_non_tn_fp8_gemm_supported); blocks of MXFP8 and NVFP4 are scaled apart.
+    """
+    either_order = workload.cluster.device.architecture == "blackwell"
+    orders = 1.0 if workload.precision == "fp8" and either_order else 2.0
+    return orders * OPERAND_BYTES[workload.precision]
+
+
+def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) -> Floats:
+    """Weights, gradients and optimizer states of one parameter on one GPU, together.
+
+    docs/cost_model.md, "Memory", has the sources.
+
+    Parameters
+    ----------
+    workload : Workload
+        Precision, optimizer and software.
+    layout : Layout
+        One layout, or many of shape [n].
+    shards : int or array of int
+        Data-parallel ranks that share the parameter, at least 1.
+
+    Returns
+    -------
+    float or array
+        Bytes; `state_bytes` has the sources.
+    """
+    weights, gradients, states = state_bytes(workload, layout, shards)
+    together: Floats = np.asarray(weights) + gradients + states
+    return together
+
+
+def table_parameters(model: ModelSpec, layout: Layout) -> Floats:
+    """Parameters of one token table or head on one GPU.
+
+    docs/cost_model.md, "Memory", has the sources.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The model.
+    layout : Layout
+        One layout, or many of shape [n]; tp is used.
+
+    Returns
+    -------
+    float or array
+    """
+    parameters: Floats = embedding_parameters(model) / layout.tp
+    return parameters

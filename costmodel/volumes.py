@@ -1,0 +1,424 @@
+"""What the mean rank moves in a step, before any group or level is looked at.
+
+Embedding, head and MTP modules are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.costmodel.data_parallel import passes_of_a_step
+from meshwright.costmodel.feed_forward import routed_copies
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.rank_load import Stages, rank_counts
+from meshwright.costmodel.states import optimizer_shards, rank_parameters
+from meshwright.costmodel.workload import (
+    GATHERS,
+    HIERARCHICAL,
+    gathered_ranks,
+    one_ring,
+    pass_bytes,
+    swapping_ranks,
+)
+
+_TRANSFERS_PER_BLOCK = 4.0
+"""Transfers of an activation per block of a layer: in and out, forward and backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankWork:
+    """Layers that the mean pipeline rank runs in a step, each counted once a micro-batch."""
+
+    micro_batches: int
+    activation_bytes: float
+    """Of one micro-batch between layers, before tensor parallelism splits it."""
+    layers: float
+    recomputed: float
+    """Layers recomputed in full, among the others."""
+    moe_layers: float
+    """Layers with experts, among the others; of a hybrid pattern those that have them."""
+    moe_recomputed: float
+
+
+def mean_rank_work(c: Context, stages: Stages) -> RankWork:
+    """Layers that the mean pipeline rank runs in a step.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    RankWork
+        Layers and bytes.
+    """
+    model, pp = c.workload.model, len(stages)
+    m = int(np.asarray(c.layout.num_micro_batches))
+    counts = rank_counts(c, stages)
+    experts = model.blocks.experts
+    return RankWork(
+        micro_batches=m,
+        activation_bytes=2.0 * float(np.asarray(c.tokens)) * model.hidden,
+        layers=m * model.layers / pp,
+        recomputed=m * float(np.sum(counts.dense_recomputed + counts.moe_recomputed)) / pp,
+        moe_layers=m * len(model.expert_layers) / pp,
+        moe_recomputed=experts * m * float(np.sum(counts.moe_recomputed)) / pp,
+    )
+
+
+def tensor_passes(c: Context, work: RankWork) -> float:
+    """Ring passes of an activation over the tensor group in a step.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    work : RankWork
+        Of the same layout.
+
+    Returns
+    -------
+    float
+        Passes at 16 bits; a gather of cast values counts less. With sequence parallelism Megatron gathers the
+        saved input once more for the weight's gradient (Korthikanti et al. 2022, section 4.2.2;
+        megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
+    """
+    by_sequence = bool(np.all(c.layout.sequence_parallel))
+    narrow = float(c.gathered_share) if by_sequence else 1.0
+    blocks, recomputed = _tensor_blocks(c, work)
+    passes = (_TRANSFERS_PER_BLOCK / 2.0 * blocks + recomputed) * (1.0 + narrow)
+    if by_sequence and c.constants.framework.async_tensor_backward:
+        passes += blocks * narrow
+    return passes
+
+
+def _tensor_blocks(c: Context, work: RankWork) -> tuple[float, float]:
+    """Blocks of a step that tensor parallelism splits, and those of them that run forward once more."""
+    moe = c.workload.model.moe
+    without = 1.0 if moe is not None and not moe.shared_width else 0.0
+    # Mamba-2 beside attention shares its gather and its sum.
+    beside = 1.0 if c.workload.model.mamba_beside_attention else 0.0
+    each = c.workload.model.blocks.total - beside
+    blocks = each * work.layers - without * work.moe_layers
+    return blocks, each * work.recomputed - without * work.moe_recomputed
+
+
+def expert_passes(work: RankWork) -> float:
+    """Transfers of routed tokens in a step: dispatch and combine, forward, backward and recomputed.
+
+    docs/cost_model.md, "Collectives", has the sources.
+
+    Parameters
+    ----------
+    work : RankWork
+        Of one layout.
+
+    Returns
+    -------
+    float
+    """
+    return _TRANSFERS_PER_BLOCK * work.moe_layers + 2.0 * work.moe_recomputed
+
+
+def gathered_bytes(c: Context, work: RankWork) -> float:
+    """Buffers that the all-gather dispatcher gathers or scatters in a step; 0 with other dispatchers.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    work : RankWork
+        Of the same layout.
+
+    Returns
+    -------
+    float
+        Bytes of the whole group's tokens.
+    """
+    if c.workload.model.moe is None or c.workload.moe_dispatch != GATHERS:
+        return 0.0
+    forward, backward = (sum(passes) for passes in pass_bytes(c.workload))
+    tokens = float(np.asarray(c.tokens / c.layout.tp * gathered_ranks(c.layout)))
+    return tokens * (work.moe_layers * (forward + backward) + work.moe_recomputed * forward)
+
+
+def routed_bytes(c: Context, work: RankWork) -> float:
+    """What a rank sends in one transfer to the experts, one copy of each token.
+
+    docs/cost_model.md, "Collectives", has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    work : RankWork
+        Of the same layout.
+
+    Returns
+    -------
+    float
+        Bytes, of the busiest rank.
+    """
+    imbalance = float(c.workload.imbalance(int(np.asarray(c.layout.ep))))
+    return work.activation_bytes / int(np.asarray(c.layout.tp)) * imbalance
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextVolumes:
+    """Bytes of a step of context parallelism: of a ring's whole buffer, or what one GPU swaps in all."""
+
+    whole: float
+    """Over the whole group, by the ring of p2p or the swap of a2a; in a2a+p2p the swap of layers with linear
+    attention or Mamba."""
+    swapped: float
+    """Among neighbours of a2a+p2p, by all-to-all."""
+    ring: float
+    """Round the rings of a2a+p2p."""
+    neighbours: int
+    """Ranks that swap in a2a+p2p."""
+
+
+def context_volumes(c: Context, work: RankWork) -> ContextVolumes:
+    """Keys and values once round the ring forward, and with their gradients backward; or heads for tokens.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    work : RankWork
+        Of the same layout.
+
+    Returns
+    -------
+    ContextVolumes
+        Rings as in Liu et al. 2023, arXiv 2310.01889, section 3, swaps as in DeepSpeed Ulysses, arXiv
+        2309.14509; both as in USP, arXiv 2405.07719, section 3.
+    """
+    model, tp, cp = c.workload.model, int(np.asarray(c.layout.tp)), int(np.asarray(c.layout.cp))
+    heads, width = model.heads / tp, model.qk_head_dim + model.v_head_dim
+    kv_heads = heads if model.attention is not None else max(model.kv_heads / tp, 1.0)
+    token_bytes = 2.0 * float(np.asarray(c.tokens))
+    passes = 2.0 * work.layers + work.recomputed
+    full, linear = 1.0 - model.linear_fraction, model.linear_attention
+    full, mamba = full * model.blocks.attention, model.mamba
+    swapped = 0.0
+    if linear is not None:
+        elements = (linear.projected_width + linear.value_width) / tp
+        swapped = model.linear_fraction * token_bytes * elements * passes
+    if mamba is not None:
+        elements = (mamba.projected_width + mamba.width) / tp
+        swapped = model.blocks.mamba * token_bytes * elements * passes
+    heads_swapped = full * token_bytes * (heads + kv_heads) * width * passes
+    if c.workload.cp_comm == "a2a":
+        return ContextVolumes(whole=heads_swapped + swapped, swapped=0.0, ring=0.0, neighbours=1)
+    ring_passes = 3.0 * work.layers + work.recomputed
+    passed_on = full * token_bytes * kv_heads * width * ring_passes
+    if c.workload.cp_comm == HIERARCHICAL:
+        size = int(swapping_ranks(c.workload, c.layout))
+        ring = passed_on * (cp // size)
+        return ContextVolumes(whole=swapped, swapped=heads_swapped, ring=ring, neighbours=size)
+    return ContextVolumes(whole=passed_on * cp + swapped, swapped=0.0, ring=0.0, neighbours=1)
+
+
+def gradient_element_bytes(c: Context) -> float:
+    """Bytes that pass round the data-parallel ring in a step for each parameter.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+
+    Returns
+    -------
+    float
+        By ZeRO stage (`data_parallel.data_parallel_traffic` has the sources).
+    """
+    framework, stage = c.constants.framework, int(np.asarray(c.layout.zero_stage))
+    grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
+    if stage == 0:
+        return 2.0 * grad
+    gathers, reductions = (float(np.asarray(passes)) for passes in passes_of_a_step(c))
+    reduced = 2.0 * grad if stage < 3 and framework.zero1_all_reduces else grad
+    return gathers * weight + reductions * reduced
+
+
+def reduced_shard_bytes(c: Context) -> float:
+    """Bytes that pass round the ring over the shard groups in a step for each parameter of a rank's shard.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+
+    Returns
+    -------
+    float
+        Of the all-reduce of HSDP (`data_parallel.data_parallel_traffic` has the sources).
+    """
+    _, reductions = passes_of_a_step(c)
+    return 2.0 * float(c.constants.framework.gradient_bytes) * float(np.asarray(reductions))
+
+
+def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
+    """Operations that the mean rank starts in a step, by axis.
+
+    docs/cost_model.md, "The step", has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    work : RankWork
+        Of the same layout.
+
+    Returns
+    -------
+    dict of str to float
+        `tp`: gathers and scatters, two an all-reduce. `pp`: sends, forward and backward. `ep`: all-to-alls.
+        `dp`: ring passes of all gradients or weights.
+    """
+    layout = c.layout
+    blocks, recomputed = _tensor_blocks(c, work)
+    gathers, reductions = (float(np.asarray(passes)) for passes in passes_of_a_step(c))
+    is_replicated = int(np.asarray(layout.zero_stage)) == 0
+    return {
+        "tp": _TRANSFERS_PER_BLOCK * blocks + 2.0 * recomputed,
+        "pp": 2.0 * work.micro_batches * int(np.asarray(layout.vpp)),
+        "ep": expert_passes(work),
+        "dp": 2.0 if is_replicated else gathers + reductions,
+    }
+
+
+# Bytes of a step that one GPU puts into each group it belongs to, wherever the group lies.
+#
+# The counterpart of `level_traffic`, which spreads the same bytes over the levels of a regular fabric.
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTraffic:
+    """Bytes of one step, one direction, of one GPU; a ring's are what passes every member of the group."""
+
+    tensor: float
+    """Ring passes over the tensor group."""
+    context: float
+    """Ring passes of keys and values over the context group; with `a2a`, what is sent to the whole group;
+    with `a2a+p2p`, what layers with linear attention or Mamba send to it."""
+    context_swaps: float
+    """What `a2a+p2p` sends to the neighbours that swap heads for tokens, itself among them."""
+    context_rings: float
+    """Ring passes of `a2a+p2p` over every A-th rank of the context group."""
+    gradients: float
+    """Ring passes of dense gradients and parameters over the data-parallel group (with context), or over a
+    shard group where there are several."""
+    gradients_between: float
+    """Ring passes of a rank's own dense shard over the shard groups; 0 where there is one."""
+    expert_gradients: float
+    """As `gradients` of the experts, over the ranks that hold the same ones."""
+    expert_gradients_between: float
+    expert_tensor: float
+    """Ring passes of gathered tokens over the expert-tensor group."""
+    experts: float
+    """All-to-all: sent to the whole expert group, itself among the receivers, one copy a receiver block."""
+    expert_gathers: float
+    """Ring passes of the all-gather dispatcher over the etp ep ranks of a group, in place of both."""
+    boundary: float
+    """To the next pipeline rank, and as much back from it."""
+    wrap: float
+    """From the last pipeline rank to the first, with virtual stages."""
+
+
+def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTraffic:
+    """Bytes of a step that one GPU puts into each of its groups.
+
+    Gradients are those of the rank with the most parameters, the others of the mean layer.
+
+    docs/cost_model.md, "Collectives", has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+    expert_blocks : int
+        Blocks (slots, nodes) that an expert group spans, at least 1: tokens that go to several experts of a
+        block are sent there once.
+
+    Returns
+    -------
+    GroupTraffic
+        Bytes, one direction.
+    """
+    layout = c.layout
+    tp, pp, vpp = (int(np.asarray(x)) for x in (layout.tp, layout.pp, layout.vpp))
+    work = mean_rank_work(c, stages)
+    hop = work.activation_bytes / tp * work.micro_batches * vpp if pp > 1 else 0.0
+    experts, expert_tensor = _expert_bytes(c, work, expert_blocks)
+    return GroupTraffic(
+        tensor=_ring(work.activation_bytes, tp) * tensor_passes(c, work),
+        **_context_bytes(c, work),
+        **_gradient_bytes(c, stages),
+        expert_tensor=expert_tensor,
+        experts=experts,
+        expert_gathers=_ring(gathered_bytes(c, work), int(gathered_ranks(layout))),
+        boundary=hop,
+        wrap=hop * (vpp - 1) / vpp,
+    )
+
+
+def _gradient_bytes(c: Context, stages: Stages) -> dict[str, float]:
+    """Ring passes over the ranks that shard together, and of the shard of each over their groups."""
+    groups = int(np.asarray(c.layout.shard_groups))
+    kinds = zip(
+        ("gradients", "expert_gradients"),
+        rank_parameters(c.workload.model, c.layout, stages),
+        (int(np.asarray(size)) for size in optimizer_shards(c.layout)),
+        strict=True,
+    )
+    element, reduced, moved = gradient_element_bytes(c), reduced_shard_bytes(c), {}
+    for name, parameters, shards in kinds:
+        most = float(np.max(parameters))
+        moved[name] = _ring(most * element, shards)
+        moved[f"{name}_between"] = _ring(most / shards * reduced, groups)
+    return moved
+
+
+def _context_bytes(c: Context, work: RankWork) -> dict[str, float]:
+    """Ring passes over the context group, or what is sent to all of it, and both of its parts."""
+    cp, moved = int(np.asarray(c.layout.cp)), context_volumes(c, work)
+    if cp == 1:
+        return {"context": 0.0, "context_swaps": 0.0, "context_rings": 0.0}
+    share = (cp - 1) / cp if one_ring(c.workload) else 1.0
+    return {
+        "context": moved.whole * share,
+        "context_swaps": moved.swapped,
+        "context_rings": _ring(moved.ring, cp // moved.neighbours),
+    }
+
+
+def _expert_bytes(c: Context, work: RankWork, blocks: int) -> tuple[float, float]:
+    """Bytes of the expert group's all-to-all, and of the expert-tensor group's rings."""
+    moe = c.workload.model.moe
+    if moe is None or c.workload.moe_dispatch == GATHERS:
+        return 0.0, 0.0
+    etp = int(np.asarray(c.layout.etp))
+    routed = routed_bytes(c, work) * expert_passes(work)
+    expert_tensor = _ring(routed * moe.top_k * etp, etp)
+    if int(np.asarray(c.layout.ep)) == 1:
+        return 0.0, expert_tensor
+    copies = routed_copies(c.workload, np.array([float(blocks)]), c.layout.ep)
+    return routed * float(np.max(copies)), expert_tensor
+
+
+def _ring(volume: float, members: int) -> float:
+    """What passes every member in one ring pass of a buffer of `volume` bytes in all."""
+    return volume * (members - 1) / members

@@ -1,0 +1,621 @@
+"""
+
+Reads YAML and JSON that may be hostile: bounded size and depth, plain data only, errors in words.
+
+>>> parse_mapping("gpus: 8", "cluster.yaml")
+{'gpus': 8}
+>>> parse_mapping("gpus: 8\\ngpus: 16", "cluster.yaml")
+Traceback (most recent call last):
+    ...
+meshwright.errors.InputError: cluster.yaml: line 2: field 'gpus' is given twice
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import metadata, resources
+from pathlib import Path, PurePosixPath
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from meshwright.errors import LONGEST_VALUE, InputError, near_miss, shown
+
+SMALL_FILE_BYTES = 2**20
+"""Most bytes of a file that describes one thing, such as a model: these have a few kilobytes."""
+LARGE_FILE_BYTES = 16 * 2**20
+"""Most bytes of a file that lists: a cluster that names each of 131,072 nodes fits."""
+DEEPEST = 32
+"""Mappings and lists inside one another."""
+LONGEST_PATH = 500
+_LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""As safe as the other, and six times as fast."""
+
+
+def read_mapping(path: Path, largest_bytes: int = SMALL_FILE_BYTES) -> dict[str, object]:
+    """The mapping that a YAML or JSON file of bounded size holds. Raises InputError, naming the file."""
+    return parse_mapping(read_text(path, largest_bytes), path_text(path))
+
+
+def read_text(path: Path, largest_bytes: int = SMALL_FILE_BYTES) -> str:
+    """The text of a regular UTF-8 file. Raises InputError where there is none, or it is too large."""
+    where = path_text(path)
+    try:
+        data = _bytes_of(path, where, largest_bytes + 1)
+    except OSError as error:
+        reason = error.strerror or "system error"
+        raise InputError(f"cannot be read ({reason})", where=where) from None
+    if len(data) > largest_bytes:
+        what = f"the file is larger than {largest_bytes} bytes, the most that is read"
+        raise InputError(what, where=where)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"this is not UTF-8 text (byte {error.start})", where=where) from None
+
+
+def _bytes_of(path: Path, where: str, byte_count: int) -> bytes:
+    if not path.is_file():
+        raise InputError(_why_unreadable(path), where=where)
+    with path.open("rb") as file:
+        return file.read(byte_count)
+
+
+def _why_unreadable(path: Path) -> str:
+    """What a path is that is no file."""
+    if path.is_dir():
+        return "this is a directory, not a file"
+    if path.exists():
+        return "this is a pipe or a device, not a file: write what it gives to a file first"
+    return "no such file"
+
+
+def is_file(text: str) -> bool:
+    """Whether a user's text, of any length and content, is the path of a file."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def path_of(value: object, where: str) -> Path:
+    """The path that a caller in Python gave.
+
+    Parameters
+    ----------
+    value
+        A text or a path.
+    where
+        The parameter, for messages.
+
+    Raises
+    ------
+    InputError
+        It is something else, or empty.
+    """
+    if isinstance(value, str | os.PathLike) and str(value):
+        return Path(value)
+    raise InputError("must be the path of a file or folder", where=where, value=value)
+
+
+def path_text(path: Path) -> str:
+    """A path as an error names it: quoted and cut where it cannot be printed as it is."""
+    text = str(path)
+    return text if text.isprintable() and len(text) <= LONGEST_PATH else shown(text)
+
+
+def packaged_document(package: str, file: str) -> Any:
+    """The plain data of a YAML file that comes with meshwright, which is trusted to be sound.
+
+    Parameters
+    ----------
+    package
+        The folder as a package: `meshwright.model_specs.data`.
+    file
+        Name of the file in it.
+    """
+    text = resources.files(package).joinpath(file).read_text(encoding="utf-8")
+    return yaml.load(text, Loader=_LOADER)  # noqa: S506
+
+
+def parse_mapping(text: str, where: str) -> dict[str, object]:
+    """A JSON or YAML document whose root is a mapping with text keys; `where` names it in errors.
+
+    Raises
+    ------
+    InputError
+        For any other document, an alias, a key given twice, or nesting deeper than `DEEPEST`.
+    """
+    data = _parse_json(text, where) if text.lstrip().startswith("{") else _parse_yaml(text, where)
+    if data is None:
+        raise InputError("the document is empty", where=where)
+    if not isinstance(data, dict):
+        raise InputError("the document must be a mapping of fields", where=where, value=data)
+    for key in data:
+        if not isinstance(key, str):
+            raise InputError("field names must be texts", where=where, value=key)
+    return data
+
+
+def compose(text: str, where: str) -> yaml.Node:
+    """The nodes of a YAML or JSON text, each with its place in the text; bounded as `parse_mapping` is."""
+    with _yaml_errors_named(where):
+        _refuse_bombs(text, where)
+        node: yaml.Node | None = yaml.compose(text, Loader=_LOADER)
+    if node is None:
+        raise InputError("the document is empty", where=where)
+    return node
+
+
+def _parse_json(text: str, where: str) -> object:
+    def without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        fields: dict[str, object] = {}
+        for key, value in pairs:
+            if key in fields:
+                raise InputError(f"field {shown(key)} is given twice", where=where)
+            fields[key] = value
+        return fields
+
+    try:
+        return json.loads(text, object_pairs_hook=without_repeats)
+    except InputError:
+        raise
+    except json.JSONDecodeError as error:
+        try:  # A YAML flow mapping starts with a brace as well.
+            return _parse_yaml(text, where)
+        except InputError:
+            what = f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+            raise InputError(what, where=where) from None
+    except RecursionError:
+        raise InputError("the document is nested too deeply", where=where) from None
+    except ValueError:
+        raise InputError("an integer has too many digits", where=where) from None
+
+
+def _parse_yaml(text: str, where: str) -> object:
+    with _yaml_errors_named(where):
+        _refuse_bombs(text, where)
+        # Both are safe loaders: plain data only.
+        return yaml.load(text, Loader=_LOADER)  # noqa: S506
+
+
+@contextmanager
+def _yaml_errors_named(where: str) -> Iterator[None]:
+    """Turns what the YAML reader raises into an InputError that names the document."""
+    try:
+        yield
+    except InputError:
+        raise
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        if where.endswith(".toml"):
+            what = "a TOML file, where YAML or JSON is read (launch files: --baseline and --from-launch)"
+            raise InputError(what, where=where) from None
+        what = f"not valid YAML: {error.problem or error.context}{place}"
+        raise InputError(what, where=where) from None
+    except yaml.YAMLError as error:
+        what = f"not valid YAML: {str(error).splitlines()[0]}"
+        raise InputError(what, where=where) from None
+    except RecursionError:
+        raise InputError("the document is nested too deeply", where=where) from None
+    except (ValueError, OverflowError):
+        raise InputError("a number or date cannot be read", where=where) from None
+
+
+def _refuse_bombs(text: str, where: str) -> None:
+    """Aliases blow a small file up exponentially, nesting the stack; a key given twice hides the first."""
+    parents: list[_Parent] = []
+    for event in yaml.parse(text, Loader=_LOADER):
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.AliasEvent):
+            what = f"line {line}: YAML aliases (*name) are not accepted: repeat the value"
+            raise InputError(what, where=where)
+        if isinstance(event, yaml.ScalarEvent) and parents:
+            if parents[-1].repeats(event.value):
+                what = f"line {line}: field {shown(event.value)} is given twice"
+                raise InputError(what, where=where)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            if parents:
+                parents[-1].repeats(None)
+            parents.append(_Parent(is_mapping=isinstance(event, yaml.MappingStartEvent)))
+            if len(parents) > DEEPEST:
+                what = f"line {line}: nested more than {DEEPEST} levels deep"
+                raise InputError(what, where=where)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            parents.pop()
+
+
+class _Parent:
+    """A mapping or list that the parser is inside of; a mapping's children are key and value in turn."""
+
+    def __init__(self, *, is_mapping: bool) -> None:
+        self._is_mapping = is_mapping
+        self._next_is_key = is_mapping
+        self._keys: set[str] = set()
+
+    def repeats(self, scalar: str | None) -> bool:
+        """Takes the next child (None: not a scalar) and says whether it is a key seen before."""
+        is_key = self._next_is_key
+        self._next_is_key = self._is_mapping and not is_key
+        if not is_key or scalar is None:
+            return False
+        seen = scalar in self._keys
+        self._keys.add(scalar)
+        return seen
+
+
+# What pydantic finds wrong in a document, in the words of someone who writes YAML.
+
+
+MOST_LINES = 20
+"""More mistakes of one document than this are only counted."""
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+_LENGTHS = {
+    "too_long": ("max_length", "at most", "entries"),
+    "too_short": ("min_length", "at least", "entries"),
+    "string_too_long": ("max_length", "at most", "characters"),
+    "string_too_short": ("min_length", "at least", "characters"),
+}
+_WORDS = {
+    "int_type": "must be an integer",
+    "int_parsing": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be a text",
+    "model_type": "must be a mapping of fields",
+    "dict_type": "must be a mapping",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+}
+"""What the commonest kinds of pydantic error mean."""
+
+
+def validation_message(
+    error: ValidationError,
+    where: str,
+    schema: type[BaseModel],
+    other_fields: Collection[str] = (),
+) -> str:
+    """A pydantic error as one line per mistake: `where: field.path: what is wrong, got value; remedy`.
+
+    Parameters
+    ----------
+    where
+        Names the document.
+    schema
+        Its pydantic class; nested classes are followed to name the fields allowed at each level.
+    other_fields
+        Top-level fields that are allowed beside those of `schema`.
+    """
+    mistakes = error.errors(include_url=False)
+    lines = [_line(mistake, where, schema, other_fields) for mistake in mistakes[:MOST_LINES]]
+    if len(mistakes) > MOST_LINES:
+        lines.append(f"{where}: and {len(mistakes) - MOST_LINES} more mistakes")
+    return "\n".join(lines)
+
+
+def _line(
+    mistake: Mapping[str, Any],
+    where: str,
+    schema: type[BaseModel],
+    other_fields: Collection[str],
+) -> str:
+    location: tuple[int | str, ...] = mistake["loc"]
+    kind: str = mistake["type"]
+    context: dict[str, Any] = mistake.get("ctx", {})
+    value = mistake["input"]
+    path = field_path(location)
+    place = f"{where}: {path}" if path else where
+    if kind == "value_error":
+        return f"{place}: {context.get('error', mistake['msg'])}"
+    if kind == "missing":
+        return str(InputError("this field is required and missing", where=place))
+    if kind == "extra_forbidden":
+        fields = _fields_at(schema, location[:-1])
+        if len(location) == 1:
+            fields = (*fields, *other_fields)
+        near = near_miss(location[-1], fields)
+        unknown = InputError(
+            "unknown field", where=place, did_you_mean=near, allowed=sorted(fields)
+        )
+        return str(unknown)
+    if kind == "literal_error":
+        expected = str(context["expected"]).replace(" or ", ", ")
+        choices = [choice.strip("'") for choice in expected.split(", ")]
+        what = "not a value of this field"
+        near = near_miss(value, choices)
+        return str(InputError(what, where=place, value=value, did_you_mean=near, allowed=choices))
+    return str(InputError(_words(kind, context, str(mistake["msg"])), where=place, value=value))
+
+
+def _words(kind: str, context: Mapping[str, Any], message: str) -> str:
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        return f"must be {words} {context[key]}"
+    if kind in _LENGTHS:
+        key, bound, of_what = _LENGTHS[kind]
+        return f"must have {bound} {context[key]} {of_what}"
+    return _WORDS.get(kind, message[:1].lower() + message[1:])
+
+
+def field_path(location: Sequence[int | str]) -> str:
+    """A pydantic location as a user writes it.
+
+    >>> field_path(("levels", 0, "gpus"))
+    'levels[0].gpus'
+    """
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+            continue
+        name = part if part.isprintable() and len(part) <= LONGEST_VALUE else shown(part)
+        path += f".{name}" if path else name
+    return path
+
+
+def _fields_at(schema: type[BaseModel], location: Sequence[int | str]) -> tuple[str, ...]:
+    """Names allowed in the mapping at `location`."""
+    current = schema
+    for part in location:
+        field = current.model_fields.get(part) if isinstance(part, str) else None
+        inner = _schema_in(field.annotation) if field is not None else None
+        # Indices and union tags name no field: the class reached so far still holds.
+        current = inner or current
+    return tuple(field.alias or name for name, field in current.model_fields.items())
+
+
+def _schema_in(annotation: object) -> type[BaseModel] | None:
+    """The pydantic class that an annotation such as `tuple[Level, ...] | None` speaks of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = (_schema_in(argument) for argument in get_args(annotation))
+    return next((schema for schema in inner if schema is not None), None)
+
+
+# Writing the files of a launch: whole files, never over someone's work, never outside the folder.
+
+
+def refuse_taken(
+    directory: str | os.PathLike[str], names: Iterable[str], force: bool = False
+) -> None:
+    """Says before long work what would stop its files from being written.
+
+    Parameters
+    ----------
+    directory
+        The folder that they will be written to. It need not exist.
+    names
+        Of files or folders in it.
+    force
+        Files that are there are replaced.
+
+    Raises
+    ------
+    InputError
+        The folder is a file, or a name is taken.
+    """
+    folder = Path(directory)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file, not a folder. Choose another place with -o.")
+    taken = [name for name in names if os.path.lexists(folder / name)]
+    if taken and not force:
+        them = "it" if len(taken) == 1 else "them"
+        raise InputError(
+            f"{folder}: {_listed(taken)} already there. Choose another place, remove {them}, or say --force."
+        )
+
+
+def write_files(
+    directory: str | os.PathLike[str], files: Mapping[str, str], force: bool = False
+) -> list[Path]:
+    """Writes texts (UTF-8) under a folder, by relative name, and returns their paths; `.sh` is executable.
+
+    The folder is made if need be. Every text is first written beside its place under a temporary name, then
+    all are renamed, so a reader never sees half a file, and an interrupt leaves all files or none. Raises
+    InputError if a name leads out of the folder (also through a symbolic link), or if a file exists and
+    `force` is not set.
+    """
+    root = _folder(Path(directory))
+    targets = {name: _target(root, name) for name in files}
+    refuse_taken(root, files, force)
+    for target in targets.values():
+        if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
+            raise InputError(f"{target} is not a plain file: it is not replaced. Remove it first.")
+    with uninterrupted():
+        _write_all(root, {targets[name]: text for name, text in files.items()})
+    return list(targets.values())
+
+
+def left_over(
+    directory: str | os.PathLike[str], names: Iterable[str], written: Iterable[str]
+) -> str | None:
+    """Says which files of earlier work still lie beside those that were written; None where none do.
+
+    Parameters
+    ----------
+    directory
+        The folder that was written to.
+    names
+        Of files or folders that earlier work may have left there.
+    written
+        Names of the files that were written.
+    """
+    own = {PurePosixPath(name).parts[0] for name in written}
+    folder = Path(directory)
+    older = [name for name in names if name not in own and os.path.lexists(folder / name)]
+    if not older:
+        return None
+    return (
+        f"{folder}: {_listed(older)} still there from before, and no part of what was written now."
+    )
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """SIGINT and SIGTERM wait until what is inside is done. Only the main thread hears them at all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda n, _: waiting.append(n)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        for heard in waiting:
+            signal.raise_signal(heard)
+
+
+def _write_all(root: Path, texts: Mapping[Path, str]) -> None:
+    waiting: dict[Path, Path] = {}
+    try:
+        for target, text in texts.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            waiting[target] = _write_beside(target, text)
+        for target, temporary in waiting.items():
+            temporary.replace(target)
+    except OSError as error:
+        raise InputError(f"cannot write to {root}: {error.strerror or error}") from error
+    except UnicodeError as error:
+        raise InputError(f"cannot write to {root}: a text cannot be encoded as UTF-8") from error
+    finally:
+        for temporary in waiting.values():
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _folder(directory: Path) -> Path:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory.resolve(strict=True)
+    except OSError as error:
+        raise InputError(
+            f"{directory} cannot be used as a folder: {error.strerror or error}. Choose another."
+        ) from error
+
+
+def _target(root: Path, name: str) -> Path:
+    parts = PurePosixPath(name).parts
+    if (
+        not parts
+        or name != str(PurePosixPath(*parts))
+        or name.startswith("/")
+        or ".." in parts
+        or "\0" in name
+    ):
+        raise InputError(f"{name!r} is no file name inside a folder.")
+    target = root.joinpath(*parts)
+    if not target.parent.resolve().is_relative_to(root):
+        raise InputError(f"{name!r} leads out of {root} through a symbolic link.")
+    return target
+
+
+def _write_beside(target: Path, text: str) -> Path:
+    handle, path = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    temporary = Path(path)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+        temporary.chmod(0o755 if target.suffix == ".sh" else 0o644)
+    except (OSError, UnicodeError):
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"{shown} {'is' if len(names) == 1 else 'are'}"
+
+
+# Documents as the JSON that commands print.
+
+
+def finite(value: Any) -> Any:
+    """The same plain data with None in place of every number that JSON cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return value
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """One JSON document on one line, `"schema": 1` included whatever the mapping says of it."""
+    return json.dumps(finite({"schema": 1, **document}), ensure_ascii=False, allow_nan=False)
+
+
+# Tables as text files.
+
+
+_FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows as CSV (RFC 4180) under a header.
+
+    Parameters
+    ----------
+    columns
+        Keys of the rows, in the order of the file.
+    rows
+        Plain values by column. None, or a column that a row lacks, is an empty cell; a list is its items with
+        spaces between them; a text that a spreadsheet would take for a formula gets an apostrophe before it.
+
+    Returns
+    -------
+    str
+        The text, one row a line.
+    """
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(row.get(column)) for column in columns])
+    return stream.getvalue()
+
+
+def _cell(value: object) -> object:
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    if isinstance(value, str) and value.startswith(_FORMULA_SIGNS):
+        return f"'{value}"
+    return value
+
+
+# Which version of the program writes a document.
+
+
+def program_version() -> str:
+    """Such as `meshwright 0.1.0`; without a number where it runs from a folder that is not installed."""
+    try:
+        return f"meshwright {metadata.version('meshwright')}"
+    except metadata.PackageNotFoundError:
+        return "meshwright"

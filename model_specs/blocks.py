@@ -1,0 +1,407 @@
+"""Ranges of the numbers that specifications of models hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
+CountOrZero = Annotated[int, Field(ge=0, le=10_000_000, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+
+
+# Kinds of attention beside softmax over all positions: latent, to chosen positions, and linear.
+
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class SparseIndexerSpec(BaseModel):
+    """Chooses the positions that a query attends to (DeepSeek-V3.2, arXiv 2512.02556, section 2.1)."""
+
+    model_config = _FROZEN
+
+    heads: Count
+    head_dim: Count
+    top_k: Count
+    """Positions that a query attends to, those before it at most."""
+
+    @property
+    def width(self) -> int:
+        """Elements a token of all its queries."""
+        return self.heads * self.head_dim
+
+
+class MlaSpec(BaseModel):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Head widths are per head."""
+
+    model_config = _FROZEN
+
+    type: Literal["MLA"] = "MLA"
+    q_lora_rank: Count | None = None
+    kv_lora_rank: Count
+    qk_nope_head_dim: Count
+    qk_rope_head_dim: Count
+    v_head_dim: Count
+    indexer: SparseIndexerSpec | None = None
+    """Scores all earlier positions for each query, which attends to the best of them alone; None: to all."""
+
+
+class GatedDeltaNetSpec(BaseModel):
+    """Gated DeltaNet (arXiv 2412.06464, section 3), which keeps a state of fixed size instead of all keys."""
+
+    model_config = _FROZEN
+
+    type: Literal["gated_delta_net"] = "gated_delta_net"
+    key_heads: Count
+    """Heads of queries and of keys; each serves `value_heads / key_heads` heads of values."""
+    value_heads: Count
+    key_head_dim: Count
+    value_head_dim: Count
+    conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
+    """Positions that the convolution over queries, keys and values sees."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.value_heads % self.key_heads:
+            raise ValueError(
+                f"value_heads {self.value_heads} must be a multiple of key_heads {self.key_heads}"
+            )
+        return self
+
+    @property
+    def key_width(self) -> int:
+        """Elements a token of all keys, and of all queries."""
+        return self.key_heads * self.key_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Elements a token of all values, and of the output gate."""
+        return self.value_heads * self.value_head_dim
+
+    @property
+    def projected_width(self) -> int:
+        """Outputs of the projection into a layer: queries, keys, values, gates of outputs and of heads."""
+        return 2 * (self.key_width + self.value_width + self.value_heads)
+
+
+# Feed-forward layers made of experts, of which a token uses a few.
+
+
+class MoeSpec(BaseModel):
+    """Mixture-of-experts feed-forward layers; some layers may be dense."""
+
+    model_config = _FROZEN
+
+    experts: Count
+    top_k: Count
+    moe_ffn_hidden: Count
+    shared_experts: CountOrZero = 0
+    shared_ffn_hidden: Count | None = None
+    """Width of all shared experts together; `shared_experts * moe_ffn_hidden` when absent."""
+    shared_expert_gate: Flag = False
+    dense_layers: CountOrZero = 0
+    """So many first layers are dense (DeepSeek-V3: 3)."""
+    every: Count = 1
+    """Each n-th layer has experts, the n - 1 before it have none (Llama 4 Maverick: 2)."""
+    router_groups: Count | None = None
+    """Node-limited routing: experts are split into this many groups ..."""
+    router_groups_per_token: Count | None = None
+    """... and a token chooses from at most this many of them (DeepSeek-V3, arXiv 2412.19437, 2.1.2)."""
+    router_bias: Flag = False
+    """One number per expert, learned (gpt-oss) or moved to balance the load (DeepSeek-V3)."""
+    expert_bias: Flag = False
+    """Biases on the matrices of every routed expert."""
+    router_score: Literal["softmax", "sigmoid"] = "softmax"
+    """Function from the router's outputs to scores. With sigmoid, `router_bias` is added for the choice alone
+    (DeepSeek-V3); with softmax it belongs to the router's matrix (gpt-oss)."""
+    router_normalized: Flag = True
+    """Whether the weights of a token's chosen experts are made to add up to 1 (`norm_topk_prob`)."""
+    router_scaling_factor: Positive = 1.0
+    """What the weights of the chosen experts are multiplied by (DeepSeek-V3: 2.5)."""
+    router_scales_inputs: Flag = False
+    """The weight of a chosen expert multiplies the token that it reads, not what it writes (Llama 4)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.every > 1 and self.dense_layers:
+            raise ValueError("dense_layers and every exclude each other: every places dense layers")
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k {self.top_k} is more than the {self.experts} experts")
+        if self.router_groups is not None and self.experts % self.router_groups:
+            raise ValueError(
+                f"experts {self.experts} must divide into router_groups {self.router_groups}"
+            )
+        if self.router_groups_per_token is not None:
+            if self.router_groups is None:
+                raise ValueError("router_groups_per_token needs router_groups")
+            if self.router_groups_per_token > self.router_groups:
+                raise ValueError(
+                    f"router_groups_per_token {self.router_groups_per_token} is more than "
+                    f"the {self.router_groups} router_groups"
+                )
+        return self
+
+    @property
+    def shared_width(self) -> int:
+        """Feed-forward width of the shared experts together; 0 without any."""
+        return self.shared_ffn_hidden or self.shared_experts * self.moe_ffn_hidden
+
+
+# Layers of hybrid models: Mamba, and which layer has which block.
+
+
+BLOCK_NAMES = {"M": "Mamba", "*": "attention", "-": "feed-forward", "E": "experts"}
+"""What the symbols of a hybrid pattern stand for."""
+
+
+class Mamba1Spec(BaseModel):
+    """Mamba (Gu and Dao 2023, arXiv 2312.00752, section 3): each channel keeps a state of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    title: ClassVar[str] = "Mamba-1"
+
+    channels: Count
+    """Width of the scan, as a rule twice the hidden width."""
+    step_rank: Count
+    """Numbers of a token from which the step sizes of all channels are made."""
+    state_dim: Count = 16
+    """Numbers of the state of a channel."""
+    conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
+    """Positions that the convolution over channels sees."""
+    conv_bias: Flag = True
+    inner_norms: Flag = False
+    """Norms with weights on step, B and C (Jamba, arXiv 2403.19887, section 6.3)."""
+
+    @property
+    def width(self) -> int:
+        """Channels."""
+        return self.channels
+
+    @property
+    def convolved_width(self) -> int:
+        """Elements a token under the convolution: the channels."""
+        return self.channels
+
+    @property
+    def projected_width(self) -> int:
+        """Outputs of the projection into a layer: channels and their gate."""
+        return 2 * self.channels
+
+    @property
+    def selected_width(self) -> int:
+        """What the channels are projected to: rank of the step, B and C."""
+        return self.step_rank + 2 * self.state_dim
+
+
+class Mamba2Spec(BaseModel):
+    """Mamba-2 (Dao and Gu 2024, arXiv 2405.21060, section 7): heads that keep a state of fixed size."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    title: ClassVar[str] = "Mamba-2"
+
+    heads: Count
+    head_dim: Count
+    state_dim: Count
+    """Numbers of the state for each channel of a head."""
+    groups: Count = 1
+    """Sets of B and C, the state's input and output; each serves `heads / groups` heads."""
+    conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
+    """Positions that the convolution over channels, B and C sees."""
+    conv_bias: Flag = True
+    chunk: Annotated[int, Field(ge=16, le=4096, strict=True)] = 128
+    """Positions that a kernel works on at once."""
+    gated_norm: Flag = True
+    """Whether a norm with weights follows the gate on the output (Falcon-H1-34B has none)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.heads % self.groups:
+            raise ValueError(f"heads {self.heads} must be a multiple of groups {self.groups}")
+        return self
+
+    @property
+    def width(self) -> int:
+        """Channels of all heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved_width(self) -> int:
+        """Elements a token under the convolution: channels, B and C."""
+        return self.width + 2 * self.groups * self.state_dim
+
+    @property
+    def projected_width(self) -> int:
+        """Outputs of the projection into a layer: gate, channels, B, C, and a step size of each head."""
+        return self.width + self.convolved_width + self.heads
+
+
+class BlockShares(NamedTuple):
+    """Blocks of each kind in a layer, or in the mean of unlike layers. A block has its norm and residual."""
+
+    attention: float
+    """Softmax attention, in full or in a window, or linear attention."""
+    mamba: float
+    feed_forward: float
+    """Dense feed-forward."""
+    experts: float
+
+    @property
+    def total(self) -> float:
+        """Blocks of a layer: 2 in a transformer."""
+        return self.attention + self.mamba + self.feed_forward + self.experts
+
+    @property
+    def tensor_parallel(self) -> float:
+        """Blocks with two products that tensor parallelism splits, beside those of experts."""
+        return self.attention + self.mamba + self.feed_forward
+
+    def kinds(self) -> tuple[BlockShares, ...]:
+        """A layer of each kind: one block alone in a layer pattern, a whole layer in a transformer."""
+        if self.total > 1.5:
+            if not (self.feed_forward and self.experts):
+                return (self,)
+            dense = self._replace(feed_forward=1.0, experts=0.0)
+            return (dense, self._replace(feed_forward=0.0, experts=1.0))
+        present = [number for number, share in enumerate(self) if share]
+        return tuple(BlockShares(*(float(i == number) for i in range(4))) for number in present)
+
+
+def pattern_shares(pattern: str) -> BlockShares:
+    """Blocks of the mean layer of a pattern.
+
+    >>> pattern_shares("M-M*")
+    BlockShares(attention=0.25, mamba=0.5, feed_forward=0.25, experts=0.0)
+    """
+    return BlockShares(*(pattern.count(symbol) / len(pattern) for symbol in "*M-E"))
+
+
+# Rotary position embeddings: base, share of a head that turns, and scaling to longer contexts.
+#
+# A pair i of a head's d rotated elements turns by position x base^(-2i/d) (RoFormer, arXiv 2104.09864, eq.
+# 15).
+
+
+class RopeScaling(BaseModel):
+    """How slowly the pairs turn in a context longer than the one first trained in."""
+
+    model_config = _FROZEN
+
+    type: Literal["linear", "llama3", "yarn", "dynamic", "longrope"]
+    """linear: all pairs alike; llama3: the slow ones, as Llama 3.1; yarn: a ramp between fast and slow ones
+    (arXiv 2309.00071, section 3.2); dynamic: by the length at hand; longrope: each pair by its own factor
+    (arXiv 2402.13753), which is not carried further."""
+    factor: Positive = 1.0
+    original_positions: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 8192
+    """Tokens of the context first trained in; without meaning for `linear`."""
+    low_freq_factor: Positive = 1.0
+    """llama3 alone: pairs that turn fewer times than this in the first context are slowed in full ..."""
+    high_freq_factor: Positive = 4.0
+    """... and those that turn more times than this are not slowed."""
+    beta_fast: Positive = 32.0
+    """yarn alone: pairs that turn more often than this in the first context are not slowed ..."""
+    beta_slow: Positive = 1.0
+    """... and those that turn less often than this are slowed in full."""
+    whole_range: bool = True
+    """yarn alone: whether the ends of the ramp are rounded to whole pairs."""
+    mscale: Positive | None = None
+    """yarn alone: weight of the temperature on rotated elements; 1 over 0 of the next field when absent."""
+    mscale_all_dim: Positive | None = None
+    """yarn alone: weight of the temperature on the whole attention score (DeepSeek-V2's code)."""
+    attention_factor: Positive | None = None
+    """yarn alone: what rotated elements are multiplied by, where factor and weights do not make it."""
+
+    @property
+    def temperature(self) -> float:
+        """yarn: what rotated elements are multiplied by (transformers, `_compute_yarn_parameters`)."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.factor <= 1:
+            return 1.0
+        weights = (
+            (self.mscale, self.mscale_all_dim) if self.mscale and self.mscale_all_dim else (1, 0)
+        )
+        over, under = (0.1 * weight * math.log(self.factor) + 1.0 for weight in weights)
+        return over / under
+
+
+class RopeSpec(BaseModel):
+    """Rotary embeddings of one model."""
+
+    model_config = _FROZEN
+
+    base: Positive = 10_000.0
+    """`rope_theta` of a config.json."""
+    windowed_base: Positive | None = None
+    """Base in layers with a sliding window, where it is another (Gemma 3)."""
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of a head's elements that turn (GPT-NeoX 0.25, Nemotron-4 0.5)."""
+    scaling: RopeScaling | None = None
+
+
+# Which layers of a model attend in full: each n-th one, or in an order of their own.
+
+
+FULL, WINDOWED, LINEAR = "F", "W", "L"
+"""Letters of `ModelSpec.attention_order`."""
+ATTENTION_NAMES = {FULL: "full", WINDOWED: "windowed", LINEAR: "linear"}
+
+
+def one_in(full: Sequence[bool]) -> int | None:
+    """The n of 'each n-th layer attends in full'; 0 where none does, None where there is no such n.
+
+    >>> one_in([False, True, False, True, False]), one_in([True, False]), one_in([False])
+    (2, None, 0)
+    """
+    layers, count = len(full), sum(full)
+    if count == 0:
+        return 0
+    every = layers // count
+    return every if list(full) == [(i + 1) % every == 0 for i in range(layers)] else None
+
+
+def order_fields(full: Sequence[bool], other: str) -> dict[str, object]:
+    """The fields of a ModelSpec that say which layers attend in full; `other` is the letter of the rest.
+
+    >>> order_fields([False, True], "W"), order_fields([True, False], "W")
+    ({'full_attention_every': 2}, {'attention_order': 'FW'})
+    """
+    every = one_in(full)
+    if every is not None:
+        return {"full_attention_every": every}
+    return {"attention_order": "".join(FULL if is_full else other for is_full in full)}
+
+
+def letters(layers: int, every: int, other: str) -> str:
+    """The order in which each n-th layer attends in full; n = 0: none does.
+
+    >>> letters(5, 2, "W")
+    'WFWFW'
+    """
+    return "".join(FULL if every and (i + 1) % every == 0 else other for i in range(layers))
+
+
+def runs(kinds: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Kinds of layers in their order, each with how many follow each other.
+
+    >>> list(runs("FFW"))
+    [('F', 2), ('W', 1)]
+    """
+    for kind, alike in groupby(kinds):
+        yield kind, sum(1 for _ in alike)
+
+
+def repeated_part(order: Sequence[str]) -> int:
+    """Layers of the shortest part of which the order is made by repetition; all of them where it is not.
+
+    >>> repeated_part("FWWFWW"), repeated_part("FWW")
+    (3, 3)
+    """
+    count = len(order)
+    parts = (size for size in range(1, count + 1) if count % size == 0)
+    return next(size for size in parts if list(order[:size]) * (count // size) == list(order))

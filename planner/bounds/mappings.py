@@ -1,0 +1,540 @@
+"""Where ranks go on a regular fabric: every parallelism matrix of a layout, and the GPU of every rank.
+
+A parallelism matrix says how many ways each axis is spread at each fabric level (rows `AXES`, columns levels,
+inside out); row products are the degrees, column products the level sizes. On a fabric of equal blocks these
+matrices are all the mappings that treat blocks alike, so choosing one of them is choosing the mapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import permutations
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cluster_specs.allocation import allocated_places, full_levels
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.constraints.fabric import binds_mappings, keeps_inside
+from meshwright.costmodel.collectives import best_beyond
+from meshwright.costmodel.data_parallel import DataParallelTraffic, size_range, traffic_by_kind
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layout import AXES, Floats, Ints, Layout, Placement
+from meshwright.costmodel.placement import level_factors, placement_on
+from meshwright.costmodel.rates import calibrated_constants, links_of
+from meshwright.costmodel.states import rank_parameters
+from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.alike import (
+    GROUPS_OF_TRAFFIC,
+    OF_TRAFFIC,
+    joined_traffic,
+    rows_by_value,
+    rows_of_context,
+)
+
+Matrices = dict[str, NDArray[np.int64]]
+
+MEGATRON_DEFAULT = ("tp", "cp", "ep", "dp", "pp")
+"""Megatron-LM's rank order, fastest first (`RankGenerator` in megatron-core parallel_state)."""
+MEGATRON_TP_PP_DP = ("tp", "cp", "ep", "pp", "dp")
+"""The order of `--use-tp-pp-dp-mapping`."""
+
+
+def matrices(
+    layout: Layout, factors: Sequence[int] | NDArray[np.int64], inside: tuple[str, ...] = ()
+) -> Matrices:
+    """Every parallelism matrix of one layout.
+
+    Primes do not interact, so the matrices are the products of one exponent table per prime.
+
+    Parameters
+    ----------
+    layout
+        One layout, its degrees scalars.
+    factors
+        Level sizes, inside out, with product `layout.gpus`; shape [levels].
+    inside
+        Axes that lie wholly in level 0.
+
+    Returns
+    -------
+    Matrices
+        By axis, how many ways it is spread at each level, [k, levels]; k is 0 where there is no matrix.
+
+    Raises
+    ------
+    ValueError
+        Where the level sizes do not multiply to the layout's GPUs.
+    """
+    return matrices_of([int(getattr(layout, axis)) for axis in AXES], factors, inside)
+
+
+def matrices_of(
+    degrees: Sequence[int],
+    factors: Sequence[int] | NDArray[np.int64],
+    inside: tuple[str, ...] = (),
+) -> Matrices:
+    """`matrices` of the degrees of `AXES` in their order."""
+    degrees, sizes = tuple(degrees), tuple(int(size) for size in factors)
+    if prod(sizes) != prod(degrees):
+        raise ValueError(f"levels {sizes} hold {prod(sizes)} GPUs, the layout uses {prod(degrees)}")
+    table = _all_matrices(degrees, sizes, tuple(sorted(AXES.index(axis) for axis in inside)))
+    return {axis: table[:, row, :] for row, axis in enumerate(AXES)}
+
+
+def pick(table: Mapping[str, NDArray[np.int64]], rows: NDArray[np.int64]) -> Matrices:
+    """The matrices at some indices of the leading axis."""
+    return {axis: factors[rows] for axis, factors in table.items()}
+
+
+def rows_under(
+    table: Mapping[str, NDArray[np.int64]], matrix: Mapping[str, Sequence[int]]
+) -> NDArray[np.int64]:
+    """The rows of a table that are one matrix: one, or none."""
+    same = [np.all(table[axis] == np.asarray(row), axis=1) for axis, row in matrix.items()]
+    return np.flatnonzero(np.logical_and.reduce(same))
+
+
+@lru_cache(maxsize=1 << 15)
+def _all_matrices(
+    degrees: tuple[int, ...], sizes: tuple[int, ...], inside: tuple[int, ...]
+) -> NDArray[np.int64]:
+    """All matrices as one read-only array [k, axes, levels]."""
+    table = np.ones((1, len(degrees), len(sizes)), dtype=np.int64)
+    for prime in _primes(prod(sizes)):
+        powers = _exponent_tables(
+            tuple(_exponent(d, prime) for d in degrees),
+            tuple(_exponent(s, prime) for s in sizes),
+            inside,
+        )
+        table = (table[:, None] * prime ** powers[None]).reshape(-1, len(degrees), len(sizes))
+    table.flags.writeable = False
+    return table
+
+
+@lru_cache(maxsize=4096)
+def _exponent_tables(
+    rows: tuple[int, ...], columns: tuple[int, ...], inside: tuple[int, ...]
+) -> NDArray[np.int64]:
+    """Non-negative integer tables with the given row and column sums, shape [k, rows, columns]."""
+    tables: list[list[tuple[int, ...]]] = []
+    _fill(rows, columns, inside, [], tables)
+    return np.array(tables, dtype=np.int64).reshape(-1, len(rows), len(columns))
+
+
+def _fill(
+    rows: tuple[int, ...],
+    room: tuple[int, ...],
+    inside: tuple[int, ...],
+    done: list[tuple[int, ...]],
+    tables: list[list[tuple[int, ...]]],
+) -> None:
+    if len(done) == len(rows):
+        tables.append(list(done))
+        return
+    row = len(done)
+    last = row == len(rows) - 1
+    options: Iterable[tuple[int, ...]] = [room]
+    if row in inside:
+        options = [(rows[row], *[0] * (len(room) - 1))]
+    elif not last:
+        options = _splits(rows[row], room)
+    for option in options:
+        columns_left = tuple(r - o for r, o in zip(room, option, strict=True))
+        if min(columns_left) >= 0 and (not last or not any(columns_left)):
+            _fill(rows, columns_left, inside, [*done, option], tables)
+
+
+def _splits(total: int, room: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Ways to write `total` as a sum over the columns within their room, largest inner part first."""
+    if len(room) == 1:
+        if total <= room[0]:
+            yield (total,)
+        return
+    for first in range(min(total, room[0]), -1, -1):
+        for rest in _splits(total - first, room[1:]):
+            yield (first, *rest)
+
+
+def _primes(number: int) -> list[int]:
+    primes, factor = [], 2
+    while factor * factor <= number:
+        if number % factor == 0:
+            primes.append(factor)
+            while number % factor == 0:
+                number //= factor
+        factor += 1
+    return [*primes, number] if number > 1 else primes
+
+
+def _exponent(number: int, prime: int) -> int:
+    count = 0
+    while number % prime == 0:
+        number //= prime
+        count += 1
+    return count
+
+
+def gpu_of_rank(matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> NDArray[np.int64]:
+    """The position of every rank among the allocation's GPUs, shape [gpus]: a permutation.
+
+    Ranks count in Megatron's order (tp fastest, then cp, dp, pp; the expert axes are carved out of tp, cp,
+    dp). GPUs count from the inside of the fabric outwards; inside a level the axes nest in the same order.
+    """
+    levels = len(matrix[AXES[0]])
+    shape = [int(matrix[axis][level]) for level in range(levels) for axis in AXES]
+    gpus = np.arange(prod(shape), dtype=np.int64)
+    digits = np.unravel_index(gpus, shape[::-1])[::-1]
+    rank = np.zeros_like(gpus)
+    stride = 1
+    for row, axis in enumerate(AXES):
+        for level in range(levels):
+            rank += stride * digits[level * len(AXES) + row]
+            stride *= int(matrix[axis][level])
+    position = np.empty_like(gpus)
+    position[rank] = gpus
+    return position
+
+
+def ranks_on(
+    cluster: ClusterSpec, matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]
+) -> list[tuple[int, int]]:
+    """Rank r runs on entry r, as (node, local GPU), both from 0, on the GPUs that the cluster has free."""
+    position = gpu_of_rank(matrix)
+    places = allocated_places(cluster, len(position))
+    return [places[gpu] for gpu in position.tolist()]
+
+
+def order_name(matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> tuple[str, ...]:
+    """The mapping in Megatron's terms, innermost axis first.
+
+    Where the GPUs, taken in turn, are one of Megatron's two orders, that order (`MEGATRON_DEFAULT` wins a
+    tie); otherwise the axes by where they lie, which needs a hostfile to bring about.
+    """
+    position = gpu_of_rank(matrix)
+    degrees = {axis: int(np.prod(np.asarray(matrix[axis], dtype=np.int64))) for axis in AXES}
+    for order in (MEGATRON_DEFAULT, MEGATRON_TP_PP_DP):
+        dense = [axis for axis in order if axis != "ep"]
+        if np.array_equal(position, _nested_position(degrees, dense)):
+            return order
+    for nested in permutations(AXES):
+        if np.array_equal(position, _nested_position(degrees, nested)):
+            return nested
+
+    def mean_level(axis: str) -> float:
+        reach = float(np.dot(np.log(matrix[axis]), np.arange(len(matrix[axis]))))
+        return reach / max(float(np.log(degrees[axis])), 1e-9)
+
+    return tuple(sorted(AXES, key=mean_level))
+
+
+def _nested_position(degrees: Mapping[str, int], order: Sequence[str]) -> NDArray[np.int64]:
+    """Positions of ranks when the axes simply nest in `order`, innermost first."""
+    stride, strides = 1, {}
+    for axis in order:
+        strides[axis] = stride
+        stride *= degrees[axis]
+    ranks_in_turn = np.arange(stride, dtype=np.int64)
+    index = np.unravel_index(ranks_in_turn, [degrees[axis] for axis in reversed(AXES)])[::-1]
+    position = np.zeros_like(ranks_in_turn)
+    for row, axis in enumerate(AXES):
+        position += strides[axis] * index[row]
+    return position
+
+
+# Layouts under each of their mappings on a regular fabric, as one table.
+
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+OF_PLACEMENTS = (*AXES, "ep", "etp")
+"""Fields of a layout on which its mappings and placements depend."""
+
+
+class MappedLayouts(NamedTuple):
+    """Layouts under each of their mappings."""
+
+    tables: list[Matrices]
+    """Of each layout."""
+    counts: IntArray
+    """Mappings of each layout."""
+    context: Context | None
+    """Of all mappings of the first layout, then of the next; None where there are none."""
+    inside: BoolArray
+    """Which of these mappings keep in a domain what the workload wants there."""
+
+    def by_layout(self, seconds: FloatArray) -> list[FloatArray]:
+        """Of the mappings of each layout."""
+        return np.split(seconds, np.cumsum(self.counts)[:-1])
+
+    def least(self, seconds: FloatArray) -> FloatArray:
+        """The least of each layout's mappings that keep inside what they must, [layouts].
+
+        0 where it has no mapping, infinite where all leave a domain.
+        """
+        least_s, has_any = np.zeros(len(self.counts)), self.counts > 0
+        starts = np.cumsum(self.counts) - self.counts
+        own = np.where(self.inside, seconds, np.inf)
+        least_s[has_any] = np.minimum.reduceat(own, starts[has_any])
+        return least_s
+
+
+def mapped_layouts(workload: Workload, gpus: int, layouts: Layout) -> MappedLayouts:
+    """Some layouts under each of their mappings.
+
+    Parameters
+    ----------
+    workload
+        Its cluster, and the axes that are to stay inside a domain.
+    gpus
+        Of the allocation that all of the layouts use.
+    layouts
+        Shape [n].
+
+    Returns
+    -------
+    MappedLayouts
+        Layouts with the same degrees share their placements.
+    """
+    first, table_of = rows_by_value(layouts, OF_PLACEMENTS)
+    degrees = np.stack([np.asarray(getattr(layouts, axis))[first] for axis in AXES], axis=1)
+    factors = level_factors(workload.cluster, gpus)
+    tables = [matrices_of(each, factors, inside=("tp",)) for each in degrees.tolist()]
+    sizes = np.array([len(table["tp"]) for table in tables])
+    counts = sizes[table_of]
+    own = [tables[index] for index in table_of]
+    if not counts.sum():
+        return MappedLayouts(own, counts, None, np.zeros(0, dtype=np.bool_))
+    joined = {axis: np.concatenate([table[axis] for table in tables]) for axis in AXES}
+    placement = placement_on(workload.cluster, layouts.take(np.repeat(first, sizes)), joined)
+    # Row of the joined tables that each mapping of each layout is.
+    starts, own_starts = np.cumsum(sizes) - sizes, np.cumsum(counts) - counts
+    rows = np.arange(counts.sum()) + np.repeat(starts[table_of] - own_starts, counts)
+    placed = {name: column[rows] for name, column in vars(placement).items()}
+    each = layouts.take(np.repeat(np.arange(len(counts)), counts))
+    context = make_context(workload.on(gpus), each, Placement(**placed))
+    return MappedLayouts(own, counts, context, keeps_inside(workload, each, context.placement))
+
+
+def mappings_of(workload: Workload, layout: Layout) -> Matrices:
+    """Every parallelism matrix of a layout that keeps tensor groups inside the innermost level, and those
+    that the workload names.
+    """
+    factors = level_factors(workload.cluster, int(layout.gpus))
+    table = matrices(layout, factors, inside=("tp",))
+    if not binds_mappings(workload):
+        return table
+    placement = placement_on(workload.cluster, layout, table)
+    return pick(table, np.flatnonzero(keeps_inside(workload, layout, placement)))
+
+
+# The best that any mapping could give a group: packed as far inside the fabric as it can be.
+
+
+def packed_context(workload: Workload, layouts: Layout) -> Context:
+    """Layouts under a placement and links that no mapping on any allocation beats.
+
+    Parameters
+    ----------
+    workload
+        Its cluster counts at its full size.
+    layouts
+        Shape [...].
+
+    Returns
+    -------
+    Context
+        Placements of shape [..., levels].
+    """
+    levels = full_levels(workload.cluster)
+    links = best_beyond(links_of(levels, calibrated_constants(workload)))
+    context = make_context(workload, layouts, packed_placement(layouts, levels.blocks))
+    return replace(context, links=links)
+
+
+def packed_placement(layouts: Layout, blocks: IntArray) -> Placement:
+    """Every group packed as far inside as it can be while tensor groups lie inside the innermost level.
+
+    Members of a group of another axis belong to different tensor groups, each of which fills tp GPUs of the
+    block; expert groups take only the tensor ranks that tp and etp x ep have in common
+    (`meshwright.costmodel.placement`).
+
+    Parameters
+    ----------
+    layouts
+        Shape [n].
+    blocks
+        GPUs in one block of each level, shape [levels].
+
+    Returns
+    -------
+    Placement
+        Members of a group inside a block of each level, [n, levels].
+    """
+    tp = np.asarray(layouts.tp, dtype=np.int64)[..., None]
+    experts = np.asarray(layouts.etp * layouts.ep, dtype=np.int64)[..., None]
+
+    def packed(size: object, apart: object = 1) -> IntArray:
+        room = np.maximum(-(-blocks // np.asarray(apart, dtype=np.int64)), 1)
+        return np.minimum(np.asarray(size, dtype=np.int64)[..., None], room)
+
+    return Placement(
+        tp=packed(layouts.tp),
+        cp=packed(layouts.cp, tp),
+        dp=packed(layouts.dp, tp),
+        pp=packed(layouts.pp, tp),
+        ep=packed(layouts.ep),
+        etp=packed(layouts.etp),
+        edp=packed(layouts.edp, np.gcd(tp, experts)),
+        dp_cp=packed(layouts.dp * layouts.cp, tp),
+    )
+
+
+# Numbers of shard groups: which can be best, and the least that any of them sends.
+#
+# More groups hold larger shards: they need more memory, and their optimizers take longer. A number of groups
+# is worth having only if it sends less than every divisor of it. Divisors are legal wherever it is. Where
+# the size of gradient buckets is to choose, it is worth having if that is so with some size: with every
+# other size a divisor of it is as fast with that size.
+
+
+class _ByGroups(NamedTuple):
+    """Traffic of some layouts with each number of groups, parameters spread evenly over the ranks."""
+
+    seconds: FloatArray
+    """[kinds of parameters, layouts, numbers]; infinite where replicas do not divide so."""
+    tail_s: FloatArray
+    is_proportional: BoolArray
+    """Whether it grows in proportion to the parameters, or no split changes these; [layouts, numbers]."""
+
+    def rows(self, layouts: NDArray[np.int64]) -> _ByGroups:
+        """Those of some layouts."""
+        seconds, tail_s = self.seconds[:, layouts], self.tail_s[:, layouts]
+        return _ByGroups(seconds, tail_s, self.is_proportional[layouts])
+
+
+def divides_into(groups: Ints, dp: Ints, cp: Ints) -> BoolArray:
+    """Whether replicas divide into so many groups, of two ranks or more where there are several."""
+    number, ranks = np.asarray(groups), np.asarray(dp) * np.asarray(cp)
+    return np.asarray((dp % number == 0) & ((number == 1) | (ranks >= 2 * number)))
+
+
+def useful_groups(context: Context, numbers: Sequence[int]) -> BoolArray:
+    """Whether the shard groups of some layouts may be the best of some numbers of groups, as they lie.
+
+    Parameters
+    ----------
+    context
+        Layouts [n] and their placements.
+    numbers
+        Of groups that the layouts could have instead.
+
+    Returns
+    -------
+    BoolArray
+        [n]
+    """
+    own = np.asarray(context.layout.shard_groups)
+    useful = np.ones(len(own), dtype=bool)
+    rows = np.flatnonzero(own > min(numbers, default=1))
+    if not len(rows):
+        return useful
+    few = rows_of_context(context, rows)
+    first, back = rows_by_value(few.layout, OF_TRAFFIC, few.placement, GROUPS_OF_TRAFFIC)
+    each = rows_of_context(few, first)
+    useful[rows] = _are_useful(_by_groups(each, numbers).rows(back), numbers, own[rows])
+    sizes = size_range(each)
+    if sizes is None:
+        return useful
+    for has, size in zip(*sizes.others(), strict=True):
+        asked = np.flatnonzero(has[back] & ~useful[rows])
+        if len(asked):
+            distinct, of_asked = np.unique(back[asked], return_inverse=True)
+            part = _by_groups(rows_of_context(each, distinct), numbers, size[distinct, None])
+            useful[rows[asked]] = _are_useful(part.rows(of_asked), numbers, own[rows[asked]])
+    return useful
+
+
+def _are_useful(by_groups: _ByGroups, numbers: Sequence[int], own: NDArray[np.int64]) -> BoolArray:
+    """Whether each layout's own number of groups sends less than every divisor of it, [layouts]."""
+    useful = np.ones(len(own), dtype=bool)
+    column = np.searchsorted(numbers, own)
+    for other, divisor in enumerate(numbers):
+        divides = (own % divisor == 0) & (divisor < own)
+        useful &= ~(divides & _sends_no_more(by_groups, other, column))
+    return useful
+
+
+def least_group_traffic(
+    context: Context, numbers: Sequence[int], groups: Sequence[str] = ()
+) -> tuple[DataParallelTraffic, ...]:
+    """Some of it is never more than the traffic of any split with any of some numbers of groups.
+
+    Parameters
+    ----------
+    context
+        Layouts [n] that shard over all replicas, on placements that are bounds.
+    numbers
+        Of groups; one at least goes with each of the layouts.
+    groups
+        `GROUPS_OF_TRAFFIC` where placements do not follow from the layouts.
+
+    Returns
+    -------
+    tuple of DataParallelTraffic
+        Seconds, arrays [n]; as `bucket_sizes.open_traffic` has it.
+    """
+    first, back = rows_by_value(context.layout, OF_TRAFFIC, context.placement, groups)
+
+    def traffic_of(part: Context, size: Floats | None) -> DataParallelTraffic:
+        if size is None:
+            return least(_by_groups(part, numbers))
+        # Larger buckets send no longer in all, smaller ones no longer at last: two sizes stand for any.
+        ends = np.stack([np.max(size, axis=0), np.min(size, axis=0)])
+        by_size = least(_by_groups(part, numbers, ends[..., None]))
+        seconds, tail_s = np.asarray(by_size.seconds), np.asarray(by_size.tail_s)
+        return DataParallelTraffic(seconds[:1], tail_s[1:])
+
+    def least(by_groups: _ByGroups) -> DataParallelTraffic:
+        seconds = by_groups.seconds.sum(axis=0).min(axis=-1)
+        return DataParallelTraffic(seconds, by_groups.tail_s.sum(axis=0).min(axis=-1))
+
+    return joined_traffic(rows_of_context(context, first), traffic_of, back)
+
+
+def _by_groups(context: Context, numbers: Sequence[int], bucket: Floats | None = None) -> _ByGroups:
+    """With `bucket` parameters reduced together, a number or [layouts, 1]; else the stack's own."""
+    layouts, groups = context.layout.with_axis(), np.array(numbers)
+    placed = {name: np.asarray(rows)[:, None] for name, rows in vars(context.placement).items()}
+    grouped = replace(
+        context,
+        layout=replace(layouts, shard_groups=groups),
+        placement=Placement(**placed),
+    )
+    dense, expert = rank_parameters(context.workload.model, layouts, None)
+    dp, cp = np.asarray(layouts.dp), np.asarray(layouts.cp)
+    goes = divides_into(groups, dp, cp)
+    kinds = traffic_by_kind(grouped, dense, expert, bucket)
+    keeps_parameters = goes & (np.asarray(layouts.pp) == 1)
+    full = [is_full | keeps_parameters for _, is_full in kinds]
+    return _ByGroups(
+        seconds=np.stack([np.where(goes, traffic.seconds, np.inf) for traffic, _ in kinds]),
+        tail_s=np.stack([np.where(goes, traffic.tail_s, np.inf) for traffic, _ in kinds]),
+        is_proportional=np.logical_and.reduce(full),
+    )
+
+
+def _sends_no_more(by_groups: _ByGroups, other: int, column: NDArray[np.int64]) -> BoolArray:
+    """Whether one number of groups sends no more than each layout's own under any split, [layouts]."""
+    rows = np.arange(len(column))
+    no_longer = by_groups.seconds[:, :, other] <= by_groups.seconds[:, rows, column]
+    no_later = by_groups.tail_s[:, :, other] <= by_groups.tail_s[:, rows, column]
+    full = by_groups.is_proportional
+    return np.asarray((no_longer & no_later).all(axis=0) & full[:, other] & full[rows, column])

@@ -1,0 +1,486 @@
+"""
+
+Charts of points on two logarithmic axes, and maps of values, as SVG text.
+
+>>> gpus, step_s = LogScale.of_twos([8, 64]), LogScale.of_twos([0.5, 4])
+>>> chart = Chart(across=gpus, down=step_s, title="Step time by GPUs")
+>>> chart.dot((8, 4.0), "#3b82c4", tip="8 GPUs: 4 s")
+>>> chart.document().startswith("<svg")
+True
+
+Quantities as people read them, in tables and in pictures.
+
+>>> seconds(0.0345), percent(0.4567), gigabytes(3.2e9), ranges([0, 1, 2, 5])
+('34.5 ms', '45.7 %', '3.20 GB', '0-2, 5')
+"""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import ceil, floor, log, log2, log10
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape, quoteattr
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+# Shapes of a picture as SVG text. Every text that comes from outside is escaped here.
+
+
+FONT = "Inter, 'Helvetica Neue', Arial, sans-serif"
+LETTER_WIDTH = 0.61
+"""Width of an average letter of a wide sans-serif font, in font sizes."""
+
+Colour = tuple[int, int, int]
+"""Red, green and blue, 0 to 255."""
+
+_GOLDEN = 0.618033988749895
+
+# Nine steps of matplotlib's viridis (CC0), even to the eye, also without colour vision; the ends are cut off.
+_RAMP = (
+    (71, 39, 119),
+    (62, 74, 137),
+    (49, 104, 142),
+    (38, 130, 142),
+    (31, 158, 137),
+    (53, 183, 121),
+    (109, 205, 89),
+    (180, 222, 44),
+    (223, 227, 24),
+)
+_BLUE, _RED, _WHITE = (33, 102, 172), (178, 24, 43), (255, 255, 255)
+
+
+def ramp_colour(index: int, count: int) -> str:
+    """Colour `index` of `count` in order, as #rrggbb."""
+    place = (len(_RAMP) - 1) * index / max(1, count - 1)
+    lower = min(int(place), len(_RAMP) - 2)
+    return _mixed(_RAMP[lower], _RAMP[lower + 1], place - lower)
+
+
+def diverging_colour(index: int, count: int) -> str:
+    """Colour `index` of `count` from blue over white to red, as #rrggbb."""
+    place = 2 * index / max(1, count - 1) - 1
+    return _mixed(_WHITE, _BLUE if place < 0 else _RED, abs(place))
+
+
+def _mixed(first: Colour, second: Colour, part: float) -> str:
+    """A colour between two, as #rrggbb: the first where `part` is 0, the second where it is 1."""
+    mixed = [round(a + (b - a) * part) for a, b in zip(first, second, strict=True)]
+    return "#{:02x}{:02x}{:02x}".format(*mixed)
+
+
+def distinct_colour(index: int) -> str:
+    """A colour for things without an order: hues step by the golden ratio, so neighbours lie far apart."""
+    hue = (index * _GOLDEN + 0.58) % 1
+    lightness = (0.52, 0.66, 0.42)[index % 3]
+    red, green, blue = (round(part * 255) for part in colorsys.hls_to_rgb(hue, lightness, 0.55))
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def ink_on(background: str) -> str:
+    """White or near-black, whichever stands out more on a colour (relative luminance, WCAG 2)."""
+    red, green, blue = (_linear(int(background[k : k + 2], 16) / 255) for k in (1, 3, 5))
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "#0f172a" if luminance > 0.22 else "#ffffff"
+
+
+def _linear(part: float) -> float:
+    """A part of an sRGB colour, 0 to 1, in proportion to light."""
+    return part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+
+
+def text_width(text: str, size: float) -> float:
+    """About how wide a text is."""
+    return len(text) * LETTER_WIDTH * size
+
+
+def shortened(text: str, width: float, size: float) -> str:
+    """A text that fits a width, with an ellipsis in its middle: names of nodes differ at their ends."""
+    room = max(1, int(width / (LETTER_WIDTH * size)))
+    if len(text) <= room:
+        return text
+    head = (room - 1) // 3
+    tail = room - 1 - head
+    return f"{text[:head]}…{text[len(text) - tail :]}"
+
+
+@dataclass
+class Drawing:
+    """Shapes in the order in which they are painted."""
+
+    width: float
+    parts: list[str] = field(default_factory=list)
+
+    def rect(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        *,
+        fill: str,
+        stroke: str | None = None,
+        stroke_width: float = 1,
+        radius: float = 0,
+        tip: str | None = None,
+    ) -> None:
+        """A rectangle; `tip` is shown where the mouse rests on it."""
+        line = _stroke(stroke, stroke_width)
+        corner = f' rx="{_n(radius)}"' if radius else ""
+        place = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"'
+        self._shape("rect", f'{place}{corner} fill="{fill}"{line}', tip)
+
+    def circle(
+        self,
+        x: float,
+        y: float,
+        radius: float,
+        *,
+        fill: str,
+        stroke: str | None = None,
+        tip: str | None = None,
+    ) -> None:
+        """A disc around (x, y)."""
+        place = f'cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}"'
+        self._shape("circle", f'{place} fill="{fill}"{_stroke(stroke, 1)}', tip)
+
+    def path(
+        self, points: Sequence[tuple[float, float]], *, stroke: str, stroke_width: float = 1
+    ) -> None:
+        """Straight lines from point to point."""
+        places = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
+        self._shape(
+            "polyline", f'points="{places}" fill="none"{_stroke(stroke, stroke_width)}', None
+        )
+
+    def polygon(self, points: Sequence[tuple[float, float]], *, fill: str) -> None:
+        """A filled area within straight lines."""
+        places = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
+        self._shape("polygon", f'points="{places}" fill="{fill}"', None)
+
+    def _shape(self, name: str, attributes: str, tip: str | None) -> None:
+        inside = "/>" if tip is None else f"><title>{_text(tip)}</title></{name}>"
+        self.parts.append(f"<{name} {attributes}{inside}")
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        size: float = 11,
+        ink: str = "#334155",
+        bold: bool = False,
+        anchor: str = "start",
+    ) -> None:
+        """A line of text; y is its base line."""
+        weight = ' font-weight="600"' if bold else ""
+        style = f' text-anchor="{anchor}"' if anchor != "start" else ""
+        place = f'x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}"'
+        self.parts.append(f'<text {place} fill="{ink}"{weight}{style}>{_text(words)}</text>')
+
+    def document(self, height: float, title: str) -> str:
+        """The whole file."""
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(self.width)} {_n(height)}" '
+            f'width="{_n(self.width)}" height="{_n(height)}" font-family={quoteattr(FONT)} role="img">'
+        )
+        body = "\n".join(self.parts)
+        paper = f'<rect width="{_n(self.width)}" height="{_n(height)}" fill="#ffffff"/>'
+        return f"{head}\n<title>{_text(title)}</title>\n{paper}\n{body}\n</svg>\n"
+
+
+def flowed(
+    sizes: Sequence[tuple[float, float]], width: float, gap: float
+) -> tuple[list[tuple[float, float]], float]:
+    """Places of boxes in rows of at most `width`, and the height of all of them."""
+    places: list[tuple[float, float]] = []
+    x = y = row = 0.0
+    for box_width, box_height in sizes:
+        if x and x + box_width > width:
+            x, y, row = 0.0, y + row + gap, 0.0
+        places.append((x, y))
+        x += box_width + gap
+        row = max(row, box_height)
+    return places, y + row
+
+
+def _stroke(colour: str | None, width: float) -> str:
+    if colour is None:
+        return ""
+    line = f' stroke="{colour}"'
+    return line if width == 1 else f'{line} stroke-width="{_n(width)}"'
+
+
+def _n(number: float) -> str:
+    return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
+def _text(words: str) -> str:
+    """Escaped, and without the control characters that XML cannot hold."""
+    printable = [letter if letter.isprintable() else " " for letter in words]
+    return escape("".join(printable))
+
+
+LEFT, TOP, WIDTH, HEIGHT = 80.0, 50.0, 640.0, 380.0
+RIGHT, BOTTOM = 220.0, 60.0
+_BASE, _MIDDLE = TOP + HEIGHT, LEFT + WIDTH / 2
+_PICTURE_HEIGHT = TOP + HEIGHT + BOTTOM
+_GRID, _TITLE_INK = "#e2e5ea", "#1b1e23"
+_COLOURS = 41
+"""Of a map: enough that steps are not seen, few enough that equal neighbours are drawn as one box."""
+
+Point = tuple[float, float]
+"""(value across, value down)."""
+
+
+@dataclass(frozen=True)
+class LogScale:
+    """A logarithmic axis from `low` to `high`, both above 0, with its ticks."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    @staticmethod
+    def of_twos(values: Sequence[float]) -> LogScale:
+        """The powers of two that enclose the values, at least one apart."""
+        low = floor(log2(min(values)))
+        high = max(ceil(log2(max(values))), low + 1)
+        powers = [2.0**power for power in range(low, high + 1)]
+        return LogScale(powers[0], powers[-1], tuple(powers))
+
+    @staticmethod
+    def of_tens(values: Sequence[float], margin: float) -> LogScale:
+        """From the least value / `margin` to the largest x `margin`; ticks at 1, 2 and 5 of a decade."""
+        low, high = min(values) / margin, max(values) * margin
+        decades = range(floor(log10(low)), ceil(log10(high)) + 1)
+        ticks = [first * 10.0**decade for decade in decades for first in (1, 2, 5)]
+        inside = [tick for tick in ticks if low <= tick <= high]
+        return LogScale(low, high, tuple(inside))
+
+    def place(self, value: float) -> float:
+        """Where a value lies: 0 at `low`, 1 at `high`."""
+        return log(value / self.low) / log(self.high / self.low)
+
+
+@dataclass
+class Chart:
+    """A chart of points; its grid and axes are drawn first, then what is added, in that order."""
+
+    across: LogScale
+    down: LogScale
+    title: str
+    across_title: str = ""
+    down_title: str = ""
+    drawing: Drawing = field(default_factory=lambda: Drawing(LEFT + WIDTH + RIGHT))
+    _names: int = 0
+
+    def __post_init__(self) -> None:
+        _draw_title(self.drawing, self.title)
+        for tick in self.across.ticks:
+            x, _ = self.position((tick, self.down.low))
+            self.drawing.path([(x, TOP), (x, _BASE)], stroke=_GRID)
+            self.drawing.text(x, _BASE + 18, f"{tick:g}", anchor="middle")
+        for tick in self.down.ticks:
+            _, y = self.position((self.across.low, tick))
+            self.drawing.path([(LEFT, y), (LEFT + WIDTH, y)], stroke=_GRID)
+            self.drawing.text(LEFT - 8, y + 4, f"{tick:g}", anchor="end")
+        self.drawing.text(_MIDDLE, _BASE + 42, self.across_title, anchor="middle")
+        self.drawing.text(LEFT, TOP - 12, self.down_title, anchor="end")
+
+    def position(self, point: Point) -> Point:
+        """(x, y) of a point in the picture; larger values lie to the right and above."""
+        across, down = point
+        x = LEFT + self.across.place(across) * WIDTH
+        y = _BASE - self.down.place(down) * HEIGHT
+        return x, y
+
+    def dot(
+        self, point: Point, colour: str, *, size: float = 5, hollow: bool = False, tip: str = ""
+    ) -> None:
+        """A dot at a point."""
+        fill = "#ffffff" if hollow else colour
+        x, y = self.position(point)
+        self.drawing.circle(x, y, size, fill=fill, stroke=colour, tip=tip or None)
+
+    def line(self, points: Sequence[Point], colour: str) -> None:
+        """Straight lines from point to point."""
+        if len(points) > 1:
+            positions = [self.position(point) for point in points]
+            self.drawing.path(positions, stroke=colour, stroke_width=1.5)
+
+    def area(self, points: Sequence[Point], colour: str) -> None:
+        """A filled polygon."""
+        positions = [self.position(point) for point in points]
+        self.drawing.polygon(positions, fill=colour)
+
+    def name(self, words: str, colour: str) -> None:
+        """A line of the legend."""
+        self._names += 1
+        x, y = LEFT + WIDTH + 24, TOP + 20 * self._names
+        self.drawing.circle(x, y - 4, 5, fill=colour)
+        self.drawing.text(x + 12, y, shortened(words, RIGHT - 40, 11))
+
+    def document(self) -> str:
+        """The SVG text."""
+        return self.drawing.document(_PICTURE_HEIGHT, self.title)
+
+
+def empty_chart(title: str, words: str) -> str:
+    """The SVG text of a chart without points, and why there are none."""
+    drawing = Drawing(LEFT + WIDTH + RIGHT)
+    _draw_title(drawing, title)
+    drawing.text(LEFT, TOP + 20, words)
+    return drawing.document(_PICTURE_HEIGHT, title)
+
+
+def _draw_title(drawing: Drawing, title: str) -> None:
+    drawing.text(LEFT, 26, title, size=15, ink=_TITLE_INK, bold=True)
+
+
+def value_map(
+    values: NDArray[np.float64], *, middle: float, title: str, across_title: str, down_title: str
+) -> str:
+    """A matrix as a map of colours: blue below `middle`, red above it.
+
+    Parameters
+    ----------
+    values
+        [rows, columns]; the first row is drawn on top.
+    middle
+        The value that is drawn white.
+    title, across_title, down_title
+        Of the picture, its columns and its rows.
+
+    Returns
+    -------
+    str
+        The SVG text. Neighbours of one colour in a row are one box.
+    """
+    rows, columns = values.shape
+    spread = max(float(abs(values - middle).max()), 0.01)
+    drawing = Drawing(LEFT + WIDTH + RIGHT)
+    _draw_title(drawing, title)
+    height = HEIGHT / rows
+    steps = ((values - middle) / spread + 1) / 2 * (_COLOURS - 1)
+    for row, colours in enumerate(steps.round().astype(int).tolist()):
+        _draw_row(drawing, colours, TOP + row * height, height)
+    drawing.text(_MIDDLE, _BASE + 42, across_title, anchor="middle")
+    drawing.text(LEFT - 8, TOP + HEIGHT / 2, down_title, anchor="end")
+    drawing.text(LEFT, _BASE + 18, "0", anchor="middle")
+    drawing.text(LEFT + WIDTH, _BASE + 18, str(columns - 1), anchor="middle")
+    drawing.text(LEFT - 8, TOP + 10, "0", anchor="end")
+    drawing.text(LEFT - 8, _BASE, str(rows - 1), anchor="end")
+    _colour_bar(drawing, middle, spread)
+    return drawing.document(_PICTURE_HEIGHT, title)
+
+
+def _draw_row(drawing: Drawing, colours: Sequence[int], y: float, height: float) -> None:
+    """A row of a map; neighbours of one colour are one box."""
+    width = WIDTH / len(colours)
+    column = 0
+    for colour, run in groupby(colours):
+        length = len(list(run))
+        fill = diverging_colour(colour, _COLOURS)
+        drawing.rect(LEFT + column * width, y, length * width, height, fill=fill)
+        column += length
+
+
+def _colour_bar(drawing: Drawing, middle: float, spread: float) -> None:
+    """What the colours of a map stand for, right of it."""
+    x, step = LEFT + WIDTH + 30, HEIGHT / _COLOURS
+    for colour in range(_COLOURS):
+        y = _BASE - (colour + 1) * step
+        drawing.rect(x, y, 18, step, fill=diverging_colour(colour, _COLOURS))
+    for part in (-1, 0, 1):
+        y = TOP + HEIGHT * (1 - part) / 2
+        drawing.text(x + 26, y + 4, f"{middle + part * spread:.3f}")
+
+
+def count(number: float) -> str:
+    """A whole number with its thousands apart: 4,096."""
+    return f"{number:,.0f}"
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A count with its noun in the right number: 1 rank, 8 ranks; `plural` where it is not noun + s."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{count(number)} {plural or noun + 's'}"
+
+
+def batch_words(sequences: int, tokens: int) -> str:
+    """A batch of so many sequences of so many tokens: 2,048 sequences x 8,192 tokens."""
+    return f"{counted(sequences, 'sequence')} x {counted(tokens, 'token')}"
+
+
+def seconds(value_s: float) -> str:
+    """A duration to three or four digits: 12.34 s, 345 ms, 6.7 us."""
+    if value_s >= 1000:
+        return f"{value_s:,.0f} s"
+    if value_s >= 100:
+        return f"{value_s:.2f} s"
+    if value_s >= 1:
+        return f"{value_s:.3f} s"
+    if value_s >= 0.1:
+        return f"{value_s * 1e3:.0f} ms"
+    if value_s >= 1e-3:
+        return f"{value_s * 1e3:.1f} ms"
+    return f"{value_s * 1e6:.1f} us"
+
+
+def rounded_seconds(value_s: float) -> str:
+    """A duration to the four digits that a prediction can claim: 27.95 s, 118.4 s."""
+    if value_s >= 1000:
+        return f"{value_s:,.0f} s"
+    for least_s, digits in ((100.0, 1), (10.0, 2), (1.0, 3)):
+        if value_s >= least_s:
+            return f"{value_s:.{digits}f} s"
+    return seconds(value_s)
+
+
+def hours(value_s: float) -> str:
+    """A time of a schedule in days, hours, minutes or seconds: 3.2 h."""
+    for size_s, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if value_s >= 2 * size_s:
+            return f"{value_s / size_s:.1f} {name}"
+    return f"{value_s:.0f} s"
+
+
+def amount(number: float) -> str:
+    """A large count in thousands, millions, billions (short scale) or trillions: 70.6 B."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            digits = ".3g" if number < 999.5 * size else ",.0f"
+            return f"{number / size:{digits}} {letter}"
+    return f"{number:.3g}"
+
+
+def gigabytes(number_bytes: float) -> str:
+    """Bytes in GB (1e9), or in MB (1e6) while small."""
+    if number_bytes >= 1e8:
+        return f"{number_bytes / 1e9:,.2f} GB"
+    return f"{number_bytes / 1e6:,.2f} MB"
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    """A fraction as a percentage: 0.4567 is 45.7 %."""
+    return f"{100 * fraction:.{digits}f} %"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Rising numbers with runs put together: 0, 1, 2, 5 is `0-2, 5`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)

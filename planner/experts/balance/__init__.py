@@ -1,1 +1,0 @@
-"""Placements that are even, and how even any could be."""

@@ -1,1 +1,0 @@
-"""From a placement in use to a better one by few moves."""

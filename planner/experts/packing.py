@@ -1,0 +1,320 @@
+"""Replica counts, packing and its improvement by swaps, for many layers at once in numpy.
+
+A batch row is one independent packing (a layer, or one node of a layer when groups are kept). Loads have the
+shape [rows, windows, experts]; a replica's load is its expert's over its replica count. Longest processing
+time first (Graham 1969), then the best exchange from the fullest GPU until none helps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.planner.experts.problem import Ids, Loads, Slots, SlotShape
+from meshwright.planner.solvers.clock import is_over
+
+_BIG = 1e30
+
+
+@dataclass
+class SlotPacking:
+    """Slots of every row, GPU by GPU."""
+
+    slots: Slots
+    """Expert in each slot, [rows, gpus, slots of a GPU]."""
+    loads: Loads
+    """[rows, windows, experts]."""
+
+    @property
+    def counts(self) -> Slots:
+        """Replicas of each expert, [rows, experts]."""
+        rows, experts = len(self.slots), self.loads.shape[2]
+        flat = (self.slots.reshape(rows, -1) + experts * np.arange(rows)[:, None]).ravel()
+        return np.asarray(np.bincount(flat, minlength=rows * experts).reshape(rows, experts))
+
+    def gpu_loads(self) -> Loads:
+        """Load of each GPU, [rows, windows, gpus]."""
+        return np.asarray(slot_loads(self.loads / self.counts[:, None, :], self.slots).sum(axis=3))
+
+    def balance(self) -> Loads:
+        """Largest over mean GPU load, the worst window, [rows]."""
+        gpu = self.gpu_loads()
+        return np.asarray((gpu.max(axis=2) / gpu.mean(axis=2)).max(axis=1))
+
+
+def slot_loads(replica: Loads, slots: Slots) -> Loads:
+    """Loads of replicas [rows, windows, experts] laid out by slot, [rows, windows, gpus, slots]."""
+    rows, windows, _ = replica.shape
+    index = np.broadcast_to(slots.reshape(rows, 1, -1), (rows, windows, slots[0].size))
+    laid = np.take_along_axis(replica, index, axis=2)
+    return np.asarray(laid.reshape(rows, windows, *slots.shape[1:]))
+
+
+def greedy_counts(load: Loads, slots: int, most_replicas: int) -> Slots:
+    """Replica counts [rows, experts] that minimise the largest replica load, by one window [rows, experts].
+
+    One replica more for the hottest until `slots` are used; at most `most` of an expert. Exact: an exchange
+    argument shows that no other counts have a smaller largest share.
+    """
+    rows, experts = load.shape
+    counts = np.ones((rows, experts), dtype=np.int64)
+    share = load.copy() if most_replicas > 1 else np.full_like(load, -1.0)
+    everyone = np.arange(rows)
+    for _ in range(slots - experts):
+        hottest = share.argmax(axis=1)
+        counts[everyone, hottest] += 1
+        now = counts[everyone, hottest]
+        share[everyone, hottest] = np.where(
+            now < most_replicas, load[everyone, hottest] / now, -1.0
+        )
+    return counts
+
+
+def pack(loads: Loads, counts: Slots, gpus: int, spread_nodes: int = 1) -> SlotPacking:
+    """Longest processing time first: replicas in falling order, each to the least loaded GPU that may.
+
+    All replicas of an expert are laid at once, on as many different GPUs. A replica for which only GPUs that
+    hold its expert have room left is stranded; `_repair` mends those few cases.
+    With `spread_nodes` N, a node, one of N equal runs of GPUs, gets at most ceil(c / N) of c replicas.
+    """
+    rows, windows, experts = loads.shape
+    total = int(counts[0].sum())
+    per_gpu = total // gpus
+    replica = loads / counts[:, None, :]
+    size = replica.max(axis=1)
+    order = np.argsort(-size, axis=1, kind="stable")
+    by_slot = np.repeat(order.ravel(), np.take_along_axis(counts, order, axis=1).ravel()).reshape(
+        rows, total
+    )
+    slots = np.full((rows, gpus, per_gpu), -1, dtype=np.int64)
+    is_on_gpu = np.zeros((rows, gpus, experts), dtype=bool)
+    used = np.zeros((rows, gpus), dtype=np.int64)
+    load = np.zeros((rows, windows, gpus))
+    everyone = np.arange(rows)
+    for step in range(total):
+        expert = by_slot[:, step]
+        weight = replica[everyone, :, expert]
+        score = load[:, 0] if windows == 1 else (load + weight[:, :, None]).max(axis=1)
+        barred = used >= per_gpu
+        taken = is_on_gpu[everyone, :, expert]
+        if spread_nodes > 1:
+            there = taken.reshape(rows, spread_nodes, -1).sum(axis=2)
+            full = there >= -(-counts[everyone, expert] // spread_nodes)[:, None]
+            taken = taken | np.repeat(full, gpus // spread_nodes, axis=1)
+        score = score + _BIG * (barred * 2 + taken)
+        gpu = score.argmin(axis=1)
+        slots[everyone, gpu, used[everyone, gpu]] = expert
+        is_on_gpu[everyone, gpu, expert] = True
+        used[everyone, gpu] += 1
+        load[everyone, :, gpu] += weight
+    packing = SlotPacking(slots=slots, loads=loads)
+    _repair(packing)
+    return packing
+
+
+def _repair(packing: SlotPacking) -> None:
+    """Exchanges an expert that a GPU holds twice with a slot elsewhere, so that neither GPU has one twice."""
+    for row in np.flatnonzero(has_duplicates(packing.slots)):
+        slots = packing.slots[row]
+        for gpu in range(len(slots)):
+            while True:
+                here = slots[gpu]
+                twice = [i for i in range(len(here)) if here[i] in here[:i]]
+                if not twice or not _exchange(slots, gpu, twice[0]):
+                    break
+
+
+def _exchange(slots: Slots, gpu: int, index: int) -> bool:
+    expert = slots[gpu, index]
+    for other_gpu in range(len(slots)):
+        if other_gpu == gpu or expert in slots[other_gpu]:
+            continue
+        for place, candidate in enumerate(slots[other_gpu]):
+            if candidate not in slots[gpu]:
+                slots[gpu, index], slots[other_gpu, place] = candidate, expert
+                return True
+    return False
+
+
+def has_duplicates(slots: Slots) -> NDArray[np.bool_]:
+    """Whether a GPU holds an expert twice, [...] for slots [..., gpus, slots of a GPU]."""
+    ordered = np.sort(slots, axis=-1)
+    return np.asarray((ordered[..., 1:] == ordered[..., :-1]).any(axis=(-1, -2)))
+
+
+def exchange_to_improve(
+    packing: SlotPacking, rounds: int, stop_at: Loads, spread_nodes: int = 1
+) -> None:
+    """Best exchange between the fullest GPU and any other, in place, until none helps.
+
+    `stop_at` [rows] is a largest GPU load that is good enough, in the unit of the loads. Each round takes one
+    exchange in every open row: that whose larger GPU load afterwards, over the windows, is smallest.
+    """
+    counts = packing.counts
+    weight = slot_loads(packing.loads / counts[:, None, :], packing.slots)
+    is_on_gpu = np.zeros(
+        (len(packing.slots), packing.slots.shape[1], packing.loads.shape[2]), dtype=bool
+    )
+    np.put_along_axis(is_on_gpu, packing.slots, True, axis=2)
+    most_on_node = -(-counts // spread_nodes) if spread_nodes > 1 else None
+    open_rows = np.arange(len(packing.slots))
+    for _ in range(rounds):
+        gpu = weight[open_rows].sum(axis=3)
+        open_rows = open_rows[gpu.max(axis=(1, 2)) > stop_at[open_rows]]
+        if not len(open_rows) or is_over():
+            return
+        open_rows = _round(
+            packing.slots,
+            weight,
+            is_on_gpu,
+            open_rows,
+            most_on_node=most_on_node,
+            nodes=spread_nodes,
+        )
+
+
+def _round(
+    slots: Slots,
+    weight: Loads,
+    is_on_gpu: NDArray[np.bool_],
+    rows: NDArray[np.int64],
+    *,
+    most_on_node: Slots | None,
+    nodes: int,
+) -> NDArray[np.int64]:
+    """One exchange in each row; returns the rows where there was one that helps."""
+    w, s = weight[rows], slots[rows]
+    n, _, gpus, per_gpu = w.shape
+    load = w.sum(axis=3)
+    every = np.arange(n)
+    worst = load.max(axis=1).argmax(axis=1)
+    top = load.max(axis=(1, 2))
+    worst_weight, worst_experts = w[every, :, worst], s[every, worst]
+    # given[r, k, i, g, j]: what the fullest GPU sheds when its slot i changes places with slot j of GPU g.
+    shed = worst_weight[:, :, :, None, None] - w[:, :, None, :, :]
+    remaining = load[every, :, worst][:, :, None, None, None] - shed
+    gained = load[:, :, None, :, None] + shed
+    after = np.maximum(remaining, gained).max(axis=1)
+    has_worst_expert = is_on_gpu[
+        rows[:, None, None], np.arange(gpus)[None, None, :], worst_experts[:, :, None]
+    ]
+    worst_has_expert = is_on_gpu[rows[:, None, None], worst[:, None, None], s]
+    if most_on_node is not None:
+        away_is_full, home_is_full = _spread_limits(
+            is_on_gpu, rows, slots, worst=worst, most_on_node=most_on_node, nodes=nodes
+        )
+        has_worst_expert, worst_has_expert = (
+            has_worst_expert | away_is_full,
+            worst_has_expert | home_is_full,
+        )
+    after += _BIG * has_worst_expert[:, :, :, None]
+    after += _BIG * worst_has_expert[:, None, :, :]
+    flat = after.reshape(n, -1)
+    best = flat.argmin(axis=1)
+    helps = flat[every, best] < top * (1 - 1e-9)
+    i, g, j = np.unravel_index(best, (per_gpu, gpus, per_gpu))
+    improved = np.flatnonzero(helps)
+    row, a, g, i, j = rows[improved], worst[improved], g[improved], i[improved], j[improved]
+    worst_expert, other_expert = slots[row, a, i].copy(), slots[row, g, j].copy()
+    slots[row, a, i], slots[row, g, j] = other_expert, worst_expert
+    worst_load, other_load = weight[row, :, a, i].copy(), weight[row, :, g, j].copy()
+    weight[row, :, a, i], weight[row, :, g, j] = other_load, worst_load
+    is_on_gpu[row, a, worst_expert], is_on_gpu[row, a, other_expert] = False, True
+    is_on_gpu[row, g, other_expert], is_on_gpu[row, g, worst_expert] = False, True
+    return np.asarray(row)
+
+
+def _spread_limits(
+    is_on_gpu: NDArray[np.bool_],
+    rows: NDArray[np.int64],
+    slots: Slots,
+    *,
+    worst: NDArray[np.int64],
+    most_on_node: Slots,
+    nodes: int,
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Where an exchange would put more replicas of an expert on a node than `most` [rows, experts] allows.
+
+    [rows, slots of the fullest GPU, gpus] for what it gives, [rows, gpus, slots] for what it gets.
+    """
+    n, gpus, experts = len(rows), is_on_gpu.shape[1], is_on_gpu.shape[2]
+    size = gpus // nodes
+    full = (
+        is_on_gpu[rows].reshape(n, nodes, size, experts).sum(axis=2)
+        >= most_on_node[rows][:, None, :]
+    )
+    home = worst // size
+    node_of = np.arange(gpus) // size
+    worst_experts = slots[rows, worst]
+    every = np.arange(n)
+    away = node_of[None, :] != home[:, None]
+    gives = (
+        full[every[:, None, None], node_of[None, None, :], worst_experts[:, :, None]]
+        & away[:, None, :]
+    )
+    gets = full[every[:, None, None], home[:, None, None], slots[rows]] & away[:, :, None]
+    return gives, gets
+
+
+# What others start with: experts in order, and the greedy balancer of DeepSeek's EPLB.
+#
+# The greedy is written from its description (github.com/deepseek-ai/EPLB): the hottest replica gets the next
+# slot, then replicas go by falling load to the least loaded GPU with room; groups go to nodes first, whole.
+# It does not forbid two replicas of an expert on one GPU.
+
+
+def in_order(layers: int, experts: int, shape: SlotShape) -> Slots:
+    """Slot s holds expert s modulo their number, as vLLM, SGLang and Megatron start.
+
+    Returns
+    -------
+    Slots
+        [layers, gpus, slots of a GPU].
+    """
+    row = np.arange(shape.slots) % experts
+    return np.tile(row, (layers, 1)).reshape(layers, shape.gpus, shape.per_gpu)
+
+
+def greedy_placement(load: Loads, shape: SlotShape, groups: int = 1) -> Slots:
+    """The greedy balancer's placement of one layer.
+
+    Parameters
+    ----------
+    load
+        Of each expert, [experts].
+    shape
+        Slots, GPUs and nodes.
+    groups
+        Routing groups kept whole on a node; 1 for none. They divide evenly over the nodes.
+
+    Returns
+    -------
+    Slots
+        [gpus, slots of a GPU].
+    """
+    nodes = shape.nodes if groups > 1 else 1
+    size = len(load) // groups
+    of_groups = load.reshape(groups, size).sum(axis=1)
+    rows = []
+    for part in _least_loaded(of_groups, nodes):
+        own = np.concatenate([np.arange(group * size, (group + 1) * size) for group in part])
+        counts = greedy_counts(load[own][None], shape.slots // nodes, shape.slots)[0]
+        replicas = np.repeat(own, counts)
+        weights = np.repeat(load[own] / counts, counts)
+        rows += [replicas[gpu] for gpu in _least_loaded(weights, shape.gpus // nodes)]
+    return np.stack(rows)
+
+
+def _least_loaded(weights: Loads, bins: int) -> list[Ids]:
+    """Items to bins of one size: falling weights, each to the lightest bin with room."""
+    room = np.full(bins, len(weights) // bins)
+    load = np.zeros(bins)
+    chosen: list[list[int]] = [[] for _ in range(bins)]
+    for item in np.argsort(-weights, kind="stable"):
+        target = int(np.argmin(np.where(room > 0, load, np.inf)))
+        chosen[target].append(int(item))
+        room[target] -= 1
+        load[target] += weights[item]
+    return [np.array(items, dtype=np.int64) for items in chosen]

@@ -1,0 +1,669 @@
+"""From loads to slots with a certified bound: heuristic first, then CP-SAT where a gap is open.
+
+The placement of every layer: groups or not, one window or several, in one call.
+
+A layer has experts e of load w_e, and M GPUs of m slots. A placement gives every expert c_e >= 1 replicas,
+sum c_e = m M, on c_e different GPUs; a replica carries w_e / c_e. With load(g) the sum over what GPU g holds,
+
+    balance = max_g load(g) / (sum_e w_e / M)
+
+is minimised; over several windows of loads, the worst window counts. No placement is below the mean, nor
+below the largest replica of the counts that make it smallest:
+
+    balance >= max(1, min_c max_e (w_e / c_e) M / sum_e w_e)
+
+which is the first bound; sharper ones stand in `bound`, `count_bound` and `exact`.
+
+>>> import numpy as np
+>>> loads = np.array([[[4.0, 2.0, 1.0, 1.0]]])
+>>> shape = SlotShape(slots=6, gpus=2, nodes=1)
+>>> solved = place_layers(loads, shape, PlacementLimits(), PlacementEffort())
+>>> solved.slots.tolist(), float(solved.value[0])
+([[[0, 1, 2], [0, 1, 3]]], 1.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import InfeasibleError
+from meshwright.planner.experts.bound import balance_bound, partitions
+from meshwright.planner.experts.exact import (
+    MOST_LITERALS,
+    ExactPacking,
+    Layer,
+    enumerate_rows,
+    is_enumerable,
+    literals,
+    solve_exactly,
+)
+from meshwright.planner.experts.heuristic import (
+    SearchBudget,
+    first_answer,
+    search_counts,
+    search_limits,
+    split_gpu_pairs,
+)
+from meshwright.planner.experts.packing import SlotPacking, exchange_to_improve, pack, slot_loads
+from meshwright.planner.experts.problem import (
+    BALANCE,
+    GROUPS,
+    Loads,
+    PlacementLimits,
+    Slots,
+    SlotShape,
+    check_loads,
+    check_shape,
+)
+from meshwright.planner.experts.rows import LOAD_ROUNDING, Crew, Rows, Solved, State, by_layer
+from meshwright.planner.solvers.clock import is_over
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementEffort:
+    """How far to go. All limits are amounts of work, so the answer does not depend on the machine's speed.
+
+    Parameters
+    ----------
+    gap
+        Stop where balance is within this of the bound, relative.
+    time_limit_s
+        Shared out over the rows as work: about so long on an idle machine of 2 cores.
+    exact
+        Whether CP-SAT may be used on whole layers.
+    crew
+        Processes that are at hand; `place_layers` starts them.
+    on_first
+        Called with the first answer, before it is bettered.
+    """
+
+    gap: float = 0.005
+    time_limit_s: float = 60.0
+    exact: bool = True
+    seed: int = 0
+    workers: int = 1
+    crew: Crew | None = None
+    on_first: Callable[[State], None] | None = None
+
+
+def solve_rows(rows: Rows, effort: PlacementEffort) -> Solved:
+    """First answer, search, CP-SAT. Raises InfeasibleError if none was found within the limits."""
+    state = first_answer(rows, effort.gap)
+    if effort.on_first is not None:
+        effort.on_first(state)
+    if is_enumerable(rows):
+        enumerate_rows(rows, state)
+    improve_rows(rows, state, effort)
+    if effort.exact:
+        close_gaps(rows, state, effort, BALANCE.exact_share)
+    if not np.isfinite(state.value).all():
+        raise InfeasibleError(
+            f"no placement of {rows.loads.shape[2]} experts in {rows.slots} slots on {rows.gpus} GPUs was "
+            "found that keeps replicas apart; use more slots or fewer limits"
+        )
+    return Solved(slots=state.slots, value=state.value, bound=np.minimum(state.bound, state.value))
+
+
+def search_budget(rows: Rows, count: int, effort: PlacementEffort) -> SearchBudget:
+    """Work for each of `count` unsolved rows, by what its parts cost on one core."""
+    total_s = 2 * effort.time_limit_s / max(count, 1)
+    round_s = 24e-6 * rows.slots * (1 + rows.slots / 300)
+    transfer_s = (2e-5 if rows.slots == 2 * rows.gpus else 2e-4) * rows.slots
+    bound_s = 0.003 + 0.007 * rows.slots / 300
+    return SearchBudget(
+        limits=int(np.clip(1.2 * total_s / round_s, 1, 18)),
+        bound_steps=int(np.clip(0.35 * total_s / bound_s + 0.5, 0, 10)),
+        recounts=int(np.clip(5 * total_s / round_s, 6, 20_000)),
+        transfers=int(np.clip(0.3 * total_s / transfer_s, 0, 2400)),
+    )
+
+
+def improve_rows(rows: Rows, state: State, effort: PlacementEffort) -> None:
+    """The search, first on all unsolved rows, then more of it on those that stay so; changes `state`."""
+    split_gpu_pairs(rows, state, effort.gap)
+    for step in (_search_limits, _search_counts):
+        unsolved = state.unsolved(rows, effort.gap * BALANCE.search_share)
+        if not len(unsolved) or is_over():
+            return
+        budget = search_budget(rows, len(unsolved), effort)
+        crew = effort.crew or Crew(1)
+        parts = [unsolved]
+        if crew.workers > 1 and len(unsolved) * rows.slots >= BALANCE.parallel_slots:
+            count = min(2 * crew.workers, len(unsolved))
+            parts = [unsolved[i::count] for i in range(count)]
+        jobs = [
+            _Job(
+                rows=rows.take(part),
+                state=State(state.slots[part], state.value[part], state.bound[part]),
+                gap=effort.gap,
+                budget=budget,
+                seed=effort.seed,
+            )
+            for part in parts
+        ]
+        for part, result in zip(parts, crew.map(step, jobs), strict=True):
+            state.slots[part] = result.slots
+            state.value[part] = result.value
+            state.bound[part] = result.bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """Rows for one process."""
+
+    rows: Rows
+    state: State
+    gap: float
+    budget: SearchBudget
+    seed: int
+
+
+def _search_limits(job: _Job) -> State:
+    search_limits(job.rows, job.state, job.gap, job.budget)
+    return job.state
+
+
+def _search_counts(job: _Job) -> State:
+    search_counts(job.rows, job.state, job.gap, job.budget, job.seed)
+    return job.state
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    layer: Layer
+    hint: Slots
+    below: float
+    covers: bool
+    """Whether the counts allowed are all there are, so that the solver's bound is the layer's."""
+    work: float
+    seed: int
+
+
+def close_gaps(rows: Rows, state: State, effort: PlacementEffort, share: float) -> None:
+    """CP-SAT on unsolved rows, widest gap first; `share` of the time limit is shared out over them."""
+    gap = state.value / np.maximum(state.bound, rows.needed) - 1
+    widest_first = np.argsort(-gap, kind="stable")
+    wide = (gap > max(effort.gap, LOAD_ROUNDING)) & np.isfinite(state.value)
+    total = share * effort.time_limit_s * 2
+    unsolved = [int(row) for row in widest_first if wide[row]]
+    unsolved = unsolved[: int(total / BALANCE.least_exact_work)]
+    if not unsolved:
+        return
+    work = total / len(unsolved)
+    tasks = [_task(rows, state, row, work=work, seed=effort.seed) for row in unsolved]
+    for row, task, packing in zip(unsolved, tasks, _run(tasks, effort.crew), strict=True):
+        if task is None or packing is None:
+            continue
+        if task.covers:
+            state.bound[row] = max(state.bound[row], packing.bound)
+        if packing.slots is not None:
+            state.offer(rows, np.array([row]), packing.slots[None])
+            if task.covers and packing.optimal:
+                state.bound[row] = max(state.bound[row], state.value[row] * (1 - LOAD_ROUNDING))
+
+
+def _task(rows: Rows, state: State, row: int, *, work: float, seed: int) -> _Task | None:
+    """Counts as free as the model's size allows; None where even fixed counts are too large a model."""
+    experts = rows.loads.shape[2]
+    hint = state.slots[row]
+    counts = np.bincount(hint.ravel(), minlength=experts)
+    most_replicas = min(rows.gpus, rows.slots - experts + 1)
+    layer = Layer(
+        loads=rows.loads[row],
+        slots=rows.slots,
+        gpus=rows.gpus,
+        spread_nodes=rows.spread_nodes,
+        least_replicas=np.ones(experts, dtype=np.int64),
+        most_replicas=np.full(experts, most_replicas),
+    )
+    covers = literals(layer) <= MOST_LITERALS // 4
+    if not covers:
+        covers = rows.slots == experts
+        layer = replace(
+            layer,
+            least_replicas=np.maximum(counts - 1, 1),
+            most_replicas=np.minimum(counts + 1, most_replicas),
+        )
+        if literals(layer) > MOST_LITERALS // 2:
+            layer = replace(layer, least_replicas=counts, most_replicas=counts)
+    if literals(layer) > MOST_LITERALS:
+        return None
+    below = float(state.value[row])
+    return _Task(layer=layer, hint=hint, below=below, covers=covers, work=work, seed=seed)
+
+
+def _run(tasks: list[_Task | None], crew: Crew | None) -> list[ExactPacking | None]:
+    if crew is None or sum(task is not None for task in tasks) < 4:
+        return [_solve(task) for task in tasks]
+    return crew.map(_solve, tasks)
+
+
+def _solve(task: _Task | None) -> ExactPacking | None:
+    if task is None or is_over():
+        return None
+    return solve_exactly(task.layer, task.hint, task.below, work=task.work, seed=task.seed)
+
+
+# Routing groups kept whole on a node: first which groups share one, then each node as its own packing.
+
+
+Sets = tuple[tuple[int, ...], ...]
+
+
+def solve_grouped(
+    loads: Loads, shape: SlotShape, limits: PlacementLimits, effort: PlacementEffort
+) -> Solved:
+    """Slots [layers, gpus, slots of a GPU] with bounds, groups whole on a node.
+
+    Loads [layers, windows, experts] are in units of the mean GPU load. Partitions of the groups over nodes
+    are tried in the order of their bounds, until the best one found is no worse than the bounds of those
+    left. With very many partitions only one is tried, by the groups' loads.
+    """
+    if partitions(limits.groups, shape.nodes) > GROUPS.most_partitions:
+        return _one_partition(loads, shape, limits, effort)
+    return _Search(loads, shape, limits, effort).run()
+
+
+def splits(groups: tuple[int, ...], size: int) -> Iterator[Sets]:
+    """Every way to cut groups into sets of `size`, each once: the order of the sets does not count."""
+    if not groups:
+        yield ()
+        return
+    first, rest = groups[0], groups[1:]
+    for rest_of_set in combinations(rest, size - 1):
+        remaining = tuple(g for g in rest if g not in rest_of_set)
+        for other_sets in splits(remaining, size):
+            yield ((first, *rest_of_set), *other_sets)
+
+
+class _Search:
+    """Node sets are shared between partitions: each is solved once for a layer."""
+
+    def __init__(
+        self, loads: Loads, shape: SlotShape, limits: PlacementLimits, effort: PlacementEffort
+    ) -> None:
+        self._loads, self._shape, self._effort = loads, shape, effort
+        self._per_group = loads.shape[2] // limits.groups
+        size = limits.groups // shape.nodes
+        self._sets: list[tuple[int, ...]] = list(combinations(range(limits.groups), size))
+        index = {groups: i for i, groups in enumerate(self._sets)}
+        self._partitions = np.array(
+            [[index[s] for s in p] for p in splits(tuple(range(limits.groups)), size)]
+        )
+        layers = len(loads)
+        self._bound = np.stack([self._cheap(groups) for groups in self._sets], axis=1)
+        self._value = np.full((layers, len(self._sets)), np.inf)
+        self._searched = np.zeros(self._value.shape, dtype=bool)
+        self._closed = np.zeros(self._value.shape, dtype=bool)
+        self._slots: dict[tuple[int, int], Slots] = {}
+        """Slots of a set by its own expert numbers."""
+        self._best = np.full(layers, np.inf)
+        self._choice = np.zeros(layers, dtype=np.int64)
+
+    def run(self) -> Solved:
+        """A first answer; cheap solves while a partition is promising; CP-SAT on what holds a layer back."""
+        self._first()
+        if self._effort.on_first is not None:
+            self._effort.on_first(
+                State(np.zeros(0, dtype=np.int64), self._best, self._layer_bound())
+            )
+        self._heuristic()
+        for _ in range(GROUPS.exact_rounds if self._effort.exact else 0):
+            if is_over() or not self._exact():
+                break
+            self._heuristic()
+        if not np.isfinite(self._best).all():
+            raise InfeasibleError(
+                "groups: no placement was found that keeps replicas apart; use more slots"
+            )
+        slots = [self._joined(layer, self._choice[layer]) for layer in range(len(self._loads))]
+        return Solved(
+            slots=np.stack(slots),
+            value=self._best,
+            bound=np.minimum(self._layer_bound(), self._best),
+        )
+
+    def _by_partition(self, table: NDArray[np.float64]) -> Loads:
+        """The worst set of every partition, [layers, partitions]."""
+        return np.asarray(table[:, self._partitions].max(axis=2))
+
+    def _layer_bound(self) -> Loads:
+        """Bound of every layer: the least over its partitions, [layers]."""
+        return np.asarray(self._by_partition(self._bound).min(axis=1))
+
+    def _first(self) -> None:
+        """Groups to nodes in falling order of load, as the greedy balancer does, then each node."""
+        groups = self._partitions.shape[1] * len(self._sets[0])
+        windows = self._loads.shape[1]
+        by_group = self._loads.reshape(len(self._loads), windows, groups, -1).sum(axis=3)
+        ones = np.ones((len(self._loads), groups), dtype=np.int64)
+        nodes = np.sort(pack(by_group, ones, self._shape.nodes).slots, axis=2)
+        index = {groups: i for i, groups in enumerate(self._sets)}
+        chosen = np.array([[index[tuple(node)] for node in layer] for layer in nodes.tolist()])
+        pairs = [(layer, int(s)) for layer, sets in enumerate(chosen) for s in sets]
+        self._keep(
+            pairs, first_answer(self._rows(pairs, np.zeros(len(self._loads))), self._effort.gap)
+        )
+
+    def _heuristic(self) -> None:
+        """The partition with the lowest bound next, in every layer, while one could be better."""
+        gap = self._effort.gap
+        for _ in range(GROUPS.most_tried):
+            bounds = self._by_partition(self._bound)
+            good = self._best <= bounds.min(axis=1) * (1 + gap * BALANCE.search_share)
+            bounds[self._searched[:, self._partitions].all(axis=2)] = np.inf
+            # Among equal bounds the partition whose nodes are closest to even.
+            pick = (bounds + 1e-6 * (self._bound[:, self._partitions] ** 2).sum(axis=2)).argmin(
+                axis=1
+            )
+            promising = bounds.min(axis=1) * (1 + gap / 10) < self._best
+            layers = np.flatnonzero(promising & ~good)
+            if not len(layers) or is_over():
+                return
+            chosen = self._partitions[pick[layers]]
+            new = {(int(k), int(s)) for k, sets in zip(layers, chosen, strict=True) for s in sets}
+            pairs = sorted(pair for pair in new if not self._searched[pair])
+            least_bound = np.zeros(len(self._loads))
+            least_bound[layers] = bounds[layers, pick[layers]]
+            rows = self._rows(pairs, least_bound)
+            state = first_answer(rows, gap)
+            improve_rows(rows, state, self._effort)
+            self._keep(pairs, state)
+            for pair in pairs:
+                self._searched[pair] = True
+
+    def _exact(self) -> bool:
+        """CP-SAT on the sets that decide value and bound of layers with a gap; False if there is none."""
+        bounds = self._by_partition(self._bound)
+        least_bound, lowest = bounds.min(axis=1), bounds.argmin(axis=1)
+        wanted: set[tuple[int, int]] = set()
+        for layer in np.flatnonzero(
+            self._best > least_bound * (1 + max(self._effort.gap, LOAD_ROUNDING))
+        ).tolist():
+            sets = {*self._partitions[self._choice[layer]], *self._partitions[lowest[layer]]}
+            wanted |= {
+                (layer, int(s)) for s in sets if self._holds_back(layer, int(s), least_bound[layer])
+            }
+        if not wanted:
+            return False
+        pairs = sorted(wanted)
+        rows = self._rows(pairs, least_bound)
+        state = State(
+            slots=np.stack([self._slots[pair] for pair in pairs]),
+            value=np.array([self._value[pair] for pair in pairs]),
+            bound=np.array([self._bound[pair] for pair in pairs]),
+        )
+        close_gaps(rows, state, self._effort, BALANCE.exact_share / GROUPS.exact_rounds)
+        self._keep(pairs, state)
+        for pair in pairs:
+            self._closed[pair] = True
+        return True
+
+    def _holds_back(self, layer: int, s: int, least_bound: float) -> bool:
+        is_unproven = (layer, s) in self._slots and not self._closed[layer, s]
+        return is_unproven and bool(
+            self._value[layer, s] > max(self._bound[layer, s], least_bound) * (1 + LOAD_ROUNDING)
+        )
+
+    def _experts(self, groups: tuple[int, ...]) -> NDArray[np.int64]:
+        return np.asarray(
+            (np.array(groups)[:, None] * self._per_group + np.arange(self._per_group)).ravel(),
+            dtype=np.int64,
+        )
+
+    def _cheap(self, groups: tuple[int, ...]) -> Loads:
+        part = self._loads[:, :, self._experts(groups)]
+        return balance_bound(part, self._shape.node_slots, self._shape.node_gpus)
+
+    def _rows(self, pairs: list[tuple[int, int]], least_bound: Loads) -> Rows:
+        return Rows(
+            loads=np.stack(
+                [self._loads[layer][:, self._experts(self._sets[s])] for layer, s in pairs]
+            ),
+            needed=least_bound[[layer for layer, _ in pairs]],
+            slots=self._shape.node_slots,
+            gpus=self._shape.node_gpus,
+        )
+
+    def _keep(self, pairs: list[tuple[int, int]], state: State) -> None:
+        """What is better than was known; then the best partition of every layer."""
+        for i, pair in enumerate(pairs):
+            if state.value[i] < self._value[pair]:
+                self._slots[pair], self._value[pair] = state.slots[i], state.value[i]
+            self._bound[pair] = max(self._bound[pair], state.bound[i])
+        reached = self._by_partition(self._value)
+        self._choice, self._best = reached.argmin(axis=1), reached.min(axis=1)
+
+    def _joined(self, layer: int, choice: int) -> Slots:
+        sets = self._partitions[choice].tolist()
+        return np.concatenate([self._experts(self._sets[s])[self._slots[layer, s]] for s in sets])
+
+
+def _one_partition(
+    loads: Loads, shape: SlotShape, limits: PlacementLimits, effort: PlacementEffort
+) -> Solved:
+    """Groups to nodes by their loads, then every node; the bound is that of the groups and of all experts."""
+    layers, windows, _ = loads.shape
+    by_group = loads.reshape(layers, windows, limits.groups, -1)
+    packing = pack(
+        by_group.sum(axis=3), np.ones((layers, limits.groups), dtype=np.int64), shape.nodes
+    )
+    exchange_to_improve(packing, 400, np.full(layers, float(shape.node_gpus)))
+    slots, value = solve_nodes(loads, packing.slots, shape, limits, effort)
+    bound = np.maximum(
+        balance_bound(by_group.sum(axis=3), limits.groups, shape.nodes) / shape.node_gpus,
+        balance_bound(loads, shape.slots, shape.gpus),
+    )
+    return Solved(slots=slots, value=value, bound=np.minimum(bound, value))
+
+
+def solve_nodes(
+    loads: Loads, groups: Slots, shape: SlotShape, limits: PlacementLimits, effort: PlacementEffort
+) -> tuple[Slots, Loads]:
+    """Slots [layers, gpus, slots of a GPU] and their largest GPU loads [layers], for `groups` of the nodes.
+
+    Loads [layers, windows, experts] over the mean GPU load, groups [layers, nodes, groups of a node].
+    """
+    layers, _, experts = loads.shape
+    per_group = experts // limits.groups
+    members = (groups[..., None] * per_group + np.arange(per_group)).reshape(
+        layers * shape.nodes, 1, -1
+    )
+    spread = np.repeat(loads, shape.nodes, axis=0)
+    index = np.broadcast_to(members, (*spread.shape[:2], members.shape[2]))
+    rows = Rows(
+        loads=np.take_along_axis(spread, index, axis=2),
+        needed=np.zeros(len(members)),
+        slots=shape.node_slots,
+        gpus=shape.node_gpus,
+    )
+    solved = solve_rows(rows, effort)
+    experts_of_slots = np.take_along_axis(
+        members, solved.slots.reshape(len(members), 1, -1), axis=2
+    )
+    slots = experts_of_slots.reshape(layers, shape.gpus, shape.per_gpu)
+    return slots, np.asarray(solved.value.reshape(layers, -1).max(axis=1))
+
+
+def place_layers(
+    loads: Loads, shape: SlotShape, limits: PlacementLimits, effort: PlacementEffort
+) -> Solved:
+    """The placement with the least worst balance over the windows, and a bound that none is below.
+
+    Parameters
+    ----------
+    loads
+        Tokens of each expert, [windows, layers, experts], at least 0, in any unit.
+    shape
+        Slots, GPUs and nodes; slots divide evenly over GPUs, GPUs over nodes.
+    limits
+        Groups that stay on a node, or replicas that are spread.
+    effort
+        Gap and work.
+
+    Returns
+    -------
+    Solved
+        Slots [layers, gpus, slots of a GPU], in rising order on a GPU; balance and bound [layers].
+
+    Raises
+    ------
+    InputError
+        Where loads or counts cannot be used.
+    InfeasibleError
+        Where no placement keeps to the limits.
+    """
+    check_loads(loads, "loads")
+    check_shape(loads.shape[2], shape, limits)
+    relative = by_layer(loads, shape.gpus)
+    with Crew(effort.workers) as crew:
+        effort = replace(effort, crew=crew)
+        if limits.groups > 1 and shape.nodes > 1:
+            solved = solve_grouped(relative, shape, limits, effort)
+        else:
+            rows = Rows(
+                loads=relative,
+                needed=np.zeros(len(relative)),
+                slots=shape.slots,
+                gpus=shape.gpus,
+                spread_nodes=shape.nodes if limits.spread else 1,
+            )
+            solved = solve_rows(rows, effort)
+    return replace(solved, slots=np.sort(solved.slots, axis=2))
+
+
+# One placement for several windows of loads: the worst window, a guard against others, or the CVaR.
+
+
+ROBUST_OBJECTIVES = ("guarded", "worst", "cvar")
+_ROUNDS = 200
+
+
+def cvar(values: Loads, share: float) -> Loads:
+    """Mean of the largest `share` of the last axis, fractions of a window counted: [...] from [..., K].
+
+    The least over t of t + sum(max(0, x - t)) / (share K), linear in x (Rockafellar and Uryasev, Optimization
+    of conditional value-at-risk, 2000, equation 9), for windows of equal weight. share 1 is the mean, 1 / K
+    and below the largest.
+    """
+    ordered = -np.sort(-values, axis=-1)
+    size = max(share * values.shape[-1], 1.0)
+    weight = np.clip(size - np.arange(values.shape[-1]), 0.0, 1.0)
+    return np.asarray((ordered * weight).sum(axis=-1) / weight.sum())
+
+
+def place_robustly(
+    loads: Loads,
+    shape: SlotShape,
+    limits: PlacementLimits,
+    effort: PlacementEffort,
+    *,
+    objective: str,
+    share: float,
+) -> Solved:
+    """Placement of loads [windows, layers, experts] by one of ROBUST_OBJECTIVES; value is what is minimised.
+
+    `worst` is the worst window. `guarded` counts even routing as one more window, so that GPUs share what
+    replicas leave of the noise of windows that are not known; value and bound are those of the known ones.
+    `cvar` betters, by exchanges, the best of the placements for the worst window and for the mean load.
+    """
+    windows, _, experts = loads.shape
+    if windows == 1 or objective == "worst" or (objective == "guarded" and shape.slots == experts):
+        return place_layers(loads, shape, limits, effort)
+    relative = by_layer(loads, shape.gpus)
+    if objective == "guarded":
+        solved = place_layers(
+            np.concatenate([loads, np.ones_like(loads[:1])]), shape, limits, effort
+        )
+        value = SlotPacking(slots=solved.slots, loads=relative).balance()
+        bound = balance_bound(relative, shape.slots, shape.gpus)
+        return Solved(slots=solved.slots, value=value, bound=np.minimum(bound, value))
+    mean = np.swapaxes(relative.mean(axis=1, keepdims=True), 0, 1)
+    tried = [place_layers(part, shape, limits, effort).slots for part in (loads, mean)]
+    size = shape.node_gpus if limits.groups > 1 or limits.spread else shape.gpus
+    slots = np.stack(
+        [_least(rows, load, share, size) for *rows, load in zip(*tried, relative, strict=True)]
+    )
+    value = cvar(SlotPacking(slots=slots, loads=relative).gpu_loads().max(axis=2), share)
+    # No window is below its own bound, and the CVaR rises with every window.
+    each = [balance_bound(relative[:, k : k + 1], shape.slots, shape.gpus) for k in range(windows)]
+    return Solved(
+        slots=slots, value=value, bound=np.minimum(cvar(np.stack(each, axis=1), share), value)
+    )
+
+
+def _least(starts: list[Slots], load: Loads, share: float, size: int) -> Slots:
+    """The best of one layer's starts after exchanges; `size` GPUs in a block that replicas do not leave."""
+    done = [_exchanged(start, load, share, size) for start in starts]
+    return np.sort(min(done, key=lambda pair: pair[1])[0], axis=1)
+
+
+def _exchanged(start: Slots, load: Loads, share: float, size: int) -> tuple[Slots, float]:
+    """The best exchange with the fullest GPU of any window, until none lowers the CVaR."""
+    slots = start.copy()
+    counts = np.bincount(slots.ravel(), minlength=load.shape[1])
+    best = np.inf
+    for _ in range(_ROUNDS):
+        weight = slot_loads((load / counts)[None], slots[None])[0]
+        gpu = weight.sum(axis=2)
+        best = float(cvar(gpu.max(axis=1), share))
+        exchanges = [
+            _best_with(int(a), slots, weight, gpu=gpu, share=share, size=size)
+            for a in np.unique(gpu.argmax(axis=1))
+        ]
+        value, a, i, g, j = min(exchanges)
+        if value >= best * (1 - 1e-9) or is_over():
+            break
+        slots[a, i], slots[g, j] = slots[g, j], slots[a, i]
+    return slots, best
+
+
+def _best_with(
+    a: int, slots: Slots, weight: Loads, *, gpu: Loads, share: float, size: int
+) -> tuple[float, int, int, int, int]:
+    """CVaR after the best exchange of a slot of GPU `a`, and its place: (CVaR, a, i, g, j)."""
+    best = (np.inf, a, 0, a, 0)
+    start = a // size * size
+    for g in range(start, min(start + size, len(slots))):
+        if g == a:
+            continue
+        shed = weight[:, a, :, None] - weight[:, g, None, :]
+        rest = np.delete(gpu, [a, g], axis=1).max(axis=1, initial=0.0)[:, None, None]
+        after = np.maximum(
+            np.maximum(gpu[:, a, None, None] - shed, gpu[:, g, None, None] + shed), rest
+        )
+        value = cvar(np.moveaxis(after, 0, -1), share)
+        value[np.isin(slots[a], slots[g]), :] = np.inf
+        value[:, np.isin(slots[g], slots[a])] = np.inf
+        i, j = np.unravel_index(int(value.argmin()), value.shape)
+        best = min(best, (float(value[i, j]), a, int(i), g, int(j)))
+    return best
+
+
+def drift_row(window: str, loads: Loads, slots: Slots, alone: dict[str, Slots]) -> dict[str, Any]:
+    """Balance on loads [1, layers, experts] that were not placed on: of `slots`, and of each window's own.
+
+    `gain` is how much lower the worst layer is than the best of those alone, `gain_mean` the same for the
+    mean over layers; negative where it is higher.
+    """
+    rows = np.swapaxes(loads, 0, 1)
+    here = SlotPacking(slots=slots, loads=rows).balance()
+    alone_balance = {
+        name: SlotPacking(slots=slots_alone, loads=rows).balance()
+        for name, slots_alone in alone.items()
+    }
+    return {
+        "window": window,
+        "balance_max": float(here.max()),
+        "balance_mean": float(here.mean()),
+        "alone_balance_max": {name: float(value.max()) for name, value in alone_balance.items()},
+        "alone_balance_mean": {name: float(value.mean()) for name, value in alone_balance.items()},
+        "gain": float(min(value.max() for value in alone_balance.values()) - here.max()),
+        "gain_mean": float(min(value.mean() for value in alone_balance.values()) - here.mean()),
+    }

@@ -1,1 +1,0 @@
-"""Placements with less traffic under a cap on the balance."""

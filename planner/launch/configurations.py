@@ -1,0 +1,292 @@
+"""A plan as a DeepSpeed launch: ds_config.json and arguments of Megatron-DeepSpeed's pretrain_gpt.py.
+
+Keys were read in DeepSpeed 0.19.8, arguments in `megatron/arguments.py` of Megatron-DeepSpeed at 4efb479d.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
+from meshwright.frameworks.deepspeed import DEEPSPEED
+from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.model_specs.schema import ModelSpec, stated_fields
+from meshwright.planner.launch.writer import (
+    Launch,
+    Program,
+    Shortfalls,
+    Start,
+    Writer,
+    file_notes,
+    flag_words,
+    json_file,
+    notes_of,
+)
+from meshwright.planner.runs.run_terms import balanced
+
+_NAMES = """
+layers hidden ffn_hidden heads kv_heads head_dim activation gelu_form tied_embeddings position max_positions
+rope.base rope.fraction norm norm_epsilon norm_zero_centered attention_bias attention_output_bias mlp_bias
+moe.experts moe.top_k moe.moe_ffn_hidden
+"""
+DEEPSPEED_SAYS = frozenset(_NAMES.split())
+"""Fields of a model that arguments carry, unless `deepspeed_shortfalls` has a sentence on them."""
+
+
+def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
+    """The document of ds_config.json; `autotp` adds DeepSpeed's own tensor parallelism for HF models.
+
+    With Megatron-DeepSpeed the tensor and pipeline degrees are arguments of the entry script instead.
+    """
+    layout, inputs = launch.layout, launch.inputs
+    zero: dict[str, Any] = {"stage": layout.zero_stage}
+    if layout.zero_stage >= 1:
+        zero["overlap_comm"] = launch.execution.dp_overlap and layout.pp == 1
+        zero["contiguous_gradients"] = True
+    buckets = DEEPSPEED.gradient_buckets
+    counts = buckets is not None and layout.zero_stage in buckets.zero_stages
+    if counts and launch.execution.bucket_mb is not None:
+        zero["reduce_bucket_size"] = launch.bucket_parameters
+        zero["allgather_bucket_size"] = launch.bucket_parameters
+    if layout.optimizer_offload > 0:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    document: dict[str, Any] = {
+        "train_batch_size": inputs.global_batch,
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.num_micro_batches,
+        "zero_optimization": zero,
+        "bf16": {"enabled": inputs.precision == "bf16"},
+        "fp16": {"enabled": inputs.precision == "fp16"},
+        "gradient_clipping": 1.0,
+    }
+    if layout.recompute == "full":
+        document["activation_checkpointing"] = {
+            "partition_activations": False,
+            "number_checkpoints": inputs.model.layers,
+        }
+    if autotp:
+        document["tensor_parallel"] = {"autotp_size": layout.tp}
+    return document
+
+
+def megatron_deepspeed_args(launch: Launch) -> list[str]:
+    """Arguments of Megatron-DeepSpeed's pretrain_gpt.py; data, tokenizer and learning rate are left out."""
+    layout, inputs, model = launch.layout, launch.inputs, launch.inputs.model
+    flags: dict[str, object] = {
+        "--tensor-model-parallel-size": layout.tp,
+        "--pipeline-model-parallel-size": layout.pp,
+        "--num-layers": model.layers,
+        "--hidden-size": model.hidden,
+        "--ffn-hidden-size": model.moe.moe_ffn_hidden if model.moe else model.ffn_hidden,
+        "--num-attention-heads": model.heads,
+        "--num-key-value-heads": model.kv_heads,
+        "--kv-channels": model.v_head_dim,
+        "--seq-length": inputs.seq_len,
+        "--max-position-embeddings": max(inputs.seq_len, model.max_positions or 0),
+        "--micro-batch-size": layout.micro_batch,
+        "--global-batch-size": inputs.global_batch,
+        "--zero-stage": layout.zero_stage,
+        "--normalization": "rmsnorm" if model.norm == "rmsnorm" else "layernorm",
+        "--layernorm-epsilon": model.norm_epsilon,
+        "--hidden-dropout": 0.0,
+        "--attention-dropout": 0.0,
+        "--optimizer": inputs.optimizer,
+    }
+    if model.moe is not None:
+        flags["--num-experts"] = model.moe.experts
+        flags["--moe-expert-parallel-size"] = layout.ep
+        flags["--topk"] = model.moe.top_k
+        # Its default puts experts into every second layer.
+        flags["--expert-interval"] = 1
+    exact_gelu = model.activation == "gelu" and model.gelu_form == "exact"
+    return flag_words(
+        flags
+        | {
+            f"--{inputs.precision}": True,
+            "--swiglu": model.activation == "swiglu",
+            "--squared-relu": model.activation == "squared_relu",
+            "--no-bias-gelu-fusion": exact_gelu and model.mlp_bias,
+            "--apply-layernorm-1p": model.norm_zero_centered,
+            # Prices assume fused attention.
+            "--use-flash-attn-v2": True,
+            "--disable-bias-linear": not model.mlp_bias,
+            **_rope_flags(model),
+            "--untie-embeddings-and-output-weights": not model.tied_embeddings,
+            "--no-pipeline-parallel": layout.pp == 1,
+            "--deepspeed-activation-checkpointing": layout.recompute == "full",
+            "--checkpoint-activations": layout.recompute == "full",
+            # Else it makes an optimizer of the GPU, with which DeepSpeed offloads nothing.
+            "--cpu-optimizer": layout.optimizer_offload > 0,
+            "--deepspeed": True,
+        }
+    )
+
+
+def _rope_flags(model: ModelSpec) -> dict[str, object]:
+    if model.position != "rope":
+        return {}
+    return {
+        "--use-rotary-position-embeddings": True,
+        "--rotary-position-embeddings-theta": int(model.rope.base),
+        "--rotary-percent": model.rope.fraction if model.rope.fraction != 1 else None,
+    }
+
+
+def deepspeed_shortfalls(model: ModelSpec) -> Shortfalls:
+    """Where the arguments train another network than the specification, for want of a switch."""
+    differing = {"vocab": f"The vocabulary is the tokenizer's: the plan counts on {model.vocab}."}
+    if model.activation in ("relu", "geglu"):
+        differing["activation"] = f"{model.activation} is not available: GELU stands in."
+    if model.position == "alibi":
+        differing["position"] = "ALiBi is not available: positions are learned."
+    if model.rope.base != int(model.rope.base):
+        differing["rope.base"] = f"The rope base is a whole number: {int(model.rope.base)}."
+    biases = (model.attention_bias, model.attention_output_bias, model.mlp_bias)
+    if len(set(biases)) > 1:
+        differing["biases"] = (
+            "One switch stands for the biases of all linear layers, which the plan has "
+            "into attention {}, out of it {}, in the feed-forward part {}.".format(*biases)
+        )
+    return differing
+
+
+def deepspeed_start(launch: Launch) -> Start:
+    """Megatron-DeepSpeed's pretrain_gpt.py, with a second configuration for HF models where one can be."""
+    _require_even_stages(launch)
+    args = megatron_deepspeed_args(launch)
+    program = Program(
+        framework=DEEPSPEED.title,
+        command='"$DEEPSPEED_ENTRY" --deepspeed_config "$here/ds_config.json"',
+        usage="Set DEEPSPEED_ENTRY to its pretrain_gpt.py; add data, tokenizer and learning rate.",
+        notes=notes_of(
+            launch.inputs.model, DEEPSPEED_SAYS, deepspeed_shortfalls(launch.inputs.model)
+        ),
+        before=': "${DEEPSPEED_ENTRY:?set it to Megatron-DeepSpeed pretrain_gpt.py}"\n',
+    )
+    files = {
+        "ds_config.json": json_file(deepspeed_config(launch)),
+        "megatron_deepspeed_args.json": json_file(args),
+    }
+    layout = launch.layout
+    if layout.tp > 1 and layout.pp == 1 and launch.inputs.model.moe is None:
+        files["ds_config_autotp.json"] = json_file(deepspeed_config(launch, autotp=True))
+    return Start(program=program, args=args, files=files)
+
+
+def _require_even_stages(launch: Launch) -> None:
+    """DeepSpeed takes no list of stages: it deals layers out evenly, what is left over to the first stages.
+
+    That is `partition_balanced` with partition_method type:transformer (DeepSpeed 0.19.8, runtime/utils.py).
+    """
+    dealt = list(balanced(launch.inputs.model.layers, launch.layout.pp))
+    planned = [sum(rank) for rank in launch.layout.stages]
+    if planned != dealt:
+        raise InfeasibleError(
+            f"{DEEPSPEED.name} cannot start this plan.\ndeepspeed-even-stages: the stages hold "
+            f"{planned} layers, DeepSpeed deals out {dealt}. "
+            f"Pin a pp that divides the layers, or choose the {DEFAULT_FRAMEWORK} framework."
+        )
+
+
+DEEPSPEED_WRITER = Writer(framework=DEEPSPEED, start=deepspeed_start)
+
+
+# A plan as an accelerate launch with PyTorch FSDP2 (keys read in accelerate 1.15.0).
+
+
+_SCRIPT_NEEDED = ': "${TRAIN_SCRIPT:?set it to the training script}"\n'
+_ACCELERATE_START = """\
+if [ "${LAUNCHER:-torchrun}" = accelerate ]; then
+  exec accelerate launch --config_file "$here/accelerate.yaml" --machine_rank "$node_rank" \\
+    --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" "$TRAIN_SCRIPT" "$@"
+fi
+"""
+
+
+_HOST_NOTE = (
+    "Parameters are on the host: the plan prices the script's Adam or AdamW with fused=True."
+)
+
+
+def accelerate_config(launch: Launch) -> dict[str, Any]:
+    """The document of accelerate.yaml; the node's rank and the master's address come on the command line."""
+    layout, placed = launch.layout, launch.placed
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP",
+        "mixed_precision": launch.inputs.precision,
+        "num_machines": len(placed.hosts),
+        "num_processes": len(placed.places),
+        "machine_rank": 0,
+        "main_process_port": 29500,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": layout.zero_stage == 3,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_activation_checkpointing": layout.recompute == "full",
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+            "fsdp_offload_params": layout.optimizer_offload > 0,
+        },
+        "parallelism_config": {
+            "parallelism_config_dp_replicate_size": layout.shard_groups,
+            "parallelism_config_dp_shard_size": layout.dp // layout.shard_groups,
+            "parallelism_config_tp_size": layout.tp,
+            "parallelism_config_cp_size": layout.cp,
+            "parallelism_config_sp_size": 1,
+        },
+    }
+
+
+def torchrun_env(launch: Launch, config: dict[str, Any]) -> dict[str, str]:
+    """The variables that `accelerate launch` would set from its YAML, for a start with plain torchrun."""
+    env = {
+        "ACCELERATE_USE_FSDP": "true",
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "ACCELERATE_MIXED_PRECISION": launch.inputs.precision,
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(launch.layout.num_micro_batches),
+    }
+    for name, value in (config["fsdp_config"] | config["parallelism_config"]).items():
+        env[name.upper()] = str(value).lower() if isinstance(value, bool) else str(value)
+    return env
+
+
+def accelerate_start(launch: Launch) -> Start:
+    """The user's own training script, told by accelerate.yaml or by the environment."""
+    config = accelerate_config(launch)
+    batch, seq_len = launch.layout.micro_batch, launch.inputs.seq_len
+    before = _SCRIPT_NEEDED
+    if launch.placed.gpus_per_host is not None:
+        before += _ACCELERATE_START
+    program = Program(
+        framework="a training script that uses accelerate with FSDP2",
+        command='"$TRAIN_SCRIPT"',
+        usage="Set TRAIN_SCRIPT; plain torchrun starts it, or accelerate with LAUNCHER=accelerate.",
+        before=before,
+        notes=(
+            f"The script's own batch size per process is {batch}, its sequence length {seq_len}.",
+            _model_note(launch.inputs.model),
+            *file_notes(launch.inputs.model),
+            *([_HOST_NOTE] if launch.layout.optimizer_offload > 0 else []),
+        ),
+    )
+    return Start(
+        program=program,
+        args=[],
+        env=torchrun_env(launch, config),
+        files={"accelerate.yaml": yaml.safe_dump(config, sort_keys=False)},
+    )
+
+
+def _model_note(model: ModelSpec) -> str:
+    """What the model has to be, which a training script builds by itself."""
+    fields = ", ".join(f"{name} {value}" for name, value in stated_fields(model).items())
+    return f"The script builds the model; the plan's has {fields}."
+
+
+FSDP2_WRITER = Writer(framework=FSDP2, start=accelerate_start)

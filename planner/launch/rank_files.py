@@ -1,0 +1,625 @@
+"""The files of a mapping, as texts by name: ranks, nodes, schedulers' host files, groups, a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, sqrt
+
+import numpy as np
+
+from meshwright.frameworks.record import Framework
+from meshwright.planner.drawing import (
+    Drawing,
+    counted,
+    flowed,
+    ink_on,
+    ramp_colour,
+    ranges,
+    shortened,
+    text_width,
+)
+from meshwright.planner.launch.ranks import (
+    HostPlace,
+    PlacedRanks,
+    host_places,
+    placed_ranks,
+    planned_layout,
+)
+from meshwright.planner.mapping.slots import (
+    DENSE,
+    Groups,
+    coordinates,
+    megatron_order,
+    process_groups,
+)
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.runs.run_terms import LayoutDoc
+
+# How a leaf and its nodes are drawn at four sizes, from every rank written out to one bar per leaf.
+
+
+EMPTY, FRAME, PAPER = "#e2e8f0", "#cbd5e1", "#f8fafc"
+TITLE_SIZE, GPUS_IN_A_ROW = 10.5, 8
+LABEL_LEADING = 1.45
+"""Height of a node's label over its font size."""
+MOST_TITLED_LEAVES = 160
+PAGE_WIDTH = 1128.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A node with what its GPUs run."""
+
+    name: str
+    place: HostPlace
+    gpus: int
+    """GPUs of the node, used or not."""
+    cells: dict[int, tuple[int, int]]
+    """(rank, value that colour stands for) by GPU."""
+    replicas: str
+    """Its data-parallel replicas, in words."""
+    tip: str
+    """Ranks and groups, for the tip."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeafStyle:
+    """One of the four sizes. A cell is a GPU, a node or a whole leaf."""
+
+    unit: str
+    cell_width: float
+    cell_height: float
+    gap: float
+    """Between cells."""
+    between: float
+    """Between nodes."""
+    label: float = 0
+    """Font size of the node's name; 0 for none."""
+    ranks: bool = False
+    title: float = 17
+    """Height of the leaf's title; 0 for none."""
+    pad: float = 8
+    columns: int = 1
+    """Nodes in a row of a leaf."""
+
+    def node_size(self, gpus: int) -> tuple[float, float]:
+        """Width and height of a node."""
+        if self.unit != "GPU":
+            return self.cell_width, self.cell_height
+        across, down = min(gpus, GPUS_IN_A_ROW), ceil(gpus / GPUS_IN_A_ROW)
+        width = across * (self.cell_width + self.gap) - self.gap
+        height = down * (self.cell_height + self.gap) - self.gap
+        return width, height + self.label * LABEL_LEADING
+
+    def cell_corner(self, gpu: int) -> tuple[float, float]:
+        """Left and top of a GPU's cell inside its node."""
+        row, column = divmod(gpu, GPUS_IN_A_ROW)
+        left = column * (self.cell_width + self.gap)
+        return left, self.label * LABEL_LEADING + row * (self.cell_height + self.gap)
+
+
+_STYLES = (
+    (
+        24,
+        LeafStyle(
+            unit="GPU", cell_width=29, cell_height=22, gap=2, between=10, label=11, ranks=True
+        ),
+    ),
+    (160, LeafStyle(unit="GPU", cell_width=11, cell_height=13, gap=1.5, between=10, label=9)),
+    (4096, LeafStyle(unit="node", cell_width=13, cell_height=13, gap=2.5, between=2.5)),
+)
+_SMALLEST = LeafStyle(unit="leaf", cell_width=64, cell_height=14, gap=3, between=3)
+
+
+def style_for(leaves: Sequence[Sequence[Host]]) -> LeafStyle:
+    """The largest style in which all nodes fit a page of some screens; equal for all leaves.
+
+    Leaves as wide as the largest one needs line up in columns. Very many leaves lose their titles.
+    """
+    count, widest = sum(map(len, leaves)), max(map(len, leaves))
+    style = _SMALLEST
+    for limit, larger in reversed(_STYLES):
+        if count <= limit:
+            style = larger
+    if style.unit == "leaf":
+        two_rows = 2 * PAGE_WIDTH / len(leaves)
+        return replace(style, cell_width=max(64.0, min(PAGE_WIDTH, two_rows)))
+    width, height = style.node_size(leaves[0][0].gpus)
+    across, down = width + style.between, height + style.between
+    # Leaves a little wider than high.
+    columns = ceil(sqrt(widest * down / across * 1.3))
+    columns = min(columns, int(PAGE_WIDTH / across))
+    if len(leaves) > MOST_TITLED_LEAVES:
+        return replace(style, title=0, pad=3, columns=max(1, columns))
+    if style.unit == "node":
+        # Room for a title.
+        return replace(style, columns=max(1, columns, ceil(70 / across)))
+    return replace(style, columns=max(1, min(columns, widest)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeafPainter:
+    """Draws leaves of one style."""
+
+    drawing: Drawing
+    style: LeafStyle
+    colours: Sequence[str]
+
+    def size(self, hosts: Sequence[Host]) -> tuple[float, float]:
+        """Width and height of a leaf with its frame and title."""
+        style = self.style
+        width, height = style.node_size(max(host.gpus for host in hosts))
+        rows = 1 if style.unit == "leaf" else ceil(len(hosts) / style.columns)
+        inner_width = style.columns * (width + style.between) - style.between
+        inner_height = rows * (height + style.between) - style.between
+        return inner_width + 2 * style.pad, inner_height + 2 * style.pad + style.title
+
+    def draw(self, x: float, y: float, hosts: Sequence[Host]) -> None:
+        """A leaf with its nodes, its corner at (x, y)."""
+        style = self.style
+        self._frame(x, y, hosts)
+        left, top = x + style.pad, y + style.pad + style.title
+        if style.unit == "leaf":
+            tip = f"{hosts[0].place.leaf}: {hosts[0].name} to {hosts[-1].name}"
+            self._strips(left, top, self._shares(hosts), tip)
+            return
+        width, height = style.node_size(max(host.gpus for host in hosts))
+        draw_node = self._gpus if style.unit == "GPU" else self._tile
+        for index, host in enumerate(hosts):
+            row, column = divmod(index, style.columns)
+            across = column * (width + style.between)
+            down = row * (height + style.between)
+            draw_node(left + across, top + down, host)
+
+    def _frame(self, x: float, y: float, hosts: Sequence[Host]) -> None:
+        """A leaf's frame, with its name and its number of nodes where there is room."""
+        style = self.style
+        width, height = self.size(hosts)
+        name = hosts[0].place.leaf
+        nodes = f"{len(hosts):,} node{'' if len(hosts) == 1 else 's'}"
+        tip = f"{name}: {nodes}" if name else None
+        radius = min(5, style.pad)
+        self.drawing.rect(x, y, width, height, fill=PAPER, stroke=FRAME, radius=radius, tip=tip)
+        if not style.title:
+            return
+        room = width - 2 * style.pad
+        words = f"{name} · {len(hosts):,}" if name else nodes
+        if text_width(words, TITLE_SIZE) > room:
+            words = name or nodes
+        words = shortened(words, room, TITLE_SIZE)
+        self.drawing.text(x + style.pad, y + 16, words, size=TITLE_SIZE, ink="#475569")
+
+    def _gpus(self, x: float, y: float, host: Host) -> None:
+        """Name, replicas and GPUs of a node."""
+        self._label(x, y, host)
+        for gpu in range(host.gpus):
+            left, top = self.style.cell_corner(gpu)
+            self._cell(x + left, y + top, host, gpu)
+
+    def _label(self, x: float, y: float, host: Host) -> None:
+        """A node's name, and its replicas where both fit."""
+        size = self.style.label
+        width, _ = self.style.node_size(host.gpus)
+        replicas = f"dp {host.replicas}" if host.cells else ""
+        room = width - text_width(replicas, size - 1) - 6
+        if text_width(host.name, size) > room:
+            replicas, room = "", width
+        self.drawing.text(x, y + size, shortened(host.name, room, size), size=size)
+        if replicas:
+            right = x + width
+            self.drawing.text(right, y + size, replicas, size=size - 1, ink="#64748b", anchor="end")
+
+    def _cell(self, x: float, y: float, host: Host, gpu: int) -> None:
+        """A GPU with its rank, pale where it is not used."""
+        style = self.style
+        rank, value = host.cells.get(gpu, (None, 0))
+        fill = EMPTY if rank is None else self.colours[value]
+        use = "not used" if rank is None else f"rank {rank}"
+        tip = f"{host.name} GPU {gpu}: {use}"
+        self.drawing.rect(x, y, style.cell_width, style.cell_height, fill=fill, radius=2, tip=tip)
+        if not style.ranks or rank is None:
+            return
+        size = 10.5 if rank < 1000 else 9
+        middle = x + style.cell_width / 2
+        self.drawing.text(middle, y + 15, str(rank), size=size, ink=ink_on(fill), anchor="middle")
+
+    def _tile(self, x: float, y: float, host: Host) -> None:
+        """A square, cut into strips where the node's GPUs differ."""
+        self._strips(x, y, self._shares([host]), host.tip)
+
+    def _shares(self, hosts: Sequence[Host]) -> list[tuple[str, int]]:
+        """How many GPUs have each colour; what is not used comes last and pale."""
+        counts = Counter(value for host in hosts for _, value in host.cells.values())
+        shares = [(self.colours[value], counts[value]) for value in sorted(counts)]
+        idle = sum(host.gpus - len(host.cells) for host in hosts)
+        if idle:
+            shares.append((EMPTY, idle))
+        return shares
+
+    def _strips(self, x: float, y: float, shares: Sequence[tuple[str, int]], tip: str) -> None:
+        """One strip for each colour, as wide as its share of the cell."""
+        style = self.style
+        radius = 2 if len(shares) == 1 else 0
+        total = sum(count for _, count in shares)
+        left = 0.0
+        for fill, count in shares:
+            width = style.cell_width * count / total
+            height = style.cell_height
+            self.drawing.rect(x + left, y, width, height, fill=fill, radius=radius, tip=tip)
+            left += width
+
+
+# A picture of the ranks on the fabric: pods hold leaves, leaves hold nodes, nodes hold GPUs.
+#
+# Colour is the pipeline stage (the data-parallel replica where there is one stage). The more nodes, the less
+# of each is drawn: GPUs with their ranks, GPUs without, one tile per node, one bar per leaf.
+
+
+WIDTH, MARGIN, GAP = 1200.0, 28.0, 10.0
+POD_TITLE, POD_GAP = 28.0, 22.0
+_INSIDE = WIDTH - 2 * MARGIN
+MOST_SWATCHES = 16
+_WORDS = {
+    "pp": "pipeline stage",
+    "dp": "data-parallel replica",
+    "cp": "context part",
+    "tp": "tensor part",
+}
+_SHAPES = {"GPU": "a cell is a GPU", "node": "a square is a node", "leaf": "a bar is a leaf"}
+_TABLE = ("axis", "groups", "GPUs in each", "nodes", "leaves", "pods")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scene:
+    pods: list[list[list[Host]]]
+    """Hosts by pod and leaf, each in the order of the first rank on it."""
+    style: LeafStyle
+    axis: str
+    """What colour stands for."""
+    colours: list[str]
+
+    @property
+    def hosts(self) -> list[Host]:
+        return [host for leaves in self.pods for hosts in leaves for host in hosts]
+
+
+def fabric_picture(
+    plan: Plan,
+    layout: LayoutDoc,
+    placed: PlacedRanks,
+    places: Sequence[HostPlace],
+    groups: Mapping[str, Groups],
+    *,
+    idle: Sequence[tuple[str, HostPlace]] = (),
+) -> str:
+    """The SVG text of a plan's ranks; `places` are those of `placed.hosts`. One mapping, one text.
+
+    `idle` are nodes without ranks that are shown beside them.
+    """
+    axis = _coloured_axis(layout)
+    per_node = plan.inputs.cluster.gpus_per_node
+    hosts = _hosts(placed, places, groups, axis, per_node)
+    for name, place in idle:
+        tip = f"{name}: not used"
+        hosts.append(Host(name=name, place=place, gpus=per_node, cells={}, replicas="", tip=tip))
+    scene = _scene(hosts, axis, getattr(layout, axis))
+    drawing = Drawing(width=WIDTH)
+    title = f"{plan.inputs.model.name} on {plan.inputs.cluster.name}"
+    y = _head(drawing, plan, layout, scene, title)
+    y = _legend(drawing, scene, y + 24)
+    y = _pods(drawing, scene, y + 22)
+    y = _reach_table(drawing, placed, places, groups, y + 30)
+    return drawing.document(y + MARGIN, title)
+
+
+def _coloured_axis(layout: LayoutDoc) -> str:
+    """The outermost axis that has more than one part."""
+    for axis in ("pp", "dp", "cp", "tp"):
+        if getattr(layout, axis) > 1:
+            return axis
+    return "pp"
+
+
+def _hosts(
+    placed: PlacedRanks,
+    places: Sequence[HostPlace],
+    groups: Mapping[str, Groups],
+    axis: str,
+    gpus_per_node: int,
+) -> list[Host]:
+    values = coordinates(groups, axis).tolist()
+    replicas = coordinates(groups, "dp").tolist()
+    hosts = []
+    for host, ranks in enumerate(placed.ranks_of_hosts()):
+        cells = {placed.places[rank][1]: (rank, values[rank]) for rank in ranks}
+        name = placed.hosts[host]
+        hosts.append(
+            Host(
+                name=name,
+                place=places[host],
+                gpus=max(gpus_per_node, 1 + max(cells)),
+                cells=cells,
+                replicas=ranges(sorted({replicas[rank] for rank in ranks})),
+                tip=_tip(name, cells, axis),
+            )
+        )
+    return hosts
+
+
+def _scene(hosts: Sequence[Host], axis: str, degree: int) -> _Scene:
+    pods: dict[str, dict[str, list[Host]]] = {}
+    for host in hosts:
+        pods.setdefault(host.place.pod, {}).setdefault(host.place.leaf, []).append(host)
+    nested = [list(leaves.values()) for leaves in pods.values()]
+    return _Scene(
+        pods=nested,
+        style=style_for([in_leaf for leaves in nested for in_leaf in leaves]),
+        axis=axis,
+        colours=[ramp_colour(index, degree) for index in range(degree)],
+    )
+
+
+def _tip(name: str, cells: Mapping[int, tuple[int, int]], axis: str) -> str:
+    ranks = sorted(rank for rank, _ in cells.values())
+    values = sorted({value for _, value in cells.values()})
+    return f"{name}: ranks {ranges(ranks)}; {_WORDS[axis]} {ranges(values)}"
+
+
+def _head(drawing: Drawing, plan: Plan, layout: LayoutDoc, scene: _Scene, title: str) -> float:
+    heading = shortened(title, WIDTH - 2 * MARGIN, 20)
+    drawing.text(MARGIN, 40, heading, size=20, ink="#0f172a", bold=True)
+    axes = ["tp", "cp", "dp", "pp"]
+    if plan.inputs.model.moe is not None:
+        axes += ["ep", "etp"]
+    degrees = ", ".join(f"{axis} {getattr(layout, axis)}" for axis in axes)
+    used = [host for host in scene.hosts if host.cells]
+    gpus = sum(len(host.cells) for host in used)
+    leaves, pods = sum(map(len, scene.pods)), len(scene.pods)
+    parts = [f"{gpus:,} GPUs", counted(len(used), "node")]
+    if leaves > 1:
+        parts.append(counted(leaves, "leaf", "leaves"))
+    if pods > 1:
+        parts.append(counted(pods, "pod"))
+    drawing.text(MARGIN, 62, f"{degrees} · {', '.join(parts)}", size=13)
+    return 62
+
+
+def _legend(drawing: Drawing, scene: _Scene, y: float) -> float:
+    """What colour and shape stand for: swatches, or a ramp where there are too many."""
+    shapes = _SHAPES[scene.style.unit]
+    if scene.style.ranks:
+        shapes += ", its number the rank"
+    if scene.style.unit != "leaf" and sum(map(len, scene.pods)) > 1:
+        shapes += ", a frame a leaf"
+    drawing.text(MARGIN, y + 11, f"{_WORDS[scene.axis]}", size=12, bold=True)
+    x = MARGIN + text_width(_WORDS[scene.axis], 12) + 24
+    count = len(scene.colours)
+    if count <= MOST_SWATCHES:
+        for index, fill in enumerate(scene.colours):
+            drawing.rect(x, y, 14, 14, fill=fill, radius=2)
+            drawing.text(x + 19, y + 11, str(index), size=12)
+            x += 28 + 7 * len(str(index))
+    else:
+        for step in range(64):
+            drawing.rect(x + step * 4, y, 4.3, 14, fill=scene.colours[step * (count - 1) // 63])
+        drawing.text(x - 8, y + 11, "0", size=12, anchor="end")
+        drawing.text(x + 264, y + 11, str(count - 1), size=12)
+        x += 300
+    if any(len(host.cells) < host.gpus for host in scene.hosts):
+        drawing.rect(x + 14, y, 14, 14, fill=EMPTY, radius=2)
+        drawing.text(x + 33, y + 11, "not used", size=12)
+    drawing.text(WIDTH - MARGIN, y + 11, shapes, size=12, ink="#64748b", anchor="end")
+    return y + 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PodBlock:
+    """A pod with the corners of its leaves inside of it, and its size with the title."""
+
+    leaves: list[list[Host]]
+    corners: list[tuple[float, float]]
+    size: tuple[float, float]
+
+
+def _pods(drawing: Drawing, scene: _Scene, y: float) -> float:
+    """Pods as blocks of leaves, side by side where they are narrow."""
+    painter = LeafPainter(drawing=drawing, style=scene.style, colours=scene.colours)
+    named = any(leaves[0][0].place.pod for leaves in scene.pods)
+    head = POD_TITLE if named else 0.0
+    blocks = [_pod_block(painter, leaves, head) for leaves in scene.pods]
+    places, height = flowed([block.size for block in blocks], _INSIDE, POD_GAP)
+    for block, (x, down) in zip(blocks, places, strict=True):
+        left, top = MARGIN + x, y + down
+        if named:
+            _pod_title(drawing, block, left, top)
+        for hosts, (across, below) in zip(block.leaves, block.corners, strict=True):
+            painter.draw(left + across, top + head + below, hosts)
+    return y + height
+
+
+def _pod_block(painter: LeafPainter, leaves: list[list[Host]], head: float) -> _PodBlock:
+    gap = GAP if painter.style.title else 3.0
+    sizes = [painter.size(hosts) for hosts in leaves]
+    corners, height = flowed(sizes, _INSIDE, gap)
+    rights = [left + width for (left, _), (width, _) in zip(corners, sizes, strict=True)]
+    return _PodBlock(leaves=leaves, corners=corners, size=(max(rights), head + height))
+
+
+def _pod_title(drawing: Drawing, block: _PodBlock, x: float, y: float) -> None:
+    width, _ = block.size
+    nodes = counted(sum(map(len, block.leaves)), "node")
+    words = shortened(f"{block.leaves[0][0].place.pod} · {nodes}", width, 12.5)
+    drawing.text(x, y + 12, words, size=12.5, bold=True)
+    drawing.rect(x, y + 18, width, 1, fill="#cbd5e1")
+
+
+def reach(placed: PlacedRanks, places: Sequence[HostPlace], table: Groups) -> tuple[int, int, int]:
+    """The most nodes, leaves and pods that one group of an axis touches.
+
+    Parameters
+    ----------
+    places
+        Of `placed.hosts`.
+    table
+        Ranks of each group, shape [groups, ranks in a group].
+    """
+    host_of_rank = np.array([host for host, _ in placed.places], dtype=np.int64)
+    leaf_of_host = _numbered([(place.pod, place.leaf) for place in places])
+    pod_of_host = _numbered([place.pod for place in places])
+    hosts = host_of_rank[table]
+    return (
+        _most_different(hosts),
+        _most_different(leaf_of_host[hosts]),
+        _most_different(pod_of_host[hosts]),
+    )
+
+
+def _numbered(names: Sequence[Hashable]) -> Groups:
+    """A number for each name, equal for equal names."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], dtype=np.int64)
+
+
+def _most_different(values: Groups) -> int:
+    """Most different values in a row."""
+    ordered = np.sort(values, axis=1)
+    changes = (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
+    return 1 + int(changes.max(initial=0))
+
+
+def _reach_table(
+    drawing: Drawing,
+    placed: PlacedRanks,
+    places: Sequence[HostPlace],
+    groups: Mapping[str, Groups],
+    y: float,
+) -> float:
+    """How far the groups of each axis reach: the most nodes, leaves, pods that one group touches."""
+    drawing.text(
+        MARGIN, y, "How far groups reach: the most that one group touches", size=12.5, bold=True
+    )
+    rights = [MARGIN + 40, *(MARGIN + 140 + 110 * k for k in range(5))]
+    y += 20
+    for right, name in zip(rights, _TABLE, strict=True):
+        drawing.text(right, y, name, size=11.5, ink="#64748b", anchor="end")
+    for axis in ("tp", "cp", "dp", "pp", "etp", "ep", "edp"):
+        if axis not in groups or groups[axis].shape[1] == 1:
+            continue
+        y += 17
+        table = groups[axis]
+        numbers = (*table.shape, *reach(placed, places, table))
+        row = (axis, *(f"{number:,}" for number in numbers))
+        for right, words in zip(rights, row, strict=True):
+            drawing.text(right, y, words, size=12, anchor="end")
+    return y
+
+
+FOLDER = "mapping"
+"""Where `plan -o` and `launch` put these files."""
+EXPERT_AXES = ("etp", "ep", "edp")
+
+
+def mapping_files(plan: Plan, framework: Framework | None = None) -> dict[str, str]:
+    """Texts by relative file name, with ranks as the launch files of a framework count them.
+
+    ranks.csv          rank, host, GPU, and the rank's place on every axis
+    nodes.csv          hosts in torchrun's order (`--node-rank`), leaf, pod, and CUDA_VISIBLE_DEVICES, whose
+                       order makes LOCAL_RANK i the i-th rank of the node
+    slurm_hostfile     a host per rank, for SLURM_HOSTFILE and `srun --distribution=arbitrary`, a task each;
+                       a template where the names of hosts are not known
+    rankfile.openmpi   for `mpirun --rankfile`
+    groups.json        the process groups of every axis and of the products of axes that frameworks use
+    fabric.svg         a picture of the ranks on the fabric
+
+    Parameters
+    ----------
+    plan
+        A plan with a layout.
+    framework
+        The one that starts it; the plan's own by default.
+
+    Raises
+    ------
+    InfeasibleError
+        The plan has no layout, or its mapping does not fit it.
+    """
+    layout, placed = planned_layout(plan), placed_ranks(plan, framework)
+    groups = plan_groups(plan, layout, placed)
+    places = host_places(plan.inputs.cluster, len(placed.places), placed.nodes)
+    idle = _idle(plan, placed, places)
+    files = {
+        "ranks.csv": _ranks_table(placed, groups),
+        "nodes.csv": _nodes_table(placed, places),
+        **placed.slurm_hostfile(),
+        "rankfile.openmpi": placed.openmpi_rankfile(),
+        "groups.json": _groups_text(groups),
+        "fabric.svg": fabric_picture(plan, layout, placed, places, groups, idle=idle),
+    }
+    return {f"{FOLDER}/{name}": text for name, text in files.items()}
+
+
+def _idle(
+    plan: Plan, placed: PlacedRanks, places: Sequence[HostPlace]
+) -> list[tuple[str, HostPlace]]:
+    """The listed nodes without ranks on leaves that hold some."""
+    cluster, touched = plan.inputs.cluster, set(places)
+    if not cluster.nodes or HostPlace(leaf="", pod="") in touched:
+        return []
+    unused = sorted(set(range(len(cluster.nodes))) - set(placed.nodes))
+    unused_places = host_places(cluster, len(placed.places), unused)
+    return [
+        (cluster.nodes[node].name, place)
+        for node, place in zip(unused, unused_places, strict=True)
+        if place in touched
+    ]
+
+
+def plan_groups(plan: Plan, layout: LayoutDoc, placed: PlacedRanks) -> dict[str, Groups]:
+    """The process groups of a plan, its ranks counted as `placed` counts them."""
+    order = megatron_order(placed.pipeline_before_data)
+    return process_groups(layout, order, experts=plan.inputs.model.moe is not None)
+
+
+def _ranks_table(placed: PlacedRanks, groups: Mapping[str, Groups]) -> str:
+    axes = [*DENSE, *(axis for axis in EXPERT_AXES if axis in groups)]
+    columns = [coordinates(groups, axis).tolist() for axis in axes]
+    rows = (
+        (rank, placed.hosts[host], gpu, *(column[rank] for column in columns))
+        for rank, (host, gpu) in enumerate(placed.places)
+    )
+    return _csv(("rank", "host", "gpu", *axes), rows)
+
+
+def _nodes_table(placed: PlacedRanks, places: Sequence[HostPlace]) -> str:
+    rows = []
+    for node_rank, ranks in enumerate(placed.ranks_of_hosts()):
+        place = places[node_rank]
+        gpus = [placed.places[rank][1] for rank in ranks]
+        listed = " ".join(map(str, ranks)), ",".join(map(str, gpus))
+        rows.append(
+            (node_rank, placed.hosts[node_rank], place.leaf, place.pod, len(ranks), *listed)
+        )
+    head = ("node_rank", "host", "leaf", "pod", "processes", "ranks", "cuda_visible_devices")
+    return _csv(head, rows)
+
+
+def _groups_text(groups: Mapping[str, Groups]) -> str:
+    """One group a line, so that a person can find it and a diff shows it."""
+    parts = []
+    for name, table in groups.items():
+        lines = ",\n  ".join(json.dumps(group, separators=(",", ":")) for group in table.tolist())
+        parts.append(f'"{name}": [\n  {lines}\n ]')
+    return "{" + ",\n ".join(parts) + "}\n"
+
+
+def _csv(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    return text.getvalue()

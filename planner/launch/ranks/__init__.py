@@ -1,1 +1,0 @@
-"""Output files of a mapping: who runs where, with whom, and a picture of it."""

@@ -1,0 +1,506 @@
+"""How many GPUs, and of which cluster: the fewest or cheapest that reach a target."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from meshwright.cluster_specs.allocation import check_gpus
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.documents import csv_text
+from meshwright.errors import InputError, OutOfTimeError
+from meshwright.planner.drawing import Chart, LogScale, distinct_colour, empty_chart, seconds
+from meshwright.planner.many.engines import do_job, local_engine
+from meshwright.planner.many.jobs import JobDoc
+from meshwright.planner.plan.training_cost import SECONDS_PER_DAY, Budget
+from meshwright.planner.solvers.processes import usable_cores
+
+# The sweep as a picture: GPUs against step time, both logarithmic, the Pareto front joined.
+
+
+_TITLE = "Step time by GPUs; filled: on the Pareto front of time, GPUs and free memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepDot:
+    """A plan of the sweep."""
+
+    cluster: str
+    gpus: int
+    step_time_s: float
+    headroom_gib: float
+    on_front: bool
+
+
+def sweep_svg(dots: Sequence[SweepDot]) -> str:
+    """The SVG text; an ideal speed-up is a straight line down."""
+    if not dots:
+        return empty_chart(_TITLE, "no plan at any size")
+    chart = Chart(
+        across=LogScale.of_twos([dot.gpus for dot in dots]),
+        down=LogScale.of_twos([dot.step_time_s for dot in dots]),
+        title=_TITLE,
+        across_title="GPUs",
+        down_title="step, s",
+    )
+    for index, name in enumerate(dict.fromkeys(dot.cluster for dot in dots)):
+        colour = distinct_colour(index)
+        front = [dot for dot in dots if dot.cluster == name and dot.on_front]
+        front.sort(key=lambda dot: (dot.gpus, -dot.step_time_s))
+        chart.line([(dot.gpus, dot.step_time_s) for dot in front], colour)
+        for dot in (dot for dot in dots if dot.cluster == name):
+            free = f"{dot.headroom_gib:.1f} GiB free"
+            tip = f"{name}, {dot.gpus} GPUs: {seconds(dot.step_time_s)}, {free}"
+            chart.dot((dot.gpus, dot.step_time_s), colour, hollow=not dot.on_front, tip=tip)
+        chart.name(name, colour)
+    return chart.document()
+
+
+# What `recommend` is asked, and what it answers, also as plain data and files.
+
+
+RECOMMENDATION_FILES = ("recommend.json", "sweep.csv", "sweep.svg", "plan")
+"""What is written to a folder; some of it only where there is something to say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeRequest:
+    """What is to be reached, on which clusters, and the options of `plan` that hold for all."""
+
+    model: str
+    clusters: tuple[str, ...]
+    plan: Mapping[str, Any]
+    """Fields of a JobDoc, without `model`, `cluster` and `gpus`."""
+    step_time_s: float | None = None
+    """The target, as seconds of a step; at most one of the two targets."""
+    tokens_per_s: float | None = None
+    """The target, as tokens per second of all GPUs."""
+    most_gpus: int | None = None
+    sizes: tuple[int, ...] = ()
+    """GPUs to sweep over; halvings of the largest when empty."""
+    reserves_gib: tuple[float, ...] = (0.0,)
+    """HBM kept free, for the sweep: each makes plans of its own."""
+    workers: int | None = None
+    """Processes; one for every core when None."""
+    cache: Path | None = None
+    """Folder of kept answers; None keeps nothing."""
+
+    @property
+    def target_s(self) -> float | None:
+        """The step time that is asked for, directly or as tokens per second."""
+        if self.tokens_per_s is None:
+            return self.step_time_s
+        tokens: float = self.plan["global_batch"] * self.plan["seq_len"]
+        return tokens / self.tokens_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedPlan:
+    """The best plan of a cluster at a size: its row of results and its files."""
+
+    cluster: str
+    gpus: int
+    reserve_gib: float
+    usd_per_h: float | None
+    row: Mapping[str, Any]
+    """As in the results of a batch."""
+    files: Mapping[str, str]
+    headroom_gib: float | None = None
+    """HBM that the plan leaves free on its fullest GPU; None without a plan."""
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether there is a layout at this size."""
+        return bool(self.row.get("step_time_s"))
+
+    @property
+    def step_time_s(self) -> float:
+        """Infinite without a plan."""
+        return self.row.get("step_time_s") or float("inf")
+
+    @property
+    def usd_per_billion_tokens(self) -> float | None:
+        """What training costs at this speed; None without a price or a plan."""
+        tokens_per_s = self.row.get("tokens_per_s")
+        if self.usd_per_h is None or not tokens_per_s:
+            return None
+        return float(self.usd_per_h * 1e9 / (3600 * tokens_per_s))
+
+    def beats(self, other: SizedPlan) -> bool:
+        """Whether this one is nowhere worse and somewhere better in step time, GPUs and free memory.
+
+        Any plan beats none.
+        """
+        if self.headroom_gib is None or other.headroom_gib is None:
+            return other.headroom_gib is None and self.headroom_gib is not None
+        costs = (self.step_time_s, self.gpus, -self.headroom_gib)
+        other_costs = (other.step_time_s, other.gpus, -other.headroom_gib)
+        nowhere_worse = all(a <= b for a, b in zip(costs, other_costs, strict=True))
+        return nowhere_worse and costs != other_costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """For each cluster the fewest GPUs that reach the target, and the sweep."""
+
+    request: SizeRequest
+    reached: tuple[SizedPlan, ...] = ()
+    """Cheapest first where all have prices, else fewest GPUs first."""
+    smaller: Mapping[str, SizedPlan | None] = field(default_factory=dict)
+    """By cluster, the next smaller size, which misses the target; None where there is none."""
+    missed: tuple[SizedPlan, ...] = ()
+    """Clusters that miss the target at their largest size."""
+    sweep: tuple[SizedPlan, ...] = ()
+
+    def misses_for_sure(self, plan: SizedPlan) -> bool:
+        """Whether it is proven that no plan of a size reaches the target."""
+        bound_s, target_s = plan.row.get("lower_bound_s"), self.request.target_s
+        if not plan.has_plan:
+            return plan.row.get("status") == "infeasible"
+        return bound_s is not None and target_s is not None and bound_s > target_s
+
+    @property
+    def front(self) -> tuple[SizedPlan, ...]:
+        """Plans of the sweep that no other beats (the Pareto front)."""
+        return tuple(
+            plan for plan in self.sweep if not any(other.beats(plan) for other in self.sweep)
+        )
+
+
+class SizeRow(BaseModel):
+    """A size in `recommend --json` and sweep.csv."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    cluster: str
+    gpus: int
+    reserve_gib: float
+    status: str | None = None
+    step_time_s: float | None = None
+    lower_bound_s: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    mfu: float | None = None
+    peak_memory_gib: float | None = None
+    optimizer_offload: int | None = None
+    """Percent of the optimizer's states in the hosts' memory."""
+    host_memory_gib: float | None = None
+    """Of a node, for what is offloaded."""
+    gap: float | None = None
+    headroom_gib: float | None = None
+    usd_per_h: float | None = None
+    usd_per_billion_tokens: float | None = None
+    tokens: float | None = None
+    """Of the whole training."""
+    days: float | None = None
+    gpu_hours: float | None = None
+    dollars: float | None = None
+    kwh: float | None = None
+    """Of the GPUs at their board power; hosts, network and cooling are left out."""
+    pareto: bool = False
+    """Whether no other size of the sweep beats it."""
+
+
+def _row(plan: SizedPlan, front: Sequence[SizedPlan] = ()) -> dict[str, Any]:
+    fields = {
+        "cluster": plan.cluster,
+        "gpus": plan.gpus,
+        "reserve_gib": plan.reserve_gib,
+        "headroom_gib": plan.headroom_gib,
+        "usd_per_h": plan.usd_per_h,
+        "usd_per_billion_tokens": plan.usd_per_billion_tokens,
+        "pareto": any(plan is best for best in front),
+    }
+    return SizeRow(**{**plan.row, **fields}).model_dump(mode="json")
+
+
+def recommendation_document(answer: Recommendation) -> dict[str, Any]:
+    """What `recommend --json` prints, without `schema`."""
+    front = answer.front
+    return {
+        "model": answer.request.model,
+        "target_step_time_s": answer.request.target_s,
+        "recommended": _row(answer.reached[0]) if answer.reached else None,
+        "reached": [_row(plan) for plan in answer.reached],
+        "missed": [_row(plan) for plan in answer.missed],
+        "proven_fewest": {
+            plan.cluster: smaller is None or answer.misses_for_sure(smaller)
+            for plan in answer.reached
+            for smaller in (answer.smaller[plan.cluster],)
+        },
+        "next_smaller": {
+            cluster: None if plan is None else _row(plan)
+            for cluster, plan in answer.smaller.items()
+        },
+        "sweep": [_row(plan, front) for plan in answer.sweep],
+    }
+
+
+def recommendation_files(answer: Recommendation) -> dict[str, str]:
+    """Texts by name: the answer, the sweep as a table and a picture, the recommended plan's files."""
+    document = recommendation_document(answer)
+    files = {"recommend.json": json.dumps({"schema": 1, **document}, indent=1) + "\n"}
+    if answer.sweep:
+        files["sweep.csv"] = csv_text(list(SizeRow.model_fields), document["sweep"])
+        files["sweep.svg"] = sweep_svg(_dots(answer))
+    if answer.reached:
+        files |= {f"plan/{name}": text for name, text in answer.reached[0].files.items()}
+    return files
+
+
+def _dots(answer: Recommendation) -> list[SweepDot]:
+    front = answer.front
+    return [
+        SweepDot(
+            cluster=plan.cluster,
+            gpus=plan.gpus,
+            step_time_s=plan.step_time_s,
+            headroom_gib=plan.headroom_gib,
+            on_front=any(plan is best for best in front),
+        )
+        for plan in answer.sweep
+        if plan.headroom_gib is not None
+    ]
+
+
+# From what a user asks of `recommend` to a request for sizes.
+
+
+def read_size_request(
+    *,
+    model: str,
+    clusters: Iterable[str],
+    plan: Mapping[str, Any],
+    gpus: int | None,
+    step_time_s: float | None,
+    tokens_per_s: float | None,
+    days: float | None = None,
+    sizes: Iterable[int],
+    reserves_gib: Iterable[float],
+    workers: int | None,
+    cache: Path | None,
+) -> SizeRequest:
+    """The request that the arguments of `recommend` mean.
+
+    Parameters
+    ----------
+    model, clusters
+        Catalog names or files.
+    plan
+        Fields of a JobDoc, without `model`, `cluster` and `gpus`.
+    gpus
+        The most that may be taken; all of the cluster's when None.
+    step_time_s, tokens_per_s
+        The target, one of them; none for a sweep.
+    days
+        The target too: in which `tokens` of `plan` are to be trained.
+    sizes, reserves_gib
+        GPUs, and GiB of HBM to keep free, to sweep over.
+    workers, cache
+        Processes, and the folder of kept answers.
+
+    Raises
+    ------
+    InputError
+        For two targets, or one that is not positive.
+    """
+    budget = Budget.of(plan)
+    if sum(target is not None for target in (step_time_s, tokens_per_s, days)) > 1:
+        raise InputError("one target at a time", where="--step-time, --tokens-per-s and --days")
+    if days is not None:
+        if budget.tokens is None:
+            raise InputError("in which what is trained? Give --tokens", where="--days", value=days)
+        tokens_per_s = budget.tokens / (days * SECONDS_PER_DAY)
+    for name, target in (("--step-time", step_time_s), ("--tokens-per-s", tokens_per_s)):
+        if target is not None and not 0 < target < 1e18:
+            raise InputError("must be more than 0 and below 1e18", where=name, value=target)
+    return SizeRequest(
+        model=model,
+        clusters=tuple(dict.fromkeys(clusters)),
+        plan=plan,
+        step_time_s=step_time_s,
+        tokens_per_s=tokens_per_s,
+        most_gpus=gpus,
+        sizes=tuple(sorted(set(sizes))),
+        reserves_gib=tuple(sorted({0.0, *reserves_gib})),
+        workers=workers,
+        cache=cache,
+    )
+
+
+# The fewest GPUs that reach a target, proven; the cheapest cluster; a sweep with its Pareto front.
+#
+# Let t(n) be the step time of the best plan on up to n GPUs. Such a plan may leave some idle, so t never
+# rises with n: bisection over the sizes finds the fewest n with t(n) <= target, and the next smaller size,
+# planned to its optimum too, proves it.
+
+
+Progress = Callable[[str], None]
+SWEEP_STEPS = 12
+"""Sizes of a sweep: this many halvings of the largest one, at most."""
+
+
+def plan_sizes(request: SizeRequest, progress: Progress) -> Recommendation:
+    """Plans as many sizes as the answer needs.
+
+    Parameters
+    ----------
+    request
+        Targets, clusters and sizes.
+    progress
+        Hears what is planned.
+
+    Returns
+    -------
+    Recommendation
+        Without a target only the sweep; with one, the sweep only over sizes that are asked for.
+
+    Raises
+    ------
+    InputError
+        For a cluster that cannot be read, a size that it does not have, or a job that cannot be planned.
+    OutOfTimeError
+        Where the plan of a size has a time limit, and it came before any plan.
+    """
+    clusters = {name: read_cluster(name) for name in request.clusters}
+    for cluster in clusters.values():
+        _check_sizes(request, cluster)
+    sizes = _SizePlanner(request, clusters, progress)
+    target_s = request.target_s
+    if target_s is None:
+        return Recommendation(request=request, sweep=tuple(sizes.sweep()))
+    reached: list[SizedPlan] = []
+    missed: list[SizedPlan] = []
+    smaller: dict[str, SizedPlan | None] = {}
+    for name in request.clusters:
+        best, smaller[name] = sizes.fewest(name, target_s)
+        side = reached if best.step_time_s <= target_s else missed
+        side.append(best)
+    if all(plan.usd_per_h is not None for plan in reached):
+        reached.sort(key=lambda plan: (plan.usd_per_h or 0.0, plan.gpus))
+    else:
+        reached.sort(key=lambda plan: plan.gpus)
+    return Recommendation(
+        request=request,
+        reached=tuple(reached),
+        missed=tuple(missed),
+        smaller=smaller,
+        sweep=tuple(sizes.sweep()) if request.sizes else (),
+    )
+
+
+def _check_sizes(request: SizeRequest, cluster: ClusterSpec) -> None:
+    for size in request.sizes:
+        check_gpus(cluster, size)
+    if request.most_gpus:
+        check_gpus(cluster, request.most_gpus)
+    elif cluster.elastic and request.most_gpus is None and not request.sizes:
+        what = "this is a kind of node, in any number; say the most that may be taken"
+        raise InputError(what, where="--gpus", value=cluster.name)
+
+
+_Task = tuple[str, int, float]
+"""(cluster, GPUs, GiB kept free)."""
+
+
+class _SizePlanner:
+    """Plans a cluster at a size, once."""
+
+    def __init__(
+        self, request: SizeRequest, clusters: Mapping[str, ClusterSpec], progress: Progress
+    ) -> None:
+        self._request = request
+        self._clusters = clusters
+        self._progress = progress
+        self._cache = str(request.cache.absolute()) if request.cache else None
+        self._plans: dict[_Task, SizedPlan] = {}
+
+    def fewest(self, name: str, target_s: float) -> tuple[SizedPlan, SizedPlan | None]:
+        """(the smallest size that reaches the target, or the largest, if none does; the next smaller one)."""
+        sizes = self._sizes(name)
+        largest = self._plan(name, sizes[-1])
+        if largest.step_time_s > target_s:
+            return largest, None
+        index = bisect_left(
+            sizes, True, key=lambda size: self._plan(name, size).step_time_s <= target_s
+        )
+        smaller = self._plan(name, sizes[index - 1]) if index else None
+        return self._plan(name, sizes[index]), smaller
+
+    def sweep(self) -> list[SizedPlan]:
+        """Every cluster at every size of the sweep, with every reserve."""
+        tasks = [
+            (name, size, reserve)
+            for name in self._request.clusters
+            for size in self._request.sizes or self._halvings(name)
+            for reserve in self._request.reserves_gib
+        ]
+        waiting = [task for task in tasks if task not in self._plans]
+        workers = min(self._request.workers or usable_cores(), max(len(waiting), 1))
+        engine = local_engine(workers, self._cache)
+        jobs = ((index, self._fields(*task)) for index, task in enumerate(waiting))
+        for done, (index, result) in enumerate(engine(jobs), 1):
+            self._progress(f"{done} of {len(waiting)} plans")
+            self._keep(waiting[index], result)
+        return [self._plans[task] for task in tasks]
+
+    def _halvings(self, name: str) -> list[int]:
+        sizes = self._sizes(name)
+        halvings = {sizes[-1]}
+        for step in range(1, SWEEP_STEPS):
+            halvings.add(sizes[bisect_left(sizes, sizes[-1] / 2**step)])
+        return sorted(halvings)
+
+    def _sizes(self, name: str) -> list[int]:
+        """Parts of a node that divide it, then whole nodes."""
+        cluster = self._clusters[name]
+        per_node = cluster.gpus_per_node
+        limit = min(self._request.most_gpus or cluster.gpus, cluster.gpus)
+        parts = [size for size in range(1, per_node) if per_node % size == 0]
+        sizes = [size for size in parts if size <= limit]
+        return [*sizes, *range(per_node, limit + 1, per_node)] or [limit]
+
+    def _plan(self, name: str, size: int) -> SizedPlan:
+        task = (name, size, 0.0)
+        if task not in self._plans:
+            self._progress(f"{name}, {size} GPUs")
+            self._keep(task, do_job(self._fields(*task), self._cache))
+        return self._plans[task]
+
+    def _fields(self, name: str, size: int, reserve_gib: float) -> dict[str, Any]:
+        plan = self._request.plan
+        fields = {
+            **plan,
+            "model": self._request.model,
+            "cluster": name,
+            "gpus": size,
+            "name": "size",
+            "reserve_gib": plan.get("reserve_gib", 0.0) + reserve_gib,
+        }
+        return JobDoc.model_validate(fields).model_dump(mode="json")
+
+    def _keep(self, task: _Task, result: Mapping[str, Any]) -> None:
+        name, size, reserve_gib = task
+        row, cluster = result["row"], self._clusters[name]
+        if row["status"] == "unknown":
+            raise OutOfTimeError(f"{name}, {size} GPUs: the time limit came before any plan")
+        if row["status"] == "failed":
+            raise InputError(row["message"], where=f"{name}, {size} GPUs")
+        price = Budget.of(self._request.plan).price(cluster)
+        peak_gib = row.get("peak_memory_gib")
+        self._plans[task] = SizedPlan(
+            cluster=name,
+            gpus=size,
+            reserve_gib=reserve_gib,
+            usd_per_h=None if price is None else price * size,
+            row=row,
+            files=result["files"],
+            headroom_gib=None if peak_gib is None else cluster.device.hbm_gib - peak_gib,
+        )

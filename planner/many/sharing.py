@@ -1,0 +1,566 @@
+"""Which job gets how much, and when.
+
+Let x[j, k] say that job j gets its k-th size: u[j, k] units, on which it trains r[j, k] tokens/s; U units are
+free. Every job gets one size, or none if it may wait.
+
+Throughput: maximise sum of weight[j] * r[j, k] / max r[j] * x[j, k] with sum of u[j, k] * x[j, k] <= U. A
+multiple-choice knapsack: exact by dynamic programming over the units in use.
+
+Schedules (makespan, deadlines): job j runs once, for tokens[j] / r[j, k]; at no time do the running jobs
+exceed U. The last end is least; with deadlines the weighted time past them first. List schedules, and CP-SAT
+for what they leave open.
+
+Priorities are lexicographic: the value of a class is fixed before the next one is looked at.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import InfeasibleError
+from meshwright.planner.many.sizes import SizedJob
+from meshwright.planner.solvers.clock import Shares, is_over
+from meshwright.planner.solvers.cp_sat import repeatable_solver
+
+if TYPE_CHECKING:
+    from meshwright.planner.solvers.or_tools import cp_model
+
+
+# Schedules made job by job: what CP-SAT starts from, and often all there is to find.
+#
+# Jobs are taken in some order. Each gets the size and the earliest start that make it least late, then end
+# before a wished makespan, then take the least units times ticks (serial schedule generation: Kolisch and
+# Hartmann 1999, Heuristic algorithms for the resource-constrained project scheduling problem, section 2.1).
+# The first orders are by slack, by due date, by length and by area; then jobs of the best order are moved.
+
+
+PATIENCE = 20
+"""Orders in a row without a better schedule, for each job, after which the search ends."""
+Values = tuple[int, ...]
+"""What a schedule is judged by, in order: lateness of each priority that has due dates, last end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedJob:
+    """What the schedule knows of a job; time is in ticks."""
+
+    demands: tuple[int, ...]
+    """Units of each size."""
+    ticks: tuple[int, ...]
+    """Length of each size."""
+    due: int | None
+    late_weight: int
+    """What a tick past `due` counts."""
+    priority: int
+
+    @property
+    def shortest(self) -> int:
+        """Ticks at its fastest size."""
+        return min(self.ticks)
+
+    @property
+    def least_area(self) -> int:
+        """Units times ticks at the size that takes the least."""
+        return min(demand * ticks for demand, ticks in zip(self.demands, self.ticks, strict=True))
+
+    def lateness(self, end: int) -> int:
+        """Weighted ticks past the due date."""
+        return 0 if self.due is None else self.late_weight * max(0, end - self.due)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRun:
+    """When a job runs, and at which of its sizes."""
+
+    size: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListSchedule:
+    """The best schedule found, and what no schedule is below."""
+
+    runs: tuple[TimedRun, ...]
+    values: Values
+    bounds: Values
+
+
+def due_priorities(jobs: Sequence[TimedJob]) -> list[int]:
+    """Priorities of jobs with due dates, highest first: one lateness each."""
+    return sorted({job.priority for job in jobs if job.due is not None}, reverse=True)
+
+
+def values_of(jobs: Sequence[TimedJob], runs: Sequence[TimedRun]) -> Values:
+    """What a schedule is judged by."""
+    pairs = list(zip(jobs, runs, strict=True))
+    late = (
+        sum(job.lateness(run.end) for job, run in pairs if job.priority == priority)
+        for priority in due_priorities(jobs)
+    )
+    return *late, max(run.end for run in runs)
+
+
+def least_values(jobs: Sequence[TimedJob], units: int) -> Values:
+    """Lower bounds on each value: every job at its fastest from the start; the last end also by least areas
+    that are packed without a gap.
+    """
+    alone = [TimedRun(size=0, start=0, end=job.shortest) for job in jobs]
+    *late, longest = values_of(jobs, alone)
+    packed = -(-sum(job.least_area for job in jobs) // units)
+    return *late, max(longest, packed)
+
+
+def list_schedule(
+    jobs: Sequence[TimedJob], units: int, *, seed: int, most_runs: int
+) -> ListSchedule:
+    """The best schedule of many orders.
+
+    Parameters
+    ----------
+    jobs
+        At least one; each has a size that fits.
+    units
+        That jobs share.
+    seed
+        Of the changes of order.
+    most_runs
+        Runs to be placed over all orders: the work, which does not depend on the machine. The search ends
+        before that where nothing can be better, or with the command's time limit.
+    """
+    bounds = least_values(jobs, units)
+    best: tuple[Values, list[TimedRun]] | None = None
+    order: list[int] = []
+    orders = _orders(jobs, order, random.Random(seed))
+    in_vain = 0
+    for _ in range(max(4, most_runs // len(jobs))):
+        tried = next(orders)
+        runs = _runs(jobs, tried, units, bounds[-1])
+        values = values_of(jobs, runs)
+        in_vain = 0 if best is None or values < best[0] else in_vain + 1
+        if best is None or values <= best[0]:
+            best, order[:] = (values, runs), tried
+        if values == bounds or in_vain == PATIENCE * len(jobs) or is_over():
+            break
+    assert best is not None
+    return ListSchedule(runs=tuple(best[1]), values=best[0], bounds=bounds)
+
+
+def _orders(
+    jobs: Sequence[TimedJob], best: Sequence[int], chance: random.Random
+) -> Iterator[list[int]]:
+    """The first orders, then changes of the best so far."""
+    indices = range(len(jobs))
+
+    def slack(index: int) -> tuple[bool, int]:
+        job = jobs[index]
+        return job.due is None, (job.due or 0) - job.shortest
+
+    def due(index: int) -> tuple[bool, int]:
+        return jobs[index].due is None, jobs[index].due or 0
+
+    keys = (slack, due, lambda index: -jobs[index].shortest, lambda index: -jobs[index].least_area)
+    for key in keys:
+        by_key = sorted(indices, key=key)
+        yield sorted(by_key, key=lambda index: -jobs[index].priority)
+    while True:
+        order = list(best)
+        for _ in range(chance.choice((1, 1, 2, 4))):
+            moved = order.pop(chance.randrange(len(order)))
+            order.insert(chance.randrange(len(order) + 1), moved)
+        yield order
+
+
+def _runs(
+    jobs: Sequence[TimedJob], order: Sequence[int], units: int, wished_end: int
+) -> list[TimedRun]:
+    """Every job's run, placed in this order."""
+    profile = _Profile(units)
+    runs: dict[int, TimedRun] = {}
+    for index in order:
+        job = jobs[index]
+        best: tuple[tuple[int, int, int, int], TimedRun] | None = None
+        for size, (demand, ticks) in enumerate(zip(job.demands, job.ticks, strict=True)):
+            if demand > units:
+                continue
+            start = profile.earliest_start(demand, ticks)
+            end = start + ticks
+            rank = (job.lateness(end), max(0, end - wished_end), demand * ticks, end)
+            if best is None or rank < best[0]:
+                best = rank, TimedRun(size=size, start=start, end=end)
+        assert best is not None
+        runs[index] = best[1]
+        profile.add(best[1], job.demands[best[1].size])
+    return [runs[index] for index in range(len(jobs))]
+
+
+class _Profile:
+    """Units in use over time: `_used[i]` from `_times[i]` to the next; in the end none."""
+
+    def __init__(self, units: int) -> None:
+        self._units = units
+        self._times = [0]
+        self._used = [0]
+
+    def earliest_start(self, demand: int, ticks: int) -> int:
+        """First moment from which so many units are free for so long."""
+        most_used = self._units - demand
+        start: int | None = None
+        for begin, used in zip(self._times, self._used, strict=True):
+            if start is not None and begin - start >= ticks:
+                return start
+            if used > most_used:
+                start = None
+            elif start is None:
+                start = begin
+        assert start is not None, "in the end nothing is in use"
+        return start
+
+    def add(self, run: TimedRun, demand: int) -> None:
+        """Takes units for a run."""
+        for index in range(self._index(run.start), self._index(run.end)):
+            self._used[index] += demand
+
+    def _index(self, moment: int) -> int:
+        """Of the segment that begins there, which is made where there is none."""
+        index = bisect_left(self._times, moment)
+        if index == len(self._times) or self._times[index] != moment:
+            self._times.insert(index, moment)
+            self._used.insert(index, self._used[index - 1])
+        return index
+
+
+IntArray = NDArray[np.int64]
+
+TOO_LARGE = "the jobs that must run do not fit the cluster together, even at their smallest sizes"
+UNREACHABLE = np.int64(-1)
+"""Value of so many units in use where no choice of sizes uses them."""
+WAITS = -1
+OBJECTIVES = ("throughput", "makespan", "deadlines")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetParams:
+    """How the models of a fleet are stated and solved."""
+
+    deterministic_s: float = 1.0
+    """CP-SAT's own measure of work for each goal that list schedules leave open, not seconds of a clock: a
+    slow machine finds the same. With 50 jobs one took 14 s of the processor.
+    """
+    seed: int = 0
+    value_scale: int = 1_000_000
+    """Integer steps of a job's best throughput in the objective: finer than any figure that is printed."""
+    ticks: int = 20_000
+    """Steps of time up to the horizon; durations are rounded up to them, 0.005 % of it."""
+    lateness_scale: int = 100
+    """Integer steps of a weight in the lateness."""
+    listed_runs: int = 100_000
+    """Runs that are placed to list schedules, before any solver: about four seconds."""
+    dealt_jobs: int = 20_000
+    """Jobs that are dealt out over leaves, before any solver: about a second."""
+    pod_weight: int = 1000
+    """What a pod that a job touches counts, against a leaf: more than all the leaves of a job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """What one job gets."""
+
+    size: int | None
+    """Index into its sizes; None if it waits."""
+    start_s: float = 0.0
+    end_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetSolution:
+    """What every job gets. `value` and `bound` are of the objective: a sum, or seconds to minimise."""
+
+    allocations: tuple[Allocation, ...]
+    value: float
+    bound: float
+    proven: bool
+
+    @property
+    def gap(self) -> float:
+        """Relative to the value."""
+        return abs(self.bound - self.value) / abs(self.value) if self.value else 0.0
+
+
+def share_throughput(jobs: Sequence[SizedJob], units: int, params: FleetParams) -> FleetSolution:
+    """The sizes with the greatest weighted throughput.
+
+    Parameters
+    ----------
+    jobs
+        With the sizes that each can have.
+    units
+        That are free.
+    params
+        Of the model and the solver.
+
+    Raises
+    ------
+    InfeasibleError
+        Where not all jobs that must run fit together.
+    """
+    priorities = sorted({job.job.priority for job in jobs}, reverse=True)
+    classes = [
+        [index for index, job in enumerate(jobs) if job.job.priority == priority]
+        for priority in priorities
+    ]
+    needed = [sum(_least_units(jobs[index]) for index in members) for members in classes]
+    values: IntArray = np.full(units + 1, UNREACHABLE)
+    values[0] = 0
+    taken: dict[int, IntArray] = {}
+    total = 0
+    for place, members in enumerate(classes):
+        for index in members:
+            values, taken[index] = _with_job(values, jobs[index], params)
+        most = units - sum(needed[place + 1 :])
+        best = values[: most + 1].max() if most >= 0 else UNREACHABLE
+        if best < 0:
+            raise InfeasibleError(TOO_LARGE)
+        total += int(best)
+        units_used = int(np.flatnonzero(values[: most + 1] == best)[0])
+        values = np.where(values == best, 0, UNREACHABLE)
+    sizes: dict[int, int | None] = {}
+    for index in reversed([index for members in classes for index in members]):
+        size = int(taken[index][units_used])
+        sizes[index] = None if size == WAITS else size
+        units_used -= 0 if size == WAITS else jobs[index].sizes[size].units
+    allocations = tuple(Allocation(size=sizes[index]) for index in range(len(jobs)))
+    value = total / params.value_scale
+    return FleetSolution(allocations=allocations, value=value, bound=value, proven=True)
+
+
+def _least_units(job: SizedJob) -> int:
+    return 0 if job.job.may_wait else min(size.units for size in job.sizes)
+
+
+def _with_job(values: IntArray, job: SizedJob, params: FleetParams) -> tuple[IntArray, IntArray]:
+    """(best value with this job too by units in use, the size that it has there)."""
+    best = values if job.job.may_wait else np.full_like(values, UNREACHABLE)
+    taken = np.full_like(values, WAITS)
+    for size, option in enumerate(job.sizes):
+        if option.units >= len(values):
+            continue
+        more = np.full_like(values, UNREACHABLE)
+        more[option.units :] = values[: len(values) - option.units]
+        more = np.where(more >= 0, more + scaled_value(job, size, params), UNREACHABLE)
+        taken = np.where(more > best, size, taken)
+        best = np.maximum(best, more)
+    return best, taken
+
+
+def scaled_value(job: SizedJob, size: int, params: FleetParams) -> int:
+    """What a job contributes to the objective at one of its sizes, in steps of 1 / `value_scale`."""
+    share = job.sizes[size].tokens_per_s / job.best_tokens_per_s
+    return round(job.job.weight * share * params.value_scale)
+
+
+def durations(jobs: Sequence[SizedJob], params: FleetParams) -> tuple[float, list[list[int]]]:
+    """(seconds of a tick, ticks that each job needs at each of its sizes).
+
+    Jobs one after the other at their fastest, or one alone at its slowest, take at most `params.ticks`.
+    """
+    times_s = [[job.train_s(size) for size in range(len(job.sizes))] for job in jobs]
+    slowest_s = max(max(row) for row in times_s)
+    in_turns_s = sum(min(row) for row in times_s)
+    tick_s = max(slowest_s, in_turns_s) / params.ticks
+    return tick_s, [[ceil(time_s / tick_s - 1e-9) for time_s in row] for row in times_s]
+
+
+def share_over_time(
+    jobs: Sequence[SizedJob], units: int, objective: str, params: FleetParams
+) -> FleetSolution:
+    """Sizes and start times: the least makespan, or the least weighted lateness and then makespan.
+
+    Parameters
+    ----------
+    jobs
+        With the sizes that each can have; all must have `tokens`.
+    units
+        That are free.
+    objective
+        `makespan` or `deadlines`.
+    params
+        Of the model and the solver.
+
+    Raises
+    ------
+    InfeasibleError
+        Where a job does not fit the cluster.
+    """
+    tick_s, timed = timed_jobs(jobs, params, with_due=objective == "deadlines")
+    if any(min(job.demands) > units for job in timed):
+        raise InfeasibleError(TOO_LARGE)
+    first = list_schedule(timed, units, seed=params.seed, most_runs=params.listed_runs)
+    runs, values, bounds = first.runs, first.values, list(first.bounds)
+    if values != first.bounds:
+        runs, values, bounds = _improved(timed, units, first, params)
+    allocations = (
+        Allocation(size=run.size, start_s=run.start * tick_s, end_s=run.end * tick_s)
+        for run in runs
+    )
+    return FleetSolution(
+        allocations=tuple(allocations),
+        value=values[-1] * tick_s,
+        bound=bounds[-1] * tick_s,
+        proven=list(values) == bounds,
+    )
+
+
+def timed_jobs(
+    jobs: Sequence[SizedJob], params: FleetParams, *, with_due: bool
+) -> tuple[float, list[TimedJob]]:
+    """(seconds of a tick, what a schedule knows of each job), with its deadlines or without."""
+    tick_s, ticks = durations(jobs, params)
+    horizon = sum(max(row) for row in ticks)
+    timed = []
+    for job, row in zip(jobs, ticks, strict=True):
+        due = None
+        if with_due and job.job.deadline_h is not None:
+            due = min(int(job.job.deadline_h * 3600 / tick_s), horizon)
+        timed.append(
+            TimedJob(
+                demands=tuple(size.units for size in job.sizes),
+                ticks=tuple(row),
+                due=due,
+                late_weight=max(1, round(params.lateness_scale * job.job.weight)),
+                priority=job.job.priority,
+            )
+        )
+    return tick_s, timed
+
+
+def _improved(
+    jobs: Sequence[TimedJob], units: int, first: ListSchedule, params: FleetParams
+) -> tuple[tuple[TimedRun, ...], Values, list[int]]:
+    """(runs, their values, lower bounds): CP-SAT for each value of the first schedule above its bound.
+
+    A bound holds while the values before it stay as they are.
+    """
+    schedule = _Schedule(jobs, units)
+    runs, values, bounds = first.runs, first.values, list(first.bounds)
+    goals = [*schedule.lateness_goals(), schedule.makespan]
+    # One share is kept for placing.
+    shares = Shares(len(goals) + 1)
+    for place, goal in enumerate(goals):
+        share_s = shares.next_s()
+        schedule.model.add(goal <= values[place])
+        if values[place] == bounds[place]:
+            continue
+        schedule.model.minimize(goal)
+        schedule.hint(runs)
+        solver = solve_fleet(schedule.model, params, share_s)
+        if solver is None:
+            continue
+        runs = schedule.runs(solver)
+        values = values_of(jobs, runs)
+        bounds[place] = max(bounds[place], ceil(solver.best_objective_bound - 1e-6))
+        schedule.model.add(goal <= values[place])
+    return runs, values, bounds
+
+
+class _Schedule:
+    """The model of jobs over time: a start, an end and one size for each."""
+
+    def __init__(self, jobs: Sequence[TimedJob], units: int) -> None:
+        from meshwright.planner.solvers.or_tools import cp_model
+
+        self._jobs = jobs
+        self._horizon = sum(max(job.ticks) for job in jobs)
+        self.model = model = cp_model.CpModel()
+        indices = range(len(jobs))
+        self._starts = [model.new_int_var(0, self._horizon, f"start{index}") for index in indices]
+        self._ends = [model.new_int_var(0, self._horizon, f"end{index}") for index in indices]
+        self._chosen = [
+            _size_literals(model, index, len(job.ticks)) for index, job in enumerate(jobs)
+        ]
+        self.makespan = self._post_capacity(units)
+
+    def _post_capacity(self, units: int) -> cp_model.IntVar:
+        """At no time do the running jobs exceed the units; returns the last end."""
+        model = self.model
+        intervals, demands, areas = [], [], []
+        for index, row in enumerate(self._chosen):
+            model.add_exactly_one(row)
+            job, start, end = self._jobs[index], self._starts[index], self._ends[index]
+            for size, (ticks, demand) in enumerate(zip(job.ticks, job.demands, strict=True)):
+                literal, name = row[size], f"run{index}_{size}"
+                intervals.append(model.new_optional_interval_var(start, ticks, end, literal, name))
+                demands.append(demand)
+                areas.append(literal * (demand * ticks))
+        model.add_cumulative(intervals, demands, units)
+        makespan = model.new_int_var(0, self._horizon, "makespan")
+        model.add_max_equality(makespan, self._ends)
+        # What an area bound knows and the cumulative does not.
+        model.add(sum(areas) <= units * makespan)
+        return makespan
+
+    def lateness_goals(self) -> list[cp_model.LinearExprT]:
+        """Weighted ticks past the deadlines, for each priority that has any, highest first."""
+        goals: list[cp_model.LinearExprT] = []
+        for priority in due_priorities(self._jobs):
+            terms: list[cp_model.LinearExprT] = []
+            for index, job in enumerate(self._jobs):
+                if job.priority != priority or job.due is None:
+                    continue
+                late = self.model.new_int_var(0, self._horizon, f"late{index}")
+                self.model.add(late >= self._ends[index] - job.due)
+                terms.append(late * job.late_weight)
+            goals.append(sum(terms))
+        return goals
+
+    def hint(self, runs: Sequence[TimedRun]) -> None:
+        """The solver starts from these runs."""
+        self.model.clear_hints()  # type: ignore[no-untyped-call]
+        for row, start, run in zip(self._chosen, self._starts, runs, strict=True):
+            self.model.add_hint(start, run.start)
+            for size, literal in enumerate(row):
+                self.model.add_hint(literal, size == run.size)
+
+    def runs(self, solver: cp_model.CpSolver) -> tuple[TimedRun, ...]:
+        """What the solver gives each job."""
+        runs = []
+        for job, row, start in zip(self._jobs, self._chosen, self._starts, strict=True):
+            size, begin = _chosen_size(solver, row), solver.value(start)
+            assert size is not None
+            runs.append(TimedRun(size=size, start=begin, end=begin + job.ticks[size]))
+        return tuple(runs)
+
+
+def _size_literals(model: cp_model.CpModel, index: int, sizes: int) -> list[cp_model.IntVar]:
+    return [model.new_bool_var(f"{index}_{size}") for size in range(sizes)]
+
+
+def _chosen_size(solver: cp_model.CpSolver, literals: Sequence[cp_model.IntVar]) -> int | None:
+    """The size whose literal is true; None if the job waits."""
+    return next((size for size, x in enumerate(literals) if solver.boolean_value(x)), None)
+
+
+def solve_fleet(
+    model: cp_model.CpModel, params: FleetParams, share_s: float | None = None
+) -> cp_model.CpSolver | None:
+    """The solver after its work, or after `share_s` seconds; None where it came to no solution in that.
+
+    Raises InfeasibleError where there is none.
+    """
+    from meshwright.planner.solvers.or_tools import cp_model
+
+    solver = repeatable_solver(params.seed, work=params.deterministic_s)
+    if share_s is not None:
+        solver.parameters.max_time_in_seconds = max(share_s, 0.01)
+    status = solver.solve(model)
+    if status == cp_model.INFEASIBLE:
+        raise InfeasibleError(TOO_LARGE)
+    return solver if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None

@@ -1,1 +1,0 @@
-"""One plan for each combination of some options."""

@@ -1,1 +1,0 @@
-"""What a mapping sends over each level and cut of the fabric."""

@@ -1,0 +1,532 @@
+"""The bisection rule on a mapping: what must cross a cut within a phase of the step takes no longer than it.
+
+A step has two phases: the micro-batches, in which tensor, context, expert and pipeline groups talk, and the
+synchronisation of gradients and parameters, which may run beside the last micro-batch (all of them with
+ZeRO-3) and then alone. Groups that are active in one phase share the links, so their bytes add up.
+
+At every level two kinds of cuts: the up-link of each sub-block, and the two halves of each block, by maximum
+flow over the fabric's graph. The busiest of each kind stands for its level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from meshwright.cluster_specs.allocation import Place
+from meshwright.cluster_specs.graph import halves_cut_gb_per_s
+from meshwright.costmodel.estimate import Estimate, Stages
+from meshwright.costmodel.feed_forward import routed_copies
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.level_traffic import CutUse, LevelBytes, phase_seconds
+from meshwright.costmodel.rates import calibrated_constants, links_of
+from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.volumes import GroupTraffic, group_traffic
+from meshwright.costmodel.workload import (
+    HIERARCHICAL,
+    Workload,
+    deduplicates,
+    one_ring,
+    swapping_ranks,
+)
+from meshwright.planner.mapping.positions import LevelPositions, RankPositions, rank_positions
+from meshwright.planner.mapping.problem import FloatArray, IntArray
+from meshwright.planner.mapping.slots import process_groups
+
+# What every process group of a mapping sends over every level: group by group, then added up.
+#
+# Bytes are those of one step in one direction. A ring's volume passes every block that holds some but not all
+# of its members once, spread over the members there; a member of an all-to-all sends an equal part to each of
+# the others; neighbours of a pipeline send an activation on and a gradient back.
+
+
+Kind = Literal["ring", "all-to-all", "chain"]
+MICRO_BATCHES, GRADIENTS = "micro-batches", "gradients"
+PARTS = {
+    "edp": "dp", "dp-between": "dp", "edp-between": "dp",
+    "cp-rings": "cp", "cp-swaps": "cp", "ep-gathers": "ep",
+}  # fmt: skip
+"""Flows that are a part of what an axis sends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisFlow:
+    """The process groups of one axis and what each member sends."""
+
+    axis: str
+    """tp, cp, pp, ep, etp; dp for dense gradients, edp for those of experts, with shard groups inside of one,
+    and `dp-between` and `edp-between` over them; of a2a+p2p `cp-rings` and `cp-swaps`, of the all-gather
+    dispatcher `ep-gathers`."""
+    kind: Kind
+    phase: str
+    groups: IntArray
+    """Ranks, shape [groups, members]."""
+    volume: float
+    """Of a ring, the bytes that pass every member; of an all-to-all, those that a member sends to the whole
+    group, itself among the receivers, for one copy of a token; of a chain, those between neighbours."""
+    wrap: float = 0.0
+    """Of a chain, from the last member to the first."""
+    relayed: bool = True
+    """Whether an all-to-all changes rails inside nodes only."""
+
+    @property
+    def members(self) -> int:
+        """Ranks in a group."""
+        return int(self.groups.shape[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelFlow:
+    """What one axis sends over one level."""
+
+    crossing: FloatArray
+    """From every rank to other sub-blocks, where its group lies in several of this block; shape [ranks]."""
+    leaving: FloatArray
+    """From every rank over its sub-block's up-link, wherever it goes."""
+
+
+def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
+    """Every axis that sends something, of ranks counted in Megatron's default order."""
+    moe = c.workload.model.moe is not None
+    groups = process_groups(c.layout, experts=moe)
+    moved = group_traffic(c, stages)
+    cluster = c.workload.cluster
+    context: Kind = "ring" if one_ring(c.workload) else "all-to-all"
+    has_nvlink = cluster.nvlink_domain >= cluster.gpus_per_node > 1
+    deduplicated = deduplicates(c.workload) and has_nvlink
+
+    def flow(axis: str, kind: Kind, volume: float, *, name: str = "") -> AxisFlow:
+        return AxisFlow(
+            axis=axis, kind=kind, phase=MICRO_BATCHES, groups=groups[name or axis], volume=volume
+        )
+
+    flows = [
+        flow("tp", "ring", moved.tensor),
+        replace(flow("cp", context, moved.context), relayed=cluster.crosses_rails_inside),
+        *_hierarchical_flows(c, groups["cp"], moved),
+        *_gradient_flows(c, "dp", groups["dp-cp"], moved.gradients, moved.gradients_between),
+        replace(flow("pp", "chain", moved.boundary), wrap=moved.wrap),
+    ]
+    if moe:
+        one_copy = float(np.max(routed_copies(c.workload, np.ones(1), c.layout.ep)))
+        flows += [
+            replace(
+                flow("ep", "all-to-all", moved.experts / one_copy),
+                relayed=deduplicated or cluster.crosses_rails_inside,
+            ),
+            flow("etp", "ring", moved.expert_tensor),
+            flow("ep-gathers", "ring", moved.expert_gathers, name="etp-ep"),
+            *_gradient_flows(
+                c, "edp", groups["edp"], moved.expert_gradients, moved.expert_gradients_between
+            ),
+        ]
+    return [flow for flow in flows if flow.members > 1 and flow.volume > 0]
+
+
+def _gradient_flows(
+    c: Context, axis: str, groups: IntArray, within: float, between: float
+) -> list[AxisFlow]:
+    """Rings over the ranks that shard together, neighbours each, and over those with the same shard."""
+    members, shard_groups = groups.shape[1], int(np.asarray(c.layout.shard_groups))
+    number = shard_groups if members % shard_groups == 0 else 1
+    apart = groups.reshape(len(groups), number, -1)
+    rings = (
+        (axis, apart.reshape(-1, apart.shape[2]), within),
+        (f"{axis}-between", apart.transpose(0, 2, 1).reshape(-1, number), between),
+    )
+    return [
+        AxisFlow(axis=name, kind="ring", phase=GRADIENTS, groups=ranks, volume=volume)
+        for name, ranks, volume in rings
+    ]
+
+
+def _hierarchical_flows(c: Context, groups: IntArray, moved: GroupTraffic) -> list[AxisFlow]:
+    """The rings and the swaps of a context group in `a2a+p2p`.
+
+    Neighbours swap, every A-th rank is in a ring (megatron/core/parallel_state.py,
+    create_hierarchical_groups).
+    """
+    if c.workload.cp_comm != HIERARCHICAL or moved.context_swaps == 0:
+        return []
+    size = int(swapping_ranks(c.workload, c.layout))
+    apart = groups.reshape(len(groups), -1, size)
+    rings = AxisFlow(
+        axis="cp-rings",
+        kind="ring",
+        phase=MICRO_BATCHES,
+        groups=apart.transpose(0, 2, 1).reshape(-1, apart.shape[1]),
+        volume=moved.context_rings,
+    )
+    swaps = AxisFlow(
+        axis="cp-swaps",
+        kind="all-to-all",
+        phase=MICRO_BATCHES,
+        groups=apart.reshape(-1, size),
+        volume=moved.context_swaps,
+        relayed=c.workload.cluster.crosses_rails_inside,
+    )
+    return [rings, swaps]
+
+
+def level_flow(
+    c: Context, flow: AxisFlow, positions: RankPositions, level: LevelPositions
+) -> LevelFlow:
+    """What each rank of an axis sends over a level."""
+    if flow.kind == "chain":
+        return _chain(flow, level)
+    members = flow.members
+    in_sub, in_block = _members_beside(flow, level.sub), _members_beside(flow, level.block)
+    if flow.kind == "ring":
+        leaving = np.where(in_sub < members, flow.volume / in_sub, 0.0)
+    else:
+        sent = flow.volume * _copies(c, flow, in_sub)
+        leaving = sent * (members - in_sub) / members
+    crossing = np.where(in_block > in_sub, leaving, 0.0)
+    if flow.kind == "all-to-all" and level.rail_apart and not flow.relayed:
+        detoured = sent * _on_other_rails(flow, positions, level) / members
+        leaving, crossing = leaving + detoured, crossing + detoured
+    ranks = len(level.sub)
+    return LevelFlow(
+        crossing=_by_rank(flow, crossing, ranks), leaving=_by_rank(flow, leaving, ranks)
+    )
+
+
+def _copies(c: Context, flow: AxisFlow, in_sub: IntArray) -> FloatArray | float:
+    """Copies of a token for all blocks of a group, one for each that holds a receiver."""
+    if flow.axis != "ep":
+        return 1.0
+    return routed_copies(c.workload, flow.members / in_sub, c.layout.ep)
+
+
+def _chain(flow: AxisFlow, level: LevelPositions) -> LevelFlow:
+    leaving, crossing = np.zeros(len(level.sub)), np.zeros(len(level.sub))
+    for before, after, volume in _hops(flow):
+        first, second = flow.groups[:, before], flow.groups[:, after]
+        apart = level.sub[first] != level.sub[second]
+        here = apart & (level.block[first] == level.block[second])
+        for end in (first, second):
+            np.add.at(leaving, end[apart], volume)
+            np.add.at(crossing, end[here], volume)
+    return LevelFlow(crossing=crossing, leaving=leaving)
+
+
+def _hops(flow: AxisFlow) -> list[tuple[int, int, float]]:
+    """(member, next member, bytes between them) of a chain; the last one leads back to the first."""
+    hops = [(member, member + 1, flow.volume) for member in range(flow.members - 1)]
+    return [*hops, (-1, 0, flow.wrap)]
+
+
+def _members_beside(flow: AxisFlow, *of: IntArray) -> IntArray:
+    """For every member, how many of its group share its block (of several kinds at once); groups' shape."""
+    key = np.repeat(np.arange(len(flow.groups)), flow.members)
+    for blocks in of:
+        key = key * (int(blocks.max()) + 1) + blocks[flow.groups].ravel()
+    _, back, counts = np.unique(key, return_inverse=True, return_counts=True)
+    return np.asarray(counts[back.reshape(-1)], dtype=np.int64).reshape(flow.groups.shape)
+
+
+def _on_other_rails(flow: AxisFlow, positions: RankPositions, level: LevelPositions) -> IntArray:
+    """For every member, those of its group in the sub-block that are on another node and another rail."""
+    sub, rail, node = level.sub, level.rail, positions.node
+    assert rail is not None
+    on_other_nodes = _members_beside(flow, sub) - _members_beside(flow, sub, node)
+    on_same_rail = _members_beside(flow, sub, rail) - _members_beside(flow, sub, node, rail)
+    return on_other_nodes - on_same_rail
+
+
+def _by_rank(flow: AxisFlow, per_member: FloatArray, ranks: int) -> FloatArray:
+    sent = np.zeros(ranks)
+    sent[flow.groups.ravel()] = per_member.ravel()
+    return sent
+
+
+def between_halves(
+    c: Context, flow: AxisFlow, side: IntArray, level: LevelPositions, blocks: int
+) -> FloatArray:
+    """Bytes from the first half of every block to its second, shape [blocks]; `side` is 0 or 1 by rank.
+
+    A ring passes from one half to the other once, however often the halves alternate along it.
+    """
+    block = level.block[flow.groups]
+    second = side[flow.groups]
+    if flow.kind == "chain":
+        crossing = np.zeros(blocks)
+        for first, last, volume in _hops(flow):
+            apart = (block[:, first] == block[:, last]) & (second[:, first] != second[:, last])
+            np.add.at(crossing, block[apart, first], volume)
+        return crossing
+    group = np.repeat(np.arange(len(flow.groups)), flow.members)
+    group_blocks, back, counts = np.unique(
+        group * blocks + block.ravel(), return_inverse=True, return_counts=True
+    )
+    back = back.reshape(-1)
+    on_second = np.bincount(back, weights=second.ravel(), minlength=len(group_blocks))
+    if flow.kind == "ring":
+        cut = (on_second > 0) & (on_second < counts)
+        cut_rings = np.bincount(group_blocks[cut] % blocks, minlength=blocks)
+        return np.asarray(flow.volume * cut_rings, dtype=np.float64)
+    copies = _copies(c, flow, _members_beside(flow, level.sub))
+    sent = flow.volume * copies / flow.members * np.ones(flow.groups.shape)
+    passed = np.where(second.ravel() == 0, sent.ravel() * on_second[back], 0.0)
+    bytes_of_blocks = np.bincount(block.ravel(), weights=passed, minlength=blocks)
+    return np.asarray(bytes_of_blocks, dtype=np.float64)
+
+
+def by_axis(flows: Mapping[str, FloatArray]) -> dict[str, float]:
+    """Mean bytes of a rank, dense and expert gradients together as `dp`, all of context as `cp`."""
+    mean_bytes: dict[str, float] = {}
+    for axis, sent in flows.items():
+        name = PARTS.get(axis, axis)
+        mean_bytes[name] = mean_bytes.get(name, 0.0) + float(np.mean(sent))
+    return {axis: mean for axis, mean in mean_bytes.items() if mean > 0}
+
+
+ROUNDING = 1.0 + 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelUse:
+    """One level under a mapping."""
+
+    positions: LevelPositions
+    attained: float
+    """Of nominal rates."""
+    detour: float
+    """Links that a ring's or chain's byte takes between blocks that are joined directly; else 1."""
+    bytes_per_s: float
+    """What one GPU attains in a ring across the level, in one direction."""
+    flows: dict[str, LevelFlow]
+    """By axis; dense and expert gradients apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingUse:
+    """What a mapping does to the fabric."""
+
+    context: Context
+    positions: RankPositions
+    axes: tuple[AxisFlow, ...]
+    levels: tuple[LevelUse, ...]
+    cuts: tuple[CutUse, ...]
+
+
+def mapping_use(
+    workload: Workload,
+    layout: Layout,
+    stages: Stages,
+    *,
+    placement: Placement,
+    priced: Estimate,
+    places: Sequence[Place],
+) -> MappingUse:
+    """Every group of a layout on the GPUs `places`, level by level, and every cut that something crosses."""
+    context = make_context(workload, layout, placement)
+    on = rank_positions(workload.cluster, places)
+    axes = axis_flows(context, stages)
+    attained, shares = _rates(workload, on)
+    levels = []
+    for positions in on.by_level:
+        depth = positions.depth
+        nominal_bytes_per_s = on.levels.gb_per_s[depth] * 1e9
+        use = LevelUse(
+            positions=positions,
+            attained=float(attained[depth]),
+            detour=1.0 / float(shares[depth]) if positions.joint.direct else 1.0,
+            bytes_per_s=float(nominal_bytes_per_s * attained[depth] * shares[depth]),
+            flows={flow.axis: level_flow(context, flow, on, positions) for flow in axes},
+        )
+        levels.append(use)
+    parts = {name: float(np.asarray(s)) for name, s in priced.breakdown_s.items()}
+    phases = phase_seconds(context, parts)
+    cuts = [
+        replace(cut, others_share=_others_share(workload, use.positions.level))
+        for use in levels
+        for phase in phases
+        for cut in _cuts(context, axes, use, phase, phases[phase])
+    ]
+    return MappingUse(
+        context=context, positions=on, axes=tuple(axes), levels=tuple(levels), cuts=tuple(cuts)
+    )
+
+
+def _others_share(workload: Workload, level: str) -> float:
+    """What other jobs use of the links that a level joins blocks with: the `background` of those blocks."""
+    inside = [entry.background for entry in workload.cluster.levels]
+    names = [entry.name for entry in workload.cluster.levels]
+    below = names.index(level) - 1 if level in names else -1
+    return inside[below] or 0.0 if below >= 0 else 0.0
+
+
+def _rates(workload: Workload, on: RankPositions) -> tuple[FloatArray, FloatArray]:
+    """(share of the nominal rate that rings attain without detours, what detours leave), by level."""
+    levels = on.levels
+    links = links_of(levels, calibrated_constants(workload))
+    shares = np.where(np.isnan(levels.attained), levels.neighbour_share, 1.0)
+    return links.bytes_per_s / (levels.gb_per_s * 1e9 * shares), shares
+
+
+def _cuts(
+    c: Context, axes: Sequence[AxisFlow], use: LevelUse, phase: str, phase_s: float
+) -> list[CutUse]:
+    phase_axes = [flow for flow in axes if flow.phase == phase]
+    if not any(np.any(use.flows[flow.axis].leaving > 0) for flow in phase_axes):
+        return []
+    return [
+        _busiest_uplink(use, phase_axes, phase, phase_s),
+        *_busiest_halves(c, use, phase_axes, phase, phase_s),
+    ]
+
+
+def _busiest_uplink(use: LevelUse, axes: Sequence[AxisFlow], phase: str, phase_s: float) -> CutUse:
+    positions, unit, links = use.positions, use.positions.unit, use.positions.links_gb_per_s
+    sent, with_detours = np.zeros(len(links)), np.zeros(len(links))
+    for flow in axes:
+        load = np.bincount(unit, weights=use.flows[flow.axis].leaving, minlength=len(sent))
+        sent += load
+        with_detours += load * (use.detour if flow.kind != "all-to-all" else 1.0)
+    seconds = with_detours / (links * 1e9 * use.attained)
+    worst = int(np.argmax(seconds))
+    return CutUse(
+        level=positions.level,
+        cut="uplink",
+        phase=phase,
+        block=positions.unit_name(worst),
+        bytes_per_gpu=float(sent[worst]) / max(int(np.sum(unit == worst)), 1),
+        gb_per_s=float(links[worst]),
+        busy_s=float(seconds[worst]),
+        phase_s=phase_s,
+    )
+
+
+def _busiest_halves(
+    c: Context, use: LevelUse, axes: Sequence[AxisFlow], phase: str, phase_s: float
+) -> list[CutUse]:
+    """The block whose halves are busiest; the sum of links finds it, the graph has the cut."""
+    positions, halves = use.positions, _halves(use.positions)
+    crossing = np.zeros(halves.blocks)
+    for flow in axes:
+        crossing += between_halves(c, flow, halves.side, positions, halves.blocks)
+    if not np.any(crossing > 0):
+        return []
+    links = positions.sub_links_gb_per_s[halves.subs]
+    sums = [
+        np.bincount(halves.sub_block[on], weights=links[on], minlength=halves.blocks)
+        for on in (halves.sub_side == 0, halves.sub_side == 1)
+    ]
+    narrow = np.maximum(np.minimum(*sums), 1e-9)
+    worst = int(np.argmax(crossing / narrow))
+    in_worst = halves.sub_block == worst
+    first, second = (
+        tuple(sorted(links[in_worst & (halves.sub_side == side)].tolist())) for side in (0, 1)
+    )
+    capacity = halves_cut_gb_per_s(first, second, positions.joint)
+    name = positions.level
+    if halves.blocks > 1:
+        name += f" {worst + 1} of {halves.blocks}"
+    return [
+        CutUse(
+            level=positions.level,
+            cut="bisection",
+            phase=phase,
+            block=name,
+            bytes_per_gpu=2 * float(crossing[worst]) / int(np.sum(positions.block == worst)),
+            gb_per_s=capacity,
+            busy_s=float(crossing[worst]) / (capacity * 1e9 * use.attained),
+            phase_s=phase_s,
+        )
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Halves:
+    """Every block of a level cut in two between sub-blocks."""
+
+    side: IntArray
+    """0 or 1 by rank."""
+    blocks: int
+    subs: IntArray
+    """The sub-blocks in use, with their side and block."""
+    sub_side: IntArray
+    sub_block: IntArray
+
+
+def _halves(positions: LevelPositions) -> _Halves:
+    """Sub-blocks go to the first half in turn while it holds at most half of the block's ranks."""
+    blocks = int(positions.block.max()) + 1
+    subs, first, back, counts = np.unique(
+        positions.sub, return_index=True, return_inverse=True, return_counts=True
+    )
+    block = positions.block[first]
+    order = np.lexsort((subs, block))
+    total = np.bincount(block, weights=counts, minlength=blocks)
+    before = np.cumsum(total) - total
+    run = np.cumsum(counts[order]) - before[block[order]]
+    second = np.zeros(len(subs), dtype=np.int64)
+    second[order] = run > total[block[order]] / 2
+    # The first sub-block of a block is never alone outside.
+    second[order[np.flatnonzero(np.diff(block[order], prepend=-1))]] = 0
+    return _Halves(
+        side=second[back.reshape(-1)], blocks=blocks, subs=subs, sub_side=second, sub_block=block
+    )
+
+
+def binding_cut(cuts: Sequence[CutUse]) -> CutUse | None:
+    """The cut with the highest utilisation."""
+    return max(cuts, key=lambda cut: cut.utilisation, default=None)
+
+
+def broken_cuts(cuts: Sequence[CutUse]) -> list[str]:
+    """Cuts that what must cross them in a phase keeps busy for longer than the phase."""
+    return [
+        f"{cut.level}, {cut.cut} of {cut.block}: {cut.busy_s:.4g} s of traffic in the {cut.phase}, "
+        f"which take {cut.phase_s:.4g} s"
+        for cut in cuts
+        if cut.utilisation > ROUNDING
+    ]
+
+
+# The one table of what is sent across the levels of the fabric, added up rank by rank.
+
+
+def traffic_of_ranks(
+    workload: Workload,
+    layout: Layout,
+    stages: Stages,
+    *,
+    placement: Placement,
+    priced: Estimate,
+    places: Sequence[Place],
+) -> list[LevelBytes]:
+    """`level_table` of a layout on the GPUs `places`, counted in Megatron's default order."""
+    use = mapping_use(workload, layout, stages, placement=placement, priced=priced, places=places)
+    return level_table(use, float(np.asarray(priced.step_time_s)))
+
+
+def level_table(use: MappingUse, step_time_s: float) -> list[LevelBytes]:
+    """Every level under a mapping, inside out: bytes of the mean GPU and of the one that sends most.
+
+    Links are busy as long as that GPU's are: a ring or an all-to-all is not done before it.
+    """
+    table = []
+    for level in use.levels:
+        crossing = {axis: flow.crossing for axis, flow in level.flows.items()}
+        each = sum(crossing.values(), np.zeros(len(level.positions.sub)))
+        axes = by_axis(crossing)
+        mean, most = sum(axes.values()), float(np.max(each))
+        busy_s = max(most, mean) / level.bytes_per_s
+        table.append(
+            LevelBytes(
+                level=level.positions.level,
+                bytes_per_step=mean,
+                busy_s=busy_s,
+                utilisation=busy_s / step_time_s,
+                most_bytes_per_step=max(most, mean),
+                mean_busy_s=mean / level.bytes_per_s,
+                by_axis=axes,
+            )
+        )
+    return table

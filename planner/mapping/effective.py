@@ -1,0 +1,396 @@
+"""What an irregular mapping means to the cost model: members of groups inside the blocks of each level.
+
+The cost model prices a group by how many of its members share the up-links of a block. Under an irregular
+mapping that differs from block to block; the worst one paces a collective, so it is the one that counts:
+GPUs in use in the block over the groups that it cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cluster_specs.allocation import FabricLevels, blocks_of, fabric_levels, full_levels
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.tiers import SameCluster, free_of
+from meshwright.costmodel.layout import Ints, Layout, Placement
+from meshwright.costmodel.workload import Workload
+from meshwright.planner.bounds.exact_cost import LayoutPricing
+from meshwright.planner.bounds.mappings import Matrices
+from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.mapping.instance import Instance
+from meshwright.planner.mapping.problem import IntArray, cut_groups, held_by
+
+NAMES = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """Members of a group of each axis inside the block of a level that paces it: all that its price knows of
+    a mapping.
+    """
+
+    dp_cp: Ints
+    cp: Ints
+    ep: Ints
+    edp: Ints
+    together: bool | NDArray[np.bool_]
+    """Whether every pipeline lies in one block."""
+
+
+def placement_of(workload: Workload, instance: Instance, assignment: IntArray) -> Placement:
+    """The members inside a block of every level, rounded down; arrays [levels]."""
+    return placement_with(workload, instance, *reaches_of(instance, assignment))
+
+
+def reaches_of(instance: Instance, assignment: IntArray) -> tuple[Reach, Reach]:
+    """In leaves and in pods, with the GPUs that are in use there: idle ones lend their adapters to nobody."""
+    problem = instance.problem
+    leaf_slots = np.bincount(assignment.ravel(), minlength=len(problem.leaf_slots))
+    leaf_gpus = leaf_slots.astype(np.int64) * instance.slots.gpus
+    pod_gpus = np.zeros(problem.pods, dtype=np.int64)
+    np.add.at(pod_gpus, problem.pod_of, leaf_gpus)
+    return (
+        _reach(instance, assignment, leaf_gpus),
+        _reach(instance, problem.pod_of[assignment], pod_gpus),
+    )
+
+
+def free_gpus(instance: Instance) -> tuple[IntArray, IntArray]:
+    """Free GPUs, in whole slots, of each leaf and of each pod."""
+    problem = instance.problem
+    leaves = np.asarray(problem.leaf_slots, dtype=np.int64) * instance.slots.gpus
+    pods = np.zeros(problem.pods, dtype=np.int64)
+    np.add.at(pods, problem.pod_of, leaves)
+    return leaves, pods
+
+
+def placement_with(workload: Workload, instance: Instance, leaf: Reach, pod: Reach) -> Placement:
+    """The placement of any assignment that reaches so far in leaves and pods; arrays [..., levels]."""
+    levels = fabric_levels(workload.cluster, workload.gpus)
+    sizes = _degrees(instance)
+    at_leaf, at_pod = _depths(workload, levels)
+    at_full_size = full_levels(workload.cluster)
+    full = dict(zip(at_full_size.names, at_full_size.blocks.tolist(), strict=True))
+    members: dict[str, list[Ints]] = {name: [] for name in NAMES}
+    for depth in range(len(levels.blocks)):
+        in_block: Mapping[str, Ints] = sizes
+        if depth < len(levels.blocks) - 1:
+            if depth == at_leaf:
+                in_block = _members(instance, sizes, leaf)
+            elif depth == at_pod:
+                in_block = _members(instance, sizes, pod)
+            else:
+                in_block = _within(instance, full[levels.names[depth]])
+        for name, inside in members.items():
+            below = inside[-1] if inside else 1
+            inside.append(np.maximum(below, np.minimum(in_block[name], sizes[name])))
+    return Placement(
+        **{
+            name: np.stack(np.broadcast_arrays(*inside, leaf.dp_cp, pod.dp_cp)[:-2], axis=-1)
+            for name, inside in members.items()
+        }
+    )
+
+
+def _members(instance: Instance, sizes: dict[str, int], reach: Reach) -> dict[str, Ints]:
+    return {
+        "tp": sizes["tp"],
+        "cp": reach.cp,
+        "dp": np.maximum(1, reach.dp_cp // reach.cp),
+        "dp_cp": reach.dp_cp,
+        "pp": np.where(reach.together, sizes["pp"], instance.inside.pp),
+        "etp": sizes["etp"],
+        "ep": reach.ep,
+        "edp": reach.edp,
+    }
+
+
+def _degrees(instance: Instance) -> dict[str, int]:
+    layout = instance.layout
+    degrees = {
+        name: int(getattr(layout, name)) for name in ("tp", "cp", "dp", "pp", "ep", "etp", "edp")
+    }
+    return degrees | {"dp_cp": degrees["dp"] * degrees["cp"]}
+
+
+def levels_seen(workload: Workload) -> tuple[bool, bool]:
+    """Whether the price of a layout on these GPUs sees in which leaf, and in which pod, a slot is."""
+    levels = fabric_levels(workload.cluster, workload.gpus)
+    leaf, pod = _depths(workload, levels)
+    last = len(levels.blocks) - 1
+    return 0 <= leaf < last, 0 <= pod < last
+
+
+def _depths(workload: Workload, levels: FabricLevels) -> tuple[int, int]:
+    """The levels whose blocks are leaves and pods; -1 where an allocation has no such level."""
+    full = full_levels(workload.cluster)
+    outside = [
+        name for name, block in zip(full.names, full.blocks, strict=True)
+        if block > workload.cluster.gpus_per_node
+    ]  # fmt: skip
+    depths = [levels.names.index(name) if name in levels.names else -1 for name in outside]
+    return (*depths, -1, -1)[0], (*depths, -1, -1)[1]
+
+
+def _within(instance: Instance, block: int) -> dict[str, int]:
+    """Inside a slot the axes nest in Megatron's order."""
+    inside, stride = instance.inside, 1
+    degrees: dict[str, int] = {}
+    for axis in ("tp", "cp", "dp", "pp"):
+        degree = getattr(inside, axis)
+        ranks = gcd(block, stride * degree)
+        degrees[axis] = ranks // stride if ranks % stride == 0 else 1
+        degrees[axis] = degree if block >= stride * degree else max(degrees[axis], 1)
+        stride *= degree
+    layout, dense = instance.layout, degrees["tp"] * degrees["cp"] * degrees["dp"]
+    etp = gcd(int(layout.etp), dense)
+    expert = gcd(int(layout.etp) * int(layout.ep), dense)
+    return degrees | {
+        "etp": etp,
+        "ep": max(expert // etp, 1),
+        "edp": max(dense // expert, 1),
+        "dp_cp": degrees["dp"] * degrees["cp"],
+    }
+
+
+def rings_per_slot(instance: Instance) -> tuple[int, int, int]:
+    """Groups that one cut of slots cuts at once: dense rings of a stage, context groups, expert rings."""
+    inside, layout = instance.inside, instance.layout
+    rings = inside.tp * inside.pp
+    experts = min(int(layout.ep) * int(layout.etp), inside.tp * inside.cp * inside.dp)
+    return rings, rings * inside.dp, experts * inside.pp
+
+
+def _reach(instance: Instance, where: IntArray, free: IntArray) -> Reach:
+    """For the block of every slot and the GPUs of blocks that count."""
+    traffic, layout, blocks = instance.problem.traffic, instance.layout, len(free)
+    sizes, stages = _degrees(instance), len(where)
+    dense, context, expert = rings_per_slot(instance)
+
+    def worst(groups: IntArray, per_group: int, degree: int) -> int:
+        cut = cut_groups(groups, blocks) * per_group
+        if not cut.any():
+            return degree
+        return max(1, min(int(np.min(free[cut > 0] // cut[cut > 0])), degree - 1))
+
+    by_slot = where.reshape(stages, -1, traffic.expert_slots)
+    edp_groups = by_slot.transpose(0, 2, 1).reshape(-1, by_slot.shape[1])
+    return Reach(
+        dp_cp=worst(where, dense, sizes["dp_cp"]),
+        cp=worst(where.reshape(-1, traffic.context_slots), context, sizes["cp"]),
+        ep=_expert_members(by_slot, blocks, int(layout.ep)),
+        edp=worst(edp_groups, expert, sizes["edp"]),
+        together=stages == 1 or not bool(np.any(where[:-1] != where[1:])),
+    )
+
+
+def _expert_members(by_slot: IntArray, blocks: int, degree: int) -> int:
+    """As many as leave the share of an all-to-all outside that the worst block sends out, rounded down."""
+    size = by_slot.shape[2]
+    if size == 1:
+        return degree
+    members = held_by(by_slot.reshape(-1, size), blocks)
+    crossing = np.sum(members * (size - members), axis=0)
+    if not crossing.any():
+        return degree
+    everything = size * members.sum(axis=0)
+    used = everything > 0
+    inside = np.min(degree * (everything - crossing)[used] // everything[used])
+    return max(1, min(int(inside), degree - 1))
+
+
+# The free GPUs of listed nodes: in which blocks they are, and orders in which ranks can run through them.
+#
+# Ranks go in *units*, the GPUs of one tensor group, which no node cuts. A way to take nodes says how many
+# units of each are used; an order, which node comes after which.
+
+
+MOST_WAYS = 6
+"""Ways to take the nodes that are looked at for a layout."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunOfGpus:
+    """GPUs in the order in which ranks run through them."""
+
+    gpus: IntArray
+    """Numbers of free GPUs, as `FreeGpus.places` has them; [ranks]."""
+    pieces: tuple[int, ...]
+    """GPUs of equal pieces that nodes, then leaves, then pods are made of; each divides the next, the last
+    is all of them."""
+
+
+class FreeGpus:
+    """The free GPUs of a cluster that lists its nodes, node by node."""
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        self._cluster = cluster
+        self._blocks: dict[int, IntArray] = {}
+        self.free = np.array(
+            [free_of(node, cluster.gpus_per_node) for node in cluster.nodes], dtype=np.int64
+        )
+        """Of every node."""
+        node = np.repeat(np.arange(len(self.free)), self.free)
+        first = np.cumsum(self.free) - self.free
+        self._first = first
+        self.places: IntArray = np.stack([node, np.arange(len(node)) - first[node]], axis=1)
+        """(node, local GPU), both from 0, shape [free GPUs, 2]."""
+
+    @cached_property
+    def are_part_filled(self) -> bool:
+        """Whether a node has some, but not all of its GPUs free."""
+        return bool(np.any((self.free > 0) & (self.free < self._cluster.gpus_per_node)))
+
+    def blocks(self, gpus: int) -> IntArray:
+        """The block of every free GPU at each level of an allocation of `gpus`; [levels, free GPUs]."""
+        if gpus not in self._blocks:
+            self._blocks[gpus] = blocks_of(self._cluster, gpus, self.places)
+        return self._blocks[gpus]
+
+    def runs(self, unit: int, units: int, shares: Sequence[int]) -> Iterator[RunOfGpus]:
+        """Different runs over so many units of so many GPUs each.
+
+        Parameters
+        ----------
+        unit
+            GPUs of one, at least 1.
+        units
+            How many, at least 1.
+        shares
+            GPUs that nodes may give each: one whole number of them, or several; multiples of `unit`.
+        """
+        seen = set()
+        for used in self._ways(unit, units, shares):
+            for order in (self._by_leaf(used), np.flatnonzero(used)):
+                key = (used.tobytes(), order.tobytes())
+                if key not in seen:
+                    seen.add(key)
+                    yield self._run(used * unit, order)
+
+    def _ways(self, unit: int, units: int, shares: Sequence[int]) -> Iterator[IntArray]:
+        """Units to take of every node: the fullest nodes, nodes of the fullest leaves, equal shares, and the
+        same of all of the fewest nodes and of all nodes as far as they go: a ring is as fast as its smallest
+        part, and 7, 7 and 6 GPUs are a faster 20 than 8, 8 and 4.
+        """
+        room = self.free // unit
+        if room.sum() < units:
+            return
+        leaf, pod = self._labels
+        fullest = np.lexsort((np.arange(len(room)), leaf, pod, -room))
+        yield _taken(room, fullest, units)
+        yield _taken(room, np.lexsort((np.arange(len(room)), -room, leaf, pod)), units)
+        fewest = int(np.searchsorted(np.cumsum(room[fullest]), units)) + 1
+        for nodes in dict.fromkeys((fewest, int(np.count_nonzero(room)))):
+            yield _levelled(room, fullest[:nodes], units)
+        for share in list(dict.fromkeys(shares))[:MOST_WAYS]:
+            each = share // unit
+            parts = room // each
+            if units % each == 0 and parts.sum() * each >= units:
+                yield _taken(parts, fullest, units // each) * each
+
+    @cached_property
+    def _labels(self) -> tuple[IntArray, IntArray]:
+        """The position of every node's leaf and pod, those with the most free GPUs first."""
+        nodes = self._cluster.nodes
+        sides = []
+        for keys in (
+            [(node.pod or "", node.leaf or "") for node in nodes],
+            [(node.pod or "", "") for node in nodes],
+        ):
+            free: dict[tuple[str, str], int] = {}
+            for key, count in zip(keys, self.free.tolist(), strict=True):
+                free[key] = free.get(key, 0) + count
+            order = {key: at for at, key in enumerate(sorted(free, key=lambda key: -free[key]))}
+            sides.append(np.array([order[key] for key in keys], dtype=np.int64))
+        return sides[0], sides[1]
+
+    def _by_leaf(self, used: IntArray) -> IntArray:
+        """Nodes in use, pod by pod, leaf by leaf, the fullest first."""
+        leaf, pod = self._labels
+        order = np.lexsort((np.arange(len(used)), -used, leaf, pod))
+        return order[used[order] > 0]
+
+    def _run(self, used: IntArray, order: IntArray) -> RunOfGpus:
+        """`used` is in GPUs."""
+        count = used[order]
+        start = np.repeat(self._first[order], count)
+        gpus = start + np.arange(len(start)) - np.repeat(np.cumsum(count) - count, count)
+        leaf, pod = self._labels
+        pieces = [int(np.gcd.reduce(count))]
+        for label in (pod * (int(leaf.max()) + 1) + leaf, pod):
+            own = label[order]
+            ends = np.flatnonzero(np.diff(own, append=-1))
+            held = np.diff(np.cumsum(count)[ends], prepend=0)
+            pieces.append(gcd(int(np.gcd.reduce(held)), len(gpus)))
+        pieces.append(len(gpus))
+        rising = [pieces[0]]
+        for piece in pieces[1:]:
+            if piece > rising[-1] and piece % rising[-1] == 0:
+                rising.append(piece)
+        return RunOfGpus(gpus=gpus, pieces=tuple(rising))
+
+
+def _taken(room: IntArray, order: IntArray, wanted: int) -> IntArray:
+    """What is taken of each node when they are emptied in an order until there is enough."""
+    before = np.cumsum(room[order]) - room[order]
+    taken = np.zeros_like(room)
+    taken[order] = np.clip(wanted - before, 0, room[order])
+    return taken
+
+
+def _levelled(room: IntArray, nodes: IntArray, wanted: int) -> IntArray:
+    """What is taken of each node when all of some give the same, as far as they have it; the first of them
+    give what is then missing.
+    """
+    held = room[nodes]
+    # The level is the largest at which no more is taken than is wanted.
+    level = max(x for x in range(int(held.max()) + 1) if np.minimum(held, x).sum() <= wanted)
+    taken = np.zeros_like(room)
+    taken[nodes] = np.minimum(held, level)
+    more = nodes[held > level][: wanted - int(taken.sum())]
+    taken[more] += 1
+    return taken
+
+
+def free_gpus_of(cluster: ClusterSpec) -> FreeGpus:
+    """The free GPUs of a cluster that lists its nodes; kept for the cluster."""
+    return _free_gpus(SameCluster(cluster))
+
+
+@lru_cache(maxsize=16)
+def _free_gpus(same: SameCluster) -> FreeGpus:
+    return FreeGpus(same.cluster)
+
+
+# Prices of a layout under placements that are given.
+
+
+PROFILE = "profile"
+"""The table of a layout's mappings has one column: the number of its placement."""
+
+
+class PlacedAs(CostModelPricing):
+    """Prices of a layout under given placements, arrays [k, levels]; its mappings are their numbers."""
+
+    def __init__(self, workload: Workload, placement: Placement) -> None:
+        super().__init__(workload)
+        self._placement = placement
+
+    def _pricing_of(self, layout: Layout) -> LayoutPricing:
+        return _PlacedPricing(self._workload.on(int(layout.gpus)), layout, self._placement)
+
+
+class _PlacedPricing(LayoutPricing):
+    def __init__(self, workload: Workload, layout: Layout, placement: Placement) -> None:
+        super().__init__(workload, layout)
+        self._placement = placement
+
+    def _placed(self, table: Matrices) -> Placement:
+        rows = table[PROFILE][:, 0]
+        return Placement(**{name: np.asarray(m)[rows] for name, m in vars(self._placement).items()})

@@ -1,0 +1,599 @@
+"""Prices of layouts on an irregular allocation, each under the mapping that is fastest for it.
+
+A layout's mappings have few prices (`profiles`). The cheapest profile that some mapping keeps is the layout's
+price; which ones can be kept is asked of `packing`, and every answer holds for all layouts with the same
+slots. Where there are too many profiles, or a question stays open, a mapping is tried and the bound stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import compress
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cluster_specs.allocation import fabric_levels, is_irregular
+from meshwright.constraints.fabric import ROUNDING, keeps_inside
+from meshwright.costmodel.collectives import best_beyond
+from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.placement import placement_on
+from meshwright.costmodel.rates import calibrated_constants, links_of
+from meshwright.costmodel.workload import Workload
+from meshwright.errors import InfeasibleError, OutOfTimeError
+from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
+from meshwright.planner.bounds.layer_split import balanced_stages
+from meshwright.planner.bounds.mappings import Matrices, ranks_on, rows_under
+from meshwright.planner.bounds.pricing import DEFAULT_PRICING, CostModelPricing, PricingParams
+from meshwright.planner.mapping.counted import (
+    CountedMappings,
+    counted_mappings,
+    takes_parts_of_nodes,
+)
+from meshwright.planner.mapping.cuts import mapping_use
+from meshwright.planner.mapping.effective import PROFILE, PlacedAs, placement_of
+from meshwright.planner.mapping.instance import Instance, assignment_of_ranks, ranks_of
+from meshwright.planner.mapping.joint import (
+    Cells,
+    Grid,
+    Need,
+    Packing,
+    choice_instance,
+    least_traffic_within,
+    slots_of_a_group,
+    with_whole_groups,
+)
+from meshwright.planner.mapping.least_traffic import least_traffic
+from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
+from meshwright.planner.mapping.profiles import Profiles, profile_bounds, profiles_of
+from meshwright.planner.solvers.clock import current_end_s
+
+# Prices of layouts whose mappings onto parts of nodes are listed and counted; bounds of all others.
+
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Placements of one layout, each of which stands for itself."""
+
+    placement: Placement
+    apart: bool = True
+
+
+class PartsOfNodes:
+    """The mappings of layouts that `takes_parts_of_nodes`, under one execution."""
+
+    def __init__(self, workload: Workload, limit_gib: float) -> None:
+        self._workload, self._limit_gib = workload, limit_gib
+        self.unlisted_s = inf
+        """Of the layouts bounded so far: no mapping that is not listed is faster than this."""
+        self._is_monotone: dict[int, bool] = {}
+        self.deadline = inf
+        """On the clock of `time.monotonic`; behind it no mappings are counted for bounds."""
+
+    def has(self, layout: Layout, slots_of: Callable[[Layout], Instance | None]) -> bool:
+        """Whether a layout's mappings are counted; `slots_of` has its slots, asked where they matter."""
+        return takes_parts_of_nodes(self._workload.cluster, layout, slots_of)
+
+    def counted(self, layout: Layout) -> CountedMappings | None:
+        """None where no mapping keeps tensor groups inside nodes."""
+        experts = self._workload.model.moe is not None
+        return counted_mappings(self._workload.cluster, layout, experts=experts)
+
+    def bounds(
+        self,
+        layouts: Layout,
+        each: Sequence[Layout],
+        packed_s: FloatArray,
+        numbers_of_groups: Sequence[int],
+    ) -> list[MappingBounds]:
+        """Bounds of every listed mapping of some layouts, [n]; the others lower `unlisted_s`.
+
+        `each` has the layouts one by one, `packed_s` are bounds of them whatever their mapping. Raises
+        OutOfTimeError behind the deadline.
+        """
+        found = {}
+        for row, layout in enumerate(each):
+            if time.monotonic() > self.deadline:
+                raise OutOfTimeError
+            found[row] = self.counted(layout)
+        counted = {row: one for row, one in found.items() if one is not None}
+        own = layouts.take(np.array(list(counted), dtype=np.int64))
+        listed = [_Rows(placement=one.placement) for one in counted.values()]
+        seconds = profile_bounds(self._workload, own, listed, self._limit_gib, numbers_of_groups)
+        every = [np.zeros(0)] * len(each)
+        for (row, one), bound_s in zip(counted.items(), seconds, strict=True):
+            inside = keeps_inside(self._workload, each[row], one.placement)
+            every[row] = np.where(inside, np.maximum(bound_s, packed_s[row]), inf)
+        open_rows = [row for row, one in counted.items() if not self._is_all(each[row], one)]
+        others = self._others_s(
+            layouts, {row: counted[row] for row in open_rows}, numbers_of_groups
+        )
+        for row, others_s in zip(open_rows, others, strict=True):
+            self.unlisted_s = min(self.unlisted_s, max(others_s, float(packed_s[row])))
+        return [
+            MappingBounds(matrices={PROFILE: np.arange(len(bound_s))[:, None]}, bound_s=bound_s)
+            for bound_s in every
+        ]
+
+    def _others_s(
+        self,
+        layouts: Layout,
+        counted: dict[int, CountedMappings],
+        numbers_of_groups: Sequence[int],
+    ) -> list[float]:
+        """Never above the price of any mapping at all, of some of the layouts."""
+        own = layouts.take(np.array(list(counted), dtype=np.int64))
+        most = [_Rows(placement=one.most) for one in counted.values()]
+        bounds = profile_bounds(
+            self._workload, own, most, self._limit_gib, numbers_of_groups, or_less=True
+        )
+        return [float(bound_s[0]) for bound_s in bounds]
+
+    def _is_all(self, layout: Layout, counted: CountedMappings) -> bool:
+        """Whether no mapping that is not listed is faster than all that are.
+
+        One of these reaches as far as any, and nothing is faster for reaching less far; or none keeps the
+        groups inside a domain that the workload names.
+        """
+        if not np.all(keeps_inside(self._workload, layout, counted.most)):
+            return True
+        gpus = int(layout.gpus)
+        if gpus not in self._is_monotone:
+            levels = fabric_levels(self._workload.cluster, gpus)
+            links = links_of(levels, calibrated_constants(self._workload))
+            best = best_beyond(links)
+            self._is_monotone[gpus] = links.rails is None and all(
+                np.array_equal(getattr(links, name), getattr(best, name))
+                for name in ("bytes_per_s", "all_to_all_bytes_per_s", "latency_s", "half_bytes")
+            )
+        return counted.most_is_reached and self._is_monotone[gpus]
+
+    def exact(
+        self, layout: Layout, mappings: MappingBounds, cutoff_s: float
+    ) -> tuple[Priced | None, float]:
+        """The fastest listed mapping, None where it does not beat the cutoff; and a bound of all others."""
+        counted = self.counted(layout)
+        if counted is None:
+            return None, inf
+        one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+        others_s = inf
+        if not self._is_all(layout, counted):
+            others_s = self._others_s(one, {0: counted}, ())[0]
+        inside = keeps_inside(self._workload, layout, counted.placement)
+        bound_s = np.where(inside, mappings.bound_s, inf)
+        pricing = PlacedAs(self._workload, counted.placement)
+        priced = pricing.exact(layout, replace(mappings, bound_s=bound_s), cutoff_s)
+        if priced is None:
+            return None, others_s
+        ranks = counted.ranks(priced.matrix[PROFILE][0])
+        return replace(priced, matrix={}, ranks=ranks), others_s
+
+
+DEGREES = ("tp", "cp", "dp", "pp", "ep", "etp")
+SAME = 1.0 + 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceParams:
+    """How much is tried for one layout."""
+
+    promising: float = 1.05
+    """Of the best price: within this an unproven layout gets the mapping with the least traffic."""
+    tries: int = 3
+    """Mappings priced where profiles stand for others too, so that none meets its profile's price."""
+    mapping_limit_s: float = 2.0
+    """Processor seconds for the mapping with the least traffic."""
+
+
+DEFAULT_CHOICE = ChoiceParams()
+
+
+@dataclass(kw_only=True, eq=False)
+class _MappingSpace:
+    """Where layouts of the same degrees can lie."""
+
+    instance: Instance
+    profiles: Profiles
+    excluded: NDArray[np.bool_]
+    """Profiles that no mapping keeps, as far as it is known; [k]."""
+    probed: bool = False
+    """Whether its mappings have been looked into."""
+
+
+class MappedPricing(CostModelPricing):
+    """Prices by `costmodel` under the best mapping of each layout."""
+
+    def __init__(self, workload: Workload, seed: int = 0) -> None:
+        super().__init__(workload)
+        self._packing = Packing(seed)
+        self._plain: dict[tuple[int, ...], Instance | None] = {}
+        """Of one shard group, by degrees."""
+        self._spaces: dict[tuple[int, ...], _MappingSpace | None] = {}
+        self._parts = PartsOfNodes(workload, self._limit_gib)
+        self._undecided_s = inf
+
+    def stop_at(self, deadline: float) -> None:
+        """Whether a mapping exists is not asked behind this time, and bounds stay where they are."""
+        self._packing.deadline = self._parts.deadline = deadline
+
+    @property
+    def undecided_s(self) -> float:
+        """Of the layout priced last: no mapping that was neither priced nor excluded is faster than this."""
+        return self._undecided_s
+
+    @property
+    def unlisted_s(self) -> float:
+        """Of all layouts whose mappings were bounded: no mapping that is not listed is faster than this."""
+        return self._parts.unlisted_s
+
+    @property
+    def prices_matrices(self) -> bool:
+        """Mappings are assignments of slots to leaves."""
+        return False
+
+    def instance(self, layout: Layout) -> Instance | None:
+        """The mapping problem of a layout; None where its groups do not fit the free slots."""
+        return self._on_slots(layout, None)
+
+    def _on_slots(self, layout: Layout, plain: Instance | None) -> Instance | None:
+        """`plain` is the problem of its degrees, where it is known."""
+        workload, layers = self._workload.on(int(layout.gpus)), self._workload.model.layers
+        group = self._workload.model.layers_in_group
+        stages = balanced_stages(layers, int(layout.pp), 1, group)
+        if stages is None:
+            return None
+        try:
+            if plain is None:
+                return choice_instance(workload, layout, stages)
+            return with_whole_groups(workload, layout, stages, plain)
+        except InfeasibleError:
+            return None
+
+    def _space(self, layout: Layout) -> _MappingSpace | None:
+        """None where no slots hold the layout. Shard groups that lie in the same slots share one."""
+        if self._is_counted(layout):
+            return None
+        plain = self._plain_slots(layout)
+        joined = None if plain is None else slots_of_a_group(self._workload, layout, plain)
+        if plain is None or joined is None:
+            return None
+        key = (*_degrees(layout), joined)
+        if key not in self._spaces:
+            instance = self._on_slots(layout, plain)
+            self._spaces[key] = None if instance is None else self._new_space(layout, instance)
+        return self._spaces[key]
+
+    def _is_counted(self, layout: Layout) -> bool:
+        """Whether its mappings are listed and counted, for they take parts of nodes."""
+        return self._parts.has(layout, self._plain_slots)
+
+    def _plain_slots(self, layout: Layout) -> Instance | None:
+        """The slots of a layout with one shard group; None where no slots hold it."""
+        degrees = _degrees(layout)
+        if degrees not in self._plain:
+            self._plain[degrees] = self.instance(replace(layout, shard_groups=1))
+        return self._plain[degrees]
+
+    def _new_space(self, layout: Layout, instance: Instance) -> _MappingSpace:
+        profiles = profiles_of(self._workload.on(int(layout.gpus)), instance)
+        impossible = ~keeps_inside(self._workload, layout, profiles.placement)
+        return _MappingSpace(instance=instance, profiles=profiles, excluded=impossible)
+
+    def mappings(self, layout: Layout) -> Matrices:
+        """The profiles of a layout, or its listed mappings, by number; none where no slots hold it."""
+        space = self._space(layout)
+        count = 0 if space is None else len(space.profiles.needs)
+        if self._is_counted(layout):
+            counted = self._parts.counted(layout)
+            count = 0 if counted is None else len(counted.gpus)
+        return {PROFILE: np.arange(count)[:, None]}
+
+    def profiles(self, layout: Layout) -> Profiles | None:
+        """None where no slots hold the layout."""
+        space = self._space(layout)
+        return None if space is None else space.profiles
+
+    def needs(self, layout: Layout) -> Sequence[Need | None]:
+        """What each of `mappings` asks for."""
+        space = self._space(layout)
+        return () if space is None else space.profiles.needs
+
+    def use_assignment(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
+        """Takes the mapping that a model of layouts and mappings together has found."""
+        space = self._space(layout)
+        if space is not None:
+            self._packing.add(space.instance, cells.assignment(space.instance.problem, value))
+
+    def degrees_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
+        """Nothing is known of mappings before they are looked for."""
+        del smallest_bubble
+        return np.zeros(degrees.broadcast_shape())
+
+    def relief_bound_s(self, layouts: Layout, numbers_of_groups: Sequence[int]) -> FloatArray:
+        """Nothing is known of mappings before they are looked for."""
+        del numbers_of_groups
+        return np.zeros(layouts.broadcast_shape())
+
+    def mapping_bounds(
+        self, layouts: Layout, numbers_of_groups: Sequence[int] = ()
+    ) -> list[MappingBounds]:
+        """The bound under each profile; infinite where no mapping is known to keep it, or one shard group is
+        no slower.
+        """
+        rows = [layouts.scalar(row) for row in range(layouts.broadcast_shape()[0])]
+        spaces, packed_s = [self._space(layout) for layout in rows], self.lower_bound_s(layouts)
+        counted = [row for row, layout in enumerate(rows) if self._is_counted(layout)]
+        parts = layouts.take(np.array(counted, dtype=np.int64))
+        each = [rows[row] for row in counted]
+        of_parts = self._parts.bounds(parts, each, packed_s[counted], numbers_of_groups)
+        held = [(row, space) for row, space in enumerate(spaces) if space is not None]
+        profiles = [space.profiles for _, space in held]
+        own = layouts.take(np.array([row for row, _ in held], dtype=np.int64))
+        bounds = profile_bounds(self._workload, own, profiles, self._limit_gib, numbers_of_groups)
+        all_bounds = [np.zeros(0)] * len(rows)
+        for (row, space), bound_s in zip(held, bounds, strict=True):
+            all_bounds[row] = np.where(space.excluded, inf, np.maximum(bound_s, packed_s[row]))
+        for row, bounds_of_parts in zip(counted, of_parts, strict=True):
+            all_bounds[row] = bounds_of_parts.bound_s
+        return [
+            MappingBounds(matrices={PROFILE: np.arange(len(bound_s))[:, None]}, bound_s=bound_s)
+            for bound_s in all_bounds
+        ]
+
+    def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
+        """The fastest profile that a mapping keeps: the fastest of all is priced, then asked for."""
+        self._undecided_s = inf
+        space = self._space(layout)
+        if self._is_counted(layout):
+            listed, self._undecided_s = self._parts.exact(layout, mappings, cutoff_s)
+            return listed
+        if space is None:
+            return None
+        if not Grid.of(space.instance.problem).askable:
+            return self._tried(space, layout, cutoff_s)
+        best = self._at_once(space, layout, cutoff_s)
+        if mappings.least_s < self._limit(best, cutoff_s):
+            self._probe(space)
+        bound_s, tries = np.where(space.excluded, inf, mappings.bound_s), 0
+        while True:
+            limit = self._limit(best, cutoff_s)
+            bound_s = self._possible_first(space, bound_s, limit)
+            pricing = PlacedAs(self._workload, space.profiles.placement)
+            priced = pricing.exact(layout, replace(mappings, bound_s=bound_s), limit)
+            if priced is None:
+                return best
+            row = priced.matrix[PROFILE][0]
+            assignment = self._packing.find(space.instance, space.profiles.needs[row])
+            if assignment is None:
+                bound_s = self._without(space, bound_s, row, priced.step_time_s)
+                continue
+            real = self._best_of(space, [assignment], layout, limit)
+            best, tries = real or best, tries + 1
+            if real is not None and real.step_time_s <= priced.step_time_s * SAME:
+                return best
+            self._undecided_s = min(self._undecided_s, priced.step_time_s)
+            if tries >= DEFAULT_CHOICE.tries:
+                return best
+            bound_s[row] = inf
+
+    def _limit(self, best: Priced | None, cutoff_s: float) -> float:
+        return cutoff_s if best is None else min(cutoff_s, best.step_time_s)
+
+    def _at_once(self, space: _MappingSpace, layout: Layout, cutoff_s: float) -> Priced | None:
+        """Under the mappings that are known: few questions are worth asking below a good price."""
+        return self._best_of(space, self._packing.mappings(space.instance), layout, cutoff_s)
+
+    def _tried(self, space: _MappingSpace, layout: Layout, cutoff_s: float) -> Priced | None:
+        """Under the known mappings and, where these come close, the one with the least traffic."""
+        one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+        self._undecided_s = self.mapping_bounds(one)[0].least_s
+        best = self._at_once(space, layout, cutoff_s * DEFAULT_CHOICE.promising)
+        if best is not None and np.isfinite(cutoff_s) and not space.probed:
+            space.probed = True
+            self._packing.add(space.instance, _solved(space.instance.problem, current_end_s()))
+            best = self._at_once(space, layout, cutoff_s)
+        return best if best is not None and best.step_time_s < cutoff_s else None
+
+    def _probe(self, space: _MappingSpace) -> None:
+        """Asks how far each axis can reach on its own: one answer rules out many profiles."""
+        if space.probed:
+            return
+        space.probed = True
+        strength, needs = space.profiles.strength, space.profiles.needs
+        for axis in range(strength.shape[1]):
+            other_axes = np.delete(strength, axis, axis=1)
+            other_axes = other_axes - other_axes.min(axis=0)
+            alone = [
+                int(rows[np.argmin(other_axes[rows].sum(axis=1))])
+                for value in np.unique(strength[:, axis])[1:]
+                for rows in [np.flatnonzero(strength[:, axis] == value)]
+            ]
+            # A mapping keeps those before `low`, none those from `high` on.
+            low, high = 0, len(alone)
+            while low < high:
+                middle = (low + high) // 2
+                if self._packing.find(space.instance, needs[alone[middle]]) is not None:
+                    low = middle + 1
+                    continue
+                if self._packing.impossible(needs[alone[middle]]):
+                    space.excluded[space.profiles.implying(alone[middle])] = True
+                high = middle
+
+    def _possible_first(
+        self, space: _MappingSpace, bound_s: FloatArray, limit_s: float
+    ) -> FloatArray:
+        """Asks for profiles in the order of their bounds until one is kept; the others cost no pricing."""
+        while True:
+            row = int(np.argmin(bound_s))
+            if not bound_s[row] < limit_s:
+                return bound_s
+            if self._packing.find(space.instance, space.profiles.needs[row]) is not None:
+                return bound_s
+            bound_s = self._without(space, bound_s, row, float(bound_s[row]))
+
+    def _without(
+        self, space: _MappingSpace, bound_s: FloatArray, row: int, price_s: float
+    ) -> FloatArray:
+        """Leaves out a profile that no mapping was found for, and those known to be impossible with it."""
+        if not self._packing.impossible(space.profiles.needs[row]):
+            self._undecided_s = min(self._undecided_s, price_s)
+            bound_s[row] = inf
+            return bound_s
+        space.excluded[space.profiles.implying(row)] = True
+        return np.where(space.excluded, inf, bound_s)
+
+    def with_least_traffic(self, priced: Priced) -> Priced:
+        """Under the mapping with the least traffic, of those with the lowest price that are known."""
+        workload = self._workload.on(int(priced.layout.gpus))
+        space = self._space(priced.layout)
+        if space is None or priced.ranks is None:
+            return priced
+        instance = choice_instance(workload, priced.layout, priced.stages)
+        now = assignment_of_ranks(instance, priced.ranks)
+        placement = placement_of(workload, instance, now)
+        assignments = [
+            now,
+            _solved(instance.problem, current_end_s()),
+            *self._packing.mappings(instance),
+        ]
+        need = space.profiles.need_of(placement)
+        if need is not None:
+            assignments += least_traffic_within(instance, need)
+        placements = [placement_of(workload, instance, assignment) for assignment in assignments]
+        kept = [bool(keeps_inside(workload, priced.layout, each)) for each in placements]
+        assignments, placements = (
+            list(compress(assignments, kept)),
+            list(compress(placements, kept)),
+        )
+        seconds = [self._seconds(priced, placement) for placement in placements]
+        least_s = min(seconds)
+        alike = [
+            assignment
+            for assignment, price_s in zip(assignments, seconds, strict=True)
+            if price_s <= least_s * SAME
+        ]
+        best = min(alike, key=lambda assignment: loads_of(instance.problem, assignment).total_s)
+        exact_s = self._seconds(priced, placement_of(workload, instance, best))
+        return replace(priced, ranks=tuple(ranks_of(instance, best)), step_time_s=exact_s)
+
+    def _seconds(self, priced: Priced, placement: Placement) -> float:
+        workload = self._workload.on(int(priced.layout.gpus))
+        estimate = estimate_layout(workload, priced.layout, placement, priced.stages)
+        return float(np.asarray(estimate.step_time_s))
+
+    def _best_of(
+        self, space: _MappingSpace, assignments: Sequence[IntArray], layout: Layout, cutoff_s: float
+    ) -> Priced | None:
+        """Priced under the best of some mappings; None where none is better than the cutoff."""
+        workload = self._workload.on(int(layout.gpus))
+        pairs = [(each, placement_of(workload, space.instance, each)) for each in assignments]
+        pairs = [pair for pair in pairs if keeps_inside(workload, layout, pair[1])]
+        if not pairs:
+            return None
+        placed = [placement for _, placement in pairs]
+        names = vars(placed[0])
+        every = Placement(
+            **{name: np.stack([getattr(placement, name) for placement in placed]) for name in names}
+        )
+        rows = np.arange(len(placed))
+        table = MappingBounds(matrices={PROFILE: rows[:, None]}, bound_s=np.full(len(rows), -inf))
+        priced = PlacedAs(self._workload, every).exact(layout, table, cutoff_s)
+        if priced is None:
+            return None
+        best, _ = pairs[priced.matrix[PROFILE][0]]
+        return replace(priced, matrix={}, ranks=tuple(ranks_of(space.instance, best)))
+
+
+def _degrees(layout: Layout) -> tuple[int, ...]:
+    return tuple(int(getattr(layout, name)) for name in DEGREES)
+
+
+@lru_cache(maxsize=256)
+def _solved(problem: MappingProblem, end_s: float) -> IntArray:
+    """Kept for the same `end_s` of the command's time only: what was cut short is no one else's answer."""
+    del end_s
+    return least_traffic(problem, time_limit_s=DEFAULT_CHOICE.mapping_limit_s).assignment
+
+
+# Prices under `--max-cut-use`: a mapping that fills a cut beyond it is ruled out, the next best is taken.
+#
+# A mapping is judged at its fastest split: a step is not slowed down on purpose so that its cuts look
+# emptier.
+
+
+def pricing_of(workload: Workload) -> CostModelPricing:
+    """Prices by every mapping of a regular fabric, or by a mapping of each layout on an irregular one."""
+    if is_irregular(workload.cluster):
+        return MappedPricing(workload)
+    return CutLimitedPricing(workload) if workload.max_cut_use < 1 else CostModelPricing(workload)
+
+
+class CutLimitedPricing(CostModelPricing):
+    """Prices by the best mapping of a regular fabric that keeps to the workload's `max_cut_use`."""
+
+    def __init__(self, workload: Workload, params: PricingParams = DEFAULT_PRICING) -> None:
+        super().__init__(workload, params)
+        self._overfull: list[Priced] = []
+
+    @property
+    def overfull(self) -> Sequence[Priced]:
+        """Mappings of the layout priced last that would be faster, but fill a cut beyond the limit."""
+        return self._overfull
+
+    def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
+        """As without the limit, but of the mappings that keep to it; bounds stay bounds of what is left."""
+        limit, bound_s = self._workload.max_cut_use * ROUNDING, np.array(mappings.bound_s)
+        self._overfull = []
+        while True:
+            left = replace(mappings, bound_s=bound_s)
+            priced = super().exact(layout, left, cutoff_s)
+            if priced is None:
+                return None
+            priced = replace(priced, cut_uses=tuple(cut_uses(self._workload, priced).items()))
+            if max((use for _, use in priced.cut_uses), default=0.0) <= limit:
+                return priced
+            self._overfull.append(priced)
+            bound_s[rows_under(mappings.matrices, priced.matrix)] = inf
+
+
+def largest_cut_use(workload: Workload, priced: Priced) -> float:
+    """The largest of `cut_uses`; 0 where nothing crosses a cut."""
+    return max(cut_uses(workload, priced).values(), default=0.0)
+
+
+def cut_uses(workload: Workload, priced: Priced) -> dict[str, float]:
+    """The share of each cut's capacity that the job and what levels state of others use in each phase.
+
+    Parameters
+    ----------
+    workload
+        Run as the price assumes, on any number of GPUs.
+    priced
+        A layout on a regular fabric.
+
+    Returns
+    -------
+    dict[str, float]
+        By level, kind of cut and phase: 'leaf_uplink_gradients'.
+    """
+    workload = workload.on(int(priced.layout.gpus))
+    rows = {axis: np.asarray(row, dtype=np.int64) for axis, row in priced.matrix.items()}
+    placement = placement_on(workload.cluster, priced.layout, rows)
+    use = mapping_use(
+        workload,
+        priced.layout,
+        priced.stages,
+        placement=placement,
+        priced=estimate_layout(workload, priced.layout, placement, priced.stages),
+        places=ranks_on(workload.cluster, priced.matrix),
+    )
+    return {f"{cut.level}_{cut.cut}_{cut.phase}": cut.total_use for cut in use.cuts}

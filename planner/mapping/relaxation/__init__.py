@@ -1,1 +1,0 @@
-"""How little traffic a mapping can have: relaxations, and what meets them."""

@@ -1,1 +1,0 @@
-"""The objective spread: groups that reach few pods and leaves."""

@@ -1,0 +1,408 @@
+"""The choice among candidates on regular fabrics: one CP-SAT model, solved again with what was learnt."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.constraints.fabric import members_in_domain
+from meshwright.constraints.pipeline import may_have_empty_ends
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.placement import placement_on
+from meshwright.costmodel.workload import Workload
+from meshwright.errors import InternalError, OutOfTimeError
+from meshwright.planner.bounds.combination_costs import combination_costs, memory_rows
+from meshwright.planner.bounds.exact_cost import Matrix, Priced
+from meshwright.planner.bounds.mappings import Matrices, rows_under
+from meshwright.planner.bounds.memory_fit import hbm_limit_gib, host_limit_gib
+from meshwright.planner.experts.training import AssumedImbalance, JointRouting
+from meshwright.planner.mapping.joint import Grid, Need
+from meshwright.planner.search.branches import Branch, as_array
+from meshwright.planner.search.candidates import Candidate, Chooser, Combination
+from meshwright.planner.search.kernel_model import KernelChoice, KernelModel
+from meshwright.planner.search.model import (
+    Candidates,
+    Experts,
+    bound_ns,
+    build_model,
+    price_ns,
+    solve,
+)
+from meshwright.planner.search.pricing import Certificate, SearchParams
+
+
+class KernelChooser(Chooser):
+    """Chooses by a model that keeps what was promising once, and what is known of it."""
+
+    def __init__(
+        self,
+        branches: Sequence[Branch],
+        params: SearchParams,
+        routing: JointRouting | None,
+        seed: int,
+        certificate: Certificate,
+    ) -> None:
+        super().__init__(branches, params, routing, seed, certificate)
+        self._taken_in = 0
+        """Candidates whose combinations are known."""
+        self._combinations: list[tuple[Candidate, Combination]] = []
+        self._unsolved = 0
+        """Models that were given up."""
+        self.last: KernelModel | None = None
+        """The model that was solved last."""
+
+    def likely(
+        self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
+    ) -> Candidate | None:
+        """The candidate of the least bound: a price costs less than a model.
+
+        Of degrees that were priced before come no more at first: their other choices cost about the same.
+        """
+        promising = [each for each in self.opened if each.bound_s < cutoff_s]
+        priced = {each.degrees for each in self.candidates if not each.is_open}
+        others = [each for each in promising if each.degrees not in priced]
+        return next(iter(others or promising), None)
+
+    def _take_in(self, cutoff_s: float) -> None:
+        """Makes combinations of the candidates that have none yet, as far as they matter.
+
+        Layouts of one execution on as many GPUs are costed together.
+        """
+        groups: dict[tuple[int, int], list[Candidate]] = defaultdict(list)
+        for each in self.candidates[self._taken_in :]:
+            least_s = min(each.bound_s if each.is_open else inf, _outside_s(each).min(initial=inf))
+            if each.priced or each.overfull or least_s < cutoff_s:
+                groups[each.branch, int(each.layout.gpus)].append(each)
+        self._taken_in = len(self.candidates)
+        for (branch, gpus), own in groups.items():
+            workload = self._branches[branch].pricing.workload.on(gpus)
+            self._combinations += self._of(self._branches[branch], workload, own, cutoff_s)
+
+    def _of(
+        self, branch: Branch, workload: Workload, candidates: Sequence[Candidate], cutoff_s: float
+    ) -> Iterator[tuple[Candidate, Combination]]:
+        """A combination for each mapping that was priced or whose bound is below the cutoff.
+
+        Those that the limits on mappings rule out come with them, for the model to decide.
+        """
+        owners, rows = [], []
+        for candidate in candidates:
+            for row in _kept_mappings(candidate, cutoff_s):
+                owners.append(candidate)
+                rows.append(row)
+        if not owners:
+            return
+        columns = {
+            name: np.array([getattr(owner.layout, name) for owner in owners])
+            for name in vars(owners[0].layout)
+        }
+        table = {
+            axis: np.stack(
+                [
+                    owner.mappings.matrices[axis][row]
+                    for owner, row in zip(owners, rows, strict=True)
+                ]
+            )
+            for axis in owners[0].mappings.matrices
+        }
+        layouts = Layout(**columns)
+        costs = combination_costs(workload, layouts, table)
+        inside = _inside(workload, layouts, table)
+        memory = {owner: tuple(memory_rows(workload, owner.layout)) for owner in set(owners)}
+        limit_gib = hbm_limit_gib(workload)
+        for position, (owner, row) in enumerate(zip(owners, rows, strict=True)):
+            matrix = {axis: tuple(values[position].tolist()) for axis, values in table.items()}
+            bound_s, outside_s = owner.mappings.bound_s[row], _outside_s(owner)[row]
+            overfull = _price_of(matrix, owner.overfull)
+            is_outside = bool(outside_s < bound_s)
+            yield (
+                owner,
+                Combination(
+                    layout=owner.layout,
+                    execution=branch.execution,
+                    matrix=matrix,
+                    bound_s=float(min(bound_s, outside_s)),
+                    costs=costs[position],
+                    memory=memory[owner],
+                    limit_gib=limit_gib,
+                    imbalance=self._imbalance(workload, owner.layout),
+                    is_open=owner.is_open or is_outside,
+                    priced=None if is_outside else overfull or owner.priced,
+                    inside={axis: int(members[position]) for axis, members in inside.items()},
+                    is_barred=is_outside or overfull is not None,
+                ),
+            )
+
+    def _imbalance(self, workload: Workload, layout: Layout) -> AssumedImbalance | None:
+        ep = int(layout.ep)
+        if self._routing is None or ep == 1:
+            return None
+        return AssumedImbalance(ep=ep, imbalance=float(workload.imbalance(ep)))
+
+    def learn(
+        self, candidate: Candidate, priced: Priced | None, overfull: Sequence[Priced] = ()
+    ) -> None:
+        """Keeps the price of the best mapping; the candidate's others are no faster, or not allowed."""
+        super().learn(candidate, priced, overfull)
+        known = (*overfull, *([priced] if priced else []))
+        for owner, each in self._combinations:
+            if owner is candidate and not each.is_barred:
+                each.is_open = False
+                each.priced = _price_of(each.matrix, known)
+                each.is_barred = each.priced is not None and each.priced is not priced
+
+    def choose(
+        self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
+    ) -> Candidate | None:
+        """Solves the model. Without an answer within its work, the candidate of the least bound is next."""
+        promising = [each for each in self.opened if each.bound_s < cutoff_s]
+        if promising and self._unsolved >= self._params.most_unsolved:
+            return promising[0]
+        self._take_in(cutoff_s)
+        rows = self._in_model(cutoff_s, best[: wanted - 1])
+        choice = self._solved([each for _, each in rows], cutoff_s, time_limit_s)
+        chosen = choice.combination
+        if chosen is not None and chosen.is_open:
+            return self._plainest(chosen)
+        if choice.status in ("optimal", "infeasible"):
+            if chosen is not None:
+                _check(choice)
+            self._settle(rows, cutoff_s)
+        elif promising:
+            return promising[0]
+        else:
+            self._settle([], cutoff_s)
+        return None
+
+    def _solved(
+        self, combinations: Sequence[Combination], cutoff_s: float, time_limit_s: float | None
+    ) -> KernelChoice:
+        """The answer of a model of some combinations; without any, nothing is feasible."""
+        if not combinations:
+            return KernelChoice(status="infeasible", bound_s=inf)
+        workload = self._branches[0].pricing.workload
+        model = workload.model
+        fewest_gpus = min(int(each.layout.gpus) for each in combinations)
+        self.last = KernelModel(
+            layers=model.layers,
+            leading=model.dense_layers if model.moe_layers else 0,
+            group=model.layers_in_group,
+            empty_ends=may_have_empty_ends(workload),
+            max_cut_use=workload.max_cut_use,
+            host_limit_gib=host_limit_gib(workload.on(fewest_gpus)),
+            combinations=combinations,
+            cutoff_s=cutoff_s,
+            routing=self._routing,
+        )
+        choice = self.last.solve(self._seed, time_limit_s, self._params)
+        self._unsolved += choice.status in ("unknown", "feasible")
+        certificate = self._certificate
+        certificate.rounds += 1
+        certificate.model = self.last.model
+        certificate.combinations = len(combinations)
+        certificate.kernels = len({each.kernel for each in combinations})
+        certificate.model_bound_s = None if choice.bound_s == inf else choice.bound_s
+        return choice
+
+    def _in_model(
+        self, cutoff_s: float, beaten: Sequence[Priced]
+    ) -> list[tuple[Candidate, Combination]]:
+        """What may be the optimum, and what was priced; least bounds first.
+
+        Where there are too many, the others wait for a later model, and what is proven makes room.
+        """
+        kept = [
+            (candidate, each)
+            for candidate, each in self._combinations
+            if _matters(each, cutoff_s, beaten)
+        ]
+        kept.sort(key=lambda pair: _rank(pair[1], cutoff_s))
+        to_beat = sum(_rank(each, cutoff_s)[0] == 0 for _, each in kept)
+        return kept[: max(self._params.largest_master, to_beat + 1)]
+
+    def _settle(self, rows: Sequence[tuple[Candidate, Combination]], cutoff_s: float) -> None:
+        """No combination of the model beats the cutoff; candidates without others are out."""
+        for _, each in rows:
+            each.is_settled = True
+        waiting = {
+            candidate
+            for candidate, each in self._combinations
+            if each.is_waiting and each.bound_s < cutoff_s
+        }
+        self.settle(set(self.candidates[: self._taken_in]) - waiting, cutoff_s)
+
+    def _plainest(self, chosen: Combination) -> Candidate:
+        """Of what is alike but for the execution, and bounded alike, the plainest."""
+        slack_s = 1e-12 * chosen.bound_s
+        alike = [
+            candidate
+            for candidate, each in self._combinations
+            if each.is_waiting
+            and each.layout == chosen.layout
+            and each.matrix == chosen.matrix
+            and abs(each.bound_s - chosen.bound_s) <= slack_s
+        ]
+        return min(alike, key=lambda candidate: candidate.branch)
+
+
+def _kept_mappings(candidate: Candidate, cutoff_s: float) -> list[int]:
+    """Rows of the mappings that matter: of a priced candidate the best one, and those it may not take."""
+    mappings = candidate.mappings
+    outside_s = _outside_s(candidate)
+    kept = (outside_s < cutoff_s) & (outside_s == outside_s.min(initial=inf))
+    if candidate.is_open:
+        kept |= mappings.bound_s < cutoff_s
+    for priced in (candidate.priced, *candidate.overfull):
+        if priced is not None:
+            kept[rows_under(mappings.matrices, priced.matrix)] = True
+    return [int(row) for row in np.flatnonzero(kept)]
+
+
+def _outside_s(candidate: Candidate) -> NDArray[np.float64]:
+    """Bounds of the mappings that leave a domain; infinite for others."""
+    outside_s = candidate.mappings.outside_s
+    return np.full(len(candidate.mappings.bound_s), inf) if outside_s is None else outside_s
+
+
+def _inside(
+    workload: Workload, layouts: Layout, table: Matrices
+) -> Mapping[str, NDArray[np.int64]]:
+    """By axis that is to stay inside: members of a group that share a domain, under each mapping."""
+    if not workload.inside_domain:
+        return {}
+    placement = placement_on(workload.cluster, layouts, table)
+    return {axis: members_in_domain(placement, axis) for axis in workload.inside_domain}
+
+
+def _price_of(matrix: Matrix, prices: Sequence[Priced]) -> Priced | None:
+    """The price of one mapping among some."""
+    return next((priced for priced in prices if priced.matrix == matrix), None)
+
+
+def _matters(each: Combination, cutoff_s: float, beaten: Sequence[Priced]) -> bool:
+    """Whether a combination may be the choice."""
+    if each.is_open:
+        return each.bound_s < cutoff_s
+    return each.priced is not None and not any(each.priced is priced for priced in beaten)
+
+
+def _rank(each: Combination, cutoff_s: float) -> tuple[int, float]:
+    """What a model must have comes first: the price to beat, then what is not proven yet."""
+    if each.is_barred:
+        return 2, each.bound_s
+    if each.priced is not None:
+        is_cutoff = each.priced.step_time_s <= cutoff_s
+        return (0 if is_cutoff else 2), each.bound_s
+    return (2 if each.is_settled else 1), each.bound_s
+
+
+def _check(choice: KernelChoice) -> None:
+    """Raises InternalError where the solution is not the plan that was priced."""
+    chosen = choice.combination
+    if chosen is None or chosen.priced is None:
+        raise InternalError("the model chose a combination without a price")
+    if choice.layers != tuple(map(sum, chosen.priced.stages)):
+        raise InternalError(f"the model deals layers out as {choice.layers}, the plan otherwise")
+
+
+# The choice among candidates on irregular fabrics: layouts, mappings and slots on leaves by CP-SAT.
+
+
+class SlotChooser(Chooser):
+    """Chooses by the model over candidates with those mappings whose bound is below the cutoff."""
+
+    prices_beside = 7
+
+    def likely(
+        self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
+    ) -> Candidate | None:
+        """The candidate of the least bound: its price costs less than a model of them all."""
+        del best, wanted, time_limit_s
+        waiting = self.opened
+        return waiting[0] if waiting and waiting[0].bound_s < cutoff_s else None
+
+    def choose(
+        self, cutoff_s: float, best: Sequence[Priced], wanted: int, time_limit_s: float | None
+    ) -> Candidate | None:
+        """Solves the model over all that is open, and the best plan so far.
+
+        Candidates beyond the largest model wait for the next one.
+        """
+        promising = [each for each in self.opened if each.bound_s < cutoff_s]
+        if len(best) > 1 and promising:  # the best is proven already: the next ones are wanted
+            return promising[0]
+        largest = self._params.largest_master
+        kept = [np.flatnonzero(each.mappings.bound_s < cutoff_s) for each in promising[:largest]]
+        pairs = np.cumsum([len(ways) for ways in kept])
+        chosen = promising[: max(1, int(np.searchsorted(pairs, largest)))]
+        if not chosen:
+            self.settle([], cutoff_s)
+            return None
+        kept = kept[: len(chosen)]
+        times = [
+            bound_ns(each.mappings.bound_s[ways]) for each, ways in zip(chosen, kept, strict=True)
+        ]
+        needs, layouts = self._needs(chosen, kept), [each.layout for each in chosen]
+        if best:
+            layouts.append(best[0].layout)
+            times.append(np.array([price_ns(best[0].step_time_s)], dtype=np.int64))
+            needs.append([None])
+        table = Candidates(
+            workload=self._branches[0].pricing.workload,
+            layouts=as_array(best[0].layout if best else chosen[0].layout),
+            memory_gib=np.zeros(1),
+        )
+        # Every candidate keeps the rules of its own execution: none is left to be posted.
+        built = build_model(table, (), times, needs, self._experts(layouts, needs))
+        self._certificate.rounds += 1
+        choice = solve(built, self._seed, time_limit_s)
+        if choice.status in ("unknown", "feasible"):
+            raise OutOfTimeError
+        if choice.status == "infeasible" or choice.value is None:
+            raise InternalError("layouts that every rule accepts one by one were refused together")
+        if choice.layout >= len(chosen):
+            self.settle(chosen, cutoff_s)
+            return None
+        candidate, need = chosen[choice.layout], needs[choice.layout][choice.mapping]
+        if need is not None:
+            pricing = self._branches[candidate.branch].pricing
+            pricing.use_assignment(candidate.layout, built.mapped.cells[need.grid], choice.value)
+        return candidate
+
+    def _experts(
+        self, layouts: Sequence[Layout], ways: Sequence[Sequence[object]]
+    ) -> Experts | None:
+        """The placements that prices assume, where measured loads are given and one model holds them."""
+        if self._routing is None:
+            return None
+        degrees = [int(layout.ep) for layout in layouts]
+        if not self._routing.fits({ep for ep in degrees if ep > 1}):
+            return None
+        workload = self._branches[0].pricing.workload
+        imbalance = {ep: float(workload.imbalance(ep)) for ep in set(degrees)}
+        asked = [
+            [AssumedImbalance(ep=ep, imbalance=imbalance[ep]) if ep > 1 else None for _ in own_ways]
+            for ep, own_ways in zip(degrees, ways, strict=True)
+        ]
+        return Experts(routing=self._routing, asked=asked)
+
+    def _needs(
+        self, chosen: Sequence[Candidate], kept: Sequence[NDArray[np.intp]]
+    ) -> list[list[Need | None]]:
+        """What mappings ask of the slots, as long as one model holds the counts of their grids."""
+        needs: list[list[Need | None]] = []
+        grids: set[Grid] = set()
+        for candidate, ways in zip(chosen, kept, strict=True):
+            asked = self._branches[candidate.branch].pricing.needs(candidate.layout)
+            own = [asked[way] if asked else None for way in ways]
+            more = grids | {need.grid for need in own if need is not None}
+            fits = sum(grid.cells for grid in more) <= self._params.largest_cells and all(
+                grid.askable for grid in more
+            )
+            grids = more if fits else grids
+            needs.append(own if fits else [None] * len(own))
+        return needs
