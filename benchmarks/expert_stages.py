@@ -22,7 +22,7 @@ from meshwright.planner.experts.problem import GroupParams, PlacementLimits, Slo
 from meshwright.planner.experts.rows import Solved
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
 
-ROOM = "meshwright.planner.experts.balance."
+ROOM = "meshwright.planner.experts."
 
 
 def nothing(*arguments: Any) -> None:
@@ -42,8 +42,8 @@ STAGES: Mapping[str, Mapping[str, Any]] = {
     "bound by counts": {"heuristic.count_bound": no_counts},
     "bound by pairs": {"heuristic.pair_bound": nothing},
     "enumeration": {"solve.is_enumerable": lambda rows: False},
-    "CP-SAT": {"solve.close_gaps": nothing, "groups.close_gaps": lambda *arguments: None},
-    "partitions of groups": {"groups.GROUPS": GroupParams(most_partitions=0)},
+    "CP-SAT": {"solve.close_gaps": nothing},
+    "partitions of groups": {"solve.GROUPS": GroupParams(most_partitions=0)},
 }
 
 

@@ -60,16 +60,16 @@ TRAFFIC: dict[str, Patches] = {
     "exchange": {"least_traffic.exchanged": lambda problem, counts, tries: counts},
 }
 BUSIEST: dict[str, Patches] = {
-    "regular orders": {"least_busiest.regular_orders": lambda problem: iter(())},
-    "slot model": {"least_busiest.is_small": lambda problem: False},
-    "bound by room": {"least_busiest.bound_by_room": lambda problem, largest: 0.0},
-    "ceilings": {"least_busiest._try_ceilings": _nothing},
+    "regular orders": {"least_traffic.regular_orders": lambda problem: iter(())},
+    "slot model": {"least_traffic.is_small": lambda problem: False},
+    "bound by room": {"least_traffic.bound_by_room": lambda problem, largest: 0.0},
+    "ceilings": {"least_traffic._try_ceilings": _nothing},
 }
 SPREAD: dict[str, Patches] = {
-    "regular orders": {"spread.least.regular_orders": lambda problem: iter(())},
-    "bands": {"spread.least._Best.bands": _nothing},
-    "gathering swaps": {"spread.least._Best._gathered": lambda self, made, heights: made},
-    "exact": {"spread.least.is_small": lambda problem: False},
+    "regular orders": {"spread.regular_orders": lambda problem: iter(())},
+    "bands": {"spread._Best.bands": _nothing},
+    "gathering swaps": {"spread._Best._gathered": lambda self, made, heights: made},
+    "exact": {"spread.is_small": lambda problem: False},
     "orders of pods": {PARAMS: SpreadParams(bands=BandParams(orders=1))},
     "20 shapes": {PARAMS: SpreadParams(shapes_tried=5)},
 }

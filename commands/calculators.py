@@ -448,7 +448,7 @@ def overlap(
     or --seq-len, --cp and --width.
     """
     from meshwright.costmodel.alpha_beta import Link
-    from meshwright.planner.calculators import volumes as documents
+    from meshwright.planner.calculators import volumes as volume_documents
     from meshwright.planner.calculators.formulas import read_bytes, read_rate, read_seconds
     from meshwright.planner.report.calculators_view import overlap_view
 
@@ -462,14 +462,14 @@ def overlap(
         document["plan"] = plan_overlap(read_feasible_plan(plan))
     if compute_s is not None and comm is not None:
         exchange_s, sync_s = read_seconds(comm, "--comm"), read_seconds(sync, "--sync")
-        document["step"] = documents.overlap_document(compute_s, exchange_s, sync_s)
+        document["step"] = volume_documents.overlap_document(compute_s, exchange_s, sync_s)
     if size is not None and rate is not None:
         link = Link(alpha_s=read_seconds(alpha, "--alpha"), bytes_per_s=rate)
-        document["chunks"] = documents.chunks_document(
+        document["chunks"] = volume_documents.chunks_document(
             read_bytes(size, "--bytes"), link, chunks=chunks, passes=passes, beside_s=compute_s
         )
     if seq_len is not None and width is not None:
-        document["ring_attention"] = documents.ring_attention_document(
+        document["ring_attention"] = volume_documents.ring_attention_document(
             seq_len, cp, width, element_bytes, compute_s=compute_s or 0.0, bytes_per_s=rate
         )
     if not document:

@@ -426,7 +426,7 @@ class AnswerCache:
 # What a result depends on: the request, and the code and data that answer it.
 
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 """The folder of the package."""
 _NOT_ANSWERING = {"tests", "benchmarks", "docs", "build"}
 """Folders beside the program, where it runs from its repository."""

@@ -42,8 +42,8 @@ from meshwright.planner.solvers.processes import side_by_side
 
 # How many parameters' gradients are reduced together: the size that the price of a layout assumes.
 #
-# The search prices every layout with the best of the sizes (`costmodel.data_parallel`); here the plans that it
-# returns are told which one that is.
+# The search prices every layout with the best of the sizes (`costmodel.data_parallel`); here the plans that
+# it returns are told which one that is.
 
 
 def search_with_buckets(

@@ -23,7 +23,7 @@ from rich import box
 from rich.table import Table as Grid
 from rich.text import Text
 
-from meshwright.planner import drawing as quantities
+from meshwright.planner import drawing
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Kind:
 
 TEXT = Kind(str, is_left=True)
 NUMBER = Kind(str)
-COUNT = Kind(quantities.count)
-SECONDS = Kind(quantities.seconds)
-BYTES = Kind(quantities.gigabytes)
-PERCENT = Kind(quantities.percent)
+COUNT = Kind(drawing.count)
+SECONDS = Kind(drawing.seconds)
+BYTES = Kind(drawing.gigabytes)
+PERCENT = Kind(drawing.percent)
 BAR = Kind(Bar, is_left=True)
 
 
@@ -80,7 +80,7 @@ def decimals(digits: int, *, sign: bool = False) -> Kind:
 
 def percents(digits: int) -> Kind:
     """Fractions as percentages with so many digits after the point."""
-    return Kind(lambda value: quantities.percent(value, digits))
+    return Kind(lambda value: drawing.percent(value, digits))
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import meshwright.planner.experts.moves.placement as moves_module
 from meshwright.cli import main
 from meshwright.errors import InputError
+from meshwright.planner.experts import moves as moves_module
 from meshwright.planner.experts.moves import Moved, bound_curve, count_moves, improve_from
 from meshwright.planner.experts.packing import has_duplicates
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape

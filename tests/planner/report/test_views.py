@@ -37,7 +37,7 @@ from meshwright.planner.report.view import (
 )
 
 
-@pytest.mark.parametrize("module", ["planner.report.view", "planner.drawing", "planner.drawing"])
+@pytest.mark.parametrize("module", ["planner.report.view", "planner.drawing"])
 def test_the_examples_run(module: str) -> None:
     result = doctest.testmod(import_module(f"meshwright.{module}"))
     assert result.attempted > 0
