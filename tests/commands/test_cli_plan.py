@@ -466,7 +466,8 @@ def test_the_search_is_interrupted_with_130(tmp_path: Path) -> None:
         "import sys, time, types; module = types.ModuleType('meshwright.planner.plan.make_plan')\n"
         "def make_plan(request, **options):\n"
         "    print('searching', file=sys.stderr, flush=True); time.sleep(60)\n"
-        "module.make_plan = make_plan; sys.modules['meshwright.planner.plan.make_plan'] = module\n"
+        "module.make_plan = make_plan; module.__getattr__ = lambda name: None\n"
+        "sys.modules['meshwright.planner.plan.make_plan'] = module\n"
         f"import cli; cli.main({[*ASK, '-o', str(tmp_path / 'out')]!r}, prog_name='meshwright')"
     )
     with subprocess.Popen(
