@@ -22,66 +22,74 @@ from meshwright.planner.report.view import (
     COUNT,
     NUMBER,
     PERCENT,
+    PLAIN,
     SECONDS,
     Bullets,
     Column,
+    Columns,
     Facts,
     Heading,
     Kind,
     Table,
     View,
     decimals,
+    optional,
+    section,
+    table,
 )
 
 Document = Mapping[str, Any]
 MOST_RANKS_SHOWN = 32
-_PLAIN = Kind(lambda value: f"{value:g}")
 
 
 def formulas_view(formulas: Sequence[Document]) -> View:
     """What `--why` adds: formula and source of each number; nothing without any."""
-    if not formulas:
-        return []
-    rows = [[row["what"], row["formula"], row["source"]] for row in formulas]
-    return [
-        Heading("Formulas"),
-        Table([Column("what"), Column("formula"), Column("source")], rows),
-    ]
+    columns = {"what": "what", "formula": "formula", "source": "source"}
+    return section("Formulas", formulas, columns)
+
+
+_LEVELS = {
+    "name": "level",
+    "medium": "medium",
+    "ranks_inside": Column("ranks inside", NUMBER),
+    "nominal_gb_per_s": Column("GB/s a GPU", PLAIN),
+    "crossover_bytes": "crossover",
+}
 
 
 def collective_view(document: Document) -> View:
     """The time of a collective, the algorithms compared, the links that the group has."""
     where = f" of {document['cluster']}" if "cluster" in document else ""
+    in_step_s, by_hierarchy_s = document.get("step_seconds"), document.get("hierarchical_s")
     facts = [
         ("operation", f"{document['operation']} of {_size(document['bytes'])}"),
         ("group", f"{document['ranks']} ranks{where}"),
         ("time", f"{seconds(document['seconds'])} ({document['algorithm']})"),
         ("algorithm bandwidth", f"{document['algorithm_gb_per_s']:.1f} GB/s"),
+        ("bus bandwidth", optional(document.get("bus_gb_per_s"), "{:.1f} GB/s".format)),
+        ("in a training step, by a ring", optional(in_step_s or None, seconds)),
+        ("by hierarchy, three calls", optional(by_hierarchy_s or None, seconds)),
     ]
-    if "bus_gb_per_s" in document:
-        facts.append(("bus bandwidth", f"{document['bus_gb_per_s']:.1f} GB/s"))
-    if document.get("step_seconds"):
-        facts.append(("in a training step, by a ring", seconds(document["step_seconds"])))
-    if document.get("hierarchical_s"):
-        facts.append(("by hierarchy, three calls", seconds(document["hierarchical_s"])))
-    links = _levels(document["levels"]) if "levels" in document else _own_link(document)
+    has_levels = "levels" in document
+    links = section("Levels", document["levels"], _LEVELS) if has_levels else _own_link(document)
     return [Facts(facts), Heading("Algorithms"), _algorithms(document), *links, *_sweep(document)]
 
 
 def _algorithms(document: Document) -> Table:
     """Algorithms, the fastest first."""
-    times = sorted(document["seconds_by_algorithm"].items(), key=lambda item: item[1])
-    steps = document.get("steps_by_algorithm")
+    steps, rates = document.get("steps_by_algorithm"), document.get("gb_per_s_by_algorithm")
+    columns = {
+        "name": Column("algorithm"),
+        "steps": Column("steps", value=lambda row: _steps(steps[row["name"]]) if steps else None),
+        "time_s": "time",
+        "rate": Column(
+            "n / t", decimals(1), "GB/s", value=lambda row: rates[row["name"]] if rates else None
+        ),
+    }
     if steps is None:
-        return Table([Column("algorithm"), Column("time", SECONDS)], times)
-    columns = [
-        Column("algorithm"),
-        Column("steps"),
-        Column("time", SECONDS),
-        Column("n / t", decimals(1), unit="GB/s"),
-    ]
-    rate = document["gb_per_s_by_algorithm"]
-    return Table(columns, [[name, _steps(steps[name]), time, rate[name]] for name, time in times])
+        columns = {"name": "algorithm", "time_s": "time"}
+    times = sorted(document["seconds_by_algorithm"].items(), key=lambda item: item[1])
+    return table([{"name": name, "time_s": time_s} for name, time_s in times], columns)
 
 
 def _steps(steps: int | Mapping[str, int]) -> str:
@@ -90,34 +98,20 @@ def _steps(steps: int | Mapping[str, int]) -> str:
     return f"{steps['inside']} inside, {steps['between']} between"
 
 
-def _levels(levels: Sequence[Document]) -> View:
-    columns = {
-        "name": Column("level"),
-        "medium": Column("medium"),
-        "ranks_inside": Column("ranks inside", NUMBER),
-        "nominal_gb_per_s": Column("GB/s a GPU", _PLAIN),
-        "crossover_bytes": Column("crossover", BYTES),
-    }
-    rows = [[level[name] for name in columns] for level in levels]
-    return [Heading("Levels"), Table(list(columns.values()), rows)]
-
-
 def _own_link(document: Document) -> View:
     """Which algorithm is fastest from which size on, and the crossover of this link and others."""
-    fastest = [[row["algorithm"], row["from_bytes"]] for row in document["fastest_from_bytes"]]
-    this = ["this one", document["alpha_s"], document["gb_per_s"], document["crossover_bytes"]]
+    fastest = {"algorithm": "algorithm", "from_bytes": Column("from", Kind(_kilobytes))}
     columns = {
-        "link": Column("link"),
-        "alpha_s": Column("start-up", SECONDS),
-        "gb_per_s": Column("GB/s", _PLAIN),
+        "link": "link",
+        "alpha_s": "start-up",
+        "gb_per_s": Column("GB/s", PLAIN),
         "crossover_bytes": Column("crossover", Kind(_kilobytes)),
     }
-    tiers = [[tier[name] for name in columns] for tier in document["tiers"]]
     return [
         Heading("Fastest by size"),
-        Table([Column("algorithm"), Column("from", Kind(_kilobytes))], fastest),
+        table(document["fastest_from_bytes"], fastest),
         Heading("Size whose start-up takes as long as its transfer"),
-        Table(list(columns.values()), [this, *tiers]),
+        table([{**document, "link": "this one"}, *document["tiers"]], columns),
     ]
 
 
@@ -142,40 +136,45 @@ def _sweep(document: Document) -> View:
 
 def fitted_view(document: Document) -> View:
     """Alpha and beta of a log, and the times that they give beside those measured."""
+    startups = f"{document['startups']:,} start-ups of a ring"
+    facts = [
+        ("operation", f"{document['operation']} of {document['ranks']} ranks, {startups}"),
+        ("alpha", f"{seconds(document['alpha_s'])} a message"),
+        ("beta", f"1 / {document['gb_per_s']:.1f} GB/s of a rank"),
+        ("crossover", _size(document["crossover_bytes"])),
+        ("mean error", f"{document['mean_error_pct']:.1f} %"),
+    ]
     columns = {
         "bytes": Column("bytes", COUNT),
-        "measured_s": Column("measured", SECONDS),
-        "fitted_s": Column("fitted", SECONDS),
-        "error_pct": Column("error", decimals(1), unit="%"),
+        "measured_s": "measured",
+        "fitted_s": "fitted",
+        "error_pct": "error",
     }
-    rows = [[row[name] for name in columns] for row in document["rows"]]
-    startups = f"{document['startups']:,} start-ups of a ring"
-    return [
-        Facts(
-            [
-                ("operation", f"{document['operation']} of {document['ranks']} ranks, {startups}"),
-                ("alpha", f"{seconds(document['alpha_s'])} a message"),
-                ("beta", f"1 / {document['gb_per_s']:.1f} GB/s of a rank"),
-                ("crossover", _size(document["crossover_bytes"])),
-                ("mean error", f"{document['mean_error_pct']:.1f} %"),
-            ]
-        ),
-        Heading("Measured against fitted"),
-        Table(list(columns.values()), rows),
-    ]
+    heading = Heading("Measured against fitted")
+    return [Facts(facts), heading, table(document["rows"], columns)]
+
+
+_STAGES = {
+    "stage": Column("stage", COUNT),
+    "rank": Column("rank", COUNT),
+    "layers": Column("layers", PLAIN),
+    "passes": Column("passes", COUNT),
+    "compute_s": "compute",
+}
 
 
 def pipeline_view(document: Document) -> View:
     """The step of a schedule, what each rank holds, and what would shorten its bubble."""
     shape = f"{counted(document['pp'], 'rank')} of {counted(document['vpp'], 'virtual stage')}"
     of_step, of_ideal = percent(document["bubble_of_step"]), percent(document["bubble_of_ideal"])
-    bubble = f"{seconds(document['bubble_seconds'])}: {of_step} of the step, {of_ideal} of the work"
-    ranks = list(enumerate(document["in_flight"]))[:MOST_RANKS_SHOWN]
     facts = [
         ("schedule", f"{document['schedule']}, {shape}"),
         ("micro-batches", count(document["num_micro_batches"])),
         ("step", seconds(document["seconds"])),
-        ("bubble", bubble),
+        (
+            "bubble",
+            f"{seconds(document['bubble_seconds'])}: {of_step} of the step, {of_ideal} of the work",
+        ),
         ("efficiency", percent(document["efficiency"])),
     ]
     transfer = document["transfer"]
@@ -194,32 +193,42 @@ def pipeline_view(document: Document) -> View:
         for row in document["advice"]
     ]
     remedies: View = [Heading("What would help"), Bullets(advice)] if advice else []
-    stages = document["stages"]
-    if stages:
-        names = {
-            "stage": COUNT,
-            "rank": COUNT,
-            "layers": _PLAIN,
-            "passes": COUNT,
-            "compute_s": SECONDS,
-        }
-        words = {"compute_s": "compute"}
-        columns = [Column(words.get(name, name), kind) for name, kind in names.items()]
-        shown = [[row[name] for name in names] for row in stages[:MOST_RANKS_SHOWN]]
-        remedies = [*remedies, Heading("Virtual stages"), Table(columns, shown)]
+    ranks = list(enumerate(document["in_flight"]))[:MOST_RANKS_SHOWN]
     return [
         Facts(facts),
         *remedies,
+        *section("Virtual stages", (document["stages"] or [])[:MOST_RANKS_SHOWN], _STAGES),
         Heading("Micro-batches whose activations a rank holds"),
-        Table([Column("rank"), Column("in flight", _PLAIN)], ranks),
+        Table([Column("rank"), Column("in flight", PLAIN)], ranks),
     ]
+
+
+_AXES = {
+    "axis": "axis",
+    "communication_s": "links busy",
+    "overlap_ratio": Column("overlap ratio", decimals(3)),
+    "exposed_s": "exposed",
+    "hidden_share": Column("hidden", PERCENT),
+}
 
 
 def overlap_view(document: Document) -> View:
     """What hides beside compute, the chunks, and the ring-attention buffer, as far as asked."""
     view: View = []
     if "plan" in document:
-        view += _overlap_by_axis(document["plan"])
+        plan = document["plan"]
+        axes, buckets = plan["axes"], plan["gradient_buckets"]
+        facts = [("compute of a step", seconds(plan["compute_s"]))]
+        if buckets is not None:
+            size = f"{buckets['count']} of {buckets['bucket_mb']:,.0f} MB"
+            facts.append(("gradient buckets", f"{size}, {buckets['chosen_by']}"))
+        busy_s = [
+            (f"{axis} {words}", row[name])
+            for axis, row in axes.items()
+            for words, name in (("all", "communication_s"), ("exposed", "exposed_s"))
+        ]
+        rows = [{"axis": axis, **row} for axis, row in axes.items()]
+        view += [Facts(facts), table(rows, _AXES), _bars("time of links", "", busy_s)]
     if "step" in document:
         step = document["step"]
         step_s, serial_s = seconds(step["step_s"]), seconds(step["serial_s"])
@@ -230,67 +239,34 @@ def overlap_view(document: Document) -> View:
         ]
         view.append(Facts(facts))
     if "chunks" in document:
-        view += _chunks(document["chunks"])
+        chunks = document["chunks"]
+        of_compute = optional(
+            chunks["share_of_compute"], lambda share: f", {percent(share, 2)} of the compute"
+        )
+        sizes = f"{chunks['chunks']} of {gigabytes(chunks['chunk_bytes'])}"
+        best = f"{chunks['best_chunks']} of {gigabytes(chunks['best_chunk_bytes'])}"
+        facts = [
+            ("chunks", f"{sizes}, {seconds(chunks['chunk_s'])} each"),
+            ("in all", f"{chunks['seconds'] * 1e3:.2f} ms{of_compute}"),
+            ("not hidden", seconds(chunks["exposed_s"])),
+            ("best", f"{best}: {seconds(chunks['best_exposed_s'])} not hidden"),
+        ]
+        view.append(Facts(facts))
     if "ring_attention" in document:
-        view += _ring_attention(document["ring_attention"])
+        ring = document["ring_attention"]
+        view.append(Facts([("ring-attention buffer", gigabytes(ring["buffer_bytes"]))]))
+        names = {"one buffer": "single_buffer_s", "double buffering": "double_buffer_s"}
+        if ring["single_buffer_s"]:
+            passes = [(words, ring[name]) for words, name in names.items()]
+            view.append(_bars("pass", "time", passes))
     return view
 
 
-def _overlap_by_axis(plan: Document) -> View:
-    columns = {
-        "communication_s": Column("links busy", SECONDS),
-        "overlap_ratio": Column("overlap ratio", decimals(3)),
-        "exposed_s": Column("exposed", SECONDS),
-        "hidden_share": Column("hidden", PERCENT),
-    }
-    table = [[axis, *(row[name] for name in columns)] for axis, row in plan["axes"].items()]
-    facts = [("compute of a step", seconds(plan["compute_s"]))]
-    buckets = plan["gradient_buckets"]
-    if buckets is not None:
-        size = f"{buckets['count']} of {buckets['bucket_mb']:,.0f} MB"
-        facts.append(("gradient buckets", f"{size}, {buckets['chosen_by']}"))
-    bars = [
-        [f"{axis} {words}", row[name], row[name] / longest_s]
-        for longest_s in [max(row["communication_s"] for row in plan["axes"].values())]
-        for axis, row in plan["axes"].items()
-        for words, name in (("all", "communication_s"), ("exposed", "exposed_s"))
-    ]
-    return [
-        Facts(facts),
-        Table([Column("axis"), *columns.values()], table),
-        Table([Column("time of links"), Column("", SECONDS), Column("", BAR)], bars),
-    ]
-
-
-def _chunks(chunks: Document) -> View:
-    share = chunks["share_of_compute"]
-    of_compute = "" if share is None else f", {percent(share, 2)} of the compute"
-    sizes = f"{chunks['chunks']} of {gigabytes(chunks['chunk_bytes'])}"
-    best = f"{chunks['best_chunks']} of {gigabytes(chunks['best_chunk_bytes'])}"
-    facts = [
-        ("chunks", f"{sizes}, {seconds(chunks['chunk_s'])} each"),
-        ("in all", f"{chunks['seconds'] * 1e3:.2f} ms{of_compute}"),
-        ("not hidden", seconds(chunks["exposed_s"])),
-        ("best", f"{best}: {seconds(chunks['best_exposed_s'])} not hidden"),
-    ]
-    return [Facts(facts)]
-
-
-def _ring_attention(ring: Document) -> View:
-    """The buffer, and a bar for a pass with one buffer and with two."""
-    buffer = Facts([("ring-attention buffer", gigabytes(ring["buffer_bytes"]))])
-    longest = ring["single_buffer_s"]
-    if not longest:
-        return [buffer]
-    rows: list[list[object]] = [
-        [words, ring[name], ring[name] / longest]
-        for words, name in (
-            ("one buffer", "single_buffer_s"),
-            ("double buffering", "double_buffer_s"),
-        )
-    ]
-    columns = [Column("pass"), Column("time", SECONDS), Column("", BAR)]
-    return [buffer, Table(columns, rows)]
+def _bars(what: str, time: str, rows: Sequence[tuple[str, float]]) -> Table:
+    """Durations, each with a bar as long as its share of the longest."""
+    longest_s = max(value_s for _, value_s in rows)
+    cells = [[words, value_s, value_s / longest_s] for words, value_s in rows]
+    return Table([Column(what), Column(time, SECONDS), Column("", BAR)], cells)
 
 
 def volumes_view(document: Document) -> View:
@@ -300,51 +276,54 @@ def volumes_view(document: Document) -> View:
         sent = document["data_parallel_bytes"]
         rows = [[stage, size, sent[stage]] for stage, size in document["states_bytes"].items()]
         columns = [Column("stage"), Column("states", BYTES), Column("sent a step", BYTES)]
-        view.append(Table(columns, rows))
-        parts = [[name.replace("_", " "), n] for name, n in document["states_parts_bytes"].items()]
-        view.append(Table([Column("states of the whole model"), Column("", BYTES)], parts))
-        room = gigabytes(document["gpu_memory_bytes"])
-        view.append(Facts([("GPUs that the states fill", f"{document['gpus']:,} of {room}")]))
+        size = gigabytes(document["gpu_memory_bytes"])
+        view += [
+            Table(columns, rows),
+            _sizes("states of the whole model", document["states_parts_bytes"]),
+            Facts([("GPUs that the states fill", f"{document['gpus']:,} of {size}")]),
+        ]
     if "hybrid_sharded" in document:
         hybrid = document["hybrid_sharded"]
         inside, between = (gigabytes(hybrid[f"{where}_bytes"]) for where in ("inside", "between"))
         view.append(Facts([("hybrid", f"{inside} inside a shard group, {between} between groups")]))
-    facts = []
-    if "activation_bytes" in document:
-        facts.append(("activations", gigabytes(document["activation_bytes"])))
-        if document["shape"]["tp"] > 1:
-            without = document["activation_bytes_without_sequence_parallel"]
-            facts.append(("without sequence parallelism", gigabytes(without)))
+    shape = document.get("shape", {})
+    without = document.get("activation_bytes_without_sequence_parallel")
+    facts = [
+        ("activations", optional(document.get("activation_bytes"), gigabytes)),
+        (
+            "without sequence parallelism",
+            optional(without if shape.get("tp", 1) > 1 else None, gigabytes),
+        ),
+    ]
     for axis in ("tensor_parallel", "expert_parallel"):
         if axis in document:
             layer, model = (gigabytes(document[axis][name]) for name in ("layer_bytes", "bytes"))
             facts.append((axis.replace("_", " "), f"{layer} a layer, {model} in all"))
-    if "pipeline_boundary_bytes" in document:
-        facts.append(("pipeline boundary", gigabytes(document["pipeline_boundary_bytes"])))
-    if facts:
-        view.append(Facts(facts))
+    boundary = optional(document.get("pipeline_boundary_bytes"), gigabytes)
+    view.append(Facts([*facts, ("pipeline boundary", boundary)]))
     if "sent_bytes" in document:
-        sent = [[axis.replace("_", " "), size] for axis, size in document["sent_bytes"].items()]
-        view.append(Table([Column("sent by a rank in a step"), Column("", BYTES)], sent))
+        view.append(_sizes("sent by a rank in a step", document["sent_bytes"]))
     return view
+
+
+def _sizes(what: str, sizes_bytes: Mapping[str, float]) -> Table:
+    rows = [[name.replace("_", " "), size_bytes] for name, size_bytes in sizes_bytes.items()]
+    return Table([Column(what), Column("", BYTES)], rows)
 
 
 def compression_view(document: Document) -> View:
     """Each way to compress gradients beside the plain exchange."""
     columns = {
-        "method": Column("method"),
-        "bytes": Column("sent by a rank", BYTES),
-        "codec_s": Column("codec", SECONDS),
-        "exchange_s": Column("exchange", SECONDS),
+        "method": "method",
+        "bytes": "sent by a rank",
+        "codec_s": "codec",
+        "exchange_s": "exchange",
         "speed_up": Column("speed-up", decimals(2)),
         "pays_below_gb_per_s": Column("pays below", decimals(1), unit="GB/s"),
     }
-    rows = [[method[name] for name in columns] for method in document["methods"]]
     plain = f"{gigabytes(document['bytes'])} over {document['ranks']} ranks"
-    return [
-        Facts([("plain exchange", f"{seconds(document['seconds'])} for {plain}")]),
-        Table(list(columns.values()), rows),
-    ]
+    facts = [("plain exchange", f"{seconds(document['seconds'])} for {plain}")]
+    return [Facts(facts), table(document["methods"], columns)]
 
 
 def memory_view(document: Document) -> View:
@@ -358,19 +337,13 @@ def memory_view(document: Document) -> View:
         columns.append(Column(f"stage {stage}{mark}", decimals(2)))
     rows = [[name, *(parts[stage][name] for stage in stages)] for name in parts[0]]
     rows.append(["peak", *(peaks[stage] for stage in stages)])
-    outside = f"{document['context_gib']:.2f} GiB of context and NCCL buffers"
-    return [
-        Facts(
-            [
-                ("run", document["id"]),
-                ("device", f"{document['device']}, {document['hbm_gib']:g} GiB"),
-                ("usable", f"{document['usable_gib']:.1f} GiB"),
-                ("outside the allocator", outside),
-            ]
-        ),
-        Heading("GiB on one GPU"),
-        Table(columns, rows),
+    facts = [
+        ("run", document["id"]),
+        ("device", f"{document['device']}, {document['hbm_gib']:g} GiB"),
+        ("usable", f"{document['usable_gib']:.1f} GiB"),
+        ("outside the allocator", f"{document['context_gib']:.2f} GiB of context and NCCL buffers"),
     ]
+    return [Facts(facts), Heading("GiB on one GPU"), Table(columns, rows)]
 
 
 # Roofs of compute, memory and network as views: of one product, of data parallelism, of a plan.
@@ -386,39 +359,31 @@ def roofline_view(document: Document) -> View:
 
 def _roofs_of_plan(plan: Document) -> View:
     """The products of a plan under its device's roof, and its gradients under those of the network."""
-    ridge = f"{plan['memory_ridge_flop_per_byte']:,.0f} FLOP/byte"
-    peak = f"{plan['peak_tflops']:,.1f} TFLOP/s of {plan['precision']}"
-    columns = [
-        Column("product of a micro-batch"),
-        Column("FLOP/byte", COUNT),
-        Column("bound by"),
-        Column("attainable", COUNT, unit="TFLOP/s"),
-        Column("in a step", COUNT, unit="TFLOP/s"),
-    ]
-    rows = [
-        [
-            row["what"],
-            row["flop_per_byte"],
-            row["bound"],
-            row["attainable_tflops"],
-            row["attained"]["tflops"],
-        ]
-        for row in plan["products"]
-    ]
+    columns = {
+        "what": "product of a micro-batch",
+        "flop_per_byte": Column("FLOP/byte", COUNT),
+        "bound": "bound by",
+        "attainable_tflops": Column("attainable", COUNT, unit="TFLOP/s"),
+        "attained": Column(
+            "in a step", COUNT, unit="TFLOP/s", value=lambda row: row["attained"]["tflops"]
+        ),
+    }
     facts = [
         ("device", plan["device"]),
-        ("peak", peak),
-        ("ridge of memory", ridge),
+        ("peak", f"{plan['peak_tflops']:,.1f} TFLOP/s of {plan['precision']}"),
+        ("ridge of memory", f"{plan['memory_ridge_flop_per_byte']:,.0f} FLOP/byte"),
         ("batch of a rank", f"{plan['batch_of_a_rank']:g} sequences a step"),
     ]
-    network = plan["network"]
-    return [Facts(facts), Table(columns, rows), *(_network_view(network) if network else [])]
+    network = _network_view(plan["network"]) if plan["network"] else []
+    return [Facts(facts), table(plan["products"], columns), *network]
 
 
 def _product(document: Document) -> Facts:
     shape = f"[{document['m']}, {document['k']}] x [{document['k']}, {document['n']}]"
     share = document["attainable_tflops"] / document["peak_tflops"]
-    attainable = f"{document['attainable_tflops']:.1f} TFLOP/s, {percent(share)} of the peak"
+    reached = document["attained"]
+    roof = f"{reached['peak_tflops']:.0f} TFLOP/s and {reached['hbm_gb_per_s']:,.0f} GB/s at best"
+    in_step = f"{seconds(reached['seconds'])}, {reached['tflops']:.1f} TFLOP/s; {roof}"
     return Facts(
         [
             ("product", f"{shape}, {document['precision']}"),
@@ -427,55 +392,47 @@ def _product(document: Document) -> Facts:
             ("intensity", f"{document['flop_per_byte']:.1f} FLOP/byte"),
             ("ridge point", f"{document['ridge_flop_per_byte']:.1f} FLOP/byte"),
             ("bound by", document["bound"]),
-            ("attainable", attainable),
+            (
+                "attainable",
+                f"{document['attainable_tflops']:.1f} TFLOP/s, {percent(share)} of the peak",
+            ),
             ("least time", seconds(document["least_seconds"])),
-            ("in a training step", _attained(document["attained"])),
+            ("in a training step", in_step),
         ]
     )
 
 
-def _attained(attained: Document) -> str:
-    """What training reaches of the roof: rates of a large product and of streaming, and this product's."""
-    roof = f"{attained['peak_tflops']:.0f} TFLOP/s and {attained['hbm_gb_per_s']:,.0f} GB/s at best"
-    return f"{seconds(attained['seconds'])}, {attained['tflops']:.1f} TFLOP/s; {roof}"
+_BATCHES = {
+    "batch": Column("batch", PLAIN),
+    "flop_per_byte": Column("FLOP/byte", COUNT),
+    "regime": "regime",
+    "efficiency_overlapped": Column("overlapped", PERCENT),
+    "efficiency_serial": Column("one after the other", PERCENT),
+}
 
 
 def _network_view(network: Document) -> View:
     """Ridge of every level, and what bounds each batch there."""
     wished = percent(network["efficiency_wished"])
-    levels = [
-        Column("level"),
-        Column("GB/s a GPU", _PLAIN),
-        Column("ridge", COUNT, unit="FLOP/byte"),
-        Column("critical batch", decimals(2)),
-        Column(f"{wished} overlapped", decimals(2)),
-        Column(f"{wished} serial", decimals(2)),
-    ]
-    names = ("level", "gb_per_s", "ridge_flop_per_byte", "critical_batch")
     key = f"batch_{100 * network['efficiency_wished']:.4g}"
-    rows = [
-        [*(level[name] for name in names), level[key]["overlapped"], level[key]["serial"]]
-        for level in network["levels"]
-    ]
-    view: View = [
-        Heading(f"Gradients of data parallelism at {network['peak_tflops']:,.1f} TFLOP/s"),
-        Table(levels, rows),
-    ]
-    batches = {
-        "batch": Column("batch", _PLAIN),
-        "flop_per_byte": Column("FLOP/byte", COUNT),
-        "regime": Column("regime"),
-        "efficiency_overlapped": Column("overlapped", PERCENT),
-        "efficiency_serial": Column("one after the other", PERCENT),
+    levels: Columns = {
+        "level": "level",
+        "gb_per_s": Column("GB/s a GPU", PLAIN),
+        "ridge_flop_per_byte": Column("ridge", COUNT, unit="FLOP/byte"),
+        "critical_batch": Column("critical batch", decimals(2)),
+        **{
+            kind: Column(
+                f"{wished} {kind}", decimals(2), value=lambda level, kind=kind: level[key][kind]
+            )
+            for kind in ("overlapped", "serial")
+        },
     }
+    title = f"Gradients of data parallelism at {network['peak_tflops']:,.1f} TFLOP/s"
+    view: View = [Heading(title), table(network["levels"], levels)]
     for level in network["levels"]:
-        rows = [[row[name] for name in batches] for row in level["batches"]]
         advice = {row["regime"]: row["advice"] for row in level["batches"]}
-        view += [
-            Heading(f"Batches of a rank over {level['level']}"),
-            Table(list(batches.values()), rows),
-            Bullets([f"{regime}: {words}" for regime, words in advice.items()]),
-        ]
+        view += section(f"Batches of a rank over {level['level']}", level["batches"], _BATCHES)
+        view.append(Bullets([f"{regime}: {words}" for regime, words in advice.items()]))
     return view
 
 

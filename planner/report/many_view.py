@@ -38,6 +38,7 @@ from meshwright.planner.report.view import (
     SECONDS,
     Bullets,
     Column,
+    Columns,
     Kind,
     Table,
     View,
@@ -45,6 +46,7 @@ from meshwright.planner.report.view import (
     decimals,
     line,
     percents,
+    table,
 )
 
 Row = Mapping[str, Any]
@@ -85,29 +87,26 @@ def batch_view(report: BatchReport) -> View:
     rows = report.rows
     if len(rows) > MOST_SHOWN:
         rows = sorted(rows, key=lambda row: row["status"] in ("optimal", "feasible"))[:MOST_SHOWN]
-    return [_table(rows), line(), *_sums(report, len(rows))]
+    columns = {
+        "name": "job",
+        "status": Column("status", value=_status),
+        "gpus": Column("GPUs", NUMBER, absent=""),
+        "step_time_s": Column("step", SECONDS, absent=""),
+        "mfu": Column("MFU", PERCENT, absent=""),
+        "peak_memory_gib": Column("HBM", decimals(1), unit="GiB", absent=""),
+        **cost_columns(rows),
+        "outcome": Column("layout, or why there is none", value=_outcome),
+    }
+    return [table(rows, columns), line(), *_sums(report, len(rows))]
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    columns = [
-        Column("job"),
-        Column("status"),
-        Column("GPUs", NUMBER, absent=""),
-        Column("step", SECONDS, absent=""),
-        Column("MFU", PERCENT, absent=""),
-        Column("HBM", decimals(1), unit="GiB", absent=""),
-    ]
-    costs = cost_columns(rows)
-    columns += [*costs.values(), Column("layout, or why there is none")]
-    figures = ("gpus", "step_time_s", "mfu", "peak_memory_gib", *costs)
-    cells = []
-    for row in rows:
-        status = Words(
-            status_words(row["status"], row.get("gap")), _STYLES.get(row["status"], "yellow")
-        )
-        outcome = row_layout_text(row) if row.get("step_time_s") else reason_text(row)
-        cells.append([row["name"], status, *(row.get(name) for name in figures), outcome])
-    return Table(columns, cells)
+def _status(row: Row) -> Words:
+    words = status_words(row["status"], row.get("gap"))
+    return Words(words, _STYLES.get(row["status"], "yellow"))
+
+
+def _outcome(row: Row) -> str:
+    return row_layout_text(row) if row.get("step_time_s") else reason_text(row)
 
 
 def _sums(report: BatchReport, shown: int) -> View:
@@ -136,55 +135,40 @@ Document = Mapping[str, Any]
 def fleet_view(fleet: Fleet) -> View:
     """The jobs in a table, then the objective with its proof, the leaves, and what it took."""
     document = fleet_document(fleet)
-    leaves = document["leaves_touched"]
-    bound = document["least_leaves_touched"]
-    proof = "the fewest" if bound == leaves else f"at least {bound}"
+    jobs = document["jobs"]
+    time = Kind(hours)
+    times = {
+        "start_s": Column("start", time, absent=""),
+        "end_s": Column("end", time, absent=""),
+        "late_s": Column("late", time, absent="", value=lambda job: job["late_s"] or None),
+    }
+    if fleet.objective == "throughput":
+        times = {"step_time_s": Column("step", SECONDS, absent="")}
+    columns = {
+        "name": Column("job", value=_job_name),
+        "gpus": Column("GPUs", NUMBER),
+        "tokens_per_s": Column("tokens/s", COUNT),
+        "share_of_best": Column("of its best", percents(0)),
+        **times,
+        **cost_columns(jobs),
+        "leaves": Column("leaves", NUMBER, value=lambda job: len(job["leaves"])),
+    }
+    touched, bound = document["leaves_touched"], document["least_leaves_touched"]
+    proof = "the fewest" if bound == touched else f"at least {bound}"
     planning, solving = seconds(fleet.planning_s), seconds(fleet.solving_s)
-    hosts = [
-        f"{job['name']} needs {words}" for job in document["jobs"] if (words := row_host_words(job))
-    ]
+    reasons = [f"{job['name']} ({job['status']}): {job['reason']}" for job in jobs if job["reason"]]
+    hosts = [f"{job['name']} needs {words}" for job in jobs if (words := row_host_words(job))]
     return [
-        _jobs(document["jobs"], scheduled=fleet.objective != "throughput"),
-        *_reasons(document["jobs"]),
-        line(),
-        *map(line, hosts),
-        line(_objective(document)),
-        line(f"Leaves that jobs touch, in all: {leaves}, {proof} for these sizes."),
+        table(jobs, columns),
+        *map(line, [*reasons, "", *hosts, _objective(document)]),
+        line(f"Leaves that jobs touch, in all: {touched}, {proof} for these sizes."),
         line(f"{fleet.planned} plans in {planning}, shared out in {solving}."),
     ]
 
 
-def _jobs(jobs: list[Document], *, scheduled: bool) -> Table:
-    columns = {
-        "name": Column("job"),
-        "gpus": Column("GPUs", NUMBER),
-        "tokens_per_s": Column("tokens/s", COUNT),
-        "share_of_best": Column("of its best", percents(0)),
-    }
-    if scheduled:
-        columns["start_s"] = Column("start", Kind(hours), absent="")
-        columns["end_s"] = Column("end", Kind(hours), absent="")
-        columns["late_s"] = Column("late", Kind(hours), absent="")
-    else:
-        columns["step_time_s"] = Column("step", SECONDS, absent="")
-    columns |= cost_columns(jobs)
-    columns["leaves"] = Column("leaves", Kind(lambda leaves: str(len(leaves))))
-    rows = []
-    for job in jobs:
-        row = {name: job[name] for name in columns}
-        if not job["gpus"] and not job["reason"]:
-            row["name"] += f" ({job['status']})"
-        if not job["late_s"] and scheduled:
-            row["late_s"] = None
-        rows.append(list(row.values()))
-    return Table(list(columns.values()), rows)
-
-
-def _reasons(jobs: list[Document]) -> View:
-    """Why jobs have no plan; the others were shared out without them."""
-    return [
-        line(f"{job['name']} ({job['status']}): {job['reason']}") for job in jobs if job["reason"]
-    ]
+def _job_name(job: Document) -> str:
+    unplaced = not job["gpus"] and not job["reason"]
+    return f"{job['name']} ({job['status']})" if unplaced else job["name"]
 
 
 def _objective(document: Document) -> str:
@@ -278,43 +262,40 @@ def _speed(point: SizedPlan) -> str:
 
 
 def _sizes_table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Table:
-    columns = [
-        Column("cluster"),
-        Column("GPUs", NUMBER),
-        Column("step", SECONDS, absent=""),
-        Column("tokens/s", COUNT, absent=""),
-        Column("MFU", PERCENT, absent=""),
-        Column("free", decimals(1), unit="GiB", absent=""),
-        Column("USD/h", decimals(2), absent=""),
-        Column("USD/1e9 tokens", decimals(2), absent=""),
-        Column(""),
-        Column("layout"),
+    rows = [
+        {
+            **point.row,
+            "cluster": point.cluster,
+            "gpus": point.gpus,
+            "headroom_gib": point.headroom_gib,
+            "usd_per_h": point.usd_per_h,
+            "usd_per_billion_tokens": point.usd_per_billion_tokens,
+            "front": "*" if any(point is best for best in front) else "",
+            "layout": row_layout_text(point.row) if point.has_plan else _first_part(point.row),
+        }
+        for point in points
     ]
-    rows = [_cells(point, any(point is best for best in front)) for point in points]
-    costs = cost_columns([point.row for point in points])
-    columns[-2:-2] = costs.values()
-    for cells, point in zip(rows, points, strict=True):
-        cells[-2:-2] = [point.row.get(name) for name in costs]
+    prices = {"usd_per_h": "USD/h", "usd_per_billion_tokens": "USD/1e9 tokens"}
     if all(point.usd_per_h is None for point in points):
-        columns = [column for column in columns if not column.title.startswith("USD")]
-        rows = [[*row[:6], *row[8:]] for row in rows]
-    return Table(columns, rows)
+        prices = {}
+    columns = {
+        "cluster": "cluster",
+        "gpus": Column("GPUs", NUMBER),
+        "step_time_s": Column("step", SECONDS, absent=""),
+        "tokens_per_s": Column("tokens/s", COUNT, absent=""),
+        "mfu": Column("MFU", PERCENT, absent=""),
+        "headroom_gib": Column("free", decimals(1), unit="GiB", absent=""),
+        **{name: Column(title, decimals(2), absent="") for name, title in prices.items()},
+        **cost_columns([point.row for point in points]),
+        "front": "",
+        "layout": "layout",
+    }
+    return table(rows, columns)
 
 
-def _cells(point: SizedPlan, on_front: bool) -> list[object]:
-    row = point.row
-    return [
-        point.cluster,
-        point.gpus,
-        row.get("step_time_s"),
-        row.get("tokens_per_s"),
-        row.get("mfu"),
-        point.headroom_gib,
-        point.usd_per_h,
-        point.usd_per_billion_tokens,
-        "*" if on_front else "",
-        row_layout_text(row) if point.has_plan else str(row["message"]).split(";")[0],
-    ]
+def _first_part(row: Row) -> str:
+    """Of the reason why there is no plan."""
+    return str(row["message"]).split(";")[0]
 
 
 # A sweep of plans as one table, as CSV and as a picture.
@@ -328,30 +309,31 @@ _DEGREES = ("tp", "cp", "pp", "dp", "ep")
 
 def sweep_view(report: SweepReport) -> View:
     """A row for each combination, then why some have no plan."""
-    columns = [Column(name, NUMBER) for name in report.axes]
-    columns += [
-        Column("step", Kind(rounded_seconds)),
-        Column("tokens/s a GPU", COUNT),
-        Column("MFU", PERCENT),
-        Column("GiB", decimals(1)),
-        Column("that is"),
+    columns: Columns = {
+        **{name: Column(name, NUMBER) for name in report.axes},
+        "step_time_s": Column("step", Kind(rounded_seconds)),
+        "tokens_per_s_per_gpu": Column("tokens/s a GPU", COUNT),
+        "mfu": Column("MFU", PERCENT),
+        "peak_memory_gib": Column("GiB", decimals(1)),
+        "status": Column("that is", value=_claim),
+        **cost_columns(report.rows),
+        "layout": Column(
+            "layout", value=lambda row: "; ".join(filter(None, (_layout(row), row_host_words(row))))
+        ),
+    }
+    failures = [
+        f"{', '.join(str(row[name]) for name in report.axes)}: {row['message']}"
+        for row in report.rows
+        if row.get("message")
     ]
-    costs = cost_columns(report.rows)
-    columns += [*costs.values(), Column("layout")]
-    rows, failures = [], []
-    for row in report.rows:
-        values = [row[name] for name in report.axes]
-        names = ("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_gib")
-        words = claim_words(row["status"], row.get("step_time_s"), row.get("lower_bound_s"))
-        layout = "; ".join(filter(None, (_layout(row), row_host_words(row))))
-        figures = [*(row.get(name) for name in names), words, *(row.get(name) for name in costs)]
-        rows.append([*values, *figures, layout])
-        if row.get("message"):
-            failures.append(f"{', '.join(map(str, values))}: {row['message']}")
-    view: View = [Table(columns, rows)]
+    view: View = [table(report.rows, columns)]
     if len(report.axes.get("precision", ())) > 1:
         view.append(line("MFU is of the peak of each row's own precision"))
     return [*view, Bullets(failures)] if failures else view
+
+
+def _claim(row: Row) -> str:
+    return claim_words(row["status"], row.get("step_time_s"), row.get("lower_bound_s"))
 
 
 def sweep_files(report: SweepReport) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from meshwright.planner.report.view import (
     BAR,
     COUNT,
     NUMBER,
-    SECONDS,
     Bar,
     Block,
     Column,
+    Columns,
     Facts,
     Heading,
     Kind,
@@ -25,6 +26,8 @@ from meshwright.planner.report.view import (
     Words,
     decimals,
     line,
+    section,
+    table,
 )
 from meshwright.planner.runs.calibration.report import CalibrationReport
 from meshwright.planner.runs.prediction import PricedRun
@@ -33,6 +36,7 @@ from meshwright.planner.runs.run_terms import layout_document
 from meshwright.planner.runs.validation import KINDS, ValidationReport
 
 Document = Mapping[str, Any]
+_SIGNED = decimals(1, sign=True)
 MOST_ROWS = 12
 """Rows of a validation that are shown unless all are asked for: the worst ones."""
 LONGEST_LABEL = 31
@@ -48,16 +52,13 @@ _ERRORS = {
 
 def compressed_view(methods: Sequence[Document]) -> View:
     """The step by each way to compress gradients; nothing where none was asked for or none is reduced."""
-    if not methods:
-        return []
     columns = {
-        "method": Column("method"),
-        "codec_s": Column("codec", SECONDS),
-        "step_time_s": Column("step", SECONDS),
+        "method": "method",
+        "codec_s": "codec",
+        "step_time_s": "step",
         "speed_up": Column("speed-up", decimals(3)),
     }
-    rows = [[method[name] for name in columns] for method in methods]
-    return [Heading("With compressed gradients"), Table(list(columns.values()), rows)]
+    return section("With compressed gradients", methods, columns)
 
 
 def run_view(priced: PricedRun) -> View:
@@ -84,26 +85,29 @@ def _measured(run: Run, step_time_s: float, memory_gib: float) -> View:
     measured = run.measured
     if measured is None or measured.out_of_memory:
         return []
-    rows = []
-    if measured.step_time_s is not None:
-        rows.append(_beside("step time", seconds, step_time_s, measured.step_time_s))
-    if measured.memory_gib is not None:
-        rows.append(_beside("memory", "{:.1f} GiB".format, memory_gib, measured.memory_gib))
-    columns = [
-        Column(""),
-        Column("predicted", NUMBER),
-        Column("measured", NUMBER),
-        Column("error", NUMBER),
+    pairs: list[tuple[str, Callable[[float], str], float, float | None]] = [
+        ("step time", seconds, step_time_s, measured.step_time_s),
+        ("memory", "{:.1f} GiB".format, memory_gib, measured.memory_gib),
     ]
+    rows = [
+        [name, write(predicted), write(actual), f"{100 * (predicted / actual - 1):+.1f} %"]
+        for name, write, predicted, actual in pairs
+        if actual is not None
+    ]
+    columns = [Column(""), *(Column(title, NUMBER) for title in ("predicted", "measured", "error"))]
     view: View = [Heading("Against the measurement"), Table(columns, rows)]
     if run.suspect:
         view.append(line(Words("suspect row: ", "yellow"), run.suspect))
     return view
 
 
-def _beside(name: str, write: Any, predicted: float, measured: float) -> list[str]:
-    error_pct = 100 * (predicted / measured - 1)
-    return [name, write(predicted), write(measured), f"{error_pct:+.1f} %"]
+_SUMS = {
+    "label": "",
+    "count": Column("rows", COUNT),
+    "failed": Column("failed", NUMBER),
+    **{name: Column(title, decimals(1)) for name, title in _ERRORS.items()},
+    "bias_pct": Column("bias", decimals(1, sign=True), unit="%"),
+}
 
 
 def validation_view(document: Document, *, every_row: bool) -> View:
@@ -136,15 +140,11 @@ def _sums_by_kind(title: str, summary: Document) -> View:
 
 
 def _sums(groups: Mapping[str, Document]) -> Block:
-    columns = [Column(""), Column("rows", COUNT), Column("failed", NUMBER)]
-    columns += [Column(title, decimals(1)) for title in _ERRORS.values()]
-    columns.append(Column("bias", decimals(1, sign=True), unit="%"))
-    rows = []
-    for name, sums in groups.items():
-        label = name if len(name) <= LONGEST_LABEL else f"{name[: LONGEST_LABEL - 3]}..."
-        errors = [sums[error] for error in _ERRORS]
-        rows.append([label, sums["count"], sums["failed"], *errors, sums["bias_pct"]])
-    return Table(columns, rows)
+    labels = {
+        name: name if len(name) <= LONGEST_LABEL else f"{name[: LONGEST_LABEL - 3]}..."
+        for name in groups
+    }
+    return table([{**sums, "label": labels[name]} for name, sums in groups.items()], _SUMS)
 
 
 def _feasibility(sums: Document) -> View:
@@ -153,11 +153,8 @@ def _feasibility(sums: Document) -> View:
         return []
     ran = f"{count(sums['ran_told_fit'])} of {count(sums['ran'])} runs that ran are told to fit"
     told, all_rows = count(sums["out_of_memory_told"]), count(sums["out_of_memory"])
-    return [
-        Heading("Fit or not"),
-        line(ran),
-        line(f"{told} of {all_rows} runs that ran out of memory are told not to"),
-    ]
+    words = f"{told} of {all_rows} runs that ran out of memory are told not to"
+    return [Heading("Fit or not"), line(ran), line(words)]
 
 
 def _pairs(sums: Document, gains: Sequence[Document]) -> View:
@@ -169,38 +166,34 @@ def _pairs(sums: Document, gains: Sequence[Document]) -> View:
         f"{100 * sums['error']:.1f} %, the faster one told in {100 * sums['direction']:.0f} %"
     )
     columns = {
-        "knob": Column("setting, more of it"),
-        "device": Column("device"),
+        "knob": "setting, more of it",
+        "device": "device",
         "pairs": Column("pairs", COUNT),
         "predicted": Column("predicted", decimals(3)),
         "measured": Column("measured", decimals(3)),
     }
     most = sorted(gains, key=lambda row: (-row["pairs"], row["knob"], row["device"]))[:MOST_ROWS]
-    rows = [[row[name] for name in columns] for row in most]
-    table: View = [Table(list(columns.values()), rows)] if rows else []
-    return [Heading("What choosing needs: ratios of times"), line(said), *table]
+    shown: View = [table(most, columns)] if most else []
+    return [Heading("What choosing needs: ratios of times"), line(said), *shown]
 
 
 def _regret(groups: list[Document], sums: Document) -> View:
-    if not sums["groups"]:
-        return []
     columns = {
-        "model": Column("model"),
-        "device": Column("device"),
+        "model": "model",
+        "device": "device",
         "gpus": Column("GPUs", COUNT),
         "rows": Column("rows", NUMBER),
-        "regret_pct": Column("regret", decimals(1), unit="%"),
+        "regret_pct": "regret",
+        "bar": Column("", BAR, value=lambda row: Bar(row["regret_pct"] / FULL_BAR_PCT, width=10)),
     }
+    if not sums["groups"]:
+        return []
     worst = sorted(groups, key=lambda group: -group["regret_pct"])[:MOST_ROWS]
-    rows = []
-    for group in worst:
-        bar = Bar(group["regret_pct"] / FULL_BAR_PCT, width=10)
-        rows.append([*(group[name] for name in columns), bar])
     mean, largest = f"mean {sums['mean_pct']:.2f} %", f"worst {sums['worst_pct']:.2f} %"
     return [
         Heading("Plan regret: the row predicted fastest against the fastest row"),
         line(f"{sums['groups']} groups, {mean}, {largest}"),
-        Table([*columns.values(), Column("", BAR)], rows),
+        table(worst, columns),
     ]
 
 
@@ -209,29 +202,26 @@ def _rows(rows: list[Document], *, every_row: bool) -> View:
     if not every_row and len(rows) > MOST_ROWS:
         title = f"The {MOST_ROWS} worst of {count(len(rows))} rows (--rows shows all)"
         rows = sorted(rows, key=lambda row: -abs(row["error_pct"] or 0.0))[:MOST_ROWS]
-    step = Kind(_plain_seconds)
-    columns = [
-        Column("row"),
-        Column("pred.", step, unit="s"),
-        Column("meas.", step, unit="s"),
-        Column("error", Kind(lambda value: _plain_seconds(value, sign="+")), unit="s"),
-        Column("err.", decimals(1, sign=True), unit="%"),
-        Column("mem.", decimals(1, sign=True), unit="%"),
-    ]
-    table = Table(columns, [_row(row) for row in rows])
+    columns = {
+        "id": "row",
+        "predicted": Column("pred.", Kind(_plain_seconds), "s", value=partial(_step, "predicted")),
+        "measured": Column("meas.", Kind(_plain_seconds), "s", value=partial(_step, "measured")),
+        "error_s": Column("error", Kind(partial(_plain_seconds, sign="+")), "s"),
+        "error_pct": Column("err.", _SIGNED, "%", value=_error),
+        "memory_error_pct": Column("mem.", _SIGNED, unit="%"),
+    }
     failures = [
         line(Words(f"{row['id']}: ", "red"), row["failed"]) for row in rows if row["failed"]
     ]
-    return [Heading(title), table, *failures]
+    return [Heading(title), table(rows, columns), *failures]
 
 
-def _row(row: Document) -> list[object]:
-    steps = [
-        None if row[side] is None else row[side]["step_time_s"]
-        for side in ("predicted", "measured")
-    ]
-    error = "failed" if row["failed"] else row["error_pct"]
-    return [row["id"], *steps, row["error_s"], error, row["memory_error_pct"]]
+def _step(side: str, row: Document) -> object:
+    return row[side] and row[side]["step_time_s"]
+
+
+def _error(row: Document) -> object:
+    return "failed" if row["failed"] else row["error_pct"]
 
 
 def _plain_seconds(value_s: float, sign: str = "") -> str:
@@ -330,7 +320,6 @@ MOVED_PCT = 1.0
 """Mean change of predictions from which a constant is said to have moved."""
 _MOST_CALIBRATED_ROWS = 20
 _THREE = Kind(lambda value: f"{value:.3g}")
-_SIGNED = decimals(1, sign=True)
 
 
 def calibration_view(report: CalibrationReport) -> View:
@@ -342,20 +331,41 @@ def calibration_view(report: CalibrationReport) -> View:
         Of the calibration.
     """
     stack = report.calibration
+    low, high = (f"{edge:.2f}" for edge in (stack.step_time.low, stack.step_time.high))
     facts = [
         ("stack", f"{stack.name}, begun from {stack.framework}, on {stack.device}"),
         *_errors(report),
-        ("band", f"measured steps within {stack.step_time.low:.2f} to {stack.step_time.high:.2f} "
-                 "of predicted ones, 9 times in 10"),
-    ]  # fmt: skip
+        ("band", f"measured steps within {low} to {high} of predicted ones, 9 times in 10"),
+    ]
     return [
         Facts(facts),
-        *[line(text) for text in report.benchmarks],
+        *map(line, report.benchmarks),
         *_moved(report),
-        *_constants(report),
-        *_calibrated_rows(report),
+        *section("Constants", report.learned, _CONSTANTS),
+        *section("Predicted against measured", report.rows[:_MOST_CALIBRATED_ROWS], _CALIBRATED),
         *_next(report),
     ]
+
+
+_CONSTANTS = {
+    "name": "constant",
+    "assumed": Column("assumed", _THREE),
+    "value": Column("yours", _THREE),
+    "low": Column("from", _THREE),
+    "high": Column("to", _THREE),
+    "unit": "unit",
+    "effect_pct": Column("predictions", _SIGNED, unit="%"),
+}
+
+
+_CALIBRATED = {
+    "id": "run",
+    "what": "of",
+    "measured": Column("measured", _THREE),
+    "before_pct": Column("before", _SIGNED, unit="%"),
+    "after_pct": Column("after", _SIGNED, unit="%"),
+    "left_out_pct": Column("left out", _SIGNED, unit="%"),
+}
 
 
 def _errors(report: CalibrationReport) -> list[tuple[str, str]]:
@@ -364,10 +374,8 @@ def _errors(report: CalibrationReport) -> list[tuple[str, str]]:
         before = report.mean_error_pct(what, "before")
         after = report.mean_error_pct(what, "left_out")
         if before is not None and after is not None:
-            words = (
-                f"mean error {before:.1f} % before, {after:.1f} % after, each run left out in turn"
-            )
-            facts.append((what, words))
+            words = f"{before:.1f} % before, {after:.1f} % after, each run left out in turn"
+            facts.append((what, f"mean error {words}"))
     return facts
 
 
@@ -378,68 +386,19 @@ def _moved(report: CalibrationReport) -> View:
     return [Heading("What moved"), *[line(f"- {constant.sentence}") for constant in moved]]
 
 
-def _constants(report: CalibrationReport) -> View:
-    if not report.learned:
-        return []
-    columns = [
-        Column("constant"),
-        Column("assumed", _THREE),
-        Column("yours", _THREE),
-        Column("from", _THREE),
-        Column("to", _THREE),
-        Column("unit"),
-        Column("predictions", _SIGNED, unit="%"),
-    ]
-    rows = [
-        [
-            constant.name,
-            constant.assumed,
-            constant.value,
-            constant.low,
-            constant.high,
-            constant.unit,
-            constant.effect_pct,
-        ]
-        for constant in report.learned
-    ]
-    return [Heading("Constants"), Table(columns, rows)]
-
-
-def _calibrated_rows(report: CalibrationReport) -> View:
-    columns = [
-        Column("run"),
-        Column("of"),
-        Column("measured", _THREE),
-        Column("before", _SIGNED, unit="%"),
-        Column("after", _SIGNED, unit="%"),
-        Column("left out", _SIGNED, unit="%"),
-    ]
-    rows = [
-        [row.id, row.what, row.measured, row.before_pct, row.after_pct, row.left_out_pct]
-        for row in report.rows[:_MOST_CALIBRATED_ROWS]
-    ]
-    return [Heading("Predicted against measured"), Table(columns, rows)] if rows else []
-
-
 def _next(report: CalibrationReport) -> View:
     if not report.suggestions:
         return []
-    names = list(report.suggestions[0].layout)
-    columns = [
-        *[Column(name, NUMBER) for name in names],
-        Column("predicted", _THREE, unit="s"),
-        Column("own spread", decimals(1), unit="%"),
-        Column("doubt of all", decimals(1), unit="%"),
-    ]
-    rows = [
-        [
-            *[str(suggestion.layout[name]) for name in names],
-            suggestion.step_time_s,
-            suggestion.spread_pct,
-            suggestion.spread_after_pct,
-        ]
-        for suggestion in report.suggestions
-    ]
-    now = report.suggestions[0].spread_before_pct
-    words = f"Measured next, these would teach most; all layouts are in doubt by {now:.1f} % now."
-    return [Heading("What to measure next"), line(words), Table(columns, rows)]
+    first = report.suggestions[0]
+    columns: Columns = {
+        **{
+            name: Column(name, NUMBER, value=lambda run, name=name: run.layout[name])
+            for name in first.layout
+        },
+        "step_time_s": Column("predicted", _THREE, unit="s"),
+        "spread_pct": "own spread",
+        "spread_after_pct": "doubt of all",
+    }
+    doubt = f"all layouts are in doubt by {first.spread_before_pct:.1f} % now."
+    words = f"Measured next, these would teach most; {doubt}"
+    return section("What to measure next", report.suggestions, columns, words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,137 +14,120 @@ from meshwright.planner.report.view import (
     COUNT,
     NUMBER,
     PERCENT,
-    SECONDS,
     Block,
     Column,
+    Columns,
     Facts,
     Heading,
     Table,
     View,
     decimals,
     line,
+    optional,
     percents,
+    table,
 )
 
 Document = Mapping[str, Any]
+_CUTS = {
+    "phase": "phase",
+    "level": "level",
+    "cut": "cut",
+    "block": "busiest",
+    "gb_per_s": Column("GB/s", decimals(0)),
+    "busy_s": "busy",
+    "utilisation": Column("used", PERCENT),
+}
+
+
+_GROUPS = {
+    "axis": "axis",
+    "level": "level",
+    "crossing": Column("groups that cross", NUMBER),
+    "members": Column("ranks", COUNT),
+    "most": Column("the most", BYTES),
+    "bytes": "all",
+}
+
+
+_AXES = {
+    "axis": "axis",
+    "pattern": "pattern",
+    "fan_out": Column("fan-out", NUMBER),
+    "operations_per_step": Column("operations", COUNT),
+    "predictability": "when",
+}
+
+
+_RISKS = {"axis": "axis", "incast": "incast", "ecmp": "ECMP", "suits_network": "ECMP and PFC"}
 
 
 def traffic_view(document: Document) -> View:
     """The view of what `traffic --json` prints: levels, axes, groups, cuts, and the cut that is used most."""
+    names = sorted({axis for level in document["levels"] for axis in level["by_axis"]})
+    levels: Columns = {
+        "level": "level",
+        **{
+            axis: Column(axis, BYTES, value=lambda level, axis=axis: level["by_axis"].get(axis))
+            for axis in names
+        },
+        "bytes_per_step": Column("mean GPU", BYTES),
+        "most_bytes_per_step": Column("fullest", BYTES),
+        "busy_s": "busy",
+        "utilisation": Column("of the step", PERCENT),
+        "mean_busy_s": "mean busy",
+    }
+    groups = [
+        {
+            "axis": axis,
+            "level": level,
+            "crossing": f"{count(sent['groups'])} of {count(group['count'])}",
+            "members": group["members"],
+            **sent,
+        }
+        for axis, group in document["groups"].items()
+        for level, sent in group["levels"].items()
+    ]
+    cuts = document["cuts"]
+    durations = {cut["phase"]: f"{cut['phase']} take {seconds(cut['phase_s'])}" for cut in cuts}
     return [
         Heading("Bytes of a step that leave one GPU, by level"),
-        _levels(document["levels"]),
+        table(document["levels"], levels),
         Heading("What the axes send"),
         *_axes(document["axes"]),
         Heading("Process groups, and what one of them sends in a step"),
-        _groups(document["groups"]),
+        table(groups, _GROUPS),
         Heading("Cuts, by phase"),
-        *_cuts(document["cuts"]),
-        *_verdicts(document),
+        *([line("; ".join(durations.values()))] if cuts else []),
+        table(cuts, _CUTS),
+        *map(line, _verdicts(document)),
     ]
-
-
-def _levels(levels: list[Document]) -> Block:
-    axes = sorted({axis for level in levels for axis in level["by_axis"]})
-    columns = [
-        Column("level"),
-        *(Column(axis, BYTES) for axis in axes),
-        Column("mean GPU", BYTES),
-        Column("fullest", BYTES),
-        Column("busy", SECONDS),
-        Column("of the step", PERCENT),
-        Column("mean busy", SECONDS),
-    ]
-    rows = [
-        [
-            level["level"],
-            *(level["by_axis"].get(axis) for axis in axes),
-            level["bytes_per_step"],
-            level["most_bytes_per_step"],
-            level["busy_s"],
-            level["utilisation"],
-            level["mean_busy_s"],
-        ]
-        for level in levels
-    ]
-    return Table(columns, rows)
 
 
 def _axes(axes: Mapping[str, Document]) -> View:
-    names = {
-        "pattern": Column("pattern"),
-        "fan_out": Column("fan-out", NUMBER),
-        "operations_per_step": Column("operations", COUNT),
-        "predictability": Column("when"),
-    }
-    columns = [Column("axis"), *names.values()]
-    rows = [[axis, *(kind[name] for name in names)] for axis, kind in axes.items()]
-    risks = [
-        [axis, kind["incast"], kind["ecmp"], kind["suits_network"]] for axis, kind in axes.items()
-    ]
-    view: View = [
-        Table(columns, rows),
-        line(),
-        Table([Column("axis"), Column("incast"), Column("ECMP"), Column("ECMP and PFC")], risks),
-    ]
+    rows = [{"axis": axis, **kind} for axis, kind in axes.items()]
+    view: View = [table(rows, _AXES), line(), table(rows, _RISKS)]
     imbalance = axes.get("ep", {}).get("busiest_receiver_over_mean", 1.0)
     if imbalance > 1:
-        view.append(
-            line(f"the rank with the hottest experts receives {imbalance:.2f} times the mean")
-        )
+        words = f"the rank with the hottest experts receives {imbalance:.2f} times the mean"
+        view.append(line(words))
     return view
 
 
-def _groups(groups: Mapping[str, Document]) -> Block:
-    columns = [
-        Column("axis"),
-        Column("level"),
-        Column("groups that cross", NUMBER),
-        Column("ranks", COUNT),
-        Column("the most", BYTES),
-        Column("all", BYTES),
-    ]
-    rows = []
-    for axis, group in groups.items():
-        for level, sent in group["levels"].items():
-            crossing = f"{count(sent['groups'])} of {count(group['count'])}"
-            rows.append([axis, level, crossing, group["members"], sent["most"], sent["bytes"]])
-    return Table(columns, rows)
-
-
-def _cuts(cuts: list[Document]) -> View:
-    columns = {
-        "phase": Column("phase"),
-        "level": Column("level"),
-        "cut": Column("cut"),
-        "block": Column("busiest"),
-        "gb_per_s": Column("GB/s", decimals(0)),
-        "busy_s": Column("busy", SECONDS),
-        "utilisation": Column("used", PERCENT),
-    }
-    table = Table(list(columns.values()), [[cut[name] for name in columns] for cut in cuts])
-    durations = {cut["phase"]: seconds(cut["phase_s"]) for cut in cuts}
-    words = "; ".join(f"{phase} take {duration}" for phase, duration in durations.items())
-    return [line(words), table] if cuts else [table]
-
-
-def _verdicts(document: Document) -> View:
+def _verdicts(document: Document) -> Iterator[str]:
     """The cut that is used most, the price of oversubscription, the busiest up-link."""
-    view: View = []
     binding = document["binding"]
     if binding is not None:
         cut = f"the {binding['cut']} of {binding['block']} in {binding['level']}"
-        used = f"{percent(binding['utilisation'])} of the {binding['phase']}"
-        view.append(line(f"{cut} is used most: {used}"))
+        yield f"{cut} is used most: {percent(binding['utilisation'])} of the {binding['phase']}"
     oversubscription = document["oversubscription"]
     if oversubscription is not None:
         lost_s, step_s = oversubscription["loss_s"], oversubscription["step_time_s"]
         words = f"{seconds(lost_s)} of the step of {seconds(step_s)} ({percent(lost_s / step_s)})"
-        view.append(line(f"oversubscription costs {words}"))
+        yield f"oversubscription costs {words}"
     uplinks = document["uplinks"]
     if uplinks is not None:
-        view.append(line(f"busiest up-link of the mapping: {seconds(uplinks['busiest_s'])} a step"))
-    return view
+        yield f"busiest up-link of the mapping: {seconds(uplinks['busiest_s'])} a step"
 
 
 # A mapping in tables: what it costs on the fabric, beside hostname order.
@@ -155,19 +138,23 @@ MOST_NODES_NAMED = 8
 
 def mapping_view(document: Document) -> View:
     """The view of what `map --json` prints: size, figures beside hostname order, certificate, idle nodes."""
-    slots = document["slots"]
+    slots, idle = document["slots"], document["idle_nodes"]
     head = (
         f"{counted(len(document['ranks']), 'rank')} in the order {'-'.join(document['order'])}: "
         f"{counted(slots['stages'], 'stage')} of {counted(slots['per_stage'], 'slot')} of "
         f"{counted(slots['gpus'], 'GPU')}; leaves: {slots['leaves']}, pods: {slots['pods']}"
     )
-    return [
+    view: View = [
         line(head),
         _figures(document),
         line(_step(document)),
         line(_certificate(document)),
-        *_idle(document["idle_nodes"]),
     ]
+    if idle:
+        dots = ["..."] if len(idle) > MOST_NODES_NAMED else []
+        names = ", ".join([*idle[:MOST_NODES_NAMED], *dots])
+        view.append(line(f"{counted(len(idle), 'node')} without a rank: {names}"))
+    return view
 
 
 def _step(document: Document) -> str:
@@ -232,15 +219,6 @@ def _pair(reach: Sequence[int]) -> str:
     return f"({reach[0]}, {reach[1]})"
 
 
-def _idle(nodes: Sequence[str]) -> View:
-    if not nodes:
-        return []
-    names = ", ".join(nodes[:MOST_NODES_NAMED])
-    if len(nodes) > MOST_NODES_NAMED:
-        names += ", ..."
-    return [line(f"{counted(len(nodes), 'node')} without a rank: {names}")]
-
-
 # An expert placement as tables: sums, then the layers that are furthest from their bound.
 
 
@@ -266,34 +244,39 @@ _MEANS = {
 
 def experts_view(document: Document) -> View:
     """The view of what `experts --json` prints: balance and bound, traffic, moves, and the widest gaps."""
-    rows = _balance(document)
-    rows += [
-        (words, f"mean {document[name]:.4f}")
-        for name, words in _MEANS.items()
-        if document[name] is not None
-    ]
-    rows += _traffic(document)
+    rows = [*_balance(document), *_traffic(document)]
     if len(document["windows"]) > 1:
         rows.append(("CVaR over windows", f"mean {document['cvar_mean']:.4f}"))
     if document["from"] is not None:
         rows += _moves(document["from"])
     rows += [_drift(window) for window in document["drift"] or ()]
-    layers = document["layers"]
-    head = f"Layers ({min(MOST_LAYERS, len(layers))} of {len(layers)}, widest gaps)"
-    view: View = [Facts(rows), Heading("Against the start"), _compared(document["compared"])]
-    view += _groups_cost(document)
-    return [*view, Heading(head), _widest_gaps(layers)]
+    compared = table(document["compared"], _COMPARED)
+    view: View = [Facts(rows), Heading("Against the start"), compared]
+    layers = [{"layer": index, **layer} for index, layer in enumerate(document["layers"])]
+    widest = sorted(layers, key=lambda layer: (-layer["gap"], -layer["balance"]))[:MOST_LAYERS]
+    head = f"Layers ({len(widest)} of {len(layers)}, widest gaps)"
+    view += [*_groups_cost(document), Heading(head)]
+    return [*view, table(sorted(widest, key=lambda layer: layer["layer"]), _LAYERS)]
 
 
-def _compared(rows: list[Document]) -> Block:
-    columns = {
-        "placement": Column("placement"),
-        "balance_mean": Column("balance", decimals(4)),
-        "balance_max": Column("worst layer", decimals(4)),
-        "moves": Column("moves", COUNT),
-        "duplicates": Column("twice on a GPU", COUNT),
-    }
-    return Table(list(columns.values()), [[row[name] for name in columns] for row in rows])
+_COMPARED = {
+    "placement": "placement",
+    "balance_mean": Column("balance", decimals(4)),
+    "balance_max": Column("worst layer", decimals(4)),
+    "moves": Column("moves", COUNT),
+    "duplicates": Column("twice on a GPU", COUNT),
+}
+
+
+_LAYERS = {
+    "layer": Column("layer", NUMBER),
+    "balance": Column("balance", decimals(4)),
+    "bound": Column("bound", decimals(4)),
+    "gap": Column("gap", percents(2)),
+    "nodes_per_token": Column("nodes/token", decimals(3)),
+    "held_out_balance": Column("held out", decimals(3)),
+    "moved_share": Column("moved", percents(0)),
+}
 
 
 def _groups_cost(document: Document) -> View:
@@ -320,41 +303,42 @@ def _balance(document: Document) -> Pairs:
         ("bound", f"mean {document['bound_mean']:.4f}; {gaps}"),
         ("duplicates", str(document["duplicates"])),
         ("time", seconds(document["wall_s"])),
+        *(
+            (words, optional(document[name], "mean {:.4f}".format))
+            for name, words in _MEANS.items()
+        ),
     ]
 
 
 def _traffic(document: Document) -> Pairs:
-    even_s = document["even_all_to_all_s_mean"]
+    """What a layer's exchange takes; the last two only a token trace tells."""
+    even_s, each_expert_s = document["even_all_to_all_s_mean"], document["all_to_all_s_mean"]
     if even_s is None:
         return []
-    waits_s = document["straggler_all_to_all_s_mean"]
-    straggler = f"{seconds(even_s)} if even, {seconds(waits_s)} with its busiest GPU"
-    return [("all-to-all of a layer", straggler), *_traced(document)]
-
-
-def _traced(document: Document) -> Pairs:
-    """What only a token trace tells."""
-    each_expert_s = document["all_to_all_s_mean"]
-    if each_expert_s is None:
-        return []
-    each_node_s = document["all_to_all_deduplicated_s_mean"]
-    times = f"mean {seconds(each_expert_s)}; one copy a node {seconds(each_node_s)}"
-    crossing = f"{document['cross_node_bytes_mean'] / 1e9:.3f} GB a layer, mean"
-    return [("dispatch all-to-all", times), ("bytes between nodes", crossing)]
+    straggler = f"{seconds(document['straggler_all_to_all_s_mean'])} with its busiest GPU"
+    rows = [("all-to-all of a layer", f"{seconds(even_s)} if even, {straggler}")]
+    if each_expert_s is not None:
+        each_node_s = seconds(document["all_to_all_deduplicated_s_mean"])
+        crossing = f"{document['cross_node_bytes_mean'] / 1e9:.3f} GB a layer, mean"
+        rows += [
+            (
+                "dispatch all-to-all",
+                f"mean {seconds(each_expert_s)}; one copy a node {each_node_s}",
+            ),
+            ("bytes between nodes", crossing),
+        ]
+    return rows
 
 
 def _moves(change: Document) -> Pairs:
-    limit = ""
-    if change["max_moves"] is not None:
-        limit = f" of {count(change['max_moves'])} allowed"
+    limit = optional(change["max_moves"], lambda moves: f" of {count(moves)} allowed")
     before = f"mean balance was {change['balance_before_mean']:.4f}"
     worst = f"worst layer {change['balance_before_max']:.4f}"
-    rows = [("moves", f"{count(change['moves'])}{limit}; {before}, {worst}")]
-    if change["balance_bound_mean"] is not None:
-        proof = " (optimal)" if change["optimal"] else ""
-        bound = f"mean {change['balance_bound_mean']:.4f}{proof}"
-        rows.append(("bound within the moves", bound))
-    return rows
+    bound = optional(change["balance_bound_mean"], "mean {:.4f}".format)
+    return [
+        ("moves", f"{count(change['moves'])}{limit}; {before}, {worst}"),
+        ("bound within the moves", f"{bound} (optimal)" if bound and change["optimal"] else bound),
+    ]
 
 
 def _drift(window: Document) -> tuple[str, str]:
@@ -364,25 +348,6 @@ def _drift(window: Document) -> tuple[str, str]:
         f"better (mean of layers {window['gain_mean']:+.4f})"
     )
     return f"worst layer on {window['window']}", words
-
-
-def _widest_gaps(layers: list[Document]) -> Block:
-    columns = {
-        "balance": Column("balance", decimals(4)),
-        "bound": Column("bound", decimals(4)),
-        "gap": Column("gap", percents(2)),
-        "nodes_per_token": Column("nodes/token", decimals(3)),
-        "held_out_balance": Column("held out", decimals(3)),
-        "moved_share": Column("moved", percents(0)),
-    }
-    by_gap = sorted(
-        range(len(layers)), key=lambda layer: (-layers[layer]["gap"], -layers[layer]["balance"])
-    )
-    rows = [
-        [layer, *(layers[layer][name] for name in columns)]
-        for layer in sorted(by_gap[:MOST_LAYERS])
-    ]
-    return Table([Column("layer", NUMBER), *columns.values()], rows)
 
 
 # Loads of GPUs by layer as a picture.

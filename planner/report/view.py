@@ -1,10 +1,11 @@
 """What a view is made of: headings, lines, facts, lists and tables, whatever they are printed on.
 
-A view is a list of blocks. `console.py` renders them for the terminal and `html.py` for a page, so both show
-the same. Tables hold values, not texts; the kind of a column says how its values are written:
+A view is a list of blocks, printed on the terminal or written into a page, so both show the same. Tables hold
+values, not texts: a table is declared once, as the fields of its records and their headings.
 
->>> table = Table([Column("stage"), Column("peak", decimals(1), unit="GiB")], [["0-3", 61.26], ["4", None]])
->>> table.head, [[str(cell) for cell in row] for row in table.cells]
+>>> stages = [{"stage": "0-3", "peak_gib": 61.26}, {"stage": "4", "peak_gib": None}]
+>>> peaks = table(stages, {"stage": "stage", "peak_gib": "peak"})
+>>> peaks.head, [[str(cell) for cell in row] for row in peaks.cells]
 (['stage', 'peak GiB'], [['0-3', '61.3'], ['4', '-']])
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
@@ -65,6 +66,7 @@ class Kind:
 
 TEXT = Kind(str, is_left=True)
 NUMBER = Kind(str)
+PLAIN = Kind("{:g}".format)
 COUNT = Kind(drawing.count)
 SECONDS = Kind(drawing.seconds)
 BYTES = Kind(drawing.gigabytes)
@@ -92,6 +94,8 @@ class Column:
     unit: str = ""
     absent: str = "-"
     """Stands for a value of None."""
+    value: Callable[[Any], object] | None = None
+    """What a record has in this column, where that is not a field of it."""
 
     def cell(self, value: object) -> Cell:
         """A value as it is shown; texts and cells stand as they are."""
@@ -120,7 +124,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names, and what each of them is."""
+    """Names, and what each of them is; a name without words is not shown."""
 
     rows: Sequence[tuple[str, str]]
 
@@ -155,6 +159,58 @@ class Table:
 
 Block = Heading | Line | Facts | Bullets | Table
 View = list[Block]
+Columns = Mapping[str, str | Column]
+"""Headings by the fields of the records; a plain heading leaves the kind to the unit in the field's name."""
+
+_BY_UNIT = {
+    "s": (SECONDS, ""),
+    "bytes": (BYTES, ""),
+    "gib": (decimals(1), "GiB"),
+    "pct": (decimals(1), "%"),
+}
+
+
+def table(records: Iterable[Any], columns: Columns) -> Table:
+    """A table with a row for each record.
+
+    Parameters
+    ----------
+    records
+        Mappings, or objects with attributes. A field that a record lacks is an absent value.
+    columns
+        By the name of the field. A plain text is a heading over texts, or over numbers of the unit that the
+        field's name ends in: `_s`, `_bytes`, `_gib` or `_pct`.
+    """
+    heads = {name: _column(name, column) for name, column in columns.items()}
+    rows = [
+        [
+            column.value(record) if column.value else _field(record, name)
+            for name, column in heads.items()
+        ]
+        for record in records
+    ]
+    return Table(list(heads.values()), rows)
+
+
+def _column(name: str, column: str | Column) -> Column:
+    if isinstance(column, Column):
+        return column
+    kind, unit = _BY_UNIT.get(name.rpartition("_")[2], (TEXT, ""))
+    return Column(column, kind, unit)
+
+
+def _field(record: object, name: str) -> object:
+    return record.get(name) if isinstance(record, Mapping) else getattr(record, name, None)
+
+
+def section(title: str, records: Collection[Any], columns: Columns, *words: str) -> View:
+    """A heading, sentences and a table of records; nothing where there are none."""
+    return [Heading(title), *map(line, words), table(records, columns)] if records else []
+
+
+def optional(value: Any, write: Callable[[Any], str]) -> str:
+    """A value in words, or no words for None."""
+    return "" if value is None else write(value)
 
 
 def line(*parts: str | Words) -> Line:
@@ -200,7 +256,8 @@ def _pairs(rows: Sequence[tuple[str, str]], apart: int) -> Grid:
     grid.add_column(no_wrap=True, style="dim" if apart > 1 else "")
     grid.add_column(overflow="fold")
     for name, words in rows:
-        grid.add_row(printable(name), printable(words))
+        if words:
+            grid.add_row(printable(name), printable(words))
     return grid
 
 
@@ -357,7 +414,9 @@ def block_html(block: Block) -> str:
             return f"<p>{words}</p>" if words.strip() else ""
         case Facts():
             rows = (
-                f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in block.rows
+                f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>"
+                for name, words in block.rows
+                if words
             )
             return f"<dl>{''.join(rows)}</dl>"
         case Bullets():
