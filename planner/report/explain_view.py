@@ -29,6 +29,7 @@ from meshwright.planner.report.view import (
     Bullets,
     Cell,
     Column,
+    Columns,
     Facts,
     Heading,
     Table,
@@ -36,6 +37,7 @@ from meshwright.planner.report.view import (
     Words,
     decimals,
     line,
+    section,
 )
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted
@@ -69,20 +71,19 @@ def explain_document(
 ) -> dict[str, Any]:
     """What `explain --json` prints, without `schema`; single choices are null where none was searched."""
     document = plan_document(plan)
+    searched = [
+        {
+            **vars(choice),
+            "best_layout": choice.best_layout and choice.best_layout.model_dump(mode="json"),
+        }
+        for choice in choices or ()
+    ]
     return {
         **{name: document[name] for name in _EXPLAINED},
         "bounds": bounds_in_words(plan),
         "changes": [vars(change) for change in changes],
-        "single_choices": None
-        if choices is None
-        else [_choice_document(choice) for choice in choices],
+        "single_choices": None if choices is None else searched,
     }
-
-
-def _choice_document(choice: SingleChoice) -> dict[str, Any]:
-    layout = choice.best_layout
-    document = None if layout is None else layout.model_dump(mode="json")
-    return {**vars(choice), "best_layout": document}
 
 
 def choices_view(plan: Plan, choices: Sequence[SingleChoice] | None) -> View:
@@ -91,28 +92,32 @@ def choices_view(plan: Plan, choices: Sequence[SingleChoice] | None) -> View:
     """
     if choices is None:
         return [Heading("One choice otherwise"), line("not searched: explain --best searches")]
-    if not choices:
-        return []
     signed = decimals(1, sign=True)
-    columns = [
-        Column("choice"),
-        Column("kept", signed, unit="%"),
-        Column("at best", signed, unit="%", absent=""),
-        Column("the best plan with it"),
-    ]
     experts = plan.inputs.model.moe is not None
-    rows = []
-    for choice in choices:
-        words = WORDS.get(choice.status, "")
-        if choice.best_layout is not None:
-            degrees = degrees_text(choice.best_layout, experts=experts)
-            words = f"{degrees}, micro-batch {choice.best_layout.micro_batch}"
-            words += "" if choice.proven else " (not proven)"
-        kept: object = choice.kept_pct
-        if choice.rule is not None:
-            kept = choice.rule.partition(":")[0].partition(" = ")[0]
-        rows.append([choice.choice, kept, choice.best_pct, words])
-    return [Heading("One choice otherwise"), Table(columns, rows)]
+    columns = {
+        "choice": "choice",
+        "kept_pct": Column("kept", signed, unit="%", value=_kept),
+        "best_pct": Column("at best", signed, unit="%", absent=""),
+        "best": Column(
+            "the best plan with it", value=lambda choice: _best_words(choice, experts=experts)
+        ),
+    }
+    return section("One choice otherwise", choices, columns)
+
+
+def _kept(choice: SingleChoice) -> object:
+    """What the choice costs with all else kept, or the rule that forbids it."""
+    if choice.rule is None:
+        return choice.kept_pct
+    return choice.rule.partition(":")[0].partition(" = ")[0]
+
+
+def _best_words(choice: SingleChoice, *, experts: bool) -> str:
+    if choice.best_layout is None:
+        return WORDS.get(choice.status, "")
+    degrees = degrees_text(choice.best_layout, experts=experts)
+    words = f"{degrees}, micro-batch {choice.best_layout.micro_batch}"
+    return words if choice.proven else f"{words} (not proven)"
 
 
 def reasons_view(plan: Plan) -> View:
@@ -123,31 +128,22 @@ def reasons_view(plan: Plan) -> View:
 
 def neighbours_view(changes: Sequence[Neighbour]) -> View:
     """What each single change would cost; forbidden ones with the rule."""
-    view: View = []
     allowed = [change for change in changes if change.broken is None]
-    columns = [
-        Column("change"),
-        Column("step time", SECONDS),
-        Column("slower", decimals(2, sign=True), unit="%"),
-    ]
-    inside = [change for change in allowed if change.outside is None]
-    if inside:
-        rows = [[change.change, change.step_time_s, change.slower_pct] for change in inside]
-        view += [Heading("What one change would cost"), Table(columns, rows)]
     outside = [change for change in allowed if change.outside is not None]
-    if outside:
-        reasons = [
-            [change.change, change.step_time_s, change.slower_pct, change.outside]
-            for change in outside
-        ]
-        title = "Changes outside the space that was searched"
-        view += [Heading(title), Table([*columns, Column("why")], reasons)]
+    inside = [change for change in allowed if change.outside is None]
     forbidden = [change for change in changes if change.broken is not None]
-    if forbidden:
-        columns = [Column("change"), Column("rule")]
-        rules = [[change.change, change.broken] for change in forbidden]
-        view += [Heading("Changes that a rule forbids"), Table(columns, rules)]
-    return view
+    columns: Columns = {
+        "change": "change",
+        "step_time_s": "step time",
+        "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
+    }
+    title = "Changes outside the space that was searched"
+    rules = {"change": "change", "broken": "rule"}
+    return [
+        *section("What one change would cost", inside, columns),
+        *section(title, outside, {**columns, "outside": "why"}),
+        *section("Changes that a rule forbids", forbidden, rules),
+    ]
 
 
 def bounds_in_words(plan: Plan) -> list[str]:
@@ -262,18 +258,12 @@ def _part_rows(plans: tuple[Plan, Plan]) -> list[list[str | None]]:
         return []
     rows = []
     for name in dict.fromkeys([*first.breakdown_s, *second.breakdown_s]):
-        before_s = first.breakdown_s.get(name, 0.0)
-        after_s = second.breakdown_s.get(name, 0.0)
+        before_s, after_s = (side.breakdown_s.get(name, 0.0) for side in (first, second))
         if abs(after_s - before_s) >= SMALLEST_CHANGE * first.step_time_s:
-            rows.append((name, before_s, after_s))
+            rows.append((f"  {name.replace('_', ' ')}", before_s, after_s))
     rows.sort(key=lambda row: -abs(row[2] - row[1]))
     return [
-        [
-            f"  {name.replace('_', ' ')}",
-            f"{before_s:.3f} s",
-            f"{after_s:.3f} s",
-            f"{after_s - before_s:+.3f} s",
-        ]
+        [name, f"{before_s:.3f} s", f"{after_s:.3f} s", f"{after_s - before_s:+.3f} s"]
         for name, before_s, after_s in rows
     ]
 
@@ -308,18 +298,15 @@ def _choices(layout: LayoutDoc) -> dict[str, str]:
 
 def audit_view(document: Mapping[str, Any]) -> View:
     """The view of what `verify --json` prints: a row for each check, then everything that is broken."""
-    rows = [(check["check"], _outcome(check)) for check in document["checks"]]
+    outcomes = {None: "nothing to check", True: "holds"}
+    rows = [
+        (
+            check["check"],
+            outcomes.get(check["passed"]) or f"broken: {counted(len(check['broken']), 'fault')}",
+        )
+        for check in document["checks"]
+    ]
     broken = [
         f"{check['check']}: {fault}" for check in document["checks"] for fault in check["broken"]
     ]
-    if not broken:
-        return [Facts(rows), line("The plan holds.")]
-    return [Facts(rows), Bullets(broken)]
-
-
-def _outcome(check: Mapping[str, Any]) -> str:
-    if check["passed"] is None:
-        return "nothing to check"
-    if check["passed"]:
-        return "holds"
-    return f"broken: {counted(len(check['broken']), 'fault')}"
+    return [Facts(rows), Bullets(broken) if broken else line("The plan holds.")]

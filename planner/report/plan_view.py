@@ -57,6 +57,9 @@ from meshwright.planner.report.view import (
     Words,
     decimals,
     line,
+    optional,
+    section,
+    table,
 )
 from meshwright.planner.request.executions import ALLOW_PLACED
 from meshwright.planner.request.plan_request import PlanInputs
@@ -90,41 +93,37 @@ def first_screen(plan: Plan) -> View:
     status = Words(status_words(plan.status, gap), STATUS_STYLES[plan.status])
     view.append(line(status, f": {status_meaning(plan.status, gap, _MEANINGS)}"))
     rows = [] if plan.predicted is None else _answer(plan, plan.predicted)
-    if plan.idle is not None:
-        rows.append(("idle", _idle_text(plan.idle)))
-    rows += cost_rows(plan.cost)
+    rows += [("idle", optional(plan.idle, _idle_text)), *cost_rows(plan.cost)]
     return [*view, Facts([*rows, *_question(plan.inputs)])]
 
 
 def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
-    device = plan.inputs.cluster.device
-    peak_tflops = peak_flops(device, plan.inputs.precision) / 1e12
-    per_gpu = predicted.tokens_per_s_per_gpu
-    low_s, high_s = (
-        predicted.step_time_s * edge
-        for edge in (predicted.error_band.low, predicted.error_band.high)
-    )
-    mfu = f"MFU {percent(predicted.mfu)} of {plan.inputs.precision}'s {peak_tflops:,.0f} TFLOP/s"
-    tokens_per_s = plan.inputs.global_batch * plan.inputs.seq_len / predicted.step_time_s
+    inputs, band = plan.inputs, predicted.error_band
+    peak_tflops = peak_flops(inputs.cluster.device, inputs.precision) / 1e12
+    low, high = (rounded_seconds(predicted.step_time_s * edge) for edge in (band.low, band.high))
+    mfu = f"MFU {percent(predicted.mfu)} of {inputs.precision}'s {peak_tflops:,.0f} TFLOP/s"
+    tokens_per_s = inputs.global_batch * inputs.seq_len / predicted.step_time_s
+    per_gpu = count(predicted.tokens_per_s_per_gpu)
     rows = [
-        ("step", f"{rounded_seconds(predicted.step_time_s)}"),
-        ("throughput", f"{count(tokens_per_s)} tokens/s, {count(per_gpu)} a GPU"),
+        ("step", rounded_seconds(predicted.step_time_s)),
+        ("throughput", f"{count(tokens_per_s)} tokens/s, {per_gpu} a GPU"),
         ("compute", f"{predicted.tflops_per_gpu:.0f} TFLOP/s a GPU, {mfu}"),
     ]
     if plan.layout is not None:
-        rows.append(("layout", layout_line(plan.layout, experts=plan.inputs.model.moe is not None)))
         software = installs_text(
             plan.installs,
-            plan.inputs.framework,
+            inputs.framework,
             choices=plan.choices or (),
             step_time_s=predicted.step_time_s,
         )
-        rows.append(("installs", software))
-        rows.append(("memory", _memory(plan, predicted)))
-        rows += _hosts(plan, predicted)
-        rows += _placed(plan)
-    basis = f"90 % of {count(predicted.error_band.rows)} measured steps"
-    likely = f"{rounded_seconds(low_s)} to {rounded_seconds(high_s)}, as {basis}"
+        rows += [
+            ("layout", layout_line(plan.layout, experts=inputs.model.moe is not None)),
+            ("installs", software),
+            ("memory", _memory(plan, predicted)),
+            ("host memory", _host_memory(plan.layout, predicted, inputs)),
+            ("experts", _placed(plan)),
+        ]
+    likely = f"{low} to {high}, as 90 % of {count(band.rows)} measured steps"
     return [*rows, ("likely", likely)]
 
 
@@ -179,30 +178,29 @@ def _reason(need: SoftwareNeed, choice: ExecutionChoice | None, step_time_s: flo
     return f"{percent(abs(share))} {'faster' if share < 0 else 'slower'} without"
 
 
-def _hosts(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
+def _host_memory(layout: LayoutDoc, predicted: Predicted, inputs: PlanInputs) -> str:
     """The hosts' memory that the plan needs, and what a host has where that is known."""
-    assert plan.layout is not None
-    words = host_words(plan.layout.optimizer_offload, predicted.host_memory_gib)
-    has_gib = plan.inputs.cluster.host_memory_gib
-    if words and has_gib is not None:
-        words = f"{words} (it has {count(has_gib)})"
-    return [("host memory", words)] if words else []
+    words = host_words(layout.optimizer_offload, predicted.host_memory_gib)
+    has_gib = inputs.cluster.host_memory_gib
+    return f"{words} (it has {count(has_gib)})" if words and has_gib is not None else words
 
 
-def _placed(plan: Plan) -> list[tuple[str, str]]:
-    """What a placement of the experts would bring beside the headline, which is what the launch runs."""
+def _expert_steps(plan: Plan) -> Mapping[str, float]:
+    """Seconds of a step by how the experts lie; empty where no placement was made."""
     steps = (plan.expert_placement or {}).get("step_time_s")
-    if not isinstance(steps, dict) or "in_order" not in steps:
-        return []
+    return steps if isinstance(steps, dict) and "in_order" in steps else {}
+
+
+def _placed(plan: Plan) -> str:
+    """What a placement of the experts would bring beside the headline, which is what the launch runs."""
+    steps = _expert_steps(plan)
+    if not steps:
+        return ""
     placed_s, in_order_s = steps["as_placed"], steps["in_order"]
     if set(ALLOW_PLACED) <= set(plan.inputs.allow):
-        words = f"as placed; in their own order {rounded_seconds(in_order_s)}"
-    else:
-        saves = percent(1 - placed_s / in_order_s)
-        words = (
-            f"in their own order, as launched; placed {rounded_seconds(placed_s)} ({saves} less)"
-        )
-    return [("experts", words)]
+        return f"as placed; in their own order {rounded_seconds(in_order_s)}"
+    saves = percent(1 - placed_s / in_order_s)
+    return f"in their own order, as launched; placed {rounded_seconds(placed_s)} ({saves} less)"
 
 
 def _memory(plan: Plan, predicted: Predicted) -> str:
@@ -221,28 +219,20 @@ def _memory(plan: Plan, predicted: Predicted) -> str:
 
 def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
     """What was asked for."""
-    cluster = inputs.cluster
-    tokens = inputs.global_batch * inputs.seq_len
+    cluster, cut_use = inputs.cluster, inputs.max_cut_use
     batch = batch_words(inputs.global_batch, inputs.seq_len)
-    rows = [
+    return [
         ("model", inputs.model.name),
         ("cluster", f"{cluster.name}: {counted(inputs.gpus, 'GPU')}, {cluster.device.name}"),
-        ("batch", f"{batch} = {count(tokens)} a step"),
+        ("batch", f"{batch} = {count(inputs.global_batch * inputs.seq_len)} a step"),
         ("training", f"{inputs.precision}, {inputs.optimizer}, {inputs.framework}"),
+        ("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())),
+        ("without", ", ".join(inputs.without)),
+        ("allowed", ", ".join(inputs.allow)),
+        ("inside one NVLink domain", ", ".join(inputs.inside_domain)),
+        ("cuts used to at most", percent(cut_use, 0) if cut_use < 1 else ""),
+        ("forbidden", ", ".join(inputs.forbids)),
     ]
-    if inputs.pins:
-        rows.append(("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())))
-    if inputs.without:
-        rows.append(("without", ", ".join(inputs.without)))
-    if inputs.allow:
-        rows.append(("allowed", ", ".join(inputs.allow)))
-    if inputs.inside_domain:
-        rows.append(("inside one NVLink domain", ", ".join(inputs.inside_domain)))
-    if inputs.max_cut_use < 1:
-        rows.append(("cuts used to at most", percent(inputs.max_cut_use, 0)))
-    if inputs.forbids:
-        rows.append(("forbidden", ", ".join(inputs.forbids)))
-    return rows
 
 
 def _idle_text(idle: IdleDoc) -> str:
@@ -280,7 +270,7 @@ def grades_view(plan: Plan) -> View:
     for grade in plan.grades:
         write = percent if grade.is_share else "{:.1f}".format
         rows.append([grade.what, write(grade.value), write(grade.target), grade.mark])
-    columns = [Column("figure"), Column("plan"), Column("target"), Column("mark")]
+    columns = [Column(title) for title in ("figure", "plan", "target", "mark")]
     return [Heading("Against the usual targets"), Table(columns, rows)]
 
 
@@ -294,11 +284,11 @@ def proof_view(plan: Plan) -> View:
         effort += f", {counted(solver.layouts_considered, 'layout')} considered"
     rows = [
         ("proof", proof_text(plan)),
-        ("space", "" if solver.space is None else space_text(solver.space)),
+        ("space", optional(solver.space, space_text)),
         ("search", effort),
         ("pruning", pruning_text(solver)),
     ]
-    return [Heading("Proof"), Facts([(name, words) for name, words in rows if words])]
+    return [Heading("Proof"), Facts(rows)]
 
 
 def infeasible_view(plan: Plan) -> View:
@@ -317,29 +307,16 @@ def execution_view(plan: Plan) -> View:
     if plan.execution is None:
         return []
     settings = asdict(plan.execution)
-    set_ones = {name: value for name, value in settings.items() if value is not None}
-    words = [f"{name} {_setting(value)}" for name, value in set_ones.items()]
-    view: View = [line(), Facts([("execution", ", ".join(words))])]
-    if not plan.choices:
-        return view
-    columns = [
-        Column("choice"),
-        Column("value"),
-        Column("step time without it", SECONDS, absent=""),
-        Column("that is"),
-        Column("needs installed"),
-    ]
-    rows = [
-        [
-            choice.choice,
-            _setting(choice.value),
-            choice.step_time_s_without,
-            choice_words(choice),
-            choice.installs,
-        ]
-        for choice in plan.choices
-    ]
-    return [*view, Heading("What each choice brings"), Table(columns, rows)]
+    words = [f"{name} {_setting(value)}" for name, value in settings.items() if value is not None]
+    columns = {
+        "choice": "choice",
+        "value": Column("value", value=lambda choice: _setting(choice.value)),
+        "step_time_s_without": Column("step time without it", SECONDS, absent=""),
+        "claim": Column("that is", value=choice_words),
+        "installs": "needs installed",
+    }
+    brings = section("What each choice brings", plan.choices or (), columns)
+    return [line(), Facts([("execution", ", ".join(words))]), *brings]
 
 
 def choice_words(choice: ExecutionChoice) -> str:
@@ -361,18 +338,20 @@ def _setting(value: str | bool | float) -> str:
 
 def placed_experts_view(plan: Plan) -> View:
     """What the placement of experts brings in the step."""
-    steps = (plan.expert_placement or {}).get("step_time_s")
-    if not isinstance(steps, dict) or "in_order" not in steps:
-        return []
+    steps = _expert_steps(plan)
     words = {
         "in_order": "in their own order",
         "by_load": "placed by load alone",
         "as_placed": "as placed",
     }
-    rows = [[text, steps[name]] for name, text in words.items()]
+    if not steps:
+        return []
     return [
         Heading("Where experts lie"),
-        Table([Column("experts"), Column("step", SECONDS)], rows),
+        Table(
+            [Column("experts"), Column("step", SECONDS)],
+            [[text, steps[name]] for name, text in words.items()],
+        ),
         line(
             f"{plan.inputs.framework} takes no placement: it deals experts out in their own order, and the "
             "first row is what its launch runs. Placements are for programs that read expert_placement, and "
@@ -383,19 +362,16 @@ def placed_experts_view(plan: Plan) -> View:
 
 def binding_view(binding: Sequence[Binding]) -> View:
     """The rules that hold the plan back."""
-    if not binding:
-        return []
-    figure = Kind(lambda value: f"{value:,.4g}")
+    figure = Kind("{:,.4g}".format)
     columns = {
-        "rule": Column("rule"),
+        "rule": "rule",
         "value": Column("value", figure),
         "limit": Column("limit", figure),
         "slack": Column("slack", figure),
-        "unit": Column("unit"),
-        "note": Column("what it means"),
+        "unit": "unit",
+        "note": "what it means",
     }
-    rows = [[getattr(item, name) for name in columns] for item in binding]
-    return [Heading("What holds the plan back"), Table(list(columns.values()), rows)]
+    return section("What holds the plan back", binding, columns)
 
 
 def memory_risk_view(plan: Plan) -> View:
@@ -421,22 +397,17 @@ def expected_view(plan: Plan) -> View:
     expected = plan.expected
     if expected is None:
         return []
-    head = f"Over {expected.scenarios} samples of your constants: {seconds(expected.step_time_s)} on average"
-    bound = (
-        f"no plan averages below {seconds(expected.lower_bound_s)} (gap {percent(expected.gap, 2)})"
-    )
-    lines = [line(bound)]
+    mean, bound = seconds(expected.step_time_s), seconds(expected.lower_bound_s)
+    lines = [f"no plan averages below {bound} (gap {percent(expected.gap, 2)})"]
     if expected.regret is not None:
         words = "the fastest plan by the nominal constants loses at most"
-        lines.append(line(f"{words} {percent(expected.regret, 2)} to knowing them"))
+        lines.append(f"{words} {percent(expected.regret, 2)} to knowing them")
     if not expected.same_as_nominal:
-        words = (
-            "Chosen for its mean"
-            if plan.inputs.objective == "expected"
-            else "--objective expected chooses"
-        )
-        lines.append(line(f"{words}: {expected.chosen}"))
-    return [Heading(head), *lines]
+        is_chosen = plan.inputs.objective == "expected"
+        words = "Chosen for its mean" if is_chosen else "--objective expected chooses"
+        lines.append(f"{words}: {expected.chosen}")
+    head = f"Over {expected.scenarios} samples of your constants: {mean} on average"
+    return [Heading(head), *map(line, lines)]
 
 
 def robustness_view(plan: Plan) -> View:
@@ -450,85 +421,66 @@ def robustness_view(plan: Plan) -> View:
         None: "not all of it proven",
     }
     view: View = [Heading(f"If the prediction is off: {verdicts[robustness.same_winner]}")]
-    harmless = [scenario.change for scenario in robustness.scenarios if _is_harmless(scenario)]
+    harmful, harmless = [], []
+    for scenario in robustness.scenarios:
+        loss = scenario.loss_at_most
+        is_harmless = scenario.winner is None and loss is not None and loss <= HARMLESS
+        (harmless if is_harmless else harmful).append(scenario)
     if harmless:
-        view.append(line(f"still the fastest, to 0.1 %, with {', '.join(harmless)}"))
-    columns = [
-        Column("what is off"),
-        Column("this plan", SECONDS, absent="does not fit"),
-        Column("it loses", Kind(lambda loss: f"at most {percent(loss)}")),
-        Column("instead"),
-    ]
-    rows = [
-        [
-            scenario.change,
-            scenario.step_time_s,
-            scenario.loss_at_most,
-            _winner(scenario, robustness, plan.inputs),
-        ]
-        for scenario in robustness.scenarios
-        if not _is_harmless(scenario)
-    ]
-    if rows:
-        view.append(Table(columns, rows))
-    return view
-
-
-def _is_harmless(scenario: Scenario) -> bool:
-    loss = scenario.loss_at_most
-    return scenario.winner is None and loss is not None and loss <= HARMLESS
+        changes = ", ".join(scenario.change for scenario in harmless)
+        view.append(line(f"still the fastest, to 0.1 %, with {changes}"))
+    columns = {
+        "change": "what is off",
+        "step_time_s": Column("this plan", SECONDS, absent="does not fit"),
+        "loss_at_most": Column("it loses", Kind(lambda loss: f"at most {percent(loss)}")),
+        "winner": Column(
+            "instead", value=lambda scenario: _winner(scenario, robustness, plan.inputs)
+        ),
+    }
+    return [*view, table(harmful, columns)] if harmful else view
 
 
 def _winner(scenario: Scenario, robustness: Robustness, inputs: PlanInputs) -> str:
     """The layout that would be faster, or what was not searched for it."""
     winner = scenario.winner
-    if winner is None:
-        if scenario.proven:
-            return "" if scenario.best_step_time_s is not None else "no plan fits"
-        if scenario.step_time_s is not None:
-            return "not all searched"
-        reserve_gib = _reserve_gib(robustness, inputs)
-        return f"not searched: plan with --reserve-gib {reserve_gib:.1f}"
-    names = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "recompute")
-    choices = [
-        f"{name} {winner[name]}" for name in names if winner.get(name) not in (1, "none", None)
-    ]
-    return f"{seconds(scenario.best_step_time_s or 0.0)}: {', '.join(choices)}"
-
-
-def _reserve_gib(robustness: Robustness, inputs: PlanInputs) -> float:
-    """What must stay free for a plan that fits although memory is underestimated as far as it was."""
+    if winner is not None:
+        names = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "recompute")
+        choices = {name: winner.get(name) for name in names}
+        words = [f"{name} {v}" for name, v in choices.items() if v not in (1, "none", None)]
+        return f"{seconds(scenario.best_step_time_s or 0.0)}: {', '.join(words)}"
+    if scenario.proven:
+        return "" if scenario.best_step_time_s is not None else "no plan fits"
+    if scenario.step_time_s is not None:
+        return "not all searched"
+    # A plan fits although memory is underestimated as far as it was, where this much stays free.
     usable_gib = usable_hbm_gib(planned_workload(inputs))
-    return usable_gib * (1 - 1 / robustness.memory_band[1]) + inputs.reserve_gib
+    reserve_gib = usable_gib * (1 - 1 / robustness.memory_band[1]) + inputs.reserve_gib
+    return f"not searched: plan with --reserve-gib {reserve_gib:.1f}"
 
 
 def alternatives_view(plan: Plan) -> View:
-    """The next best layouts, with what they lose; expert degrees only where there are any."""
+    """The next best layouts, with what they lose; choices that all leave plain are not shown."""
     layouts = plan.alternatives
-    if not layouts:
-        return []
     columns = {
-        "step_time_s": Column("step time", SECONDS),
+        "step_time_s": "step time",
         "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
         **{axis: Column(axis, NUMBER) for axis in (*AXES, "ep", "etp", "vpp")},
         "micro_batch": Column("micro", NUMBER),
         "zero_stage": Column("ZeRO", NUMBER),
         "shard_groups": Column("groups", NUMBER),
         "optimizer_offload": Column("offload", NUMBER, unit="%"),
-        "recompute": Column("recompute", NUMBER),
+        "recompute": Column("recompute", NUMBER, value=_recompute),
     }
-    if all(layout.get(axis, 1) == 1 for layout in layouts for axis in ("ep", "etp")):
-        del columns["ep"], columns["etp"]
-    if all(layout.get("shard_groups", 1) == 1 for layout in layouts):
-        del columns["shard_groups"]
-    if not any(layout.get("optimizer_offload") for layout in layouts):
-        del columns["optimizer_offload"]
-    rows = [[_choice(layout, name) for name in columns] for layout in layouts]
-    return [Heading("Alternatives"), Table(list(columns.values()), rows)]
+    for names, plain in _PLAIN_CHOICES:
+        if all(layout.get(name, plain) == plain for layout in layouts for name in names):
+            columns = {name: column for name, column in columns.items() if name not in names}
+    return section("Alternatives", layouts, columns)
 
 
-def _choice(layout: Mapping[str, object], name: str) -> object:
-    value = layout.get(name)
-    if name == "recompute" and value == "full" and "recompute_layers" in layout:
-        return f"full, {layout['recompute_layers']}"
-    return value
+_PLAIN_CHOICES = ((("ep", "etp"), 1), (("shard_groups",), 1), (("optimizer_offload",), 0))
+"""Choices that are shown together, and the value of each that says nothing."""
+
+
+def _recompute(layout: Mapping[str, object]) -> object:
+    layers, value = layout.get("recompute_layers"), layout.get("recompute")
+    return f"full, {layers}" if value == "full" and layers is not None else value

@@ -18,7 +18,6 @@ from meshwright.planner.report.view import (
     COUNT,
     NUMBER,
     PERCENT,
-    SECONDS,
     Bullets,
     Column,
     Facts,
@@ -29,12 +28,14 @@ from meshwright.planner.report.view import (
     Words,
     decimals,
     line,
+    section,
 )
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted
 
 MOST_MEMORY_ROWS = 8
 SMALLEST_SHARE = 0.0005
 """Parts of the step below this share are counted together."""
+_PART_SECONDS = Kind(lambda part_s: seconds(part_s) if part_s > 0 else f"{part_s:.3f} s")
 
 
 def layout_view(
@@ -84,22 +85,17 @@ def _matrix(degrees: dict[str, int], mapping: Mapping) -> Table:
 def _choices(layout: LayoutDoc) -> list[tuple[str, str]]:
     sequences = counted(layout.micro_batch, "sequence")
     micro_batches = counted(layout.num_micro_batches, "micro-batch", "micro-batches")
-    schedule = "no pipeline"
-    if layout.pp > 1:
-        schedule = layout.schedule
-        if layout.vpp > 1:
-            schedule += f", {layout.vpp} virtual stages a rank"
-    rows = [
+    virtual = f", {layout.vpp} virtual stages a rank" if layout.vpp > 1 else ""
+    has_experts = layout.ep > 1 or layout.etp > 1
+    return [
+        ("experts", f"ep {layout.ep}, etp {layout.etp}" if has_experts else ""),
         ("micro-batch", f"{sequences} x {micro_batches} x dp {count(layout.dp)}"),
-        ("schedule", schedule),
+        ("schedule", layout.schedule + virtual if layout.pp > 1 else "no pipeline"),
         ("layers", stages_text(layout.stages)),
         ("recompute", recompute_text(layout)),
         ("ZeRO stage", sharding_text(layout)),
         ("sequence parallel", "yes" if layout.sequence_parallel else "no"),
     ]
-    if layout.ep > 1 or layout.etp > 1:
-        rows.insert(0, ("experts", f"ep {layout.ep}, etp {layout.etp}"))
-    return rows
 
 
 def sharding_text(layout: LayoutDoc) -> str:
@@ -143,31 +139,38 @@ def stages_text(stages: list[list[int]]) -> str:
 
 def prediction_view(predicted: Predicted, workload: Workload) -> View:
     """Rates, the step's breakdown, memory and traffic."""
-    per_gpu = predicted.tokens_per_s_per_gpu
-    tokens_per_s = workload.global_batch * workload.seq_len / predicted.step_time_s
-    band = predicted.error_band
-    low = seconds(predicted.step_time_s * band.low)
-    high = seconds(predicted.step_time_s * band.high)
+    step_s, band = predicted.step_time_s, predicted.error_band
+    per_gpu = count(predicted.tokens_per_s_per_gpu)
+    tokens_per_s = count(workload.global_batch * workload.seq_len / step_s)
+    low, high = (seconds(step_s * edge) for edge in (band.low, band.high))
     basis = f"90 % of {count(band.rows)} measured steps on {band.basis}"
+    mfu = f"MFU {percent(predicted.mfu)}"
     rows = [
-        ("step time", seconds(predicted.step_time_s)),
-        (
-            "throughput",
-            f"{count(tokens_per_s)} tokens/s, {count(per_gpu)} tokens/s per GPU",
-        ),
-        (
-            "compute",
-            f"{predicted.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(predicted.mfu)}",
-        ),
+        ("step time", seconds(step_s)),
+        ("throughput", f"{tokens_per_s} tokens/s, {per_gpu} tokens/s per GPU"),
+        ("compute", f"{predicted.tflops_per_gpu:.1f} TFLOP/s per GPU, {mfu}"),
         ("likely", f"{low} to {high}, as {basis}"),
     ]
+    title = "Traffic that one GPU sends across each fabric level in a step"
     return [
         Heading("Predicted"),
         Facts(rows),
         *breakdown_view(predicted.breakdown_s),
         *_memory(predicted, workload),
-        *_traffic(predicted),
+        *section(title, predicted.level_traffic, _TRAFFIC),
     ]
+
+
+_TRAFFIC = {
+    "level": "level",
+    "bytes_per_step": Column("mean GPU", BYTES),
+    "most_bytes_per_step": Column(
+        "fullest", BYTES, value=lambda level: level.most_bytes_per_step or level.bytes_per_step
+    ),
+    "busy_s": "links busy",
+    "utilisation": Column("of step", PERCENT),
+    "mean_s": "mean busy",
+}
 
 
 def breakdown_view(breakdown_s: dict[str, float]) -> View:
@@ -182,31 +185,23 @@ def breakdown_view(breakdown_s: dict[str, float]) -> View:
     rest_s = step_s - sum(part_s for _, part_s in parts)
     if rest_s > SMALLEST_SHARE * step_s / 10:
         parts.append(("everything else", rest_s))
-    columns = [
-        Column("part"),
-        Column("time", SECONDS),
-        Column("share", PERCENT),
-        Column("", BAR),
-    ]
-    rows = []
-    for name, part_s in parts:
-        time = part_s if part_s > 0 else f"{part_s:.3f} s"
-        rows.append([name, time, part_s / step_s, part_s / step_s])
-    return [Heading("Where the step's time goes"), Table(columns, rows)]
+    columns = [Column("part"), Column("time", _PART_SECONDS), Column("share", PERCENT)]
+    rows = [[name, part_s, part_s / step_s, part_s / step_s] for name, part_s in parts]
+    title = Heading("Where the step's time goes")
+    return [title, Table([*columns, Column("", BAR)], rows)]
 
 
 def _memory(predicted: Predicted, workload: Workload) -> View:
     """GiB of each pipeline stage against what a GPU has to give; many stages are put together."""
-    limit_gib = usable_hbm_gib(workload)
-    hbm_gib = workload.cluster.device.hbm_gib
+    limit_gib, hbm_gib = usable_hbm_gib(workload), workload.cluster.device.hbm_gib
     columns = [
         Column("stage"),
-        Column("peak", decimals(1)),
+        Column("peak", Kind("{:.1f} GiB".format)),
         Column("of usable", PERCENT),
         Column("", BAR),
     ]
     rows = [
-        [stages, f"{gib:.1f} GiB", gib / limit_gib, gib / limit_gib]
+        [stages, gib, gib / limit_gib, gib / limit_gib]
         for stages, gib in memory_groups(predicted.memory_gib)
     ]
     view: View = [
@@ -218,8 +213,8 @@ def _memory(predicted: Predicted, workload: Workload) -> View:
         words = _memory_parts(predicted, fullest)
         view.append(line(Words(f"stage {fullest} holds (GiB): ", "dim"), words))
     if predicted.host_memory_gib:
-        words = f"the host of a node holds {predicted.host_memory_gib:.0f} GiB of what is offloaded"
-        view.append(line(Words(words)))
+        held = f"{predicted.host_memory_gib:.0f} GiB of what is offloaded"
+        view.append(line(f"the host of a node holds {held}"))
     over_gib = predicted.memory_gib[fullest] - limit_gib
     if over_gib > 0:
         words = f"stage {fullest} is {over_gib:.1f} GiB over the limit"
@@ -249,9 +244,7 @@ def _alike(memory_gib: list[float], tolerance: float) -> list[list[int]]:
     """Stages in runs whose figures lie within a tolerance of each other."""
     groups: list[list[int]] = []
     for stage, gib in enumerate(memory_gib):
-        values = [gib]
-        if groups:
-            values += [memory_gib[member] for member in groups[-1]]
+        values = [gib, *(memory_gib[member] for member in groups[-1])] if groups else []
         if groups and max(values) - min(values) <= tolerance:
             groups[-1].append(stage)
         else:
@@ -259,39 +252,13 @@ def _alike(memory_gib: list[float], tolerance: float) -> list[list[int]]:
     return groups
 
 
-def _traffic(predicted: Predicted) -> View:
-    if not predicted.level_traffic:
-        return []
-    columns = [
-        Column("level"),
-        Column("mean GPU", BYTES),
-        Column("fullest", BYTES),
-        Column("links busy", SECONDS),
-        Column("of step", PERCENT),
-        Column("mean busy", SECONDS),
-    ]
-    rows = [
-        [
-            level.level,
-            level.bytes_per_step,
-            level.most_bytes_per_step or level.bytes_per_step,
-            level.busy_s,
-            level.utilisation,
-            level.mean_s,
-        ]
-        for level in predicted.level_traffic
-    ]
-    title = "Traffic that one GPU sends across each fabric level in a step"
-    return [Heading(title), Table(columns, rows)]
-
-
 # A plan against what is run today: the speed-up first, then what each change brings and what to edit.
 
 
 SHORTEST_GAIN = 0.0005
 """Single changes below this share of today's step are counted together."""
-_SIGNED_SECONDS = Kind(lambda value: f"{value:+,.3f} s")
-_PLAIN_SECONDS = Kind(lambda value: f"{value:,.3f} s")
+_SIGNED_SECONDS = Kind("{:+,.3f} s".format)
+_PLAIN_SECONDS = Kind("{:,.3f} s".format)
 
 
 _NOT_COMPARED = (
@@ -373,80 +340,82 @@ def _costs(plan: Plan, baseline: BaselineDoc) -> list[tuple[str, str]]:
     """Memory, days and dollars of both."""
     assert plan.predicted is not None
     today_gib, planned_gib = max(baseline.memory_gib), max(plan.predicted.memory_gib)
-    change_gib = planned_gib - today_gib
+    change = f"{planned_gib - today_gib:+.1f}"
     usable = f"of {baseline.usable_hbm_gib:.1f} without room for error"
-    memory = (
-        f"{today_gib:.1f} -> {planned_gib:.1f} GiB on the fullest GPU ({change_gib:+.1f}, {usable})"
-    )
+    memory = f"{today_gib:.1f} -> {planned_gib:.1f} GiB on the fullest GPU ({change}, {usable})"
     rows = [("memory", memory)]
     cost = baseline.cost
     if cost is None:
         return rows
-    saved_days = cost.today.days - cost.plan.days
-    days = f"{cost.today.days:,.1f} -> {cost.plan.days:,.1f} for {cost.tokens:.3g} tokens"
-    rows.append(("days", f"{days} ({-saved_days:+,.1f})"))
-    if cost.today.dollars is not None and cost.plan.dollars is not None:
-        dollars = f"{count(cost.today.dollars)} -> {count(cost.plan.dollars)}"
-        saved = cost.today.dollars - cost.plan.dollars
-        rows.append(
-            ("dollars", f"{dollars} at {cost.gpu_hour_price:g} a GPU hour ({-saved:+,.0f})")
-        )
-    if cost.today.kwh is not None and cost.plan.kwh is not None:
-        kwh = f"{count(cost.today.kwh)} -> {count(cost.plan.kwh)}"
-        rows.append(("kWh", f"{kwh} ({cost.plan.kwh - cost.today.kwh:+,.0f}; GPUs alone)"))
+    today, planned = cost.today, cost.plan
+    days = f"{today.days:,.1f} -> {planned.days:,.1f} for {cost.tokens:.3g} tokens"
+    rows.append(("days", f"{days} ({planned.days - today.days:+,.1f})"))
+    if today.dollars is not None and planned.dollars is not None:
+        dollars = f"{count(today.dollars)} -> {count(planned.dollars)}"
+        more = f"{planned.dollars - today.dollars:+,.0f}"
+        rows.append(("dollars", f"{dollars} at {cost.gpu_hour_price:g} a GPU hour ({more})"))
+    if today.kwh is not None and planned.kwh is not None:
+        kwh = f"{count(today.kwh)} -> {count(planned.kwh)}"
+        rows.append(("kWh", f"{kwh} ({planned.kwh - today.kwh:+,.0f}; GPUs alone)"))
     return rows
 
 
 def _troubles(baseline: BaselineDoc) -> View:
     """What is wrong with today's layout, and what of its file was not read."""
-    items = []
+    items = [f"today's layout breaks {rule.rule}: {rule.words}" for rule in baseline.broken_rules]
+    items += baseline.remarks
     if not baseline.fits:
         peak = f"{max(baseline.memory_gib):.1f} of {baseline.usable_hbm_gib:.1f} usable GiB"
-        items.append(
-            f"today's layout does not fit into memory as predicted: {peak}; priced as if it did"
-        )
-    items += [f"today's layout breaks {rule.rule}: {rule.words}" for rule in baseline.broken_rules]
-    items += baseline.remarks
+        words = f"today's layout does not fit into memory as predicted: {peak}; priced as if it did"
+        items.insert(0, words)
     return [Bullets(items)] if items else []
 
 
 def _waterfall(baseline: BaselineDoc) -> View:
-    if not baseline.waterfall:
+    bars = baseline.waterfall
+    if not bars:
         return []
-    columns = [
-        Column("change"),
-        Column("alone", _SIGNED_SECONDS),
-        Column("in turn", _SIGNED_SECONDS),
-        Column("step", _PLAIN_SECONDS),
-        Column("GiB", decimals(1)),
-        Column("", absent=""),
+    start_s = bars[0].step_time_s - bars[0].in_turn_s
+    total_s, peak_gib = baseline.difference_s, max(baseline.memory_gib)
+    rows = [
+        {"change": "today", "step_time_s": start_s, "memory_gib": peak_gib, "fits": baseline.fits},
+        *map(vars, bars),
+        {"change": "together", "alone_s": baseline.interactions_s},
+        {
+            "change": "plan",
+            "alone_s": total_s,
+            "in_turn_s": total_s,
+            "step_time_s": bars[-1].step_time_s,
+        },
     ]
-    start_s = baseline.waterfall[0].step_time_s - baseline.waterfall[0].in_turn_s
-    note = None if baseline.fits else "does not fit"
-    rows: list[list[object]] = [["today", None, None, start_s, max(baseline.memory_gib), note]]
-    for bar in baseline.waterfall:
-        note = None if bar.fits else "does not fit yet"
-        rows.append([bar.change, bar.alone_s, bar.in_turn_s, bar.step_time_s, bar.memory_gib, note])
-    rows.append(["together", baseline.interactions_s, None, None, None, None])
-    end_s = baseline.waterfall[-1].step_time_s
-    total_s = baseline.difference_s
-    rows.append(["plan", total_s, total_s, end_s, None, None])
-    share = percent(baseline.difference_s / start_s)
-    title = f"From today to the plan, change by change ({share})"
-    return [Heading(title), Table(columns, rows)]
+    title = f"From today to the plan, change by change ({percent(total_s / start_s)})"
+    return section(title, rows, _WATERFALL)
+
+
+def _fit_words(row: dict[str, Any]) -> str:
+    if row.get("fits", True):
+        return ""
+    return "does not fit" if row["change"] == "today" else "does not fit yet"
+
+
+_WATERFALL = {
+    "change": "change",
+    "alone_s": Column("alone", _SIGNED_SECONDS),
+    "in_turn_s": Column("in turn", _SIGNED_SECONDS),
+    "step_time_s": Column("step", _PLAIN_SECONDS),
+    "memory_gib": Column("GiB", decimals(1)),
+    "fits": Column("", value=_fit_words),
+}
 
 
 def _diff(diff: ScriptDiff, file: str) -> View:
-    if not diff.edits:
-        return [line(diff.note)] if diff.note else []
-    columns = [Column("flag"), Column("today", absent="not set"), Column("plan", absent="take out")]
-    rows = []
-    for edit in diff.edits:
-        today, planned = (_set(value) for value in (edit.before, edit.after))
-        rows.append([edit.name, today, planned])
-    title = f"{counted(len(diff.edits), 'edit')} of {file}"
-    view: View = [Heading(title), Table(columns, rows)]
-    return [*view, line(diff.note)] if diff.note else view
+    columns = {
+        "name": "flag",
+        "before": Column("today", absent="not set", value=lambda edit: _set(edit.before)),
+        "after": Column("plan", absent="take out", value=lambda edit: _set(edit.after)),
+    }
+    note = [line(diff.note)] if diff.note else []
+    return [*section(f"{counted(len(diff.edits), 'edit')} of {file}", diff.edits, columns), *note]
 
 
 def _set(value: str | None) -> str | None:
