@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.commands.options import ChoiceIn, NumberList, calibration_option
+from meshwright.commands.options import (
+    ChoiceIn,
+    NumberList,
+    calibration_option,
+    default_option,
+    value_option,
+)
 from meshwright.commands.terminal import PATH, common, print_json, show
 
 if TYPE_CHECKING:
@@ -62,22 +68,15 @@ def operation_word(text: str) -> str:
 )
 @click.option("--bytes", "size", metavar="N", help="Full buffer: 1GiB, 512MB, 1G.")
 @click.option("--end", metavar="N", help="Sweep sizes from --bytes up to this one.")
-@click.option(
+@default_option(
     "--factor",
     type=click.FloatRange(1.1, 1024),
     default=2.0,
-    show_default=True,
     metavar="F",
     help="From one size of the sweep to the next.",
 )
 @click.option("--ranks", type=int, metavar="P", help="Members, packed tightly.")
-@click.option(
-    "--from",
-    "log",
-    type=PATH,
-    metavar="NCCL.log",
-    help="Fit alpha and beta to a log of nccl-tests.",
-)
+@value_option("--from log", PATH, "NCCL.log", "Fit alpha and beta to a log of nccl-tests.")
 @click.option("--cluster", help="Catalog name or cluster YAML; or give a link of your own.")
 @click.option(
     "--link", type=ChoiceIn("planner.calculators.collective", "LINKS"), help="A link by its name."
@@ -85,9 +84,7 @@ def operation_word(text: str) -> str:
 @click.option("--alpha", metavar="T", help="Start-up of a message on a link of your own: 1.5us.")
 @click.option("--beta", metavar="R", help="Its rate, 50GB/s or 400Gb/s, or seconds a byte.")
 @click.option("--gamma", metavar="R", help="Reduction, as --beta; free when absent.")
-@click.option(
-    "--per-node", type=int, default=1, metavar="G", help="Ranks of a node, which share the link."
-)
+@value_option("--per-node", int, "G", "Ranks of a node, which share the link.", default=1)
 @click.option("--inside-alpha", default="1us", show_default=True, metavar="T", help="In a node.")
 @click.option("--inside-beta", default="450GB/s", show_default=True, metavar="R", help="In a node.")
 @click.option("--in-switch", is_flag=True, help="The link's switches reduce (NVLS, SHARP).")
@@ -210,30 +207,17 @@ def _network(
 )
 @click.option("--cluster", help="Catalog name or cluster YAML: the ridge at each of its levels.")
 @click.option("--beta", metavar="R", help="A network of your own: 900GB/s.")
-@click.option(
-    "--peak-tflops", type=click.FloatRange(1e-3), metavar="F", help="Instead of a device's."
-)
-@click.option(
-    "--seq-len",
-    type=int,
-    default=2048,
-    show_default=True,
-    metavar="S",
-    help="Tokens of a sequence.",
-)
-@click.option(
+@value_option("--peak-tflops", click.FloatRange(0.001), "F", "Instead of a device's.")
+@default_option("--seq-len", default=2048, metavar="S", help="Tokens of a sequence.")
+@default_option(
     "--batch",
     type=NumberList(float),
     default="1,4,16,64,256",
-    show_default=True,
     metavar="LIST",
     help="Sequences of a rank and step.",
 )
 @click.option("--gradient-bytes", type=float, default=2.0, show_default=True, metavar="B")
-@click.option(
-    "--efficiency", type=float, default=0.9, show_default=True, metavar="E",
-    help="Say the batch that reaches it.",
-)  # fmt: skip
+@default_option("--efficiency", default=0.9, metavar="E", help="Say the batch that reaches it.")
 @why_option
 @common
 def roofline(
@@ -314,24 +298,16 @@ def _network_roofs(
 
 @click.command()
 @click.option("--pp", type=int, required=True, metavar="P", help="Pipeline ranks.")
-@click.option(
-    "--vpp", type=int, default=1, show_default=True, metavar="V", help="Virtual stages of a rank."
-)
-@click.option(
-    "--micro-batches", type=int, required=True, metavar="M", help="Micro-batches of a step."
-)
+@default_option("--vpp", default=1, metavar="V", help="Virtual stages of a rank.")
+@value_option("--micro-batches", int, "M", "Micro-batches of a step.", required=True)
 @click.option(
     "--schedule",
     type=ChoiceIn("costmodel.schedules", "SCHEDULE_NAMES"),
     default="1f1b",
     show_default=True,
 )
-@click.option(
-    "--forward-ms", type=float, default=1.0, show_default=True, metavar="F", help="Of a rank."
-)
-@click.option(
-    "--backward-ms", type=float, default=2.0, show_default=True, metavar="B", help="Of a rank."
-)
+@default_option("--forward-ms", default=1.0, metavar="F", help="Of a rank.")
+@default_option("--backward-ms", default=2.0, metavar="B", help="Of a rank.")
 @click.option("--compute-ms", type=float, metavar="C", help="Of a step, a third of it forward.")
 @click.option("--boundary-bytes", metavar="N", help="Activations of a micro-batch between stages.")
 @click.option("--layers", type=int, metavar="L", help="Of the model: the layers of each stage.")
@@ -411,12 +387,8 @@ def memory(run: Path, why: bool, as_json: bool) -> None:
 @click.option("--alpha", default="5us", show_default=True, metavar="T", help="Start of a chunk.")
 @click.option("--beta", metavar="R", help="Rate of the link: 300GB/s.")
 @click.option("--chunks", type=int, metavar="C", help="The best count when absent.")
-@click.option(
-    "--passes",
-    type=click.IntRange(1, 2),
-    default=2,
-    show_default=True,
-    help="2: an all-reduce. 1: a reduce-scatter.",
+@default_option(
+    "--passes", type=click.IntRange(1, 2), default=2, help="2: an all-reduce. 1: a reduce-scatter."
 )
 @click.option("--seq-len", type=int, metavar="S", help="Ring attention: tokens of a sequence.")
 @click.option("--cp", type=int, default=1, metavar="N", help="Ring attention: ranks.")
@@ -480,37 +452,25 @@ def overlap(
 
 
 @click.command()
-@click.option(
-    "--params", default="0", metavar="N", help="Parameters of the model: 7e9.", type=float
-)
+@value_option("--params", float, "N", "Parameters of the model: 7e9.", default="0")
 @click.option("--layers", type=int, default=1, show_default=True, metavar="L")
 @click.option("--hidden", type=int, default=0, metavar="H", help="Width of the model.")
 @click.option("--heads", type=int, default=0, metavar="A", help="Attention heads.")
 @click.option("--seq-len", type=int, default=2048, show_default=True, metavar="S")
 @click.option("--micro-batch", type=int, default=1, show_default=True, metavar="B")
 @click.option("--dp", type=int, default=1, show_default=True, help="Ranks that ZeRO shards over.")
-@click.option(
-    "--shard-group",
-    type=int,
-    default=1,
-    show_default=True,
-    metavar="G",
-    help="Ranks of a group of hybrid sharding (HSDP).",
+@default_option(
+    "--shard-group", default=1, metavar="G", help="Ranks of a group of hybrid sharding (HSDP)."
 )
-@click.option(
+@default_option(
     "--gradient-bytes",
     type=click.FloatRange(0.5, 8),
     default=2.0,
-    show_default=True,
     metavar="B",
     help="Of a gradient as it is added up and sent.",
 )
-@click.option(
-    "--gpu-memory",
-    default="80GB",
-    show_default=True,
-    metavar="N",
-    help="How many GPUs of this size the states fill.",
+@default_option(
+    "--gpu-memory", default="80GB", metavar="N", help="How many GPUs of this size the states fill."
 )
 @click.option("--tp", type=int, default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--ep", type=int, default=1, show_default=True, help="Expert-parallel ranks.")
@@ -533,13 +493,7 @@ def volumes(*, gpu_memory: str, why: bool, as_json: bool, **sizes: Any) -> None:
 @click.option("--ranks", type=int, required=True, metavar="P", help="Data-parallel ranks.")
 @click.option("--alpha", default="5us", show_default=True, metavar="T", help="Start of a message.")
 @click.option("--beta", required=True, metavar="R", help="Rate between members: 12.5GB/s.")
-@click.option(
-    "--codec",
-    default="500GB/s",
-    show_default=True,
-    metavar="R",
-    help="Rate of packing and unpacking.",
-)
+@default_option("--codec", default="500GB/s", metavar="R", help="Rate of packing and unpacking.")
 @click.option("--keep", type=float, default=0.01, show_default=True, help="Share that top-k sends.")
 @click.option("--rank", type=int, default=4, show_default=True, help="Of PowerSGD's factors.")
 @click.option("--width", type=int, default=4096, show_default=True, help="Edge of a gradient.")

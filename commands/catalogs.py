@@ -10,7 +10,7 @@ import click
 from pydantic import BaseModel
 
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.commands.options import ChoiceIn, NearMissChoice
+from meshwright.commands.options import ChoiceIn, NearMissChoice, value_option
 from meshwright.commands.terminal import PATH, common, force_option, print_json, show, warn
 from meshwright.errors import InputError
 from meshwright.model_specs.schema import ModelSpec
@@ -47,9 +47,7 @@ def schema(kind: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("model")
-@click.option(
-    "--seq-len", type=click.IntRange(1, 16_777_216), default=4096, metavar="S", help="Tokens."
-)
+@value_option("--seq-len", click.IntRange(1, 16777216), "S", "Tokens.", default=4096)
 @common
 def model(model: str, seq_len: int, as_json: bool) -> None:
     """Show what is read of MODEL: shape, parameters, FLOP."""
@@ -68,9 +66,7 @@ def model(model: str, seq_len: int, as_json: bool) -> None:
 
 @click.command("calibrate")
 @click.argument("runs", type=PATH, nargs=-1, required=True, metavar="RUNS.yaml... [LOG...]")
-@click.option(
-    "-o", "--output", type=PATH, metavar="STACK.yaml", required=True, help="The stack to write."
-)
+@value_option("-o --output", PATH, "STACK.yaml", "The stack to write.", required=True)
 @click.option("--name", metavar="NAME", help="Of the stack; by default the runs' framework.")
 @click.option("--like", metavar="STACK", help="The known stack to begin from.")
 @click.option(
@@ -187,9 +183,7 @@ def topology() -> None:
 @click.option(
     "--name", metavar="NAME", help="What to call the cluster; the file's name when absent."
 )
-@click.option(
-    "-o", "--output", type=PATH, required=True, metavar="CLUSTER.yaml", help="File to write."
-)
+@value_option("-o --output", PATH, "CLUSTER.yaml", "File to write.", required=True)
 @force_option
 @common
 def import_(

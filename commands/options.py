@@ -96,7 +96,9 @@ def _add(options: Options, command: Command) -> Command:
     return command
 
 
-def _value(names: str, kind: Any, metavar: str, help: str, **settings: Any) -> Callable[[Any], Any]:
+def value_option(
+    names: str, kind: Any, metavar: str, help: str, **settings: Any
+) -> Callable[[Any], Any]:
     """An option that takes a value; `names` are the flag, and the parameter where it has another name."""
     return click.option(*names.split(), type=kind, metavar=metavar, help=help, **settings)
 
@@ -106,7 +108,9 @@ def _several(flag: str, help: str) -> Callable[[Any], Any]:
     return click.option(flag, multiple=True, metavar="A,...", help=help)
 
 
-def _default(*names: str, default: object, help: str, **settings: Any) -> Callable[[Any], Any]:
+def default_option(
+    *names: str, default: object, help: str, **settings: Any
+) -> Callable[[Any], Any]:
     """An option whose default `--help` shows."""
     return click.option(*names, default=default, show_default=True, help=help, **settings)
 
@@ -119,7 +123,7 @@ def plan_options(command: Command) -> Command:
         *_leeway_options(),
         *_search_options(),
         *_cost_options(),
-        _value("-o --output", _PATH, "DIR", "Folder for the plan and its launch files."),
+        value_option("-o --output", _PATH, "DIR", "Folder for the plan and its launch files."),
     ]
     return _add(options, command)
 
@@ -130,7 +134,7 @@ def placing_options(command: Command) -> Command:
         click.option(
             "--cluster", help="Catalog name or cluster YAML; the plan's own cluster when absent."
         ),
-        _value("--nodes", str, "LIST|FILE", "Use only these nodes (host list)."),
+        value_option("--nodes", str, "LIST|FILE", "Use only these nodes (host list)."),
     ]
     return _add(options, command)
 
@@ -140,8 +144,8 @@ def _leeway_options() -> Options:
     software = "deepep,hybridep,allgather,ep-overlap,tp-overlap,cuda-graph,full-graph,cp-a2a,"
     software += "cp-hierarchical,compile"
     numbers = "bf16-grads,bf16-moments,fp8-params,delayed-scaling,fp8-attention,te-loss|all"
-    yield _value("--reserve-gib", float, "G", "HBM to leave free on every GPU.", default=0.0)
-    yield _value("--expert-loads", _PATH, "FILE", "Measured routing: experts are placed too.")
+    yield value_option("--reserve-gib", float, "G", "HBM to leave free on every GPU.", default=0.0)
+    yield value_option("--expert-loads", _PATH, "FILE", "Measured routing: experts are placed too.")
     yield click.option(
         "--moe-dispatch",
         type=ChoiceIn("costmodel.execution_names", "DISPATCHERS"),
@@ -160,19 +164,19 @@ def _leeway_options() -> Options:
 
 def _search_options() -> Options:
     """How a plan is searched, and what it is compared with."""
-    yield _default(
+    yield default_option(
         "--method",
         type=ChoiceIn("costmodel.execution_names", "METHODS"),
         default="cp-sat",
         help="exhaustive prices every layout.",
     )
-    yield _value("--top", int, "K", "Report the best K layouts, proven.", default=1)
+    yield value_option("--top", int, "K", "Report the best K layouts, proven.", default=1)
     yield _time_limit(
         f"Seconds; what is best by then is the plan, with its gap. {TIME_LIMIT_S:g} by default, but for "
         "--sweep and --method exhaustive."
     )
     yield _seed()
-    yield _value(
+    yield value_option(
         "--baseline",
         _PATH,
         "FILE",
@@ -188,7 +192,7 @@ def _search_options() -> Options:
 def calibration_option(command: Command) -> Command:
     """Adds --calibration."""
     words = "What `calibrate` learned of your stack."
-    return _add([_value("--calibration", _PATH, "STACK.yaml", words)], command)
+    return _add([value_option("--calibration", _PATH, "STACK.yaml", words)], command)
 
 
 def cost_flags(command: Command) -> Command:
@@ -197,19 +201,19 @@ def cost_flags(command: Command) -> Command:
 
 
 def _cost_options() -> Options:
-    yield _value(
+    yield value_option(
         "--tokens",
         click.FloatRange(min=1, max=1e18),
         "T",
         "Tokens of the training: its days, dollars and kWh.",
     )
-    yield _value(
+    yield value_option(
         "--days",
         click.FloatRange(min=0, min_open=True, max=1e6),
         "D",
         "Days of the training: with --tokens a deadline.",
     )
-    yield _value(
+    yield value_option(
         "--gpu-hour-price",
         click.FloatRange(min=0, max=1e6),
         "P",
@@ -232,9 +236,9 @@ def experts_options(command: Command) -> Command:
 def batch_options(command: Command) -> Command:
     """Adds the options of BatchOptions, and the output folder."""
     options = [
-        _value("-o --output", _PATH, "DIR", "Journal, plans, results.", required=True),
+        value_option("-o --output", _PATH, "DIR", "Journal, plans, results.", required=True),
         _workers(),
-        _default(
+        default_option(
             "--engine",
             type=NearMissChoice(["local", "ray"]),
             default="local",
@@ -247,7 +251,7 @@ def batch_options(command: Command) -> Command:
         ),
         click.option("--resume", is_flag=True, help="Go on with the batch in the folder."),
         click.option("--strict", is_flag=True, help="Start nothing while a job has a mistake."),
-        _default("--format", "formats", default="csv,json", help="Or parquet."),
+        default_option("--format", "formats", default="csv,json", help="Or parquet."),
         *_cost_options(),
         *_cache_options(),
     ]
@@ -258,7 +262,7 @@ def fleet_options(command: Command) -> Command:
     """Adds the options of FleetOptions, and the output folder."""
     options = [
         *_cluster_options(),
-        _default(
+        default_option(
             "--objective",
             type=ChoiceIn("planner.many.sharing", "OBJECTIVES"),
             default="throughput",
@@ -272,7 +276,7 @@ def fleet_options(command: Command) -> Command:
         _seed(),
         *_cost_options(),
         *_cache_options(),
-        _value("-o --output", _PATH, "DIR", "Folder for the answer, pictures and plans."),
+        value_option("-o --output", _PATH, "DIR", "Folder for the answer, pictures and plans."),
     ]
     return _add(options, command)
 
@@ -284,47 +288,51 @@ def recommend_options(command: Command) -> Command:
         click.option(
             "--cluster", multiple=True, required=True, help="Name or YAML; more to compare."
         ),
-        _value("--gpus", int, "N", "At most N GPUs; all of the cluster's when absent."),
-        _value("--step-time step_time_s", float, "S", "Target: seconds of a step, at most."),
-        _value("--tokens-per-s", float, "T", "Target: tokens per second, at least."),
+        value_option("--gpus", int, "N", "At most N GPUs; all of the cluster's when absent."),
+        value_option("--step-time step_time_s", float, "S", "Target: seconds of a step, at most."),
+        value_option("--tokens-per-s", float, "T", "Target: tokens per second, at least."),
         *_workload_options(),
         *_cost_options(),
-        _value("--sizes", numbers, "N,...", "GPUs to sweep over.", multiple=True),
-        _value("--reserve-gib", amounts, "G,...", "HBM to keep free, to sweep.", multiple=True),
+        value_option("--sizes", numbers, "N,...", "GPUs to sweep over.", multiple=True),
+        value_option(
+            "--reserve-gib", amounts, "G,...", "HBM to keep free, to sweep.", multiple=True
+        ),
         _workers(),
         *_cache_options(),
-        _value("-o --output", _PATH, "DIR", "Folder for table, picture and the plan."),
+        value_option("-o --output", _PATH, "DIR", "Folder for table, picture and the plan."),
     ]
     return _add(options, command)
 
 
 def _cluster_options() -> Options:
     yield click.option("--cluster", required=True, help="Catalog name or cluster YAML.")
-    yield _value("--gpus", int, "N", "Use the first N GPUs; all of the cluster's when absent.")
+    yield value_option(
+        "--gpus", int, "N", "Use the first N GPUs; all of the cluster's when absent."
+    )
 
 
 def _workload_options() -> Options:
-    yield _value("--global-batch", int, "B", "Sequences per step.", required=True)
-    yield _value("--seq-len", int, "S", "Tokens per sequence.", required=True)
-    yield _default(
+    yield value_option("--global-batch", int, "B", "Sequences per step.", required=True)
+    yield value_option("--seq-len", int, "S", "Tokens per sequence.", required=True)
+    yield default_option(
         "--precision",
         type=ChoiceIn("costmodel.execution_names", "PRECISIONS"),
         default="bf16",
         help="Of the matrix products.",
     )
-    yield _default(
+    yield default_option(
         "--optimizer",
         type=ChoiceIn("costmodel.execution_names", "OPTIMIZERS"),
         default="adam",
         help="Decides the optimizer state.",
     )
-    yield _default(
+    yield default_option(
         "--framework",
         type=ChoiceIn("frameworks.catalog", "FRAMEWORK_NAMES"),
         default="megatron",
         help="Decides what a layout may use.",
     )
-    yield _default(
+    yield default_option(
         "--memory-risk",
         type=float,
         default=0.05,
@@ -339,10 +347,10 @@ def _workload_options() -> Options:
 
 def _placement_options() -> Options:
     """Slots, and how even they must be over which windows."""
-    yield _value("--slots", int, "N", "Slots in all; more than experts are replicas.")
-    yield _value("--groups", int, "N", "Routing groups kept whole on a node; 1 for none.")
+    yield value_option("--slots", int, "N", "Slots in all; more than experts are replicas.")
+    yield value_option("--groups", int, "N", "Routing groups kept whole on a node; 1 for none.")
     yield click.option("--spread", is_flag=True, help="Replicas of an expert on different nodes.")
-    yield _value(
+    yield value_option(
         "--balance", float, "X", "Cap on the mean balance while traffic is lowered; 1.02 if absent."
     )
     yield click.option(
@@ -359,20 +367,20 @@ def _placement_options() -> Options:
         metavar="NAME",
         help="Array to score on only, against each window placed alone.",
     )
-    yield _default(
+    yield default_option(
         "--robust",
         type=ChoiceIn("planner.experts.solve", "ROBUST_OBJECTIVES"),
         default="guarded",
         help="Over several windows: the worst and even routing, the worst, or the CVaR.",
     )
-    yield _default(
+    yield default_option(
         "--cvar-share",
         type=float,
         default=0.5,
         metavar="X",
         help="Share of the windows, the worst ones, that the CVaR is the mean of.",
     )
-    yield _value("--split", int, "N", "Cut recorded steps into N windows.", default=1)
+    yield value_option("--split", int, "N", "Cut recorded steps into N windows.", default=1)
     yield click.option(
         "--hold-out", is_flag=True, help="Place on the first half, report the second too."
     )
@@ -380,15 +388,19 @@ def _placement_options() -> Options:
 
 def _routing_options() -> Options:
     """Which experts go together, where they lie today, and what a token weighs."""
-    yield _value("--co-activation", _PATH, "FILE", "Token trace, or counts of expert pairs.")
-    yield _value("--from current", _PATH, "FILE", "The placement in use.")
-    yield _value("--max-moves", int, "N", "Most experts that may come to a GPU, all layers.")
+    yield value_option("--co-activation", _PATH, "FILE", "Token trace, or counts of expert pairs.")
+    yield value_option("--from current", _PATH, "FILE", "The placement in use.")
+    yield value_option("--max-moves", int, "N", "Most experts that may come to a GPU, all layers.")
     yield click.option(
         "--model", help="Model name or file: routing groups, dense layers, memory, bytes."
     )
-    yield _default("--weight-bytes", type=float, default=2.0, metavar="B", help="Per parameter.")
-    yield _default("--tokens-per-gpu", type=int, default=4096, metavar="N", help="Per dispatch.")
-    yield _default(
+    yield default_option(
+        "--weight-bytes", type=float, default=2.0, metavar="B", help="Per parameter."
+    )
+    yield default_option(
+        "--tokens-per-gpu", type=int, default=4096, metavar="N", help="Per dispatch."
+    )
+    yield default_option(
         "--replica-choice",
         type=ChoiceIn("planner.experts.flows", "REPLICA_RULES"),
         default="turns",
@@ -398,8 +410,8 @@ def _routing_options() -> Options:
 
 def _effort_options() -> Options:
     """How long a placement is searched for."""
-    yield _default("--gap", type=float, default=0.005, metavar="X", help="Gap to stop at.")
-    yield _default(
+    yield default_option("--gap", type=float, default=0.005, metavar="X", help="Gap to stop at.")
+    yield default_option(
         "--time-limit",
         "time_limit_s",
         type=float,
@@ -407,14 +419,14 @@ def _effort_options() -> Options:
         metavar="S",
         help="Seconds, at most; work is shared out for 2 cores.",
     )
-    yield _default(
+    yield default_option(
         "--workers", type=int, default=2, metavar="N", help="Processes, by rows of layers."
     )
     yield _seed()
 
 
 def _expert_output_options() -> Options:
-    yield _default(
+    yield default_option(
         "--format",
         "form",
         type=ChoiceIn("planner.experts.placements", "PLACEMENT_FORMATS"),
@@ -422,13 +434,13 @@ def _expert_output_options() -> Options:
         help="Who reads the file: us (--from); SGLang (--init-expert-location); TensorRT-LLM (moe_config's "
         "load_balancer); vLLM on Ascend (expert_map_path); Megatron checkpoints, permuted by it.",
     )
-    yield _value("-o --output", _PATH, "FILE", "The placement file.")
-    yield _value("--heat-map", _PATH, "FILE", "Picture of the GPU loads, SVG.")
+    yield value_option("-o --output", _PATH, "FILE", "The placement file.")
+    yield value_option("--heat-map", _PATH, "FILE", "Picture of the GPU loads, SVG.")
     yield click.option("--force", is_flag=True, help="Replace files that are already there.")
 
 
 def _cache_options() -> Options:
-    yield _value(
+    yield value_option(
         "--cache", _PATH, "DIR", "Folder of kept answers; by default in the user's cache folder."
     )
     yield click.option("--no-cache", is_flag=True, help="Keep no answers, use none.")
@@ -444,7 +456,7 @@ def _time_limit(words: str) -> Callable[[Any], Any]:
 
 
 def _seed() -> Callable[[Any], Any]:
-    return _default("--seed", type=int, default=0, metavar="N", help="Seed of the solver.")
+    return default_option("--seed", type=int, default=0, metavar="N", help="Seed of the solver.")
 
 
 # The commands in groups, each with an example that `--help` shows and a test parses.

@@ -13,7 +13,9 @@ from meshwright.commands.options import (
     ChoiceIn,
     calibration_option,
     cost_flags,
+    default_option,
     plan_options,
+    value_option,
 )
 from meshwright.commands.terminal import (
     PATH,
@@ -34,26 +36,23 @@ from meshwright.errors import ExitCode, InputError, near_miss
 @click.option(
     "--nodes", metavar="LIST|FILE", help="Use only these nodes (host list); else the Slurm job's."
 )
-@click.option(
+@default_option(
     "--objective",
     type=ChoiceIn("costmodel.execution_names", "OBJECTIVES"),
     default="nominal",
-    show_default=True,
     help="expected: the mean over the posterior of --calibration.",
 )
-@click.option(
+@default_option(
     "--max-cut-use",
-    type=float,
     default=1.0,
-    show_default=True,
     metavar="X",
     help="Share of every cut of the fabric that may be used, by others too.",
 )
-@click.option(
+@value_option(
     "--export-model",
-    type=PATH,
-    metavar="FILE",
-    help="Write the search's last CP-SAT model, as text that OR-Tools reads.",
+    PATH,
+    "FILE",
+    "Write the search's last CP-SAT model, as text that OR-Tools reads.",
 )
 @calibration_option
 @force_option
@@ -174,9 +173,7 @@ def _show_sweep(
     metavar="A=X",
     help="What it leaves open: cluster=dgx-h100.",
 )
-@click.option(
-    "-o", "--output", type=PATH, metavar="FILE", help="Write a launch file's run file here."
-)
+@value_option("-o --output", PATH, "FILE", "Write a launch file's run file here.")
 @click.option(
     "--compress", is_flag=True, help="Say also what compressed gradients would make of the step."
 )
@@ -323,9 +320,7 @@ def explain(plan: Path, best: bool | None, as_json: bool) -> None:
 @click.argument("plan", type=PATH, metavar="PLAN")
 @click.argument("other", type=PATH, metavar="FILE")
 @cost_flags
-@click.option(
-    "-o", "--output", type=PATH, metavar="FILE", help="Write the edits of the script as a patch."
-)
+@value_option("-o --output", PATH, "FILE", "Write the edits of the script as a patch.")
 @force_option
 @common
 def compare_command(
@@ -569,13 +564,7 @@ def report(
 @click.command()
 @click.argument("plan", type=PATH, metavar="PLAN")
 @click.option("-o", "--output", type=PATH, metavar="FILE", required=True, help="The trace, JSON.")
-@click.option(
-    "--micro-batches",
-    "num_micro_batches",
-    type=int,
-    metavar="N",
-    help="Draw the first N; all when absent.",
-)
+@value_option("--micro-batches num_micro_batches", int, "N", "Draw the first N; all when absent.")
 @force_option
 @common
 def trace(

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import ceil, floor, log, log2, log10
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
 if TYPE_CHECKING:
@@ -118,55 +118,48 @@ class Drawing:
     parts: list[str] = field(default_factory=list)
 
     def rect(
+        self, x: float, y: float, width: float, height: float, tip: str | None = None, **style: Any
+    ) -> None:
+        """A rectangle with `fill`, `stroke`, `stroke_width` and `radius`; the mouse shows `tip`."""
+        self._shape("rect", tip, x=x, y=y, width=width, height=height, **style)
+
+    def circle(
+        self, x: float, y: float, radius: float, tip: str | None = None, **style: Any
+    ) -> None:
+        """A disc around (x, y), styled as a rectangle."""
+        self._shape("circle", tip, cx=x, cy=y, r=radius, **style)
+
+    def path(self, points: Sequence[tuple[float, float]], **style: Any) -> None:
+        """Straight lines from point to point."""
+        self._shape("polyline", points=_places(points), fill="none", **style)
+
+    def polygon(self, points: Sequence[tuple[float, float]], *, fill: str) -> None:
+        """A filled area within straight lines."""
+        self._shape("polygon", points=_places(points), fill=fill)
+
+    def _shape(
         self,
-        x: float,
-        y: float,
-        width: float,
-        height: float,
+        name: str,
+        tip: str | None = None,
         *,
         fill: str,
         stroke: str | None = None,
         stroke_width: float = 1,
         radius: float = 0,
-        tip: str | None = None,
+        **place: str | float,
     ) -> None:
-        """A rectangle; `tip` is shown where the mouse rests on it."""
-        line = _stroke(stroke, stroke_width)
-        corner = f' rx="{_n(radius)}"' if radius else ""
-        place = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"'
-        self._shape("rect", f'{place}{corner} fill="{fill}"{line}', tip)
-
-    def circle(
-        self,
-        x: float,
-        y: float,
-        radius: float,
-        *,
-        fill: str,
-        stroke: str | None = None,
-        tip: str | None = None,
-    ) -> None:
-        """A disc around (x, y)."""
-        place = f'cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}"'
-        self._shape("circle", f'{place} fill="{fill}"{_stroke(stroke, 1)}', tip)
-
-    def path(
-        self, points: Sequence[tuple[float, float]], *, stroke: str, stroke_width: float = 1
-    ) -> None:
-        """Straight lines from point to point."""
-        places = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
-        self._shape(
-            "polyline", f'points="{places}" fill="none"{_stroke(stroke, stroke_width)}', None
+        """An element with its place, its area's and its border's colour, and the radius of its corners."""
+        corner = {"rx": radius} if radius else {}
+        attributes = {**place, **corner, "fill": fill}
+        if stroke is not None:
+            width = {} if stroke_width == 1 else {"stroke-width": stroke_width}
+            attributes |= {"stroke": stroke, **width}
+        words = " ".join(
+            f'{key}="{value if isinstance(value, str) else _n(value)}"'
+            for key, value in attributes.items()
         )
-
-    def polygon(self, points: Sequence[tuple[float, float]], *, fill: str) -> None:
-        """A filled area within straight lines."""
-        places = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
-        self._shape("polygon", f'points="{places}" fill="{fill}"', None)
-
-    def _shape(self, name: str, attributes: str, tip: str | None) -> None:
         inside = "/>" if tip is None else f"><title>{_text(tip)}</title></{name}>"
-        self.parts.append(f"<{name} {attributes}{inside}")
+        self.parts.append(f"<{name} {words}{inside}")
 
     def text(
         self,
@@ -211,11 +204,8 @@ def flowed(
     return places, y + row
 
 
-def _stroke(colour: str | None, width: float) -> str:
-    if colour is None:
-        return ""
-    line = f' stroke="{colour}"'
-    return line if width == 1 else f'{line} stroke-width="{_n(width)}"'
+def _places(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
 
 
 def _n(number: float) -> str:
@@ -281,6 +271,7 @@ class Chart:
     down_title: str = ""
     drawing: Drawing = field(default_factory=lambda: Drawing(LEFT + WIDTH + RIGHT))
     _names: int = 0
+    _series: int = 0
 
     def __post_init__(self) -> None:
         _draw_title(self.drawing, self.title)
@@ -320,6 +311,13 @@ class Chart:
         """A filled polygon."""
         positions = [self.position(point) for point in points]
         self.drawing.polygon(positions, fill=colour)
+
+    def named_colour(self, words: str) -> str:
+        """The colour of the next series, which is named in the legend."""
+        colour = distinct_colour(self._series)
+        self._series += 1
+        self.name(words, colour)
+        return colour
 
     def name(self, words: str, colour: str) -> None:
         """A line of the legend."""

@@ -16,7 +16,7 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.documents import csv_text
 from meshwright.errors import InputError, OutOfTimeError
-from meshwright.planner.drawing import Chart, LogScale, distinct_colour, empty_chart, seconds
+from meshwright.planner.drawing import Chart, LogScale, empty_chart, seconds
 from meshwright.planner.many.engines import do_job, local_engine
 from meshwright.planner.many.jobs import JobDoc
 from meshwright.planner.plan.training_cost import SECONDS_PER_DAY, Budget
@@ -50,8 +50,8 @@ def sweep_svg(dots: Sequence[SweepDot]) -> str:
         across_title="GPUs",
         down_title="step, s",
     )
-    for index, name in enumerate(dict.fromkeys(dot.cluster for dot in dots)):
-        colour = distinct_colour(index)
+    for name in dict.fromkeys(dot.cluster for dot in dots):
+        colour = chart.named_colour(name)
         front = [dot for dot in dots if dot.cluster == name and dot.on_front]
         front.sort(key=lambda dot: (dot.gpus, -dot.step_time_s))
         chart.line([(dot.gpus, dot.step_time_s) for dot in front], colour)
@@ -59,7 +59,6 @@ def sweep_svg(dots: Sequence[SweepDot]) -> str:
             free = f"{dot.headroom_gib:.1f} GiB free"
             tip = f"{name}, {dot.gpus} GPUs: {seconds(dot.step_time_s)}, {free}"
             chart.dot((dot.gpus, dot.step_time_s), colour, hollow=not dot.on_front, tip=tip)
-        chart.name(name, colour)
     return chart.document()
 
 

@@ -11,7 +11,6 @@ from meshwright.planner.drawing import (
     LogScale,
     count,
     counted,
-    distinct_colour,
     gigabytes,
     percent,
     seconds,
@@ -458,11 +457,9 @@ def sweep_picture(document: Mapping[str, Any]) -> str:
         across_title="bytes of the full buffer",
         down_title="us",
     )
-    for index, algorithm in enumerate(sweep[0]["seconds_by_algorithm"]):
-        colour = distinct_colour(index)
+    for algorithm in sweep[0]["seconds_by_algorithm"]:
         points = [
             (row["bytes"], _MICROSECONDS * row["seconds_by_algorithm"][algorithm]) for row in sweep
         ]
-        chart.line(points, colour)
-        chart.name(algorithm, colour)
+        chart.line(points, chart.named_colour(algorithm))
     return chart.document()

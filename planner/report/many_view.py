@@ -13,7 +13,6 @@ from meshwright.planner.drawing import (
     amount,
     count,
     counted,
-    distinct_colour,
     empty_chart,
     hours,
     percent,
@@ -364,13 +363,12 @@ def sweep_chart(report: SweepReport) -> str:
     for row in planned:
         others = [str(row[name]) for name in report.axes if name != across]
         series.setdefault(", ".join(others) or "plan", []).append(row)
-    for index, (name, rows) in enumerate(series.items()):
-        colour = distinct_colour(index)
+    for name, rows in series.items():
+        colour = chart.named_colour(name)
         points = [(float(row[across]), float(row["tokens_per_s"])) for row in rows]
         chart.line(points, colour)
         for row, point in zip(rows, points, strict=True):
             chart.dot(point, colour, tip=f"{name}, {point[0]:g}: {count(point[1])}, {_layout(row)}")
-        chart.name(name, colour)
     return chart.document()
 
 

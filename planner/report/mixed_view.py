@@ -5,33 +5,32 @@ from __future__ import annotations
 from html import escape
 from itertools import groupby
 
-from meshwright.planner.drawing import batch_words, count, counted, percent, rounded_seconds
+from meshwright.planner.drawing import batch_words, count, counted, percent, ranges, rounded_seconds
 from meshwright.planner.mixed.document import (
-    AloneDoc,
     MixedPlan,
     MixedPredicted,
     RankDoc,
     mixed_text,
 )
-from meshwright.planner.report.plan_page import breakdown_figures
+from meshwright.planner.report.plan_page import breakdown_section
 from meshwright.planner.report.plan_view import STATUS_STYLES, installs_text, layout_line
 from meshwright.planner.report.plan_words import cost_rows, status_meaning, status_words
 from meshwright.planner.report.prediction_view import breakdown_view
 from meshwright.planner.report.view import (
     COUNT,
-    SECONDS,
     Column,
     Facts,
     Heading,
     Section,
-    Table,
     View,
     Words,
-    decimals,
     line,
+    optional,
     page,
+    section,
     section_html,
     sections,
+    table,
 )
 from meshwright.planner.request.executions import choices_made
 
@@ -45,31 +44,52 @@ _MEANINGS = {
 
 def mixed_view(plan: MixedPlan) -> View:
     """What is fastest, against each part alone, and what each part runs."""
-    status = Words(status_words(plan.status, plan.objective.gap), STATUS_STYLES[plan.status])
-    view: View = [line(status, f": {status_meaning(plan.status, plan.objective.gap, _MEANINGS)}")]
+    predicted, solver, objective = plan.predicted, plan.solver, plan.objective
+    gap = objective.gap
+    status = Words(status_words(plan.status, gap), STATUS_STYLES[plan.status])
     facts = [("runs on", " then ".join(plan.runs_on) or "nothing")]
-    if plan.predicted is not None and plan.layout is not None:
-        facts += _answer(plan, plan.predicted)
-        facts.append(
-            ("layout", layout_line(plan.layout, experts=plan.inputs.model.moe is not None))
-        )
-        facts.append(("installs", installs_text(plan.installs, plan.inputs.framework)))
-        if plan.predicted.host_memory_gib:
-            held_gib = plan.predicted.host_memory_gib
-            facts.append(("host", f"of a node holds {held_gib:.0f} GiB of the optimizer"))
-        if plan.execution is not None:
-            facts.append(("execution", _execution_text(plan)))
-    elif plan.objective.step_time_s is not None:
+    if predicted is not None and plan.layout is not None:
+        held_gib = predicted.host_memory_gib
+        host = f"of a node holds {held_gib:.0f} GiB of the optimizer" if held_gib else ""
+        facts += [
+            *_answer(plan, predicted),
+            ("layout", layout_line(plan.layout, experts=plan.inputs.model.moe is not None)),
+            ("installs", installs_text(plan.installs, plan.inputs.framework)),
+            ("host", host),
+            ("execution", _execution_text(plan)),
+        ]
+    elif objective.step_time_s is not None:
         words = "faster alone than in a pipeline with other parts, which stay idle"
-        facts.append(("step", f"{rounded_seconds(plan.objective.step_time_s)}; {words}"))
-    facts += [*cost_rows(plan.cost), *_question(plan)]
-    view.append(Facts(facts))
-    if plan.ranks:
-        view += [Heading("Pipeline"), _ranks_table(plan.ranks)]
-    view += [Heading("Parts alone"), _alone_table(plan)]
-    if plan.predicted is not None:
-        view += breakdown_view(plan.predicted.breakdown_s)
-    return [*view, Heading("Proof"), Facts(_proof(plan))]
+        facts.append(("step", f"{rounded_seconds(objective.step_time_s)}; {words}"))
+    bound = optional(objective.lower_bound_s, rounded_seconds) or "unknown"
+    proof = [
+        ("lower bound", f"{bound}, gap {percent(gap)}" if gap else bound),
+        (
+            "looked at",
+            f"{count(solver.rows)} layouts with ranks on each part, {count(solver.priced)} priced, "
+            f"{counted(solver.rounds, 'CP-SAT model')} of up to {count(solver.kernels)}",
+        ),
+        ("took", f"{solver.wall_s:.1f} s, seed {solver.seed}, {solver.version}"),
+    ]
+    return [
+        line(status, f": {status_meaning(plan.status, gap, _MEANINGS)}"),
+        Facts([*facts, *cost_rows(plan.cost), *_question(plan)]),
+        *_ranks(plan.ranks),
+        Heading("Parts alone"),
+        table(plan.alone, _ALONE),
+        *([] if predicted is None else breakdown_view(predicted.breakdown_s)),
+        Heading("Proof"),
+        Facts(proof),
+    ]
+
+
+_ALONE = {
+    "part": "part",
+    "device": "device",
+    "gpus": Column("GPUs", COUNT),
+    "status": "status",
+    "step_time_s": "step",
+}
 
 
 def _answer(plan: MixedPlan, predicted: MixedPredicted) -> list[tuple[str, str]]:
@@ -87,18 +107,16 @@ def _answer(plan: MixedPlan, predicted: MixedPredicted) -> list[tuple[str, str]]
 def compared_with_alone(plan: MixedPlan, predicted: MixedPredicted) -> str:
     """The step of a pipeline through parts, and how much faster it is than the best part alone."""
     words = rounded_seconds(predicted.step_time_s)
-    best = min((each for each in plan.alone if each.step_time_s), key=_alone_s, default=None)
-    if best is not None:
-        words += f", {_alone_s(best) / predicted.step_time_s:.2f} x as fast as {best.part} alone"
-    return words
-
-
-def _alone_s(alone: AloneDoc) -> float:
-    return alone.step_time_s or float("inf")
+    alone_s = {part.part: part.step_time_s for part in plan.alone if part.step_time_s}
+    if not alone_s:
+        return words
+    best = min(alone_s, key=lambda part: alone_s[part])
+    return f"{words}, {alone_s[best] / predicted.step_time_s:.2f} x as fast as {best} alone"
 
 
 def _execution_text(plan: MixedPlan) -> str:
-    assert plan.execution is not None
+    if plan.execution is None:
+        return ""
     made = choices_made(plan.execution)
     if plan.inputs.model.moe is None:
         made.pop("moe_dispatch", None)
@@ -112,67 +130,37 @@ def _question(plan: MixedPlan) -> list[tuple[str, str]]:
         f"{plan.cluster.name_of(index)}: {counted(part.gpus, 'GPU')}, {part.cluster.device.name}"
         for index, part in enumerate(plan.cluster.parts)
     ]
-    tokens = inputs.global_batch * inputs.seq_len
+    batch = batch_words(inputs.global_batch, inputs.seq_len)
     return [
         ("model", inputs.model.name),
-        ("cluster", f"{plan.cluster.name}; " + "; ".join(parts)),
-        (
-            "batch",
-            f"{batch_words(inputs.global_batch, inputs.seq_len)} = {count(tokens)} a step",
-        ),
+        ("cluster", "; ".join([plan.cluster.name, *parts])),
+        ("batch", f"{batch} = {count(inputs.global_batch * inputs.seq_len)} a step"),
         ("training", f"{inputs.precision}, {inputs.optimizer}, {inputs.framework}"),
     ]
 
 
-def _ranks_table(ranks: list[RankDoc]) -> Table:
+def _ranks(ranks: list[RankDoc]) -> View:
     """Neighbouring ranks with as many layers on one part together."""
-    has_leading = any(rank.dense_layers for rank in ranks)
-    columns = [
-        Column("ranks"),
-        Column("part"),
-        Column("layers each", COUNT),
-        *([Column("dense", COUNT)] if has_leading else []),
-        Column("peak", decimals(1), unit="GiB"),
-        Column("usable", decimals(1), unit="GiB"),
+    alike = groupby(ranks, key=lambda rank: (rank.part, rank.layers, rank.dense_layers))
+    groups = [list(group) for _, group in alike]
+    dense = {"dense_layers": Column("dense", COUNT)}
+    columns = {
+        "ranks": "ranks",
+        "part": "part",
+        "layers": Column("layers each", COUNT),
+        **(dense if any(rank.dense_layers for rank in ranks) else {}),
+        "peak_gib": "peak",
+        "usable_gib": "usable",
+    }
+    rows = [
+        {
+            **vars(group[0]),
+            "ranks": ranges(rank.rank for rank in group),
+            "peak_gib": max(rank.memory_gib for rank in group),
+        }
+        for group in groups
     ]
-    rows = []
-    for _, group in groupby(ranks, key=lambda rank: (rank.part, rank.layers, rank.dense_layers)):
-        own = list(group)
-        numbers = str(own[0].rank)
-        if len(own) > 1:
-            numbers += f"-{own[-1].rank}"
-        peak_gib = max(rank.memory_gib for rank in own)
-        layers = [own[0].layers, *([own[0].dense_layers] if has_leading else [])]
-        rows.append([numbers, own[0].part, *layers, peak_gib, own[0].usable_gib])
-    return Table(columns, rows)
-
-
-def _alone_table(plan: MixedPlan) -> Table:
-    columns = [
-        Column("part"),
-        Column("device"),
-        Column("GPUs", COUNT),
-        Column("status"),
-        Column("step", SECONDS),
-    ]
-    rows = [[a.part, a.device, a.gpus, a.status, a.step_time_s] for a in plan.alone]
-    return Table(columns, rows)
-
-
-def _proof(plan: MixedPlan) -> list[tuple[str, str]]:
-    solver, bound_s = plan.solver, plan.objective.lower_bound_s
-    said = "unknown" if bound_s is None else rounded_seconds(bound_s)
-    if plan.objective.gap:
-        said += f", gap {percent(plan.objective.gap)}"
-    return [
-        ("lower bound", said),
-        (
-            "looked at",
-            f"{count(solver.rows)} layouts with ranks on each part, {count(solver.priced)} priced, "
-            f"{counted(solver.rounds, 'CP-SAT model')} of up to {count(solver.kernels)}",
-        ),
-        ("took", f"{solver.wall_s:.1f} s, seed {solver.seed}, {solver.version}"),
-    ]
+    return section("Pipeline", rows, columns)
 
 
 # A plan on a mixed cluster as one page: where the step goes, and what each part runs.
@@ -220,14 +208,4 @@ def _cards(plan: MixedPlan) -> list[tuple[str, str]]:
 
 def _charts(plan: MixedPlan) -> list[Section]:
     """Where the step goes; nothing where a part alone is fastest."""
-    if plan.predicted is None:
-        return []
-    parts = breakdown_figures(plan.predicted)
-    return [
-        Section(
-            key="step",
-            title="Where the step goes",
-            charts=[("breakdown", 50 + 28 * len(parts))],
-            figures={"breakdown": parts},
-        )
-    ]
+    return [] if plan.predicted is None else [breakdown_section(plan.predicted)]

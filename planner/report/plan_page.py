@@ -65,10 +65,10 @@ _PROOFS = {
 }
 
 
-def breakdown_figures(predicted: Predicted | MixedPredicted) -> list[Figures]:
-    """The parts of the step, those of no weight left out."""
+def breakdown_section(predicted: Predicted | MixedPredicted, words: str = "") -> Section:
+    """Where the step goes, a bar for each part; those of no weight are left out."""
     step_s = predicted.step_time_s
-    return [
+    parts = [
         {
             "name": name.replace("_", " "),
             "seconds": seconds,
@@ -78,6 +78,13 @@ def breakdown_figures(predicted: Predicted | MixedPredicted) -> list[Figures]:
         for name, seconds in predicted.breakdown_s.items()
         if seconds > SMALLEST_SHARE * step_s
     ]
+    return Section(
+        key="step",
+        title="Where the step goes",
+        words=words,
+        charts=[("breakdown", 50 + 28 * len(parts))],
+        figures={"breakdown": parts},
+    )
 
 
 def waterfall_figures(baseline: BaselineDoc) -> Figures | None:
@@ -296,14 +303,7 @@ def _charts(plan: Plan, what_if: Mapping[str, Any] | None) -> Iterator[Section]:
     if what_if is not None:
         yield _what_if_section(what_if_figures(what_if, experts=experts))
     traffic = _traffic_of(plan)
-    parts = breakdown_figures(plan.predicted)
-    yield Section(
-        key="step",
-        title="Where the step goes",
-        words=_sentence(bounds_in_words(plan)[0]),
-        charts=[("breakdown", 50 + 28 * len(parts))],
-        figures={"breakdown": parts},
-    )
+    yield breakdown_section(plan.predicted, _sentence(bounds_in_words(plan)[0]))
     yield from _pipeline_section(plan)
     memory = memory_figures(plan, plan.predicted)
     yield Section(

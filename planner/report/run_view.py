@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.planner.drawing import Chart, LogScale, batch_words, count, distinct_colour, seconds
+from meshwright.planner.drawing import Chart, LogScale, batch_words, count, seconds
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
 from meshwright.planner.report.view import (
     BAR,
@@ -303,13 +303,12 @@ def scatter_svg(dots: Sequence[Dot], title: str) -> str:
     chart.area(band, _PALE)
     chart.line([(low, low), (high, high)], _GREY)
     chart.name("within 10 %", _PALE)
-    for index, group in enumerate(sorted({name for name, _, _ in dots})):
-        colour = distinct_colour(index)
+    for group in sorted({name for name, _, _ in dots}):
+        colour = chart.named_colour(group)
         for name, measured_s, predicted_s in dots:
             if name == group:
                 tip = f"{name}: measured {seconds(measured_s)}, predicted {seconds(predicted_s)}"
                 chart.dot((measured_s, predicted_s), colour, size=3, tip=tip)
-        chart.name(group, colour)
     return chart.document()
 
 
