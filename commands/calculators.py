@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,38 +14,13 @@ from meshwright.commands.options import (
     default_option,
     value_option,
 )
-from meshwright.commands.terminal import PATH, common, print_json, show
+from meshwright.commands.terminal import PATH, answer, answered
 
 if TYPE_CHECKING:
     from meshwright.planner.calculators.collective import Network
-    from meshwright.planner.report.view import View
 
 
-why_option = click.option(
-    "--why", is_flag=True, help="Say the formula and the source of every number."
-)
 _JOINED = ("allreduce", "allgather", "alltoall", "reducescatter")
-
-
-def answer(
-    document: dict[str, Any],
-    view: Callable[[dict[str, Any]], View],
-    calculator: str,
-    *,
-    as_json: bool,
-    why: bool,
-) -> None:
-    """Prints the answer of a calculator, and with `why` what is behind it."""
-    if why:
-        from meshwright.planner.calculators.formulas import formulas
-
-        document["formulas"] = formulas(calculator, document.get("operation"))
-    if as_json:
-        print_json(document)
-        return
-    from meshwright.planner.report.calculators_view import formulas_view
-
-    show([*view(document), *formulas_view(document.get("formulas", []))])
 
 
 def operation_word(text: str) -> str:
@@ -91,8 +65,7 @@ def operation_word(text: str) -> str:
 @click.option("--nccl", is_flag=True, help="All-to-all by NCCL, not DeepEP's kernels.")
 @click.option("--picture", type=PATH, metavar="FILE.svg", help="Draw the sweep.")
 @calibration_option
-@why_option
-@common
+@answered
 def collective(
     *,
     operation: str | None,
@@ -105,8 +78,6 @@ def collective(
     nccl: bool,
     picture: Path | None,
     calibration: Path | None,
-    why: bool,
-    as_json: bool,
     **network: Any,
 ) -> None:
     """Time one collective alone, by algorithm: on a cluster, or on a link of your own.
@@ -116,7 +87,7 @@ def collective(
     if log is not None:
         if operation or size or ranks or cluster or network["link"] or network["beta"]:
             raise click.UsageError("--from reads operation, sizes and ranks from the log")
-        _show_fitted(log, why=why, as_json=as_json)
+        _show_fitted(log)
         return
     if operation is None or size is None or ranks is None:
         raise click.UsageError("give --op, --bytes and --ranks; or --from with a log of nccl-tests")
@@ -147,10 +118,10 @@ def collective(
         from meshwright.planner.report.calculators_view import sweep_picture
 
         write_files(picture.parent, {picture.name: sweep_picture(document)}, True)
-    answer(document, collective_view, "collective", as_json=as_json, why=why)
+    answer(document, collective_view, "collective")
 
 
-def _show_fitted(log: Path, *, why: bool, as_json: bool) -> None:
+def _show_fitted(log: Path) -> None:
     """Prints alpha and beta of a log."""
     from meshwright.cluster_specs.importers.facts import SourceText
     from meshwright.documents import read_text
@@ -158,7 +129,7 @@ def _show_fitted(log: Path, *, why: bool, as_json: bool) -> None:
     from meshwright.planner.report.calculators_view import fitted_view
 
     document = fitted_document(SourceText(name=str(log), text=read_text(log, MOST_LOG_BYTES)))
-    answer(document, fitted_view, "fitted", as_json=as_json, why=why)
+    answer(document, fitted_view, "fitted")
 
 
 def _network(
@@ -218,8 +189,7 @@ def _network(
 )
 @click.option("--gradient-bytes", type=float, default=2.0, show_default=True, metavar="B")
 @default_option("--efficiency", default=0.9, metavar="E", help="Say the batch that reaches it.")
-@why_option
-@common
+@answered
 def roofline(
     *,
     plan: Path | None,
@@ -229,8 +199,6 @@ def roofline(
     k: int | None,
     precision: str,
     cluster: str | None,
-    why: bool,
-    as_json: bool,
     **network: Any,
 ) -> None:
     """Place a matrix product and data parallelism under the roofs of compute, memory and network.
@@ -255,7 +223,7 @@ def roofline(
         raise click.UsageError("give a plan, --m, --n and --k, or a network: --cluster or --beta")
     if cluster is not None or network["beta"] is not None:
         document["network"] = _network_roofs(device, precision, cluster, **network)
-    answer(document, roofline_view, "roofline", as_json=as_json, why=why)
+    answer(document, roofline_view, "roofline")
 
 
 def _network_roofs(
@@ -311,8 +279,7 @@ def _network_roofs(
 @click.option("--compute-ms", type=float, metavar="C", help="Of a step, a third of it forward.")
 @click.option("--boundary-bytes", metavar="N", help="Activations of a micro-batch between stages.")
 @click.option("--layers", type=int, metavar="L", help="Of the model: the layers of each stage.")
-@why_option
-@common
+@answered
 def pipeline(
     *,
     pp: int,
@@ -324,8 +291,6 @@ def pipeline(
     compute_ms: float | None,
     boundary_bytes: str | None,
     layers: int | None,
-    why: bool,
-    as_json: bool,
 ) -> None:
     """Play one pipeline schedule: step, bubble, activations in flight, speed needed between stages."""
     from meshwright.planner.calculators.formulas import read_bytes
@@ -346,14 +311,13 @@ def pipeline(
         boundary_bytes=sent,
         layers=layers,
     )
-    answer(document, pipeline_view, "pipeline", as_json=as_json, why=why)
+    answer(document, pipeline_view, "pipeline")
 
 
 @click.command()
 @click.argument("run", type=PATH, metavar="RUN.yaml")
-@why_option
-@common
-def memory(run: Path, why: bool, as_json: bool) -> None:
+@answered
+def memory(run: Path) -> None:
     """Break down the memory of one fully given configuration, by stage and component."""
     from meshwright.planner.calculators.volumes import memory_document
     from meshwright.planner.report.calculators_view import memory_view
@@ -368,11 +332,10 @@ def memory(run: Path, why: bool, as_json: bool) -> None:
         )
         for priced in price_runs(run)
     ]
-    if as_json and len(documents) > 1:
-        answer({"runs": documents}, memory_view, "memory", as_json=True, why=why)
-        return
-    for document in documents:
-        answer(document, memory_view, "memory", as_json=as_json, why=why)
+    if len(documents) == 1:
+        answer(documents[0], memory_view, "memory")
+    else:
+        answer({"runs": documents}, memory_view, "memory")
 
 
 # Calculators of overlap, of textbook volumes and of gradient compression.
@@ -394,8 +357,7 @@ def memory(run: Path, why: bool, as_json: bool) -> None:
 @click.option("--cp", type=int, default=1, metavar="N", help="Ring attention: ranks.")
 @click.option("--width", type=int, metavar="H", help="Ring attention: width of keys.")
 @click.option("--element-bytes", type=float, default=2.0, show_default=True, metavar="B")
-@why_option
-@common
+@answered
 def overlap(
     *,
     plan: Path | None,
@@ -411,8 +373,6 @@ def overlap(
     cp: int,
     width: int | None,
     element_bytes: float,
-    why: bool,
-    as_json: bool,
 ) -> None:
     """Say what communication hides beside compute, in how many chunks, and in which buffers.
 
@@ -448,7 +408,7 @@ def overlap(
         raise click.UsageError(
             "give a plan, --compute and --comm, --bytes and --beta, or --seq-len, --cp and --width"
         )
-    answer(document, overlap_view, "overlap", as_json=as_json, why=why)
+    answer(document, overlap_view, "overlap")
 
 
 @click.command()
@@ -475,9 +435,8 @@ def overlap(
 @click.option("--tp", type=int, default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--ep", type=int, default=1, show_default=True, help="Expert-parallel ranks.")
 @click.option("--top-k", type=int, default=1, show_default=True, help="Experts of a token.")
-@why_option
-@common
-def volumes(*, gpu_memory: str, why: bool, as_json: bool, **sizes: Any) -> None:
+@answered
+def volumes(*, gpu_memory: str, **sizes: Any) -> None:
     """Count by the textbook what a GPU holds, and what each kind of parallelism makes it send."""
     from meshwright.planner.calculators.formulas import read_bytes
     from meshwright.planner.calculators.volumes import TransformerShape, volumes_document
@@ -485,7 +444,7 @@ def volumes(*, gpu_memory: str, why: bool, as_json: bool, **sizes: Any) -> None:
 
     memory = read_bytes(gpu_memory, "--gpu-memory")
     document = volumes_document(TransformerShape(gpu_memory_bytes=memory, **sizes))
-    answer(document, volumes_view, "volumes", as_json=as_json, why=why)
+    answer(document, volumes_view, "volumes")
 
 
 @click.command()
@@ -497,8 +456,7 @@ def volumes(*, gpu_memory: str, why: bool, as_json: bool, **sizes: Any) -> None:
 @click.option("--keep", type=float, default=0.01, show_default=True, help="Share that top-k sends.")
 @click.option("--rank", type=int, default=4, show_default=True, help="Of PowerSGD's factors.")
 @click.option("--width", type=int, default=4096, show_default=True, help="Edge of a gradient.")
-@why_option
-@common
+@answered
 def compress(
     *,
     size: str,
@@ -509,8 +467,6 @@ def compress(
     keep: float,
     rank: int,
     width: int,
-    why: bool,
-    as_json: bool,
 ) -> None:
     """Say when compressed gradients are exchanged sooner: 8 and 4 bits, top-k, PowerSGD."""
     from meshwright.costmodel.alpha_beta import Link
@@ -528,4 +484,4 @@ def compress(
         rank=rank,
         width=width,
     )
-    answer(document, compression_view, "compress", as_json=as_json, why=why)
+    answer(document, compression_view, "compress")

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.commands.calculators import answer, why_option
 from meshwright.commands.options import ChoiceIn, experts_options, placing_options
 from meshwright.commands.terminal import (
     PATH,
     ProgressLine,
+    answer,
     common,
     force_option,
     print_json,
     show,
     warn,
+    why_option,
     write_plan,
 )
 from meshwright.errors import ExitCode, InputError
@@ -165,7 +166,6 @@ def traffic(
     plan: Path,
     matrix: Path | None,
     force: bool,
-    why: bool,
     as_json: bool,
 ) -> None:
     """Show what a plan sends over every level of the fabric: bytes, links busy, and what each cut allows.
@@ -185,7 +185,7 @@ def traffic(
     if not as_json:
         warn("warning", plan_use.broken)
     document = traffic_document(plan_use)
-    answer(document, traffic_view, "traffic", as_json=as_json, why=why)
+    answer(document, traffic_view, "traffic")
     ctx.exit(ExitCode.NO_ANSWER if plan_use.broken else ExitCode.DONE)
 
 
@@ -199,7 +199,6 @@ def traffic(
 @common
 def experts_command(
     *,
-    why: bool,
     as_json: bool,
     form: str,
     output: Path | None,
@@ -212,14 +211,11 @@ def experts_command(
     from meshwright.planner.report.traffic_view import experts_view
 
     _check_output(output, heat_map, force)
-    progress = ProgressLine()
-    try:
+    with ProgressLine() as progress:
         plan = place_experts(progress=progress, **options)
-    finally:
-        progress.clear()
     _write(plan, form, output, heat_map, force)
     warn("warning", plan.warnings)
-    answer(plan.document, experts_view, "experts", as_json=as_json, why=why)
+    answer(plan.document, experts_view, "experts")
     if output is not None and not as_json:
         from meshwright.planner.experts.placements import READERS
 

@@ -161,12 +161,9 @@ def fleet(
     busy = [
         name.strip() for text in options.pop("busy") for name in text.split(",") if name.strip()
     ]
-    progress = ProgressLine()
-    try:
+    with ProgressLine() as progress:
         chosen = FleetOptions(cache=cache, busy=tuple(busy), **options)
         shared = run_fleet(jobs, chosen, lambda done, of: progress(f"{done} of {of} plans"))
-    finally:
-        progress.clear()
     if as_json:
         print_json(fleet_document(shared))
     else:
@@ -216,11 +213,8 @@ def recommend_command(
         refuse_taken(output, RECOMMENDATION_FILES, force)
     for name in ("sizes", "reserve_gib"):
         options[name] = tuple(itertools.chain.from_iterable(options[name]))
-    progress = ProgressLine()
-    try:
+    with ProgressLine() as progress:
         answer = api.recommend(model, pin=",".join(pin), progress=progress, **options)
-    finally:
-        progress.clear()
     if as_json:
         print_json(recommendation_document(answer))
     else:

@@ -107,12 +107,8 @@ def plan_command(
     model_file: Path | None = options["export_model"]
     if model_file is not None:
         refuse_taken(model_file.parent, [model_file.name], force)
-    progress = ProgressLine()
-    try:
-        with on_processes():
-            plan = api.plan(model, pin=",".join(pin), progress=progress, **options)
-    finally:
-        progress.clear()
+    with ProgressLine() as progress, on_processes():
+        plan = api.plan(model, pin=",".join(pin), progress=progress, **options)
     if as_json:
         from meshwright.planner.plan.texts import plan_document
 
@@ -148,11 +144,8 @@ def _show_sweep(
         if options.pop(name) is not None:
             raise InputError("does not go with --sweep", where=f"--{name.replace('_', '-')}")
     options["top_k"] = options.pop("top")
-    progress = ProgressLine()
-    try:
+    with ProgressLine() as progress:
         report = meshwright.sweep(model, over=over, progress=progress, **options)
-    finally:
-        progress.clear()
     if output is not None:
         write_files(output, sweep_files(report), force)
     if as_json:
@@ -304,11 +297,10 @@ def explain(plan: Path, best: bool | None, as_json: bool) -> None:
         return
     explained = read_feasible_plan(plan)
     changes = neighbours(explained)
-    progress, choices = ProgressLine(), None
+    choices = None
     if best or (best is None and searches_at_once(explained)):
-        with on_processes():
+        with ProgressLine() as progress, on_processes():
             choices = single_choices(explained, changes, progress)
-        progress.clear()
     if as_json:
         print_json(explain_document(explained, changes, choices))
     else:
@@ -418,12 +410,8 @@ def show_mixed_plan(
             )
     if output is not None:
         refuse_taken(output, MIXED_FILES, force)
-    progress = ProgressLine()
-    try:
-        with on_processes():
-            result = plan_mixed(model, progress=progress, **options)
-    finally:
-        progress.clear()
+    with ProgressLine() as progress, on_processes():
+        result = plan_mixed(model, progress=progress, **options)
     document = result.document
     if as_json:
         print_json(mixed_document(document))

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import click
 
@@ -82,7 +82,7 @@ def _stop_solvers_when_told(heard: int, interrupted: threading.Event) -> None:
     os.close(heard)
 
 
-_JSON, _DEBUG = "meshwright.json", "meshwright.debug"
+_JSON, _DEBUG, _WHY = "meshwright.json", "meshwright.debug", "meshwright.why"
 LONGEST_WORD = 80
 _PLAIN = str.maketrans("█·", "#.")
 
@@ -211,6 +211,23 @@ def show(view: View) -> None:
     click.echo(shown)
 
 
+def answer(
+    document: dict[str, Any], view: Callable[[dict[str, Any]], View], calculator: str
+) -> None:
+    """Prints the answer of a calculator: a document or a view, with what is behind it where --why asks."""
+    meta = click.get_current_context().meta
+    if meta[_WHY]:
+        from meshwright.planner.calculators.formulas import formulas
+
+        document["formulas"] = formulas(calculator, document.get("operation"))
+    if meta[_JSON]:
+        print_json(document)
+        return
+    from meshwright.planner.report.calculators_view import formulas_view
+
+    show([*view(document), *formulas_view(document.get("formulas", []))])
+
+
 def warn(words: str, lines: Iterable[str]) -> None:
     for text in lines:
         click.echo(f"{words}: {text}", err=True)
@@ -228,7 +245,7 @@ def write_plan(directory: Path, files: Mapping[str, str], force: bool) -> None:
 
 
 class ProgressLine:
-    """One line on standard error that is overwritten; silent where that is not a terminal."""
+    """One line on standard error that is overwritten until its block ends; silent but on a terminal."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -242,7 +259,10 @@ class ProgressLine:
             width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
             click.echo(f"\r\x1b[K{f'{now:6.1f} s  {text}'[:width]}", nl=False, err=True)
 
-    def clear(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """Removes the line."""
         if self._terminal:
             click.echo("\r\x1b[K", nl=False, err=True)
@@ -257,13 +277,23 @@ def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], bool
     return store
 
 
-def common(command: Decorated) -> Decorated:
-    """--json and --debug, which every command has."""
-    words = "Print one JSON document instead of tables."
-    command = click.option(
-        "--json", "as_json", is_flag=True, is_eager=True, callback=_remember(_JSON), help=words
-    )(command)
-    return debug(command)
+def common(command: Decorated, *, is_passed: bool = True) -> Decorated:
+    """--json and --debug, which every command has; `is_passed` where the command takes `as_json` itself."""
+    option = click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        is_eager=True,
+        callback=_remember(_JSON),
+        expose_value=is_passed,
+        help="Print one JSON document instead of tables.",
+    )
+    return debug(option(command))
+
+
+def answered(command: Decorated) -> Decorated:
+    """--why, --json and --debug of a command that ends in `answer`."""
+    return why_option(common(command, is_passed=False))
 
 
 debug = click.option(
@@ -273,6 +303,13 @@ debug = click.option(
     expose_value=False,
     callback=_remember(_DEBUG),
     help="Tracebacks.",
+)
+why_option = click.option(
+    "--why",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember(_WHY),
+    help="Say the formula and the source of every number.",
 )
 force_option = click.option(
     "--force", is_flag=True, help="Replace files that are already in the folder."

@@ -326,7 +326,9 @@ def compression_view(document: Document) -> View:
 
 
 def memory_view(document: Document) -> View:
-    """Components down, stages across: the first, the fullest and the last."""
+    """Components down, stages across: the first, the fullest and the last; of several runs one by one."""
+    if "runs" in document:
+        return [block for run in document["runs"] for block in memory_view(run)]
     peaks, parts = document["memory_gib"], document["memory_parts_gib"]
     fullest = max(range(len(peaks)), key=lambda stage: peaks[stage])
     stages = sorted({0, fullest, len(peaks) - 1})

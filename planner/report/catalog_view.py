@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshwright.cluster_specs.reader import cluster_names, device_names, load_cluster, load_device
@@ -18,23 +18,23 @@ from meshwright.planner.drawing import amount, count, counted
 from meshwright.planner.report.view import (
     COUNT,
     NUMBER,
+    PLAIN,
     Column,
     Facts,
     Heading,
     Kind,
-    Table,
     View,
     Words,
     line,
+    table,
 )
 
 Row = Mapping[str, Any]
 Pairs = list[tuple[str, str]]
 CATALOGS = ("models", "clusters", "devices")
 _AMOUNT = Kind(amount)
-_PLAIN = Kind(lambda value: f"{value:g}")
 _MODEL_COLUMNS = {
-    "name": Column("model"),
+    "name": "model",
     "parameters": Column("parameters", _AMOUNT),
     "active_parameters": Column("active", _AMOUNT),
     "layers": Column("layers", NUMBER),
@@ -42,21 +42,21 @@ _MODEL_COLUMNS = {
     "experts": Column("experts", NUMBER),
 }
 _CLUSTER_COLUMNS = {
-    "name": Column("cluster"),
-    "device": Column("device"),
+    "name": "cluster",
+    "device": "device",
     "gpus": Column("GPUs", COUNT),
     "gpus_per_node": Column("a node", NUMBER),
     "nvlink_domain": Column("NVLink", NUMBER),
-    "nic_gbps_per_gpu": Column("Gb/s a GPU", _PLAIN),
+    "nic_gbps_per_gpu": Column("Gb/s a GPU", PLAIN),
 }
 _DEVICE_COLUMNS = {
-    "name": Column("device"),
-    "hbm_gib": Column("HBM", _PLAIN, unit="GiB"),
-    "hbm_gb_per_s": Column("HBM", _PLAIN, unit="GB/s"),
-    "peak_bf16_tflops": Column("bf16", _PLAIN, unit="TFLOP/s"),
-    "peak_fp8_tflops": Column("fp8", _PLAIN),
-    "peak_fp4_tflops": Column("fp4", _PLAIN),
-    "scale_up_gb_per_s": Column("NVLink", _PLAIN, unit="GB/s"),
+    "name": "device",
+    "hbm_gib": Column("HBM", PLAIN, unit="GiB"),
+    "hbm_gb_per_s": Column("HBM", PLAIN, unit="GB/s"),
+    "peak_bf16_tflops": Column("bf16", PLAIN, unit="TFLOP/s"),
+    "peak_fp8_tflops": Column("fp8", PLAIN),
+    "peak_fp4_tflops": Column("fp4", PLAIN),
+    "scale_up_gb_per_s": Column("NVLink", PLAIN, unit="GB/s"),
 }
 _LONGEST_ORDER = 400
 _LEVEL_FIELDS = {"name", "gpus", "oversubscription", "rails", "joined"}
@@ -76,72 +76,79 @@ def model_document(model: ModelSpec, seq_len: int) -> dict[str, Any]:
 
 
 def model_view(model: ModelSpec, seq_len: int) -> View:
-    """The same, for people."""
+    """What was read of a model as facts, with notes on what was not read."""
     document = model_document(model, seq_len)
-    layers = str(model.layers)
-    if model.hybrid_pattern is not None:
-        layers += f", one block each: {_pattern(model.hybrid_pattern)}"
-    elif model.moe is not None:
-        layers += f", {model.layers - len(model.expert_layers)} of them dense"
     embeddings = ", tied embeddings" if model.tied_embeddings else ""
     prediction = counted(model.mtp_layers, "module") if model.mtp_layers else "none"
     gflop = f"{document['flops_per_token'] / 1e9:,.2f} GFLOP"
+    parameters, active = (
+        f"{count(number)} ({amount(number)})"
+        for number in (document["parameters"], document["active_parameters"])
+    )
     rows = [
         ("model", model.name),
-        ("layers", layers),
-        *_order(model),
+        *_layers(model),
         ("hidden width", count(model.hidden)),
-        ("attention", _attention(model)),
-        *_window(model),
-        *_linear_attention(model),
-        *_mamba(model),
-        *_feed_forward(model),
+        *_blocks(model),
         ("vocabulary", f"{count(model.vocab)}{embeddings}"),
         ("positions", model.position),
         ("multi-token prediction", prediction),
-        ("parameters", _parameters(document["parameters"])),
-        ("active parameters", _parameters(document["active_parameters"])),
+        ("parameters", parameters),
+        ("active parameters", active),
         ("FLOP per token", f"{gflop}, both passes, at {count(seq_len)} tokens"),
     ]
-    view: View = [Facts(rows)]
-    if model.attention_note:
-        view.append(line(Words("note: ", "dim"), model.attention_note))
-    if model.left_out:
-        view.append(line(Words("not read: ", "dim"), ", ".join(model.left_out)))
-    if model.source:
-        view.append(line(Words("source: ", "dim"), model.source))
-    return view
+    notes = {
+        "note: ": model.attention_note,
+        "not read: ": ", ".join(model.left_out),
+        "source: ": model.source,
+    }
+    return [Facts(rows), *(line(Words(name, "dim"), text) for name, text in notes.items() if text)]
 
 
-def _order(model: ModelSpec) -> Pairs:
-    """Unlike layers in their order; a part that is repeated, once."""
-    kinds = model.layer_kinds
-    if len(set(kinds)) == 1 or model.hybrid_pattern is not None:
-        return []
-    part = repeated_part(kinds)
-    words = ", then ".join(f"{number} of {kind}" for kind, number in runs(kinds[:part]))
-    if len(words) > _LONGEST_ORDER:
-        words = f"{words[:_LONGEST_ORDER]} ... (--json has all)"
-    times = len(kinds) // part
-    return [("in their order", words + (f", {times} times over" if times > 1 else ""))]
+def _layers(model: ModelSpec) -> Iterator[tuple[str, str]]:
+    """How many layers, and unlike ones in their order; a part that is repeated, once."""
+    kinds, pattern = model.layer_kinds, model.hybrid_pattern
+    words = str(model.layers)
+    if pattern is not None:
+        counts = {name: pattern.count(symbol) for symbol, name in BLOCK_NAMES.items()}
+        blocks = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+        words += f", one block each: {blocks}"
+    elif model.moe is not None:
+        words += f", {model.layers - len(model.expert_layers)} of them dense"
+    yield "layers", words
+    if len(set(kinds)) > 1 and pattern is None:
+        part = repeated_part(kinds)
+        order = ", then ".join(f"{number} of {kind}" for kind, number in runs(kinds[:part]))
+        if len(order) > _LONGEST_ORDER:
+            order = f"{order[:_LONGEST_ORDER]} ... (--json has all)"
+        times = len(kinds) // part
+        yield "in their order", order + (f", {times} times over" if times > 1 else "")
 
 
-def _pattern(pattern: str) -> str:
-    """How many layers of a hybrid pattern have each kind of block."""
-    counts = ((name, pattern.count(symbol)) for symbol, name in BLOCK_NAMES.items())
-    return ", ".join(f"{number} {name}" for name, number in counts if number)
-
-
-def _mamba(model: ModelSpec) -> Pairs:
+def _blocks(model: ModelSpec) -> Iterator[tuple[str, str]]:
+    """What layers are made of: attention of every kind, feed-forward blocks, experts."""
+    yield "attention", _attention(model)
+    if model.sliding_window is not None:
+        title = "attention chunks" if model.chunked_windows else "sliding window"
+        positions = f"{count(model.sliding_window)} positions"
+        yield title, f"{positions} in {model.windowed_layers} layers"
+    linear, mamba, moe = model.linear_attention, model.mamba, model.moe
+    if linear is not None:
+        heads = f"{linear.value_heads} heads of {linear.value_head_dim}, {linear.key_heads} of keys"
+        yield "linear attention", f"Gated DeltaNet, {heads}, in {model.linear_layers} layers"
     if model.mamba1 is not None:
-        channels, states = model.mamba1.channels, model.mamba1.state_dim
-        return [("Mamba-1", f"{channels} channels, states of {states}, by the pattern")]
-    mamba = model.mamba
-    if mamba is None:
-        return []
-    heads = f"{mamba.heads} heads of {mamba.head_dim}, states of {mamba.state_dim}"
-    where = "beside attention" if model.mamba_beside_attention else "by the pattern"
-    return [("Mamba-2", f"{heads}, {counted(mamba.groups, 'group')}, {where}")]
+        states = f"{model.mamba1.channels} channels, states of {model.mamba1.state_dim}"
+        yield "Mamba-1", f"{states}, by the pattern"
+    elif mamba is not None:
+        heads = f"{mamba.heads} heads of {mamba.head_dim}, states of {mamba.state_dim}"
+        where = "beside attention" if model.mamba_beside_attention else "by the pattern"
+        yield "Mamba-2", f"{heads}, {counted(mamba.groups, 'group')}, {where}"
+    if model.has_dense_feed_forward:
+        yield "feed-forward width", f"{count(model.ffn_hidden)}, {model.activation}"
+    if moe is not None:
+        shared = f", {moe.shared_experts} shared" if moe.shared_experts else ""
+        size = f"{moe.experts} of width {count(moe.moe_ffn_hidden)}"
+        yield "experts", f"{size}, {moe.top_k} per token{shared}, {model.activation}"
 
 
 def _attention(model: ModelSpec) -> str:
@@ -155,37 +162,6 @@ def _attention(model: ModelSpec) -> str:
     if model.indexer is None:
         return words
     return f"{words}, {count(model.indexer.top_k)} positions by an indexer"
-
-
-def _window(model: ModelSpec) -> Pairs:
-    if model.sliding_window is None:
-        return []
-    positions = f"{count(model.sliding_window)} positions in {model.windowed_layers} layers"
-    return [("attention chunks" if model.chunked_windows else "sliding window", positions)]
-
-
-def _linear_attention(model: ModelSpec) -> Pairs:
-    linear = model.linear_attention
-    if linear is None:
-        return []
-    heads = f"{linear.value_heads} heads of {linear.value_head_dim}, {linear.key_heads} of keys"
-    return [("linear attention", f"Gated DeltaNet, {heads}, in {model.linear_layers} layers")]
-
-
-def _feed_forward(model: ModelSpec) -> Pairs:
-    rows = []
-    if model.has_dense_feed_forward:
-        rows.append(("feed-forward width", f"{count(model.ffn_hidden)}, {model.activation}"))
-    moe = model.moe
-    if moe is not None:
-        shared = f", {moe.shared_experts} shared" if moe.shared_experts else ""
-        size = f"{moe.experts} of width {count(moe.moe_ffn_hidden)}"
-        rows.append(("experts", f"{size}, {moe.top_k} per token{shared}, {model.activation}"))
-    return rows
-
-
-def _parameters(number: int) -> str:
-    return f"{count(number)} ({amount(number)})"
 
 
 def catalog_rows(kind: str) -> list[dict[str, Any]]:
@@ -233,23 +209,14 @@ def catalog_view(kind: str) -> View:
     """A catalog as a table."""
     rows = catalog_rows(kind)
     if kind == "models":
-        return [_table(_MODEL_COLUMNS, rows)]
+        return [table(rows, _MODEL_COLUMNS)]
     if kind == "devices":
-        return [_table(_DEVICE_COLUMNS, rows)]
+        return [table(rows, _DEVICE_COLUMNS)]
     sized = [{**row, "gpus": "any size" if row["elastic"] else row["gpus"]} for row in rows]
     words = line("Any size: a kind of node; say how many GPUs with --gpus.")
-    return [_table(_CLUSTER_COLUMNS, sized), line(), words, *_levels(rows)]
-
-
-def _table(columns: Mapping[str, Column], rows: Sequence[Row]) -> Table:
-    return Table(list(columns.values()), [[row[name] for name in columns] for row in rows])
-
-
-def _levels(rows: Sequence[Row]) -> View:
-    """The levels above the node, inside out, where they are more than one non-blocking one."""
-    levels = [(row["name"], ", ".join(map(_level, row["levels"]))) for row in rows if row["levels"]]
+    levels = [(row["name"], ", ".join(map(_level, row["levels"]))) for row in rows]
     title = "Levels above the node, in GPUs, and their oversubscription where there is any"
-    return [Heading(title), Facts(levels)] if levels else []
+    return [table(sized, _CLUSTER_COLUMNS), line(), words, Heading(title), Facts(levels)]
 
 
 def _level(level: Row) -> str:
