@@ -35,6 +35,7 @@ from meshwright.planner.report.view import (
     Heading,
     Section,
     View,
+    optional,
     page,
     section_html,
     sections,
@@ -89,46 +90,34 @@ def breakdown_section(predicted: Predicted | MixedPredicted, words: str = "") ->
 
 def waterfall_figures(baseline: BaselineDoc) -> Figures | None:
     """The bars from today's step to the plan's; None where nothing changes."""
-    if not baseline.waterfall:
+    changes = baseline.waterfall
+    if not changes:
         return None
-    step_s = baseline.waterfall[0].step_time_s - baseline.waterfall[0].in_turn_s
-    bars = [_whole_bar("today", step_s)]
-    for change in baseline.waterfall:
-        words = f"{change.in_turn_s:+.3f} s after the changes above"
-        if change.alone_s is not None:
-            words += f", {change.alone_s:+.3f} s alone"
+    bars = [_whole_bar("today", changes[0].step_time_s - changes[0].in_turn_s)]
+    for change in changes:
         label = f"{change.in_turn_s:+.3f} s"
-        ends = {"from_s": change.step_time_s - change.in_turn_s, "to_s": change.step_time_s}
-        bars.append({"name": change.change, **ends, "whole": False, "label": label, "words": words})
-    bars.append(_whole_bar("plan", baseline.waterfall[-1].step_time_s))
-    return {"bars": bars}
+        alone = optional(change.alone_s, ", {:+.3f} s alone".format)
+        bars.append(
+            {
+                "name": change.change,
+                "from_s": change.step_time_s - change.in_turn_s,
+                "to_s": change.step_time_s,
+                "whole": False,
+                "label": label,
+                "words": f"{label} after the changes above{alone}",
+            }
+        )
+    return {"bars": [*bars, _whole_bar("plan", changes[-1].step_time_s)]}
 
 
 def _whole_bar(name: str, step_s: float) -> Figures:
     words = rounded_seconds(step_s)
-    return {
-        "name": name,
-        "from_s": 0.0,
-        "to_s": step_s,
-        "whole": True,
-        "label": words,
-        "words": words,
-    }
+    ends = {"from_s": 0.0, "to_s": step_s}
+    return {"name": name, **ends, "whole": True, "label": words, "words": words}
 
 
-def pipeline_figures(plan: Plan) -> Figures | None:
-    """The phases of the pipeline; None without a pipeline, or where it cannot be drawn."""
-    trace = _drawable(plan)
-    if trace is None:
-        return None
-    document = phases_document(trace)
-    passes = [drawn for phase in document["phases"] for drawn in phase["passes"]]
-    kinds = sorted({drawn[1] for drawn in passes})
-    return {**document, "kinds": kinds, "micro_batches": trace.num_micro_batches}
-
-
-def _drawable(plan: Plan) -> Trace | None:
-    """As many micro-batches, in whole rounds of the ranks, as a picture takes."""
+def _drawn_trace(plan: Plan) -> Trace | None:
+    """As many micro-batches, in whole rounds of the ranks, as a picture takes; None without a pipeline."""
     layout = plan.layout
     if layout is None or layout.pp == 1:
         return None
@@ -142,67 +131,31 @@ def _drawable(plan: Plan) -> Trace | None:
         return None
 
 
-def memory_figures(plan: Plan, predicted: Predicted) -> Figures:
-    """Parts of the memory of every stage, beside what a GPU has."""
-    stages = predicted.memory_parts_gib
-    if not stages:
-        stages = [{"memory": gib} for gib in predicted.memory_gib]
-    names = {name: None for stage in stages for name, gib in stage.items() if gib > 0}
-    return {
-        "parts": list(names),
-        "stages": stages,
-        "usable_gib": usable_hbm_gib(workload_of_plan(plan)),
-        "hbm_gib": plan.inputs.cluster.device.hbm_gib,
-    }
-
-
-def traffic_figures(traffic: PlanTraffic) -> Figures:
-    """Bytes by level and axis, and from block to block of nodes."""
-    return {"levels": traffic_document(traffic)["levels"], "matrix": traffic_matrix(traffic.use)}
-
-
-def rank_figures(plan: Plan, traffic: PlanTraffic) -> Figures | None:
-    """The GPUs with their places on the axes; None where there are too many, or one axis less."""
-    moe = plan.inputs.model.moe is not None
-    grid = rank_grid(traffic.layout, traffic.places, experts=moe)
-    return grid if grid is not None and grid["axes"] else None
-
-
-def roofline_figures(traffic: PlanTraffic) -> Figures:
-    """The matrix products of a layer."""
-    return roofline_of(traffic.use.context)
-
-
-def near_figures(layouts: list[NearLayout], *, experts: bool) -> Figures:
-    """The layouts near the optimum, with their words."""
-    return {
-        "layouts": [
-            {
-                "step_time_s": near.step_time_s,
-                "memory_gib": near.memory_gib,
-                "is_plan": near.is_plan,
-                "on_front": near.on_front,
-                "words": layout_line(near.layout, experts=experts),
-            }
-            for near in layouts
-        ]
-    }
-
-
-def what_if_figures(document: Mapping[str, Any], *, experts: bool) -> Figures:
-    """The plans that were made beforehand, with their numbers as the page shows them."""
-    axes = []
-    for axis in document["axes"]:
-        title, unit = _TITLES[axis["name"]]
-        shown = [f"{_written(value)}{unit}" for value in axis["values"]]
-        axes.append({**axis, "title": title, "shown": shown})
-    rows = [{**row, "shown": _shown(row, experts=experts)} for row in document["rows"]]
-    return {"axes": axes, "rows": rows}
-
-
-def _proof(row: Mapping[str, Any]) -> str:
-    words = status_words(row["status"], row.get("gap"))
-    return _PROOFS.get(words, words)
+def pipeline_section(plan: Plan) -> Iterator[Section]:
+    """The phases of the pipeline; nothing without one, or where it cannot be drawn."""
+    trace = _drawn_trace(plan)
+    if trace is None or plan.layout is None:
+        return
+    document = phases_document(trace)
+    passes = [drawn for phase in document["phases"] for drawn in phase["passes"]]
+    busy_s, num_micro_batches = document["busy_s"], trace.num_micro_batches
+    idle = 1 - sum(busy_s) / (len(busy_s) * document["seconds"])
+    words = f"Grey is idle: {percent(idle)} of the ranks' time in what is drawn."
+    if document["period_s"] is not None:
+        turns = round(document["steady_s"] / document["period_s"])
+        words += f" Between warm-up and cool-down the period shown repeats {count(turns)} times."
+    if num_micro_batches != plan.layout.num_micro_batches:
+        drawn, whole = count(num_micro_batches), count(plan.layout.num_micro_batches)
+        words += f" Played with {drawn} of the {whole} micro-batches."
+    kinds = sorted({drawn[1] for drawn in passes})
+    figures = {**document, "kinds": kinds, "micro_batches": num_micro_batches}
+    yield Section(
+        key="pipeline",
+        title="The pipeline",
+        words=words,
+        charts=[("pipeline", 110 + max(90, min(len(busy_s) * 18, 640)))],
+        figures={"pipeline": figures},
+    )
 
 
 def _written(value: object) -> str:
@@ -214,13 +167,14 @@ def _written(value: object) -> str:
 def _shown(row: Mapping[str, Any], *, experts: bool) -> dict[str, str]:
     if row.get("step_time_s") is None:
         return {"status": row["message"]}
+    proof = status_words(row["status"], row.get("gap"))
     return {
         "step": rounded_seconds(row["step_time_s"]),
         "throughput": count(row["tokens_per_s"]),
         "mfu": percent(row["mfu"]),
         "memory": f"{row['peak_memory_gib']:.1f}",
         "layout": layout_line(LayoutDoc(**row["layout"], stages=[]), experts=experts),
-        "status": _proof(row),
+        "status": _PROOFS.get(proof, proof),
     }
 
 
@@ -286,7 +240,8 @@ def _cards(plan: Plan) -> list[tuple[str, str]]:
 
 def _charts(plan: Plan, what_if: Mapping[str, Any] | None) -> Iterator[Section]:
     """The sections with charts; none without a layout."""
-    if plan.layout is None or plan.predicted is None:
+    predicted = plan.predicted
+    if plan.layout is None or predicted is None:
         return
     if plan.baseline is not None:
         waterfall = waterfall_figures(plan.baseline)
@@ -301,43 +256,46 @@ def _charts(plan: Plan, what_if: Mapping[str, Any] | None) -> Iterator[Section]:
         )
     experts = plan.inputs.model.moe is not None
     if what_if is not None:
-        yield _what_if_section(what_if_figures(what_if, experts=experts))
-    traffic = _traffic_of(plan)
-    yield breakdown_section(plan.predicted, _sentence(bounds_in_words(plan)[0]))
-    yield from _pipeline_section(plan)
-    memory = memory_figures(plan, plan.predicted)
+        yield _what_if_section(what_if, experts=experts)
+    reasons = [f"{words[0].upper()}{words[1:]}." for words in bounds_in_words(plan)]
+    yield breakdown_section(predicted, reasons[0])
+    yield from pipeline_section(plan)
+    stages = predicted.memory_parts_gib or [{"memory": gib} for gib in predicted.memory_gib]
+    memory = {
+        "parts": list({name: None for stage in stages for name, gib in stage.items() if gib > 0}),
+        "stages": stages,
+        "usable_gib": usable_hbm_gib(workload_of_plan(plan)),
+        "hbm_gib": plan.inputs.cluster.device.hbm_gib,
+    }
     yield Section(
         key="memory",
         title="Memory of each stage",
-        words=_sentence(bounds_in_words(plan)[-1]),
+        words=reasons[-1],
         charts=[("memory", 360)],
         figures={"memory": memory},
     )
-    if traffic is not None:
+    try:
+        traffic = plan_traffic(plan)
+    except InfeasibleError:
+        pass  # Its traffic does not fit through the fabric as it is known: there is nothing to draw.
+    else:
         yield from _fabric_sections(plan, traffic)
     yield _near_section(near_optimal(plan), experts=experts)
 
 
-def _sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}."
-
-
-def _traffic_of(plan: Plan) -> PlanTraffic | None:
-    try:
-        return plan_traffic(plan)
-    except InfeasibleError:
-        return None
-
-
-def _what_if_section(figures: Figures) -> Section:
+def _what_if_section(document: Mapping[str, Any], *, experts: bool) -> Section:
     """Controls over the plans that were made beforehand, and what they come to."""
-    selects = []
-    for axis in figures["axes"]:
+    axes, selects = [], []
+    for axis in document["axes"]:
+        title, unit = _TITLES[axis["name"]]
+        texts = [f"{_written(value)}{unit}" for value in axis["values"]]
+        axes.append({**axis, "title": title, "shown": texts})
         options = "".join(
-            f'<option value="{index}"{" selected" if index == axis["now"] else ""}>{escape(shown)}</option>'
-            for index, shown in enumerate(axis["shown"])
+            f'<option value="{index}"{" selected" if index == axis["now"] else ""}>{escape(text)}</option>'
+            for index, text in enumerate(texts)
         )
-        selects.append(f"<label>{escape(axis['title'])}<select>{options}</select></label>")
+        selects.append(f"<label>{escape(title)}<select>{options}</select></label>")
+    rows = [{**row, "shown": _shown(row, experts=experts)} for row in document["rows"]]
     cards = "".join(
         f'<div class="card"><b data-figure="{name}">-</b><span>{words}</span></div>'
         for name, words in _FIGURES
@@ -356,35 +314,14 @@ def _what_if_section(figures: Figures) -> Section:
             '<p data-figure="layout">-</p><p class="soft" id="what-if-status"></p>'
         ),
         charts=[("variants", 300)],
-        figures={"what_if": figures},
-    )
-
-
-def _pipeline_section(plan: Plan) -> Iterator[Section]:
-    figures = pipeline_figures(plan)
-    if figures is None or plan.layout is None:
-        return
-    ranks = len(figures["busy_s"])
-    idle = 1 - sum(figures["busy_s"]) / (ranks * figures["seconds"])
-    words = f"Grey is idle: {percent(idle)} of the ranks' time in what is drawn."
-    if figures["period_s"] is not None:
-        turns = round(figures["steady_s"] / figures["period_s"])
-        words += f" Between warm-up and cool-down the period shown repeats {count(turns)} times."
-    if figures["micro_batches"] != plan.layout.num_micro_batches:
-        drawn, whole = count(figures["micro_batches"]), count(plan.layout.num_micro_batches)
-        words += f" Played with {drawn} of the {whole} micro-batches."
-    yield Section(
-        key="pipeline",
-        title="The pipeline",
-        words=words,
-        charts=[("pipeline", 110 + max(90, min(ranks * 18, 640)))],
-        figures={"pipeline": figures},
+        figures={"what_if": {"axes": axes, "rows": rows}},
     )
 
 
 def _fabric_sections(plan: Plan, traffic: PlanTraffic) -> Iterator[Section]:
-    grid = rank_figures(plan, traffic)
-    if grid is not None:
+    experts = plan.inputs.model.moe is not None
+    grid = rank_grid(traffic.layout, traffic.places, experts=experts)
+    if grid is not None and grid["axes"]:
         options = "".join(f"<option>{axis}</option>" for axis in grid["axes"])
         rows = -(-len(grid["rank"]) // grid["columns"])
         yield Section(
@@ -401,7 +338,8 @@ def _fabric_sections(plan: Plan, traffic: PlanTraffic) -> Iterator[Section]:
             charts=[("ranks", 90 + max(60, min(rows * 20, 520)))],
             figures={"ranks": grid},
         )
-    figures = traffic_figures(traffic)
+    document = traffic_document(traffic)
+    figures = {"levels": document["levels"], "matrix": traffic_matrix(traffic.use)}
     if figures["levels"]:
         yield Section(
             key="traffic",
@@ -413,8 +351,7 @@ def _fabric_sections(plan: Plan, traffic: PlanTraffic) -> Iterator[Section]:
             charts=[("levels", 110 + 40 * len(figures["levels"])), ("matrix", 440)],
             figures={"traffic": figures},
             more="\n".join(
-                section_html(title, blocks)
-                for title, blocks in sections(traffic_view(traffic_document(traffic)))
+                section_html(title, blocks) for title, blocks in sections(traffic_view(document))
             ),
         )
     yield Section(
@@ -425,11 +362,21 @@ def _fabric_sections(plan: Plan, traffic: PlanTraffic) -> Iterator[Section]:
             "the nominal peaks of the device."
         ),
         charts=[("roofline", 380)],
-        figures={"roofline": roofline_figures(traffic)},
+        figures={"roofline": roofline_of(traffic.use.context)},
     )
 
 
 def _near_section(layouts: list[NearLayout], *, experts: bool) -> Section:
+    figures = [
+        {
+            "step_time_s": near.step_time_s,
+            "memory_gib": near.memory_gib,
+            "is_plan": near.is_plan,
+            "on_front": near.on_front,
+            "words": layout_line(near.layout, experts=experts),
+        }
+        for near in layouts
+    ]
     return Section(
         key="near",
         title="Layouts near the optimum",
@@ -438,22 +385,18 @@ def _near_section(layouts: list[NearLayout], *, experts: bool) -> Section:
             "front are those that none beats in both time and memory. Only the plan is proven."
         ),
         charts=[("near", 400)],
-        figures={"near": near_figures(layouts, experts=experts)},
+        figures={"near": {"layouts": figures}},
     )
 
 
 def _tables(plan: Plan) -> Iterator[Section]:
     """All figures as tables, and the document."""
-    view = [*_warnings(plan), *plan_view(plan), *reasons_view(plan)]
+    warnings: View = [Heading("Warnings"), Bullets(plan.warnings)] if plan.warnings else []
+    view = [*warnings, *plan_view(plan), *reasons_view(plan)]
     if plan.layout is not None:
         view += neighbours_view(neighbours(plan))
-    drawn = ("Against today",)
     for index, (title, blocks) in enumerate(sections(view)):
-        if title not in drawn:
+        if title != "Against today":
             yield Section(key=f"table-{index}", title=title, more=section_html("", blocks))
     document = f"<pre>{escape(plan_text(plan))}</pre>"
     yield Section(key="document", title="", more=document, folded="The plan's document")
-
-
-def _warnings(plan: Plan) -> View:
-    return [Heading("Warnings"), Bullets(plan.warnings)] if plan.warnings else []
