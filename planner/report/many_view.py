@@ -274,7 +274,10 @@ def _sizes_table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Tab
         }
         for point in points
     ]
-    prices = {"usd_per_h": "USD/h", "usd_per_billion_tokens": "USD/1e9 tokens"}
+    prices = {
+        "usd_per_h": Column("USD/h", decimals(2), absent=""),
+        "usd_per_billion_tokens": Column("USD/1e9 tokens", decimals(2), absent=""),
+    }
     if all(point.usd_per_h is None for point in points):
         prices = {}
     columns = {
@@ -284,7 +287,7 @@ def _sizes_table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Tab
         "tokens_per_s": Column("tokens/s", COUNT, absent=""),
         "mfu": Column("MFU", PERCENT, absent=""),
         "headroom_gib": Column("free", decimals(1), unit="GiB", absent=""),
-        **{name: Column(title, decimals(2), absent="") for name, title in prices.items()},
+        **prices,
         **cost_columns([point.row for point in points]),
         "front": "",
         "layout": "layout",

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from meshwright.costmodel.footprint import usable_hbm_gib
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.errors import InputError
 from meshwright.planner.analysis.neighbours import NearLayout, near_optimal, neighbours
 from meshwright.planner.analysis.roofline import roofline_of
 from meshwright.planner.analysis.timeline import Trace, phases_document, trace_of
@@ -274,12 +274,7 @@ def _charts(plan: Plan, what_if: Mapping[str, Any] | None) -> Iterator[Section]:
         charts=[("memory", 360)],
         figures={"memory": memory},
     )
-    try:
-        traffic = plan_traffic(plan)
-    except InfeasibleError:
-        pass  # Its traffic does not fit through the fabric as it is known: there is nothing to draw.
-    else:
-        yield from _fabric_sections(plan, traffic)
+    yield from _fabric_sections(plan, plan_traffic(plan))
     yield _near_section(near_optimal(plan), experts=experts)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -79,8 +79,10 @@ def of_views() -> set[str]:
     """Titles of columns and names of facts that the views have in their source."""
     words: set[str] = set()
     for path in sorted(REPORT.glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
             words |= set(_titles(node))
+        words |= set(_plain_headings(tree))
     return {word for word in words if word.strip()}
 
 
@@ -94,3 +96,31 @@ def _titles(node: ast.AST) -> Iterator[str]:
         is_word = isinstance(name, ast.Constant) and isinstance(name.value, str)
         if is_word and isinstance(text, ast.JoinedStr | ast.Call):
             yield ast.literal_eval(name)
+
+
+def _plain_headings(tree: ast.Module) -> Iterator[str]:
+    """Headings without a kind: texts among the columns that `table` or `section` is given."""
+    shared = _assigned(tree.body)
+    for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
+        columns_by_name = shared | _assigned(ast.walk(function))
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                place = {"table": 1, "section": 2}.get(node.func.id, len(node.args))
+                for columns in node.args[place : place + 1]:
+                    name = columns.id if isinstance(columns, ast.Name) else ""
+                    declared = columns_by_name.get(name, columns)
+                    values = declared.values if isinstance(declared, ast.Dict) else []
+                    yield from (
+                        str(text.value) for text in values if isinstance(text, ast.Constant)
+                    )
+
+
+def _assigned(nodes: Iterable[ast.AST]) -> dict[str, ast.AST]:
+    """Values by the names that they are assigned to."""
+    assigned: dict[str, ast.AST] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            if isinstance(target, ast.Name):
+                assigned[target.id] = node.value
+    return assigned
