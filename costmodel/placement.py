@@ -30,8 +30,9 @@ from meshwright.costmodel.layout import AXES, Layout, Placement
 # and blocks of the machine that hold unequal parts of an allocation.
 #
 # A ring is paced by the block whose links it shares with most others: of the GPUs in use there, divided by
-# the rings that leave it, a ring has so many. An all-to-all is paced by the block that sends the largest
-# share outside. Where every block holds m members of every group that it cuts, both give m.
+# the rings that leave it, a ring has so many. An all-to-all is paced by the GPU that sends the largest share
+# outside, which it does over its own links: one whose block holds the smallest part of its group. Where
+# every block holds m members of every group that it cuts, both give m.
 
 
 IntArray = NDArray[np.int64]
@@ -178,7 +179,10 @@ def ring_members(groups: IntArray) -> int:
 
 
 def exchange_members(groups: IntArray) -> int:
-    """Members of an all-to-all inside the block that paces it.
+    """Members of an all-to-all in the block of the GPU that paces it: of the smallest part of a group.
+
+    Of 8 members, 6 in one block and 2 in the next, each of the 2 sends 6/8 of its bytes outside, and all
+    members end with them.
 
     Parameters
     ----------
@@ -188,19 +192,10 @@ def exchange_members(groups: IntArray) -> int:
     Returns
     -------
     int
-        All members where no group is cut, else from 1 to all but one.
+        All members where no group is cut, else from 1 to half of them.
     """
-    size = int(groups.shape[1])
-    if size == 1:
-        return 1
-    blocks, counts = _held(groups)
-    if np.all(counts == size):
-        return size
-    sent = np.bincount(blocks, weights=size * counts)
-    kept = np.bincount(blocks, weights=counts * counts)
-    used = sent > 0
-    inside = int(np.min(size * kept[used] // sent[used]))
-    return max(1, min(inside, size - 1))
+    _, counts = _held(groups)
+    return int(counts.min())
 
 
 def chain_members(chains: IntArray) -> int:
