@@ -31,7 +31,7 @@ from meshwright.model_specs.parameters import attended_positions
 _FUSED_SOFTMAX_BYTES = (11.0, 16.0)
 """Score written and read, masked softmax, dropout and its mask, per score, forward and backward."""
 _UNFUSED_BYTES = (41.0, 43.0)
-"""The same one operator at a time (megatron/core/fusions/fused_softmax.py, forward_torch_softmax). Forward:
+"""Bytes a score one operator at a time (megatron/core/fusions/fused_softmax.py, forward_torch_softmax). Forward:
 score written (2), cast up (6), scaled (8), masked (9), softmax (8), cast down (6), read (2). Backward:
 gradient written (2), cast (6), softmax (12), mask (9), scale (8), cast (6)."""
 _ODD_HEAD_FACTOR = 5.0
@@ -74,6 +74,10 @@ class _Core(NamedTuple):
 def attention_block(c: Context) -> LayerTime:
     """Projections, attention itself, its norm, rotary embedding and residual; with TP and CP traffic.
 
+    Fused attention takes the causal half of 2 b s^2 heads (d_qk + d_v) FLOP forward and 2.5 times that
+    backward (Dao 2023, arXiv 2307.08691, section 4.1); unfused attention both products in full and its scores
+    through HBM (Korthikanti et al. 2022, arXiv 2205.05198; megatron/core/fusions/fused_softmax.py).
+
     Parameters
     ----------
     c : Context
@@ -82,7 +86,8 @@ def attention_block(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+        Seconds by part of one layer and micro-batch, shaped like the layouts broadcast against the
+        placements.
     """
     widths = _widths(c)
     gemms = _projections(c, widths)
@@ -292,8 +297,8 @@ def _fused_core(c: Context, flops: Floats, queries: Floats) -> _Core:
 def window_share(c: Context) -> float:
     """Score area of the model's layers, windowed and full, over that of full causal attention.
 
-    A window of w keeps w - w^2 / (2 s) of the s / 2 keys that a query sees on average; chunks of w
-    keep w / 2.
+    Derived here: a window of w keeps w - w^2 / (2 s) of the s / 2 keys that a query sees on average; chunks of
+    w keep w / 2.
 
     Parameters
     ----------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,7 @@ def linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> Passes:
     Returns
     -------
     Passes
-        Seconds; `kernels.gemm_s` and `kernels.weight_gradient_s` have the formula and its source.
+        Seconds, above 0; `kernels.gemm_s` and `kernels.weight_gradient_s` have the formula and its source.
     """
     forward = gemm_s(tokens, n, k, c.rates)
     backward = gemm_s(tokens, k, n, c.rates) + weight_gradient_s(k, n, tokens, c.rates)
@@ -63,6 +64,9 @@ def linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> Passes:
 
 def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     """A dense feed-forward with its norm and residual; also the shared experts of a layer, then without.
+
+    Two products (three matrices where it is gated), the activation function between them, and tensor-parallel
+    traffic (Shoeybi et al. 2019, arXiv 1909.08053, section 3); docs/cost_model.md, "One layer".
 
     Parameters
     ----------
@@ -76,7 +80,7 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+        Seconds by part of one layer and micro-batch.
     """
     model, tokens = c.workload.model, c.tokens
     matrices = 2 if model.gated else 1
@@ -131,8 +135,8 @@ _PERMUTE_BYTES = 8.0
 """Bytes for each copy of a token and element, in and out of the experts' order: a read and a write each
 way."""
 _SORTED_TWICE_BYTES = 12.0
-"""The same before, between and after the transfers of NCCL's all-to-all, which sorts by rank, then by expert
-(Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
+"""Bytes for each copy and element with NCCL's all-to-all, which sorts by rank, then by expert: before, between
+and after its transfers (Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
 _ROUTER_BYTES = 40.0
 """Scores, their sum or softmax, top k and its gradient, bytes a token and expert."""
 
@@ -146,7 +150,7 @@ class _Local:
     mean_copies: Floats
     """Copies of tokens that arrive at a rank's experts, the mean over ranks."""
     copies: Floats
-    """The same of the busiest rank."""
+    """Copies of tokens that arrive at the experts of the busiest rank."""
     experts: Floats
     """Experts on the rank."""
     width: Floats
@@ -158,6 +162,8 @@ class _Local:
 def moe_mlp(c: Context) -> LayerTime:
     """Router, permutation, all-to-all, grouped GEMMs of the local experts, and the shared experts.
 
+    DeepSeek-V3, arXiv 2412.19437, section 3.2; megatron/core/transformer/moe/token_dispatcher.py.
+
     Parameters
     ----------
     c : Context
@@ -166,7 +172,7 @@ def moe_mlp(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch on the busiest expert rank (docs/cost_model.md, "One layer").
+        Seconds by part of one layer and micro-batch on the busiest expert rank.
     """
     model, layout = c.workload.model, c.layout
     moe = model.moe
@@ -225,15 +231,12 @@ def _expert_gemms_s(c: Context, local: _Local) -> tuple[Floats, Floats]:
     mean_rows, inputs = local.mean_copies / groups, local.matrices * local.width
     rows = mean_rows * imbalance
 
-    def product_s(columns: Floats, depth: Floats) -> Floats:
-        return gemm_s(mean_rows, columns, depth, c.rates, groups=groups, imbalance=imbalance)
-
-    up = product_s(inputs, hidden)
-    down = product_s(hidden, local.width)
+    grouped_s = partial(gemm_s, mean_rows, rates=c.rates, groups=groups, imbalance=imbalance)
+    up, down = grouped_s(inputs, hidden), grouped_s(hidden, local.width)
     backward = (
-        product_s(hidden, inputs)
+        grouped_s(hidden, inputs)
         + weight_gradient_s(hidden, inputs, rows, c.rates, groups=groups)
-        + product_s(local.width, hidden)
+        + grouped_s(local.width, hidden)
         + weight_gradient_s(local.width, hidden, rows, c.rates, groups=groups)
     )
     return up + down, backward
@@ -278,13 +281,14 @@ def _exchange_s(c: Context, tokens: Floats) -> tuple[Floats, Floats]:
         once = _expert_all_to_all_s(c, tokens)
         return once, once
     gathered, members = tokens * gathered_ranks(c.layout), gathering_members(c.placement)
-
-    def seconds(passes: tuple[float, ...]) -> Floats:
-        each = [ring_pass_s(gathered * size, members, c.links) for size in passes]
-        return sum(each, start=np.float64(0.0))
-
-    forward, backward = pass_bytes(c.workload)
-    return seconds(forward), seconds(backward)
+    forward, backward = (
+        sum(
+            (ring_pass_s(gathered * size, members, c.links) for size in sizes),
+            start=np.float64(0.0),
+        )
+        for sizes in pass_bytes(c.workload)
+    )
+    return forward, backward
 
 
 def _expert_all_to_all_s(c: Context, tokens: Floats) -> Floats:
@@ -339,7 +343,7 @@ def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:
     Returns
     -------
     LayerTime
-        The same layer, its `ep_comm` less what is hidden.
+        The layer with its `ep_comm` less what is hidden; itself without EP overlap.
     """
     if not c.workload.overlap.ep:
         return layer

@@ -1,4 +1,4 @@
-"""What the operators of a layer need to know, and what they share."""
+"""What the operators of a layer need to know, and what they share: seconds by part, exposed collectives."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ from meshwright.frameworks.catalog import framework_of_stack
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What the operators of a layer need to know."""
+    """What the operators of a layer need to know; arrays broadcast over layouts and placements."""
 
     workload: Workload
     layout: Layout
     placement: Placement
     constants: Constants
     rates: Rates
+    """What kernels reach on the workload's device."""
     links: Links
+    """What collectives reach on each fabric level."""
 
     @cached_property
     def tokens(self) -> Floats:
@@ -131,7 +133,7 @@ class Context:
 def quantise_bytes(c: Context, tokens: Floats, elements: Floats) -> Floats:
     """Bytes that casting GEMM operands to the run's narrower format moves.
 
-    docs/cost_model.md, "One layer", has the source.
+    `kernels.cast_bytes_per_element` has the count and its source.
 
     Parameters
     ----------
@@ -145,7 +147,7 @@ def quantise_bytes(c: Context, tokens: Floats, elements: Floats) -> Floats:
     Returns
     -------
     float or array
-        Bytes read and written; 0 at 16 bits (`precision.cast_bytes_per_element` has the sources).
+        Bytes read and written; 0 at 16 bits.
     """
     return c.cast_bytes * tokens * elements
 
@@ -167,7 +169,7 @@ class LayerTime:
 
 
 def add(*summands: Parts) -> Parts:
-    """Part-wise sum.
+    """Sums of each part.
 
     Parameters
     ----------
@@ -187,12 +189,12 @@ def add(*summands: Parts) -> Parts:
 
 
 def scaled(parts: Parts, factor: Floats) -> Parts:
-    """Part-wise product.
+    """Every part times a factor.
 
     Parameters
     ----------
     parts : dict of str to float or array
-        Seconds by part.
+        Seconds by part, at least 0.
     factor : float or array
         A number without unit, at least 0.
 
@@ -210,7 +212,7 @@ def total(parts: Parts) -> Floats:
     Parameters
     ----------
     parts : dict of str to float or array
-        Seconds by part, shapes that broadcast.
+        Seconds by part, at least 0, of shapes that broadcast.
 
     Returns
     -------
@@ -222,7 +224,7 @@ def total(parts: Parts) -> Floats:
 
 
 def joined(*blocks: LayerTime) -> LayerTime:
-    """Blocks run one after the other.
+    """The time of blocks that run one after the other.
 
     Parameters
     ----------
@@ -242,14 +244,14 @@ def joined(*blocks: LayerTime) -> LayerTime:
 
 
 def shared_out(first: LayerTime, second: LayerTime, share: float) -> LayerTime:
-    """The mean of two blocks of which some layers have one and the others the other.
+    """The mean over layers of which some have the first block and the rest the second.
 
     Parameters
     ----------
     first, second : LayerTime
         The blocks.
     share : float
-        Layers with the first over all, 0 to 1.
+        Layers with the first block over all layers, 0 to 1.
 
     Returns
     -------
@@ -265,14 +267,14 @@ def shared_out(first: LayerTime, second: LayerTime, share: float) -> LayerTime:
 
 
 def portion(block: LayerTime, share: float) -> LayerTime:
-    """What the mean layer has of a block that some layers have.
+    """What the mean over all layers has of a block that some of them have.
 
     Parameters
     ----------
     block : LayerTime
         The block.
     share : float
-        Layers with it over all, 0 to 1.
+        Layers with the block over all layers, 0 to 1.
 
     Returns
     -------
@@ -321,23 +323,24 @@ def tensor_parallel_s(
         hidden_share = stack.tp_hidden if c.tp_overlaps else 0.0
         return less_hidden(hidden_share, c.tensor_sum_s, forward_gemm_s, backward_gemm_s)
 
-    def exposed(seconds: Floats) -> Floats:
+    def _exposed(seconds: Floats) -> Floats:
         """What runs longer than one GEMM, and what the two slow each other down."""
         slow_down = stack.dp_interference * np.minimum(seconds, column_gemm_s)
         return np.maximum(seconds - column_gemm_s, 0.0) + slow_down
 
     gathered = c.gathered_share * c.tensor_pass_s
-    scattered = c.tensor_wait_s + gathered + exposed(gathered) + exposed(c.tensor_pass_s)
-    reduced = exposed(c.tensor_sum_s)
+    scattered = c.tensor_wait_s + gathered + _exposed(gathered) + _exposed(c.tensor_pass_s)
+    reduced = _exposed(c.tensor_sum_s)
     return c.tensor_sum_s, np.where(c.layout.sequence_parallel, scattered, reduced)
 
 
 def less_hidden(
     hidden_share: float, seconds: Floats, forward_s: Floats, backward_s: Floats
 ) -> tuple[Floats, Floats]:
-    """Exposed seconds of a transfer that runs beside compute.
+    """Exposed seconds of a transfer that runs beside compute: at least the share that can never hide.
 
-    docs/cost_model.md, "One layer", has the source.
+    max((1 - share) t, t - compute). `costmodel/data/frameworks.yaml` has the shares (`tp_hidden`, `ep_hidden`)
+    with their sources.
 
     Parameters
     ----------
@@ -428,7 +431,7 @@ def ring_steps(c: Context) -> Floats:
     Returns
     -------
     float or array
-        Ranks of a ring: cp, of `a2a+p2p` its share; 1 where there is none.
+        Ranks of a ring, at least 1: cp, with `a2a+p2p` cp / A (`swapping_ranks`); 1 where there is no ring.
     """
     if c.workload.cp_comm in ("a2a", GATHERED):
         return 1.0

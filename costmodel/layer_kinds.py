@@ -45,7 +45,8 @@ the backward pass scales it (transformer_engine/pytorch/triton/cross_entropy.py)
 def embedding(c: Context) -> LayerTime:
     """Table look-up and its gradient scatter; with TP the partial rows are reduced.
 
-    docs/cost_model.md, "One layer", has the source.
+    Memory-bound, as `kernels.streamed_s`; the reduction is priced as two ring passes
+    (`collectives.ring_pass_s`).
 
     Parameters
     ----------
@@ -55,7 +56,7 @@ def embedding(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch: 4 bytes an element forward, 8 backward.
+        Seconds by part of one micro-batch on the first rank: 4 bytes an element forward, 8 backward.
     """
     elements = c.tokens * c.workload.model.hidden
     reduce = 2.0 * c.tensor_pass_s
@@ -67,6 +68,9 @@ def embedding(c: Context) -> LayerTime:
 def head(c: Context) -> LayerTime:
     """Final norm, LM head and vocabulary-parallel cross entropy, at 16 and 32 bits.
 
+    30 bytes a logit in 32 bits, 10 in one fused kernel (transformer_engine/pytorch/triton/cross_entropy.py;
+    docs/cost_model.md, "One layer").
+
     Parameters
     ----------
     c : Context
@@ -75,7 +79,7 @@ def head(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+        Seconds by part of one micro-batch on the last rank.
     """
     model, tokens = c.workload.model, c.tokens
     vocab = model.vocab / c.layout.tp
@@ -109,7 +113,7 @@ H100 (NVIDIA/nvbandwidth, issue 24, device to host), 25 of 32 on A100 (ZaidQures
 def with_copies(c: Context, sent: LayerTime, layer: LayerTime, shares: BlockShares) -> LayerTime:
     """The layer with what its own seconds do not hide of the copies of its offloaded tensors.
 
-    They run on streams of their own, forward to the host and backward from it, and take as long either way.
+    `activations.offloaded_per_layer` has what is copied, with its source, and `COPY_SHARE` the rate. Copies run on streams of their own, forward to the host and backward from it, and take as long either way.
     What is not on the host when the layer ends is still in HBM; what is not back keeps its backward pass
     waiting: either pass lasts at least as long as its copies. Where experts exchange tokens over the network,
     those pass the same PCIe link between GPU and NIC, whether compute hides them or not.
@@ -151,11 +155,14 @@ def _over_network_s(c: Context, parts: Parts) -> Floats:
 
 @dataclass(frozen=True)
 class KindTime:
-    """One micro-batch through one layer: parts that add up, and what full recomputation would add."""
+    """Seconds of one micro-batch through one layer: parts that add up, and what recomputation would add."""
 
     parts: Parts
+    """Forward, backward and selective recomputation together."""
     backward_s: Floats
+    """Of the backward pass, with what it waits for the host."""
     full_recompute: Parts
+    """What the layer takes more when it is fully recomputed."""
 
     @property
     def seconds(self) -> Floats:
@@ -182,39 +189,41 @@ class KindTime:
         KindTime
             Arrays of shape [k].
         """
-
-        def taken(seconds: Floats) -> Floats:
-            values = np.asarray(seconds, dtype=np.float64)
-            return np.broadcast_to(values, (size,))[index]
-
         return KindTime(
-            {name: taken(part) for name, part in self.parts.items()},
-            taken(self.backward_s),
-            {name: taken(part) for name, part in self.full_recompute.items()},
+            {name: _of_layouts(part, index, size) for name, part in self.parts.items()},
+            _of_layouts(self.backward_s, index, size),
+            {name: _of_layouts(part, index, size) for name, part in self.full_recompute.items()},
         )
 
     def beside(self, other: KindTime) -> KindTime:
-        """The times of these layouts and of others after them.
+        """The times of these layouts, and after them those of further layouts.
 
         Parameters
         ----------
         other : KindTime
-            Of the same model run the same way, arrays of shape [k].
+            Seconds of the further layouts, for the same model run the same way, arrays of shape [k].
 
         Returns
         -------
         KindTime
             Arrays of shape [n + k], for these of shape [n].
         """
-
-        def both(these: Parts, others: Parts) -> Parts:
-            return {name: np.append(part, others[name]) for name, part in these.items()}
-
+        full = other.full_recompute
         return KindTime(
-            both(self.parts, other.parts),
+            {name: np.append(part, other.parts[name]) for name, part in self.parts.items()},
             np.append(self.backward_s, other.backward_s),
-            both(self.full_recompute, other.full_recompute),
+            {name: np.append(part, full[name]) for name, part in self.full_recompute.items()},
         )
+
+
+def _of_layouts(seconds: Floats, index: NDArray[np.intp], size: int) -> NDArray[np.float64]:
+    """Seconds of the layouts at some positions among `size`."""
+    return np.broadcast_to(np.asarray(seconds, dtype=np.float64), (size,))[index]
+
+
+def _appended(first: KindTime | None, second: KindTime | None) -> KindTime | None:
+    """The times of two kinds of layouts; None where the model has no such layer."""
+    return None if first is None or second is None else first.beside(second)
 
 
 @dataclass(frozen=True)
@@ -226,6 +235,7 @@ class KindTimes:
     embedding: KindTime
     head: KindTime
     mtp: KindTime | None
+    """Of one multi-token-prediction module."""
 
     def rows(self, index: NDArray[np.intp], size: int) -> KindTimes:
         """The times of some layouts.
@@ -251,37 +261,33 @@ class KindTimes:
         )
 
     def beside(self, other: KindTimes) -> KindTimes:
-        """The times of these layouts and of others after them.
+        """The times of these layouts, and after them those of further layouts.
 
         Parameters
         ----------
         other : KindTimes
-            Of the same model run the same way, arrays of shape [k].
+            Seconds of the further layouts, for the same model run the same way, arrays of shape [k].
 
         Returns
         -------
         KindTimes
             Arrays of shape [n + k], for these of shape [n].
         """
-
-        def both(these: KindTime | None, others: KindTime | None) -> KindTime | None:
-            return None if these is None or others is None else these.beside(others)
-
         return KindTimes(
-            dense=both(self.dense, other.dense),
-            moe=both(self.moe, other.moe),
+            dense=_appended(self.dense, other.dense),
+            moe=_appended(self.moe, other.moe),
             embedding=self.embedding.beside(other.embedding),
             head=self.head.beside(other.head),
-            mtp=both(self.mtp, other.mtp),
+            mtp=_appended(self.mtp, other.mtp),
         )
 
 
 def kind_times(c: Context) -> KindTimes:
-    """Prices every kind of layer of the model.
+    """Seconds of every kind of layer of the model, with what the host's launches add.
 
     Layers that differ in their attention alone, by a window or by linear attention, have their mean time, and
-    so have the layers of a hybrid pattern, and those of a group that ends with a layer with experts.
-    docs/cost_model.md, "One layer", has the source.
+    so have the layers of a hybrid pattern, and those of a group that ends with a layer with experts
+    (docs/cost_model.md, "One layer").
 
     Parameters
     ----------

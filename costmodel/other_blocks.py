@@ -1,4 +1,4 @@
-"""What blocks with a state in place of attention share: two projections, and their way over tp and cp."""
+"""Seconds of blocks in place of plain attention: Mamba, Gated DeltaNet, and sparse attention by an indexer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from meshwright.model_specs.blocks import (
 from meshwright.model_specs.parameters import attended_positions
 
 
-def recurrent_block(
+def _recurrent_block(
     c: Context,
     widths: tuple[Floats, Floats],
     core: Passes,
@@ -36,23 +36,9 @@ def recurrent_block(
 ) -> LayerTime:
     """Projections around a recurrence; context parallelism swaps tokens for heads before and behind it.
 
-    Parameters
-    ----------
-    c : Context
-        Workload, layouts, placements and rates.
-    widths : tuple of two floats or arrays
-        Outputs of the projection into the block, and inputs of that out of it, on one rank.
-    core : Passes
-        Seconds of the recurrence.
-    streamed_bytes : Passes
-        Bytes of its memory-bound operators.
-    gathers : bool
-        Whether tensor parallelism gathers its input and adds up its output.
-
-    Returns
-    -------
-    LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+    `widths`: outputs of the projection into the block, and inputs of that out of it, on one rank. `core`:
+    seconds of the recurrence. `gathers`: whether tensor parallelism gathers the block's input and adds up its
+    output.
     """
     projected, width = widths
     hidden = c.workload.model.hidden
@@ -81,12 +67,7 @@ def recurrent_block(
     return LayerTime(forward, backward, {})
 
 
-# Seconds of a Mamba-2 block, which stands in place of attention or beside it, on one rank and micro-batch.
-#
-# Read in megatron-core 0.19.2 (megatron/core/ssm/mamba_mixer.py, mamba_context_parallel.py) and in the
-# kernels of state-spaces/mamba that it calls (mamba_ssm/ops/triton/ssd_combined.py). Tensor parallelism
-# splits heads and groups, and context parallelism swaps tokens for heads by an all-to-all ahead of the
-# convolution and one behind the norm.
+# Mamba-2, in place of attention or beside it.
 
 
 _CONVOLUTION_BYTES = (4.0, 10.0)
@@ -95,13 +76,19 @@ _GATE_BYTES = (4.0, 12.0)
 """An element of the scan's output under its gate, beside what `scan_s` counts: gate read, output written
 gated too; backward gate, output, input and gradient read, two gradients written."""
 _NORM_BYTES = (4.0, 6.0)
-"""An element of the gated output under the norm, which Megatron runs on its own."""
+"""An element under a norm: the gated output's, which Megatron runs on its own, or those of step, B and C."""
 _COPY_BYTES = (4.0, 4.0)
-"""An element that is brought from sequence to batch order or back, where a micro-batch has several."""
+"""An element that is brought from sequence to batch order or back, where a micro-batch has several, or a query
+or key that is written once for each head of values."""
 
 
 def mamba_block(c: Context) -> LayerTime:
-    """Projections, convolution, scan, gated norm, its own norm and residual; with TP and CP traffic.
+    """A Mamba-2 block: projections, convolution, scan, gated norm, its own norm and residual, TP and CP traffic.
+
+    Read in megatron-core 0.19.2 (megatron/core/ssm/mamba_mixer.py, mamba_context_parallel.py) and in the
+    kernels of state-spaces/mamba that it calls (mamba_ssm/ops/triton/ssd_combined.py). Tensor parallelism
+    splits heads and groups, and context parallelism swaps tokens for heads by an all-to-all ahead of the
+    convolution and one behind the norm.
 
     Parameters
     ----------
@@ -111,7 +98,7 @@ def mamba_block(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+        Seconds by part of one layer and micro-batch on one rank.
     """
     model, tp = c.workload.model, np.asarray(c.layout.tp)
     spec = model.mamba
@@ -120,7 +107,7 @@ def mamba_block(c: Context) -> LayerTime:
     # One gather of the input and one sum of the output serve both, and attention has them.
     gathers = not model.mamba_beside_attention
     streamed = _streamed_bytes(c, spec)
-    return recurrent_block(c, widths, scan_s(c, spec), streamed, gathers=gathers)
+    return _recurrent_block(c, widths, scan_s(c, spec), streamed, gathers=gathers)
 
 
 def scan_s(c: Context, spec: Mamba2Spec) -> Passes:
@@ -186,15 +173,9 @@ def _streamed_bytes(c: Context, spec: Mamba2Spec) -> Passes:
     )
 
 
-# Seconds and kept bytes of a Mamba-1 block, which stands in place of attention, on one rank and micro-batch.
-#
-# Read in transformers 5.23 (models/jamba/modeling_jamba.py, JambaMambaMixer) and in the kernels of
-# state-spaces/mamba that it calls (csrc/selective_scan, mamba_ssm/ops/selective_scan_interface.py). No
-# framework cuts it by tensor or context parallelism.
+# Mamba-1, in place of attention.
 
 
-"""An element read and written; backward the same again, input and gradient read, gradient written."""
-"""An element under the norms of step, B and C."""
 _SCAN_BYTES = (10.0, 16.0)
 """A channel in the scan: input, step, gate read, output written bare and gated; backward gradient, input,
 step, gate and output read, three gradients written."""
@@ -211,7 +192,11 @@ _CLOCK_HZ = 1.6e9
 
 
 def mamba1_block(c: Context) -> LayerTime:
-    """Four projections, convolution, scan and gate, its own norm and residual; not split by TP or CP.
+    """A Mamba-1 block: four projections, convolution, scan and gate, its own norm and residual.
+
+    Read in transformers 5.23 (models/jamba/modeling_jamba.py, JambaMambaMixer) and in the kernels of
+    state-spaces/mamba that it calls (csrc/selective_scan, mamba_ssm/ops/selective_scan_interface.py). No
+    framework cuts it by tensor or context parallelism.
 
     Parameters
     ----------
@@ -221,7 +206,7 @@ def mamba1_block(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+        Seconds by part of one layer and micro-batch on one rank.
     """
     spec, hidden = c.workload.model.mamba1, c.workload.model.hidden
     assert spec is not None
@@ -301,7 +286,7 @@ def saved_bytes(spec: Mamba1Spec, narrow: float) -> float:
     The first projection's output, what the channels are projected to, the scan's output, and its state each
     2,048 positions (selective_scan_interface.py, SelectiveScanFn and MambaInnerFn, ctx.save_for_backward).
     With inner norms, which the fused function has no place for, also the convolution's output, the steps, the
-    gated output and the normed values; without, backward makes them anew.
+    gated output and the normed values; without, the backward pass computes them again.
 
     Parameters
     ----------
@@ -313,6 +298,7 @@ def saved_bytes(spec: Mamba1Spec, narrow: float) -> float:
     Returns
     -------
     float
+        Bytes, above 0.
     """
     states = 8.0 * spec.channels * spec.state_dim / 2048.0
     saved = 2.0 * spec.projected_width + 2.0 * spec.selected_width + 2.0 * spec.channels + states
@@ -322,12 +308,7 @@ def saved_bytes(spec: Mamba1Spec, narrow: float) -> float:
     return saved + float(kept_besides)
 
 
-# Seconds of a Gated DeltaNet block, which stands in place of attention, on one rank and micro-batch.
-#
-# Read in megatron-core 0.19.2 (megatron/core/ssm/gated_delta_net) and in the kernels of
-# flash-linear-attention that it calls (fla/ops/gated_delta_rule, chunks of 64 positions). Tensor parallelism
-# splits the heads, and context parallelism swaps tokens for heads by an all-to-all ahead of the convolution
-# and one behind the norm.
+# Gated DeltaNet, in place of attention.
 
 
 CHUNK = 64
@@ -338,13 +319,17 @@ _DELTA_CONVOLUTION_BYTES = (4.0, 8.0)
 """An element read and written; backward input and gradient read, gradient written, weights' sums."""
 _UNIT_BYTES = (4.0, 6.0)
 """An element of a query or key that is made of unit length, as a norm."""
-"""An element of a query or key that is written once for each head of values."""
 _GATED_NORM_BYTES = (6.0, 10.0)
 """An element of the output under its norm and gate: two read, one written; backward three and two."""
 
 
 def linear_attention_block(c: Context) -> LayerTime:
-    """Projections, convolution, delta rule, gated norm, its own norm and residual; with TP and CP traffic.
+    """A Gated DeltaNet block: projections, convolution, delta rule, gated norm, its own norm and residual.
+
+    Read in megatron-core 0.19.2 (megatron/core/ssm/gated_delta_net) and in the kernels of
+    flash-linear-attention that it calls (fla/ops/gated_delta_rule, chunks of 64 positions). Tensor parallelism
+    splits the heads, and context parallelism swaps tokens for heads by an all-to-all ahead of the convolution
+    and one behind the norm.
 
     Parameters
     ----------
@@ -354,13 +339,13 @@ def linear_attention_block(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+        Seconds by part of one layer and micro-batch on one rank.
     """
     model, tp = c.workload.model, np.asarray(c.layout.tp)
     spec = model.linear_attention
     assert spec is not None
     widths = spec.projected_width / tp, spec.value_width / tp
-    return recurrent_block(c, widths, delta_rule_s(c, spec), _delta_streamed_bytes(c, spec))
+    return _recurrent_block(c, widths, delta_rule_s(c, spec), _delta_streamed_bytes(c, spec))
 
 
 def delta_rule_s(c: Context, spec: GatedDeltaNetSpec) -> Passes:
@@ -421,11 +406,7 @@ def _delta_streamed_bytes(c: Context, spec: GatedDeltaNetSpec) -> Passes:
     )
 
 
-# Seconds and kept bytes of attention to positions that an indexer chooses, on one rank and micro-batch.
-#
-# Read in megatron-core 0.19.2 (megatron/core/transformer/experimental_attention_variant: dsa.py,
-# absorbed_mla.py, dsa_cudnn_kernels.py). Tensor parallelism splits the heads of attention; every rank runs
-# the whole indexer, over the tokens of the tensor group.
+# Attention to positions that an indexer chooses.
 
 
 _HEAD_BLOCK = 64.0
@@ -453,7 +434,8 @@ def _chosen(workload: Workload) -> float:
 def sparse_core_s(c: Context) -> Passes:
     """Attention over the latents of the chosen positions: sqrt(C^2 + M^2) of its products and what they read.
 
-    A query makes 2 (2 r + d) k FLOP a head with k positions, latents of r and d elements of position, for
+    Read in megatron-core 0.19.2 (megatron/core/transformer/experimental_attention_variant: dsa.py,
+    absorbed_mla.py, dsa_cudnn_kernels.py). Tensor parallelism splits the heads. A query makes 2 (2 r + d) k FLOP a head with k positions, latents of r and d elements of position, for
     keys and values are the latent itself (absorbed_mla.py); heads are padded to 64. The latents of its
     positions, 2 (r + d) k bytes, are read once for all heads, backward three times (read, read again for the
     gradient, gradient added).
@@ -466,7 +448,7 @@ def sparse_core_s(c: Context) -> Passes:
     Returns
     -------
     Passes
-        Seconds of one layer.
+        Seconds of one layer and micro-batch, above 0.
     """
     latent, _ = _parts_of(c.workload)
     chosen, rates = _chosen(c.workload), c.rates
@@ -484,7 +466,7 @@ def sparse_core_s(c: Context) -> Passes:
 def indexer_block(c: Context) -> LayerTime:
     """Projections, scores of every earlier position, their selection and the loss that trains the indexer.
 
-    With heads of D elements, H of them, s positions and k chosen: 2 H D FLOP an earlier position forward,
+    Every tensor rank runs the whole indexer, over the tokens of the tensor group. With heads of D elements, H of them, s positions and k chosen: 2 H D FLOP an earlier position forward,
     6 H D a chosen one backward, and once more attention's scores of the chosen ones, which the loss compares
     with (arXiv 2512.02556, equations 1 to 4). The indexer's inputs have no gradients (dsa.py, detach), and
     the tensor group adds up the k probabilities of each query (compute_dsa_indexer_loss).
@@ -497,7 +479,7 @@ def indexer_block(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part, beside those of attention.
+        Seconds by part of one layer and micro-batch, beside those of attention.
     """
     latent, indexer = _parts_of(c.workload)
     model, rates, chosen = c.workload.model, c.rates, _chosen(c.workload)
@@ -551,6 +533,7 @@ def sparse_saved(workload: Workload, tp: Floats, kept: Floats) -> Floats:
     Returns
     -------
     float or array
+        Bytes, above 0, in the common shape of `tp` and `kept`.
     """
     latent, indexer = _parts_of(workload)
     model = workload.model
