@@ -19,6 +19,8 @@ from meshwright.costmodel.workload import (
     GATHERS,
     PROBABILITY_BYTES,
     Workload,
+    rank_tokens,
+    sequence_shards,
     swaps_heads,
 )
 from meshwright.model_specs.blocks import BlockShares
@@ -145,45 +147,6 @@ _DROPOUT_BYTES = 3.0
 """Of `_SCORE_BYTES`, what dropout keeps; models with rotary embeddings are trained without."""
 
 
-def rank_tokens(workload: Workload, layout: Layout) -> Floats:
-    """Tokens of one micro-batch on one rank: T = b s / cp, with b sequences of s tokens.
-
-    The T of docs/cost_model.md, "One layer".
-
-    Parameters
-    ----------
-    workload : Workload
-        Its sequence length is used.
-    layout : Layout
-        One layout, or many of shape [n]; micro_batch and cp are used.
-
-    Returns
-    -------
-    float or array
-        Tokens, above 0, shaped like the layout.
-    """
-    tokens = np.asarray(layout.micro_batch) * workload.seq_len
-    per_rank: Floats = tokens / layout.cp
-    return per_rank
-
-
-def sequence_shards(layout: Layout) -> Floats:
-    """Ways in which tensor parallelism splits what lies between its matrix products.
-
-    Parameters
-    ----------
-    layout : Layout
-        One layout, or many of shape [n].
-
-    Returns
-    -------
-    float or array
-        tp with sequence parallelism, else 1.
-    """
-    shards: Floats = np.where(layout.sequence_parallel, layout.tp, 1).astype(np.float64)
-    return shards
-
-
 def _saved_input_bytes(workload: Workload) -> float:
     """Bytes of an element of a saved GEMM input."""
     quantised = workload.precision in ("fp8", "mxfp8", "nvfp4")
@@ -292,7 +255,7 @@ class SavedActivations:
 
 
 def saved_activations(workload: Workload, layout: Layout) -> SavedActivations:
-    """What autograd keeps of a dense layer and of a layer with experts, as `activation_bytes_per_layer` counts.
+    """`activation_bytes_per_layer` of a dense layer and of a layer with experts.
 
     Parameters
     ----------

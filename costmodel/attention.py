@@ -31,9 +31,9 @@ from meshwright.model_specs.parameters import attended_positions
 _FUSED_SOFTMAX_BYTES = (11.0, 16.0)
 """Score written and read, masked softmax, dropout and its mask, per score, forward and backward."""
 _UNFUSED_BYTES = (41.0, 43.0)
-"""Bytes a score one operator at a time (megatron/core/fusions/fused_softmax.py, forward_torch_softmax). Forward:
-score written (2), cast up (6), scaled (8), masked (9), softmax (8), cast down (6), read (2). Backward:
-gradient written (2), cast (6), softmax (12), mask (9), scale (8), cast (6)."""
+"""Bytes a score one operator at a time (megatron/core/fusions/fused_softmax.py, forward_torch_softmax).
+Forward: score written (2), cast up (6), scaled (8), masked (9), softmax (8), cast down (6), read (2).
+Backward: gradient written (2), cast (6), softmax (12), mask (9), scale (8), cast (6)."""
 _ODD_HEAD_FACTOR = 5.0
 """Time of an unfused GEMM whose head width is not a multiple of 8: no tensor cores."""
 _GATE_BYTES = (6.0, 10.0)
@@ -297,8 +297,8 @@ def _fused_core(c: Context, flops: Floats, queries: Floats) -> _Core:
 def window_share(c: Context) -> float:
     """Score area of the model's layers, windowed and full, over that of full causal attention.
 
-    Derived here: a window of w keeps w - w^2 / (2 s) of the s / 2 keys that a query sees on average; chunks of
-    w keep w / 2.
+    Derived here: a window of w keeps w - w^2 / (2 s) of the s / 2 keys that a query sees on average; chunks
+    of w keep w / 2.
 
     Parameters
     ----------

@@ -16,13 +16,19 @@ from meshwright.costmodel.activations import (
     activation_bytes_per_layer,
     offloaded_per_layer,
     offloads_any,
-    rank_tokens,
-    sequence_shards,
 )
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
 from meshwright.costmodel.stacks import MemoryProfile, memory_profile, stack_constants
 from meshwright.costmodel.states import layer_parameters_on_gpu, optimizer_shards, table_parameters
-from meshwright.costmodel.workload import GATHERS, SUM_BYTES, TOKEN_BYTES, Workload, gathered_ranks
+from meshwright.costmodel.workload import (
+    GATHERS,
+    SUM_BYTES,
+    TOKEN_BYTES,
+    Workload,
+    gathered_ranks,
+    rank_tokens,
+    sequence_shards,
+)
 from meshwright.model_specs.parameters import dense_mlp_parameters, expert_parameters
 from meshwright.model_specs.schema import ModelSpec
 
@@ -133,11 +139,11 @@ def dispatch_buffers(workload: Workload, layout: Layout) -> Floats:
     """Bytes of the buffers of tokens on one GPU; 0 with other dispatchers and without experts.
 
     Their sizes are what Megatron-LM asks for (megatron-core 0.19.2, core/transformer/moe/fused_a2a.py,
-    get_buffer and init_hybrid_ep_buffer). DeepEP, csrc/legacy/config.hpp, get_nvl_buffer_size_hint and get_rdma_buffer_size_hint: a number of
-    tokens for each channel and peer, whatever the batch. HybridEP, branch hybrid-ep, intranode.cu and
-    internode_doca.cu in csrc/hybrid_ep/buffer: room for all tokens of all ranks of the group, which one rank
-    may have to take, with a probability for each expert of the domain; between domains also the tokens of a
-    rank, and three times those that every other domain sends to it.
+    get_buffer and init_hybrid_ep_buffer). DeepEP, csrc/legacy/config.hpp, get_nvl_buffer_size_hint and
+    get_rdma_buffer_size_hint: a number of tokens for each channel and peer, whatever the batch. HybridEP,
+    branch hybrid-ep, intranode.cu and internode_doca.cu in csrc/hybrid_ep/buffer: room for all tokens of all
+    ranks of the group, which one rank may have to take, with a probability for each expert of the domain;
+    between domains also the tokens of a rank, and three times those that every other domain sends to it.
 
     Parameters
     ----------
@@ -212,8 +218,9 @@ _EXPERT_NODES = 50.0
 def graph_bytes(workload: Workload, layout: Layout) -> NDArray[np.float64]:
     """Records of the kernels in the CUDA graphs of a pipeline rank with its mean share of layers.
 
-    10 KiB a kernel (NVIDIA/cccl pull request 3768). A graph of the whole step holds every micro-batch. Graphs of single layers are captured for each
-    micro-batch of a pipeline, and once without (megatron/core/transformer/cuda_graphs.py, TECudaGraphHelper).
+    10 KiB a kernel (NVIDIA/cccl pull request 3768). A graph of the whole step holds every micro-batch. Graphs
+    of single layers are captured for each micro-batch of a pipeline, and once without
+    (megatron/core/transformer/cuda_graphs.py, TECudaGraphHelper).
 
     Parameters
     ----------
@@ -271,7 +278,8 @@ _SCORE_GRADIENT_BYTES, _PLAIN_SCORE_GRADIENT_BYTES = 4.0, 8.0
 def workspace_bytes(workload: Workload) -> float:
     """Memory of every GPU that no tensor of the model explains: workspaces, rotary tables and masks.
 
-    0.25 GiB (`FIXED_BYTES`; docs/cost_model.md, "Memory"); a calibration adds what the user's own runs showed.
+    0.25 GiB (`FIXED_BYTES`; docs/cost_model.md, "Memory"); a calibration adds what the user's own runs
+    showed.
 
     Parameters
     ----------

@@ -153,7 +153,8 @@ def long_ring_pass_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Li
     """`ring_pass_s` with the (P-1) hops of a ring, each over the level that it crosses.
 
     NCCL gathers and scatters large buffers round rings only, however many ranks there are (src/graph/
-    tuning.cc; Thakur, Rabenseifner and Gropp 2005, section 4.1, with a latency for every level). Of the P links of a ring P/inside - P/members cross a level (its outermost: P/inside).
+    tuning.cc; Thakur, Rabenseifner and Gropp 2005, section 4.1, with a latency for every level). Of the P
+    links of a ring P/inside - P/members cross a level (its outermost: P/inside).
 
     Parameters
     ----------
@@ -362,7 +363,8 @@ _LEAST_IN_SWITCH = 3
 """Members from which switches reduce; two copy directly."""
 _PIPELINED_TREE_RATE = 0.85
 """Of a ring's bandwidth that the pipelined double binary tree keeps between nodes (tuning.cc)."""
-_SCALE_UP_MEDIA = ("nvlink", "xgmi", "pcie")
+SCALE_UP_MEDIA = ("nvlink", "xgmi", "pcie")
+"""What joins GPUs inside a node or an NVLink domain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,7 +444,7 @@ def isolated_fabric(
     architecture = cluster.device.architecture
     usual = np.array([_ring_fraction(medium, architecture) for medium in levels.media])
     ring = np.where(np.isnan(levels.attained), usual * levels.host_share, levels.attained)
-    scale_up = np.array([medium in _SCALE_UP_MEDIA for medium in levels.media])
+    scale_up = np.array([medium in SCALE_UP_MEDIA for medium in levels.media])
     network_exchange = np.where(ring < 0.5, ring, _value("exchange", "infiniband"))
     kernels = "nvlink" if deduplicated else "nccl"
     usual = np.where(scale_up, _value("exchange", kernels), network_exchange)

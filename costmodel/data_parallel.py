@@ -184,7 +184,8 @@ def exposed_s(
     max(seconds - window, tail) + slow-down x min(seconds, window): traffic of each micro-batch hides under
     all of them; else gradients are reduced, and parameters gathered, next to one micro-batch, or to what
     `hiding_windows` says of several chunks, and the last bucket stays exposed. Traffic and the compute that
-    runs beside it slow each other down (`FrameworkConstants.dp_interference`; docs/cost_model.md, "The step").
+    runs beside it slow each other down (`FrameworkConstants.dp_interference`; docs/cost_model.md, "The
+    step").
 
     Parameters
     ----------

@@ -135,8 +135,8 @@ _PERMUTE_BYTES = 8.0
 """Bytes for each copy of a token and element, in and out of the experts' order: a read and a write each
 way."""
 _SORTED_TWICE_BYTES = 12.0
-"""Bytes for each copy and element with NCCL's all-to-all, which sorts by rank, then by expert: before, between
-and after its transfers (Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
+"""Bytes for each copy and element with NCCL's all-to-all, which sorts by rank, then by expert: before,
+between and after its transfers (Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
 _ROUTER_BYTES = 40.0
 """Scores, their sum or softmax, top k and its gradient, bytes a token and expert."""
 

@@ -15,14 +15,18 @@ from meshwright.costmodel.activations import (
     SavedActivations,
     offloaded_per_layer,
     offloads_any,
-    rank_tokens,
     saved_activations,
-    sequence_shards,
 )
 from meshwright.costmodel.buffers import transients, workspace_bytes
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.rank_load import Stages, layer_counts, recomputed_layers
-from meshwright.costmodel.schedules import Schedule, in_flight, last_rank, on_both_ranks
+from meshwright.costmodel.schedules import (
+    Schedule,
+    in_flight,
+    is_v_shaped,
+    last_rank,
+    on_both_ranks,
+)
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.states import (
     end_parameters,
@@ -32,9 +36,8 @@ from meshwright.costmodel.states import (
     rank_parameters,
     state_bytes,
     state_bytes_per_parameter,
-    v_shaped,
 )
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import Workload, rank_tokens, sequence_shards
 
 GIB = float(2**30)
 
@@ -184,7 +187,7 @@ def _in_all_micro_batches(
     """Saved activations of every rank, of all its micro-batches in flight."""
     model, rank = workload.model, np.arange(len(stages))
     counts = layer_counts(
-        model.dense_layers, stages, recomputed_layers(layout), v_shaped=v_shaped(layout)
+        model.dense_layers, stages, recomputed_layers(layout), v_shaped=is_v_shaped(layout)
     )
     (dense, dense_full), (main, main_full) = layer.dense, layer.main
     last = rank == last_rank(layout.schedule, len(stages))
@@ -240,7 +243,7 @@ def usable_hbm_gib(workload: Workload) -> float:
 
 
 def hbm_gib_for(workload: Workload, usable_gib: float) -> float:
-    """The HBM of a GPU on which `usable_hbm_gib` is a given amount: its inverse, docs/cost_model.md, "Memory".
+    """The HBM of a GPU on which `usable_hbm_gib` is a given amount: the inverse of that function.
 
     Parameters
     ----------
@@ -292,9 +295,9 @@ class LayerBytes(NamedTuple):
     leading_states: NDArray[np.float64]
     """`states` of a leading dense layer of a mixture-of-experts model; else of the main layer."""
     leading_saved: NDArray[np.float64]
-    """`saved` of such a layer."""
+    """`saved` of that layer."""
     leading_dropped: NDArray[np.float64]
-    """`dropped` of such a layer."""
+    """`dropped` of that layer."""
 
     def rows(self, index: NDArray[np.intp]) -> LayerBytes:
         """The bytes for some layouts.
@@ -379,11 +382,11 @@ def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
 class PeakBounds(NamedTuple):
     """The least peak of some layouts over all splits, as a function of how many layers they recompute.
 
-    Derived here: the peak is at least any weighted mean of what the ranks hold. With weights in proportion to 1 / B_r, B_r
-    bytes of a main layer on rank r, that mean is (main layers + leading ones times min_r C_r / B_r + sum_r
-    E_r / B_r) over sum_r 1 / B_r, C_r bytes of a leading dense layer, E_r those of token table, head and MTP
-    modules. It holds with every layer recomputed, and with every layer kept, less what the recomputed layers
-    of each rank save; the larger of the two counts. Arrays of shape [n].
+    Derived here: the peak is at least any weighted mean of what the ranks hold. With weights in proportion to
+    1 / B_r, B_r bytes of a main layer on rank r, that mean is (main layers + leading ones times min_r C_r /
+    B_r + sum_r E_r / B_r) over sum_r 1 / B_r, C_r bytes of a leading dense layer, E_r those of token table,
+    head and MTP modules. It holds with every layer recomputed, and with every layer kept, less what the
+    recomputed layers of each rank save; the larger of the two counts. Arrays of shape [n].
     """
 
     kept: NDArray[np.float64]
@@ -396,7 +399,7 @@ class PeakBounds(NamedTuple):
     """Bytes beside the layers, on every rank."""
 
     def peak_gib(self, recomputed_layers: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The least peak with so many layers recomputed, as the text of `PeakBounds` derives it.
+        """The least peak with a given number of layers recomputed, as the text of `PeakBounds` derives it.
 
         Parameters
         ----------

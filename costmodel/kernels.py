@@ -62,10 +62,10 @@ def gemm_s(
     """`groups` GEMMs of [m, k] x [k, n] in one launch: 2 m n k FLOP each.
 
     sqrt(C^2 + M^2), with C = 2 m n k / (peak k/(k+k0) m/(m+e0) n/(n+e0) wave) and M the bytes of operands and
-    results over HBM's rate. The rate falls with few rows or columns, with shallow K, and with the last, partly
-    filled wave of output tiles over the SMs (tile and wave quantisation: NVIDIA "Matrix Multiplication
-    Background User's Guide", sections 3 and 4). Operands and results go through HBM meanwhile: the two overlap
-    but for the first and last tiles (a p-norm of 2 fits the measured shapes best).
+    results over HBM's rate. The rate falls with few rows or columns, with shallow K, and with the last,
+    partly filled wave of output tiles over the SMs (tile and wave quantisation: NVIDIA "Matrix Multiplication
+    Background User's Guide", sections 3 and 4). Operands and results go through HBM meanwhile: the two
+    overlap but for the first and last tiles (a p-norm of 2 fits the measured shapes best).
 
     Parameters
     ----------

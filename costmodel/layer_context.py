@@ -28,6 +28,8 @@ from meshwright.costmodel.workload import (
     HIERARCHICAL,
     Workload,
     inside_and_between,
+    rank_tokens,
+    sequence_shards,
     swapping_ranks,
 )
 from meshwright.frameworks.catalog import framework_of_stack
@@ -49,10 +51,7 @@ class Context:
     @cached_property
     def tokens(self) -> Floats:
         """Tokens of a micro-batch on one rank."""
-        layout = self.layout
-        tokens = np.asarray(layout.micro_batch) * self.workload.seq_len
-        per_rank: Floats = tokens / layout.cp
-        return per_rank
+        return rank_tokens(self.workload, self.layout)
 
     @cached_property
     def cast_bytes(self) -> float:
@@ -98,8 +97,7 @@ class Context:
     @cached_property
     def sequence_shards(self) -> Floats:
         """Ways that norms, residuals and dropout are split: tp with sequence parallelism, else 1."""
-        shards: Floats = np.where(self.layout.sequence_parallel, self.layout.tp, 1)
-        return shards
+        return sequence_shards(self.layout)
 
     @cached_property
     def activation_bytes(self) -> Floats:
@@ -339,8 +337,8 @@ def less_hidden(
 ) -> tuple[Floats, Floats]:
     """Exposed seconds of a transfer that runs beside compute: at least the share that can never hide.
 
-    max((1 - share) t, t - compute). `costmodel/data/frameworks.yaml` has the shares (`tp_hidden`, `ep_hidden`)
-    with their sources.
+    max((1 - share) t, t - compute). `costmodel/data/frameworks.yaml` has the shares (`tp_hidden`,
+    `ep_hidden`) with their sources.
 
     Parameters
     ----------

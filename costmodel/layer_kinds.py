@@ -113,10 +113,11 @@ H100 (NVIDIA/nvbandwidth, issue 24, device to host), 25 of 32 on A100 (ZaidQures
 def with_copies(c: Context, sent: LayerTime, layer: LayerTime, shares: BlockShares) -> LayerTime:
     """The layer with what its own seconds do not hide of the copies of its offloaded tensors.
 
-    `activations.offloaded_per_layer` has what is copied, with its source, and `COPY_SHARE` the rate. Copies run on streams of their own, forward to the host and backward from it, and take as long either way.
-    What is not on the host when the layer ends is still in HBM; what is not back keeps its backward pass
-    waiting: either pass lasts at least as long as its copies. Where experts exchange tokens over the network,
-    those pass the same PCIe link between GPU and NIC, whether compute hides them or not.
+    `activations.offloaded_per_layer` has what is copied, with its source, and `COPY_SHARE` the rate. Copies
+    run on streams of their own, forward to the host and backward from it, and take as long either way. What
+    is not on the host when the layer ends is still in HBM; what is not back keeps its backward pass waiting:
+    either pass lasts at least as long as its copies. Where experts exchange tokens over the network, those
+    pass the same PCIe link between GPU and NIC, whether compute hides them or not.
 
     Parameters
     ----------
@@ -359,7 +360,7 @@ def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) 
 
 
 def _mean_of_group(c: Context, mixers: tuple[LayerTime, ...], layers: int) -> KindTime:
-    """The mean of so many layers, of which the last has experts."""
+    """The mean of a group of `layers` layers, of which the last has experts."""
     dense, experts = (_mean_layer(c, mixers, kind) for kind in c.workload.model.blocks.kinds())
     share = 1.0 / layers
     return KindTime(

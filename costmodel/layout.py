@@ -58,8 +58,8 @@ class Layout:
     """Groups of replicas that each hold all that ZeRO shards (HSDP; Megatron's distributed optimizer
     instances); the innermost ranks form one. 1 shards over all replicas."""
     optimizer_offload: Ints = 0
-    """Percent, 0 to 100, of the parameters whose optimizer states, fp32 weights among them, lie in the host's memory and
-    are updated by its CPU."""
+    """Percent, 0 to 100, of the parameters whose optimizer states, fp32 weights among them, lie in the host's
+    memory and are updated by its CPU."""
     recompute: Ints = 0
     """A `Recompute` mask."""
     recompute_layers: Ints = 0

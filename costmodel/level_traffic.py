@@ -343,7 +343,7 @@ _SUITS = {
     "ep": "poor: hot destinations overload single paths, and their pauses (PFC) spread to other flows",
     "etp": "poor: sizes follow the router",
 }
-"""By axis; the others are `_GOOD`."""
+"""By axis; any other is `_GOOD`."""
 
 
 def axis_pattern(

@@ -12,7 +12,7 @@ as the slowest, that from part to part: a pipeline runs at the pace of its slowe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.footprint import offloaded_gib, stage_memory_gib, usable_hbm_gib
 from meshwright.costmodel.layer_context import Context, Parts, total
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import Floats, Layout, Placement
+from meshwright.costmodel.layout import Floats, Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rank_load import Stages, rank_counts, rank_parts
 from meshwright.costmodel.rates import fabric_links
@@ -61,7 +61,9 @@ class PlacedPart:
     def context(self) -> Context:
         """The layout on this part, ranks in Megatron's order."""
         placement = nested_placement(self.workload.cluster, self.own_layout)
-        return make_context(self.workload, self.layout, _leaving(placement))
+        # Hand-overs leave the part: pipeline groups cross its outermost level.
+        leaving = replace(placement, pp=_members_of_two(np.shape(placement.pp)))
+        return make_context(self.workload, self.layout, leaving)
 
     @cached_property
     def times(self) -> KindTimes:
@@ -70,7 +72,7 @@ class PlacedPart:
 
     @cached_property
     def crossing(self) -> Context:
-        """The layout on this part as hand-overs are priced: out of the whole part, or over what joins the parts."""
+        """The layout on this part with the links of hand-overs: out of the whole part, or between parts."""
         gpus = self.workload.gpus if self.part_gpus is None else self.part_gpus
         return crossing_context(self.context, gpus, self.between_gbps_per_gpu)
 
@@ -97,11 +99,6 @@ class Segment:
     def own(self) -> slice:
         """Positions of the segment's ranks among all pipeline ranks."""
         return slice(self.first, self.first + self.ranks)
-
-
-def _leaving(placement: Placement) -> Placement:
-    """The placement with pipeline groups that leave the outermost level below the whole."""
-    return replace(placement, pp=_members_of_two(np.shape(placement.pp)))
 
 
 def _members_of_two(shape: tuple[int, ...]) -> NDArray[np.int64]:
@@ -172,7 +169,12 @@ def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
         parts = rank_parts(segment.part.times, counts, model.mtp_layers)
         by_segment.append({name: np.asarray(row)[segment.own] for name, row in parts.items()})
     names = dict.fromkeys(name for parts in by_segment for name in parts)
-    by_rank = {name: np.concatenate([_row(parts, name) for parts in by_segment]) for name in names}
+    by_rank = {
+        name: np.concatenate(
+            [parts.get(name, np.zeros_like(parts["head"])) for parts in by_segment]
+        )
+        for name in names
+    }
     loads = np.sum(list(by_rank.values()), axis=0)
     busiest = int(np.argmax(loads))
     dense, expert = (
@@ -185,11 +187,6 @@ def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
         float(np.sum(loads)),
         [(np.max(dense[each.own]), np.max(expert[each.own])) for each in segments],
     )
-
-
-def _row(parts: Mapping[str, NDArray[np.float64]], name: str) -> NDArray[np.float64]:
-    """A part of each rank; zeros where a segment has no such part."""
-    return parts[name] if name in parts else np.zeros_like(next(iter(parts.values())))
 
 
 def mixed_step_of_loads(
@@ -256,7 +253,7 @@ def mixed_memory_gib(segments: Sequence[Segment], stages: Stages) -> NDArray[np.
 
 
 def host_memory_gib(segments: Sequence[Segment], stages: Stages) -> float:
-    """What the host of a node holds of what is offloaded, as if all its GPUs were of the rank that holds most.
+    """What a node's host holds of what is offloaded, as if all its GPUs were of the rank that holds most.
 
     `footprint.offloaded_gib` has the sources.
 

@@ -1,4 +1,5 @@
-"""Seconds of blocks in place of plain attention: Mamba, Gated DeltaNet, and sparse attention by an indexer."""
+"""Seconds of blocks in place of plain attention: Mamba, Gated DeltaNet, and sparse attention by an
+indexer."""
 
 from __future__ import annotations
 
@@ -78,12 +79,12 @@ gated too; backward gate, output, input and gradient read, two gradients written
 _NORM_BYTES = (4.0, 6.0)
 """An element under a norm: the gated output's, which Megatron runs on its own, or those of step, B and C."""
 _COPY_BYTES = (4.0, 4.0)
-"""An element that is brought from sequence to batch order or back, where a micro-batch has several, or a query
-or key that is written once for each head of values."""
+"""An element that is brought from sequence to batch order or back, where a micro-batch has several, or a
+query or key that is written once for each head of values."""
 
 
 def mamba_block(c: Context) -> LayerTime:
-    """A Mamba-2 block: projections, convolution, scan, gated norm, its own norm and residual, TP and CP traffic.
+    """A Mamba-2 block: projections, convolution, scan, gated norm, its own norm and residual.
 
     Read in megatron-core 0.19.2 (megatron/core/ssm/mamba_mixer.py, mamba_context_parallel.py) and in the
     kernels of state-spaces/mamba that it calls (mamba_ssm/ops/triton/ssd_combined.py). Tensor parallelism
@@ -327,9 +328,9 @@ def linear_attention_block(c: Context) -> LayerTime:
     """A Gated DeltaNet block: projections, convolution, delta rule, gated norm, its own norm and residual.
 
     Read in megatron-core 0.19.2 (megatron/core/ssm/gated_delta_net) and in the kernels of
-    flash-linear-attention that it calls (fla/ops/gated_delta_rule, chunks of 64 positions). Tensor parallelism
-    splits the heads, and context parallelism swaps tokens for heads by an all-to-all ahead of the convolution
-    and one behind the norm.
+    flash-linear-attention that it calls (fla/ops/gated_delta_rule, chunks of 64 positions). Tensor
+    parallelism splits the heads, and context parallelism swaps tokens for heads by an all-to-all ahead of the
+    convolution and one behind the norm.
 
     Parameters
     ----------
@@ -435,10 +436,10 @@ def sparse_core_s(c: Context) -> Passes:
     """Attention over the latents of the chosen positions: sqrt(C^2 + M^2) of its products and what they read.
 
     Read in megatron-core 0.19.2 (megatron/core/transformer/experimental_attention_variant: dsa.py,
-    absorbed_mla.py, dsa_cudnn_kernels.py). Tensor parallelism splits the heads. A query makes 2 (2 r + d) k FLOP a head with k positions, latents of r and d elements of position, for
-    keys and values are the latent itself (absorbed_mla.py); heads are padded to 64. The latents of its
-    positions, 2 (r + d) k bytes, are read once for all heads, backward three times (read, read again for the
-    gradient, gradient added).
+    absorbed_mla.py, dsa_cudnn_kernels.py). Tensor parallelism splits the heads. A query makes 2 (2 r + d) k
+    FLOP a head with k positions, latents of r and d elements of position, for keys and values are the latent
+    itself (absorbed_mla.py); heads are padded to 64. The latents of its positions, 2 (r + d) k bytes, are
+    read once for all heads, backward three times (read, read again for the gradient, gradient added).
 
     Parameters
     ----------
@@ -466,10 +467,11 @@ def sparse_core_s(c: Context) -> Passes:
 def indexer_block(c: Context) -> LayerTime:
     """Projections, scores of every earlier position, their selection and the loss that trains the indexer.
 
-    Every tensor rank runs the whole indexer, over the tokens of the tensor group. With heads of D elements, H of them, s positions and k chosen: 2 H D FLOP an earlier position forward,
-    6 H D a chosen one backward, and once more attention's scores of the chosen ones, which the loss compares
-    with (arXiv 2512.02556, equations 1 to 4). The indexer's inputs have no gradients (dsa.py, detach), and
-    the tensor group adds up the k probabilities of each query (compute_dsa_indexer_loss).
+    Every tensor rank runs the whole indexer, over the tokens of the tensor group. With heads of D elements, H
+    of them, s positions and k chosen: 2 H D FLOP an earlier position forward, 6 H D a chosen one backward,
+    and once more attention's scores of the chosen ones, which the loss compares with (arXiv 2512.02556,
+    equations 1 to 4). The indexer's inputs have no gradients (dsa.py, detach), and the tensor group adds up
+    the k probabilities of each query (compute_dsa_indexer_loss).
 
     Parameters
     ----------

@@ -40,11 +40,11 @@ def counted_members(
 ) -> dict[str, IntArray]:
     """Members of a group inside the block that paces it, by axis of `Placement` and level.
 
-    For mappings whose groups are not alike in every block: expert groups that end inside a tensor group, nodes
-    and blocks of the machine that hold unequal parts of an allocation. A ring is paced by the block whose
-    links it shares with most others: of the GPUs in use there, divided by the rings that leave it, a ring has
-    so many. An all-to-all is paced by the block that sends the largest share outside. Where every block holds
-    m members of every group that it cuts, both give m.
+    For mappings whose groups are not alike in every block: expert groups that end inside a tensor group,
+    nodes and blocks of the machine that hold unequal parts of an allocation. A ring is paced by the block
+    whose links it shares with most others: of the GPUs in use there, divided by the rings that leave it, a
+    ring has so many. An all-to-all is paced by the block that sends the largest share outside. Where every
+    block holds m members of every group that it cuts, both give m.
 
     Parameters
     ----------
@@ -118,7 +118,9 @@ def position_of_ranks(matrix: MatrixRows) -> IntArray:
 def _members_in(
     where: IntArray, degrees: tuple[int, int, int, int], etp: int, ep: int
 ) -> dict[str, int]:
-    """Members of a group inside a block of one level, by axis; `where` is the block of every rank, [ranks]."""
+    """Members of a group inside a block of one level, by axis; `where` is the block of every rank,
+    [ranks].
+    """
     tp, cp, dp, pp = degrees
     dense = where.reshape(pp, dp, cp, tp)
     experts = where.reshape(pp, -1, ep, etp)
@@ -263,8 +265,8 @@ def _inside(matrix: ParallelismMatrix) -> dict[str, NDArray[np.int64]]:
 def placement_on(cluster: ClusterSpec, layout: Layout, matrix: ParallelismMatrix) -> Placement:
     """Members inside a block of each level, as the ranks of a parallelism matrix stand on a machine.
 
-    Those of `placement_from_matrix`, but counted rank by rank (`counted_members`) where expert groups do not
-    nest in the factors, or blocks of the allocation share a block of the machine.
+    As `placement_from_matrix` has them, but counted rank by rank (`counted_members`) where expert groups do
+    not nest in the factors, or blocks of the allocation share a block of the machine.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.layer_context import Context, Parts, add
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Ints, Layout, Recompute
-from meshwright.costmodel.schedules import bubble_share, has_trait
+from meshwright.costmodel.schedules import bubble_share, has_trait, is_v_shaped
 
 # How many layers of each kind a split puts on every pipeline rank.
 
@@ -24,7 +24,7 @@ V-shaped schedule the second half runs back: stages[2 pp - 1 - c][1]."""
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """Layers of each kind on every pipeline rank, arrays of shape [pp], or in every chunk, [virtual stages, pp]."""
+    """Layers of each kind by pipeline rank, arrays of shape [pp], or by chunk, [virtual stages, pp]."""
 
     dense: NDArray[np.float64]
     moe: NDArray[np.float64]
@@ -138,7 +138,7 @@ def rank_counts(c: Context, stages: Stages) -> LayerCounts:
     LayerCounts
         Arrays of shape [pp].
     """
-    v_shaped = bool(has_trait(c.layout.schedule, "v_shaped").any())
+    v_shaped = is_v_shaped(c.layout)
     dense_layers = c.workload.model.dense_layers
     return layer_counts(dense_layers, stages, recomputed_layers(c.layout), v_shaped=v_shaped)
 
@@ -250,10 +250,11 @@ def least_busiest_s(layers: int, layer_s: Floats, end_s: Floats, ranks: Ints | F
 def least_busiest_in_rooms_s(
     rooms: NDArray[np.float64], layers: int, layer_s: Floats, end_s: Floats, end_rank: Ints
 ) -> NDArray[np.float64]:
-    """`least_busiest_s` where every rank has room for only so many layers.
+    """`least_busiest_s` where each rank has room for a limited number of layers.
 
     Derived here: in less than (k + 1) t every rank gets k layers at most, and the one with the end at most
-    those that begin before (k + 1) t - end: the least k for which this makes L bounds the busiest rank by k t.
+    those that begin before (k + 1) t - end: the least k for which this makes L bounds the busiest rank by k
+    t.
 
     Parameters
     ----------
@@ -448,8 +449,8 @@ class ChunkPasses:
 def chunk_passes(c: Context, stages: Stages) -> ChunkPasses:
     """Seconds per micro-batch of every chunk, pass by pass, for `simulator.simulate`.
 
-    Sums of `layer_kinds.kind_times` over the chunk's layers; docs/cost_model.md, "Pipeline schedules", says how
-    the backward pass is split.
+    Sums of `layer_kinds.kind_times` over the chunk's layers; docs/cost_model.md, "Pipeline schedules", says
+    how the backward pass is split.
 
     Parameters
     ----------
@@ -488,7 +489,7 @@ def _over_chunks(
     per_recomputed: Callable[[KindTime], Floats],
 ) -> NDArray[np.float64]:
     """Sums over the layers of every chunk, with what each fully recomputed layer adds."""
-    v_shaped = bool(has_trait(c.layout.schedule, "v_shaped").any())
+    v_shaped = is_v_shaped(c.layout)
     model = c.workload.model
     counts = chunk_counts(
         model.dense_layers, stages, recomputed_layers(c.layout), v_shaped=v_shaped

@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.cluster_specs.allocation import FabricLevels, fabric_levels
 from meshwright.cluster_specs.schema import DeviceSpec
 from meshwright.costmodel.calibration import Factors
-from meshwright.costmodel.collectives import Links
+from meshwright.costmodel.collectives import SCALE_UP_MEDIA, Links
 from meshwright.costmodel.kernels import OPERAND_BYTES, Rates
 from meshwright.costmodel.records import (
     ErrorBand,
@@ -36,8 +36,8 @@ class DeviceConstants:
     attention_flash1_fraction: float
     """As `attention_forward_fraction`, for FlashAttention and its Triton port of early 2023."""
     attention_flash2_fraction: float
-    """As `attention_forward_fraction`, for FlashAttention-2 and its like, written for Ampere (arXiv 2407.08608:
-    35 % on H100)."""
+    """As `attention_forward_fraction`, for FlashAttention-2 and its like, written for Ampere (arXiv
+    2407.08608: 35 % on H100)."""
     attention_backward_ratio: float
     """Backward rate over forward rate (the backward pass has 2.5 times the FLOP)."""
     hbm_fraction: float
@@ -68,7 +68,6 @@ class Constants:
 _FP8_ATTENTION_GAIN = 1.6
 """Rate of attention in FP8 over that at 16 bits (FlashAttention-3, arXiv 2407.08608, figures 5 and 7: 1.2
 over 0.75 PFLOP/s)."""
-_SCALE_UP_MEDIA = ("nvlink", "xgmi", "pcie")
 _BLACKWELL_REFERENCE_W = 1200.0
 """Board power of a GB200, the middle of the family, against which `tdp_exponent` was fitted."""
 
@@ -196,7 +195,7 @@ def peak_flops(device: DeviceSpec, precision: str) -> float:
     Parameters
     ----------
     device : DeviceSpec
-        With the maker's peaks, without sparsity, each with its source in the catalog's YAML.
+        With the maker's peaks, without sparsity, from `cluster_specs/data/devices.yaml` with their sources.
     precision : str
         bf16, fp16, fp8, mxfp8 or nvfp4.
 
@@ -335,7 +334,7 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
     Links
         Arrays of shape [levels].
     """
-    scale_up = np.array([medium in _SCALE_UP_MEDIA for medium in levels.media])
+    scale_up = np.array([medium in SCALE_UP_MEDIA for medium in levels.media])
     shared = constants.shared
     network = np.array([shared.get(f"{medium}_fraction", 1.0) for medium in levels.media])
     usual = np.where(scale_up, constants.device.scale_up_fraction, network)
@@ -400,8 +399,8 @@ def step_time_band(workload: Workload) -> ErrorBand:
     Returns
     -------
     ErrorBand
-        Measured over predicted seconds, without unit: of the user's own runs where they are of this device and
-        framework, else of published ones.
+        Measured over predicted seconds, without unit: of the user's own runs where they are of this device
+        and framework, else of published ones.
     """
     device, calibration = workload.cluster.device.name, workload.calibration
     band = None

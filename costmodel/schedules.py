@@ -233,6 +233,22 @@ def has_trait(schedule: Ints, trait: str) -> NDArray[np.bool_]:
     return np.asarray(table[np.asarray(schedule)])
 
 
+def is_v_shaped(layout: Layout) -> bool:
+    """Whether the chunks of a layout, or of any of many, run down the ranks and up again.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout or many; the schedule is used.
+
+    Returns
+    -------
+    bool
+        True of ZB-V and DualPipeV.
+    """
+    return bool(has_trait(layout.schedule, "v_shaped").any())
+
+
 def last_rank(schedule: Ints, pp: Ints) -> Ints:
     """The rank that holds the last chunk: head, loss and multi-token prediction.
 

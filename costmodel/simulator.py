@@ -50,8 +50,8 @@ def pass_order(
 ) -> tuple[Pass, ...]:
     """The passes of one pipeline rank in the order in which it runs them.
 
-    Orders follow the code that runs them: megatron-core 0.19 `pipeline_parallel/schedules.py` for 1F1B and its
-    interleaved form (Narayanan et al. 2021, arXiv 2104.04473, section 2.2), torch 2.13
+    Orders follow the code that runs them: megatron-core 0.19 `pipeline_parallel/schedules.py` for 1F1B and
+    its interleaved form (Narayanan et al. 2021, arXiv 2104.04473, section 2.2), torch 2.13
     `torch.distributed.pipelining.schedules` for breadth-first (Lamy-Poirier 2022, arXiv 2211.05953),
     zero-bubble ZB-H1 and ZB-V (Qi et al. 2023, arXiv 2401.10241, sections 2 and 6; arXiv 2405.15362) and
     DualPipeV, which is DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) folded onto half of the ranks.

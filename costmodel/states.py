@@ -7,7 +7,7 @@ import numpy as np
 from meshwright.costmodel.kernels import OPERAND_BYTES
 from meshwright.costmodel.layout import Floats, Ints, Layout
 from meshwright.costmodel.rank_load import Stages, layer_counts
-from meshwright.costmodel.schedules import has_trait, last_rank, on_both_ranks
+from meshwright.costmodel.schedules import is_v_shaped, last_rank, on_both_ranks
 from meshwright.costmodel.stacks import memory_profile, stack_constants
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.blocks import BlockShares
@@ -131,7 +131,7 @@ def rank_parameters(
         pp = np.asarray(layout.pp)
         of_dense = model.dense_layers * dense + model.moe_layers * rest + table + last
         return of_dense / pp, (model.moe_layers * experts + mtp_experts) / pp
-    counts = layer_counts(model.dense_layers, stages, 0, v_shaped=v_shaped(layout))
+    counts = layer_counts(model.dense_layers, stages, 0, v_shaped=is_v_shaped(layout))
     rank = np.arange(len(stages))
     on_last = rank == last_rank(layout.schedule, len(stages))
     ends = np.where(rank == 0, table, 0.0) + np.where(on_last, last, 0.0)
@@ -171,22 +171,6 @@ def end_parameters(
     untied = 0 if model.tied_embeddings else 1
     tables = np.where(pp > 1, max(1, untied + (model.mtp_layers > 0)), untied)
     return table, tables * table + mtp_dense, model.mtp_layers * experts
-
-
-def v_shaped(layout: Layout) -> bool:
-    """Whether the chunks of a layout, or of any of many, run down the ranks and up again.
-
-    Parameters
-    ----------
-    layout : Layout
-        One layout or many; the schedule is used.
-
-    Returns
-    -------
-    bool
-        True of ZB-V and DualPipeV (`schedules.Traits`).
-    """
-    return bool(has_trait(layout.schedule, "v_shaped").any())
 
 
 def _mtp_join_parameters(model: ModelSpec) -> int:

@@ -144,14 +144,14 @@ def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     """Streaming of the optimizer's states, sharded from ZeRO 1 on; docs/cost_model.md, "The step".
 
     Adam reads and writes 14 bytes of a parameter and four times the bytes of a moment, at HBM's attained rate
-    or at that of the host (`_HOST_BYTES_PER_S`). The GPU updates its share of them while the host updates what is offloaded (hybrid_optimizer.py of
-    megatron-core, `step`: GPU kernels are launched first); the transfers of one parameter hide under the
-    updates of others. DeepSpeed copies gradients down as they are reduced, updates, and copies weights up
-    (deepspeed/runtime/zero/stage_1_and_2.py, `step`). Its transfers are priced as hidden under nothing,
-    though `overlap_comm` puts those of gradients beside the backward pass. So are those of FSDP2, which
-    uploads fp32 shards ahead of each gather and adds up gradients on the host: its uploads run beside other
-    layers, its downloads do not where micro-batches accumulate (torch 2.13, `_fsdp_collectives.py`,
-    `foreach_reduce`). Under torch's pipelines gradients come down once.
+    or at that of the host (`_HOST_BYTES_PER_S`). The GPU updates its share of them while the host updates
+    what is offloaded (hybrid_optimizer.py of megatron-core, `step`: GPU kernels are launched first); the
+    transfers of one parameter hide under the updates of others. DeepSpeed copies gradients down as they are
+    reduced, updates, and copies weights up (deepspeed/runtime/zero/stage_1_and_2.py, `step`). Its transfers
+    are priced as hidden under nothing, though `overlap_comm` puts those of gradients beside the backward
+    pass. So are those of FSDP2, which uploads fp32 shards ahead of each gather and adds up gradients on the
+    host: its uploads run beside other layers, its downloads do not where micro-batches accumulate (torch
+    2.13, `_fsdp_collectives.py`, `foreach_reduce`). Under torch's pipelines gradients come down once.
 
     Parameters
     ----------
@@ -351,8 +351,8 @@ def optimistic_step(
 ) -> StepTime:
     """A lower bound on `exact_step` of the same layouts under any split, if the placement is a bound too.
 
-    Derived here from the formula of `exact_step`, with the bounds of `rank_load.even_layout_load`. Where the size of gradient buckets is to choose, that holds for each: the least counts, however little it
-    saves.
+    Derived here from the formula of `exact_step`, with the bounds of `rank_load.even_layout_load`. Where the
+    size of gradient buckets is to choose, that holds for each: the least counts, however little it saves.
 
     A split with more work in all than the least hides more data-parallel traffic, which can outweigh what it
     adds to the bubble (vpp > pp, or ZeRO-3 in a pipeline). Up to a mean as large as the busiest rank the time
@@ -417,8 +417,8 @@ def optimistic_step(
 def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats) -> StepTime:
     """A lower bound on `exact_step` of a split with this busiest rank and this work in all.
 
-    Holds for any size of gradient buckets: parameters are spread evenly over the ranks, and ranks in step lose
-    nothing on uneven chunks. Linear in `busiest_s`.
+    Holds for any size of gradient buckets: parameters are spread evenly over the ranks, and ranks in step
+    lose nothing on uneven chunks. Linear in `busiest_s`.
 
     Parameters
     ----------

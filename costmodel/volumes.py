@@ -156,9 +156,9 @@ def gathered_bytes(c: Context, work: RankWork) -> float:
 
 
 def routed_bytes(c: Context, work: RankWork) -> float:
-    """What a rank sends in one transfer to the experts, one copy of each token: 2 T h / tp times the imbalance.
+    """What a rank sends in one transfer to the experts, one copy of each token.
 
-    docs/cost_model.md, "One layer", has the symbols, and `Workload.imbalance` the measured loads.
+    2 T h / tp bytes (docs/cost_model.md, "One layer") times the measured `Workload.imbalance`.
 
     Parameters
     ----------
@@ -281,8 +281,8 @@ def reduced_shard_bytes(c: Context) -> float:
 def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
     """Operations that the mean rank starts in a step, by axis.
 
-    `tensor_passes`, `expert_passes` and `data_parallel.passes_of_a_step` have the sources; a boundary carries an
-    activation forward and a gradient backward (Narayanan et al. 2021, arXiv 2104.04473, section 3.2).
+    `tensor_passes`, `expert_passes` and `data_parallel.passes_of_a_step` have the sources; a boundary carries
+    an activation forward and a gradient backward (Narayanan et al. 2021, arXiv 2104.04473, section 3.2).
 
     Parameters
     ----------
@@ -294,8 +294,8 @@ def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        Counts, at least 0. `tp`: gathers and scatters, two an all-reduce. `pp`: sends, forward and backward. `ep`: all-to-alls.
-        `dp`: ring passes of all gradients or weights.
+        Counts, at least 0. `tp`: gathers and scatters, two an all-reduce. `pp`: sends, forward and backward.
+        `ep`: all-to-alls. `dp`: ring passes of all gradients or weights.
     """
     layout = c.layout
     blocks, recomputed = _tensor_blocks(c, work)
@@ -349,8 +349,8 @@ class GroupTraffic:
 def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTraffic:
     """Bytes of a step that one GPU puts into each of its groups, wherever these lie.
 
-    `level_traffic` spreads the same bytes over the levels of a regular fabric. Gradients are those of the rank
-    with the most parameters, the rest of the mean layer. The functions that count each volume
+    `level_traffic` spreads the same bytes over the levels of a regular fabric. Gradients are those of the
+    rank with the most parameters, the rest of the mean layer. The functions that count each volume
     (`tensor_passes`, `context_volumes`, `gradient_element_bytes`, `routed_bytes`) have the sources.
 
     Parameters

@@ -126,7 +126,8 @@ class Workload:
     """Gradients that are reduced together, MB of 10^6 bytes, above 0; None for the software stack's own.
     Counts where the stack has buckets of a set size."""
     chooses_buckets: bool = False
-    """Whether a layout may have buckets of another size where that saves enough (`data_parallel.size_range`)."""
+    """Whether a layout may have buckets of another size where that saves enough
+    (`data_parallel.size_range`)."""
     flushes: int = 1
     """Times that the pipeline fills and drains in a step, at least 1."""
     calibration: Calibration | None = None
@@ -134,7 +135,7 @@ class Workload:
 
     @cached_property
     def factors(self) -> Factors | None:
-        """The factors of the calibration that hold for this device and framework; None without calibration."""
+        """Factors of the calibration that hold for this device and framework; None without one."""
         if self.calibration is None:
             return None
         return self.calibration.factors_on(self.cluster.device.name, self.framework)
@@ -201,6 +202,45 @@ class Workload:
         return np.asarray(even)
 
 
+def rank_tokens(workload: Workload, layout: Layout) -> Floats:
+    """Tokens of one micro-batch on one rank: T = b s / cp, with b sequences of s tokens.
+
+    The T of docs/cost_model.md, "One layer".
+
+    Parameters
+    ----------
+    workload : Workload
+        Its sequence length is used.
+    layout : Layout
+        One layout, or many of shape [n]; micro_batch and cp are used.
+
+    Returns
+    -------
+    float or array
+        Tokens, above 0, shaped like the layout.
+    """
+    tokens = np.asarray(layout.micro_batch) * workload.seq_len
+    per_rank: Floats = tokens / layout.cp
+    return per_rank
+
+
+def sequence_shards(layout: Layout) -> Floats:
+    """Ways in which tensor parallelism splits what lies between its matrix products.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    float or array
+        tp with sequence parallelism, else 1.
+    """
+    shards: Floats = np.where(layout.sequence_parallel, layout.tp, 1)
+    return shards
+
+
 # Hierarchical context parallelism: small groups swap heads for tokens, rings join these groups.
 
 
@@ -215,8 +255,8 @@ def swapping_ranks(workload: Workload, layout: Layout) -> IntArray:
     """A: ranks of a context group that swap heads for tokens among themselves, in `a2a+p2p`.
 
     Of a context group of C ranks every A neighbours swap heads for tokens (all-to-all, DeepSpeed Ulysses,
-    arXiv 2309.14509) and pass keys and values round rings of C / A ranks, each A apart (USP, arXiv 2405.07719,
-    section 3; Megatron's `--cp-comm-type a2a+p2p`, whose groups `create_hierarchical_groups` of
+    arXiv 2309.14509) and pass keys and values round rings of C / A ranks, each A apart (USP, arXiv
+    2405.07719, section 3; Megatron's `--cp-comm-type a2a+p2p`, whose groups `create_hierarchical_groups` of
     megatron/core/parallel_state.py makes; Transformer Engine 2.15, AttnFuncWithCPAndKVP2P, cp_size_a2a).
 
     Parameters

@@ -1,4 +1,4 @@
-"""What is public in the cost model and in `meshwright` says what it takes, returns and raises, and its source."""
+"""Public functions of the cost model and of `meshwright` say what they take, return and raise, and whence."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,7 @@ def texts() -> dict[str, str]:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found[node.name] = ast.get_docstring(node) or ""
             body = node.body if isinstance(node, ast.Module | ast.ClassDef) else []
-            for value, text in zip(body, body[1:], strict=False):
+            for value, text in pairwise(body):
                 if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
                     target = value.targets[0] if isinstance(value, ast.Assign) else None
                     target = value.target if isinstance(value, ast.AnnAssign) else target
