@@ -13,15 +13,18 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.costmodel.activations import norm_before_attention_apart
-from meshwright.costmodel.feed_forward import Passes, linear
+from meshwright.costmodel.feed_forward import linear
 from meshwright.costmodel.kernels import attention_pair_flops, gemm_s, streamed_s
 from meshwright.costmodel.layer_context import (
     Context,
     LayerTime,
     Parts,
+    Passes,
+    block_time,
     context_parallel_s,
     merge_bytes,
     quantise_bytes,
+    streamed_passes_s,
     tensor_parallel_s,
 )
 from meshwright.costmodel.layout import Floats, Recompute
@@ -94,27 +97,18 @@ def attention_block(c: Context) -> LayerTime:
     core = _core_attention(c)
     inner = _inner_bytes(c, widths)
     moved = _streamed_bytes(c, widths, inner, core.score_bytes)
-    gemm_f = gemms.inputs.forward + gemms.output.forward
-    gemm_b = gemms.inputs.backward + gemms.output.backward
-    tp_f, tp_b = tensor_parallel_s(c, gemm_f, gemm_b, 0.5 * gemms.inputs.backward)
-    cp_f, cp_b = context_parallel_s(
-        c, (widths.query, widths.key_value, widths.output), core.seconds
+    gemm = Passes(
+        gemms.inputs.forward + gemms.output.forward, gemms.inputs.backward + gemms.output.backward
     )
-    forward: Parts = {
-        "gemm": gemm_f,
-        "attention": core.seconds.forward,
-        "memory_bound": streamed_s(moved.forward, c.rates),
-        "tp_comm": tp_f,
-        "cp_comm": cp_f,
-    }
-    backward: Parts = {
-        "gemm": gemm_b,
-        "attention": core.seconds.backward,
-        "memory_bound": streamed_s(moved.backward, c.rates),
-        "tp_comm": tp_b,
-        "cp_comm": cp_b,
-    }
-    return LayerTime(forward, backward, _recomputed(c, widths, gemms, core, inner.forward))
+    sent = (widths.query, widths.key_value, widths.output)
+    return block_time(
+        _recomputed(c, widths, gemms, core, inner.forward),
+        gemm=gemm,
+        attention=core.seconds,
+        memory_bound=streamed_passes_s(c, moved),
+        tp_comm=tensor_parallel_s(c, gemm, 0.5 * gemms.inputs.backward),
+        cp_comm=context_parallel_s(c, sent, core.seconds),
+    )
 
 
 def _widths(c: Context) -> _Widths:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,10 +14,13 @@ from meshwright.costmodel.layer_context import (
     Context,
     LayerTime,
     Parts,
+    Passes,
     add,
+    block_time,
     less_hidden,
     quantise_bytes,
     scaled,
+    streamed_passes_s,
     tensor_parallel_s,
     total,
 )
@@ -31,13 +33,6 @@ from meshwright.costmodel.workload import (
     gathering_members,
     pass_bytes,
 )
-
-
-class Passes(NamedTuple):
-    """A forward and a backward amount, seconds or bytes."""
-
-    forward: Floats
-    backward: Floats
 
 
 def linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> Passes:
@@ -93,20 +88,19 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     activation_b = tokens * local * moved.activation[1]
     cast_f = quantise_bytes(c, tokens, model.hidden + local)
     cast_b = quantise_bytes(c, tokens, matrices * local + model.hidden)
-    gemm_f, gemm_b = up.forward + down.forward, up.backward + down.backward
-    tp_f, tp_b = tensor_parallel_s(c, gemm_f, gemm_b, 0.5 * up.backward)
-    forward: Parts = {
-        "gemm": gemm_f,
-        "memory_bound": streamed_s(moved.around[0] * elements + activation_f + cast_f, c.rates),
-        "tp_comm": tp_f,
-    }
-    backward: Parts = {
-        "gemm": gemm_b,
-        "memory_bound": streamed_s(moved.around[1] * elements + activation_b + cast_b, c.rates),
-        "tp_comm": tp_b,
-    }
-    recomputed = _recomputed(c, forward, up.forward, moved.norm[0] * elements, activation_f)
-    return LayerTime(forward, backward, recomputed)
+    streamed = Passes(
+        moved.around[0] * elements + activation_f + cast_f,
+        moved.around[1] * elements + activation_b + cast_b,
+    )
+    gemm = Passes(up.forward + down.forward, up.backward + down.backward)
+    block = block_time(
+        gemm=gemm,
+        memory_bound=streamed_passes_s(c, streamed),
+        tp_comm=tensor_parallel_s(c, gemm, 0.5 * up.backward),
+    )
+    norm_bytes = moved.norm[0] * elements
+    recomputed = _recomputed(c, block.forward, up.forward, norm_bytes, activation_f)
+    return replace(block, recompute=recomputed)
 
 
 def _recomputed(
@@ -188,31 +182,27 @@ def moe_mlp(c: Context) -> LayerTime:
         width=moe.moe_ffn_hidden / etp,
         matrices=2 if model.gated else 1,
     )
-    expert_f, expert_b = _expert_gemms_s(c, local)
     router = gemm_s(tokens, moe.experts, model.hidden, c.rates, sixteen_bit=True)
     unfused = c.constants.shared["expert_bias_bytes_factor"] if moe.expert_bias else 1.0
     activated = local.copies * local.width
     activation_f = activated * (2.0 * local.matrices + 2.0) * unfused
     activation_b = activated * (4.0 * local.matrices + 2.0) * unfused
-    moved_f, moved_b = _moved_bytes(c, local, activation_f, activation_b)
-    sent_f, sent_b = _exchange_s(c, tokens)
-    forward: Parts = {
-        "gemm": router,
-        "expert_gemm": expert_f,
-        "memory_bound": streamed_s(moved_f, c.rates),
-        "ep_comm": sent_f,
-    }
-    backward: Parts = {
-        "gemm": 2.0 * router,
-        "expert_gemm": expert_b,
-        "memory_bound": streamed_s(moved_b, c.rates),
-        "ep_comm": sent_b,
-    }
-    recompute: Parts = {"memory_bound": streamed_s(_recomputed_bytes(c, activation_f), c.rates)}
-    if moe.shared_width:
-        shared = dense_mlp(c, moe.shared_width, norm=False)
-        forward, backward = add(forward, shared.forward), add(backward, shared.backward)
-    return LayerTime(forward, backward, recompute)
+    moved = _moved_bytes(c, local, activation_f, activation_b)
+    block = block_time(
+        {"memory_bound": streamed_s(_recomputed_bytes(c, activation_f), c.rates)},
+        gemm=Passes(router, 2.0 * router),
+        expert_gemm=_expert_gemms_s(c, local),
+        memory_bound=streamed_passes_s(c, moved),
+        ep_comm=_exchange_s(c, tokens),
+    )
+    if not moe.shared_width:
+        return block
+    shared = dense_mlp(c, moe.shared_width, norm=False)
+    return replace(
+        block,
+        forward=add(block.forward, shared.forward),
+        backward=add(block.backward, shared.backward),
+    )
 
 
 def _recomputed_bytes(c: Context, activation_bytes: Floats) -> Floats:
@@ -224,7 +214,7 @@ def _recomputed_bytes(c: Context, activation_bytes: Floats) -> Floats:
     return again + np.where(of_norm, norm_bytes, 0.0)
 
 
-def _expert_gemms_s(c: Context, local: _Local) -> tuple[Floats, Floats]:
+def _expert_gemms_s(c: Context, local: _Local) -> Passes:
     """Grouped GEMMs of the experts on a rank, forward and backward."""
     hidden, groups = c.workload.model.hidden, local.experts
     imbalance = c.workload.imbalance(c.layout.ep)
@@ -239,12 +229,10 @@ def _expert_gemms_s(c: Context, local: _Local) -> tuple[Floats, Floats]:
         + grouped_s(local.width, hidden)
         + weight_gradient_s(local.width, hidden, rows, c.rates, groups=groups)
     )
-    return up + down, backward
+    return Passes(up + down, backward)
 
 
-def _moved_bytes(
-    c: Context, local: _Local, activation_f: Floats, activation_b: Floats
-) -> tuple[Floats, Floats]:
+def _moved_bytes(c: Context, local: _Local, activation_f: Floats, activation_b: Floats) -> Passes:
     """Bytes of the memory-bound operators, forward and backward: norm, router, permutation, casts."""
     model = c.workload.model
     assert model.moe is not None
@@ -257,7 +245,7 @@ def _moved_bytes(
     cast_f = quantise_bytes(c, local.copies, model.hidden + local.width)
     cast_b = quantise_bytes(c, local.copies, local.matrices * local.width + model.hidden)
     forward = norm + permute + summed + activation_f + cast_f
-    return forward, 1.2 * norm + 1.5 * permute + summed + activation_b + cast_b
+    return Passes(forward, 1.2 * norm + 1.5 * permute + summed + activation_b + cast_b)
 
 
 def _summed_bytes(c: Context, local: _Local) -> Floats:
@@ -275,20 +263,20 @@ def _summed_bytes(c: Context, local: _Local) -> Floats:
     return summed
 
 
-def _exchange_s(c: Context, tokens: Floats) -> tuple[Floats, Floats]:
+def _exchange_s(c: Context, tokens: Floats) -> Passes:
     """Dispatch and combine, forward and backward."""
     if c.workload.moe_dispatch != GATHERS:
         once = _expert_all_to_all_s(c, tokens)
-        return once, once
+        return Passes(once, once)
     gathered, members = tokens * gathered_ranks(c.layout), gathering_members(c.placement)
-    forward, backward = (
+    seconds = (
         sum(
             (ring_pass_s(gathered * size, members, c.links) for size in sizes),
             start=np.float64(0.0),
         )
         for sizes in pass_bytes(c.workload)
     )
-    return forward, backward
+    return Passes(*seconds)
 
 
 def _expert_all_to_all_s(c: Context, tokens: Floats) -> Floats:
@@ -349,9 +337,9 @@ def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:
         return layer
     hidden_share = c.constants.framework.ep_hidden
     sent_f, sent_b = layer.forward["ep_comm"], layer.backward["ep_comm"]
-    compute_f, compute_b = total(layer.forward) - sent_f, total(layer.backward) - sent_b
-    exposed_f, _ = less_hidden(hidden_share, sent_f, compute_f, compute_b)
-    _, exposed_b = less_hidden(hidden_share, sent_b, compute_f, compute_b)
+    compute = Passes(total(layer.forward) - sent_f, total(layer.backward) - sent_b)
+    exposed_f = less_hidden(hidden_share, sent_f, compute).forward
+    exposed_b = less_hidden(hidden_share, sent_b, compute).backward
     return LayerTime(
         {**layer.forward, "ep_comm": exposed_f},
         {**layer.backward, "ep_comm": exposed_b},

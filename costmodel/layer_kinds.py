@@ -10,17 +10,20 @@ from numpy.typing import NDArray
 from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
 from meshwright.costmodel.attention import attention_block
 from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, moe_mlp
-from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
+from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
     Context,
     LayerTime,
     Parts,
+    Passes,
     add,
+    block_time,
     joined,
     portion,
     ring_steps,
     scaled,
     shared_out,
+    streamed_passes_s,
     total,
 )
 from meshwright.costmodel.layout import Floats
@@ -60,9 +63,10 @@ def embedding(c: Context) -> LayerTime:
     """
     elements = c.tokens * c.workload.model.hidden
     reduce = 2.0 * c.tensor_pass_s
-    forward: Parts = {"memory_bound": streamed_s(4.0 * elements, c.rates), "tp_comm": reduce}
-    backward: Parts = {"memory_bound": streamed_s(8.0 * elements, c.rates), "tp_comm": 0.0 * reduce}
-    return LayerTime(forward, backward, {})
+    moved = Passes(4.0 * elements, 8.0 * elements)
+    return block_time(
+        memory_bound=streamed_passes_s(c, moved), tp_comm=Passes(reduce, 0.0 * reduce)
+    )
 
 
 def head(c: Context) -> LayerTime:
@@ -89,17 +93,12 @@ def head(c: Context) -> LayerTime:
     norm = 4.0 * tokens * model.hidden / c.sequence_shards
     logits = tokens * (model.vocab if c.constants.framework.whole_logits else vocab)
     loss_f, loss_b = _FUSED_LOSS_BYTES if c.constants.framework.fused_loss else _LOSS_BYTES
-    forward: Parts = {
-        "gemm": gemm_f,
-        "memory_bound": streamed_s(norm + loss_f * logits, c.rates),
-        "tp_comm": c.tensor_pass_s,
-    }
-    backward: Parts = {
-        "gemm": gemm_b,
-        "memory_bound": streamed_s(1.5 * norm + loss_b * logits, c.rates),
-        "tp_comm": 2.0 * c.tensor_pass_s,
-    }
-    return LayerTime(forward, backward, {})
+    moved = Passes(norm + loss_f * logits, 1.5 * norm + loss_b * logits)
+    return block_time(
+        gemm=Passes(gemm_f, gemm_b),
+        memory_bound=streamed_passes_s(c, moved),
+        tp_comm=Passes(c.tensor_pass_s, 2.0 * c.tensor_pass_s),
+    )
 
 
 # Seconds that copies of activations to the host and back keep a layer waiting.

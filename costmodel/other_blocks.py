@@ -6,13 +6,16 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.costmodel.collectives import all_reduce_s, all_to_all_s
-from meshwright.costmodel.feed_forward import Passes, linear
+from meshwright.costmodel.feed_forward import linear
 from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
     Context,
     LayerTime,
     Parts,
+    Passes,
+    block_time,
     quantise_bytes,
+    streamed_passes_s,
     tensor_parallel_s,
 )
 from meshwright.costmodel.layout import Floats
@@ -45,27 +48,19 @@ def _recurrent_block(
     hidden = c.workload.model.hidden
     inputs = linear(c, c.tokens, projected, hidden)
     output = linear(c, c.tokens, hidden, width)
-    gemm_f, gemm_b = inputs.forward + output.forward, inputs.backward + output.backward
-    tp_f, tp_b = 0.0 * gemm_f, 0.0 * gemm_b
+    gemm = Passes(inputs.forward + output.forward, inputs.backward + output.backward)
+    tp_s = Passes(0.0 * gemm.forward, 0.0 * gemm.backward)
     if gathers:
-        tp_f, tp_b = tensor_parallel_s(c, gemm_f, gemm_b, 0.5 * inputs.backward)
+        tp_s = tensor_parallel_s(c, gemm, 0.5 * inputs.backward)
     swapped = 2.0 * c.tokens * (projected + width)
     cp_s = all_to_all_s(swapped, c.placement.cp, c.links)
-    forward: Parts = {
-        "gemm": gemm_f,
-        "attention": core.forward,
-        "memory_bound": streamed_s(streamed_bytes.forward, c.rates),
-        "tp_comm": tp_f,
-        "cp_comm": cp_s,
-    }
-    backward: Parts = {
-        "gemm": gemm_b,
-        "attention": core.backward,
-        "memory_bound": streamed_s(streamed_bytes.backward, c.rates),
-        "tp_comm": tp_b,
-        "cp_comm": cp_s,
-    }
-    return LayerTime(forward, backward, {})
+    return block_time(
+        gemm=gemm,
+        attention=core,
+        memory_bound=streamed_passes_s(c, streamed_bytes),
+        tp_comm=tp_s,
+        cp_comm=Passes(cp_s, cp_s),
+    )
 
 
 # Mamba-2, in place of attention or beside it.
@@ -219,19 +214,13 @@ def mamba1_block(c: Context) -> LayerTime:
         (hidden, channels),
     )
     products = [linear(c, c.tokens, np.float64(n), k) for n, k in shapes]
-    scan, moved = selective_scan_s(c, spec), _mamba1_streamed_bytes(c, spec)
+    scan = selective_scan_s(c, spec)
     none = 0.0 * scan.forward
-    forward = {
-        "gemm": sum((product.forward for product in products), start=none),
-        "attention": scan.forward,
-        "memory_bound": streamed_s(moved.forward, c.rates),
-    }
-    backward = {
-        "gemm": sum((product.backward for product in products), start=none),
-        "attention": scan.backward,
-        "memory_bound": streamed_s(moved.backward, c.rates),
-    }
-    return LayerTime(forward, backward, {})
+    return block_time(
+        gemm=Passes(*(sum(seconds, start=none) for seconds in zip(*products, strict=True))),
+        attention=scan,
+        memory_bound=streamed_passes_s(c, _mamba1_streamed_bytes(c, spec)),
+    )
 
 
 def selective_scan_s(c: Context, spec: Mamba1Spec) -> Passes:

@@ -8,7 +8,7 @@ import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -194,7 +194,7 @@ def test_what_texts_refer_to_exists(path: Path) -> None:
             assert hasattr(importlib.import_module(f"meshwright.costmodel.{module}"), name), name
 
 
-def _tree(member: object) -> ast.FunctionDef | ast.ClassDef:
+def _tree(member: Callable[..., object]) -> ast.FunctionDef | ast.ClassDef:
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(member))).body
     assert isinstance(node, ast.FunctionDef | ast.ClassDef)
     return node
