@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -221,11 +222,6 @@ def _of_layouts(seconds: Floats, index: NDArray[np.intp], size: int) -> NDArray[
     return np.broadcast_to(np.asarray(seconds, dtype=np.float64), (size,))[index]
 
 
-def _appended(first: KindTime | None, second: KindTime | None) -> KindTime | None:
-    """The times of two kinds of layouts; None where the model has no such layer."""
-    return None if first is None or second is None else first.beside(second)
-
-
 @dataclass(frozen=True)
 class KindTimes:
     """All kinds of a model; `moe` and `mtp` are None without such layers."""
@@ -252,13 +248,11 @@ class KindTimes:
         KindTimes
             Arrays of shape [k].
         """
-        return KindTimes(
-            dense=None if self.dense is None else self.dense.rows(index, size),
-            moe=None if self.moe is None else self.moe.rows(index, size),
-            embedding=self.embedding.rows(index, size),
-            head=self.head.rows(index, size),
-            mtp=None if self.mtp is None else self.mtp.rows(index, size),
-        )
+        kinds: dict[str, Any] = {
+            name: None if kind is None else kind.rows(index, size)
+            for name, kind in vars(self).items()
+        }
+        return KindTimes(**kinds)
 
     def beside(self, other: KindTimes) -> KindTimes:
         """The times of these layouts, and after them those of further layouts.
@@ -273,13 +267,11 @@ class KindTimes:
         KindTimes
             Arrays of shape [n + k], for these of shape [n].
         """
-        return KindTimes(
-            dense=_appended(self.dense, other.dense),
-            moe=_appended(self.moe, other.moe),
-            embedding=self.embedding.beside(other.embedding),
-            head=self.head.beside(other.head),
-            mtp=_appended(self.mtp, other.mtp),
-        )
+        kinds: dict[str, Any] = {
+            name: None if kind is None else kind.beside(getattr(other, name))
+            for name, kind in vars(self).items()
+        }
+        return KindTimes(**kinds)
 
 
 def kind_times(c: Context) -> KindTimes:

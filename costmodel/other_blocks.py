@@ -1,7 +1,8 @@
-"""Seconds of blocks in place of plain attention: Mamba, Gated DeltaNet, and sparse attention by an
-indexer."""
+"""Seconds of blocks in place of plain attention: Mamba, Gated DeltaNet, attention to chosen positions."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -63,6 +64,38 @@ def _recurrent_block(
     )
 
 
+def _streamed_bytes(
+    c: Context,
+    elements: Floats,
+    operators: Sequence[tuple[Floats, tuple[float, float]]],
+    cast: Passes,
+) -> Passes:
+    """Bytes of all memory-bound operators of a block, its norm, residual and casts among them.
+
+    `elements` pass the norm and the residual. `operators` are those inside the block: elements a token, and
+    bytes of one in either pass; `cast`: elements a token of the operands that are cast.
+    """
+    moved = (
+        around * elements
+        + c.tokens * sum(count * each[turn] for count, each in operators)
+        + quantise_bytes(c, c.tokens, cast[turn])
+        for turn, around in enumerate(c.element_bytes.around)
+    )
+    return Passes(*moved)
+
+
+def _chunked_s(c: Context, positions: Floats, flops: Passes, moved: Passes) -> Passes:
+    """sqrt(C^2 + M^2) of the products at attention's rate and of the bytes moved, times `positions`."""
+    rates = c.rates
+    forward = np.hypot(
+        flops.forward / rates.attention_forward_flops, moved.forward / rates.hbm_bytes_per_s
+    )
+    backward = np.hypot(
+        flops.backward / rates.attention_backward_flops, moved.backward / rates.hbm_bytes_per_s
+    )
+    return Passes(positions * forward, positions * backward)
+
+
 # Mamba-2, in place of attention or beside it.
 
 
@@ -102,7 +135,7 @@ def mamba_block(c: Context) -> LayerTime:
     widths = spec.projected_width / tp, spec.width / tp
     # One gather of the input and one sum of the output serve both, and attention has them.
     gathers = not model.mamba_beside_attention
-    streamed = _streamed_bytes(c, spec)
+    streamed = _mamba_streamed_bytes(c, spec)
     return _recurrent_block(c, widths, scan_s(c, spec), streamed, gathers=gathers)
 
 
@@ -131,42 +164,30 @@ def scan_s(c: Context, spec: Mamba2Spec) -> Passes:
         Seconds of one layer and micro-batch.
     """
     n, p, q = float(spec.state_dim), float(spec.head_dim), float(spec.chunk)
-    rates, heads, groups = c.rates, float(spec.heads), float(spec.groups)
+    heads, groups = float(spec.heads), float(spec.groups)
     flops_f = heads * (4.0 * n * p + 2.0 * q * p) + groups * 2.0 * q * n
     flops_b = heads * (10.0 * n * p + 6.0 * q * p) + groups * 6.0 * q * n
     state = n * p / q
     moved_f = heads * (6.0 * p + 12.0 * state + 26.0) + groups * (8.0 * n + 8.0 * q)
     moved_b = heads * (22.0 * p + 34.0 * state + 88.0) + groups * (38.0 * n + 24.0 * q)
     positions = c.tokens / np.asarray(c.layout.tp)
-    streams = rates.hbm_bytes_per_s
-    forward = np.hypot(flops_f / rates.attention_forward_flops, moved_f / streams)
-    backward = np.hypot(flops_b / rates.attention_backward_flops, moved_b / streams)
-    return Passes(positions * forward, positions * backward)
+    return _chunked_s(c, positions, Passes(flops_f, flops_b), Passes(moved_f, moved_b))
 
 
-def _streamed_bytes(c: Context, spec: Mamba2Spec) -> Passes:
-    """Bytes of all memory-bound operators, the block's norm and residual among them.
-
-    megatron/core/ssm/mamba_mixer.py, _ssm_training: the kernels' fused norm is not used.
-    """
-    model, tp, around = c.workload.model, np.asarray(c.layout.tp), c.element_bytes.around
-    convolved, width = spec.convolved_width / tp, spec.width / tp
-    cast = quantise_bytes(c, c.tokens, model.hidden + width)
-    cast_b = quantise_bytes(c, c.tokens, spec.projected_width / tp + model.hidden)
-    elements: Floats = c.hidden_elements
-    if model.mamba_beside_attention:
-        elements = 0.0 * elements
+def _mamba_streamed_bytes(c: Context, spec: Mamba2Spec) -> Passes:
+    """As `_streamed_bytes`. megatron/core/ssm/mamba_mixer.py, _ssm_training: its fused norm is not used."""
+    model, tp = c.workload.model, np.asarray(c.layout.tp)
+    width = spec.width / tp
     several = np.asarray(c.layout.micro_batch) > 1
-    copied = np.where(several, spec.projected_width / tp + width, 0.0)
-    normed = width if spec.gated_norm else 0.0 * width
-    elements_of = (convolved, width, normed, copied)
-    bytes_of = (_CONVOLUTION_BYTES, _GATE_BYTES, _NORM_BYTES, _COPY_BYTES)
-    inner_f = sum(count * moved[0] for count, moved in zip(elements_of, bytes_of, strict=True))
-    inner_b = sum(count * moved[1] for count, moved in zip(elements_of, bytes_of, strict=True))
-    return Passes(
-        around[0] * elements + c.tokens * inner_f + cast,
-        around[1] * elements + c.tokens * inner_b + cast_b,
+    operators = (
+        (spec.convolved_width / tp, _CONVOLUTION_BYTES),
+        (width, _GATE_BYTES),
+        (width if spec.gated_norm else 0.0 * width, _NORM_BYTES),
+        (np.where(several, spec.projected_width / tp + width, 0.0), _COPY_BYTES),
     )
+    cast = Passes(model.hidden + width, spec.projected_width / tp + model.hidden)
+    has_norm = 0.0 if model.mamba_beside_attention else 1.0
+    return _streamed_bytes(c, has_norm * c.hidden_elements, operators, cast)
 
 
 # Mamba-1, in place of attention.
@@ -255,19 +276,14 @@ def selective_scan_s(c: Context, spec: Mamba1Spec) -> Passes:
 
 
 def _mamba1_streamed_bytes(c: Context, spec: Mamba1Spec) -> Passes:
-    """Bytes of all memory-bound operators beside the scan, the block's norm and residual among them."""
-    around, elements = c.element_bytes.around, c.hidden_elements
-    hidden, normed = c.workload.model.hidden, spec.selected_width * spec.inner_norms
-    cast = quantise_bytes(c, c.tokens, np.float64(hidden + spec.width))
-    cast_b = quantise_bytes(c, c.tokens, np.float64(spec.projected_width + hidden))
-    inner = [
-        spec.channels * convolved + normed * norm
-        for convolved, norm in zip(_CONVOLUTION_BYTES, _NORM_BYTES, strict=True)
-    ]
-    return Passes(
-        around[0] * elements + c.tokens * inner[0] + cast,
-        around[1] * elements + c.tokens * inner[1] + cast_b,
+    """As `_streamed_bytes`, the scan's own bytes aside."""
+    hidden = c.workload.model.hidden
+    operators = (
+        (spec.channels, _CONVOLUTION_BYTES),
+        (spec.selected_width * spec.inner_norms, _NORM_BYTES),
     )
+    cast = Passes(hidden + spec.width, spec.projected_width + hidden)
+    return _streamed_bytes(c, c.hidden_elements, operators, cast)
 
 
 def saved_bytes(spec: Mamba1Spec, narrow: float) -> float:
@@ -361,39 +377,31 @@ def delta_rule_s(c: Context, spec: GatedDeltaNetSpec) -> Passes:
     Passes
         Seconds of one layer and micro-batch.
     """
-    keys, values, rates = float(spec.key_head_dim), float(spec.value_head_dim), c.rates
+    keys, values = float(spec.key_head_dim), float(spec.value_head_dim)
     positions = c.tokens * spec.value_heads / np.asarray(c.layout.tp)
     state = keys * values / CHUNK
     inside = 2.0 * CHUNK * (3.0 * keys + 2.0 * values) + CHUNK * CHUNK / 3.0
     flops = inside + 6.0 * keys * values
     moved_f = 2.0 * (7.0 * keys + 6.0 * values + 2.0 * state) + 12.0 * CHUNK
     moved_b = 2.0 * (19.0 * keys + 15.0 * values + 4.0 * state) + 4.0 * CHUNK
-    compute_f = flops / rates.attention_forward_flops
-    compute_b = _DELTA_BACKWARD_FLOPS * flops / rates.attention_backward_flops
-    forward = np.hypot(compute_f, moved_f / rates.hbm_bytes_per_s)
-    backward = np.hypot(compute_b, moved_b / rates.hbm_bytes_per_s)
-    return Passes(positions * forward, positions * backward)
+    both = Passes(flops, _DELTA_BACKWARD_FLOPS * flops)
+    return _chunked_s(c, positions, both, Passes(moved_f, moved_b))
 
 
 def _delta_streamed_bytes(c: Context, spec: GatedDeltaNetSpec) -> Passes:
-    """Bytes of all memory-bound operators, the block's norm and residual among them."""
-    tp, hidden, around = np.asarray(c.layout.tp), c.workload.model.hidden, c.element_bytes.around
-    convolved = (2.0 * spec.key_width + spec.value_width) / tp
-    of_unit_length = 2.0 * spec.key_width / tp
-    values = spec.value_width / tp
-    copied: Floats = 0.0
-    if spec.value_heads > spec.key_heads:
-        copied = 2.0 * spec.value_heads * spec.key_head_dim / tp
-    elements = (convolved, of_unit_length, copied, values)
-    bytes_of = (_DELTA_CONVOLUTION_BYTES, _UNIT_BYTES, _COPY_BYTES, _GATED_NORM_BYTES)
-    cast = quantise_bytes(c, c.tokens, hidden + values)
-    cast_b = quantise_bytes(c, c.tokens, spec.projected_width / tp + hidden)
-    inner_f = sum(count * moved[0] for count, moved in zip(elements, bytes_of, strict=True))
-    inner_b = sum(count * moved[1] for count, moved in zip(elements, bytes_of, strict=True))
-    return Passes(
-        around[0] * c.hidden_elements + c.tokens * inner_f + cast,
-        around[1] * c.hidden_elements + c.tokens * inner_b + cast_b,
+    """As `_streamed_bytes`."""
+    tp, hidden, values = np.asarray(c.layout.tp), c.workload.model.hidden, spec.value_width
+    copied = (
+        2.0 * spec.value_heads * spec.key_head_dim if spec.value_heads > spec.key_heads else 0.0
     )
+    operators = (
+        ((2.0 * spec.key_width + values) / tp, _DELTA_CONVOLUTION_BYTES),
+        (2.0 * spec.key_width / tp, _UNIT_BYTES),
+        (copied / tp, _COPY_BYTES),
+        (values / tp, _GATED_NORM_BYTES),
+    )
+    cast = Passes(hidden + values / tp, spec.projected_width / tp + hidden)
+    return _streamed_bytes(c, c.hidden_elements, operators, cast)
 
 
 # Attention to positions that an indexer chooses.

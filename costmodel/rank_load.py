@@ -398,14 +398,11 @@ def layer_bubble_share(c: Context, times: KindTimes) -> Floats:
     schedule = np.asarray(c.layout.schedule)
     if not has_trait(schedule, "splits_backward").any():
         return 1.0
-    model = c.workload.model
     full = (np.asarray(c.layout.recompute) & Recompute.FULL) != 0
     forward: Floats = 0.0
     backward: Floats = 0.0
     weight: Floats = 0.0
-    for kind, number in ((times.dense, model.dense_layers), (times.moe, model.moe_layers)):
-        if kind is None or not number:
-            continue
+    for kind, number in _kinds_of_model(c, times):
         recompute = np.where(full, kind.recompute_s, 0.0)
         forward = forward + number * (np.asarray(kind.seconds) - kind.backward_s)
         backward = backward + number * (kind.backward_s + recompute)
