@@ -17,12 +17,12 @@ from meshwright.costmodel.layer_context import (
     Passes,
     add,
     block_time,
-    less_hidden,
     quantise_bytes,
     scaled,
     streamed_passes_s,
     tensor_parallel_s,
     total,
+    unhidden_s,
 )
 from meshwright.costmodel.layout import Floats, Recompute
 from meshwright.costmodel.workload import (
@@ -338,8 +338,8 @@ def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:
     hidden_share = c.constants.framework.ep_hidden
     sent_f, sent_b = layer.forward["ep_comm"], layer.backward["ep_comm"]
     compute = Passes(total(layer.forward) - sent_f, total(layer.backward) - sent_b)
-    exposed_f = less_hidden(hidden_share, sent_f, compute).forward
-    exposed_b = less_hidden(hidden_share, sent_b, compute).backward
+    exposed_f = unhidden_s(hidden_share, sent_f, compute).forward
+    exposed_b = unhidden_s(hidden_share, sent_b, compute).backward
     return LayerTime(
         {**layer.forward, "ep_comm": exposed_f},
         {**layer.backward, "ep_comm": exposed_b},

@@ -288,29 +288,6 @@ def joined(*blocks: LayerTime) -> LayerTime:
     )
 
 
-def shared_out(first: LayerTime, second: LayerTime, share: float) -> LayerTime:
-    """The mean over layers of which some have the first block and the rest the second.
-
-    Parameters
-    ----------
-    first, second : LayerTime
-        The blocks.
-    share : float
-        Layers with the first block over all layers, 0 to 1.
-
-    Returns
-    -------
-    LayerTime
-        Part-wise means.
-    """
-    rest = 1.0 - share
-    return LayerTime(
-        add(scaled(first.forward, share), scaled(second.forward, rest)),
-        add(scaled(first.backward, share), scaled(second.backward, rest)),
-        add(scaled(first.recompute, share), scaled(second.recompute, rest)),
-    )
-
-
 def portion(block: LayerTime, share: float) -> LayerTime:
     """What the mean over all layers has of a block that some of them have.
 
@@ -364,7 +341,7 @@ def tensor_parallel_s(c: Context, gemm_s: Passes, column_gemm_s: Floats) -> Pass
     beside = stack.async_tensor_backward and not c.workload.launch_blocking
     if c.tp_overlaps or not beside:
         hidden_share = stack.tp_hidden if c.tp_overlaps else 0.0
-        return less_hidden(hidden_share, c.tensor_sum_s, gemm_s)
+        return unhidden_s(hidden_share, c.tensor_sum_s, gemm_s)
 
     def _exposed(seconds: Floats) -> Floats:
         """What runs longer than one GEMM, and what the two slow each other down."""
@@ -377,7 +354,7 @@ def tensor_parallel_s(c: Context, gemm_s: Passes, column_gemm_s: Floats) -> Pass
     return Passes(c.tensor_sum_s, np.where(c.layout.sequence_parallel, scattered, reduced))
 
 
-def less_hidden(hidden_share: float, seconds: Floats, beside_s: Passes) -> Passes:
+def unhidden_s(hidden_share: float, seconds: Floats, beside_s: Passes) -> Passes:
     """Exposed seconds of a transfer that runs beside compute: at least the share that can never hide.
 
     max((1 - share) t, t - compute). `costmodel/data/frameworks.yaml` has the shares (`tp_hidden`,

@@ -23,7 +23,6 @@ from meshwright.costmodel.layer_context import (
     portion,
     ring_steps,
     scaled,
-    shared_out,
     streamed_passes_s,
     total,
 )
@@ -318,8 +317,9 @@ def _mixers(c: Context) -> tuple[LayerTime, ...]:
         if model.indexer is not None:
             attention = joined(attention, indexer_block(c))
         if model.linear_layers:
-            linear = linear_attention_block(c)
-            attention = shared_out(linear, attention, model.linear_fraction)
+            share = model.linear_fraction
+            linear = portion(linear_attention_block(c), share)
+            attention = joined(linear, portion(attention, 1.0 - share))
         blocks.append(portion(attention, model.blocks.attention))
     if model.blocks.mamba:
         mamba = mamba_block(c) if model.mamba1 is None else mamba1_block(c)
