@@ -44,7 +44,7 @@ def recounted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Pl
     Returns
     -------
     Placement
-        Arrays of shape [levels of `fabric_levels`].
+        Arrays of shape [levels of `fabric_levels`], at least 1.
     """
     names = fabric_levels(cluster, len(ranks)).names
     members: dict[str, list[int]] = defaultdict(list)

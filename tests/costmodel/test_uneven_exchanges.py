@@ -11,7 +11,7 @@ from meshwright.cluster_specs.reader import cluster_from_mapping, load_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.collectives import Links, all_to_all_s
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.costmodel.placement import exchange_members, nested_placement
+from meshwright.costmodel.placement import _exchange_members, nested_placement
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.planner.mapping.counted import counted_placement
 
@@ -83,6 +83,6 @@ def test_no_gpu_sends_for_longer_than_the_price() -> None:
             for own in group
         ]
         inside_s = 4 * (size - 1) / size / 400
-        members = np.array([exchange_members(groups), size])
+        members = np.array([_exchange_members(groups), size])
         priced_s = float(np.asarray(all_to_all_s(4 * GB, members, LINKS)))
         assert priced_s == pytest.approx(max(inside_s, *sent_s)), groups
