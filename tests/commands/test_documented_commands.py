@@ -30,7 +30,7 @@ PLACEHOLDERS = {
     "plan ... --cluster cluster.yaml": PLAN.replace("dgx-h100", "cluster.yaml") + QUICK,
     "plan ...": PLAN + QUICK,
     "recommend MODEL": "recommend llama-3-8b",
-    "fleet jobs.yaml --cluster CLUSTER": "fleet jobs.yaml --cluster superpod-h100",
+    "fleet jobs.yaml --cluster CLUSTER": "fleet jobs.yaml --cluster superpod-h100 --gpus 128",
     "--cluster CLUSTER": "--cluster dgx-h100",
     "--gpus N": "--gpus 16",
     "--global-batch B": "--global-batch 32",
@@ -51,8 +51,8 @@ SMALLER = {
     "llama-3-8b --cluster dgx-h100 --gpus 64 --global-batch 256 --seq-len 8192": "llama-3-8b "
     "--cluster dgx-h100 --gpus 16 --global-batch 32 --seq-len 4096 --pin pp=1,micro_batch=1",
     "--gpus 72 --slots 288": "--gpus 16 --slots 32",
-    "--gpus 64 --slots 288": "--gpus 16 --slots 32",
-    "--cluster superpod-h100": "--cluster dgx-h100 --gpus 32",
+    "--gpus 64 --slots 320": "--gpus 16 --slots 32",
+    "--cluster superpod-h100 --gpus 128": "--cluster dgx-h100 --gpus 32",
 }
 
 
@@ -106,10 +106,8 @@ def test_its_options_exist(line: str) -> None:
         assert context.params
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_files_of_a_reader(path: Path) -> None:
     """What a reader has at hand: a plan, a script, runs, loads, jobs, clusters."""
-    path = tmp_path_factory.mktemp("reader")
     shutil.copy(ROOT / "tests/data/hf_configs/llama-3.1-8b.json", path / "config.json")
     shutil.copy(ROOT / "docs/examples/megatron_a100.yaml", path / "runs.yaml")
     pages = {name: (ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("run_files",)}
@@ -127,7 +125,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(path / "loads.npz", load=np.random.default_rng(0).lognormal(0, 1, (4, 16)))
     np.savez(path / "routing.npz", load=np.ones((16, 64)))
     (path / "nccl.log").write_text(NCCL_LOG, encoding="utf-8")
-    return path
 
 
 SCRIPT = """\
@@ -158,8 +155,9 @@ NCCL_LOG = "\n".join(
 
 
 @pytest.mark.soak
-def test_they_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
+def test_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files_of_a_reader(tmp_path)
+    monkeypatch.chdir(tmp_path)
     prepared = [
         f"{PLAN}{QUICK} -o run",
         "topology import topology.conf --from slurm --node dgx-h100 -o cluster.yaml",
