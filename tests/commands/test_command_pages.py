@@ -27,13 +27,28 @@ from tests.places import ROOT
 
 PAGES = ROOT / "docs" / "commands"
 NAMES = [name for examples in GROUPS.values() for name in examples]
-ALONE = ("collective", "roofline", "pipeline", "overlap", "volumes", "compress", "memory", "catalog")
+ALONE = (
+    "collective",
+    "roofline",
+    "pipeline",
+    "overlap",
+    "volumes",
+    "compress",
+    "memory",
+    "catalog",
+)
 """Commands whose examples need no plan and answer at once: their output is run again by the test."""
-FILLED = re.compile(r"(<!-- (?P<what>usage|example|options)(?P<lines> \d+)? -->\n).*?(<!-- end -->)", re.S)
+FILLED = re.compile(
+    r"(<!-- (?P<what>usage|example|options)(?P<lines> \d+)? -->\n).*?(<!-- end -->)", re.S
+)
 COLUMNS = 80
 EVERYWHERE = {"--json", "--debug", "--help"}
 """Options of every command, which docs/commands.md explains once."""
-TODAY = SCRIPT.replace("--nnodes 2", "--nnodes 8").replace("-size 32\n", "-size 256\n").replace("4096 --micro", "8192 --micro")
+TODAY = (
+    SCRIPT.replace("--nnodes 2", "--nnodes 8")
+    .replace("-size 32\n", "-size 256\n")
+    .replace("4096 --micro", "8192 --micro")
+)
 """A script of the size of the plan of the examples: 64 GPUs, 256 sequences of 8,192 tokens."""
 LEAVES = """\
 SwitchName=leaf0 Nodes=n[00,03,06,09,12]

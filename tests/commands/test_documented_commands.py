@@ -19,7 +19,10 @@ from meshwright import cli
 from meshwright.commands.options import GROUPS
 from tests.places import ROOT
 
-PAGES = ("commands", "baseline", "report", "launch", "importers", "many_models", "model", "faq")
+PAGES = (
+    *("commands", "baseline", "report", "launch", "importers", "many_models", "model", "faq"),
+    *(f"commands/{path.stem}" for path in sorted((ROOT / "docs" / "commands").glob("*.md"))),
+)
 PLAN = "plan llama-3-8b --cluster dgx-h100 --gpus 16 --global-batch 32 --seq-len 4096"
 QUICK = " --pin pp=1,micro_batch=1,recompute=none"
 PLACEHOLDERS = {
@@ -59,8 +62,12 @@ SMALLER = {
 def lines_of(page: str) -> list[str]:
     """The lines of a page's blocks that call us, without comments."""
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.M | re.S)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    blocks = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.M | re.S)
+    lines = (
+        "\n".join(block for kind, block in blocks if kind in ("", "sh"))
+        .replace("\\\n", " ")
+        .splitlines()
+    )
     commands = [line for line in lines if line.startswith("meshwright ")]
     return [re.sub(r"\s+#.*", "", line).removeprefix("meshwright ") for line in commands]
 
