@@ -1,6 +1,6 @@
 """What a view is made of: headings, lines, facts, lists and tables, whatever they are printed on.
 
-A view is a list of blocks. `console.py` renders them for the terminal and `html.py` for a page, so both show
+A view is a list of blocks, which is rendered for the terminal (`rich`) and for a page (HTML), so both show
 the same. Tables hold values, not texts; the kind of a column says how its values are written:
 
 >>> table = Table([Column("stage"), Column("peak", decimals(1), unit="GiB")], [["0-3", 61.26], ["4", None]])
