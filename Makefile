@@ -146,8 +146,11 @@ $(RAY)/.ready: pyproject.toml | $(BIN)/python
 
 SITE := .docs
 
-# Strict: a broken link is an error.
+# Strict: a broken link is an error. The reference is read from the sources, under the package's name: links to what
+# is in it, as a link to the whole repository would lead back to itself.
 docs: $(SITE)/.ready
+	@mkdir -p $(SITE)/src/meshwright
+	@for name in *.py */__init__.py; do ln -sfn "../../../$${name%/__init__.py}" $(SITE)/src/meshwright/; done
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
 
 $(SITE)/.ready: pyproject.toml | $(BIN)/python

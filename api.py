@@ -63,7 +63,7 @@ def plan_batch(
     Parameters
     ----------
     jobs
-        The jobs file (`meshwright schema jobs`).
+        Path of the jobs file (`meshwright schema jobs`).
     output
         Folder for the journal, the plans and the results.
     workers
@@ -85,7 +85,7 @@ def plan_batch(
     tokens, days, gpu_hour_price
         As for `plan`, for jobs that name none: rows then have `days`, `gpu_hours`, `dollars`, `kwh`.
     listener
-        Hears of every job that is done.
+        Is told of every job that is done; nobody when None.
 
     Returns
     -------
@@ -152,17 +152,18 @@ def recommend(
     cluster
         Name or YAML of one cluster, or of several to compare.
     gpus
-        At most so many GPUs; all of the cluster's when None.
+        The most GPUs to take, from 1; all of the cluster's when None.
     step_time_s
-        Target: seconds of a step, at most.
+        Target: seconds of a step at most, above 0 and below 1e18.
     tokens_per_s
-        Target: tokens per second, at least. Without a target, a sweep over sizes is made.
+        Target: tokens per second at least, above 0 and below 1e18. Without a target, a sweep over sizes is
+        made; with two, InputError is raised.
     tokens, days, gpu_hour_price
         As for `plan`. Days are a target: those in which the tokens are to be trained.
     sizes
-        GPUs to sweep over.
+        Numbers of GPUs to sweep over, from 1.
     reserve_gib
-        GiB of HBM to keep free, each value swept over.
+        GiB of HBM to keep free on every GPU, 0 to 10,000, each value swept over.
     calibration
         File of what `calibrate` learned.
     workers, cache, no_cache
@@ -288,7 +289,7 @@ def plan(
     reserve_gib
         HBM to leave free on every GPU, GiB, 0 to 10,000.
     memory_risk
-        Share of the measured errors of predicted memory with which the plan may not fit, up to 0.5, which
+        Share of the measured errors of predicted memory with which the plan may not fit, 1e-6 to 0.5, which
         takes the prediction as it stands.
     expert_loads
         File of measured routing: experts are placed too, and their balance prices the layouts.
@@ -306,7 +307,7 @@ def plan(
         and ep, as `"ep,cp"` or a list.
     max_cut_use
         Share of the capacity of every cut of the fabric that this job and others together may use in a phase,
-        above 0 to 1, which limits nothing; below 1 for fabrics whose leaves are alike.
+        1e-6 to 1, which limits nothing; below 1 for fabrics whose leaves are alike.
     calibration
         What `calibrate` learned of this stack, or its file.
     objective
@@ -316,9 +317,9 @@ def plan(
     top
         How many of the best layouts to prove and list, 1 to 1000.
     time_limit_s
-        Seconds for the search; None searches until the proof.
+        Seconds for the search, 0 to 31,536,000; None searches until the proof.
     seed
-        Seed of the solver, from 0. The same arguments give the same plan.
+        Seed of the solver, 0 to 2,147,483,647. The same arguments give the same plan.
     nodes
         Slurm host list, or a file of them: only these nodes of the cluster file are used. When None, those
         of the Slurm job that this runs in, if the cluster lists them.
@@ -329,8 +330,9 @@ def plan(
         File of what is run today: a launch script, a run file or a plan. The plan's `baseline` says what it
         brings over that.
     tokens, days, gpu_hour_price
-        What the whole training takes, in `cost`: its days, GPU hours, dollars (at this price, or the cluster
-        file's) and kWh. With tokens, days are a deadline; without, how long is trained.
+        What the whole training takes, in `cost`: its days, GPU hours, dollars and kWh. Tokens of all steps,
+        above 0 to 1e18; days, above 0 to 1e6, are a deadline with tokens, and without how long is trained;
+        dollars of a GPU hour, 0 to 1e6, the cluster file's when None.
     export_model
         Where to write the last CP-SAT model of the search, as text that OR-Tools reads; a file that is there
         is replaced. Where the search had none, the plan's `warnings` say so.
@@ -461,7 +463,7 @@ def calibrate(
 
     Parameters
     ----------
-    runs
+    *runs
         Run files whose rows have `measured`, logs of nccl-tests, and runs that were read before: 3 to 20 runs
         of one framework on one kind of device.
     name
@@ -545,12 +547,13 @@ def place_experts(
     cluster
         Catalog name or cluster YAML.
     gpus
-        Use the first so many GPUs, whole nodes; all of the cluster's when None.
+        Use the first so many GPUs, whole nodes, from 1; all of the cluster's when None.
     slots
-        Places for experts in all; more than there are experts are replicas. As many as experts when None.
+        Places for experts in all, at least as many as experts; the rest are replicas. As many as experts when
+        None.
     progress
         Called with a line when the first placement is found.
-    options
+    **options
         Further fields of `ExpertRequest`, named as the options of `meshwright experts`.
 
     Returns
@@ -610,17 +613,17 @@ def plan_mixed(
     cluster
         A cluster file with `parts`, or what `read_mixed_cluster` made of one.
     gpus
-        All of the cluster's, or None.
+        GPUs in use: all of the cluster's, which None stands for.
     global_batch, seq_len, precision, optimizer, framework, pin, forbid, reserve_gib, memory_risk
         As `plan` takes them.
     moe_dispatch, without, allow, calibration, seed, progress
         As `plan` takes them.
     time_limit_s
-        Seconds for the whole search; None searches until the proof.
+        Seconds for the whole search, 0 to 31,536,000; None searches until the proof.
     tokens, days, gpu_hour_price
         As `plan` takes them; GPUs of the parts in use are counted, at each part's power.
-    others
-        Further arguments of `plan`, which must not ask for anything.
+    **others
+        Further arguments of `plan`, which mixed clusters do not have: only their plain values are accepted.
 
     Returns
     -------

@@ -63,7 +63,12 @@ def operation_word(text: str) -> str:
 @click.option("--inside-beta", default="450GB/s", show_default=True, metavar="R", help="In a node.")
 @click.option("--in-switch", is_flag=True, help="The link's switches reduce (NVLS, SHARP).")
 @click.option("--nccl", is_flag=True, help="All-to-all by NCCL, not DeepEP's kernels.")
-@click.option("--picture", type=PATH, metavar="FILE.svg", help="Draw the sweep.")
+@click.option(
+    "--picture",
+    type=PATH,
+    metavar="FILE.svg",
+    help="Draw the sweep, or with --from times measured and fitted.",
+)
 @calibration_option
 @answered
 def collective(
@@ -87,7 +92,7 @@ def collective(
     if log is not None:
         if operation or size or ranks or cluster or network["link"] or network["beta"]:
             raise click.UsageError("--from reads operation, sizes and ranks from the log")
-        _show_fitted(log)
+        _show_fitted(log, picture)
         return
     if operation is None or size is None or ranks is None:
         raise click.UsageError("give --op, --bytes and --ranks; or --from with a log of nccl-tests")
@@ -114,21 +119,30 @@ def collective(
             calibration=read_calibration(calibration),
         )
     if picture is not None:
-        from meshwright.documents import write_files
         from meshwright.planner.report.calculators_view import sweep_picture
 
-        write_files(picture.parent, {picture.name: sweep_picture(document)}, True)
+        _write_picture(picture, sweep_picture(document))
     answer(document, collective_view, "collective")
 
 
-def _show_fitted(log: Path) -> None:
-    """Prints alpha and beta of a log."""
+def _write_picture(path: Path, picture: str) -> None:
+    from meshwright.documents import write_files
+
+    write_files(path.parent, {path.name: picture}, True)
+
+
+def _show_fitted(log: Path, picture: Path | None) -> None:
+    """Prints alpha and beta of a log, and draws them."""
     from meshwright.cluster_specs.importers.facts import SourceText
     from meshwright.documents import read_text
     from meshwright.planner.calculators.collective import MOST_LOG_BYTES, fitted_document
     from meshwright.planner.report.calculators_view import fitted_view
 
     document = fitted_document(SourceText(name=str(log), text=read_text(log, MOST_LOG_BYTES)))
+    if picture is not None:
+        from meshwright.planner.report.calculators_view import fitted_picture
+
+        _write_picture(picture, fitted_picture(document))
     answer(document, fitted_view, "fitted")
 
 

@@ -470,8 +470,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "recommend": "recommend llama-3-8b --cluster dgx-h100 --gpus 64 --global-batch 256 --seq-len 8192"
         " --step-time 5",
         "batch": "batch jobs.yaml -o plans",
-        "fleet": "fleet jobs.yaml --cluster superpod-h100 -o shared",
-        "experts": "experts loads.npz --cluster dgx-h100 --gpus 64 --slots 288 --format json -o out.json",
+        "fleet": "fleet jobs.yaml --cluster superpod-h100 --gpus 128 -o shared",
+        "experts": "experts loads.npz --cluster dgx-h100 --gpus 64 --slots 320 --format json -o out.json",
     },
     "Ask about a plan": {
         "compare": "compare run/plan.yaml today.sh --tokens 2e12",

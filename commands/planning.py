@@ -261,17 +261,18 @@ def verify_command(
 
 
 @click.command()
-@click.argument("plan", type=PATH, metavar="PLAN|TERM")
+@click.argument("words", type=str, nargs=-1, required=True, metavar="PLAN|TERM")
 @click.option(
     "--best/--no-best",
     default=None,
     help="Search for the best plan with each single choice; by default where that is quick.",
 )
 @common
-def explain(plan: Path, best: bool | None, as_json: bool) -> None:
+def explain(words: tuple[str, ...], best: bool | None, as_json: bool) -> None:
     """Say why a plan is as it is and what one change would cost, or what a term means.
 
-    TERM is a word of a plan's screen, of docs/glossary.md or the name of a rule: explain scale.
+    TERM is a word, or several, of a plan's screen or docs/glossary.md, or the name of a rule: explain
+    memory risk.
     """
     from meshwright.planner.analysis.neighbours import neighbours, searches_at_once, single_choices
     from meshwright.planner.mixed.document import mixed_plan_path
@@ -280,6 +281,7 @@ def explain(plan: Path, best: bool | None, as_json: bool) -> None:
     from meshwright.planner.report.plan_words import meaning_of, meanings, rule_meaning
     from meshwright.planner.solvers.processes import on_processes
 
+    plan = Path(" ".join(words))
     term = None if plan.exists() else meaning_of(str(plan)) or rule_meaning(str(plan))
     if term is not None:
         if as_json:
@@ -288,7 +290,7 @@ def explain(plan: Path, best: bool | None, as_json: bool) -> None:
             click.echo(f"{term[0]}: {term[1]}")
         return
     if not plan.exists() and not plan.suffix and len(plan.parts) == 1:
-        near = near_miss(str(plan), tuple(meanings()))
+        near = near_miss(str(plan), [name for term in meanings() for name in term.split(", ")])
         what = "neither a plan's file or folder nor a term of the glossary nor a rule"
         raise InputError(what, where="explain", value=str(plan), did_you_mean=near)
     mixed = mixed_plan_path(plan)

@@ -19,21 +19,14 @@ from meshwright.costmodel.workload import (
     GATHERS,
     PROBABILITY_BYTES,
     Workload,
+    rank_tokens,
+    sequence_shards,
     swaps_heads,
 )
 from meshwright.model_specs.blocks import BlockShares
 from meshwright.model_specs.schema import ModelSpec
 
-# What offloading the activations of single modules takes out of HBM, and what it copies.
-#
-# Megatron's `--offload-modules` copies the tensors that autograd saves inside a module to pinned memory of
-# the host, on a stream of its own, and back before the module's backward pass (megatron-core 0.19,
-# megatron/core/pipeline_parallel/fine_grained_activation_offload.py). What a module saves:
-#
-#     core_attn    queries, keys, values and the output, which stays in HBM while the projection keeps it
-#     attn_proj    its input, that output: with it, the output leaves HBM and is copied twice
-#     expert_fc1   the input of the experts' first product
-#     moe_act      the input of the experts' activation function
+# Activations that are offloaded to the host.
 
 
 LEAST_ELEMENTS = 2**20
@@ -59,11 +52,12 @@ def offloads(workload: Workload, module: str) -> bool:
     workload : Workload
         Its `offload_modules`.
     module : str
-        Of Megatron's `--offload-modules`.
+        A name of Megatron's `--offload-modules`, such as core_attn (`offloaded_per_layer` lists them).
 
     Returns
     -------
     bool
+        True where the module is among them.
     """
     return module in workload.offload_modules.split("+")
 
@@ -79,32 +73,17 @@ def offloads_any(workload: Workload) -> bool:
     Returns
     -------
     bool
+        False where they are "none".
     """
     return workload.offload_modules != "none"
 
 
-def offloaded_per_token(
+def _offloaded_per_token(
     workload: Workload, layout: Layout, tokens: Floats, narrow: float, shares: BlockShares
 ) -> Offloaded:
     """Offloaded bytes a token of one layer. Tensors of fewer than `LEAST_ELEMENTS` elements stay.
 
-    Parameters
-    ----------
-    workload : Workload
-        Model and modules.
-    layout : Layout
-        One layout, or many of shape [n].
-    tokens : float or array
-        Of one micro-batch on one rank, at least 0.
-    narrow : float
-        Bytes of an element of a saved GEMM input, 1 or 2.
-    shares : BlockShares
-        Blocks of the layer.
-
-    Returns
-    -------
-    Offloaded
-        Shaped like the layout.
+    `narrow`: bytes of an element of a saved GEMM input, 1 or 2.
     """
     freed: Floats = 0.0 * tokens
     copied: Floats = 0.0 * tokens
@@ -161,47 +140,11 @@ def _of_experts(workload: Workload, layout: Layout, tokens: Floats, narrow: floa
 _SCORE_BYTES = 5.0
 """Of an attention score that is kept: softmax output, dropout output and its mask."""
 _PLAIN_SCORE_BYTES = 6.0
-"""The same of PyTorch's operators: softmax output at 32 bits, and its 16-bit cast."""
+"""Of a score that PyTorch's separate operators keep: softmax output at 32 bits, and its 16-bit cast."""
 _EAGER_NORM_BYTES = 6.0
 """Of an element under an RMSNorm of PyTorch's operators: the 32-bit input, and the product at 16 bits."""
 _DROPOUT_BYTES = 3.0
 """Of `_SCORE_BYTES`, what dropout keeps; models with rotary embeddings are trained without."""
-
-
-def rank_tokens(workload: Workload, layout: Layout) -> Floats:
-    """Tokens of one micro-batch on one rank.
-
-    Parameters
-    ----------
-    workload : Workload
-        Its sequence length is used.
-    layout : Layout
-        One layout, or many of shape [n].
-
-    Returns
-    -------
-    float or array
-    """
-    tokens = np.asarray(layout.micro_batch) * workload.seq_len
-    per_rank: Floats = tokens / layout.cp
-    return per_rank
-
-
-def sequence_shards(layout: Layout) -> Floats:
-    """Ways in which tensor parallelism splits what lies between its matrix products.
-
-    Parameters
-    ----------
-    layout : Layout
-        One layout, or many of shape [n].
-
-    Returns
-    -------
-    float or array
-        tp with sequence parallelism, else 1.
-    """
-    shards: Floats = np.where(layout.sequence_parallel, layout.tp, 1).astype(np.float64)
-    return shards
 
 
 def _saved_input_bytes(workload: Workload) -> float:
@@ -213,7 +156,10 @@ def _saved_input_bytes(workload: Workload) -> float:
 def activation_bytes_per_layer(
     workload: Workload, layout: Layout, *, experts: bool, blocks: BlockShares | None = None
 ) -> tuple[Floats, Floats]:
-    """Saved for one layer and micro-batch on one GPU.
+    """Bytes that autograd saves for one layer and micro-batch on one GPU.
+
+    Counted tensor by tensor for fused attention, as Korthikanti et al. 2022 (arXiv 2205.05198, section 4) do
+    for unfused attention.
 
     Parameters
     ----------
@@ -229,8 +175,8 @@ def activation_bytes_per_layer(
     Returns
     -------
     tuple of two floats or arrays
-        Bytes as the layout has it, and when the layer is fully recomputed. Korthikanti et al. 2022, arXiv
-        2205.05198, section 4, tensor by tensor for fused attention.
+        Bytes under the layout's own recomputation, and those of the layer's input alone, which are kept where
+        the layer is fully recomputed.
     """
     model, mask = workload.model, np.asarray(layout.recompute)
     sequence, narrow = sequence_shards(layout), _saved_input_bytes(workload)
@@ -264,12 +210,21 @@ def activation_bytes_per_layer(
         saved = saved + _quantised_besides(model, layout, narrow, shares)
     if offloads_any(workload):
         plain_tokens = rank_tokens(workload, layout)
-        saved = saved - offloaded_per_token(workload, layout, plain_tokens, narrow, shares).freed
+        saved = saved - _offloaded_per_token(workload, layout, plain_tokens, narrow, shares).freed
     return tokens * saved, tokens * 2.0 * model.hidden / sequence
 
 
 def offloaded_per_layer(workload: Workload, layout: Layout, shares: BlockShares) -> Offloaded:
     """What one layer sends to the host's memory in the forward pass of a micro-batch, and takes back.
+
+    Megatron's `--offload-modules` copies the tensors that autograd saves inside a module to pinned memory of
+    the host, on a stream of its own, and back before the module's backward pass (megatron-core 0.19,
+    megatron/core/pipeline_parallel/fine_grained_activation_offload.py). What a module saves:
+
+        core_attn    queries, keys, values and the output, which stays in HBM while the projection keeps it
+        attn_proj    its input, that output: with it, the output leaves HBM and is copied twice
+        expert_fc1   the input of the experts' first product
+        moe_act      the input of the experts' activation function
 
     Parameters
     ----------
@@ -283,16 +238,16 @@ def offloaded_per_layer(workload: Workload, layout: Layout, shares: BlockShares)
     Returns
     -------
     Offloaded
-        Bytes on one GPU; `offloaded_activations` has the sources.
+        Bytes of one micro-batch on one GPU, shaped like the layout.
     """
     tokens, narrow = rank_tokens(workload, layout), _saved_input_bytes(workload)
-    each = offloaded_per_token(workload, layout, tokens, narrow, shares)
+    each = _offloaded_per_token(workload, layout, tokens, narrow, shares)
     return Offloaded(tokens * each.freed, tokens * each.copied)
 
 
 @dataclass(frozen=True)
 class SavedActivations:
-    """Saved bytes of one layer and micro-batch: as the layout has it, and when fully recomputed."""
+    """Saved bytes of one layer and micro-batch: under the layout's recomputation, and fully recomputed."""
 
     dense: tuple[Floats, Floats]
     main: tuple[Floats, Floats]
@@ -300,7 +255,7 @@ class SavedActivations:
 
 
 def saved_activations(workload: Workload, layout: Layout) -> SavedActivations:
-    """What autograd keeps of a dense layer and of a layer with experts.
+    """`activation_bytes_per_layer` of a dense layer and of a layer with experts.
 
     Parameters
     ----------
@@ -329,11 +284,12 @@ def norm_before_attention_apart(model: ModelSpec) -> bool:
     Parameters
     ----------
     model : ModelSpec
-        The model.
+        Its attention is looked at.
 
     Returns
     -------
     bool
+        True for MLA.
     """
     return model.attention is not None
 
@@ -426,7 +382,7 @@ def _mamba_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
     What its first projection returns and the scan's output (mamba_ssm/ops/triton/ssd_combined.py,
     MambaSplitConv1dScanCombinedFn, ctx.save_for_backward: convolution and states run again backward), the
     gated output and 4 bytes a group for the norm, and the input of the last projection. Of Mamba-1 what
-    `selective_scan.saved_bytes` says.
+    `saved_bytes` says.
     """
     if model.mamba1 is not None:
         return saved_bytes(model.mamba1, narrow)

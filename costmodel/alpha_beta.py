@@ -2,9 +2,9 @@
 
 P is the size of the group, n bytes are in the full buffer, alpha is seconds a message, 1 / beta bytes a
 second, gamma seconds a byte that a member reduces. Sources: Thakur, Rabenseifner and Gropp 2005,
-"Optimization of collective communication operations in MPICH" (IJHPCA 19(1)), sections 3 and 4. `on_levels`
-prices fabrics with levels; these are the forms that a calculator shows and that the others reduce to. Sizes
-and groups may be arrays that broadcast; a group of one costs nothing.
+"Optimization of collective communication operations in MPICH" (IJHPCA 19(1)), sections 3 and 4.
+`costmodel/collectives.py` prices fabrics with levels; these are the forms that a calculator shows and that
+the others reduce to. Sizes and groups may be arrays that broadcast; a group of one costs nothing.
 
 >>> nvlink = Link(alpha_s=1e-6, bytes_per_s=450e9)
 >>> round(float(textbook_s("all-reduce", "ring", 1e9, 8, nvlink)) * 1e3, 3)
@@ -149,12 +149,15 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
 def textbook_s(
     operation: str, algorithm: str, buffer_bytes: Floats, members: Ints, link: Link
 ) -> Floats:
-    """Time of a collective by one algorithm.
+    """Time of a collective by one algorithm: start-ups alpha + bytes moved beta + bytes reduced gamma.
+
+    Thakur, Rabenseifner and Gropp 2005, sections 3 and 4; for `nvls` see
+    `collectives.in_switch_all_reduce_s`.
 
     Parameters
     ----------
     operation, algorithm : str
-        Of `ALGORITHMS`.
+        Keys of `ALGORITHMS`.
     buffer_bytes : float or array
         n, the full buffer, at least 0: what a member starts an all-reduce, a reduce-scatter or an all-to-all
         with, what it ends an all-gather with, what the root of the others holds.
@@ -166,10 +169,12 @@ def textbook_s(
     Returns
     -------
     float or array
-        Seconds. Thakur, Rabenseifner and Gropp 2005, sections 3 and 4; `nvls`: as in `nccl`.
+        Seconds, in the common shape of sizes and groups.
 
     Raises
     ------
+    KeyError
+        For an operation or algorithm that is not in `ALGORITHMS`.
     ValueError
         Where the algorithm needs a power of two and P is none.
     """
@@ -185,6 +190,8 @@ def hierarchical_all_reduce_s(
     buffer_bytes: Floats, per_node: Ints, nodes: Ints, *, inside: Link, between: Link
 ) -> Floats:
     """Reduce-scatter in the node, all-reduce of each share over nodes, all-gather in the node, all rings.
+
+    The sum of the three as `textbook_s` prices them (Thakur, Rabenseifner and Gropp 2005, section 4).
 
     Parameters
     ----------
@@ -215,6 +222,8 @@ def hierarchical_all_reduce_s(
 def crossover_bytes(link: Link) -> float:
     """Message whose start-up takes as long as its transfer: n* = alpha / beta.
 
+    Follows from alpha + n beta, the time of a message (Thakur, Rabenseifner and Gropp 2005, section 3).
+
     Parameters
     ----------
     link : Link
@@ -230,6 +239,8 @@ def crossover_bytes(link: Link) -> float:
 
 def chunked_s(buffer_bytes: Floats, chunks: Ints, link: Link) -> Floats:
     """A transfer in equal chunks, one after the other: c alpha + n beta.
+
+    c messages of n / c bytes, each alpha + n beta / c (Thakur, Rabenseifner and Gropp 2005, section 3).
 
     Parameters
     ----------
@@ -274,19 +285,12 @@ def best_chunk_count(buffer_bytes: float, link: Link) -> int:
     """
     if link.alpha_s <= 0.0:
         raise ValueError("alpha_s: must be positive, without it more chunks are always better")
-    ideal = np.sqrt(buffer_bytes / link.bytes_per_s / link.alpha_s)
-    below = max(int(ideal), 1)
-
-    def exposed_s(chunks: int) -> float:
-        return chunks * link.alpha_s + buffer_bytes / link.bytes_per_s / chunks
-
-    return min((below, below + 1), key=exposed_s)
+    transfer_s = buffer_bytes / link.bytes_per_s
+    below = max(int(np.sqrt(transfer_s / link.alpha_s)), 1)
+    return min((below, below + 1), key=lambda chunks: chunks * link.alpha_s + transfer_s / chunks)
 
 
 # Ways to compress gradients before they are exchanged.
-#
-# Agarwal et al. 2022, arXiv 2103.00543, compares them; each codec reads and writes all gradients at a rate of
-# its own, before the exchange and after it.
 
 
 _ELEMENT_BYTES, _INDEX_BYTES = 2.0, 4.0
@@ -294,7 +298,10 @@ _ELEMENT_BYTES, _INDEX_BYTES = 2.0, 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """One way, applied to 16-bit gradients."""
+    """One way to compress 16-bit gradients, as Agarwal et al. 2022 (arXiv 2103.00543) compare them.
+
+    Its codec reads and writes all gradients at a rate of its own, before the exchange and after it.
+    """
 
     name: str
     operation: Literal["all-reduce", "all-gather"]
@@ -307,11 +314,12 @@ class Compression:
     def traffic_ratio(self, ranks: int) -> float:
         """Bytes that a ring sends, over those of an all-reduce of all gradients.
 
-        From every rank a ring all-reduce of n bytes sends 2 (P-1)/P n, an all-gather of k bytes (P-1) k.
+        From every rank a ring all-reduce of n bytes sends 2 (P-1)/P n, an all-gather of k bytes (P-1) k
+        (Thakur, Rabenseifner and Gropp 2005, section 4).
 
         Parameters
         ----------
-        ranks
+        ranks : int
             P, at least 2.
 
         Returns
@@ -327,9 +335,9 @@ def compressions(keep: float = 0.01, rank: int = 4, width: int = 4096) -> tuple[
 
     Parameters
     ----------
-    keep
+    keep : float
         Share of the values that top-k sends, above 0 and at most 1; each with a 4-byte index.
-    rank, width
+    rank, width : int
         Of PowerSGD: columns of its two factors, and edge of a gradient taken as square; at least 1.
 
     Returns

@@ -13,15 +13,18 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.costmodel.activations import norm_before_attention_apart
-from meshwright.costmodel.feed_forward import Passes, linear
+from meshwright.costmodel.feed_forward import linear
 from meshwright.costmodel.kernels import attention_pair_flops, gemm_s, streamed_s
 from meshwright.costmodel.layer_context import (
     Context,
     LayerTime,
     Parts,
+    Passes,
+    block_time,
     context_parallel_s,
     merge_bytes,
     quantise_bytes,
+    streamed_passes_s,
     tensor_parallel_s,
 )
 from meshwright.costmodel.layout import Floats, Recompute
@@ -31,9 +34,9 @@ from meshwright.model_specs.parameters import attended_positions
 _FUSED_SOFTMAX_BYTES = (11.0, 16.0)
 """Score written and read, masked softmax, dropout and its mask, per score, forward and backward."""
 _UNFUSED_BYTES = (41.0, 43.0)
-"""The same one operator at a time (megatron/core/fusions/fused_softmax.py, forward_torch_softmax). Forward:
-score written (2), cast up (6), scaled (8), masked (9), softmax (8), cast down (6), read (2). Backward:
-gradient written (2), cast (6), softmax (12), mask (9), scale (8), cast (6)."""
+"""Bytes a score one operator at a time (megatron/core/fusions/fused_softmax.py, forward_torch_softmax).
+Forward: score written (2), cast up (6), scaled (8), masked (9), softmax (8), cast down (6), read (2).
+Backward: gradient written (2), cast (6), softmax (12), mask (9), scale (8), cast (6)."""
 _ODD_HEAD_FACTOR = 5.0
 """Time of an unfused GEMM whose head width is not a multiple of 8: no tensor cores."""
 _GATE_BYTES = (6.0, 10.0)
@@ -74,6 +77,10 @@ class _Core(NamedTuple):
 def attention_block(c: Context) -> LayerTime:
     """Projections, attention itself, its norm, rotary embedding and residual; with TP and CP traffic.
 
+    Fused attention takes the causal half of 2 b s^2 heads (d_qk + d_v) FLOP forward and 2.5 times that
+    backward (Dao 2023, arXiv 2307.08691, section 4.1); unfused attention both products in full and its scores
+    through HBM (Korthikanti et al. 2022, arXiv 2205.05198; megatron/core/fusions/fused_softmax.py).
+
     Parameters
     ----------
     c : Context
@@ -82,34 +89,26 @@ def attention_block(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+        Seconds by part of one layer and micro-batch, shaped like the layouts broadcast against the
+        placements.
     """
     widths = _widths(c)
     gemms = _projections(c, widths)
     core = _core_attention(c)
     inner = _inner_bytes(c, widths)
     moved = _streamed_bytes(c, widths, inner, core.score_bytes)
-    gemm_f = gemms.inputs.forward + gemms.output.forward
-    gemm_b = gemms.inputs.backward + gemms.output.backward
-    tp_f, tp_b = tensor_parallel_s(c, gemm_f, gemm_b, 0.5 * gemms.inputs.backward)
-    cp_f, cp_b = context_parallel_s(
-        c, (widths.query, widths.key_value, widths.output), core.seconds
+    gemm = Passes(
+        gemms.inputs.forward + gemms.output.forward, gemms.inputs.backward + gemms.output.backward
     )
-    forward: Parts = {
-        "gemm": gemm_f,
-        "attention": core.seconds.forward,
-        "memory_bound": streamed_s(moved.forward, c.rates),
-        "tp_comm": tp_f,
-        "cp_comm": cp_f,
-    }
-    backward: Parts = {
-        "gemm": gemm_b,
-        "attention": core.seconds.backward,
-        "memory_bound": streamed_s(moved.backward, c.rates),
-        "tp_comm": tp_b,
-        "cp_comm": cp_b,
-    }
-    return LayerTime(forward, backward, _recomputed(c, widths, gemms, core, inner.forward))
+    sent = (widths.query, widths.key_value, widths.output)
+    return block_time(
+        _recomputed(c, widths, gemms, core, inner.forward),
+        gemm=gemm,
+        attention=core.seconds,
+        memory_bound=streamed_passes_s(c, moved),
+        tp_comm=tensor_parallel_s(c, gemm, 0.5 * gemms.inputs.backward),
+        cp_comm=context_parallel_s(c, sent, core.seconds),
+    )
 
 
 def _widths(c: Context) -> _Widths:
@@ -292,8 +291,8 @@ def _fused_core(c: Context, flops: Floats, queries: Floats) -> _Core:
 def window_share(c: Context) -> float:
     """Score area of the model's layers, windowed and full, over that of full causal attention.
 
-    A window of w keeps w - w^2 / (2 s) of the s / 2 keys that a query sees on average; chunks of w
-    keep w / 2.
+    Derived here: a window of w keeps w - w^2 / (2 s) of the s / 2 keys that a query sees on average; chunks
+    of w keep w / 2.
 
     Parameters
     ----------

@@ -16,74 +16,45 @@ from meshwright.costmodel.activations import (
     activation_bytes_per_layer,
     offloaded_per_layer,
     offloads_any,
-    rank_tokens,
-    sequence_shards,
 )
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
 from meshwright.costmodel.stacks import MemoryProfile, memory_profile, stack_constants
 from meshwright.costmodel.states import layer_parameters_on_gpu, optimizer_shards, table_parameters
-from meshwright.costmodel.workload import GATHERS, SUM_BYTES, TOKEN_BYTES, Workload, gathered_ranks
+from meshwright.costmodel.workload import (
+    GATHERS,
+    SUM_BYTES,
+    TOKEN_BYTES,
+    Workload,
+    gathered_ranks,
+    rank_tokens,
+    sequence_shards,
+)
 from meshwright.model_specs.parameters import dense_mlp_parameters, expert_parameters
 from meshwright.model_specs.schema import ModelSpec
 
 
-def shards_weights(layout: Layout) -> Bools:
-    """Whether weights are gathered before use.
-
-    Parameters
-    ----------
-    layout : Layout
-        One layout, or many of shape [n].
-
-    Returns
-    -------
-    array of bool
-        Shaped like the layout.
-    """
+def _shards_weights(layout: Layout) -> Bools:
+    """Whether weights are gathered before use."""
     ranks = np.asarray(layout.dp) * layout.cp
     sharded: Bools = (np.asarray(layout.zero_stage) == 3) & (ranks > 1)
     return sharded
 
 
-def widest_columns(model: ModelSpec) -> float:
-    """Outputs of the widest product ahead of an activation function or a scan.
-
-    Parameters
-    ----------
-    model : ModelSpec
-        Widths and number of layers.
-
-    Returns
-    -------
-    float
-        Above 0; on all tensor ranks together.
-    """
+def _widest_columns(model: ModelSpec) -> float:
+    """Outputs, over all tensor ranks, of the widest product ahead of an activation function or a scan."""
     matrices = 2.0 if model.gated else 1.0
     projected = 0 if model.state_space is None else model.state_space.projected_width
     return max(matrices * model.ffn_hidden, float(projected))
 
 
-def layers_of_a_rank(model: ModelSpec, layout: Layout) -> Floats:
-    """Parameters of a rank's layers, where each stage has as many.
-
-    Parameters
-    ----------
-    model : ModelSpec
-        Widths and number of layers.
-    layout : Layout
-        One layout, or many of shape [n].
-
-    Returns
-    -------
-    float or array
-        Without shards, shaped like the layout.
-    """
+def _mean_rank_parameters(model: ModelSpec, layout: Layout) -> Floats:
+    """Parameters of the layers of the mean pipeline rank on one GPU, before data-parallel sharding."""
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
     layers = model.dense_layers * dense + model.moe_layers * (rest + experts)
     return layers / layout.pp
 
 
-def gathered_ahead(
+def _gathered_ahead(
     model: ModelSpec, layout: Layout, profile: MemoryProfile, largest_layer: Floats
 ) -> Floats:
     """Weights that DeepSpeed's ZeRO 3 holds gathered, in elements.
@@ -94,57 +65,27 @@ def gathered_ahead(
     that they came in, from which each is copied. Its limit of live weights stops gathering ahead alone, and
     is twice what stays (DeepSpeed 0.19.8, partitioned_param_coordinator.py, __params_to_release and
     _fetch_sub_module_impl; partition_parameters.py, AllGatherCoalescedHandle).
-
-    Parameters
-    ----------
-    model : ModelSpec
-        Widths and number of layers.
-    layout : Layout
-        One layout, or many of shape [n].
-    profile : MemoryProfile
-        Of the software.
-    largest_layer : float or array
-        Parameters of the largest layer on a GPU, at least 0.
-
-    Returns
-    -------
-    float or array
-        Elements on one GPU, shaped like the layout.
     """
-    widest = widest_columns(model) * model.hidden / np.asarray(layout.tp)
+    widest = _widest_columns(model) * model.hidden / np.asarray(layout.tp)
     in_use = np.minimum(widest, largest_layer)
-    whole = layers_of_a_rank(model, layout)
+    whole = _mean_rank_parameters(model, layout)
     ahead = np.minimum(profile.prefetch_elements + in_use, whole)
     at_hand: Floats = np.minimum(profile.reuse_elements / 2.0 + in_use + ahead, whole) + ahead
     return at_hand
 
 
-def reduction_buffers(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
+def _reduction_buffers(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
     """What gradients are collected in to be reduced together.
 
     Under ZeRO 3 a 16-bit bucket, and beside it what it holds once more, in the order of the ranks that get it
     (DeepSpeed 0.19.8, stage3.py, IPGBucketZ3; coalesced_collectives.py, reduce_scatter_coalesced).
-
-    Parameters
-    ----------
-    workload : Workload
-        Model, precision, software and size of its buckets.
-    layout : Layout
-        One layout, or many of shape [n].
-    profile : MemoryProfile
-        Of the software.
-
-    Returns
-    -------
-    float or array
-        Bytes on one GPU, shaped like the layout.
     """
     elements = profile.bucket_elements
     if elements and workload.bucket_mb is not None:
         elements = stack_constants(workload).gradients_in(workload.bucket_mb)
     model = workload.model
-    whole = layers_of_a_rank(model, layout) + np.asarray(table_parameters(model, layout))
-    copied = np.where(shards_weights(layout), np.minimum(elements, whole), 0.0)
+    whole = _mean_rank_parameters(model, layout) + np.asarray(table_parameters(model, layout))
+    copied = np.where(_shards_weights(layout), np.minimum(elements, whole), 0.0)
     element = 4.0 if workload.precision == "bf16" else 2.0
     unsharded = np.asarray(layout.zero_stage) < 3
     return np.where(unsharded, element * elements, 2.0 * (elements + copied))
@@ -154,31 +95,17 @@ _UPLOADED_WEIGHT_BYTES = 2.0
 """Of a shard that `offload_param` keeps on the host, on its way to where it is gathered."""
 
 
-def offload_buffers(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
+def _offload_buffers(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
     """What an offloaded optimizer's gradients and weights pass through between the GPU and the host.
 
     Gradients: as much as the largest matrix (DeepSpeed). Weights under FSDP2: the shards of two layers, or of
     a token table, one being gathered and the next one's copied ahead (torch 2.13, `_fsdp_param_group.py`).
-
-    Parameters
-    ----------
-    workload : Workload
-        Model, precision, software and size of its buckets.
-    layout : Layout
-        One layout, or many of shape [n].
-    profile : MemoryProfile
-        Of the software.
-
-    Returns
-    -------
-    float or array
-        Bytes on one GPU, shaped like the layout.
     """
     model = workload.model
-    widest = widest_columns(model) * model.hidden / np.asarray(layout.tp)
+    widest = _widest_columns(model) * model.hidden / np.asarray(layout.tp)
     largest = np.maximum(np.asarray(table_parameters(model, layout)), widest)
     offloads, stage = np.asarray(layout.optimizer_offload) > 0, np.asarray(layout.zero_stage)
-    layer = layers_of_a_rank(model, layout) * layout.pp / model.layers
+    layer = _mean_rank_parameters(model, layout) * layout.pp / model.layers
     of_dense, _ = optimizer_shards(layout)
     uploaded = np.maximum(2.0 * layer, np.asarray(table_parameters(model, layout))) / of_dense
     # Two layers' shards in 16 bits, one in use and one on its way.
@@ -191,9 +118,6 @@ def offload_buffers(workload: Workload, layout: Layout, profile: MemoryProfile) 
 
 
 # Buffers in HBM through which DeepEP and HybridEP send tokens, one set for all layers of a process.
-#
-# Their sizes are what Megatron-LM asks for (megatron-core 0.19.2, core/transformer/moe/fused_a2a.py,
-# get_buffer and init_hybrid_ep_buffer).
 
 
 _CHANNELS = 10
@@ -214,11 +138,12 @@ _SCALED = 128
 def dispatch_buffers(workload: Workload, layout: Layout) -> Floats:
     """Bytes of the buffers of tokens on one GPU; 0 with other dispatchers and without experts.
 
-    DeepEP, csrc/legacy/config.hpp, get_nvl_buffer_size_hint and get_rdma_buffer_size_hint: a number of
-    tokens for each channel and peer, whatever the batch. HybridEP, branch hybrid-ep, intranode.cu and
-    internode_doca.cu in csrc/hybrid_ep/buffer: room for all tokens of all ranks of the group, which one rank
-    may have to take, with a probability for each expert of the domain; between domains also the tokens of a
-    rank, and three times those that every other domain sends to it.
+    Their sizes are what Megatron-LM asks for (megatron-core 0.19.2, core/transformer/moe/fused_a2a.py,
+    get_buffer and init_hybrid_ep_buffer). DeepEP, csrc/legacy/config.hpp, get_nvl_buffer_size_hint and
+    get_rdma_buffer_size_hint: a number of tokens for each channel and peer, whatever the batch. HybridEP,
+    branch hybrid-ep, intranode.cu and internode_doca.cu in csrc/hybrid_ep/buffer: room for all tokens of all
+    ranks of the group, which one rank may have to take, with a probability for each expert of the domain;
+    between domains also the tokens of a rank, and three times those that every other domain sends to it.
 
     Parameters
     ----------
@@ -273,7 +198,7 @@ def _hybridep(
     return at_worst + own + received
 
 
-# What CUDA graphs hold in HBM: a record of every kernel that they launch. Bytes.
+# What CUDA graphs hold in HBM.
 
 
 _NODE_BYTES = 10.0 * 1024.0
@@ -293,8 +218,9 @@ _EXPERT_NODES = 50.0
 def graph_bytes(workload: Workload, layout: Layout) -> NDArray[np.float64]:
     """Records of the kernels in the CUDA graphs of a pipeline rank with its mean share of layers.
 
-    A graph of the whole step holds every micro-batch. Graphs of single layers are captured for each
-    micro-batch of a pipeline, and once without (megatron/core/transformer/cuda_graphs.py, TECudaGraphHelper).
+    10 KiB a kernel (NVIDIA/cccl pull request 3768). A graph of the whole step holds every micro-batch. Graphs
+    of single layers are captured for each micro-batch of a pipeline, and once without
+    (megatron/core/transformer/cuda_graphs.py, TECudaGraphHelper).
 
     Parameters
     ----------
@@ -306,7 +232,7 @@ def graph_bytes(workload: Workload, layout: Layout) -> NDArray[np.float64]:
     Returns
     -------
     array of float
-        Bytes, shaped like the layout.
+        Bytes on one GPU, shaped like the layout; 0 without graphs.
     """
     layers = workload.model.layers / np.asarray(layout.pp, dtype=np.float64)
     captured = np.where(np.asarray(layout.pp) > 1, layout.num_micro_batches, 1)
@@ -331,9 +257,8 @@ def _nodes_per_layer(workload: Workload) -> float:
 
 # What a rank holds beside states and saved activations: loss, one layer at work, buffers, stranded blocks.
 #
-# Bytes, shaped like the layout. None of it depends on how layers are dealt out to ranks, so that memory stays
-# linear in a rank's layers. Symbols: T tokens of a micro-batch on a rank, h hidden, V vocabulary, t tensor
-# parallel degree.
+# None of it depends on how layers are dealt out to ranks, so that memory stays linear in a rank's layers.
+# Symbols: T tokens of a micro-batch on a rank, h hidden, V vocabulary, t tensor parallel degree.
 
 
 FIXED_BYTES = 0.25 * 2**30
@@ -351,19 +276,20 @@ _SCORE_GRADIENT_BYTES, _PLAIN_SCORE_GRADIENT_BYTES = 4.0, 8.0
 
 
 def workspace_bytes(workload: Workload) -> float:
-    """Memory of every GPU that no tensor of the model explains.
+    """Memory of every GPU that no tensor of the model explains: workspaces, rotary tables and masks.
 
-    docs/cost_model.md, "Memory", has the sources.
+    0.25 GiB (`FIXED_BYTES`; docs/cost_model.md, "Memory"); a calibration adds what the user's own runs
+    showed.
 
     Parameters
     ----------
     workload : Workload
-        What its own runs say is used.
+        The factors of its calibration are used.
 
     Returns
     -------
     float
-        Bytes.
+        Bytes, at least 0.25 GiB.
     """
     if workload.factors is None:
         return FIXED_BYTES
@@ -385,19 +311,21 @@ class Transients:
     gathered: Floats
     """Weights, placeholders and CUDA graphs that every rank holds."""
     gathered_table: Floats
-    """The same for a token table or a head."""
+    """Gathered weights of a token table or a head."""
     gathered_leading_first: Floats
-    """The same for leading dense layers."""
+    """Placeholders of the weights of leading dense layers."""
     bucket: Floats
     """Buffers in which gradients are reduced, those on their way to the host, and those of tokens."""
     stranded: Floats
-    """What a caching allocator can not use again."""
+    """Blocks that a caching allocator cannot use again."""
     stranded_table: Floats
     """More of it on a rank with a token table or a head."""
 
 
 def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> Transients:
-    """Everything on a GPU beside states and saved activations.
+    """Everything on a GPU beside states and saved activations, each part as large as at its peak.
+
+    Sources: docs/cost_model.md, "Memory", and `costmodel/data/memory.yaml`.
 
     Parameters
     ----------
@@ -411,7 +339,7 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     Returns
     -------
     Transients
-        Bytes; docs/cost_model.md, "Memory", and `costmodel/data/memory.yaml` have the sources.
+        Bytes on one GPU, shaped like the layout.
     """
     profile, model = memory_profile(workload.framework), workload.model
     as_laid_out, dropped = saved.main
@@ -424,11 +352,11 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     zero = 0.0 * np.asarray(layer)
     table_gradient = 2.0 * np.asarray(table_parameters(model, layout))
     freed = np.where(full, dropped, as_laid_out) * (model.layers // layout.pp)
-    embedding = np.where(shards_weights(layout), 0.0, np.maximum(table_gradient - freed, 0.0))
+    embedding = np.where(_shards_weights(layout), 0.0, np.maximum(table_gradient - freed, 0.0))
     gathered, gathered_table, gathered_leading = _weights_at_hand(workload, layout, profile)
     stranded, stranded_table = _stranded(workload, layout, profile)
-    buffers = reduction_buffers(workload, layout, profile)
-    buffers = buffers + offload_buffers(workload, layout, profile)
+    buffers = _reduction_buffers(workload, layout, profile)
+    buffers = buffers + _offload_buffers(workload, layout, profile)
     buffers = buffers + dispatch_buffers(workload, layout)
     return Transients(
         loss_last=_loss_bytes(workload, layout, profile),
@@ -491,7 +419,7 @@ def _layer_at_work(
     """
     model, tp = workload.model, np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
-    widest: Floats = 2.0 * widest_columns(model)
+    widest: Floats = 2.0 * _widest_columns(model)
     if model.moe is not None and model.moe_layers > 0:
         gathered = 2.0 * model.hidden * np.asarray(layout.etp)
         per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + gathered
@@ -534,7 +462,7 @@ def _weights_at_hand(
 
     Fully sharded: one layer in use, one gathered on its way, one copied out; tables stay gathered, beside
     their gather buffer (PyTorch FSDP2, _fsdp_param_group.py: the root group is not resharded after forward).
-    DeepSpeed gathers as `gathered_ahead` says. Else placeholders of the shapes of one layer, and one expert,
+    DeepSpeed gathers as `_gathered_ahead` says. Else placeholders of the shapes of one layer, and one expert,
     where the stack keeps them.
     """
     model = workload.model
@@ -543,10 +471,10 @@ def _weights_at_hand(
         dense, rest, experts = layer_parameters_on_gpu(model, layout, blocks)
         largest = np.maximum(largest, np.maximum(dense, rest + experts))
     table = np.asarray(table_parameters(model, layout))
-    sharded = shards_weights(layout)
+    sharded = _shards_weights(layout)
     at_hand = 3.0 * np.asarray(largest)
     if profile.reuse_elements:
-        at_hand = np.asarray(gathered_ahead(model, layout, profile, largest))
+        at_hand = np.asarray(_gathered_ahead(model, layout, profile, largest))
     gathered = np.where(sharded, 2.0 * at_hand, 0.0)
     gathered_table = np.where(sharded, 2.0 * 2.0 * table, 0.0)
     if not profile.placeholder_gradients:
@@ -628,7 +556,7 @@ def _stranded_by_step(workload: Workload, layout: Layout) -> tuple[Floats, Float
     if workload.precision == "bf16":
         return 0.0, 2.0 * table
     widest = np.asarray(model.hidden * model.ffn_hidden / layout.tp)
-    share = layers_of_a_rank(model, layout)
+    share = _mean_rank_parameters(model, layout)
     shards, _ = optimizer_shards(layout)
     copies = 12.0 * np.minimum(widest, share / shards)
     with_table = 12.0 * np.minimum(table, (share + table) / shards) + 2.0 * table

@@ -81,16 +81,17 @@ class Prior(BaseModel):
     source: str
 
     def at(self, x: float) -> float:
-        """The factor so many spreads away from the shipped constants.
+        """The factor so many spreads away from the shipped constants: exp(spread x), or spread x.
 
         Parameters
         ----------
         x : float
-            -3 to 3.
+            Spreads, without unit, -3 to 3.
 
         Returns
         -------
         float
+            A factor above 0; of something further an amount in its own unit, at least 0.
         """
         if self.kind == "factor":
             return float(np.exp(self.spread * x))
@@ -134,10 +135,17 @@ def factors_at(coordinates: NDArray[np.float64]) -> Factors:
     Parameters
     ----------
     coordinates : array of float, shape [len(NAMES)]
+        Distance of each factor from the shipped constants in spreads of its prior, without unit, -3 to 3.
 
     Returns
     -------
     Factors
+        1 and 0 at coordinates of 0.
+
+    Raises
+    ------
+    ValueError
+        Where there are not as many coordinates as `NAMES`.
     """
     named = zip(PRIORS.items(), coordinates, strict=True)
     return Factors(**{name: prior.at(float(x)) for (name, prior), x in named})
@@ -149,6 +157,7 @@ def lowest_coordinates() -> NDArray[np.float64]:
     Returns
     -------
     array of float, shape [len(NAMES)]
+        Spreads of the priors: -3 of a factor, 0 of something further.
     """
     lowest = [-MOST_SPREADS if prior.kind == "factor" else 0.0 for prior in PRIORS.values()]
     return np.array(lowest)
@@ -160,7 +169,7 @@ DEVICE_FACTORS = ("gemm", "attention", "hbm", "scale_up", "network")
 
 @cache
 def constants_digest() -> str:
-    """What the shipped constants are: another digest, other constants.
+    """Fingerprint of the shipped constants, by which a calibration knows which ones it goes with.
 
     Returns
     -------
@@ -252,16 +261,17 @@ class Calibration(BaseModel):
         return tuple(samples)
 
     def covers(self, device: str, framework: str) -> bool:
-        """Whether the runs say something of the device and of the framework.
+        """Whether the runs were made on this device with this framework.
 
         Parameters
         ----------
         device, framework : str
-            Of a workload.
+            Names of the device catalog and of a software profile.
 
         Returns
         -------
         bool
+            True where both were measured.
         """
         return device == self.device and self.runs_as(framework)
 
@@ -276,27 +286,30 @@ class Calibration(BaseModel):
         Returns
         -------
         bool
+            True also for another profile of the same framework.
         """
         return framework_of_stack(framework) is framework_of_stack(self.framework)
 
     def factors_on(self, device: str, framework: str) -> Factors:
-        """The factors that hold for a device and a framework; the others leave things as they are.
+        """The factors that hold for a device and a framework.
 
         Parameters
         ----------
         device, framework : str
-            Of a workload.
+            Names of the device catalog and of a software profile.
 
         Returns
         -------
         Factors
+            Those of device and network where the device was measured, the others where the framework was;
+            what was not measured stays as shipped (1, or 0 for what comes on top).
         """
-        kept = set()
+        names: set[str] = set()
         if device == self.device:
-            kept |= set(DEVICE_FACTORS)
+            names |= set(DEVICE_FACTORS)
         if self.runs_as(framework):
-            kept |= set(NAMES) - set(DEVICE_FACTORS)
-        return Factors(**{name: getattr(self.factors, name) for name in kept})
+            names |= set(NAMES) - set(DEVICE_FACTORS)
+        return Factors(**{name: getattr(self.factors, name) for name in names})
 
     def band(self, basis_of: Literal["step_time", "memory"]) -> ErrorBand | None:
         """Measured over predicted, with the stack's own runs as its basis.

@@ -10,7 +10,6 @@ on a flat network.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,18 +63,12 @@ def best_beyond(links: Links) -> Links:
         Rates that never fall and latencies that never rise from the outside in.
     """
 
-    def running(
-        best: Callable[[NDArray[np.float64]], NDArray[np.float64]], values: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        from_outside = values[::-1]
-        return best(from_outside)[::-1]
-
     highest, lowest = np.maximum.accumulate, np.minimum.accumulate
     return Links(
-        bytes_per_s=running(highest, links.bytes_per_s),
-        all_to_all_bytes_per_s=running(highest, links.all_to_all_bytes_per_s),
-        latency_s=running(lowest, links.latency_s),
-        half_bytes=running(lowest, links.half_bytes),
+        bytes_per_s=highest(links.bytes_per_s[::-1])[::-1],
+        all_to_all_bytes_per_s=highest(links.all_to_all_bytes_per_s[::-1])[::-1],
+        latency_s=lowest(links.latency_s[::-1])[::-1],
+        half_bytes=lowest(links.half_bytes[::-1])[::-1],
     )
 
 
@@ -135,7 +128,8 @@ def neighbour_ring_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Li
     """`ring_pass_s` of a program that sends to the next rank and receives from the one before, step by step.
 
     There is one ring, so that of the members in a block only the last sends out of it, over its own links,
-    where NCCL's collectives run as many rings as there are NICs.
+    where NCCL's collectives run as many rings as there are NICs (Transformer Engine 2.15,
+    flash_attn_p2p_communicate).
 
     Parameters
     ----------
@@ -159,7 +153,8 @@ def long_ring_pass_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Li
     """`ring_pass_s` with the (P-1) hops of a ring, each over the level that it crosses.
 
     NCCL gathers and scatters large buffers round rings only, however many ranks there are (src/graph/
-    tuning.cc). Of the P links of a ring P/inside - P/members cross a level (its outermost: P/inside).
+    tuning.cc; Thakur, Rabenseifner and Gropp 2005, section 4.1, with a latency for every level). Of the P
+    links of a ring P/inside - P/members cross a level (its outermost: P/inside).
 
     Parameters
     ----------
@@ -237,7 +232,7 @@ def all_to_all_s(
 
     The share (P - inside)/P leaves the sub-block at each level over the GPU's own links; levels drain at the
     same time, the slowest ends it. Where NICs are joined in rails, what changes rails is also sent up to the
-    level that joins them.
+    level that joins them (`cross_rail_bytes`). docs/cost_model.md, "Collectives".
 
     Parameters
     ----------
@@ -283,7 +278,7 @@ def cross_rail_bytes(
 
     Of what stays under one set of rails, 1 - 1/R goes from one rail to another, R being the rails that the
     members in a node lie on; a group with one member in a node stays on its rail. What goes further crosses
-    anyway.
+    anyway. Counted from even exchanges between all members; docs/fabric.md says what rails are.
 
     Parameters
     ----------
@@ -335,7 +330,7 @@ def chain_latency_s(members: NDArray[np.int64], links: Links) -> Floats:
 
 
 def point_to_point_s(payload_bytes: Floats, level: Ints, links: Links) -> Floats:
-    """One neighbour sends to the next: alpha + n / B.
+    """One neighbour sends to the next: alpha + n / B (Thakur, Rabenseifner and Gropp 2005, section 3).
 
     Parameters
     ----------
@@ -359,11 +354,7 @@ def point_to_point_s(payload_bytes: Floats, level: Ints, links: Links) -> Floats
 
 # Collectives alone on a fabric, by algorithm: ring, tree, and reduction in the NVLink switches (NVLS).
 #
-# n bytes in the full buffer, P members, a node's N; the fastest algorithm counts, as NCCL's tuner picks it
-# (NVIDIA/nccl, src/graph/tuning.cc). These are benchmark conditions; steps are priced with `on_levels` at
-# the rates that are left beside compute. Concurrent groups share a node's NICs: a group has as many of them
-# as members in the node, its own, so groups of one axis do not slow each other down; that is in the level's
-# rate, (members inside) x (link of one GPU).
+# These are benchmark conditions; the functions above price steps, at the rates that are left beside compute.
 
 
 _WHOLE_BUFFER = ("broadcast", "reduce", "send")
@@ -372,7 +363,8 @@ _LEAST_IN_SWITCH = 3
 """Members from which switches reduce; two copy directly."""
 _PIPELINED_TREE_RATE = 0.85
 """Of a ring's bandwidth that the pipelined double binary tree keeps between nodes (tuning.cc)."""
-_SCALE_UP_MEDIA = ("nvlink", "xgmi", "pcie")
+SCALE_UP_MEDIA = ("nvlink", "xgmi", "pcie")
+"""What joins GPUs inside a node or an NVLink domain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -446,13 +438,13 @@ def isolated_fabric(
     Raises
     ------
     InputError
-        Where the cluster has fewer GPUs.
+        Where the cluster has fewer GPUs than members.
     """
     levels = fabric_levels(cluster, members)
     architecture = cluster.device.architecture
     usual = np.array([_ring_fraction(medium, architecture) for medium in levels.media])
     ring = np.where(np.isnan(levels.attained), usual * levels.host_share, levels.attained)
-    scale_up = np.array([medium in _SCALE_UP_MEDIA for medium in levels.media])
+    scale_up = np.array([medium in SCALE_UP_MEDIA for medium in levels.media])
     network_exchange = np.where(ring < 0.5, ring, _value("exchange", "infiniband"))
     kernels = "nvlink" if deduplicated else "nccl"
     usual = np.where(scale_up, _value("exchange", kernels), network_exchange)
@@ -511,7 +503,10 @@ def _mesh_share(levels: FabricLevels, cluster: ClusterSpec) -> NDArray[np.float6
 def collective_time(
     operation: Operation, buffer_bytes: float, fabric: IsolatedFabric
 ) -> CollectiveTime:
-    """One operation alone on the fabric, by the fastest algorithm.
+    """One operation alone on the fabric, by the fastest algorithm, as NCCL's tuner picks it.
+
+    NVIDIA/nccl, src/graph/tuning.cc. Concurrent groups share a node's NICs: a group has as many of them as
+    members in the node, its own, so that groups of one axis do not slow each other down.
 
     Parameters
     ----------
@@ -576,7 +571,7 @@ def _algorithms(
         return {"exchange": float(np.asarray(all_to_all_s(buffer_bytes, members, links)))}
     size = int(members[-1])
     passed = buffer_bytes * size / (size - 1) if operation in _WHOLE_BUFFER else buffer_bytes
-    ring = ring_s(passed, members, links)
+    ring = float(np.asarray(long_ring_pass_s(passed, members, links)))
     if operation != "all-reduce":
         return {"ring": ring}
     seconds = {"ring": 2.0 * ring}
@@ -585,28 +580,6 @@ def _algorithms(
     elif fabric.in_switch_bytes_per_s and int(members[-1]) >= _LEAST_IN_SWITCH:
         seconds["nvls"] = in_switch_all_reduce_s(buffer_bytes, fabric)
     return seconds
-
-
-def ring_s(buffer_bytes: float, members: NDArray[np.int64], links: Links) -> float:
-    """One pass round a ring: (P-1) hops, each over the level it crosses, and (P-1)/P n over the slowest.
-
-    Of the P links of a ring P/inside - P/members cross a level (its outermost: P/inside).
-
-    Parameters
-    ----------
-    buffer_bytes : float
-        n, the gathered (or not yet scattered) buffer, more than 0.
-    members : array of int, shape [levels]
-        Members of the group inside one block of each level.
-    links : Links
-        Rates of the levels.
-
-    Returns
-    -------
-    float
-        Seconds. Thakur, Rabenseifner and Gropp 2005, section 4.1, with a latency for every level.
-    """
-    return float(np.asarray(long_ring_pass_s(buffer_bytes, members, links)))
 
 
 def double_tree_all_reduce_s(
@@ -643,7 +616,8 @@ def double_tree_all_reduce_s(
 def in_switch_all_reduce_s(buffer_bytes: float, fabric: IsolatedFabric) -> float:
     """NVLS: every GPU has the switch sum its n/P, then write the sum to all: n + n/P through each link.
 
-    Bus bandwidth is 2 (P-1)/(P+1) of the link, so that four GPUs gain nothing and eight 1.3 times a ring.
+    Bus bandwidth is 2 (P-1)/(P+1) of the link, so that four GPUs gain nothing and eight reach 1.3 times that
+    of a ring (docs/cost_model.md, "Collectives").
 
     Parameters
     ----------

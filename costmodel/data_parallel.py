@@ -75,6 +75,7 @@ def data_parallel_traffic(
     Returns
     -------
     DataParallelTraffic
+        Seconds of a step, at least 0, in the common shape of layouts and placements.
     """
     return _traffic(c, _groups(c, dense, expert, bucket))
 
@@ -83,8 +84,6 @@ def traffic_by_kind(
     c: Context, dense: Floats, expert: Floats, bucket: Floats | None = None
 ) -> list[tuple[DataParallelTraffic, NDArray[np.bool_]]]:
     """`data_parallel_traffic` of dense parameters alone, and of those of experts where there are any.
-
-    docs/cost_model.md, "The step", has the sources.
 
     Parameters
     ----------
@@ -160,7 +159,8 @@ def passes_of_a_step(c: Context) -> tuple[Floats, Floats]:
     Returns
     -------
     tuple of two floats or arrays
-        `data_parallel_traffic` has the sources; gathers count for ZeRO 1 to 3.
+        Gathers, which count for ZeRO 1 to 3, and reductions, each at least 1; `data_parallel_traffic` has the
+        sources.
     """
     framework, stage = c.constants.framework, np.asarray(c.layout.zero_stage)
     m = np.asarray(c.layout.num_micro_batches)
@@ -181,11 +181,11 @@ def exposed_s(
 ) -> Floats:
     """Data-parallel seconds that compute does not hide.
 
-    Passes of each micro-batch hide under all of them. Else gradients are reduced, and parameters gathered,
-    next to one micro-batch, or to what `hiding_windows` says of several chunks, and the last bucket stays
-    exposed. Both slow the compute that runs beside.
-
-    docs/cost_model.md, "The step", has the sources.
+    max(seconds - window, tail) + slow-down x min(seconds, window): traffic of each micro-batch hides under
+    all of them; else gradients are reduced, and parameters gathered, next to one micro-batch, or to what
+    `hiding_windows` says of several chunks, and the last bucket stays exposed. Traffic and the compute that
+    runs beside it slow each other down (`FrameworkConstants.dp_interference`; docs/cost_model.md, "The
+    step").
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def exposed_s(
     Returns
     -------
     float or array
-        Seconds of a step.
+        Seconds of a step, at least 0.
     """
     beside = (hiding_windows(c) if windows is None else windows) * window_s
     longer = np.maximum(traffic.seconds - beside, traffic.tail_s)
@@ -213,9 +213,7 @@ def exposed_s(
 def largest_useful_window_s(
     c: Context, traffic: DataParallelTraffic, windows: NDArray[np.float64] | None = None
 ) -> Floats:
-    """The window beyond which `exposed_s` no longer falls.
-
-    docs/cost_model.md, "The step", has the sources.
+    """The window beyond which `exposed_s` no longer falls: there all but the last bucket is hidden.
 
     Parameters
     ----------
@@ -229,7 +227,7 @@ def largest_useful_window_s(
     Returns
     -------
     float or array
-        Seconds.
+        Seconds that a rank computes per micro-batch, at least 0.
     """
     windows = hiding_windows(c) if windows is None else windows
     window: Floats = (traffic.seconds - traffic.tail_s) / np.maximum(windows, 1.0)
@@ -295,7 +293,7 @@ def bucket_parameters(workload: Workload, framework: FrameworkConstants, layout:
     -------
     float or array, shape [n]
         What the run says, or the stack's own max(fixed, per rank * dp * cp); 0 where its buckets are not of a
-        set size. `_groups` has the sources.
+        set size. `costmodel/data/frameworks.yaml` has the sources of the stack's numbers.
     """
     if workload.bucket_mb is not None:
         return framework.gradients_in(workload.bucket_mb)
@@ -384,9 +382,6 @@ def _scattered(c: Context, groups: list[_Group], element_bytes: float) -> _Pass:
 
 
 # Sizes of gradient buckets that a planner may set: which there are, and what a layout sends with each.
-#
-# Few large buckets start few collectives; the last one of a step has nothing left to hide under. So a layout
-# has a choice of few sizes about the framework's own, each some times as large.
 
 
 LEAST_GAIN = 5e-4
@@ -397,22 +392,27 @@ up to 2.7 % faster come within 0.05 % of the best size of a fine grid with one o
 
 
 class SizeRange(NamedTuple):
-    """Which sizes are to choose from, in parameters; arrays shaped like the layouts."""
+    """Which sizes of buckets a layout may choose from, in parameters; arrays shaped like the layouts.
+
+    Few large buckets start few collectives, but the last one of a step has nothing left to hide under.
+    """
 
     is_open: NDArray[np.bool_]
     """Whether there is a choice at all."""
     own: NDArray[np.float64]
     """Of the framework's own bucket."""
     least: NDArray[np.float64]
+    """The smallest that may be chosen."""
     most: NDArray[np.float64]
+    """The largest that may be chosen."""
 
     def rows(self, layouts: NDArray[np.int64]) -> SizeRange:
-        """Those of some layouts.
+        """The sizes of some of the layouts.
 
         Parameters
         ----------
         layouts : array of int, shape [k]
-            Positions among the layouts [n].
+            Positions among the n layouts, 0 to n - 1.
 
         Returns
         -------
@@ -423,7 +423,7 @@ class SizeRange(NamedTuple):
         return SizeRange(self.is_open[layouts], own, least, most)
 
     def others(self) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-        """Sizes beside the framework's own.
+        """Sizes beside the framework's own: `TIMES_OWN` times as large, those that some layout may have.
 
         Returns
         -------
@@ -437,7 +437,7 @@ class SizeRange(NamedTuple):
 
 
 def size_range(c: Context) -> SizeRange | None:
-    """The sizes that layouts may have.
+    """The sizes of gradient buckets that layouts may have.
 
     Up to the parameters of the mean rank. A token table is reduced whole and its gradient comes last, so that
     smaller buckets than it would not make the last one smaller. Where the framework keeps room for a bucket,
@@ -477,7 +477,7 @@ def size_range(c: Context) -> SizeRange | None:
 
 
 def open_traffic(c: Context, dense: Floats, expert: Floats) -> tuple[DataParallelTraffic, ...]:
-    """What layouts send with the framework's own size of buckets, and with others.
+    """`data_parallel_traffic` with the framework's own size of buckets, and with others.
 
     Parameters
     ----------

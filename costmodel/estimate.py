@@ -62,6 +62,7 @@ class LayerCosts:
     """Seconds per micro-batch of one layer of each kind: forward, backward, selective recomputation.
 
     The `*_recompute_s` are added for a layer that is fully recomputed. 0 where the model has no such layer.
+    `mtp_s` is that of all multi-token-prediction modules together.
     """
 
     dense_layer_s: Floats
@@ -82,7 +83,9 @@ def estimate_layout(
     stages: Stages,
     constants: Constants | None = None,
 ) -> Estimate:
-    """Prices one layout with its split, under one placement or k of them.
+    """Prices one layout with its split of layers, under one placement or k of them.
+
+    `step_time.exact_step` has the formula of the step, docs/cost_model.md every part with its source.
 
     Parameters
     ----------
@@ -100,7 +103,7 @@ def estimate_layout(
     Returns
     -------
     Estimate
-        Seconds and bytes of one step; docs/cost_model.md has every formula with its source.
+        Seconds and bytes of one step.
     """
     context = make_context(workload, layout, placement, constants)
     step = exact_step(context, stages)
@@ -117,7 +120,7 @@ def layer_costs(
 ) -> LayerCosts:
     """Per-layer seconds under a placement, for splitting layers over stages.
 
-    docs/cost_model.md, "One layer", has the sources.
+    Sources: docs/cost_model.md, "One layer".
 
     Parameters
     ----------
@@ -143,7 +146,7 @@ def layer_costs(
 
 
 def costs_of_layers(context: Context) -> LayerCosts:
-    """The same of layouts and placements with the rates that go with them.
+    """`layer_costs` of a context: layouts and placements with the rates that go with them.
 
     Parameters
     ----------
@@ -159,7 +162,7 @@ def costs_of_layers(context: Context) -> LayerCosts:
 
 
 def costs_of_times(context: Context, times: KindTimes) -> LayerCosts:
-    """The same from the times of every kind of layer.
+    """`layer_costs` from the times of every kind of layer, for callers that have them.
 
     Parameters
     ----------

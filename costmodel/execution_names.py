@@ -1,4 +1,7 @@
-"""Names of execution settings. Importing them costs nothing, so that `--help` can show them."""
+"""Names of execution settings and of options of a plan.
+
+Importing them costs nothing, so that `--help` can show them.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,6 @@ OffloadedModules = Literal[
 StateType = Literal["fp32", "bf16"]
 DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)
 OFFLOADED_MODULES: tuple[str, ...] = get_args(OffloadedModules)
-
-
-# Names that options of a plan take. Importing them costs nothing, so that `--help` can show them.
-
 
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 OPTIMIZERS = ("adam", "sgd", "muon")

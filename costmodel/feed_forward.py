@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,12 +14,15 @@ from meshwright.costmodel.layer_context import (
     Context,
     LayerTime,
     Parts,
+    Passes,
     add,
-    less_hidden,
+    block_time,
     quantise_bytes,
     scaled,
+    streamed_passes_s,
     tensor_parallel_s,
     total,
+    unhidden_s,
 )
 from meshwright.costmodel.layout import Floats, Recompute
 from meshwright.costmodel.workload import (
@@ -30,13 +33,6 @@ from meshwright.costmodel.workload import (
     gathering_members,
     pass_bytes,
 )
-
-
-class Passes(NamedTuple):
-    """A forward and a backward amount, seconds or bytes."""
-
-    forward: Floats
-    backward: Floats
 
 
 def linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> Passes:
@@ -54,7 +50,7 @@ def linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> Passes:
     Returns
     -------
     Passes
-        Seconds; `kernels.gemm_s` and `kernels.weight_gradient_s` have the formula and its source.
+        Seconds, above 0; `kernels.gemm_s` and `kernels.weight_gradient_s` have the formula and its source.
     """
     forward = gemm_s(tokens, n, k, c.rates)
     backward = gemm_s(tokens, k, n, c.rates) + weight_gradient_s(k, n, tokens, c.rates)
@@ -63,6 +59,9 @@ def linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> Passes:
 
 def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     """A dense feed-forward with its norm and residual; also the shared experts of a layer, then without.
+
+    Two products (three matrices where it is gated), the activation function between them, and tensor-parallel
+    traffic (Shoeybi et al. 2019, arXiv 1909.08053, section 3); docs/cost_model.md, "One layer".
 
     Parameters
     ----------
@@ -76,7 +75,7 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+        Seconds by part of one layer and micro-batch.
     """
     model, tokens = c.workload.model, c.tokens
     matrices = 2 if model.gated else 1
@@ -89,20 +88,19 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     activation_b = tokens * local * moved.activation[1]
     cast_f = quantise_bytes(c, tokens, model.hidden + local)
     cast_b = quantise_bytes(c, tokens, matrices * local + model.hidden)
-    gemm_f, gemm_b = up.forward + down.forward, up.backward + down.backward
-    tp_f, tp_b = tensor_parallel_s(c, gemm_f, gemm_b, 0.5 * up.backward)
-    forward: Parts = {
-        "gemm": gemm_f,
-        "memory_bound": streamed_s(moved.around[0] * elements + activation_f + cast_f, c.rates),
-        "tp_comm": tp_f,
-    }
-    backward: Parts = {
-        "gemm": gemm_b,
-        "memory_bound": streamed_s(moved.around[1] * elements + activation_b + cast_b, c.rates),
-        "tp_comm": tp_b,
-    }
-    recomputed = _recomputed(c, forward, up.forward, moved.norm[0] * elements, activation_f)
-    return LayerTime(forward, backward, recomputed)
+    streamed = Passes(
+        moved.around[0] * elements + activation_f + cast_f,
+        moved.around[1] * elements + activation_b + cast_b,
+    )
+    gemm = Passes(up.forward + down.forward, up.backward + down.backward)
+    block = block_time(
+        gemm=gemm,
+        memory_bound=streamed_passes_s(c, streamed),
+        tp_comm=tensor_parallel_s(c, gemm, 0.5 * up.backward),
+    )
+    norm_bytes = moved.norm[0] * elements
+    recomputed = _recomputed(c, block.forward, up.forward, norm_bytes, activation_f)
+    return replace(block, recompute=recomputed)
 
 
 def _recomputed(
@@ -131,8 +129,8 @@ _PERMUTE_BYTES = 8.0
 """Bytes for each copy of a token and element, in and out of the experts' order: a read and a write each
 way."""
 _SORTED_TWICE_BYTES = 12.0
-"""The same before, between and after the transfers of NCCL's all-to-all, which sorts by rank, then by expert
-(Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
+"""Bytes for each copy and element with NCCL's all-to-all, which sorts by rank, then by expert: before,
+between and after its transfers (Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py)."""
 _ROUTER_BYTES = 40.0
 """Scores, their sum or softmax, top k and its gradient, bytes a token and expert."""
 
@@ -146,7 +144,7 @@ class _Local:
     mean_copies: Floats
     """Copies of tokens that arrive at a rank's experts, the mean over ranks."""
     copies: Floats
-    """The same of the busiest rank."""
+    """Copies of tokens that arrive at the experts of the busiest rank."""
     experts: Floats
     """Experts on the rank."""
     width: Floats
@@ -158,6 +156,8 @@ class _Local:
 def moe_mlp(c: Context) -> LayerTime:
     """Router, permutation, all-to-all, grouped GEMMs of the local experts, and the shared experts.
 
+    DeepSeek-V3, arXiv 2412.19437, section 3.2; megatron/core/transformer/moe/token_dispatcher.py.
+
     Parameters
     ----------
     c : Context
@@ -166,7 +166,7 @@ def moe_mlp(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch on the busiest expert rank (docs/cost_model.md, "One layer").
+        Seconds by part of one layer and micro-batch on the busiest expert rank.
     """
     model, layout = c.workload.model, c.layout
     moe = model.moe
@@ -182,31 +182,27 @@ def moe_mlp(c: Context) -> LayerTime:
         width=moe.moe_ffn_hidden / etp,
         matrices=2 if model.gated else 1,
     )
-    expert_f, expert_b = _expert_gemms_s(c, local)
     router = gemm_s(tokens, moe.experts, model.hidden, c.rates, sixteen_bit=True)
     unfused = c.constants.shared["expert_bias_bytes_factor"] if moe.expert_bias else 1.0
     activated = local.copies * local.width
     activation_f = activated * (2.0 * local.matrices + 2.0) * unfused
     activation_b = activated * (4.0 * local.matrices + 2.0) * unfused
-    moved_f, moved_b = _moved_bytes(c, local, activation_f, activation_b)
-    sent_f, sent_b = _exchange_s(c, tokens)
-    forward: Parts = {
-        "gemm": router,
-        "expert_gemm": expert_f,
-        "memory_bound": streamed_s(moved_f, c.rates),
-        "ep_comm": sent_f,
-    }
-    backward: Parts = {
-        "gemm": 2.0 * router,
-        "expert_gemm": expert_b,
-        "memory_bound": streamed_s(moved_b, c.rates),
-        "ep_comm": sent_b,
-    }
-    recompute: Parts = {"memory_bound": streamed_s(_recomputed_bytes(c, activation_f), c.rates)}
-    if moe.shared_width:
-        shared = dense_mlp(c, moe.shared_width, norm=False)
-        forward, backward = add(forward, shared.forward), add(backward, shared.backward)
-    return LayerTime(forward, backward, recompute)
+    moved = _moved_bytes(c, local, activation_f, activation_b)
+    block = block_time(
+        {"memory_bound": streamed_s(_recomputed_bytes(c, activation_f), c.rates)},
+        gemm=Passes(router, 2.0 * router),
+        expert_gemm=_expert_gemms_s(c, local),
+        memory_bound=streamed_passes_s(c, moved),
+        ep_comm=_exchange_s(c, tokens),
+    )
+    if not moe.shared_width:
+        return block
+    shared = dense_mlp(c, moe.shared_width, norm=False)
+    return replace(
+        block,
+        forward=add(block.forward, shared.forward),
+        backward=add(block.backward, shared.backward),
+    )
 
 
 def _recomputed_bytes(c: Context, activation_bytes: Floats) -> Floats:
@@ -218,30 +214,25 @@ def _recomputed_bytes(c: Context, activation_bytes: Floats) -> Floats:
     return again + np.where(of_norm, norm_bytes, 0.0)
 
 
-def _expert_gemms_s(c: Context, local: _Local) -> tuple[Floats, Floats]:
+def _expert_gemms_s(c: Context, local: _Local) -> Passes:
     """Grouped GEMMs of the experts on a rank, forward and backward."""
     hidden, groups = c.workload.model.hidden, local.experts
     imbalance = c.workload.imbalance(c.layout.ep)
     mean_rows, inputs = local.mean_copies / groups, local.matrices * local.width
     rows = mean_rows * imbalance
 
-    def product_s(columns: Floats, depth: Floats) -> Floats:
-        return gemm_s(mean_rows, columns, depth, c.rates, groups=groups, imbalance=imbalance)
-
-    up = product_s(inputs, hidden)
-    down = product_s(hidden, local.width)
+    grouped_s = partial(gemm_s, mean_rows, rates=c.rates, groups=groups, imbalance=imbalance)
+    up, down = grouped_s(inputs, hidden), grouped_s(hidden, local.width)
     backward = (
-        product_s(hidden, inputs)
+        grouped_s(hidden, inputs)
         + weight_gradient_s(hidden, inputs, rows, c.rates, groups=groups)
-        + product_s(local.width, hidden)
+        + grouped_s(local.width, hidden)
         + weight_gradient_s(local.width, hidden, rows, c.rates, groups=groups)
     )
-    return up + down, backward
+    return Passes(up + down, backward)
 
 
-def _moved_bytes(
-    c: Context, local: _Local, activation_f: Floats, activation_b: Floats
-) -> tuple[Floats, Floats]:
+def _moved_bytes(c: Context, local: _Local, activation_f: Floats, activation_b: Floats) -> Passes:
     """Bytes of the memory-bound operators, forward and backward: norm, router, permutation, casts."""
     model = c.workload.model
     assert model.moe is not None
@@ -254,7 +245,7 @@ def _moved_bytes(
     cast_f = quantise_bytes(c, local.copies, model.hidden + local.width)
     cast_b = quantise_bytes(c, local.copies, local.matrices * local.width + model.hidden)
     forward = norm + permute + summed + activation_f + cast_f
-    return forward, 1.2 * norm + 1.5 * permute + summed + activation_b + cast_b
+    return Passes(forward, 1.2 * norm + 1.5 * permute + summed + activation_b + cast_b)
 
 
 def _summed_bytes(c: Context, local: _Local) -> Floats:
@@ -272,19 +263,20 @@ def _summed_bytes(c: Context, local: _Local) -> Floats:
     return summed
 
 
-def _exchange_s(c: Context, tokens: Floats) -> tuple[Floats, Floats]:
+def _exchange_s(c: Context, tokens: Floats) -> Passes:
     """Dispatch and combine, forward and backward."""
     if c.workload.moe_dispatch != GATHERS:
         once = _expert_all_to_all_s(c, tokens)
-        return once, once
+        return Passes(once, once)
     gathered, members = tokens * gathered_ranks(c.layout), gathering_members(c.placement)
-
-    def seconds(passes: tuple[float, ...]) -> Floats:
-        each = [ring_pass_s(gathered * size, members, c.links) for size in passes]
-        return sum(each, start=np.float64(0.0))
-
-    forward, backward = pass_bytes(c.workload)
-    return seconds(forward), seconds(backward)
+    seconds = (
+        sum(
+            (ring_pass_s(gathered * size, members, c.links) for size in sizes),
+            start=np.float64(0.0),
+        )
+        for sizes in pass_bytes(c.workload)
+    )
+    return Passes(*seconds)
 
 
 def _expert_all_to_all_s(c: Context, tokens: Floats) -> Floats:
@@ -339,15 +331,15 @@ def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:
     Returns
     -------
     LayerTime
-        The same layer, its `ep_comm` less what is hidden.
+        The layer with its `ep_comm` less what is hidden; itself without EP overlap.
     """
     if not c.workload.overlap.ep:
         return layer
     hidden_share = c.constants.framework.ep_hidden
     sent_f, sent_b = layer.forward["ep_comm"], layer.backward["ep_comm"]
-    compute_f, compute_b = total(layer.forward) - sent_f, total(layer.backward) - sent_b
-    exposed_f, _ = less_hidden(hidden_share, sent_f, compute_f, compute_b)
-    _, exposed_b = less_hidden(hidden_share, sent_b, compute_f, compute_b)
+    compute = Passes(total(layer.forward) - sent_f, total(layer.backward) - sent_b)
+    exposed_f = unhidden_s(hidden_share, sent_f, compute).forward
+    exposed_b = unhidden_s(hidden_share, sent_b, compute).backward
     return LayerTime(
         {**layer.forward, "ep_comm": exposed_f},
         {**layer.backward, "ep_comm": exposed_b},

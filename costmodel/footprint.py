@@ -1,7 +1,7 @@
 """HBM of each pipeline rank, by component. Bytes unless said.
 
-States, activations and buffers are counted in `states`, `activations` and `transients`; this module puts them
-together per rank. `split_bounds` bounds them over all splits of the layers.
+States, activations and buffers are counted in `states.py`, `activations.py` and `buffers.py`; this module
+puts them together per rank, and bounds them over all splits of the layers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ from meshwright.costmodel.activations import (
     SavedActivations,
     offloaded_per_layer,
     offloads_any,
-    rank_tokens,
     saved_activations,
-    sequence_shards,
 )
 from meshwright.costmodel.buffers import transients, workspace_bytes
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.rank_load import Stages, layer_counts, recomputed_layers
-from meshwright.costmodel.schedules import Schedule, in_flight, last_rank, on_both_ranks
+from meshwright.costmodel.schedules import (
+    Schedule,
+    in_flight,
+    is_v_shaped,
+    last_rank,
+    on_both_ranks,
+)
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.states import (
     end_parameters,
@@ -32,9 +36,8 @@ from meshwright.costmodel.states import (
     rank_parameters,
     state_bytes,
     state_bytes_per_parameter,
-    v_shaped,
 )
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import Workload, rank_tokens, sequence_shards
 
 GIB = float(2**30)
 
@@ -69,7 +72,7 @@ def stage_memory_parts_gib(
     Returns
     -------
     dict of str to array of float, shape [pp]
-        GiB; docs/cost_model.md, "Memory", has every component with its source.
+        GiB, at least 0; docs/cost_model.md, "Memory", has every component with its source.
     """
     pp = len(stages)
     saved = saved_activations(workload, layout)
@@ -132,7 +135,7 @@ def offloaded_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray
     Returns
     -------
     array of float, shape [pp]
-        GiB; `states.offloaded_bytes` and `offloaded_activations` have the sources.
+        GiB, at least 0; `states.offloaded_bytes` and `activations.offloaded_per_layer` have the sources.
     """
     states_gib = offloaded_states_gib(workload, layout, stages)
     if not offloads_any(workload):
@@ -141,7 +144,7 @@ def offloaded_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray
 
 
 def offloaded_states_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:
-    """What one GPU of each pipeline rank keeps there of parameters, gradients and optimizer states.
+    """What one GPU of each pipeline rank keeps in the host's memory of parameters, gradients and states.
 
     Parameters
     ----------
@@ -155,7 +158,7 @@ def offloaded_states_gib(workload: Workload, layout: Layout, stages: Stages) -> 
     Returns
     -------
     array of float, shape [pp]
-        GiB; `states.offloaded_bytes` has the sources.
+        GiB, at least 0; `states.offloaded_bytes` has the sources.
     """
     dense, expert = rank_parameters(workload.model, layout, stages)
     of_dense, of_expert = (
@@ -184,7 +187,7 @@ def _in_all_micro_batches(
     """Saved activations of every rank, of all its micro-batches in flight."""
     model, rank = workload.model, np.arange(len(stages))
     counts = layer_counts(
-        model.dense_layers, stages, recomputed_layers(layout), v_shaped=v_shaped(layout)
+        model.dense_layers, stages, recomputed_layers(layout), v_shaped=is_v_shaped(layout)
     )
     (dense, dense_full), (main, main_full) = layer.dense, layer.main
     last = rank == last_rank(layout.schedule, len(stages))
@@ -199,9 +202,7 @@ def _in_all_micro_batches(
 
 
 def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:
-    """Peak memory of each pipeline rank.
-
-    docs/cost_model.md, "Memory", has the sources.
+    """Peak memory of each pipeline rank: the sum of `stage_memory_parts_gib`, which has the sources.
 
     Parameters
     ----------
@@ -215,17 +216,17 @@ def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDAr
     Returns
     -------
     array of float, shape [pp]
-        GiB, the sum of `stage_memory_parts_gib`.
+        GiB, above 0.
     """
     parts = stage_memory_parts_gib(workload, layout, stages)
     return np.asarray(np.sum(list(parts.values()), axis=0), dtype=np.float64)
 
 
 def usable_hbm_gib(workload: Workload) -> float:
-    """What `stage_memory_gib` may reach on one GPU: HBM less fragments, context and the user's reserve, over
-    the margin for the error of the prediction.
+    """What `stage_memory_gib` may reach on one GPU: (0.94 HBM - 1.5 GiB - the user's reserve) / margin.
 
-    docs/cost_model.md, "Memory", has the sources.
+    `ALLOCATOR_SHARE` and `CONTEXT_GIB` have their sources (docs/cost_model.md, "Memory"); the margin is for
+    the error of the prediction (`records.memory_margin`).
 
     Parameters
     ----------
@@ -235,16 +236,14 @@ def usable_hbm_gib(workload: Workload) -> float:
     Returns
     -------
     float
-        GiB.
+        GiB; below 0 where the reserve is larger than the HBM.
     """
     room_gib = workload.cluster.device.hbm_gib * ALLOCATOR_SHARE - CONTEXT_GIB
     return (room_gib - workload.reserve_gib) / workload.memory_margin
 
 
 def hbm_gib_for(workload: Workload, usable_gib: float) -> float:
-    """The HBM of a GPU on which `usable_hbm_gib` is a given amount.
-
-    docs/cost_model.md, "Memory", has the sources.
+    """The HBM of a GPU on which `usable_hbm_gib` is a given amount: the inverse of that function.
 
     Parameters
     ----------
@@ -265,7 +264,8 @@ def hbm_gib_for(workload: Workload, usable_gib: float) -> float:
 def context_gib(layout: Layout) -> Floats:
     """What the driver shows beside the allocator's blocks.
 
-    docs/cost_model.md, "Memory", has the sources.
+    1.5 GiB of CUDA context and 0.25 GiB for each NCCL communicator; `CONTEXT_GIB` has its source, and
+    NCCL_BUFFSIZE is NCCL's (docs/cost_model.md, "Memory").
 
     Parameters
     ----------
@@ -293,30 +293,30 @@ class LayerBytes(NamedTuple):
     dropped: NDArray[np.float64]
     """Activations of one micro-batch when the layer is recomputed in full."""
     leading_states: NDArray[np.float64]
-    """The same of a leading dense layer of a mixture-of-experts model; else of the main layer."""
+    """`states` of a leading dense layer of a mixture-of-experts model; else of the main layer."""
     leading_saved: NDArray[np.float64]
+    """`saved` of that layer."""
     leading_dropped: NDArray[np.float64]
+    """`dropped` of that layer."""
 
     def rows(self, index: NDArray[np.intp]) -> LayerBytes:
         """The bytes for some layouts.
 
         Parameters
         ----------
-        index : array of int
-            Positions of layouts.
+        index : array of int, shape [k]
+            Positions of layouts, 0 to n - 1.
 
         Returns
         -------
         LayerBytes
-            Arrays shaped like `index`.
+            Arrays of shape [k].
         """
         return LayerBytes(*(values[index] for values in self))
 
 
 def layer_bytes(workload: Workload, layout: Layout, saved: SavedActivations) -> LayerBytes:
-    """Bytes of one main layer, and of one leading dense layer.
-
-    docs/cost_model.md, "Memory", has the sources.
+    """Bytes of one main layer, and of one leading dense layer, on one GPU.
 
     Parameters
     ----------
@@ -330,7 +330,7 @@ def layer_bytes(workload: Workload, layout: Layout, saved: SavedActivations) -> 
     Returns
     -------
     LayerBytes
-        `state_bytes` and `activation_bytes_per_layer` have the sources.
+        Bytes; `state_bytes` and `activation_bytes_per_layer` have the sources.
     """
     model = workload.model
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
@@ -349,8 +349,6 @@ def layer_bytes(workload: Workload, layout: Layout, saved: SavedActivations) -> 
 
 
 # Bounds on the memory of pipeline ranks over all splits of the layers, for many layouts at once.
-#
-# docs/cost_model.md, "Memory", has the sources of what is summed.
 
 
 _OF_PIPELINE = ("pp", "vpp", "num_micro_batches", "schedule")
@@ -362,7 +360,7 @@ ROUNDING = 1e-9
 def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
     """Least peak over ranks that any split of the layers could have.
 
-    docs/cost_model.md, "Memory", has the sources.
+    A lower bound, by the weighted mean that `PeakBounds` explains, of what `stage_memory_gib` counts.
 
     Parameters
     ----------
@@ -384,11 +382,11 @@ def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:
 class PeakBounds(NamedTuple):
     """The least peak of some layouts over all splits, as a function of how many layers they recompute.
 
-    The peak is at least any weighted mean of what the ranks hold. With weights in proportion to 1 / B_r, B_r
-    bytes of a main layer on rank r, that mean is (main layers + leading ones times min_r C_r / B_r + sum_r
-    E_r / B_r) over sum_r 1 / B_r, C_r bytes of a leading dense layer, E_r those of token table, head and MTP
-    modules. It holds with every layer recomputed, and with every layer kept, less what the recomputed layers
-    of each rank save; the larger of the two counts. Arrays of shape [n].
+    Derived here: the peak is at least any weighted mean of what the ranks hold. With weights in proportion to
+    1 / B_r, B_r bytes of a main layer on rank r, that mean is (main layers + leading ones times min_r C_r /
+    B_r + sum_r E_r / B_r) over sum_r 1 / B_r, C_r bytes of a leading dense layer, E_r those of token table,
+    head and MTP modules. It holds with every layer recomputed, and with every layer kept, less what the
+    recomputed layers of each rank save; the larger of the two counts. Arrays of shape [n].
     """
 
     kept: NDArray[np.float64]
@@ -401,14 +399,12 @@ class PeakBounds(NamedTuple):
     """Bytes beside the layers, on every rank."""
 
     def peak_gib(self, recomputed_layers: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The least peak with so many layers recomputed.
-
-        docs/cost_model.md, "Memory", has the sources.
+        """The least peak with a given number of layers recomputed, as the text of `PeakBounds` derives it.
 
         Parameters
         ----------
         recomputed_layers : array of int, shape [n]
-            Of each virtual stage; more than it has means all.
+            Layers of each virtual stage, at least 0; more than it has means all.
 
         Returns
         -------
@@ -420,7 +416,7 @@ class PeakBounds(NamedTuple):
         return np.asarray((peak + self.everywhere) * (1 - ROUNDING) / GIB)
 
     def rows(self, index: NDArray[np.int64]) -> PeakBounds:
-        """Those of some of the layouts.
+        """The bounds of some of the layouts.
 
         Parameters
         ----------
@@ -436,9 +432,7 @@ class PeakBounds(NamedTuple):
 
 
 def peak_bounds(workload: Workload, layout: Layout) -> PeakBounds:
-    """Bounds on the peak of layouts whose recomputed layers are open.
-
-    docs/cost_model.md, "Memory", has the sources.
+    """Bounds on the peak of layouts for any number of recomputed layers.
 
     Parameters
     ----------
@@ -556,11 +550,10 @@ def _beside_layers(workload: Workload, layout: Layout, saved: SavedActivations) 
 
 
 def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> NDArray[np.float64]:
-    """Never fewer main layers than each pipeline rank can hold within a limit.
+    """An upper bound on the main layers that each pipeline rank can hold within a limit.
 
-    Leading dense layers are left out, so there may be less room.
-
-    docs/cost_model.md, "Memory", has the sources.
+    The room beside what `stage_memory_parts_gib` counts apart from layers, over the bytes of a layer. Leading
+    dense layers are left out, so there may be less room.
 
     Parameters
     ----------
@@ -574,7 +567,7 @@ def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> ND
     Returns
     -------
     array of float, shape [n, most pp]
-        Layers; ranks beyond a layout's pp hold none.
+        Layers, at least 0; ranks beyond a layout's pp hold none.
     """
     saved = saved_activations(workload, layout)
     layer = layer_bytes(workload, layout, saved)

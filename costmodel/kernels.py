@@ -21,10 +21,11 @@ class Rates:
     gemm_flops: float
     """FLOP/s of a large, deep GEMM at the run's precision."""
     head_gemm_flops: float
-    """The same at 16 bits, for what stays there (router, LM head)."""
+    """FLOP/s of such a GEMM at 16 bits, for what stays there (router, LM head)."""
     attention_forward_flops: float
     """FLOP/s of fused attention, by the causal half of its FLOP."""
     attention_backward_flops: float
+    """FLOP/s of its backward pass, by the causal half of 2.5 times the forward FLOP."""
     hbm_bytes_per_s: float
     """Attained by streaming kernels."""
     operand_bytes: float
@@ -38,7 +39,7 @@ class Rates:
     gemm_half_edge: float
     """Rows, and columns, at which a GEMM reaches half its rate."""
     grouped_half_edge: float
-    """The same for each GEMM of a group."""
+    """Rows, and columns, at which each GEMM of a group reaches half its rate."""
     tile: int
     """Edge of an output tile, for the count of waves."""
     grouped_factor: float
@@ -60,10 +61,11 @@ def gemm_s(
 ) -> Floats:
     """`groups` GEMMs of [m, k] x [k, n] in one launch: 2 m n k FLOP each.
 
-    The rate falls with few rows or columns, with shallow K, and with the last, partly filled wave of output
-    tiles over the SMs (tile and wave quantisation: NVIDIA "Matrix Multiplication Background User's Guide",
-    sections 3 and 4). Its operands and results go through HBM meanwhile: the two overlap but for the first
-    and last tiles (a p-norm of 2 fits the measured shapes best).
+    sqrt(C^2 + M^2), with C = 2 m n k / (peak k/(k+k0) m/(m+e0) n/(n+e0) wave) and M the bytes of operands and
+    results over HBM's rate. The rate falls with few rows or columns, with shallow K, and with the last,
+    partly filled wave of output tiles over the SMs (tile and wave quantisation: NVIDIA "Matrix Multiplication
+    Background User's Guide", sections 3 and 4). Operands and results go through HBM meanwhile: the two
+    overlap but for the first and last tiles (a p-norm of 2 fits the measured shapes best).
 
     Parameters
     ----------
@@ -84,7 +86,7 @@ def gemm_s(
     Returns
     -------
     float or array
-        Seconds.
+        Seconds, above 0.
     """
     alone = rates.head_gemm_flops if sixteen_bit else rates.gemm_flops
     m, n, k = np.maximum(m, 1.0), np.maximum(n, 1.0), np.maximum(k, 1.0)
@@ -141,7 +143,7 @@ def weight_gradient_s(
     Returns
     -------
     float or array
-        Seconds; the formula is that of `gemm_s`.
+        Seconds, above 0.
     """
     output_bytes = rates.weight_gradient_bytes
     return gemm_s(m, n, k, rates, sixteen_bit=sixteen_bit, groups=groups, output_bytes=output_bytes)
@@ -171,9 +173,7 @@ def attention_pair_flops(
 
 
 def streamed_s(moved_bytes: Floats, rates: Rates) -> Floats:
-    """A memory-bound kernel: its bytes over the attained HBM bandwidth.
-
-    docs/cost_model.md, "One layer", has the source.
+    """A memory-bound kernel: its bytes over the attained HBM bandwidth (Williams et al. 2009, roofline).
 
     Parameters
     ----------
@@ -217,8 +217,6 @@ def cast_bytes_per_element(
     NVFP4 reads for the maximum, for the rows and for the Hadamard-rotated columns (Transformer Engine
     documentation, "Low precision training").
 
-    docs/cost_model.md, "One layer", has the source.
-
     Parameters
     ----------
     precision : str
@@ -229,7 +227,6 @@ def cast_bytes_per_element(
         Whether FP8 scales come from the tensor itself instead of the steps before.
     transposes_apart : bool
         Whether the transpose is made in a kernel of its own, which reads the FP8 tensor once more.
-
     in_blocks : bool
         Whether FP8 scales are those of blocks.
 
@@ -243,8 +240,8 @@ def cast_bytes_per_element(
     if precision == "fp8":
         written = 1.0 if architecture == "blackwell" else 2.0
         maximum = 2.0 if current_scaling else 0.0
-        again = 1.0 if transposes_apart and written > 1.0 else 0.0
-        return 2.0 + written + again + maximum
+        transpose = 1.0 if transposes_apart and written > 1.0 else 0.0
+        return 2.0 + written + transpose + maximum
     reads = {"mxfp8": 2.0, "nvfp4": 6.0}
     if precision not in reads:
         return 0.0
@@ -252,13 +249,6 @@ def cast_bytes_per_element(
 
 
 # Bytes per element that norms, residuals, rotary embeddings and activations move, by how they are run.
-#
-# Fused: one kernel each, as in Transformer Engine or from torch.compile. Separate: a fused norm, the rest
-# apart (Megatron-DeepSpeed). Operator by operator, as eager PyTorch runs a model's Python code: an RMSNorm
-# casts up (6 bytes), squares (8), takes the mean (4), multiplies (8), casts down (6) and multiplies by its
-# weight (4); its gradient takes 12 for the weight, 6 + 6 for the casts, 24 for the product, 16 for the square
-# and 12 for their sum. A rotary embedding casts up (6), multiplies (8) and casts down (6), and so does its
-# gradient (torchtitan/models/norms.py and models/llama/model.py, December 2024).
 
 
 _FUSED_NORM = (4.0, 6.0)
@@ -289,6 +279,13 @@ def element_bytes(
 ) -> ElementBytes:
     """Bytes that a software stack moves per element of its memory-bound operators.
 
+    Fused: one kernel each, as in Transformer Engine or from torch.compile. Separate: a fused norm, the rest
+    apart (Megatron-DeepSpeed). Operator by operator, as eager PyTorch runs a model's Python code: an RMSNorm
+    casts up (6 bytes), squares (8), takes the mean (4), multiplies (8), casts down (6) and multiplies by its
+    weight (4); its gradient takes 12 for the weight, 6 + 6 for the casts, 24 for the product, 16 for the
+    square and 12 for their sum. A rotary embedding casts up (6), multiplies (8) and casts down (6), and so
+    does its gradient (torchtitan/models/norms.py and models/llama/model.py, December 2024).
+
     Parameters
     ----------
     workload : Workload
@@ -303,7 +300,7 @@ def element_bytes(
     Returns
     -------
     ElementBytes
-        Bytes per element; the module's text has the counts and their sources.
+        Bytes read and written per element.
     """
     model = workload.model
     matrices = 2.0 if model.gated else 1.0

@@ -1,9 +1,10 @@
-"""What the operators of a layer need to know, and what they share."""
+"""What the operators of a layer need to know, and what they share: seconds by part, exposed collectives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from meshwright.costmodel.kernels import (
     Rates,
     cast_bytes_per_element,
     element_bytes,
+    streamed_s,
 )
 from meshwright.costmodel.layout import Floats, Layout, Placement
 from meshwright.costmodel.rates import Constants
@@ -28,6 +30,8 @@ from meshwright.costmodel.workload import (
     HIERARCHICAL,
     Workload,
     inside_and_between,
+    rank_tokens,
+    sequence_shards,
     swapping_ranks,
 )
 from meshwright.frameworks.catalog import framework_of_stack
@@ -35,22 +39,21 @@ from meshwright.frameworks.catalog import framework_of_stack
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What the operators of a layer need to know."""
+    """What the operators of a layer need to know; arrays broadcast over layouts and placements."""
 
     workload: Workload
     layout: Layout
     placement: Placement
     constants: Constants
     rates: Rates
+    """What kernels reach on the workload's device."""
     links: Links
+    """What collectives reach on each fabric level."""
 
     @cached_property
     def tokens(self) -> Floats:
         """Tokens of a micro-batch on one rank."""
-        layout = self.layout
-        tokens = np.asarray(layout.micro_batch) * self.workload.seq_len
-        per_rank: Floats = tokens / layout.cp
-        return per_rank
+        return rank_tokens(self.workload, self.layout)
 
     @cached_property
     def cast_bytes(self) -> float:
@@ -96,8 +99,7 @@ class Context:
     @cached_property
     def sequence_shards(self) -> Floats:
         """Ways that norms, residuals and dropout are split: tp with sequence parallelism, else 1."""
-        shards: Floats = np.where(self.layout.sequence_parallel, self.layout.tp, 1)
-        return shards
+        return sequence_shards(self.layout)
 
     @cached_property
     def activation_bytes(self) -> Floats:
@@ -131,7 +133,7 @@ class Context:
 def quantise_bytes(c: Context, tokens: Floats, elements: Floats) -> Floats:
     """Bytes that casting GEMM operands to the run's narrower format moves.
 
-    docs/cost_model.md, "One layer", has the source.
+    `kernels.cast_bytes_per_element` has the count and its source.
 
     Parameters
     ----------
@@ -145,7 +147,7 @@ def quantise_bytes(c: Context, tokens: Floats, elements: Floats) -> Floats:
     Returns
     -------
     float or array
-        Bytes read and written; 0 at 16 bits (`precision.cast_bytes_per_element` has the sources).
+        Bytes read and written; 0 at 16 bits.
     """
     return c.cast_bytes * tokens * elements
 
@@ -166,8 +168,53 @@ class LayerTime:
     recompute: Parts
 
 
+class Passes(NamedTuple):
+    """A forward and a backward amount, seconds or bytes."""
+
+    forward: Floats
+    backward: Floats
+
+
+def streamed_passes_s(c: Context, moved_bytes: Passes) -> Passes:
+    """Memory-bound kernels of either pass; `kernels.streamed_s` has the formula.
+
+    Parameters
+    ----------
+    c : Context
+        Its rates are used.
+    moved_bytes : Passes
+        Bytes read and written, at least 0.
+
+    Returns
+    -------
+    Passes
+        Seconds, at least 0.
+    """
+    return Passes(*(streamed_s(moved, c.rates) for moved in moved_bytes))
+
+
+def block_time(recompute: Parts | None = None, **passes: Passes) -> LayerTime:
+    """The time of a block from the forward and backward seconds of each of its parts.
+
+    Parameters
+    ----------
+    recompute : dict of str to float or array, optional
+        What selective recomputation runs again, seconds by part; nothing by default.
+    **passes : Passes
+        Seconds by part, at least 0.
+
+    Returns
+    -------
+    LayerTime
+        With the parts in this order.
+    """
+    forward: Parts = {name: seconds.forward for name, seconds in passes.items()}
+    backward: Parts = {name: seconds.backward for name, seconds in passes.items()}
+    return LayerTime(forward, backward, recompute or {})
+
+
 def add(*summands: Parts) -> Parts:
-    """Part-wise sum.
+    """Sums of each part.
 
     Parameters
     ----------
@@ -187,12 +234,12 @@ def add(*summands: Parts) -> Parts:
 
 
 def scaled(parts: Parts, factor: Floats) -> Parts:
-    """Part-wise product.
+    """Every part times a factor.
 
     Parameters
     ----------
     parts : dict of str to float or array
-        Seconds by part.
+        Seconds by part, at least 0.
     factor : float or array
         A number without unit, at least 0.
 
@@ -210,7 +257,7 @@ def total(parts: Parts) -> Floats:
     Parameters
     ----------
     parts : dict of str to float or array
-        Seconds by part, shapes that broadcast.
+        Seconds by part, at least 0, of shapes that broadcast.
 
     Returns
     -------
@@ -222,7 +269,7 @@ def total(parts: Parts) -> Floats:
 
 
 def joined(*blocks: LayerTime) -> LayerTime:
-    """Blocks run one after the other.
+    """The time of blocks that run one after the other.
 
     Parameters
     ----------
@@ -241,38 +288,15 @@ def joined(*blocks: LayerTime) -> LayerTime:
     )
 
 
-def shared_out(first: LayerTime, second: LayerTime, share: float) -> LayerTime:
-    """The mean of two blocks of which some layers have one and the others the other.
-
-    Parameters
-    ----------
-    first, second : LayerTime
-        The blocks.
-    share : float
-        Layers with the first over all, 0 to 1.
-
-    Returns
-    -------
-    LayerTime
-        Part-wise means.
-    """
-    rest = 1.0 - share
-    return LayerTime(
-        add(scaled(first.forward, share), scaled(second.forward, rest)),
-        add(scaled(first.backward, share), scaled(second.backward, rest)),
-        add(scaled(first.recompute, share), scaled(second.recompute, rest)),
-    )
-
-
 def portion(block: LayerTime, share: float) -> LayerTime:
-    """What the mean layer has of a block that some layers have.
+    """What the mean over all layers has of a block that some of them have.
 
     Parameters
     ----------
     block : LayerTime
         The block.
     share : float
-        Layers with it over all, 0 to 1.
+        Layers with the block over all layers, 0 to 1.
 
     Returns
     -------
@@ -289,9 +313,7 @@ def portion(block: LayerTime, share: float) -> LayerTime:
 # Exposed seconds of a layer's own collectives: tensor and context parallelism, and what compute hides.
 
 
-def tensor_parallel_s(
-    c: Context, forward_gemm_s: Floats, backward_gemm_s: Floats, column_gemm_s: Floats
-) -> tuple[Floats, Floats]:
+def tensor_parallel_s(c: Context, gemm_s: Passes, column_gemm_s: Floats) -> Passes:
     """One all-reduce forward and one backward (or gathers and scatters) of T h, less what compute hides.
 
     With user buffers that is any GEMM of the pass. Without, Megatron runs the collectives of a
@@ -305,39 +327,38 @@ def tensor_parallel_s(
     ----------
     c : Context
         Workload, layouts, placements and rates.
-    forward_gemm_s, backward_gemm_s : float or array
-        Seconds of the block's GEMMs in either pass, at least 0.
+    gemm_s : Passes
+        Seconds of the block's GEMMs, at least 0.
     column_gemm_s : float or array
         Seconds of one GEMM of the column-parallel product's backward pass, at least 0.
 
     Returns
     -------
-    tuple of two floats or arrays
-        Exposed seconds, forward and backward, of one block and micro-batch.
+    Passes
+        Exposed seconds of one block and micro-batch.
     """
     stack = c.constants.framework
     beside = stack.async_tensor_backward and not c.workload.launch_blocking
     if c.tp_overlaps or not beside:
         hidden_share = stack.tp_hidden if c.tp_overlaps else 0.0
-        return less_hidden(hidden_share, c.tensor_sum_s, forward_gemm_s, backward_gemm_s)
+        return unhidden_s(hidden_share, c.tensor_sum_s, gemm_s)
 
-    def exposed(seconds: Floats) -> Floats:
+    def _exposed(seconds: Floats) -> Floats:
         """What runs longer than one GEMM, and what the two slow each other down."""
         slow_down = stack.dp_interference * np.minimum(seconds, column_gemm_s)
         return np.maximum(seconds - column_gemm_s, 0.0) + slow_down
 
     gathered = c.gathered_share * c.tensor_pass_s
-    scattered = c.tensor_wait_s + gathered + exposed(gathered) + exposed(c.tensor_pass_s)
-    reduced = exposed(c.tensor_sum_s)
-    return c.tensor_sum_s, np.where(c.layout.sequence_parallel, scattered, reduced)
+    scattered = c.tensor_wait_s + gathered + _exposed(gathered) + _exposed(c.tensor_pass_s)
+    reduced = _exposed(c.tensor_sum_s)
+    return Passes(c.tensor_sum_s, np.where(c.layout.sequence_parallel, scattered, reduced))
 
 
-def less_hidden(
-    hidden_share: float, seconds: Floats, forward_s: Floats, backward_s: Floats
-) -> tuple[Floats, Floats]:
-    """Exposed seconds of a transfer that runs beside compute.
+def unhidden_s(hidden_share: float, seconds: Floats, beside_s: Passes) -> Passes:
+    """Exposed seconds of a transfer that runs beside compute: at least the share that can never hide.
 
-    docs/cost_model.md, "One layer", has the source.
+    max((1 - share) t, t - compute). `costmodel/data/frameworks.yaml` has the shares (`tp_hidden`,
+    `ep_hidden`) with their sources.
 
     Parameters
     ----------
@@ -345,23 +366,23 @@ def less_hidden(
         Share of the transfer that can hide, 0 to 1; 0 without overlap.
     seconds : float or array
         Of the transfer, in either pass, at least 0.
-    forward_s, backward_s : float or array
+    beside_s : Passes
         Seconds of the compute beside it, at least 0.
 
     Returns
     -------
-    tuple of two floats or arrays
-        Exposed seconds, forward and backward.
+    Passes
+        Exposed seconds.
     """
     if hidden_share == 0.0:
-        return seconds, seconds
+        return Passes(seconds, seconds)
     always = seconds * (1.0 - hidden_share)
-    return np.maximum(always, seconds - forward_s), np.maximum(always, seconds - backward_s)
+    return Passes(*(np.maximum(always, seconds - compute_s) for compute_s in beside_s))
 
 
 def context_parallel_s(
-    c: Context, widths: tuple[Floats, Floats, Floats], attention_s: tuple[Floats, Floats]
-) -> tuple[Floats, Floats]:
+    c: Context, widths: tuple[Floats, Floats, Floats], attention_s: Passes
+) -> Passes:
     """Exposed seconds of the transfers of context parallelism.
 
     Ring attention passes keys and values round the group under the attention of the block before (Liu et al.
@@ -377,36 +398,37 @@ def context_parallel_s(
         Workload, layouts, placements and rates.
     widths : tuple of three floats or arrays
         Elements a token of queries, of keys with values, and of the output, on one rank.
-    attention_s : tuple of two floats or arrays
-        Seconds of attention itself, forward and backward.
+    attention_s : Passes
+        Seconds of attention itself, at least 0.
 
     Returns
     -------
-    tuple of two floats or arrays
-        Seconds of one layer and micro-batch, forward and backward; 0 where cp is 1.
+    Passes
+        Seconds of one layer and micro-batch; 0 where cp is 1.
     """
     query, key_value, output = widths
     token_bytes = 2.0 * c.tokens
     swapped_bytes = token_bytes * (query + key_value + output)
     if c.workload.cp_comm == "a2a":
         once = all_to_all_s(swapped_bytes, c.placement.cp, c.links)
-        return once, once
+        return Passes(once, once)
     cp, members = np.asarray(c.layout.cp), c.placement.cp
     if c.workload.cp_comm == GATHERED:
         gathered = ring_pass_s(token_bytes * key_value * cp, members, c.links)
-        return gathered, 2.0 * gathered
+        return Passes(gathered, 2.0 * gathered)
     once = np.float64(0.0)
     if c.workload.cp_comm == HIERARCHICAL:
         size = swapping_ranks(c.workload, c.layout)
         swapping, members = inside_and_between(members, size)
         once = all_to_all_s(swapped_bytes, swapping, c.links)
         cp = cp // size
-    forward_s, backward_s = attention_s
     pass_s = neighbour_ring_s if _sends_step_by_step(c) else ring_pass_s
     ring = pass_s(token_bytes * key_value * cp, members, c.links)
     first_step = ring / cp
-    exposed_backward = np.maximum(2.0 * ring - backward_s, first_step)
-    return once + np.maximum(ring - forward_s, first_step), once + exposed_backward
+    return Passes(
+        once + np.maximum(ring - attention_s.forward, first_step),
+        once + np.maximum(2.0 * ring - attention_s.backward, first_step),
+    )
 
 
 def _sends_step_by_step(c: Context) -> bool:
@@ -428,7 +450,7 @@ def ring_steps(c: Context) -> Floats:
     Returns
     -------
     float or array
-        Ranks of a ring: cp, of `a2a+p2p` its share; 1 where there is none.
+        Ranks of a ring, at least 1: cp, with `a2a+p2p` cp / A (`swapping_ranks`); 1 where there is no ring.
     """
     if c.workload.cp_comm in ("a2a", GATHERED):
         return 1.0
@@ -438,7 +460,7 @@ def ring_steps(c: Context) -> Floats:
     return steps
 
 
-def merge_bytes(c: Context, q_width: Floats, out_width: Floats) -> tuple[Floats, Floats]:
+def merge_bytes(c: Context, q_width: Floats, out_width: Floats) -> Passes:
     """What ring attention moves through HBM to merge the partial results of its steps.
 
     Each step after the first reads a 2-byte partial output and rescales a 4-byte sum by the new log-sum-exp
@@ -453,8 +475,8 @@ def merge_bytes(c: Context, q_width: Floats, out_width: Floats) -> tuple[Floats,
 
     Returns
     -------
-    tuple of two floats or arrays
-        Bytes of one layer and micro-batch, forward and backward; 0 where cp is 1.
+    Passes
+        Bytes of one layer and micro-batch; 0 where cp is 1.
     """
     steps = ring_steps(c) - 1.0
-    return 10.0 * steps * c.tokens * out_width, 10.0 * steps * c.tokens * q_width
+    return Passes(10.0 * steps * c.tokens * out_width, 10.0 * steps * c.tokens * q_width)

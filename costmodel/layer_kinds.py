@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,17 +11,19 @@ from numpy.typing import NDArray
 from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
 from meshwright.costmodel.attention import attention_block
 from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, moe_mlp
-from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
+from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
     Context,
     LayerTime,
     Parts,
+    Passes,
     add,
+    block_time,
     joined,
     portion,
     ring_steps,
     scaled,
-    shared_out,
+    streamed_passes_s,
     total,
 )
 from meshwright.costmodel.layout import Floats
@@ -45,7 +48,8 @@ the backward pass scales it (transformer_engine/pytorch/triton/cross_entropy.py)
 def embedding(c: Context) -> LayerTime:
     """Table look-up and its gradient scatter; with TP the partial rows are reduced.
 
-    docs/cost_model.md, "One layer", has the source.
+    Memory-bound, as `kernels.streamed_s`; the reduction is priced as two ring passes
+    (`collectives.ring_pass_s`).
 
     Parameters
     ----------
@@ -55,18 +59,22 @@ def embedding(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch: 4 bytes an element forward, 8 backward.
+        Seconds by part of one micro-batch on the first rank: 4 bytes an element forward, 8 backward.
     """
     elements = c.tokens * c.workload.model.hidden
     reduce = 2.0 * c.tensor_pass_s
-    forward: Parts = {"memory_bound": streamed_s(4.0 * elements, c.rates), "tp_comm": reduce}
-    backward: Parts = {"memory_bound": streamed_s(8.0 * elements, c.rates), "tp_comm": 0.0 * reduce}
-    return LayerTime(forward, backward, {})
+    moved = Passes(4.0 * elements, 8.0 * elements)
+    return block_time(
+        memory_bound=streamed_passes_s(c, moved), tp_comm=Passes(reduce, 0.0 * reduce)
+    )
 
 
 def head(c: Context) -> LayerTime:
     """Final norm, LM head and vocabulary-parallel cross entropy, at 16 and 32 bits.
 
+    30 bytes a logit in 32 bits, 10 in one fused kernel (transformer_engine/pytorch/triton/cross_entropy.py;
+    docs/cost_model.md, "One layer").
+
     Parameters
     ----------
     c : Context
@@ -75,7 +83,7 @@ def head(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+        Seconds by part of one micro-batch on the last rank.
     """
     model, tokens = c.workload.model, c.tokens
     vocab = model.vocab / c.layout.tp
@@ -85,17 +93,12 @@ def head(c: Context) -> LayerTime:
     norm = 4.0 * tokens * model.hidden / c.sequence_shards
     logits = tokens * (model.vocab if c.constants.framework.whole_logits else vocab)
     loss_f, loss_b = _FUSED_LOSS_BYTES if c.constants.framework.fused_loss else _LOSS_BYTES
-    forward: Parts = {
-        "gemm": gemm_f,
-        "memory_bound": streamed_s(norm + loss_f * logits, c.rates),
-        "tp_comm": c.tensor_pass_s,
-    }
-    backward: Parts = {
-        "gemm": gemm_b,
-        "memory_bound": streamed_s(1.5 * norm + loss_b * logits, c.rates),
-        "tp_comm": 2.0 * c.tensor_pass_s,
-    }
-    return LayerTime(forward, backward, {})
+    moved = Passes(norm + loss_f * logits, 1.5 * norm + loss_b * logits)
+    return block_time(
+        gemm=Passes(gemm_f, gemm_b),
+        memory_bound=streamed_passes_s(c, moved),
+        tp_comm=Passes(c.tensor_pass_s, 2.0 * c.tensor_pass_s),
+    )
 
 
 # Seconds that copies of activations to the host and back keep a layer waiting.
@@ -109,10 +112,11 @@ H100 (NVIDIA/nvbandwidth, issue 24, device to host), 25 of 32 on A100 (ZaidQures
 def with_copies(c: Context, sent: LayerTime, layer: LayerTime, shares: BlockShares) -> LayerTime:
     """The layer with what its own seconds do not hide of the copies of its offloaded tensors.
 
-    They run on streams of their own, forward to the host and backward from it, and take as long either way.
-    What is not on the host when the layer ends is still in HBM; what is not back keeps its backward pass
-    waiting: either pass lasts at least as long as its copies. Where experts exchange tokens over the network,
-    those pass the same PCIe link between GPU and NIC, whether compute hides them or not.
+    `activations.offloaded_per_layer` has what is copied, with its source, and `COPY_SHARE` the rate. Copies
+    run on streams of their own, forward to the host and backward from it, and take as long either way. What
+    is not on the host when the layer ends is still in HBM; what is not back keeps its backward pass waiting:
+    either pass lasts at least as long as its copies. Where experts exchange tokens over the network, those
+    pass the same PCIe link between GPU and NIC, whether compute hides them or not.
 
     Parameters
     ----------
@@ -151,11 +155,14 @@ def _over_network_s(c: Context, parts: Parts) -> Floats:
 
 @dataclass(frozen=True)
 class KindTime:
-    """One micro-batch through one layer: parts that add up, and what full recomputation would add."""
+    """Seconds of one micro-batch through one layer: parts that add up, and what recomputation would add."""
 
     parts: Parts
+    """Forward, backward and selective recomputation together."""
     backward_s: Floats
+    """Of the backward pass, with what it waits for the host."""
     full_recompute: Parts
+    """What the layer takes more when it is fully recomputed."""
 
     @property
     def seconds(self) -> Floats:
@@ -182,39 +189,36 @@ class KindTime:
         KindTime
             Arrays of shape [k].
         """
-
-        def taken(seconds: Floats) -> Floats:
-            values = np.asarray(seconds, dtype=np.float64)
-            return np.broadcast_to(values, (size,))[index]
-
         return KindTime(
-            {name: taken(part) for name, part in self.parts.items()},
-            taken(self.backward_s),
-            {name: taken(part) for name, part in self.full_recompute.items()},
+            {name: _of_layouts(part, index, size) for name, part in self.parts.items()},
+            _of_layouts(self.backward_s, index, size),
+            {name: _of_layouts(part, index, size) for name, part in self.full_recompute.items()},
         )
 
     def beside(self, other: KindTime) -> KindTime:
-        """The times of these layouts and of others after them.
+        """The times of these layouts, and after them those of further layouts.
 
         Parameters
         ----------
         other : KindTime
-            Of the same model run the same way, arrays of shape [k].
+            Seconds of the further layouts, for the same model run the same way, arrays of shape [k].
 
         Returns
         -------
         KindTime
             Arrays of shape [n + k], for these of shape [n].
         """
-
-        def both(these: Parts, others: Parts) -> Parts:
-            return {name: np.append(part, others[name]) for name, part in these.items()}
-
+        full = other.full_recompute
         return KindTime(
-            both(self.parts, other.parts),
+            {name: np.append(part, other.parts[name]) for name, part in self.parts.items()},
             np.append(self.backward_s, other.backward_s),
-            both(self.full_recompute, other.full_recompute),
+            {name: np.append(part, full[name]) for name, part in self.full_recompute.items()},
         )
+
+
+def _of_layouts(seconds: Floats, index: NDArray[np.intp], size: int) -> NDArray[np.float64]:
+    """Seconds of the layouts at some positions among `size`."""
+    return np.broadcast_to(np.asarray(seconds, dtype=np.float64), (size,))[index]
 
 
 @dataclass(frozen=True)
@@ -226,6 +230,7 @@ class KindTimes:
     embedding: KindTime
     head: KindTime
     mtp: KindTime | None
+    """Of one multi-token-prediction module."""
 
     def rows(self, index: NDArray[np.intp], size: int) -> KindTimes:
         """The times of some layouts.
@@ -242,46 +247,38 @@ class KindTimes:
         KindTimes
             Arrays of shape [k].
         """
-        return KindTimes(
-            dense=None if self.dense is None else self.dense.rows(index, size),
-            moe=None if self.moe is None else self.moe.rows(index, size),
-            embedding=self.embedding.rows(index, size),
-            head=self.head.rows(index, size),
-            mtp=None if self.mtp is None else self.mtp.rows(index, size),
-        )
+        kinds: dict[str, Any] = {
+            name: None if kind is None else kind.rows(index, size)
+            for name, kind in vars(self).items()
+        }
+        return KindTimes(**kinds)
 
     def beside(self, other: KindTimes) -> KindTimes:
-        """The times of these layouts and of others after them.
+        """The times of these layouts, and after them those of further layouts.
 
         Parameters
         ----------
         other : KindTimes
-            Of the same model run the same way, arrays of shape [k].
+            Seconds of the further layouts, for the same model run the same way, arrays of shape [k].
 
         Returns
         -------
         KindTimes
             Arrays of shape [n + k], for these of shape [n].
         """
-
-        def both(these: KindTime | None, others: KindTime | None) -> KindTime | None:
-            return None if these is None or others is None else these.beside(others)
-
-        return KindTimes(
-            dense=both(self.dense, other.dense),
-            moe=both(self.moe, other.moe),
-            embedding=self.embedding.beside(other.embedding),
-            head=self.head.beside(other.head),
-            mtp=both(self.mtp, other.mtp),
-        )
+        kinds: dict[str, Any] = {
+            name: None if kind is None else kind.beside(getattr(other, name))
+            for name, kind in vars(self).items()
+        }
+        return KindTimes(**kinds)
 
 
 def kind_times(c: Context) -> KindTimes:
-    """Prices every kind of layer of the model.
+    """Seconds of every kind of layer of the model, with what the host's launches add.
 
     Layers that differ in their attention alone, by a window or by linear attention, have their mean time, and
-    so have the layers of a hybrid pattern, and those of a group that ends with a layer with experts.
-    docs/cost_model.md, "One layer", has the source.
+    so have the layers of a hybrid pattern, and those of a group that ends with a layer with experts
+    (docs/cost_model.md, "One layer").
 
     Parameters
     ----------
@@ -320,8 +317,9 @@ def _mixers(c: Context) -> tuple[LayerTime, ...]:
         if model.indexer is not None:
             attention = joined(attention, indexer_block(c))
         if model.linear_layers:
-            linear = linear_attention_block(c)
-            attention = shared_out(linear, attention, model.linear_fraction)
+            share = model.linear_fraction
+            linear = portion(linear_attention_block(c), share)
+            attention = joined(linear, portion(attention, 1.0 - share))
         blocks.append(portion(attention, model.blocks.attention))
     if model.blocks.mamba:
         mamba = mamba_block(c) if model.mamba1 is None else mamba1_block(c)
@@ -353,7 +351,7 @@ def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) 
 
 
 def _mean_of_group(c: Context, mixers: tuple[LayerTime, ...], layers: int) -> KindTime:
-    """The mean of so many layers, of which the last has experts."""
+    """The mean of a group of `layers` layers, of which the last has experts."""
     dense, experts = (_mean_layer(c, mixers, kind) for kind in c.workload.model.blocks.kinds())
     share = 1.0 / layers
     return KindTime(

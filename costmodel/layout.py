@@ -37,6 +37,7 @@ class Layout:
     """Degrees, batch split, sharding and recomputation of one or many layouts.
 
     gpus = tp * cp * pp * dp; the experts use the same GPUs as etp * ep * edp * pp. `dp` excludes `cp`.
+    Degrees, `vpp`, batch numbers and `shard_groups` are at least 1.
     """
 
     tp: Ints = 1
@@ -52,13 +53,13 @@ class Layout:
     """Micro-batches per step and replica."""
     sequence_parallel: Bools = False
     zero_stage: Ints = 0
-    """0 replicated; 1 optimizer states, 2 also gradients, 3 also parameters sharded (FSDP)."""
+    """0 to 3: nothing sharded; optimizer states, from 2 on gradients too, and under 3 parameters (FSDP)."""
     shard_groups: Ints = 1
     """Groups of replicas that each hold all that ZeRO shards (HSDP; Megatron's distributed optimizer
     instances); the innermost ranks form one. 1 shards over all replicas."""
     optimizer_offload: Ints = 0
-    """Percent of the parameters whose optimizer states, fp32 weights among them, lie in the host's memory and
-    are updated by its CPU."""
+    """Percent, 0 to 100, of the parameters whose optimizer states, fp32 weights among them, lie in the host's
+    memory and are updated by its CPU."""
     recompute: Ints = 0
     """A `Recompute` mask."""
     recompute_layers: Ints = 0
@@ -77,7 +78,7 @@ class Layout:
         return (self.tp * self.cp * self.dp) // (self.etp * self.ep)
 
     def take(self, index: Any) -> Self:
-        """Some of the layouts of an array layout.
+        """The layouts at some positions of an array layout.
 
         Parameters
         ----------
@@ -87,7 +88,12 @@ class Layout:
         Returns
         -------
         Layout
-            Fields indexed so, as arrays; those that are one array stay one.
+            Fields indexed so, as arrays; fields that share one array share the result too.
+
+        Raises
+        ------
+        IndexError
+            For a position that is not there.
         """
         values = self._broadcast()
         each = {id(array): array for array in values.values()}
@@ -106,6 +112,11 @@ class Layout:
         -------
         Layout
             With plain Python numbers.
+
+        Raises
+        ------
+        IndexError
+            For a position that is not there.
         """
         values = self._broadcast()
         return type(self)(**{name: array[index].item() for name, array in values.items()})
@@ -140,6 +151,11 @@ class Layout:
         -------
         tuple of int
             () for a single layout.
+
+        Raises
+        ------
+        ValueError
+            Where the fields do not broadcast against each other.
         """
         shapes = {getattr(value, "shape", ()) for value in vars(self).values()} - {()}
         if len(shapes) <= 1:
@@ -166,6 +182,11 @@ def in_shape(values: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     -------
     array, shape `shape`
         Read-only where it had to be broadcast.
+
+    Raises
+    ------
+    ValueError
+        Where the values do not broadcast to the shape.
     """
     array = np.asarray(values)
     return array if array.shape == shape else np.broadcast_to(array, shape)

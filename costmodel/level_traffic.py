@@ -46,21 +46,26 @@ class LevelBytes:
     """Traffic of one fabric level, per GPU and step, one direction."""
 
     level: str
+    """Name of the level, as `fabric_levels` has it."""
     bytes_per_step: float
+    """Of the mean GPU."""
     by_axis: dict[str, float]
+    """`bytes_per_step` by axis of the layout."""
     busy_s: float
     """Of the GPU that sends most; where only the mean is known, of that."""
     utilisation: float
     """`busy_s` over the step time."""
     most_bytes_per_step: float
-    """Of the GPU that sends most; `bytes_per_step` is the mean GPU's."""
+    """Of the GPU that sends most."""
     mean_busy_s: float
+    """`busy_s` of the mean GPU."""
 
 
 def level_traffic(c: Context, stages: Stages, step_time_s: float) -> tuple[LevelBytes, ...]:
-    """Bytes that one GPU sends over each fabric level in a step.
+    """Bytes that one GPU sends over each fabric level in a step, and how long that keeps its links busy.
 
-    docs/cost_model.md, "Collectives", has the sources.
+    `ring_bytes` and `all_to_all_bytes` spread the volumes of `costmodel/volumes.py` over the levels (Thakur,
+    Rabenseifner and Gropp 2005, section 4.1; docs/cost_model.md, "Collectives").
 
     Parameters
     ----------
@@ -89,7 +94,7 @@ def level_traffic(c: Context, stages: Stages, step_time_s: float) -> tuple[Level
 
 
 def ring_bytes(volume: float, members: NDArray[np.int64]) -> FloatArray:
-    """Bytes a GPU sends over each level in one ring pass.
+    """Bytes a GPU sends over each level in one ring pass: (P-1)/P of the buffer (Thakur et al. 2005, 4.1).
 
     Parameters
     ----------
@@ -101,8 +106,7 @@ def ring_bytes(volume: float, members: NDArray[np.int64]) -> FloatArray:
     Returns
     -------
     array of float, shape [levels]
-        (P-1)/P of the buffer, shared by the members inside the sub-block (Thakur, Rabenseifner and Gropp
-        2005, section 4.1); 0 where the group does not cross the level.
+        Bytes, shared by the members inside the sub-block; 0 where the group does not cross the level.
     """
     inside, size = members_inside(members), int(members[-1])
     return np.where(members > inside, volume * (size - 1) / size / inside, 0.0)
@@ -111,9 +115,9 @@ def ring_bytes(volume: float, members: NDArray[np.int64]) -> FloatArray:
 def all_to_all_bytes(
     sent: float, members: NDArray[np.int64], copies: FloatArray | float = 1.0
 ) -> FloatArray:
-    """Bytes a GPU sends over each level in an all-to-all.
+    """Bytes a GPU sends over each level in an all-to-all: the share (P - inside)/P leaves the sub-block.
 
-    docs/cost_model.md, "Collectives", has the sources.
+    As `collectives.all_to_all_s` counts; docs/cost_model.md, "Collectives".
 
     Parameters
     ----------
@@ -127,7 +131,7 @@ def all_to_all_bytes(
     Returns
     -------
     array of float, shape [levels]
-        The share (P - inside)/P that leaves the sub-block.
+        Bytes, at least 0.
     """
     inside, size = members_inside(members), int(members[-1])
     return np.where(members > inside, copies * sent * (size - inside) / size, 0.0)
@@ -175,16 +179,19 @@ def _context_bytes(c: Context, work: RankWork) -> FloatArray:
     volumes, members = context_volumes(c, work), c.placement.cp
     neighbours, ring = inside_and_between(members, np.asarray(volumes.neighbours))
 
-    def swapped(volume: float, members: NDArray[np.int64]) -> FloatArray:
-        exchanged = all_to_all_bytes(volume, members)
-        return exchanged + _rail_changes(exchanged, members, c.links)
-
     if one_ring(c.workload):
         return ring_bytes(volumes.whole, members)
-    sent = swapped(volumes.whole, members)
+    sent = _swapped_bytes(c, volumes.whole, members)
     if c.workload.cp_comm == HIERARCHICAL:
-        sent = sent + swapped(volumes.swapped, neighbours) + ring_bytes(volumes.ring, ring)
+        sent = sent + _swapped_bytes(c, volumes.swapped, neighbours)
+        sent = sent + ring_bytes(volumes.ring, ring)
     return sent
+
+
+def _swapped_bytes(c: Context, volume: float, members: NDArray[np.int64]) -> FloatArray:
+    """Bytes over each level of an all-to-all that may have to change rails."""
+    exchanged = all_to_all_bytes(volume, members)
+    return exchanged + _rail_changes(exchanged, members, c.links)
 
 
 def _data_parallel_bytes(c: Context, stages: Stages) -> FloatArray:
@@ -244,9 +251,11 @@ class CutUse:
     gb_per_s: float
     """Nominal capacity of the cut, one direction, as far as it is the job's."""
     busy_s: float
+    """Seconds of a step in which the cut carries the job's bytes at its capacity."""
     phase_s: float
+    """Seconds of the phase."""
     others_share: float = 0.0
-    """Of the cut's links, what other jobs use, where the cluster's levels state it."""
+    """Share of the cut's links that other jobs use, 0 to 1, where the cluster's levels state it."""
 
     @property
     def total_use(self) -> float:
@@ -264,17 +273,15 @@ class CutUse:
 def phase_seconds(c: Context, breakdown_s: dict[str, float]) -> dict[str, float]:
     """Seconds of the two phases of a step: micro-batches, and gradients.
 
-    They overlap: gradients are reduced beside as many micro-batches as hide them (`hiding_windows`), with
-    ZeRO-3 beside all.
-
-    docs/cost_model.md, "The step", has the sources.
+    They overlap: gradients are reduced beside as many micro-batches as hide them (`hiding_windows` has the
+    source), with ZeRO-3 beside all.
 
     Parameters
     ----------
     c : Context
         Workload and one layout.
     breakdown_s : dict of str to float
-        Parts of the step, seconds (`estimate.Estimate`).
+        Parts of the step, seconds, at least 0 (`estimate.Estimate`).
 
     Returns
     -------
@@ -336,7 +343,7 @@ _SUITS = {
     "ep": "poor: hot destinations overload single paths, and their pauses (PFC) spread to other flows",
     "etp": "poor: sizes follow the router",
 }
-"""By axis; the others are `_GOOD`."""
+"""By axis; any other is `_GOOD`."""
 
 
 def axis_pattern(
@@ -368,6 +375,12 @@ def axis_pattern(
     Returns
     -------
     AxisPattern
+        In words; the fan-out is at least 0.
+
+    Raises
+    ------
+    KeyError
+        For an axis or a way of sending that is none of these.
     """
     pattern, when, incast, ecmp = _KINDS[sent_as or axis]
     if axis in ("dp", "edp") and not burst:

@@ -1,4 +1,4 @@
-"""The step of a pipeline whose ranks run on parts of a cluster that differ: devices, nodes, networks.
+"""The step of a pipeline whose ranks run on parts of a cluster that differ in devices, nodes or networks.
 
 Every part holds consecutive pipeline ranks, with the same tensor, context, data and expert parallelism on
 each. With the seconds t_r of rank r as its own part takes them,
@@ -12,7 +12,7 @@ as the slowest, that from part to part: a pipeline runs at the pace of its slowe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.footprint import offloaded_gib, stage_memory_gib, usable_hbm_gib
 from meshwright.costmodel.layer_context import Context, Parts, total
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import Floats, Layout, Placement
+from meshwright.costmodel.layout import Floats, Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rank_load import Stages, rank_counts, rank_parts
 from meshwright.costmodel.rates import fabric_links
@@ -61,7 +61,9 @@ class PlacedPart:
     def context(self) -> Context:
         """The layout on this part, ranks in Megatron's order."""
         placement = nested_placement(self.workload.cluster, self.own_layout)
-        return make_context(self.workload, self.layout, _leaving(placement))
+        # Hand-overs leave the part: pipeline groups cross its outermost level.
+        leaving = replace(placement, pp=_members_of_two(np.shape(placement.pp)))
+        return make_context(self.workload, self.layout, leaving)
 
     @cached_property
     def times(self) -> KindTimes:
@@ -70,13 +72,13 @@ class PlacedPart:
 
     @cached_property
     def crossing(self) -> Context:
-        """The same where hand-overs are priced: out of the whole part, or over what joins the parts."""
+        """The layout on this part with the links of hand-overs: out of the whole part, or between parts."""
         gpus = self.workload.gpus if self.part_gpus is None else self.part_gpus
         return crossing_context(self.context, gpus, self.between_gbps_per_gpu)
 
     @property
     def limit_gib(self) -> float:
-        """What the peak on one of its GPUs may reach."""
+        """What the peak of memory on one of its GPUs may reach, GiB."""
         return usable_hbm_gib(self.workload)
 
 
@@ -95,13 +97,8 @@ class Segment:
 
     @property
     def own(self) -> slice:
-        """The segment's ranks among all."""
+        """Positions of the segment's ranks among all pipeline ranks."""
         return slice(self.first, self.first + self.ranks)
-
-
-def _leaving(placement: Placement) -> Placement:
-    """The same with pipeline groups that leave the outermost level below the whole."""
-    return replace(placement, pp=_members_of_two(np.shape(placement.pp)))
 
 
 def _members_of_two(shape: tuple[int, ...]) -> NDArray[np.int64]:
@@ -114,10 +111,10 @@ def _members_of_two(shape: tuple[int, ...]) -> NDArray[np.int64]:
 def crossing_context(
     context: Context, gpus: int, between_gbps_per_gpu: float | None = None
 ) -> Context:
-    """Where the hand-overs of a pipeline through parts are priced, as far as one part decides that.
+    """The context in which the hand-overs of a pipeline through parts are priced, as far as one part decides.
 
-    What leaves a part crosses the outermost level of all its GPUs, and of a part that is one scale-up domain
-    the NIC.
+    What leaves a part crosses the outermost level of all its GPUs, or the NIC where the part is one scale-up
+    domain (docs/cost_model.md, "Mixed clusters").
 
     Parameters
     ----------
@@ -126,12 +123,12 @@ def crossing_context(
     gpus : int
         Of the whole part, at least 1.
     between_gbps_per_gpu : float or None
-        What a GPU may send to another part, Gbit/s; None for what its NIC has.
+        What a GPU may send to another part, Gbit/s, above 0; None for what its NIC has.
 
     Returns
     -------
     Context
-        With other links, and pipeline groups that cross the outermost of them.
+        With the links of the whole part, and pipeline groups that cross the outermost of them.
     """
     cluster = context.workload.cluster
     domain = max(cluster.nvlink_domain, cluster.gpus_per_node)
@@ -149,6 +146,9 @@ def crossing_context(
 
 def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
     """The step of one layout under a split of its layers over the ranks of several parts.
+
+    The module's text has the formula: that of 1F1B on uneven ranks (Narayanan et al. 2021, arXiv 2104.04473,
+    section 2.2, rank by rank).
 
     Parameters
     ----------
@@ -169,7 +169,12 @@ def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
         parts = rank_parts(segment.part.times, counts, model.mtp_layers)
         by_segment.append({name: np.asarray(row)[segment.own] for name, row in parts.items()})
     names = dict.fromkeys(name for parts in by_segment for name in parts)
-    by_rank = {name: np.concatenate([_row(parts, name) for parts in by_segment]) for name in names}
+    by_rank = {
+        name: np.concatenate(
+            [parts.get(name, np.zeros_like(parts["head"])) for parts in by_segment]
+        )
+        for name in names
+    }
     loads = np.sum(list(by_rank.values()), axis=0)
     busiest = int(np.argmax(loads))
     dense, expert = (
@@ -184,27 +189,22 @@ def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
     )
 
 
-def _row(parts: Mapping[str, NDArray[np.float64]], name: str) -> NDArray[np.float64]:
-    """A part of each rank; zeros where a segment has no such part."""
-    return parts[name] if name in parts else np.zeros_like(next(iter(parts.values())))
-
-
 def mixed_step_of_loads(
     segments: Sequence[Segment],
     worst: Parts,
     work_s: Floats,
     parameters: Sequence[tuple[Floats, Floats]],
 ) -> StepTime:
-    """The same from what decides it, for one split or k of them.
+    """`mixed_step` from the loads and parameters of its ranks, for one split or k of them.
 
     Parameters
     ----------
     segments : sequence of Segment
         In the order of the pipeline.
     worst : dict of str to float or array, shape [k]
-        Seconds of the busiest rank of all and a micro-batch, by part.
+        Seconds of the busiest rank of all and a micro-batch, by part, at least 0.
     work_s : float or array, shape [k]
-        Seconds of all ranks and a micro-batch.
+        Seconds of all ranks and a micro-batch, above 0.
     parameters : sequence of (float or array, float or array)
         Dense and expert parameters on the rank of each segment that holds most of them.
 
@@ -216,8 +216,8 @@ def mixed_step_of_loads(
     slowest: Parts = {}
     for segment, (dense, expert) in zip(segments, parameters, strict=True):
         part = segment.part
-        held = RankParameters(dense, expert, part.crossing)
-        step = step_of_loads(part.context, part.times, worst, work_s, held)
+        rank = RankParameters(dense, expert, part.crossing)
+        step = step_of_loads(part.context, part.times, worst, work_s, rank)
         for name, seconds in step.parts.items():
             slowest[name] = np.maximum(slowest.get(name, seconds), seconds)
     slowest.pop("scale")
@@ -230,7 +230,7 @@ def mixed_step_of_loads(
 
 
 def mixed_memory_gib(segments: Sequence[Segment], stages: Stages) -> NDArray[np.float64]:
-    """Peak memory of each pipeline rank, as its own part counts it.
+    """Peak memory of each pipeline rank, as `footprint.stage_memory_gib` counts it on the rank's own part.
 
     Parameters
     ----------
@@ -253,7 +253,9 @@ def mixed_memory_gib(segments: Sequence[Segment], stages: Stages) -> NDArray[np.
 
 
 def host_memory_gib(segments: Sequence[Segment], stages: Stages) -> float:
-    """What the host of a node holds of the optimizer, as if all its GPUs were of the rank that holds most.
+    """What a node's host holds of what is offloaded, as if all its GPUs were of the rank that holds most.
+
+    `footprint.offloaded_gib` has the sources.
 
     Parameters
     ----------
@@ -267,8 +269,8 @@ def host_memory_gib(segments: Sequence[Segment], stages: Stages) -> float:
     float
         GiB, of the part whose hosts hold most; 0 where nothing is offloaded.
     """
-    held: list[float] = []
+    by_segment: list[float] = []
     for each in segments:
-        own = offloaded_gib(each.part.workload, each.part.layout, stages)[each.own]
-        held.append(float(np.max(own)) * each.part.workload.cluster.gpus_per_node)
-    return max(held)
+        by_rank = offloaded_gib(each.part.workload, each.part.layout, stages)[each.own]
+        by_segment.append(float(np.max(by_rank)) * each.part.workload.cluster.gpus_per_node)
+    return max(by_segment)

@@ -1,17 +1,22 @@
-"""What blocks with a state in place of attention share: two projections, and their way over tp and cp."""
+"""Seconds of blocks in place of plain attention: Mamba, Gated DeltaNet, attention to chosen positions."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from meshwright.costmodel.collectives import all_reduce_s, all_to_all_s
-from meshwright.costmodel.feed_forward import Passes, linear
+from meshwright.costmodel.feed_forward import linear
 from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
     Context,
     LayerTime,
     Parts,
+    Passes,
+    block_time,
     quantise_bytes,
+    streamed_passes_s,
     tensor_parallel_s,
 )
 from meshwright.costmodel.layout import Floats
@@ -26,7 +31,7 @@ from meshwright.model_specs.blocks import (
 from meshwright.model_specs.parameters import attended_positions
 
 
-def recurrent_block(
+def _recurrent_block(
     c: Context,
     widths: tuple[Floats, Floats],
     core: Passes,
@@ -36,57 +41,62 @@ def recurrent_block(
 ) -> LayerTime:
     """Projections around a recurrence; context parallelism swaps tokens for heads before and behind it.
 
-    Parameters
-    ----------
-    c : Context
-        Workload, layouts, placements and rates.
-    widths : tuple of two floats or arrays
-        Outputs of the projection into the block, and inputs of that out of it, on one rank.
-    core : Passes
-        Seconds of the recurrence.
-    streamed_bytes : Passes
-        Bytes of its memory-bound operators.
-    gathers : bool
-        Whether tensor parallelism gathers its input and adds up its output.
-
-    Returns
-    -------
-    LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+    `widths`: outputs of the projection into the block, and inputs of that out of it, on one rank. `core`:
+    seconds of the recurrence. `gathers`: whether tensor parallelism gathers the block's input and adds up its
+    output.
     """
     projected, width = widths
     hidden = c.workload.model.hidden
     inputs = linear(c, c.tokens, projected, hidden)
     output = linear(c, c.tokens, hidden, width)
-    gemm_f, gemm_b = inputs.forward + output.forward, inputs.backward + output.backward
-    tp_f, tp_b = 0.0 * gemm_f, 0.0 * gemm_b
+    gemm = Passes(inputs.forward + output.forward, inputs.backward + output.backward)
+    tp_s = Passes(0.0 * gemm.forward, 0.0 * gemm.backward)
     if gathers:
-        tp_f, tp_b = tensor_parallel_s(c, gemm_f, gemm_b, 0.5 * inputs.backward)
+        tp_s = tensor_parallel_s(c, gemm, 0.5 * inputs.backward)
     swapped = 2.0 * c.tokens * (projected + width)
     cp_s = all_to_all_s(swapped, c.placement.cp, c.links)
-    forward: Parts = {
-        "gemm": gemm_f,
-        "attention": core.forward,
-        "memory_bound": streamed_s(streamed_bytes.forward, c.rates),
-        "tp_comm": tp_f,
-        "cp_comm": cp_s,
-    }
-    backward: Parts = {
-        "gemm": gemm_b,
-        "attention": core.backward,
-        "memory_bound": streamed_s(streamed_bytes.backward, c.rates),
-        "tp_comm": tp_b,
-        "cp_comm": cp_s,
-    }
-    return LayerTime(forward, backward, {})
+    return block_time(
+        gemm=gemm,
+        attention=core,
+        memory_bound=streamed_passes_s(c, streamed_bytes),
+        tp_comm=tp_s,
+        cp_comm=Passes(cp_s, cp_s),
+    )
 
 
-# Seconds of a Mamba-2 block, which stands in place of attention or beside it, on one rank and micro-batch.
-#
-# Read in megatron-core 0.19.2 (megatron/core/ssm/mamba_mixer.py, mamba_context_parallel.py) and in the
-# kernels of state-spaces/mamba that it calls (mamba_ssm/ops/triton/ssd_combined.py). Tensor parallelism
-# splits heads and groups, and context parallelism swaps tokens for heads by an all-to-all ahead of the
-# convolution and one behind the norm.
+def _streamed_bytes(
+    c: Context,
+    elements: Floats,
+    operators: Sequence[tuple[Floats, tuple[float, float]]],
+    cast: Passes,
+) -> Passes:
+    """Bytes of all memory-bound operators of a block, its norm, residual and casts among them.
+
+    `elements` pass the norm and the residual. `operators` are those inside the block: elements a token, and
+    bytes of one in either pass; `cast`: elements a token of the operands that are cast.
+    """
+    moved = (
+        around * elements
+        + c.tokens * sum(count * each[turn] for count, each in operators)
+        + quantise_bytes(c, c.tokens, cast[turn])
+        for turn, around in enumerate(c.element_bytes.around)
+    )
+    return Passes(*moved)
+
+
+def _chunked_s(c: Context, positions: Floats, flops: Passes, moved: Passes) -> Passes:
+    """sqrt(C^2 + M^2) of the products at attention's rate and of the bytes moved, times `positions`."""
+    rates = c.rates
+    forward = np.hypot(
+        flops.forward / rates.attention_forward_flops, moved.forward / rates.hbm_bytes_per_s
+    )
+    backward = np.hypot(
+        flops.backward / rates.attention_backward_flops, moved.backward / rates.hbm_bytes_per_s
+    )
+    return Passes(positions * forward, positions * backward)
+
+
+# Mamba-2, in place of attention or beside it.
 
 
 _CONVOLUTION_BYTES = (4.0, 10.0)
@@ -95,13 +105,19 @@ _GATE_BYTES = (4.0, 12.0)
 """An element of the scan's output under its gate, beside what `scan_s` counts: gate read, output written
 gated too; backward gate, output, input and gradient read, two gradients written."""
 _NORM_BYTES = (4.0, 6.0)
-"""An element of the gated output under the norm, which Megatron runs on its own."""
+"""An element under a norm: the gated output's, which Megatron runs on its own, or those of step, B and C."""
 _COPY_BYTES = (4.0, 4.0)
-"""An element that is brought from sequence to batch order or back, where a micro-batch has several."""
+"""An element that is brought from sequence to batch order or back, where a micro-batch has several, or a
+query or key that is written once for each head of values."""
 
 
 def mamba_block(c: Context) -> LayerTime:
-    """Projections, convolution, scan, gated norm, its own norm and residual; with TP and CP traffic.
+    """A Mamba-2 block: projections, convolution, scan, gated norm, its own norm and residual.
+
+    Read in megatron-core 0.19.2 (megatron/core/ssm/mamba_mixer.py, mamba_context_parallel.py) and in the
+    kernels of state-spaces/mamba that it calls (mamba_ssm/ops/triton/ssd_combined.py). Tensor parallelism
+    splits heads and groups, and context parallelism swaps tokens for heads by an all-to-all ahead of the
+    convolution and one behind the norm.
 
     Parameters
     ----------
@@ -111,7 +127,7 @@ def mamba_block(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+        Seconds by part of one layer and micro-batch on one rank.
     """
     model, tp = c.workload.model, np.asarray(c.layout.tp)
     spec = model.mamba
@@ -119,8 +135,8 @@ def mamba_block(c: Context) -> LayerTime:
     widths = spec.projected_width / tp, spec.width / tp
     # One gather of the input and one sum of the output serve both, and attention has them.
     gathers = not model.mamba_beside_attention
-    streamed = _streamed_bytes(c, spec)
-    return recurrent_block(c, widths, scan_s(c, spec), streamed, gathers=gathers)
+    streamed = _mamba_streamed_bytes(c, spec)
+    return _recurrent_block(c, widths, scan_s(c, spec), streamed, gathers=gathers)
 
 
 def scan_s(c: Context, spec: Mamba2Spec) -> Passes:
@@ -148,53 +164,35 @@ def scan_s(c: Context, spec: Mamba2Spec) -> Passes:
         Seconds of one layer and micro-batch.
     """
     n, p, q = float(spec.state_dim), float(spec.head_dim), float(spec.chunk)
-    rates, heads, groups = c.rates, float(spec.heads), float(spec.groups)
+    heads, groups = float(spec.heads), float(spec.groups)
     flops_f = heads * (4.0 * n * p + 2.0 * q * p) + groups * 2.0 * q * n
     flops_b = heads * (10.0 * n * p + 6.0 * q * p) + groups * 6.0 * q * n
     state = n * p / q
     moved_f = heads * (6.0 * p + 12.0 * state + 26.0) + groups * (8.0 * n + 8.0 * q)
     moved_b = heads * (22.0 * p + 34.0 * state + 88.0) + groups * (38.0 * n + 24.0 * q)
     positions = c.tokens / np.asarray(c.layout.tp)
-    streams = rates.hbm_bytes_per_s
-    forward = np.hypot(flops_f / rates.attention_forward_flops, moved_f / streams)
-    backward = np.hypot(flops_b / rates.attention_backward_flops, moved_b / streams)
-    return Passes(positions * forward, positions * backward)
+    return _chunked_s(c, positions, Passes(flops_f, flops_b), Passes(moved_f, moved_b))
 
 
-def _streamed_bytes(c: Context, spec: Mamba2Spec) -> Passes:
-    """Bytes of all memory-bound operators, the block's norm and residual among them.
-
-    megatron/core/ssm/mamba_mixer.py, _ssm_training: the kernels' fused norm is not used.
-    """
-    model, tp, around = c.workload.model, np.asarray(c.layout.tp), c.element_bytes.around
-    convolved, width = spec.convolved_width / tp, spec.width / tp
-    cast = quantise_bytes(c, c.tokens, model.hidden + width)
-    cast_b = quantise_bytes(c, c.tokens, spec.projected_width / tp + model.hidden)
-    elements: Floats = c.hidden_elements
-    if model.mamba_beside_attention:
-        elements = 0.0 * elements
+def _mamba_streamed_bytes(c: Context, spec: Mamba2Spec) -> Passes:
+    """As `_streamed_bytes`. megatron/core/ssm/mamba_mixer.py, _ssm_training: its fused norm is not used."""
+    model, tp = c.workload.model, np.asarray(c.layout.tp)
+    width = spec.width / tp
     several = np.asarray(c.layout.micro_batch) > 1
-    copied = np.where(several, spec.projected_width / tp + width, 0.0)
-    normed = width if spec.gated_norm else 0.0 * width
-    elements_of = (convolved, width, normed, copied)
-    bytes_of = (_CONVOLUTION_BYTES, _GATE_BYTES, _NORM_BYTES, _COPY_BYTES)
-    inner_f = sum(count * moved[0] for count, moved in zip(elements_of, bytes_of, strict=True))
-    inner_b = sum(count * moved[1] for count, moved in zip(elements_of, bytes_of, strict=True))
-    return Passes(
-        around[0] * elements + c.tokens * inner_f + cast,
-        around[1] * elements + c.tokens * inner_b + cast_b,
+    operators = (
+        (spec.convolved_width / tp, _CONVOLUTION_BYTES),
+        (width, _GATE_BYTES),
+        (width if spec.gated_norm else 0.0 * width, _NORM_BYTES),
+        (np.where(several, spec.projected_width / tp + width, 0.0), _COPY_BYTES),
     )
+    cast = Passes(model.hidden + width, spec.projected_width / tp + model.hidden)
+    has_norm = 0.0 if model.mamba_beside_attention else 1.0
+    return _streamed_bytes(c, has_norm * c.hidden_elements, operators, cast)
 
 
-# Seconds and kept bytes of a Mamba-1 block, which stands in place of attention, on one rank and micro-batch.
-#
-# Read in transformers 5.23 (models/jamba/modeling_jamba.py, JambaMambaMixer) and in the kernels of
-# state-spaces/mamba that it calls (csrc/selective_scan, mamba_ssm/ops/selective_scan_interface.py). No
-# framework cuts it by tensor or context parallelism.
+# Mamba-1, in place of attention.
 
 
-"""An element read and written; backward the same again, input and gradient read, gradient written."""
-"""An element under the norms of step, B and C."""
 _SCAN_BYTES = (10.0, 16.0)
 """A channel in the scan: input, step, gate read, output written bare and gated; backward gradient, input,
 step, gate and output read, three gradients written."""
@@ -211,7 +209,11 @@ _CLOCK_HZ = 1.6e9
 
 
 def mamba1_block(c: Context) -> LayerTime:
-    """Four projections, convolution, scan and gate, its own norm and residual; not split by TP or CP.
+    """A Mamba-1 block: four projections, convolution, scan and gate, its own norm and residual.
+
+    Read in transformers 5.23 (models/jamba/modeling_jamba.py, JambaMambaMixer) and in the kernels of
+    state-spaces/mamba that it calls (csrc/selective_scan, mamba_ssm/ops/selective_scan_interface.py). No
+    framework cuts it by tensor or context parallelism.
 
     Parameters
     ----------
@@ -221,7 +223,7 @@ def mamba1_block(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+        Seconds by part of one layer and micro-batch on one rank.
     """
     spec, hidden = c.workload.model.mamba1, c.workload.model.hidden
     assert spec is not None
@@ -233,19 +235,13 @@ def mamba1_block(c: Context) -> LayerTime:
         (hidden, channels),
     )
     products = [linear(c, c.tokens, np.float64(n), k) for n, k in shapes]
-    scan, moved = selective_scan_s(c, spec), _mamba1_streamed_bytes(c, spec)
+    scan = selective_scan_s(c, spec)
     none = 0.0 * scan.forward
-    forward = {
-        "gemm": sum((product.forward for product in products), start=none),
-        "attention": scan.forward,
-        "memory_bound": streamed_s(moved.forward, c.rates),
-    }
-    backward = {
-        "gemm": sum((product.backward for product in products), start=none),
-        "attention": scan.backward,
-        "memory_bound": streamed_s(moved.backward, c.rates),
-    }
-    return LayerTime(forward, backward, {})
+    return block_time(
+        gemm=Passes(*(sum(seconds, start=none) for seconds in zip(*products, strict=True))),
+        attention=scan,
+        memory_bound=streamed_passes_s(c, _mamba1_streamed_bytes(c, spec)),
+    )
 
 
 def selective_scan_s(c: Context, spec: Mamba1Spec) -> Passes:
@@ -280,19 +276,14 @@ def selective_scan_s(c: Context, spec: Mamba1Spec) -> Passes:
 
 
 def _mamba1_streamed_bytes(c: Context, spec: Mamba1Spec) -> Passes:
-    """Bytes of all memory-bound operators beside the scan, the block's norm and residual among them."""
-    around, elements = c.element_bytes.around, c.hidden_elements
-    hidden, normed = c.workload.model.hidden, spec.selected_width * spec.inner_norms
-    cast = quantise_bytes(c, c.tokens, np.float64(hidden + spec.width))
-    cast_b = quantise_bytes(c, c.tokens, np.float64(spec.projected_width + hidden))
-    inner = [
-        spec.channels * convolved + normed * norm
-        for convolved, norm in zip(_CONVOLUTION_BYTES, _NORM_BYTES, strict=True)
-    ]
-    return Passes(
-        around[0] * elements + c.tokens * inner[0] + cast,
-        around[1] * elements + c.tokens * inner[1] + cast_b,
+    """As `_streamed_bytes`, the scan's own bytes aside."""
+    hidden = c.workload.model.hidden
+    operators = (
+        (spec.channels, _CONVOLUTION_BYTES),
+        (spec.selected_width * spec.inner_norms, _NORM_BYTES),
     )
+    cast = Passes(hidden + spec.width, spec.projected_width + hidden)
+    return _streamed_bytes(c, c.hidden_elements, operators, cast)
 
 
 def saved_bytes(spec: Mamba1Spec, narrow: float) -> float:
@@ -301,7 +292,7 @@ def saved_bytes(spec: Mamba1Spec, narrow: float) -> float:
     The first projection's output, what the channels are projected to, the scan's output, and its state each
     2,048 positions (selective_scan_interface.py, SelectiveScanFn and MambaInnerFn, ctx.save_for_backward).
     With inner norms, which the fused function has no place for, also the convolution's output, the steps, the
-    gated output and the normed values; without, backward makes them anew.
+    gated output and the normed values; without, the backward pass computes them again.
 
     Parameters
     ----------
@@ -313,6 +304,7 @@ def saved_bytes(spec: Mamba1Spec, narrow: float) -> float:
     Returns
     -------
     float
+        Bytes, above 0.
     """
     states = 8.0 * spec.channels * spec.state_dim / 2048.0
     saved = 2.0 * spec.projected_width + 2.0 * spec.selected_width + 2.0 * spec.channels + states
@@ -322,12 +314,7 @@ def saved_bytes(spec: Mamba1Spec, narrow: float) -> float:
     return saved + float(kept_besides)
 
 
-# Seconds of a Gated DeltaNet block, which stands in place of attention, on one rank and micro-batch.
-#
-# Read in megatron-core 0.19.2 (megatron/core/ssm/gated_delta_net) and in the kernels of
-# flash-linear-attention that it calls (fla/ops/gated_delta_rule, chunks of 64 positions). Tensor parallelism
-# splits the heads, and context parallelism swaps tokens for heads by an all-to-all ahead of the convolution
-# and one behind the norm.
+# Gated DeltaNet, in place of attention.
 
 
 CHUNK = 64
@@ -338,13 +325,17 @@ _DELTA_CONVOLUTION_BYTES = (4.0, 8.0)
 """An element read and written; backward input and gradient read, gradient written, weights' sums."""
 _UNIT_BYTES = (4.0, 6.0)
 """An element of a query or key that is made of unit length, as a norm."""
-"""An element of a query or key that is written once for each head of values."""
 _GATED_NORM_BYTES = (6.0, 10.0)
 """An element of the output under its norm and gate: two read, one written; backward three and two."""
 
 
 def linear_attention_block(c: Context) -> LayerTime:
-    """Projections, convolution, delta rule, gated norm, its own norm and residual; with TP and CP traffic.
+    """A Gated DeltaNet block: projections, convolution, delta rule, gated norm, its own norm and residual.
+
+    Read in megatron-core 0.19.2 (megatron/core/ssm/gated_delta_net) and in the kernels of
+    flash-linear-attention that it calls (fla/ops/gated_delta_rule, chunks of 64 positions). Tensor
+    parallelism splits the heads, and context parallelism swaps tokens for heads by an all-to-all ahead of the
+    convolution and one behind the norm.
 
     Parameters
     ----------
@@ -354,13 +345,13 @@ def linear_attention_block(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part of one micro-batch (docs/cost_model.md, "One layer").
+        Seconds by part of one layer and micro-batch on one rank.
     """
     model, tp = c.workload.model, np.asarray(c.layout.tp)
     spec = model.linear_attention
     assert spec is not None
     widths = spec.projected_width / tp, spec.value_width / tp
-    return recurrent_block(c, widths, delta_rule_s(c, spec), _delta_streamed_bytes(c, spec))
+    return _recurrent_block(c, widths, delta_rule_s(c, spec), _delta_streamed_bytes(c, spec))
 
 
 def delta_rule_s(c: Context, spec: GatedDeltaNetSpec) -> Passes:
@@ -386,46 +377,34 @@ def delta_rule_s(c: Context, spec: GatedDeltaNetSpec) -> Passes:
     Passes
         Seconds of one layer and micro-batch.
     """
-    keys, values, rates = float(spec.key_head_dim), float(spec.value_head_dim), c.rates
+    keys, values = float(spec.key_head_dim), float(spec.value_head_dim)
     positions = c.tokens * spec.value_heads / np.asarray(c.layout.tp)
     state = keys * values / CHUNK
     inside = 2.0 * CHUNK * (3.0 * keys + 2.0 * values) + CHUNK * CHUNK / 3.0
     flops = inside + 6.0 * keys * values
     moved_f = 2.0 * (7.0 * keys + 6.0 * values + 2.0 * state) + 12.0 * CHUNK
     moved_b = 2.0 * (19.0 * keys + 15.0 * values + 4.0 * state) + 4.0 * CHUNK
-    compute_f = flops / rates.attention_forward_flops
-    compute_b = _DELTA_BACKWARD_FLOPS * flops / rates.attention_backward_flops
-    forward = np.hypot(compute_f, moved_f / rates.hbm_bytes_per_s)
-    backward = np.hypot(compute_b, moved_b / rates.hbm_bytes_per_s)
-    return Passes(positions * forward, positions * backward)
+    both = Passes(flops, _DELTA_BACKWARD_FLOPS * flops)
+    return _chunked_s(c, positions, both, Passes(moved_f, moved_b))
 
 
 def _delta_streamed_bytes(c: Context, spec: GatedDeltaNetSpec) -> Passes:
-    """Bytes of all memory-bound operators, the block's norm and residual among them."""
-    tp, hidden, around = np.asarray(c.layout.tp), c.workload.model.hidden, c.element_bytes.around
-    convolved = (2.0 * spec.key_width + spec.value_width) / tp
-    of_unit_length = 2.0 * spec.key_width / tp
-    values = spec.value_width / tp
-    copied: Floats = 0.0
-    if spec.value_heads > spec.key_heads:
-        copied = 2.0 * spec.value_heads * spec.key_head_dim / tp
-    elements = (convolved, of_unit_length, copied, values)
-    bytes_of = (_DELTA_CONVOLUTION_BYTES, _UNIT_BYTES, _COPY_BYTES, _GATED_NORM_BYTES)
-    cast = quantise_bytes(c, c.tokens, hidden + values)
-    cast_b = quantise_bytes(c, c.tokens, spec.projected_width / tp + hidden)
-    inner_f = sum(count * moved[0] for count, moved in zip(elements, bytes_of, strict=True))
-    inner_b = sum(count * moved[1] for count, moved in zip(elements, bytes_of, strict=True))
-    return Passes(
-        around[0] * c.hidden_elements + c.tokens * inner_f + cast,
-        around[1] * c.hidden_elements + c.tokens * inner_b + cast_b,
+    """As `_streamed_bytes`."""
+    tp, hidden, values = np.asarray(c.layout.tp), c.workload.model.hidden, spec.value_width
+    copied = (
+        2.0 * spec.value_heads * spec.key_head_dim if spec.value_heads > spec.key_heads else 0.0
     )
+    operators = (
+        ((2.0 * spec.key_width + values) / tp, _DELTA_CONVOLUTION_BYTES),
+        (2.0 * spec.key_width / tp, _UNIT_BYTES),
+        (copied / tp, _COPY_BYTES),
+        (values / tp, _GATED_NORM_BYTES),
+    )
+    cast = Passes(hidden + values / tp, spec.projected_width / tp + hidden)
+    return _streamed_bytes(c, c.hidden_elements, operators, cast)
 
 
-# Seconds and kept bytes of attention to positions that an indexer chooses, on one rank and micro-batch.
-#
-# Read in megatron-core 0.19.2 (megatron/core/transformer/experimental_attention_variant: dsa.py,
-# absorbed_mla.py, dsa_cudnn_kernels.py). Tensor parallelism splits the heads of attention; every rank runs
-# the whole indexer, over the tokens of the tensor group.
+# Attention to positions that an indexer chooses.
 
 
 _HEAD_BLOCK = 64.0
@@ -453,10 +432,11 @@ def _chosen(workload: Workload) -> float:
 def sparse_core_s(c: Context) -> Passes:
     """Attention over the latents of the chosen positions: sqrt(C^2 + M^2) of its products and what they read.
 
-    A query makes 2 (2 r + d) k FLOP a head with k positions, latents of r and d elements of position, for
-    keys and values are the latent itself (absorbed_mla.py); heads are padded to 64. The latents of its
-    positions, 2 (r + d) k bytes, are read once for all heads, backward three times (read, read again for the
-    gradient, gradient added).
+    Read in megatron-core 0.19.2 (megatron/core/transformer/experimental_attention_variant: dsa.py,
+    absorbed_mla.py, dsa_cudnn_kernels.py). Tensor parallelism splits the heads. A query makes 2 (2 r + d) k
+    FLOP a head with k positions, latents of r and d elements of position, for keys and values are the latent
+    itself (absorbed_mla.py); heads are padded to 64. The latents of its positions, 2 (r + d) k bytes, are
+    read once for all heads, backward three times (read, read again for the gradient, gradient added).
 
     Parameters
     ----------
@@ -466,7 +446,7 @@ def sparse_core_s(c: Context) -> Passes:
     Returns
     -------
     Passes
-        Seconds of one layer.
+        Seconds of one layer and micro-batch, above 0.
     """
     latent, _ = _parts_of(c.workload)
     chosen, rates = _chosen(c.workload), c.rates
@@ -484,10 +464,11 @@ def sparse_core_s(c: Context) -> Passes:
 def indexer_block(c: Context) -> LayerTime:
     """Projections, scores of every earlier position, their selection and the loss that trains the indexer.
 
-    With heads of D elements, H of them, s positions and k chosen: 2 H D FLOP an earlier position forward,
-    6 H D a chosen one backward, and once more attention's scores of the chosen ones, which the loss compares
-    with (arXiv 2512.02556, equations 1 to 4). The indexer's inputs have no gradients (dsa.py, detach), and
-    the tensor group adds up the k probabilities of each query (compute_dsa_indexer_loss).
+    Every tensor rank runs the whole indexer, over the tokens of the tensor group. With heads of D elements, H
+    of them, s positions and k chosen: 2 H D FLOP an earlier position forward, 6 H D a chosen one backward,
+    and once more attention's scores of the chosen ones, which the loss compares with (arXiv 2512.02556,
+    equations 1 to 4). The indexer's inputs have no gradients (dsa.py, detach), and the tensor group adds up
+    the k probabilities of each query (compute_dsa_indexer_loss).
 
     Parameters
     ----------
@@ -497,7 +478,7 @@ def indexer_block(c: Context) -> LayerTime:
     Returns
     -------
     LayerTime
-        Seconds by part, beside those of attention.
+        Seconds by part of one layer and micro-batch, beside those of attention.
     """
     latent, indexer = _parts_of(c.workload)
     model, rates, chosen = c.workload.model, c.rates, _chosen(c.workload)
@@ -551,6 +532,7 @@ def sparse_saved(workload: Workload, tp: Floats, kept: Floats) -> Floats:
     Returns
     -------
     float or array
+        Bytes, above 0, in the common shape of `tp` and `kept`.
     """
     latent, indexer = _parts_of(workload)
     model = workload.model

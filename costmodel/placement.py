@@ -25,13 +25,6 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import AXES, Layout, Placement
 
 # Members of groups inside the blocks of the fabric, counted rank by rank.
-#
-# For mappings whose groups are not alike in every block: expert groups that end inside a tensor group, nodes
-# and blocks of the machine that hold unequal parts of an allocation.
-#
-# A ring is paced by the block whose links it shares with most others: of the GPUs in use there, divided by
-# the rings that leave it, a ring has so many. An all-to-all is paced by the block that sends the largest
-# share outside. Where every block holds m members of every group that it cuts, both give m.
 
 
 IntArray = NDArray[np.int64]
@@ -47,13 +40,20 @@ def counted_members(
 ) -> dict[str, IntArray]:
     """Members of a group inside the block that paces it, by axis of `Placement` and level.
 
+    For mappings whose groups are not alike in every block: expert groups that end inside a tensor group,
+    nodes and blocks of the machine that hold unequal parts of an allocation. A ring is paced by the block
+    whose links it shares with most others: of the GPUs in use there, divided by the rings that leave it, a
+    ring has so many. An all-to-all is paced by the GPU that sends the largest share outside, which it does
+    over its own links: one whose block holds the smallest part of its group. Where every block holds m
+    members of every group that it cuts, both give m.
+
     Parameters
     ----------
-    matrix
+    matrix : tuple of tuple of int
         The parallelism matrix, rows tp, cp, dp, pp; its product is the GPUs of the allocation.
-    etp, ep
+    etp, ep : int
         Expert degrees, at least 1; their product divides tp cp dp.
-    allocation
+    allocation : AllocatedBlocks
         Where the GPUs stand.
 
     Returns
@@ -69,23 +69,23 @@ def counted_members(
 def members_by_level(
     where: IntArray, degrees: tuple[int, int, int, int], etp: int, ep: int
 ) -> dict[str, IntArray]:
-    """`members_in` of every level.
+    """Members of a group inside the block of each level that paces it, as `counted_members` explains.
 
     Parameters
     ----------
-    where
-        The block of every rank, [levels, ranks], levels inside out.
-    degrees
+    where : array of int, shape [levels, ranks]
+        The block of every rank, levels inside out; ranks count by tp, cp, dp, pp.
+    degrees : tuple of four int
         Of tp, cp, dp and pp, at least 1 each.
-    etp, ep
+    etp, ep : int
         Expert degrees, at least 1; their product divides tp cp dp.
 
     Returns
     -------
-    dict of str to array of int
-        By axis, shape [levels], never fewer further out.
+    dict of str to array of int, shape [levels]
+        At least 1 each, by axis of `Placement`, never fewer further out.
     """
-    rows = [members_in(of_level, degrees, etp, ep) for of_level in where]
+    rows = [_members_in(of_level, degrees, etp, ep) for of_level in where]
     columns = {name: np.array([row[name] for row in rows], dtype=np.int64) for name in rows[0]}
     return {name: np.maximum.accumulate(column) for name, column in columns.items()}
 
@@ -95,13 +95,13 @@ def position_of_ranks(matrix: MatrixRows) -> IntArray:
 
     Parameters
     ----------
-    matrix
-        The parallelism matrix, rows tp, cp, dp, pp.
+    matrix : tuple of tuple of int
+        The parallelism matrix, rows tp, cp, dp, pp; entries at least 1.
 
     Returns
     -------
-    array of int
-        From 0, shape [ranks].
+    array of int, shape [ranks]
+        From 0.
     """
     levels = len(matrix[0])
     shape = [row[level] for level in range(levels) for row in matrix]
@@ -116,24 +116,11 @@ def position_of_ranks(matrix: MatrixRows) -> IntArray:
     return positions.transpose(order).reshape(-1)
 
 
-def members_in(
+def _members_in(
     where: IntArray, degrees: tuple[int, int, int, int], etp: int, ep: int
 ) -> dict[str, int]:
-    """Members of a group inside a block of one level.
-
-    Parameters
-    ----------
-    where
-        The block of every rank, [ranks]; ranks count by tp, cp, dp, pp.
-    degrees
-        Of tp, cp, dp and pp, at least 1 each.
-    etp, ep
-        Expert degrees, at least 1; their product divides tp cp dp.
-
-    Returns
-    -------
-    dict of str to int
-        By axis of `Placement`, at least 1.
+    """Members of a group inside a block of one level, by axis; `where` is the block of every rank,
+    [ranks].
     """
     tp, cp, dp, pp = degrees
     dense = where.reshape(pp, dp, cp, tp)
@@ -143,9 +130,9 @@ def members_in(
         "tp": ring_members(dense.reshape(-1, tp)),
         "cp": ring_members(dense.transpose(0, 1, 3, 2).reshape(-1, cp)),
         "dp": ring_members(dense.transpose(0, 2, 3, 1).reshape(-1, dp)),
-        "pp": chain_members(dense.reshape(pp, -1)),
+        "pp": _chain_members(dense.reshape(pp, -1)),
         "etp": ring_members(experts.reshape(-1, etp)),
-        "ep": exchange_members(experts.transpose(0, 1, 3, 2).reshape(-1, ep)),
+        "ep": _exchange_members(experts.transpose(0, 1, 3, 2).reshape(-1, ep)),
         "edp": ring_members(experts.transpose(0, 2, 3, 1).reshape(-1, edp)),
         "dp_cp": ring_members(dense.transpose(0, 3, 1, 2).reshape(-1, dp * cp)),
     }
@@ -156,8 +143,8 @@ def ring_members(groups: IntArray) -> int:
 
     Parameters
     ----------
-    groups
-        The block of every member, [groups, members].
+    groups : array of int, shape [groups, members]
+        The block of every member.
 
     Returns
     -------
@@ -177,44 +164,23 @@ def ring_members(groups: IntArray) -> int:
     return max(1, min(least, size - 1))
 
 
-def exchange_members(groups: IntArray) -> int:
-    """Members of an all-to-all inside the block that paces it.
+def _exchange_members(groups: IntArray) -> int:
+    """Members of an all-to-all in the block of the GPU that paces it: of the smallest part of a group.
 
-    Parameters
-    ----------
-    groups
-        The block of every member, [groups, members].
+    Of 8 members, 6 in one block and 2 in the next, each of the 2 sends 6/8 of its bytes outside, and all
+    members end with them.
 
-    Returns
-    -------
-    int
-        All members where no group is cut, else from 1 to all but one.
+    `groups` has the block of every member, [groups, members]. All members where no group is cut, else
+    from 1 to half of them.
     """
-    size = int(groups.shape[1])
-    if size == 1:
-        return 1
-    blocks, counts = _held(groups)
-    if np.all(counts == size):
-        return size
-    sent = np.bincount(blocks, weights=size * counts)
-    kept = np.bincount(blocks, weights=counts * counts)
-    used = sent > 0
-    inside = int(np.min(size * kept[used] // sent[used]))
-    return max(1, min(inside, size - 1))
+    _, counts = _held(groups)
+    return int(counts.min())
 
 
-def chain_members(chains: IntArray) -> int:
+def _chain_members(chains: IntArray) -> int:
     """Stages of a pipeline inside a block: the mean of the pipeline that is cut most often.
 
-    Parameters
-    ----------
-    chains
-        The block of every stage, [stages, pipelines].
-
-    Returns
-    -------
-    int
-        From 1 to all stages.
+    `chains` is the block of every [stage, pipeline].
     """
     stages = len(chains)
     crossings = int(np.max(np.sum(chains[1:] != chains[:-1], axis=0), initial=0))
@@ -253,6 +219,7 @@ def level_factors(cluster: ClusterSpec, gpus: int) -> NDArray[np.int64]:
     Returns
     -------
     array of int, shape [levels]
+        At least 1 each.
     """
     factors: list[int] = []
     inner = 1
@@ -294,8 +261,8 @@ def _inside(matrix: ParallelismMatrix) -> dict[str, NDArray[np.int64]]:
 def placement_on(cluster: ClusterSpec, layout: Layout, matrix: ParallelismMatrix) -> Placement:
     """Members inside a block of each level, as the ranks of a parallelism matrix stand on a machine.
 
-    Those of `placement_from_matrix`, but counted rank by rank (`counted_members`) where expert groups do not
-    nest in the factors, or blocks of the allocation share a block of the machine.
+    As `placement_from_matrix` has them, but counted rank by rank (`counted_members`) where expert groups do
+    not nest in the factors, or blocks of the allocation share a block of the machine.
 
     Parameters
     ----------
@@ -452,7 +419,7 @@ def _dense_nest(layout: Layout, blocks: NDArray[np.int64], order: tuple[str, ...
 
 
 def nested_positions(layout: Layout, order: tuple[str, ...]) -> NDArray[np.int64]:
-    """The position of every rank among the allocation's GPUs when the axes nest in `order`.
+    """The position of every rank among the allocation's GPUs when the axes nest in an order.
 
     Parameters
     ----------

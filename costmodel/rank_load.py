@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.layer_context import Context, Parts, add
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Ints, Layout, Recompute
-from meshwright.costmodel.schedules import bubble_share, has_trait
+from meshwright.costmodel.schedules import bubble_share, has_trait, is_v_shaped
 
 # How many layers of each kind a split puts on every pipeline rank.
 
@@ -24,15 +24,15 @@ V-shaped schedule the second half runs back: stages[2 pp - 1 - c][1]."""
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """Layers of each pipeline rank by kind, arrays of shape [pp]; those recomputed are among the others.
-
-    Or of each chunk, shape [virtual stages, pp].
-    """
+    """Layers of each kind by pipeline rank, arrays of shape [pp], or by chunk, [virtual stages, pp]."""
 
     dense: NDArray[np.float64]
     moe: NDArray[np.float64]
+    """Layers with experts; all main layers of a model that has any."""
     dense_recomputed: NDArray[np.float64]
+    """Dense layers that are recomputed in full, among `dense`."""
     moe_recomputed: NDArray[np.float64]
+    """Such layers among `moe`."""
 
 
 def recomputed_layers(layout: Layout) -> int:
@@ -138,7 +138,7 @@ def rank_counts(c: Context, stages: Stages) -> LayerCounts:
     LayerCounts
         Arrays of shape [pp].
     """
-    v_shaped = bool(has_trait(c.layout.schedule, "v_shaped").any())
+    v_shaped = is_v_shaped(c.layout)
     dense_layers = c.workload.model.dense_layers
     return layer_counts(dense_layers, stages, recomputed_layers(c.layout), v_shaped=v_shaped)
 
@@ -146,9 +146,9 @@ def rank_counts(c: Context, stages: Stages) -> LayerCounts:
 def rank_parts(
     times: KindTimes, counts: LayerCounts, mtp_layers: int, head_rank: Ints = -1
 ) -> Parts:
-    """Seconds by part of each rank and micro-batch.
+    """Seconds by part of each rank and micro-batch: the t_r of docs/cost_model.md, "The step".
 
-    docs/cost_model.md, "The step", has the sources.
+    Layers of each kind times their seconds, the token table on rank 0, head and MTP modules on `head_rank`.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def rank_parts(
     mtp_layers : int
         Multi-token-prediction modules, at least 0.
     head_rank : int
-        The rank that runs the head and the MTP modules, 0 to pp - 1; the last by default.
+        The rank that runs the head and the MTP modules, 0 to pp - 1, or -1, by default, for the last one.
 
     Returns
     -------
@@ -191,9 +191,7 @@ def _on_ranks(parts: Parts, number: NDArray[np.float64]) -> Parts:
 
 
 def cheapest_layer_s(times: KindTimes) -> Floats:
-    """One micro-batch, forward and backward, through the cheapest kind of layer.
-
-    docs/cost_model.md, "The step", has the sources.
+    """Seconds of one micro-batch, forward and backward, through the cheapest kind of layer.
 
     Parameters
     ----------
@@ -215,10 +213,9 @@ def cheapest_layer_s(times: KindTimes) -> Floats:
 def least_busiest_s(layers: int, layer_s: Floats, end_s: Floats, ranks: Ints | Floats) -> Floats:
     """Least load of the busiest of ranks that share equal layers, the last of which also carries the end.
 
-    With k layers on each other rank the last one is left with x = L - (pp - 1) k: max(k t, end + x t).
-    More than ceil(L / pp) elsewhere pay only until k t covers the end, at k = (end / t + L) / pp.
-
-    docs/cost_model.md, "The step", has the sources.
+    Derived here: with k layers on every rank but the last, that one is left with x = L - (pp - 1) k, and the
+    busiest has max(k t, end + x t). More than ceil(L / pp) elsewhere pay only until k t covers the end, at
+    k = (end / t + L) / pp.
 
     Parameters
     ----------
@@ -240,25 +237,24 @@ def least_busiest_s(layers: int, layer_s: Floats, end_s: Floats, ranks: Ints | F
     even = np.ceil(layers / pp)
     covered = np.maximum(np.ceil((np.asarray(end_s) / t + layers) / pp), even)
 
-    def busiest(k: Floats) -> Floats:
+    def _busiest(k: Floats) -> Floats:
         """Load of the busiest rank with k layers on each rank but the last."""
         last: Floats = end_s + np.maximum(layers - (pp - 1) * k, 0.0) * t
         return np.maximum(np.where(pp > 1, k * t, 0.0), last)
 
     fewer = np.maximum(covered - 1, even)
-    load: Floats = np.minimum(busiest(covered), busiest(fewer))
+    load: Floats = np.minimum(_busiest(covered), _busiest(fewer))
     return load
 
 
 def least_busiest_in_rooms_s(
     rooms: NDArray[np.float64], layers: int, layer_s: Floats, end_s: Floats, end_rank: Ints
 ) -> NDArray[np.float64]:
-    """`least_busiest_s` where every rank has room for so many layers.
+    """`least_busiest_s` where each rank has room for a limited number of layers.
 
-    In less than (k + 1) t every rank gets k layers at most, and the one with the end at most those that begin
-    before (k + 1) t - end: the least k for which this makes L bounds the busiest rank by k t.
-
-    docs/cost_model.md, "The step", has the sources.
+    Derived here: in less than (k + 1) t every rank gets k layers at most, and the one with the end at most
+    those that begin before (k + 1) t - end: the least k for which this makes L bounds the busiest rank by k
+    t.
 
     Parameters
     ----------
@@ -271,7 +267,7 @@ def least_busiest_in_rooms_s(
     end_s : float or array, shape [n]
         Seconds of what one rank runs besides, at least 0.
     end_rank : int or array of int, shape [n]
-        That rank.
+        That rank, 0 to ranks - 1.
 
     Returns
     -------
@@ -284,7 +280,7 @@ def least_busiest_in_rooms_s(
     with_end = np.broadcast_to(np.asarray(end_rank), shape)[:, None]
     has_end = np.arange(rooms.shape[1]) == with_end
 
-    def placed(k: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _placed(k: NDArray[np.float64]) -> NDArray[np.float64]:
         """Layers that find a place within less than (k + 1) t."""
         per_rank = k[:, None]
         beside_end = np.clip(np.ceil(per_rank + 1 - end / t) - 1, 0, None)
@@ -293,10 +289,10 @@ def least_busiest_in_rooms_s(
 
     over = float(layers) + float(np.max(end / t, initial=0.0))
     low, high = np.zeros(shape), np.full(shape, np.ceil(over) + 1.0)
-    possible = placed(high) >= layers
+    possible = _placed(high) >= layers
     while np.any(high - low > 1):
         middle = np.floor((low + high) / 2)
-        sufficient = placed(middle) >= layers
+        sufficient = _placed(middle) >= layers
         low = np.where(sufficient, low, middle)
         high = np.where(sufficient, middle, high)
     return np.asarray(np.where(possible, high * t[:, 0], np.inf))
@@ -305,11 +301,10 @@ def least_busiest_in_rooms_s(
 def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     """Lower bounds, over all splits, on the busiest rank and on the sum of the ranks.
 
-    So the busiest rank has at least the mean load, ceil(layers / pp) of the cheaper layers, and what the best
-    split of the main layers alone gives. The last rank has at least one layer per virtual stage under the
-    head, but for the last of several, which ranks in step may leave to the head.
-
-    docs/cost_model.md, "The step", has the sources.
+    Derived here: the busiest rank has at least the mean load, ceil(layers / pp) of the cheaper layers, and
+    what the best split of the main layers alone gives (`least_busiest_s`). The last rank has at least one
+    layer per virtual stage under the head, but for the last of several, which ranks in step may leave to the
+    head.
 
     Parameters
     ----------
@@ -368,8 +363,6 @@ def _fewest_recomputed(layers: int, layout: Layout) -> NDArray[np.float64]:
 
 
 # Work of every chunk of the model, and its split into gradients of inputs and of weights.
-#
-# This is what the closed form of a schedule, and a simulation of it, need to know of the layers.
 
 
 _GEMMS = ("gemm", "expert_gemm")
@@ -385,11 +378,10 @@ def _weight_gradient_s(kind: KindTime) -> Floats:
 
 
 def layer_bubble_share(c: Context, times: KindTimes) -> Floats:
-    """`schedules.bubble_share` of the average layer of the model.
+    """`schedules.bubble_share` of the average layer of the model; that function has the sources.
 
-    Recomputed layers run their forward pass again before they give gradients of inputs.
-
-    docs/cost_model.md, "Pipeline schedules", has the sources.
+    Gradients of weights are one of the three products that each matrix has. Recomputed layers run their
+    forward pass again before they give gradients of inputs.
 
     Parameters
     ----------
@@ -406,14 +398,11 @@ def layer_bubble_share(c: Context, times: KindTimes) -> Floats:
     schedule = np.asarray(c.layout.schedule)
     if not has_trait(schedule, "splits_backward").any():
         return 1.0
-    model = c.workload.model
     full = (np.asarray(c.layout.recompute) & Recompute.FULL) != 0
     forward: Floats = 0.0
     backward: Floats = 0.0
     weight: Floats = 0.0
-    for kind, number in ((times.dense, model.dense_layers), (times.moe, model.moe_layers)):
-        if kind is None or not number:
-            continue
+    for kind, number in _kinds_of_model(c, times):
         recompute = np.where(full, kind.recompute_s, 0.0)
         forward = forward + number * (np.asarray(kind.seconds) - kind.backward_s)
         backward = backward + number * (kind.backward_s + recompute)
@@ -422,9 +411,7 @@ def layer_bubble_share(c: Context, times: KindTimes) -> Floats:
 
 
 def chunk_loads(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
-    """Forward and backward seconds per micro-batch of every chunk of a split.
-
-    docs/cost_model.md, "Pipeline schedules", has the sources.
+    """Forward and backward seconds per micro-batch of every chunk of a split, together.
 
     Parameters
     ----------
@@ -438,7 +425,7 @@ def chunk_loads(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.floa
     Returns
     -------
     array of float, shape [..., virtual stages, pp]
-        Seconds.
+        Seconds, at least 0.
     """
     return _over_chunks(c, times, stages, lambda kind: kind.seconds, lambda kind: kind.recompute_s)
 
@@ -457,9 +444,10 @@ class ChunkPasses:
 
 
 def chunk_passes(c: Context, stages: Stages) -> ChunkPasses:
-    """Seconds per micro-batch of every chunk, pass by pass.
+    """Seconds per micro-batch of every chunk, pass by pass, for `simulator.simulate`.
 
-    docs/cost_model.md, "Pipeline schedules", has the sources.
+    Sums of `layer_kinds.kind_times` over the chunk's layers; docs/cost_model.md, "Pipeline schedules", says
+    how the backward pass is split.
 
     Parameters
     ----------
@@ -498,7 +486,7 @@ def _over_chunks(
     per_recomputed: Callable[[KindTime], Floats],
 ) -> NDArray[np.float64]:
     """Sums over the layers of every chunk, with what each fully recomputed layer adds."""
-    v_shaped = bool(has_trait(c.layout.schedule, "v_shaped").any())
+    v_shaped = is_v_shaped(c.layout)
     model = c.workload.model
     counts = chunk_counts(
         model.dense_layers, stages, recomputed_layers(c.layout), v_shaped=v_shaped

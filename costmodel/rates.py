@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.cluster_specs.allocation import FabricLevels, fabric_levels
 from meshwright.cluster_specs.schema import DeviceSpec
 from meshwright.costmodel.calibration import Factors
-from meshwright.costmodel.collectives import Links
+from meshwright.costmodel.collectives import SCALE_UP_MEDIA, Links
 from meshwright.costmodel.kernels import OPERAND_BYTES, Rates
 from meshwright.costmodel.records import (
     ErrorBand,
@@ -34,9 +34,10 @@ class DeviceConstants:
     attention_forward_fraction: float
     """Of the 16-bit peak, by the causal half of the FLOP."""
     attention_flash1_fraction: float
-    """The same for FlashAttention and its Triton port of early 2023."""
+    """As `attention_forward_fraction`, for FlashAttention and its Triton port of early 2023."""
     attention_flash2_fraction: float
-    """The same for FlashAttention-2 and its like, written for Ampere (arXiv 2407.08608: 35 % on H100)."""
+    """As `attention_forward_fraction`, for FlashAttention-2 and its like, written for Ampere (arXiv
+    2407.08608: 35 % on H100)."""
     attention_backward_ratio: float
     """Backward rate over forward rate (the backward pass has 2.5 times the FLOP)."""
     hbm_fraction: float
@@ -61,18 +62,18 @@ class Constants:
     device: DeviceConstants
     framework: FrameworkConstants
     shared: dict[str, float]
+    """Constants that neither device nor framework changes, by name (`shared` in `devices.yaml`)."""
 
 
 _FP8_ATTENTION_GAIN = 1.6
 """Rate of attention in FP8 over that at 16 bits (FlashAttention-3, arXiv 2407.08608, figures 5 and 7: 1.2
 over 0.75 PFLOP/s)."""
-_SCALE_UP_MEDIA = ("nvlink", "xgmi", "pcie")
 _BLACKWELL_REFERENCE_W = 1200.0
 """Board power of a GB200, the middle of the family, against which `tdp_exponent` was fitted."""
 
 
 def device_prefixes(name: str, architecture: str) -> tuple[str, ...]:
-    """Where a device's constants stand: its own entry, over that of its architecture, over the defaults.
+    """Where a device's constants stand: the defaults, then its architecture's entry, then its own.
 
     Parameters
     ----------
@@ -82,7 +83,7 @@ def device_prefixes(name: str, architecture: str) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        For `records.layered_values`.
+        Paths for `records.layered_values`, in which later ones win.
     """
     return "device_defaults", f"architectures.{architecture}", f"devices.{name}"
 
@@ -102,6 +103,7 @@ def device_constants(
     Returns
     -------
     DeviceConstants
+        Fractions of nominal peaks; `costmodel/data/devices.yaml` has the source of each.
     """
     values = layered_values(*device_prefixes(name, architecture), overrides=overrides)
     return DeviceConstants(**values)
@@ -143,7 +145,7 @@ def as_run(of_stack: Constants, workload: Workload) -> Constants:
     Returns
     -------
     Constants
-        The same where the run says nothing.
+        Those of the stack where the run says nothing.
     """
     framework = of_run(of_stack.framework, workload)
     if framework is of_stack.framework:
@@ -173,6 +175,12 @@ def named_constants(
     Returns
     -------
     Constants
+        `costmodel/data` has the source of each.
+
+    Raises
+    ------
+    KeyError
+        For a framework of another name.
     """
     return Constants(
         device=device_constants(device, architecture, overrides),
@@ -187,14 +195,14 @@ def peak_flops(device: DeviceSpec, precision: str) -> float:
     Parameters
     ----------
     device : DeviceSpec
-        With the maker's peaks, without sparsity.
+        With the maker's peaks, without sparsity, from `cluster_specs/data/devices.yaml` with their sources.
     precision : str
         bf16, fp16, fp8, mxfp8 or nvfp4.
 
     Returns
     -------
     float
-        FLOP/s.
+        FLOP/s, above 0.
     """
     sixteen = device.peak_bf16_tflops or device.peak_fp16_tflops
     if precision == "fp16":
@@ -209,6 +217,9 @@ def peak_flops(device: DeviceSpec, precision: str) -> float:
 
 def kernel_rates(workload: Workload, constants: Constants) -> Rates:
     """Attained kernel rates of the workload's device at its precision.
+
+    `device_rates`, and attention in FP8 1.6 times as fast (FlashAttention-3, arXiv 2407.08608, figures 5 and
+    7).
 
     Parameters
     ----------
@@ -233,7 +244,9 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
 
 
 def device_rates(spec: DeviceSpec, precision: str, constants: Constants) -> Rates:
-    """Attained kernel rates of a device.
+    """Attained kernel rates of a device: nominal peaks times the fractions that kernels attain.
+
+    `costmodel/data/devices.yaml` has the source of each fraction.
 
     Parameters
     ----------
@@ -304,9 +317,10 @@ def fabric_links(workload: Workload, constants: Constants) -> Links:
 
 
 def links_of(levels: FabricLevels, constants: Constants) -> Links:
-    """Attained rates of some fabric levels.
+    """Attained rates of fabric levels: nominal rates times the fractions that collectives attain in a step.
 
-    What was measured on this very machine goes before what machines of the kind usually attain.
+    What was measured on this very machine goes before what machines of the kind usually attain;
+    `costmodel/data/devices.yaml` has the source of each fraction.
 
     Parameters
     ----------
@@ -320,7 +334,7 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
     Links
         Arrays of shape [levels].
     """
-    scale_up = np.array([medium in _SCALE_UP_MEDIA for medium in levels.media])
+    scale_up = np.array([medium in SCALE_UP_MEDIA for medium in levels.media])
     shared = constants.shared
     network = np.array([shared.get(f"{medium}_fraction", 1.0) for medium in levels.media])
     usual = np.where(scale_up, constants.device.scale_up_fraction, network)
@@ -385,13 +399,14 @@ def step_time_band(workload: Workload) -> ErrorBand:
     Returns
     -------
     ErrorBand
-        Of the user's own runs where they are of this device and framework.
+        Measured over predicted seconds, without unit: of the user's own runs where they are of this device
+        and framework, else of published ones.
     """
     device, calibration = workload.cluster.device.name, workload.calibration
-    own = None
+    band = None
     if calibration is not None and calibration.covers(device, workload.framework):
-        own = calibration.band("step_time")
-    return own or error_band(device, workload.framework)
+        band = calibration.band("step_time")
+    return band or error_band(device, workload.framework)
 
 
 def peak_memory_band(workload: Workload) -> ErrorBand:
@@ -405,13 +420,14 @@ def peak_memory_band(workload: Workload) -> ErrorBand:
     Returns
     -------
     ErrorBand
-        Of the user's own runs where they are of this framework and say how much memory they took.
+        Measured over predicted GiB, without unit: of the user's own runs where they are of this framework and
+        say how much memory they took, else of published ones.
     """
     calibration = workload.calibration
-    own = None
+    band = None
     if calibration is not None and calibration.runs_as(workload.framework):
-        own = calibration.band("memory")
-    return own or memory_band()
+        band = calibration.band("memory")
+    return band or memory_band()
 
 
 def calibrated(constants: Constants, factors: Factors) -> Constants:

@@ -23,21 +23,20 @@ Regime = Literal[
 def data_parallel_flop_per_byte(tokens: Floats, gradient_bytes: Floats = 2.0) -> Floats:
     """FLOP of a rank over bytes it moves under plain data parallelism: 6 N tokens / (2 N bytes).
 
-    The N parameters drop out; a ring all-reduce moves each gradient twice.
-
-    6 N FLOP a token are Kaplan et al. 2020, arXiv 2001.08361, section 2.1; a ring moves each gradient twice.
+    6 N FLOP a token are Kaplan et al. 2020, arXiv 2001.08361, section 2.1; a ring all-reduce moves each
+    gradient twice. The N parameters drop out.
 
     Parameters
     ----------
     tokens : float or array
         Of one rank and step, more than 0.
     gradient_bytes : float or array
-        Of an element, more than 0.
+        Bytes of a gradient's element, more than 0.
 
     Returns
     -------
     float or array
-        FLOP per byte.
+        FLOP per byte, more than 0.
     """
     ratio: Floats = 3.0 * np.asarray(tokens) / gradient_bytes
     return ratio
@@ -51,12 +50,12 @@ def ridge_flop_per_byte(peak_flops: Floats, bytes_per_s: Floats) -> Floats:
     peak_flops : float or array
         FLOP/s, more than 0.
     bytes_per_s : float or array
-        More than 0.
+        Bytes per second, more than 0.
 
     Returns
     -------
     float or array
-        FLOP per byte.
+        FLOP per byte, more than 0.
     """
     ridge: Floats = np.asarray(peak_flops) / bytes_per_s
     return ridge
@@ -70,7 +69,7 @@ def regime(flop_per_byte: float, ridge: float) -> Regime:
     Parameters
     ----------
     flop_per_byte : float
-        At least 0.
+        Intensity, FLOP per byte, at least 0.
     ridge : float
         FLOP per byte, more than 0 (`ridge_flop_per_byte`).
 

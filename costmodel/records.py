@@ -16,17 +16,17 @@ from meshwright.documents import packaged_document
 
 @cache
 def data_table(name: str) -> dict[str, Any]:
-    """One file as plain data, shared by all who ask: nobody may change it.
+    """One file as plain data, read once and shared by all callers, who may not change it.
 
     Parameters
     ----------
     name : str
-        Of a file of `costmodel/data`, with its ending.
+        Name of a file of `costmodel/data`, with its ending, such as `devices.yaml`.
 
     Returns
     -------
     dict
-        As the YAML says.
+        What the YAML holds.
     """
     table: dict[str, Any] = packaged_document("meshwright.costmodel.data", name)
     return table
@@ -77,6 +77,7 @@ def constant_records() -> Mapping[str, ConstantRecord]:
     Returns
     -------
     mapping of str to ConstantRecord
+        Keys such as `architectures.hopper.hbm_fraction`.
 
     Raises
     ------
@@ -143,7 +144,7 @@ def _fields(prefix: str) -> tuple[tuple[str, str, ConstantValue], ...]:
 
 
 def layered_values(*prefixes: str, overrides: Overrides | None = None) -> dict[str, Any]:
-    """The constants below some prefixes, later ones over earlier ones.
+    """The constants below prefixes of paths; where several have one, the last prefix wins.
 
     Parameters
     ----------
@@ -165,7 +166,7 @@ def layered_values(*prefixes: str, overrides: Overrides | None = None) -> dict[s
 
 
 def effective_paths(*prefixes: str) -> dict[str, str]:
-    """Path of the record behind each constant below some prefixes, later ones over earlier ones.
+    """Path of the record behind each constant below prefixes of paths; the last prefix that has it wins.
 
     Parameters
     ----------
@@ -181,7 +182,7 @@ def effective_paths(*prefixes: str) -> dict[str, str]:
 
 
 def names_in(section: str) -> tuple[str, ...]:
-    """Every name of a section, also of those that change nothing.
+    """Every name of a section, of both files, also where an entry changes no constant.
 
     Parameters
     ----------
@@ -220,7 +221,9 @@ class MeasuredMfu:
     """Model FLOP utilisation over the dense 16-bit peak, and the run that reached it."""
 
     mfu: float
+    """Share of the peak, above 0."""
     run: str
+    """The run in words."""
     device_class: str
 
 
@@ -229,18 +232,22 @@ class ErrorBand:
     """Measured over predicted step time of runs whose source was not fitted on: 5th and 95th percentile."""
 
     low: float
+    """5th percentile, above 0."""
     high: float
+    """95th percentile."""
     rows: int
+    """Measured runs that it comes from."""
     basis: str
     """Which measured runs: of a device class and a framework, or the wider group that stands in for them."""
 
 
 def device_classes() -> tuple[str, ...]:
-    """Every class with measured runs.
+    """Every class of devices with measured runs.
 
     Returns
     -------
     tuple of str
+        As `costmodel/data/best_measured.yaml` has them.
     """
     return tuple(data_table("best_measured.yaml")["classes"])
 
@@ -338,6 +345,7 @@ def with_stragglers(band: ErrorBand, nodes: float) -> ErrorBand:
     Returns
     -------
     ErrorBand
+        The band with a `high` up to 1.1 times as large.
     """
     chance = 1.0 - (1.0 - _SLOW_NODES) ** nodes
     return replace(band, high=band.high * (1.0 + _SLOWER_BY * chance))
@@ -347,14 +355,14 @@ def fit_probability(predicted_gib: float, room_gib: float, band: ErrorBand | Non
     """How likely a run is to fit, from how far measured peaks lie from predicted ones.
 
     The logarithm of measured over predicted is taken as normal, with the 5th and 95th percentile of the
-    memory band.
+    memory band, which `costmodel/data/error_bands.yaml` has with its runs (docs/accuracy.md).
 
     Parameters
     ----------
     predicted_gib : float
-        Predicted peak of the fullest GPU, above 0.
+        Predicted peak of the fullest GPU, GiB, above 0.
     room_gib : float
-        What is there for it, above 0.
+        Memory that there is for it, GiB, above 0.
     band : ErrorBand, optional
         Measured over predicted peaks; `memory_band` by default.
 
@@ -371,14 +379,16 @@ def fit_probability(predicted_gib: float, room_gib: float, band: ErrorBand | Non
 
 
 def memory_margin(risk: float, band: ErrorBand | None = None) -> float:
-    """What measured over predicted peaks exceed in a given share of runs, taken as in `fit_probability`.
+    """The ratio of measured to predicted peaks that a given share of runs exceeds.
+
+    A quantile of the distribution that `fit_probability` takes.
 
     Parameters
     ----------
     risk : float
         Share of runs that may exceed it, above 0, at most 0.5. At 0.5 the prediction is taken as it stands.
-    band : ErrorBand
-        Of the runs that count; `memory_band` when None.
+    band : ErrorBand, optional
+        Measured over predicted peaks; `memory_band` by default.
 
     Returns
     -------

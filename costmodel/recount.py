@@ -28,8 +28,9 @@ def recounted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Pl
     """Members of a group inside one block of each level, as `Placement` means them.
 
     Of a ring: the GPUs in use in a block over the rings that leave it, least over blocks. Of an all-to-all:
-    the share that a block keeps to itself, least over blocks. Of a pipeline: stages between two crossings, on
-    average, of the pipeline that crosses most. Every group's whole size where no group leaves a block.
+    the members that share a block with the rank that shares it with fewest. Of a pipeline: stages between two
+    crossings, on average, of the pipeline that crosses most. Every group's whole size where no group leaves a
+    block.
 
     Parameters
     ----------
@@ -43,7 +44,7 @@ def recounted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Pl
     Returns
     -------
     Placement
-        Arrays of shape [levels of `fabric_levels`].
+        Arrays of shape [levels of `fabric_levels`], at least 1.
     """
     names = fabric_levels(cluster, len(ranks)).names
     members: dict[str, list[int]] = defaultdict(list)
@@ -145,18 +146,11 @@ def _ring(groups: IntArray) -> int:
 
 
 def _exchange(groups: IntArray) -> int:
-    """Of groups [groups, size]: the share of its traffic that a block keeps to itself, least over blocks."""
-    size = int(groups.shape[1])
-    block, members = _inside(groups)
-    kept = np.zeros(int(groups.max()) + 1, dtype=np.int64)
-    sent = np.zeros_like(kept)
-    np.add.at(kept, block, members * members)
-    np.add.at(sent, block, members * size)
-    if np.array_equal(kept, sent):
-        return size
-    touched = np.flatnonzero(sent)
-    share = int((size * kept[touched] // sent[touched]).min())
-    return max(1, min(share, size - 1))
+    """Of groups [groups, size]: members in the block of the rank with the fewest of its group beside it."""
+    in_order = np.sort(groups, axis=1)
+    starts = np.ones(groups.shape, dtype=np.bool_)
+    starts[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
+    return int(np.diff(np.flatnonzero(starts.ravel()), append=groups.size).min())
 
 
 def _pipeline(groups: IntArray) -> int:

@@ -64,6 +64,7 @@ def schedule_named(name: str) -> Schedule:
     Returns
     -------
     Schedule
+        1F1B for both of its names: whether it is interleaved follows from vpp.
 
     Raises
     ------
@@ -193,7 +194,7 @@ LEAST_BUBBLE_SHARE = 1 / 3
 
 
 def traits(schedule: int) -> Traits:
-    """What a schedule needs.
+    """What a schedule needs, and what shape it gives the pipeline.
 
     Parameters
     ----------
@@ -203,12 +204,18 @@ def traits(schedule: int) -> Traits:
     Returns
     -------
     Traits
+        Limits on its shape, and truth values.
+
+    Raises
+    ------
+    ValueError
+        For another number.
     """
     return _TRAITS[Schedule(schedule)]
 
 
 def has_trait(schedule: Ints, trait: str) -> NDArray[np.bool_]:
-    """Which of some schedules have a trait.
+    """Which of the given schedules have a trait.
 
     Parameters
     ----------
@@ -224,6 +231,22 @@ def has_trait(schedule: Ints, trait: str) -> NDArray[np.bool_]:
     """
     table = np.array([bool(getattr(_TRAITS[name], trait)) for name in Schedule])
     return np.asarray(table[np.asarray(schedule)])
+
+
+def is_v_shaped(layout: Layout) -> bool:
+    """Whether the chunks of a layout, or of any of many, run down the ranks and up again.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout or many; the schedule is used.
+
+    Returns
+    -------
+    bool
+        True of ZB-V and DualPipeV.
+    """
+    return bool(has_trait(layout.schedule, "v_shaped").any())
 
 
 def last_rank(schedule: Ints, pp: Ints) -> Ints:
@@ -250,8 +273,9 @@ def bubble_share(
 ) -> Floats:
     """The bubble over (ranks' work - the busiest rank's) / v, from the times of an average layer.
 
-    More of w than f or i does not fill the waits any further. The table of this module has the formulas and
-    their sources.
+    The bubble of even chunks that the table at the head of `costmodel/schedules.py` has for each schedule,
+    with its source (1F1B: Narayanan et al. 2021, arXiv 2104.04473, section 2.2), over (p - 1) t. More of w
+    than f or i does not fill the waits any further.
 
     Parameters
     ----------
@@ -309,7 +333,7 @@ def in_flight(layout: Layout, rank: Ints) -> Floats:
     Returns
     -------
     float or array
-        Micro-batches, in the common shape.
+        Micro-batches, above 0, in the common shape.
     """
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
     schedule = np.asarray(layout.schedule)
@@ -334,18 +358,21 @@ def in_flight(layout: Layout, rank: Ints) -> Floats:
 
 
 def shared_by_mirrors(values: NDArray[np.float64], schedule: Ints) -> NDArray[np.float64]:
-    """What a rank works, where DualPipe has it do half of its mirror rank's stage as well.
+    """Seconds that each rank works, where DualPipe has it do half of its mirror rank's stage as well.
+
+    Ranks r and p - 1 - r hold the same two stages (DeepSeek-V3, arXiv 2412.19437, section 3.2.1).
 
     Parameters
     ----------
     values : array of float, shape [..., pp]
-        Seconds of each rank's stage.
+        Seconds of each rank's stage, at least 0.
     schedule : int
         A `Schedule`, 0 to 6.
 
     Returns
     -------
     array of float, shape [..., pp]
+        Seconds; `values` with any other schedule.
     """
     if int(np.asarray(schedule)) != Schedule.DUALPIPE:
         return values
@@ -353,18 +380,21 @@ def shared_by_mirrors(values: NDArray[np.float64], schedule: Ints) -> NDArray[np
 
 
 def on_both_ranks(values: NDArray[np.float64], schedule: Ints) -> NDArray[np.float64]:
-    """What a rank holds, where DualPipe puts the stage of its mirror rank on it too.
+    """What each rank holds, where DualPipe puts the stage of its mirror rank on it too.
+
+    Ranks r and p - 1 - r hold the same two stages (DeepSeek-V3, arXiv 2412.19437, section 3.2.1).
 
     Parameters
     ----------
     values : array of float, shape [..., pp]
-        Amount of each rank's stage, in any unit.
+        Amount of each rank's stage, in any unit, at least 0.
     schedule : int
         A `Schedule`, 0 to 6.
 
     Returns
     -------
     array of float, shape [..., pp]
+        In the same unit; `values` with any other schedule.
     """
     if int(np.asarray(schedule)) != Schedule.DUALPIPE:
         return values
@@ -372,10 +402,11 @@ def on_both_ranks(values: NDArray[np.float64], schedule: Ints) -> NDArray[np.flo
 
 
 def pace_excess_s(chunk_s: NDArray[np.float64], schedule: Ints) -> Floats:
-    """What ranks in step lose on uneven chunks.
+    """Seconds that ranks in step lose on uneven chunks.
 
     Interleaved ranks work on chunks of the same number at the same time, and the slowest of them sets the
-    pace of each: sum_v max_r t_vr, against max_r sum_v t_vr where every rank has its own pace.
+    pace of each: sum_v max_r t_vr, against max_r sum_v t_vr where every rank has its own pace. Derived here;
+    docs/cost_model.md, "Pipeline schedules", compares it with the event simulator.
 
     Parameters
     ----------

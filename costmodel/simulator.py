@@ -1,7 +1,7 @@
 """Pipeline schedules played event by event: what closed forms are checked against, and what a trace draws.
 
-A rank runs its passes in the order that its schedule fixes (`orders.pass_order`); each starts when the one
-before it on the rank is done and its input has arrived.
+A rank runs its passes in the order that its schedule fixes (`pass_order`); each starts when the one before it
+on the rank is done and its input has arrived.
 """
 
 from __future__ import annotations
@@ -15,12 +15,6 @@ from typing import NamedTuple, Self
 from meshwright.costmodel.schedules import Schedule, traits
 
 # In which order each pipeline rank runs its passes, for every schedule.
-#
-# Orders follow the code that runs them: megatron-core 0.19 `pipeline_parallel/schedules.py` for 1F1B and its
-# interleaved form (Narayanan et al. 2021, arXiv 2104.04473, section 2.2), torch 2.13
-# `torch.distributed.pipelining.schedules` for breadth-first (Lamy-Poirier 2022, arXiv 2211.05953),
-# zero-bubble ZB-H1 and ZB-V (Qi et al. 2023, arXiv 2401.10241, sections 2 and 6; arXiv 2405.15362) and
-# DualPipeV, which is DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) folded onto half of the ranks.
 
 
 class Work(StrEnum):
@@ -56,6 +50,12 @@ def pass_order(
 ) -> tuple[Pass, ...]:
     """The passes of one pipeline rank in the order in which it runs them.
 
+    Orders follow the code that runs them: megatron-core 0.19 `pipeline_parallel/schedules.py` for 1F1B and
+    its interleaved form (Narayanan et al. 2021, arXiv 2104.04473, section 2.2), torch 2.13
+    `torch.distributed.pipelining.schedules` for breadth-first (Lamy-Poirier 2022, arXiv 2211.05953),
+    zero-bubble ZB-H1 and ZB-V (Qi et al. 2023, arXiv 2401.10241, sections 2 and 6; arXiv 2405.15362) and
+    DualPipeV, which is DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) folded onto half of the ranks.
+
     Parameters
     ----------
     rank : int
@@ -67,11 +67,12 @@ def pass_order(
     num_micro_batches : int
         Micro-batches per step and replica, at least 1.
     schedule : Schedule
-        The order; the module's text has the source of each.
+        Which order; 1F1B by default.
 
     Returns
     -------
     tuple of Pass
+        Every forward and backward pass of the rank once.
 
     Raises
     ------
@@ -140,21 +141,23 @@ class _Queue:
 
     def __init__(self, rank: int, pp: int) -> None:
         self.passes: list[Pass] = []
+        self.forwards = [0, 0]
+        """Forward passes of each chunk that are queued."""
+        self._backwards = [0, 0]
         self._chunks = (rank, 2 * pp - 1 - rank)
-        self._next = {(side, work): 0 for side in (0, 1) for work in Work}
         self._owed: deque[Pass] = deque()
-
-    def count(self, side: int, work: Work) -> int:
-        """How many passes of a kind are queued."""
-        return self._next[side, work]
 
     def forward(self, side: int, *, paired: bool = False) -> Self:
         """A forward pass of one chunk."""
-        return self._add(side, Work.FORWARD, paired=paired)
+        self.passes.append(Pass(self._chunks[side], self.forwards[side], Work.FORWARD, paired))
+        self.forwards[side] += 1
+        return self
 
     def backward(self, side: int, *, split: bool = False) -> Self:
         """A whole backward pass, or (`split`) the gradients of inputs, those of weights owed."""
-        self._add(side, Work.INPUT if split else Work.BACKWARD)
+        work = Work.INPUT if split else Work.BACKWARD
+        self.passes.append(Pass(self._chunks[side], self._backwards[side], work))
+        self._backwards[side] += 1
         if split:
             self._owed.append(self.passes[-1]._replace(work=Work.WEIGHT))
         return self
@@ -176,12 +179,6 @@ class _Queue:
         """Whether gradients of weights of one chunk are owed."""
         return any(p.chunk == self._chunks[side] for p in self._owed)
 
-    def _add(self, side: int, work: Work, *, paired: bool = False) -> Self:
-        shared = Work.BACKWARD if work is Work.INPUT else work
-        self.passes.append(Pass(self._chunks[side], self._next[side, shared], work, paired))
-        self._next[side, shared] += 1
-        return self
-
 
 def _zero_bubble_v(rank: int, pp: int, m: int) -> tuple[Pass, ...]:
     """ZB-V, built for equal forward, input and weight times."""
@@ -190,11 +187,8 @@ def _zero_bubble_v(rank: int, pp: int, m: int) -> tuple[Pass, ...]:
     _repeat(rank, lambda: queue.forward(1).forward(0))
     _repeat(pp - rank, lambda: queue.forward(1).backward(1, split=True).weight())
 
-    def started(side: int) -> int:
-        return queue.count(side, Work.FORWARD)
-
-    while started(1) < started(0) or started(0) < count:
-        if started(0) < count:
+    while queue.forwards[1] < queue.forwards[0] or queue.forwards[0] < count:
+        if queue.forwards[0] < count:
             queue.forward(0)
         queue.backward(0, split=True).weight()
         queue.forward(1).backward(1, split=True).weight()
@@ -210,19 +204,14 @@ def _dual_pipe_v(rank: int, pp: int, m: int) -> tuple[Pass, ...]:
     """DualPipeV: its eight phases, `after` ranks behind this one."""
     queue, after = _Queue(rank, pp), pp - rank - 1
 
-    def both(forward: int, *, paired: bool = True) -> _Queue:
-        return queue.forward(forward, paired=paired).backward(1 - forward)
-
     _repeat(2 * after, lambda: queue.forward(0))
     _repeat(rank + 1, lambda: queue.forward(0).forward(1))
     _repeat(after, lambda: queue.backward(1, split=True).weight().forward(1))
     for k in range(m - 2 * pp + rank + 1):
         # Where the last rank turns round, the two passes would wait for each other.
-        both(0, paired=k > 0 or rank < pp - 1)
-        both(1)
-    for _ in range(after):
-        queue.backward(1)
-        both(1)
+        queue.forward(0, paired=k > 0 or rank < pp - 1).backward(1)
+        queue.forward(1, paired=True).backward(0)
+    _repeat(after, lambda: queue.backward(1).forward(1, paired=True).backward(0))
     half = (rank + 1) // 2
     for k in range(rank + 1):
         # The second half keeps its weight gradients for the waits that follow.
@@ -286,9 +275,7 @@ def simulate(
     weight_s: Sequence[float] | None = None,
     p2p_s: float = 0.0,
 ) -> Timeline:
-    """Plays a schedule.
-
-    docs/cost_model.md, "Pipeline schedules", has the sources.
+    """Plays a schedule event by event; `pass_order` has the source of each order.
 
     Parameters
     ----------
@@ -309,6 +296,7 @@ def simulate(
     Returns
     -------
     Timeline
+        Seconds from the start of the first pass.
 
     Raises
     ------

@@ -27,7 +27,7 @@ class FrameworkConstants:
     launch_layer_s: float
     """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
     launch_moe_layer_s: float
-    """The same for a layer with experts."""
+    """Host time to launch the forward pass of one layer with experts."""
     piece_launch_s: float
     """Host time of one piece of a GEMM beside its transfer, or of one step of ring attention."""
     moe_sync_s: float
@@ -43,6 +43,7 @@ class FrameworkConstants:
     ep_hidden: float
     """Share of the expert all-to-all that overlap hides."""
     step_overhead_s: float
+    """Time of a step for data, logging and the host."""
     collective_wait_s: float
     """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
     async_tensor_backward: bool
@@ -70,7 +71,7 @@ class FrameworkConstants:
     bucket_parameters: float
     """Parameters of one data-parallel collective, at the least; 0: those of a layer."""
     bucket_parameters_per_rank: float
-    """The same for each data-parallel rank."""
+    """Parameters of one such collective for each data-parallel rank, where that is more."""
     reduces_after_backward: bool
     """Whether nothing hides gradients' reduction in a pipeline, or where no states are sharded."""
     reduces_each_micro_batch: bool
@@ -97,47 +98,50 @@ class FrameworkConstants:
     """Bytes of the host's memory that adding the gradient of one more micro-batch moves."""
 
     def gradients_mb(self, parameters: float) -> float:
-        """Size of the gradients of some parameters when they are reduced.
+        """Size of gradients when they are reduced: `gradient_bytes` each.
+
+        `costmodel/data/frameworks.yaml` has the source of these.
 
         Parameters
         ----------
         parameters : float
-            How many, at least 0.
+            Number of parameters that the gradients are of, at least 0.
 
         Returns
         -------
         float
-            MB (1e6 bytes).
+            MB of 10^6 bytes, at least 0.
         """
         return parameters * self.gradient_bytes / 1e6
 
     def gradients_in(self, size_mb: float) -> float:
-        """Number of gradients in a bucket.
+        """Number of gradients in a bucket: the inverse of `gradients_mb`.
 
         Parameters
         ----------
         size_mb : float
-            Of the bucket, in MB (1e6 bytes), at least 0.
+            Size of the bucket, MB of 10^6 bytes, at least 0.
 
         Returns
         -------
         float
+            Gradients, at least 0.
         """
         return 1e6 * size_mb / self.gradient_bytes
 
 
 def framework_prefixes(name: str) -> tuple[str, ...]:
-    """Where a software profile's constants stand: its own entry, over the defaults.
+    """Where a software profile's constants stand: the defaults, then its own entry.
 
     Parameters
     ----------
     name : str
-        Of the profile.
+        One of `framework_names()`.
 
     Returns
     -------
     tuple of str
-        For `records.layered_values`.
+        Paths for `records.layered_values`, in which later ones win.
     """
     return "framework_defaults", f"frameworks.{name}"
 
@@ -165,6 +169,7 @@ def framework_constants(name: str) -> FrameworkConstants:
     Returns
     -------
     FrameworkConstants
+        `costmodel/data/frameworks.yaml` has the source of each.
 
     Raises
     ------
@@ -187,6 +192,7 @@ def named_framework_constants(name: str, overrides: Overrides) -> FrameworkConst
     Returns
     -------
     FrameworkConstants
+        `costmodel/data/frameworks.yaml` has the source of each.
 
     Raises
     ------
@@ -209,6 +215,12 @@ def stack_constants(workload: Workload) -> FrameworkConstants:
     Returns
     -------
     FrameworkConstants
+        `costmodel/data/frameworks.yaml` has the source of each.
+
+    Raises
+    ------
+    KeyError
+        For a framework without constants.
     """
     return of_run(framework_constants(workload.framework), workload)
 
@@ -226,7 +238,7 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
     Returns
     -------
     FrameworkConstants
-        The same where the run says nothing.
+        Those of the stack where the run says nothing.
     """
     return _with_settings(
         stack,
@@ -241,7 +253,7 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
 
 
 class _Settings(NamedTuple):
-    """What a run says of its stack; None where it says nothing."""
+    """Settings of a run that go before its stack's; None where it sets none."""
 
     kernel: AttentionKernel | None
     gradient_bytes: int | None
@@ -251,23 +263,23 @@ class _Settings(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _with_settings(stack: FrameworkConstants, said: _Settings) -> FrameworkConstants:
-    """Kept, because every price asks for them."""
+def _with_settings(stack: FrameworkConstants, run: _Settings) -> FrameworkConstants:
+    """The constants with the settings of a run; cached, because every price asks for them."""
     changes: dict[str, Any] = {}
-    if said.fused_norm is not None:
-        changes["fused_norm"] = said.fused_norm
-    if said.kernel is not None:
-        changes["flash_attention"] = said.kernel in _FLASH_GENERATIONS
-        changes["fused_softmax"] = said.kernel != "unfused"
-        changes["flash_generation"] = _FLASH_GENERATIONS.get(said.kernel, stack.flash_generation)
-    if said.gradient_bytes is not None:
-        changes["gradient_bytes"] = said.gradient_bytes
+    if run.fused_norm is not None:
+        changes["fused_norm"] = run.fused_norm
+    if run.kernel is not None:
+        changes["flash_attention"] = run.kernel in _FLASH_GENERATIONS
+        changes["fused_softmax"] = run.kernel != "unfused"
+        changes["flash_generation"] = _FLASH_GENERATIONS.get(run.kernel, stack.flash_generation)
+    if run.gradient_bytes is not None:
+        changes["gradient_bytes"] = run.gradient_bytes
         if stack.weight_gradient_bytes > _WRITTEN_ONCE_BYTES:
-            changes["weight_gradient_bytes"] = 2.0 * said.gradient_bytes
-    if said.fp8_parameters is not None:
-        changes["narrow_gathers"] = said.fp8_parameters
-    if said.fused_loss is not None:
-        changes["fused_loss"] = said.fused_loss
+            changes["weight_gradient_bytes"] = 2.0 * run.gradient_bytes
+    if run.fp8_parameters is not None:
+        changes["narrow_gathers"] = run.fp8_parameters
+    if run.fused_loss is not None:
+        changes["fused_loss"] = run.fused_loss
     return replace(stack, **changes) if changes else stack
 
 
@@ -281,11 +293,13 @@ class MemoryProfile:
     logit_bytes: float
     """Bytes of a logit at the peak of the loss."""
     split_logit_bytes: float
-    """The same where tensor-parallel ranks share the vocabulary."""
+    """Bytes of a logit at that peak where tensor-parallel ranks share the vocabulary."""
     placeholder_gradients: bool
     """Whether one 16-bit tensor of every weight's shape stands in for gradients that were added elsewhere."""
     fp8_weight_copies: bool
+    """Whether FP8 kernels keep quantised copies of the weights."""
     fp8_saved_inputs: bool
+    """Whether inputs of matrix products are saved for the backward pass quantised."""
     keeps_unread_outputs: bool
     """Whether operator-level recomputation stores outputs that no backward pass reads."""
     separate_operators: bool
@@ -295,7 +309,7 @@ class MemoryProfile:
     keeps_stage_outputs: bool
     """Whether a pipeline stage keeps what it sent until the backward pass."""
     stranding: Literal["none", "forward", "step"]
-    """What a caching allocator can not use again: `none` (the stack's figures are bytes allocated), `forward`
+    """What a caching allocator cannot use again: `none` (the stack's figures are bytes allocated), `forward`
     (blocks of a layer's forward pass, too small for logits), `step` (contiguous buffers of the optimizer
     step)."""
     step_bytes: float
@@ -342,7 +356,7 @@ def memory_profile(name: str) -> MemoryProfile:
     Raises
     ------
     KeyError
-        Where there are none.
+        For another name, with those that there are.
     """
     table = data_table("memory.yaml")
     stacks = table["stacks"]

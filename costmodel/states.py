@@ -7,7 +7,7 @@ import numpy as np
 from meshwright.costmodel.kernels import OPERAND_BYTES
 from meshwright.costmodel.layout import Floats, Ints, Layout
 from meshwright.costmodel.rank_load import Stages, layer_counts
-from meshwright.costmodel.schedules import has_trait, last_rank, on_both_ranks
+from meshwright.costmodel.schedules import is_v_shaped, last_rank, on_both_ranks
 from meshwright.costmodel.stacks import memory_profile, stack_constants
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.blocks import BlockShares
@@ -46,13 +46,14 @@ def layer_parameters_on_gpu(
 ) -> tuple[Floats, Floats, Floats]:
     """Parameters of one layer on one GPU, before data-parallel sharding.
 
-    Where layers differ in their attention, or by a hybrid pattern, it is their mean.
-    docs/cost_model.md, "Memory", has the sources.
+    A tensor rank holds 1 / tp of every matrix, and MLA's down-projections, norms and the router whole
+    (docs/cost_model.md, "Memory"); `model_specs/parameters.py` counts those of the whole model. Where layers
+    differ in their attention, or by a hybrid pattern, it is their mean.
 
     Parameters
     ----------
     model : ModelSpec
-        The model.
+        Widths, experts and kinds of layers.
     layout : Layout
         One layout, or many of shape [n]; tp, ep and etp are used.
     blocks : BlockShares, optional
@@ -61,8 +62,8 @@ def layer_parameters_on_gpu(
     Returns
     -------
     tuple of three floats or arrays
-        Parameters of a dense layer, of an expert layer without its experts, and of these experts; 0 where
-        the model has no such layer.
+        Parameters of a dense layer, of a layer with experts without them, and of the rank's experts of such a
+        layer, shaped like the layout; 0 where the model has no such layer.
     """
     tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
     whole: float = whole_attention_parameters(model)
@@ -107,10 +108,12 @@ def rank_parameters(
 ) -> tuple[Floats, Floats]:
     """Dense and expert parameters on one GPU of each rank, before data-parallel sharding.
 
+    Sums of `layer_parameters_on_gpu` and `end_parameters`, which have the sources.
+
     Parameters
     ----------
     model : ModelSpec
-        The model.
+        Widths, experts and kinds of layers.
     layout : Layout
         One layout with `stages`, else one or many of shape [n].
     stages : tuple of tuple of int, or None
@@ -128,7 +131,7 @@ def rank_parameters(
         pp = np.asarray(layout.pp)
         of_dense = model.dense_layers * dense + model.moe_layers * rest + table + last
         return of_dense / pp, (model.moe_layers * experts + mtp_experts) / pp
-    counts = layer_counts(model.dense_layers, stages, 0, v_shaped=v_shaped(layout))
+    counts = layer_counts(model.dense_layers, stages, 0, v_shaped=is_v_shaped(layout))
     rank = np.arange(len(stages))
     on_last = rank == last_rank(layout.schedule, len(stages))
     ends = np.where(rank == 0, table, 0.0) + np.where(on_last, last, 0.0)
@@ -148,7 +151,7 @@ def end_parameters(
     Parameters
     ----------
     model : ModelSpec
-        The model.
+        Widths, experts, MTP modules and whether tables are tied.
     layout : Layout
         One layout, or many of shape [n]; tp, pp, ep and etp are used.
     layer : tuple of three floats or arrays, optional
@@ -157,8 +160,8 @@ def end_parameters(
     Returns
     -------
     tuple of three floats or arrays
-        Dense ones on the first rank and on the last, and experts on the last; where one rank is both, it has
-        their sum.
+        Dense parameters on the first rank and on the last, and experts' on the last, at least 0; where one
+        rank is both, it has their sum.
     """
     dense, rest, experts = layer or layer_parameters_on_gpu(model, layout)
     tp, pp = np.asarray(layout.tp), np.asarray(layout.pp)
@@ -168,23 +171,6 @@ def end_parameters(
     untied = 0 if model.tied_embeddings else 1
     tables = np.where(pp > 1, max(1, untied + (model.mtp_layers > 0)), untied)
     return table, tables * table + mtp_dense, model.mtp_layers * experts
-
-
-def v_shaped(layout: Layout) -> bool:
-    """Whether the chunks of a layout, or of some of many, run down the ranks and up again.
-
-    docs/cost_model.md, "Pipeline schedules", has the sources.
-
-    Parameters
-    ----------
-    layout : Layout
-        One layout or many.
-
-    Returns
-    -------
-    bool
-    """
-    return bool(has_trait(layout.schedule, "v_shaped").any())
 
 
 def _mtp_join_parameters(model: ModelSpec) -> int:
@@ -248,7 +234,12 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     Returns
     -------
     tuple of three floats or arrays
-        Bytes of weights, of gradients, of optimizer states.
+        Bytes of weights, of gradients, of optimizer states, at least 0 each.
+
+    Raises
+    ------
+    KeyError
+        For an optimizer other than adam, sgd and muon.
     """
     stack, profile = stack_constants(workload), memory_profile(workload.framework)
     bf16 = workload.precision == "bf16"
@@ -330,9 +321,9 @@ def _narrow_weight_bytes(workload: Workload) -> float:
 
 
 def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) -> Floats:
-    """Weights, gradients and optimizer states of one parameter on one GPU, together.
+    """Weights, gradients and optimizer states of one parameter on one GPU: the sum of `state_bytes`.
 
-    docs/cost_model.md, "Memory", has the sources.
+    That function has the sources (docs/cost_model.md, "Memory").
 
     Parameters
     ----------
@@ -346,7 +337,7 @@ def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) 
     Returns
     -------
     float or array
-        Bytes; `state_bytes` has the sources.
+        Bytes, at least 0.
     """
     weights, gradients, states = state_bytes(workload, layout, shards)
     together: Floats = np.asarray(weights) + gradients + states
@@ -354,20 +345,21 @@ def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) 
 
 
 def table_parameters(model: ModelSpec, layout: Layout) -> Floats:
-    """Parameters of one token table or head on one GPU.
+    """Parameters of one token table or head on one GPU: V h / tp.
 
-    docs/cost_model.md, "Memory", has the sources.
+    Vocabulary-parallel (Shoeybi et al. 2019, arXiv 1909.08053, section 3).
 
     Parameters
     ----------
     model : ModelSpec
-        The model.
+        Its vocabulary V and hidden width h are used.
     layout : Layout
         One layout, or many of shape [n]; tp is used.
 
     Returns
     -------
     float or array
+        Parameters, above 0, shaped like the layout.
     """
     parameters: Floats = embedding_parameters(model) / layout.tp
     return parameters

@@ -50,26 +50,13 @@ from meshwright.costmodel.workload import Workload
 # Transfers between pipeline stages, and of what two of them hold alike.
 
 
-def pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
-    """Boundary transfers on the critical path: T h of 2 bytes, 1 / tp of it from each tensor rank.
-
-    docs/cost_model.md, "The step", has the sources.
+def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
+    """Boundary transfers on the critical path, seconds of a step.
 
     Plain 1F1B waits for both directions of every micro-batch. The interleaved schedule, when asked to, runs
     them beside the compute of a virtual stage, which holds a layer at the least (`chunk_s`): what that does
-    not cover is exposed, and the two slow each other down. Fill and drain are always exposed.
-
-    Parameters
-    ----------
-    c : Context
-        Workload, layouts, placements and links.
-    chunk_s : float or array
-        Of the cheapest layer, seconds, at least 0; infinite for transfers hidden as far as can be.
-
-    Returns
-    -------
-    float or array
-        Seconds of a step.
+    not cover is exposed, and the two slow each other down. Fill and drain are always exposed. An infinite
+    `chunk_s` stands for transfers that are hidden as far as can be.
     """
     layout, framework = c.layout, c.constants.framework
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
@@ -94,7 +81,7 @@ def tied_tables_s(c: Context) -> Floats:
     Returns
     -------
     float or array
-        Seconds of a step.
+        Seconds of a step; 0 without a pipeline, or where no stage holds a second table.
     """
     model = c.workload.model
     if not model.tied_embeddings and not model.mtp_layers:
@@ -108,7 +95,8 @@ def tied_tables_s(c: Context) -> Floats:
 def boundary_s(c: Context) -> Floats:
     """One micro-batch's activations from a stage to the next, over the outermost level that this crosses.
 
-    docs/cost_model.md, "The step", has the sources.
+    T h of 2 bytes, 1 / tp of it from each tensor rank (Narayanan et al. 2021, arXiv 2104.04473, section 3.2),
+    priced by `collectives.point_to_point_s`.
 
     Parameters
     ----------
@@ -153,18 +141,17 @@ share the uplink of a switch in DGX A100."""
 
 
 def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
-    """Streaming of the optimizer's states, sharded from ZeRO 1 on.
+    """Streaming of the optimizer's states, sharded from ZeRO 1 on; docs/cost_model.md, "The step".
 
-    The GPU updates its share of them while the host updates what is offloaded (hybrid_optimizer.py of
-    megatron-core, `step`: GPU kernels are launched first); the transfers of one parameter hide under the
-    updates of others. DeepSpeed copies gradients down as they are reduced, updates, and copies weights up
-    (deepspeed/runtime/zero/stage_1_and_2.py, `step`). Its transfers are priced as hidden under nothing,
-    though `overlap_comm` puts those of gradients beside the backward pass. So are those of FSDP2, which
-    uploads fp32 shards ahead of each gather and adds up gradients on the host: its uploads run beside other
-    layers, its downloads do not where micro-batches accumulate (torch 2.13, `_fsdp_collectives.py`,
-    `foreach_reduce`). Under torch's pipelines gradients come down once.
-
-    docs/cost_model.md, "The step", has the sources.
+    Adam reads and writes 14 bytes of a parameter and four times the bytes of a moment, at HBM's attained rate
+    or at that of the host (`_HOST_BYTES_PER_S`). The GPU updates its share of them while the host updates
+    what is offloaded (hybrid_optimizer.py of megatron-core, `step`: GPU kernels are launched first); the
+    transfers of one parameter hide under the updates of others. DeepSpeed copies gradients down as they are
+    reduced, updates, and copies weights up (deepspeed/runtime/zero/stage_1_and_2.py, `step`). Its transfers
+    are priced as hidden under nothing, though `overlap_comm` puts those of gradients beside the backward
+    pass. So are those of FSDP2, which uploads fp32 shards ahead of each gather and adds up gradients on the
+    host: its uploads run beside other layers, its downloads do not where micro-batches accumulate (torch
+    2.13, `_fsdp_collectives.py`, `foreach_reduce`). Under torch's pipelines gradients come down once.
 
     Parameters
     ----------
@@ -176,7 +163,7 @@ def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     Returns
     -------
     float or array
-        Seconds of a step.
+        Seconds of a step, at least 0.
     """
     layout = c.layout
     sharded = np.asarray(layout.zero_stage) >= 1
@@ -233,16 +220,17 @@ class StepTime:
 
     @property
     def seconds(self) -> Floats:
-        """The step."""
+        """Seconds of the step: the sum of its parts."""
         return total(self.parts)
 
 
 class RankParameters(NamedTuple):
-    """Those of one rank before data-parallel sharding."""
+    """Parameters of one rank before data-parallel sharding, and where its hand-overs are priced."""
 
     dense: Floats
     expert: Floats
     crossing: Context | None = None
+    """The context of what goes from stage to stage; None for that of everything else."""
 
 
 class _Step(NamedTuple):
@@ -266,7 +254,7 @@ class _Step(NamedTuple):
 def make_context(
     workload: Workload, layout: Layout, placement: Placement, constants: Constants | None = None
 ) -> Context:
-    """Joins a workload, layouts and placements with the calibrated rates.
+    """A workload, layouts and placements, joined with the calibrated rates of device, software and fabric.
 
     Parameters
     ----------
@@ -282,6 +270,7 @@ def make_context(
     Returns
     -------
     Context
+        What every price of a layer or a step takes.
     """
     calibrated = constants or calibrated_constants(workload)
     return Context(
@@ -360,16 +349,14 @@ def optimistic_step(
     *,
     any_relief: bool = False,
 ) -> StepTime:
-    """Never above `exact_step` of the same layouts under any split, if the placement is a bound too.
+    """A lower bound on `exact_step` of the same layouts under any split, if the placement is a bound too.
 
-    Where the size of gradient buckets is to choose, that holds for each: the least counts, however little it
-    saves.
+    Derived here from the formula of `exact_step`, with the bounds of `rank_load.even_layout_load`. Where the
+    size of gradient buckets is to choose, that holds for each: the least counts, however little it saves.
 
     A split with more work in all than the least hides more data-parallel traffic, which can outweigh what it
     adds to the bubble (vpp > pp, or ZeRO-3 in a pipeline). Up to a mean as large as the busiest rank the time
     falls, then rises, with the work: the least is at the kink or at the end.
-
-    docs/cost_model.md, "The step", has the sources.
 
     Parameters
     ----------
@@ -378,9 +365,10 @@ def optimistic_step(
     times : KindTimes, optional
         `kind_times(c)`, where the caller has them.
     busiest_s : float or array, shape [n]
-        A lower bound on the seconds of the slowest rank and micro-batch, where the caller knows one.
+        A lower bound on the seconds of the slowest rank and micro-batch, where the caller knows one, at least
+        0.
     traffic : tuple of DataParallelTraffic
-        In place of the layouts' own, as `bucket_sizes.open_traffic` has it. Where it is the least of
+        In place of the layouts' own, as `data_parallel.open_traffic` has it. Where it is the least of
         several numbers of shard groups, and the layouts have the fewest, the step is a bound for each of
         them: more groups only hold larger shards.
     any_relief : bool
@@ -403,7 +391,7 @@ def optimistic_step(
     waits = step.share / c.layout.vpp
     most_work, windows = np.maximum(busiest * pp, least_work), hiding_windows(c)
 
-    def least_of(sent: DataParallelTraffic) -> tuple[Any, ...]:
+    def _least_of(sent: DataParallelTraffic) -> tuple[Any, ...]:
         """What depends on the work of all ranks (the bubble, and the traffic that stays exposed), that work,
         and that traffic.
         """
@@ -414,9 +402,9 @@ def optimistic_step(
         is_less = second[0] < first[0]
         return tuple(np.where(is_less, new, old) for new, old in zip(second, first, strict=True))
 
-    least_s, work, exposed = least_of(step.traffic[0])
+    least_s, work, exposed = _least_of(step.traffic[0])
     for of_sizes in step.traffic[1:]:
-        by_size = least_of(of_sizes)
+        by_size = _least_of(of_sizes)
         best = np.argmin(by_size[0], axis=0)[None]
         other_s, other_work, other_exposed = (
             np.take_along_axis(x, best, axis=0)[0] for x in by_size
@@ -427,13 +415,10 @@ def optimistic_step(
 
 
 def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats) -> StepTime:
-    """Never above `exact_step` of a split with this busiest rank and this work in all, with any size of
-    gradient buckets.
+    """A lower bound on `exact_step` of a split with this busiest rank and this work in all.
 
-    Parameters are spread evenly over the ranks, and ranks in step lose nothing on uneven chunks. Linear in
-    `busiest_s`.
-
-    docs/cost_model.md, "The step", has the sources.
+    Holds for any size of gradient buckets: parameters are spread evenly over the ranks, and ranks in step
+    lose nothing on uneven chunks. Linear in `busiest_s`.
 
     Parameters
     ----------
@@ -442,9 +427,9 @@ def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats)
     times : KindTimes
         `kind_times(c)`.
     busiest_s : float or array, shape [n]
-        Seconds of the slowest rank and micro-batch.
+        Seconds of the slowest rank and micro-batch, above 0.
     work_s : float or array, shape [n]
-        Seconds of all ranks and a micro-batch.
+        Seconds of all ranks and a micro-batch, at least `busiest_s`.
 
     Returns
     -------
@@ -486,7 +471,7 @@ def _holding(
 
 
 def step_of_loads(
-    c: Context, times: KindTimes, worst: Parts, work_s: Floats, held: RankParameters
+    c: Context, times: KindTimes, worst: Parts, work_s: Floats, rank: RankParameters
 ) -> StepTime:
     """The step of ranks whose loads and parameters are known (docs/cost_model.md, "Mixed clusters").
 
@@ -497,10 +482,10 @@ def step_of_loads(
     times : KindTimes
         `kind_times(c)`.
     worst : dict of str to float or array, shape [k]
-        Seconds of the busiest rank and micro-batch, by part.
+        Seconds of the busiest rank and micro-batch, by part, at least 0.
     work_s : float or array, shape [k]
-        Seconds of all ranks and a micro-batch.
-    held : RankParameters
+        Seconds of all ranks and a micro-batch, above 0.
+    rank : RankParameters
         Of the rank that has most.
 
     Returns
@@ -508,7 +493,7 @@ def step_of_loads(
     StepTime
         Seconds by part, floats or arrays of shape [k].
     """
-    step = _holding(c, times, held.dense, held.expert)._replace(crossing=held.crossing)
+    step = _holding(c, times, rank.dense, rank.expert)._replace(crossing=rank.crossing)
     return _compose(c, worst, work_s, step, _least_exposed_s(c, step, work_s))
 
 
@@ -534,7 +519,7 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step, exposed: Float
     busiest = total(worst)
     parts: Parts = {name: seconds * m for name, seconds in worst.items()}
     parts["pipeline_bubble"] = step.share * (work - busiest) / vpp + m * step.pace_excess_s
-    parts["pipeline_p2p"] = pipeline_p2p_s(across, step.chunk_s)
+    parts["pipeline_p2p"] = _pipeline_p2p_s(across, step.chunk_s)
     parts["dp_comm"] = exposed + tied_tables_s(across)
     parts["dp_comm"] = parts["dp_comm"] + step.broadcast_s
     parts["optimizer"] = optimizer_s(c, step.dense, step.expert)
@@ -546,7 +531,8 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step, exposed: Float
 def scale_share(workload: Workload, layout: Layout, constants: Constants) -> Floats:
     """What a step loses on many nodes, beside all its other parts.
 
-    docs/cost_model.md, "The step", has the sources.
+    `scale_per_doubling` of `costmodel/data/devices.yaml`, which has its source, times log2 of the NVLink
+    domains.
 
     Parameters
     ----------
@@ -560,7 +546,7 @@ def scale_share(workload: Workload, layout: Layout, constants: Constants) -> Flo
     Returns
     -------
     float or array
-        Share of the other parts, at least 0: 0.7 % per doubling of NVLink domains.
+        Share of the other parts, without unit, at least 0: 0.007 per doubling of NVLink domains.
     """
     cluster = workload.cluster
     domain = max(cluster.gpus_per_node, cluster.nvlink_domain)

@@ -1,4 +1,4 @@
-"""What the mean rank moves in a step, before any group or level is looked at.
+"""Bytes that the mean rank moves in a step, before they are spread over groups or levels.
 
 Embedding, head and MTP modules are left out.
 """
@@ -43,9 +43,9 @@ class RankWork:
 
 
 def mean_rank_work(c: Context, stages: Stages) -> RankWork:
-    """Layers that the mean pipeline rank runs in a step.
+    """Layers that the mean pipeline rank runs in a step, and the activations between them.
 
-    docs/cost_model.md, "The step", has the sources.
+    T h elements of 2 bytes a micro-batch (docs/cost_model.md, "One layer", has the symbols).
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def mean_rank_work(c: Context, stages: Stages) -> RankWork:
     Returns
     -------
     RankWork
-        Layers and bytes.
+        Layers, each counted once a micro-batch, and bytes.
     """
     model, pp = c.workload.model, len(stages)
     m = int(np.asarray(c.layout.num_micro_batches))
@@ -76,6 +76,11 @@ def mean_rank_work(c: Context, stages: Stages) -> RankWork:
 def tensor_passes(c: Context, work: RankWork) -> float:
     """Ring passes of an activation over the tensor group in a step.
 
+    Two all-reduces of two passes a block (Shoeybi et al. 2019, arXiv 1909.08053, section 3). With sequence
+    parallelism Megatron gathers the saved input once more for the weight's gradient (Korthikanti et al. 2022,
+    section 4.2.2; megatron/core/tensor_parallel/layers.py,
+    LinearWithGradAccumulationAndAsyncCommunication).
+
     Parameters
     ----------
     c : Context
@@ -86,9 +91,7 @@ def tensor_passes(c: Context, work: RankWork) -> float:
     Returns
     -------
     float
-        Passes at 16 bits; a gather of cast values counts less. With sequence parallelism Megatron gathers the
-        saved input once more for the weight's gradient (Korthikanti et al. 2022, section 4.2.2;
-        megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
+        Passes at 16 bits, at least 0; a gather of cast values counts less.
     """
     by_sequence = bool(np.all(c.layout.sequence_parallel))
     narrow = float(c.gathered_share) if by_sequence else 1.0
@@ -113,7 +116,7 @@ def _tensor_blocks(c: Context, work: RankWork) -> tuple[float, float]:
 def expert_passes(work: RankWork) -> float:
     """Transfers of routed tokens in a step: dispatch and combine, forward, backward and recomputed.
 
-    docs/cost_model.md, "Collectives", has the sources.
+    Lepikhin et al. 2020 (GShard), arXiv 2006.16668, has dispatch and combine.
 
     Parameters
     ----------
@@ -123,12 +126,15 @@ def expert_passes(work: RankWork) -> float:
     Returns
     -------
     float
+        All-to-alls, at least 0.
     """
     return _TRANSFERS_PER_BLOCK * work.moe_layers + 2.0 * work.moe_recomputed
 
 
 def gathered_bytes(c: Context, work: RankWork) -> float:
     """Buffers that the all-gather dispatcher gathers or scatters in a step; 0 with other dispatchers.
+
+    `workload.pass_bytes` has the bytes a token and their source.
 
     Parameters
     ----------
@@ -140,7 +146,7 @@ def gathered_bytes(c: Context, work: RankWork) -> float:
     Returns
     -------
     float
-        Bytes of the whole group's tokens.
+        Bytes of the whole group's tokens, at least 0.
     """
     if c.workload.model.moe is None or c.workload.moe_dispatch != GATHERS:
         return 0.0
@@ -152,7 +158,7 @@ def gathered_bytes(c: Context, work: RankWork) -> float:
 def routed_bytes(c: Context, work: RankWork) -> float:
     """What a rank sends in one transfer to the experts, one copy of each token.
 
-    docs/cost_model.md, "Collectives", has the sources.
+    2 T h / tp bytes (docs/cost_model.md, "One layer") times the measured `Workload.imbalance`.
 
     Parameters
     ----------
@@ -164,7 +170,7 @@ def routed_bytes(c: Context, work: RankWork) -> float:
     Returns
     -------
     float
-        Bytes, of the busiest rank.
+        Bytes of the busiest rank, above 0.
     """
     imbalance = float(c.workload.imbalance(int(np.asarray(c.layout.ep))))
     return work.activation_bytes / int(np.asarray(c.layout.tp)) * imbalance
@@ -188,6 +194,9 @@ class ContextVolumes:
 def context_volumes(c: Context, work: RankWork) -> ContextVolumes:
     """Keys and values once round the ring forward, and with their gradients backward; or heads for tokens.
 
+    Rings as in Liu et al. 2023, arXiv 2310.01889, section 3, swaps as in DeepSpeed Ulysses, arXiv 2309.14509;
+    both as in USP, arXiv 2405.07719, section 3.
+
     Parameters
     ----------
     c : Context
@@ -198,8 +207,7 @@ def context_volumes(c: Context, work: RankWork) -> ContextVolumes:
     Returns
     -------
     ContextVolumes
-        Rings as in Liu et al. 2023, arXiv 2310.01889, section 3, swaps as in DeepSpeed Ulysses, arXiv
-        2309.14509; both as in USP, arXiv 2405.07719, section 3.
+        Bytes of a step, at least 0.
     """
     model, tp, cp = c.workload.model, int(np.asarray(c.layout.tp)), int(np.asarray(c.layout.cp))
     heads, width = model.heads / tp, model.qk_head_dim + model.v_head_dim
@@ -228,9 +236,9 @@ def context_volumes(c: Context, work: RankWork) -> ContextVolumes:
 
 
 def gradient_element_bytes(c: Context) -> float:
-    """Bytes that pass round the data-parallel ring in a step for each parameter.
+    """Bytes that pass round the data-parallel ring in a step for each parameter, by ZeRO stage.
 
-    docs/cost_model.md, "The step", has the sources.
+    `data_parallel.data_parallel_traffic` has the sources.
 
     Parameters
     ----------
@@ -240,7 +248,7 @@ def gradient_element_bytes(c: Context) -> float:
     Returns
     -------
     float
-        By ZeRO stage (`data_parallel.data_parallel_traffic` has the sources).
+        Bytes of all gathers and reductions, above 0.
     """
     framework, stage = c.constants.framework, int(np.asarray(c.layout.zero_stage))
     grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
@@ -254,6 +262,8 @@ def gradient_element_bytes(c: Context) -> float:
 def reduced_shard_bytes(c: Context) -> float:
     """Bytes that pass round the ring over the shard groups in a step for each parameter of a rank's shard.
 
+    The all-reduce of HSDP; `data_parallel.data_parallel_traffic` has the sources.
+
     Parameters
     ----------
     c : Context
@@ -262,7 +272,7 @@ def reduced_shard_bytes(c: Context) -> float:
     Returns
     -------
     float
-        Of the all-reduce of HSDP (`data_parallel.data_parallel_traffic` has the sources).
+        Bytes, above 0.
     """
     _, reductions = passes_of_a_step(c)
     return 2.0 * float(c.constants.framework.gradient_bytes) * float(np.asarray(reductions))
@@ -271,7 +281,8 @@ def reduced_shard_bytes(c: Context) -> float:
 def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
     """Operations that the mean rank starts in a step, by axis.
 
-    docs/cost_model.md, "The step", has the sources.
+    `tensor_passes`, `expert_passes` and `data_parallel.passes_of_a_step` have the sources; a boundary carries
+    an activation forward and a gradient backward (Narayanan et al. 2021, arXiv 2104.04473, section 3.2).
 
     Parameters
     ----------
@@ -283,8 +294,8 @@ def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        `tp`: gathers and scatters, two an all-reduce. `pp`: sends, forward and backward. `ep`: all-to-alls.
-        `dp`: ring passes of all gradients or weights.
+        Counts, at least 0. `tp`: gathers and scatters, two an all-reduce. `pp`: sends, forward and backward.
+        `ep`: all-to-alls. `dp`: ring passes of all gradients or weights.
     """
     layout = c.layout
     blocks, recomputed = _tensor_blocks(c, work)
@@ -299,8 +310,6 @@ def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
 
 
 # Bytes of a step that one GPU puts into each group it belongs to, wherever the group lies.
-#
-# The counterpart of `level_traffic`, which spreads the same bytes over the levels of a regular fabric.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,6 +333,7 @@ class GroupTraffic:
     expert_gradients: float
     """As `gradients` of the experts, over the ranks that hold the same ones."""
     expert_gradients_between: float
+    """As `gradients_between` of the experts."""
     expert_tensor: float
     """Ring passes of gathered tokens over the expert-tensor group."""
     experts: float
@@ -337,11 +347,11 @@ class GroupTraffic:
 
 
 def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTraffic:
-    """Bytes of a step that one GPU puts into each of its groups.
+    """Bytes of a step that one GPU puts into each of its groups, wherever these lie.
 
-    Gradients are those of the rank with the most parameters, the others of the mean layer.
-
-    docs/cost_model.md, "Collectives", has the sources.
+    `level_traffic` spreads the same bytes over the levels of a regular fabric. Gradients are those of the
+    rank with the most parameters, the rest of the mean layer. The functions that count each volume
+    (`tensor_passes`, `context_volumes`, `gradient_element_bytes`, `routed_bytes`) have the sources.
 
     Parameters
     ----------
@@ -356,7 +366,7 @@ def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTr
     Returns
     -------
     GroupTraffic
-        Bytes, one direction.
+        Bytes, one direction, at least 0.
     """
     layout = c.layout
     tp, pp, vpp = (int(np.asarray(x)) for x in (layout.tp, layout.pp, layout.vpp))

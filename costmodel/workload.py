@@ -39,12 +39,16 @@ Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Which communication the run tries to hide under compute."""
+    """Which communication the run tries to hide under compute, by axis."""
 
     dp: bool = False
+    """Gradients and parameters under the backward and forward passes."""
     tp: bool = False
+    """Tensor-parallel transfers beside the products that need them."""
     pp: bool = False
+    """Transfers between interleaved stages under compute."""
     ep: bool = False
+    """The expert all-to-all of one micro-batch under another's compute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +58,15 @@ class Workload:
     model: ModelSpec
     cluster: ClusterSpec
     gpus: int
+    """GPUs in use, 1 to the cluster's size."""
     global_batch: int
-    """Sequences per step."""
+    """Sequences per step, at least 1."""
     seq_len: int
-    """Tokens per sequence."""
+    """Tokens per sequence, at least 1."""
     precision: str = "bf16"
     """bf16, fp16, fp8, mxfp8 or nvfp4."""
     optimizer: str = "adam"
+    """adam, sgd or muon."""
     framework: str = DEFAULT_FRAMEWORK
     """Name of a software stack: one of `meshwright.frameworks.catalog.STACK_NAMES`."""
     overlap: Overlap = field(default_factory=Overlap)
@@ -73,18 +79,18 @@ class Workload:
     (both: rings of groups that swap), or all_gather (of all of them before attention)."""
     cp_inner: int | None = None
     """Ranks of a context group that swap heads for tokens in a2a+p2p, at least 1; None for as many as
-    `context_groups.largest_swap` says."""
+    `largest_swap` says."""
     moe_dispatch: str = "deduplicated"
     """alltoall (one copy per chosen expert), allgather (every token to every rank), or one copy per
     destination: deepep, hybridep, deduplicated."""
     expert_imbalance: float = 1.0
-    """Load of the busiest expert-parallel rank over the mean."""
+    """Load of the busiest expert-parallel rank over the mean, at least 1."""
     expert_imbalance_by_ep: tuple[tuple[int, float], ...] = ()
-    """The same for single expert-parallel degrees, where loads were measured: (ep, load over mean)."""
+    """That load for single expert-parallel degrees, where it was measured: (ep, load over mean)."""
     expert_copies_by_ep: tuple[tuple[int, int, float], ...] = ()
     """Where a token's experts lie, measured: (ep, equal blocks of the expert group, of them touched)."""
     reserve_gib: float = 0.0
-    """HBM that the plan must leave free."""
+    """HBM that the plan must leave free on every GPU, GiB, at least 0."""
     memory_margin: float = 1.0
     """Measured over predicted peak that the plan must have room for, at least 1."""
     inside_domain: tuple[str, ...] = ()
@@ -120,15 +126,16 @@ class Workload:
     """Gradients that are reduced together, MB of 10^6 bytes, above 0; None for the software stack's own.
     Counts where the stack has buckets of a set size."""
     chooses_buckets: bool = False
-    """Whether a layout may have buckets of another size where that saves enough (`bucket_sizes`)."""
+    """Whether a layout may have buckets of another size where that saves enough
+    (`data_parallel.size_range`)."""
     flushes: int = 1
-    """Times that the pipeline fills and drains in a step."""
+    """Times that the pipeline fills and drains in a step, at least 1."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants; None for the shipped ones."""
 
     @cached_property
     def factors(self) -> Factors | None:
-        """The factors of the calibration that hold for this device and this framework."""
+        """Factors of the calibration that hold for this device and framework; None without one."""
         if self.calibration is None:
             return None
         return self.calibration.factors_on(self.cluster.device.name, self.framework)
@@ -144,6 +151,7 @@ class Workload:
         Returns
         -------
         Workload
+            Itself where it has as many GPUs already.
         """
         return self if gpus == self.gpus else replace(self, gpus=gpus)
 
@@ -175,15 +183,16 @@ class Workload:
         Parameters
         ----------
         ep : int or array of int, shape [...]
-            Expert-parallel degrees.
+            Expert-parallel degrees, at least 1.
         blocks : array of float, shape [..., levels]
-            Equal blocks that the group lies in.
+            Equal blocks that the group lies in, at least 1.
         even : array of float, shape [..., levels]
-            The answer for degrees that were not measured.
+            The answer for degrees that were not measured, at least 1.
 
         Returns
         -------
         array of float, shape [..., levels]
+            Blocks, at least 0.
         """
         degrees = np.asarray(ep)[..., None]
         for degree in {entry[0] for entry in self.expert_copies_by_ep}:
@@ -193,15 +202,50 @@ class Workload:
         return np.asarray(even)
 
 
+def rank_tokens(workload: Workload, layout: Layout) -> Floats:
+    """Tokens of one micro-batch on one rank: T = b s / cp, with b sequences of s tokens.
+
+    The T of docs/cost_model.md, "One layer".
+
+    Parameters
+    ----------
+    workload : Workload
+        Its sequence length is used.
+    layout : Layout
+        One layout, or many of shape [n]; micro_batch and cp are used.
+
+    Returns
+    -------
+    float or array
+        Tokens, above 0, shaped like the layout.
+    """
+    tokens = np.asarray(layout.micro_batch) * workload.seq_len
+    per_rank: Floats = tokens / layout.cp
+    return per_rank
+
+
+def sequence_shards(layout: Layout) -> Floats:
+    """Ways in which tensor parallelism splits what lies between its matrix products.
+
+    Parameters
+    ----------
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    float or array
+        tp with sequence parallelism, else 1.
+    """
+    shards: Floats = np.where(layout.sequence_parallel, layout.tp, 1)
+    return shards
+
+
 # Hierarchical context parallelism: small groups swap heads for tokens, rings join these groups.
-#
-# Of a context group of C ranks every A neighbours swap heads for tokens (all-to-all, DeepSpeed Ulysses,
-# arXiv 2309.14509) and pass keys and values round rings of C / A ranks, each A apart (USP, arXiv 2405.07719,
-# section 3; Megatron's `--cp-comm-type a2a+p2p`, whose groups `create_hierarchical_groups` of
-# megatron/core/parallel_state.py makes; Transformer Engine 2.15, AttnFuncWithCPAndKVP2P, cp_size_a2a).
 
 
 HIERARCHICAL = "a2a+p2p"
+"""Groups of A neighbours swap heads for tokens, and rings join these groups (`swapping_ranks`)."""
 GATHERED = "all_gather"
 """Keys and values of the whole group are gathered before attention, their gradients scattered after it."""
 IntArray = NDArray[np.int64]
@@ -209,6 +253,11 @@ IntArray = NDArray[np.int64]
 
 def swapping_ranks(workload: Workload, layout: Layout) -> IntArray:
     """A: ranks of a context group that swap heads for tokens among themselves, in `a2a+p2p`.
+
+    Of a context group of C ranks every A neighbours swap heads for tokens (all-to-all, DeepSpeed Ulysses,
+    arXiv 2309.14509) and pass keys and values round rings of C / A ranks, each A apart (USP, arXiv
+    2405.07719, section 3; Megatron's `--cp-comm-type a2a+p2p`, whose groups `create_hierarchical_groups` of
+    megatron/core/parallel_state.py makes; Transformer Engine 2.15, AttnFuncWithCPAndKVP2P, cp_size_a2a).
 
     Parameters
     ----------
@@ -264,7 +313,7 @@ def one_ring(workload: Workload) -> bool:
 
 
 def largest_swap(workload: Workload, tp: Ints, cp: Ints) -> IntArray:
-    """The A of a plan: the largest power of two below cp that leaves rings between whole groups.
+    """The A that a plan takes: the largest power of two below cp that leaves rings between whole groups.
 
     A divides cp, and the heads and key-value heads of a tensor rank (Transformer Engine splits each of Q, K
     and V so: flash_attn_a2a_communicate); its tp A GPUs fit into a scale-up domain, or a node.
@@ -296,19 +345,19 @@ def largest_swap(workload: Workload, tp: Ints, cp: Ints) -> IntArray:
 
 
 def inside_and_between(members: IntArray, size: IntArray) -> tuple[IntArray, IntArray]:
-    """Members of the two kinds of groups inside a block of each level.
+    """Members of `a2a+p2p`'s two kinds of groups inside a block of each level.
 
     Parameters
     ----------
     members : array of int, shape [..., levels]
-        Of the context group, inside out.
+        Members of the context group inside one block of each level, inside out.
     size : array of int, shape [...]
-        A.
+        A, ranks that swap heads for tokens, at least 1 (`swapping_ranks`).
 
     Returns
     -------
     tuple of two arrays of int, shape [..., levels]
-        Of the A neighbours, and of the ring through every A-th rank.
+        At least 1: of the A neighbours, and of the ring through every A-th rank.
     """
     swapping = np.asarray(size)[..., None]
     return np.minimum(members, swapping), np.maximum(members // swapping, 1)
@@ -372,6 +421,7 @@ class Execution:
         Returns
         -------
         Workload
+            With these settings.
         """
         overlap = Overlap(
             dp=self.dp_overlap, tp=self.tp_overlap, pp=self.pp_overlap, ep=self.ep_overlap
@@ -401,10 +451,12 @@ class Execution:
         Parameters
         ----------
         workload : Workload
+            Its execution settings are read.
 
         Returns
         -------
         Execution
+            So that `applied` to the workload changes no price.
         """
         types: dict[int | None, Any] = {size: name for name, size in _TYPE_BYTES.items()}
         overlap = workload.overlap
@@ -457,15 +509,10 @@ class Execution:
 
 
 # What the dispatchers of tokens differ in, and the all-gather of one of them.
-#
-# Megatron's `--moe-token-dispatcher-type allgather` gathers the tokens of all etp ep ranks of a group on each
-# of them, which keeps those of its own experts, and scatters the sums of what the experts return
-# (megatron-core 0.19, megatron/core/transformer/moe/token_dispatcher.py, MoEAllGatherTokenDispatcher). The
-# routing goes with them: a byte and a probability for each expert. What is summed has the type of the
-# probabilities, 32 bits with `--moe-router-dtype fp32`, as in every launch file.
 
 
 GATHERS = "allgather"
+"""The dispatcher that gathers all tokens of a group on each of its ranks (`pass_bytes`)."""
 TOKEN_BYTES, SUM_BYTES = 2.0, 4.0
 """Of an element of a gathered token, and of a sum that is scattered; backward their gradients, each in the
 other direction."""
@@ -484,12 +531,13 @@ def deduplicates(workload: Workload) -> bool:
     Returns
     -------
     bool
+        False of alltoall, which sends a copy for each expert, and of allgather.
     """
     return workload.moe_dispatch not in ("alltoall", GATHERS)
 
 
 def gathered_ranks(layout: Layout) -> Floats:
-    """Ranks of a group, etp ep, whose tokens each of them gathers.
+    """Ranks of a group, etp ep, whose tokens each of them gathers; `pass_bytes` has the source.
 
     Parameters
     ----------
@@ -499,28 +547,36 @@ def gathered_ranks(layout: Layout) -> Floats:
     Returns
     -------
     float or array
+        At least 1, shaped like the layout.
     """
     ranks: Floats = np.asarray(layout.etp, dtype=np.float64) * layout.ep
     return ranks
 
 
 def gathering_members(placement: Placement) -> NDArray[np.int64]:
-    """Members of such a group inside a block of each level: expert-tensor groups nest in it.
+    """Members of a group of `gathered_ranks` inside a block of each level: expert-tensor groups nest in it.
 
     Parameters
     ----------
     placement : Placement
-        Of arrays [..., levels].
+        Arrays of shape [..., levels].
 
     Returns
     -------
     array of int, shape [..., levels]
+        At least 1.
     """
     return np.asarray(placement.ep * placement.etp)
 
 
 def pass_bytes(workload: Workload) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Bytes a token of each ring pass of a layer, forward and backward.
+    """Bytes a token of each ring pass of a layer under the all-gather dispatcher, forward and backward.
+
+    Megatron's `--moe-token-dispatcher-type allgather` gathers the tokens of all etp ep ranks of a group on
+    each of them, which keeps those of its own experts, and scatters the sums of what the experts return
+    (megatron-core 0.19, megatron/core/transformer/moe/token_dispatcher.py, MoEAllGatherTokenDispatcher). The
+    routing goes with them: a byte and a probability for each expert. What is summed has the type of the
+    probabilities, 32 bits with `--moe-router-dtype fp32`, as in every launch file.
 
     Parameters
     ----------
@@ -530,7 +586,7 @@ def pass_bytes(workload: Workload) -> tuple[tuple[float, ...], tuple[float, ...]
     Returns
     -------
     tuple of two tuples of float
-        Tokens, sums, probabilities and choices.
+        Bytes, above 0: of tokens, sums, probabilities and choices forward, of the first three backward.
     """
     moe, hidden = workload.model.moe, workload.model.hidden
     assert moe is not None

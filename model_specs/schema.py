@@ -135,7 +135,7 @@ class ModelSpec(BaseModel):
     are trained, but not part of the totals that authors state."""
     moe: MoeSpec | None = None
     published_parameters: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Total parameters as published (see `source`), for the tests."""
+    """Total parameters as published (see `source`), above 0, for the tests."""
     source: str | None = Field(default=None, max_length=2000)
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,13 +52,17 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (tmp_path / "today.diff").read_text(encoding="utf-8").startswith("--- today.sh")
 
 
+def pages_of(menu: object) -> Iterator[str]:
+    """The pages of a menu, of its sections and of theirs."""
+    if isinstance(menu, str):
+        yield menu
+    elif isinstance(menu, dict | list):
+        for part in menu.values() if isinstance(menu, dict) else menu:
+            yield from pages_of(part)
+
+
 def test_every_page_is_in_the_sites_menu() -> None:
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    listed = [
-        page
-        for part in site["nav"]
-        for pages in part.values()
-        for page in (pages if isinstance(pages, list) else [pages])
-    ]
-    names = [next(iter(page.values())) if isinstance(page, dict) else page for page in listed]
-    assert sorted(names) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    docs = ROOT / "docs"
+    pages = [path.relative_to(docs).as_posix() for path in docs.rglob("*.md")]
+    assert sorted(pages_of(site["nav"])) == sorted(pages)

@@ -133,11 +133,11 @@ def compare(
     baseline
         A launch script, a run file of one run, or another plan.
     tokens
-        Of the whole training, from 1: adds its days, GPU hours and kWh.
+        Tokens of the whole training, above 0 to 1e18: adds its days, GPU hours and kWh.
     days
-        With `tokens` the deadline; without, how long is trained.
+        Above 0 to 1e6: with `tokens` the deadline; without, how long is trained.
     gpu_hour_price
-        Dollars: adds the price of the training; the cluster file's own when None.
+        Dollars, 0 to 1e6: adds the price of the training; the cluster file's own when None.
 
     Returns
     -------

@@ -182,7 +182,7 @@ def sweep(
         `hbm_gib`, a GPU's HBM, and `nic_gbps`, its share of the network.
     progress
         Called with a line for every plan.
-    options
+    **options
         Further options of `plan`, those of a training's cost included; those that are swept over may be left
         out. `time_limit_s` is for all plans together.
 

@@ -155,24 +155,20 @@ def _of_a_chain(room: _Room, stages: int, pipelines: int) -> int:
 
 
 def _of_an_exchange(room: _Room, size: int, groups: int) -> int:
-    """What an all-to-all keeps inside a block, of `size` parts, in the block that keeps least.
+    """What the smallest part of an all-to-all's groups has at most, of `size` members.
 
-    With parts of c members a block that uses u keeps sum c^2 / u of them, at most as many whole groups as it
-    can hold and the rest together. Between two whole numbers of groups that is convex in u.
+    Where not all groups fit, one is cut at least, into no fewer parts than it takes of the largest block. A
+    block that can use no whole number of groups, whatever stays idle, holds parts of more than u // size
+    groups, u the members in use there: the smallest is no larger than their mean.
     """
     if size == 1 or _fits_whole(room, size, groups):
         return size
+    most = size // max(2, -(-size // int(room.blocks.max())))
     low, high = np.maximum(room.least_used, 1), room.blocks
-
-    def kept(used: IntArray) -> IntArray:
-        whole, rest = used // size, used % size
-        return np.asarray((whole * size * size + rest * rest) // used, dtype=np.int64)
-
-    best = np.maximum(kept(low), kept(high))
-    best = np.where(high // size * size >= low, size, best)
-    in_use = room.least_used > 0
-    most = int(best[in_use].min()) if np.any(in_use) else size
-    return max(1, min(most, size - 1))
+    must_cut = (room.least_used > 0) & (high // size * size < low)
+    if np.any(must_cut):
+        most = min(most, int((high // (low // size + 1))[must_cut].min()))
+    return max(1, most)
 
 
 MEMBERS = ("tp", "cp", "dp", "pp", "etp", "ep", "edp", "dp_cp")

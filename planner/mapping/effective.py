@@ -191,18 +191,11 @@ def _reach(instance: Instance, where: IntArray, free: IntArray) -> Reach:
 
 
 def _expert_members(by_slot: IntArray, blocks: int, degree: int) -> int:
-    """As many as leave the share of an all-to-all outside that the worst block sends out, rounded down."""
+    """Of the smallest part of a group that a block holds: its GPUs send the largest share outside."""
     size = by_slot.shape[2]
-    if size == 1:
-        return degree
     members = held_by(by_slot.reshape(-1, size), blocks)
-    crossing = np.sum(members * (size - members), axis=0)
-    if not crossing.any():
-        return degree
-    everything = size * members.sum(axis=0)
-    used = everything > 0
-    inside = np.min(degree * (everything - crossing)[used] // everything[used])
-    return max(1, min(int(inside), degree - 1))
+    smallest = int(members[members > 0].min())
+    return max(1, degree * smallest // int(size))
 
 
 # The free GPUs of listed nodes: in which blocks they are, and orders in which ranks can run through them.

@@ -133,8 +133,8 @@ class Limits:
     """Context groups that a block cuts."""
     expert_rings: Ratio | None = None
     """Rings of expert gradients that a block cuts."""
-    expert_share: Ratio | None = None
-    """(numerator, denominator) of what a block's all-to-alls send out, of what they send."""
+    expert_part: int | None = None
+    """Slots that a block holds at least of an expert group of which it holds some."""
     together: bool = False
     """Every pipeline lies in one block."""
 
@@ -145,7 +145,7 @@ class Limits:
             and _tighter(self.rings, weaker.rings)
             and _tighter(self.context, weaker.context)
             and _tighter(self.expert_rings, weaker.expert_rings)
-            and _smaller(self.expert_share, weaker.expert_share)
+            and (self.expert_part or 1) >= (weaker.expert_part or 1)
         )
 
 
@@ -241,8 +241,8 @@ class Cells:
                     self._at_most(self._context(block), limits.context, used, chosen)
                 if limits.expert_rings is not None and self.grid.slots > self.grid.expert_slots:
                     self._at_most(self._expert_rings(block), limits.expert_rings, used, chosen)
-                if limits.expert_share is not None:
-                    self._post_share(block, limits.expert_share, chosen)
+                if limits.expert_part is not None:
+                    self._post_part(block, limits.expert_part, chosen)
                 if limits.together:
                     self._post_together(block, counts[row], chosen)
 
@@ -293,21 +293,15 @@ class Cells:
                 here, first = (self._held(block, s, slot) for s in (stage, 0))
                 self._model.add(here == first).only_enforce_if(chosen)
 
-    def _post_share(self, block: tuple[int, ...], share: tuple[int, int], chosen: Any) -> None:
-        """Of k slots of a group of E in a block, k (E - k) / E of what they send leaves it."""
+    def _post_part(self, block: tuple[int, ...], least: int, chosen: Any) -> None:
+        """Of every expert group a block holds nothing or so many slots: the smallest part paces it."""
+        from meshwright.planner.solvers.or_tools import cp_model
+
         size = self.grid.expert_slots
-
-        def crossing() -> list[cp_model.IntVar]:
-            crossings = []
-            for group in self._groups(block, size):
-                sent = self._model.new_int_var(0, size * size // 4, "")
-                self._model.add_element(sum(group), [k * (size - k) for k in range(size + 1)], sent)
-                crossings.append(sent)
-            return crossings
-
-        hosted = sum(sum(group) for group in self._groups(block, size))
-        sent = sum(self._shared(("share", block), crossing))
-        self._model.add(share[1] * sent <= share[0] * size * hosted).only_enforce_if(chosen)
+        allowed = cp_model.Domain.from_intervals([[0, 0], [least, size]])
+        for group in self._groups(block, size):
+            posted = self._model.add_linear_expression_in_domain(sum(group), allowed)
+            posted.only_enforce_if(chosen)
 
     def _groups(self, block: tuple[int, ...], size: int) -> list[list[Any]]:
         return [
@@ -545,12 +539,10 @@ def _within(problem: MappingProblem, where: IntArray, blocks: int, limits: Limit
     for limit, groups in kinds:
         if limit is not None and np.any(limit[0] * cut_groups(groups, blocks) > limit[1] * used):
             return False
-    if limits.expert_share is None:
+    if limits.expert_part is None:
         return True
     members = held_by(by_slot.reshape(-1, size), blocks)
-    share, of = limits.expert_share
-    crossing, sent = np.sum(members * (size - members), axis=0), size * members.sum(axis=0)
-    return bool(np.all(of * crossing <= share * sent))
+    return bool(np.all((members == 0) | (members >= limits.expert_part)))
 
 
 # Slots that hold whole shard groups: the mappings that are looked at where there are several of them.

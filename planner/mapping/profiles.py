@@ -53,8 +53,6 @@ class ProfileParams:
     """Of one layout, before those with equal prices are joined."""
     fineness: tuple[int, ...] = (1_000, 8, 5, 4, 3, 2)
     """Values of an axis and level that are told apart, in turn until there are few enough profiles."""
-    largest_shared: int = 64
-    """Slots of a block up to which the shares of an all-to-all that can leave it are enumerated."""
 
 
 DEFAULT_PROFILES = ProfileParams()
@@ -167,11 +165,11 @@ def _packed(instance: Instance, free: IntArray) -> _Option:
         return size if group_slots <= slots else _members(fullest, each, size)
 
     traffic, ep = problem.traffic, int(layout.ep)
-    fits = traffic.expert_slots <= slots
+    fewest_parts = -(-traffic.expert_slots // slots)
     reach = Reach(
         dp_cp=members(problem.slots, dense, int(layout.dp) * int(layout.cp)),
         cp=members(traffic.context_slots, context, int(layout.cp)),
-        ep=ep if fits else max(1, ep * slots // traffic.expert_slots),
+        ep=max(1, ep * (traffic.expert_slots // fewest_parts) // traffic.expert_slots),
         edp=members(problem.slots // traffic.expert_slots, expert, int(layout.edp)),
         together=problem.stages <= slots,
     )
@@ -205,14 +203,14 @@ def _options(instance: Instance, free: IntArray, fineness: int) -> list[_Option]
     contexts = _thinned(_contexts(instance, free), fineness)
     experts = _thinned(_experts(instance, free), fineness)
     for together in (False, True) if stages > 1 else (True,):
-        for ((dp_cp, edp), (rings, expert_rings)), (cp, context), (ep, share) in product(
+        for ((dp_cp, edp), (rings, expert_rings)), (cp, context), (ep, part) in product(
             gradients, contexts, experts
         ):
             limits = Limits(
                 rings=rings,
                 context=context,
                 expert_rings=expert_rings,
-                expert_share=share,
+                expert_part=part,
                 together=together and stages > 1,
             )
             reach = Reach(dp_cp=dp_cp, cp=cp, ep=ep, edp=edp, together=together)
@@ -296,31 +294,18 @@ def _cuts(instance: Instance, free: IntArray, most_cut: int) -> set[tuple[int, i
     }
 
 
-def _experts(instance: Instance, free: IntArray) -> list[tuple[int, Ratio | None]]:
-    """(members, the share of an all-to-all that may leave a block)."""
+def _experts(instance: Instance, free: IntArray) -> list[tuple[int, int | None]]:
+    """(members, slots of a group that a block holds at least where it holds some)."""
     size, slots = int(instance.layout.ep), instance.problem.traffic.expert_slots
     if slots == 1:
         return [(size, None)]
     largest = max(free.tolist()) // instance.slots.gpus
-    if largest > DEFAULT_PROFILES.largest_shared:
-        values = set(range(max(1, size // slots), size + 1))
-    else:
-        shares = _shares(slots, largest)
-        values = {
-            size if crossing == 0 else max(1, min(size - -(-size * crossing // of), size - 1))
-            for crossing, of in shares
-        }
-    smallest = min(values)
-    return [(v, None if v == smallest else (size - v, size)) for v in sorted(values)]
-
-
-def _shares(size: int, slots: int) -> set[tuple[int, int]]:
-    """(what crosses, all that is sent) of up to so many slots of a block, in groups of `size` slots."""
-    reached: list[set[int]] = [{0}, *(set() for _ in range(slots))]
-    for used in range(1, slots + 1):
-        for part in range(1, min(size, used) + 1):
-            reached[used] |= {crossing + part * (size - part) for crossing in reached[used - part]}
-    return {(crossing, size * used) for used in range(1, slots + 1) for crossing in reached[used]}
+    # The smaller part of a group in two parts is no larger than half of it.
+    parts = [*range(1, min(largest, slots // 2) + 1), *([slots] if slots <= largest else [])]
+    least_part: dict[int, int] = {}
+    for part in parts:
+        least_part.setdefault(max(1, size * part // slots), part)
+    return [(members, None if part == 1 else part) for members, part in least_part.items()]
 
 
 def _members(used: int, cut: int, size: int) -> int:

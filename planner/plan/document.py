@@ -604,7 +604,7 @@ class Plan(BaseModel):
     """What the plan needs beside the framework, chosen or pinned."""
     predicted: Predicted | None
     host_memory_gib: float | None = None
-    """Of a node, for what the plan keeps there; null where nothing is offloaded. As in `predicted`."""
+    """What the plan keeps in the memory of a node, above 0; null where nothing is offloaded. Predicted."""
     grades: list[Grade] = Field(default_factory=list)
     """Figures beside the targets that guides to distributed training set."""
     mapping: Mapping | None

@@ -109,9 +109,28 @@ def _own_link(document: Document) -> View:
     return [
         Heading("Fastest by size"),
         table(document["fastest_from_bytes"], fastest),
+        *_what_helps(document),
         Heading("Size whose start-up takes as long as its transfer"),
         table([{**document, "link": "this one"}, *document["tiers"]], columns),
     ]
+
+
+def _what_helps(document: Document) -> View:
+    """What shortens a message of this size: fewer start-ups below the crossover, fewer bytes above it."""
+    size, crossover = document["bytes"], document["crossover_bytes"]
+    start_up_s = document["alpha_s"] * _startups(document)
+    share = percent(min(1.0, start_up_s / document["seconds"]))
+    if size < crossover:
+        advice = f"start-ups are {share} of the time: send several tensors as one (explain message fusion)"
+    else:
+        advice = f"start-ups are {share} of the time: fewer bits (compress) or overlap help, fusion does not"
+    return [Heading("What would help"), Bullets([advice])]
+
+
+def _startups(document: Document) -> int:
+    """Start-ups over this link of the fastest algorithm."""
+    steps = document["steps_by_algorithm"][document["algorithm"]]
+    return int(steps if isinstance(steps, int) else steps["between"])
 
 
 def _size(number_bytes: float) -> str:
@@ -437,7 +456,7 @@ def _network_view(network: Document) -> View:
     return view
 
 
-# Time of a collective against its size, a line for each algorithm.
+# Time of a collective against its size, a line for each algorithm, or for a measurement and its fit.
 
 
 _MARGIN = 1.4
@@ -449,19 +468,33 @@ def sweep_picture(document: Mapping[str, Any]) -> str:
     sweep = document["sweep"]
     if len(sweep) < 2:
         raise InputError("a picture needs two sizes; give --end", where="--picture")
-    times_us = [
-        _MICROSECONDS * seconds for row in sweep for seconds in row["seconds_by_algorithm"].values()
-    ]
+    sizes = [row["bytes"] for row in sweep]
+    lines = {
+        algorithm: [row["seconds_by_algorithm"][algorithm] for row in sweep]
+        for algorithm in sweep[0]["seconds_by_algorithm"]
+    }
+    return _lines_of_times(document, sizes, lines)
+
+
+def fitted_picture(document: Mapping[str, Any]) -> str:
+    """Times of a log of nccl-tests and those of the fitted link, of a `fitted` document, as SVG text."""
+    rows = document["rows"]
+    lines = {name: [row[f"{name}_s"] for row in rows] for name in ("measured", "fitted")}
+    return _lines_of_times(document, [row["bytes"] for row in rows], lines)
+
+
+def _lines_of_times(
+    document: Mapping[str, Any], sizes: Sequence[float], lines_s: Mapping[str, Sequence[float]]
+) -> str:
+    """Seconds of each line at the sizes, both axes logarithmic."""
+    lines_us = {name: [_MICROSECONDS * time for time in line] for name, line in lines_s.items()}
     chart = Chart(
-        across=LogScale.of_tens([row["bytes"] for row in sweep], _MARGIN),
-        down=LogScale.of_tens(times_us, _MARGIN),
+        across=LogScale.of_tens(sizes, _MARGIN),
+        down=LogScale.of_tens([time for line in lines_us.values() for time in line], _MARGIN),
         title=f"{document['operation']} over {document['ranks']} ranks",
         across_title="bytes of the full buffer",
         down_title="us",
     )
-    for algorithm in sweep[0]["seconds_by_algorithm"]:
-        points = [
-            (row["bytes"], _MICROSECONDS * row["seconds_by_algorithm"][algorithm]) for row in sweep
-        ]
-        chart.line(points, chart.named_colour(algorithm))
+    for name, line in lines_us.items():
+        chart.line(list(zip(sizes, line, strict=True)), chart.named_colour(name))
     return chart.document()

@@ -154,28 +154,33 @@ class PlanRequest:
     model: ModelSpec
     cluster: ClusterSpec
     gpus: int
+    """The first so many GPUs of the cluster, 1 to all of them."""
     global_batch: int
-    """Sequences per step."""
+    """Sequences per step, 1 to 10,000,000."""
     seq_len: int
-    """Tokens per sequence."""
+    """Tokens per sequence, 1 to 16,777,216."""
     precision: str = "bf16"
+    """Any of `PRECISIONS`."""
     optimizer: str = "adam"
+    """Any of `OPTIMIZERS`."""
     framework: str = DEFAULT_FRAMEWORK
+    """Any of `FRAMEWORK_NAMES`."""
     pins: Mapping[str, int | str] = field(default_factory=dict)
     """Choices that are given: any of `PINS`."""
     forbids: tuple[str, ...] = ()
     """Choices that are excluded: any of `FORBIDS`."""
     reserve_gib: float = 0.0
-    """HBM that the plan must leave free."""
+    """HBM that the plan must leave free on every GPU, GiB, 0 to 10,000."""
     memory_risk: float = DEFAULT_MEMORY_RISK
-    """Share of measured errors of memory with which the plan may not fit; 0.5 takes the prediction as it
-    stands."""
+    """Share of measured errors of memory with which the plan may not fit, 1e-6 to 0.5, which takes the
+    prediction as it stands."""
     inside_domain: tuple[str, ...] = ()
     """Axes whose groups must each lie in one NVLink domain: any of `INSIDE_DOMAIN`."""
     max_cut_use: float = 1.0
-    """Share of the capacity of every cut of the fabric that may be used in a phase; 1 limits nothing."""
+    """Share of the capacity of every cut of the fabric that may be used in a phase, 1e-6 to 1, which limits
+    nothing."""
     expert_imbalance: float = 1.0
-    """Load of the busiest expert-parallel rank over the mean."""
+    """Load of the busiest expert-parallel rank over the mean, 1 to 1,000."""
     expert_loads: ExpertLoads | None = None
     """Measured loads, with placements for every expert-parallel degree. What layouts are priced with is the
     balance of experts in their own order, which frameworks run, or of the placements where those are allowed.
@@ -194,10 +199,13 @@ class PlanRequest:
     objective: str = "nominal"
     """The step time with the nominal constants, or its mean over the posterior of a calibration."""
     method: str = "cp-sat"
+    """Any of `METHODS`."""
     top_k: int = 1
-    """How many of the best layouts to prove and report, the plan included."""
+    """How many of the best layouts to prove and report, the plan included, 1 to 1,000."""
     time_limit_s: float | None = None
+    """Seconds for the search, 0 to 31,536,000; None searches until the proof."""
     seed: int = 0
+    """Of the solver, 0 to 2^31 - 1."""
 
     def __post_init__(self) -> None:
         for name in ("gpus", "global_batch", "seq_len", "top_k", "seed"):

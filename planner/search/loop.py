@@ -10,7 +10,7 @@ is left.
    that a rule forbids or whose b2 is no better drop out.
 2. The rest wait in a pool. Those of the least b3 are candidates: a CP-SAT model chooses among them the
    kernel, the execution, the split and the recomputation (`kernel_model`; on irregular fabrics
-   `slot_choice`). The choice is priced exactly, and the model learns the price. When it chooses what is
+   `model`). The choice is priced exactly, and the model learns the price. When it chooses what is
    priced, and the least b3 of all others is no less, that is the optimum.
 
 With top_k > 1, the k-th best step time takes the place of T*.

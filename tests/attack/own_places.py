@@ -126,7 +126,7 @@ def counted(groups: Groups, levels: Sequence[IntArray]) -> dict[str, list[int]]:
             else:
                 flat = np.arange(rows).repeat(size) * blocks + block[ranks].ravel()
                 held = np.bincount(flat, minlength=rows * blocks).reshape(rows, blocks)
-                inside = _exchanged(held, size) if axis == "ep" else _in_rings(held, size, used)
+                inside = _exchanged(held) if axis == "ep" else _in_rings(held, size, used)
             counts[axis].append(max([inside, 1, *counts[axis][-1:]]))
     return counts
 
@@ -140,13 +140,9 @@ def _in_rings(held: IntArray, size: int, used: IntArray) -> int:
     return max(1, min(least, size - 1))
 
 
-def _exchanged(held: IntArray, size: int) -> int:
-    """What a block keeps of its all-to-all, as members, in the block that keeps least."""
-    kept, sent = (held * held).sum(axis=0), size * held.sum(axis=0)
-    if (kept == sent).all():
-        return size
-    least = min(size * int(k) // int(s) for k, s in zip(kept, sent, strict=True) if s)
-    return max(1, min(least, size - 1))
+def _exchanged(held: IntArray) -> int:
+    """Of all-to-alls: the members in a block of the rank that has fewest beside it."""
+    return min(int(members) for row in held for members in row if members)
 
 
 def placement_of_counts(counts: dict[str, list[int]]) -> Placement:

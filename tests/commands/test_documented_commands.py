@@ -19,24 +19,24 @@ from meshwright import cli
 from meshwright.commands.options import GROUPS
 from tests.places import ROOT
 
-PAGES = ("commands", "baseline", "report", "launch", "importers", "many_models", "model", "faq")
+PAGES = (
+    *("commands", "baseline", "report", "launch", "importers", "many_models", "model", "faq"),
+    *(f"commands/{path.stem}" for path in sorted((ROOT / "docs" / "commands").glob("*.md"))),
+)
 PLAN = "plan llama-3-8b --cluster dgx-h100 --gpus 16 --global-batch 32 --seq-len 4096"
 QUICK = " --pin pp=1,micro_batch=1,recompute=none"
 PLACEHOLDERS = {
     "plan MODEL --cluster CLUSTER --gpus N --global-batch B --seq-len S": PLAN + QUICK,
     "plan deepseek-v3 ...": "plan olmoe-1b-7b --cluster dgx-h100 --gpus 8 --global-batch 32 "
     "--seq-len 4096 --pin tp=1,pp=1,micro_batch=1,recompute=none",
-    "plan MODEL ...": PLAN + QUICK,
     "plan ... --cluster cluster.yaml": PLAN.replace("dgx-h100", "cluster.yaml") + QUICK,
     "plan ...": PLAN + QUICK,
     "recommend MODEL": "recommend llama-3-8b",
-    "fleet jobs.yaml --cluster CLUSTER": "fleet jobs.yaml --cluster superpod-h100",
     "--cluster CLUSTER": "--cluster dgx-h100",
     "--gpus N": "--gpus 16",
     "--global-batch B": "--global-batch 32",
     "--seq-len S": "--seq-len 4096",
     "DIR/plan.yaml": "run/plan.yaml",
-    "verify DIR": "verify run",
     "FILE... --from FORMAT --node NODE": "topology.conf --from slurm --node dgx-h100",
     "-o CLUSTER.yaml": "-o tree.yaml",
 }
@@ -46,21 +46,22 @@ SMALLER = {
     "gpus=256:1024:x2": "gpus=8:16:x2",
     "llama-2-70b --cluster dgx-h100 --gpus 64 --global-batch 256": "llama-3-8b --cluster dgx-h100 "
     "--gpus 16 --global-batch 32",
-    "--gpus 512 --global-batch 1024": "--gpus 16 --global-batch 32",
-    "--pin tp=8": "--pin tp=8,pp=1,recompute=none",
     "llama-3-8b --cluster dgx-h100 --gpus 64 --global-batch 256 --seq-len 8192": "llama-3-8b "
     "--cluster dgx-h100 --gpus 16 --global-batch 32 --seq-len 4096 --pin pp=1,micro_batch=1",
-    "--gpus 72 --slots 288": "--gpus 16 --slots 32",
-    "--gpus 64 --slots 288": "--gpus 16 --slots 32",
-    "--cluster superpod-h100": "--cluster dgx-h100 --gpus 32",
+    "--gpus 64 --slots 320": "--gpus 16 --slots 32",
+    "--cluster superpod-h100 --gpus 128": "--cluster dgx-h100 --gpus 32",
 }
 
 
 def lines_of(page: str) -> list[str]:
     """The lines of a page's blocks that call us, without comments."""
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.M | re.S)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    blocks = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.M | re.S)
+    lines = (
+        "\n".join(block for kind, block in blocks if kind in ("", "sh"))
+        .replace("\\\n", " ")
+        .splitlines()
+    )
     commands = [line for line in lines if line.startswith("meshwright ")]
     return [re.sub(r"\s+#.*", "", line).removeprefix("meshwright ") for line in commands]
 
@@ -106,10 +107,8 @@ def test_its_options_exist(line: str) -> None:
         assert context.params
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_files_of_a_reader(path: Path) -> None:
     """What a reader has at hand: a plan, a script, runs, loads, jobs, clusters."""
-    path = tmp_path_factory.mktemp("reader")
     shutil.copy(ROOT / "tests/data/hf_configs/llama-3.1-8b.json", path / "config.json")
     shutil.copy(ROOT / "docs/examples/megatron_a100.yaml", path / "runs.yaml")
     pages = {name: (ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("run_files",)}
@@ -127,7 +126,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(path / "loads.npz", load=np.random.default_rng(0).lognormal(0, 1, (4, 16)))
     np.savez(path / "routing.npz", load=np.ones((16, 64)))
     (path / "nccl.log").write_text(NCCL_LOG, encoding="utf-8")
-    return path
 
 
 SCRIPT = """\
@@ -152,18 +150,21 @@ NCCL_LOG = "\n".join(
             f"#  Rank {rank:2d} Group  0 Pid   1 on  node{rank // 8} device  {rank % 8} [0x07] NVIDIA A100"
             for rank in range(32)
         ),
-        "  8589934592    2147483648     float     sum      -1   80000.0  107.37   12.00      0",
+        "  4294967296    1073741824     float     sum      -1   40100.0  107.11  207.52      0",
+        "  8589934592    2147483648     float     sum      -1   80000.0  107.37  208.04      0",
     ]
 )
 
 
 @pytest.mark.soak
-def test_they_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
+def test_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files_of_a_reader(tmp_path)
+    monkeypatch.chdir(tmp_path)
     prepared = [
         f"{PLAN}{QUICK} -o run",
         "topology import topology.conf --from slurm --node dgx-h100 -o cluster.yaml",
         "topology import topology.conf --from slurm --node dgx-h100 -o nodes.yaml",
+        "calibrate runs.yaml -o stack.yaml",
     ]
     troubles = []
     for number, line in enumerate([*prepared, *documented()]):

@@ -109,12 +109,12 @@ def test_seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     c = make_context(work, layout, nested_placement(work.cluster, layout))
     widths = (np.float64(4096), np.float64(2048), np.float64(4096))
     swapped, passed = 146_800_640, 33_554_432
-    at_once = (np.float64(0.0), np.float64(0.0))
+    at_once = exposed.Passes(0.0, 0.0)
     assert exposed.context_parallel_s(c, widths, at_once) == (
         swapped + passed,
         swapped + 2 * passed,
     )
-    long = (np.float64(1e9), np.float64(40_000_000.0))
+    long = exposed.Passes(1e9, 40_000_000.0)
     first_step = passed / 2
     assert exposed.context_parallel_s(c, widths, long) == (
         swapped + first_step,
@@ -132,7 +132,7 @@ def test_a_ring_of_neighbours_leaves_a_node_over_one_nic(framework: str, nics: i
     c = make_context(work, layout, nested_placement(work.cluster, layout))
     buffer, links = 2.0 * 2048 * 131_072, c.links
     widths = (np.float64(4096), np.float64(2048), np.float64(4096))
-    found, _ = exposed.context_parallel_s(c, widths, (np.float64(0.0), np.float64(0.0)))
+    found, _ = exposed.context_parallel_s(c, widths, exposed.Passes(0.0, 0.0))
     rate = links.bytes_per_s[1] / (1 + np.sqrt(links.half_bytes[1] / buffer))
     inside = links.bytes_per_s[0] / (1 + np.sqrt(links.half_bytes[0] / buffer))
     hops = 3 * links.latency_s[0] + links.latency_s[1]
@@ -146,10 +146,12 @@ def test_a_gather_is_hidden_by_nothing_and_merges_nothing() -> None:
     work = workload(cp_comm="all_gather")
     c = make_context(work, layout, nested_placement(work.cluster, layout))
     widths = (np.float64(4096), np.float64(2048), np.float64(4096))
-    forward_s, backward_s = exposed.context_parallel_s(c, widths, (hidden_s, hidden_s))
+    forward_s, backward_s = exposed.context_parallel_s(
+        c, widths, exposed.Passes(hidden_s, hidden_s)
+    )
     pytorch = replace(work, cp_comm="p2p", framework="torchtitan")
     beside = make_context(pytorch, layout, nested_placement(work.cluster, layout))
-    bare_s, _ = exposed.context_parallel_s(beside, widths, (np.float64(0.0), np.float64(0.0)))
+    bare_s, _ = exposed.context_parallel_s(beside, widths, exposed.Passes(0.0, 0.0))
     assert forward_s == pytest.approx(bare_s)
     assert backward_s == 2 * forward_s
     assert exposed.merge_bytes(c, widths[0], widths[2]) == (0, 0)

@@ -20,7 +20,7 @@ from meshwright.costmodel.collectives import (
     double_tree_all_reduce_s,
     in_switch_all_reduce_s,
     isolated_fabric,
-    ring_s,
+    long_ring_pass_s,
 )
 from tests.places import DATA
 
@@ -127,7 +127,7 @@ def test_ring_by_hand() -> None:
     )
     assert fabric.members.tolist() == [8, 16]
     hops_s = 15 / 16 * (14 * 2e-6 + 2 * 10e-6)
-    assert ring_s(GB, fabric.members, links) == pytest.approx(hops_s + 15 / 16 / 400)
+    assert long_ring_pass_s(GB, fabric.members, links) == pytest.approx(hops_s + 15 / 16 / 400)
     tree = double_tree_all_reduce_s(GB, fabric.members, links)
     assert tree == pytest.approx(2 * (7 * 2e-6 + 10e-6) + 2 / (0.85 * 400))
 

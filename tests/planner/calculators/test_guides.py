@@ -168,6 +168,14 @@ def test_rank_to_rank_bytes_add_up_to_those_of_blocks() -> None:
         ("scaling law", "0.076"),
         ("memory hierarchy", "SRAM"),
         ("weight shard", "[4096 x 1024]"),
+        ("strategies", "bubble"),
+        ("DDP", "16 bytes a parameter"),
+        ("FSDP", "ZeRO 3"),
+        ("tensor parallelism", "NVLink"),
+        ("pipeline parallel", "(p - 1) / (v m)"),
+        ("context parallel", "keys and values"),
+        ("expert parallelism", "router"),
+        ("point to point against collective", "2 (P-1)"),
     ],
 )
 def test_words_of_guides_are_explained(word: str, says: str) -> None:
@@ -175,3 +183,35 @@ def test_words_of_guides_are_explained(word: str, says: str) -> None:
     assert meaning is not None
     assert says in meaning[1]
     assert says in meshwright("explain", word, "--json").output
+
+
+def test_words_of_a_term_need_no_quotes() -> None:
+    done = meshwright("explain", "memory", "risk")
+    assert done.exit_code == 0, done.output
+    assert done.output == meshwright("explain", "memory risk").output
+    unknown = meshwright("explain", "memory", "rusk")
+    assert unknown.exit_code == 2
+    assert "did you mean 'memory-risk'" in unknown.output
+
+
+def test_times_of_a_log_are_drawn_beside_those_of_the_fit(tmp_path: Path) -> None:
+    log = log_of("all_gather", 8, 3e-6, 1 / 4e10)
+    path, picture = tmp_path / "nccl.log", tmp_path / "fit.svg"
+    path.write_text(log.text, encoding="utf-8")
+    done = meshwright("collective", "--from", str(path), "--picture", str(picture))
+    assert done.exit_code == 0, done.output
+    drawn = picture.read_text(encoding="utf-8")
+    assert "measured" in drawn
+    assert "fitted" in drawn
+    assert "all-gather over 8 ranks" in drawn
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "helps"), [("10KB", "99.3 %", "message fusion"), ("1GB", "0.2 %", "compress")]
+)
+def test_advice_on_a_message_follows_its_size(size: str, share: str, helps: str) -> None:
+    """12 start-ups of 5 us; halving and doubling sends 63/32 n over 50 GB/s."""
+    link = ("--alpha", "5us", "--beta", "50GB/s")
+    shown = meshwright("collective", "--op", "all-reduce", "--bytes", size, "--ranks", "64", *link)
+    assert f"start-ups are {share}" in " ".join(shown.output.split())
+    assert helps in " ".join(shown.output.split())
