@@ -322,7 +322,7 @@ def _network_roofs(
 )
 @click.option(
     "--schedule",
-    type=ChoiceIn("costmodel.schedules", "SCHEDULE_NAMES"),
+    type=ChoiceIn("costmodel.execution_names", "SCHEDULE_NAMES"),
     default="1f1b",
     show_default=True,
 )

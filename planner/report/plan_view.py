@@ -58,7 +58,7 @@ from meshwright.planner.report.view import (
     decimals,
     line,
 )
-from meshwright.planner.request.executions import ALLOW_PLACED
+from meshwright.planner.request.choices import ALLOW_PLACED, DEGREES, DOUBLED, OF_LAYOUT, Choice
 from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted
@@ -143,16 +143,13 @@ def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
 
 def degrees_text(layout: LayoutDoc, *, experts: bool) -> str:
     """Degrees of a layout, those of 1 left out but for tp and dp: `tp 4, pp 4 x 10, dp 16`."""
-    pipeline = f"pp {layout.pp} x {layout.vpp}" if layout.vpp > 1 else f"pp {layout.pp}"
-    degrees = {
-        "tp": f"tp {layout.tp}",
-        "cp": f"cp {layout.cp}" if layout.cp > 1 else "",
-        "pp": pipeline if layout.pp > 1 else "",
-        "dp": f"dp {layout.dp}",
-        "ep": f"ep {layout.ep}" if experts else "",
-        "etp": f"etp {layout.etp}" if layout.etp > 1 else "",
-    }
-    return ", ".join(degree for degree in degrees.values() if degree)
+    always = {"tp", "dp", "ep"} if experts else {"tp", "dp"}
+    virtual = {"pp": f" x {layout.vpp}"} if layout.vpp > 1 else {}
+    return ", ".join(
+        f"{name} {getattr(layout, name)}{virtual.get(name, '')}"
+        for name in DEGREES
+        if name in always or getattr(layout, name) > 1
+    )
 
 
 def installs_text(
@@ -489,9 +486,10 @@ def _winner(scenario: Scenario, robustness: Robustness, inputs: PlanInputs) -> s
             return "not all searched"
         reserve_gib = _reserve_gib(robustness, inputs)
         return f"not searched: plan with --reserve-gib {reserve_gib:.1f}"
-    names = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "recompute")
     choices = [
-        f"{name} {winner[name]}" for name in names if winner.get(name) not in (1, "none", None)
+        f"{name} {winner[name]}"
+        for name in (*DOUBLED, "recompute")
+        if winner.get(name) not in (1, "none", None)
     ]
     return f"{seconds(scenario.best_step_time_s or 0.0)}: {', '.join(choices)}"
 
@@ -507,24 +505,27 @@ def alternatives_view(plan: Plan) -> View:
     layouts = plan.alternatives
     if not layouts:
         return []
+    shown_for = {"", *(each.shown_for for each in OF_LAYOUT if not _is_plain(each, layouts))}
+    choices = [choice for choice in _COLUMNS if choice.shown_for in shown_for]
     columns = {
         "step_time_s": Column("step time", SECONDS),
         "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
-        **{axis: Column(axis, NUMBER) for axis in (*AXES, "ep", "etp", "vpp")},
-        "micro_batch": Column("micro", NUMBER),
-        "zero_stage": Column("ZeRO", NUMBER),
-        "shard_groups": Column("groups", NUMBER),
-        "optimizer_offload": Column("offload", NUMBER, unit="%"),
-        "recompute": Column("recompute", NUMBER),
+        **{choice.name: Column(choice.column, NUMBER, unit=choice.unit) for choice in choices},
     }
-    if all(layout.get(axis, 1) == 1 for layout in layouts for axis in ("ep", "etp")):
-        del columns["ep"], columns["etp"]
-    if all(layout.get("shard_groups", 1) == 1 for layout in layouts):
-        del columns["shard_groups"]
-    if not any(layout.get("optimizer_offload") for layout in layouts):
-        del columns["optimizer_offload"]
     rows = [[_choice(layout, name) for name in columns] for layout in layouts]
     return [Heading("Alternatives"), Table(list(columns.values()), rows)]
+
+
+_COLUMNS = sorted(
+    (choice for choice in OF_LAYOUT if choice.column),
+    key=lambda choice: AXES.index(choice.name) if choice.name in AXES else len(AXES),
+)
+"""Choices with a column, the axes in the order of ranks first."""
+
+
+def _is_plain(choice: Choice, layouts: Sequence[Mapping[str, object]]) -> bool:
+    """Whether all of some layouts have the plain value; plans of earlier versions do not say some."""
+    return all(layout.get(choice.name, choice.plain) == choice.plain for layout in layouts)
 
 
 def _choice(layout: Mapping[str, object], name: str) -> object:
