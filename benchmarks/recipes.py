@@ -26,7 +26,7 @@ from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
-from meshwright.planner.request.executions import ALLOW
+from meshwright.planner.request.choices import ALLOW
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.prediction import RunPrediction, broken_rules, predict_run
 from meshwright.planner.runs.run_file import Run, read_runs

@@ -284,7 +284,7 @@ def _network_roofs(
 @value_option("--micro-batches", int, "M", "Micro-batches of a step.", required=True)
 @click.option(
     "--schedule",
-    type=ChoiceIn("costmodel.schedules", "SCHEDULE_NAMES"),
+    type=ChoiceIn("costmodel.execution_names", "SCHEDULE_NAMES"),
     default="1f1b",
     show_default=True,
 )

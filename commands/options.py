@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from meshwright.errors import shown, suggestion
+from meshwright.planner.request.choices import ALLOW, ALLOW_HOST, ALLOW_PLACED, WITHOUT
 
 # Kinds of option values that `click` does not have.
 
@@ -141,9 +142,7 @@ def placing_options(command: Command) -> Command:
 
 def _leeway_options() -> Options:
     """What a plan may use and must leave."""
-    software = "deepep,hybridep,allgather,ep-overlap,tp-overlap,cuda-graph,full-graph,cp-a2a,"
-    software += "cp-hierarchical,compile"
-    numbers = "bf16-grads,bf16-moments,fp8-params,delayed-scaling,fp8-attention,te-loss|all"
+    numbers, hosts, placed = (",".join(words) for words in (ALLOW, ALLOW_HOST, ALLOW_PLACED))
     yield value_option("--reserve-gib", float, "G", "HBM to leave free on every GPU.", default=0.0)
     yield value_option("--expert-loads", _PATH, "FILE", "Measured routing: experts are placed too.")
     yield click.option(
@@ -151,11 +150,11 @@ def _leeway_options() -> Options:
         type=ChoiceIn("costmodel.execution_names", "DISPATCHERS"),
         help="Fix the dispatcher of tokens; deduplicated is deepep or hybridep, by device.",
     )
-    yield _several("--without", f"Software that is not there: {software}.")
+    yield _several("--without", f"Software that is not there: {','.join(WITHOUT)}.")
     yield _several(
         "--allow",
-        f"What may change the run's numbers: {numbers}; or fill the hosts' memory: activation-offload; "
-        "or assume experts placed by --expert-loads: expert-placement.",
+        f"What may change the run's numbers: {numbers}|all; or fill the hosts' memory: {hosts}; "
+        f"or assume experts placed by --expert-loads: {placed}.",
     )
     yield _several(
         "--inside-domain", "Axes whose groups must each lie in one NVLink domain: tp,cp,ep."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +65,8 @@ class Bisection(Rule):
 # insist on it.
 
 
-INSIDE_DOMAIN = ("tp", "cp", "ep")
+DomainAxis = Literal["tp", "cp", "ep"]
+INSIDE_DOMAIN: tuple[str, ...] = get_args(DomainAxis)
 """Axes whose groups can be asked to stay inside."""
 
 
@@ -204,7 +205,7 @@ class ScaleUpDomain(Rule):
     unit = "GPUs"
 
     def __init__(self, axes: Sequence[ScaleUpAxis]) -> None:
-        if not axes or set(axes) - {"tp", "cp", "ep", "etp"}:
+        if not axes or set(axes) - set(get_args(ScaleUpAxis)):
             raise ValueError(f"axes {tuple(axes)}: give one or more of tp, cp, ep, etp")
         self.axes = tuple(axes)
         self.name = "scale-up-" + "-".join(self.axes)

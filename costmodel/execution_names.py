@@ -30,8 +30,17 @@ StateType = Literal["fp32", "bf16"]
 DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)
 OFFLOADED_MODULES: tuple[str, ...] = get_args(OffloadedModules)
 
-PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
-OPTIMIZERS = ("adam", "sgd", "muon")
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+Optimizer = Literal["adam", "sgd", "muon"]
+ScheduleName = Literal[
+    "1f1b", "interleaved-1f1b", "gpipe", "breadth-first", "zb-h1", "zbv", "dualpipe-v", "dualpipe"
+]
+RecomputeName = Literal["none", "selective", "full"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
+SCHEDULE_NAMES: tuple[str, ...] = get_args(ScheduleName)
+"""Pipeline schedules as plans, run files and pins write them."""
+RECOMPUTE_NAMES: tuple[str, ...] = get_args(RecomputeName)
 METHODS = ("cp-sat", "exhaustive")
 DEFAULT_MEMORY_RISK = 0.05
 """Share of measured errors of memory with which a plan may not fit."""

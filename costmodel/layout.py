@@ -6,7 +6,7 @@ layout or a hundred thousand of them, and every formula of the cost model is wri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntFlag
 from typing import Any, Self
 
@@ -194,6 +194,8 @@ def in_shape(values: Any, shape: tuple[int, ...]) -> NDArray[Any]:
 
 AXES = ("tp", "cp", "dp", "pp")
 """The axes that tile the cluster, in Megatron's order without the expert axes."""
+STAGE_AXES = AXES[:-1]
+"""Of the ranks of one pipeline stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,3 +215,7 @@ class Placement:
     edp: NDArray[np.int64]
     dp_cp: NDArray[np.int64]
     """The group over which dense gradients are reduced."""
+
+
+GROUPS = tuple(field.name for field in fields(Placement))
+"""Every kind of group that has a place."""

@@ -22,7 +22,7 @@ from meshwright.cluster_specs.allocation import (
     is_irregular,
 )
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.layout import AXES, Layout, Placement
+from meshwright.costmodel.layout import AXES, STAGE_AXES, Layout, Placement
 
 # Members of groups inside the blocks of the fabric, counted rank by rank.
 
@@ -321,7 +321,7 @@ def _experts_nest(layout: Layout, inside: ParallelismMatrix) -> NDArray[np.bool_
     nests: NDArray[np.bool_] = np.ones((), dtype=np.bool_)
     for size in (layout.etp, layout.etp * layout.ep):
         rest = np.asarray(size, dtype=np.int64)[..., None]
-        for axis in ("tp", "cp", "dp"):
+        for axis in STAGE_AXES:
             part = np.gcd(rest, inside[axis][..., -1:])
             whole = (part == rest) | (part == inside[axis][..., -1:])
             divides = (part % inside[axis] == 0) | (inside[axis] % part == 0)
@@ -366,7 +366,7 @@ def _lowest_ranks(
 
 
 def nested_placement(
-    cluster: ClusterSpec, layout: Layout, order: tuple[str, ...] = ("tp", "cp", "dp", "pp")
+    cluster: ClusterSpec, layout: Layout, order: tuple[str, ...] = AXES
 ) -> Placement:
     """The placement of axes nested in `order`, ranks running through the GPUs in turn.
 
@@ -436,5 +436,5 @@ def nested_positions(layout: Layout, order: tuple[str, ...]) -> NDArray[np.int64
     outermost_first = tuple(reversed(order))
     shape = [int(getattr(layout, axis)) for axis in outermost_first]
     positions = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
-    counted = ("pp", "dp", "cp", "tp")
-    return positions.transpose([outermost_first.index(axis) for axis in counted]).reshape(-1)
+    counted = [outermost_first.index(axis) for axis in reversed(AXES)]
+    return positions.transpose(counted).reshape(-1)

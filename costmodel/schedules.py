@@ -28,6 +28,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.execution_names import SCHEDULE_NAMES
 from meshwright.costmodel.layout import Floats, Ints, Layout
 
 
@@ -44,11 +45,6 @@ class Schedule(IntEnum):
     DUALPIPE_V = 5
     DUALPIPE = 6
 
-
-SCHEDULE_NAMES = (
-    "1f1b", "interleaved-1f1b", "gpipe", "breadth-first", "zb-h1", "zbv", "dualpipe-v", "dualpipe",
-)  # fmt: skip
-"""As plans, run files and pins write them."""
 
 _NAMED = dict(zip(SCHEDULE_NAMES, (Schedule.ONE_F_ONE_B, *Schedule), strict=True))
 

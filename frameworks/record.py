@@ -24,7 +24,7 @@ from meshwright.model_specs.schema import ModelSpec
 
 FrameworkName = Literal["megatron", "torchtitan", "deepspeed", "fsdp2"]
 """Frameworks that plans are made for, by the name in `--framework`."""
-Axis = Literal["tp", "cp", "pp", "dp", "vpp", "ep", "etp"]
+Axis = Literal["tp", "cp", "pp", "vpp", "dp", "ep", "etp"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,26 +33,12 @@ from meshwright.planner.plan.best_plan import best_plan
 from meshwright.planner.plan.document import Plan, SpaceReport
 from meshwright.planner.plan.texts import workload_of_plan
 from meshwright.planner.plan.verify import wish_faults
+from meshwright.planner.request.choices import DOUBLED, NUMBERS, OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout_from_document
 from meshwright.planner.solvers.processes import side_by_side
 
 # Whether a layout lies in the space that a plan's proof speaks of, as the plan prints it.
-
-
-_VALUES = {
-    "tp": "tp",
-    "cp": "cp",
-    "pp": "pp",
-    "dp": "dp",
-    "ep": "ep",
-    "etp": "etp",
-    "schedule": "schedules",
-    "zero_stage": "zero_stages",
-    "shard_groups": "shard_groups",
-    "optimizer_offload": "optimizer_offloads",
-}
-"""Fields of a layout, and where the space has the values that they may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,20 +70,18 @@ class PrintedSpace:
         wishes, space = list(wish_faults(self.request, layout)), self.space
         if wishes or space is None:
             return next(iter(wishes), None)
-        for name, values in _VALUES.items():
-            value, searched = getattr(layout, name), getattr(space, values)
-            if value not in searched:
-                return f"{name} {value} was not searched, only {', '.join(map(str, searched))}"
-        kind = "+".join(layout.recompute_modules) or layout.recompute
-        if kind not in space.recompute:
-            return f"recompute {kind} was not searched, only {', '.join(space.recompute)}"
+        kinds = {"recompute": "+".join(layout.recompute_modules) or layout.recompute}
+        for choice in OF_LAYOUT:
+            if choice.searched:
+                value = kinds.get(choice.name, getattr(layout, choice.name))
+                searched = getattr(space, choice.searched)
+                if value not in searched:
+                    only = ", ".join(map(str, searched))
+                    return f"{choice.name} {value} was not searched, only {only}"
         used = layout.tp * layout.cp * layout.pp * layout.dp
         return None if used <= space.gpus else f"{used} GPUs, the space has {space.gpus}"
 
 
-_NUMBERS = (
-    "tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "zero_stage", "shard_groups", "optimizer_offload",
-)  # fmt: skip
 _TRADES = (("tp", "dp"), ("pp", "dp"), ("cp", "dp"), ("tp", "pp"))
 
 
@@ -318,7 +302,7 @@ def _best_mapping_s(
 def _settings_of(layout: Layout, before: Layout) -> dict[str, int | str]:
     """The choices of a layout that differ from those of another, by name."""
     changed: dict[str, int | str] = {}
-    for name in _NUMBERS:
+    for name in NUMBERS:
         value = int(getattr(layout, name))
         if value != int(getattr(before, name)):
             changed[name] = value
@@ -429,10 +413,6 @@ def _with_front(layouts: Iterable[NearLayout]) -> Iterator[NearLayout]:
 # One choice of a plan at a time: its price with all else kept, and that of the best plan with it.
 
 
-_DOUBLED = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch")
-"""Choices whose double and half are tried."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class SearchWork:
     """How much work the searches for single choices may be."""
@@ -462,7 +442,7 @@ class SingleChoice:
 
 def searches_at_once(plan: Plan, work: SearchWork | None = None) -> bool:
     """Whether the searches are short enough to be made unasked."""
-    overlaps = len(PlanRequest.of_inputs(plan.inputs).execution_options.tp_overlap)
+    overlaps = len(PlanRequest.of_inputs(plan.inputs).execution_options.values["tp_overlap"])
     return plan.solver.layouts_considered <= (work or SearchWork()).largest_space * overlaps
 
 
@@ -517,7 +497,7 @@ def _single_choice(
 def _choices(plan: Plan, layout: Layout) -> Iterator[tuple[str, int | str]]:
     """Choices that are neither pinned nor the plan's own."""
     pins = plan.inputs.pins
-    for name in _DOUBLED:
+    for name in DOUBLED:
         now = int(getattr(layout, name))
         if name in pins or (name == "ep" and plan.inputs.model.moe is None):
             continue

@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.cluster_specs.allocation import Place, allocated_places, fabric_levels, is_irregular
 from meshwright.costmodel.estimate import Stages, estimate_layout
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.level_traffic import AxisPattern, CutUse, LevelBytes, axis_pattern
 from meshwright.costmodel.placement import nested_placement, placement_on
 from meshwright.costmodel.volumes import (
@@ -418,7 +418,7 @@ def rank_grid(layout: Layout, places: Sequence[Place], *, experts: bool) -> dict
     per_node = int(np.bincount(node).max())
     groups = process_groups(layout, experts=experts)
     axes = {}
-    for axis in ("pp", "dp", "cp", "tp", "ep"):
+    for axis in (*reversed(AXES), "ep"):
         if axis in groups and groups[axis].shape[1] > 1:
             axes[axis] = coordinates(groups, axis)[rank].tolist()
     rows = max(1, round(len(places) ** 0.5 / per_node))

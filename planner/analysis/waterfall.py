@@ -19,7 +19,7 @@ from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
 from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
 from meshwright.costmodel.footprint import usable_hbm_gib
-from meshwright.costmodel.layout import Layout, Placement, Recompute
+from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.schedules import schedule_name, traits
 from meshwright.costmodel.workload import Execution, Workload
@@ -40,6 +40,7 @@ from meshwright.planner.plan.document import (
 )
 from meshwright.planner.plan.texts import plan_placement, read_feasible_plan, workload_of_plan
 from meshwright.planner.plan.training_cost import Budget, training_cost, with_cost
+from meshwright.planner.request.choices import BY_NAME, CHANGED_ALONE, DEGREES
 from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.launches.command_line import unread_words
 from meshwright.planner.runs.launches.launch_run import LaunchRun
@@ -130,17 +131,7 @@ def _with_all_layers(layout: Layout, stages: Stages) -> Layout:
 State = dict[str, Any]
 """Every setting that can change by itself, by name."""
 
-_AXES = ("tp", "cp", "pp", "ep", "etp")
-_LAYOUT = (
-    *_AXES,
-    "vpp",
-    "schedule",
-    "micro_batch",
-    "zero_stage",
-    "shard_groups",
-    "optimizer_offload",
-    "sequence_parallel",
-)
+_LAYOUT = (*CHANGED_ALONE, "sequence_parallel")
 _WORK = ("precision", "optimizer", "framework", "offload_parameters")
 _EXECUTION = tuple(setting.name for setting in fields(Execution))
 NEUTRAL = 1e-9
@@ -326,8 +317,7 @@ class _Way:
     def _placement(self, state: State, layout: Layout) -> Placement | None:
         """That of an end, where the ranks are in its order and the groups are its own."""
         end = self._ends["ab".index(state["mapping"])]
-        axes = (*_AXES, "dp")
-        same = all(int(getattr(layout, axis)) == int(getattr(end.layout, axis)) for axis in axes)
+        same = all(int(getattr(layout, axis)) == int(getattr(end.layout, axis)) for axis in DEGREES)
         return end.placement if same and state["cluster"] == end.workload.cluster else None
 
 
@@ -346,7 +336,7 @@ def _state(setup: Setup, name: str) -> State:
 
 
 def _same_layout(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
-    return all(first[axis] == last[axis] for axis in (*_AXES, "gpus"))
+    return all(first[axis] == last[axis] for axis in (*DEGREES, "gpus") if axis != "dp")
 
 
 def _same_places(today: Setup, planned: Setup) -> bool:
@@ -394,13 +384,13 @@ def _short(value: Any) -> object:
 
 def _words(key: str, before: State, after: State) -> str:
     """A change as it is written: `tp 8 -> 4, dp 8 -> 16`."""
-    label = _LABELS.get(key, key.replace("_", " "))
+    label = BY_NAME[key].title if key in BY_NAME else _LABELS.get(key, key.replace("_", " "))
     words = f"{label} {_value(key, before)} -> {_value(key, after)}"
     if key == "stages":
         return "layers of the stages as planned"
     if key == "mapping":
         return "ranks placed as planned"
-    if key not in ("tp", "cp", "pp", "gpus"):
+    if key not in (*AXES, "gpus"):
         return words
     first, last = _layout(before), _layout(after)
     if first is None or last is None or first.dp == last.dp:
@@ -431,11 +421,6 @@ def _recompute_text(state: State) -> str:
 
 _LABELS = {
     "batch": "global batch x sequence",
-    "micro_batch": "micro-batch",
-    "zero_stage": "ZeRO stage",
-    "shard_groups": "shard groups",
-    "optimizer_offload": "% of the optimizer offloaded",
-    "sequence_parallel": "sequence parallel",
     "gpus": "GPUs",
 }
 

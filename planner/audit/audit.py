@@ -19,6 +19,7 @@ import numpy as np
 
 from meshwright.cluster_specs.allocation import fabric_levels, node_name
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.rates import peak_memory_band, step_time_band
 from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.costmodel.workload import Execution
@@ -53,6 +54,7 @@ from meshwright.planner.plan.nodes import unused_nodes
 from meshwright.planner.plan.robustness import changes, step_as_it_stands_s
 from meshwright.planner.plan.texts import plan_path, plan_placement, read_plan, workload_of_plan
 from meshwright.planner.plan.verify import faults
+from meshwright.planner.request.choices import DEGREES
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.launches.reader import read_launch
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout_from_document
@@ -279,9 +281,7 @@ READABLE = (
     "accelerate.yaml",
 )
 """What `estimate --from-launch` reads."""
-_OF_LAYOUT = (
-    "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "zero_stage", "sequence_parallel", "recompute",
-)  # fmt: skip
+_OF_LAYOUT = (*DEGREES, "vpp", "micro_batch", "zero_stage", "sequence_parallel", "recompute")
 _OF_INPUTS = ("seq_len", "global_batch", "precision", "optimizer")
 _OF_MODEL = ("layers", "hidden", "heads", "ffn_hidden")
 
@@ -457,7 +457,6 @@ def _part_file_faults(folder: Path) -> Iterator[str]:
 
 
 RANKS_FILE = "mapping/ranks.csv"
-DENSE = ("tp", "cp", "dp", "pp")
 EXPERTS = ("etp", "ep", "edp")
 Place = tuple[int, int]
 """(node, local GPU), both from 0."""
@@ -509,7 +508,7 @@ def _listed_rank(row: Mapping[str, str], numbers: Mapping[str, int], where: str)
     host = row.get("host") or ""
     if host not in numbers:
         raise InputError("is no node of the plan's cluster", where=f"{where}: host", value=host)
-    axes = [axis for axis in (*DENSE, *EXPERTS) if axis in row]
+    axes = [axis for axis in (*AXES, *EXPERTS) if axis in row]
     try:
         return ListedRank(
             rank=int(row["rank"]),
@@ -522,7 +521,7 @@ def _listed_rank(row: Mapping[str, str], numbers: Mapping[str, int], where: str)
 
 def _coordinate_faults(layout: LayoutDoc, listed: Sequence[ListedRank], name: str) -> Iterator[str]:
     """Positions on the axes that do not follow from the rank, in either order of the axes."""
-    orders = (("tp", "cp", "dp", "pp"), ("tp", "cp", "pp", "dp"))
+    orders = AXES, ("tp", "cp", "pp", "dp")
     wrong = [[rank for rank in listed if not _is_at(layout, rank, order)] for order in orders]
     fewest = min(wrong, key=len)
     for entry in fewest:
@@ -569,9 +568,7 @@ def recount_faults(plan: Plan, listed: Sequence[ListedRank]) -> Iterator[str]:
     layout = layout_from_document(plan.layout)
     workload = workload_of_plan(plan).on(int(layout.gpus))
     _, placement = plan_placement(workload, layout, plan)
-    in_turn = sorted(
-        listed, key=lambda entry: [entry.coordinates[axis] for axis in reversed(DENSE)]
-    )
+    in_turn = sorted(listed, key=lambda entry: [entry.coordinates[axis] for axis in reversed(AXES)])
     ranks, coordinates = [entry.place for entry in in_turn], listed[0].coordinates
     counted = recounted_placement(workload.cluster, layout, ranks)
     yield from blocks_left(workload.cluster, ranks)

@@ -24,22 +24,11 @@ from meshwright.costmodel.states import rank_parameters
 
 IntArray = NDArray[np.int64]
 
-OF_LAYERS = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "recompute")
-"""Fields of a layout on which the time of a layer depends, beside its groups."""
 GROUPS_OF_LAYERS = ("tp", "cp", "ep", "etp")
 """Groups that the layers of a micro-batch talk within."""
-OF_TRAFFIC = (
-    "tp",
-    "cp",
-    "pp",
-    "dp",
-    "ep",
-    "etp",
-    "vpp",
-    "num_micro_batches",
-    "zero_stage",
-    "schedule",
-)
+OF_LAYERS = (*GROUPS_OF_LAYERS, "micro_batch", "sequence_parallel", "recompute")
+"""Fields of a layout on which the time of a layer depends, beside its groups."""
+OF_TRAFFIC = (*GROUPS_OF_LAYERS, "pp", "dp", "vpp", "num_micro_batches", "zero_stage", "schedule")
 """Fields of a layout on which its data-parallel traffic depends, beside its groups and shard groups."""
 GROUPS_OF_TRAFFIC = ("dp_cp", "edp")
 """Groups over which gradients are reduced."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.costmodel.execution_names import SCHEDULE_NAMES
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.ratios import bubble_of_ideal, bubble_of_step
 from meshwright.costmodel.schedules import (
-    SCHEDULE_NAMES,
     Schedule,
     in_flight,
     schedule_name,
@@ -45,7 +45,7 @@ def pipeline_document(
     Parameters
     ----------
     schedule
-        One of `costmodel.schedules.SCHEDULE_NAMES`.
+        One of `costmodel.execution_names.SCHEDULE_NAMES`.
     pp, vpp, num_micro_batches
         Pipeline ranks, chunks of each, and micro-batches of the step; at least 1, and at most `MOST_PASSES`
         together.

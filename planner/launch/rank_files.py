@@ -12,6 +12,7 @@ from math import ceil, sqrt
 
 import numpy as np
 
+from meshwright.costmodel.layout import AXES
 from meshwright.frameworks.record import Framework
 from meshwright.planner.drawing import (
     Drawing,
@@ -31,7 +32,6 @@ from meshwright.planner.launch.ranks import (
     planned_layout,
 )
 from meshwright.planner.mapping.slots import (
-    DENSE,
     Groups,
     coordinates,
     megatron_order,
@@ -319,7 +319,7 @@ def fabric_picture(
 
 def _coloured_axis(layout: LayoutDoc) -> str:
     """The outermost axis that has more than one part."""
-    for axis in ("pp", "dp", "cp", "tp"):
+    for axis in reversed(AXES):
         if getattr(layout, axis) > 1:
             return axis
     return "pp"
@@ -373,7 +373,7 @@ def _tip(name: str, cells: Mapping[int, tuple[int, int]], axis: str) -> str:
 def _head(drawing: Drawing, plan: Plan, layout: LayoutDoc, scene: _Scene, title: str) -> float:
     heading = shortened(title, WIDTH - 2 * MARGIN, 20)
     drawing.text(MARGIN, 40, heading, size=20, ink="#0f172a", bold=True)
-    axes = ["tp", "cp", "dp", "pp"]
+    axes = list(AXES)
     if plan.inputs.model.moe is not None:
         axes += ["ep", "etp"]
     degrees = ", ".join(f"{axis} {getattr(layout, axis)}" for axis in axes)
@@ -507,7 +507,7 @@ def _reach_table(
     y += 20
     for right, name in zip(rights, _TABLE, strict=True):
         drawing.text(right, y, name, size=11.5, ink="#64748b", anchor="end")
-    for axis in ("tp", "cp", "dp", "pp", "etp", "ep", "edp"):
+    for axis in (*AXES, *EXPERT_AXES):
         if axis not in groups or groups[axis].shape[1] == 1:
             continue
         y += 17
@@ -586,7 +586,7 @@ def plan_groups(plan: Plan, layout: LayoutDoc, placed: PlacedRanks) -> dict[str,
 
 
 def _ranks_table(placed: PlacedRanks, groups: Mapping[str, Groups]) -> str:
-    axes = [*DENSE, *(axis for axis in EXPERT_AXES if axis in groups)]
+    axes = [*AXES, *(axis for axis in EXPERT_AXES if axis in groups)]
     columns = [coordinates(groups, axis).tolist() for axis in axes]
     rows = (
         (rank, placed.hosts[host], gpu, *(column[rank] for column in columns))

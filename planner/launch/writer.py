@@ -20,7 +20,8 @@ from meshwright.frameworks.record import Framework
 from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.ranks import PlacedRanks, placed_ranks, planned_layout
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request.executions import ALLOW_PLACED, execution_options
+from meshwright.planner.request.choices import ALLOW_PLACED, DEGREES
+from meshwright.planner.request.executions import execution_options
 from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_from_document
@@ -258,7 +259,6 @@ FABRIC_NOTE = (
     "NCCL_IB_HCA (order of the adapters), NCCL_IB_SL and NCCL_IB_TC (service level, traffic class) depend on "
     "your fabric and are left to you."
 )
-_TITLE_AXES = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,7 +391,7 @@ def _title(launch: Launch, variant: str) -> str:
     """The plan on one line; a name may hold anything, as JSON it holds no line break."""
     layout = launch.layout
     name = json.dumps(launch.inputs.model.name)
-    degrees = " ".join(f"{axis} {getattr(layout, axis)}" for axis in _TITLE_AXES)
+    degrees = " ".join(f"{axis} {getattr(layout, axis)}" for axis in (*DEGREES, "vpp"))
     batch = f"{layout.num_micro_batches} micro-batches of {layout.micro_batch}"
     return f"{name}{variant}: {degrees}, {batch}"
 

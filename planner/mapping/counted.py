@@ -21,7 +21,7 @@ from meshwright.cluster_specs.allocation import blocks_of
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import SameCluster
 from meshwright.costmodel.estimate import Stages, estimate_layout
-from meshwright.costmodel.layout import AXES, Layout, Placement
+from meshwright.costmodel.layout import AXES, GROUPS, Layout, Placement
 from meshwright.costmodel.placement import members_by_level, position_of_ranks, ring_members
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
@@ -67,7 +67,7 @@ def most_members(cluster: ClusterSpec, free: FreeGpus, layout: Layout) -> Placem
     layout
         One layout, on no more GPUs than are free.
     """
-    degrees = {name: int(getattr(layout, name)) for name in ("tp", "cp", "dp", "pp", "ep", "etp")}
+    degrees = {name: int(getattr(layout, name)) for name in (*AXES, "ep", "etp")}
     tp, world = degrees["tp"], int(layout.gpus)
     every: list[_Room] = []
     units: list[_Room | None] = []
@@ -171,7 +171,6 @@ def _of_an_exchange(room: _Room, size: int, groups: int) -> int:
     return max(1, most)
 
 
-MEMBERS = ("tp", "cp", "dp", "pp", "etp", "ep", "edp", "dp_cp")
 PRICED = ("tp", "cp", "pp", "dp_cp")
 PRICED_OF_EXPERTS = (*PRICED, "etp", "ep", "edp")
 
@@ -332,7 +331,7 @@ def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> Counte
             break
     rows = _not_behind(np.array(list(found), dtype=np.int64))
     kept = [pair for row, pair in enumerate(found.values()) if row in rows]
-    placement = Placement(**{name: np.stack([one[name] for one, _ in kept]) for name in MEMBERS})
+    placement = Placement(**{name: np.stack([one[name] for one, _ in kept]) for name in GROUPS})
     most = most_members(cluster, free, layout)
     most = Placement(**{name: column[None] for name, column in vars(most).items()})
     return CountedMappings(
@@ -395,7 +394,7 @@ def _rank_orders(cluster: ClusterSpec, layout: Layout) -> Iterator[IntArray]:
     """
     tp, world = int(layout.tp), int(layout.gpus)
     degrees = {axis: int(getattr(layout, axis)) for axis in AXES}
-    orders = list(permutations([axis for axis in ("cp", "dp", "pp") if degrees[axis] > 1]))
+    orders = list(permutations([axis for axis in AXES[1:] if degrees[axis] > 1]))
     nested = [_nested_positions(degrees, order) for order in orders]
     for run in free_gpus_of(cluster).runs(tp, world // tp, slot_sizes(cluster, layout)):
         yield from (run.gpus[positions] for positions in nested)
@@ -406,10 +405,9 @@ def _nested_positions(degrees: dict[str, int], order: tuple[str, ...]) -> IntArr
     """The position of every rank where tensor groups are innermost and the others nest in an order."""
     stride = degrees["tp"]
     positions = np.arange(stride, dtype=np.int64).reshape(1, 1, 1, -1)
-    dims = {"pp": 0, "dp": 1, "cp": 2}
     for axis in order:
         shape = [1, 1, 1, 1]
-        shape[dims[axis]] = -1
+        shape[-1 - AXES.index(axis)] = -1
         positions = positions + stride * np.arange(degrees[axis]).reshape(shape)
         stride *= degrees[axis]
     return np.asarray(positions.reshape(-1), dtype=np.int64)

@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from meshwright.cluster_specs.allocation import FabricLevels, blocks_of, fabric_levels, full_levels
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import SameCluster, free_of
-from meshwright.costmodel.layout import Ints, Layout, Placement
+from meshwright.costmodel.layout import AXES, GROUPS, Ints, Layout, Placement
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import LayoutPricing
 from meshwright.planner.bounds.mappings import Matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.instance import Instance
 from meshwright.planner.mapping.problem import IntArray, cut_groups, held_by
-
-NAMES = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +75,7 @@ def placement_with(workload: Workload, instance: Instance, leaf: Reach, pod: Rea
     at_leaf, at_pod = _depths(workload, levels)
     at_full_size = full_levels(workload.cluster)
     full = dict(zip(at_full_size.names, at_full_size.blocks.tolist(), strict=True))
-    members: dict[str, list[Ints]] = {name: [] for name in NAMES}
+    members: dict[str, list[Ints]] = {name: [] for name in GROUPS}
     for depth in range(len(levels.blocks)):
         in_block: Mapping[str, Ints] = sizes
         if depth < len(levels.blocks) - 1:
@@ -113,9 +111,7 @@ def _members(instance: Instance, sizes: dict[str, int], reach: Reach) -> dict[st
 
 def _degrees(instance: Instance) -> dict[str, int]:
     layout = instance.layout
-    degrees = {
-        name: int(getattr(layout, name)) for name in ("tp", "cp", "dp", "pp", "ep", "etp", "edp")
-    }
+    degrees = {name: int(getattr(layout, name)) for name in (*AXES, "ep", "etp", "edp")}
     return degrees | {"dp_cp": degrees["dp"] * degrees["cp"]}
 
 
@@ -142,7 +138,7 @@ def _within(instance: Instance, block: int) -> dict[str, int]:
     """Inside a slot the axes nest in Megatron's order."""
     inside, stride = instance.inside, 1
     degrees: dict[str, int] = {}
-    for axis in ("tp", "cp", "dp", "pp"):
+    for axis in AXES:
         degree = getattr(inside, axis)
         ranks = gcd(block, stride * degree)
         degrees[axis] = ranks // stride if ranks % stride == 0 else 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import Stages
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import AXES, STAGE_AXES, Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.states import optimizer_shards
 from meshwright.costmodel.step_time import make_context
@@ -56,7 +56,7 @@ def inside_slot(layout: Layout, slot_gpus: int) -> Inside:
     """Axes nested in Megatron's default order, tensor groups first, as far as a slot holds them."""
     rest = slot_gpus
     degrees: dict[str, int] = {}
-    for axis in ("tp", "cp", "dp", "pp"):
+    for axis in AXES:
         degrees[axis] = gcd(int(getattr(layout, axis)), rest)
         rest //= degrees[axis]
     if rest > 1 or degrees["tp"] != int(layout.tp):
@@ -72,7 +72,7 @@ def whole_groups_in(layout: Layout, inside: Inside) -> int:
     One group counts as whole: it is what slots spread.
     """
     number = int(layout.shard_groups)
-    tp, cp, dp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp"))
+    tp, cp, dp = (int(getattr(layout, axis)) for axis in STAGE_AXES)
     if number == 1:
         return 1
     if dp % number or (tp * cp * dp) % (number * int(layout.ep) * int(layout.etp)):
@@ -178,7 +178,7 @@ def slot_choice(instance: Instance, assignment: IntArray) -> IntArray:
 def ranks_of(instance: Instance, assignment: IntArray) -> list[Place]:
     """(node, local GPU) of every rank, ranks in Megatron's default order (tp, cp, dp, pp from the inside)."""
     layout, inside = instance.layout, instance.inside
-    tp, cp, dp, pp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp"))
+    tp, cp, dp, pp = (int(getattr(layout, axis)) for axis in AXES)
     choice = slot_choice(instance, assignment)
     ranks: list[Place] = []
     for p, d, c in product(range(pp), range(dp), range(cp)):
@@ -197,7 +197,7 @@ def assignment_of_ranks(instance: Instance, ranks: Sequence[Place]) -> IntArray:
         for slot in slots:
             leaf_of |= dict.fromkeys(slot, leaf)
     layout, inside, problem = instance.layout, instance.inside, instance.problem
-    tp, cp, dp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp"))
+    tp, cp, dp = (int(getattr(layout, axis)) for axis in STAGE_AXES)
     assignment = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
     for rank, place in enumerate(ranks):
         t_out = rank // tp

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshwright.costmodel.estimate import Stages
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import STAGE_AXES, Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError, InternalError
 from meshwright.planner.mapping.instance import (
@@ -603,7 +603,7 @@ def slots_of_a_group(workload: Workload, layout: Layout, plain: Instance) -> int
     inside, number = plain.inside, int(layout.shard_groups)
     if whole_groups_in(layout, inside):
         return 1
-    tp, cp, dp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp"))
+    tp, cp, dp = (int(getattr(layout, axis)) for axis in STAGE_AXES)
     replicas, rest = divmod(dp, number)
     in_turn = inside.pp == 1 and (inside.cp == cp or inside.dp == 1)
     whole_nodes = plain.slots.gpus % workload.cluster.gpus_per_node == 0

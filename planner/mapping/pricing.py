@@ -22,7 +22,7 @@ from meshwright.cluster_specs.allocation import fabric_levels, is_irregular
 from meshwright.constraints.fabric import ROUNDING, keeps_inside
 from meshwright.costmodel.collectives import best_beyond
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rates import calibrated_constants, links_of
 from meshwright.costmodel.workload import Workload
@@ -178,7 +178,7 @@ class PartsOfNodes:
         return replace(priced, matrix={}, ranks=ranks), others_s
 
 
-DEGREES = ("tp", "cp", "dp", "pp", "ep", "etp")
+DEGREES = (*AXES, "ep", "etp")
 SAME = 1.0 + 1e-12
 
 

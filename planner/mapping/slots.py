@@ -22,7 +22,7 @@ from meshwright.cluster_specs.tiers import (
     link_gb_per_s,
     uplinks,
 )
-from meshwright.costmodel.layout import Ints
+from meshwright.costmodel.layout import AXES, Ints
 from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
 from meshwright.planner.mapping.problem import IntArray, MappingProblem
@@ -235,12 +235,8 @@ def _links(
 Groups = NDArray[np.int64]
 """Shape [groups, ranks in a group]."""
 
-DENSE = ("tp", "cp", "dp", "pp")
 DENSE_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "tp": ("tp",),
-    "cp": ("cp",),
-    "dp": ("dp",),
-    "pp": ("pp",),
+    **{axis: (axis,) for axis in AXES},
     "dp-cp": ("dp", "cp"),
     "tp-cp": ("tp", "cp"),
     "tp-pp": ("tp", "pp"),

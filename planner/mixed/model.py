@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.planner.bounds.layer_split import SplitCosts
 from meshwright.planner.mixed.kernel import MixedKernel, least_again_s
-from meshwright.planner.search.candidates import KERNEL
+from meshwright.planner.request.choices import OF_LAYOUT
 from meshwright.planner.search.kernel_model import KIB_PER_GIB
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns
 from meshwright.planner.search.pricing import SearchParams
@@ -127,8 +127,12 @@ class MixedModel:
 
     def _choices(self) -> None:
         """A literal for every value of every choice, channelled from the kernels."""
-        for name in (*KERNEL[:-1], "zero_stage", "shard_groups", "recompute"):
-            self._named(lambda each, name=name: f"{name}_{int(getattr(each.layout, name))}")  # type: ignore[misc]
+        for choice in OF_LAYOUT:
+            # Every kernel runs 1F1B, and what it offloads is settled once it is chosen.
+            if choice.name not in ("schedule", "optimizer_offload"):
+                self._named(
+                    lambda each, name=choice.name: f"{name}_{int(getattr(each.layout, name))}"  # type: ignore[misc]
+                )
         for name in vars(self.kernels[0].execution):
             self._named(lambda each, name=name: f"{name}_{getattr(each.execution, name)}")  # type: ignore[misc]
         for part, title in enumerate(self.part_names):

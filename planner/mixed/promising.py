@@ -31,6 +31,7 @@ from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.mixed.kernel import Composition, MixedKernel, PartCosts, gains_by_grouping
 from meshwright.planner.mixed.request import MixedRequest
 from meshwright.planner.mixed.row_bounds import RowBounds
+from meshwright.planner.request.choices import DEGREES
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.space import Space, space_of
 
@@ -189,9 +190,11 @@ def _space(request: MixedRequest, execution: Execution) -> Space | None:
     """
     spaces = [space_of(part, execution) for part in request.parts]
     first = spaces[0]
+    degrees = (name for name in DEGREES if name != "pp")
+    names = (*degrees, "zero", "recompute", "shard_groups")
     common: dict[str, Any] = {
         name: tuple(v for v in getattr(first, name) if all(v in getattr(o, name) for o in spaces))
-        for name in ("tp", "cp", "dp", "ep", "etp", "zero", "recompute", "shard_groups")
+        for name in names
     }
     model = request.first.model
     vpp = first.vpp is None or 1 in first.vpp

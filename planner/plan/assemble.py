@@ -19,7 +19,7 @@ from meshwright.costmodel.records import POINT_ESTIMATE, best_measured_mfu, fit_
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import program_version
 from meshwright.frameworks.catalog import framework_named
-from meshwright.frameworks.record import Framework, Setting, TokenDispatcher, layer_needs
+from meshwright.frameworks.record import Setting, TokenDispatcher, layer_needs
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, order_name, ranks_on
 from meshwright.planner.mapping.cuts import binding_cut, mapping_use
@@ -40,7 +40,8 @@ from meshwright.planner.plan.document import (
 )
 from meshwright.planner.plan.nodes import idle_document, more_blocks
 from meshwright.planner.plan.texts import group_placement
-from meshwright.planner.request.executions import EXECUTION_PINS, choices_made
+from meshwright.planner.request.choices import DEGREES, NUMERICS, OF_EXECUTION, OF_LAYOUT, Choice
+from meshwright.planner.request.executions import choices_made
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.prediction import grades, predict_layout, predicted_document
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_document, recompute_words
@@ -211,22 +212,34 @@ def software_needs(
     precision = framework.precisions[inputs.precision].installs
     if precision:
         needs.append(SoftwareNeed(software=precision, needed_by=inputs.precision))
-    for choice, value in _values(layout, execution):
-        setting = choice_setting(framework, choice, value)
+    for choice, value in compared_choices(layout, execution):
+        setting = choice.setting(framework, value)
         software = "" if setting is None else _software(setting, inputs, layout)
         if software:
             needs.append(
                 SoftwareNeed(
                     software=software,
-                    needed_by=f"{choice}={value}",
-                    choice=choice,
-                    pinned=choice in inputs.pins,
+                    needed_by=f"{choice.name}={choice.word(value)}",
+                    choice=choice.name,
+                    pinned=choice.name in inputs.pins,
                 )
             )
-    for name in _numbers_changed(execution):
-        if framework.numerics[name].installs:
-            needs.append(SoftwareNeed(software=framework.numerics[name].installs, needed_by=name))
+    for choice in NUMERICS:
+        value = getattr(execution, choice.name)
+        if value not in (None, choice.plain) and framework.numerics[choice.allow].installs:
+            installs = framework.numerics[choice.allow].installs
+            needs.append(SoftwareNeed(software=installs, needed_by=choice.allow))
     return needs
+
+
+def compared_choices(
+    layout: LayoutDoc, execution: Execution
+) -> Iterator[tuple[Choice, int | str | bool]]:
+    """Choices of which a plan says what they bring, where they differ from plain, with their values."""
+    for choice in (*OF_EXECUTION, *OF_LAYOUT):
+        value = getattr(layout if choice.of == "layout" else execution, choice.name)
+        if choice.compared and value not in (None, choice.plain):
+            yield choice, value
 
 
 def _software(setting: Setting, inputs: PlanInputs, layout: LayoutDoc) -> str:
@@ -235,49 +248,6 @@ def _software(setting: Setting, inputs: PlanInputs, layout: LayoutDoc) -> str:
     if beyond and isinstance(setting, TokenDispatcher) and setting.installs_between:
         return setting.installs_between
     return setting.installs
-
-
-def choice_setting(framework: Framework, choice: str, value: str) -> Setting | None:
-    """What a framework's record says of one value of a choice; None where it says nothing.
-
-    `choice` is a name of `choices_made`, `shard_groups` or `optimizer_offload`; `value` as it is pinned.
-    """
-    settings: dict[str, Setting | None] = {
-        "fp8_recipe": framework.numerics.get("delayed-scaling"),
-        "offload_modules": framework.offloads.get("activations"),
-        "shard_groups": framework.shard_groups,
-        "optimizer_offload": framework.optimizer_offload,
-        "compiled": framework.compilation,
-    }
-    if choice in settings:
-        return settings[choice]
-    if choice == "moe_dispatch":
-        return framework.dispatchers.get(value)
-    if choice == "cuda_graph":
-        return framework.cuda_graphs[value]
-    if choice == "cp_comm":
-        return framework.context_exchanges[value]
-    return framework.overlaps[choice.removesuffix("_overlap")]
-
-
-def _values(layout: LayoutDoc, execution: Execution) -> Iterator[tuple[str, str]]:
-    """Choices that differ from plain, with their values as they are pinned."""
-    for choice, value in choices_made(execution).items():
-        yield choice, "on" if value is True else str(value)
-    if layout.optimizer_offload > 0:
-        yield "optimizer_offload", str(layout.optimizer_offload)
-
-
-def _numbers_changed(execution: Execution) -> Iterator[str]:
-    """Names in `--allow` of the types and kernels that an execution uses."""
-    used = {
-        "bf16-grads": execution.gradient_dtype == "bf16",
-        "bf16-moments": execution.moment_dtype == "bf16",
-        "fp8-params": execution.fp8_params,
-        "fp8-attention": execution.fp8_attention,
-        "te-loss": execution.te_loss is True,
-    }
-    return (name for name, is_used in used.items() if is_used)
 
 
 # The experts of a plan in its document: where they lie, and what that brings in the plan's step.
@@ -496,26 +466,11 @@ def mapping_of_layout(workload: Workload, best: Priced) -> Mapping:
 def alternative(other: Priced, best_s: float) -> dict[str, object]:
     """A further layout: what differs in plain numbers, and how much slower it is."""
     doc = layout_document(other.layout, other.stages)
-    names = (
-        "tp",
-        "cp",
-        "pp",
-        "dp",
-        "ep",
-        "etp",
-        "vpp",
-        "schedule",
-        "micro_batch",
-        "zero_stage",
-        "shard_groups",
-        "optimizer_offload",
-        "recompute",
-    )
     return {
         "step_time_s": other.step_time_s,
         "slower_pct": 100.0 * (other.step_time_s / best_s - 1.0),
-        **{name: getattr(doc, name) for name in names},
-        **{name: getattr(other.execution, name) for name in EXECUTION_PINS},
+        **{choice.name: getattr(doc, choice.name) for choice in OF_LAYOUT},
+        **{choice.name: getattr(other.execution, choice.name) for choice in OF_EXECUTION},
         "recompute_modules": list(doc.recompute_modules),
         "recompute_layers": doc.recompute_layers,
         "stages": doc.stages,
@@ -561,12 +516,7 @@ def space_report(request: PlanRequest, space: Space) -> SpaceReport:
     loads, framework = request.expert_loads, framework_named(request.framework)
     has_buckets = framework.gradient_buckets is not None and request.max_cut_use >= 1
     return SpaceReport(
-        tp=list(space.tp),
-        cp=list(space.cp),
-        pp=list(space.pp),
-        dp=list(space.dp),
-        ep=list(space.ep),
-        etp=list(space.etp),
+        **{name: list(getattr(space, name)) for name in DEGREES},
         schedules=list(space.schedules),
         zero_stages=list(space.zero),
         shard_groups=list(space.shard_groups),

@@ -33,6 +33,7 @@ from meshwright.planner.plan.assemble import Claim, claim_of, predict
 from meshwright.planner.plan.document import Expected, Plan
 from meshwright.planner.plan.nodes import decide_on_nodes
 from meshwright.planner.plan.texts import group_placement
+from meshwright.planner.request.choices import DOUBLED
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import layout_document
 from meshwright.planner.search.loop import Progress, search_executions
@@ -159,8 +160,7 @@ LARGEST_SPACE = 5_000_000
 """A search of more CP-SAT models or layouts is not repeated for every scenario unless that is asked for."""
 SAME = 1e-9
 """Relative difference of means that counts as none."""
-_DEGREES = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch")
-_NAMED = (*_DEGREES, "etp", "num_micro_batches")
+_NAMED = (*DOUBLED, "etp", "num_micro_batches")
 """What a plan is named by, and what follows from it."""
 
 
@@ -225,7 +225,7 @@ def expectation(
 
 def is_quick(request: PlanRequest, outcome: Outcome) -> bool:
     """Whether the search can be repeated for every scenario without being asked for."""
-    done, overlaps = outcome.certificate, len(request.execution_options.tp_overlap)
+    done, overlaps = outcome.certificate, len(request.execution_options.values["tp_overlap"])
     return done.rounds <= MOST_ROUNDS and done.layouts <= LARGEST_SPACE * overlaps
 
 
@@ -256,7 +256,7 @@ def _prices(
 def _words(plan: Priced, nominal: Priced) -> str:
     """The degrees of a plan, and what else sets it apart from the nominal winner."""
     settings, usual = _settings(plan), _settings(nominal)
-    words = " ".join(f"{name} {settings[name]}" for name in _DEGREES)
+    words = " ".join(f"{name} {settings[name]}" for name in DOUBLED)
     further = [name for name in settings if settings[name] != usual[name] and name not in _NAMED]
     if not further and plan.layout == nominal.layout:
         return f"{words}, another mapping or split of the layers"

@@ -9,22 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import product
 from math import inf
-from typing import Literal
+from operator import mul
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.schedules import schedule_named, traits
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.errors import InternalError
+from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.request.executions import EXECUTION_PINS, ExecutionOptions
+from meshwright.planner.request.choices import (
+    BY_NAME,
+    DEGREES,
+    IDLE_GPUS,
+    OF_EXECUTION,
+    OF_LAYOUT,
+    is_forbidden,
+)
+from meshwright.planner.request.executions import ExecutionOptions
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.space import divisors, recompute_name, space_of
@@ -53,7 +63,9 @@ def executions_to_try(request: PlanRequest) -> list[Execution]:
         return found
     for execution in request.execution_options.executions():
         differing = [
-            name for name in EXECUTION_PINS if getattr(execution, name) != getattr(plainest, name)
+            choice.name
+            for choice in OF_EXECUTION
+            if getattr(execution, choice.name) != getattr(plainest, choice.name)
         ]
         if len(differing) == 1:
             table = _table(request, execution, choices)
@@ -127,44 +139,38 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
     offloads = [share for zero, share in space.offloads if stage in (None, zero)]
     masks = [m for m in space.recompute if m in (0, int(Recompute.FULL)) or "recompute" in pins]
     masks = [m for m in masks if pins.get("recompute", recompute_name(m)) == recompute_name(m)]
-    axes = [
-        options("tp", space.tp),
-        options("cp", space.cp),
-        options("pp", space.pp),
-        options("dp", [d for d in divisors(request.global_batch) if d <= request.gpus]),
-        options("ep", space.ep),
-        options("etp", [1]),
-        options("vpp", _chunks(pins, interleaving=space.interleaving)),
-        options("micro_batch", [1]),
-        options("zero_stage", space.zero),
-        options("shard_groups", [1]),
-        options("optimizer_offload", _ends(offloads)),
-        masks or [int(Recompute.NONE)],
-        [int(schedule_named(str(pins.get("schedule", "1f1b"))))],
-    ]
-    while np.prod([len(axis) for axis in axes], dtype=np.float64) > most_rows:
-        longest = max(range(len(axes)), key=lambda k: len(axes[k]))
+    plain = {choice.name: [choice.plain] for choice in OF_LAYOUT if not choice.words}
+    tried: dict[str, list[Any]] = plain | {
+        **{name: list(getattr(space, name)) for name in DEGREES if name != "etp"},
+        "dp": [d for d in divisors(request.global_batch) if d <= request.gpus],
+        "vpp": _chunks(pins, interleaving=space.interleaving),
+        "zero_stage": list(space.zero),
+        "optimizer_offload": _ends(offloads),
+    }
+    axes = {name: options(name, values) for name, values in tried.items()}
+    axes["schedule"] = [int(schedule_named(str(pins.get("schedule", "1f1b"))))]
+    axes["recompute"] = masks or [int(Recompute.NONE)]
+    while np.prod([len(axis) for axis in axes.values()], dtype=np.float64) > most_rows:
+        longest = max(axes, key=lambda name: len(axes[name]))
         axes[longest] = sorted({*axes[longest][::2], axes[longest][-1]})
         if len(axes[longest]) <= 2:
             break
-    rows = np.array(list(product(*axes)), dtype=np.int64)
+    rows = np.array(list(product(*axes.values())), dtype=np.int64)
+    columns = _columns(rows)
     if "optimizer_offload" not in pins:
-        rows = rows[_offload_goes(rows[:, _ZERO_STAGE], rows[:, _OFFLOAD], space.offloads)]
-    used = rows[:, 0] * rows[:, 1] * rows[:, 2] * rows[:, 3]
+        pairs = set(space.offloads)
+        stages, shares = (columns[name].tolist() for name in ("zero_stage", "optimizer_offload"))
+        goes = [pair in pairs or pair[1] == 0 for pair in zip(stages, shares, strict=True)]
+        rows = rows[np.array(goes, dtype=np.bool_)]
+        columns = _columns(rows)
+    used = reduce(mul, (columns[name] for name in AXES))
     fits = used <= request.gpus
     return rows[fits] if fits.any() else rows[[int(np.argmin(used))]]
 
 
-_ZERO_STAGE, _OFFLOAD = 8, 10
-"""Columns of a row of choices."""
-
-
-def _offload_goes(
-    zero_stages: NDArray[np.int64], shares: NDArray[np.int64], pairs: Sequence[tuple[int, int]]
-) -> NDArray[np.bool_]:
-    """Whether nothing is offloaded, or that share under that ZeRO stage is in the space."""
-    codes = [200 * zero + share for zero, share in pairs]
-    return np.asarray((shares == 0) | np.isin(200 * zero_stages + shares, codes))
+def _columns(rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+    """Rows of choices by the name of the choice."""
+    return dict(zip((choice.name for choice in OF_LAYOUT), rows.T, strict=True))
 
 
 def _ends(values: Sequence[int]) -> list[int]:
@@ -173,25 +179,14 @@ def _ends(values: Sequence[int]) -> list[int]:
 
 
 def _as_layouts(rows: NDArray[np.int64], request: PlanRequest) -> Layout:
-    tp, cp, pp, dp, ep, etp, vpp, size, zero, groups, offload, mask, schedule = rows.T
-    sequence_parallel = (tp > 1) & space_of(replace(request, pins={})).sequence_parallel
+    framework = framework_named(request.framework)
+    columns = _columns(rows)
+    sequences = columns["dp"] * columns["micro_batch"]
     return Layout(
-        tp=tp,
-        cp=cp,
-        pp=pp,
-        dp=dp,
-        ep=ep,
-        etp=etp,
-        vpp=vpp,
-        micro_batch=size,
-        num_micro_batches=np.maximum(request.global_batch // (dp * size), 1),
-        sequence_parallel=sequence_parallel,
-        zero_stage=zero,
-        shard_groups=groups,
-        optimizer_offload=offload,
-        recompute=mask,
+        **columns,
+        num_micro_batches=np.maximum(request.global_batch // sequences, 1),
+        sequence_parallel=(columns["tp"] > 1) & (framework.sequence_parallel is not None),
         recompute_layers=np.zeros(len(rows), dtype=np.int64),
-        schedule=schedule,
     )
 
 
@@ -320,8 +315,8 @@ class RequestRule(Rule):
 
 def _request_rules(request: PlanRequest) -> Iterator[Rule]:
     for name, value in request.pins.items():
-        if name in EXECUTION_PINS:
-            allowed = getattr(request.execution_options, name)
+        if BY_NAME[name].of == "execution":
+            allowed = request.execution_options.values[name]
             otherwise = partial(_runs_otherwise, name, allowed)
             yield RequestRule("pin", name, value, _never_broken, otherwise)
         else:
@@ -344,7 +339,7 @@ def _runs_otherwise(name: str, allowed: Sequence[object], execution: Execution) 
 
 def _needs_more(options: ExecutionOptions, execution: Execution) -> bool:
     """Whether an execution makes a choice that is not there."""
-    return any(_runs_otherwise(name, getattr(options, name), execution) for name in EXECUTION_PINS)
+    return any(_runs_otherwise(name, able, execution) for name, able in options.values.items())
 
 
 def _not_as_pinned(name: str, value: int | str, layouts: Layout) -> NDArray[np.bool_]:
@@ -355,27 +350,23 @@ def _not_as_pinned(name: str, value: int | str, layouts: Layout) -> NDArray[np.b
             str(value), np.zeros_like(several)
         )
         return np.asarray((np.asarray(layouts.schedule) != wanted_code) | wrong_chunks)
-    if name == "recompute":
-        wanted = np.array([recompute_name(mask) == value for mask in range(64)])
-        return np.asarray(~wanted[np.asarray(layouts.recompute)])
-    return np.asarray(getattr(layouts, name) != value)
+    return np.asarray(_pin_words(layouts, name) != value)
+
+
+def _pin_words(layouts: Layout, name: str) -> NDArray[Any]:
+    """A choice of layouts as pins write it, the schedule aside."""
+    values = np.asarray(getattr(layouts, name))
+    if name != "recompute":
+        return values
+    names = np.array([recompute_name(mask) for mask in range(int(values.max(initial=0)) + 1)])
+    return np.asarray(names[values])
 
 
 def _as_forbidden(ban: str, gpus: int, layouts: Layout) -> NDArray[np.bool_]:
     """Which layouts make a forbidden choice."""
-    mask = np.asarray(layouts.recompute)
-    full = (mask & int(Recompute.FULL)) != 0
-    by_name = {
-        "interleaving": np.asarray(layouts.vpp) > 1,
-        "recompute": mask != 0,
-        "selective-recompute": (mask != 0) & ~full,
-        "full-recompute": full,
-        "shard-groups": np.asarray(layouts.shard_groups) > 1,
-        "optimizer-offload": np.asarray(layouts.optimizer_offload) > 0,
-        "idle-gpus": np.asarray(layouts.gpus) < gpus,
-        **{f"zero-{stage}": np.asarray(layouts.zero_stage) == stage for stage in range(4)},
-    }
-    return by_name[ban] if ban in by_name else np.asarray(getattr(layouts, ban)) > 1
+    if ban == IDLE_GPUS:
+        return np.asarray(layouts.gpus) < gpus
+    return np.asarray(is_forbidden(ban, partial(_pin_words, layouts)))
 
 
 def _representatives(excess: FloatArray) -> NDArray[np.int64]:

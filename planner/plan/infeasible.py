@@ -32,15 +32,13 @@ from meshwright.planner.plan.document import (
     change_sentence,
     rule_sentence,
 )
+from meshwright.planner.request.choices import BY_NAME, DEGREES
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.loop import LayoutSearch, branch_of
 from meshwright.planner.search.space import space_of
 from meshwright.planner.solvers.clock import is_over, limit_left_s
 
 PRECISION_NAME = PrecisionOnDevice.name
-NEAREST_PINS = ("tp", "cp", "pp", "dp", "ep", "micro_batch")
-"""Pins of which the nearest values are tried."""
-_TAKING_GPUS = {"tp", "cp", "pp", "dp", "ep", "etp"}
 LARGEST_HOST_GIB = 1 << 14
 """That is tried."""
 MOST_TRIES = 8
@@ -232,7 +230,7 @@ def _without_inside(request: PlanRequest, axes: Sequence[str]) -> PlanRequest:
 
 def _nearest_pins(request: PlanRequest, name: str, value: int | str) -> Iterator[SmallestChange]:
     """The nearest values of a pinned number with which a plan is found, below and above."""
-    if name not in NEAREST_PINS or not isinstance(value, int):
+    if not BY_NAME[name].pinned_near or not isinstance(value, int):
         return
     below = range(value - 1, max(value - MOST_TRIES, 1) - 1, -1)
     above = range(value + 1, min(value + MOST_TRIES, request.gpus) + 1)
@@ -360,7 +358,7 @@ def _first_feasible(request: PlanRequest, sizes: Sequence[int]) -> Iterator[int]
 
 def _pinned_gpus(pins: Mapping[str, int | str]) -> int:
     """GPUs of the smallest job that pinned degrees allow: stages of whole tensor and expert groups."""
-    degree = {axis: int(pins.get(axis, 1)) for axis in _TAKING_GPUS}
+    degree = {axis: int(pins.get(axis, 1)) for axis in DEGREES}
     stage = lcm(degree["tp"] * degree["cp"] * degree["dp"], degree["ep"] * degree["etp"])
     return degree["pp"] * stage
 

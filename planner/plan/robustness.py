@@ -27,15 +27,15 @@ from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.plan.assemble import (
     alternative,
-    choice_setting,
     claim_of,
+    compared_choices,
     is_closed,
     risk_with_cost,
 )
 from meshwright.planner.plan.best_plan import Question, best_plan
 from meshwright.planner.plan.document import ExecutionChoice, MemoryRisk, Plan, Robustness, Scenario
 from meshwright.planner.plan.texts import plan_placement
-from meshwright.planner.request.executions import EXECUTION_PINS, PLAIN, SWITCH, choices_made
+from meshwright.planner.request.choices import Choice
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import layout_from_document
 from meshwright.planner.search.pricing import Outcome
@@ -263,7 +263,7 @@ def _alike(request: PlanRequest, plan: Plan) -> int:
     few of them are priced.
     """
     space = plan.solver.space
-    overlaps = len(request.execution_options.tp_overlap)
+    overlaps = len(request.execution_options.values["tp_overlap"])
     return overlaps * (1 if space is None else len(space.optimizer_offloads))
 
 
@@ -323,32 +323,26 @@ def _gain(choice: ExecutionChoice) -> float:
 def _choices(request: PlanRequest, plan: Plan) -> Iterator[Task]:
     assert plan.layout is not None
     assert plan.execution is not None
-    names: list[tuple[str, int | str]] = [
-        (name, "off" if EXECUTION_PINS[name] == SWITCH else str(PLAIN[name]))
-        for name in choices_made(plan.execution)
-    ]
-    if plan.layout.shard_groups > 1:
-        names.append(("shard_groups", 1))
-    if plan.layout.optimizer_offload > 0:
-        names.append(("optimizer_offload", 0))
-    for name, plain in names:
-        without = _pinned(request, name, plain)
-        if name not in request.pins and without is not None:
-            yield partial(_choice, plan, name, plain, without)
+    for choice, value in compared_choices(plan.layout, plan.execution):
+        plain = choice.word(choice.plain)
+        without = _pinned(request, choice.name, plain if choice.words else int(plain))
+        if choice.name not in request.pins and without is not None:
+            yield partial(_choice, plan, choice, value, without)
 
 
-def _choice(plan: Plan, name: str, plain: int | str, without: PlanRequest) -> ExecutionChoice:
+def _choice(
+    plan: Plan, choice: Choice, value: int | str | bool, without: PlanRequest
+) -> ExecutionChoice:
     """A choice of the plan with the best plan for the request without it."""
     likely = _likely(plan)
-    value = getattr(plan.layout if hasattr(plan.layout, name) else plan.execution, name)
-    if name == "shard_groups":
-        likely = replace(likely, shard_groups=1)
-    if name == "optimizer_offload":
-        likely = replace(likely, optimizer_offload=0)
-    setting = choice_setting(framework_named(without.framework), name, str(value))
-    found = _answered(name, value, without, likely)
+    if choice.of == "layout":
+        plain: dict[str, Any] = {choice.name: choice.plain}
+        likely = replace(likely, **plain)
+    setting = choice.setting(framework_named(without.framework), value)
+    found = _answered(choice.name, value, without, likely)
+    pin = f"{choice.name}={choice.word(choice.plain)}"
     installs = setting.installs if setting else ""
-    return found.model_copy(update={"pin": f"{name}={plain}", "installs": installs})
+    return found.model_copy(update={"pin": pin, "installs": installs})
 
 
 def _likely(plan: Plan) -> Layout:

@@ -5,6 +5,7 @@ formulas.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import isclose, prod
 
 import numpy as np
@@ -23,6 +24,7 @@ from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.mapping.pricing import largest_cut_use
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.texts import group_placement
+from meshwright.planner.request.choices import IDLE_GPUS, is_forbidden
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_from_document
 
@@ -243,20 +245,9 @@ def wish_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
     for name, value in request.layout_pins.items():
         if getattr(doc, name) != value:
             yield f"{name} is {getattr(doc, name)}, pinned to {value}"
-    used = doc.tp * doc.cp * doc.pp * doc.dp
-    present = {
-        **{axis: getattr(doc, axis) > 1 for axis in ("tp", "cp", "pp", "ep", "etp")},
-        "interleaving": doc.vpp > 1,
-        "recompute": doc.recompute != "none",
-        "selective-recompute": doc.recompute == "selective",
-        "full-recompute": doc.recompute == "full",
-        **{f"zero-{stage}": doc.zero_stage == stage for stage in range(4)},
-        "shard-groups": doc.shard_groups > 1,
-        "optimizer-offload": doc.optimizer_offload > 0,
-        "idle-gpus": used < request.gpus,
-    }
+    leaves_idle = doc.tp * doc.cp * doc.pp * doc.dp < request.gpus
     for name in request.forbids:
-        if present[name]:
+        if leaves_idle if name == IDLE_GPUS else is_forbidden(name, partial(getattr, doc)):
             yield f"{name} is forbidden, yet in the plan"
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from meshwright.documents import csv_text
+from meshwright.frameworks.record import Axis
 from meshwright.planner.drawing import (
     Chart,
     LogScale,
@@ -47,11 +48,12 @@ from meshwright.planner.report.view import (
     percents,
     table,
 )
+from meshwright.planner.request.choices import DEGREES
 
 Row = Mapping[str, Any]
 MOST_SHOWN = 60
 """Rows of the table; the files hold them all."""
-_AXES = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
+_AXES = get_args(Axis)
 _STYLES = {"optimal": "green", "failed": "red"}
 
 
@@ -306,7 +308,6 @@ def _first_part(row: Row) -> str:
 SWEEP_FILES = ("sweep.csv", "sweep.json", "sweep.svg")
 """What is written to a folder; some of it only where there is something to say."""
 _TITLE = "Tokens per second by {name}"
-_DEGREES = ("tp", "cp", "pp", "dp", "ep")
 
 
 def sweep_view(report: SweepReport) -> View:
@@ -381,5 +382,5 @@ def _is_numeric(values: tuple[object, ...]) -> bool:
 
 def _layout(row: Mapping[str, Any]) -> str:
     """Degrees above 1, and the micro-batch."""
-    degrees = [f"{name} {row[name]}" for name in _DEGREES if row.get(name) not in (None, 1)]
+    degrees = [f"{name} {row[name]}" for name in DEGREES if row.get(name) not in (None, 1)]
     return " ".join(degrees) or ("one GPU" if row.get("tp") else "")

@@ -61,7 +61,7 @@ from meshwright.planner.report.view import (
     section,
     table,
 )
-from meshwright.planner.request.executions import ALLOW_PLACED
+from meshwright.planner.request.choices import ALLOW_PLACED, DEGREES, DOUBLED, OF_LAYOUT, Choice
 from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted
@@ -142,16 +142,13 @@ def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
 
 def degrees_text(layout: LayoutDoc, *, experts: bool) -> str:
     """Degrees of a layout, those of 1 left out but for tp and dp: `tp 4, pp 4 x 10, dp 16`."""
-    pipeline = f"pp {layout.pp} x {layout.vpp}" if layout.vpp > 1 else f"pp {layout.pp}"
-    degrees = {
-        "tp": f"tp {layout.tp}",
-        "cp": f"cp {layout.cp}" if layout.cp > 1 else "",
-        "pp": pipeline if layout.pp > 1 else "",
-        "dp": f"dp {layout.dp}",
-        "ep": f"ep {layout.ep}" if experts else "",
-        "etp": f"etp {layout.etp}" if layout.etp > 1 else "",
-    }
-    return ", ".join(degree for degree in degrees.values() if degree)
+    always = {"tp", "dp", "ep"} if experts else {"tp", "dp"}
+    virtual = {"pp": f" x {layout.vpp}"} if layout.vpp > 1 else {}
+    return ", ".join(
+        f"{name} {getattr(layout, name)}{virtual.get(name, '')}"
+        for name in DEGREES
+        if name in always or getattr(layout, name) > 1
+    )
 
 
 def installs_text(
@@ -444,10 +441,12 @@ def _winner(scenario: Scenario, robustness: Robustness, inputs: PlanInputs) -> s
     """The layout that would be faster, or what was not searched for it."""
     winner = scenario.winner
     if winner is not None:
-        names = ("tp", "cp", "pp", "dp", "ep", "vpp", "micro_batch", "recompute")
-        choices = {name: winner.get(name) for name in names}
-        words = [f"{name} {v}" for name, v in choices.items() if v not in (1, "none", None)]
-        return f"{seconds(scenario.best_step_time_s or 0.0)}: {', '.join(words)}"
+        choices = [
+            f"{name} {winner[name]}"
+            for name in (*DOUBLED, "recompute")
+            if winner.get(name) not in (1, "none", None)
+        ]
+        return f"{seconds(scenario.best_step_time_s or 0.0)}: {', '.join(choices)}"
     if scenario.proven:
         return "" if scenario.best_step_time_s is not None else "no plan fits"
     if scenario.step_time_s is not None:
@@ -461,24 +460,27 @@ def _winner(scenario: Scenario, robustness: Robustness, inputs: PlanInputs) -> s
 def alternatives_view(plan: Plan) -> View:
     """The next best layouts, with what they lose; choices that all leave plain are not shown."""
     layouts = plan.alternatives
+    shown_for = {"", *(each.shown_for for each in OF_LAYOUT if not _is_plain(each, layouts))}
+    choices = [choice for choice in _COLUMNS if choice.shown_for in shown_for]
     columns = {
         "step_time_s": "step time",
         "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
-        **{axis: Column(axis, NUMBER) for axis in (*AXES, "ep", "etp", "vpp")},
-        "micro_batch": Column("micro", NUMBER),
-        "zero_stage": Column("ZeRO", NUMBER),
-        "shard_groups": Column("groups", NUMBER),
-        "optimizer_offload": Column("offload", NUMBER, unit="%"),
+        **{choice.name: Column(choice.column, NUMBER, unit=choice.unit) for choice in choices},
         "recompute": Column("recompute", NUMBER, value=_recompute),
     }
-    for names, plain in _PLAIN_CHOICES:
-        if all(layout.get(name, plain) == plain for layout in layouts for name in names):
-            columns = {name: column for name, column in columns.items() if name not in names}
     return section("Alternatives", layouts, columns)
 
 
-_PLAIN_CHOICES = ((("ep", "etp"), 1), (("shard_groups",), 1), (("optimizer_offload",), 0))
-"""Choices that are shown together, and the value of each that says nothing."""
+_COLUMNS = sorted(
+    (choice for choice in OF_LAYOUT if choice.column),
+    key=lambda choice: AXES.index(choice.name) if choice.name in AXES else len(AXES),
+)
+"""Choices with a column, the axes in the order of ranks first."""
+
+
+def _is_plain(choice: Choice, layouts: Sequence[Mapping[str, object]]) -> bool:
+    """Whether all of some layouts have the plain value; plans of earlier versions do not say some."""
+    return all(layout.get(choice.name, choice.plain) == choice.plain for layout in layouts)
 
 
 def _recompute(layout: Mapping[str, object]) -> object:

@@ -14,6 +14,7 @@ from meshwright.planner.drawing import amount, count, counted, percent, seconds
 from meshwright.planner.plan.assemble import WORDS
 from meshwright.planner.plan.document import CostDoc, Plan, PruningReport, SolverReport, SpaceReport
 from meshwright.planner.report.view import COUNT, Column, decimals
+from meshwright.planner.request.choices import DEGREES
 
 NEAR_OPTIMAL = 0.001
 """Of the step: a proven gap below it counts as an answer, whatever is missing to the proof."""
@@ -226,14 +227,7 @@ def _buckets_text(space: SpaceReport) -> str:
 
 
 def _degrees_text(space: SpaceReport) -> str:
-    axes = {
-        "tp": space.tp,
-        "cp": space.cp,
-        "pp": space.pp,
-        "dp": space.dp,
-        "ep": space.ep,
-        "etp": space.etp,
-    }
+    axes = {name: getattr(space, name) for name in DEGREES}
     parts = [f"{axis} in {_values_text(values)}" for axis, values in axes.items() if values != [1]]
     return ", ".join(parts) or "every degree 1"
 

@@ -10,101 +10,52 @@ from typing import Any
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.constraints.memory import has_mamba, has_modules
-from meshwright.costmodel.execution_names import DISPATCHERS, OFFLOADED_MODULES
+from meshwright.costmodel.execution_names import OFFLOADED_MODULES
 from meshwright.costmodel.workload import GATHERS, HIERARCHICAL, Execution
 from meshwright.errors import InputError, listed, near_miss, shown
-from meshwright.frameworks.catalog import RECORDS, planned
-from meshwright.frameworks.record import Framework, TokenDispatcher
+from meshwright.frameworks.catalog import planned
+from meshwright.frameworks.record import Framework
 from meshwright.model_specs.schema import ModelSpec
-
-SWITCH = ("on", "off")
-EXECUTION_PINS: Mapping[str, tuple[str, ...]] = {
-    "moe_dispatch": DISPATCHERS,
-    "ep_overlap": SWITCH,
-    "tp_overlap": SWITCH,
-    "cuda_graph": ("none", "partial", "full"),
-    "cp_comm": ("p2p", "a2a", "a2a+p2p"),
-    "compiled": SWITCH,
-    "fp8_recipe": ("tensorwise", "delayed"),
-    "offload_modules": OFFLOADED_MODULES,
-}
-"""Execution choices that can be pinned, with their values. `deduplicated` is DeepEP or HybridEP."""
-
-WITHOUT = (
-    "deepep",
-    "hybridep",
-    "allgather",
-    "ep-overlap",
-    "tp-overlap",
-    "cuda-graph",
-    "full-graph",
-    "cp-a2a",
-    "cp-hierarchical",
-    "compile",
+from meshwright.planner.request.choices import (
+    ALLOW,
+    BY_NAME,
+    OF_EXECUTION,
+    PERMISSIONS,
+    SWITCH,
+    WITHOUT,
+    Choice,
+    is_excluded,
 )
-"""What a user may lack, or not want."""
-
-ALLOW = tuple(dict.fromkeys(name for record in RECORDS for name in record.numerics))
-"""What changes the numbers of a run, so that a plan chooses it only where it is allowed."""
-
-ALLOW_HOST = ("activation-offload",)
-"""What fills the memory of hosts, which no cluster file tells the size of: chosen only where allowed."""
-
-ALLOW_PLACED = ("expert-placement",)
-"""What a launch of the framework does not do by itself: experts where measured loads want them."""
 
 FP8_ATTENTION_ON = ("hopper", "blackwell")
 """Architectures on which cuDNN attends in FP8 (cuDNN Frontend, Attention, support matrix of 9.18.1)."""
 
-PLAIN: Mapping[str, object] = {
-    "moe_dispatch": "alltoall",
-    "ep_overlap": False,
-    "tp_overlap": False,
-    "cuda_graph": "none",
-    "cp_comm": "p2p",
-    "compiled": False,
-    "fp8_recipe": "tensorwise",
-    "offload_modules": "none",
-}
-"""The value of each choice that asks nothing of the software."""
-
 
 def choices_made(execution: Execution) -> dict[str, str | bool]:
     """The choices of an execution that differ from plain; none where there was nothing to choose."""
-    values = {name: getattr(execution, name) for name in EXECUTION_PINS}
+    values = {choice.name: getattr(execution, choice.name) for choice in OF_EXECUTION}
     return {
-        name: value for name, value in values.items() if value is not None and value != PLAIN[name]
+        name: value
+        for name, value in values.items()
+        if value is not None and value != BY_NAME[name].plain
     }
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionOptions:
-    """The values that each choice may take, plain ones first."""
+    """What the search may choose beside a layout."""
 
-    moe_dispatch: tuple[Any, ...]
-    ep_overlap: tuple[bool, ...]
-    tp_overlap: tuple[bool, ...]
-    cuda_graph: tuple[Any, ...]
-    cp_comm: tuple[Any, ...]
-    compiled: tuple[bool, ...]
-    fp8_recipe: tuple[Any, ...]
-    offload_modules: tuple[Any, ...]
-    dp_overlap: bool
-    pp_overlap: bool
-    numerics: Mapping[str, Any]
-    """Types of gradients, states and parameters, and the loss: what is allowed is never worse, so chosen."""
+    values: Mapping[str, tuple[Any, ...]]
+    """That each choice of an execution may take, plain ones first, in the order of `OF_EXECUTION`."""
+    fixed: Mapping[str, Any]
+    """Fields of every execution: overlaps that are on wherever they are legal, and numerics, of which what is
+    allowed is never worse, so chosen."""
 
     def executions(self) -> tuple[Execution, ...]:
         """Every combination, the plainest first."""
-        names = tuple(EXECUTION_PINS)
         return tuple(
-            Execution(
-                **dict(zip(names, values, strict=True)),
-                dp_overlap=self.dp_overlap,
-                pp_overlap=self.pp_overlap,
-                **self.numerics,
-            )
-            for values in product(*(getattr(self, name) for name in names))
+            Execution(**dict(zip(self.values, values, strict=True)), **self.fixed)
+            for values in product(*self.values.values())
         )
 
 
@@ -131,38 +82,42 @@ def execution_options(
         If a pinned value does not exist in the framework, on the device, or beside `without`.
     """
     hidden = planned(framework.overlaps)
-    tensor = "tp" in hidden and model.attention is None and "tp-overlap" not in without
     experts = model.moe is not None
-    expert_overlap = "ep" in hidden and experts and "ep-overlap" not in without
-    expert_overlap = expert_overlap and model.hybrid_pattern is None
-    graphs = _graphs(framework, without)
-    dispatchers = _dispatchers(framework, cluster, without) if experts else ()
-    gathering = _gathering(framework, cluster, precision, without) if experts else ()
-    values: dict[str, tuple[object, ...]] = {
-        "moe_dispatch": ("alltoall", *dispatchers, *gathering),
-        "ep_overlap": (False, True) if expert_overlap and model.mtp_layers <= 1 else (False,),
-        "tp_overlap": (False, True) if tensor else (False,),
-        "cuda_graph": graphs,
-        "cp_comm": _context_exchanges(framework, model, cluster, without),
-        "compiled": _compilations(framework, precision, without),
+    overlaps_experts = experts and model.hybrid_pattern is None and model.mtp_layers <= 1
+    overlaps_tensor = "tp" in hidden and model.attention is None
+    values: dict[str, tuple[Any, ...]] = {
+        "moe_dispatch": _dispatchers(framework, cluster, precision) if experts else ("alltoall",),
+        "ep_overlap": (False, True) if "ep" in hidden and overlaps_experts else (False,),
+        "tp_overlap": (False, True) if overlaps_tensor else (False,),
+        "cuda_graph": planned(framework.cuda_graphs),
+        "cp_comm": _context_exchanges(framework, model, cluster),
+        "compiled": _compilations(framework, precision),
         "fp8_recipe": _fp8_recipes(framework, precision, allow),
         "offload_modules": _offloads(framework, model, pins, allow),
     }
+    binding = {name: pin for name, pin in pins.items() if experts or name != "moe_dispatch"}
     chosen: dict[str, tuple[Any, ...]] = {
-        name: _pinned(name, options, pins.get(name) if experts or name != "moe_dispatch" else None)
-        for name, options in values.items()
+        choice.name: _pinned(
+            choice, _there(choice, values[choice.name], without), binding.get(choice.name)
+        )
+        for choice in OF_EXECUTION
     }
-    if "moe_dispatch" not in pins and len(dispatchers) > 1:
-        captured = "full" in chosen["cuda_graph"]
-        chosen["moe_dispatch"] = ("alltoall", dispatchers[-1 if captured else 0], *gathering)
-    return ExecutionOptions(
-        dp_overlap="dp" in hidden,
-        pp_overlap="pp" in hidden,
-        numerics=_numerics(
-            framework, cluster, pins, allow, precision=precision, optimizer=optimizer
-        ),
-        **chosen,
-    )
+    if "moe_dispatch" not in pins:
+        chosen["moe_dispatch"] = _one_deduplicates(
+            chosen["moe_dispatch"], captured="full" in chosen["cuda_graph"]
+        )
+    numerics = _numerics(framework, cluster, pins, allow, precision=precision, optimizer=optimizer)
+    overlaps = {f"{axis}_overlap": axis in hidden for axis in ("dp", "pp")}
+    return ExecutionOptions(values=chosen, fixed={**overlaps, **numerics})
+
+
+def _there(choice: Choice, values: tuple[Any, ...], without: tuple[str, ...]) -> tuple[Any, ...]:
+    """The values that are not done without; all of them where none would be left."""
+    for word, excluded in choice.without.items():
+        if word in without:
+            there = (value for value in values if not is_excluded(choice, excluded, value))
+            values = tuple(there) or values
+    return values
 
 
 def _numerics(
@@ -215,19 +170,15 @@ def _offloads(
     return ("none", *(name for name in some if has_modules(model, name.split("+"))))
 
 
-def _compilations(
-    framework: Framework, precision: str, without: tuple[str, ...]
-) -> tuple[bool, ...]:
+def _compilations(framework: Framework, precision: str) -> tuple[bool, ...]:
     """Eager, compiled, or either; quantised layers have to be compiled (torchtitan/trainer.py)."""
     if not framework.eager_stack:
         return (False,)
-    if precision != "bf16":
-        return (True,)
-    return (False,) if "compile" in without else (False, True)
+    return (False, True) if precision == "bf16" else (True,)
 
 
 def _context_exchanges(
-    framework: Framework, model: ModelSpec, cluster: ClusterSpec, without: tuple[str, ...]
+    framework: Framework, model: ModelSpec, cluster: ClusterSpec
 ) -> tuple[str, ...]:
     """How keys and values may move, the ring first.
 
@@ -235,69 +186,58 @@ def _context_exchanges(
     irregular: the model of slots knows of no groups.
     """
     names = planned(framework.context_exchanges)
-    if "cp-a2a" in without or "a2a" not in names:
+    if "a2a" not in names:
         return ("p2p",)
     attends_alike = model.sliding_window is None and not model.attention_sinks
     attends_alike = attends_alike and model.indexer is None
-    grouped = HIERARCHICAL in names and "cp-hierarchical" not in without
-    if grouped and attends_alike and not is_irregular(cluster):
+    if HIERARCHICAL in names and attends_alike and not is_irregular(cluster):
         return ("p2p", "a2a", HIERARCHICAL)
     return ("p2p", "a2a")
 
 
-def _graphs(framework: Framework, without: tuple[str, ...]) -> tuple[str, ...]:
-    """What CUDA graphs may hold, nothing first."""
-    names = planned(framework.cuda_graphs)
-    if "cuda-graph" in without:
-        return names[:1]
-    return tuple(name for name in names if name != "full" or "full-graph" not in without)
-
-
-def _dispatchers(
-    framework: Framework, cluster: ClusterSpec, without: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Dispatchers beside the plain one that the framework has and the device runs."""
+def _dispatchers(framework: Framework, cluster: ClusterSpec, precision: str) -> tuple[str, ...]:
+    """The plain dispatcher, those that deduplicate and run on the device, and the one that gathers all
+    tokens, where it goes; not where allocations are irregular.
+    """
     device = cluster.device
-
-    def usable(name: str, dispatcher: TokenDispatcher) -> bool:
-        runs = dispatcher.runs_on(device.architecture, device.name)
-        return dispatcher.deduplicates and dispatcher.planned and runs and name not in without
-
-    return tuple(name for name, each in framework.dispatchers.items() if usable(name, each))
-
-
-def _gathering(
-    framework: Framework, cluster: ClusterSpec, precision: str, without: tuple[str, ...]
-) -> tuple[str, ...]:
-    """The dispatcher that gathers all tokens, where it goes; not where allocations are irregular."""
-    dispatcher = framework.dispatchers.get(GATHERS)
-    planned_here = dispatcher is not None and dispatcher.planned and GATHERS not in without
-    goes = planned_here and precision in ("bf16", "fp16") and not is_irregular(cluster)
-    return (GATHERS,) if goes else ()
+    gathers = precision in ("bf16", "fp16") and not is_irregular(cluster)
+    able = [
+        name
+        for name, each in framework.dispatchers.items()
+        if each.planned and each.deduplicates and each.runs_on(device.architecture, device.name)
+    ]
+    if gathers and GATHERS in planned(framework.dispatchers):
+        able.append(GATHERS)
+    return ("alltoall", *able)
 
 
-def _pinned(name: str, options: tuple[object, ...], pin: int | str | None) -> tuple[object, ...]:
+def _one_deduplicates(dispatchers: tuple[str, ...], *, captured: bool) -> tuple[str, ...]:
+    """The dispatchers with one for all that deduplicate, as these have the same price: the last where graphs
+    of the whole step may be chosen.
+    """
+    alike = [name for name in dispatchers if name not in ("alltoall", GATHERS)]
+    unused = alike[:-1] if captured else alike[1:]
+    return tuple(name for name in dispatchers if name not in unused)
+
+
+def _pinned(
+    choice: Choice, options: tuple[object, ...], pin: int | str | None
+) -> tuple[object, ...]:
     """The values that a pin leaves."""
     if pin is None:
         return options
-    value: object = pin == "on" if EXECUTION_PINS[name] == SWITCH else pin
+    value: object = pin == "on" if choice.words == SWITCH else pin
     if value == "deduplicated":
         others = tuple(option for option in options if option not in ("alltoall", GATHERS))
         if others:
             return others[:1]
     if value in options:
         return (value,)
-    words = tuple(_word(option) for option in options)
+    words = tuple(choice.word(option) for option in options)
     raise InputError(
-        f"pin {name}: {shown(pin)} cannot be had with this framework, model, device, precision, --without "
-        f"and --allow; allowed: {listed(words)}"
+        f"pin {choice.name}: {shown(pin)} cannot be had with this framework, model, device, precision, "
+        f"--without and --allow; allowed: {listed(words)}"
     )
-
-
-def _word(option: object) -> str:
-    if option is None:
-        return "none"
-    return ("off", "on")[option] if isinstance(option, bool) else str(option)
 
 
 def parse_without(texts: Iterable[str]) -> tuple[str, ...]:
@@ -310,11 +250,11 @@ def parse_allow(texts: Iterable[str]) -> tuple[str, ...]:
 
     `all` stands for each that changes the numbers.
     """
-    others = (*ALLOW_HOST, *ALLOW_PLACED)
-    names = _parsed(texts, "allow", (*ALLOW, *others, "all"))
+    names = _parsed(texts, "allow", (*PERMISSIONS, "all"))
     if "all" not in names:
         return names
-    return (*ALLOW, *(name for name in names if name in others))
+    others = (name for name in names if name not in (*ALLOW, "all"))
+    return (*ALLOW, *others)
 
 
 def check_names(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.constraints.fabric import INSIDE_DOMAIN
+from meshwright.constraints.fabric import INSIDE_DOMAIN, DomainAxis
 from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.execution_names import (
     DEFAULT_MEMORY_RISK,
@@ -19,25 +19,25 @@ from meshwright.costmodel.execution_names import (
     OBJECTIVES,
     OPTIMIZERS,
     PRECISIONS,
+    Optimizer,
+    Precision,
 )
 from meshwright.costmodel.rates import peak_memory_band
 from meshwright.costmodel.records import POINT_ESTIMATE, memory_margin
-from meshwright.costmodel.schedules import SCHEDULE_NAMES
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.errors import InputError, listed, near_miss, require_whole, shown
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, FRAMEWORK_NAMES, framework_named
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.request.executions import (
-    ALLOW,
-    ALLOW_HOST,
+from meshwright.planner.request.choices import (
     ALLOW_PLACED,
-    EXECUTION_PINS,
+    BY_NAME,
+    FORBIDS,
+    PERMISSIONS,
+    PINS,
     WITHOUT,
-    ExecutionOptions,
-    check_names,
-    execution_options,
 )
+from meshwright.planner.request.executions import ExecutionOptions, check_names, execution_options
 
 if TYPE_CHECKING:
     from meshwright.planner.experts.training import ExpertLoads
@@ -47,11 +47,6 @@ if TYPE_CHECKING:
 
 
 Degree = Annotated[int, Field(ge=1, le=1_048_576)]
-Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
-ScheduleName = Literal[
-    "1f1b", "interleaved-1f1b", "gpipe", "breadth-first", "zb-h1", "zbv", "dualpipe-v", "dualpipe"
-]
-RecomputeName = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "op"]
 
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -70,13 +65,13 @@ class PlanInputs(BaseModel):
     seq_len: Annotated[int, Field(ge=1, le=16_777_216)]
     """Tokens of a sequence."""
     precision: Precision = "bf16"
-    optimizer: Literal["adam", "sgd", "muon"] = "adam"
+    optimizer: Optimizer = "adam"
     framework: FrameworkName = DEFAULT_FRAMEWORK
     reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     memory_risk: Annotated[float, Field(ge=1e-6, le=0.5)] = 0.5
     """Share of measured errors of memory with which the plan may not fit; plans that do not say took the
     prediction as it stands."""
-    inside_domain: tuple[Literal["tp", "cp", "ep"], ...] = ()
+    inside_domain: tuple[DomainAxis, ...] = ()
     """Axes whose groups each lie in one NVLink domain, as was asked."""
     max_cut_use: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the capacity of every cut that may be used in a phase, as was asked."""
@@ -107,44 +102,6 @@ class PlanInputs(BaseModel):
         return {**others, "pins": pins}
 
 
-NUMBER_PINS = (
-    "tp",
-    "cp",
-    "pp",
-    "dp",
-    "ep",
-    "etp",
-    "vpp",
-    "micro_batch",
-    "zero_stage",
-    "shard_groups",
-    "optimizer_offload",
-)
-_NUMBER_RANGES = {"zero_stage": (0, 3), "optimizer_offload": (0, 100)}
-RECOMPUTE_PINS = ("none", "selective", "full")
-LAYOUT_PINS = (*NUMBER_PINS, "recompute", "schedule")
-PINS = (*LAYOUT_PINS, *EXECUTION_PINS)
-
-FORBIDS = (
-    "tp",
-    "cp",
-    "pp",
-    "ep",
-    "etp",
-    "interleaving",
-    "recompute",
-    "selective-recompute",
-    "full-recompute",
-    "zero-0",
-    "zero-1",
-    "zero-2",
-    "zero-3",
-    "shard-groups",
-    "optimizer-offload",
-    "idle-gpus",
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
     """A model, a cluster and a batch, and how to search. Raises InputError where a field is out of
@@ -166,9 +123,9 @@ class PlanRequest:
     framework: str = DEFAULT_FRAMEWORK
     """Any of `FRAMEWORK_NAMES`."""
     pins: Mapping[str, int | str] = field(default_factory=dict)
-    """Choices that are given: any of `PINS`."""
+    """Choices that are given: any of `choices.PINS`."""
     forbids: tuple[str, ...] = ()
-    """Choices that are excluded: any of `FORBIDS`."""
+    """Choices that are excluded: any of `choices.FORBIDS`."""
     reserve_gib: float = 0.0
     """HBM that the plan must leave free on every GPU, GiB, 0 to 10,000."""
     memory_risk: float = DEFAULT_MEMORY_RISK
@@ -190,10 +147,10 @@ class PlanRequest:
     expert_copies_by_ep: tuple[tuple[int, int, float], ...] = ()
     """Blocks that a token touches by degree and blocks of the expert group, where a trace was given."""
     without: tuple[str, ...] = ()
-    """Software that is not there, or not wanted: any of `executions.WITHOUT`."""
+    """Software that is not there, or not wanted: any of `choices.WITHOUT`."""
     allow: tuple[str, ...] = ()
-    """What may change the numbers of the run, any of `executions.ALLOW`, or fill the hosts' memory, any of
-    `executions.ALLOW_HOST`, or assume experts placed by their loads, `executions.ALLOW_PLACED`."""
+    """What may change the numbers of the run, any of `choices.ALLOW`, or fill the hosts' memory, any of
+    `choices.ALLOW_HOST`, or assume experts placed by their loads, `choices.ALLOW_PLACED`."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants."""
     objective: str = "nominal"
@@ -247,7 +204,7 @@ class PlanRequest:
         for axis in self.inside_domain:
             _one_of("inside_domain", axis, INSIDE_DOMAIN)
         check_names("without", self.without, WITHOUT)
-        check_names("allow", self.allow, (*ALLOW, *ALLOW_HOST, *ALLOW_PLACED))
+        check_names("allow", self.allow, PERMISSIONS)
         object.__setattr__(
             self, "pins", {name: _pin(name, value) for name, value in self.pins.items()}
         )
@@ -271,7 +228,7 @@ class PlanRequest:
     @property
     def layout_pins(self) -> dict[str, int | str]:
         """The pins that bind the layout, not its execution."""
-        return {name: value for name, value in self.pins.items() if name in LAYOUT_PINS}
+        return {name: pin for name, pin in self.pins.items() if BY_NAME[name].of == "layout"}
 
     @property
     def places_experts(self) -> bool:
@@ -379,16 +336,11 @@ def _parsed(name: str, texts: Iterable[str], allowed: Collection[str]) -> tuple[
 
 def _pin(name: str, value: int | str) -> int | str:
     _one_of("pin", name, PINS)
-    if name == "recompute":
-        _one_of("pin recompute", value, RECOMPUTE_PINS)
+    choice = BY_NAME[name]
+    if choice.words:
+        _one_of(f"pin {name}", value, choice.words)
         return value
-    if name == "schedule":
-        _one_of("pin schedule", value, SCHEDULE_NAMES)
-        return value
-    if name in EXECUTION_PINS:
-        _one_of(f"pin {name}", value, EXECUTION_PINS[name])
-        return value
-    low, high = _NUMBER_RANGES.get(name, (1, 1_048_576))
+    low, high = choice.low, choice.high
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"pin {name}: {shown(value)} is not a whole number; give {low} to {high}")
     _within(f"pin {name}", value, low, high, "a whole number")

@@ -17,7 +17,7 @@ from meshwright.costmodel.alpha_beta import Compression, compressions
 from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.estimate import Estimate, Stages, estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.footprint import context_gib, offloaded_gib
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import nested_placement, nested_positions
 from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import fit_probability, with_stragglers
@@ -115,7 +115,7 @@ def _in_default_order(run: Run) -> list[tuple[int, int]]:
     layout = run.layout
     sizes = [int(getattr(layout, axis)) for axis in reversed(run.rank_order)]
     numbers = np.arange(int(layout.gpus)).reshape(sizes)
-    default = [run.rank_order[::-1].index(axis) for axis in ("pp", "dp", "cp", "tp")]
+    default = [run.rank_order[::-1].index(axis) for axis in reversed(AXES)]
     return [run.ranks[number] for number in numbers.transpose(default).ravel().tolist()]
 
 

@@ -15,7 +15,7 @@ from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import free_of
 from meshwright.costmodel.calibration import Calibration
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.workload import Overlap, Workload
@@ -30,6 +30,7 @@ from meshwright.frameworks.catalog import (
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.reader import model_from_mapping, read_model, with_twin_facts
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.request.choices import NUMBERS
 from meshwright.planner.request.executions import FP8_ATTENTION_ON
 from meshwright.planner.runs.launches.command_line import fields_of, refuse_adapters
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
@@ -55,11 +56,6 @@ from meshwright.planner.runs.run_terms import (
 
 
 Stages = tuple[tuple[int, ...], ...]
-_SAME_IN_LAYOUT = (
-    "tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "zero_stage", "sequence_parallel",
-    "optimizer_offload",
-)  # fmt: skip
-"""Settings that a layout holds under the same name and meaning."""
 
 
 def gpus_and_dp(settings: SettingsDoc, cluster: ClusterSpec) -> tuple[int, int]:
@@ -206,14 +202,14 @@ def run_layout(
             f"does not divide tp * cp * dp = {ranks}"
         )
     mask, recompute_layers, remarks = _recompute(settings, model, published=published)
+    derived = {"dp": dp, "shard_groups": _shard_groups(settings, dp)}
     layout = Layout(
-        **{name: getattr(settings, name) for name in _SAME_IN_LAYOUT},
-        dp=dp,
+        **{name: getattr(settings, name) for name in NUMBERS} | derived,
         num_micro_batches=settings.global_batch // replica_batch,
+        sequence_parallel=settings.sequence_parallel,
         recompute=mask,
         recompute_layers=recompute_layers,
         schedule=_schedule(settings),
-        shard_groups=_shard_groups(settings, dp),
     )
     faults = traits(int(layout.schedule)).faults(
         settings.pp, settings.vpp, int(layout.num_micro_batches)
@@ -376,7 +372,7 @@ class Run:
     """Plain integers."""
     stages: Stages | None
     """Layers of each [pipeline rank][virtual stage]; None where the layers divide evenly."""
-    rank_order: tuple[str, ...] = ("tp", "cp", "dp", "pp")
+    rank_order: tuple[str, ...] = AXES
     """Axes as ranks run through them, innermost first."""
     ranks: tuple[tuple[int, int], ...] = ()
     """(node, local GPU) of every rank; empty where ranks are nested in the blocks of the cluster."""

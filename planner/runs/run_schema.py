@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.execution_names import Optimizer, Precision, RecomputeName, ScheduleName
 from meshwright.costmodel.workload import AttentionKernel, Fp8Recipe
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.request.plan_request import ScheduleName
 
 MOST_LAYERS = 2000
 MOST_HOSTS = 131_072
@@ -114,13 +114,13 @@ class SettingsDoc(BaseModel):
     etp: Degree = 1
     sequence_parallel: Flag = False
     zero_stage: Annotated[int, Field(strict=True, ge=0, le=3)] = 0
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: RecomputeName = "none"
     recompute_modules: Annotated[list[Words], BeforeValidator(_split_words)] = Field(
         default=[], max_length=20
     )
     recompute_layers: Annotated[Layers | None, BeforeValidator(_first_number)] = None
-    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] = "bf16"
-    optimizer: Literal["adam", "sgd", "muon"] = "adam"
+    precision: Precision = "bf16"
+    optimizer: Optimizer = "adam"
     overlap: OverlapDoc = OverlapDoc()
     framework: Words = DEFAULT_FRAMEWORK
     expert_imbalance: Annotated[float, Field(strict=True, ge=1, le=1e6, allow_inf_nan=False)] = 1.0

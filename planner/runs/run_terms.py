@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from meshwright.costmodel.activations import offloads_any
 from meshwright.costmodel.estimate import Stages
-from meshwright.costmodel.execution_names import OFFLOADED_MODULES
+from meshwright.costmodel.execution_names import OFFLOADED_MODULES, RecomputeName, ScheduleName
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.schedules import schedule_name, schedule_named
 from meshwright.costmodel.workload import (
@@ -27,13 +27,9 @@ from meshwright.costmodel.workload import (
 )
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_of_stack, planned
+from meshwright.planner.request.choices import NUMBERS
 from meshwright.planner.request.executions import check_names
-from meshwright.planner.request.plan_request import (
-    Degree,
-    RecomputeModule,
-    RecomputeName,
-    ScheduleName,
-)
+from meshwright.planner.request.plan_request import Degree, RecomputeModule
 from meshwright.planner.runs.launches.command_line import CommandLine
 
 # A layout and what the cost model expects of it, as documents carry them.
@@ -49,10 +45,7 @@ RECOMPUTED: dict[RecomputeModule, Recompute] = {
 }
 """Modules of selective recomputation, by the names that documents and Megatron's flags use."""
 
-_NUMBERS = (
-    "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "num_micro_batches", "zero_stage",
-    "shard_groups", "optimizer_offload",
-)  # fmt: skip
+_NUMBERS = (*NUMBERS, "num_micro_batches")
 """Whole numbers that a layout and its document hold under one name."""
 
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())

@@ -16,6 +16,7 @@ import numpy as np
 
 from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.workload import Execution
+from meshwright.planner.request.choices import CHANGED_ALONE
 from meshwright.planner.runs.run_file import Measured, Run, UnreadRow
 
 # Pairs of measured runs of the same work that differ in layout or settings: what choosing needs.
@@ -28,10 +29,7 @@ LEAST_DIFFERENCE = 0.02
 """Pairs whose times differ by less are left out: one layout measured twice is 1.7 % apart on average."""
 MOST_KNOBS = 2
 """Pairs that differ in more settings say nothing of a single one."""
-_LAYOUT_KNOBS = (
-    "tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch", "sequence_parallel", "zero_stage", "shard_groups",
-    "optimizer_offload", "recompute_layers", "schedule",
-)  # fmt: skip
+_LAYOUT_KNOBS = (*CHANGED_ALONE, "sequence_parallel", "recompute_layers")
 """Fields of a layout that are chosen; dp follows from the others."""
 
 

@@ -22,6 +22,7 @@ from meshwright.planner.bounds.alike import rows_by_value
 from meshwright.planner.bounds.combination_costs import ShapeTable, compute_bound_s, rows_of
 from meshwright.planner.bounds.exact_cost import MappingBounds
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
+from meshwright.planner.request.choices import DEGREES, MAKING_ROOM
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.pricing import Certificate, Pricing
 from meshwright.planner.search.space import Space
@@ -29,9 +30,9 @@ from meshwright.planner.search.space import Space
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-NARROWED = ("tp", "cp", "ep", "etp")
+NARROWED = tuple(name for name in DEGREES if name not in ("dp", "pp"))
 """Axes of which an execution may exclude degrees."""
-DEGREES = frozenset(("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch", "num_micro_batches"))
+DEGREE_FIELDS = frozenset((*DEGREES, "micro_batch", "num_micro_batches"))
 """Fields that the degrees with a micro-batch decide."""
 FEW_VARIANTS = 4096
 """Below which an array operation takes no longer for more variants."""
@@ -109,7 +110,7 @@ class Branch:
     def _rules_of_degrees(self) -> tuple[Rule, ...]:
         """Those that say the same of all layouts of some degrees."""
         read = [(rule, rule.fields_read()) for rule in self.rules]
-        return tuple(rule for rule, names in read if names is not None and names <= DEGREES)
+        return tuple(rule for rule, names in read if names is not None and names <= DEGREE_FIELDS)
 
     def _legal_degrees(self, degrees: Layout, certificate: Certificate) -> Layout:
         """Degrees of which no rule forbids every layout."""
@@ -417,9 +418,7 @@ class DegreeScan:
 
 
 _OF_FAMILY = tuple(
-    f.name
-    for f in fields(Layout)
-    if f.name not in ("recompute", "recompute_layers", "optimizer_offload", "shard_groups")
+    f.name for f in fields(Layout) if f.name != "recompute_layers" and f.name not in MAKING_ROOM
 )
 """Layouts that agree in these differ in what makes room alone."""
 

@@ -14,10 +14,11 @@ from meshwright.planner.bounds.combination_costs import CombinationCosts
 from meshwright.planner.bounds.exact_cost import MappingBounds, Matrix, Priced
 from meshwright.planner.bounds.memory_fit import RankRow
 from meshwright.planner.experts.training import AssumedImbalance, JointRouting
+from meshwright.planner.request.choices import OF_LAYOUT
 from meshwright.planner.search.branches import Branch
 from meshwright.planner.search.pricing import Certificate, SearchParams
 
-KERNEL = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch", "schedule")
+KERNEL = tuple(choice.name for choice in OF_LAYOUT if choice.decided in ("degrees", "pipeline"))
 """What of a layout is enumerated; the rest is decided for each."""
 
 

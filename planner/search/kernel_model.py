@@ -28,11 +28,12 @@ from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any
 
 from meshwright.constraints.fabric import ROUNDING
-from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.schedules import schedule_name, traits
 from meshwright.planner.bounds.memory_fit import HostRow, RankRow
 from meshwright.planner.experts.training import JointRouting, post_placements
-from meshwright.planner.search.candidates import KERNEL, Combination
+from meshwright.planner.request.choices import OF_LAYOUT
+from meshwright.planner.search.candidates import Combination
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns
 from meshwright.planner.search.pricing import SearchParams
 from meshwright.planner.solvers.cp_sat import solved_in_two_attempts
@@ -225,16 +226,8 @@ class KernelModel:
         for each in self.combinations:
             numbers.setdefault(each.kernel, len(numbers))
         self._named(lambda each: f"kernel_{numbers[each.kernel]}")
-        for name in (*KERNEL[:-1], "zero_stage", "shard_groups", "optimizer_offload"):
-            self._named(lambda each, name=name: f"{name}_{getattr(each.layout, name)}")  # type: ignore[misc]
-        self._named(
-            lambda each: (
-                f"schedule_{schedule_name(int(each.layout.schedule), int(each.layout.vpp))}"
-            )
-        )
-        self._named(
-            lambda each: f"recompute_{Recompute(int(each.layout.recompute)).name or 'none'}".lower()
-        )
+        for choice in OF_LAYOUT:
+            self._named(lambda each, name=choice.name: f"{name}_{_value(each.layout, name)}")  # type: ignore[misc]
         for name in vars(self.combinations[0].execution):
             self._named(lambda each, name=name: f"{name}_{getattr(each.execution, name)}")  # type: ignore[misc]
 
@@ -448,6 +441,14 @@ class KernelModel:
             layers=tuple(solver.value(self._layers_r[rank]) for rank in ranks),
             recomputed=tuple(solver.value(self._recomputed_r[rank]) for rank in ranks),
         )
+
+
+def _value(layout: Layout, name: str) -> object:
+    """A choice of a layout as its literal is named."""
+    value = getattr(layout, name)
+    if name == "schedule":
+        return schedule_name(int(value), int(layout.vpp))
+    return (Recompute(int(value)).name or "none").lower() if name == "recompute" else value
 
 
 def _load_key(each: Combination) -> tuple[float, float, float, float, float, int]:

@@ -69,7 +69,7 @@ class PlanModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class ModelChoice:
     """What the solver chose, and how well that is known. `status` is optimal, feasible, infeasible or
     unknown.
     """
@@ -160,7 +160,7 @@ def floor_ns(seconds: float) -> int:
     return int(np.floor(seconds * NANOSECONDS))
 
 
-def solve(plan: PlanModel, seed: int, time_limit_s: float | None) -> Choice:
+def solve(plan: PlanModel, seed: int, time_limit_s: float | None) -> ModelChoice:
     """Solves with one worker and a fixed seed, so that the same model gives the same choice.
 
     Raises InternalError where the model is invalid or the status is none of the known ones.
@@ -172,9 +172,9 @@ def solve(plan: PlanModel, seed: int, time_limit_s: float | None) -> Choice:
         solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
     status = solver.solve(plan.model)
     if status == cp_model.INFEASIBLE:
-        return Choice(status="infeasible")
+        return ModelChoice(status="infeasible")
     if status == cp_model.UNKNOWN:
-        return Choice(status="unknown")
+        return ModelChoice(status="unknown")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise InternalError(
             f"CP-SAT answered {solver.status_name(status)}: {plan.model.validate() or 'no reason given'}"
@@ -184,7 +184,7 @@ def solve(plan: PlanModel, seed: int, time_limit_s: float | None) -> Choice:
         k for k, literal in enumerate(plan.mappings[layout]) if solver.boolean_value(literal)
     )
     bound = solver.best_objective_bound
-    return Choice(
+    return ModelChoice(
         status="optimal" if status == cp_model.OPTIMAL else "feasible",
         layout=layout,
         mapping=mapping,

@@ -39,6 +39,7 @@ from meshwright.frameworks.megatron import MEGATRON
 from meshwright.frameworks.record import Axis
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.mappings import divides_into
+from meshwright.planner.request.choices import DEGREES
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import RECOMPUTED
 
@@ -135,7 +136,7 @@ class Space:
 
     def has(self, layout: Layout) -> bool:
         """Whether one layout of plain numbers is of the space, however many layers it recomputes."""
-        axes = ("tp", "cp", "pp", "dp", "ep", "etp", "shard_groups", "recompute")
+        axes = (*DEGREES, "shard_groups", "recompute")
         offload = int(layout.zero_stage), int(layout.optimizer_offload)
         pipeline = int(layout.vpp), int(layout.schedule)
         return (
@@ -486,17 +487,17 @@ def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
 def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space:
     """The layouts of a space that may have their price from this execution."""
     masks = np.array(space.recompute, dtype=np.int64)
-    keep = ~refused_recompute(space.workload, masks)
+    keep, able = ~refused_recompute(space.workload, masks), request.execution_options.values
     tp, cp, ep, etp = space.tp, space.cp, space.ep, space.etp
-    if not execution.tp_overlap and True in request.execution_options.tp_overlap:
+    if not execution.tp_overlap and True in able["tp_overlap"]:
         tp = tuple(degree for degree in tp if degree > 1)
     if execution.cuda_graph == "full" and request.model.moe is not None:
         etp = tuple(degree for degree in etp if degree == 1)
-    if execution.cp_comm == "a2a" and "p2p" in request.execution_options.cp_comm:
+    if execution.cp_comm == "a2a" and "p2p" in able["cp_comm"]:
         cp = tuple(degree for degree in cp if degree > 1)
     if (
         execution.cp_comm == HIERARCHICAL
-        and "p2p" in request.execution_options.cp_comm
+        and "p2p" in able["cp_comm"]
         and execution.cp_inner is None
     ):
         widths, work = np.array(tp, dtype=np.int64), space.workload

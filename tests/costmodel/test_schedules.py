@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
+from meshwright.costmodel.execution_names import SCHEDULE_NAMES
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rank_load import chunk_counts
 from meshwright.costmodel.schedules import (
-    SCHEDULE_NAMES,
     Schedule,
     bubble_share,
     in_flight,

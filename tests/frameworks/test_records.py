@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from meshwright.constraints.registry import FRAMEWORK_RULES, GENERAL, rules_of
-from meshwright.costmodel.schedules import SCHEDULE_NAMES
+from meshwright.costmodel.execution_names import SCHEDULE_NAMES
 from meshwright.costmodel.stacks import framework_constants, framework_names, memory_profile
 from meshwright.frameworks.catalog import (
     FRAMEWORK_NAMES,

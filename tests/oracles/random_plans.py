@@ -6,11 +6,12 @@ import random
 from typing import Any
 
 from meshwright.cluster_specs.reader import load_cluster
+from meshwright.costmodel.execution_names import ScheduleName
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.reader import catalog_names, load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.plan.document import Mapping, Objective, Plan, SolverReport
-from meshwright.planner.request.plan_request import PlanInputs, ScheduleName
+from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.run_terms import LayoutDoc
 
 CLUSTERS = {"dgx-a100": 8, "dgx-h100": 9, "dgx-b200": 10, "gb200-nvl72": 10}

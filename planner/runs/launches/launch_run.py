@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.layout import AXES
 from meshwright.documents import read_text
 from meshwright.errors import InputError, shown
 from meshwright.planner.runs.launches.command_line import has_no_effect
@@ -56,7 +57,7 @@ def with_global_batch(launch: LaunchRun, settings: dict[str, Any], gpus: object)
     """
     if launch.local_batch is None or "global_batch" in settings:
         return settings
-    degrees = [settings.get(name, 1) for name in ("tp", "pp", "cp")]
+    degrees = [settings.get(name, 1) for name in AXES if name != "dp"]
     replicas, gpus = settings.get("dp"), settings.get("gpus", gpus)
     if replicas is None and isinstance(gpus, int) and all(isinstance(n, int) for n in degrees):
         replicas = gpus // prod(degrees)

@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple, get_args
 
 from meshwright.costmodel.execution_names import DISPATCHERS
+from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.workload import Fp8Recipe
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED
 from meshwright.frameworks.megatron import MEGATRON
-from meshwright.frameworks.record import Axis
 from meshwright.model_specs.blocks import LINEAR, WINDOWED, order_fields
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.command_line import CommandLine
@@ -435,7 +435,6 @@ def _window(line: CommandLine, layers: int) -> dict[str, Any]:
     return settings | {"sliding_window": int(tokens[1]) + 1} | order
 
 
-_DEGREES: tuple[Axis, ...] = ("tp", "pp", "cp")
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO stages by Megatron-FSDP's sharding strategy."""
 _OPTIMIZER_INSTANCES = "--num-distributed-optimizer-instances"
@@ -487,7 +486,11 @@ def from_megatron(
     settings: dict[str, Any] = {
         "seq_len": line.integer("--seq-length", 0),
         "micro_batch": line.integer("--micro-batch-size", 1),
-        **{axis: line.count(MEGATRON.axes[axis].flag) for axis in _DEGREES},
+        **{
+            axis: line.count(setting.flag)
+            for axis, setting in MEGATRON.axes.items()
+            if axis in AXES and axis != "dp"
+        },
         "sequence_parallel": line.has("--sequence-parallel"),
         "optimizer": line.text("--optimizer", "adam"),
         "framework": deepspeed_stack.name if deepspeed else MEGATRON.name,

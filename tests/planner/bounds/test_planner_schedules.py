@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.schedules import SCHEDULE_NAMES, Schedule
+from meshwright.costmodel.execution_names import SCHEDULE_NAMES
+from meshwright.costmodel.schedules import Schedule
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named, planned
 from meshwright.frameworks.torchtitan import TORCHTITAN

@@ -15,7 +15,7 @@ from meshwright.planner.mixed.kernel import MixedKernel
 from meshwright.planner.mixed.promising import KernelMaker, promising_rows
 from meshwright.planner.mixed.request import MixedRequest, read_mixed_request
 from meshwright.planner.mixed.service import MixedParams, MixedSearch
-from meshwright.planner.request.executions import WITHOUT
+from meshwright.planner.request.choices import WITHOUT
 from tests.planner.mixed.test_mixed_optimum import CASES, SLOWLY, asked, compare
 from tests.soaked import some
 

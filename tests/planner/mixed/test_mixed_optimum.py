@@ -28,7 +28,7 @@ from meshwright.planner.mixed.promising import KernelMaker, promising_rows
 from meshwright.planner.mixed.request import MixedRequest, read_mixed_request
 from meshwright.planner.mixed.row_bounds import RowBounds
 from meshwright.planner.mixed.service import MixedParams, MixedSearch
-from meshwright.planner.request.executions import WITHOUT
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.space import space_of
 from tests.planner.mixed.plain_oracle import least_step_time_s

@@ -19,7 +19,7 @@ from meshwright.errors import ExitCode, InputError
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.plan_files import mixed_files
 from meshwright.planner.mixed.verify import mixed_faults
-from meshwright.planner.request.executions import WITHOUT
+from meshwright.planner.request.choices import WITHOUT
 
 WORKLOAD = ("--global-batch", "256", "--seq-len", "4096")
 

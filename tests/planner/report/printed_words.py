@@ -11,15 +11,14 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from meshwright.costmodel import execution_names as names
-from meshwright.costmodel.execution_names import DISPATCHERS, OFFLOADED_MODULES
+from meshwright.costmodel.execution_names import DISPATCHERS, OFFLOADED_MODULES, SCHEDULE_NAMES
 from meshwright.costmodel.layout import AXES
-from meshwright.costmodel.schedules import SCHEDULE_NAMES
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES
 from meshwright.planner.many.engines import JobRow
 from meshwright.planner.many.fleet import FleetJobRow
 from meshwright.planner.many.recommend import SizeRow
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request import executions, plan_request
+from meshwright.planner.request import choices
 from meshwright.planner.runs.run_terms import RECOMPUTED
 
 REPORT = Path(__file__).resolve().parents[3] / "planner" / "report"
@@ -53,20 +52,17 @@ def _of_type(kind: Any, seen: set[type]) -> Iterator[str]:
 
 def of_choices() -> set[str]:
     """Values of pins, bans, software and permissions, as they are typed and printed."""
-    pinned = {value for values in executions.EXECUTION_PINS.values() for value in values}
+    pinned = {word for choice in choices.CHOICES for word in choice.words}
     return {
-        *plan_request.PINS,
-        *plan_request.FORBIDS,
-        *plan_request.RECOMPUTE_PINS,
+        *choices.PINS,
+        *choices.FORBIDS,
         *pinned,
         *DISPATCHERS,
         *(part for modules in OFFLOADED_MODULES for part in modules.split("+")),
         *SCHEDULE_NAMES,
         *RECOMPUTED,
-        *executions.WITHOUT,
-        *executions.ALLOW,
-        *executions.ALLOW_HOST,
-        *executions.ALLOW_PLACED,
+        *choices.WITHOUT,
+        *choices.PERMISSIONS,
         *names.PRECISIONS,
         *names.OPTIMIZERS,
         *names.METHODS,

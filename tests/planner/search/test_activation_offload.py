@@ -21,7 +21,8 @@ from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.launch.writer import legal_launch
 from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.plan.verify import faults
-from meshwright.planner.request.executions import ALLOW, parse_allow
+from meshwright.planner.request.choices import ALLOW
+from meshwright.planner.request.executions import parse_allow
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.launches.bridge import from_overrides
@@ -123,7 +124,7 @@ def request(**changes: Any) -> PlanRequest:
 
 
 def offered(asked_for: PlanRequest) -> tuple[str, ...]:
-    return asked_for.execution_options.offload_modules
+    return tuple(asked_for.execution_options.values["offload_modules"])
 
 
 def test_modules_are_offloaded_only_where_that_is_allowed() -> None:

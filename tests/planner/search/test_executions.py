@@ -17,13 +17,8 @@ from meshwright.errors import InputError
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.plan.make_plan import fastest_plan, make_plan
 from meshwright.planner.plan.verify import faults
-from meshwright.planner.request.executions import (
-    ALLOW,
-    EXECUTION_PINS,
-    PLAIN,
-    parse_allow,
-    parse_without,
-)
+from meshwright.planner.request.choices import ALLOW, OF_EXECUTION
+from meshwright.planner.request.executions import parse_allow, parse_without
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.loop import branches_of, search_executions
@@ -240,7 +235,7 @@ def test_the_recipe_of_fp8_is_always_the_best_of_both(seed: int, hbm_gib: float)
 
 def test_the_recipe_of_fp8_is_chosen_only_where_it_is_allowed() -> None:
     request = scaled(21, 8.0)
-    assert request.execution_options.fp8_recipe == ("tensorwise", "delayed")
+    assert request.execution_options.values["fp8_recipe"] == ("tensorwise", "delayed")
     settled: tuple[dict[str, Any], ...] = ({"allow": ()}, {"pins": {"fp8_recipe": "tensorwise"}})
     for changes in settled:
         executions = replace(request, **changes).execution_options.executions()
@@ -287,7 +282,9 @@ def test_no_choice_makes_a_plan_slower() -> None:
     assert plan.objective.step_time_s is not None
     named = {choice.choice for choice in plan.choices}
     assert named == {
-        name for name in EXECUTION_PINS if getattr(plan.execution, name) not in (None, PLAIN[name])
+        choice.name
+        for choice in OF_EXECUTION
+        if getattr(plan.execution, choice.name) not in (None, choice.plain)
     }
     for choice in plan.choices:
         if choice.step_time_s_without is not None:
@@ -321,18 +318,18 @@ def test_pins_and_without_are_kept() -> None:
     outcome = search_executions(request, CostModelPricing)
     assert {priced.execution.moe_dispatch for priced in outcome.best} <= {"deepep"}
     captured = replace(request, pins={}).execution_options
-    assert captured.moe_dispatch == ("alltoall", "hybridep", "allgather")
+    assert captured.values["moe_dispatch"] == ("alltoall", "hybridep", "allgather")
     uncaptured = replace(request, pins={}, without=("full-graph",)).execution_options
-    assert uncaptured.moe_dispatch == ("alltoall", "deepep", "allgather")
-    assert uncaptured.cuda_graph == ("none", "partial")
+    assert uncaptured.values["moe_dispatch"] == ("alltoall", "deepep", "allgather")
+    assert uncaptured.values["cuda_graph"] == ("none", "partial")
     on_alltoall = replace(request, pins={"moe_dispatch": "alltoall"}, without=("ep-overlap",))
     executions = on_alltoall.execution_options.executions()
     assert {execution.moe_dispatch for execution in executions} == {"alltoall"}
     assert {execution.ep_overlap for execution in executions} == {False}
     second = replace(request, pins={}, without=("deepep", "allgather")).execution_options
-    assert second.moe_dispatch == ("alltoall", "hybridep")
+    assert second.values["moe_dispatch"] == ("alltoall", "hybridep")
     padded = replace(request, pins={}, precision="fp8", without=("deepep",)).execution_options
-    assert padded.moe_dispatch == ("alltoall", "hybridep")
+    assert padded.values["moe_dispatch"] == ("alltoall", "hybridep")
 
 
 def test_experts_of_one_rank_are_dispatched_by_what_sorts_copies_once() -> None:
