@@ -86,7 +86,7 @@ def batch_view(report: BatchReport) -> View:
     rows = report.rows
     if len(rows) > MOST_SHOWN:
         rows = sorted(rows, key=lambda row: row["status"] in ("optimal", "feasible"))[:MOST_SHOWN]
-    columns = {
+    columns: Columns = {
         "name": "job",
         "status": Column("status", value=_status),
         "gpus": Column("GPUs", NUMBER, absent=""),
@@ -143,7 +143,7 @@ def fleet_view(fleet: Fleet) -> View:
     }
     if fleet.objective == "throughput":
         times = {"step_time_s": Column("step", SECONDS, absent="")}
-    columns = {
+    columns: Columns = {
         "name": Column("job", value=_job_name),
         "gpus": Column("GPUs", NUMBER),
         "tokens_per_s": Column("tokens/s", COUNT),
@@ -280,7 +280,7 @@ def _sizes_table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Tab
     }
     if all(point.usd_per_h is None for point in points):
         prices = {}
-    columns = {
+    columns: Columns = {
         "cluster": "cluster",
         "gpus": Column("GPUs", NUMBER),
         "step_time_s": Column("step", SECONDS, absent=""),

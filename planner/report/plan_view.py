@@ -49,6 +49,7 @@ from meshwright.planner.report.view import (
     SECONDS,
     Bullets,
     Column,
+    Columns,
     Facts,
     Heading,
     Kind,
@@ -308,7 +309,7 @@ def execution_view(plan: Plan) -> View:
         return []
     settings = asdict(plan.execution)
     words = [f"{name} {_setting(value)}" for name, value in settings.items() if value is not None]
-    columns = {
+    columns: Columns = {
         "choice": "choice",
         "value": Column("value", value=lambda choice: _setting(choice.value)),
         "step_time_s_without": Column("step time without it", SECONDS, absent=""),
@@ -363,7 +364,7 @@ def placed_experts_view(plan: Plan) -> View:
 def binding_view(binding: Sequence[Binding]) -> View:
     """The rules that hold the plan back."""
     figure = Kind("{:,.4g}".format)
-    columns = {
+    columns: Columns = {
         "rule": "rule",
         "value": Column("value", figure),
         "limit": Column("limit", figure),
@@ -421,7 +422,8 @@ def robustness_view(plan: Plan) -> View:
         None: "not all of it proven",
     }
     view: View = [Heading(f"If the prediction is off: {verdicts[robustness.same_winner]}")]
-    harmful, harmless = [], []
+    harmful: list[Scenario] = []
+    harmless: list[Scenario] = []
     for scenario in robustness.scenarios:
         loss = scenario.loss_at_most
         is_harmless = scenario.winner is None and loss is not None and loss <= HARMLESS
@@ -429,7 +431,7 @@ def robustness_view(plan: Plan) -> View:
     if harmless:
         changes = ", ".join(scenario.change for scenario in harmless)
         view.append(line(f"still the fastest, to 0.1 %, with {changes}"))
-    columns = {
+    columns: Columns = {
         "change": "what is off",
         "step_time_s": Column("this plan", SECONDS, absent="does not fit"),
         "loss_at_most": Column("it loses", Kind(lambda loss: f"at most {percent(loss)}")),
@@ -461,7 +463,7 @@ def _winner(scenario: Scenario, robustness: Robustness, inputs: PlanInputs) -> s
 def alternatives_view(plan: Plan) -> View:
     """The next best layouts, with what they lose; choices that all leave plain are not shown."""
     layouts = plan.alternatives
-    columns = {
+    columns: Columns = {
         "step_time_s": "step time",
         "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
         **{axis: Column(axis, NUMBER) for axis in (*AXES, "ep", "etp", "vpp")},

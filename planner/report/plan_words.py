@@ -12,8 +12,8 @@ from typing import Any
 from meshwright.costmodel.data_parallel import LEAST_GAIN
 from meshwright.planner.drawing import amount, count, counted, percent, seconds
 from meshwright.planner.plan.assemble import WORDS
-from meshwright.planner.plan.document import CostDoc, Plan, PruningReport, SolverReport, SpaceReport
-from meshwright.planner.report.view import COUNT, Column, decimals
+from meshwright.planner.plan.document import CostDoc, Plan, SolverReport, SpaceReport
+from meshwright.planner.report.view import COUNT, Column, decimals, optional
 
 NEAR_OPTIMAL = 0.001
 """Of the step: a proven gap below it counts as an answer, whatever is missing to the proof."""
@@ -181,38 +181,34 @@ MOST_LISTED_VALUES = 8
 
 def space_text(space: SpaceReport) -> str:
     """The values of every choice, in one sentence."""
+    degrees = [
+        f"{axis} in {_values_text(values)}"
+        for axis in ("tp", "cp", "pp", "dp", "ep", "etp")
+        if (values := getattr(space, axis)) != [1]
+    ]
+    executions, schedules = len(space.executions), len(space.schedules)
+    overlaps = all(choices.get("tp_overlap") for choices in space.executions)
+    groups, offloads = _values_text(space.shard_groups), _values_text(space.optimizer_offloads)
     parts = [
-        _degrees_text(space),
+        ", ".join(degrees) or "every degree 1",
         "every micro-batch that divides",
         "virtual stages that deal layers evenly",
-    ]
-    if len(space.executions) > 1:
-        parts.append(f"{len(space.executions)} combinations of execution choices")
-    if space.executions and all(each.get("tp_overlap") for each in space.executions):
-        parts.append("tensor-parallel overlap on wherever it may be")
-    if len(space.schedules) > 2:
-        parts.append(f"{len(space.schedules)} pipeline schedules")
-    parts += [
+        f"{executions} combinations of execution choices" if executions > 1 else "",
+        "tensor-parallel overlap on wherever it may be" if executions and overlaps else "",
+        f"{schedules} pipeline schedules" if schedules > 2 else "",
         f"ZeRO stage in {_values_text(space.zero_stages)}",
-        *(
-            [f"shard groups in {_values_text(space.shard_groups)}"]
-            if len(space.shard_groups) > 1
-            else []
-        ),
-        *(
-            [f"{_values_text(space.optimizer_offloads)} % of the optimizer's states offloaded"]
-            if len(space.optimizer_offloads) > 1
-            else []
-        ),
+        f"shard groups in {groups}" if len(space.shard_groups) > 1 else "",
+        f"{offloads} % of the optimizer's states offloaded"
+        if len(space.optimizer_offloads) > 1
+        else "",
         f"{len(space.recompute)} kinds of recomputation",
         f"up to {space.gpus} GPUs",
         _MAPPINGS[space.mapping],
         _EVEN_STAGES if space.even_stages else _ANY_STAGES,
         _buckets_text(space),
+        optional(space.expert_gap, _experts_text),
     ]
-    if space.expert_gap is not None:
-        parts.append(_experts_text(space.expert_gap))
-    return ", ".join(parts)
+    return ", ".join(filter(None, parts))
 
 
 def _buckets_text(space: SpaceReport) -> str:
@@ -225,19 +221,6 @@ def _buckets_text(space: SpaceReport) -> str:
     return f"{own}, or {others} where the step is {LEAST_GAIN:.2%} faster with it"
 
 
-def _degrees_text(space: SpaceReport) -> str:
-    axes = {
-        "tp": space.tp,
-        "cp": space.cp,
-        "pp": space.pp,
-        "dp": space.dp,
-        "ep": space.ep,
-        "etp": space.etp,
-    }
-    parts = [f"{axis} in {_values_text(values)}" for axis, values in axes.items() if values != [1]]
-    return ", ".join(parts) or "every degree 1"
-
-
 def _values_text(values: Sequence[int]) -> str:
     """All values of a choice, or its ends where there are many."""
     if len(values) > MOST_LISTED_VALUES:
@@ -248,9 +231,8 @@ def _values_text(values: Sequence[int]) -> str:
 def _experts_text(gap: float) -> str:
     how = "the best placement of each degree"
     if gap > PROVEN_EXPERT_GAP:
-        how = (
-            f"one placement of each degree, its imbalance at most {gap:.2g} above what is possible"
-        )
+        bound = f"its imbalance at most {gap:.2g} above what is possible"
+        how = f"one placement of each degree, {bound}"
     return f"experts where measured loads want them ({how})"
 
 
@@ -264,14 +246,11 @@ def pruning_text(solver: SolverReport) -> str:
         f"{pruning.priced} priced exactly"
     )
     if pruning.by_rule:
-        text += f", ruled out: {_rules_text(pruning)}"
+        rules = ", ".join(f"{rule} {number}" for rule, number in sorted(pruning.by_rule.items()))
+        text += f", ruled out: {rules}"
     if pruning.fewest_gpus > 1:
         text += f"; none on fewer than {pruning.fewest_gpus} GPUs can be faster"
     return text
-
-
-def _rules_text(pruning: PruningReport) -> str:
-    return ", ".join(f"{rule} {number}" for rule, number in sorted(pruning.by_rule.items()))
 
 
 def proof_text(plan: Plan) -> str:

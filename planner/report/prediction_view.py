@@ -20,6 +20,7 @@ from meshwright.planner.report.view import (
     PERCENT,
     Bullets,
     Column,
+    Columns,
     Facts,
     Heading,
     Kind,
@@ -161,7 +162,7 @@ def prediction_view(predicted: Predicted, workload: Workload) -> View:
     ]
 
 
-_TRAFFIC = {
+_TRAFFIC: Columns = {
     "level": "level",
     "bytes_per_step": Column("mean GPU", BYTES),
     "most_bytes_per_step": Column(
@@ -398,7 +399,7 @@ def _fit_words(row: dict[str, Any]) -> str:
     return "does not fit" if row["change"] == "today" else "does not fit yet"
 
 
-_WATERFALL = {
+_WATERFALL: Columns = {
     "change": "change",
     "alone_s": Column("alone", _SIGNED_SECONDS),
     "in_turn_s": Column("in turn", _SIGNED_SECONDS),
@@ -409,7 +410,7 @@ _WATERFALL = {
 
 
 def _diff(diff: ScriptDiff, file: str) -> View:
-    columns = {
+    columns: Columns = {
         "name": "flag",
         "before": Column("today", absent="not set", value=lambda edit: _set(edit.before)),
         "after": Column("plan", absent="take out", value=lambda edit: _set(edit.after)),
