@@ -76,19 +76,13 @@ def collective_view(document: Document) -> View:
 
 def _algorithms(document: Document) -> Table:
     """Algorithms, the fastest first."""
-    steps, rates = document.get("steps_by_algorithm"), document.get("gb_per_s_by_algorithm")
-    columns: Columns = {
-        "name": Column("algorithm"),
-        "steps": Column("steps", value=lambda row: _steps(steps[row["name"]]) if steps else None),
-        "time_s": "time",
-        "rate": Column(
-            "n / t", decimals(1), "GB/s", value=lambda row: rates[row["name"]] if rates else None
-        ),
-    }
-    if steps is None:
-        columns = {"name": "algorithm", "time_s": "time"}
+    steps, rates = document.get("steps_by_algorithm"), document.get("gb_per_s_by_algorithm", {})
     times = sorted(document["seconds_by_algorithm"].items(), key=lambda item: item[1])
-    return table([{"name": name, "time_s": time_s} for name, time_s in times], columns)
+    if steps is None:
+        return Table([Column("algorithm"), Column("time", SECONDS)], times)
+    rows = [[name, _steps(steps[name]), time_s, rates[name]] for name, time_s in times]
+    rate = Column("n / t", decimals(1), unit="GB/s")
+    return Table([Column("algorithm"), Column("steps"), Column("time", SECONDS), rate], rows)
 
 
 def _steps(steps: int | Mapping[str, int]) -> str:

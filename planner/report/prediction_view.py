@@ -117,8 +117,9 @@ def recompute_text(layout: LayoutDoc) -> str:
     if layout.recompute == "selective":
         return f"selective ({', '.join(layout.recompute_modules)})"
     if layout.recompute == "full":
-        longest = max(max(rank) for rank in layout.stages)
-        if layout.recompute_layers >= longest:
+        # What-if plans come without their stages: whether that is every layer is then not known.
+        longest = max((max(rank) for rank in layout.stages), default=None)
+        if longest is not None and layout.recompute_layers >= longest:
             return "full, every layer"
         return f"full, {counted(layout.recompute_layers, 'layer')} of each virtual stage"
     return "none"
