@@ -126,9 +126,9 @@ def row_host_words(row: Mapping[str, Any]) -> str:
 
 
 COST_COLUMNS = {
-    "days": Column("days", decimals(1), absent=""),
-    "dollars": Column("dollars", COUNT, absent=""),
-    "kwh": Column("kWh", COUNT, absent=""),
+    "days": Column("days", decimals(1), absent="", is_optional=True),
+    "dollars": Column("dollars", COUNT, absent="", is_optional=True),
+    "kwh": Column("kWh", COUNT, absent="", is_optional=True),
 }
 """Of tables whose rows carry a training's cost, by the names of their figures."""
 
@@ -150,15 +150,6 @@ def cost_rows(cost: CostDoc | None) -> list[tuple[str, str]]:
         what = f"GPUs at {cost.gpu_power_w:g} W each, without hosts, network, cooling"
         rows.append(("kWh", f"{count(plan.kwh)}: {what}"))
     return rows
-
-
-def cost_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """Those of `COST_COLUMNS` of which some row has a figure."""
-    return {
-        name: column
-        for name, column in COST_COLUMNS.items()
-        if any(row.get(name) is not None for row in rows)
-    }
 
 
 # The space, the pruning and the proof of a plan in sentences.
