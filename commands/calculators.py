@@ -478,9 +478,7 @@ def compress(
     alpha: str,
     beta: str,
     codec: str,
-    keep: float,
-    rank: int,
-    width: int,
+    **methods: Any,
 ) -> None:
     """Say when compressed gradients are exchanged sooner: 8 and 4 bits, top-k, PowerSGD."""
     from meshwright.costmodel.alpha_beta import Link
@@ -494,8 +492,6 @@ def compress(
         ranks,
         link,
         codec_bytes_per_s=read_rate(codec, "--codec"),
-        keep=keep,
-        rank=rank,
-        width=width,
+        **methods,
     )
     answer(document, compression_view, "compress")

@@ -63,14 +63,11 @@ def map_(
     plan: Path,
     cluster: str | None,
     nodes: str | None,
-    objective: str,
     dp_weight: float,
-    spares: int,
-    order: str,
-    time_limit_s: float,
     output: Path | None,
     force: bool,
     as_json: bool,
+    **search: Any,
 ) -> None:
     """Place the ranks of a plan's layout on a cluster's free nodes, with a bound.
 
@@ -93,10 +90,8 @@ def map_(
     onto = nodes_to_place_on(laid_out, cluster, nodes)
     if output is not None:
         refuse_taken(output, PLAN_FILES, force)
-    mapped = map_plan(
-        laid_out, onto, objective=objective, order=order, spares=spares, time_limit_s=time_limit_s,
-        weights=ReachWeights(data_parallel=round(1000 * dp_weight)),
-    )  # fmt: skip
+    weights = ReachWeights(data_parallel=round(1000 * dp_weight))
+    mapped = map_plan(laid_out, onto, weights=weights, **search)
     document = mapping_document(mapped)
     print_json(document) if as_json else show(mapping_view(document))
     if output is not None:

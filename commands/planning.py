@@ -321,12 +321,10 @@ def compare_command(
     *,
     plan: Path,
     other: Path,
-    tokens: float | None,
-    days: float | None,
-    gpu_hour_price: float | None,
     output: Path | None,
     force: bool,
     as_json: bool,
+    **cost: Any,
 ) -> None:
     """Show where two plans differ, or what PLAN brings over what is run today.
 
@@ -348,12 +346,10 @@ def compare_command(
         return
     if output is not None:
         refuse_taken(output.parent, [output.name], force)
-    compared = meshwright.compare(
-        plan, other, tokens=tokens, days=days, gpu_hour_price=gpu_hour_price
-    )
+    compared = meshwright.compare(plan, other, **cost)
     if output is not None:
         write_files(output.parent, {output.name: patch_of(compared)}, force)
-    if gpu_hour_price is not None and compared.cost is None:
+    if cost["gpu_hour_price"] is not None and compared.cost is None:
         warn("warning", compared.warnings[-1:])
     if as_json:
         print_json(baseline_document(compared))

@@ -419,29 +419,29 @@ def batch_words(sequences: int, tokens: int) -> str:
     return f"{counted(sequences, 'sequence')} x {counted(tokens, 'token')}"
 
 
+_DURATIONS = (
+    (1000.0, "{:,.0f} s", 1.0),
+    (100.0, "{:.2f} s", 1.0),
+    (1.0, "{:.3f} s", 1.0),
+    (0.1, "{:.0f} ms", 1e3),
+    (1e-3, "{:.1f} ms", 1e3),
+    (float("-inf"), "{:.1f} us", 1e6),
+)
+_ROUNDED = ((1000.0, "{:,.0f} s"), (100.0, "{:.1f} s"), (10.0, "{:.2f} s"))
+"""From how many seconds on a duration is written how."""
+
+
 def seconds(value_s: float) -> str:
     """A duration to three or four digits: 12.34 s, 345 ms, 6.7 us."""
-    if value_s >= 1000:
-        return f"{value_s:,.0f} s"
-    if value_s >= 100:
-        return f"{value_s:.2f} s"
-    if value_s >= 1:
-        return f"{value_s:.3f} s"
-    if value_s >= 0.1:
-        return f"{value_s * 1e3:.0f} ms"
-    if value_s >= 1e-3:
-        return f"{value_s * 1e3:.1f} ms"
-    return f"{value_s * 1e6:.1f} us"
+    form, in_a_second = next(row[1:] for row in _DURATIONS if value_s >= row[0])
+    return form.format(value_s * in_a_second)
 
 
 def rounded_seconds(value_s: float) -> str:
     """A duration to the four digits that a prediction can claim: 27.95 s, 118.4 s."""
-    if value_s >= 1000:
-        return f"{value_s:,.0f} s"
-    for least_s, digits in ((100.0, 1), (10.0, 2), (1.0, 3)):
-        if value_s >= least_s:
-            return f"{value_s:.{digits}f} s"
-    return seconds(value_s)
+    forms = (form for least_s, form in _ROUNDED if value_s >= least_s)
+    form = next(forms, None)
+    return seconds(value_s) if form is None else form.format(value_s)
 
 
 def hours(value_s: float) -> str:

@@ -43,11 +43,11 @@ MOST_RANKS_SHOWN = 32
 
 def formulas_view(formulas: Sequence[Document]) -> View:
     """What `--why` adds: formula and source of each number; nothing without any."""
-    columns = {"what": "what", "formula": "formula", "source": "source"}
+    columns: Columns = {"what": "what", "formula": "formula", "source": "source"}
     return section("Formulas", formulas, columns)
 
 
-_LEVELS = {
+_LEVELS: Columns = {
     "name": "level",
     "medium": "medium",
     "ranks_inside": Column("ranks inside", NUMBER),
@@ -76,19 +76,13 @@ def collective_view(document: Document) -> View:
 
 def _algorithms(document: Document) -> Table:
     """Algorithms, the fastest first."""
-    steps, rates = document.get("steps_by_algorithm"), document.get("gb_per_s_by_algorithm")
-    columns = {
-        "name": Column("algorithm"),
-        "steps": Column("steps", value=lambda row: _steps(steps[row["name"]]) if steps else None),
-        "time_s": "time",
-        "rate": Column(
-            "n / t", decimals(1), "GB/s", value=lambda row: rates[row["name"]] if rates else None
-        ),
-    }
-    if steps is None:
-        columns = {"name": "algorithm", "time_s": "time"}
+    steps, rates = document.get("steps_by_algorithm"), document.get("gb_per_s_by_algorithm", {})
     times = sorted(document["seconds_by_algorithm"].items(), key=lambda item: item[1])
-    return table([{"name": name, "time_s": time_s} for name, time_s in times], columns)
+    if steps is None:
+        return Table([Column("algorithm"), Column("time", SECONDS)], times)
+    rows = [[name, _steps(steps[name]), time_s, rates[name]] for name, time_s in times]
+    rate = Column("n / t", decimals(1), unit="GB/s")
+    return Table([Column("algorithm"), Column("steps"), Column("time", SECONDS), rate], rows)
 
 
 def _steps(steps: int | Mapping[str, int]) -> str:
@@ -99,8 +93,8 @@ def _steps(steps: int | Mapping[str, int]) -> str:
 
 def _own_link(document: Document) -> View:
     """Which algorithm is fastest from which size on, and the crossover of this link and others."""
-    fastest = {"algorithm": "algorithm", "from_bytes": Column("from", Kind(_kilobytes))}
-    columns = {
+    fastest: Columns = {"algorithm": "algorithm", "from_bytes": Column("from", Kind(_kilobytes))}
+    columns: Columns = {
         "link": "link",
         "alpha_s": "start-up",
         "gb_per_s": Column("GB/s", PLAIN),
@@ -162,7 +156,7 @@ def fitted_view(document: Document) -> View:
         ("crossover", _size(document["crossover_bytes"])),
         ("mean error", f"{document['mean_error_pct']:.1f} %"),
     ]
-    columns = {
+    columns: Columns = {
         "bytes": Column("bytes", COUNT),
         "measured_s": "measured",
         "fitted_s": "fitted",
@@ -172,7 +166,7 @@ def fitted_view(document: Document) -> View:
     return [Facts(facts), heading, table(document["rows"], columns)]
 
 
-_STAGES = {
+_STAGES: Columns = {
     "stage": Column("stage", COUNT),
     "rank": Column("rank", COUNT),
     "layers": Column("layers", PLAIN),
@@ -221,7 +215,7 @@ def pipeline_view(document: Document) -> View:
     ]
 
 
-_AXES = {
+_AXES: Columns = {
     "axis": "axis",
     "communication_s": "links busy",
     "overlap_ratio": Column("overlap ratio", decimals(3)),
@@ -331,7 +325,7 @@ def _sizes(what: str, sizes_bytes: Mapping[str, float]) -> Table:
 
 def compression_view(document: Document) -> View:
     """Each way to compress gradients beside the plain exchange."""
-    columns = {
+    columns: Columns = {
         "method": "method",
         "bytes": "sent by a rank",
         "codec_s": "codec",
@@ -379,7 +373,7 @@ def roofline_view(document: Document) -> View:
 
 def _roofs_of_plan(plan: Document) -> View:
     """The products of a plan under its device's roof, and its gradients under those of the network."""
-    columns = {
+    columns: Columns = {
         "what": "product of a micro-batch",
         "flop_per_byte": Column("FLOP/byte", COUNT),
         "bound": "bound by",
@@ -422,7 +416,7 @@ def _product(document: Document) -> Facts:
     )
 
 
-_BATCHES = {
+_BATCHES: Columns = {
     "batch": Column("batch", PLAIN),
     "flop_per_byte": Column("FLOP/byte", COUNT),
     "regime": "regime",
@@ -440,15 +434,11 @@ def _network_view(network: Document) -> View:
         "gb_per_s": Column("GB/s a GPU", PLAIN),
         "ridge_flop_per_byte": Column("ridge", COUNT, unit="FLOP/byte"),
         "critical_batch": Column("critical batch", decimals(2)),
-        **{
-            kind: Column(
-                f"{wished} {kind}", decimals(2), value=lambda level, kind=kind: level[key][kind]
-            )
-            for kind in ("overlapped", "serial")
-        },
+        **{kind: Column(f"{wished} {kind}", decimals(2)) for kind in ("overlapped", "serial")},
     }
+    rows = [{**level, **level[key]} for level in network["levels"]]
     title = f"Gradients of data parallelism at {network['peak_tflops']:,.1f} TFLOP/s"
-    view: View = [Heading(title), table(network["levels"], levels)]
+    view: View = [Heading(title), table(rows, levels)]
     for level in network["levels"]:
         advice = {row["regime"]: row["advice"] for row in level["batches"]}
         view += section(f"Batches of a rank over {level['level']}", level["batches"], _BATCHES)

@@ -20,6 +20,7 @@ from meshwright.planner.report.view import (
     NUMBER,
     PLAIN,
     Column,
+    Columns,
     Facts,
     Heading,
     Kind,
@@ -33,7 +34,7 @@ Row = Mapping[str, Any]
 Pairs = list[tuple[str, str]]
 CATALOGS = ("models", "clusters", "devices")
 _AMOUNT = Kind(amount)
-_MODEL_COLUMNS = {
+_MODEL_COLUMNS: Columns = {
     "name": "model",
     "parameters": Column("parameters", _AMOUNT),
     "active_parameters": Column("active", _AMOUNT),
@@ -41,7 +42,7 @@ _MODEL_COLUMNS = {
     "hidden": Column("hidden", COUNT),
     "experts": Column("experts", NUMBER),
 }
-_CLUSTER_COLUMNS = {
+_CLUSTER_COLUMNS: Columns = {
     "name": "cluster",
     "device": "device",
     "gpus": Column("GPUs", COUNT),
@@ -49,7 +50,7 @@ _CLUSTER_COLUMNS = {
     "nvlink_domain": Column("NVLink", NUMBER),
     "nic_gbps_per_gpu": Column("Gb/s a GPU", PLAIN),
 }
-_DEVICE_COLUMNS = {
+_DEVICE_COLUMNS: Columns = {
     "name": "device",
     "hbm_gib": Column("HBM", PLAIN, unit="GiB"),
     "hbm_gb_per_s": Column("HBM", PLAIN, unit="GB/s"),

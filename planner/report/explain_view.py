@@ -94,7 +94,7 @@ def choices_view(plan: Plan, choices: Sequence[SingleChoice] | None) -> View:
         return [Heading("One choice otherwise"), line("not searched: explain --best searches")]
     signed = decimals(1, sign=True)
     experts = plan.inputs.model.moe is not None
-    columns = {
+    columns: Columns = {
         "choice": "choice",
         "kept_pct": Column("kept", signed, unit="%", value=_kept),
         "best_pct": Column("at best", signed, unit="%", absent=""),
@@ -138,7 +138,7 @@ def neighbours_view(changes: Sequence[Neighbour]) -> View:
         "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
     }
     title = "Changes outside the space that was searched"
-    rules = {"change": "change", "broken": "rule"}
+    rules: Columns = {"change": "change", "broken": "rule"}
     return [
         *section("What one change would cost", inside, columns),
         *section(title, outside, {**columns, "outside": "why"}),

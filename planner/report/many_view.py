@@ -26,8 +26,8 @@ from meshwright.planner.many.fleet import Fleet, fleet_document
 from meshwright.planner.many.recommend import Recommendation, SizedPlan
 from meshwright.planner.many.sweep import SweepReport
 from meshwright.planner.report.plan_words import (
+    COST_COLUMNS,
     claim_words,
-    cost_columns,
     row_host_words,
     status_words,
 )
@@ -88,14 +88,14 @@ def batch_view(report: BatchReport) -> View:
     rows = report.rows
     if len(rows) > MOST_SHOWN:
         rows = sorted(rows, key=lambda row: row["status"] in ("optimal", "feasible"))[:MOST_SHOWN]
-    columns = {
+    columns: Columns = {
         "name": "job",
         "status": Column("status", value=_status),
         "gpus": Column("GPUs", NUMBER, absent=""),
         "step_time_s": Column("step", SECONDS, absent=""),
         "mfu": Column("MFU", PERCENT, absent=""),
         "peak_memory_gib": Column("HBM", decimals(1), unit="GiB", absent=""),
-        **cost_columns(rows),
+        **COST_COLUMNS,
         "outcome": Column("layout, or why there is none", value=_outcome),
     }
     return [table(rows, columns), line(), *_sums(report, len(rows))]
@@ -145,13 +145,13 @@ def fleet_view(fleet: Fleet) -> View:
     }
     if fleet.objective == "throughput":
         times = {"step_time_s": Column("step", SECONDS, absent="")}
-    columns = {
+    columns: Columns = {
         "name": Column("job", value=_job_name),
         "gpus": Column("GPUs", NUMBER),
         "tokens_per_s": Column("tokens/s", COUNT),
         "share_of_best": Column("of its best", percents(0)),
         **times,
-        **cost_columns(jobs),
+        **COST_COLUMNS,
         "leaves": Column("leaves", NUMBER, value=lambda job: len(job["leaves"])),
     }
     touched, bound = document["leaves_touched"], document["least_leaves_touched"]
@@ -276,21 +276,17 @@ def _sizes_table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Tab
         }
         for point in points
     ]
-    prices = {
-        "usd_per_h": Column("USD/h", decimals(2), absent=""),
-        "usd_per_billion_tokens": Column("USD/1e9 tokens", decimals(2), absent=""),
-    }
-    if all(point.usd_per_h is None for point in points):
-        prices = {}
-    columns = {
+    price = decimals(2)
+    columns: Columns = {
         "cluster": "cluster",
         "gpus": Column("GPUs", NUMBER),
         "step_time_s": Column("step", SECONDS, absent=""),
         "tokens_per_s": Column("tokens/s", COUNT, absent=""),
         "mfu": Column("MFU", PERCENT, absent=""),
         "headroom_gib": Column("free", decimals(1), unit="GiB", absent=""),
-        **prices,
-        **cost_columns([point.row for point in points]),
+        "usd_per_h": Column("USD/h", price, absent="", is_optional=True),
+        "usd_per_billion_tokens": Column("USD/1e9 tokens", price, absent="", is_optional=True),
+        **COST_COLUMNS,
         "front": "",
         "layout": "layout",
     }
@@ -298,7 +294,7 @@ def _sizes_table(points: Sequence[SizedPlan], front: Sequence[SizedPlan]) -> Tab
 
 
 def _first_part(row: Row) -> str:
-    """Of the reason why there is no plan."""
+    """The reason why there is no plan, without what would be allowed."""
     return str(row["message"]).split(";")[0]
 
 
@@ -319,7 +315,7 @@ def sweep_view(report: SweepReport) -> View:
         "mfu": Column("MFU", PERCENT),
         "peak_memory_gib": Column("GiB", decimals(1)),
         "status": Column("that is", value=_claim),
-        **cost_columns(report.rows),
+        **COST_COLUMNS,
         "layout": Column(
             "layout", value=lambda row: "; ".join(filter(None, (_layout(row), row_host_words(row))))
         ),

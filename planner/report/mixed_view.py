@@ -19,6 +19,7 @@ from meshwright.planner.report.prediction_view import breakdown_view
 from meshwright.planner.report.view import (
     COUNT,
     Column,
+    Columns,
     Facts,
     Heading,
     Section,
@@ -83,7 +84,7 @@ def mixed_view(plan: MixedPlan) -> View:
     ]
 
 
-_ALONE = {
+_ALONE: Columns = {
     "part": "part",
     "device": "device",
     "gpus": Column("GPUs", COUNT),
@@ -144,7 +145,7 @@ def _ranks(ranks: list[RankDoc]) -> View:
     alike = groupby(ranks, key=lambda rank: (rank.part, rank.layers, rank.dense_layers))
     groups = [list(group) for _, group in alike]
     dense = {"dense_layers": Column("dense", COUNT)}
-    columns = {
+    columns: Columns = {
         "ranks": "ranks",
         "part": "part",
         "layers": Column("layers each", COUNT),

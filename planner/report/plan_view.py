@@ -49,6 +49,7 @@ from meshwright.planner.report.view import (
     SECONDS,
     Bullets,
     Column,
+    Columns,
     Facts,
     Heading,
     Kind,
@@ -305,7 +306,7 @@ def execution_view(plan: Plan) -> View:
         return []
     settings = asdict(plan.execution)
     words = [f"{name} {_setting(value)}" for name, value in settings.items() if value is not None]
-    columns = {
+    columns: Columns = {
         "choice": "choice",
         "value": Column("value", value=lambda choice: _setting(choice.value)),
         "step_time_s_without": Column("step time without it", SECONDS, absent=""),
@@ -360,7 +361,7 @@ def placed_experts_view(plan: Plan) -> View:
 def binding_view(binding: Sequence[Binding]) -> View:
     """The rules that hold the plan back."""
     figure = Kind("{:,.4g}".format)
-    columns = {
+    columns: Columns = {
         "rule": "rule",
         "value": Column("value", figure),
         "limit": Column("limit", figure),
@@ -418,7 +419,8 @@ def robustness_view(plan: Plan) -> View:
         None: "not all of it proven",
     }
     view: View = [Heading(f"If the prediction is off: {verdicts[robustness.same_winner]}")]
-    harmful, harmless = [], []
+    harmful: list[Scenario] = []
+    harmless: list[Scenario] = []
     for scenario in robustness.scenarios:
         loss = scenario.loss_at_most
         is_harmless = scenario.winner is None and loss is not None and loss <= HARMLESS
@@ -426,7 +428,7 @@ def robustness_view(plan: Plan) -> View:
     if harmless:
         changes = ", ".join(scenario.change for scenario in harmless)
         view.append(line(f"still the fastest, to 0.1 %, with {changes}"))
-    columns = {
+    columns: Columns = {
         "change": "what is off",
         "step_time_s": Column("this plan", SECONDS, absent="does not fit"),
         "loss_at_most": Column("it loses", Kind(lambda loss: f"at most {percent(loss)}")),
@@ -462,7 +464,7 @@ def alternatives_view(plan: Plan) -> View:
     layouts = plan.alternatives
     shown_for = {"", *(each.shown_for for each in OF_LAYOUT if not _is_plain(each, layouts))}
     choices = [choice for choice in _COLUMNS if choice.shown_for in shown_for]
-    columns = {
+    columns: Columns = {
         "step_time_s": "step time",
         "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
         **{choice.name: Column(choice.column, NUMBER, unit=choice.unit) for choice in choices},

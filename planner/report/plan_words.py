@@ -12,8 +12,8 @@ from typing import Any
 from meshwright.costmodel.data_parallel import LEAST_GAIN
 from meshwright.planner.drawing import amount, count, counted, percent, seconds
 from meshwright.planner.plan.assemble import WORDS
-from meshwright.planner.plan.document import CostDoc, Plan, PruningReport, SolverReport, SpaceReport
-from meshwright.planner.report.view import COUNT, Column, decimals
+from meshwright.planner.plan.document import CostDoc, Plan, SolverReport, SpaceReport
+from meshwright.planner.report.view import COUNT, Column, decimals, optional
 from meshwright.planner.request.choices import DEGREES
 
 NEAR_OPTIMAL = 0.001
@@ -127,9 +127,9 @@ def row_host_words(row: Mapping[str, Any]) -> str:
 
 
 COST_COLUMNS = {
-    "days": Column("days", decimals(1), absent=""),
-    "dollars": Column("dollars", COUNT, absent=""),
-    "kwh": Column("kWh", COUNT, absent=""),
+    "days": Column("days", decimals(1), absent="", is_optional=True),
+    "dollars": Column("dollars", COUNT, absent="", is_optional=True),
+    "kwh": Column("kWh", COUNT, absent="", is_optional=True),
 }
 """Of tables whose rows carry a training's cost, by the names of their figures."""
 
@@ -153,15 +153,6 @@ def cost_rows(cost: CostDoc | None) -> list[tuple[str, str]]:
     return rows
 
 
-def cost_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """Those of `COST_COLUMNS` of which some row has a figure."""
-    return {
-        name: column
-        for name, column in COST_COLUMNS.items()
-        if any(row.get(name) is not None for row in rows)
-    }
-
-
 # The space, the pruning and the proof of a plan in sentences.
 
 
@@ -182,38 +173,34 @@ MOST_LISTED_VALUES = 8
 
 def space_text(space: SpaceReport) -> str:
     """The values of every choice, in one sentence."""
+    degrees = [
+        f"{axis} in {_values_text(values)}"
+        for axis in DEGREES
+        if (values := getattr(space, axis)) != [1]
+    ]
+    executions, schedules = len(space.executions), len(space.schedules)
+    overlaps = all(choices.get("tp_overlap") for choices in space.executions)
+    groups, offloads = _values_text(space.shard_groups), _values_text(space.optimizer_offloads)
     parts = [
-        _degrees_text(space),
+        ", ".join(degrees) or "every degree 1",
         "every micro-batch that divides",
         "virtual stages that deal layers evenly",
-    ]
-    if len(space.executions) > 1:
-        parts.append(f"{len(space.executions)} combinations of execution choices")
-    if space.executions and all(each.get("tp_overlap") for each in space.executions):
-        parts.append("tensor-parallel overlap on wherever it may be")
-    if len(space.schedules) > 2:
-        parts.append(f"{len(space.schedules)} pipeline schedules")
-    parts += [
+        f"{executions} combinations of execution choices" if executions > 1 else "",
+        "tensor-parallel overlap on wherever it may be" if executions and overlaps else "",
+        f"{schedules} pipeline schedules" if schedules > 2 else "",
         f"ZeRO stage in {_values_text(space.zero_stages)}",
-        *(
-            [f"shard groups in {_values_text(space.shard_groups)}"]
-            if len(space.shard_groups) > 1
-            else []
-        ),
-        *(
-            [f"{_values_text(space.optimizer_offloads)} % of the optimizer's states offloaded"]
-            if len(space.optimizer_offloads) > 1
-            else []
-        ),
+        f"shard groups in {groups}" if len(space.shard_groups) > 1 else "",
+        f"{offloads} % of the optimizer's states offloaded"
+        if len(space.optimizer_offloads) > 1
+        else "",
         f"{len(space.recompute)} kinds of recomputation",
         f"up to {space.gpus} GPUs",
         _MAPPINGS[space.mapping],
         _EVEN_STAGES if space.even_stages else _ANY_STAGES,
         _buckets_text(space),
+        optional(space.expert_gap, _experts_text),
     ]
-    if space.expert_gap is not None:
-        parts.append(_experts_text(space.expert_gap))
-    return ", ".join(parts)
+    return ", ".join(filter(None, parts))
 
 
 def _buckets_text(space: SpaceReport) -> str:
@@ -226,12 +213,6 @@ def _buckets_text(space: SpaceReport) -> str:
     return f"{own}, or {others} where the step is {LEAST_GAIN:.2%} faster with it"
 
 
-def _degrees_text(space: SpaceReport) -> str:
-    axes = {name: getattr(space, name) for name in DEGREES}
-    parts = [f"{axis} in {_values_text(values)}" for axis, values in axes.items() if values != [1]]
-    return ", ".join(parts) or "every degree 1"
-
-
 def _values_text(values: Sequence[int]) -> str:
     """All values of a choice, or its ends where there are many."""
     if len(values) > MOST_LISTED_VALUES:
@@ -242,9 +223,8 @@ def _values_text(values: Sequence[int]) -> str:
 def _experts_text(gap: float) -> str:
     how = "the best placement of each degree"
     if gap > PROVEN_EXPERT_GAP:
-        how = (
-            f"one placement of each degree, its imbalance at most {gap:.2g} above what is possible"
-        )
+        bound = f"its imbalance at most {gap:.2g} above what is possible"
+        how = f"one placement of each degree, {bound}"
     return f"experts where measured loads want them ({how})"
 
 
@@ -258,14 +238,11 @@ def pruning_text(solver: SolverReport) -> str:
         f"{pruning.priced} priced exactly"
     )
     if pruning.by_rule:
-        text += f", ruled out: {_rules_text(pruning)}"
+        rules = ", ".join(f"{rule} {number}" for rule, number in sorted(pruning.by_rule.items()))
+        text += f", ruled out: {rules}"
     if pruning.fewest_gpus > 1:
         text += f"; none on fewer than {pruning.fewest_gpus} GPUs can be faster"
     return text
-
-
-def _rules_text(pruning: PruningReport) -> str:
-    return ", ".join(f"{rule} {number}" for rule, number in sorted(pruning.by_rule.items()))
 
 
 def proof_text(plan: Plan) -> str:

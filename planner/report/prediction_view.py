@@ -20,6 +20,7 @@ from meshwright.planner.report.view import (
     PERCENT,
     Bullets,
     Column,
+    Columns,
     Facts,
     Heading,
     Kind,
@@ -116,8 +117,9 @@ def recompute_text(layout: LayoutDoc) -> str:
     if layout.recompute == "selective":
         return f"selective ({', '.join(layout.recompute_modules)})"
     if layout.recompute == "full":
-        longest = max(max(rank) for rank in layout.stages)
-        if layout.recompute_layers >= longest:
+        # What-if plans come without their stages: whether that is every layer is then not known.
+        longest = max((max(rank) for rank in layout.stages), default=None)
+        if longest is not None and layout.recompute_layers >= longest:
             return "full, every layer"
         return f"full, {counted(layout.recompute_layers, 'layer')} of each virtual stage"
     return "none"
@@ -161,7 +163,7 @@ def prediction_view(predicted: Predicted, workload: Workload) -> View:
     ]
 
 
-_TRAFFIC = {
+_TRAFFIC: Columns = {
     "level": "level",
     "bytes_per_step": Column("mean GPU", BYTES),
     "most_bytes_per_step": Column(
@@ -398,7 +400,7 @@ def _fit_words(row: dict[str, Any]) -> str:
     return "does not fit" if row["change"] == "today" else "does not fit yet"
 
 
-_WATERFALL = {
+_WATERFALL: Columns = {
     "change": "change",
     "alone_s": Column("alone", _SIGNED_SECONDS),
     "in_turn_s": Column("in turn", _SIGNED_SECONDS),
@@ -409,7 +411,7 @@ _WATERFALL = {
 
 
 def _diff(diff: ScriptDiff, file: str) -> View:
-    columns = {
+    columns: Columns = {
         "name": "flag",
         "before": Column("today", absent="not set", value=lambda edit: _set(edit.before)),
         "after": Column("plan", absent="take out", value=lambda edit: _set(edit.after)),

@@ -52,7 +52,7 @@ _ERRORS = {
 
 def compressed_view(methods: Sequence[Document]) -> View:
     """The step by each way to compress gradients; nothing where none was asked for or none is reduced."""
-    columns = {
+    columns: Columns = {
         "method": "method",
         "codec_s": "codec",
         "step_time_s": "step",
@@ -101,7 +101,7 @@ def _measured(run: Run, step_time_s: float, memory_gib: float) -> View:
     return view
 
 
-_SUMS = {
+_SUMS: Columns = {
     "label": "",
     "count": Column("rows", COUNT),
     "failed": Column("failed", NUMBER),
@@ -165,7 +165,7 @@ def _pairs(sums: Document, gains: Sequence[Document]) -> View:
         f"{count(sums['n'])} pairs of one source that differ in layout or settings: ratio of times off by "
         f"{100 * sums['error']:.1f} %, the faster one told in {100 * sums['direction']:.0f} %"
     )
-    columns = {
+    columns: Columns = {
         "knob": "setting, more of it",
         "device": "device",
         "pairs": Column("pairs", COUNT),
@@ -178,7 +178,7 @@ def _pairs(sums: Document, gains: Sequence[Document]) -> View:
 
 
 def _regret(groups: list[Document], sums: Document) -> View:
-    columns = {
+    columns: Columns = {
         "model": "model",
         "device": "device",
         "gpus": Column("GPUs", COUNT),
@@ -202,7 +202,7 @@ def _rows(rows: list[Document], *, every_row: bool) -> View:
     if not every_row and len(rows) > MOST_ROWS:
         title = f"The {MOST_ROWS} worst of {count(len(rows))} rows (--rows shows all)"
         rows = sorted(rows, key=lambda row: -abs(row["error_pct"] or 0.0))[:MOST_ROWS]
-    columns = {
+    columns: Columns = {
         "id": "row",
         "predicted": Column("pred.", Kind(_plain_seconds), "s", value=partial(_step, "predicted")),
         "measured": Column("meas.", Kind(_plain_seconds), "s", value=partial(_step, "measured")),
@@ -346,7 +346,7 @@ def calibration_view(report: CalibrationReport) -> View:
     ]
 
 
-_CONSTANTS = {
+_CONSTANTS: Columns = {
     "name": "constant",
     "assumed": Column("assumed", _THREE),
     "value": Column("yours", _THREE),
@@ -357,7 +357,7 @@ _CONSTANTS = {
 }
 
 
-_CALIBRATED = {
+_CALIBRATED: Columns = {
     "id": "run",
     "what": "of",
     "measured": Column("measured", _THREE),
@@ -390,14 +390,12 @@ def _next(report: CalibrationReport) -> View:
         return []
     first = report.suggestions[0]
     columns: Columns = {
-        **{
-            name: Column(name, NUMBER, value=lambda run, name=name: run.layout[name])
-            for name in first.layout
-        },
+        **{name: Column(name, NUMBER) for name in first.layout},
         "step_time_s": Column("predicted", _THREE, unit="s"),
         "spread_pct": "own spread",
         "spread_after_pct": "doubt of all",
     }
     doubt = f"all layouts are in doubt by {first.spread_before_pct:.1f} % now."
     words = f"Measured next, these would teach most; {doubt}"
-    return section("What to measure next", report.suggestions, columns, words)
+    rows = [{**vars(run), **run.layout} for run in report.suggestions]
+    return section("What to measure next", rows, columns, words)

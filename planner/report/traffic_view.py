@@ -29,7 +29,7 @@ from meshwright.planner.report.view import (
 )
 
 Document = Mapping[str, Any]
-_CUTS = {
+_CUTS: Columns = {
     "phase": "phase",
     "level": "level",
     "cut": "cut",
@@ -40,7 +40,7 @@ _CUTS = {
 }
 
 
-_GROUPS = {
+_GROUPS: Columns = {
     "axis": "axis",
     "level": "level",
     "crossing": Column("groups that cross", NUMBER),
@@ -50,7 +50,7 @@ _GROUPS = {
 }
 
 
-_AXES = {
+_AXES: Columns = {
     "axis": "axis",
     "pattern": "pattern",
     "fan_out": Column("fan-out", NUMBER),
@@ -59,7 +59,12 @@ _AXES = {
 }
 
 
-_RISKS = {"axis": "axis", "incast": "incast", "ecmp": "ECMP", "suits_network": "ECMP and PFC"}
+_RISKS: Columns = {
+    "axis": "axis",
+    "incast": "incast",
+    "ecmp": "ECMP",
+    "suits_network": "ECMP and PFC",
+}
 
 
 def traffic_view(document: Document) -> View:
@@ -67,10 +72,7 @@ def traffic_view(document: Document) -> View:
     names = sorted({axis for level in document["levels"] for axis in level["by_axis"]})
     levels: Columns = {
         "level": "level",
-        **{
-            axis: Column(axis, BYTES, value=lambda level, axis=axis: level["by_axis"].get(axis))
-            for axis in names
-        },
+        **{axis: Column(axis, BYTES) for axis in names},
         "bytes_per_step": Column("mean GPU", BYTES),
         "most_bytes_per_step": Column("fullest", BYTES),
         "busy_s": "busy",
@@ -92,7 +94,7 @@ def traffic_view(document: Document) -> View:
     durations = {cut["phase"]: f"{cut['phase']} take {seconds(cut['phase_s'])}" for cut in cuts}
     return [
         Heading("Bytes of a step that leave one GPU, by level"),
-        table(document["levels"], levels),
+        table([{**level, **level["by_axis"]} for level in document["levels"]], levels),
         Heading("What the axes send"),
         *_axes(document["axes"]),
         Heading("Process groups, and what one of them sends in a step"),
@@ -259,7 +261,7 @@ def experts_view(document: Document) -> View:
     return [*view, table(sorted(widest, key=lambda layer: layer["layer"]), _LAYERS)]
 
 
-_COMPARED = {
+_COMPARED: Columns = {
     "placement": "placement",
     "balance_mean": Column("balance", decimals(4)),
     "balance_max": Column("worst layer", decimals(4)),
@@ -268,7 +270,7 @@ _COMPARED = {
 }
 
 
-_LAYERS = {
+_LAYERS: Columns = {
     "layer": Column("layer", NUMBER),
     "balance": Column("balance", decimals(4)),
     "bound": Column("bound", decimals(4)),

@@ -96,6 +96,8 @@ class Column:
     """Stands for a value of None."""
     value: Callable[[Any], object] | None = None
     """What a record has in this column, where that is not a field of it."""
+    is_optional: bool = False
+    """Whether a table of records goes without it where no record has a value."""
 
     def cell(self, value: object) -> Cell:
         """A value as it is shown; texts and cells stand as they are."""
@@ -181,15 +183,14 @@ def table(records: Iterable[Any], columns: Columns) -> Table:
         By the name of the field. A plain text is a heading over texts, or over numbers of the unit that the
         field's name ends in: `_s`, `_bytes`, `_gib` or `_pct`.
     """
-    heads = {name: _column(name, column) for name, column in columns.items()}
-    rows = [
-        [
-            column.value(record) if column.value else _field(record, name)
-            for name, column in heads.items()
-        ]
-        for record in records
-    ]
-    return Table(list(heads.values()), rows)
+    rows, shown = list(records), []
+    for name, column in columns.items():
+        head = _column(name, column)
+        values = [head.value(row) if head.value else _field(row, name) for row in rows]
+        if not head.is_optional or any(value is not None for value in values):
+            shown.append((head, values))
+    cells = zip(*(values for _, values in shown), strict=True)
+    return Table([head for head, _ in shown], list(cells))
 
 
 def _column(name: str, column: str | Column) -> Column:

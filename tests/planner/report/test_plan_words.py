@@ -8,6 +8,7 @@ from meshwright.planner.report.many_view import row_layout_text
 from meshwright.planner.report.plan_page import plan_page
 from meshwright.planner.report.plan_view import first_screen
 from meshwright.planner.report.plan_words import host_words, status_words
+from meshwright.planner.report.prediction_view import recompute_text
 from tests.planner.report.test_views import text
 from tests.priced_plans import priced_plan
 
@@ -57,3 +58,12 @@ def test_what_lies_on_the_hosts_stands_on_the_first_screen_in_rows_and_on_the_pa
     assert row_layout_text(row) == f"tp2 dp4; {words}"
     assert "GiB of every host" in plan_page(plan)
     assert host_words(0, None) == ""
+
+
+def test_recomputation_is_said_with_and_without_the_stages() -> None:
+    plan = priced_plan(tp=2, dp=4, num_micro_batches=16, recompute="full", recompute_layers=2)
+    assert plan.layout is not None
+    two = plan.layout.model_copy(update={"stages": [[2]], "recompute_layers": 2})
+    assert recompute_text(two) == "full, every layer"
+    assert recompute_text(two.model_copy(update={"stages": [[3]]})).startswith("full, 2 layers")
+    assert recompute_text(two.model_copy(update={"stages": []})).startswith("full, 2 layers")
