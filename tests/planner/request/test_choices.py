@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -119,5 +120,7 @@ def test_what_is_forbidden_is_the_same_of_one_layout_and_of_many() -> None:
     }
     for word in FORBIDS[:-1]:
         many = is_forbidden(word, lambda name: np.array(layouts[name]))
-        singly = [is_forbidden(word, lambda name, row=row: layouts[name][row]) for row in (0, 1)]
+        singly = [
+            is_forbidden(word, partial(lambda row, name: layouts[name][row], row)) for row in (0, 1)
+        ]
         assert many.tolist() == singly == wanted.get(word, [False, False])

@@ -48,6 +48,7 @@ def asked(seed: int) -> PlanRequest:
     )
     # Groups of two have one way only, and each more multiplies the work by brute force.
     without = (*without, "cp-hierarchical", *(("allgather",) if seed % 3 else ()))
+    without = (*without, *(("tp-overlap",) if seed % 2 else ()))
     layers = draw.choice([2, 3])
     forbids = ("selective-recompute",) if draw.random() < 0.8 and "recompute" not in pins else ()
     # Shares are five times the work by brute force.
@@ -82,16 +83,19 @@ def every_execution(request: PlanRequest) -> list[Execution]:
     recipes: list[str | None] = ["tensorwise"] if request.precision == "fp8" else [None]
     if request.precision == "fp8" and "delayed-scaling" in request.allow:
         recipes.append("delayed")
-    choices: list[dict[str, Any]] = [
-        {"moe_dispatch": d, "ep_overlap": o, "cuda_graph": g, "cp_comm": e, "fp8_recipe": r}
-        for d, o, g, e, r in product(dispatchers, overlaps, graphs, exchanges, recipes)
-    ]
-    hidden: dict[str, Any] = {
-        "dp_overlap": True,
-        "pp_overlap": True,
-        "tp_overlap": request.model.attention is None,
+    tensor = request.model.attention is None and "tp-overlap" not in without
+    values: dict[str, list[Any]] = {
+        "moe_dispatch": dispatchers,
+        "ep_overlap": overlaps,
+        "tp_overlap": [False, True] if tensor else [False],
+        "cuda_graph": graphs,
+        "cp_comm": exchanges,
+        "fp8_recipe": recipes,
     }
-    return [Execution(**one, **hidden) for one in choices]
+    return [
+        Execution(**dict(zip(values, one, strict=True)), dp_overlap=True, pp_overlap=True)
+        for one in product(*values.values())
+    ]
 
 
 def brute_force(request: PlanRequest) -> float | None:
