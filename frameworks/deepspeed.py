@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
 from meshwright.frameworks.record import (
+    Argument,
     ContextExchange,
     Framework,
     GradientBuckets,
@@ -17,6 +21,59 @@ ZERO = "deepspeed/runtime/zero/config.py"
 OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
 CONFIG = "deepspeed/runtime/config.py"
 ARGUMENTS = "Megatron-DeepSpeed 4efb479, megatron/arguments.py"
+
+FLASH = (
+    "--use-flash-attn",
+    "--use-flash-attn-v1",
+    "--use-flash-attn-v2",
+    "--use-flash-attn-triton",
+)
+"""Switches of fused attention, off by default."""
+
+
+def _of_megatron(*words: str) -> Iterator[Argument]:
+    """Arguments that Megatron-LM has too."""
+    return (MEGATRON_ARGUMENTS[word] for word in words)
+
+
+DEEPSPEED_ARGUMENTS = (
+    *_of_megatron("tp", "pp", "layers", "hidden", "ffn_hidden", "heads"),
+    Argument("kv_heads", "--num-key-value-heads"),
+    *_of_megatron("head_dim", "seq_len", "max_positions", "micro_batch", "global_batch"),
+    Argument("zero_stage", "--zero-stage"),
+    *_of_megatron("norm"),
+    Argument("norm_epsilon", "--layernorm-epsilon", "number"),
+    *_of_megatron("hidden_dropout", "attention_dropout", "optimizer", "moe.experts"),
+    Argument("ep", "--moe-expert-parallel-size"),
+    Argument("moe.top_k", "--topk"),
+    Argument("expert_interval", "--expert-interval"),
+    *_of_megatron("bf16", "fp16", "swiglu", "squared_relu", "bias_gelu_fusion"),
+    *_of_megatron("norm_zero_centered"),
+    Argument("flash", FLASH[2], "switch", also=FLASH),
+    *_of_megatron("mlp_bias"),
+    Argument(
+        "rotary", "--use-rotary-position-embeddings", "switch", also=("--use-rotary-embeddings",)
+    ),
+    Argument("rope.base", "--rotary-position-embeddings-theta"),
+    *_of_megatron("rope.fraction", "tied_embeddings"),
+    Argument("pipelined", "--no-pipeline-parallel", "switch", True),
+    Argument("checkpoints", "--deepspeed-activation-checkpointing", "switch"),
+    Argument("recomputes_all", "--checkpoint-activations", "switch"),
+    # Else it makes an optimizer of the GPU, with which DeepSpeed offloads nothing.
+    Argument("cpu_optimizer", "--cpu-optimizer", "switch"),
+    Argument("deepspeed_engine", "--deepspeed", "switch", also=("--deepspeed_config",)),
+)
+"""Arguments of its pretrain_gpt.py, in the order in which launch files have them."""
+
+
+def pretrain_arguments() -> dict[str, Argument]:
+    """Megatron-LM's arguments and these by their words; what both say is read in either's name."""
+    rows = {row.word: row for row in DEEPSPEED_ARGUMENTS}
+    for word, row in MEGATRON_ARGUMENTS.items():
+        here = rows.get(word, row)
+        rows[word] = row if here is row else row._replace(also=(*row.also, here.flag))
+    return rows
+
 
 OFFLOAD_RULES = ("deepspeed-offload-zero", "deepspeed-offload-whole", "deepspeed-offload-adam")
 

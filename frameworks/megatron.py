@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.frameworks.record import (
+    Argument,
     ContextExchange,
     Framework,
     GradientBuckets,
@@ -12,6 +13,245 @@ from meshwright.frameworks.record import (
     Stack,
     TokenDispatcher,
 )
+
+# The arguments of pretrain_gpt.py that say a model and a run, in the order in which launch files have them.
+
+
+ACTIVATIONS = ("swiglu", "geglu", "squared_relu")
+"""Activations that have a switch; GELU is the default."""
+POSITIONS = {"rope": "rope", "learned": "learned_absolute", "alibi": "none", "none": "none"}
+"""Values of `position` by the model's; ALiBi is not available."""
+QUICK_GELU_ALPHA = 1.702
+"""Of x sigmoid(alpha x), which `--quick-geglu` gates with (megatron/core/fusions/fused_bias_geglu.py)."""
+LLAMA3_FACTOR = 8.0
+"""What `--use-rope-scaling` scales by: `gpt_config_from_args` (megatron/training/argument_utils.py) drops
+`--rope-scaling-factor`."""
+
+DELTA_NET, SPARSE = "gated_delta_net", "dsa"
+"""Variants of attention: Gated DeltaNet, and positions that an indexer chooses."""
+
+MODEL_ARGUMENTS = (
+    Argument("mcore_models", "--use-mcore-models", "switch"),
+    Argument("layers", "--num-layers"),
+    Argument("hidden", "--hidden-size"),
+    Argument("ffn_hidden", "--ffn-hidden-size"),
+    Argument("heads", "--num-attention-heads"),
+    Argument("seq_len", "--seq-length", default=0),
+    Argument("max_positions", "--max-position-embeddings", default=0),
+    Argument("vocab", "--vocab-size", also=("--padded-vocab-size",)),
+    Argument("vocab_multiple", "--make-vocab-size-divisible-by"),
+    Argument("tied_embeddings", "--untie-embeddings-and-output-weights", "switch", True),
+    Argument("head_dim", "--kv-channels", default=0),
+    # Multi-head latent attention.
+    Argument("latent", "--multi-latent-attention", "switch"),
+    Argument("attention.q_lora_rank", "--q-lora-rank", default=0),
+    Argument("attention.kv_lora_rank", "--kv-lora-rank", default=32),
+    Argument("attention.qk_nope_head_dim", "--qk-head-dim", default=128),
+    Argument("attention.qk_rope_head_dim", "--qk-pos-emb-head-dim", default=64),
+    Argument("attention.v_head_dim", "--v-head-dim", default=128),
+    # What chooses positions for it.
+    Argument("attention.indexer.heads", "--dsa-indexer-n-heads"),
+    Argument("attention.indexer.head_dim", "--dsa-indexer-head-dim"),
+    Argument("attention.indexer.top_k", "--dsa-indexer-topk"),
+    Argument("attention_variant", "--experimental-attention-variant", "text"),
+    Argument("indexer_kernels", "--dsa-kernel-backend", "text"),
+    Argument("indexer_loss", "--dsa-indexer-loss-coeff", "number"),
+    Argument("indexer_sparse_loss", "--dsa-indexer-use-sparse-loss", "switch"),
+    Argument("rope_fusion", "--no-rope-fusion", "switch", True),
+    Argument("grouped_queries", "--group-query-attention", "switch"),
+    Argument("query_groups", "--num-query-groups", default=1),
+    Argument("qk_norm", "--qk-layernorm", "switch"),
+    Argument("attention_output_gate", "--attention-output-gate", "switch"),
+    # Gated DeltaNet.
+    Argument("linear_every", "--linear-attention-freq", "text", "1"),
+    Argument("linear_attention.key_heads", "--linear-num-key-heads", default=16),
+    Argument("linear_attention.value_heads", "--linear-num-value-heads", default=32),
+    Argument("linear_attention.key_head_dim", "--linear-key-head-dim", default=128),
+    Argument("linear_attention.value_head_dim", "--linear-value-head-dim", default=128),
+    Argument("linear_attention.conv_kernel", "--linear-conv-kernel-dim", default=4),
+    Argument("softmax", "--softmax-type", "text"),
+    Argument("window", "--window-size", "text"),
+    Argument("full_attention_every", "--window-attn-skip-freq", "text", "0"),
+    Argument("norm", "--normalization", "text", "LayerNorm"),
+    Argument("norm_epsilon", "--norm-epsilon", "number", 1e-5),
+    Argument("norm_zero_centered", "--apply-layernorm-1p", "switch"),
+    Argument("position", "--position-embedding-type", "text", POSITIONS["learned"]),
+    Argument("swiglu", "--swiglu", "switch"),
+    Argument("geglu", "--quick-geglu", "switch"),
+    Argument("squared_relu", "--squared-relu", "switch"),
+    Argument("glu_offset", "--glu-linear-offset", "number", 0, optional=True),
+    Argument("glu_limit", "--activation-func-clamp-value", "number", 0),
+    Argument("bias_gelu_fusion", "--no-bias-gelu-fusion", "switch", True),
+    Argument("bias_swiglu_fusion", "--no-bias-swiglu-fusion", "switch", True),
+    Argument("mlp_bias", "--disable-bias-linear", "switch", True),
+    Argument("attention_bias", "--add-qkv-bias", "switch"),
+    Argument("hidden_dropout", "--hidden-dropout", "number"),
+    Argument("attention_dropout", "--attention-dropout", "number"),
+    Argument("rope.base", "--rotary-base", "number", 10_000),
+    Argument("rope.fraction", "--rotary-percent", "number", 1, optional=True),
+    Argument("rope_type", "--rope-type", "text"),
+    Argument("rope.scaling.factor", "--rotary-scaling-factor", "number", 1),
+    Argument("interpolation", "--rotary-seq-len-interpolation-factor", "number", 1),
+    Argument("llama3_scaling", "--use-rope-scaling", "switch"),
+    Argument("llama3_factor", "--rope-scaling-factor", "text"),
+    Argument("mscale", "--mscale", "text", "1"),
+    Argument("mscale_all_dim", "--mscale-all-dim", "number", 0),
+    Argument(
+        "rope.scaling.original_positions", "--yarn-original-max-position-embeddings", default=4096
+    ),
+    Argument("rope.scaling.beta_fast", "--yarn-beta-fast", "number", 32),
+    Argument("rope.scaling.beta_slow", "--yarn-beta-slow", "number", 1),
+    Argument("rope.scaling.whole_range", "--no-yarn-correction-range-round-to-int", "switch", True),
+    Argument("moe.experts", "--num-experts", default=0),
+    Argument("moe.top_k", "--moe-router-topk", default=2),
+    Argument("moe.moe_ffn_hidden", "--moe-ffn-hidden-size"),
+    Argument("grouped_gemm", "--moe-grouped-gemm", "switch"),
+    Argument("permute_fusion", "--moe-permute-fusion", "switch"),
+    Argument("router_dtype", "--moe-router-dtype", "text"),
+    Argument("moe.every", "--moe-layer-freq", "text", "1"),
+    Argument(
+        "moe.shared_ffn_hidden", "--moe-shared-expert-intermediate-size", default=0, optional=True
+    ),
+    Argument("moe.shared_expert_gate", "--moe-shared-expert-gate", "switch"),
+    Argument("moe.router_groups", "--moe-router-num-groups", default=0),
+    Argument("moe.router_groups_per_token", "--moe-router-group-topk"),
+    Argument("moe.router_score", "--moe-router-score-function", "text", "softmax", optional=True),
+    Argument("balancing_bias", "--moe-router-enable-expert-bias", "switch"),
+    Argument("pre_softmax", "--moe-router-pre-softmax", "switch"),
+    Argument(
+        "moe.router_scaling_factor", "--moe-router-topk-scaling-factor", "number", 1, optional=True
+    ),
+    # The block of each layer, chunks of a pipeline apart by |, and Mamba-2. Without a number of heads they
+    # are twice as wide as the model.
+    Argument(
+        "hybrid_pattern", "--hybrid-layer-pattern", "text", also=("--hybrid-override-pattern",)
+    ),
+    Argument("layer_specification", "--spec", "several"),
+    Argument("mamba.state_dim", "--mamba-state-dim", default=128),
+    Argument("mamba.head_dim", "--mamba-head-dim", default=64),
+    Argument("mamba.groups", "--mamba-num-groups", default=8),
+    Argument("mamba.heads", "--mamba-num-heads", default=0),
+    Argument("mtp_layers", "--mtp-num-layers", default=0, optional=True),
+)
+"""Defaults are Megatron's own. Names and defaults were read in `megatron.training.arguments`."""
+
+RUN_ARGUMENTS = (
+    Argument("tp", "--tensor-model-parallel-size", "count", 1),
+    Argument("pp", "--pipeline-model-parallel-size", "count", 1),
+    Argument("cp", "--context-parallel-size", "count", 1),
+    Argument("sequence_parallel", "--sequence-parallel", "switch"),
+    Argument("pipeline_before_data", "--use-tp-pp-dp-mapping", "switch"),
+    Argument("layout", "--pipeline-model-parallel-layout", "text"),
+    Argument("vpp", "--num-virtual-stages-per-pipeline-rank", default=0),
+    Argument("overlap.pp", "--no-overlap-p2p-communication", "switch", True),
+    Argument("ep", "--expert-model-parallel-size", default=1),
+    Argument("etp", "--expert-tensor-parallel-size"),
+    Argument("padded_experts", "--moe-router-padding-for-quantization", "switch"),
+    Argument("overlap.tp", "--tp-comm-overlap", "switch"),
+    Argument("cp_comm", "--cp-comm-type", "several"),
+    Argument("context_sizes", "--hierarchical-context-parallel-sizes", "several"),
+    Argument("graph_kind", "--cuda-graph-impl", "text"),
+    Argument("graph_modules", "--cuda-graph-modules", "several", also=("--cuda-graph-scope",)),
+    Argument("op_fuser", "--use-transformer-engine-op-fuser", "switch"),
+    Argument("expert_budget", "--moe-expert-rank-capacity-factor", "number"),
+    Argument("paged_stash", "--moe-paged-stash", "switch"),
+    Argument("offloads_activations", "--fine-grained-activation-offloading", "switch"),
+    Argument("offload_modules", "--offload-modules", "several"),
+    Argument("dispatcher", "--moe-token-dispatcher-type", "text", "allgather"),
+    Argument("flex_backend", "--moe-flex-dispatcher-backend", "text", "deepep"),
+    Argument("overlap.ep", "--overlap-moe-expert-parallel-comm", "switch"),
+    Argument("micro_batch", "--micro-batch-size", default=1),
+    Argument("global_batch", "--global-batch-size", default=0),
+    Argument("recompute", "--recompute-granularity", "text"),
+    Argument("recompute_method", "--recompute-method", "text"),
+    Argument("recompute_layers", "--recompute-num-layers", default=0),
+    Argument("recompute_modules", "--recompute-modules", "several"),
+    Argument("bf16", "--bf16", "switch"),
+    Argument("fp16", "--fp16", "switch"),
+    Argument("fp8_format", "--fp8-format", "text"),
+    Argument("fp8_recipe", "--fp8-recipe", "text"),
+    Argument("fp4_format", "--fp4-format", "text"),
+    Argument("fp4_recipe", "--fp4-recipe", "text"),
+    Argument("checks_for_nan", "--no-check-for-nan-in-loss-and-grad", "switch", True),
+    Argument("optimizer", "--optimizer", "text", "adam"),
+    Argument("distributed_optimizer", "--use-distributed-optimizer", "switch"),
+    Argument("narrow_sums", "--grad-reduce-in-bf16", "switch"),
+    Argument("moment_dtype", "--exp-avg-dtype", "text", "fp32"),
+    Argument("square_dtype", "--exp-avg-sq-dtype", "text", "fp32"),
+    Argument("fp8_params", "--fp8-param-gather", "switch"),
+    Argument("fp4_params", "--fp4-param-gather", "switch"),
+    # MXFP8 is gathered at 16 bits, in the place of the gradients.
+    Argument("gathers_over_gradients", "--reuse-grad-buf-for-mxfp8-param-ag", "switch"),
+    Argument("fsdp", "--use-megatron-fsdp", "switch"),
+    Argument("sharding", "--data-parallel-sharding-strategy", "text", "no_shard"),
+    Argument("checkpoint_format", "--ckpt-format", "text"),
+    Argument("gradient_fusion", "--no-gradient-accumulation-fusion", "switch", True),
+    Argument("shard_groups", "--num-distributed-optimizer-instances", "count", 1, optional=True),
+    Argument("optimizer_offload", "--optimizer-cpu-offload", "switch"),
+    Argument("offloaded_share", "--optimizer-offload-fraction", "number", 1.0),
+    Argument("overlaps_offload", "--overlap-cpu-optimizer-d2h-h2d", "switch"),
+    Argument("precision_aware", "--use-precision-aware-optimizer", "switch"),
+    Argument("overlap.dp", "--overlap-grad-reduce", "switch"),
+    Argument("bucket_parameters", "--ddp-bucket-size", default=0),
+    Argument("overlaps_gathers", "--overlap-param-gather", "switch"),
+)
+MEGATRON_ARGUMENTS = {row.word: row for row in (*MODEL_ARGUMENTS, *RUN_ARGUMENTS)}
+
+BRIDGE_OVERRIDES = (
+    ("model.tensor_model_parallel_size", "tp"),
+    ("model.pipeline_model_parallel_size", "pp"),
+    ("model.context_parallel_size", "cp"),
+    ("model.sequence_parallel", "sequence_parallel"),
+    ("model.hybrid_layer_pattern", "hybrid_pattern"),
+    ("model.pipeline_model_parallel_layout", "layout"),
+    ("model.virtual_pipeline_model_parallel_size", "vpp"),
+    ("model.seq_length", "seq_len"),
+    ("dataset.seq_length", "seq_len"),
+    ("train.micro_batch_size", "micro_batch"),
+    ("train.global_batch_size", "global_batch"),
+    ("ddp.use_distributed_optimizer", "distributed_optimizer"),
+    ("optimizer.use_distributed_optimizer", "distributed_optimizer"),
+    ("ddp.overlap_grad_reduce", "overlap.dp"),
+    ("ddp.overlap_param_gather", "overlaps_gathers"),
+    ("ddp.num_distributed_optimizer_instances", "shard_groups"),
+    ("model.expert_model_parallel_size", "ep"),
+    ("model.expert_tensor_parallel_size", "etp"),
+    ("dist.use_megatron_fsdp", "fsdp"),
+    ("ddp.use_megatron_fsdp", "fsdp"),
+    ("ddp.data_parallel_sharding_strategy", "sharding"),
+    ("checkpoint.ckpt_format", "checkpoint_format"),
+    ("model.gradient_accumulation_fusion", "gradient_fusion"),
+    ("optimizer.optimizer", "optimizer"),
+    ("optimizer.optimizer_cpu_offload", "optimizer_offload"),
+    ("optimizer.optimizer_offload_fraction", "offloaded_share"),
+    ("optimizer.overlap_cpu_optimizer_d2h_h2d", "overlaps_offload"),
+    ("optimizer.use_precision_aware_optimizer", "precision_aware"),
+    ("ddp.bucket_size", "bucket_parameters"),
+    ("comm_overlap.bucket_size", "bucket_parameters"),
+    ("comm_overlap.tp_comm_overlap", "overlap.tp"),
+    ("comm_overlap.overlap_moe_expert_parallel_comm", "overlap.ep"),
+    ("comm_overlap.overlap_grad_reduce", "overlap.dp"),
+    ("comm_overlap.overlap_param_gather", "overlaps_gathers"),
+    ("model.cross_entropy_fusion_impl", "loss"),
+    ("mixed_precision", "precision"),
+    ("mixed_precision.fp8", "fp8_format"),
+    ("mixed_precision.fp8_recipe", "fp8_recipe"),
+    ("mixed_precision.fp4", "fp4_format"),
+    ("mixed_precision.fp4_recipe", "fp4_recipe"),
+    ("mixed_precision.fp8_param_gather", "fp8_params"),
+    ("mixed_precision.fp4_param_gather", "fp4_params"),
+    ("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag", "gathers_over_gradients"),
+    ("mixed_precision.fp8_dot_product_attention", "fp8_attention"),
+    ("mixed_precision.first_last_layers_bf16", "wide_ends"),
+    ("mixed_precision.grad_reduce_in_fp32", "wide_sums"),
+    ("optimizer.exp_avg_dtype", "moment_dtype"),
+    ("optimizer.exp_avg_sq_dtype", "square_dtype"),
+)
+"""Overrides of a Megatron-Bridge recipe by what they say, in the order in which launch files have them.
+
+Other fields of the recipe's model are called like Megatron-LM's flags. Those of `comm_overlap` win over those
+of `ddp` and `model` (megatron/bridge/training/comm_overlap.py). Read in megatron-bridge 0.6.2."""
+
 
 # How Megatron-LM sends tokens to their experts, and what DeepEP and HybridEP need for it.
 
@@ -369,7 +609,7 @@ MEGATRON = Framework(
     },
     linear_attention=Setting(
         flag="--experimental-attention-variant",
-        value="gated_delta_net",
+        value=DELTA_NET,
         source=TRANSFORMER,
         installs="flash-linear-attention",
         rules=("linear-heads-by-tp-cp",),
@@ -377,7 +617,7 @@ MEGATRON = Framework(
     # cuDNN's kernels as in megatron/bridge/perf_recipes/glm_moe_dsa of Megatron-Bridge.
     sparse_attention=Setting(
         flag="--experimental-attention-variant",
-        value="dsa",
+        value=SPARSE,
         source=TRANSFORMER,
         installs="FlashMLA, nvidia-cudnn-frontend[cutedsl] and fast-hadamard-transform",
         rules=("megatron-sparse-attention",),

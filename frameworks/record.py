@@ -18,13 +18,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from meshwright.model_specs.schema import ModelSpec
 
 FrameworkName = Literal["megatron", "torchtitan", "deepspeed", "fsdp2"]
 """Frameworks that plans are made for, by the name in `--framework`."""
 Axis = Literal["tp", "cp", "pp", "dp", "vpp", "ep", "etp"]
+
+
+ArgumentKind = Literal["integer", "count", "number", "text", "several", "switch", "toggle"]
+"""How the value of a flag is read. A count is a whole number of one or more; a switch has no value; a toggle
+is torchtitan's, which `--section.no-name` and a value turn off."""
+
+
+class Argument(NamedTuple):
+    """A flag of a command line and the word for what it says, for what writes it and what reads it."""
+
+    word: str
+    """A field of the model, with the field of it that it lies in, or of the run."""
+    flag: str
+    kind: ArgumentKind = "integer"
+    default: int | float | str | bool | None = None
+    """What the framework does without the flag. A switch turns it round: one that is True by default says
+    no."""
+    also: tuple[str, ...] = ()
+    """Other names that are read: of Megatron-DeepSpeed, or of older versions."""
+    optional: bool = False
+    """Whether it is left out where it has its default; a switch always is."""
 
 
 @dataclass(frozen=True, kw_only=True)
