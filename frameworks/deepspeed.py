@@ -64,6 +64,7 @@ DEEPSPEED_ARGUMENTS = (
     Argument("deepspeed_engine", "--deepspeed", "switch", also=("--deepspeed_config",)),
 )
 """Arguments of its pretrain_gpt.py, in the order in which launch files have them."""
+_FLAGS = {argument.word: argument.flag for argument in DEEPSPEED_ARGUMENTS}
 
 
 def pretrain_arguments() -> dict[str, Argument]:
@@ -88,12 +89,10 @@ DEEPSPEED = Framework(
     stacks=(Stack(name="deepspeed", written=r"deepspeed\b"), MEGATRON_DEEPSPEED),
     measured_as=("megatron-deepspeed",),
     axes={
-        "tp": Setting(flag="--tensor-model-parallel-size", source=ARGUMENTS),
-        "pp": Setting(flag="--pipeline-model-parallel-size", source=ARGUMENTS),
+        "tp": Setting(flag=_FLAGS["tp"], source=ARGUMENTS),
+        "pp": Setting(flag=_FLAGS["pp"], source=ARGUMENTS),
         "dp": Setting(source="deepspeed/utils/groups.py"),
-        "ep": Setting(
-            flag="--moe-expert-parallel-size", source=ARGUMENTS, rules=("deepspeed-experts",)
-        ),
+        "ep": Setting(flag=_FLAGS["ep"], source=ARGUMENTS, rules=("deepspeed-experts",)),
     },
     sequence_parallel=None,
     zero_stages={
@@ -106,7 +105,7 @@ DEEPSPEED = Framework(
         for stage in range(4)
     },
     schedules={"1f1b": Setting(source="deepspeed/runtime/pipe/schedule.py")},
-    full_recompute=Setting(flag="--checkpoint-activations", source=ARGUMENTS),
+    full_recompute=Setting(flag=_FLAGS["recomputes_all"], source=ARGUMENTS),
     recompute_amount=None,
     recompute_modules={},
     precisions={
@@ -153,7 +152,7 @@ DEEPSPEED = Framework(
     compilation=None,
     eager_stack="",
     uneven_stages=False,
-    attention={"flash": Setting(flag="--use-flash-attn-v2", source=ARGUMENTS)},
+    attention={"flash": Setting(flag=_FLAGS["flash"], source=ARGUMENTS)},
     linear_attention=None,
     sparse_attention=None,
     hybrid_layers=None,

@@ -196,6 +196,7 @@ RUN_ARGUMENTS = (
     Argument("overlaps_gathers", "--overlap-param-gather", "switch"),
 )
 MEGATRON_ARGUMENTS = {row.word: row for row in (*MODEL_ARGUMENTS, *RUN_ARGUMENTS)}
+_FLAGS = {word: row.flag for word, row in MEGATRON_ARGUMENTS.items()}
 
 BRIDGE_OVERRIDES = (
     ("model.tensor_model_parallel_size", "tp"),
@@ -253,6 +254,9 @@ Other fields of the recipe's model are called like Megatron-LM's flags. Those of
 of `ddp` and `model` (megatron/bridge/training/comm_overlap.py). Read in megatron-bridge 0.6.2."""
 
 
+_BRIDGE = {word: name for name, word in BRIDGE_OVERRIDES}
+
+
 # How Megatron-LM sends tokens to their experts, and what DeepEP and HybridEP need for it.
 
 
@@ -272,7 +276,7 @@ def _flex(
     domain_gpus: int = 0,
 ) -> TokenDispatcher:
     return TokenDispatcher(
-        flag="--moe-flex-dispatcher-backend",
+        flag=_FLAGS["flex_backend"],
         value=backend,
         since=since,
         source=TRANSFORMER,
@@ -296,13 +300,13 @@ def _flex(
 
 DISPATCHERS = {
     "alltoall": TokenDispatcher(
-        flag="--moe-token-dispatcher-type",
+        flag=_FLAGS["dispatcher"],
         value="alltoall",
         since="0.8.0",
         source=TRANSFORMER,
     ),
     "allgather": TokenDispatcher(
-        flag="--moe-token-dispatcher-type",
+        flag=_FLAGS["dispatcher"],
         value="allgather",
         since="0.8.0",
         source=TRANSFORMER,
@@ -353,7 +357,11 @@ PYTORCH = Stack(name="pytorch", written=r"pytorch 3d\b", bound=False)
 
 def _module(name: str, since: str, *, planned: bool = True) -> Setting:
     return Setting(
-        flag="--recompute-modules", value=name, since=since, source=TRANSFORMER, planned=planned
+        flag=_FLAGS["recompute_modules"],
+        value=name,
+        since=since,
+        source=TRANSFORMER,
+        planned=planned,
     )
 
 
@@ -365,7 +373,7 @@ def _context(
     gathers: bool = False,
 ) -> ContextExchange:
     return ContextExchange(
-        flag="--cp-comm-type",
+        flag=_FLAGS["cp_comm"],
         value=value,
         since="0.10.0",
         source=TRANSFORMER,
@@ -406,35 +414,35 @@ MEGATRON = Framework(
     ),
     measured_as=("megatron-lm", "megatron-bridge", "nemo"),
     axes={
-        "tp": Setting(flag="--tensor-model-parallel-size", since="0.8.0", source=PARALLEL),
-        "cp": Setting(flag="--context-parallel-size", since="0.8.0", source=PARALLEL),
-        "pp": Setting(flag="--pipeline-model-parallel-size", since="0.8.0", source=PARALLEL),
+        "tp": Setting(flag=_FLAGS["tp"], since="0.8.0", source=PARALLEL),
+        "cp": Setting(flag=_FLAGS["cp"], since="0.8.0", source=PARALLEL),
+        "pp": Setting(flag=_FLAGS["pp"], since="0.8.0", source=PARALLEL),
         "dp": Setting(source=ARGUMENTS),
         "vpp": Setting(
-            flag="--num-virtual-stages-per-pipeline-rank",
+            flag=_FLAGS["vpp"],
             since="0.12.0",
             source=ARGUMENTS,
             rules=("vpp-needs-pp", "interleaved-micro-batches"),
         ),
-        "ep": Setting(flag="--expert-model-parallel-size", since="0.8.0", source=PARALLEL),
+        "ep": Setting(flag=_FLAGS["ep"], since="0.8.0", source=PARALLEL),
         "etp": Setting(
-            flag="--expert-tensor-parallel-size",
+            flag=_FLAGS["etp"],
             since="0.10.0",
             source=PARALLEL,
             rules=("megatron-expert-bias-needs-etp-1",),
         ),
     },
     sequence_parallel=Setting(
-        flag="--sequence-parallel",
+        flag=_FLAGS["sequence_parallel"],
         since="0.8.0",
         source=PARALLEL,
         rules=("sequence-by-tp", "sequence-parallel-needs-tp", "megatron-moe-tp-needs-sp"),
     ),
     zero_stages={
         0: Setting(source=DATA_PARALLEL),
-        1: Setting(flag="--use-distributed-optimizer", since="0.8.0", source=DATA_PARALLEL),
+        1: Setting(flag=_FLAGS["distributed_optimizer"], since="0.8.0", source=DATA_PARALLEL),
         2: Setting(
-            flag="--data-parallel-sharding-strategy",
+            flag=_FLAGS["sharding"],
             value="optim_grads",
             since="0.12.0",
             source=DATA_PARALLEL,
@@ -442,7 +450,7 @@ MEGATRON = Framework(
             rules=("megatron-zero-needs-pp-1", "megatron-zero-optimizer"),
         ),
         3: Setting(
-            flag="--data-parallel-sharding-strategy",
+            flag=_FLAGS["sharding"],
             value="optim_grads_params",
             since="0.12.0",
             source=DATA_PARALLEL,
@@ -453,14 +461,12 @@ MEGATRON = Framework(
     # Its combined 1F1B for experts is one of the two with other overlap.
     schedules={
         "1f1b": Setting(source=SCHEDULES, since="0.8.0"),
-        "interleaved-1f1b": Setting(
-            flag="--num-virtual-stages-per-pipeline-rank", since="0.12.0", source=ARGUMENTS
-        ),
+        "interleaved-1f1b": Setting(flag=_FLAGS["vpp"], since="0.12.0", source=ARGUMENTS),
     },
     full_recompute=Setting(
-        flag="--recompute-granularity", value="full", since="0.8.0", source=TRANSFORMER
+        flag=_FLAGS["recompute"], value="full", since="0.8.0", source=TRANSFORMER
     ),
-    recompute_amount=Setting(flag="--recompute-num-layers", since="0.8.0", source=TRANSFORMER),
+    recompute_amount=Setting(flag=_FLAGS["recompute_layers"], since="0.8.0", source=TRANSFORMER),
     recompute_modules={
         "layernorm": _module("layernorm", "0.12.0"),
         "moe_act": _module("moe_act", "0.12.0"),
@@ -473,36 +479,40 @@ MEGATRON = Framework(
         "gdn_norm_out": _module("gdn_norm_out", "", planned=False),
     },
     precisions={
-        "bf16": Setting(flag="--bf16", since="0.8.0", source=ARGUMENTS),
-        "fp16": Setting(flag="--fp16", since="0.8.0", source=ARGUMENTS),
+        "bf16": Setting(flag=_FLAGS["bf16"], since="0.8.0", source=ARGUMENTS),
+        "fp16": Setting(flag=_FLAGS["fp16"], since="0.8.0", source=ARGUMENTS),
         # Current scaling; delayed scaling, the default recipe, is among the numerics.
-        "fp8": Setting(flag="--fp8-recipe", value="tensorwise", since="0.12.0", source=TRANSFORMER),
-        "mxfp8": Setting(flag="--fp8-recipe", value="mxfp8", since="0.12.0", source=TRANSFORMER),
-        "nvfp4": Setting(flag="--fp4-recipe", value="nvfp4", since="0.14.0", source=TRANSFORMER),
+        "fp8": Setting(
+            flag=_FLAGS["fp8_recipe"], value="tensorwise", since="0.12.0", source=TRANSFORMER
+        ),
+        "mxfp8": Setting(
+            flag=_FLAGS["fp8_recipe"], value="mxfp8", since="0.12.0", source=TRANSFORMER
+        ),
+        "nvfp4": Setting(
+            flag=_FLAGS["fp4_recipe"], value="nvfp4", since="0.14.0", source=TRANSFORMER
+        ),
     },
     dispatchers=DISPATCHERS,
     overlaps={
-        "dp": Setting(flag="--overlap-grad-reduce", since="0.8.0", source=DATA_PARALLEL),
+        "dp": Setting(flag=_FLAGS["overlap.dp"], since="0.8.0", source=DATA_PARALLEL),
         "tp": Setting(
-            flag="--tp-comm-overlap",
+            flag=_FLAGS["overlap.tp"],
             since="0.8.0",
             source=PARALLEL,
             installs="Transformer Engine's user buffers",
             rules=("megatron-tp-overlap",),
         ),
         # The flag turns it off.
-        "pp": Setting(
-            flag="--no-overlap-p2p-communication", since="0.8.0", source=ARGUMENTS, default=True
-        ),
+        "pp": Setting(flag=_FLAGS["overlap.pp"], since="0.8.0", source=ARGUMENTS, default=True),
         "ep": Setting(
-            flag="--overlap-moe-expert-parallel-comm",
+            flag=_FLAGS["overlap.ep"],
             since="0.14.0",
             source=PARALLEL,
             rules=("megatron-expert-overlap",),
         ),
     },
     gradient_buckets=GradientBuckets(
-        flag="--ddp-bucket-size", source=ARGUMENTS, zero_stages=(0, 1)
+        flag=_FLAGS["bucket_parameters"], source=ARGUMENTS, zero_stages=(0, 1)
     ),
     context_exchanges={
         "p2p": _context("p2p", "megatron-context-windows", "megatron-context-sinks", default=True),
@@ -512,19 +522,19 @@ MEGATRON = Framework(
         "a2a+p2p": _context("a2a+p2p", "megatron-hierarchical-context"),
     },
     cuda_graphs={
-        "none": Setting(flag="--cuda-graph-impl", value="none", source=TRANSFORMER, default=True),
+        "none": Setting(flag=_FLAGS["graph_kind"], value="none", source=TRANSFORMER, default=True),
         # Of each layer's feed-forward part or router alone; with attention; of the whole step.
         "feed_forward": Setting(
-            flag="--cuda-graph-modules", value="moe_router", source=TRANSFORMER, planned=False
+            flag=_FLAGS["graph_modules"], value="moe_router", source=TRANSFORMER, planned=False
         ),
         "partial": Setting(
-            flag="--cuda-graph-modules",
+            flag=_FLAGS["graph_modules"],
             value="attn",
             source=TRANSFORMER,
             rules=("megatron-partial-graphs",),
         ),
         "full": Setting(
-            flag="--cuda-graph-impl",
+            flag=_FLAGS["graph_kind"],
             value="full_iteration",
             source=TRANSFORMER,
             rules=("megatron-full-graph",),
@@ -532,7 +542,7 @@ MEGATRON = Framework(
     },
     offloads={
         "activations": Setting(
-            flag="--offload-modules",
+            flag=_FLAGS["offload_modules"],
             since="0.16.0",
             source=TRANSFORMER,
             installs="cuda-python and pynvml",
@@ -545,7 +555,7 @@ MEGATRON = Framework(
     },
     # Any share can be had: steps of a quarter are what a plan tries.
     optimizer_offload=OptimizerOffload(
-        flag="--optimizer-offload-fraction",
+        flag=_FLAGS["offloaded_share"],
         since="0.12.0",
         source=OPTIMIZER,
         percents=(25, 50, 75, 100),
@@ -553,16 +563,16 @@ MEGATRON = Framework(
         rules=("megatron-offload-zero", "megatron-offload-adam", "megatron-offload-fp8"),
     ),
     shard_groups=ShardGroups(
-        flag="--num-distributed-optimizer-instances",
+        flag=_FLAGS["shard_groups"],
         since="0.10.0",
         source=DATA_PARALLEL,
         zero_stages=(1, 2, 3),
         rules=("megatron-expert-shard-groups", "megatron-shard-groups-optimizer"),
     ),
     numerics={
-        "bf16-grads": Setting(flag="--grad-reduce-in-bf16", source=ARGUMENTS),
+        "bf16-grads": Setting(flag=_FLAGS["narrow_sums"], source=ARGUMENTS),
         "bf16-moments": Setting(
-            flag="--exp-avg-dtype",
+            flag=_FLAGS["moment_dtype"],
             value="bf16",
             since="0.12.0",
             source=OPTIMIZER,
@@ -570,14 +580,14 @@ MEGATRON = Framework(
             rules=("megatron-narrow-states",),
         ),
         "fp8-params": Setting(
-            flag="--fp8-param-gather",
+            flag=_FLAGS["fp8_params"],
             since="0.10.0",
             source=DATA_PARALLEL,
             rules=("megatron-narrow-states",),
         ),
         # Scales from the maxima of earlier steps in place of the tensor's own.
         "delayed-scaling": Setting(
-            flag="--fp8-recipe",
+            flag=_FLAGS["fp8_recipe"],
             value="delayed",
             since="0.12.0",
             source=TRANSFORMER,
@@ -585,14 +595,14 @@ MEGATRON = Framework(
         ),
         # Set by Megatron-Bridge alone (megatron/training/arguments.py: "no CLI argument exists").
         "fp8-attention": Setting(
-            flag="mixed_precision.fp8_dot_product_attention",
+            flag=_BRIDGE["fp8_attention"],
             value="true",
             source="megatron/bridge/training/mixed_precision.py",
             installs="Megatron-Bridge",
         ),
         # Megatron-LM's arguments refuse it, "due to stability issues": Megatron-Bridge alone starts it.
         "te-loss": Setting(
-            flag="model.cross_entropy_fusion_impl",
+            flag=_BRIDGE["loss"],
             value="te",
             source="megatron/bridge/perf_recipes/_common.py",
             installs="Megatron-Bridge",
@@ -608,7 +618,7 @@ MEGATRON = Framework(
         "local": _attention("local"),
     },
     linear_attention=Setting(
-        flag="--experimental-attention-variant",
+        flag=_FLAGS["attention_variant"],
         value=DELTA_NET,
         source=TRANSFORMER,
         installs="flash-linear-attention",
@@ -616,14 +626,14 @@ MEGATRON = Framework(
     ),
     # cuDNN's kernels as in megatron/bridge/perf_recipes/glm_moe_dsa of Megatron-Bridge.
     sparse_attention=Setting(
-        flag="--experimental-attention-variant",
+        flag=_FLAGS["attention_variant"],
         value=SPARSE,
         source=TRANSFORMER,
         installs="FlashMLA, nvidia-cudnn-frontend[cutedsl] and fast-hadamard-transform",
         rules=("megatron-sparse-attention",),
     ),
     hybrid_layers=Setting(
-        flag="--hybrid-layer-pattern",
+        flag=_FLAGS["hybrid_pattern"],
         source=ARGUMENTS,
         since="0.17.0",
         installs="mamba-ssm and causal-conv1d",
@@ -631,7 +641,7 @@ MEGATRON = Framework(
     ),
     rank_orders={
         "tp-cp-ep-dp-pp": Setting(source=ARGUMENTS),
-        "tp-cp-ep-pp-dp": Setting(flag="--use-tp-pp-dp-mapping", source=COMMON),
+        "tp-cp-ep-pp-dp": Setting(flag=_FLAGS["pipeline_before_data"], source=COMMON),
     },
     rules=(
         "megatron-zero-needs-pp-1",

@@ -16,11 +16,9 @@ from meshwright.frameworks.megatron import (
 from meshwright.model_specs.blocks import (
     LINEAR,
     WINDOWED,
-    GatedDeltaNetSpec,
     Mamba2Spec,
     MoeSpec,
     RopeScaling,
-    SparseIndexerSpec,
     repeated_part,
     runs,
 )
