@@ -76,6 +76,8 @@ def pretrain_arguments() -> dict[str, Argument]:
     return rows
 
 
+OVERLAP, BUCKET = "overlap_comm", "reduce_bucket_size"
+"""Keys of `zero_optimization`."""
 OFFLOAD_RULES = ("deepspeed-offload-zero", "deepspeed-offload-whole", "deepspeed-offload-adam")
 
 MEGATRON_DEEPSPEED = Stack(name="megatron-deepspeed", written=r"megatron-deepspeed\b", bound=False)
@@ -113,10 +115,10 @@ DEEPSPEED = Framework(
         "fp16": Setting(flag="fp16.enabled", source=CONFIG),
     },
     dispatchers={"alltoall": TokenDispatcher(source="deepspeed/moe/sharded_moe.py")},
-    overlaps={"dp": Setting(flag="zero_optimization.overlap_comm", source=ZERO)},
+    overlaps={"dp": Setting(flag=f"zero_optimization.{OVERLAP}", source=ZERO)},
     # Without ZeRO its engine reduces 500 M at a time, whatever the configuration says.
     gradient_buckets=GradientBuckets(
-        flag="zero_optimization.reduce_bucket_size", source=ZERO, zero_stages=(1, 2), reserved=True
+        flag=f"zero_optimization.{BUCKET}", source=ZERO, zero_stages=(1, 2), reserved=True
     ),
     context_exchanges={
         "a2a": ContextExchange(
@@ -157,7 +159,6 @@ DEEPSPEED = Framework(
     sparse_attention=None,
     hybrid_layers=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
-    rules=("deepspeed-pipeline-zero", "deepspeed-experts", *OFFLOAD_RULES),
     degrees_remedy="ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence "
     "parallelism off.",
 )

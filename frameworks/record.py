@@ -17,7 +17,7 @@ A new choice is one new field of `Framework`; a new value of a choice is one new
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 from meshwright.model_specs.schema import ModelSpec
@@ -223,10 +223,20 @@ class Framework:
     """Whether launch files can say how many layers each pipeline stage has."""
     experts_follow_tp: bool = False
     """Whether tp cuts experts that ep does not spread, and no others, so that etp is tp or 1."""
-    rules: tuple[str, ...] = field(default=())
-    """Names of the rules in `constraints/` that bind it beside those which follow from the fields above."""
+    own_rules: tuple[str, ...] = ()
+    """Names of the rules in `constraints/` that bind it beside those of its settings."""
     degrees_remedy: str = ""
     """What to do about a degree or a ZeRO stage that is not above, in the framework's own terms."""
+
+    @property
+    def rules(self) -> frozenset[str]:
+        """Names of the rules in `constraints/` that bind it, those of its settings among them."""
+        values = [getattr(self, each.name) for each in fields(self)]
+        settings = [value for value in values if isinstance(value, Setting)]
+        settings += [
+            each for value in values if isinstance(value, Mapping) for each in value.values()
+        ]
+        return frozenset(self.own_rules).union(*(setting.rules for setting in settings))
 
     @property
     def reorders_ranks(self) -> bool:

@@ -198,21 +198,14 @@ TORCHTITAN = Framework(
     sparse_attention=None,
     hybrid_layers=None,
     rank_orders={"tp-cp-dp-pp": Setting(source="torchtitan/distributed/parallel_dims.py")},
-    rules=(
-        "torchtitan-1f1b-micro-batches",
-        "torchtitan-split-backward",
-        "torchtitan-zero-bubble-chunks",
+    own_rules=(
         "torchtitan-kv-heads",
         "torchtitan-sequence",
         "torchtitan-tied-embeddings",
         "torchtitan-context-shards",
         "torchtitan-architecture",
-        "torchtitan-expert-shards",
-        "torchtitan-expert-tensor",
         "torchtitan-spread-experts",
-        "torchtitan-shard-groups",
         "torchtitan-mtp",
-        *FSDP_OFFLOAD_RULES,
     ),
     degrees_remedy="Replicate (0), or shard with fsdp-reshard-after-forward never (2) or always "
     "(3).",

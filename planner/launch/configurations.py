@@ -11,8 +11,8 @@ import yaml
 
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
-from meshwright.frameworks.deepspeed import DEEPSPEED, DEEPSPEED_ARGUMENTS
-from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.deepspeed import BUCKET, DEEPSPEED, DEEPSPEED_ARGUMENTS, OVERLAP
+from meshwright.frameworks.fsdp2 import FSDP2, OFFLOADS, PRECISION, RECOMPUTES, RESHARDS, SIZES
 from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.writer import (
     Launch,
@@ -47,12 +47,12 @@ def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
     layout, inputs = launch.layout, launch.inputs
     zero: dict[str, Any] = {"stage": layout.zero_stage}
     if layout.zero_stage >= 1:
-        zero["overlap_comm"] = launch.execution.dp_overlap and layout.pp == 1
+        zero[OVERLAP] = launch.execution.dp_overlap and layout.pp == 1
         zero["contiguous_gradients"] = True
     buckets = DEEPSPEED.gradient_buckets
     counts = buckets is not None and layout.zero_stage in buckets.zero_stages
     if counts and launch.execution.bucket_mb is not None:
-        zero["reduce_bucket_size"] = launch.bucket_parameters
+        zero[BUCKET] = launch.bucket_parameters
         zero["allgather_bucket_size"] = launch.bucket_parameters
     if layout.optimizer_offload > 0:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
@@ -196,7 +196,7 @@ def accelerate_config(launch: Launch) -> dict[str, Any]:
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP",
-        "mixed_precision": launch.inputs.precision,
+        PRECISION: launch.inputs.precision,
         "num_machines": len(placed.hosts),
         "num_processes": len(placed.places),
         "machine_rank": 0,
@@ -206,17 +206,17 @@ def accelerate_config(launch: Launch) -> dict[str, Any]:
         "use_cpu": False,
         "fsdp_config": {
             "fsdp_version": 2,
-            "fsdp_reshard_after_forward": layout.zero_stage == 3,
+            RESHARDS: layout.zero_stage == 3,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_activation_checkpointing": layout.recompute == "full",
+            RECOMPUTES: layout.recompute == "full",
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-            "fsdp_offload_params": layout.optimizer_offload > 0,
+            OFFLOADS: layout.optimizer_offload > 0,
         },
         "parallelism_config": {
-            "parallelism_config_dp_replicate_size": layout.shard_groups,
-            "parallelism_config_dp_shard_size": layout.dp // layout.shard_groups,
-            "parallelism_config_tp_size": layout.tp,
-            "parallelism_config_cp_size": layout.cp,
+            SIZES["dp_replicate"]: layout.shard_groups,
+            SIZES["dp_shard"]: layout.dp // layout.shard_groups,
+            SIZES["tp"]: layout.tp,
+            SIZES["cp"]: layout.cp,
             "parallelism_config_sp_size": 1,
         },
     }
