@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from meshwright.frameworks.record import (
     Argument,
     ContextExchange,
@@ -198,106 +201,94 @@ RUN_ARGUMENTS = (
 MEGATRON_ARGUMENTS = {row.word: row for row in (*MODEL_ARGUMENTS, *RUN_ARGUMENTS)}
 _FLAGS = {word: row.flag for word, row in MEGATRON_ARGUMENTS.items()}
 
-BRIDGE_OVERRIDES = (
-    ("model.tensor_model_parallel_size", "tp"),
-    ("model.pipeline_model_parallel_size", "pp"),
-    ("model.context_parallel_size", "cp"),
-    ("model.sequence_parallel", "sequence_parallel"),
-    ("model.hybrid_layer_pattern", "hybrid_pattern"),
-    ("model.pipeline_model_parallel_layout", "layout"),
-    ("model.virtual_pipeline_model_parallel_size", "vpp"),
-    ("model.seq_length", "seq_len"),
-    ("dataset.seq_length", "seq_len"),
-    ("train.micro_batch_size", "micro_batch"),
-    ("train.global_batch_size", "global_batch"),
-    ("ddp.use_distributed_optimizer", "distributed_optimizer"),
-    ("optimizer.use_distributed_optimizer", "distributed_optimizer"),
-    ("ddp.overlap_grad_reduce", "overlap.dp"),
-    ("ddp.overlap_param_gather", "overlaps_gathers"),
-    ("ddp.num_distributed_optimizer_instances", "shard_groups"),
-    ("model.expert_model_parallel_size", "ep"),
-    ("model.expert_tensor_parallel_size", "etp"),
-    ("dist.use_megatron_fsdp", "fsdp"),
-    ("ddp.use_megatron_fsdp", "fsdp"),
-    ("ddp.data_parallel_sharding_strategy", "sharding"),
-    ("checkpoint.ckpt_format", "checkpoint_format"),
-    ("model.gradient_accumulation_fusion", "gradient_fusion"),
-    ("optimizer.optimizer", "optimizer"),
-    ("optimizer.optimizer_cpu_offload", "optimizer_offload"),
-    ("optimizer.optimizer_offload_fraction", "offloaded_share"),
-    ("optimizer.overlap_cpu_optimizer_d2h_h2d", "overlaps_offload"),
-    ("optimizer.use_precision_aware_optimizer", "precision_aware"),
-    ("ddp.bucket_size", "bucket_parameters"),
-    ("comm_overlap.bucket_size", "bucket_parameters"),
-    ("comm_overlap.tp_comm_overlap", "overlap.tp"),
-    ("comm_overlap.overlap_moe_expert_parallel_comm", "overlap.ep"),
-    ("comm_overlap.overlap_grad_reduce", "overlap.dp"),
-    ("comm_overlap.overlap_param_gather", "overlaps_gathers"),
-    ("model.cross_entropy_fusion_impl", "loss"),
-    ("mixed_precision", "precision"),
-    ("mixed_precision.fp8", "fp8_format"),
-    ("mixed_precision.fp8_recipe", "fp8_recipe"),
-    ("mixed_precision.fp4", "fp4_format"),
-    ("mixed_precision.fp4_recipe", "fp4_recipe"),
-    ("mixed_precision.fp8_param_gather", "fp8_params"),
-    ("mixed_precision.fp4_param_gather", "fp4_params"),
-    ("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag", "gathers_over_gradients"),
-    ("mixed_precision.fp8_dot_product_attention", "fp8_attention"),
-    ("mixed_precision.first_last_layers_bf16", "wide_ends"),
-    ("mixed_precision.grad_reduce_in_fp32", "wide_sums"),
-    ("optimizer.exp_avg_dtype", "moment_dtype"),
-    ("optimizer.exp_avg_sq_dtype", "square_dtype"),
+_BRIDGE_NAMES = {
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "gradient_fusion": "gradient_accumulation_fusion",
+    "bucket_parameters": "bucket_size",
+    "loss": "cross_entropy_fusion_impl",
+    "precision": "",
+    "fp8_format": "fp8",
+    "fp4_format": "fp4",
+    "fp8_attention": "fp8_dot_product_attention",
+    "wide_ends": "first_last_layers_bf16",
+    "wide_sums": "grad_reduce_in_fp32",
+    "expert_overlap": "overlap_moe_expert_parallel_comm",
+}
+"""Fields of Megatron-Bridge that are not called like a flag of Megatron-LM."""
+_BRIDGE_SECTIONS = (
+    ("model", "tp pp cp sequence_parallel hybrid_pattern layout vpp seq_len"),
+    ("dataset", "seq_len"),
+    ("train", "micro_batch global_batch"),
+    ("ddp", "distributed_optimizer"),
+    ("optimizer", "distributed_optimizer"),
+    ("ddp", "overlap.dp overlaps_gathers shard_groups"),
+    ("model", "ep etp"),
+    ("dist", "fsdp"),
+    ("ddp", "fsdp sharding"),
+    ("checkpoint", "checkpoint_format"),
+    ("model", "gradient_fusion"),
+    ("optimizer", "optimizer optimizer_offload offloaded_share overlaps_offload precision_aware"),
+    ("ddp", "bucket_parameters"),
+    ("comm_overlap", "bucket_parameters overlap.tp overlap.ep overlap.dp overlaps_gathers"),
+    ("model", "loss"),
+    ("mixed_precision", "precision fp8_format fp8_recipe fp4_format fp4_recipe"),
+    ("mixed_precision", "fp8_params fp4_params gathers_over_gradients fp8_attention"),
+    ("mixed_precision", "wide_ends wide_sums"),
+    ("optimizer", "moment_dtype square_dtype"),
+    ("model", "recompute recompute_method recompute_layers recompute_modules"),
+    ("model", "overlap.tp cp_comm context_sizes graph_kind graph_modules op_fuser expert_budget"),
+    ("model", "paged_stash offloads_activations offload_modules dispatcher flex_backend"),
+    ("model", "expert_overlap"),
 )
+
+
+def _overrides() -> Iterator[tuple[str, str]]:
+    for section, words in _BRIDGE_SECTIONS:
+        for word in words.split():
+            named = _BRIDGE_NAMES.get(word)
+            field = _FLAGS[word][2:].replace("-", "_") if named is None else named
+            yield f"{section}.{field}".removesuffix("."), word
+
+
+BRIDGE_OVERRIDES = tuple(_overrides())
 """Overrides of a Megatron-Bridge recipe by what they say, in the order in which launch files have them.
 
 Other fields of the recipe's model are called like Megatron-LM's flags. Those of `comm_overlap` win over those
 of `ddp` and `model` (megatron/bridge/training/comm_overlap.py). Read in megatron-bridge 0.6.2."""
 
 
-_BRIDGE = {word: name for name, word in BRIDGE_OVERRIDES}
-
-
 # How Megatron-LM sends tokens to their experts, and what DeepEP and HybridEP need for it.
 
 
+ARGUMENTS = "megatron/training/arguments.py"
 TRANSFORMER = "megatron/core/transformer/transformer_config.py"
 
 
-def _flex(
-    backend: str,
-    since: str,
-    *,
-    planned: bool,
-    installs: str,
-    architectures: tuple[str, ...] = ("ampere", "hopper", "blackwell"),
-    not_on: tuple[str, ...] = (),
-    installs_between: str = "",
-    group_sizes: tuple[int, ...] = (),
-    domain_gpus: int = 0,
-) -> TokenDispatcher:
+def _said(word: str, source: str, since: str = "", value: str = "", **others: Any) -> Setting:
+    """A setting that an argument says."""
+    flag = MEGATRON_ARGUMENTS[word].flag
+    return Setting(flag=flag, source=source, since=since, value=value, **others)
+
+
+def _flex(backend: str, since: str = "", **others: Any) -> TokenDispatcher:
     return TokenDispatcher(
         flag=_FLAGS["flex_backend"],
         value=backend,
         since=since,
         source=TRANSFORMER,
-        planned=planned,
-        installs=installs,
-        installs_between=installs_between,
         deduplicates=True,
-        architectures=architectures,
-        not_on=not_on,
         between=("hopper", "blackwell"),
-        group_sizes=group_sizes,
-        domain_gpus=domain_gpus,
         rules=(
             "megatron-flex-dispatcher",
             "megatron-dispatcher-device",
             "megatron-dispatcher-reach",
             "megatron-dispatcher-ranks",
         ),
+        **others,
     )
 
 
+_FLEX_DEVICES = ("ampere", "hopper", "blackwell")
 DISPATCHERS = {
     "alltoall": TokenDispatcher(
         flag=_FLAGS["dispatcher"],
@@ -317,7 +308,7 @@ DISPATCHERS = {
     "deepep": _flex(
         "deepep",
         "0.12.0",
-        planned=True,
+        architectures=_FLEX_DEVICES,
         installs="DeepEP",
         installs_between="DeepEP built with NVSHMEM_DIR, for groups between nodes (RDMA by IBGDA)",
         not_on=("gb200", "gb300"),
@@ -329,18 +320,21 @@ DISPATCHERS = {
     "hybridep": _flex(
         "hybridep",
         "0.16.0",
-        planned=True,
         installs="HybridEP",
         installs_between="HybridEP built with HYBRID_EP_MULTINODE=1 and rdma-core 60 or USE_NIXL=1, "
         "for groups beyond one NVLink domain",
         architectures=("hopper", "blackwell"),
     ),
-    "ncclep": _flex("ncclep", "", planned=False, installs="Transformer Engine with NCCL EP"),
+    "ncclep": _flex(
+        "ncclep",
+        planned=False,
+        architectures=_FLEX_DEVICES,
+        installs="Transformer Engine with NCCL EP",
+    ),
 }
 """By the plan's word for each."""
 
 
-ARGUMENTS = "megatron/training/arguments.py"
 PARALLEL = "megatron/core/model_parallel_config.py"
 DATA_PARALLEL = "megatron/core/distributed/distributed_data_parallel_config.py"
 SCHEDULES = "megatron/core/pipeline_parallel/schedules.py"
@@ -356,31 +350,17 @@ PYTORCH = Stack(name="pytorch", written=r"pytorch 3d\b", bound=False)
 
 
 def _module(name: str, since: str, *, planned: bool = True) -> Setting:
-    return Setting(
-        flag=_FLAGS["recompute_modules"],
-        value=name,
-        since=since,
-        source=TRANSFORMER,
-        planned=planned,
-    )
+    return _said("recompute_modules", TRANSFORMER, since, name, planned=planned)
 
 
-def _context(
-    value: str,
-    *rules: str,
-    default: bool = False,
-    planned: bool = True,
-    gathers: bool = False,
-) -> ContextExchange:
+def _context(value: str, *rules: str, **others: Any) -> ContextExchange:
     return ContextExchange(
         flag=_FLAGS["cp_comm"],
         value=value,
         since="0.10.0",
         source=TRANSFORMER,
-        default=default,
-        planned=planned,
-        gathers=gathers,
         rules=rules,
+        **others,
     )
 
 
@@ -414,46 +394,38 @@ MEGATRON = Framework(
     ),
     measured_as=("megatron-lm", "megatron-bridge", "nemo"),
     axes={
-        "tp": Setting(flag=_FLAGS["tp"], since="0.8.0", source=PARALLEL),
-        "cp": Setting(flag=_FLAGS["cp"], since="0.8.0", source=PARALLEL),
-        "pp": Setting(flag=_FLAGS["pp"], since="0.8.0", source=PARALLEL),
+        "tp": _said("tp", PARALLEL, "0.8.0"),
+        "cp": _said("cp", PARALLEL, "0.8.0"),
+        "pp": _said("pp", PARALLEL, "0.8.0"),
         "dp": Setting(source=ARGUMENTS),
-        "vpp": Setting(
-            flag=_FLAGS["vpp"],
-            since="0.12.0",
-            source=ARGUMENTS,
-            rules=("vpp-needs-pp", "interleaved-micro-batches"),
+        "vpp": _said(
+            "vpp", ARGUMENTS, "0.12.0", rules=("vpp-needs-pp", "interleaved-micro-batches")
         ),
-        "ep": Setting(flag=_FLAGS["ep"], since="0.8.0", source=PARALLEL),
-        "etp": Setting(
-            flag=_FLAGS["etp"],
-            since="0.10.0",
-            source=PARALLEL,
-            rules=("megatron-expert-bias-needs-etp-1",),
-        ),
+        "ep": _said("ep", PARALLEL, "0.8.0"),
+        "etp": _said("etp", PARALLEL, "0.10.0", rules=("megatron-expert-bias-needs-etp-1",)),
     },
-    sequence_parallel=Setting(
-        flag=_FLAGS["sequence_parallel"],
-        since="0.8.0",
-        source=PARALLEL,
+    sequence_parallel=_said(
+        "sequence_parallel",
+        PARALLEL,
+        "0.8.0",
         rules=("sequence-by-tp", "sequence-parallel-needs-tp", "megatron-moe-tp-needs-sp"),
     ),
     zero_stages={
         0: Setting(source=DATA_PARALLEL),
-        1: Setting(flag=_FLAGS["distributed_optimizer"], since="0.8.0", source=DATA_PARALLEL),
-        2: Setting(
-            flag=_FLAGS["sharding"],
-            value="optim_grads",
-            since="0.12.0",
-            source=DATA_PARALLEL,
+        1: _said("distributed_optimizer", DATA_PARALLEL, "0.8.0"),
+        2: _said(
+            "sharding",
+            DATA_PARALLEL,
+            "0.12.0",
+            "optim_grads",
             planned=False,
             rules=("megatron-zero-needs-pp-1", "megatron-zero-optimizer"),
         ),
-        3: Setting(
-            flag=_FLAGS["sharding"],
-            value="optim_grads_params",
-            since="0.12.0",
-            source=DATA_PARALLEL,
+        3: _said(
+            "sharding",
+            DATA_PARALLEL,
+            "0.12.0",
+            "optim_grads_params",
             planned=False,
             rules=("megatron-zero-needs-pp-1", "megatron-zero-optimizer"),
         ),
@@ -461,12 +433,10 @@ MEGATRON = Framework(
     # Its combined 1F1B for experts is one of the two with other overlap.
     schedules={
         "1f1b": Setting(source=SCHEDULES, since="0.8.0"),
-        "interleaved-1f1b": Setting(flag=_FLAGS["vpp"], since="0.12.0", source=ARGUMENTS),
+        "interleaved-1f1b": _said("vpp", ARGUMENTS, "0.12.0"),
     },
-    full_recompute=Setting(
-        flag=_FLAGS["recompute"], value="full", since="0.8.0", source=TRANSFORMER
-    ),
-    recompute_amount=Setting(flag=_FLAGS["recompute_layers"], since="0.8.0", source=TRANSFORMER),
+    full_recompute=_said("recompute", TRANSFORMER, "0.8.0", "full"),
+    recompute_amount=_said("recompute_layers", TRANSFORMER, "0.8.0"),
     recompute_modules={
         "layernorm": _module("layernorm", "0.12.0"),
         "moe_act": _module("moe_act", "0.12.0"),
@@ -479,37 +449,26 @@ MEGATRON = Framework(
         "gdn_norm_out": _module("gdn_norm_out", "", planned=False),
     },
     precisions={
-        "bf16": Setting(flag=_FLAGS["bf16"], since="0.8.0", source=ARGUMENTS),
-        "fp16": Setting(flag=_FLAGS["fp16"], since="0.8.0", source=ARGUMENTS),
+        "bf16": _said("bf16", ARGUMENTS, "0.8.0"),
+        "fp16": _said("fp16", ARGUMENTS, "0.8.0"),
         # Current scaling; delayed scaling, the default recipe, is among the numerics.
-        "fp8": Setting(
-            flag=_FLAGS["fp8_recipe"], value="tensorwise", since="0.12.0", source=TRANSFORMER
-        ),
-        "mxfp8": Setting(
-            flag=_FLAGS["fp8_recipe"], value="mxfp8", since="0.12.0", source=TRANSFORMER
-        ),
-        "nvfp4": Setting(
-            flag=_FLAGS["fp4_recipe"], value="nvfp4", since="0.14.0", source=TRANSFORMER
-        ),
+        "fp8": _said("fp8_recipe", TRANSFORMER, "0.12.0", "tensorwise"),
+        "mxfp8": _said("fp8_recipe", TRANSFORMER, "0.12.0", "mxfp8"),
+        "nvfp4": _said("fp4_recipe", TRANSFORMER, "0.14.0", "nvfp4"),
     },
     dispatchers=DISPATCHERS,
     overlaps={
-        "dp": Setting(flag=_FLAGS["overlap.dp"], since="0.8.0", source=DATA_PARALLEL),
-        "tp": Setting(
-            flag=_FLAGS["overlap.tp"],
-            since="0.8.0",
-            source=PARALLEL,
+        "dp": _said("overlap.dp", DATA_PARALLEL, "0.8.0"),
+        "tp": _said(
+            "overlap.tp",
+            PARALLEL,
+            "0.8.0",
             installs="Transformer Engine's user buffers",
             rules=("megatron-tp-overlap",),
         ),
         # The flag turns it off.
-        "pp": Setting(flag=_FLAGS["overlap.pp"], since="0.8.0", source=ARGUMENTS, default=True),
-        "ep": Setting(
-            flag=_FLAGS["overlap.ep"],
-            since="0.14.0",
-            source=PARALLEL,
-            rules=("megatron-expert-overlap",),
-        ),
+        "pp": _said("overlap.pp", ARGUMENTS, "0.8.0", default=True),
+        "ep": _said("overlap.ep", PARALLEL, "0.14.0", rules=("megatron-expert-overlap",)),
     },
     gradient_buckets=GradientBuckets(
         flag=_FLAGS["bucket_parameters"], source=ARGUMENTS, zero_stages=(0, 1)
@@ -522,29 +481,21 @@ MEGATRON = Framework(
         "a2a+p2p": _context("a2a+p2p", "megatron-hierarchical-context"),
     },
     cuda_graphs={
-        "none": Setting(flag=_FLAGS["graph_kind"], value="none", source=TRANSFORMER, default=True),
+        "none": _said("graph_kind", TRANSFORMER, value="none", default=True),
         # Of each layer's feed-forward part or router alone; with attention; of the whole step.
-        "feed_forward": Setting(
-            flag=_FLAGS["graph_modules"], value="moe_router", source=TRANSFORMER, planned=False
+        "feed_forward": _said("graph_modules", TRANSFORMER, value="moe_router", planned=False),
+        "partial": _said(
+            "graph_modules", TRANSFORMER, value="attn", rules=("megatron-partial-graphs",)
         ),
-        "partial": Setting(
-            flag=_FLAGS["graph_modules"],
-            value="attn",
-            source=TRANSFORMER,
-            rules=("megatron-partial-graphs",),
-        ),
-        "full": Setting(
-            flag=_FLAGS["graph_kind"],
-            value="full_iteration",
-            source=TRANSFORMER,
-            rules=("megatron-full-graph",),
+        "full": _said(
+            "graph_kind", TRANSFORMER, value="full_iteration", rules=("megatron-full-graph",)
         ),
     },
     offloads={
-        "activations": Setting(
-            flag=_FLAGS["offload_modules"],
-            since="0.16.0",
-            source=TRANSFORMER,
+        "activations": _said(
+            "offload_modules",
+            TRANSFORMER,
+            "0.16.0",
             installs="cuda-python and pynvml",
             rules=(
                 "megatron-offloaded-modules",
@@ -570,39 +521,32 @@ MEGATRON = Framework(
         rules=("megatron-expert-shard-groups", "megatron-shard-groups-optimizer"),
     ),
     numerics={
-        "bf16-grads": Setting(flag=_FLAGS["narrow_sums"], source=ARGUMENTS),
-        "bf16-moments": Setting(
-            flag=_FLAGS["moment_dtype"],
-            value="bf16",
-            since="0.12.0",
-            source=OPTIMIZER,
+        "bf16-grads": _said("narrow_sums", ARGUMENTS),
+        "bf16-moments": _said(
+            "moment_dtype",
+            OPTIMIZER,
+            "0.12.0",
+            "bf16",
             installs="Transformer Engine's FusedAdam",
             rules=("megatron-narrow-states",),
         ),
-        "fp8-params": Setting(
-            flag=_FLAGS["fp8_params"],
-            since="0.10.0",
-            source=DATA_PARALLEL,
-            rules=("megatron-narrow-states",),
+        "fp8-params": _said(
+            "fp8_params", DATA_PARALLEL, "0.10.0", rules=("megatron-narrow-states",)
         ),
         # Scales from the maxima of earlier steps in place of the tensor's own.
-        "delayed-scaling": Setting(
-            flag=_FLAGS["fp8_recipe"],
-            value="delayed",
-            since="0.12.0",
-            source=TRANSFORMER,
-            rules=("megatron-delayed-scaling",),
+        "delayed-scaling": _said(
+            "fp8_recipe", TRANSFORMER, "0.12.0", "delayed", rules=("megatron-delayed-scaling",)
         ),
         # Set by Megatron-Bridge alone (megatron/training/arguments.py: "no CLI argument exists").
         "fp8-attention": Setting(
-            flag=_BRIDGE["fp8_attention"],
+            flag=f"mixed_precision.{_BRIDGE_NAMES['fp8_attention']}",
             value="true",
             source="megatron/bridge/training/mixed_precision.py",
             installs="Megatron-Bridge",
         ),
         # Megatron-LM's arguments refuse it, "due to stability issues": Megatron-Bridge alone starts it.
         "te-loss": Setting(
-            flag=_BRIDGE["loss"],
+            flag=f"model.{_BRIDGE_NAMES['loss']}",
             value="te",
             source="megatron/bridge/perf_recipes/_common.py",
             installs="Megatron-Bridge",
@@ -617,31 +561,31 @@ MEGATRON = Framework(
         "unfused": _attention("unfused"),
         "local": _attention("local"),
     },
-    linear_attention=Setting(
-        flag=_FLAGS["attention_variant"],
+    linear_attention=_said(
+        "attention_variant",
+        TRANSFORMER,
         value=DELTA_NET,
-        source=TRANSFORMER,
         installs="flash-linear-attention",
         rules=("linear-heads-by-tp-cp",),
     ),
     # cuDNN's kernels as in megatron/bridge/perf_recipes/glm_moe_dsa of Megatron-Bridge.
-    sparse_attention=Setting(
-        flag=_FLAGS["attention_variant"],
+    sparse_attention=_said(
+        "attention_variant",
+        TRANSFORMER,
         value=SPARSE,
-        source=TRANSFORMER,
         installs="FlashMLA, nvidia-cudnn-frontend[cutedsl] and fast-hadamard-transform",
         rules=("megatron-sparse-attention",),
     ),
-    hybrid_layers=Setting(
-        flag=_FLAGS["hybrid_pattern"],
-        source=ARGUMENTS,
-        since="0.17.0",
+    hybrid_layers=_said(
+        "hybrid_pattern",
+        ARGUMENTS,
+        "0.17.0",
         installs="mamba-ssm and causal-conv1d",
         rules=("mamba-heads-by-tp-cp", "mamba-groups-by-tp-cp", "megatron-hybrid"),
     ),
     rank_orders={
         "tp-cp-ep-dp-pp": Setting(source=ARGUMENTS),
-        "tp-cp-ep-pp-dp": Setting(flag=_FLAGS["pipeline_before_data"], source=COMMON),
+        "tp-cp-ep-pp-dp": _said("pipeline_before_data", COMMON),
     },
 )
 """Read in megatron-core 0.19.2; `since` in 0.8, 0.10, 0.12, 0.14 and 0.16."""

@@ -308,25 +308,15 @@ def bridge_overrides(plan: Plan) -> list[str]:
     launch = legal_launch(plan, MEGATRON)
     said = said_of_launch(launch) | _bridge_numbers(launch) | _bridge_pipeline(launch)
     said |= {"optimizer": None, "overlap.ep": launch.execution.ep_overlap}
+    if launch.inputs.model.moe is not None:
+        said["expert_overlap"] = launch.execution.ep_overlap
     if not launch.execution.dp_overlap:
         said["bucket_parameters"] = None
     values = {name: said[word] for name, word in BRIDGE_OVERRIDES if said.get(word) is not None}
-    for word in _FIELDS_OF_MODEL:
-        if said.get(word) is not None and (word != "overlap.ep" or "ep" in said):
-            values[f"model.{MEGATRON_ARGUMENTS[word].flag[2:].replace('-', '_')}"] = said[word]
     if launch.execution.cuda_graph == "full":
         values["rerun_state_machine.check_for_nan_in_loss"] = False
         values["ddp.check_for_nan_in_grad"] = False
     return [f"{name}={_shown(value)}" for name, value in values.items()]
-
-
-_NAMES = """
-recompute recompute_method recompute_layers recompute_modules overlap.tp cp_comm context_sizes graph_kind
-graph_modules op_fuser expert_budget paged_stash offloads_activations offload_modules dispatcher
-flex_backend overlap.ep
-"""
-_FIELDS_OF_MODEL = tuple(_NAMES.split())
-"""What the recipe's model calls like the flag."""
 
 
 def bridge_files(plan: Plan) -> dict[str, str]:

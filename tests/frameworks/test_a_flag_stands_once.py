@@ -35,9 +35,9 @@ def literals(tree: ast.AST) -> Iterator[str]:
         if isinstance(statement, ast.Expr)
     }
     for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if is_text and id(node) not in documentation:
-            yield node.value
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, str) and id(node) not in documentation:
+            yield value
 
 
 def recorded_keys() -> set[str]:

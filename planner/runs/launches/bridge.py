@@ -19,7 +19,13 @@ from meshwright.planner.runs.launches.command_line import CommandLine, has_no_ef
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron import from_megatron
 
-_WORDS = dict(BRIDGE_OVERRIDES)
+_REPEATED = ("dataset.", "dist.", "checkpoint.")
+"""Sections that say once more what others say."""
+_ARGUMENTS = {
+    name: MEGATRON_ARGUMENTS[word]
+    for name, word in BRIDGE_OVERRIDES
+    if word in MEGATRON_ARGUMENTS and not name.startswith(_REPEATED)
+}
 _OVERRIDES = {word: name for name, word in BRIDGE_OVERRIDES}
 _LOSS, _ATTENTION = _OVERRIDES["loss"], _OVERRIDES["fp8_attention"]
 _SUMS, _PRECISION = _OVERRIDES["wide_sums"], _OVERRIDES["precision"]
@@ -63,8 +69,9 @@ def from_overrides(words: Sequence[str], model: ModelSpec | str | None, where: s
 def _flag_of(name: str) -> str | None:
     """The flag of Megatron; other fields of the model are called like theirs, `model.name` like `--name`."""
     section, _, field = name.partition(".")
-    argument = MEGATRON_ARGUMENTS.get(_WORDS.get(name, ""))
-    if argument is not None:
+    argument = _ARGUMENTS.get(name)
+    # A switch that says no has another name where it is a field.
+    if argument is not None and argument.default is not True:
         return argument.flag
     return f"--{field.replace('_', '-')}" if section == "model" and name != _LOSS else None
 
