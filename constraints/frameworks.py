@@ -326,11 +326,10 @@ TORCHTITAN_RULES: tuple[Rule, ...] = (
     TorchtitanSequence(),
     TORCHTITAN_TIED_EMBEDDINGS,
     TORCHTITAN_CONTEXT_SHARDS,
-    TORCHTITAN_SPREAD_EXPERTS,
     TorchtitanArchitecture(),
     TorchtitanExpertShards(),
     TorchtitanExpertTensor(),
-    TORCHTITAN_TOKEN_PREDICTION,
+    TORCHTITAN_SPREAD_EXPERTS,
 )
 
 

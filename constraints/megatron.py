@@ -365,9 +365,9 @@ MEGATRON_RULES: tuple[Rule, ...] = (
     MEGATRON_EXPERT_BIAS_NEEDS_WHOLE_EXPERTS,
     MegatronExpertOverlap(),
     MEGATRON_FLEX_NEEDS_EXPERT_RANKS,
+)
+MEGATRON_EXECUTION_RULES: tuple[Rule, ...] = (
     MegatronPartialGraphs(),
     MegatronFullGraph(),
     MEGATRON_NARROW_STATES,
-    MEGATRON_DELAYED_SCALING,
-    MEGATRON_TENSOR_OVERLAP,
 )

@@ -36,6 +36,7 @@ from meshwright.constraints.frameworks import (
     DEEPSPEED_RULES,
     FSDP2_RULES,
     TORCHTITAN_RULES,
+    TORCHTITAN_TOKEN_PREDICTION,
     AllowedDegrees,
     AllowedPrecisions,
     NoHybridLayers,
@@ -59,7 +60,12 @@ from meshwright.constraints.layers import (
     MegatronHybrid,
     PrecisionOnDevice,
 )
-from meshwright.constraints.megatron import MEGATRON_RULES
+from meshwright.constraints.megatron import (
+    MEGATRON_DELAYED_SCALING,
+    MEGATRON_EXECUTION_RULES,
+    MEGATRON_RULES,
+    MEGATRON_TENSOR_OVERLAP,
+)
 from meshwright.constraints.memory import (
     DEEPSPEED_OFFLOAD_RULES,
     FSDP_OFFLOAD_RULES,
@@ -125,35 +131,40 @@ FRAMEWORK_RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
         *MEGATRON_RULES,
+        MegatronDispatcherDevice(),
+        MegatronDispatcherReach(),
+        MegatronDispatcherRanks(),
+        MegatronAllGather(),
+        *MEGATRON_EXECUTION_RULES,
         *MEGATRON_GROUP_RULES,
         *MEGATRON_OFFLOAD_RULES,
         *MEGATRON_ACTIVATION_RULES,
+        MEGATRON_DELAYED_SCALING,
+        MEGATRON_TENSOR_OVERLAP,
         WINDOWS_IN_CONTEXT,
         SINKS_IN_CONTEXT,
         HierarchicalContext(),
         MegatronHybrid(),
         MegatronSparseAttention(),
-        MegatronAllGather(),
-        MegatronDispatcherDevice(),
-        MegatronDispatcherReach(),
-        MegatronDispatcherRanks(),
         *TORCHTITAN_RULES,
         *TORCHTITAN_GROUP_RULES,
+        TORCHTITAN_TOKEN_PREDICTION,
         *DEEPSPEED_RULES,
         *DEEPSPEED_OFFLOAD_RULES,
-        *FSDP_OFFLOAD_RULES,
         *FSDP2_RULES,
         *FSDP2_GROUP_RULES,
+        *FSDP_OFFLOAD_RULES,
     )
 }
-"""Rules by name that bind a framework only where its record names them."""
+"""Rules by name that bind a framework only where its record names them, in the order of questions."""
 
 
 @cache
 def rules_of(framework: Framework) -> tuple[Rule, ...]:
     """The rules that follow from the fields of a framework's record, and those that the record names."""
     rules: list[Rule] = [AllowedSchedules(framework)]
-    rules += [FRAMEWORK_RULES[name] for name in framework.rules]
+    bound = framework.rules
+    rules += [rule for name, rule in FRAMEWORK_RULES.items() if name in bound]
     degrees, precisions = AllowedDegrees(framework), AllowedPrecisions(framework)
     if degrees.allowed:
         rules.append(degrees)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
 from meshwright.frameworks.record import (
+    Argument,
     ContextExchange,
     Framework,
     GradientBuckets,
@@ -18,6 +22,62 @@ OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
 CONFIG = "deepspeed/runtime/config.py"
 ARGUMENTS = "Megatron-DeepSpeed 4efb479, megatron/arguments.py"
 
+FLASH = (
+    "--use-flash-attn",
+    "--use-flash-attn-v1",
+    "--use-flash-attn-v2",
+    "--use-flash-attn-triton",
+)
+"""Switches of fused attention, off by default."""
+
+
+def _of_megatron(*words: str) -> Iterator[Argument]:
+    """Arguments that Megatron-LM has too."""
+    return (MEGATRON_ARGUMENTS[word] for word in words)
+
+
+DEEPSPEED_ARGUMENTS = (
+    *_of_megatron("tp", "pp", "layers", "hidden", "ffn_hidden", "heads"),
+    Argument("kv_heads", "--num-key-value-heads"),
+    *_of_megatron("head_dim", "seq_len", "max_positions", "micro_batch", "global_batch"),
+    Argument("zero_stage", "--zero-stage"),
+    *_of_megatron("norm"),
+    Argument("norm_epsilon", "--layernorm-epsilon", "number"),
+    *_of_megatron("hidden_dropout", "attention_dropout", "optimizer", "moe.experts"),
+    Argument("ep", "--moe-expert-parallel-size"),
+    Argument("moe.top_k", "--topk"),
+    Argument("expert_interval", "--expert-interval"),
+    *_of_megatron("bf16", "fp16", "swiglu", "squared_relu", "bias_gelu_fusion"),
+    *_of_megatron("norm_zero_centered"),
+    Argument("flash", FLASH[2], "switch", also=FLASH),
+    *_of_megatron("mlp_bias"),
+    Argument(
+        "rotary", "--use-rotary-position-embeddings", "switch", also=("--use-rotary-embeddings",)
+    ),
+    Argument("rope.base", "--rotary-position-embeddings-theta"),
+    *_of_megatron("rope.fraction", "tied_embeddings"),
+    Argument("pipelined", "--no-pipeline-parallel", "switch", True),
+    Argument("checkpoints", "--deepspeed-activation-checkpointing", "switch"),
+    Argument("recomputes_all", "--checkpoint-activations", "switch"),
+    # Else it makes an optimizer of the GPU, with which DeepSpeed offloads nothing.
+    Argument("cpu_optimizer", "--cpu-optimizer", "switch"),
+    Argument("deepspeed_engine", "--deepspeed", "switch", also=("--deepspeed_config",)),
+)
+"""Arguments of its pretrain_gpt.py, in the order in which launch files have them."""
+_FLAGS = {argument.word: argument.flag for argument in DEEPSPEED_ARGUMENTS}
+
+
+def pretrain_arguments() -> dict[str, Argument]:
+    """Megatron-LM's arguments and these by their words; what both say is read in either's name."""
+    rows = {row.word: row for row in DEEPSPEED_ARGUMENTS}
+    for word, row in MEGATRON_ARGUMENTS.items():
+        here = rows.get(word, row)
+        rows[word] = row if here is row else row._replace(also=(*row.also, here.flag))
+    return rows
+
+
+OVERLAP, BUCKET = "overlap_comm", "reduce_bucket_size"
+"""Keys of `zero_optimization`."""
 OFFLOAD_RULES = ("deepspeed-offload-zero", "deepspeed-offload-whole", "deepspeed-offload-adam")
 
 MEGATRON_DEEPSPEED = Stack(name="megatron-deepspeed", written=r"megatron-deepspeed\b", bound=False)
@@ -31,12 +91,10 @@ DEEPSPEED = Framework(
     stacks=(Stack(name="deepspeed", written=r"deepspeed\b"), MEGATRON_DEEPSPEED),
     measured_as=("megatron-deepspeed",),
     axes={
-        "tp": Setting(flag="--tensor-model-parallel-size", source=ARGUMENTS),
-        "pp": Setting(flag="--pipeline-model-parallel-size", source=ARGUMENTS),
+        "tp": Setting(flag=_FLAGS["tp"], source=ARGUMENTS),
+        "pp": Setting(flag=_FLAGS["pp"], source=ARGUMENTS),
         "dp": Setting(source="deepspeed/utils/groups.py"),
-        "ep": Setting(
-            flag="--moe-expert-parallel-size", source=ARGUMENTS, rules=("deepspeed-experts",)
-        ),
+        "ep": Setting(flag=_FLAGS["ep"], source=ARGUMENTS, rules=("deepspeed-experts",)),
     },
     sequence_parallel=None,
     zero_stages={
@@ -49,7 +107,7 @@ DEEPSPEED = Framework(
         for stage in range(4)
     },
     schedules={"1f1b": Setting(source="deepspeed/runtime/pipe/schedule.py")},
-    full_recompute=Setting(flag="--checkpoint-activations", source=ARGUMENTS),
+    full_recompute=Setting(flag=_FLAGS["recomputes_all"], source=ARGUMENTS),
     recompute_amount=None,
     recompute_modules={},
     precisions={
@@ -57,10 +115,10 @@ DEEPSPEED = Framework(
         "fp16": Setting(flag="fp16.enabled", source=CONFIG),
     },
     dispatchers={"alltoall": TokenDispatcher(source="deepspeed/moe/sharded_moe.py")},
-    overlaps={"dp": Setting(flag="zero_optimization.overlap_comm", source=ZERO)},
+    overlaps={"dp": Setting(flag=f"zero_optimization.{OVERLAP}", source=ZERO)},
     # Without ZeRO its engine reduces 500 M at a time, whatever the configuration says.
     gradient_buckets=GradientBuckets(
-        flag="zero_optimization.reduce_bucket_size", source=ZERO, zero_stages=(1, 2), reserved=True
+        flag=f"zero_optimization.{BUCKET}", source=ZERO, zero_stages=(1, 2), reserved=True
     ),
     context_exchanges={
         "a2a": ContextExchange(
@@ -96,12 +154,11 @@ DEEPSPEED = Framework(
     compilation=None,
     eager_stack="",
     uneven_stages=False,
-    attention={"flash": Setting(flag="--use-flash-attn-v2", source=ARGUMENTS)},
+    attention={"flash": Setting(flag=_FLAGS["flash"], source=ARGUMENTS)},
     linear_attention=None,
     sparse_attention=None,
     hybrid_layers=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
-    rules=("deepspeed-pipeline-zero", "deepspeed-experts", *OFFLOAD_RULES),
     degrees_remedy="ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence "
     "parallelism off.",
 )

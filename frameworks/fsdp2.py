@@ -29,10 +29,20 @@ PLUGIN = "accelerate/utils/dataclasses.py"
 LAUNCH = "accelerate/commands/launch.py"
 
 
+RESHARDS, RECOMPUTES, OFFLOADS = (
+    f"fsdp_{name}"
+    for name in ("reshard_after_forward", "activation_checkpointing", "offload_params")
+)
+"""Switches of `fsdp_config`."""
+PRECISION = "mixed_precision"
+SIZES = {
+    axis: f"parallelism_config_{axis}_size" for axis in ("dp_replicate", "dp_shard", "tp", "cp")
+}
+"""Keys of `parallelism_config` by the axis of the mesh."""
+
+
 def _size(name: str, *rules: str) -> Setting:
-    return Setting(
-        flag=f"parallelism_config.parallelism_config_{name}_size", source=LAUNCH, rules=rules
-    )
+    return Setting(flag=f"parallelism_config.{SIZES[name]}", source=LAUNCH, rules=rules)
 
 
 FSDP2 = Framework(
@@ -52,16 +62,15 @@ FSDP2 = Framework(
     },
     sequence_parallel=None,
     zero_stages={
-        2: Setting(flag="fsdp_config.fsdp_reshard_after_forward", value="false", source=LAUNCH),
-        3: Setting(flag="fsdp_config.fsdp_reshard_after_forward", value="true", source=LAUNCH),
+        2: Setting(flag=f"fsdp_config.{RESHARDS}", value="false", source=LAUNCH),
+        3: Setting(flag=f"fsdp_config.{RESHARDS}", value="true", source=LAUNCH),
     },
     schedules={"1f1b": Setting(source=MESH)},
-    full_recompute=Setting(flag="fsdp_config.fsdp_activation_checkpointing", source=LAUNCH),
+    full_recompute=Setting(flag=f"fsdp_config.{RECOMPUTES}", source=LAUNCH),
     recompute_amount=None,
     recompute_modules={},
     precisions={
-        name: Setting(flag="mixed_precision", value=name, source=LAUNCH)
-        for name in ("bf16", "fp16", "fp8")
+        name: Setting(flag=PRECISION, value=name, source=LAUNCH) for name in ("bf16", "fp16", "fp8")
     },
     dispatchers={"alltoall": TokenDispatcher(source=MESH)},
     overlaps={"dp": Setting(source=PLUGIN)},
@@ -72,14 +81,14 @@ FSDP2 = Framework(
     cuda_graphs={"none": Setting(source=LAUNCH)},
     offloads={
         "activations": Setting(
-            flag="fsdp_config.fsdp_activation_checkpointing_offload",
+            flag=f"fsdp_config.{RECOMPUTES}_offload",
             source=LAUNCH,
             planned=False,
         ),
     },
     # Parameters and gradients go with the states.
     optimizer_offload=OptimizerOffload(
-        flag="fsdp_config.fsdp_offload_params",
+        flag=f"fsdp_config.{OFFLOADS}",
         value="true",
         source=LAUNCH,
         percents=(100,),
@@ -88,7 +97,7 @@ FSDP2 = Framework(
         rules=FSDP_OFFLOAD_RULES,
     ),
     shard_groups=ShardGroups(
-        flag="parallelism_config.parallelism_config_dp_replicate_size",
+        flag=f"parallelism_config.{SIZES['dp_replicate']}",
         source=LAUNCH,
         zero_stages=(2, 3),
         rules=("fsdp2-shard-groups", "fsdp2-whole-groups"),
@@ -105,16 +114,7 @@ FSDP2 = Framework(
         rules=("fsdp2-mamba",),
     ),
     rank_orders={"tp-cp-dp": Setting(source=MESH)},
-    rules=(
-        "fsdp2-shards",
-        "fsdp2-kv-heads",
-        "fsdp2-mamba",
-        "fsdp2-context-mask",
-        "fsdp2-shard-groups",
-        "fsdp2-whole-groups",
-        *FSDP_OFFLOAD_RULES,
-    ),
     degrees_remedy="Keep pp, vpp, ep and etp at 1 and sequence parallelism off; shard with "
-    "fsdp_reshard_after_forward false (2) or true (3).",
+    f"{RESHARDS} false (2) or true (3).",
 )
 """Read in accelerate 1.15.0."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from meshwright.frameworks.record import (
+    Argument,
     ContextExchange,
     Framework,
     GradientBuckets,
@@ -13,56 +17,287 @@ from meshwright.frameworks.record import (
     TokenDispatcher,
 )
 
+# The arguments of pretrain_gpt.py that say a model and a run, in the order in which launch files have them.
+
+
+ACTIVATIONS = ("swiglu", "geglu", "squared_relu")
+"""Activations that have a switch; GELU is the default."""
+POSITIONS = {"rope": "rope", "learned": "learned_absolute", "alibi": "none", "none": "none"}
+"""Values of `position` by the model's; ALiBi is not available."""
+QUICK_GELU_ALPHA = 1.702
+"""Of x sigmoid(alpha x), which `--quick-geglu` gates with (megatron/core/fusions/fused_bias_geglu.py)."""
+LLAMA3_FACTOR = 8.0
+"""What `--use-rope-scaling` scales by: `gpt_config_from_args` (megatron/training/argument_utils.py) drops
+`--rope-scaling-factor`."""
+
+DELTA_NET, SPARSE = "gated_delta_net", "dsa"
+"""Variants of attention: Gated DeltaNet, and positions that an indexer chooses."""
+
+MODEL_ARGUMENTS = (
+    Argument("mcore_models", "--use-mcore-models", "switch"),
+    Argument("layers", "--num-layers"),
+    Argument("hidden", "--hidden-size"),
+    Argument("ffn_hidden", "--ffn-hidden-size"),
+    Argument("heads", "--num-attention-heads"),
+    Argument("seq_len", "--seq-length", default=0),
+    Argument("max_positions", "--max-position-embeddings", default=0),
+    Argument("vocab", "--vocab-size", also=("--padded-vocab-size",)),
+    Argument("vocab_multiple", "--make-vocab-size-divisible-by"),
+    Argument("tied_embeddings", "--untie-embeddings-and-output-weights", "switch", True),
+    Argument("head_dim", "--kv-channels", default=0),
+    # Multi-head latent attention.
+    Argument("latent", "--multi-latent-attention", "switch"),
+    Argument("attention.q_lora_rank", "--q-lora-rank", default=0),
+    Argument("attention.kv_lora_rank", "--kv-lora-rank", default=32),
+    Argument("attention.qk_nope_head_dim", "--qk-head-dim", default=128),
+    Argument("attention.qk_rope_head_dim", "--qk-pos-emb-head-dim", default=64),
+    Argument("attention.v_head_dim", "--v-head-dim", default=128),
+    # What chooses positions for it.
+    Argument("attention.indexer.heads", "--dsa-indexer-n-heads"),
+    Argument("attention.indexer.head_dim", "--dsa-indexer-head-dim"),
+    Argument("attention.indexer.top_k", "--dsa-indexer-topk"),
+    Argument("attention_variant", "--experimental-attention-variant", "text"),
+    Argument("indexer_kernels", "--dsa-kernel-backend", "text"),
+    Argument("indexer_loss", "--dsa-indexer-loss-coeff", "number"),
+    Argument("indexer_sparse_loss", "--dsa-indexer-use-sparse-loss", "switch"),
+    Argument("rope_fusion", "--no-rope-fusion", "switch", True),
+    Argument("grouped_queries", "--group-query-attention", "switch"),
+    Argument("query_groups", "--num-query-groups", default=1),
+    Argument("qk_norm", "--qk-layernorm", "switch"),
+    Argument("attention_output_gate", "--attention-output-gate", "switch"),
+    # Gated DeltaNet.
+    Argument("linear_every", "--linear-attention-freq", "text", "1"),
+    Argument("linear_attention.key_heads", "--linear-num-key-heads", default=16),
+    Argument("linear_attention.value_heads", "--linear-num-value-heads", default=32),
+    Argument("linear_attention.key_head_dim", "--linear-key-head-dim", default=128),
+    Argument("linear_attention.value_head_dim", "--linear-value-head-dim", default=128),
+    Argument("linear_attention.conv_kernel", "--linear-conv-kernel-dim", default=4),
+    Argument("softmax", "--softmax-type", "text"),
+    Argument("window", "--window-size", "text"),
+    Argument("full_attention_every", "--window-attn-skip-freq", "text", "0"),
+    Argument("norm", "--normalization", "text", "LayerNorm"),
+    Argument("norm_epsilon", "--norm-epsilon", "number", 1e-5),
+    Argument("norm_zero_centered", "--apply-layernorm-1p", "switch"),
+    Argument("position", "--position-embedding-type", "text", POSITIONS["learned"]),
+    Argument("swiglu", "--swiglu", "switch"),
+    Argument("geglu", "--quick-geglu", "switch"),
+    Argument("squared_relu", "--squared-relu", "switch"),
+    Argument("glu_offset", "--glu-linear-offset", "number", 0, optional=True),
+    Argument("glu_limit", "--activation-func-clamp-value", "number", 0),
+    Argument("bias_gelu_fusion", "--no-bias-gelu-fusion", "switch", True),
+    Argument("bias_swiglu_fusion", "--no-bias-swiglu-fusion", "switch", True),
+    Argument("mlp_bias", "--disable-bias-linear", "switch", True),
+    Argument("attention_bias", "--add-qkv-bias", "switch"),
+    Argument("hidden_dropout", "--hidden-dropout", "number"),
+    Argument("attention_dropout", "--attention-dropout", "number"),
+    Argument("rope.base", "--rotary-base", "number", 10_000),
+    Argument("rope.fraction", "--rotary-percent", "number", 1, optional=True),
+    Argument("rope_type", "--rope-type", "text"),
+    Argument("rope.scaling.factor", "--rotary-scaling-factor", "number", 1),
+    Argument("interpolation", "--rotary-seq-len-interpolation-factor", "number", 1),
+    Argument("llama3_scaling", "--use-rope-scaling", "switch"),
+    Argument("llama3_factor", "--rope-scaling-factor", "text"),
+    Argument("mscale", "--mscale", "text", "1"),
+    Argument("mscale_all_dim", "--mscale-all-dim", "number", 0),
+    Argument(
+        "rope.scaling.original_positions", "--yarn-original-max-position-embeddings", default=4096
+    ),
+    Argument("rope.scaling.beta_fast", "--yarn-beta-fast", "number", 32),
+    Argument("rope.scaling.beta_slow", "--yarn-beta-slow", "number", 1),
+    Argument("rope.scaling.whole_range", "--no-yarn-correction-range-round-to-int", "switch", True),
+    Argument("moe.experts", "--num-experts", default=0),
+    Argument("moe.top_k", "--moe-router-topk", default=2),
+    Argument("moe.moe_ffn_hidden", "--moe-ffn-hidden-size"),
+    Argument("grouped_gemm", "--moe-grouped-gemm", "switch"),
+    Argument("permute_fusion", "--moe-permute-fusion", "switch"),
+    Argument("router_dtype", "--moe-router-dtype", "text"),
+    Argument("moe.every", "--moe-layer-freq", "text", "1"),
+    Argument(
+        "moe.shared_ffn_hidden", "--moe-shared-expert-intermediate-size", default=0, optional=True
+    ),
+    Argument("moe.shared_expert_gate", "--moe-shared-expert-gate", "switch"),
+    Argument("moe.router_groups", "--moe-router-num-groups", default=0),
+    Argument("moe.router_groups_per_token", "--moe-router-group-topk"),
+    Argument("moe.router_score", "--moe-router-score-function", "text", "softmax", optional=True),
+    Argument("balancing_bias", "--moe-router-enable-expert-bias", "switch"),
+    Argument("pre_softmax", "--moe-router-pre-softmax", "switch"),
+    Argument(
+        "moe.router_scaling_factor", "--moe-router-topk-scaling-factor", "number", 1, optional=True
+    ),
+    # The block of each layer, chunks of a pipeline apart by |, and Mamba-2. Without a number of heads they
+    # are twice as wide as the model.
+    Argument(
+        "hybrid_pattern", "--hybrid-layer-pattern", "text", also=("--hybrid-override-pattern",)
+    ),
+    Argument("layer_specification", "--spec", "several"),
+    Argument("mamba.state_dim", "--mamba-state-dim", default=128),
+    Argument("mamba.head_dim", "--mamba-head-dim", default=64),
+    Argument("mamba.groups", "--mamba-num-groups", default=8),
+    Argument("mamba.heads", "--mamba-num-heads", default=0),
+    Argument("mtp_layers", "--mtp-num-layers", default=0, optional=True),
+)
+"""Defaults are Megatron's own. Names and defaults were read in `megatron.training.arguments`."""
+
+RUN_ARGUMENTS = (
+    Argument("tp", "--tensor-model-parallel-size", "count", 1),
+    Argument("pp", "--pipeline-model-parallel-size", "count", 1),
+    Argument("cp", "--context-parallel-size", "count", 1),
+    Argument("sequence_parallel", "--sequence-parallel", "switch"),
+    Argument("pipeline_before_data", "--use-tp-pp-dp-mapping", "switch"),
+    Argument("layout", "--pipeline-model-parallel-layout", "text"),
+    Argument("vpp", "--num-virtual-stages-per-pipeline-rank", default=0),
+    Argument("overlap.pp", "--no-overlap-p2p-communication", "switch", True),
+    Argument("ep", "--expert-model-parallel-size", default=1),
+    Argument("etp", "--expert-tensor-parallel-size"),
+    Argument("padded_experts", "--moe-router-padding-for-quantization", "switch"),
+    Argument("overlap.tp", "--tp-comm-overlap", "switch"),
+    Argument("cp_comm", "--cp-comm-type", "several"),
+    Argument("context_sizes", "--hierarchical-context-parallel-sizes", "several"),
+    Argument("graph_kind", "--cuda-graph-impl", "text"),
+    Argument("graph_modules", "--cuda-graph-modules", "several", also=("--cuda-graph-scope",)),
+    Argument("op_fuser", "--use-transformer-engine-op-fuser", "switch"),
+    Argument("expert_budget", "--moe-expert-rank-capacity-factor", "number"),
+    Argument("paged_stash", "--moe-paged-stash", "switch"),
+    Argument("offloads_activations", "--fine-grained-activation-offloading", "switch"),
+    Argument("offload_modules", "--offload-modules", "several"),
+    Argument("dispatcher", "--moe-token-dispatcher-type", "text", "allgather"),
+    Argument("flex_backend", "--moe-flex-dispatcher-backend", "text", "deepep"),
+    Argument("overlap.ep", "--overlap-moe-expert-parallel-comm", "switch"),
+    Argument("micro_batch", "--micro-batch-size", default=1),
+    Argument("global_batch", "--global-batch-size", default=0),
+    Argument("recompute", "--recompute-granularity", "text"),
+    Argument("recompute_method", "--recompute-method", "text"),
+    Argument("recompute_layers", "--recompute-num-layers", default=0),
+    Argument("recompute_modules", "--recompute-modules", "several"),
+    Argument("bf16", "--bf16", "switch"),
+    Argument("fp16", "--fp16", "switch"),
+    Argument("fp8_format", "--fp8-format", "text"),
+    Argument("fp8_recipe", "--fp8-recipe", "text"),
+    Argument("fp4_format", "--fp4-format", "text"),
+    Argument("fp4_recipe", "--fp4-recipe", "text"),
+    Argument("checks_for_nan", "--no-check-for-nan-in-loss-and-grad", "switch", True),
+    Argument("optimizer", "--optimizer", "text", "adam"),
+    Argument("distributed_optimizer", "--use-distributed-optimizer", "switch"),
+    Argument("narrow_sums", "--grad-reduce-in-bf16", "switch"),
+    Argument("moment_dtype", "--exp-avg-dtype", "text", "fp32"),
+    Argument("square_dtype", "--exp-avg-sq-dtype", "text", "fp32"),
+    Argument("fp8_params", "--fp8-param-gather", "switch"),
+    Argument("fp4_params", "--fp4-param-gather", "switch"),
+    # MXFP8 is gathered at 16 bits, in the place of the gradients.
+    Argument("gathers_over_gradients", "--reuse-grad-buf-for-mxfp8-param-ag", "switch"),
+    Argument("fsdp", "--use-megatron-fsdp", "switch"),
+    Argument("sharding", "--data-parallel-sharding-strategy", "text", "no_shard"),
+    Argument("checkpoint_format", "--ckpt-format", "text"),
+    Argument("gradient_fusion", "--no-gradient-accumulation-fusion", "switch", True),
+    Argument("shard_groups", "--num-distributed-optimizer-instances", "count", 1, optional=True),
+    Argument("optimizer_offload", "--optimizer-cpu-offload", "switch"),
+    Argument("offloaded_share", "--optimizer-offload-fraction", "number", 1.0),
+    Argument("overlaps_offload", "--overlap-cpu-optimizer-d2h-h2d", "switch"),
+    Argument("precision_aware", "--use-precision-aware-optimizer", "switch"),
+    Argument("overlap.dp", "--overlap-grad-reduce", "switch"),
+    Argument("bucket_parameters", "--ddp-bucket-size", default=0),
+    Argument("overlaps_gathers", "--overlap-param-gather", "switch"),
+)
+MEGATRON_ARGUMENTS = {row.word: row for row in (*MODEL_ARGUMENTS, *RUN_ARGUMENTS)}
+_FLAGS = {word: row.flag for word, row in MEGATRON_ARGUMENTS.items()}
+
+_BRIDGE_NAMES = {
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "gradient_fusion": "gradient_accumulation_fusion",
+    "bucket_parameters": "bucket_size",
+    "loss": "cross_entropy_fusion_impl",
+    "precision": "",
+    "fp8_format": "fp8",
+    "fp4_format": "fp4",
+    "fp8_attention": "fp8_dot_product_attention",
+    "wide_ends": "first_last_layers_bf16",
+    "wide_sums": "grad_reduce_in_fp32",
+    "expert_overlap": "overlap_moe_expert_parallel_comm",
+}
+"""Fields of Megatron-Bridge that are not called like a flag of Megatron-LM."""
+_BRIDGE_SECTIONS = (
+    ("model", "tp pp cp sequence_parallel hybrid_pattern layout vpp seq_len"),
+    ("dataset", "seq_len"),
+    ("train", "micro_batch global_batch"),
+    ("ddp", "distributed_optimizer"),
+    ("optimizer", "distributed_optimizer"),
+    ("ddp", "overlap.dp overlaps_gathers shard_groups"),
+    ("model", "ep etp"),
+    ("dist", "fsdp"),
+    ("ddp", "fsdp sharding"),
+    ("checkpoint", "checkpoint_format"),
+    ("model", "gradient_fusion"),
+    ("optimizer", "optimizer optimizer_offload offloaded_share overlaps_offload precision_aware"),
+    ("ddp", "bucket_parameters"),
+    ("comm_overlap", "bucket_parameters overlap.tp overlap.ep overlap.dp overlaps_gathers"),
+    ("model", "loss"),
+    ("mixed_precision", "precision fp8_format fp8_recipe fp4_format fp4_recipe"),
+    ("mixed_precision", "fp8_params fp4_params gathers_over_gradients fp8_attention"),
+    ("mixed_precision", "wide_ends wide_sums"),
+    ("optimizer", "moment_dtype square_dtype"),
+    ("model", "recompute recompute_method recompute_layers recompute_modules"),
+    ("model", "overlap.tp cp_comm context_sizes graph_kind graph_modules op_fuser expert_budget"),
+    ("model", "paged_stash offloads_activations offload_modules dispatcher flex_backend"),
+    ("model", "expert_overlap"),
+)
+
+
+def _overrides() -> Iterator[tuple[str, str]]:
+    for section, words in _BRIDGE_SECTIONS:
+        for word in words.split():
+            named = _BRIDGE_NAMES.get(word)
+            field = _FLAGS[word][2:].replace("-", "_") if named is None else named
+            yield f"{section}.{field}".removesuffix("."), word
+
+
+BRIDGE_OVERRIDES = tuple(_overrides())
+"""Overrides of a Megatron-Bridge recipe by what they say, in the order in which launch files have them.
+
+Other fields of the recipe's model are called like Megatron-LM's flags. Those of `comm_overlap` win over those
+of `ddp` and `model` (megatron/bridge/training/comm_overlap.py). Read in megatron-bridge 0.6.2."""
+
+
 # How Megatron-LM sends tokens to their experts, and what DeepEP and HybridEP need for it.
 
 
+ARGUMENTS = "megatron/training/arguments.py"
 TRANSFORMER = "megatron/core/transformer/transformer_config.py"
 
 
-def _flex(
-    backend: str,
-    since: str,
-    *,
-    planned: bool,
-    installs: str,
-    architectures: tuple[str, ...] = ("ampere", "hopper", "blackwell"),
-    not_on: tuple[str, ...] = (),
-    installs_between: str = "",
-    group_sizes: tuple[int, ...] = (),
-    domain_gpus: int = 0,
-) -> TokenDispatcher:
+def _said(word: str, source: str, since: str = "", value: str = "", **others: Any) -> Setting:
+    """A setting that an argument says."""
+    flag = MEGATRON_ARGUMENTS[word].flag
+    return Setting(flag=flag, source=source, since=since, value=value, **others)
+
+
+def _flex(backend: str, since: str = "", **others: Any) -> TokenDispatcher:
     return TokenDispatcher(
-        flag="--moe-flex-dispatcher-backend",
+        flag=_FLAGS["flex_backend"],
         value=backend,
         since=since,
         source=TRANSFORMER,
-        planned=planned,
-        installs=installs,
-        installs_between=installs_between,
         deduplicates=True,
-        architectures=architectures,
-        not_on=not_on,
         between=("hopper", "blackwell"),
-        group_sizes=group_sizes,
-        domain_gpus=domain_gpus,
         rules=(
             "megatron-flex-dispatcher",
             "megatron-dispatcher-device",
             "megatron-dispatcher-reach",
             "megatron-dispatcher-ranks",
         ),
+        **others,
     )
 
 
+_FLEX_DEVICES = ("ampere", "hopper", "blackwell")
 DISPATCHERS = {
     "alltoall": TokenDispatcher(
-        flag="--moe-token-dispatcher-type",
+        flag=_FLAGS["dispatcher"],
         value="alltoall",
         since="0.8.0",
         source=TRANSFORMER,
     ),
     "allgather": TokenDispatcher(
-        flag="--moe-token-dispatcher-type",
+        flag=_FLAGS["dispatcher"],
         value="allgather",
         since="0.8.0",
         source=TRANSFORMER,
@@ -73,7 +308,7 @@ DISPATCHERS = {
     "deepep": _flex(
         "deepep",
         "0.12.0",
-        planned=True,
+        architectures=_FLEX_DEVICES,
         installs="DeepEP",
         installs_between="DeepEP built with NVSHMEM_DIR, for groups between nodes (RDMA by IBGDA)",
         not_on=("gb200", "gb300"),
@@ -85,18 +320,21 @@ DISPATCHERS = {
     "hybridep": _flex(
         "hybridep",
         "0.16.0",
-        planned=True,
         installs="HybridEP",
         installs_between="HybridEP built with HYBRID_EP_MULTINODE=1 and rdma-core 60 or USE_NIXL=1, "
         "for groups beyond one NVLink domain",
         architectures=("hopper", "blackwell"),
     ),
-    "ncclep": _flex("ncclep", "", planned=False, installs="Transformer Engine with NCCL EP"),
+    "ncclep": _flex(
+        "ncclep",
+        planned=False,
+        architectures=_FLEX_DEVICES,
+        installs="Transformer Engine with NCCL EP",
+    ),
 }
 """By the plan's word for each."""
 
 
-ARGUMENTS = "megatron/training/arguments.py"
 PARALLEL = "megatron/core/model_parallel_config.py"
 DATA_PARALLEL = "megatron/core/distributed/distributed_data_parallel_config.py"
 SCHEDULES = "megatron/core/pipeline_parallel/schedules.py"
@@ -112,27 +350,17 @@ PYTORCH = Stack(name="pytorch", written=r"pytorch 3d\b", bound=False)
 
 
 def _module(name: str, since: str, *, planned: bool = True) -> Setting:
-    return Setting(
-        flag="--recompute-modules", value=name, since=since, source=TRANSFORMER, planned=planned
-    )
+    return _said("recompute_modules", TRANSFORMER, since, name, planned=planned)
 
 
-def _context(
-    value: str,
-    *rules: str,
-    default: bool = False,
-    planned: bool = True,
-    gathers: bool = False,
-) -> ContextExchange:
+def _context(value: str, *rules: str, **others: Any) -> ContextExchange:
     return ContextExchange(
-        flag="--cp-comm-type",
+        flag=_FLAGS["cp_comm"],
         value=value,
         since="0.10.0",
         source=TRANSFORMER,
-        default=default,
-        planned=planned,
-        gathers=gathers,
         rules=rules,
+        **others,
     )
 
 
@@ -166,46 +394,38 @@ MEGATRON = Framework(
     ),
     measured_as=("megatron-lm", "megatron-bridge", "nemo"),
     axes={
-        "tp": Setting(flag="--tensor-model-parallel-size", since="0.8.0", source=PARALLEL),
-        "cp": Setting(flag="--context-parallel-size", since="0.8.0", source=PARALLEL),
-        "pp": Setting(flag="--pipeline-model-parallel-size", since="0.8.0", source=PARALLEL),
+        "tp": _said("tp", PARALLEL, "0.8.0"),
+        "cp": _said("cp", PARALLEL, "0.8.0"),
+        "pp": _said("pp", PARALLEL, "0.8.0"),
         "dp": Setting(source=ARGUMENTS),
-        "vpp": Setting(
-            flag="--num-virtual-stages-per-pipeline-rank",
-            since="0.12.0",
-            source=ARGUMENTS,
-            rules=("vpp-needs-pp", "interleaved-micro-batches"),
+        "vpp": _said(
+            "vpp", ARGUMENTS, "0.12.0", rules=("vpp-needs-pp", "interleaved-micro-batches")
         ),
-        "ep": Setting(flag="--expert-model-parallel-size", since="0.8.0", source=PARALLEL),
-        "etp": Setting(
-            flag="--expert-tensor-parallel-size",
-            since="0.10.0",
-            source=PARALLEL,
-            rules=("megatron-expert-bias-needs-etp-1",),
-        ),
+        "ep": _said("ep", PARALLEL, "0.8.0"),
+        "etp": _said("etp", PARALLEL, "0.10.0", rules=("megatron-expert-bias-needs-etp-1",)),
     },
-    sequence_parallel=Setting(
-        flag="--sequence-parallel",
-        since="0.8.0",
-        source=PARALLEL,
+    sequence_parallel=_said(
+        "sequence_parallel",
+        PARALLEL,
+        "0.8.0",
         rules=("sequence-by-tp", "sequence-parallel-needs-tp", "megatron-moe-tp-needs-sp"),
     ),
     zero_stages={
         0: Setting(source=DATA_PARALLEL),
-        1: Setting(flag="--use-distributed-optimizer", since="0.8.0", source=DATA_PARALLEL),
-        2: Setting(
-            flag="--data-parallel-sharding-strategy",
-            value="optim_grads",
-            since="0.12.0",
-            source=DATA_PARALLEL,
+        1: _said("distributed_optimizer", DATA_PARALLEL, "0.8.0"),
+        2: _said(
+            "sharding",
+            DATA_PARALLEL,
+            "0.12.0",
+            "optim_grads",
             planned=False,
             rules=("megatron-zero-needs-pp-1", "megatron-zero-optimizer"),
         ),
-        3: Setting(
-            flag="--data-parallel-sharding-strategy",
-            value="optim_grads_params",
-            since="0.12.0",
-            source=DATA_PARALLEL,
+        3: _said(
+            "sharding",
+            DATA_PARALLEL,
+            "0.12.0",
+            "optim_grads_params",
             planned=False,
             rules=("megatron-zero-needs-pp-1", "megatron-zero-optimizer"),
         ),
@@ -213,14 +433,10 @@ MEGATRON = Framework(
     # Its combined 1F1B for experts is one of the two with other overlap.
     schedules={
         "1f1b": Setting(source=SCHEDULES, since="0.8.0"),
-        "interleaved-1f1b": Setting(
-            flag="--num-virtual-stages-per-pipeline-rank", since="0.12.0", source=ARGUMENTS
-        ),
+        "interleaved-1f1b": _said("vpp", ARGUMENTS, "0.12.0"),
     },
-    full_recompute=Setting(
-        flag="--recompute-granularity", value="full", since="0.8.0", source=TRANSFORMER
-    ),
-    recompute_amount=Setting(flag="--recompute-num-layers", since="0.8.0", source=TRANSFORMER),
+    full_recompute=_said("recompute", TRANSFORMER, "0.8.0", "full"),
+    recompute_amount=_said("recompute_layers", TRANSFORMER, "0.8.0"),
     recompute_modules={
         "layernorm": _module("layernorm", "0.12.0"),
         "moe_act": _module("moe_act", "0.12.0"),
@@ -233,36 +449,29 @@ MEGATRON = Framework(
         "gdn_norm_out": _module("gdn_norm_out", "", planned=False),
     },
     precisions={
-        "bf16": Setting(flag="--bf16", since="0.8.0", source=ARGUMENTS),
-        "fp16": Setting(flag="--fp16", since="0.8.0", source=ARGUMENTS),
+        "bf16": _said("bf16", ARGUMENTS, "0.8.0"),
+        "fp16": _said("fp16", ARGUMENTS, "0.8.0"),
         # Current scaling; delayed scaling, the default recipe, is among the numerics.
-        "fp8": Setting(flag="--fp8-recipe", value="tensorwise", since="0.12.0", source=TRANSFORMER),
-        "mxfp8": Setting(flag="--fp8-recipe", value="mxfp8", since="0.12.0", source=TRANSFORMER),
-        "nvfp4": Setting(flag="--fp4-recipe", value="nvfp4", since="0.14.0", source=TRANSFORMER),
+        "fp8": _said("fp8_recipe", TRANSFORMER, "0.12.0", "tensorwise"),
+        "mxfp8": _said("fp8_recipe", TRANSFORMER, "0.12.0", "mxfp8"),
+        "nvfp4": _said("fp4_recipe", TRANSFORMER, "0.14.0", "nvfp4"),
     },
     dispatchers=DISPATCHERS,
     overlaps={
-        "dp": Setting(flag="--overlap-grad-reduce", since="0.8.0", source=DATA_PARALLEL),
-        "tp": Setting(
-            flag="--tp-comm-overlap",
-            since="0.8.0",
-            source=PARALLEL,
+        "dp": _said("overlap.dp", DATA_PARALLEL, "0.8.0"),
+        "tp": _said(
+            "overlap.tp",
+            PARALLEL,
+            "0.8.0",
             installs="Transformer Engine's user buffers",
             rules=("megatron-tp-overlap",),
         ),
         # The flag turns it off.
-        "pp": Setting(
-            flag="--no-overlap-p2p-communication", since="0.8.0", source=ARGUMENTS, default=True
-        ),
-        "ep": Setting(
-            flag="--overlap-moe-expert-parallel-comm",
-            since="0.14.0",
-            source=PARALLEL,
-            rules=("megatron-expert-overlap",),
-        ),
+        "pp": _said("overlap.pp", ARGUMENTS, "0.8.0", default=True),
+        "ep": _said("overlap.ep", PARALLEL, "0.14.0", rules=("megatron-expert-overlap",)),
     },
     gradient_buckets=GradientBuckets(
-        flag="--ddp-bucket-size", source=ARGUMENTS, zero_stages=(0, 1)
+        flag=_FLAGS["bucket_parameters"], source=ARGUMENTS, zero_stages=(0, 1)
     ),
     context_exchanges={
         "p2p": _context("p2p", "megatron-context-windows", "megatron-context-sinks", default=True),
@@ -272,29 +481,21 @@ MEGATRON = Framework(
         "a2a+p2p": _context("a2a+p2p", "megatron-hierarchical-context"),
     },
     cuda_graphs={
-        "none": Setting(flag="--cuda-graph-impl", value="none", source=TRANSFORMER, default=True),
+        "none": _said("graph_kind", TRANSFORMER, value="none", default=True),
         # Of each layer's feed-forward part or router alone; with attention; of the whole step.
-        "feed_forward": Setting(
-            flag="--cuda-graph-modules", value="moe_router", source=TRANSFORMER, planned=False
+        "feed_forward": _said("graph_modules", TRANSFORMER, value="moe_router", planned=False),
+        "partial": _said(
+            "graph_modules", TRANSFORMER, value="attn", rules=("megatron-partial-graphs",)
         ),
-        "partial": Setting(
-            flag="--cuda-graph-modules",
-            value="attn",
-            source=TRANSFORMER,
-            rules=("megatron-partial-graphs",),
-        ),
-        "full": Setting(
-            flag="--cuda-graph-impl",
-            value="full_iteration",
-            source=TRANSFORMER,
-            rules=("megatron-full-graph",),
+        "full": _said(
+            "graph_kind", TRANSFORMER, value="full_iteration", rules=("megatron-full-graph",)
         ),
     },
     offloads={
-        "activations": Setting(
-            flag="--offload-modules",
-            since="0.16.0",
-            source=TRANSFORMER,
+        "activations": _said(
+            "offload_modules",
+            TRANSFORMER,
+            "0.16.0",
             installs="cuda-python and pynvml",
             rules=(
                 "megatron-offloaded-modules",
@@ -305,7 +506,7 @@ MEGATRON = Framework(
     },
     # Any share can be had: steps of a quarter are what a plan tries.
     optimizer_offload=OptimizerOffload(
-        flag="--optimizer-offload-fraction",
+        flag=_FLAGS["offloaded_share"],
         since="0.12.0",
         source=OPTIMIZER,
         percents=(25, 50, 75, 100),
@@ -313,46 +514,39 @@ MEGATRON = Framework(
         rules=("megatron-offload-zero", "megatron-offload-adam", "megatron-offload-fp8"),
     ),
     shard_groups=ShardGroups(
-        flag="--num-distributed-optimizer-instances",
+        flag=_FLAGS["shard_groups"],
         since="0.10.0",
         source=DATA_PARALLEL,
         zero_stages=(1, 2, 3),
         rules=("megatron-expert-shard-groups", "megatron-shard-groups-optimizer"),
     ),
     numerics={
-        "bf16-grads": Setting(flag="--grad-reduce-in-bf16", source=ARGUMENTS),
-        "bf16-moments": Setting(
-            flag="--exp-avg-dtype",
-            value="bf16",
-            since="0.12.0",
-            source=OPTIMIZER,
+        "bf16-grads": _said("narrow_sums", ARGUMENTS),
+        "bf16-moments": _said(
+            "moment_dtype",
+            OPTIMIZER,
+            "0.12.0",
+            "bf16",
             installs="Transformer Engine's FusedAdam",
             rules=("megatron-narrow-states",),
         ),
-        "fp8-params": Setting(
-            flag="--fp8-param-gather",
-            since="0.10.0",
-            source=DATA_PARALLEL,
-            rules=("megatron-narrow-states",),
+        "fp8-params": _said(
+            "fp8_params", DATA_PARALLEL, "0.10.0", rules=("megatron-narrow-states",)
         ),
         # Scales from the maxima of earlier steps in place of the tensor's own.
-        "delayed-scaling": Setting(
-            flag="--fp8-recipe",
-            value="delayed",
-            since="0.12.0",
-            source=TRANSFORMER,
-            rules=("megatron-delayed-scaling",),
+        "delayed-scaling": _said(
+            "fp8_recipe", TRANSFORMER, "0.12.0", "delayed", rules=("megatron-delayed-scaling",)
         ),
         # Set by Megatron-Bridge alone (megatron/training/arguments.py: "no CLI argument exists").
         "fp8-attention": Setting(
-            flag="mixed_precision.fp8_dot_product_attention",
+            flag=f"mixed_precision.{_BRIDGE_NAMES['fp8_attention']}",
             value="true",
             source="megatron/bridge/training/mixed_precision.py",
             installs="Megatron-Bridge",
         ),
         # Megatron-LM's arguments refuse it, "due to stability issues": Megatron-Bridge alone starts it.
         "te-loss": Setting(
-            flag="model.cross_entropy_fusion_impl",
+            flag=f"model.{_BRIDGE_NAMES['loss']}",
             value="te",
             source="megatron/bridge/perf_recipes/_common.py",
             installs="Megatron-Bridge",
@@ -367,61 +561,31 @@ MEGATRON = Framework(
         "unfused": _attention("unfused"),
         "local": _attention("local"),
     },
-    linear_attention=Setting(
-        flag="--experimental-attention-variant",
-        value="gated_delta_net",
-        source=TRANSFORMER,
+    linear_attention=_said(
+        "attention_variant",
+        TRANSFORMER,
+        value=DELTA_NET,
         installs="flash-linear-attention",
         rules=("linear-heads-by-tp-cp",),
     ),
     # cuDNN's kernels as in megatron/bridge/perf_recipes/glm_moe_dsa of Megatron-Bridge.
-    sparse_attention=Setting(
-        flag="--experimental-attention-variant",
-        value="dsa",
-        source=TRANSFORMER,
+    sparse_attention=_said(
+        "attention_variant",
+        TRANSFORMER,
+        value=SPARSE,
         installs="FlashMLA, nvidia-cudnn-frontend[cutedsl] and fast-hadamard-transform",
         rules=("megatron-sparse-attention",),
     ),
-    hybrid_layers=Setting(
-        flag="--hybrid-layer-pattern",
-        source=ARGUMENTS,
-        since="0.17.0",
+    hybrid_layers=_said(
+        "hybrid_pattern",
+        ARGUMENTS,
+        "0.17.0",
         installs="mamba-ssm and causal-conv1d",
         rules=("mamba-heads-by-tp-cp", "mamba-groups-by-tp-cp", "megatron-hybrid"),
     ),
     rank_orders={
         "tp-cp-ep-dp-pp": Setting(source=ARGUMENTS),
-        "tp-cp-ep-pp-dp": Setting(flag="--use-tp-pp-dp-mapping", source=COMMON),
+        "tp-cp-ep-pp-dp": _said("pipeline_before_data", COMMON),
     },
-    rules=(
-        "megatron-zero-needs-pp-1",
-        "megatron-zero-optimizer",
-        "megatron-moe-tp-needs-sp",
-        "megatron-expert-bias-needs-etp-1",
-        "megatron-expert-overlap",
-        "megatron-flex-dispatcher",
-        "megatron-dispatcher-device",
-        "megatron-dispatcher-reach",
-        "megatron-dispatcher-ranks",
-        "megatron-allgather-dispatcher",
-        "megatron-partial-graphs",
-        "megatron-full-graph",
-        "megatron-narrow-states",
-        "megatron-expert-shard-groups",
-        "megatron-shard-groups-optimizer",
-        "megatron-offload-zero",
-        "megatron-offload-adam",
-        "megatron-offload-fp8",
-        "megatron-offloaded-modules",
-        "megatron-offload-recompute",
-        "megatron-offload-up-projection",
-        "megatron-delayed-scaling",
-        "megatron-tp-overlap",
-        "megatron-context-windows",
-        "megatron-context-sinks",
-        "megatron-hierarchical-context",
-        "megatron-hybrid",
-        "megatron-sparse-attention",
-    ),
 )
 """Read in megatron-core 0.19.2; `since` in 0.8, 0.10, 0.12, 0.14 and 0.16."""

@@ -17,14 +17,35 @@ A new choice is one new field of `Framework`; a new value of a choice is one new
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
 
 from meshwright.model_specs.schema import ModelSpec
 
 FrameworkName = Literal["megatron", "torchtitan", "deepspeed", "fsdp2"]
 """Frameworks that plans are made for, by the name in `--framework`."""
 Axis = Literal["tp", "cp", "pp", "vpp", "dp", "ep", "etp"]
+
+
+ArgumentKind = Literal["integer", "count", "number", "text", "several", "switch", "toggle"]
+"""How the value of a flag is read. A count is a whole number of one or more; a switch has no value; a toggle
+is torchtitan's, which `--section.no-name` and a value turn off."""
+
+
+class Argument(NamedTuple):
+    """A flag of a command line and the word for what it says, for what writes it and what reads it."""
+
+    word: str
+    """A field of the model, with the field of it that it lies in, or of the run."""
+    flag: str
+    kind: ArgumentKind = "integer"
+    default: int | float | str | bool | None = None
+    """What the framework does without the flag. A switch turns it round: one that is True by default says
+    no."""
+    also: tuple[str, ...] = ()
+    """Other names that are read: of Megatron-DeepSpeed, or of older versions."""
+    optional: bool = False
+    """Whether it is left out where it has its default; a switch always is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,10 +223,20 @@ class Framework:
     """Whether launch files can say how many layers each pipeline stage has."""
     experts_follow_tp: bool = False
     """Whether tp cuts experts that ep does not spread, and no others, so that etp is tp or 1."""
-    rules: tuple[str, ...] = field(default=())
-    """Names of the rules in `constraints/` that bind it beside those which follow from the fields above."""
+    own_rules: tuple[str, ...] = ()
+    """Names of the rules in `constraints/` that bind it beside those of its settings."""
     degrees_remedy: str = ""
     """What to do about a degree or a ZeRO stage that is not above, in the framework's own terms."""
+
+    @property
+    def rules(self) -> frozenset[str]:
+        """Names of the rules in `constraints/` that bind it, those of its settings among them."""
+        values = [getattr(self, each.name) for each in fields(self)]
+        settings = [value for value in values if isinstance(value, Setting)]
+        settings += [
+            each for value in values if isinstance(value, Mapping) for each in value.values()
+        ]
+        return frozenset(self.own_rules).union(*(setting.rules for setting in settings))
 
     @property
     def reorders_ranks(self) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.frameworks.fsdp2 import FSDP_OFFLOAD_RULES
 from meshwright.frameworks.record import (
+    Argument,
     ContextExchange,
     Framework,
     OptimizerOffload,
@@ -21,17 +24,43 @@ TORCH_SCHEDULES = "torch/distributed/pipelining/schedules.py"
 TORCHTITAN_COMPILED = Stack(name="torchtitan-compile", written=r"torchtitan\b", compiled=True)
 
 
-def _degree(name: str) -> Setting:
-    return Setting(flag=f"--parallelism.{name}-degree", source=CONFIG)
+TORCHTITAN_ARGUMENTS = {
+    argument.word: argument
+    for argument in (
+        Argument("module", "--module", "text"),
+        Argument("configuration", "--config", "text"),
+        Argument("replicas", "--parallelism.data-parallel-replicate-degree", default=1),
+        # What is left is -1.
+        Argument("shards", "--parallelism.data-parallel-shard-degree", default=-1),
+        Argument("tp", "--parallelism.tensor-parallel-degree", "count", 1),
+        Argument("cp", "--parallelism.context-parallel-degree", "count", 1),
+        Argument("pp", "--parallelism.pipeline-parallel-degree", "count", 1),
+        Argument("ep", "--parallelism.expert-parallel-degree", "count", 1),
+        Argument("reshard", "--parallelism.fsdp-reshard-after-forward", "text", "default"),
+        Argument("local_batch", "--training.local-batch-size", "count", 8),
+        Argument("global_batch", "--training.global-batch-size", default=-1),
+        Argument("seq_len", "--training.seq-len", default=2048),
+        Argument("schedule", "--parallelism.pipeline-parallel-schedule", "text", "1F1B"),
+        Argument("micro_batch", "--parallelism.pipeline-parallel-microbatch-size", default=1),
+        Argument("sequence_parallel", "--parallelism.no-enable-sequence-parallel", "switch", True),
+        Argument("cuda_graphs", "--training.disable-cuda-graphs", "switch", True),
+        Argument("offloads", "--training.enable-cpu-offload", "toggle"),
+        Argument("compiled", "--compile.enable", "toggle"),
+    )
+}
+"""By their words, in the order in which launch files have them."""
+CHECKPOINTING = "activation-checkpoint:"
+"""Subcommand that the kind of checkpointing follows."""
+MODEL_PARTS = "module_fqns_per_model_part"
+"""Key with the modules of each chunk of the pipeline."""
+
+
+def _said(word: str, value: str = "", **others: Any) -> Setting:
+    return Setting(flag=TORCHTITAN_ARGUMENTS[word].flag, value=value, **{"source": CONFIG} | others)
 
 
 def _schedule(name: str, *rules: str) -> Setting:
-    return Setting(
-        flag="--parallelism.pipeline-parallel-schedule",
-        value=name,
-        source=f"{CONFIG} and {TORCH_SCHEDULES}",
-        rules=rules,
-    )
+    return _said("schedule", name, source=f"{CONFIG} and {TORCH_SCHEDULES}", rules=rules)
 
 
 def _dispatcher(name: str, *, planned: bool = False, installs: str = "") -> TokenDispatcher:
@@ -57,16 +86,12 @@ TORCHTITAN = Framework(
     ),
     measured_as=("torchtitan-compile", "torchtitan-eager"),
     axes={
-        "tp": _degree("tensor-parallel"),
-        "cp": _degree("context-parallel"),
-        "pp": _degree("pipeline-parallel"),
-        "dp": _degree("data-parallel-shard"),
-        "vpp": Setting(flag="module_fqns_per_model_part", source=CONFIG),
-        "ep": Setting(
-            flag="--parallelism.expert-parallel-degree",
-            source=CONFIG,
-            rules=("torchtitan-expert-shards",),
-        ),
+        "tp": _said("tp"),
+        "cp": _said("cp"),
+        "pp": _said("pp"),
+        "dp": _said("shards"),
+        "vpp": Setting(flag=MODEL_PARTS, source=CONFIG),
+        "ep": _said("ep", rules=("torchtitan-expert-shards",)),
         # No flag: see models/common/MOE_SHARDING.md, "Configurations".
         "etp": Setting(
             source="torchtitan/models/common/moe_sharding.py",
@@ -75,13 +100,11 @@ TORCHTITAN = Framework(
     },
     experts_follow_tp=True,
     # The flag turns it off.
-    sequence_parallel=Setting(
-        flag="--parallelism.no-enable-sequence-parallel", source=CONFIG, default=True
-    ),
+    sequence_parallel=_said("sequence_parallel", default=True),
     zero_stages={
-        0: Setting(flag="--parallelism.data-parallel-replicate-degree", source=CONFIG),
-        2: Setting(flag="--parallelism.fsdp-reshard-after-forward", value="never", source=CONFIG),
-        3: Setting(flag="--parallelism.fsdp-reshard-after-forward", value="always", source=CONFIG),
+        0: _said("replicas"),
+        2: _said("reshard", "never"),
+        3: _said("reshard", "always"),
     },
     schedules={
         "1f1b": _schedule("1F1B", "torchtitan-1f1b-micro-batches"),
@@ -94,10 +117,10 @@ TORCHTITAN = Framework(
         "zbv": _schedule("ZBVZeroBubble", "torchtitan-split-backward"),
         "dualpipe-v": _schedule("DualPipeV", "torchtitan-split-backward"),
     },
-    full_recompute=Setting(flag="activation-checkpoint:full", source=CHECKPOINTS),
+    full_recompute=Setting(flag=f"{CHECKPOINTING}full", source=CHECKPOINTS),
     recompute_amount=None,
     recompute_modules={
-        "op": Setting(flag="activation-checkpoint:selective", source=CHECKPOINTS, planned=False)
+        "op": Setting(flag=f"{CHECKPOINTING}selective", source=CHECKPOINTS, planned=False)
     },
     precisions={
         "bf16": Setting(
@@ -140,13 +163,13 @@ TORCHTITAN = Framework(
         "p2p": ContextExchange(source="torchtitan/distributed/context_parallel", gathers=True)
     },
     cuda_graphs={
-        "none": Setting(flag="--training.disable-cuda-graphs", source=CONFIG),
+        "none": _said("cuda_graphs"),
         "full": Setting(source="torchtitan/distributed/cudagraph.py", default=True, planned=False),
     },
     offloads={},
     # Parameters and gradients go with the states.
     optimizer_offload=OptimizerOffload(
-        flag="--training.enable-cpu-offload",
+        flag=TORCHTITAN_ARGUMENTS["offloads"].flag,
         source=CONFIG,
         percents=(100,),
         zero_stages=(3,),
@@ -154,13 +177,13 @@ TORCHTITAN = Framework(
         rules=FSDP_OFFLOAD_RULES,
     ),
     shard_groups=ShardGroups(
-        flag="--parallelism.data-parallel-replicate-degree",
+        flag=TORCHTITAN_ARGUMENTS["replicas"].flag,
         source=CONFIG,
         zero_stages=(2, 3),
         rules=("torchtitan-shard-groups", "torchtitan-expert-shards"),
     ),
     numerics={},
-    compilation=Setting(flag="--compile.enable", source=CONFIG),
+    compilation=_said("compiled"),
     eager_stack="torchtitan-eager",
     attention={
         "flex": Setting(flag="get_attention_config", value="flex", source=EXPERTS),
@@ -175,23 +198,16 @@ TORCHTITAN = Framework(
     sparse_attention=None,
     hybrid_layers=None,
     rank_orders={"tp-cp-dp-pp": Setting(source="torchtitan/distributed/parallel_dims.py")},
-    rules=(
-        "torchtitan-1f1b-micro-batches",
-        "torchtitan-split-backward",
-        "torchtitan-zero-bubble-chunks",
+    own_rules=(
         "torchtitan-kv-heads",
         "torchtitan-sequence",
         "torchtitan-tied-embeddings",
         "torchtitan-context-shards",
         "torchtitan-architecture",
-        "torchtitan-expert-shards",
-        "torchtitan-expert-tensor",
         "torchtitan-spread-experts",
-        "torchtitan-shard-groups",
         "torchtitan-mtp",
-        *FSDP_OFFLOAD_RULES,
     ),
-    degrees_remedy="Replicate (0), or shard with parallelism.fsdp_reshard_after_forward never (2) or always "
+    degrees_remedy="Replicate (0), or shard with fsdp-reshard-after-forward never (2) or always "
     "(3).",
 )
 """Read in torchtitan 0.3.0 and torch 2.13."""

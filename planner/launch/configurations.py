@@ -11,8 +11,8 @@ import yaml
 
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
-from meshwright.frameworks.deepspeed import DEEPSPEED
-from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.deepspeed import BUCKET, DEEPSPEED, DEEPSPEED_ARGUMENTS, OVERLAP
+from meshwright.frameworks.fsdp2 import FSDP2, OFFLOADS, PRECISION, RECOMPUTES, RESHARDS, SIZES
 from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.writer import (
     Launch,
@@ -22,17 +22,20 @@ from meshwright.planner.launch.writer import (
     Writer,
     file_notes,
     flag_words,
+    flags_of,
     json_file,
+    model_fields,
     notes_of,
 )
 from meshwright.planner.runs.run_terms import balanced
 
-_NAMES = """
-layers hidden ffn_hidden heads kv_heads head_dim activation gelu_form tied_embeddings position max_positions
-rope.base rope.fraction norm norm_epsilon norm_zero_centered attention_bias attention_output_bias mlp_bias
-moe.experts moe.top_k moe.moe_ffn_hidden
-"""
-DEEPSPEED_SAYS = frozenset(_NAMES.split())
+_OTHERWISE = {"activation", "gelu_form", "position", "attention_bias", "attention_output_bias"}
+"""Fields that several arguments say together."""
+DEEPSPEED_SAYS = {
+    *(argument.word for argument in DEEPSPEED_ARGUMENTS),
+    "moe.moe_ffn_hidden",
+    *_OTHERWISE,
+}
 """Fields of a model that arguments carry, unless `deepspeed_shortfalls` has a sentence on them."""
 
 
@@ -44,12 +47,12 @@ def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
     layout, inputs = launch.layout, launch.inputs
     zero: dict[str, Any] = {"stage": layout.zero_stage}
     if layout.zero_stage >= 1:
-        zero["overlap_comm"] = launch.execution.dp_overlap and layout.pp == 1
+        zero[OVERLAP] = launch.execution.dp_overlap and layout.pp == 1
         zero["contiguous_gradients"] = True
     buckets = DEEPSPEED.gradient_buckets
     counts = buckets is not None and layout.zero_stage in buckets.zero_stages
     if counts and launch.execution.bucket_mb is not None:
-        zero["reduce_bucket_size"] = launch.bucket_parameters
+        zero[BUCKET] = launch.bucket_parameters
         zero["allgather_bucket_size"] = launch.bucket_parameters
     if layout.optimizer_offload > 0:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
@@ -75,64 +78,40 @@ def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
 def megatron_deepspeed_args(launch: Launch) -> list[str]:
     """Arguments of Megatron-DeepSpeed's pretrain_gpt.py; data, tokenizer and learning rate are left out."""
     layout, inputs, model = launch.layout, launch.inputs, launch.inputs.model
-    flags: dict[str, object] = {
-        "--tensor-model-parallel-size": layout.tp,
-        "--pipeline-model-parallel-size": layout.pp,
-        "--num-layers": model.layers,
-        "--hidden-size": model.hidden,
-        "--ffn-hidden-size": model.moe.moe_ffn_hidden if model.moe else model.ffn_hidden,
-        "--num-attention-heads": model.heads,
-        "--num-key-value-heads": model.kv_heads,
-        "--kv-channels": model.v_head_dim,
-        "--seq-length": inputs.seq_len,
-        "--max-position-embeddings": max(inputs.seq_len, model.max_positions or 0),
-        "--micro-batch-size": layout.micro_batch,
-        "--global-batch-size": inputs.global_batch,
-        "--zero-stage": layout.zero_stage,
-        "--normalization": "rmsnorm" if model.norm == "rmsnorm" else "layernorm",
-        "--layernorm-epsilon": model.norm_epsilon,
-        "--hidden-dropout": 0.0,
-        "--attention-dropout": 0.0,
-        "--optimizer": inputs.optimizer,
+    rotary, recomputes = model.position == "rope", layout.recompute == "full"
+    exact_gelu = model.activation == "gelu" and model.gelu_form == "exact"
+    said = model_fields(DEEPSPEED_ARGUMENTS, model) | {
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "head_dim": model.v_head_dim,
+        "seq_len": inputs.seq_len,
+        "max_positions": max(inputs.seq_len, model.max_positions or 0),
+        "micro_batch": layout.micro_batch,
+        "global_batch": inputs.global_batch,
+        "zero_stage": layout.zero_stage,
+        "norm": "rmsnorm" if model.norm == "rmsnorm" else "layernorm",
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "optimizer": inputs.optimizer,
+        inputs.precision: True,
+        "swiglu": model.activation == "swiglu",
+        "squared_relu": model.activation == "squared_relu",
+        "bias_gelu_fusion": not (exact_gelu and model.mlp_bias),
+        # Prices assume fused attention.
+        "flash": True,
+        "rotary": rotary,
+        "rope.base": int(model.rope.base) if rotary else None,
+        "rope.fraction": model.rope.fraction if rotary else None,
+        "pipelined": layout.pp > 1,
+        "checkpoints": recomputes,
+        "recomputes_all": recomputes,
+        "cpu_optimizer": layout.optimizer_offload > 0,
+        "deepspeed_engine": True,
     }
     if model.moe is not None:
-        flags["--num-experts"] = model.moe.experts
-        flags["--moe-expert-parallel-size"] = layout.ep
-        flags["--topk"] = model.moe.top_k
-        # Its default puts experts into every second layer.
-        flags["--expert-interval"] = 1
-    exact_gelu = model.activation == "gelu" and model.gelu_form == "exact"
-    return flag_words(
-        flags
-        | {
-            f"--{inputs.precision}": True,
-            "--swiglu": model.activation == "swiglu",
-            "--squared-relu": model.activation == "squared_relu",
-            "--no-bias-gelu-fusion": exact_gelu and model.mlp_bias,
-            "--apply-layernorm-1p": model.norm_zero_centered,
-            # Prices assume fused attention.
-            "--use-flash-attn-v2": True,
-            "--disable-bias-linear": not model.mlp_bias,
-            **_rope_flags(model),
-            "--untie-embeddings-and-output-weights": not model.tied_embeddings,
-            "--no-pipeline-parallel": layout.pp == 1,
-            "--deepspeed-activation-checkpointing": layout.recompute == "full",
-            "--checkpoint-activations": layout.recompute == "full",
-            # Else it makes an optimizer of the GPU, with which DeepSpeed offloads nothing.
-            "--cpu-optimizer": layout.optimizer_offload > 0,
-            "--deepspeed": True,
-        }
-    )
-
-
-def _rope_flags(model: ModelSpec) -> dict[str, object]:
-    if model.position != "rope":
-        return {}
-    return {
-        "--use-rotary-position-embeddings": True,
-        "--rotary-position-embeddings-theta": int(model.rope.base),
-        "--rotary-percent": model.rope.fraction if model.rope.fraction != 1 else None,
-    }
+        # By default experts are in every second layer.
+        said |= {"ffn_hidden": model.moe.moe_ffn_hidden, "ep": layout.ep, "expert_interval": 1}
+    return flag_words(flags_of(DEEPSPEED_ARGUMENTS, said))
 
 
 def deepspeed_shortfalls(model: ModelSpec) -> Shortfalls:
@@ -217,7 +196,7 @@ def accelerate_config(launch: Launch) -> dict[str, Any]:
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP",
-        "mixed_precision": launch.inputs.precision,
+        PRECISION: launch.inputs.precision,
         "num_machines": len(placed.hosts),
         "num_processes": len(placed.places),
         "machine_rank": 0,
@@ -227,17 +206,17 @@ def accelerate_config(launch: Launch) -> dict[str, Any]:
         "use_cpu": False,
         "fsdp_config": {
             "fsdp_version": 2,
-            "fsdp_reshard_after_forward": layout.zero_stage == 3,
+            RESHARDS: layout.zero_stage == 3,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_activation_checkpointing": layout.recompute == "full",
+            RECOMPUTES: layout.recompute == "full",
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-            "fsdp_offload_params": layout.optimizer_offload > 0,
+            OFFLOADS: layout.optimizer_offload > 0,
         },
         "parallelism_config": {
-            "parallelism_config_dp_replicate_size": layout.shard_groups,
-            "parallelism_config_dp_shard_size": layout.dp // layout.shard_groups,
-            "parallelism_config_tp_size": layout.tp,
-            "parallelism_config_cp_size": layout.cp,
+            SIZES["dp_replicate"]: layout.shard_groups,
+            SIZES["dp_shard"]: layout.dp // layout.shard_groups,
+            SIZES["tp"]: layout.tp,
+            SIZES["cp"]: layout.cp,
             "parallelism_config_sp_size": 1,
         },
     }

@@ -16,12 +16,14 @@ import yaml
 
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InputError
+from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
+from meshwright.frameworks.torchtitan import MODEL_PARTS, TORCHTITAN_ARGUMENTS
 from meshwright.planner.launch.torchtitan import pipeline_modules
 from meshwright.planner.plan.document import Plan, ScriptDiff, ScriptEdit
 from meshwright.planner.runs.launches.command_line import CommandLine, words_of
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.reader import launch_document, launch_of_text, run_of_inputs
-from meshwright.planner.runs.launches.torchtitan import CONVERTERS, MODEL_PARTS, OLD_NAMES
+from meshwright.planner.runs.launches.torchtitan import CONVERTERS, OLD_NAMES
 from meshwright.planner.runs.prediction import arrangement, predict_run
 from meshwright.planner.runs.run_file import Run
 
@@ -444,15 +446,14 @@ def _with_key(text: str, name: str, value: str) -> str:
 
 
 _ANCHORS = (
-    "--micro-batch-size",
-    "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size",
-    "--global-batch-size",
-    "--seq-length",
-    "--parallelism.tensor-parallel-degree",
-    "--training.local-batch-size",
-    "--training.seq-len",
-    "--config",
+    *(
+        MEGATRON_ARGUMENTS[word].flag
+        for word in ("micro_batch", "tp", "pp", "global_batch", "seq_len")
+    ),
+    *(
+        TORCHTITAN_ARGUMENTS[word].flag
+        for word in ("tp", "local_batch", "seq_len", "configuration")
+    ),
 )
 """Flags behind which new ones are written."""
 _FAMILIES = {"recompute", "cuda", "fp8", "fp4", "checkpoint"}

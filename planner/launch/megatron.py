@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from meshwright.costmodel.workload import HIERARCHICAL
 from meshwright.errors import InfeasibleError
-from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.megatron import BRIDGE_OVERRIDES, MEGATRON, MEGATRON_ARGUMENTS
 from meshwright.frameworks.record import layer_needs
 from meshwright.planner.launch.megatron_model import (
     MEGATRON_SAYS,
     linear_bias,
     megatron_shortfalls,
-    model_flags,
+    said_of_model,
 )
 from meshwright.planner.launch.writer import (
     Launch,
@@ -21,29 +21,26 @@ from meshwright.planner.launch.writer import (
     Start,
     Writer,
     flag_words,
+    flags_of,
     json_file,
     legal_launch,
     notes_of,
 )
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.launches.megatron import HYBRID_PATTERN
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_string, pattern_chunks
 
-SHARDING_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
+SHARDING_STRATEGIES = {stage: MEGATRON.zero_stages[stage].value for stage in (2, 3)}
 """What Megatron FSDP calls ZeRO stages."""
 FSDP_CHECKPOINTS = "fsdp_dtensor"
 """The only format of checkpoints that Megatron FSDP writes."""
-Flags = dict[str, object]
-"""Values by flag, as `flag_words` writes them."""
+Said = dict[str, object]
+"""Values by the words of the record's arguments."""
 
-_PRECISIONS: dict[str, Flags] = {
-    "bf16": {"--bf16": True},
-    "fp16": {"--fp16": True},
-    "fp8": {"--bf16": True, "--fp8-format": "hybrid", "--fp8-recipe": "tensorwise"},
-    "mxfp8": {"--bf16": True, "--fp8-format": "e4m3", "--fp8-recipe": "mxfp8"},
-    "nvfp4": {"--bf16": True, "--fp4-format": "e2m1", "--fp4-recipe": "nvfp4"},
+_NARROW: dict[str, Said] = {
+    "fp8": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+    "mxfp8": {"fp8_format": "e4m3", "fp8_recipe": "mxfp8"},
+    "nvfp4": {"fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
 }
-_QUANTIZED = ("fp8", "mxfp8", "nvfp4")
 _EXPERT_BUDGET = 1.5
 """Least budget of tokens of a rank's experts over the even share (Megatron-Bridge, perf_recipes/deepseek).
 A step that needs more is run again without (megatron/core/transformer/moe/paged_stash.py)."""
@@ -90,22 +87,16 @@ def megatron_args(launch: Launch) -> list[str]:
             "Megatron-LM has no argument for attention in FP8, which the plan was allowed: "
             "launch it with --target bridge, or plan without --allow fp8-attention."
         )
-    flags: Flags = {"--use-mcore-models": True}
-    flags |= model_flags(inputs.model, inputs.seq_len)
-    flags |= _degree_flags(launch)
-    flags |= _pipeline_flags(launch)
-    flags |= _expert_flags(launch)
-    flags |= execution_flags(launch)
-    flags["--micro-batch-size"] = launch.layout.micro_batch
-    flags["--global-batch-size"] = inputs.global_batch
-    flags |= recompute_flags(launch.layout)
-    flags |= _PRECISIONS[inputs.precision]
-    if inputs.precision == "fp8" and launch.execution.fp8_recipe is not None:
-        flags["--fp8-recipe"] = launch.execution.fp8_recipe
-    # A check would make the host wait inside the graph.
-    flags["--no-check-for-nan-in-loss-and-grad"] = launch.execution.cuda_graph == "full"
-    flags |= _optimizer_flags(launch)
-    return flag_words(flags)
+    said = said_of_model(inputs.model, inputs.seq_len) | said_of_launch(launch)
+    if launch.placed.pipeline_before_data and inputs.model.moe is None and launch.layout.cp > 1:
+        # Megatron builds expert groups for dense models too, and wants as many replicas as dense groups.
+        said["etp"] = launch.layout.tp * launch.layout.cp
+    said["bf16"] = inputs.precision != "fp16"
+    if launch.execution.bucket_mb is None:
+        said["bucket_parameters"] = None
+    # Megatron's other optimizers gather parameters by layer, on their own.
+    said["overlaps_gathers"] = said["overlaps_gathers"] and inputs.optimizer != "muon"
+    return flag_words(flags_of(MEGATRON_ARGUMENTS.values(), said))
 
 
 def megatron_env(launch: Launch) -> dict[str, str]:
@@ -163,118 +154,110 @@ def megatron_start(launch: Launch) -> Start:
     return Start(program=program, args=args, env=megatron_env(launch), files=files)
 
 
-def recompute_flags(layout: LayoutDoc) -> Flags:
-    """Flags of a layout's recomputation; of a full one, no more layers than its largest chunk has."""
-    if layout.recompute == "full" and layout.recompute_layers > 0:
-        largest = max(max(rank) for rank in layout.stages)
-        return {
-            "--recompute-granularity": "full",
-            "--recompute-method": "block",
-            "--recompute-num-layers": min(layout.recompute_layers, largest),
-        }
-    if layout.recompute == "selective" and layout.recompute_modules:
-        return {
-            "--recompute-granularity": "selective",
-            "--recompute-modules": layout.recompute_modules,
-        }
-    return {}
-
-
 MEGATRON_WRITER = Writer(framework=MEGATRON, start=megatron_start)
 
 
-def _degree_flags(launch: Launch) -> Flags:
-    layout = launch.layout
-    flags: Flags = {
-        "--tensor-model-parallel-size": layout.tp,
-        "--pipeline-model-parallel-size": layout.pp,
-        "--context-parallel-size": layout.cp,
-        "--sequence-parallel": layout.sequence_parallel,
+def said_of_launch(launch: Launch) -> Said:
+    """What arguments say of a plan's layout, batch and execution, by their words."""
+    layout, inputs, execution = launch.layout, launch.inputs, launch.execution
+    sharded = layout.zero_stage >= 1
+    # Megatron overlaps in the interleaved schedule of more than two stages, unless told not to.
+    overlaps_alone = layout.vpp > 1 and layout.pp > 2
+    said: Said = {
+        "mcore_models": True,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "cp": layout.cp,
+        "sequence_parallel": layout.sequence_parallel,
+        "pipeline_before_data": launch.placed.pipeline_before_data,
+        **_pipeline(launch),
+        "overlap.pp": execution.pp_overlap or not overlaps_alone,
+        # The tensor-parallel overlap of Transformer Engine gathers and scatters along the sequence.
+        "overlap.tp": layout.sequence_parallel and execution.tp_overlap,
+        "seq_len": inputs.seq_len,
+        "micro_batch": layout.micro_batch,
+        "global_batch": inputs.global_batch,
+        "optimizer": inputs.optimizer,
+        "distributed_optimizer": sharded,
+        "shard_groups": layout.shard_groups,
+        "overlap.dp": execution.dp_overlap,
+        "overlaps_gathers": execution.dp_overlap and sharded,
+        "bucket_parameters": launch.bucket_parameters,
+        **_recompute(layout),
+        **_numbers(launch),
+        **_graphs(launch),
     }
-    if launch.placed.pipeline_before_data:
-        flags["--use-tp-pp-dp-mapping"] = True
-        if launch.inputs.model.moe is None and layout.cp > 1:
-            # Megatron builds expert groups for dense models too, and wants as many replicas as dense groups.
-            flags["--expert-tensor-parallel-size"] = layout.tp * layout.cp
-    return flags
+    if execution.cp_comm != "p2p" and layout.cp > 1:
+        said["cp_comm"] = execution.cp_comm
+        if execution.cp_comm == HIERARCHICAL:
+            said["context_sizes"] = launch.context_sizes
+    if execution.offload_modules != "none":
+        said["offloads_activations"] = True
+        said["offload_modules"] = tuple(execution.offload_modules.split("+"))
+    if inputs.model.moe is not None:
+        plain = execution.moe_dispatch in ("alltoall", "allgather")
+        said |= {
+            "ep": layout.ep,
+            "etp": layout.etp,
+            "overlap.ep": execution.ep_overlap,
+            # Tokens per expert are padded to the tile that the format multiplies.
+            "padded_experts": inputs.precision in _NARROW,
+            "dispatcher": execution.moe_dispatch if plain else "flex",
+            "flex_backend": None if plain else execution.moe_dispatch,
+        }
+    if layout.zero_stage >= 2:
+        said |= {
+            "fsdp": True,
+            "sharding": SHARDING_STRATEGIES[layout.zero_stage],
+            "checkpoint_format": FSDP_CHECKPOINTS,
+            "gradient_fusion": False,
+        }
+    if layout.optimizer_offload > 0:
+        said |= {
+            "optimizer_offload": True,
+            "offloaded_share": layout.optimizer_offload / 100,
+            "overlaps_offload": True,
+            "precision_aware": True,
+        }
+    return said
 
 
-def _pipeline_flags(launch: Launch) -> Flags:
+def _recompute(layout: LayoutDoc) -> Said:
+    """A layout's recomputation; of a full one, no more layers than its largest chunk has."""
+    if layout.recompute == "full" and layout.recompute_layers > 0:
+        layers = min(layout.recompute_layers, max(max(rank) for rank in layout.stages))
+        return {"recompute": "full", "recompute_method": "block", "recompute_layers": layers}
+    if layout.recompute == "selective" and layout.recompute_modules:
+        return {"recompute": "selective", "recompute_modules": layout.recompute_modules}
+    return {}
+
+
+def _pipeline(launch: Launch) -> Said:
     layout, pattern = launch.layout, launch.inputs.model.hybrid_pattern
     if pattern is not None:
-        return {HYBRID_PATTERN: pattern_chunks(pattern, layout.stages)} | _p2p_flags(launch)
+        return {"hybrid_pattern": pattern_chunks(pattern, layout.stages)}
     if layout.pp == 1:
         return {}
-    flags: Flags = {}
-    chunk_sizes = {count for rank in layout.stages for count in rank}
-    if len(chunk_sizes) > 1:
-        split = layout_string(layout.stages, launch.inputs.model.mtp_layers)
-        flags["--pipeline-model-parallel-layout"] = split
-    elif layout.vpp > 1:
-        flags["--num-virtual-stages-per-pipeline-rank"] = layout.vpp
-    return flags | _p2p_flags(launch)
+    if len({count for rank in layout.stages for count in rank}) > 1:
+        return {"layout": layout_string(layout.stages, launch.inputs.model.mtp_layers)}
+    return {"vpp": layout.vpp} if layout.vpp > 1 else {}
 
 
-def _p2p_flags(launch: Launch) -> Flags:
-    """Megatron overlaps in the interleaved schedule of more than two stages, unless told not to."""
-    overlaps_alone = launch.layout.vpp > 1 and launch.layout.pp > 2
-    return {"--no-overlap-p2p-communication": overlaps_alone and not launch.execution.pp_overlap}
-
-
-def _expert_flags(launch: Launch) -> Flags:
-    layout, inputs = launch.layout, launch.inputs
-    if inputs.model.moe is None:
-        return {}
-    flags: Flags = {
-        "--expert-model-parallel-size": layout.ep,
-        "--expert-tensor-parallel-size": layout.etp,
-    }
-    # Tokens per expert are padded to the tile that the format multiplies.
-    flags["--moe-router-padding-for-quantization"] = inputs.precision in _QUANTIZED
-    return flags
-
-
-def execution_flags(launch: Launch) -> Flags:
-    """Flags of the execution choices: overlaps, dispatcher, CUDA graphs, context parallelism."""
-    execution, model = launch.execution, launch.inputs.model
-    flags: Flags = {
-        # The tensor-parallel overlap of Transformer Engine gathers and scatters along the sequence.
-        "--tp-comm-overlap": launch.layout.sequence_parallel and execution.tp_overlap,
-    }
-    if execution.cp_comm != "p2p" and launch.layout.cp > 1:
-        flags["--cp-comm-type"] = execution.cp_comm
-        if execution.cp_comm == HIERARCHICAL:
-            flags["--hierarchical-context-parallel-sizes"] = launch.context_sizes
-    flags |= _graph_flags(launch)
-    if execution.offload_modules != "none":
-        flags["--fine-grained-activation-offloading"] = True
-        flags["--offload-modules"] = tuple(execution.offload_modules.split("+"))
-    if model.moe is not None:
-        backend = execution.moe_dispatch
-        plain = backend in ("alltoall", "allgather")
-        flags["--moe-token-dispatcher-type"] = backend if plain else "flex"
-        if not plain:
-            flags["--moe-flex-dispatcher-backend"] = backend
-        flags["--overlap-moe-expert-parallel-comm"] = execution.ep_overlap
-    return flags
-
-
-def _graph_flags(launch: Launch) -> Flags:
-    """Flags of CUDA graphs. Experts in a graph of the whole step have buffers for a budget of tokens."""
+def _graphs(launch: Launch) -> Said:
+    """CUDA graphs. Experts in a graph of the whole step have buffers for a budget of tokens."""
     scope = launch.execution.cuda_graph
     if scope == "partial":
-        return {
-            "--cuda-graph-impl": "transformer_engine",
-            "--cuda-graph-modules": _graph_modules(launch),
-        }
+        return {"graph_kind": "transformer_engine", "graph_modules": _graph_modules(launch)}
     if scope != "full":
         return {}
-    flags: Flags = {"--cuda-graph-impl": "full_iteration"}
+    # A check would make the host wait inside the graph.
+    said: Said = {
+        "graph_kind": MEGATRON.cuda_graphs[scope].value,
+        "checks_for_nan": False,
+    }
     if launch.inputs.model.moe is not None:
-        flags["--use-transformer-engine-op-fuser"] = True
-        flags["--moe-expert-rank-capacity-factor"] = _expert_budget(launch)
-        flags["--moe-paged-stash"] = True
-    return flags
+        said |= {"op_fuser": True, "expert_budget": _expert_budget(launch), "paged_stash": True}
+    return said
 
 
 def _expert_budget(launch: Launch) -> float:
@@ -290,63 +273,31 @@ def _graph_modules(launch: Launch) -> tuple[str, ...]:
     mamba = ("mamba",) if blocks.mamba else ()
     if inputs.model.moe is None:
         return (*mamba, "attn", "mlp")
-    waits = launch.execution.moe_dispatch == "alltoall" and inputs.precision in _QUANTIZED
+    waits = launch.execution.moe_dispatch == "alltoall" and inputs.precision in _NARROW
     modules = (*mamba, "attn", "moe_router")
     return modules if waits else (*modules, "moe_preprocess")
 
 
-def _optimizer_flags(launch: Launch) -> Flags:
-    layout, optimizer = launch.layout, launch.inputs.optimizer
-    sharded = layout.zero_stage >= 1
-    flags: Flags = {"--optimizer": optimizer, "--use-distributed-optimizer": sharded}
-    flags |= _numeric_flags(launch)
-    if layout.zero_stage >= 2:
-        flags["--use-megatron-fsdp"] = True
-        flags["--data-parallel-sharding-strategy"] = SHARDING_STRATEGIES[layout.zero_stage]
-        flags["--ckpt-format"] = FSDP_CHECKPOINTS
-        flags["--no-gradient-accumulation-fusion"] = True
-    if layout.shard_groups > 1:
-        flags["--num-distributed-optimizer-instances"] = layout.shard_groups
-    if layout.optimizer_offload > 0:
-        flags["--optimizer-cpu-offload"] = True
-        flags["--optimizer-offload-fraction"] = layout.optimizer_offload / 100
-        flags["--overlap-cpu-optimizer-d2h-h2d"] = True
-        flags["--use-precision-aware-optimizer"] = True
-    overlaps = launch.execution.dp_overlap
-    flags["--overlap-grad-reduce"] = overlaps
-    if launch.execution.bucket_mb is not None:
-        flags["--ddp-bucket-size"] = launch.bucket_parameters
-    # Megatron's other optimizers gather parameters by layer, on their own.
-    flags["--overlap-param-gather"] = overlaps and sharded and optimizer != "muon"
-    return flags
-
-
-def _numeric_flags(launch: Launch) -> Flags:
-    """Flags of the types of gradients, moments and parameters."""
+def _numbers(launch: Launch) -> Said:
+    """The precision, and the types of gradients, moments and parameters."""
     execution, precision = launch.execution, launch.inputs.precision
-    flags: Flags = {"--grad-reduce-in-bf16": execution.gradient_dtype == "bf16"}
+    four_bit, narrow = precision == "nvfp4", execution.gradient_dtype == "bf16"
+    said: Said = {
+        "fp16": precision == "fp16",
+        "narrow_sums": narrow,
+        "fp8_params": execution.fp8_params and not four_bit,
+        "fp4_params": execution.fp8_params and four_bit,
+        "gathers_over_gradients": execution.fp8_params and precision == "mxfp8",
+        **_NARROW.get(precision, {}),
+    }
+    if precision == "fp8" and execution.fp8_recipe is not None:
+        said["fp8_recipe"] = execution.fp8_recipe
     if execution.moment_dtype == "bf16":
-        flags["--use-precision-aware-optimizer"] = True
-        flags["--exp-avg-dtype"] = "bf16"
-        flags["--exp-avg-sq-dtype"] = "bf16"
-    if execution.fp8_params:
-        flags["--fp4-param-gather" if precision == "nvfp4" else "--fp8-param-gather"] = True
-        # MXFP8 is gathered at 16 bits, in the place of the gradients.
-        flags["--reuse-grad-buf-for-mxfp8-param-ag"] = precision == "mxfp8"
-    return flags
+        said |= {"precision_aware": True, "moment_dtype": "bf16", "square_dtype": "bf16"}
+    return said
 
 
 # A plan as overrides of a Megatron-Bridge recipe: `model.*`, `train.*`, `ddp.*` in Hydra's notation.
-#
-# Names were read in megatron-bridge 0.6.2.
-
-
-_SIXTEEN_BIT = {"bf16": "bf16_mixed", "fp16": "fp16_mixed"}
-_NARROW: dict[str, dict[str, object]] = {
-    "fp8": {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
-    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
-    "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
-}
 
 
 def bridge_overrides(plan: Plan) -> list[str]:
@@ -355,37 +306,13 @@ def bridge_overrides(plan: Plan) -> list[str]:
     The architecture is the recipe's own: only what the plan decided is set.
     """
     launch = legal_launch(plan, MEGATRON)
-    layout, inputs = launch.layout, launch.inputs
-    sharded = layout.zero_stage >= 1
-    values: dict[str, object] = {
-        "model.tensor_model_parallel_size": layout.tp,
-        "model.pipeline_model_parallel_size": layout.pp,
-        "model.context_parallel_size": layout.cp,
-        "model.sequence_parallel": layout.sequence_parallel,
-        **_pipeline(launch),
-        "model.seq_length": inputs.seq_len,
-        "dataset.seq_length": inputs.seq_len,
-        "train.micro_batch_size": layout.micro_batch,
-        "train.global_batch_size": inputs.global_batch,
-        "ddp.use_distributed_optimizer": sharded,
-        "optimizer.use_distributed_optimizer": sharded,
-        "ddp.overlap_grad_reduce": launch.execution.dp_overlap,
-        "ddp.overlap_param_gather": launch.execution.dp_overlap and sharded,
-        "ddp.num_distributed_optimizer_instances": layout.shard_groups,
-    }
-    if inputs.model.moe is not None:
-        values["model.expert_model_parallel_size"] = layout.ep
-        values["model.expert_tensor_parallel_size"] = layout.etp
-    values |= _sharding_values(launch)
-    if layout.optimizer_offload > 0:
-        values["optimizer.optimizer_cpu_offload"] = True
-        values["optimizer.optimizer_offload_fraction"] = layout.optimizer_offload / 100
-        values["optimizer.overlap_cpu_optimizer_d2h_h2d"] = True
-        values["optimizer.use_precision_aware_optimizer"] = True
-    values |= _overlap_values(launch)
-    values |= _numeric_values(launch)
-    values |= _of_model(recompute_flags(layout))
-    values |= _of_model(execution_flags(launch))
+    said = said_of_launch(launch) | _bridge_numbers(launch) | _bridge_pipeline(launch)
+    said |= {"optimizer": None, "overlap.ep": launch.execution.ep_overlap}
+    if launch.inputs.model.moe is not None:
+        said["expert_overlap"] = launch.execution.ep_overlap
+    if not launch.execution.dp_overlap:
+        said["bucket_parameters"] = None
+    values = {name: said[word] for name, word in BRIDGE_OVERRIDES if said.get(word) is not None}
     if launch.execution.cuda_graph == "full":
         values["rerun_state_machine.check_for_nan_in_loss"] = False
         values["ddp.check_for_nan_in_grad"] = False
@@ -397,96 +324,37 @@ def bridge_files(plan: Plan) -> dict[str, str]:
     return {"bridge_overrides.json": json_file(bridge_overrides(plan))}
 
 
-def _sharding_values(launch: Launch) -> dict[str, object]:
-    """ZeRO 2 and 3 are Megatron FSDP's (docs/training/megatron-fsdp.md, "Stable Requirements")."""
-    if launch.layout.zero_stage < 2:
-        return {}
-    return {
-        "dist.use_megatron_fsdp": True,
-        "ddp.use_megatron_fsdp": True,
-        "ddp.data_parallel_sharding_strategy": SHARDING_STRATEGIES[launch.layout.zero_stage],
-        "checkpoint.ckpt_format": FSDP_CHECKPOINTS,
-        "model.gradient_accumulation_fusion": False,
-    }
+def _bridge_numbers(launch: Launch) -> Said:
+    """Precision and loss, as Bridge says them.
 
-
-def _overlap_values(launch: Launch) -> dict[str, object]:
-    """The overlaps once more, in the section that overrides those of model and ddp where a recipe has it.
-
-    megatron/bridge/training/comm_overlap.py, _apply_cfgs: what it does not name is off for tensor and expert
-    parallelism and on for data parallelism, whatever `model` and `ddp` say, and gradients are reduced 128 Mi
-    at a time.
-    """
-    execution, sharded = launch.execution, launch.layout.zero_stage >= 1
-    buckets = {}
-    if execution.dp_overlap:
-        size = launch.bucket_parameters
-        buckets = {"ddp.bucket_size": size, "comm_overlap.bucket_size": size}
-    return {
-        **buckets,
-        "comm_overlap.tp_comm_overlap": launch.layout.sequence_parallel and execution.tp_overlap,
-        "comm_overlap.overlap_moe_expert_parallel_comm": execution.ep_overlap,
-        "comm_overlap.overlap_grad_reduce": execution.dp_overlap,
-        "comm_overlap.overlap_param_gather": execution.dp_overlap and sharded,
-    }
-
-
-def _numeric_values(launch: Launch) -> dict[str, object]:
-    """Precision, types of gradients, moments and parameters, and the loss.
-
-    Bridge's named precisions fix the types of gradients and parameters. Where the plan has others, the
-    fields of the precision are set: the recipe must hold it as a configuration, as performance recipes do.
+    Its named precisions fix the types of gradients and parameters. Where the plan has others, the fields of
+    the precision are set: the recipe must hold it as a configuration, as performance recipes do.
     """
     execution, precision = launch.execution, launch.inputs.precision
-    values: dict[str, object] = {
-        "model.cross_entropy_fusion_impl": "te" if execution.te_loss else "native",
-    }
-    fields: dict[str, object] = dict(_NARROW.get(precision, {}))
-    if fields:
-        four_bit = precision == "nvfp4"
-        fields["fp8_param_gather"] = execution.fp8_params and not four_bit
-        fields["fp4_param_gather"] = execution.fp8_params and four_bit
-        fields["reuse_grad_buf_for_mxfp8_param_ag"] = execution.fp8_params and precision == "mxfp8"
-        fields["fp8_dot_product_attention"] = execution.fp8_attention
-        fields["first_last_layers_bf16"] = False
-    if precision == "fp8" and execution.fp8_recipe is not None:
-        fields["fp8_recipe"] = execution.fp8_recipe
-    if fields or execution.gradient_dtype == "bf16":
-        fields["grad_reduce_in_fp32"] = execution.gradient_dtype != "bf16"
-        values |= {f"mixed_precision.{name}": value for name, value in fields.items()}
+    narrow_sums, said = execution.gradient_dtype == "bf16", Said(loss="native")
+    if execution.te_loss:
+        said["loss"] = MEGATRON.numerics["te-loss"].value
+    if precision in _NARROW:
+        said |= {"fp8_attention": execution.fp8_attention, "wide_ends": False}
     else:
-        values["mixed_precision"] = _SIXTEEN_BIT[precision]
-    if execution.moment_dtype == "bf16":
-        values["optimizer.use_precision_aware_optimizer"] = True
-        values["optimizer.exp_avg_dtype"] = "bf16"
-        values["optimizer.exp_avg_sq_dtype"] = "bf16"
-    return values
+        said |= {"fp8_params": None, "fp4_params": None, "gathers_over_gradients": None}
+    if precision not in _NARROW and not narrow_sums:
+        return said | {"precision": f"{precision}_mixed"}
+    return said | {"wide_sums": not narrow_sums}
 
 
-def _pipeline(launch: Launch) -> dict[str, object]:
-    layout, pattern = launch.layout, launch.inputs.model.hybrid_pattern
-    if layout.pp == 1:
-        return {}
-    if pattern is not None:
-        if layout.vpp > 1:
-            # megatron/bridge/models/hybrid/hybrid_provider.py, provide, asserts it.
-            raise InfeasibleError(
-                "Megatron-Bridge runs no virtual stages of hybrid models: launch the plan with --target "
-                "megatron, or plan with --forbid interleaving."
-            )
-        return {"model.hybrid_layer_pattern": f"'{pattern_chunks(pattern, layout.stages)}'"}
-    chunk_sizes = {count for rank in layout.stages for count in rank}
-    if len(chunk_sizes) > 1:
-        split = layout_string(layout.stages, launch.inputs.model.mtp_layers)
-        return {"model.pipeline_model_parallel_layout": f"'{split}'"}
-    if layout.vpp > 1:
-        return {"model.virtual_pipeline_model_parallel_size": layout.vpp}
-    return {}
-
-
-def _of_model(flags: Flags) -> dict[str, object]:
-    """Megatron's flags, as fields of the recipe's model."""
-    return {f"model.{name[2:].replace('-', '_')}": value for name, value in flags.items()}
+def _bridge_pipeline(launch: Launch) -> Said:
+    """Layers of the stages between quotes, which Hydra asks for around its own signs."""
+    said = _pipeline(launch)
+    if "hybrid_pattern" in said and launch.layout.pp == 1:
+        return {"hybrid_pattern": None}
+    if "hybrid_pattern" in said and launch.layout.vpp > 1:
+        # megatron/bridge/models/hybrid/hybrid_provider.py, provide, asserts it.
+        raise InfeasibleError(
+            "Megatron-Bridge runs no virtual stages of hybrid models: launch the plan with --target "
+            "megatron, or plan with --forbid interleaving."
+        )
+    return {word: f"'{text}'" for word, text in said.items() if word != "vpp"}
 
 
 def _shown(value: object) -> str:

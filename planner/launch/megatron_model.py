@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import math
 
-from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.megatron import (
+    ACTIVATIONS,
+    DELTA_NET,
+    LLAMA3_FACTOR,
+    MODEL_ARGUMENTS,
+    POSITIONS,
+    QUICK_GELU_ALPHA,
+    SPARSE,
+)
 from meshwright.model_specs.blocks import (
     LINEAR,
     WINDOWED,
-    GatedDeltaNetSpec,
     Mamba2Spec,
     MoeSpec,
     RopeScaling,
-    SparseIndexerSpec,
     repeated_part,
     runs,
 )
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.launch.writer import Shortfalls
-from meshwright.planner.runs.launches.megatron import (
-    ACTIVATIONS,
-    HYBRID_PATTERN,
-    LATENT_ATTENTION,
-    LINEAR_ATTENTION,
-    LLAMA3_FACTOR,
-    MAMBA,
-    POSITIONS,
-    QUICK_GELU_ALPHA,
-    SPARSE_INDEXER,
-)
+from meshwright.planner.launch.writer import Shortfalls, flags_of, model_fields
 
 # What Megatron-LM's arguments carry of a model, and what they cannot say (read in megatron-core 0.19.2).
 
@@ -38,25 +33,14 @@ _LLAMA3_FIXED = (8192, 1.0, 4.0)
 _LATENT_YARN_FIXED = (4096, 32.0, 1.0, True)
 """Context, betas and rounding of `MLATransformerConfig`, which have no flags."""
 
-_NAMES = """
-layers hidden ffn_hidden heads kv_heads head_dim vocab activation gelu_form swiglu_alpha glu_offset
-glu_limit tied_embeddings position max_positions rope.base rope.fraction rope.scaling.type
-rope.scaling.factor rope.scaling.original_positions rope.scaling.low_freq_factor
-rope.scaling.high_freq_factor rope.scaling.beta_fast rope.scaling.beta_slow rope.scaling.whole_range
-rope.scaling.mscale rope.scaling.mscale_all_dim norm norm_epsilon norm_zero_centered qk_norm
-attention_bias attention_output_bias mlp_bias attention_sinks sliding_window full_attention_every
-attention_order rope.scaling.attention_factor
-attention.q_lora_rank attention.kv_lora_rank attention.qk_nope_head_dim attention.qk_rope_head_dim
-attention.v_head_dim
-attention.indexer.heads attention.indexer.head_dim
-attention.indexer.top_k mtp_layers moe.experts moe.top_k moe.moe_ffn_hidden moe.shared_experts
-moe.shared_ffn_hidden moe.shared_expert_gate moe.dense_layers moe.every moe.router_groups
-moe.router_groups_per_token moe.router_bias moe.expert_bias moe.router_score moe.router_normalized
-moe.router_scaling_factor attention_output_gate linear_attention.key_heads linear_attention.value_heads
-linear_attention.key_head_dim linear_attention.value_head_dim linear_attention.conv_kernel
-norms_per_layer hybrid_pattern mamba.heads mamba.head_dim mamba.state_dim mamba.groups
+_OTHERWISE = """
+kv_heads activation gelu_form swiglu_alpha rope.scaling.type rope.scaling.low_freq_factor
+rope.scaling.high_freq_factor rope.scaling.mscale rope.scaling.mscale_all_dim
+rope.scaling.attention_factor attention_output_bias attention_sinks sliding_window attention_order
+moe.shared_experts moe.dense_layers moe.router_bias moe.expert_bias moe.router_normalized norms_per_layer
 """
-MEGATRON_SAYS = frozenset(_NAMES.split())
+"""Fields that several arguments say together."""
+MEGATRON_SAYS = {argument.word for argument in MODEL_ARGUMENTS} | set(_OTHERWISE.split())
 """Fields of a model that arguments carry, unless `megatron_shortfalls` has a sentence on them."""
 
 
@@ -269,21 +253,36 @@ VOCAB_MULTIPLE = 128
 
 def model_flags(model: ModelSpec, seq_len: int) -> dict[str, object]:
     """Flags that define the network, as `flag_words` writes them; `seq_len` in tokens."""
-    flags = _size_flags(model, seq_len)
-    flags |= _attention_flags(model)
-    flags |= _layer_flags(model)
-    if model.position == "rope":
-        flags |= _rope_flags(model)
+    return flags_of(MODEL_ARGUMENTS, said_of_model(model, seq_len))
+
+
+def said_of_model(model: ModelSpec, seq_len: int) -> dict[str, object]:
+    """What arguments say of a model, by their words."""
+    said = model_fields(MODEL_ARGUMENTS, model) | {
+        "ffn_hidden": feed_forward_width(model),
+        "seq_len": seq_len,
+        "max_positions": max(seq_len, model.max_positions or 0),
+        "vocab_multiple": VOCAB_MULTIPLE,
+        "head_dim": model.v_head_dim,
+        "norm": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "position": POSITIONS[model.position],
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "mlp_bias": linear_bias(model),
+        "attention_bias": model.attention_bias and not linear_bias(model),
+        **_attention(model),
+        **_activation(model),
+    }
+    said |= _rope(model)
     if model.moe is not None:
-        flags |= _moe_flags(model, model.moe)
+        said |= _experts(model, model.moe)
     if model.hybrid_pattern is not None:
         # Module and name of the layers' specification, which pretrain_hybrid.py asks for.
         spec = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
-        flags |= {HYBRID_PATTERN: model.hybrid_pattern, "--spec": spec}
-    if model.hybrid_pattern is not None and model.mamba is not None:
-        flags |= {size.flag: getattr(model.mamba, size.field) for size in MAMBA}
-    flags["--mtp-num-layers"] = model.mtp_layers or None
-    return flags
+        said["layer_specification"] = spec
+    else:
+        said |= dict.fromkeys(word for word in said if word.startswith("mamba."))
+    return said
 
 
 def feed_forward_width(model: ModelSpec) -> int:
@@ -293,151 +292,91 @@ def feed_forward_width(model: ModelSpec) -> int:
     return 0 if model.moe is None else model.moe.moe_ffn_hidden
 
 
-def _size_flags(model: ModelSpec, seq_len: int) -> dict[str, object]:
-    return {
-        "--num-layers": model.layers,
-        "--hidden-size": model.hidden,
-        "--ffn-hidden-size": feed_forward_width(model),
-        "--num-attention-heads": model.heads,
-        "--seq-length": seq_len,
-        "--max-position-embeddings": max(seq_len, model.max_positions or 0),
-        "--vocab-size": model.vocab,
-        "--make-vocab-size-divisible-by": VOCAB_MULTIPLE,
-        "--untie-embeddings-and-output-weights": not model.tied_embeddings,
-    }
-
-
-def _attention_flags(model: ModelSpec) -> dict[str, object]:
-    flags: dict[str, object] = {"--kv-channels": model.v_head_dim}
+def _attention(model: ModelSpec) -> dict[str, object]:
     latent = model.attention
-    if latent is not None:
-        flags["--multi-latent-attention"] = True
-        flags |= {size.flag: getattr(latent, size.field) for size in LATENT_ATTENTION}
-        flags |= _indexer_flags(latent.indexer)
-    elif model.kv_heads < model.heads:
-        flags["--group-query-attention"] = True
-        flags["--num-query-groups"] = model.kv_heads
-    # With MLA this switch is the norm on the two latents, which DeepSeek's models have.
-    flags["--qk-layernorm"] = model.qk_norm or latent is not None
-    flags["--attention-output-gate"] = model.attention_output_gate
+    # With MLA the switch of norms is that on the two latents, which DeepSeek's models have.
+    said: dict[str, object] = {
+        "latent": latent is not None,
+        "qk_norm": model.qk_norm or latent is not None,
+        "full_attention_every": None,
+    }
+    if latent is None and model.kv_heads < model.heads:
+        said |= {"grouped_queries": True, "query_groups": model.kv_heads}
+    if latent is not None and latent.indexer is not None:
+        # As Megatron-Bridge has them (models/glm_moe_dsa/glm5_bridge.py).
+        said |= {
+            "attention_variant": SPARSE,
+            "indexer_kernels": "cudnn",
+            "indexer_loss": 0.001,
+            "indexer_sparse_loss": True,
+            "rope_fusion": False,
+        }
     if model.linear_attention is not None:
-        flags |= _linear_attention_flags(model.linear_attention, model)
+        # A frequency of n makes each n-th layer attend in full; no number makes none do.
+        every = None if model.attention_order is not None else model.full_attention_every
+        every_or_list = every or layer_list(model.attention_letters, LINEAR)
+        said |= {"attention_variant": DELTA_NET, "linear_every": every_or_list}
     if model.attention_sinks:
-        flags["--softmax-type"] = "learnable"
+        said["softmax"] = "learnable"
     if model.sliding_window is not None and model.windowed_layers:
         # The pair counts the tokens to the left and right of the query; the window includes the query itself.
-        flags["--window-size"] = f"{model.sliding_window - 1},0"
-        flags["--window-attn-skip-freq"] = model.full_attention_every or None
+        said["window"] = f"{model.sliding_window - 1},0"
+        said["full_attention_every"] = model.full_attention_every or None
         if model.attention_order is not None:
-            flags["--window-attn-skip-freq"] = layer_list(model.attention_order, WINDOWED)
-    return flags
+            said["full_attention_every"] = layer_list(model.attention_order, WINDOWED)
+    return said
 
 
-def _indexer_flags(indexer: SparseIndexerSpec | None) -> dict[str, object]:
-    """The indexer and its loss, as Megatron-Bridge has them (models/glm_moe_dsa/glm5_bridge.py)."""
-    setting = MEGATRON.sparse_attention
-    if indexer is None or setting is None:
-        return {}
-    sizes = {size.flag: getattr(indexer, size.field) for size in SPARSE_INDEXER}
-    return sizes | {
-        setting.flag: setting.value,
-        "--dsa-kernel-backend": "cudnn",
-        "--dsa-indexer-loss-coeff": 0.001,
-        "--dsa-indexer-use-sparse-loss": True,
-        "--no-rope-fusion": True,
-    }
-
-
-def _linear_attention_flags(linear: GatedDeltaNetSpec, model: ModelSpec) -> dict[str, object]:
-    setting = MEGATRON.linear_attention
-    assert setting is not None
-    flags: dict[str, object] = {setting.flag: setting.value}
-    # A frequency of n makes each n-th layer attend in full; no number makes none do.
-    every = None if model.attention_order is not None else model.full_attention_every
-    flags["--linear-attention-freq"] = every or layer_list(model.attention_letters, LINEAR)
-    return flags | {size.flag: getattr(linear, size.field) for size in LINEAR_ATTENTION}
-
-
-def _layer_flags(model: ModelSpec) -> dict[str, object]:
-    biases = linear_bias(model)
-    flags: dict[str, object] = {
-        "--normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
-        "--norm-epsilon": model.norm_epsilon,
-        "--apply-layernorm-1p": model.norm_zero_centered,
-        "--position-embedding-type": POSITIONS[model.position],
-    }
-    flags |= _activation_flags(model, biases=biases)
-    flags["--disable-bias-linear"] = not biases
-    flags["--add-qkv-bias"] = model.attention_bias and not biases
-    flags["--hidden-dropout"] = 0.0
-    flags["--attention-dropout"] = 0.0
-    return flags
-
-
-def _activation_flags(model: ModelSpec, *, biases: bool) -> dict[str, object]:
-    flags: dict[str, object] = {}
+def _activation(model: ModelSpec) -> dict[str, object]:
     activation = model.activation
-    quick_gate = activation == "swiglu" and model.swiglu_alpha != 1
-    if quick_gate:
-        flags[ACTIVATIONS["geglu"]] = True
-    elif activation in ACTIVATIONS:
-        flags[ACTIVATIONS[activation]] = True
-    flags["--glu-linear-offset"] = model.glu_offset or None
-    flags["--activation-func-clamp-value"] = model.glu_limit
+    if activation == "swiglu" and model.swiglu_alpha != 1:
+        activation = "geglu"
     # The fused kernels of bias and GELU: tanh approximation alone, no squared ReLU, gated for experts alone.
     exact_gelu = activation == "gelu" and model.gelu_form == "exact"
-    gated_gelu = quick_gate or activation == "geglu"
-    unfused = (
-        exact_gelu or activation == "squared_relu" or (gated_gelu and model.has_dense_feed_forward)
-    )
-    flags["--no-bias-gelu-fusion"] = biases and unfused
+    gated_gelu = activation == "geglu" and model.has_dense_feed_forward
+    unfused = exact_gelu or activation == "squared_relu" or gated_gelu
     # The fused kernel of SwiGLU knows neither offset nor limit.
-    plain_swiglu = activation == "swiglu" and not quick_gate
     changed = model.glu_offset > 0 or model.glu_limit is not None
-    flags["--no-bias-swiglu-fusion"] = plain_swiglu and changed
-    return flags
+    return {
+        **{name: name == activation for name in ACTIVATIONS},
+        "bias_gelu_fusion": not (linear_bias(model) and unfused),
+        "bias_swiglu_fusion": not (activation == "swiglu" and changed),
+    }
 
 
-def _rope_flags(model: ModelSpec) -> dict[str, object]:
-    rope, scaling = model.rope, model.rope.scaling
-    flags: dict[str, object] = {"--rotary-base": int(rope.base)}
-    if rope.fraction != 1:
-        flags["--rotary-percent"] = rope.fraction
-    if model.attention is not None:
-        # MLA needs YaRN for the fused kernel; at factor 1 it is plain rope.
-        flags["--rope-type"] = "yarn"
-        flags["--rotary-scaling-factor"] = 1.0
-        if scaling is not None and scaling.type == "yarn":
-            flags |= _yarn_flags(scaling)
-    elif scaling is None:
-        return flags
-    elif scaling.type == "linear":
-        flags["--rotary-seq-len-interpolation-factor"] = int(scaling.factor)
-    elif scaling.type == "llama3":
-        flags["--use-rope-scaling"] = True
-        flags["--rope-scaling-factor"] = scaling.factor
-    elif scaling.type == "yarn":
-        flags["--position-embedding-type"] = "yarn"
-        flags |= _yarn_flags(scaling)
-        flags["--yarn-original-max-position-embeddings"] = scaling.original_positions
-        flags["--yarn-beta-fast"] = scaling.beta_fast
-        flags["--yarn-beta-slow"] = scaling.beta_slow
-        flags["--no-yarn-correction-range-round-to-int"] = not scaling.whole_range
-    return flags
+def _rope(model: ModelSpec) -> dict[str, object]:
+    """Base, share and scaling. MLA needs YaRN for the fused kernel; at factor 1 it is plain rope."""
+    rope, scaling, latent = model.rope, model.rope.scaling, model.attention is not None
+    words = [argument.word for argument in MODEL_ARGUMENTS if argument.word.startswith("rope.")]
+    said: dict[str, object] = dict.fromkeys(words)
+    if model.position != "rope":
+        return said
+    said |= {"rope.base": int(rope.base), "rope.fraction": rope.fraction}
+    if latent:
+        said |= {"rope_type": "yarn", "rope.scaling.factor": 1.0}
+    if scaling is None:
+        return said
+    if scaling.type == "yarn":
+        said |= _yarn(scaling)
+        if not latent:
+            said["position"] = "yarn"
+            ramp = ("original_positions", "beta_fast", "beta_slow", "whole_range")
+            said |= {f"rope.scaling.{name}": getattr(scaling, name) for name in ramp}
+    elif scaling.type == "linear" and not latent:
+        said["interpolation"] = int(scaling.factor)
+    elif scaling.type == "llama3" and not latent:
+        said |= {"llama3_scaling": True, "llama3_factor": scaling.factor}
+    return said
 
 
-def _yarn_flags(scaling: RopeScaling) -> dict[str, object]:
+def _yarn(scaling: RopeScaling) -> dict[str, object]:
     """Factor and temperature. Megatron multiplies rotated elements by g(mscale) / g(mscale_all_dim), with
     g(m) = 0.1 m ln(factor) + 1 (yarn_rotary_pos_embedding.py): any other temperature is said by an mscale."""
     mscale, of_all = scaling.mscale, scaling.mscale_all_dim
     plain = replaced_temperature(scaling)
     if plain is not None:
         mscale, of_all = plain, of_all or 0.0
-    return {
-        "--rotary-scaling-factor": scaling.factor,
-        "--mscale": mscale,
-        "--mscale-all-dim": of_all,
-    }
+    return {"rope.scaling.factor": scaling.factor, "mscale": mscale, "mscale_all_dim": of_all}
 
 
 def replaced_temperature(scaling: RopeScaling) -> float | None:
@@ -452,32 +391,26 @@ def replaced_temperature(scaling: RopeScaling) -> float | None:
     return round((scaling.temperature * under - 1.0) / tenth, 12)
 
 
-def _moe_flags(model: ModelSpec, moe: MoeSpec) -> dict[str, object]:
-    flags: dict[str, object] = {
-        "--num-experts": moe.experts,
-        "--moe-router-topk": moe.top_k,
-        "--moe-ffn-hidden-size": moe.moe_ffn_hidden,
-        "--moe-grouped-gemm": True,
-        "--moe-permute-fusion": True,
-        "--moe-router-dtype": "fp32",
+def _experts(model: ModelSpec, moe: MoeSpec) -> dict[str, object]:
+    said: dict[str, object] = {
+        "grouped_gemm": True,
+        "permute_fusion": True,
+        "router_dtype": "fp32",
+        "moe.every": None,
+        "moe.shared_ffn_hidden": moe.shared_width,
+        "moe.shared_expert_gate": moe.shared_expert_gate and moe.shared_width > 0,
     }
     if moe.dense_layers:
-        flags["--moe-layer-freq"] = f"([0]*{moe.dense_layers}+[1]*{model.moe_layers})"
+        said["moe.every"] = f"([0]*{moe.dense_layers}+[1]*{model.moe_layers})"
     if moe.every > 1:
         group = ",".join(["0"] * (moe.every - 1) + ["1"])
-        flags["--moe-layer-freq"] = f"([{group}]*{model.layers // moe.every})"
-    flags["--moe-shared-expert-intermediate-size"] = moe.shared_width or None
-    flags["--moe-shared-expert-gate"] = moe.shared_expert_gate and moe.shared_width > 0
+        said["moe.every"] = f"([{group}]*{model.layers // moe.every})"
     groups, chosen_groups = moe.router_groups, moe.router_groups_per_token
-    if groups is not None and chosen_groups is not None and chosen_groups < groups:
-        flags["--moe-router-num-groups"] = groups
-        flags["--moe-router-group-topk"] = chosen_groups
+    if groups is None or chosen_groups is None or chosen_groups >= groups:
+        said |= {"moe.router_groups": None, "moe.router_groups_per_token": None}
     if moe.router_score == "sigmoid":
-        flags["--moe-router-score-function"] = "sigmoid"
-        flags["--moe-router-enable-expert-bias"] = moe.router_bias
+        said["balancing_bias"] = moe.router_bias
     else:
         # A softmax over the chosen experts makes their weights add up to 1; one alone has no gradient.
-        flags["--moe-router-pre-softmax"] = not moe.router_normalized or moe.top_k == 1
-    if moe.router_scaling_factor != 1:
-        flags["--moe-router-topk-scaling-factor"] = moe.router_scaling_factor
-    return flags
+        said["pre_softmax"] = not moe.router_normalized or moe.top_k == 1
+    return said

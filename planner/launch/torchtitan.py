@@ -8,7 +8,7 @@ from textwrap import dedent, indent
 
 from meshwright.constraints.frameworks import registry_flavor
 from meshwright.costmodel.schedules import schedule_named, traits
-from meshwright.frameworks.torchtitan import TORCHTITAN
+from meshwright.frameworks.torchtitan import CHECKPOINTING, TORCHTITAN, TORCHTITAN_ARGUMENTS
 from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.writer import (
     Launch,
@@ -17,6 +17,7 @@ from meshwright.planner.launch.writer import (
     Start,
     Writer,
     flag_words,
+    flags_of,
     json_file,
     notes_of,
 )
@@ -344,37 +345,34 @@ def torchtitan_args(launch: Launch) -> list[str]:
     Its mesh is pp, dp, cp, tp from the outside: the order of the plan's ranks.
     """
     layout, inputs = launch.layout, launch.inputs
-    piped = layout.pp > 1
+    piped, offloads = layout.pp > 1, layout.optimizer_offload > 0
     replicas = layout.shard_groups if layout.zero_stage > 0 else layout.dp
-    flags: dict[str, object] = {
-        "--module": MODULE,
-        "--config": FUNCTION,
-        "--parallelism.data-parallel-replicate-degree": replicas,
-        "--parallelism.data-parallel-shard-degree": layout.dp // replicas,
-        "--parallelism.tensor-parallel-degree": layout.tp,
-        "--parallelism.context-parallel-degree": layout.cp,
-        "--parallelism.pipeline-parallel-degree": layout.pp,
-        "--parallelism.expert-parallel-degree": layout.ep,
-        "--parallelism.fsdp-reshard-after-forward": "always" if layout.zero_stage == 3 else "never",
-        "--training.local-batch-size": layout.micro_batch
-        * (layout.num_micro_batches if piped else 1),
-        "--training.global-batch-size": inputs.global_batch,
-        "--training.seq-len": inputs.seq_len,
+    said: dict[str, object] = {
+        "module": MODULE,
+        "configuration": FUNCTION,
+        "replicas": replicas,
+        "shards": layout.dp // replicas,
+        "tp": layout.tp,
+        "cp": layout.cp,
+        "pp": layout.pp,
+        "ep": layout.ep,
+        "reshard": TORCHTITAN.zero_stages[3 if layout.zero_stage == 3 else 2].value,
+        "local_batch": layout.micro_batch * (layout.num_micro_batches if piped else 1),
+        "global_batch": inputs.global_batch,
+        "seq_len": inputs.seq_len,
+        "sequence_parallel": layout.sequence_parallel or layout.tp == 1,
+        # Graphs go neither around pipelines nor around the standard expert dispatcher or the host's sums.
+        "cuda_graphs": not (piped or layout.ep > 1 or offloads),
+        "offloads": offloads,
+        "compiled": launch.execution.compiled,
     }
     if piped:
-        schedule = TORCHTITAN.schedules[layout.schedule]
-        flags[schedule.flag] = schedule.value
-        flags["--parallelism.pipeline-parallel-microbatch-size"] = layout.micro_batch
-    one_sequence = layout.tp > 1 and not layout.sequence_parallel
-    flags["--parallelism.no-enable-sequence-parallel"] = one_sequence
-    # torchtitan cannot capture a graph around pipelines, the standard expert dispatcher or the host's sums.
-    offloads = layout.optimizer_offload > 0
-    flags["--training.disable-cuda-graphs"] = piped or layout.ep > 1 or offloads
-    flags["--training.enable-cpu-offload"] = offloads
-    flags["--compile.enable"] = launch.execution.compiled
+        said["schedule"] = TORCHTITAN.schedules[layout.schedule].value
+        said["micro_batch"] = layout.micro_batch
     # The subcommand comes last: what follows it would be read as its own flags.
     checkpointing = "full" if layout.recompute == "full" else "none"
-    return [*flag_words(flags), f"activation-checkpoint:{checkpointing}"]
+    flags = flags_of(TORCHTITAN_ARGUMENTS.values(), said)
+    return [*flag_words(flags), f"{CHECKPOINTING}{checkpointing}"]
 
 
 def torchtitan_start(launch: Launch) -> Start:

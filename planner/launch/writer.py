@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from meshwright.costmodel.data_parallel import bucket_parameters
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.workload import Execution, Workload, swapping_ranks
 from meshwright.errors import InfeasibleError
-from meshwright.frameworks.record import Framework
+from meshwright.frameworks.record import Argument, Framework
 from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.ranks import PlacedRanks, placed_ranks, planned_layout
 from meshwright.planner.plan.document import Plan
@@ -525,6 +525,42 @@ def flag_words(flags: Mapping[str, object]) -> list[str]:
         elif value is not True:
             words.append(str(value))
     return words
+
+
+def flags_of(arguments: Iterable[Argument], said: Mapping[str, object]) -> dict[str, object]:
+    """Values by flag, as `flag_words` writes them, in the order of the arguments.
+
+    Parameters
+    ----------
+    arguments
+        Of the framework's record.
+    said
+        Values by the arguments' words. None is left out, and what no argument is called.
+
+    >>> flags_of([Argument("layers", "--num-layers"), Argument("qk_norm", "--qk-layernorm", "switch")],
+    ...          {"layers": 32, "qk_norm": True})
+    {'--num-layers': 32, '--qk-layernorm': True}
+    """
+    flags: dict[str, object] = {}
+    for argument in arguments:
+        value = said.get(argument.word)
+        if value is None or (argument.optional and value == argument.default):
+            continue
+        is_switch = argument.kind == "switch"
+        flags[argument.flag] = value != bool(argument.default) if is_switch else value
+    return flags
+
+
+def model_fields(arguments: Iterable[Argument], model: ModelSpec) -> dict[str, object]:
+    """What a model says by the words of arguments that are fields of it, such as `rope.base`."""
+    fields: dict[str, object] = {}
+    for argument in arguments:
+        value: object = model
+        for name in argument.word.split("."):
+            value = getattr(value, name, None)
+        if value is not None:
+            fields[argument.word] = value
+    return fields
 
 
 # Notes on what a framework's launch trains otherwise than the model's specification says.

@@ -30,7 +30,7 @@ from meshwright.frameworks.catalog import framework_of_stack, planned
 from meshwright.planner.request.choices import NUMBERS
 from meshwright.planner.request.executions import check_names
 from meshwright.planner.request.plan_request import Degree, RecomputeModule
-from meshwright.planner.runs.launches.command_line import CommandLine
+from meshwright.planner.runs.launches.command_line import Said
 
 # A layout and what the cost model expects of it, as documents carry them.
 
@@ -483,9 +483,6 @@ def _counted_list(spec: str) -> tuple[int, ...] | None:
 # Sizes of hierarchical context parallelism that a run file or a launch script gives.
 
 
-_EXCHANGE, _SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
-
-
 def check_context_groups(workload: Workload, layout: Layout) -> None:
     """Raises InputError for a number of neighbours that a run of plain degrees cannot have."""
     model, inner = workload.model, workload.cp_inner
@@ -511,32 +508,23 @@ def check_context_groups(workload: Workload, layout: Layout) -> None:
             )
 
 
-def megatron_exchange(line: CommandLine, cp: int) -> dict[str, Any]:
+def megatron_exchange(said: Said, cp: int) -> dict[str, Any]:
     """`cp_comm` and `cp_inner` of Megatron's flags. Raises InputError for what it would not start."""
-    kinds = dict.fromkeys(line.several(_EXCHANGE))
-    sizes = line.several(_SIZES)
+    kinds = dict.fromkeys(said["cp_comm"] or ())
+    sizes = said["context_sizes"] or []
     if len(kinds) > 1:
-        raise InputError(
-            "differs from layer to layer, which has no price here",
-            where=f"{line.where}: {_EXCHANGE}",
-        )
+        raise said.error("cp_comm", "differs from layer to layer, which has no price here")
     kind = next(iter(kinds), "p2p")
     if kind != HIERARCHICAL:
         named = cp_comm_kind(kind)
         return {} if named == "p2p" else {"cp_comm": named}
     if len(sizes) != 2 or not all(size.isdigit() and len(size) < 8 for size in sizes):
-        raise InputError(
-            f"has to be two whole numbers where {_EXCHANGE} is {HIERARCHICAL}",
-            where=f"{line.where}: {_SIZES}",
-            value=" ".join(sizes),
-        )
+        what = f"has to be two whole numbers where {said.flag('cp_comm')} is {HIERARCHICAL}"
+        raise said.error("context_sizes", what, " ".join(sizes))
     degrees = [int(size) for size in sizes]
     if prod(degrees) != cp:
-        raise InputError(
-            f"must multiply to the context-parallel size {cp}",
-            where=f"{line.where}: {_SIZES}",
-            value=" ".join(sizes),
-        )
+        what = f"must multiply to the context-parallel size {cp}"
+        raise said.error("context_sizes", what, " ".join(sizes))
     return {"cp_comm": HIERARCHICAL, "cp_inner": degrees[0]}
 
 
@@ -545,7 +533,6 @@ def megatron_exchange(line: CommandLine, cp: int) -> dict[str, Any]:
 
 _OFFLOADED = tuple(OFFLOADED_MODULES[-1].split("+"))
 """Every module that is priced."""
-_SWITCH, _MODULES = "--fine-grained-activation-offloading", "--offload-modules"
 _NOT_PRICED = (
     "--activation-offload-fraction",
     "--delta-offload-bytes-across-pp-ranks",
@@ -592,18 +579,18 @@ def check_offload(workload: Workload, layout: Layout) -> None:
         )
 
 
-def offloaded_modules(line: CommandLine) -> dict[str, Any]:
+def offloaded_modules(said: Said) -> dict[str, Any]:
     """`offload_modules` of Megatron's flags; nothing without the switch. Raises InputError for what has no
     price.
     """
-    modules = line.several(_MODULES)
-    if not line.has(_SWITCH):
+    modules = said["offload_modules"]
+    if not said["offloads_activations"]:
         return {}
     for flag in _NOT_PRICED:
-        if line.has(flag):
-            raise InputError(
-                f"has no price beside {_SWITCH}: leave it at its default",
-                where=f"{line.where}: {flag}",
+        if said.line.has(flag):
+            what = (
+                f"has no price beside {said.flag('offloads_activations')}: leave it at its default"
             )
-    where = f"{line.where}: {_MODULES}"
+            raise InputError(what, where=f"{said.line.where}: {flag}")
+    where = f"{said.line.where}: {said.flag('offload_modules')}"
     return {"offload_modules": offloaded_set(modules, where).split("+")} if modules else {}

@@ -12,56 +12,24 @@ from typing import Any
 
 from meshwright.documents import packaged_document
 from meshwright.errors import InputError, near_miss
+from meshwright.frameworks.megatron import BRIDGE_OVERRIDES, MEGATRON_ARGUMENTS
 from meshwright.model_specs.reader import load_catalog_model, read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.command_line import CommandLine, has_no_effect
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron import from_megatron
 
-_FLAGS = {
-    "train.micro_batch_size": "--micro-batch-size",
-    "train.global_batch_size": "--global-batch-size",
-    "model.virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
-    "ddp.use_distributed_optimizer": "--use-distributed-optimizer",
-    "ddp.overlap_grad_reduce": "--overlap-grad-reduce",
-    "ddp.overlap_param_gather": "--overlap-param-gather",
-    "ddp.bucket_size": "--ddp-bucket-size",
-    "ddp.num_distributed_optimizer_instances": "--num-distributed-optimizer-instances",
-    "ddp.use_megatron_fsdp": "--use-megatron-fsdp",
-    "ddp.data_parallel_sharding_strategy": "--data-parallel-sharding-strategy",
-    "optimizer.optimizer": "--optimizer",
-    "optimizer.use_distributed_optimizer": "--use-distributed-optimizer",
-    "optimizer.use_precision_aware_optimizer": "--use-precision-aware-optimizer",
-    "optimizer.exp_avg_dtype": "--exp-avg-dtype",
-    "optimizer.exp_avg_sq_dtype": "--exp-avg-sq-dtype",
-    "optimizer.optimizer_cpu_offload": "--optimizer-cpu-offload",
-    "optimizer.optimizer_offload_fraction": "--optimizer-offload-fraction",
-    "optimizer.overlap_cpu_optimizer_d2h_h2d": "--overlap-cpu-optimizer-d2h-h2d",
-    "mixed_precision.fp8": "--fp8-format",
-    "mixed_precision.fp8_recipe": "--fp8-recipe",
-    "mixed_precision.fp8_param_gather": "--fp8-param-gather",
-    "mixed_precision.fp4": "--fp4-format",
-    "mixed_precision.fp4_recipe": "--fp4-recipe",
-    "mixed_precision.fp4_param_gather": "--fp4-param-gather",
-    "comm_overlap.tp_comm_overlap": "--tp-comm-overlap",
-    "comm_overlap.overlap_moe_expert_parallel_comm": "--overlap-moe-expert-parallel-comm",
-    "comm_overlap.overlap_grad_reduce": "--overlap-grad-reduce",
-    "comm_overlap.overlap_param_gather": "--overlap-param-gather",
-    "comm_overlap.bucket_size": "--ddp-bucket-size",
+_REPEATED = ("dataset.", "dist.", "checkpoint.")
+"""Sections that say once more what others say."""
+_ARGUMENTS = {
+    name: MEGATRON_ARGUMENTS[word]
+    for name, word in BRIDGE_OVERRIDES
+    if word in MEGATRON_ARGUMENTS and not name.startswith(_REPEATED)
 }
-"""Of overrides other than `model.name`, which is Megatron's `--name`. Those of `comm_overlap` come last, and
-win, as in megatron/bridge/training/comm_overlap.py."""
-_PRECISIONS = {"bf16_mixed": "--bf16", "fp16_mixed": "--fp16"}
-_LOSS, _ATTENTION = "model.cross_entropy_fusion_impl", "mixed_precision.fp8_dot_product_attention"
-_SUMS, _PRECISION = "mixed_precision.grad_reduce_in_fp32", "mixed_precision"
-_READ_OTHERWISE = frozenset(
-    [
-        _LOSS,
-        _ATTENTION,
-        _SUMS,
-        _PRECISION,
-    ]
-)
+_OVERRIDES = {word: name for name, word in BRIDGE_OVERRIDES}
+_LOSS, _ATTENTION = _OVERRIDES["loss"], _OVERRIDES["fp8_attention"]
+_SUMS, _PRECISION = _OVERRIDES["wide_sums"], _OVERRIDES["precision"]
+_READ_OTHERWISE = frozenset((_LOSS, _ATTENTION, _SUMS, _PRECISION))
 """Overrides that are no flag of Megatron, and are read apart."""
 
 
@@ -99,9 +67,12 @@ def from_overrides(words: Sequence[str], model: ModelSpec | str | None, where: s
 
 
 def _flag_of(name: str) -> str | None:
+    """The flag of Megatron; other fields of the model are called like theirs, `model.name` like `--name`."""
     section, _, field = name.partition(".")
-    if name in _FLAGS:
-        return _FLAGS[name]
+    argument = _ARGUMENTS.get(name)
+    # A switch that says no has another name where it is a field.
+    if argument is not None and argument.default is not True:
+        return argument.flag
     return f"--{field.replace('_', '-')}" if section == "model" and name != _LOSS else None
 
 
@@ -112,10 +83,11 @@ def _words(given: Mapping[str, str]) -> Iterator[str]:
         flag = _flag_of(name)
         if flag is not None:
             flags[flag] = given[name].strip("'\"")
-    if given.get(_PRECISION) in _PRECISIONS:
-        flags[_PRECISIONS[given[_PRECISION]]] = "true"
+    named = given.get(_PRECISION, "").removesuffix("_mixed")
+    if named in ("bf16", "fp16"):
+        flags[MEGATRON_ARGUMENTS[named].flag] = "true"
     if given.get(_SUMS) == "false":
-        flags["--grad-reduce-in-bf16"] = "true"
+        flags[MEGATRON_ARGUMENTS["narrow_sums"].flag] = "true"
     for flag, value in flags.items():
         if value == "false":
             continue

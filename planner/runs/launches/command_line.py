@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import translate
 from functools import cache
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshwright.documents import packaged_document
 from meshwright.errors import InputError
+from meshwright.frameworks.record import Argument
 
 # What flags and keys that no reader takes do to the price: nothing, something, or nobody knows.
 #
@@ -289,6 +290,74 @@ class CommandLine:
         positions = [position for position, word in enumerate(self.words) if word == flag]
         self._read.update(positions)
         return positions[-1] if positions else None
+
+
+class Said:
+    """What a command line says, by the words of a framework's arguments; what is asked for counts as read.
+
+    Parameters
+    ----------
+    line
+        The command line.
+    arguments
+        Of the framework's record, by word.
+    """
+
+    def __init__(self, line: CommandLine, arguments: Mapping[str, Argument]) -> None:
+        self.line = line
+        self._arguments = arguments
+
+    def __getitem__(self, word: str) -> Any:
+        return self.get(word, self._arguments[word].default)
+
+    def get(self, word: str, default: object) -> Any:
+        """The value, or a default in place of the framework's. Raises InputError for a wrong one."""
+        argument = self._arguments[word]
+        named = (argument.flag, *argument.also)
+        if argument.kind in ("switch", "toggle"):
+            read = self.line.switch if argument.kind == "toggle" else self.line.has
+            there = [read(flag) for flag in named]
+            return any(there) != bool(default)
+        values = [self._value(argument, flag) for flag in named]
+        return next((value for value in values if value not in (None, [], "")), default)
+
+    def has(self, word: str) -> bool:
+        """Whether the flag of a word is there, in any of its names."""
+        argument = self._arguments[word]
+        there = [self.line.has(flag) for flag in (argument.flag, *argument.also)]
+        return any(there)
+
+    def part(self, prefix: str) -> dict[str, Any]:
+        """All that lies in one field, such as `rope.scaling`, by the last of the word."""
+        words = [word for word in self._arguments if word.rpartition(".")[0] == prefix]
+        return {word.rpartition(".")[2]: self[word] for word in words}
+
+    def needed(self, word: str, what: str) -> int:
+        """A whole number above 0. Raises InputError, which says what it is, where it is not there."""
+        number = int(self.get(word, 0))
+        if number < 1:
+            raise self.error(word, what)
+        return number
+
+    def error(self, word: str, what: str, value: object = ...) -> InputError:
+        """An error that names the flag of a word."""
+        return InputError(what, where=f"{self.line.where}: {self.flag(word)}", value=value)
+
+    def flag(self, word: str) -> str:
+        """What the framework calls a word."""
+        return self._arguments[word].flag
+
+    def _value(self, argument: Argument, flag: str) -> object:
+        line = self.line
+        if not line.has(flag):
+            return None
+        if argument.kind == "several":
+            return line.several(flag)
+        if argument.kind == "text":
+            return line.text(flag)
+        if argument.kind == "number":
+            return line.number(flag, 0)
+        return line.count(flag) if argument.kind == "count" else line.integer(flag, 0)
 
 
 def _underscored(flag: str) -> str:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 import re
 from contextlib import suppress
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from meshwright.costmodel.execution_names import DISPATCHERS
-from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.workload import Fp8Recipe
 from meshwright.errors import InputError
-from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED
-from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED, pretrain_arguments
+from meshwright.frameworks.megatron import (
+    ACTIVATIONS,
+    DELTA_NET,
+    LLAMA3_FACTOR,
+    MEGATRON,
+    POSITIONS,
+    QUICK_GELU_ALPHA,
+    SPARSE,
+)
 from meshwright.model_specs.blocks import LINEAR, WINDOWED, order_fields
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.runs.launches.command_line import CommandLine
+from meshwright.planner.runs.launches.command_line import CommandLine, Said
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.run_terms import (
     cuda_graph_kind,
@@ -24,235 +31,156 @@ from meshwright.planner.runs.run_terms import (
     offloaded_modules,
 )
 
-# What Megatron-LM's flags call the sizes of a model: one table for what writes them and what reads them.
-#
-# Names and defaults were read in megatron-core 0.19.2 (`megatron.training.arguments`).
-
-
-class SizeFlag(NamedTuple):
-    """A whole number of the model."""
-
-    flag: str
-    field: str
-    """Of the model's schema."""
-    default: int = 0
-    """Megatron's own, where the flag is absent; 0 where it has none."""
-
-
-LATENT_ATTENTION = (
-    SizeFlag("--q-lora-rank", "q_lora_rank"),
-    SizeFlag("--kv-lora-rank", "kv_lora_rank", 32),
-    SizeFlag("--qk-head-dim", "qk_nope_head_dim", 128),
-    SizeFlag("--qk-pos-emb-head-dim", "qk_rope_head_dim", 64),
-    SizeFlag("--v-head-dim", "v_head_dim", 128),
-)
-"""Multi-head latent attention, fields of `MlaSpec`."""
-
-SPARSE_INDEXER = (
-    SizeFlag("--dsa-indexer-n-heads", "heads"),
-    SizeFlag("--dsa-indexer-head-dim", "head_dim"),
-    SizeFlag("--dsa-indexer-topk", "top_k"),
-)
-"""What chooses positions for latent attention, fields of `SparseIndexerSpec`."""
-
-LINEAR_ATTENTION = (
-    SizeFlag("--linear-num-key-heads", "key_heads", 16),
-    SizeFlag("--linear-num-value-heads", "value_heads", 32),
-    SizeFlag("--linear-key-head-dim", "key_head_dim", 128),
-    SizeFlag("--linear-value-head-dim", "value_head_dim", 128),
-    SizeFlag("--linear-conv-kernel-dim", "conv_kernel", 4),
-)
-"""Gated DeltaNet, fields of `GatedDeltaNetSpec`."""
-
-MAMBA = (
-    SizeFlag("--mamba-state-dim", "state_dim", 128),
-    SizeFlag("--mamba-head-dim", "head_dim", 64),
-    SizeFlag("--mamba-num-groups", "groups", 8),
-    SizeFlag("--mamba-num-heads", "heads"),
-)
-"""Mamba-2, fields of `Mamba2Spec`; without a number of heads they are twice as wide as the model."""
-HYBRID_PATTERN = "--hybrid-layer-pattern"
-"""The block of each layer, chunks of a pipeline apart by |."""
-OLD_HYBRID_PATTERN = "--hybrid-override-pattern"
-
-ACTIVATIONS = {
-    "swiglu": "--swiglu",
-    "geglu": "--quick-geglu",
-    "squared_relu": "--squared-relu",
-}
-"""Switches of the activations other than GELU, which is Megatron's default."""
-
-POSITIONS = {"rope": "rope", "learned": "learned_absolute", "alibi": "none", "none": "none"}
-"""Values of `--position-embedding-type` by the model's; ALiBi is not available."""
-
-QUICK_GELU_ALPHA = 1.702
-"""Of x sigmoid(alpha x), which `--quick-geglu` gates with (megatron/core/fusions/fused_bias_geglu.py)."""
-LLAMA3_FACTOR = 8.0
-"""What `--use-rope-scaling` scales by: `gpt_config_from_args` (megatron/training/argument_utils.py) drops
-`--rope-scaling-factor`."""
-
+ARGUMENTS = pretrain_arguments()
+"""What either pretrain_gpt.py takes, by its word."""
 
 # A model from the architecture arguments of Megatron-LM or Megatron-DeepSpeed.
 
 
 _FROM_CHECKPOINT = "--use-checkpoint-args"
 """Megatron's switch that takes layers and widths from the checkpoint that is loaded."""
-_SIZES = ("--num-layers", "--hidden-size", "--num-attention-heads")
+_SIZES = ("layers", "hidden", "heads")
+_AS_THEY_ARE = (
+    "tied_embeddings",
+    "norm_epsilon",
+    "norm_zero_centered",
+    "qk_norm",
+    "mtp_layers",
+    "glu_offset",
+)
+"""Fields of the model that arguments say as it has them."""
 GPT2_VOCAB = 50_257
 """Tokens of the tokenizer that most scripts without a vocabulary's size name."""
 
 
 def megatron_model(line: CommandLine) -> dict[str, Any]:
     """The model as a mapping of a run file. Raises InputError if layers, width or heads are not given."""
-    pattern = hybrid_pattern(line)
-    layers = len(pattern.replace("|", "")) if pattern else _needed(line, "--num-layers")
-    line.integer("--num-layers", 0)
-    hidden = _needed(line, "--hidden-size")
-    heads = _needed(line, "--num-attention-heads")
-    gated = line.has(ACTIVATIONS["swiglu"])
+    said = Said(line, ARGUMENTS)
+    pattern = hybrid_pattern(said)
+    layers = len(pattern.replace("|", "")) if pattern else _needed(said, "layers")
+    said.get("layers", 0)
+    hidden, heads = _needed(said, "hidden"), _needed(said, "heads")
     # Megatron's own defaults: four times the width, two thirds of that for a gated layer.
-    default_ffn = int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden
-    normalization = line.text("--normalization") or ""
+    default_ffn = int(4 * hidden * 2 / 3) // 64 * 64 if said["swiglu"] else 4 * hidden
     model: dict[str, Any] = {
         "name": "from launch file",
         "layers": layers,
         "hidden": hidden,
         "heads": heads,
-        "ffn_hidden": line.integer("--ffn-hidden-size", default_ffn),
-        "kv_heads": _kv_heads(line, heads),
-        "vocab": line.integer("--vocab-size", line.integer("--padded-vocab-size", GPT2_VOCAB)),
-        "tied_embeddings": not line.has("--untie-embeddings-and-output-weights"),
-        "norm": "rmsnorm" if normalization.lower() == "rmsnorm" else "layernorm",
-        "norm_epsilon": _norm_epsilon(line),
-        "norm_zero_centered": line.has("--apply-layernorm-1p"),
-        "qk_norm": line.has("--qk-layernorm"),
-        "mtp_layers": line.integer("--mtp-num-layers", 0),
+        "ffn_hidden": said.get("ffn_hidden", default_ffn),
+        "kv_heads": _kv_heads(said, heads),
+        "vocab": said.get("vocab", GPT2_VOCAB),
+        "norm": "rmsnorm" if said["norm"].lower() == "rmsnorm" else "layernorm",
+        **{word: said[word] for word in _AS_THEY_ARE},
     }
-    biases = not line.has("--disable-bias-linear")
+    biases = said["mlp_bias"]
     model |= dict.fromkeys(("mlp_bias", "attention_output_bias"), biases)
-    model["attention_bias"] = line.has("--add-qkv-bias") or biases
-    model |= _activation(line, biases=biases)
-    model |= _position(line)
-    channels = line.integer("--kv-channels", 0)
-    if channels:
-        model["head_dim"] = channels
-    if line.has("--multi-latent-attention"):
-        model["attention"] = _latent_attention(line)
+    model["attention_bias"] = said["attention_bias"] or biases
+    model |= _activation(said, biases=biases)
+    model |= _position(said)
+    model |= {word: said[word] for word in ("head_dim", "attention_output_gate") if said[word]}
+    if said["latent"]:
+        model["attention"] = _latent_attention(said)
         model["qk_norm"] = False
         model.pop("head_dim", None)
-    experts = line.integer("--num-experts", 0)
-    if experts > 1:
-        model["moe"] = _moe(line, experts, layers, model["ffn_hidden"], biases=biases)
-    if line.has("--attention-output-gate"):
-        model["attention_output_gate"] = True
+    if said["moe.experts"] > 1:
+        model["moe"] = _moe(said, layers, model["ffn_hidden"], biases=biases)
     if pattern is not None:
-        model |= _hybrid(line, pattern.replace("|", ""), hidden)
+        model |= _hybrid(said, pattern.replace("|", ""), hidden)
         if "E" not in pattern:
             model.pop("moe", None)
-    return model | _window(line, layers) | _linear_attention(line, layers)
+    return model | _window(said, layers) | _linear_attention(said, layers)
 
 
-def names_sizes(line: CommandLine) -> bool:
+def names_sizes(said: Said) -> bool:
     """Whether flags give what no default has: width, heads, and layers or their pattern.
 
     With `--use-checkpoint-args` the checkpoint's sizes win (megatron/training/checkpointing.py,
     load_args_from_checkpoint).
     """
-    given = {flag for flag in (*_SIZES, HYBRID_PATTERN, OLD_HYBRID_PATTERN) if line.has(flag)}
-    patterned = bool(given & {HYBRID_PATTERN, OLD_HYBRID_PATTERN})
-    needed = set(_SIZES[1:]) if patterned else set(_SIZES)
-    return needed <= given and not line.has(_FROM_CHECKPOINT)
+    told = {word for word in (*_SIZES, "hybrid_pattern") if said.has(word)}
+    needed = {"hidden", "heads", "hybrid_pattern" if "hybrid_pattern" in told else "layers"}
+    return needed <= told and not said.line.has(_FROM_CHECKPOINT)
 
 
-def leave_model_flags(line: CommandLine) -> None:
+def leave_model_flags(said: Said) -> None:
     """Takes the flags of a model that is known from elsewhere as read: they do not describe it whole.
 
     Raises InputError for a size that is no number.
     """
-    for flag in _SIZES:
-        line.integer(flag, 0)
+    line = said.line
+    for word in _SIZES:
+        said.get(word, 0)
     told = CommandLine(
-        [*line.words, *(word for flag in _SIZES for word in (flag, "1"))], line.where
+        [*line.words, *(part for word in _SIZES for part in (said.flag(word), "1"))], line.where
     )
     with suppress(InputError):
         megatron_model(told)
     line.read_like(told)
 
 
-def hybrid_pattern(line: CommandLine) -> str | None:
+def hybrid_pattern(said: Said) -> str | None:
     """The block of each layer, chunks apart by |; None without. Raises InputError for blocks not known."""
-    pattern = line.text(HYBRID_PATTERN) or line.text(OLD_HYBRID_PATTERN)
+    pattern: str | None = said["hybrid_pattern"]
     if pattern is None:
         return None
     if not re.fullmatch(r"[M*E|-]{1,8000}", pattern) or not pattern.replace("|", ""):
-        raise InputError(
-            "layers of Mamba-2 (M), attention (*), feed-forward (-) and experts (E), with | between "
-            "chunks, are all that can be priced",
-            where=f"{line.where}: {HYBRID_PATTERN}",
-            value=pattern,
+        what = (
+            "layers of Mamba-2 (M), attention (*), feed-forward (-) and experts (E), with | between chunks, "
+            "are all that can be priced"
         )
+        raise said.error("hybrid_pattern", what, pattern)
     return pattern
 
 
-def _hybrid(line: CommandLine, pattern: str, hidden: int) -> dict[str, Any]:
+def _hybrid(said: Said, pattern: str, hidden: int) -> dict[str, Any]:
     """The pattern, and Mamba-2 where it has any; what the pattern has no block for is left out."""
     fields: dict[str, Any] = {"hybrid_pattern": pattern, "norms_per_layer": 1}
     if "-" not in pattern:
         fields["ffn_hidden"] = 0
-    sizes = {size.field: line.integer(size.flag, size.default) for size in MAMBA}
+    sizes = said.part("mamba")
     if "M" in pattern:
         sizes["heads"] = sizes["heads"] or 2 * hidden // max(sizes["head_dim"], 1)
         fields["mamba"] = sizes
     return fields
 
 
-def _needed(line: CommandLine, flag: str) -> int:
-    value = line.integer(flag, 0)
-    if value < 1:
-        what = "is needed to know the model, or its name: --with model=..."
-        if line.has(_FROM_CHECKPOINT):
-            what = f"is in the checkpoint that {_FROM_CHECKPOINT} reads: name the model, --with model=..."
-        raise InputError(what, where=f"{line.where}: {flag}")
-    return value
+def _needed(said: Said, word: str) -> int:
+    what = "is needed to know the model, or its name: --with model=..."
+    if said.line.has(_FROM_CHECKPOINT):
+        what = (
+            f"is in the checkpoint that {_FROM_CHECKPOINT} reads: name the model, --with model=..."
+        )
+    return said.needed(word, what)
 
 
-def _kv_heads(line: CommandLine, heads: int) -> int:
-    grouped = line.has("--group-query-attention")
-    groups = line.integer("--num-query-groups", 1)
-    return groups if grouped else line.integer("--num-key-value-heads", heads)
+def _kv_heads(said: Said, heads: int) -> int:
+    grouped, groups = said["grouped_queries"], said["query_groups"]
+    return int(groups if grouped else said.get("kv_heads", heads))
 
 
-def _norm_epsilon(line: CommandLine) -> float:
-    """Megatron-LM's flag or Megatron-DeepSpeed's, which have one default."""
-    return line.number("--norm-epsilon", line.number("--layernorm-epsilon", 1e-5))
-
-
-def _activation(line: CommandLine, *, biases: bool) -> dict[str, Any]:
+def _activation(said: Said, *, biases: bool) -> dict[str, Any]:
     """GELU unless a switch names another; every switch counts as read.
 
     The gate of `--quick-geglu` is x sigmoid(1.702 x): a GELU by its sigmoid approximation, or a SwiGLU.
     """
-    named = [activation for activation, flag in ACTIVATIONS.items() if line.has(flag)]
+    named = [activation for activation in ACTIVATIONS if said[activation]]
     activation = named[0] if named else "gelu"
-    unfused = line.has("--no-bias-gelu-fusion")
+    fused, limit = said["bias_gelu_fusion"], said["glu_limit"]
     settings: dict[str, Any] = {"activation": activation}
-    if activation == "gelu" and (unfused or not biases):
+    if activation == "gelu" and not (fused and biases):
         settings["gelu_form"] = "exact"
     if activation == "geglu":
         settings |= {"activation": "swiglu", "swiglu_alpha": QUICK_GELU_ALPHA}
-    settings["glu_offset"] = line.number("--glu-linear-offset", 0)
-    limit = line.number("--activation-func-clamp-value", 0)
-    if limit:
-        settings["glu_limit"] = limit
-    return settings
+    return settings | ({"glu_limit": limit} if limit else {})
 
 
-def _position(line: CommandLine) -> dict[str, Any]:
-    kind = line.text("--position-embedding-type", POSITIONS["learned"])
-    if line.has("--use-rotary-position-embeddings") or line.has("--use-rotary-embeddings"):
+def _position(said: Said) -> dict[str, Any]:
+    kind = said["position"]
+    if said["rotary"]:
         kind = POSITIONS["rope"]
-    rows = line.integer("--max-position-embeddings", 0)
-    rope = _rope(line, yarn=kind == "yarn" or line.has("--multi-latent-attention"))
+    rows = said["max_positions"]
+    rope = _rope(said, yarn=kind == "yarn" or said["latent"])
     if kind == POSITIONS["none"]:
         return {"position": "none"}
     if kind != POSITIONS["learned"]:
@@ -260,33 +188,24 @@ def _position(line: CommandLine) -> dict[str, Any]:
     return {"position": "learned", "max_positions": rows} if rows else {"position": "learned"}
 
 
-def _rope(line: CommandLine, *, yarn: bool) -> dict[str, Any]:
+def _rope(said: Said, *, yarn: bool) -> dict[str, Any]:
     """Base, share and scaling of rotary embeddings; YaRN at factor 1 is none."""
-    base = line.number("--rotary-base", line.number("--rotary-position-embeddings-theta", 10_000))
-    rope: dict[str, Any] = {"base": base, "fraction": line.number("--rotary-percent", 1)}
-    kind = line.text("--rope-type")
-    yarn_scaling = _yarn_scaling(line)
-    interpolation = line.number("--rotary-seq-len-interpolation-factor", 1)
-    line.text("--rope-scaling-factor")
+    rope, kind = said.part("rope"), said["rope_type"]
+    yarn_scaling, interpolation = _yarn_scaling(said), said["interpolation"]
+    scaled_as_llama = said["llama3_scaling"]
+    said["llama3_factor"]
     if yarn and kind != "rope" and yarn_scaling["factor"] > 1:
         rope["scaling"] = yarn_scaling
-    elif line.has("--use-rope-scaling"):
+    elif scaled_as_llama:
         rope["scaling"] = {"type": "llama3", "factor": LLAMA3_FACTOR}
     elif interpolation > 1:
         rope["scaling"] = {"type": "linear", "factor": interpolation}
     return rope
 
 
-def _yarn_scaling(line: CommandLine) -> dict[str, Any]:
-    scaling: dict[str, Any] = {
-        "type": "yarn",
-        "factor": line.number("--rotary-scaling-factor", 1),
-        "original_positions": line.integer("--yarn-original-max-position-embeddings", 4096),
-        "beta_fast": line.number("--yarn-beta-fast", 32),
-        "beta_slow": line.number("--yarn-beta-slow", 1),
-        "whole_range": not line.has("--no-yarn-correction-range-round-to-int"),
-    }
-    weight, of_all = _mscale(line), line.number("--mscale-all-dim", 0)
+def _yarn_scaling(said: Said) -> dict[str, Any]:
+    scaling: dict[str, Any] = {"type": "yarn", **said.part("rope.scaling")}
+    weight, of_all = _mscale(said), said["mscale_all_dim"]
     if of_all > 0:
         scaling["mscale_all_dim"] = of_all
     if of_all > 0 and weight > 0:
@@ -297,63 +216,61 @@ def _yarn_scaling(line: CommandLine) -> dict[str, Any]:
     return scaling
 
 
-def _mscale(line: CommandLine) -> float:
+def _mscale(said: Said) -> float:
     """YaRN's mscale, which is below 0 where rotated elements are multiplied by less than 1."""
-    text = line.text("--mscale") or "1"
+    text = said["mscale"]
     if not re.fullmatch(r"-?\d{1,6}(\.\d{0,20})?(e-\d{1,2})?", text):
-        raise InputError("must be a number", where=f"{line.where}: --mscale", value=text)
+        raise said.error("mscale", "must be a number", text)
     return float(text)
 
 
-def _latent_attention(line: CommandLine) -> dict[str, Any]:
-    sizes = {size.field: line.integer(size.flag, size.default) for size in LATENT_ATTENTION}
-    latent: dict[str, Any] = {field: number for field, number in sizes.items() if number}
-    if line.text("--experimental-attention-variant") == "dsa":
-        latent["indexer"] = {size.field: _needed(line, size.flag) for size in SPARSE_INDEXER}
-        if line.integer("--dsa-indexer-topk-freq", 1) > 1:
+def _latent_attention(said: Said) -> dict[str, Any]:
+    latent: dict[str, Any] = {name: size for name, size in said.part("attention").items() if size}
+    if said["attention_variant"] == SPARSE:
+        sizes = (word for word in ARGUMENTS if word.startswith("attention.indexer."))
+        latent["indexer"] = {word.rpartition(".")[2]: _needed(said, word) for word in sizes}
+        if said.line.integer("--dsa-indexer-topk-freq", 1) > 1:
             what = "only 1 can be priced: an indexer in every layer"
-            raise InputError(what, where=f"{line.where}: --dsa-indexer-topk-freq")
-        if line.text("--dsa-kernel-backend") != "cudnn":
+            raise InputError(what, where=f"{said.line.where}: --dsa-indexer-topk-freq")
+        if said["indexer_kernels"] != "cudnn":
             what = "is cudnn in what is priced: other kernels move every score through memory"
-            raise InputError(what, where=f"{line.where}: --dsa-kernel-backend")
+            raise said.error("indexer_kernels", what)
     return latent
 
 
-def _moe(line: CommandLine, experts: int, layers: int, ffn: int, *, biases: bool) -> dict[str, Any]:
+def _moe(said: Said, layers: int, ffn: int, *, biases: bool) -> dict[str, Any]:
     """The experts; `biases` is Megatron's one switch, which counts for routers and experts too."""
-    width = line.integer("--moe-ffn-hidden-size", ffn)
-    shared = line.integer("--moe-shared-expert-intermediate-size", 0)
+    width, shared = said.get("moe.moe_ffn_hidden", ffn), said["moe.shared_ffn_hidden"]
     moe: dict[str, Any] = {
-        "experts": experts,
-        "top_k": line.integer("--moe-router-topk", line.integer("--topk", 2)),
+        "experts": said["moe.experts"],
+        "top_k": said["moe.top_k"],
         "moe_ffn_hidden": width,
-        **_dense_layers(line, layers),
-        "router_bias": line.has("--moe-router-enable-expert-bias") or biases,
+        **_dense_layers(said, layers),
+        "router_bias": said["balancing_bias"] or biases,
         "expert_bias": biases,
     }
     if shared:
         moe |= {"shared_experts": max(1, shared // width), "shared_ffn_hidden": shared}
-        moe["shared_expert_gate"] = line.has("--moe-shared-expert-gate")
-    groups = line.integer("--moe-router-num-groups", 0)
+        moe["shared_expert_gate"] = said["moe.shared_expert_gate"]
+    groups = said["moe.router_groups"]
     if groups:
         moe["router_groups"] = groups
-        moe["router_groups_per_token"] = line.integer("--moe-router-group-topk", groups)
-    score = line.text("--moe-router-score-function", "softmax")
-    pre_softmax = line.has("--moe-router-pre-softmax")
+        moe["router_groups_per_token"] = said.get("moe.router_groups_per_token", groups)
+    score, pre_softmax = said["moe.router_score"], said["pre_softmax"]
     moe["router_score"] = score
     moe["router_normalized"] = score == "sigmoid" or not pre_softmax or moe["top_k"] == 1
-    moe["router_scaling_factor"] = line.number("--moe-router-topk-scaling-factor", 1)
-    line.has("--moe-router-padding-for-quantization")
+    moe["router_scaling_factor"] = said["moe.router_scaling_factor"]
+    said["padded_experts"]
     return moe
 
 
-def _dense_layers(line: CommandLine, layers: int) -> dict[str, int]:
+def _dense_layers(said: Said, layers: int) -> dict[str, int]:
     """Which layers are dense, by `--moe-layer-freq`: the first, such as ([0]*3+[1]*58), or all but each n-th.
 
     A number n gives experts to the first of n layers (megatron/core/models/gpt/gpt_layer_specs.py,
     get_gpt_decoder_layer_specs), a list such as ([0,1]*24) to those with a 1.
     """
-    text = (line.text("--moe-layer-freq") or "1").replace(" ", "")
+    text = said["moe.every"].replace(" ", "")
     pattern = _layer_pattern(text, layers)
     dense = pattern.index(1) if 1 in pattern else layers
     if pattern == [0] * dense + [1] * (layers - dense):
@@ -361,11 +278,8 @@ def _dense_layers(line: CommandLine, layers: int) -> dict[str, int]:
     every = dense + 1
     if layers % every == 0 and pattern == ([0] * dense + [1]) * (layers // every):
         return {"every": every}
-    raise InputError(
-        "experts in every layer, after some dense layers, or in each n-th are all that a run file can say",
-        where=f"{line.where}: --moe-layer-freq",
-        value=text,
-    )
+    what = "experts in every layer, after some dense layers, or in each n-th are all that a run file can say"
+    raise said.error("moe.every", what, text)
 
 
 def _layer_pattern(text: str, layers: int) -> list[int]:
@@ -381,55 +295,44 @@ def _layer_pattern(text: str, layers: int) -> list[int]:
     return pattern if len(pattern) == layers else []
 
 
-def _linear_attention(line: CommandLine, layers: int) -> dict[str, Any]:
+def _linear_attention(said: Said, layers: int) -> dict[str, Any]:
     """Gated DeltaNet and how often a layer attends in full, of `--linear-attention-freq`."""
-    variant = line.text("--experimental-attention-variant")
-    frequency = (line.text("--linear-attention-freq") or "1").replace(" ", "")
-    sizes = {size.field: line.integer(size.flag, size.default) for size in LINEAR_ATTENTION}
-    if variant is None or (variant == "dsa" and line.has("--multi-latent-attention")):
+    variant, frequency = said["attention_variant"], said["linear_every"].replace(" ", "")
+    sizes = said.part("linear_attention")
+    if variant is None or (variant == SPARSE and said["latent"]):
         return {}
-    if variant != "gated_delta_net":
-        raise InputError(
-            "only gated_delta_net, and dsa with --multi-latent-attention, can be priced",
-            where=f"{line.where}: --experimental-attention-variant",
-            value=variant,
-        )
+    if variant != DELTA_NET:
+        what = f"only {DELTA_NET}, and {SPARSE} with {said.flag('latent')}, can be priced"
+        raise said.error("attention_variant", what, variant)
     if frequency.isdecimal():
         return {"linear_attention": sizes, "full_attention_every": int(frequency)}
-    return {
-        "linear_attention": sizes,
-        **_attention_order(line, "--linear-attention-freq", frequency, layers, LINEAR),
-    }
+    order = _attention_order(said, "linear_every", frequency, layers, LINEAR)
+    return {"linear_attention": sizes, **order}
 
 
-def _attention_order(
-    line: CommandLine, flag: str, text: str, layers: int, other: str
-) -> dict[str, Any]:
+def _attention_order(said: Said, word: str, text: str, layers: int, other: str) -> dict[str, Any]:
     """Which layers attend in full, of a list with a 1 for each of the others."""
     pattern = _layer_pattern(text, layers)
     if not pattern:
-        raise InputError(
-            "a number, or a list of 0 and 1 such as ([0]*7+[1]*21) with one for each layer, can be read",
-            where=f"{line.where}: {flag}",
-            value=text,
-        )
+        what = "a number, or a list of 0 and 1 such as ([0]*7+[1]*21) with one for each layer, can be read"
+        raise said.error(word, what, text)
     return order_fields([not digit for digit in pattern], other)
 
 
-def _window(line: CommandLine, layers: int) -> dict[str, Any]:
+def _window(said: Said, layers: int) -> dict[str, Any]:
     """Attention sinks and sliding windows; the window counts the tokens left of the query, without it.
 
     A number n leaves each n-th layer without a window, a list those with a 0; without either all have one.
     """
-    settings: dict[str, Any] = {"attention_sinks": line.text("--softmax-type") == "learnable"}
-    skip = (line.text("--window-attn-skip-freq") or "0").replace(" ", "")
-    tokens = re.match(r"\(?(\d{1,9})", line.text("--window-size") or "")
+    settings: dict[str, Any] = {"attention_sinks": said["softmax"] == "learnable"}
+    skip = said["full_attention_every"].replace(" ", "")
+    tokens = re.match(r"\(?(\d{1,9})", said["window"] or "")
     if tokens is None:
         return settings
     if re.fullmatch(r"\d{1,6}", skip):
         order: dict[str, Any] = {"full_attention_every": int(skip)}
     else:
-        order = _attention_order(line, "--window-attn-skip-freq", skip, layers, WINDOWED)
+        order = _attention_order(said, "full_attention_every", skip, layers, WINDOWED)
     if order.get("full_attention_every") == 1:
         return settings
     return settings | {"sliding_window": int(tokens[1]) + 1} | order
@@ -437,24 +340,13 @@ def _window(line: CommandLine, layers: int) -> dict[str, Any]:
 
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO stages by Megatron-FSDP's sharding strategy."""
-_OPTIMIZER_INSTANCES = "--num-distributed-optimizer-instances"
 _END_SLOTS = (
     "--account-for-embedding-in-pipeline-split",
     "--account-for-loss-in-pipeline-split",
 )
 """Switches that count the embedding and the head as a layer each; what one of them alone does is not read."""
-_LAYOUT = "--pipeline-model-parallel-layout"
-
-_DEEPSPEED_FLASH = (
-    "--use-flash-attn",
-    "--use-flash-attn-v1",
-    "--use-flash-attn-v2",
-    "--use-flash-attn-triton",
-)
-"""Megatron-DeepSpeed's switches of fused attention, off by default (4efb479, megatron/arguments.py)."""
-
-_CPU_OPTIMIZER = "--cpu-optimizer"
-"""Megatron-DeepSpeed's switch of an offloaded optimizer (4efb479, megatron/optimizer/__init__.py)."""
+_AS_RUN_FILES = ("seq_len", "micro_batch", "tp", "pp", "cp", "sequence_parallel", "optimizer")
+"""Settings of a run file that arguments say as it has them."""
 
 
 def from_megatron(
@@ -477,67 +369,58 @@ def from_megatron(
     InputError
         No sequence length, no sizes and no known model, or a value of the wrong kind.
     """
-    deepspeed = line.has("--deepspeed") or line.has("--deepspeed_config")
-    flash_flags = [flag for flag in _DEEPSPEED_FLASH if line.has(flag)]
-    deepspeed_stack = DEEPSPEED if flash_flags else MEGATRON_DEEPSPEED
-    written = megatron_model(line) if sized and (known is None or names_sizes(line)) else None
+    said = Said(line, ARGUMENTS)
+    deepspeed = said["deepspeed_engine"]
+    deepspeed_stack = DEEPSPEED if said["flash"] else MEGATRON_DEEPSPEED
+    written = megatron_model(line) if sized and (known is None or names_sizes(said)) else None
     model = known.model_dump(exclude_none=True) if known is not None else written
     assert model is not None
     settings: dict[str, Any] = {
-        "seq_len": line.integer("--seq-length", 0),
-        "micro_batch": line.integer("--micro-batch-size", 1),
-        **{
-            axis: line.count(setting.flag)
-            for axis, setting in MEGATRON.axes.items()
-            if axis in AXES and axis != "dp"
-        },
-        "sequence_parallel": line.has("--sequence-parallel"),
-        "optimizer": line.text("--optimizer", "adam"),
+        **{word: said[word] for word in _AS_RUN_FILES},
         "framework": deepspeed_stack.name if deepspeed else MEGATRON.name,
-        "precision": _precision(line),
-        "zero_stage": _zero_stage(line),
-        **_numerics(line),
-        "overlap": _overlap(line),
+        "precision": _precision(said),
+        "zero_stage": _zero_stage(said),
+        **_numerics(said),
+        "overlap": said.part("overlap"),
     }
-    bucket = line.integer("--ddp-bucket-size", 0)
-    if bucket > 0:
-        settings["bucket_parameters"] = bucket
+    said["overlaps_gathers"]
+    if said["bucket_parameters"] > 0:
+        settings["bucket_parameters"] = said["bucket_parameters"]
     if settings["precision"] == "fp8":
         # Megatron's default (megatron/core/transformer/transformer_config.py, fp8_recipe).
-        recipe = line.text("--fp8-recipe", "delayed")
+        recipe = said["fp8_recipe"]
         settings["fp8_recipe"] = recipe if recipe in get_args(Fp8Recipe) else "delayed"
-    settings |= _recompute(line)
-    settings |= _stages(line, settings["pp"], model["layers"])
+    settings |= _recompute(said)
+    settings |= _stages(said, settings["pp"], model["layers"])
     if "moe" in model:
-        settings |= _experts(line, 1 if deepspeed else settings["tp"])
+        settings |= _experts(said, 1 if deepspeed else settings["tp"])
         if deepspeed:
             settings["moe_dispatch"] = "alltoall"
-    batch = line.integer("--global-batch-size", 0)
-    if batch:
-        settings["global_batch"] = batch
-    settings |= megatron_exchange(line, settings["cp"])
-    settings["cuda_graph"] = _cuda_graph(line)
-    if line.has("--use-tp-pp-dp-mapping"):
+    if said["global_batch"]:
+        settings["global_batch"] = said["global_batch"]
+    settings |= megatron_exchange(said, settings["cp"])
+    graphs = {"cuda_graph_impl": said["graph_kind"], "cuda_graph_scope": said["graph_modules"]}
+    settings["cuda_graph"] = cuda_graph_kind(graphs)
+    if said["pipeline_before_data"]:
         settings["rank_order"] = "tp-cp-pp-dp"
     gpus = line.torchrun_gpus()
     if gpus:
         settings["gpus"] = gpus
-    instances = line.count(_OPTIMIZER_INSTANCES)
-    if instances > 1:
-        settings["shard_groups"] = instances
-    settings |= offloaded_modules(line)
-    offloaded = _offloaded_percent(line)
+    if said["shard_groups"] > 1:
+        settings["shard_groups"] = said["shard_groups"]
+    settings |= offloaded_modules(said)
+    offloaded = _offloaded_percent(said)
     if offloaded:
         settings["optimizer_offload"] = offloaded
     assumed = []
     if written is None:
-        leave_model_flags(line)
-    elif not (line.has("--vocab-size") or line.has("--padded-vocab-size")):
+        leave_model_flags(said)
+    elif not said.has("vocab"):
         assumed.append(
             f"no --vocab-size: {GPT2_VOCAB:,} tokens are assumed, as GPT-2 has; --with model=... tells"
         )
     if settings["seq_len"] < 1:
-        raise InputError("is needed for the price of a step", where=f"{line.where}: --seq-length")
+        raise said.error("seq_len", "is needed for the price of a step")
     unread = tuple(line.unread("megatron"))
     return LaunchRun(
         settings=settings,
@@ -547,115 +430,93 @@ def from_megatron(
     )
 
 
-def _cuda_graph(line: CommandLine) -> str:
-    # The older name of the same, in releases before 0.19.
-    scope = line.several("--cuda-graph-scope")
-    modules = line.several("--cuda-graph-modules") or scope or None
-    recipe = {"cuda_graph_impl": line.text("--cuda-graph-impl"), "cuda_graph_scope": modules}
-    return cuda_graph_kind(recipe)
-
-
-def _overlap(line: CommandLine) -> dict[str, bool]:
-    line.has("--overlap-param-gather")
-    return {
-        "dp": line.has("--overlap-grad-reduce"),
-        "tp": line.has("--tp-comm-overlap"),
-        "pp": not line.has("--no-overlap-p2p-communication"),
-        "ep": line.has("--overlap-moe-expert-parallel-comm"),
-    }
-
-
-def _experts(line: CommandLine, default_etp: int) -> dict[str, Any]:
-    deepspeed_ep = line.integer(DEEPSPEED.axes["ep"].flag, 1)
-    dispatcher = line.text("--moe-token-dispatcher-type", "allgather")
-    backend = line.text("--moe-flex-dispatcher-backend") or "deepep"
+def _experts(said: Said, default_etp: int) -> dict[str, Any]:
+    dispatcher, backend = said["dispatcher"], said["flex_backend"]
     if backend not in DISPATCHERS:
         backend = "deduplicated"
     plain = "allgather" if dispatcher == "allgather" else "alltoall"
     return {
-        "ep": line.integer(MEGATRON.axes["ep"].flag, deepspeed_ep),
-        "etp": line.integer(MEGATRON.axes["etp"].flag, default_etp),
+        "ep": said["ep"],
+        "etp": said.get("etp", default_etp),
         "moe_dispatch": backend if dispatcher == "flex" else plain,
     }
 
 
-def _numerics(line: CommandLine) -> dict[str, Any]:
+def _numerics(said: Said) -> dict[str, Any]:
     """Types of gradients, moments and parameters. Without a flag gradients are those of the stack."""
     settings: dict[str, Any] = {}
-    if line.has("--grad-reduce-in-bf16"):
+    if said["narrow_sums"]:
         settings["gradient_dtype"] = "bf16"
-    elif line.has("--accumulate-allreduce-grads-in-fp32"):
+    elif said.line.has("--accumulate-allreduce-grads-in-fp32"):
         settings["gradient_dtype"] = "fp32"
-    line.has("--use-precision-aware-optimizer")
-    moments = {line.text("--exp-avg-dtype", "fp32"), line.text("--exp-avg-sq-dtype", "fp32")}
+    said["precision_aware"]
+    moments = {said["moment_dtype"], said["square_dtype"]}
     if moments == {"bf16"}:
         settings["moment_dtype"] = "bf16"
-    line.has("--reuse-grad-buf-for-mxfp8-param-ag")
-    loss = line.text("--cross-entropy-fusion-impl")
-    if loss is not None and line.has("--cross-entropy-loss-fusion"):
+    said["gathers_over_gradients"]
+    loss = said.line.text("--cross-entropy-fusion-impl")
+    if loss is not None and said.line.has("--cross-entropy-loss-fusion"):
         settings["fused_loss"] = loss == "te"
-    kept = [line.has(flag) for flag in ("--fp8-param-gather", "--fp4-param-gather")]
-    if any(kept):
-        settings["fp8_params"] = True
-    return settings
+    gathered = [said["fp8_params"], said["fp4_params"]]
+    return settings | ({"fp8_params": True} if any(gathered) else {})
 
 
-def _offloaded_percent(line: CommandLine) -> int:
+def _offloaded_percent(said: Said) -> int:
     """Of the optimizer's states, to a whole number. The share is 1 where the switch stands alone."""
-    line.has("--overlap-cpu-optimizer-d2h-h2d")
-    share = line.number("--optimizer-offload-fraction", 1.0)
-    if line.has(_CPU_OPTIMIZER):
+    said["overlaps_offload"]
+    share = said["offloaded_share"]
+    if said["cpu_optimizer"]:
         return 100
-    return round(100 * share) if line.has("--optimizer-cpu-offload") else 0
+    return round(100 * share) if said["optimizer_offload"] else 0
 
 
-def _precision(line: CommandLine) -> str:
-    recipe, fp16 = line.text("--fp8-recipe"), line.has("--fp16")
-    if line.text("--fp4-format"):
-        line.text("--fp4-recipe")
+def _precision(said: Said) -> str:
+    recipe, fp16 = said["fp8_recipe"], said["fp16"]
+    if said["fp4_format"]:
+        said["fp4_recipe"]
         return "nvfp4"
-    if line.text("--fp8-format"):
+    if said["fp8_format"]:
         return "mxfp8" if recipe == "mxfp8" else "fp8"
     return "fp16" if fp16 else "bf16"
 
 
-def _zero_stage(line: CommandLine) -> int:
-    strategy = line.text("--data-parallel-sharding-strategy") or "no_shard"
-    distributed = line.has("--use-distributed-optimizer")
-    if line.has("--use-megatron-fsdp"):
+def _zero_stage(said: Said) -> int:
+    strategy, distributed = said["sharding"], said["distributed_optimizer"]
+    if said["fsdp"]:
         return _SHARDED.get(strategy, 3)
-    if line.has("--use-torch-fsdp2"):
-        return 2 if line.has("--torch-fsdp2-no-reshard-after-forward") else 3
-    return line.integer("--zero-stage", 1 if distributed else 0)
+    if said.line.has("--use-torch-fsdp2"):
+        return 2 if said.line.has("--torch-fsdp2-no-reshard-after-forward") else 3
+    return int(said.get("zero_stage", 1 if distributed else 0))
 
 
-def _recompute(line: CommandLine) -> dict[str, Any]:
-    old_switches = ("--checkpoint-activations", "--deepspeed-activation-checkpointing")
-    switched_on = [line.has(flag) for flag in old_switches]
-    kind = line.text("--recompute-granularity", "full" if any(switched_on) else "none")
-    if line.has("--recompute-activations"):
+def _recompute(said: Said) -> dict[str, Any]:
+    switched_on = [said["recomputes_all"], said["checkpoints"]]
+    kind = said.get("recompute", "full" if any(switched_on) else "none")
+    if said.line.has("--recompute-activations"):
         kind = "selective"
     if kind == "selective":
-        modules = line.several("--recompute-modules") or ["core_attn"]
-        return {"recompute": kind, "recompute_modules": modules}
+        return {
+            "recompute": kind,
+            "recompute_modules": said.get("recompute_modules", ["core_attn"]),
+        }
     if kind != "full":
         return {"recompute": "none"}
-    layers = line.integer("--recompute-num-layers", 0)
-    if line.text("--recompute-method") == "block" and layers:
+    layers = said["recompute_layers"]
+    if said["recompute_method"] == "block" and layers:
         return {"recompute": kind, "recompute_layers": layers}
     return {"recompute": kind}
 
 
-def _stages(line: CommandLine, pp: int, layers: int) -> dict[str, Any]:
+def _stages(said: Said, pp: int, layers: int) -> dict[str, Any]:
     """Virtual stages and, where it is not even, the split of the layers."""
-    pattern = hybrid_pattern(line)
+    line = said.line
+    pattern = hybrid_pattern(said)
     if pattern is not None and "|" in pattern:
         return _chunk_stages(tuple(map(len, pattern.split("|"))), pp, line.where)
-    text = line.text(_LAYOUT)
-    if text is not None:
-        return _written_stages(text, pp, line.where)
+    if said["layout"] is not None:
+        return _written_stages(said, pp)
     ends = [flag for flag in _END_SLOTS if line.words.count(flag)]
-    vpp = line.integer("--num-virtual-stages-per-pipeline-rank", 0)
+    vpp = said["vpp"]
     layers_per_chunk = line.integer("--num-layers-per-virtual-pipeline-stage", 0)
     if layers_per_chunk:
         vpp = layers // (pp * layers_per_chunk)
@@ -671,12 +532,11 @@ def _stages(line: CommandLine, pp: int, layers: int) -> dict[str, Any]:
     return settings
 
 
-def _written_stages(text: str, pp: int, where: str) -> dict[str, Any]:
-    chunks = layers_of_layout(text)
+def _written_stages(said: Said, pp: int) -> dict[str, Any]:
+    chunks = layers_of_layout(said["layout"])
     if chunks is None:
-        what = "must be a layout of E, t, m, L and |"
-        raise InputError(what, where=f"{where}: {_LAYOUT}", value=text)
-    return _chunk_stages(chunks, pp, where)
+        raise said.error("layout", "must be a layout of E, t, m, L and |", said["layout"])
+    return _chunk_stages(chunks, pp, said.line.where)
 
 
 def _chunk_stages(chunks: tuple[int, ...], pp: int, where: str) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.calibration import Calibration
 from meshwright.documents import parse_mapping, read_text, write_files
 from meshwright.errors import InputError
-from meshwright.frameworks.deepspeed import DEEPSPEED
-from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.deepspeed import BUCKET, DEEPSPEED, OVERLAP
+from meshwright.frameworks.fsdp2 import FSDP2, OFFLOADS, PRECISION, RECOMPUTES, RESHARDS, SIZES
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanInputs
@@ -69,10 +69,7 @@ BATCH, MICRO_BATCH = "train_batch_size", "train_micro_batch_size_per_gpu"
 _STEPS = "gradient_accumulation_steps"
 _DEEPSPEED_READ = "zero_optimization bf16 fp16 tensor_parallel activation_checkpointing"
 _INNER_READ = ("enabled", "number_checkpoints", "autotp_size")
-_ZERO_READ = """
-stage reduce_bucket_size mics_shard_size offload_optimizer offload_param cpu_offload cpu_offload_param
-overlap_comm
-"""
+_ZERO_READ = "stage mics_shard_size offload_optimizer offload_param cpu_offload cpu_offload_param"
 _OFFLOAD_READ = ("device", "ratio")
 """Without pinned memory transfers are slower; prices assume that it is pinned, as it is by default."""
 
@@ -123,7 +120,7 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         "zero_stage": whole_number(zero, "stage", where) or 0,
         "framework": DEEPSPEED.name,
         "tp": whole_number(tensor_parallel, "autotp_size", where) or 1,
-        "overlap": {"dp": bool(zero.get("overlap_comm", False))},
+        "overlap": {"dp": bool(zero.get(OVERLAP, False))},
         "moe_dispatch": "alltoall",
     }
     batch = whole_number(document, BATCH, where)
@@ -131,7 +128,7 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         settings["global_batch"] = batch
         if steps is not None and batch % (micro_batch * steps) == 0:
             settings["dp"] = batch // (micro_batch * steps)
-    bucket = zero.get("reduce_bucket_size")
+    bucket = zero.get(BUCKET)
     buckets = DEEPSPEED.gradient_buckets
     counts = buckets is not None and settings["zero_stage"] in buckets.zero_stages
     if counts and type(bucket) is int:
@@ -146,7 +143,7 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         settings["recompute"] = "full"
     unread = _unread(document, zero, where)
     if settings["zero_stage"] == 3 and bucket not in (None, "auto", DEFAULT_BUCKET):
-        unread.append("zero_optimization.reduce_bucket_size")
+        unread.append(f"zero_optimization.{BUCKET}")
     return LaunchRun(settings=settings, unread=tuple(unread))
 
 
@@ -157,7 +154,9 @@ def _unread(document: dict[str, Any], zero: dict[str, Any], where: str) -> list[
     )
     for name in ("bf16", "fp16", "activation_checkpointing", "tensor_parallel"):
         unread += unread_keys(section_of(document, name, where), "deepspeed", _INNER_READ, name)
-    unread += unread_keys(zero, "deepspeed", _ZERO_READ.split(), "zero_optimization")
+    unread += unread_keys(
+        zero, "deepspeed", {BUCKET, OVERLAP, *_ZERO_READ.split()}, "zero_optimization"
+    )
     for name in ("offload_optimizer", "offload_param"):
         inner, place = section_of(zero, name, where), f"zero_optimization.{name}"
         unread += unread_keys(inner, "deepspeed", _OFFLOAD_READ, place)
@@ -209,21 +208,9 @@ def _offloaded_percent(zero: dict[str, Any], offload: dict[str, Any], where: str
 # An accelerate configuration with FSDP2 as a run; model, batch and cluster are not part of it.
 
 
-_ACCELERATE_READ = frozenset(
-    ("mixed_precision", "num_processes", "fsdp_config", "parallelism_config")
-)
-_FSDP_READ = tuple(
-    f"fsdp_{name}"
-    for name in (
-        "reshard_after_forward",
-        "auto_wrap_policy",
-        "activation_checkpointing",
-        "offload_params",
-    )
-)
-_AXES = ("dp_replicate", "dp_shard", "tp", "cp")
-_SIZES = {f"parallelism_config_{axis}_size": axis for axis in _AXES}
-_PRECISIONS = ("fp16", "bf16", "fp8")
+_ACCELERATE_READ = (PRECISION, "num_processes", "fsdp_config", "parallelism_config")
+_FSDP_READ = (RESHARDS, RECOMPUTES, OFFLOADS, "fsdp_auto_wrap_policy")
+_PRECISIONS = tuple(FSDP2.precisions)
 
 
 def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
@@ -243,35 +230,35 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
     """
     fsdp = section_of(document, "fsdp_config", where)
     mesh = section_of(document, "parallelism_config", where)
-    sizes = {axis: whole_number(mesh, key, where) or 1 for key, axis in _SIZES.items()}
+    sizes = {axis: whole_number(mesh, key, where) or 1 for axis, key in SIZES.items()}
     gpus = whole_number(document, "num_processes", where)
     dp = sizes["dp_replicate"] * sizes["dp_shard"]
     if gpus is not None and dp == 1:
         dp = gpus // (sizes["tp"] * sizes["cp"])
-    keeps_parameters = fsdp.get("fsdp_reshard_after_forward") in (False, "SHARD_GRAD_OP")
+    keeps_parameters = fsdp.get(RESHARDS) in (False, "SHARD_GRAD_OP")
     settings: dict[str, Any] = {
         "dp": dp,
         "tp": sizes["tp"],
         "cp": sizes["cp"],
         "framework": FSDP2.name,
         "zero_stage": 2 if keeps_parameters else 3,
-        "recompute": "full" if fsdp.get("fsdp_activation_checkpointing") else "none",
+        "recompute": "full" if fsdp.get(RECOMPUTES) else "none",
         "overlap": {"dp": True},
         "moe_dispatch": "alltoall",
     }
-    if fsdp.get("fsdp_offload_params"):
+    if fsdp.get(OFFLOADS):
         settings["optimizer_offload"] = 100
     if sizes["dp_replicate"] > 1:
         # Weights are sharded over dp_shard and cp together (accelerate/parallelism_config.py).
         settings["shard_groups"] = sizes["dp_replicate"]
-    if document.get("mixed_precision") in _PRECISIONS:
-        settings["precision"] = document["mixed_precision"]
+    if document.get(PRECISION) in _PRECISIONS:
+        settings["precision"] = document[PRECISION]
     # Options that are off, and axes of one GPU, change nothing.
     switched_on = {key: value for key, value in fsdp.items() if value}
     wide = {key: size for key, size in mesh.items() if size not in (1, None)}
     unread = unread_keys(document, "accelerate", _ACCELERATE_READ)
     unread += unread_keys(switched_on, "accelerate", _FSDP_READ, "fsdp_config")
-    unread += unread_keys(wide, "accelerate", _SIZES, "parallelism_config")
+    unread += unread_keys(wide, "accelerate", SIZES.values(), "parallelism_config")
     return LaunchRun(settings=settings, unread=tuple(unread))
 
 

@@ -15,7 +15,12 @@ from meshwright.costmodel.schedules import schedule_named, traits
 from meshwright.documents import read_text
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import as_compiled
-from meshwright.frameworks.torchtitan import TORCHTITAN
+from meshwright.frameworks.torchtitan import (
+    CHECKPOINTING,
+    MODEL_PARTS,
+    TORCHTITAN,
+    TORCHTITAN_ARGUMENTS,
+)
 from meshwright.model_specs.reader import (
     NamedConfig,
     catalog_names,
@@ -23,7 +28,7 @@ from meshwright.model_specs.reader import (
     flavor_of_config,
     named_config,
 )
-from meshwright.planner.runs.launches.command_line import CommandLine
+from meshwright.planner.runs.launches.command_line import CommandLine, Said
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES
 from meshwright.planner.runs.run_terms import EVERY_SECOND_LAYER
@@ -113,13 +118,9 @@ CONVERTERS = {
 """Precision of the run by the name in `converters` of `model`."""
 _SCHEDULES = {setting.value.lower(): name for name, setting in TORCHTITAN.schedules.items()}
 """torch reads their names in any case (`get_schedule_class`)."""
-_SUBCOMMAND = "activation-checkpoint:"
-"""Of 0.3; the kind of checkpointing follows."""
 _CHECKPOINTS = ("none", "selective", "full", "memory_budget")
 _BY_OPERATOR, _EVERY_SECOND = "op", "2"
 """Values of `selective_ac_option`, whose default is the second."""
-_LOCAL_BATCH = 8
-"""`training.local_batch_size` where nothing says."""
 
 
 def is_torchtitan(line: CommandLine) -> bool:
@@ -134,32 +135,27 @@ def from_torchtitan(command_line: CommandLine, folder: Path) -> LaunchRun:
     kind.
     """
     line = command_line.with_dashes()
-    config = named_config(line.text("--config") or "")
+    config = named_config(line.text(TORCHTITAN_ARGUMENTS["configuration"].flag) or "")
     if config is not None:
         line = line.after(config.words)
-    pp = line.count("--parallelism.pipeline-parallel-degree")
-    model, remarks = _model(line)
+    said = Said(line, TORCHTITAN_ARGUMENTS)
+    model, remarks = _model(said)
     settings: dict[str, Any] = {
-        "seq_len": line.integer("--training.seq-len", 2048),
-        "pp": pp,
-        "tp": line.count("--parallelism.tensor-parallel-degree"),
-        "cp": line.count("--parallelism.context-parallel-degree"),
-        "ep": line.count("--parallelism.expert-parallel-degree"),
+        **{word: said[word] for word in ("seq_len", "pp", "tp", "cp", "ep")},
         "overlap": {"dp": True, "pp": True},
         "moe_dispatch": "alltoall",
+        "sequence_parallel": said["sequence_parallel"] and said["tp"] > 1,
+        "framework": as_compiled(TORCHTITAN.name, compiled=_compiles(said)),
     }
-    one_sequence = line.has("--parallelism.no-enable-sequence-parallel")
-    settings["sequence_parallel"] = settings["tp"] > 1 and not one_sequence
-    settings["framework"] = as_compiled(TORCHTITAN.name, compiled=_compiles(line))
-    settings |= _sharding(line, pp) | _batch(line, pp) | _schedule(line, pp)
+    settings |= _sharding(said) | _batch(said) | _schedule(said)
     settings |= _precision(line, config)
-    settings |= registry_settings(folder, line.text("--module") or "", settings)
+    settings |= registry_settings(folder, said["module"] or "", settings)
     checkpointing, unread = _checkpointing(line)
     settings |= checkpointing
     gpus = line.torchrun_gpus()
     if gpus:
         settings["gpus"] = gpus
-    repeated = _repeats_pipeline(line, settings)
+    repeated = _repeats_pipeline(said, settings)
     if repeated:
         what = "the pipeline fills and drains for every training.local_batch_size sequences"
         remarks.append(f"{what}, and is priced as filled once a step")
@@ -167,17 +163,17 @@ def from_torchtitan(command_line: CommandLine, folder: Path) -> LaunchRun:
     return LaunchRun(
         settings=settings,
         model=model,
-        local_batch=line.integer("--training.local-batch-size", _LOCAL_BATCH),
+        local_batch=said["local_batch"],
         unread=(*line.unread("torchtitan"), *unread),
         remarks=tuple(remarks),
         repeats_pipeline=repeated,
     )
 
 
-def _compiles(line: CommandLine) -> bool:
+def _compiles(said: Said) -> bool:
     """Whether the model is compiled, and not the loss alone."""
-    parts = line.several("--compile.components")
-    return line.switch("--compile.enable") and (not parts or "model" in ",".join(parts).split(","))
+    parts = said.line.several("--compile.components")
+    return said["compiled"] and (not parts or "model" in ",".join(parts).split(","))
 
 
 def _converters(line: CommandLine) -> list[str] | None:
@@ -203,27 +199,23 @@ def _other_converters(line: CommandLine) -> list[str]:
     return [f"--model.converters {name}" for name in others]
 
 
-def _sharding(line: CommandLine, pp: int) -> dict[str, int]:
+def _sharding(said: Said) -> dict[str, int]:
     """ZeRO stage; where the flags give them, the data-parallel degree and the groups of replicas.
 
-    A shard degree of -1 is what is left. Weights are sharded over dp_shard and cp together
-    (torchtitan/distributed/fsdp.py, resolve_fsdp_mesh).
+    Weights are sharded over dp_shard and cp together (torchtitan/distributed/fsdp.py, resolve_fsdp_mesh).
     """
-    shards = line.integer("--parallelism.data-parallel-shard-degree", -1)
-    replicas = line.integer("--parallelism.data-parallel-replicate-degree", 1)
-    reshard = line.text("--parallelism.fsdp-reshard-after-forward", "default")
-    keeps_parameters = reshard == "never" or (reshard == "default" and pp > 1)
+    shards, replicas, reshard = said["shards"], said["replicas"], said["reshard"]
+    keeps_parameters = reshard == "never" or (reshard == "default" and said["pp"] > 1)
     settings = {"zero_stage": 2 if keeps_parameters else 3}
-    context = line.count("--parallelism.context-parallel-degree")
     # Experts are sharded over what ep leaves, whatever the shard degree (parallel_dims.py, efsdp).
-    spreads = line.count("--parallelism.expert-parallel-degree") > 1
-    if shards * context == 1 and (replicas > 1 or (keeps_parameters and not spreads)):
+    one_shard = shards * said["cp"] == 1
+    if one_shard and (replicas > 1 or (keeps_parameters and said["ep"] == 1)):
         settings["zero_stage"] = 0
     if shards > 0:
         settings["dp"] = replicas * shards
-    if line.switch("--training.enable-cpu-offload"):
+    if said["offloads"]:
         settings["optimizer_offload"] = 100
-    if replicas > 1 and shards * context != 1:
+    if replicas > 1 and not one_shard:
         settings["shard_groups"] = replicas
     return settings
 
@@ -239,8 +231,8 @@ def _checkpointing(line: CommandLine) -> tuple[dict[str, Any], list[str]]:
     of_layers = line.text(option)
     early = mode is not None
     for word in line.words:
-        if word.startswith(_SUBCOMMAND):
-            mode, early = word.removeprefix(_SUBCOMMAND), False
+        if word.startswith(CHECKPOINTING):
+            mode, early = word.removeprefix(CHECKPOINTING), False
     if mode is not None and mode not in _CHECKPOINTS:
         raise InputError(
             "is no kind of checkpointing",
@@ -262,51 +254,46 @@ def _checkpointing(line: CommandLine) -> tuple[dict[str, Any], list[str]]:
     return {"recompute": "full"}, [f"{option} {every}"]
 
 
-def _batch(line: CommandLine, pp: int) -> dict[str, int]:
-    local_batch = line.count("--training.local-batch-size", _LOCAL_BATCH)
-    micro_batch = local_batch
-    if pp > 1:
-        micro_batch = line.integer("--parallelism.pipeline-parallel-microbatch-size", 1)
-    settings = {"micro_batch": micro_batch}
-    dp = _sharding(line, pp).get("dp")
-    global_batch = line.integer("--training.global-batch-size", -1)
-    if global_batch > 0:
-        settings["global_batch"] = global_batch
+def _batch(said: Said) -> dict[str, int]:
+    local_batch = said["local_batch"]
+    settings = {"micro_batch": said["micro_batch"] if said["pp"] > 1 else local_batch}
+    dp = _sharding(said).get("dp")
+    if said["global_batch"] > 0:
+        settings["global_batch"] = said["global_batch"]
     elif dp is not None:
         settings["global_batch"] = local_batch * dp
     return settings
 
 
-def _repeats_pipeline(line: CommandLine, settings: Mapping[str, Any]) -> bool:
+def _repeats_pipeline(said: Said, settings: Mapping[str, Any]) -> bool:
     """Whether a step is several local batches, one after the other through the pipeline."""
-    local_batch, dp = line.integer("--training.local-batch-size", _LOCAL_BATCH), settings.get("dp")
-    if settings["pp"] == 1 or dp is None:
+    if settings["pp"] == 1 or "dp" not in settings:
         return False
-    return bool(settings.get("global_batch") != local_batch * dp)
+    return bool(settings.get("global_batch") != said["local_batch"] * settings["dp"])
 
 
-def _schedule(line: CommandLine, pp: int) -> dict[str, Any]:
-    name = line.text("--parallelism.pipeline-parallel-schedule") or "1F1B"
-    if pp == 1:
+def _schedule(said: Said) -> dict[str, Any]:
+    schedule = _SCHEDULES.get(said["schedule"].lower(), "1f1b")
+    if said["pp"] == 1:
         return {}
-    schedule = _SCHEDULES.get(name.lower(), "1f1b")
     if schedule in ("1f1b", "gpipe"):
         return {"schedule": schedule}
     # Two virtual stages are torchtitan's default; the registry module may say otherwise.
     return {"schedule": schedule, "vpp": 2}
 
 
-def _model(line: CommandLine) -> tuple[object, list[str]]:
+def _model(said: Said) -> tuple[object, list[str]]:
     """The model where it is of torchtitan's own registry: a catalog name or its fields, and remarks."""
-    family, name = line.text("--model.name"), line.text("--model.flavor")
-    config, module = line.text("--config"), line.text("--module")
+    family, name = said.line.text("--model.name"), said.line.text("--model.flavor")
+    config, module = said["configuration"], said["module"]
     if family is not None:
         flavor = flavor_named(family, name or "debugmodel")
-        said = f"{family} {name or 'debugmodel'}"
+        told = f"{family} {name or 'debugmodel'}"
     else:
-        flavor, said = flavor_of_config(config or ""), f"--module {module} --config {config}"
+        flavor = flavor_of_config(config or "")
+        told = f"{said.flag('module')} {module} {said.flag('configuration')} {config}"
     if flavor is None:
-        return None, [f"the model of {said} is written in Python: name it yourself"]
+        return None, [f"the model of {told} is written in Python: name it yourself"]
     if flavor.model.name in catalog_names():
         return flavor.model.name, []
     return flavor.model.model_dump(exclude_none=True, exclude_defaults=True), []
@@ -322,8 +309,6 @@ def _model(line: CommandLine) -> tuple[object, list[str]]:
 _SECTION = re.compile(r"\s*(?:#[^\n]*\n\s*)*\[[A-Za-z_][\w.]*\]\s*(?:#[^\n]*)?(?:\n|$)")
 OLD_NAMES = {"training.batch_size": "training.local_batch_size"}
 """Keys before v0.1.0, and what they are called since."""
-MODEL_PARTS = "module_fqns_per_model_part"
-"""Key of `parallelism` with the modules of each chunk of the pipeline."""
 _CONFIG_FLAGS = ("--job.config_file", "--job.config-file")
 _CONFIG_VARIABLE, _GPUS_VARIABLE = "CONFIG_FILE", "NGPU"
 """What torchtitan's run_train.sh takes (v0.2.2)."""
