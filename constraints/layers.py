@@ -403,6 +403,47 @@ class MambaGroups(Rule):
         )
 
 
+class MegatronTokenPrediction(Rule):
+    """No multi-token prediction beside learned positions, nor beside YaRN outside latent attention.
+
+    megatron/training/arguments.py takes `--mtp-num-layers` with position embeddings `rope` and `none` alone;
+    under latent attention YaRN is a `--rope-type` of the first.
+    """
+
+    name = "megatron-mtp-positions"
+    unit = "conditions"
+    of_workload = True
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.model.mtp_layers > 0
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        model, broken = table.workload.model, 0
+        if model.mtp_layers and model.attention is None:
+            scaling = model.rope.scaling
+            turns_by_yarn = scaling is not None and scaling.type == "yarn"
+            broken = int(
+                model.position == "learned" or (model.position == "rope" and turns_by_yarn)
+            )
+        return as_excess(np.full_like(column(table, "tp"), broken))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        model = plan.workload.model
+        if not model.mtp_layers or model.attention is not None:
+            return None
+        if model.position == "rope":
+            if model.rope.scaling is None or model.rope.scaling.type != "yarn":
+                return None
+        elif model.position != "learned":
+            return None
+        embeddings = "YaRN" if model.position == "rope" else "learned positions"
+        return self.finding(
+            value=1,
+            words=f"Megatron-LM has no multi-token prediction beside {embeddings}",
+            remedy="Train without the multi-token-prediction modules (mtp_layers: 0), or without YaRN.",
+        )
+
+
 class MegatronHybrid(Rule):
     """No Mamba-1, no Mamba-2 beside attention; no expert overlap under a pattern; FP8 in whole 16 columns.
 

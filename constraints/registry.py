@@ -58,6 +58,7 @@ from meshwright.constraints.layers import (
     MegatronDispatcherRanks,
     MegatronDispatcherReach,
     MegatronHybrid,
+    MegatronTokenPrediction,
     PrecisionOnDevice,
 )
 from meshwright.constraints.megatron import (
@@ -145,6 +146,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         SINKS_IN_CONTEXT,
         HierarchicalContext(),
         MegatronHybrid(),
+        MegatronTokenPrediction(),
         MegatronSparseAttention(),
         *TORCHTITAN_RULES,
         *TORCHTITAN_GROUP_RULES,

@@ -25,8 +25,11 @@ from meshwright.model_specs.blocks import (
     Mamba2Spec,
     MlaSpec,
     MoeSpec,
+    RopeScaling,
+    RopeSpec,
     SparseIndexerSpec,
 )
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 
 DENSE = ModelSpec(layers=12, hidden=1024, ffn_hidden=4096, heads=16, kv_heads=4, vocab=32000)
@@ -440,6 +443,7 @@ OF_WORKLOADS = {
     "torchtitan-hybrid-layers",
     "deepspeed-hybrid-layers",
     "megatron-hybrid",
+    "megatron-mtp-positions",
     "bisection",
 }
 
@@ -600,6 +604,31 @@ def test_hybrid_layers_are_for_frameworks_that_have_them(
 )
 def test_what_megatron_builds_of_hybrid_models(work: Workload, words: str | None) -> None:
     rule = RULES["megatron-hybrid"]
+    assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is (words is None)
+    finding = rule.check(finished(work, Layout(), 1.0))
+    assert (finding is None) is (words is None)
+    if finding is not None and words is not None:
+        assert words in rule.explain(finding)
+
+
+MTP = {"mtp_layers": 1}
+YARN = RopeSpec(scaling=RopeScaling(type="yarn", factor=4.0))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (DENSE.model_copy(update=MTP), None),
+        (DENSE.model_copy(update={"rope": YARN}), None),
+        (DENSE.model_copy(update={**MTP, "rope": YARN}), "beside YaRN"),
+        (DENSE.model_copy(update={**MTP, "position": "learned"}), "beside learned positions"),
+        (load_catalog_model("deepseek-v3"), None),
+    ],
+)
+def test_megatron_predicts_further_tokens_beside_plain_rope_alone(
+    model: ModelSpec, words: str | None
+) -> None:
+    rule, work = RULES["megatron-mtp-positions"], workload(model)
     assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is (words is None)
     finding = rule.check(finished(work, Layout(), 1.0))
     assert (finding is None) is (words is None)
