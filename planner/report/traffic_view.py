@@ -213,11 +213,10 @@ def _certificate(document: Document) -> str:
         change = f"{percent(abs(saved))} {'more' if saved < 0 else 'less'} than hostname order"
         head = "touched at most (a data-parallel group, a pipeline)"
         return f"{head}: {'; '.join(parts)}; busy up-links: {change}; {took}"
-    what = "busy up-links" if document["objective"] == "traffic" else "the busiest up-link"
     proof = "proven least within the cost model"
     if document["status"] != "optimal":
         proof = f"bound {seconds(document['lower_bound_s'])}, gap {percent(document['gap'], 2)}"
-    return f"{what}: {percent(saved)} less than hostname order; {proof}; {took}"
+    return f"busy up-links: {percent(saved)} less than hostname order; {proof}; {took}"
 
 
 def _reach(name: str, level: Document) -> str:
