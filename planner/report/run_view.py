@@ -13,7 +13,6 @@ from meshwright.planner.report.view import (
     BAR,
     COUNT,
     NUMBER,
-    SECONDS,
     Bar,
     Block,
     Column,
@@ -44,20 +43,6 @@ _ERRORS = {
     "p90_error_pct": "90th",
     "worst_error_pct": "worst",
 }
-
-
-def compressed_view(methods: Sequence[Document]) -> View:
-    """The step by each way to compress gradients; nothing where none was asked for or none is reduced."""
-    if not methods:
-        return []
-    columns = {
-        "method": Column("method"),
-        "codec_s": Column("codec", SECONDS),
-        "step_time_s": Column("step", SECONDS),
-        "speed_up": Column("speed-up", decimals(3)),
-    }
-    rows = [[method[name] for name in columns] for method in methods]
-    return [Heading("With compressed gradients"), Table(list(columns.values()), rows)]
 
 
 def run_view(priced: PricedRun) -> View:
