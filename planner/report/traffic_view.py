@@ -272,11 +272,8 @@ def experts_view(document: Document) -> View:
         if document[name] is not None
     ]
     rows += _traffic(document)
-    if len(document["windows"]) > 1:
-        rows.append(("CVaR over windows", f"mean {document['cvar_mean']:.4f}"))
     if document["from"] is not None:
         rows += _moves(document["from"])
-    rows += [_drift(window) for window in document["drift"] or ()]
     layers = document["layers"]
     head = f"Layers ({min(MOST_LAYERS, len(layers))} of {len(layers)}, widest gaps)"
     view: View = [Facts(rows), Heading("Against the start"), _compared(document["compared"])]
@@ -354,15 +351,6 @@ def _moves(change: Document) -> Pairs:
         bound = f"mean {change['balance_bound_mean']:.4f}{proof}"
         rows.append(("bound within the moves", bound))
     return rows
-
-
-def _drift(window: Document) -> tuple[str, str]:
-    best = min(window["alone_balance_max"].values())
-    words = (
-        f"{window['balance_max']:.4f}, best of one window alone {best:.4f}: {window['gain']:+.4f} "
-        f"better (mean of layers {window['gain_mean']:+.4f})"
-    )
-    return f"worst layer on {window['window']}", words
 
 
 def _widest_gaps(layers: list[Document]) -> Block:
