@@ -18,7 +18,7 @@ from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.mapping.instance import Instance, instance_of
-from meshwright.planner.mapping.least_traffic import least_busiest, least_traffic
+from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import spread_of
 from meshwright.planner.mapping.spread import least_spread
 from meshwright.planner.mapping.spread_bound import ReachWeights
@@ -138,11 +138,11 @@ def case_instance(case: Case, seed: int) -> Instance:
     return instance_of(workload, layout, stages)
 
 
-def run(name: str, seed: int, busiest: bool) -> None:
+def run(name: str, seed: int) -> None:
     """One row of the table."""
     problem = case_instance(CASES[name], seed).problem
     began, cpu = time.monotonic(), time.process_time()
-    found = least_busiest(problem) if busiest else least_traffic(problem)
+    found = least_traffic(problem)
     wall, cpu = time.monotonic() - began, time.process_time() - cpu
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     before, after = (spread_of(a) for a in (problem.hostname_assignment(), found.assignment))
@@ -209,7 +209,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="CASE")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--busiest", action="store_true")
     parser.add_argument("--spread", action="store_true")
     parser.add_argument("--plan", action="store_true", help="whole plans, with no layout given")
     parser.add_argument("--dp-weight", type=int, default=500, help="per mille, with --spread")
@@ -221,7 +220,7 @@ def main() -> None:
             elif arguments.spread:
                 run_spread(name, seed, arguments.dp_weight)
             else:
-                run(name, seed, arguments.busiest)
+                run(name, seed)
 
 
 if __name__ == "__main__":

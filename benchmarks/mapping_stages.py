@@ -1,6 +1,6 @@
 """What each stage of the mapping solver brings: result, bound and time with it and without it.
 
-python -m benchmarks.mapping_stages [--objective traffic|busiest|spread] [--seeds N] [STAGE ...]
+python -m benchmarks.mapping_stages [--objective traffic|spread] [--seeds N] [STAGE ...]
 
 A stage is taken out by replacing one function or number; docs/fabric.md holds the table.
 """
@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from benchmarks.fabric import CASES, Case, case_instance
 from meshwright.planner.mapping.instance import MappingSolution
-from meshwright.planner.mapping.least_traffic import least_busiest, least_traffic
+from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import MappingProblem
 from meshwright.planner.mapping.spread import SpreadParams, SpreadSolution, least_spread
 from meshwright.planner.mapping.spread_build import BandParams
@@ -59,12 +59,6 @@ TRAFFIC: dict[str, Patches] = {
     "slot model": {"least_traffic.is_small": lambda problem: False},
     "exchange": {"least_traffic.exchanged": lambda problem, counts, tries: counts},
 }
-BUSIEST: dict[str, Patches] = {
-    "regular orders": {"least_traffic.regular_orders": lambda problem: iter(())},
-    "slot model": {"least_traffic.is_small": lambda problem: False},
-    "bound by room": {"least_traffic.bound_by_room": lambda problem, largest: 0.0},
-    "ceilings": {"least_traffic._try_ceilings": _nothing},
-}
 SPREAD: dict[str, Patches] = {
     "regular orders": {"spread.regular_orders": lambda problem: iter(())},
     "bands": {"spread._Best.bands": _nothing},
@@ -73,10 +67,9 @@ SPREAD: dict[str, Patches] = {
     "orders of pods": {PARAMS: SpreadParams(bands=BandParams(orders=1))},
     "20 shapes": {PARAMS: SpreadParams(shapes_tried=5)},
 }
-STAGES = {"traffic": TRAFFIC, "busiest": BUSIEST, "spread": SPREAD}
+STAGES = {"traffic": TRAFFIC, "spread": SPREAD}
 SOLVERS: dict[str, Callable[..., MappingSolution]] = {
     "traffic": least_traffic,
-    "busiest": least_busiest,
     "spread": least_spread,
 }
 

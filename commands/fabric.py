@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--objective", type=ChoiceIn("planner.analysis.rank_mapping", "OBJECTIVES"), default="traffic",
     show_default=True,
-    help="traffic: all up-links' time together. busiest: the busiest up-link's. "
+    help="traffic: all up-links' time together. "
     "spread: pods, then leaves, that a group touches at most, then traffic.",
 )  # fmt: skip
 @click.option(

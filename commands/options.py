@@ -357,27 +357,7 @@ def _placement_options() -> Options:
         "windows",
         multiple=True,
         metavar="NAME",
-        help="Array of the file that is a window.",
-    )
-    yield click.option(
-        "--score-window",
-        "score_windows",
-        multiple=True,
-        metavar="NAME",
-        help="Array to score on only, against each window placed alone.",
-    )
-    yield default_option(
-        "--robust",
-        type=ChoiceIn("planner.experts.solve", "ROBUST_OBJECTIVES"),
-        default="guarded",
-        help="Over several windows: the worst and even routing, the worst, or the CVaR.",
-    )
-    yield default_option(
-        "--cvar-share",
-        type=float,
-        default=0.5,
-        metavar="X",
-        help="Share of the windows, the worst ones, that the CVaR is the mean of.",
+        help="Array of the file that is a window; the worst one counts.",
     )
     yield value_option("--split", int, "N", "Cut recorded steps into N windows.", default=1)
     yield click.option(

@@ -167,15 +167,11 @@ def _show_sweep(
     help="What it leaves open: cluster=dgx-h100.",
 )
 @value_option("-o --output", PATH, "FILE", "Write a launch file's run file here.")
-@click.option(
-    "--compress", is_flag=True, help="Say also what compressed gradients would make of the step."
-)
 @calibration_option
 @common
 def estimate_command(
     *,
     run: Path,
-    compress: bool,
     from_launch: bool,
     settings: tuple[str, ...],
     output: Path | None,
@@ -187,10 +183,10 @@ def estimate_command(
     The ranks lie in Megatron's order: tp, cp, dp, pp from the inside.
     """
     from meshwright import api
-    from meshwright.planner.report.run_view import compressed_view, run_view
+    from meshwright.planner.report.run_view import run_view
     from meshwright.planner.request.reader import read_calibration
     from meshwright.planner.runs.launches.reader import price_launch
-    from meshwright.planner.runs.prediction import compressed_steps, run_document
+    from meshwright.planner.runs.prediction import run_document
 
     documents = []
     if from_launch:
@@ -201,11 +197,9 @@ def estimate_command(
         document = run_document(priced)
         documents.append(document)
         warn("warning", priced.warnings)
-        if compress:
-            document["compression"] = compressed_steps(priced)
         if not as_json:
             warn("note", priced.run.remarks)
-            show([*run_view(priced), *compressed_view(document.get("compression", []))])
+            show(run_view(priced))
     if as_json:
         print_json(documents[0] if len(documents) == 1 else {"runs": documents})
 

@@ -13,7 +13,7 @@ import yaml
 from meshwright.cluster_specs.importers.cables import read_ibnetdiscover
 from meshwright.cluster_specs.importers.facts import FileFacts, PlacedNode, SourceText
 from meshwright.cluster_specs.importers.nccl_tests import read_nccl_log
-from meshwright.cluster_specs.importers.node_topology import read_nccl_xml, read_topo_matrix
+from meshwright.cluster_specs.importers.node_topology import read_topo_matrix
 from meshwright.cluster_specs.importers.slurm import read_conf, read_topograph, read_yaml
 from meshwright.cluster_specs.reader import cluster_from_mapping, cluster_names, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
@@ -23,7 +23,7 @@ from meshwright.errors import InputError, near_miss, shown
 # Which formats can be imported, and the reader of each.
 
 
-FORMATS = ("slurm", "topograph", "nvidia-smi", "ibnetdiscover", "nccl-xml", "nccl-tests")
+FORMATS = ("slurm", "topograph", "nvidia-smi", "ibnetdiscover", "nccl-tests")
 
 
 def read_facts(
@@ -51,7 +51,6 @@ def read_facts(
     reader = {
         "nvidia-smi": read_topo_matrix,
         "ibnetdiscover": read_ibnetdiscover,
-        "nccl-xml": read_nccl_xml,
     }
     return reader[form](source, node)
 

@@ -6,7 +6,7 @@ and the best of all mappings of the fabric. Only the plan itself is proven; thes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
@@ -329,16 +329,6 @@ def _broken(
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearParams:
-    """How far a plan's surroundings are looked at."""
-
-    most_priced: int = 160
-    """Layouts priced, a few milliseconds each."""
-    slowest: float = 2.0
-    """Step time of what is shown, over the plan's."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class NearLayout:
     """One layout near the optimum."""
 
@@ -352,62 +342,58 @@ class NearLayout:
     """Whether no other layout here needs neither more time nor more memory."""
 
 
-def near_optimal(plan: Plan, params: NearParams | None = None) -> list[NearLayout]:
-    """The plan and the layouts around it that every rule allows, of the space that the plan was chosen from,
-    fastest first; none without a layout.
+def near_optimal(plan: Plan, *, most_priced: int = 160, slowest: float = 2.0) -> list[NearLayout]:
+    """The plan and layouts around it that every rule allows, of the space that the plan was chosen from.
+
+    Parameters
+    ----------
+    plan
+        A plan of any status.
+    most_priced
+        Layouts priced at most, a few milliseconds each.
+    slowest
+        Longest step that is listed, over the plan's.
+
+    Returns
+    -------
+    list of NearLayout
+        Fastest first; empty where the plan has no layout.
     """
     if plan.layout is None or plan.predicted is None:
         return []
-    params = params or NearParams()
-    plan_s = plan.predicted.step_time_s
-    chosen = _near(layout_from_document(plan.layout), plan_s, max(plan.predicted.memory_gib))
-    around = _around(plan, layout_from_document(plan.layout), plan_s, params)
-    layouts = [replace(chosen, is_plan=True), *around]
-    return list(_with_front(sorted(layouts, key=lambda near: (near.step_time_s, near.memory_gib))))
-
-
-def _around(plan: Plan, start: Layout, start_s: float, params: NearParams) -> Iterator[NearLayout]:
-    """Layouts by single changes from the fastest one at hand."""
-    workload, space, seen = workload_of_plan(plan), PrintedSpace.of_plan(plan), {_key(start)}
-    waiting: list[tuple[float, int, Layout]] = [(start_s, 0, start)]
-    while waiting:
-        _, _, layout = heappop(waiting)
-        for _, changed in layout_changes(layout, workload):
-            if _key(changed) in seen:
+    workload, space = workload_of_plan(plan), PrintedSpace.of_plan(plan)
+    start, start_s = layout_from_document(plan.layout), plan.predicted.step_time_s
+    priced = [(start_s, max(plan.predicted.memory_gib), start)]
+    seen, waiting = {_key(start)}, [(start_s, 0, start)]
+    while waiting and len(seen) <= most_priced:
+        for _, changed in layout_changes(heappop(waiting)[2], workload):
+            if _key(changed) in seen or len(seen) > most_priced:
                 continue
-            if len(seen) > params.most_priced:
-                return
             seen.add(_key(changed))
             if space.outside(layout_document(changed, ((0,),))) is not None:
                 continue
             price = price_evenly(workload, changed)
             seconds, memory_gib = price.step_time_s, price.memory_gib
-            if seconds is None or memory_gib is None or seconds > start_s * params.slowest:
-                continue
-            heappush(waiting, (seconds, len(seen), changed))
-            yield _near(changed, seconds, memory_gib)
-
-
-def _near(layout: Layout, step_time_s: float, memory_gib: float) -> NearLayout:
-    return NearLayout(
-        layout=layout_document(layout, ((0,),)),
-        step_time_s=step_time_s,
-        memory_gib=memory_gib,
-        is_plan=False,
-        on_front=False,
-    )
+            if seconds is not None and memory_gib is not None and seconds <= start_s * slowest:
+                heappush(waiting, (seconds, len(seen), changed))
+                priced.append((seconds, memory_gib, changed))
+    near, least_gib = [], inf
+    for seconds, memory_gib, layout in sorted(priced, key=lambda each: each[:2]):
+        near.append(
+            NearLayout(
+                layout=layout_document(layout, ((0,),)),
+                step_time_s=seconds,
+                memory_gib=memory_gib,
+                is_plan=layout is start,
+                on_front=memory_gib < least_gib,
+            )
+        )
+        least_gib = min(least_gib, memory_gib)
+    return near
 
 
 def _key(layout: Layout) -> tuple[int, ...]:
     return tuple(int(value) for value in vars(layout).values())
-
-
-def _with_front(layouts: Iterable[NearLayout]) -> Iterator[NearLayout]:
-    """The same, fastest first, with those marked that need less memory than every faster one."""
-    least_gib = inf
-    for near in layouts:
-        yield replace(near, on_front=near.memory_gib < least_gib)
-        least_gib = min(least_gib, near.memory_gib)
 
 
 # One choice of a plan at a time: its price with all else kept, and that of the best plan with it.

@@ -21,7 +21,6 @@ from meshwright.planner.mapping.instance import (
 )
 from meshwright.planner.mapping.least_traffic import (
     TIME_LIMIT_S,
-    least_busiest,
     least_traffic,
     with_spares,
 )
@@ -37,7 +36,7 @@ from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import layout_from_document
 from meshwright.planner.solvers.clock import within
 
-OBJECTIVES: tuple[MappingObjective, ...] = ("traffic", "busiest", "spread")
+OBJECTIVES: tuple[MappingObjective, ...] = ("traffic", "spread")
 ORDERS = ("best", "hostname")
 MOST_SPARES = 131_072
 
@@ -147,8 +146,6 @@ def _solved(
 ) -> MappingSolution:
     if objective == "spread":
         return least_spread(instance.problem, weights=weights, time_limit_s=time_limit_s)
-    if objective == "busiest":
-        return least_busiest(instance.problem, time_limit_s=time_limit_s)
     found = least_traffic(instance.problem, time_limit_s=time_limit_s)
     # Of mappings that send the same, one whose pipelines touch few blocks.
     assignment = with_short_pipelines(instance.problem, found.assignment)

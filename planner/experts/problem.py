@@ -49,8 +49,6 @@ class PlacementLimits:
     """Routing groups, runs of consecutive experts, each kept whole on one node; 1 for no such limit."""
     spread: bool = False
     """Replicas of an expert on as many nodes as it has replicas (or on all nodes)."""
-    max_moves: int | None = None
-    """Most (expert, GPU) pairs, over all layers, that the current placement does not hold."""
 
 
 def check_shape(experts: int, shape: SlotShape, limits: PlacementLimits) -> None:
@@ -352,15 +350,12 @@ class MoveParams:
         Seconds that a candidate costs for each GPU and window, about.
     most_steps
         Steps of one curve, at most.
-    most_literals
-        Literals of all layers up to which CP-SAT solves the moves to proof.
     """
 
     norm_power: int = 24
     candidates: int = 60
     candidate_s: float = 16e-9
     most_steps: int = 400
-    most_literals: int = 3_000
 
 
 MOVES = MoveParams()

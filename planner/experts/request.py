@@ -21,7 +21,6 @@ from meshwright.planner.experts.packing import in_order
 from meshwright.planner.experts.placements import read_placement
 from meshwright.planner.experts.problem import PlacementLimits, Slots, SlotShape, check_shape
 from meshwright.planner.experts.recorders import Routing, token_loads
-from meshwright.planner.experts.solve import ROBUST_OBJECTIVES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +35,6 @@ class ExpertRequest:
     spread: bool = False
     balance: float | None = None
     windows: tuple[str, ...] = ()
-    score_windows: tuple[str, ...] = ()
-    robust: str = "guarded"
-    cvar_share: float = 0.5
     split: int = 1
     hold_out: bool = False
     co_activation: Path | None = None
@@ -136,7 +132,6 @@ def _check_options(request: ExpertRequest) -> None:
     """Raises InputError for an option outside its range."""
     for name, value, low, high in (
         ("balance", request.balance, 1.0, 1000.0),
-        ("cvar-share", request.cvar_share, 0.001, 1.0),
         ("gap", request.gap, 0.0, 1.0),
         ("time-limit", request.time_limit_s, 0.01, 86_400.0),
         ("workers", request.workers, 1, 256),
@@ -145,16 +140,10 @@ def _check_options(request: ExpertRequest) -> None:
     ):
         if value is not None and not low <= value <= high:
             raise InputError(f"{name}: must be from {low:g} to {high:g}, got {value:g}")
-    if request.robust not in ROBUST_OBJECTIVES:
-        raise InputError(
-            f"robust: must be one of {', '.join(ROBUST_OBJECTIVES)}, got {request.robust[:40]!r}"
-        )
     if request.replica_choice not in REPLICA_RULES:
         raise InputError(
             f"replica-choice: must be one of {', '.join(REPLICA_RULES)}, got {request.replica_choice[:40]!r}"
         )
-    if request.robust == "cvar" and request.max_moves is not None:
-        raise InputError("robust: cvar does not go with --max-moves, which lowers the worst window")
 
 
 def _check_memory(
@@ -191,7 +180,7 @@ def limits_of(
     by_model = model.moe.router_groups if model is not None and model.moe is not None else None
     implied = by_model or stated_groups
     groups = request.groups if request.groups is not None else (1 if implied % nodes else implied)
-    return PlacementLimits(groups=groups, spread=request.spread, max_moves=request.max_moves)
+    return PlacementLimits(groups=groups, spread=request.spread)
 
 
 # What one call of `experts` works on: the request with all its files read and checked.

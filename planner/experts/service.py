@@ -18,7 +18,6 @@ from meshwright.planner.experts.flows import (
     near_sources,
     slot_choices,
 )
-from meshwright.planner.experts.inputs import read_routing
 from meshwright.planner.experts.less_traffic import layer_caps, less_grouped_traffic, less_traffic
 from meshwright.planner.experts.moves import Moved, count_moves, improve_from
 from meshwright.planner.experts.packing import SlotPacking, greedy_placement, has_duplicates
@@ -33,13 +32,7 @@ from meshwright.planner.experts.request import (
     read_case,
 )
 from meshwright.planner.experts.rows import Solved, State, by_layer
-from meshwright.planner.experts.solve import (
-    PlacementEffort,
-    cvar,
-    drift_row,
-    place_layers,
-    place_robustly,
-)
+from meshwright.planner.experts.solve import PlacementEffort, place_layers
 from meshwright.planner.experts.swaps import Apart, replica_pairs
 from meshwright.planner.solvers.clock import within
 
@@ -366,7 +359,7 @@ def plan_experts(
             bound = state.bound.mean()
             progress(f"first answer: balance {first['balance']:.4f}, bound {bound:.4f}")
 
-    moved = drifted = None
+    moved = None
     with within(request.time_limit_s):
         case = read_case(request)
         if request.max_moves is None:
@@ -381,8 +374,6 @@ def plan_experts(
         else:
             moved = _moved(case, request.max_moves)
             solved = moved.solved
-        if request.score_windows:
-            drifted = drift(case, solved.slots)
     plan = _scored(case, solved)
     document = plan.document
     ungrouped = _without_groups(case) if case.limits.groups > 1 else None
@@ -392,7 +383,6 @@ def plan_experts(
     document["from"] = None
     if case.current is not None:
         document["from"] = change_from(case, case.current, document, moved)
-    document["drift"] = drifted
     return plan
 
 
@@ -419,29 +409,7 @@ def _moved(case: PlacementCase, max_moves: int) -> Moved:
         max_moves,
         limits=case.limits,
         time_limit_s=case.request.time_limit_s,
-        seed=case.request.seed,
     )
-
-
-def drift(case: PlacementCase, slots: Slots) -> list[dict[str, Any]]:
-    """Balance on windows that were not placed on: of this placement, and of each window placed alone."""
-    request, routing = case.request, case.routing
-    effort = PlacementEffort(
-        gap=request.gap, time_limit_s=request.time_limit_s, exact=False, workers=request.workers
-    )
-    alone = {
-        name: place_layers(window[None], case.ground.shape, case.limits, effort).slots
-        for name, window in zip(routing.windows, routing.loads, strict=True)
-    }
-    rows = []
-    for name in request.score_windows:
-        loads = read_routing(request.loads, windows=(name,)).loads
-        if loads.shape[1:] != routing.loads.shape[1:]:
-            raise InputError(
-                f"score-window: {name} has another shape than the windows that are placed on"
-            )
-        rows.append(drift_row(name, loads, slots, alone))
-    return rows
 
 
 def _placed(case: PlacementCase, effort: PlacementEffort) -> Solved:
@@ -449,14 +417,8 @@ def _placed(case: PlacementCase, effort: PlacementEffort) -> Solved:
     request, flows, shape = case.request, case.flows, case.ground.shape
     lower_traffic = flows.known and shape.nodes > 1
     # Under a cap the last permille of balance is given up for traffic anyway: no proof is needed first.
-    solved = place_robustly(
-        case.routing.loads,
-        shape,
-        case.limits,
-        replace(effort, exact=not lower_traffic),
-        objective=request.robust,
-        share=request.cvar_share,
-    )
+    first_effort = replace(effort, exact=not lower_traffic)
+    solved = place_layers(case.routing.loads, shape, case.limits, first_effort)
     if not lower_traffic:
         return solved
     # Leaves are not alike to a token that touches several nodes: with a trace over leaves the order stays.
@@ -514,8 +476,6 @@ def _scored(case: PlacementCase, solved: Solved) -> ExpertPlan:
         "nodes": shape.nodes,
         "groups": case.limits.groups,
         "windows": list(routing.windows),
-        "robust": case.request.robust,
-        "cvar_mean": _mean_cvar(routing.loads, solved.slots, case.request.cvar_share),
         "wall_s": None,
     }
     for key in MEAN_FIGURES:
@@ -548,9 +508,3 @@ def _warnings(case: PlacementCase, balance: float, bound: float) -> tuple[str, .
             f"have the mean {bound:.4f}"
         )
     return tuple(warnings)
-
-
-def _mean_cvar(loads: Loads, slots: Slots, share: float) -> float:
-    """CVaR of the balance over the windows, mean over layers."""
-    by_window = [gpu_share(window[None], slots).max(axis=1) for window in loads]
-    return float(cvar(np.stack(by_window, axis=1), share).mean())

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,10 +40,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleParams:
-    """How much is listed."""
+    """How many orders of parts are tried."""
 
-    most_examined: int = 200_000
-    """Bundles looked at in one listing, about a second."""
     most_permuted: int = 5
     """Inner parts of which all orders are tried; 6 would be 720 orders."""
 
@@ -103,9 +100,6 @@ def bundles_within(
     part_duals: FloatArray,
     ceiling_s: FloatArray,
     limit: int,
-    *,
-    most_s: float = inf,
-    params: BundleParams = DEFAULT_BUNDLES,
 ) -> list[Bundle] | None:
     """Every bundle whose reduced cost is at most its kind's ceiling; None above `limit`.
 
@@ -117,18 +111,13 @@ def bundles_within(
         Shape [kinds].
     limit
         Bundles listed at most. The empty bundle is left out.
-    most_s
-        Dearer bundles are left out, whatever their parts earn.
     """
     listed: list[Bundle] = []
-    examined = 0
     for kind, block in enumerate(kinds):
         enumeration = _Enumeration(problem, kind, block, part_duals)
         for bundle in enumeration.within(float(ceiling_s[kind])):
-            examined += 1
-            if bundle.cost_s <= most_s:
-                listed.append(bundle)
-            if len(listed) > limit or examined > params.most_examined:
+            listed.append(bundle)
+            if len(listed) > limit:
                 return None
     return listed
 
@@ -289,19 +278,14 @@ def candidates_within(
     relaxation: Relaxation,
     delta_s: float,
     before: BundleCandidates | None = None,
-    *,
-    most_s: float = inf,
 ) -> BundleCandidates | None:
     """Bundles and partitions of reduced cost at most `delta_s`; None where bundles are too many.
 
-    Partitions that were too many for a smaller delta, `before`, are not listed again. Bundles that keep a
-    leaf's link busy for more than `most_s` are left out.
+    Partitions that were too many for a smaller delta, `before`, are not listed again.
     """
     duals = relaxation.part_duals
     ceiling_s = relaxation.leaf_reduced_s + delta_s
-    bundles = bundles_within(
-        problem, relaxation.kinds, duals, ceiling_s, MOST_BUNDLES, most_s=most_s
-    )
+    bundles = bundles_within(problem, relaxation.kinds, duals, ceiling_s, MOST_BUNDLES)
     if bundles is None:
         return None
     parts = most_parts(problem)

@@ -410,7 +410,7 @@ def _aligned(problem: MappingProblem, before: list[int], group: list[int]) -> li
 # What solving a mapping problem gives, and the best mapping on the way there.
 
 
-MappingObjective = Literal["traffic", "busiest", "spread"]
+MappingObjective = Literal["traffic", "spread"]
 PROVEN = 1e-6
 """Relative difference of price and bound below which they count as equal: sums of floats."""
 
@@ -438,14 +438,13 @@ class MappingSolution:
 
     @property
     def price_s(self) -> float:
-        """The objective: seconds of all up-links, or of the busiest."""
-        return self.loads.busiest_s if self.objective == "busiest" else self.loads.total_s
+        """Seconds that all up-links are busy in a step."""
+        return self.loads.total_s
 
     @property
     def hostname_s(self) -> float:
-        """The objective in hostname order."""
-        loads = self.hostname_loads
-        return loads.busiest_s if self.objective == "busiest" else loads.total_s
+        """Seconds that all up-links are busy in hostname order."""
+        return self.hostname_loads.total_s
 
     @property
     def gap(self) -> float:

@@ -144,12 +144,6 @@ class PatternPricing:
         patterns = self._traced(tables, kind, first, used, size)
         yield from zip(kind.tolist(), by_use[kind, used].tolist(), patterns, strict=True)
 
-    def least_by_use(self) -> FloatArray:
-        """Least cost of a block of each kind with u slots in use, s; infinite above its room, [kinds, u]."""
-        by_stage = np.repeat(self._group_s[:, None, :], self._stages, axis=1)
-        last = self._closed(self._tables(by_stage))
-        return np.asarray(last.min(axis=(1, 3)), dtype=np.float64)
-
     def _tables(self, reduced: FloatArray) -> FloatArray:
         """Least cost up to each stage, a table for each, [stages, ...].
 

@@ -109,15 +109,15 @@ class SlotModel:
         bound = value if status == cp_model.OPTIMAL else solver.best_objective_bound
         return assignment, value, bound
 
-    def sent_up(self, unit_s: float) -> Iterator[list[Any]]:
-        """What every group sends up the link of each block, in whole units of time; block by block.
+    def sent_up(self, unit_s: float) -> Iterator[Any]:
+        """What every group sends up the link of each block, in whole units of time.
 
         Each term is rounded, by half a unit at most.
         """
         costs = (self.problem.pod_s_per_byte, self.problem.leaf_s_per_byte)
         for blocks, level_cost in zip(self.levels, costs, strict=True):
             for block, s_per_byte in zip(blocks, level_cost, strict=True):
-                yield self._sent_by_groups(block, s_per_byte, unit_s)
+                yield from self._sent_by_groups(block, s_per_byte, unit_s)
 
     def _sent_by_groups(self, block: list[int], s_per_byte: float, unit_s: float) -> list[Any]:
         inside = [sum(cell[leaf] for leaf in block) for cell in self.cells]
@@ -162,7 +162,7 @@ def least_sum_in(
 ) -> tuple[IntArray, float] | None:
     """`least_sum` within the constraints that a model has already."""
     unit_s = start_s / UNITS
-    terms = [term for block in slots.sent_up(unit_s) for term in block]
+    terms = list(slots.sent_up(unit_s))
     solution = slots.search(sum(terms), start)
     if solution is None:
         return None

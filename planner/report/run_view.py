@@ -50,17 +50,6 @@ _ERRORS = {
 }
 
 
-def compressed_view(methods: Sequence[Document]) -> View:
-    """The step by each way to compress gradients; nothing where none was asked for or none is reduced."""
-    columns: Columns = {
-        "method": "method",
-        "codec_s": "codec",
-        "step_time_s": "step",
-        "speed_up": Column("speed-up", decimals(3)),
-    }
-    return section("With compressed gradients", methods, columns)
-
-
 def run_view(priced: PricedRun) -> View:
     """A run's layout and prices, measured beside predicted where both are known."""
     run, workload = priced.run, priced.run.workload

@@ -202,11 +202,10 @@ def _certificate(document: Document) -> str:
         change = f"{percent(abs(saved))} {'more' if saved < 0 else 'less'} than hostname order"
         head = "touched at most (a data-parallel group, a pipeline)"
         return f"{head}: {'; '.join(parts)}; busy up-links: {change}; {took}"
-    what = "busy up-links" if document["objective"] == "traffic" else "the busiest up-link"
     proof = "proven least within the cost model"
     if document["status"] != "optimal":
         proof = f"bound {seconds(document['lower_bound_s'])}, gap {percent(document['gap'], 2)}"
-    return f"{what}: {percent(saved)} less than hostname order; {proof}; {took}"
+    return f"busy up-links: {percent(saved)} less than hostname order; {proof}; {took}"
 
 
 def _reach(name: str, level: Document) -> str:
@@ -247,11 +246,8 @@ _MEANS = {
 def experts_view(document: Document) -> View:
     """The view of what `experts --json` prints: balance and bound, traffic, moves, and the widest gaps."""
     rows = [*_balance(document), *_traffic(document)]
-    if len(document["windows"]) > 1:
-        rows.append(("CVaR over windows", f"mean {document['cvar_mean']:.4f}"))
     if document["from"] is not None:
         rows += _moves(document["from"])
-    rows += [_drift(window) for window in document["drift"] or ()]
     compared = table(document["compared"], _COMPARED)
     view: View = [Facts(rows), Heading("Against the start"), compared]
     layers = [{"layer": index, **layer} for index, layer in enumerate(document["layers"])]
@@ -341,15 +337,6 @@ def _moves(change: Document) -> Pairs:
         ("moves", f"{count(change['moves'])}{limit}; {before}, {worst}"),
         ("bound within the moves", f"{bound} (optimal)" if bound and change["optimal"] else bound),
     ]
-
-
-def _drift(window: Document) -> tuple[str, str]:
-    best = min(window["alone_balance_max"].values())
-    words = (
-        f"{window['balance_max']:.4f}, best of one window alone {best:.4f}: {window['gain']:+.4f} "
-        f"better (mean of layers {window['gain_mean']:+.4f})"
-    )
-    return f"worst layer on {window['window']}", words
 
 
 # Loads of GPUs by layer as a picture.

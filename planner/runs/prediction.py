@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict
 from meshwright.cluster_specs.allocation import allocated_places
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
-from meshwright.costmodel.alpha_beta import Compression, compressions
 from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.estimate import Estimate, Stages, estimate_layout, stage_memory_parts_gib
 from meshwright.costmodel.footprint import context_gib, offloaded_gib
@@ -22,8 +21,6 @@ from meshwright.costmodel.placement import nested_placement, nested_positions
 from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import fit_probability, with_stragglers
 from meshwright.costmodel.recount import recounted_placement
-from meshwright.costmodel.states import rank_parameters
-from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import path_text
 from meshwright.errors import InputError
@@ -311,129 +308,47 @@ class Grade(BaseModel):
     mark: Mark
 
 
-@dataclass(frozen=True, kw_only=True)
-class GradeTargets:
-    """Targets, as fractions, of the guides to distributed training that docs/worked_examples.md checks."""
-
-    mfu: float = 0.40
-    excellent_mfu: float = 0.50
-    bubble: float = 0.10
-    """Most of the step that a pipeline may idle."""
-    hidden: float = 0.80
-    """Least of the communication that should run beside compute."""
-    micro_batches_a_stage: float = 4.0
+TARGETS = {
+    "MFU": 0.40,
+    "pipeline bubble": 0.10,
+    "micro-batches a stage": 4.0,
+    "communication hidden": 0.80,
+}
+"""Least of each figure, of the bubble the most (guides that docs/worked_examples.md checks)."""
+EXCELLENT_MFU = 0.50
 
 
-def grades(
-    layout: LayoutDoc, predicted: Predicted, targets: GradeTargets | None = None
-) -> list[Grade]:
-    """Figures of a layout with their marks.
-
-    The hidden share is 1 - exposed communication / time that links are busy, over all levels.
+def grades(layout: LayoutDoc, predicted: Predicted) -> list[Grade]:
+    """Figures of a layout beside their targets.
 
     Parameters
     ----------
     layout, predicted
         A layout, and what the cost model expects of it.
-    targets
-        The usual ones by default.
 
     Returns
     -------
     list of Grade
-        MFU, then bubble and micro-batches a stage of a pipeline, then what is hidden, where anything is sent.
+        MFU; of a pipeline the bubble over the step, and micro-batches a stage; where anything is sent,
+        1 - exposed communication / time that links are busy, over all levels.
     """
-    aims = targets or GradeTargets()
-    graded = [_at_least("MFU", predicted.mfu, aims.mfu, excellent=aims.excellent_mfu)]
+    parts, figures = predicted.breakdown_s, {"MFU": predicted.mfu}
     if layout.pp > 1:
-        bubble = predicted.breakdown_s.get("pipeline_bubble", 0.0) / predicted.step_time_s
-        mark: Mark = "good" if bubble < aims.bubble else "below target"
-        ratio = layout.num_micro_batches / layout.pp
-        graded += [
-            Grade(
-                what="pipeline bubble", value=bubble, target=aims.bubble, is_share=True, mark=mark
-            ),
-            _at_least("micro-batches a stage", ratio, aims.micro_batches_a_stage, is_share=False),
-        ]
-    parts = predicted.breakdown_s.items()
-    exposed_s = sum(seconds for name, seconds in parts if name.endswith("_comm"))
+        bubble_s = parts.get("pipeline_bubble", 0.0)
+        figures["pipeline bubble"] = bubble_s / predicted.step_time_s
+        figures["micro-batches a stage"] = layout.num_micro_batches / layout.pp
     busy_s = sum(level.mean_s for level in predicted.level_traffic)
     if busy_s > 0:
-        hidden = 1.0 - min(exposed_s / busy_s, 1.0)
-        graded.append(_at_least("communication hidden", hidden, aims.hidden))
-    return graded
+        exposed_s = sum(seconds for name, seconds in parts.items() if name.endswith("_comm"))
+        figures["communication hidden"] = 1.0 - min(exposed_s / busy_s, 1.0)
+    return [_graded(what, value) for what, value in figures.items()]
 
 
-def _at_least(
-    what: str,
-    value: float,
-    target: float,
-    *,
-    excellent: float = float("inf"),
-    is_share: bool = True,
-) -> Grade:
-    mark: Mark = "good" if value >= target else "below target"
-    if value >= excellent:
+def _graded(what: str, value: float) -> Grade:
+    target = TARGETS[what]
+    is_met = value < target if what == "pipeline bubble" else value >= target
+    mark: Mark = "good" if is_met else "below target"
+    if what == "MFU" and value >= EXCELLENT_MFU:
         mark = "excellent"
+    is_share = what != "micro-batches a stage"
     return Grade(what=what, value=value, target=target, is_share=is_share, mark=mark)
-
-
-# What compressed gradients would make of a run's step.
-
-
-CODEC_BYTES_PER_S = 500e9
-"""Rate at which a GPU packs and unpacks gradients: a few passes over HBM."""
-
-
-def compressed_steps(
-    priced: PricedRun, codec_bytes_per_s: float = CODEC_BYTES_PER_S
-) -> list[dict[str, Any]]:
-    """The step of a run with its gradients compressed, by each way that there is.
-
-    The reduction's bytes shrink as the way sends fewer; what hides beside compute hides as before; the codec,
-    which computes, hides beside nothing. Memory and weights are as they were.
-
-    Parameters
-    ----------
-    priced
-        A run with its price.
-    codec_bytes_per_s
-        At which a GPU packs and unpacks 16-bit gradients, above 0.
-
-    Returns
-    -------
-    list of dict
-        By `method`: `codec_s`, `step_time_s`, `speed_up` over the run as it is, and whether it `pays`;
-        empty where nothing is reduced.
-    """
-    layout = priced.run.layout
-    ranks = int(layout.dp) * int(layout.cp)
-    if ranks < 2:
-        return []
-    plain_s = priced.predicted.step_time_s
-    dense, expert = rank_parameters(priced.run.workload.model, layout, None)
-    gradient_bytes = 2.0 * float(np.asarray(dense) + np.asarray(expert))
-    rows = []
-    for way in compressions():
-        codec_s = way.passes * gradient_bytes / codec_bytes_per_s
-        step_s = codec_s + _exchanged_step_s(priced, way, ranks)
-        rows.append(
-            {
-                "method": way.name,
-                "codec_s": codec_s,
-                "step_time_s": step_s,
-                "speed_up": plain_s / step_s,
-                "pays": step_s < plain_s,
-            }
-        )
-    return rows
-
-
-def _exchanged_step_s(priced: PricedRun, way: Compression, ranks: int) -> float:
-    """The step without the codec: the ways compress 16-bit gradients, whatever the run reduces."""
-    prediction, workload = priced.prediction, priced.run.workload
-    context = make_context(workload, priced.run.layout, prediction.placement)
-    sent_bytes = 2.0 * way.traffic_ratio(ranks)
-    framework = replace(context.constants.framework, gradient_bytes=sent_bytes)
-    thinner = replace(context, constants=replace(context.constants, framework=framework))
-    return float(np.asarray(exact_step(thinner, prediction.stages).seconds))

@@ -1,4 +1,4 @@
-"""nvidia-smi, ibnetdiscover, NCCL's XML and nccl-tests logs; and the command around them."""
+"""nvidia-smi, ibnetdiscover and nccl-tests logs; and the command around them."""
 
 from __future__ import annotations
 
@@ -170,58 +170,6 @@ def test_bad_ibnetdiscover_is_named(tmp_path: Path, old: str, new: str, part: st
     assert part in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("file", "node", "expected"),
-    [
-        ("nccl-ncv4.xml", "dgx-a100", (4, 2, 300.0, 25.0)),
-        ("nccl-ndv5-pci.xml", "dgx-h100", (8, 8, None, 400.0)),
-        ("rccl-mi300x.xml", "mi300x", (8, 8, None, 400.0)),
-    ],
-)
-def test_nccl_xml(file: str, node: str, expected: tuple[int, int, float | None, float]) -> None:
-    """Pairs of A100 on 12 NVLinks of 25 GB/s and one 100 Gb/s port; 8 GPUs elsewhere."""
-    cluster = imported("nccl-xml", file, node).cluster
-    domain, rate, nic = cluster.nvlink_domain, cluster.nvlink_gb_per_s, cluster.nic_gbps_per_gpu
-    assert (cluster.gpus_per_node, domain, rate, nic) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ('<!DOCTYPE system [<!ENTITY a "b">]><system/>', ":1: a document type or entity"),
-        ("<system>\n<cpu></system>", ":2: not valid XML: mismatched tag"),
-        ("<graph/>", ":1: expected the root element system, got 'graph'"),
-        ("<system>" + "<pci>" * 40, "nested deeper than 32"),
-        ('<system>\n<nic><net speed="fast"/></nic></system>', ":2: speed: expected a whole number"),
-        ('<system><gpu sm="70"/></system>', "is volta, but the node dgx-h100"),
-        ("<system/>", "expected gpu elements"),
-        ('<system><nvlink target="a" count="1"/></system>', "a link outside of a gpu"),
-    ],
-)
-def test_bad_xml_is_named(tmp_path: Path, text: str, part: str) -> None:
-    path = tmp_path / "topo.xml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError) as error:
-        import_topology("nccl-xml", [path], "dgx-h100")
-    assert part in str(error.value)
-
-
-def test_an_nvswitch_gives_every_gpu_all_links(tmp_path: Path) -> None:
-    link = '<nvlink target="{}" count="9" tclass="0x068000"/>'
-    gpu = (
-        '<pci busid="{0}"><gpu dev="{0}" sm="90">'
-        + link.format("s1")
-        + link.format("s2")
-        + "</gpu></pci>"
-    )
-    path = tmp_path / "topo.xml"
-    path.write_text(
-        f"<system><cpu>{''.join(gpu.format(n) for n in range(4))}</cpu></system>", encoding="utf-8"
-    )
-    cluster = import_topology("nccl-xml", [path], "dgx-h100").cluster
-    assert (cluster.gpus_per_node, cluster.nvlink_domain, cluster.nvlink_gb_per_s) == (4, 4, 450.0)
-
-
 def test_a_log_of_one_node_measures_its_scale_up_domain() -> None:
     """320 of 450 GB/s; 12 us of an all-gather of 8 are log2(8) = 3 hops of 4 us."""
     (entry,) = imported(
@@ -364,7 +312,6 @@ SAMPLES = {
     "topograph": ("topograph-tree.conf", "dgx-h100"),
     "nvidia-smi": ("nvidia-smi-dgx-h100.txt", "dgx-h100"),
     "ibnetdiscover": ("ibnetdiscover-dgx.txt", "gb200-nvl72"),
-    "nccl-xml": ("nccl-ncv4.xml", "dgx-a100"),
     "nccl-tests": ("nccl-tests-all-gather-1-node.log", "dgx-h100"),
 }
 

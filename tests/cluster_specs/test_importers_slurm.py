@@ -237,7 +237,7 @@ def test_hostile_text_is_an_error_in_words(text: str) -> None:
     from meshwright.cluster_specs.reader import read_cluster
 
     node = read_cluster("dgx-h100")
-    for form in ("slurm", "topograph", "nvidia-smi", "ibnetdiscover", "nccl-xml", "nccl-tests"):
+    for form in ("slurm", "topograph", "nvidia-smi", "ibnetdiscover", "nccl-tests"):
         message = "x:"
         try:
             facts = read_facts(form, [SourceText(name="x", text=text)], node)

@@ -198,13 +198,12 @@ def _priced_launch(path: Path) -> object:
 
 
 def _topology(form: str, path: Path) -> object:
-    node = {"nccl-xml": "dgx-h100", "nvidia-smi": "dgx-h100"}.get(form, "dgx-h100")
-    return import_topology(form, [path], node)
+    return import_topology(form, [path], "dgx-h100")
 
 
 _TOPOLOGIES = {
     "slurm": "slurm*", "topograph": "topograph*", "nvidia-smi": "nvidia-smi*",
-    "ibnetdiscover": "ibnetdiscover*", "nccl-xml": "*.xml", "nccl-tests": "nccl-tests*",
+    "ibnetdiscover": "ibnetdiscover*", "nccl-tests": "nccl-tests*",
 }  # fmt: skip
 READERS = (
     Reader("model", read_model, _model),

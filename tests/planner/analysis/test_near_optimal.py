@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 import meshwright
-from meshwright.planner.analysis.neighbours import NearLayout, NearParams, near_optimal, neighbours
+from meshwright.planner.analysis.neighbours import NearLayout, near_optimal, neighbours
 from meshwright.planner.plan.document import Plan
 from tests.planner.analysis.test_trace import piped
 
@@ -57,7 +57,7 @@ def test_the_degrees_make_the_same_gpus_and_batch(plan: Plan, layouts: list[Near
 
 
 def test_bounds_are_kept(plan: Plan) -> None:
-    few = near_optimal(plan, NearParams(most_priced=10, slowest=1.2))
+    few = near_optimal(plan, most_priced=10, slowest=1.2)
     assert 1 <= len(few) <= 11
     assert max(near.step_time_s for near in few) <= 1.2 * few[0].step_time_s * 1.2
 
@@ -76,7 +76,7 @@ def test_only_layouts_of_the_printed_space_are_drawn() -> None:
     assert plan.status == "optimal"
     assert plan.solver.space is not None
     assert plan.objective.step_time_s is not None
-    near = near_optimal(plan, NearParams(most_priced=60))
+    near = near_optimal(plan, most_priced=60)
     assert len(near) > 5
     for each in near:
         assert each.step_time_s >= plan.objective.step_time_s * (1 - 1e-3)

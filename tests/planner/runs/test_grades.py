@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.prediction import Grade, GradeTargets, grades
+from meshwright.planner.runs.prediction import grades
 from tests.plans import make_plan
 
 
@@ -19,12 +19,6 @@ def plan() -> Plan:
     done = CliRunner().invoke(main, [*words.split(), "--json"])
     assert done.exit_code == 0, done.output
     return Plan.model_validate({k: v for k, v in json.loads(done.stdout).items() if k != "schema"})
-
-
-def marked(plan: Plan, targets: GradeTargets) -> list[Grade]:
-    assert plan.layout is not None
-    assert plan.predicted is not None
-    return grades(plan.layout, plan.predicted, targets)
 
 
 def test_a_pipeline_is_graded_by_every_target(plan: Plan) -> None:
@@ -37,15 +31,32 @@ def test_a_pipeline_is_graded_by_every_target(plan: Plan) -> None:
     assert all(0 <= grade.value <= 1 for grade in marks.values() if grade.is_share)
 
 
-def test_marks_follow_the_targets(plan: Plan) -> None:
-    easy = GradeTargets(
-        mfu=0.0, excellent_mfu=0.0, bubble=1.0, hidden=0.0, micro_batches_a_stage=0.0
+@pytest.mark.parametrize(
+    ("mfu", "bubble_s", "exposed_s", "marks"),
+    [
+        (0.50, 0.9, 2.0, ["excellent", "good", "good", "good"]),
+        (0.49, 1.0, 2.1, ["good", "below target", "good", "below target"]),
+        (0.39, 0.0, 0.0, ["below target", "good", "good", "good"]),
+    ],
+)
+def test_marks_follow_the_targets(
+    plan: Plan, mfu: float, bubble_s: float, exposed_s: float, marks: list[str]
+) -> None:
+    """A step of 10 s, links busy for 10 s, 8 micro-batches on 2 stages."""
+    assert plan.layout is not None
+    assert plan.predicted is not None
+    level = plan.predicted.level_traffic[0].model_copy(update={"busy_s": 10.0, "mean_busy_s": None})
+    predicted = plan.predicted.model_copy(
+        update={
+            "step_time_s": 10.0,
+            "mfu": mfu,
+            "breakdown_s": {"pipeline_bubble": bubble_s, "tp_comm": exposed_s},
+            "level_traffic": [level],
+        }
     )
-    hard = GradeTargets(
-        mfu=1.0, excellent_mfu=1.0, bubble=0.0, hidden=1.1, micro_batches_a_stage=1e9
-    )
-    assert [grade.mark for grade in marked(plan, easy)] == ["excellent", "good", "good", "good"]
-    assert {grade.mark for grade in marked(plan, hard)} == {"below target"}
+    graded = grades(plan.layout.model_copy(update={"num_micro_batches": 8}), predicted)
+    assert [grade.mark for grade in graded] == marks
+    assert graded[2].value == 4.0
 
 
 def test_nothing_is_graded_without_a_prediction() -> None:
