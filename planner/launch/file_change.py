@@ -18,12 +18,11 @@ from meshwright.costmodel.workload import Execution
 from meshwright.errors import InputError
 from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
 from meshwright.frameworks.torchtitan import MODEL_PARTS, TORCHTITAN_ARGUMENTS
-from meshwright.planner.launch.torchtitan import pipeline_modules
 from meshwright.planner.plan.document import Plan, ScriptDiff, ScriptEdit
 from meshwright.planner.runs.launches.command_line import CommandLine, words_of
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.reader import launch_document, launch_of_text, run_of_inputs
-from meshwright.planner.runs.launches.torchtitan import CONVERTERS, OLD_NAMES
+from meshwright.planner.runs.launches.torchtitan import OLD_NAMES
 from meshwright.planner.runs.prediction import arrangement, predict_run
 from meshwright.planner.runs.run_file import Run
 
@@ -167,8 +166,8 @@ def _is_continued(text: str, line_start: int) -> bool:
 SAME_PRICE = 1e-3
 """Relative difference of a step that counts as the plan's own price."""
 
-Edited = Callable[[Sequence[FlagEdit]], str]
-"""The text of a file with some edits."""
+Meaning = Callable[[Sequence[FlagEdit]], object]
+"""What a file says with some edits."""
 
 
 class FileChange:
@@ -185,12 +184,14 @@ class FileChange:
         except InputError:
             return None
 
-    def _smallest(self, edits: list[FlagEdit], edited: Edited) -> list[FlagEdit]:
-        """The edits without those that the file means the same without."""
-        target = self._meaning(edited(edits))
-        for edit in list(edits):
-            others = [other for other in edits if other is not edit]
-            if self._meaning(edited(others)) == target:
+    def _smallest(
+        self, edits: list[FlagEdit], groups: Iterable[list[FlagEdit]], meaning: Meaning
+    ) -> list[FlagEdit]:
+        """The edits without the groups of them that the file means the same without."""
+        target = meaning(edits)
+        for group in groups:
+            others = [edit for edit in edits if edit not in group]
+            if len(others) < len(edits) and meaning(others) == target:
                 edits = others
         return edits
 
@@ -206,24 +207,31 @@ class FileChange:
         if text != self._text or not edits:
             prediction = predict_run(run_of_file(text, self._path, self._plan))
             step_s = float(prediction.estimate.step_time_s)
-            notes += self._what_is_missing(step_s)
+            assert self._plan.predicted is not None
+            planned_s = self._plan.predicted.step_time_s
+            if abs(step_s / planned_s - 1) > SAME_PRICE:
+                rest = (
+                    "the order of ranks (mapping/ranks.csv of -o DIR) and what the file cannot say"
+                )
+                notes.append(
+                    f"the edited file is priced at {step_s:.3f} s, the plan at {planned_s:.3f} s: {rest}"
+                )
         return ScriptDiff(
-            edits=[_edit_document(edit) for edit in edits],
-            patch="".join(_ended(line) for line in lines),
+            edits=[
+                ScriptEdit(name=edit.flag, before=_joined(edit.before), after=_joined(edit.after))
+                for edit in edits
+            ],
+            patch="".join(
+                line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+                for line in lines
+            ),
             step_time_s=step_s,
             note="; ".join(notes),
         )
 
-    def _what_is_missing(self, step_s: float) -> list[str]:
-        """What the file cannot say of the plan, where its price is another."""
-        assert self._plan.predicted is not None
-        planned_s = self._plan.predicted.step_time_s
-        if abs(step_s / planned_s - 1) <= SAME_PRICE:
-            return []
-        rest = "the order of ranks (mapping/ranks.csv of -o DIR) and what the file cannot say"
-        return [
-            f"the edited file is priced at {step_s:.3f} s, the plan at {planned_s:.3f} s: {rest}"
-        ]
+
+def _joined(values: tuple[str, ...] | None) -> str | None:
+    return None if values is None else " ".join(values)
 
 
 def run_of_file(text: str, path: Path, plan: Plan) -> Run:
@@ -262,20 +270,8 @@ def leaves_of(document: dict[str, Any], place: str = "") -> dict[str, Any]:
 
 
 def key_edit(name: str, before: object, after: object) -> FlagEdit:
-    texts = (None if value is None else (json.dumps(value),) for value in (before, after))
-    first, last = texts
+    first, last = (None if value is None else (json.dumps(value),) for value in (before, after))
     return FlagEdit(flag=name, before=first, after=last)
-
-
-def _edit_document(edit: FlagEdit) -> ScriptEdit:
-    before, after = (
-        None if values is None else " ".join(values) for values in (edit.before, edit.after)
-    )
-    return ScriptEdit(name=edit.flag, before=before, after=after)
-
-
-def _ended(line: str) -> str:
-    return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
 # Keys of a configuration file that a plan changes.
@@ -292,16 +288,14 @@ class DocumentChange(FileChange):
 
     def diff(self) -> ScriptDiff:
         """The edits, and the file with them."""
-        edits = []
-        for name, value in self._wants.items():
-            if self._has.get(name) != value:
-                edits.append(key_edit(name, self._has.get(name), value))
-        edits += [
-            key_edit(name, value, None)
-            for name, value in self._has.items()
-            if name not in self._wants
+        edits = [
+            key_edit(name, self._has.get(name), self._wants.get(name))
+            for name in {**self._wants, **self._has}
+            if self._has.get(name) != self._wants.get(name)
         ]
-        edits = self._smallest(edits, self._edited)
+        edits = self._smallest(
+            edits, [[edit] for edit in edits], lambda some: self._meaning(self._edited(some))
+        )
         return self._result(edits, self._edited(edits), "")
 
     def _edited(self, edits: Sequence[FlagEdit]) -> str:
@@ -341,7 +335,7 @@ class TomlChange(FileChange):
     ) -> None:
         super().__init__(path, text, plan)
         self._has = leaves_of(document)
-        self._wants = _keys(wanted, self._has) | self._precision() | self._parts()
+        self._wants = _keys(wanted, self._has)
 
     def diff(self) -> ScriptDiff:
         """The edits, and the file with them."""
@@ -350,38 +344,27 @@ class TomlChange(FileChange):
             for name, value in self._wants.items()
             if self._has.get(name) != value
         ]
-        edits = self._smallest(edits, self._edited)
+        edits = self._smallest(
+            edits, [[edit] for edit in edits], lambda some: self._meaning(self._edited(some))
+        )
         text = self._edited(edits)
         if not self._says(text, edits):
             return self._result(edits, self._text, "change the keys by hand")
-        return self._result(edits, text, "")
+        return self._result(edits, text, self._note())
 
-    def _precision(self) -> dict[str, object]:
-        """The converters of the model, where they stand for another precision than the plan's."""
-        listed = self._has.get("model.converters") or []
-        if not isinstance(listed, list):
-            return {}
-        now = [CONVERTERS[name] for name in map(str, listed) if name in CONVERTERS]
-        planned = self._plan.inputs.precision
-        if planned == (now[-1] if now else "bf16"):
-            return {}
-        kept: list[object] = [name for name in listed if str(name) not in CONVERTERS]
-        named = [name for name, precision in CONVERTERS.items() if precision == planned]
-        return {"model.converters": kept + named[-1:]}
-
-    def _parts(self) -> dict[str, object]:
-        """The modules of each chunk, for a pipeline; up to torchtitan 0.2 the head is called output."""
-        layout = self._plan.layout
-        parts = None if layout is None else pipeline_modules(layout)
-        if parts is None:
-            return {}
-        parts[-1][-1] = "output"
-        return {f"parallelism.{MODEL_PARTS}": parts}
+    def _note(self) -> str:
+        """Keys whose values are lists, which are left as they are."""
+        layout, lists = self._plan.layout, []
+        if layout is not None and layout.pp > 1:
+            lists.append(f"parallelism.{MODEL_PARTS}")
+        if self._plan.inputs.precision != "bf16":
+            lists.append("model.converters")
+        return f"set by hand as -o DIR writes it: {' and '.join(lists)}" if lists else ""
 
     def _edited(self, edits: Sequence[FlagEdit]) -> str:
         text = self._text if self._text.endswith("\n") else f"{self._text}\n"
         for edit in edits:
-            text = _with_key(text, edit.flag, _shown(self._wants[edit.flag]))
+            text = _with_key(text, edit.flag, json.dumps(self._wants[edit.flag]))
         return text
 
     def _says(self, text: str, edits: Sequence[FlagEdit]) -> bool:
@@ -391,13 +374,6 @@ class TomlChange(FileChange):
         except tomllib.TOMLDecodeError:
             return False
         return all(leaves.get(edit.flag) == self._wants[edit.flag] for edit in edits)
-
-
-def _shown(value: object) -> str:
-    """A value as TOML; a list of lists with a line for each."""
-    if isinstance(value, list) and value and isinstance(value[0], list):
-        return "".join(("[\n", *(f"    {json.dumps(part)},\n" for part in value), "]"))
-    return json.dumps(value)
 
 
 def _keys(words: Sequence[str], has: dict[str, Any]) -> dict[str, object]:
@@ -456,6 +432,8 @@ _ANCHORS = (
     ),
 )
 """Flags behind which new ones are written."""
+_DEFAULTS = (("1",), ("none",), ("adam",), ("0",))
+"""Values of new flags that mostly hold without them."""
 _FAMILIES = {"recompute", "cuda", "fp8", "fp4", "checkpoint"}
 """First words of flags that are refused or mean nothing without one another."""
 
@@ -477,9 +455,8 @@ class ScriptChange(FileChange):
     def diff(self) -> ScriptDiff:
         """The edits, written into the text where that is possible."""
         candidates = [*self._sets(), *self._removals()]
-        target = self._meaning_of_words(self._edited_words(candidates))
-        edits = self._needed(candidates, target)
-        text = self._written(edits, target)
+        edits = self._needed(candidates)
+        text = self._written(edits, self._meaning_of(candidates))
         if text is None:
             return self._result(
                 edits, self._text, "change the flags by hand: the script computes them"
@@ -513,28 +490,13 @@ class ScriptChange(FileChange):
                 edits.append(FlagEdit(flag=flag, before=values, after=None))
         return edits
 
-    def _needed(self, edits: list[FlagEdit], target: object) -> list[FlagEdit]:
+    def _needed(self, edits: list[FlagEdit]) -> list[FlagEdit]:
         """The fewest edits with the meaning of all; flags that begin with the same word stay together."""
-        subjects = [_subject(edit.flag) for edit in edits]
-        kept = list(edits)
-        for subject in dict.fromkeys(subjects):
-            others = [edit for edit in kept if _subject(edit.flag) != subject]
-            if self._meaning_of_words(self._edited_words(others)) == target:
-                kept = others
-        for edit in list(kept):
-            if edit.before is not None or edit.after in ((), None):
-                continue
-            others = [other for other in kept if other is not edit]
-            if (
-                self._is_default(edit)
-                and self._meaning_of_words(self._edited_words(others)) == target
-            ):
-                kept = others
-        return kept
-
-    def _is_default(self, edit: FlagEdit) -> bool:
-        """Whether a new flag says what holds without it."""
-        return edit.after in (("1",), ("none",), ("adam",), ("0",))
+        subjects = dict.fromkeys(_subject(edit.flag) for edit in edits)
+        groups = [[edit for edit in edits if _subject(edit.flag) == name] for name in subjects]
+        # A new flag may say what holds without it.
+        groups += [[edit] for edit in edits if edit.before is None and edit.after in _DEFAULTS]
+        return self._smallest(edits, groups, self._meaning_of)
 
     def _written(self, edits: Sequence[FlagEdit], target: object) -> str | None:
         """The file with the edits, in the first way of writing them that its reader understands."""
@@ -558,8 +520,8 @@ class ScriptChange(FileChange):
                 flags[edit.flag] = edit.after
         return _words(flags)
 
-    def _meaning_of_words(self, words: list[str]) -> object:
-        launch = self._launch(words)
+    def _meaning_of(self, edits: Sequence[FlagEdit]) -> object:
+        launch = self._launch(self._edited_words(edits))
         if launch is None:
             return None
         try:

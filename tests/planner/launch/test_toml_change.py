@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.launch.compare import script_diff
+from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
@@ -34,11 +35,7 @@ components = ["model", "loss"]
 ADDED = ["cluster=dgx-h100,gpus=16"]
 
 
-@pytest.mark.parametrize(
-    ("pin", "precision"),
-    [("pp=1", "bf16"), ("pp=1,tp=2", "fp8"), ("pp=2,vpp=2", "bf16"), ("pp=4,vpp=1", "bf16")],
-)
-def test_the_patched_file_has_the_plans_price(pin: str, precision: str, tmp_path: Path) -> None:
+def toml_plan(pin: str, precision: str) -> Plan:
     request = read_request(
         model="llama-3-8b",
         cluster="dgx-h100",
@@ -50,7 +47,12 @@ def test_the_patched_file_has_the_plans_price(pin: str, precision: str, tmp_path
         pin=f"{pin},cp=1,micro_batch=1",
         forbid="shard-groups",
     )
-    plan = fastest_plan(request)
+    return fastest_plan(request)
+
+
+@pytest.mark.parametrize("pin", ["pp=1", "pp=1,tp=4"])
+def test_the_patched_file_has_the_plans_price(pin: str, tmp_path: Path) -> None:
+    plan = toml_plan(pin, "bf16")
     path = written(tmp_path, TOML, "train.toml")
     diff = script_diff(path, plan)
     assert diff.note == ""
@@ -62,6 +64,16 @@ def test_the_patched_file_has_the_plans_price(pin: str, precision: str, tmp_path
     assert 'components = ["model", "loss"]' in path.read_text(encoding="utf-8")
     again = script_diff(path, plan)
     assert (again.edits, again.patch) == ([], "")
+
+
+def test_lists_are_left_to_the_user_and_named(tmp_path: Path) -> None:
+    path = written(tmp_path, TOML, "train.toml")
+    diff = script_diff(path, toml_plan("pp=2,vpp=2", "fp8"))
+    assert "parallelism.module_fqns_per_model_part and model.converters" in diff.note
+    apply(diff.patch, path)
+    text = path.read_text(encoding="utf-8")
+    assert "pipeline_parallel_degree = 2" in text
+    assert "converters = []" in text
 
 
 def test_a_pipeline_that_runs_several_times_a_step_is_said(tmp_path: Path) -> None:
