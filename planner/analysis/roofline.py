@@ -17,6 +17,7 @@ from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.states import rank_parameters
 from meshwright.errors import InfeasibleError
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT
 from meshwright.planner.calculators.roofline import (
     network_roofline,
     nominal_level_rates,
@@ -233,13 +234,7 @@ def _point(product: KernelShape, c: Context) -> dict[str, Any]:
 
 COMPUTE_PARTS = ("gemm", "attention", "memory_bound", "head", "recompute", "optimizer")
 """Parts of the breakdown in which a GPU computes."""
-EXPOSED_PARTS = {
-    "tp": ("tp_comm",),
-    "cp": ("cp_comm",),
-    "ep": ("ep_comm",),
-    "dp": ("dp_comm",),
-    "pp": ("pipeline_p2p",),
-}
+EXPOSED_PARTS = {axis: (f"{axis}_comm",) for axis in MEGATRON_DEFAULT} | {"pp": ("pipeline_p2p",)}
 """Parts of the breakdown in which nothing hides an axis' communication."""
 
 
