@@ -341,7 +341,7 @@ def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:
     LayerTime
         The same layer, its `ep_comm` less what is hidden.
     """
-    if not c.workload.overlap.ep:
+    if not c.workload.ep_overlap:
         return layer
     hidden_share = c.constants.framework.ep_hidden
     sent_f, sent_b = layer.forward["ep_comm"], layer.backward["ep_comm"]

@@ -281,7 +281,7 @@ def _gradient_buckets(plan: Plan) -> dict[str, Any] | None:
     workload = workload_of_plan(plan).on(int(layout.gpus))
     stack = stack_constants(workload)
     parameters = float(np.asarray(bucket_parameters(workload, stack, layout)))
-    if not parameters or not workload.overlap.dp:
+    if not parameters or not workload.dp_overlap:
         return None
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     most = max(float(np.max(part)) for part in rank_parameters(workload.model, layout, stages))
