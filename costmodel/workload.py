@@ -341,7 +341,7 @@ def inside_and_between(members: IntArray, size: IntArray) -> tuple[IntArray, Int
 
 @dataclass(frozen=True, kw_only=True)
 class Execution(RunSettings):
-    """Every execution setting of a plan."""
+    """Every execution setting of a plan, once."""
 
     fp8_params: bool = False
 

@@ -54,7 +54,7 @@ from meshwright.planner.plan.nodes import unused_nodes
 from meshwright.planner.plan.robustness import changes, step_as_it_stands_s
 from meshwright.planner.plan.texts import plan_path, plan_placement, read_plan, workload_of_plan
 from meshwright.planner.plan.verify import faults
-from meshwright.planner.request.choices import DEGREES
+from meshwright.planner.request.choices import OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.launches.reader import read_launch
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout_from_document
@@ -281,7 +281,7 @@ READABLE = (
     "accelerate.yaml",
 )
 """What `estimate --from-launch` reads."""
-_OF_LAYOUT = (*DEGREES, "vpp", "micro_batch", "zero_stage", "sequence_parallel", "recompute")
+_OF_LAYOUT = (*(choice.name for choice in OF_LAYOUT), "sequence_parallel")
 _OF_INPUTS = ("seq_len", "global_batch", "precision", "optimizer")
 _OF_MODEL = ("layers", "hidden", "heads", "ffn_hidden")
 
