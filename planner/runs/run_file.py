@@ -30,7 +30,7 @@ from meshwright.frameworks.catalog import (
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.reader import model_from_mapping, read_model, with_twin_facts
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.request.choices import NUMBERS
+from meshwright.planner.request.choices import NUMBERS, NUMERICS, OF_EXECUTION
 from meshwright.planner.request.executions import FP8_ATTENTION_ON
 from meshwright.planner.runs.launches.command_line import fields_of, refuse_adapters
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
@@ -512,22 +512,27 @@ def _run(
 def _execution_of(settings: SettingsDoc) -> dict[str, Any]:
     """How a run says that it is run, or the flags of its recipe, by the names of a workload."""
     recipe = settings.recipe
-    overlaps = {f"{axis}_overlap": on for axis, on in settings.overlap.model_dump().items()}
-    return overlaps | {
-        "cuda_graph": settings.cuda_graph or cuda_graph_kind(recipe),
-        "cp_comm": cp_comm_kind(settings.cp_comm),
-        "cp_inner": settings.cp_inner,
-        "moe_dispatch": settings.moe_dispatch or moe_dispatch_kind(recipe),
-        "gradient_dtype": gradient_type_of(
-            settings.gradient_dtype or recipe.get("gradient_sync", "")
-        ),
-        "moment_dtype": settings.moment_dtype,
-        "fp8_params": _switch(settings.fp8_params, recipe, "fp8_param_gather"),
-        "fp8_attention": _switch(settings.fp8_attention, recipe, "fp8_attention") is True,
-        "fp8_recipe": settings.fp8_recipe,
-        "te_loss": settings.fused_loss,
-        "offload_modules": offloaded_set(settings.offload_modules),
+    fields = {choice.name: choice.run_file or choice.name for choice in (*OF_EXECUTION, *NUMERICS)}
+    said = {
+        name: getattr(settings, own, None) for name, own in fields.items() if name != "compiled"
     }
+    overlaps = {f"{axis}_overlap": on for axis, on in settings.overlap.model_dump().items()}
+    return (
+        said
+        | overlaps
+        | {
+            "cuda_graph": settings.cuda_graph or cuda_graph_kind(recipe),
+            "cp_comm": cp_comm_kind(settings.cp_comm),
+            "cp_inner": settings.cp_inner,
+            "moe_dispatch": settings.moe_dispatch or moe_dispatch_kind(recipe),
+            "gradient_dtype": gradient_type_of(
+                settings.gradient_dtype or recipe.get("gradient_sync", "")
+            ),
+            "fp8_params": _switch(settings.fp8_params, recipe, "fp8_param_gather"),
+            "fp8_attention": _switch(settings.fp8_attention, recipe, "fp8_attention") is True,
+            "offload_modules": offloaded_set(settings.offload_modules),
+        }
+    )
 
 
 def _switch(stated: bool | None, recipe: dict[str, Any], name: str) -> bool | None:
