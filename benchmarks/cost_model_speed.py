@@ -18,7 +18,7 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.estimate import estimate_layout, peak_memory_gib, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
-from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.mappings import matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -34,7 +34,9 @@ def workload(model: str) -> Workload:
         gpus=GPUS,
         global_batch=2048,
         seq_len=8192,
-        overlap=Overlap(dp=True, tp=True, pp=True),
+        dp_overlap=True,
+        tp_overlap=True,
+        pp_overlap=True,
     )
 
 

@@ -312,7 +312,7 @@ class MegatronSparseAttention(Rule):
         if not self.applies(work):
             return as_excess(np.zeros_like(tp))
         narrow = is_narrow(work)
-        of_run = int(work.cuda_graph != "none") + int(bool(work.fp8_parameters))
+        of_run = int(work.cuda_graph != "none") + int(bool(work.fp8_params))
         of_run += int(work.model.mtp_layers > 0)
         of_run += int(work.cluster.device.architecture not in ("hopper", "blackwell"))
         recomputed = (column(table, "recompute") & int(Recompute.MLA_UP_PROJECTION)) != 0
@@ -326,7 +326,7 @@ class MegatronSparseAttention(Rule):
         architecture, broken = work.cluster.device.architecture, []
         if work.cuda_graph != "none":
             broken.append(f"CUDA graphs ({work.cuda_graph})")
-        if work.fp8_parameters:
+        if work.fp8_params:
             broken.append("parameters in FP8")
         if work.model.mtp_layers:
             broken.append("multi-token prediction")

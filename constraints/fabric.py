@@ -23,7 +23,7 @@ from meshwright.constraints.rule import (
     of,
     takes_whole_matrices,
 )
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.layout import LAYER_AXES, Layout, Placement
 from meshwright.costmodel.workload import Workload
 
 ROUNDING = 1.0 + 1e-9
@@ -196,16 +196,13 @@ def _domain_gpus(workload: Workload) -> int:
 # that, and `ScaleUpDomain(("tp", "cp"))` or `ScaleUpDomain(("ep",))` forbids it.
 
 
-ScaleUpAxis = Literal["tp", "cp", "ep", "etp"]
-
-
 class ScaleUpDomain(Rule):
     """The product of the given degrees <= GPUs of the scale-up domain (of the node where there is none)."""
 
     unit = "GPUs"
 
-    def __init__(self, axes: Sequence[ScaleUpAxis]) -> None:
-        if not axes or set(axes) - set(get_args(ScaleUpAxis)):
+    def __init__(self, axes: Sequence[str]) -> None:
+        if not axes or set(axes) - set(LAYER_AXES):
             raise ValueError(f"axes {tuple(axes)}: give one or more of tp, cp, ep, etp")
         self.axes = tuple(axes)
         self.name = "scale-up-" + "-".join(self.axes)

@@ -23,7 +23,7 @@ from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, planned
 from meshwright.frameworks.fsdp2 import FSDP2
-from meshwright.frameworks.record import Framework
+from meshwright.frameworks.record import DEGREES_OF_FRAMEWORKS, Framework
 from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.model_specs.reader import Flavor, built_alike
 from meshwright.model_specs.schema import ModelSpec
@@ -348,7 +348,7 @@ class AllowedDegrees(Rule):
         self.name = f"{framework.name}-degrees"
         self.framework = framework
         allowed: dict[str, tuple[int, ...]] = {
-            axis: (1,) for axis in ("cp", "pp", "vpp", "ep", "etp") if axis not in framework.axes
+            axis: (1,) for axis in DEGREES_OF_FRAMEWORKS if axis not in framework.axes
         }
         stages = tuple(framework.zero_stages)
         if len(stages) < len(ZERO_STAGES):

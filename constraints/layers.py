@@ -320,14 +320,14 @@ class MegatronAllGather(Rule):
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         work = table.workload
-        broken = int(work.overlap.ep) + int(is_narrow(work)) if self.applies(work) else 0
+        broken = int(work.ep_overlap) + int(is_narrow(work)) if self.applies(work) else 0
         return as_excess(np.full_like(column(table, "tp"), broken))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         work = plan.workload
         if work.model.moe is None or work.moe_dispatch != "allgather":
             return None
-        broken = ["overlap of expert communication"] if work.overlap.ep else []
+        broken = ["overlap of expert communication"] if work.ep_overlap else []
         if work.precision not in ("bf16", "fp16"):
             broken.append(f"tokens in {work.precision}")
         if not broken:
@@ -465,7 +465,7 @@ class MegatronHybrid(Rule):
             odd = model.mamba is not None and model.mamba.projected_width % 16 > 0
             broken = int(model.mamba_beside_attention) + int(odd and is_narrow(work))
             broken += int(model.mamba1 is not None)
-            broken += int(work.overlap.ep and model.hybrid_pattern is not None)
+            broken += int(work.ep_overlap and model.hybrid_pattern is not None)
         return as_excess(np.full_like(column(table, "tp"), broken))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
@@ -479,7 +479,7 @@ class MegatronHybrid(Rule):
             columns = mamba.projected_width
             if columns != columns // 16 * 16:
                 broken.append(f"{columns} columns of a Mamba-2 projection in {work.precision}")
-        if work.model.hybrid_pattern is not None and work.overlap.ep:
+        if work.model.hybrid_pattern is not None and work.ep_overlap:
             broken.append("expert traffic hidden under a pattern of layers")
         if not broken:
             return None

@@ -96,7 +96,7 @@ MEGATRON_TENSOR_OVERLAP = AtMost(
     name="megatron-tp-overlap",
     sentence="tp <= 1 with tensor-parallel overlap under multi-head latent attention",
     unit="ranks",
-    binds=lambda work: work.overlap.tp and work.model.attention is not None,
+    binds=lambda work: work.tp_overlap and work.model.attention is not None,
     value=of("tp"),
     words="tensor-parallel overlap at tp {tp} under multi-head latent attention",
     remedy="Turn the overlap off, or set tp to 1.",
@@ -108,7 +108,7 @@ called q_down_proj and the like (megatron/core/transformer/multi_latent_attentio
 
 def _narrow_states(workload: Workload) -> bool:
     """Whether parameters live in FP8, or moments in 16 bits."""
-    return bool(workload.fp8_parameters) or workload.moment_bytes < _WIDE_MOMENT_BYTES
+    return bool(workload.fp8_params) or workload.moment_bytes < _WIDE_MOMENT_BYTES
 
 
 _WIDE_MOMENT_BYTES = 4
@@ -298,7 +298,7 @@ def refused_recompute(workload: Workload, mask: NDArray[np.int64]) -> NDArray[np
     array of bool, shape [n]
     """
     full = (mask & int(Recompute.FULL)) > 0
-    refused = full & workload.overlap.ep
+    refused = full & workload.ep_overlap
     if workload.cuda_graph == "partial":
         refused |= graphs_refuse(workload, mask)
     if workload.cuda_graph == "full" and workload.model.moe is not None:
@@ -322,7 +322,7 @@ class MegatronExpertOverlap(Rule):
     unit = "conditions"
 
     def applies(self, workload: Workload) -> bool:
-        return workload.model.moe is not None and workload.overlap.ep
+        return workload.model.moe is not None and workload.ep_overlap
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         plain = (column(table, "pp") > 1) & (column(table, "vpp") == 1)
@@ -335,7 +335,7 @@ class MegatronExpertOverlap(Rule):
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         layout = plan.layout
-        if plan.workload.model.moe is None or not plan.workload.overlap.ep:
+        if plan.workload.model.moe is None or not plan.workload.ep_overlap:
             return None
         broken = []
         if int(layout.ep) == 1:

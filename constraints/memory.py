@@ -167,7 +167,7 @@ moments on, and speaks of mixed precision in bf16."""
 
 def _narrow_parameters(workload: Workload) -> bool:
     """Whether parameters live in FP8 under scales of the tensor's own."""
-    return bool(workload.fp8_parameters) and workload.fp8_recipe != "delayed"
+    return bool(workload.fp8_params) and workload.fp8_recipe != "delayed"
 
 
 MEGATRON_OFFLOAD_FP8 = AtMost(

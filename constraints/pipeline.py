@@ -156,7 +156,8 @@ class ScheduleShape(Rule):
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         codes = column(table, "schedule")
-        pp, vpp, m = (column(table, name) for name in ("pp", "vpp", "num_micro_batches"))
+        pp, vpp = column(table, "pp"), column(table, "vpp")
+        m = column(table, "num_micro_batches")
         faults = ((codes != Schedule.ONE_F_ONE_B) & (pp == 1)).astype(np.int64)
         for schedule in Schedule:
             chosen = codes == schedule

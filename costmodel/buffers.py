@@ -397,8 +397,8 @@ def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> F
     shards = 1 if stack_constants(workload).whole_logits else tp
     logits = rank_tokens(workload, layout) * model.vocab / shards
     per_logit = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes)
-    if workload.fused_loss is not None:
-        per_logit = np.asarray(_FUSED_LOGIT_BYTES if workload.fused_loss else _PLAIN_LOGIT_BYTES)
+    if workload.te_loss is not None:
+        per_logit = np.asarray(_FUSED_LOGIT_BYTES if workload.te_loss else _PLAIN_LOGIT_BYTES)
     logit_bytes = per_logit * logits
     head_gradient = 2.0 * model.vocab * model.hidden / tp
     peak = np.maximum(logit_bytes, 2.0 * logits + head_gradient)
@@ -523,7 +523,7 @@ def _stranded_forward(workload: Workload, layout: Layout) -> NDArray[np.float64]
     inner = (matrices + 1.0) * model.ffn_hidden
     if model.state_space is not None:
         inner = max(inner, float(model.state_space.projected_width + model.state_space.width))
-    gathered = 4.0 * model.hidden * (0.0 if workload.overlap.tp else 1.0)
+    gathered = 4.0 * model.hidden * (0.0 if workload.tp_overlap else 1.0)
     around = np.where(tp > 1, gathered, 4.0 * model.hidden / sequence_shards(layout))
     per_token = 2.0 * inner / tp + around
     of_layer = np.asarray(rank_tokens(workload, layout) * per_token)

@@ -258,7 +258,7 @@ def hiding_windows(c: Context) -> NDArray[np.float64]:
     group = np.where(has_trait(layout.schedule, "in_groups"), np.minimum(layout.pp, m), m)
     several = np.maximum(group * (vpp - 1.0) / vpp, 1.0)
     windows = np.where(_chunk_by_chunk(c), several, reductions)
-    overlapped = windows * float(c.workload.overlap.dp)
+    overlapped = windows * float(c.workload.dp_overlap)
     if c.constants.framework.reduces_after_backward:
         alone = (np.asarray(layout.pp) > 1) | (np.asarray(layout.zero_stage) == 0)
         overlapped = np.where(alone, 0.0, overlapped)
@@ -320,7 +320,7 @@ def _groups(
         size: Floats = bucket
     elif not framework.bucket_parameters:
         size = np.maximum(layer, rest)
-    elif framework.bucket_parameters_per_rank and not c.workload.overlap.dp:
+    elif framework.bucket_parameters_per_rank and not c.workload.dp_overlap:
         size = np.inf
     else:
         size = bucket_parameters(c.workload, framework, c.layout)
@@ -458,7 +458,7 @@ def size_range(c: Context) -> SizeRange | None:
     layout, framework, workload = c.layout, c.constants.framework, c.workload
     record = framework_of_stack(workload.framework).gradient_buckets
     is_fixed = not workload.chooses_buckets or workload.bucket_mb is not None
-    if record is None or is_fixed or not workload.overlap.dp:
+    if record is None or is_fixed or not workload.dp_overlap:
         return None
     stage, vpp, pp = (np.asarray(x) for x in (layout.zero_stage, layout.vpp, layout.pp))
     is_open = np.isin(stage, record.zero_stages) & (vpp == 1)

@@ -333,7 +333,7 @@ def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:
     LayerTime
         The layer with its `ep_comm` less what is hidden; itself without EP overlap.
     """
-    if not c.workload.overlap.ep:
+    if not c.workload.ep_overlap:
         return layer
     hidden_share = c.constants.framework.ep_hidden
     sent_f, sent_b = layer.forward["ep_comm"], layer.backward["ep_comm"]

@@ -351,7 +351,7 @@ def layer_bytes(workload: Workload, layout: Layout, saved: SavedActivations) -> 
 # Bounds on the memory of pipeline ranks over all splits of the layers, for many layouts at once.
 
 
-_OF_PIPELINE = ("pp", "vpp", "num_micro_batches", "schedule")
+OF_PIPELINE = ("pp", "vpp", "num_micro_batches", "schedule")
 """What of a layout decides how many micro-batches a rank holds activations of."""
 ROUNDING = 1e-9
 """What bounds leave for sums in another order."""
@@ -451,7 +451,7 @@ def peak_bounds(workload: Workload, layout: Layout) -> PeakBounds:
     layer = layer_bytes(workload, layout, saved)
     beside = _beside_layers(workload, layout, saved)
     pp = np.asarray(layout.pp)
-    pipelines = Layout(**{name: np.asarray(getattr(layout, name)) for name in _OF_PIPELINE})
+    pipelines = Layout(**{name: np.asarray(getattr(layout, name)) for name in OF_PIPELINE})
     kept, relief, recomputed = np.empty(pp.shape), np.empty(pp.shape), np.empty(pp.shape)
     for degree in np.unique(pp):
         rows = np.flatnonzero(pp == degree)

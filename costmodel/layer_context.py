@@ -94,7 +94,7 @@ class Context:
     @property
     def tp_overlaps(self) -> bool:
         """Whether GEMMs run beside their tensor-parallel transfers; Megatron-Bridge never does with NVFP4."""
-        return self.workload.overlap.tp and self.workload.precision != "nvfp4"
+        return self.workload.tp_overlap and self.workload.precision != "nvfp4"
 
     @cached_property
     def sequence_shards(self) -> Floats:

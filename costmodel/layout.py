@@ -196,6 +196,10 @@ AXES = ("tp", "cp", "dp", "pp")
 """The axes that tile the cluster, in Megatron's order without the expert axes."""
 STAGE_AXES = AXES[:-1]
 """Of the ranks of one pipeline stage."""
+EXPERT_AXES = ("etp", "ep", "edp")
+"""The axes of the experts on the ranks of a stage, innermost first."""
+LAYER_AXES = ("tp", "cp", "ep", "etp")
+"""Axes whose groups talk within the layers of a micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -245,8 +245,8 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
         _Settings(
             kernel=workload.attention_kernel,
             gradient_bytes=workload.gradient_bytes,
-            fp8_parameters=workload.fp8_parameters,
-            fused_loss=workload.fused_loss,
+            fp8_parameters=workload.fp8_params,
+            fused_loss=workload.te_loss,
             fused_norm=workload.fused_norm,
         ),
     )

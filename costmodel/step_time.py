@@ -62,7 +62,7 @@ def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
     once, flushes = 2.0 * boundary_s(c), c.workload.flushes
     beside = np.maximum(once - chunk_s, framework.dp_interference * once)
-    hidden = (vpp > 1) & c.workload.overlap.pp
+    hidden = (vpp > 1) & c.workload.pp_overlap
     steady = np.where(hidden, beside, framework.p2p_exposed * once)
     return np.where(pp > 1, steady * m * vpp + flushes * once * (pp - 1), 0.0)
 

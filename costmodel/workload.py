@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,22 +37,64 @@ Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
 """Scales from the steps before, from each tensor itself, or from each of its blocks of 128 elements."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Overlap:
-    """Which communication the run tries to hide under compute, by axis."""
-
-    dp: bool = False
-    """Gradients and parameters under the backward and forward passes."""
-    tp: bool = False
-    """Tensor-parallel transfers beside the products that need them."""
-    pp: bool = False
-    """Transfers between interleaved stages under compute."""
-    ep: bool = False
-    """The expert all-to-all of one micro-batch under another's compute."""
+_TYPE_BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class RunSettings:
+    """How software runs a layout: what an `Execution` chooses and a `Workload` is priced with."""
+
+    moe_dispatch: Dispatcher = "alltoall"
+    """NCCL's all-to-all (a copy of a token for each expert), its all-gather (every token to every rank of the
+    expert group), or one copy per destination: DeepEP, HybridEP."""
+    ep_overlap: bool = False
+    """The expert all-to-all of one micro-batch runs under another's compute."""
+    tp_overlap: bool = False
+    """GEMMs run beside their tensor-parallel transfers."""
+    dp_overlap: bool = False
+    """Gradients are reduced under the last backward passes."""
+    pp_overlap: bool = False
+    """Interleaved stages send under compute."""
+    cuda_graph: GraphScope = "none"
+    """What CUDA graphs launch: nothing, the feed-forward part, attention and router, the whole step."""
+    cp_comm: ContextExchange = "p2p"
+    """Context parallelism passes keys and values around a ring (p2p), or swaps heads for tokens (a2a), or
+    does both in groups (a2a+p2p), or gathers them all before attention (all_gather; not planned)."""
+    cp_inner: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Ranks that swap heads for tokens in a2a+p2p; None for as many as follow from the layout."""
+    compiled: bool = False
+    """Layers run under torch.compile, where the framework leaves that open."""
+    gradient_dtype: StateType | None = None
+    """Type in which gradients are added up and reduced; None where the framework leaves no choice."""
+    moment_dtype: StateType = "fp32"
+    """Type of the optimizer's moments."""
+    fp8_params: bool | None = None
+    """Parameters are kept and gathered at the narrow precision, without a 16-bit copy; None for what the
+    software stack does."""
+    fp8_attention: bool = False
+    """The matrix products of attention run in FP8 beside those of the layers."""
+    fp8_recipe: Fp8Recipe | None = None
+    """How FP8 scales come about; None in other precisions, and where the framework leaves no choice."""
+    te_loss: bool | None = None
+    """Cross entropy is Transformer Engine's one kernel over 16-bit logits; None for the framework's own."""
+    offload_modules: OffloadedModules = "none"
+    """Modules of each layer whose saved tensors are copied to the host's memory and back."""
+    bucket_mb: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
+    """Gradients that are reduced together, MB of 10^6 bytes; None for the framework's own size."""
+
+    @property
+    def gradient_bytes(self) -> int | None:
+        """Bytes of a gradient element when it is reduced, 2 or 4; None for what the stack reduces."""
+        return None if self.gradient_dtype is None else _TYPE_BYTES[self.gradient_dtype]
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of a moment of the optimizer, 2 or 4."""
+        return _TYPE_BYTES[self.moment_dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(RunSettings):
     """A model, a cluster and a batch, and how the software runs them."""
 
     model: ModelSpec
@@ -69,20 +111,11 @@ class Workload:
     """adam, sgd or muon."""
     framework: str = DEFAULT_FRAMEWORK
     """Name of a software stack: one of `meshwright.frameworks.catalog.STACK_NAMES`."""
-    overlap: Overlap = field(default_factory=Overlap)
-    cuda_graph: str = "none"
-    """none, feed_forward (of each layer, or just its router), partial (attention too) or full (the step)."""
+    compiled: bool = field(init=False, default=False)
+    """Whether the stack is the compiled one of two."""
+    moe_dispatch: Dispatcher = "deduplicated"
     launch_blocking: bool = False
     """CUDA_LAUNCH_BLOCKING=1: every kernel waits for the one before."""
-    cp_comm: str = "p2p"
-    """How context parallelism moves keys and values: p2p (ring), a2a (heads for tokens, Ulysses), a2a+p2p
-    (both: rings of groups that swap), or all_gather (of all of them before attention)."""
-    cp_inner: int | None = None
-    """Ranks of a context group that swap heads for tokens in a2a+p2p, at least 1; None for as many as
-    `largest_swap` says."""
-    moe_dispatch: str = "deduplicated"
-    """alltoall (one copy per chosen expert), allgather (every token to every rank), or one copy per
-    destination: deepep, hybridep, deduplicated."""
     expert_imbalance: float = 1.0
     """Load of the busiest expert-parallel rank over the mean, at least 1."""
     expert_imbalance_by_ep: tuple[tuple[int, float], ...] = ()
@@ -99,32 +132,13 @@ class Workload:
     """Share of the capacity of every cut of the fabric that may be used in a phase; 1 limits nothing."""
     attention_kernel: AttentionKernel | None = None
     """Of the run; None for the one that the software stack has."""
-    gradient_bytes: int | None = None
-    """Bytes of a gradient element when it is reduced, 2 or 4; None for what the software stack reduces."""
-    fp8_recipe: Fp8Recipe | None = None
-    """How FP8 scales come about; None for what the software stack does."""
-    fp8_attention: bool = False
-    """Whether attention's matrix products run in FP8 too."""
-    moment_bytes: int = 4
-    """Bytes of a moment of the optimizer, 2 or 4."""
-    fp8_parameters: bool | None = None
-    """Whether parameters are kept and gathered at the run's narrow precision only, without a 16-bit copy;
-    None for what the software stack does."""
-    fused_loss: bool | None = None
-    """Whether cross entropy is one kernel over 16-bit logits; None for the software stack's."""
     fused_norm: bool | None = None
     """Whether each norm is one kernel; None for what the stack does."""
     keeps_gathered_inputs: bool = False
     """Whether sequence parallelism keeps the gathered inputs of column-parallel products for the backward
     pass, instead of gathering them again."""
-    offload_modules: str = "none"
-    """Modules whose saved tensors lie in the host's memory until the backward pass, joined by `+`: one of
-    `meshwright.costmodel.execution_names.OFFLOADED_MODULES`."""
     offload_parameters: bool = False
     """Whether the 16-bit shards of ZeRO 3 lie in the host's memory too (DeepSpeed's `offload_param`)."""
-    bucket_mb: float | None = None
-    """Gradients that are reduced together, MB of 10^6 bytes, above 0; None for the software stack's own.
-    Counts where the stack has buckets of a set size."""
     chooses_buckets: bool = False
     """Whether a layout may have buckets of another size where that saves enough
     (`data_parallel.size_range`)."""
@@ -132,6 +146,10 @@ class Workload:
     """Times that the pipeline fills and drains in a step, at least 1."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants; None for the shipped ones."""
+
+    def __post_init__(self) -> None:
+        has_both = bool(framework_of_stack(self.framework).eager_stack)
+        object.__setattr__(self, "compiled", has_both and stack_named(self.framework).compiled)
 
     @cached_property
     def factors(self) -> Factors | None:
@@ -366,49 +384,11 @@ def inside_and_between(members: IntArray, size: IntArray) -> tuple[IntArray, Int
 # How software runs a layout: the settings of a launch file that change the price and not the arithmetic.
 
 
-_TYPE_BYTES = {"fp32": 4, "bf16": 2}
-
-
 @dataclass(frozen=True, kw_only=True)
-class Execution:
+class Execution(RunSettings):
     """Every execution setting of a plan, once."""
 
-    moe_dispatch: Dispatcher = "alltoall"
-    """NCCL's all-to-all (a copy of a token for each expert), its all-gather (every token to every rank of the
-    expert group), or one copy per destination: DeepEP, HybridEP."""
-    ep_overlap: bool = False
-    """The expert all-to-all of one micro-batch runs under another's compute."""
-    tp_overlap: bool = False
-    """GEMMs run beside their tensor-parallel transfers."""
-    dp_overlap: bool = False
-    """Gradients are reduced under the last backward passes."""
-    pp_overlap: bool = False
-    """Interleaved stages send under compute."""
-    cuda_graph: GraphScope = "none"
-    """What CUDA graphs launch: nothing, the feed-forward part, attention and router, the whole step."""
-    cp_comm: ContextExchange = "p2p"
-    """Context parallelism passes keys and values around a ring (p2p), or swaps heads for tokens (a2a), or
-    does both in groups (a2a+p2p), or gathers them all before attention (all_gather; not planned)."""
-    cp_inner: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Ranks that swap heads for tokens in a2a+p2p; None for as many as follow from the layout."""
-    compiled: bool = False
-    """Layers run under torch.compile, where the framework leaves that open."""
-    gradient_dtype: StateType | None = None
-    """Type in which gradients are added up and reduced; None where the framework leaves no choice."""
-    moment_dtype: StateType = "fp32"
-    """Type of the optimizer's moments."""
     fp8_params: bool = False
-    """Parameters are kept and gathered at the narrow precision, without a 16-bit copy."""
-    fp8_attention: bool = False
-    """The matrix products of attention run in FP8 beside those of the layers."""
-    fp8_recipe: Fp8Recipe | None = None
-    """How FP8 scales come about; None in other precisions, and where the framework leaves no choice."""
-    te_loss: bool | None = None
-    """Cross entropy is Transformer Engine's one kernel over 16-bit logits; None for the framework's own."""
-    offload_modules: OffloadedModules = "none"
-    """Modules of each layer whose saved tensors are copied to the host's memory and back."""
-    bucket_mb: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
-    """Gradients that are reduced together, MB of 10^6 bytes; None for the framework's own size."""
 
     def applied(self, workload: Workload) -> Workload:
         """The workload run so.
@@ -423,26 +403,9 @@ class Execution:
         Workload
             With these settings.
         """
-        overlap = Overlap(
-            dp=self.dp_overlap, tp=self.tp_overlap, pp=self.pp_overlap, ep=self.ep_overlap
-        )
-        return replace(
-            workload,
-            overlap=overlap,
-            moe_dispatch=self.moe_dispatch,
-            cuda_graph=self.cuda_graph,
-            cp_comm=self.cp_comm,
-            cp_inner=self.cp_inner,
-            framework=as_compiled(workload.framework, compiled=self.compiled),
-            gradient_bytes=_TYPE_BYTES[self.gradient_dtype] if self.gradient_dtype else None,
-            moment_bytes=_TYPE_BYTES[self.moment_dtype],
-            fp8_parameters=self.fp8_params,
-            fp8_attention=self.fp8_attention,
-            fp8_recipe=self.fp8_recipe,
-            fused_loss=self.te_loss,
-            offload_modules=self.offload_modules,
-            bucket_mb=self.bucket_mb,
-        )
+        settings = {name: getattr(self, name) for name in _SETTINGS if name != "compiled"}
+        framework = as_compiled(workload.framework, compiled=self.compiled)
+        return replace(workload, framework=framework, **settings)
 
     @classmethod
     def within(cls, workload: Workload) -> Self:
@@ -458,31 +421,11 @@ class Execution:
         Execution
             So that `applied` to the workload changes no price.
         """
-        types: dict[int | None, Any] = {size: name for name, size in _TYPE_BYTES.items()}
-        overlap = workload.overlap
-        settings: dict[str, Any] = {
-            "moe_dispatch": workload.moe_dispatch,
-            "cuda_graph": workload.cuda_graph,
-            "cp_comm": workload.cp_comm,
-            "offload_modules": workload.offload_modules,
-            "cp_inner": workload.cp_inner if workload.cp_comm == HIERARCHICAL else None,
-        }
-        has_both = bool(framework_of_stack(workload.framework).eager_stack)
-        return cls(
-            **settings,
-            compiled=has_both and stack_named(workload.framework).compiled,
-            ep_overlap=overlap.ep,
-            tp_overlap=overlap.tp,
-            dp_overlap=overlap.dp,
-            pp_overlap=overlap.pp,
-            gradient_dtype=types.get(workload.gradient_bytes),
-            moment_dtype=types.get(workload.moment_bytes, "fp32"),
-            fp8_params=bool(workload.fp8_parameters),
-            fp8_attention=workload.fp8_attention,
-            fp8_recipe=workload.fp8_recipe,
-            te_loss=workload.fused_loss,
-            bucket_mb=workload.bucket_mb,
-        )
+        settings = {name: getattr(workload, name) for name in _SETTINGS}
+        grouped = workload.cp_comm == HIERARCHICAL
+        settings["cp_inner"] = workload.cp_inner if grouped else None
+        settings["fp8_params"] = bool(workload.fp8_params)
+        return cls(**settings)
 
     def of_layout(self, layout: Layout) -> Execution:
         """What a launch file of one layout sets: nothing is overlapped that is not sent.
@@ -506,6 +449,9 @@ class Execution:
             pp_overlap=self.pp_overlap and int(layout.vpp) > 1,
             bucket_mb=self.bucket_mb if sends_gradients else None,
         )
+
+
+_SETTINGS = tuple(each.name for each in fields(RunSettings))
 
 
 # What the dispatchers of tokens differ in, and the all-gather of one of them.

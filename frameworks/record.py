@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from meshwright.model_specs.schema import ModelSpec
 
 FrameworkName = Literal["megatron", "torchtitan", "deepspeed", "fsdp2"]
 """Frameworks that plans are made for, by the name in `--framework`."""
 Axis = Literal["tp", "cp", "pp", "vpp", "dp", "ep", "etp"]
+DEGREES_OF_FRAMEWORKS: tuple[Axis, ...] = get_args(Axis)
 
 
 ArgumentKind = Literal["integer", "count", "number", "text", "several", "switch", "toggle"]

@@ -107,7 +107,7 @@ def execution_of(run: Run) -> dict[str, Any]:
     node = workload.cluster.nvlink_domain
     recomputation = RECOMPUTATION[int(layout.recompute)]
     sequence_parallel = bool(layout.sequence_parallel) and tp > 1
-    overlaps_tp = workload.overlap.tp and tp > 1
+    overlaps_tp = workload.tp_overlap and tp > 1
     return {
         "num_procs": tp * dp * pp,
         "tensor_par": tp,
@@ -127,7 +127,7 @@ def execution_of(run: Run) -> dict[str, Any]:
         "tensor_par_comm_type": "rs_ag" if sequence_parallel else "ar",
         "tensor_par_overlap": "ring" if overlaps_tp else "none",
         "seq_par_ag_redo": sequence_parallel and recomputation != "full",
-        "data_par_overlap": workload.overlap.dp and dp > 1,
+        "data_par_overlap": workload.dp_overlap and dp > 1,
         "weight_offload": False,
         "activations_offload": False,
         "optimizer_offload": False,

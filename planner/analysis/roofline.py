@@ -17,6 +17,7 @@ from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.states import rank_parameters
 from meshwright.errors import InfeasibleError
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT
 from meshwright.planner.calculators.roofline import (
     network_roofline,
     nominal_level_rates,
@@ -233,13 +234,7 @@ def _point(product: KernelShape, c: Context) -> dict[str, Any]:
 
 COMPUTE_PARTS = ("gemm", "attention", "memory_bound", "head", "recompute", "optimizer")
 """Parts of the breakdown in which a GPU computes."""
-EXPOSED_PARTS = {
-    "tp": ("tp_comm",),
-    "cp": ("cp_comm",),
-    "ep": ("ep_comm",),
-    "dp": ("dp_comm",),
-    "pp": ("pipeline_p2p",),
-}
+EXPOSED_PARTS = {axis: (f"{axis}_comm",) for axis in MEGATRON_DEFAULT} | {"pp": ("pipeline_p2p",)}
 """Parts of the breakdown in which nothing hides an axis' communication."""
 
 
@@ -286,7 +281,7 @@ def _gradient_buckets(plan: Plan) -> dict[str, Any] | None:
     workload = workload_of_plan(plan).on(int(layout.gpus))
     stack = stack_constants(workload)
     parameters = float(np.asarray(bucket_parameters(workload, stack, layout)))
-    if not parameters or not workload.overlap.dp:
+    if not parameters or not workload.dp_overlap:
         return None
     stages = tuple(tuple(rank) for rank in plan.layout.stages)
     most = max(float(np.max(part)) for part in rank_parameters(workload.model, layout, stages))

@@ -300,9 +300,9 @@ class _Way:
         )
         execution = Execution(**{name: state[name] for name in _EXECUTION})
         workload = execution.applied(workload)
-        if self._ends[0].workload.fp8_parameters is None and not execution.fp8_params:
+        if self._ends[0].workload.fp8_params is None and not execution.fp8_params:
             # Today's file leaves this to the software, as long as it is not changed.
-            workload = replace(workload, fp8_parameters=None)
+            workload = replace(workload, fp8_params=None)
         placement = self._placement(state, layout) or nested_placement(workload.cluster, layout)
         return Setup(workload=workload, layout=layout, stages=stages, placement=placement)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwright.cluster_specs.allocation import fabric_levels, node_name
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.layout import AXES, EXPERT_AXES
 from meshwright.costmodel.rates import peak_memory_band, step_time_band
 from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.costmodel.workload import Execution
@@ -32,7 +32,7 @@ from meshwright.documents import (
 )
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError, shown
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.bounds.mappings import ranks_on
+from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP, ranks_on
 from meshwright.planner.launch.plan_files import TARGETS, pipeline_files, plan_files, stand_in
 from meshwright.planner.mixed.document import (
     MixedPlan,
@@ -54,7 +54,7 @@ from meshwright.planner.plan.nodes import unused_nodes
 from meshwright.planner.plan.robustness import changes, step_as_it_stands_s
 from meshwright.planner.plan.texts import plan_path, plan_placement, read_plan, workload_of_plan
 from meshwright.planner.plan.verify import faults
-from meshwright.planner.request.choices import DEGREES
+from meshwright.planner.request.choices import OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.launches.reader import read_launch
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout_from_document
@@ -281,7 +281,7 @@ READABLE = (
     "accelerate.yaml",
 )
 """What `estimate --from-launch` reads."""
-_OF_LAYOUT = (*DEGREES, "vpp", "micro_batch", "zero_stage", "sequence_parallel", "recompute")
+_OF_LAYOUT = (*(choice.name for choice in OF_LAYOUT), "sequence_parallel")
 _OF_INPUTS = ("seq_len", "global_batch", "precision", "optimizer")
 _OF_MODEL = ("layers", "hidden", "heads", "ffn_hidden")
 
@@ -457,7 +457,6 @@ def _part_file_faults(folder: Path) -> Iterator[str]:
 
 
 RANKS_FILE = "mapping/ranks.csv"
-EXPERTS = ("etp", "ep", "edp")
 Place = tuple[int, int]
 """(node, local GPU), both from 0."""
 
@@ -508,7 +507,7 @@ def _listed_rank(row: Mapping[str, str], numbers: Mapping[str, int], where: str)
     host = row.get("host") or ""
     if host not in numbers:
         raise InputError("is no node of the plan's cluster", where=f"{where}: host", value=host)
-    axes = [axis for axis in (*AXES, *EXPERTS) if axis in row]
+    axes = [axis for axis in (*AXES, *EXPERT_AXES) if axis in row]
     try:
         return ListedRank(
             rank=int(row["rank"]),
@@ -521,7 +520,9 @@ def _listed_rank(row: Mapping[str, str], numbers: Mapping[str, int], where: str)
 
 def _coordinate_faults(layout: LayoutDoc, listed: Sequence[ListedRank], name: str) -> Iterator[str]:
     """Positions on the axes that do not follow from the rank, in either order of the axes."""
-    orders = AXES, ("tp", "cp", "pp", "dp")
+    orders = [
+        [axis for axis in order if axis in AXES] for order in (MEGATRON_DEFAULT, MEGATRON_TP_PP_DP)
+    ]
     wrong = [[rank for rank in listed if not _is_at(layout, rank, order)] for order in orders]
     fewest = min(wrong, key=len)
     for entry in fewest:
@@ -573,7 +574,7 @@ def recount_faults(plan: Plan, listed: Sequence[ListedRank]) -> Iterator[str]:
     counted = recounted_placement(workload.cluster, layout, ranks)
     yield from blocks_left(workload.cluster, ranks)
     for depth, level in enumerate(fabric_levels(workload.cluster, workload.gpus).names):
-        for axis in ("tp", "cp", "dp_cp", *(name for name in EXPERTS if name in coordinates)):
+        for axis in ("tp", "cp", "dp_cp", *(name for name in EXPERT_AXES if name in coordinates)):
             priced = int(np.broadcast_to(getattr(placement, axis), counted.tp.shape)[depth])
             members = int(getattr(counted, axis)[depth])
             if members < priced:

@@ -17,18 +17,19 @@ from meshwright.costmodel.data_parallel import (
     size_range,
 )
 from meshwright.costmodel.estimate import LayerCosts, costs_of_layers
+from meshwright.costmodel.footprint import OF_PIPELINE
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import Floats, Layout, Placement
+from meshwright.costmodel.layout import LAYER_AXES, Floats, Layout, Placement
 from meshwright.costmodel.states import rank_parameters
 
 IntArray = NDArray[np.int64]
 
-GROUPS_OF_LAYERS = ("tp", "cp", "ep", "etp")
-"""Groups that the layers of a micro-batch talk within."""
-OF_LAYERS = (*GROUPS_OF_LAYERS, "micro_batch", "sequence_parallel", "recompute")
+SHAPE = (*LAYER_AXES, "micro_batch")
+"""Fields of a layout on which the least time of a layer depends."""
+OF_LAYERS = (*SHAPE, "sequence_parallel", "recompute")
 """Fields of a layout on which the time of a layer depends, beside its groups."""
-OF_TRAFFIC = (*GROUPS_OF_LAYERS, "pp", "dp", "vpp", "num_micro_batches", "zero_stage", "schedule")
+OF_TRAFFIC = (*LAYER_AXES, "dp", *OF_PIPELINE, "zero_stage")
 """Fields of a layout on which its data-parallel traffic depends, beside its groups and shard groups."""
 GROUPS_OF_TRAFFIC = ("dp_cp", "edp")
 """Groups over which gradients are reduced."""
@@ -93,7 +94,7 @@ def shared_times(context: Context, groups: Sequence[str] = ()) -> KindTimes | No
     context
         Layouts [n] and their placements.
     groups
-        `GROUPS_OF_LAYERS` where placements do not follow from the layouts.
+        `LAYER_AXES` where placements do not follow from the layouts.
 
     Returns
     -------
@@ -122,7 +123,7 @@ def times_under_mappings(context: Context, owner: IntArray) -> tuple[KindTimes, 
         Seconds, [n]; rows of which no two have one owner and the same times, in the order of their owners,
         [k]; and for each row which of these it equals, [n].
     """
-    first, back = rows_by_value(context.layout, OF_LAYERS, context.placement, GROUPS_OF_LAYERS)
+    first, back = rows_by_value(context.layout, OF_LAYERS, context.placement, LAYER_AXES)
     times = kind_times(rows_of_context(context, first)).rows(back, len(first))
     _, rows, equal = np.unique(owner * len(first) + back, return_index=True, return_inverse=True)
     return times, rows, equal
@@ -174,7 +175,7 @@ def shared_costs(context: Context) -> LayerCosts:
     LayerCosts
         Seconds, [n].
     """
-    first, back = rows_by_value(context.layout, OF_LAYERS, context.placement, GROUPS_OF_LAYERS)
+    first, back = rows_by_value(context.layout, OF_LAYERS, context.placement, LAYER_AXES)
     costs = costs_of_layers(rows_of_context(context, first))
     columns = (np.broadcast_to(np.asarray(column), first.shape) for column in vars(costs).values())
     return LayerCosts(*(column[back] for column in columns))

@@ -32,7 +32,7 @@ from meshwright.costmodel.rates import calibrated_constants
 from meshwright.costmodel.schedules import Schedule, has_trait, traits
 from meshwright.costmodel.step_time import StepTime, loaded_step, make_context, scale_share
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.bounds.alike import GROUPS_OF_LAYERS
+from meshwright.planner.bounds.alike import SHAPE
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import Matrices, packed_context
 from meshwright.planner.bounds.memory_fit import MemoryFit, RankRow
@@ -46,8 +46,6 @@ from meshwright.planner.bounds.memory_fit import MemoryFit, RankRow
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-
-SHAPE = (*GROUPS_OF_LAYERS, "micro_batch")
 
 
 @dataclass(frozen=True, kw_only=True)

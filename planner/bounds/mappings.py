@@ -41,7 +41,7 @@ Matrices = dict[str, NDArray[np.int64]]
 
 MEGATRON_DEFAULT = ("tp", "cp", "ep", "dp", "pp")
 """Megatron-LM's rank order, fastest first (`RankGenerator` in megatron-core parallel_state)."""
-MEGATRON_TP_PP_DP = ("tp", "cp", "ep", "pp", "dp")
+MEGATRON_TP_PP_DP = (*MEGATRON_DEFAULT[:-2], "pp", "dp")
 """The order of `--use-tp-pp-dp-mapping`."""
 
 

@@ -42,13 +42,12 @@ from meshwright.costmodel.data_parallel import DataParallelTraffic
 from meshwright.costmodel.footprint import PeakBounds, peak_bounds
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes
-from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute
 from meshwright.costmodel.schedules import has_trait
 from meshwright.costmodel.step_time import optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.alike import (
-    GROUPS_OF_LAYERS,
     GROUPS_OF_TRAFFIC,
     KnownTimes,
     rows_by_value,
@@ -261,7 +260,7 @@ class CostModelPricing:
         if mapped.context is None:
             return np.zeros(len(mapped.counts))
         context = mapped.context
-        times = shared_times(context, GROUPS_OF_LAYERS)
+        times = shared_times(context, LAYER_AXES)
         assert times is not None
         traffic = least_group_traffic(context, numbers_of_groups or (1,), GROUPS_OF_TRAFFIC)
         seconds_of = chunk_times(context, times)

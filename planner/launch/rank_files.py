@@ -12,7 +12,7 @@ from math import ceil, sqrt
 
 import numpy as np
 
-from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.layout import AXES, EXPERT_AXES
 from meshwright.frameworks.record import Framework
 from meshwright.planner.drawing import (
     Drawing,
@@ -521,7 +521,6 @@ def _reach_table(
 
 FOLDER = "mapping"
 """Where `plan -o` and `launch` put these files."""
-EXPERT_AXES = ("etp", "ep", "edp")
 
 
 def mapping_files(plan: Plan, framework: Framework | None = None) -> dict[str, str]:

@@ -29,7 +29,15 @@ from meshwright.documents import LARGE_FILE_BYTES, path_text, read_mapping, vali
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.reader import catalog_names
-from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.plan_request import (
+    CutUse,
+    Degree,
+    Gibibytes,
+    MemoryRiskShare,
+    PlanRequest,
+    Sequences,
+    Tokens,
+)
 
 MOST_JOBS = 100_000
 LONGEST_NAME = 120
@@ -50,11 +58,11 @@ class JobDoc(BaseModel):
     """Catalog name, model YAML or config.json; a relative path starts at the jobs file."""
     cluster: Text
     """Catalog name or cluster YAML; a relative path starts at the jobs file."""
-    gpus: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    gpus: Degree | None = None
     """The first N GPUs; all of the cluster's when absent."""
-    global_batch: Annotated[int, Field(ge=1, le=10_000_000)]
+    global_batch: Sequences
     """Sequences per step."""
-    seq_len: Annotated[int, Field(ge=1, le=16_777_216)]
+    seq_len: Tokens
     """Tokens per sequence."""
     precision: str = "bf16"
     optimizer: str = "adam"
@@ -69,7 +77,7 @@ class JobDoc(BaseModel):
     """What may change the numbers of the run: `bf16-grads,fp8-params`, `all`, or a list."""
     inside_domain: str | tuple[str, ...] = ()
     """Axes whose groups each lie in one NVLink domain: `ep,cp`, or a list."""
-    max_cut_use: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_cut_use: CutUse = 1.0
     """Share of the capacity of every cut of the fabric that may be used in a phase."""
     moe_dispatch: str | None = None
     """Pins the dispatcher of tokens."""
@@ -77,8 +85,8 @@ class JobDoc(BaseModel):
     """A stack file that `meshwright calibrate` wrote; a relative path starts at the jobs file."""
     objective: str = "nominal"
     """Or `expected`: the mean over the posterior of the calibration."""
-    reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
-    memory_risk: Annotated[float, Field(ge=1e-6, le=0.5)] = DEFAULT_MEMORY_RISK
+    reserve_gib: Gibibytes = 0.0
+    memory_risk: MemoryRiskShare = DEFAULT_MEMORY_RISK
     """Share of measured errors of memory with which the plan may not fit."""
     method: str = "cp-sat"
     top: Annotated[int, Field(ge=1, le=1000)] = 1

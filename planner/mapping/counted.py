@@ -21,7 +21,7 @@ from meshwright.cluster_specs.allocation import blocks_of
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import SameCluster
 from meshwright.costmodel.estimate import Stages, estimate_layout
-from meshwright.costmodel.layout import AXES, GROUPS, Layout, Placement
+from meshwright.costmodel.layout import AXES, EXPERT_AXES, GROUPS, Layout, Placement
 from meshwright.costmodel.placement import members_by_level, position_of_ranks, ring_members
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
@@ -171,8 +171,8 @@ def _of_an_exchange(room: _Room, size: int, groups: int) -> int:
     return max(1, most)
 
 
-PRICED = ("tp", "cp", "pp", "dp_cp")
-PRICED_OF_EXPERTS = (*PRICED, "etp", "ep", "edp")
+PRICED = tuple(group for group in GROUPS if group not in ("dp", *EXPERT_AXES))
+PRICED_OF_EXPERTS = (*PRICED, *EXPERT_AXES)
 
 
 Degrees = tuple[tuple[int, ...], int, int]

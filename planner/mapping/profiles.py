@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.collectives import best_beyond
 from meshwright.costmodel.layer_context import Context
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.layout import LAYER_AXES, Layout, Placement
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.alike import (
-    GROUPS_OF_LAYERS,
     GROUPS_OF_TRAFFIC,
     rows_of_context,
     shared_times,
@@ -428,7 +427,7 @@ def _context(
 
 
 def _seconds(context: Context, layouts: Layout, counts: list[int], limit_gib: float) -> FloatArray:
-    times = shared_times(context, GROUPS_OF_LAYERS)
+    times = shared_times(context, LAYER_AXES)
     if times is None:  # No layout has a mapping that keeps its groups where they have to lie.
         return np.zeros(0)
     busiest_s = busiest_in_rooms_s(context, times, layouts, counts, limit_gib)

@@ -22,7 +22,7 @@ from meshwright.cluster_specs.tiers import (
     link_gb_per_s,
     uplinks,
 )
-from meshwright.costmodel.layout import AXES, Ints
+from meshwright.costmodel.layout import AXES, EXPERT_AXES, Ints
 from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
 from meshwright.planner.mapping.problem import IntArray, MappingProblem
@@ -236,18 +236,13 @@ Groups = NDArray[np.int64]
 """Shape [groups, ranks in a group]."""
 
 DENSE_GROUPS: Mapping[str, tuple[str, ...]] = {
-    **{axis: (axis,) for axis in AXES},
-    "dp-cp": ("dp", "cp"),
-    "tp-cp": ("tp", "cp"),
-    "tp-pp": ("tp", "pp"),
-    "tp-dp-cp": ("tp", "dp", "cp"),
+    name: tuple(name.split("-")) for name in (*AXES, "dp-cp", "tp-cp", "tp-pp", "tp-dp-cp")
 }
+_IN_PLACE_OF = {"etp": "tp", "edp": "dp"}
+"""Axes of the dense grid whose place the experts' take in theirs."""
 EXPERT_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "etp": ("tp",),
-    "ep": ("ep",),
-    "edp": ("dp",),
-    "etp-ep": ("tp", "ep"),
-    "etp-ep-pp": ("tp", "ep", "pp"),
+    name: tuple(_IN_PLACE_OF.get(axis, axis) for axis in name.split("-"))
+    for name in (*EXPERT_AXES, "etp-ep", "etp-ep-pp")
 }
 
 
@@ -297,8 +292,9 @@ def process_groups(
     """
     tp, cp, dp, pp = int(layout.tp), int(layout.cp), int(layout.dp), int(layout.pp)
     etp, ep = int(layout.etp), int(layout.ep)
-    dense = {"tp": tp, "cp": cp, "dp": dp, "pp": pp, "ep": 1}
-    groups = {name: grid_groups(dense, order, axes) for name, axes in DENSE_GROUPS.items()}
+    axes = (*AXES, "ep")
+    dense = dict(zip(axes, (tp, cp, dp, pp, 1), strict=True))
+    groups = {name: grid_groups(dense, order, own) for name, own in DENSE_GROUPS.items()}
     if not experts:
         return groups
     expert_replicas, rest = divmod(tp * cp * dp, etp * ep)
@@ -311,8 +307,8 @@ def process_groups(
             f"the order {'-'.join(order)} needs as many expert replicas as dp: "
             f"{expert_replicas}, not {dp}."
         )
-    expert = {"tp": etp, "cp": 1, "ep": ep, "dp": expert_replicas, "pp": pp}
-    return groups | {name: grid_groups(expert, order, axes) for name, axes in EXPERT_GROUPS.items()}
+    expert = dict(zip(axes, (etp, 1, expert_replicas, pp, ep), strict=True))
+    return groups | {name: grid_groups(expert, order, own) for name, own in EXPERT_GROUPS.items()}
 
 
 def coordinates(groups: Mapping[str, Groups], axis: str) -> NDArray[np.int64]:

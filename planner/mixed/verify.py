@@ -19,6 +19,7 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan, spans_of
 from meshwright.costmodel.footprint import stage_memory_gib, usable_hbm_gib
+from meshwright.costmodel.layout import GROUPS
 from meshwright.costmodel.mixed import PlacedPart, Segment, host_memory_gib, mixed_step
 from meshwright.costmodel.rates import peak_flops, step_time_band
 from meshwright.costmodel.recount import recounted_placement
@@ -334,7 +335,7 @@ def _recount_faults(pipeline: _Pipeline) -> Iterator[str]:
         cluster, gpus = part.workload.cluster, part.workload.gpus
         counted = recounted_placement(cluster, part.own_layout, allocated_places(cluster, gpus))
         priced = part.context.placement
-        for axis in ("tp", "cp", "dp_cp", "ep", "etp", "edp"):
+        for axis in (axis for axis in GROUPS if axis not in ("dp", "pp")):
             stated = np.broadcast_to(getattr(priced, axis), counted.tp.shape)
             if np.any(getattr(counted, axis) < stated):
                 yield (

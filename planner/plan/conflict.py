@@ -37,7 +37,7 @@ from meshwright.planner.request.choices import (
 from meshwright.planner.request.executions import ExecutionOptions
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.model import Candidates
-from meshwright.planner.search.space import divisors, recompute_name, space_of
+from meshwright.planner.search.space import recompute_name, space_of
 from meshwright.planner.solvers.clock import until
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
@@ -142,11 +142,10 @@ def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
     plain = {choice.name: [choice.plain] for choice in OF_LAYOUT if not choice.words}
     tried: dict[str, list[Any]] = plain | {
         **{name: list(getattr(space, name)) for name in DEGREES if name != "etp"},
-        "dp": [d for d in divisors(request.global_batch) if d <= request.gpus],
         "vpp": _chunks(pins, interleaving=space.interleaving),
-        "zero_stage": list(space.zero),
         "optimizer_offload": _ends(offloads),
     }
+    tried["zero_stage"] = list(space.zero)
     axes = {name: options(name, values) for name, values in tried.items()}
     axes["schedule"] = [int(schedule_named(str(pins.get("schedule", "1f1b"))))]
     axes["recompute"] = masks or [int(Recompute.NONE)]

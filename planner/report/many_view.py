@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from meshwright.documents import csv_text
-from meshwright.frameworks.record import Axis
+from meshwright.frameworks.record import DEGREES_OF_FRAMEWORKS
 from meshwright.planner.drawing import (
     Chart,
     LogScale,
@@ -53,7 +53,6 @@ from meshwright.planner.request.choices import DEGREES
 Row = Mapping[str, Any]
 MOST_SHOWN = 60
 """Rows of the table; the files hold them all."""
-_AXES = get_args(Axis)
 _STYLES = {"optimal": "green", "failed": "red"}
 
 
@@ -74,7 +73,7 @@ def reason_text(row: Row) -> str:
 
 def degrees(row: Row) -> str:
     """The degrees above 1 of a row: tp8 pp4 dp16."""
-    large = [f"{axis}{row[axis]}" for axis in _AXES if (row.get(axis) or 1) > 1]
+    large = [f"{axis}{row[axis]}" for axis in DEGREES_OF_FRAMEWORKS if (row.get(axis) or 1) > 1]
     return " ".join(large) or "one GPU"
 
 

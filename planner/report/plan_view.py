@@ -143,7 +143,7 @@ def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
 
 def degrees_text(layout: LayoutDoc, *, experts: bool) -> str:
     """Degrees of a layout, those of 1 left out but for tp and dp: `tp 4, pp 4 x 10, dp 16`."""
-    always = {"tp", "dp", "ep"} if experts else {"tp", "dp"}
+    always = {"tp", "dp"} | ({"ep"} if experts else set())
     virtual = {"pp": f" x {layout.vpp}"} if layout.vpp > 1 else {}
     return ", ".join(
         f"{name} {getattr(layout, name)}{virtual.get(name, '')}"

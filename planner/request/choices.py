@@ -133,12 +133,18 @@ def _switch(name: str, **settings: Any) -> Choice:
     return _execution(name, plain=False, words=SWITCH, **settings)
 
 
-def _numerics(name: str, allow: str, plain: str | bool = False, run_file: str = "") -> Choice:
-    """A type or a kernel that changes the numbers of a run; the record has it under the word of `--allow`."""
+def _numerics(name: str, allow: str, words: tuple[str, ...] = (), run_file: str = "") -> Choice:
+    """A type, of a plain and a narrow one, or a switch; the record has it under the word of `--allow`."""
     return Choice(
-        name=name, of="numerics", plain=plain, allow=allow, record="numerics", entry=allow,
+        name=name,
+        of="numerics",
+        plain=words[0] if words else False,
+        words=words,
+        allow=allow,
+        record="numerics",
+        entry=allow,
         run_file=run_file,
-    )  # fmt: skip
+    )
 
 
 _CUDA_GRAPHS: Excluded = {"cuda-graph": ALL_BUT_PLAIN, "full-graph": ("full",)}
@@ -251,8 +257,8 @@ CHOICES: tuple[Choice, ...] = (
         record="context_exchanges",
     ),
     _switch("compiled", without={"compile": (True,)}, record="compilation"),
-    _numerics("gradient_dtype", "bf16-grads", "fp32"),
-    _numerics("moment_dtype", "bf16-moments", "fp32"),
+    _numerics("gradient_dtype", "bf16-grads", ("fp32", "bf16")),
+    _numerics("moment_dtype", "bf16-moments", ("fp32", "bf16")),
     _numerics("fp8_params", "fp8-params"),
     _execution(
         "fp8_recipe",

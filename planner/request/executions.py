@@ -19,6 +19,7 @@ from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.choices import (
     ALLOW,
     BY_NAME,
+    NUMERICS,
     OF_EXECUTION,
     PERMISSIONS,
     SWITCH,
@@ -136,14 +137,17 @@ def _numerics(
     attends = narrow and cluster.device.architecture in FP8_ATTENTION_ON
     if not framework.numerics:
         return {}
+    goes = {
+        "bf16-moments": optimizer == "adam" and sharded,
+        "fp8-params": narrow and sharded,
+        "fp8-attention": attends,
+    }
+    taken = {name for name in names if goes.get(name, True)}
     return {
-        "gradient_dtype": "bf16" if "bf16-grads" in names else "fp32",
-        "moment_dtype": (
-            "bf16" if "bf16-moments" in names and optimizer == "adam" and sharded else "fp32"
-        ),
-        "fp8_params": "fp8-params" in names and narrow and sharded,
-        "fp8_attention": "fp8-attention" in names and attends,
-        "te_loss": "te-loss" in names,
+        choice.name: (choice.words[-1] if choice.words else True)
+        if choice.allow in taken
+        else choice.plain
+        for choice in NUMERICS
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -47,6 +47,11 @@ if TYPE_CHECKING:
 
 
 Degree = Annotated[int, Field(ge=1, le=1_048_576)]
+Sequences = Annotated[int, Field(ge=1, le=10_000_000)]
+Tokens = Annotated[int, Field(ge=1, le=16_777_216)]
+Gibibytes = Annotated[float, Field(ge=0, le=10_000)]
+MemoryRiskShare = Annotated[float, Field(ge=1e-6, le=POINT_ESTIMATE)]
+CutUse = Annotated[float, Field(gt=0, le=1)]
 RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "op"]
 
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -60,20 +65,20 @@ class PlanInputs(BaseModel):
     model: ModelSpec
     cluster: ClusterSpec
     gpus: Degree
-    global_batch: Annotated[int, Field(ge=1, le=10_000_000)]
+    global_batch: Sequences
     """Sequences."""
-    seq_len: Annotated[int, Field(ge=1, le=16_777_216)]
+    seq_len: Tokens
     """Tokens of a sequence."""
     precision: Precision = "bf16"
     optimizer: Optimizer = "adam"
     framework: FrameworkName = DEFAULT_FRAMEWORK
-    reserve_gib: Annotated[float, Field(ge=0, le=10_000)] = 0.0
-    memory_risk: Annotated[float, Field(ge=1e-6, le=0.5)] = 0.5
+    reserve_gib: Gibibytes = 0.0
+    memory_risk: MemoryRiskShare = POINT_ESTIMATE
     """Share of measured errors of memory with which the plan may not fit; plans that do not say took the
     prediction as it stands."""
     inside_domain: tuple[DomainAxis, ...] = ()
     """Axes whose groups each lie in one NVLink domain, as was asked."""
-    max_cut_use: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_cut_use: CutUse = 1.0
     """Share of the capacity of every cut that may be used in a phase, as was asked."""
     pins: dict[str, int | str] = Field(default_factory=dict)
     forbids: tuple[str, ...] = ()
@@ -242,23 +247,7 @@ class PlanRequest:
 
     def workload(self, execution: Execution | None = None) -> Workload:
         """What the cost model prices, on all GPUs, run as `execution` says or as plainly as can be."""
-        workload = Workload(
-            model=self.model,
-            cluster=self.cluster,
-            gpus=self.gpus,
-            global_batch=self.global_batch,
-            seq_len=self.seq_len,
-            precision=self.precision,
-            optimizer=self.optimizer,
-            framework=self.framework,
-            expert_imbalance=self.expert_imbalance,
-            expert_imbalance_by_ep=self.expert_imbalance_by_ep,
-            expert_copies_by_ep=self.expert_copies_by_ep,
-            reserve_gib=self.reserve_gib,
-            inside_domain=self.inside_domain,
-            max_cut_use=self.max_cut_use,
-            calibration=self.calibration,
-        )
+        workload = Workload(**{name: getattr(self, name) for name in _OF_WORKLOAD})
         margin = memory_margin(self.memory_risk, peak_memory_band(workload))
         workload = replace(workload, memory_margin=margin)
         return (execution or self.plainest).applied(workload)
@@ -274,30 +263,12 @@ class PlanRequest:
 
     def inputs(self) -> PlanInputs:
         """The part of the request that decides the plan, as the plan document carries it."""
-        return PlanInputs.model_validate(
-            {
-                "model": self.model,
-                "cluster": self.cluster,
-                "gpus": self.gpus,
-                "global_batch": self.global_batch,
-                "seq_len": self.seq_len,
-                "precision": cast("Precision", self.precision),
-                "optimizer": self.optimizer,
-                "framework": cast("FrameworkName", self.framework),
-                "reserve_gib": self.reserve_gib,
-                "memory_risk": self.memory_risk,
-                "inside_domain": self.inside_domain,
-                "max_cut_use": self.max_cut_use,
-                "pins": dict(self.pins),
-                "forbids": self.forbids,
-                "expert_imbalance_by_ep": self.expert_imbalance_by_ep,
-                "expert_copies_by_ep": self.expert_copies_by_ep,
-                "without": self.without,
-                "allow": self.allow,
-                "calibration": self.calibration,
-                "objective": self.objective,
-            }
-        )
+        values = {name: getattr(self, name) for name in PlanInputs.model_fields}
+        return PlanInputs.model_validate(values)
+
+
+_OF_WORKLOAD = {f.name for f in fields(PlanRequest)} & {f.name for f in fields(Workload)}
+"""What a workload takes from a request as it is."""
 
 
 def parse_pins(text: str) -> dict[str, int | str]:

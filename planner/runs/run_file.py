@@ -18,7 +18,7 @@ from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.stacks import stack_constants
-from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.costmodel.workload import Workload
 from meshwright.documents import parse_mapping, read_text, validation_message
 from meshwright.errors import InputError, near_miss, shown
 from meshwright.frameworks.catalog import (
@@ -30,12 +30,11 @@ from meshwright.frameworks.catalog import (
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.reader import model_from_mapping, read_model, with_twin_facts
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.request.choices import NUMBERS
+from meshwright.planner.request.choices import NUMBERS, NUMERICS, OF_EXECUTION
 from meshwright.planner.request.executions import FP8_ATTENTION_ON
 from meshwright.planner.runs.launches.command_line import fields_of, refuse_adapters
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_terms import (
-    GRADIENT_BYTES,
     MODULE_NAMES,
     attention_kernel_kind,
     balanced,
@@ -43,7 +42,7 @@ from meshwright.planner.runs.run_terms import (
     check_offload,
     cp_comm_kind,
     cuda_graph_kind,
-    gradient_bytes_of,
+    gradient_type_of,
     layers_from_words,
     moe_dispatch_kind,
     offloaded_set,
@@ -333,7 +332,7 @@ def software_profile(
 MAX_FILE_BYTES = 16 * 2**20
 MAX_RUNS = 20_000
 _SAME_IN_WORKLOAD = (
-    "global_batch", "seq_len", "precision", "optimizer", "launch_blocking", "fp8_recipe", "expert_imbalance",
+    "global_batch", "seq_len", "precision", "optimizer", "launch_blocking", "expert_imbalance",
     "reserve_gib",
 )  # fmt: skip
 """Settings that a workload holds under the same name and meaning."""
@@ -472,28 +471,16 @@ def _run(
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
     cluster = with_whole_domains(cluster, gpus)
-    recipe_dispatch = moe_dispatch_kind(settings.recipe)
     kernel_words = settings.recipe.get("attention_kernel", "")
-    gradient_words = settings.gradient_dtype or settings.recipe.get("gradient_sync", "")
     workload = Workload(
+        **_execution_of(settings),
         **{name: getattr(settings, name) for name in _SAME_IN_WORKLOAD},
         model=model,
         cluster=cluster,
         gpus=gpus,
         framework=profile,
-        overlap=Overlap(**settings.overlap.model_dump()),
-        cuda_graph=settings.cuda_graph or cuda_graph_kind(settings.recipe),
-        cp_comm=cp_comm_kind(settings.cp_comm),
-        cp_inner=settings.cp_inner,
-        moe_dispatch=settings.moe_dispatch or recipe_dispatch,
         attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
-        gradient_bytes=gradient_bytes_of(gradient_words),
-        fp8_attention=_switch(settings.fp8_attention, settings.recipe, "fp8_attention") is True,
-        moment_bytes=GRADIENT_BYTES[settings.moment_dtype],
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
-        fp8_parameters=_switch(settings.fp8_params, settings.recipe, "fp8_param_gather"),
-        fused_loss=settings.fused_loss,
-        offload_modules=offloaded_set(settings.offload_modules),
         offload_parameters=settings.parameter_offload,
         keeps_gathered_inputs=settings.keeps_gathered_inputs
         or recipe_switch(settings.recipe, "tp_recompute_allgather") is False,
@@ -519,6 +506,32 @@ def _run(
         suspect=doc.suspect,
         remarks=(*remarks, *layout_remarks, *stage_remarks, *profile_remarks, *_plain_remarks(doc)),
         framework_words=settings.framework,
+    )
+
+
+def _execution_of(settings: SettingsDoc) -> dict[str, Any]:
+    """How a run says that it is run, or the flags of its recipe, by the names of a workload."""
+    recipe = settings.recipe
+    fields = {choice.name: choice.run_file or choice.name for choice in (*OF_EXECUTION, *NUMERICS)}
+    said = {
+        name: getattr(settings, own, None) for name, own in fields.items() if name != "compiled"
+    }
+    overlaps = {f"{axis}_overlap": on for axis, on in settings.overlap.model_dump().items()}
+    return (
+        said
+        | overlaps
+        | {
+            "cuda_graph": settings.cuda_graph or cuda_graph_kind(recipe),
+            "cp_comm": cp_comm_kind(settings.cp_comm),
+            "cp_inner": settings.cp_inner,
+            "moe_dispatch": settings.moe_dispatch or moe_dispatch_kind(recipe),
+            "gradient_dtype": gradient_type_of(
+                settings.gradient_dtype or recipe.get("gradient_sync", "")
+            ),
+            "fp8_params": _switch(settings.fp8_params, recipe, "fp8_param_gather"),
+            "fp8_attention": _switch(settings.fp8_attention, recipe, "fp8_attention") is True,
+            "offload_modules": offloaded_set(settings.offload_modules),
+        }
     )
 
 

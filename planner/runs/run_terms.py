@@ -15,7 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from meshwright.costmodel.activations import offloads_any
 from meshwright.costmodel.estimate import Stages
-from meshwright.costmodel.execution_names import OFFLOADED_MODULES, RecomputeName, ScheduleName
+from meshwright.costmodel.execution_names import (
+    OFFLOADED_MODULES,
+    RecomputeName,
+    ScheduleName,
+    StateType,
+)
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.schedules import schedule_name, schedule_named
 from meshwright.costmodel.workload import (
@@ -314,7 +319,8 @@ _ATTENTION_WORDS: tuple[tuple[str, AttentionKernel], ...] = (
     (r"torch|unfused|eager", "unfused"),
 )
 """How sources begin what they call their attention kernels."""
-GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+_GRADIENT_TYPES: dict[str, StateType] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}
+"""By what sources call them, types as wide that gradients are priced in."""
 
 MODULE_NAMES = (*MODULES, EVERY_SECOND_LAYER)
 
@@ -373,12 +379,10 @@ def recipe_switch(recipe: dict[str, Any], name: str) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def gradient_bytes_of(words: object) -> int | None:
-    """Bytes of a reduced gradient element from a source's words; None where they name no type."""
-    for name, size in GRADIENT_BYTES.items():
-        if name in str(words).lower():
-            return size
-    return None
+def gradient_type_of(words: object) -> StateType | None:
+    """The type that gradients are reduced in from a source's words; None where they name none."""
+    named = (kind for name, kind in _GRADIENT_TYPES.items() if name in str(words).lower())
+    return next(named, None)
 
 
 def cp_comm_kind(words: str | None) -> str:

@@ -15,7 +15,7 @@ from meshwright.constraints.fabric import NvlinkDomain
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.estimate import LayerCosts
-from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.workload import Execution
 from meshwright.planner.bounds.alike import rows_by_value
@@ -30,7 +30,7 @@ from meshwright.planner.search.space import Space
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-NARROWED = tuple(name for name in DEGREES if name not in ("dp", "pp"))
+NARROWED = LAYER_AXES
 """Axes of which an execution may exclude degrees."""
 DEGREE_FIELDS = frozenset((*DEGREES, "micro_batch", "num_micro_batches"))
 """Fields that the degrees with a micro-batch decide."""

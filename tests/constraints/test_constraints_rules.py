@@ -17,7 +17,7 @@ from meshwright.constraints.fabric import ScaleUpDomain
 from meshwright.constraints.registry import GENERAL, rules_for, rules_of
 from meshwright.constraints.rule import FinishedPlan, Rule
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import RECORDS
 from meshwright.model_specs.blocks import (
     GatedDeltaNetSpec,
@@ -236,7 +236,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 4, "zero_stage": 3, "optimizer_offload": 100},
     ),
     "megatron-offload-fp8": (
-        workload(precision="fp8", fp8_parameters=True),
+        workload(precision="fp8", fp8_params=True),
         {"dp": 4, "zero_stage": 1},
         {"dp": 4, "zero_stage": 1, "optimizer_offload": 25},
     ),
@@ -323,7 +323,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "megatron-moe-tp-needs-sp": (workload(MOE), {"tp": 2, "sequence_parallel": True}, {"tp": 2}),
     "megatron-expert-bias-needs-etp-1": (workload(BIASED), {"etp": 1}, {"etp": 2}),
     "megatron-expert-overlap": (
-        workload(MOE, overlap=Overlap(ep=True)),
+        workload(MOE, ep_overlap=True),
         {"ep": 2, "pp": 2, "vpp": 2},
         {"ep": 2, "pp": 2, "recompute": Recompute.FULL},
     ),
@@ -355,7 +355,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"recompute": Recompute.LAYERNORM},
         {"recompute": Recompute.MOE_ACTIVATION},
     ),
-    "megatron-narrow-states": (workload(moment_bytes=2), {"zero_stage": 1}, {"zero_stage": 0}),
+    "megatron-narrow-states": (workload(moment_dtype="bf16"), {"zero_stage": 1}, {"zero_stage": 0}),
     "megatron-delayed-scaling": (
         workload(MOE, precision="fp8", fp8_recipe="delayed"),
         {"recompute": Recompute.MLP},
@@ -379,7 +379,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     ),
     "megatron-context-windows": (workload(WINDOWED), {"tp": 4, "cp": 1}, {"tp": 4, "cp": 2}),
     "megatron-context-sinks": (workload(SINKS, cp_comm="all_gather"), {"cp": 1}, {"cp": 2}),
-    "megatron-tp-overlap": (workload(MOE, overlap=Overlap(tp=True)), {"tp": 1}, {"tp": 2}),
+    "megatron-tp-overlap": (workload(MOE, tp_overlap=True), {"tp": 1}, {"tp": 2}),
     "torchtitan-kv-heads": (workload(), {"tp": 4}, {"tp": 8}),
     "torchtitan-sequence": (workload(seq_len=48), {"tp": 4, "cp": 6}, {"tp": 4, "cp": 4}),
     "torchtitan-context-shards": (
@@ -586,10 +586,10 @@ def test_hybrid_layers_are_for_frameworks_that_have_them(
     ("work", "words"),
     [
         (workload(HYBRID), None),
-        (workload(DENSE, overlap=Overlap(ep=True), precision="fp8"), None),
+        (workload(DENSE, ep_overlap=True, precision="fp8"), None),
         (workload(BESIDE), "Mamba-2 beside attention"),
         (workload(OLDER), "no layers of Mamba-1"),
-        (workload(HYBRID, overlap=Overlap(ep=True)), "expert traffic hidden"),
+        (workload(HYBRID, ep_overlap=True), "expert traffic hidden"),
         (workload(HYBRID, precision="fp8"), None),
         (
             workload(
@@ -654,7 +654,7 @@ def test_sparse_attention_is_for_frameworks_that_have_it(framework: str, model: 
     [
         (workload(SPARSE), Layout(), None),
         (workload(SPARSE, cuda_graph="partial"), Layout(), "CUDA graphs (partial)"),
-        (workload(SPARSE, precision="fp8", fp8_parameters=True), Layout(), "parameters in FP8"),
+        (workload(SPARSE, precision="fp8", fp8_params=True), Layout(), "parameters in FP8"),
         (workload(SPARSE, cluster=cluster("ampere")), Layout(), "kernels for ampere"),
         (workload(SPARSE), Layout(cp=2), "cp 2"),
         (workload(SPARSE.model_copy(update={"mtp_layers": 1})), Layout(), "multi-token prediction"),
@@ -691,7 +691,7 @@ def test_expert_overlap_is_free_without_pipeline_or_without_the_wish() -> None:
     rule = RULES["megatron-expert-overlap"]
     layout = Layout(ep=2, pp=2, recompute=int(Recompute.FULL))
     assert rule.check(finished(workload(MOE), layout, 1.0)) is None
-    wish = workload(MOE, overlap=Overlap(ep=True))
+    wish = workload(MOE, ep_overlap=True)
     assert rule.check(finished(wish, Layout(ep=2, num_micro_batches=2), 1.0)) is None
     assert rule.check(finished(wish, Layout(ep=2), 1.0)) is not None
 
@@ -724,7 +724,7 @@ def plans(draw: st.DrawFn) -> tuple[Workload, Layout, float]:
         seq_len=draw(st.sampled_from([48, 4096, 4100])),
         precision=draw(st.sampled_from(["bf16", "fp16", "fp8", "mxfp8"])),
         optimizer=draw(st.sampled_from(["adam", "muon"])),
-        overlap=Overlap(ep=draw(st.booleans())),
+        ep_overlap=draw(st.booleans()),
         reserve_gib=draw(st.sampled_from([0.0, 4.0])),
         cluster=cluster(
             draw(st.sampled_from(["volta", "hopper", "blackwell"])),

@@ -27,7 +27,7 @@ from meshwright.constraints.rule import (
     spans_of,
 )
 from meshwright.costmodel.layout import Layout, Placement, Recompute
-from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.reader import Flavor, flavors
 from tests.constraints.test_constraints_rules import (
@@ -47,7 +47,7 @@ from tests.constraints.test_constraints_rules import (
 
 MTP_2 = MOE.model_copy(update={"mtp_layers": 2})
 MTP_1 = MOE.model_copy(update={"mtp_layers": 1})
-OVERLAPPED = workload(MOE, overlap=Overlap(ep=True))
+OVERLAPPED = workload(MOE, ep_overlap=True)
 GELU_LEARNED = DENSE.model_copy(update={"activation": "gelu", "position": "learned"})
 DEEPEP_ON_VOLTA = workload(MOE, cluster=cluster("volta"), moe_dispatch="deepep")
 DELAYED = workload(precision="fp8", fp8_recipe="delayed")
@@ -188,11 +188,11 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
     ("megatron-flex-dispatcher", workload(MOE, moe_dispatch="deepep"), {"etp": 2}, 0, ""),
     ("megatron-flex-dispatcher", workload(MOE, moe_dispatch="alltoall"), {"dp": 2}, 0, ""),
     ("megatron-flex-dispatcher", workload(moe_dispatch="deepep"), {"dp": 2}, 0, ""),
-    ("megatron-tp-overlap", workload(overlap=Overlap(tp=True)), {"tp": 2}, 0, ""),
+    ("megatron-tp-overlap", workload(tp_overlap=True), {"tp": 2}, 0, ""),
     ("megatron-tp-overlap", workload(MOE), {"tp": 2}, 0, ""),
-    ("megatron-narrow-states", workload(moment_bytes=4), {}, 0, ""),
-    ("megatron-narrow-states", workload(moment_bytes=3), {}, 1, "ZeRO stage 0"),
-    ("megatron-narrow-states", workload(fp8_parameters=True), {}, 1, "ZeRO stage 0"),
+    ("megatron-narrow-states", workload(moment_dtype="fp32"), {}, 0, ""),
+    ("megatron-narrow-states", workload(moment_dtype="bf16"), {}, 1, "ZeRO stage 0"),
+    ("megatron-narrow-states", workload(fp8_params=True), {}, 1, "ZeRO stage 0"),
     ("megatron-expert-overlap", OVERLAPPED, {"ep": 1, "num_micro_batches": 2}, 1, "under ep 1"),
     ("megatron-expert-overlap", OVERLAPPED, {"ep": 2, "pp": 2}, 1, "pp 2 without virtual stages"),
     ("megatron-expert-overlap", OVERLAPPED, {"ep": 2}, 1, "under one micro-batch"),
@@ -218,7 +218,7 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
         0,
         "",
     ),
-    ("megatron-expert-overlap", workload(overlap=Overlap(ep=True)), {}, 0, ""),
+    ("megatron-expert-overlap", workload(ep_overlap=True), {}, 0, ""),
     ("megatron-partial-graphs", workload(), {"recompute": FULL}, 0, ""),
     (
         "megatron-partial-graphs",
@@ -385,7 +385,7 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
     ("offloaded-share", workload(), {"optimizer_offload": 103}, 3, "103 %"),
     ("megatron-offload-zero", workload(), {"optimizer_offload": 25}, 1, "ZeRO 0"),
     ("megatron-offload-zero", workload(), {"optimizer_offload": 25, "zero_stage": 1}, 0, ""),
-    ("megatron-offload-adam", workload(moment_bytes=2), {"optimizer_offload": 75}, 75, "75 %"),
+    ("megatron-offload-adam", workload(moment_dtype="bf16"), {"optimizer_offload": 75}, 75, "75 %"),
     ("megatron-offload-adam", workload(), {"optimizer_offload": 75}, 0, ""),
     ("deepspeed-offload-zero", workload(), {"optimizer_offload": 100}, 1, "ZeRO 0"),
     ("deepspeed-offload-zero", workload(), {"optimizer_offload": 100, "zero_stage": 2}, 0, ""),
@@ -401,7 +401,7 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
     ("deepspeed-offload-whole", workload(), {"optimizer_offload": 100, "zero_stage": 3}, 0, ""),
     ("deepspeed-offload-adam", workload(optimizer="sgd"), {"optimizer_offload": 100}, 100, "sgd"),
     ("deepspeed-offload-adam", workload(precision="fp16"), {"optimizer_offload": 100}, 0, ""),
-    ("megatron-offload-fp8", workload(fp8_parameters=True), {"optimizer_offload": 50}, 50, "50 %"),
+    ("megatron-offload-fp8", workload(fp8_params=True), {"optimizer_offload": 50}, 50, "50 %"),
     ("torchtitan-shard-groups", workload(), {"dp": 7, "shard_groups": 4}, 3, "dp 7"),
     ("fsdp2-shard-groups", workload(), {"dp": 7, "shard_groups": 5}, 2, "dp 7"),
     ("fsdp2-whole-groups", workload(), {"dp": 7, "shard_groups": 4}, 1, "4 groups of dp 7"),
@@ -438,7 +438,7 @@ CASES: list[tuple[str, Workload, dict[str, Any], int, str]] = [
     ("megatron-allgather-dispatcher", replace(GATHERED, precision="fp8"), {}, 1, "tokens in fp8"),
     (
         "megatron-allgather-dispatcher",
-        replace(GATHERED, precision="mxfp8", overlap=Overlap(ep=True)),
+        replace(GATHERED, precision="mxfp8", ep_overlap=True),
         {"ep": 2},
         2,
         "communication and with tokens in mxfp8",
@@ -499,7 +499,7 @@ def test_a_rule_is_over_by_so_much_and_says_so(
         ("megatron-full-graph", workload(MOE, cuda_graph="full"), workload(cuda_graph="full")),
         ("megatron-full-graph", workload(MOE, cuda_graph="full"), workload(MOE)),
         ("megatron-full-graph", CAPTURED, workload(MOE, cuda_graph="feed_forward")),
-        ("megatron-expert-overlap", OVERLAPPED, workload(overlap=Overlap(ep=True))),
+        ("megatron-expert-overlap", OVERLAPPED, workload(ep_overlap=True)),
         ("megatron-expert-overlap", OVERLAPPED, workload(MOE)),
     ],
 )

@@ -13,7 +13,7 @@ from meshwright.costmodel.layer_kinds import kind_times
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.step_time import loaded_step, make_context, optimistic_step
-from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.parameters import embedding_parameters
 from meshwright.planner.bounds.mappings import useful_groups
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -33,9 +33,7 @@ def open_cases(draw: st.DrawFn) -> Case:
     if int(layout.vpp) == 1:
         framework = draw(st.sampled_from(sorted(STAGES)))
     assume(framework in STAGES)  # splits of several virtual stages are those of the framework
-    workload = replace(
-        case.workload, framework=framework, overlap=Overlap(dp=True), chooses_buckets=True
-    )
+    workload = replace(case.workload, framework=framework, dp_overlap=True, chooses_buckets=True)
     layout = replace(layout, zero_stage=draw(st.sampled_from(STAGES[framework])))
     constants = make_context(workload, layout, case.placement).constants
     return replace(case, workload=workload, layout=layout, stages=stages, constants=constants)

@@ -12,6 +12,7 @@ from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.costmodel import layer_context as exposed
 from meshwright.costmodel.activations import activation_bytes_per_layer
 from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.execution_names import ContextExchange
 from meshwright.costmodel.layer_kinds import kind_times
 from meshwright.costmodel.layout import Floats, Layout
 from meshwright.costmodel.placement import nested_placement
@@ -20,7 +21,7 @@ from meshwright.costmodel.volumes import group_traffic
 from meshwright.costmodel.workload import Workload, inside_and_between, largest_swap, swapping_ranks
 from meshwright.model_specs.reader import load_catalog_model
 
-HYBRID = "a2a+p2p"
+HYBRID: ContextExchange = "a2a+p2p"
 MODEL = load_catalog_model("llama-3-8b")
 """32 heads, 8 of keys and values, 128 wide."""
 
@@ -194,7 +195,7 @@ def test_bytes_over_levels_by_hand() -> None:
 @pytest.mark.parametrize("cluster", [{}, {"base": "h100-leaf-3to1", "gpus": 256, "pxn": False}])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_groups_of_one_and_of_all_are_the_plain_exchanges(
-    inner: int, plain: str, cluster: dict[str, Any], tp: int
+    inner: int, plain: ContextExchange, cluster: dict[str, Any], tp: int
 ) -> None:
     """To the digit: Transformer Engine falls back to them (attn_forward_func_with_cp)."""
     layout = Layout(tp=tp, cp=8, dp=2, sequence_parallel=tp > 1)

@@ -28,7 +28,7 @@ from meshwright.costmodel.rank_load import Stages
 from meshwright.costmodel.rates import Constants, constants_for
 from meshwright.costmodel.schedules import traits
 from meshwright.costmodel.step_time import make_context, optimistic_step
-from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.model_specs.blocks import MlaSpec, MoeSpec
 from meshwright.model_specs.schema import ModelSpec
@@ -216,7 +216,10 @@ def workloads(draw: st.DrawFn, kind: str) -> Workload:
         seq_len=draw(st.sampled_from([512, 4096])),
         precision=draw(st.sampled_from(["bf16", "fp8"])),
         framework=draw(st.sampled_from(FRAMEWORKS)),
-        overlap=Overlap(dp=draw(on), tp=draw(on), pp=draw(on), ep=draw(on)),
+        dp_overlap=draw(on),
+        tp_overlap=draw(on),
+        pp_overlap=draw(on),
+        ep_overlap=draw(on),
         cuda_graph=draw(st.sampled_from(["none", "partial", "full"])),
         cp_comm=draw(st.sampled_from(["p2p", "a2a", "a2a+p2p"])),
         offload_modules=draw(st.sampled_from(sets)),
@@ -375,7 +378,7 @@ def test_bounds_hold_however_much_overlap_slows_compute(case: Case, interference
     framework = replace(case.constants.framework, dp_interference=interference)
     constants = replace(case.constants, framework=framework)
     case = replace(
-        case, constants=constants, workload=replace(case.workload, overlap=Overlap(dp=True)),
+        case, constants=constants, workload=replace(case.workload, dp_overlap=True),
         layout=replace(case.layout, zero_stage=3),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:

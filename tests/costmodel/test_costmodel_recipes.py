@@ -15,7 +15,7 @@ from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rates import constants_for
 from meshwright.costmodel.step_time import make_context
-from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import catalog_twin, load_catalog_model, with_twin_facts
 
 
@@ -52,7 +52,7 @@ def test_pieces_of_overlapped_tensor_parallelism_and_ring_attention_are_launched
     None
 ):
     """The slower of GPU and host in a p-norm; six GEMMs in 8 pieces, and 12 pieces for each of 2 steps."""
-    work = workload("llama-3-70b", precision="fp8", cuda_graph="none", overlap=Overlap(tp=True))
+    work = workload("llama-3-70b", precision="fp8", cuda_graph="none", tp_overlap=True)
     layout = Layout(tp=8, cp=2, dp=4, sequence_parallel=True)
     stack, power = constants_for(work).framework, constants_for(work).shared["launch_norm"]
     dense = kind_times(context(work, layout)).dense
@@ -84,7 +84,7 @@ def test_nvfp4_does_not_overlap_tensor_parallel_transfers() -> None:
     layout = Layout(tp=4, dp=16, sequence_parallel=True)
 
     def tp_s(precision: str, *, overlap: bool) -> float:
-        work = workload("llama-3.1-405b", precision=precision, overlap=Overlap(tp=overlap))
+        work = workload("llama-3.1-405b", precision=precision, tp_overlap=overlap)
         return float(np.asarray(attention_block(context(work, layout)).forward["tp_comm"]))
 
     assert tp_s("nvfp4", overlap=True) == tp_s("nvfp4", overlap=False)

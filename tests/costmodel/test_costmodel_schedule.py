@@ -14,7 +14,7 @@ from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.ratios import bubble_of_ideal, bubble_of_step
 from meshwright.costmodel.schedules import Schedule, in_flight
 from meshwright.costmodel.simulator import pass_order, simulate
-from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
 from tests.costmodel.pipeline_oracles import peak_chunks
@@ -120,7 +120,8 @@ def dense_workload(layers: int, *, vocab: int = 32_000) -> Workload:
         global_batch=64,
         seq_len=4096,
         cuda_graph="full",
-        overlap=Overlap(dp=True, pp=True),
+        dp_overlap=True,
+        pp_overlap=True,
     )
 
 

@@ -22,7 +22,7 @@ from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.schedules import Schedule
 from meshwright.costmodel.states import state_bytes_per_parameter
 from meshwright.costmodel.step_time import exact_step, make_context
-from meshwright.costmodel.workload import Overlap, Workload
+from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import load_catalog_model
 
 
@@ -34,7 +34,7 @@ def context(layout: Layout, framework: str = "megatron", model: str = "llama-3-8
         global_batch=1024,
         seq_len=4096,
         framework=framework,
-        overlap=Overlap(dp=True),
+        dp_overlap=True,
     )
     return make_context(work, layout, nested_placement(work.cluster, layout))
 

@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.buffers import graph_bytes
+from meshwright.costmodel.execution_names import GraphScope
 from meshwright.costmodel.footprint import stage_memory_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
@@ -36,7 +37,7 @@ EXPERTS = replace(DENSE, model=load_catalog_model("mixtral-8x7b"), precision="mx
         (EXPERTS, "full", 2, 16 * 160 * 64),
     ],
 )
-def test_kernels_are_counted(work: Workload, scope: str, pp: int, kernels: int) -> None:
+def test_kernels_are_counted(work: Workload, scope: GraphScope, pp: int, kernels: int) -> None:
     layout = Layout(dp=2, pp=pp, num_micro_batches=64)
     counted = graph_bytes(replace(work, cuda_graph=scope), layout)
     assert counted == pytest.approx(10 * 1024 * kernels)

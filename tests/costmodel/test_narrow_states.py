@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.activations import activation_bytes_per_layer
+from meshwright.costmodel.execution_names import StateType
 from meshwright.costmodel.footprint import stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
@@ -43,16 +44,16 @@ STAGES = ((32,),)
 def test_weights_in_the_narrow_precision(
     work: Workload, precision: str, kept: float, wide: float
 ) -> None:
-    for fp8_parameters, expected in ((True, kept), (False, wide)):
-        asked = replace(work, precision=precision, fp8_parameters=fp8_parameters)
+    for fp8_params, expected in ((True, kept), (False, wide)):
+        asked = replace(work, precision=precision, fp8_params=fp8_params)
         weights, _, _ = state_bytes(asked, LAYOUT, 8)
         assert weights == pytest.approx(expected)
 
 
-def test_moments_of_sixteen_bits() -> None:
-    for moment_bytes, expected in ((4, 12.0), (2, 8.0)):
-        _, _, states = state_bytes(replace(HOPPER, moment_bytes=moment_bytes), LAYOUT, 8)
-        assert states == pytest.approx(expected / 8)
+@pytest.mark.parametrize(("moment_dtype", "expected"), [("fp32", 12.0), ("bf16", 8.0)])
+def test_moments_of_sixteen_bits(moment_dtype: StateType, expected: float) -> None:
+    _, _, states = state_bytes(replace(HOPPER, moment_dtype=moment_dtype), LAYOUT, 8)
+    assert states == pytest.approx(expected / 8)
 
 
 def test_delayed_scaling_keeps_two_inputs_twice() -> None:
@@ -77,15 +78,15 @@ def seconds(work: Workload, part: str) -> float:
 
 def test_what_moves_less_takes_less() -> None:
     optimizer = seconds(HOPPER, "optimizer")
-    assert seconds(replace(HOPPER, moment_bytes=2), "optimizer") == pytest.approx(
+    assert seconds(replace(HOPPER, moment_dtype="bf16"), "optimizer") == pytest.approx(
         optimizer * 22 / 30
     )
-    gathered = seconds(replace(HOPPER, fp8_parameters=True), "dp_comm")
-    assert gathered < seconds(replace(HOPPER, fp8_parameters=False), "dp_comm")
+    gathered = seconds(replace(HOPPER, fp8_params=True), "dp_comm")
+    assert gathered < seconds(replace(HOPPER, fp8_params=False), "dp_comm")
 
 
 def test_a_fused_loss_holds_sixteen_bit_logits() -> None:
-    fused, plain = (replace(HOPPER, fused_loss=said) for said in (True, False))
+    fused, plain = (replace(HOPPER, te_loss=said) for said in (True, False))
     assert stack_constants(fused).fused_loss
     assert not stack_constants(plain).fused_loss
     held = [stage_memory_parts_gib(work, LAYOUT, STAGES)["logits"][0] for work in (fused, plain)]

@@ -33,7 +33,7 @@ EVERYTHING = OFFLOADED_MODULES[-1]
 SPREAD = Layout(dp=8, ep=8, num_micro_batches=2)
 
 
-def workload(modules: str = "none", **changes: Any) -> Workload:
+def workload(modules: Any = "none", **changes: Any) -> Workload:
     base = Workload(
         model=MODEL,
         cluster=read_cluster("dgx-h100"),

@@ -60,7 +60,7 @@ def test_scores_stay_where_attention_is_not_fused(
 
 def test_a_run_says_what_it_reduces() -> None:
     assert stack_constants(WORK).gradient_bytes == 4
-    sixteen = replace(WORK, gradient_bytes=2)
+    sixteen = replace(WORK, gradient_dtype="bf16")
     assert stack_constants(sixteen).gradient_bytes == 2
     assert stack_constants(sixteen).weight_gradient_bytes == 4.0
     assert state_bytes(sixteen, LAYOUT, 64)[1] == 2.0
@@ -90,7 +90,7 @@ def test_beside_layouts_with_groups_a_group_of_all_ranks_keeps_its_price() -> No
 def test_gathers_within_a_node_spare_a_slow_network() -> None:
     """NICs carry two gathers and a scatter of ZeRO 3, or an all-reduce in 16 bits: 6 or 4 bytes."""
     layout = replace(LAYOUT, zero_stage=3)
-    slow = replace(WORK, cluster=read_cluster("jean-zay-a100"), gradient_bytes=2)
+    slow = replace(WORK, cluster=read_cluster("jean-zay-a100"), gradient_dtype="bf16")
     assert step_s(slow, replace(layout, shard_groups=8)) < step_s(slow, layout)
 
 
@@ -135,8 +135,8 @@ def test_eager_stacks_keep_more(framework: str) -> None:
 
 def test_weights_kept_in_fp8_need_no_wide_copy() -> None:
     stack = replace(WORK, framework="nemo", precision="fp8", cluster=read_cluster("dgx-h100"))
-    wide = replace(stack, fp8_parameters=False)
-    kept = replace(wide, fp8_parameters=True)
+    wide = replace(stack, fp8_params=False)
+    kept = replace(wide, fp8_params=True)
     assert float(np.asarray(state_bytes(wide, LAYOUT, 64)[0])) == 4.0
     assert float(np.asarray(state_bytes(kept, LAYOUT, 64)[0])) == 2.0
 

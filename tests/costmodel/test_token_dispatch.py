@@ -14,6 +14,7 @@ from meshwright.costmodel.activations import activation_bytes_per_layer, saved_a
 from meshwright.costmodel.buffers import dispatch_buffers, transients
 from meshwright.costmodel.collectives import ring_pass_s
 from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.execution_names import Dispatcher
 from meshwright.costmodel.feed_forward import moe_mlp
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Floats, Layout
@@ -174,7 +175,7 @@ def test_buffers_of_tokens_by_hand() -> None:
     model = load_catalog_model("deepseek-v3")
     layout = Layout(dp=64, ep=64)
 
-    def of(dispatcher: str, layout: Layout, cluster: str = "dgx-h100") -> float:
+    def of(dispatcher: Dispatcher, layout: Layout, cluster: str = "dgx-h100") -> float:
         work = Workload(
             model=model,
             cluster=read_cluster(cluster),

@@ -22,6 +22,7 @@ from meshwright.cluster_specs.reader import (
 )
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import Stages, estimate_layout
+from meshwright.costmodel.execution_names import Dispatcher
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.level_traffic import axis_pattern
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
@@ -55,7 +56,7 @@ nodes:
 
 
 def workload(
-    cluster: ClusterSpec, layout: Layout, model: str, dispatch: str = "deduplicated"
+    cluster: ClusterSpec, layout: Layout, model: str, dispatch: Dispatcher = "deduplicated"
 ) -> Workload:
     batch = int(layout.dp) * int(layout.num_micro_batches) * int(layout.micro_batch)
     return Workload(
@@ -171,7 +172,7 @@ def apart() -> ClusterSpec:
     ],
 )
 def test_groups_add_up_to_the_levels_of_the_cost_model(
-    cluster: ClusterSpec, model: str, layout: Layout, dispatch: str
+    cluster: ClusterSpec, model: str, layout: Layout, dispatch: Dispatcher
 ) -> None:
     """Two ways to the same bytes: members inside blocks, and every group rank by rank."""
     work = workload(cluster, layout, model, dispatch)

@@ -139,6 +139,14 @@ def test_flags_are_read_back(copied: Path) -> None:
     assert "launch.sh: seq_len is 2048, the plan says 1024" in faults
 
 
+def test_every_choice_that_flags_say_is_read_back(copied: Path) -> None:
+    """Shard groups, offload and schedule were left to the comparison of lines, which does not name them."""
+    groups = "--num-distributed-optimizer-instances 8"
+    replaced(copied / "launch.sh", "--seq-length 1024", f"--seq-length 1024 {groups}")
+    faults = broken(copied)["launch files"]
+    assert any(fault.startswith("launch.sh: shard_groups is 8, the plan says") for fault in faults)
+
+
 def test_hosts_are_compared(copied: Path) -> None:
     replaced(copied / "hostfile.template", "node-00002", "node-00007")
     assert any(

@@ -33,6 +33,7 @@ from meshwright.costmodel.collectives import (
     isolated_fabric,
 )
 from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.execution_names import Dispatcher
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rates import constants_for, links_of
@@ -156,7 +157,9 @@ def test_rails_never_make_it_faster_and_more_spine_never_slower(
     assert seconds(False, over) >= seconds(False, 1.0) * (1 - 1e-12)
 
 
-def workload(spec: ClusterSpec, gpus: int | None = None, dispatch: str = "alltoall") -> Workload:
+def workload(
+    spec: ClusterSpec, gpus: int | None = None, dispatch: Dispatcher = "alltoall"
+) -> Workload:
     return Workload(
         model=read_model("mixtral-8x7b"),
         cluster=spec,
@@ -168,7 +171,7 @@ def workload(spec: ClusterSpec, gpus: int | None = None, dispatch: str = "alltoa
 
 
 @pytest.mark.parametrize("dispatch", ["alltoall", "deduplicated"])
-def test_a_layout_s_bound_holds_with_rails_apart(dispatch: str) -> None:
+def test_a_layout_s_bound_holds_with_rails_apart(dispatch: Dispatcher) -> None:
     work = workload(railed(pxn=False, oversubscription=8), 128, dispatch)
     for degrees in ({"tp": 1, "dp": 32, "pp": 4, "ep": 8}, {"tp": 4, "dp": 8, "pp": 4, "ep": 8}):
         layout = Layout(

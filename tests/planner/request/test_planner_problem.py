@@ -92,13 +92,14 @@ def test_the_inputs_carry_the_request() -> None:
 
 
 def test_megatron_hides_what_its_launch_turns_on() -> None:
-    overlap = request().workload().overlap
-    assert (overlap.dp, overlap.tp, overlap.pp, overlap.ep) == (True, False, True, False)
+    run = request().workload()
+    hidden = run.dp_overlap, run.tp_overlap, run.pp_overlap, run.ep_overlap
+    assert hidden == (True, False, True, False)
 
 
 def test_the_overlap_of_tensor_parallelism_is_a_choice() -> None:
     asked = request()
     runs = [asked.workload(execution) for execution in asked.execution_options.executions()]
-    assert {run.overlap.tp for run in runs} == {False, True}
+    assert {run.tp_overlap for run in runs} == {False, True}
     pinned = request(pins={"tp_overlap": "on"})
-    assert pinned.workload().overlap.tp
+    assert pinned.workload().tp_overlap

@@ -138,8 +138,8 @@ def test_one_row_read_by_hand(published: dict[str, Run]) -> None:
     assert run.layout.recompute == Recompute.MLA_UP_PROJECTION
     assert run.workload.framework == "megatron-bridge"
     assert run.workload.cuda_graph == "full"
-    assert run.workload.overlap.ep
-    assert not run.workload.overlap.tp
+    assert run.workload.ep_overlap
+    assert not run.workload.tp_overlap
     assert run.measured is not None
     assert run.measured.step_time_s == 13.2987
     # 16 chunks of 4 layers, but for the last: 1 layer, the MTP module and the loss; it is rank 3's fourth.

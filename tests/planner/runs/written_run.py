@@ -29,7 +29,7 @@ def run_to_mapping(run: Run) -> dict[str, Any]:
         **_recompute_settings(mask, int(layout.recompute_layers)),
         "precision": work.precision,
         "optimizer": work.optimizer,
-        "overlap": {name: getattr(work.overlap, name) for name in ("dp", "tp", "pp", "ep")},
+        "overlap": {name: getattr(work, f"{name}_overlap") for name in ("dp", "tp", "pp", "ep")},
         "framework": work.framework,
         "cuda_graph": work.cuda_graph,
         "launch_blocking": work.launch_blocking,
