@@ -246,7 +246,7 @@ class _Layer:
         elsewhere = np.indices((*slots.shape, slots.shape[1])).reshape(3, -1)
         elsewhere[2] = slots[gpu][elsewhere[2]]
         g, slot, new = np.concatenate([here, elsewhere], axis=1)
-        in_block = is_on_gpu.reshape(-1, self.block, len(counts)).any(axis=1)
+        in_block = np.any(is_on_gpu.reshape(-1, self.block, len(counts)), axis=1)
         keep = (counts[slots[g, slot]] > 1) & ~is_on_gpu[g, new] & in_block[g // self.block, new]
         g, slot, new = g[keep], slot[keep], new[keep]
         old = slots[g, slot]
