@@ -294,7 +294,7 @@ class DocumentChange(FileChange):
             if self._has.get(name) != self._wants.get(name)
         ]
         edits = self._smallest(
-            edits, [[edit] for edit in edits], lambda some: self._meaning(self._edited(some))
+            edits, [[edit] for edit in edits], lambda tried: self._meaning(self._edited(tried))
         )
         return self._result(edits, self._edited(edits), "")
 
@@ -345,7 +345,7 @@ class TomlChange(FileChange):
             if self._has.get(name) != value
         ]
         edits = self._smallest(
-            edits, [[edit] for edit in edits], lambda some: self._meaning(self._edited(some))
+            edits, [[edit] for edit in edits], lambda tried: self._meaning(self._edited(tried))
         )
         text = self._edited(edits)
         if not self._says(text, edits):
