@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import overload
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, overload
 
 from meshwright.errors import InputError, near_miss
 from meshwright.model_specs.blocks import WINDOWED, order_fields
@@ -64,13 +64,11 @@ class ConfigFields:
         self, name: str, default: int | None = None, *, least: int = 1, optional: bool = False
     ) -> int | None:
         """An integer from `least` to ten million; `default` where absent, else an error unless `optional`."""
-        value = self._value(name)
+        value: int | None = self._typed(name, (int,), "must be an integer")
         if value is None:
             if default is None and not optional:
                 raise self._missing(name)
             return default
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.fail(name, "must be an integer", value)
         if not least <= value <= LARGEST_COUNT:
             raise self.fail(name, f"must be from {least} to {LARGEST_COUNT}", value)
         return value
@@ -84,45 +82,31 @@ class ConfigFields:
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean."""
-        value = self._value(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.fail(name, "must be true or false", value)
-        return value
+        value = self._typed(name, (bool,), "must be true or false")
+        return default if value is None else bool(value)
 
     @overload
     def number(self, name: str, default: float) -> float: ...
     @overload
-    def number(self, name: str, default: None = None) -> float | None: ...
+    def number(self, name: str, default: float | None = None) -> float | None: ...
     def number(self, name: str, default: float | None = None) -> float | None:
         """A number; the schema bounds it."""
-        value = self._value(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.fail(name, "must be a number", value)
-        return float(value)
+        value = self._typed(name, (int, float), "must be a number")
+        return default if value is None else float(value)
 
     def section(self, name: str) -> ConfigFields | None:
         """The fields of a mapping inside; None where absent."""
-        value = self._value(name)
+        value = self._typed(name, (Mapping,), "must be a mapping of fields")
         if value is None:
             return None
-        if not isinstance(value, Mapping):
-            raise self.fail(name, "must be a mapping of fields", value)
         if name not in self._sections:
             self._sections[name] = ConfigFields(value, self.where, f"{self._prefix}{name}.")
         return self._sections[name]
 
     def text(self, name: str, default: str) -> str:
         """A text."""
-        value = self._value(name)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise self.fail(name, "must be a text", value)
-        return value
+        value = self._typed(name, (str,), "must be a text")
+        return default if value is None else str(value)
 
     def is_text(self, name: str) -> bool:
         """Whether a field holds a text."""
@@ -130,11 +114,15 @@ class ConfigFields:
 
     def entries(self, name: str) -> list[object]:
         """A list; empty where absent."""
+        value: list[object] | None = self._typed(name, (list,), "must be a list")
+        return value or []
+
+    def _typed(self, name: str, kinds: tuple[type, ...], what: str) -> Any:
+        """The value, of one of these types; a truth value is no number. None where absent."""
         value = self._value(name)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise self.fail(name, "must be a list", value)
+        is_number_for_bool = isinstance(value, bool) and bool not in kinds
+        if value is not None and (is_number_for_bool or not isinstance(value, kinds)):
+            raise self.fail(name, what, value)
         return value
 
     def _missing(self, name: str) -> InputError:
@@ -145,74 +133,159 @@ class ConfigFields:
         )
 
 
-# What several Hugging Face model families share: decoders, activations, biases, attention windows.
+# Records: which key of a file each field of a ModelSpec is read from, and its default.
 
 
 Fields = dict[str, object]
 """Fields of `ModelSpec`, not yet validated."""
+Reader = Callable[[ConfigFields], object]
+"""Reads the value of one field."""
+Record = Mapping[str, object]
+"""By field of `ModelSpec`: its reader, a value that holds for the whole family, or a record of its own."""
+Part = Record | Callable[[ConfigFields], Fields]
+"""Some fields of a family: a record, or a function where the fields depend on one another."""
 
-GATED = {
-    "silu": "swiglu",
-    "swish": "swiglu",
-    "gelu": "geglu",
-    "gelu_new": "geglu",
-    "gelu_fast": "geglu",
-    "gelu_pytorch_tanh": "geglu",
-}
-PLAIN = {
-    "gelu": "gelu",
-    "gelu_new": "gelu",
-    "gelu_fast": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "relu": "relu",
-    "relu2": "squared_relu",
-}
 
+def read_fields(config: ConfigFields, *parts: Part) -> Fields:
+    """What a file says by these parts; of a field in several of them, the last counts."""
+    fields: Fields = {}
+    for part in parts:
+        if callable(part):
+            fields |= part(config)
+        else:
+            fields |= {name: _read(config, value) for name, value in part.items()}
+    return fields
+
+
+def _read(config: ConfigFields, value: object) -> object:
+    if isinstance(value, Mapping):
+        return read_fields(config, value)
+    return value(config) if callable(value) else value
+
+
+def integer(
+    key: str, default: int | Reader | None = None, *, least: int = 1, optional: bool = False
+) -> Reader:
+    """An integer from `least` on; absent, its default, what the default reads, or None where `optional`."""
+
+    def read(config: ConfigFields) -> object:
+        usual: Any = _read(config, default)
+        return config.count(key, usual, least=least, optional=optional)
+
+    return read
+
+
+def boolean(key: str, default: bool) -> Reader:
+    """A truth value."""
+    return lambda config: config.flag(key, default)
+
+
+def real(key: str, default: float | None = None) -> Reader:
+    """A number; None where it is absent and has no default."""
+    return lambda config: config.number(key, default)
+
+
+def string(key: str, default: str) -> Reader:
+    """A text."""
+    return lambda config: config.text(key, default)
+
+
+def only(
+    key: str, value: bool | int | str, what: str, *, shows_value: bool = True
+) -> Callable[[ConfigFields], Fields]:
+    """Refuses a file where a key, `value` by default, says something else; `what` is the reason."""
+
+    def check(config: ConfigFields) -> Fields:
+        written: object
+        if isinstance(value, bool):
+            written = config.flag(key, value)
+        elif isinstance(value, int):
+            written = config.count(key, value, least=min(value, 1))
+        else:
+            written = config.text(key, value)
+        if written != value:
+            raise config.fail(key, what, written if shows_value else ...)
+        return {}
+
+    return check
+
+
+# What several Hugging Face model families share: decoders, activations, biases, attention windows.
+
+
+_GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+GATED = {"silu": "swiglu", "swish": "swiglu", **dict.fromkeys(_GELU, "geglu")}
+PLAIN = {**dict.fromkeys(_GELU, "gelu"), "relu": "relu", "relu2": "squared_relu"}
 
 ROPE_SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 """Values of `rope_type` that the schema has too."""
 
 
-def activation_of(config: ConfigFields, name: str, default: str, names: dict[str, str]) -> str:
-    """The schema's name for the activation in this field, which must be one of `names`."""
-    written = config.text(name, default)
-    if written not in names:
-        raise config.fail(name, f"not an activation of this family ({', '.join(names)})", written)
-    return names[written]
+def activation(key: str, default: str, names: Mapping[str, str]) -> Record:
+    """The schema's name of the activation in `key`, one of `names`, and of a GELU how it is computed."""
+
+    def name(config: ConfigFields) -> str:
+        written = config.text(key, default)
+        if written not in names:
+            what = f"not an activation of this family ({', '.join(names)})"
+            raise config.fail(key, what, written)
+        return names[written]
+
+    def form(config: ConfigFields) -> str:
+        return "exact" if config.text(key, default) == "gelu" else "tanh"
+
+    return {"activation": name, "gelu_form": form}
 
 
-def activation_fields(
-    config: ConfigFields, name: str, default: str, names: dict[str, str]
-) -> Fields:
-    """The activation, and of a GELU how it is computed."""
-    fields: Fields = {"activation": activation_of(config, name, default, names)}
-    if config.text(name, default) == "gelu":
-        fields["gelu_form"] = "exact"
-    return fields
+def rope(base: float = 10_000.0, fraction: float = 1.0) -> Reader:
+    """Rotary embeddings of a family that turns by `base` and `fraction` where the file does not say."""
+    return lambda config: rope_fields(config, base=base, fraction=fraction)
 
 
-def gated_decoder(
-    config: ConfigFields,
-    *,
-    activation_field: str = "hidden_act",
-    activation: str = "silu",
-    norm_epsilon: float = 1e-6,
-    rope_base: float = 10_000.0,
-) -> Fields:
-    """What the Llama-like families share: grouped queries, gated feed-forward, rope, RMS norms."""
-    heads = config.count("num_attention_heads")
+HEADS = integer("num_attention_heads")
+SIZES: Record = {
+    "heads": HEADS,
+    "layers": ConfigFields.layers,
+    "hidden": integer("hidden_size"),
+    "ffn_hidden": integer("intermediate_size"),
+    "kv_heads": HEADS,
+    "vocab": integer("vocab_size"),
+    "tied_embeddings": boolean("tie_word_embeddings", False),
+}
+"""What nearly all families call by these names."""
+DECODER: Record = {
+    **SIZES,
+    "kv_heads": integer("num_key_value_heads", HEADS),
+    "head_dim": integer("head_dim", optional=True),
+    "norm_epsilon": real("rms_norm_eps", 1e-6),
+    "rope": rope(),
+    **activation("hidden_act", "silu", GATED),
+}
+"""What the Llama-like families share: grouped queries, gated feed-forward, rope, RMS norms."""
+SMALLER_EPSILON: Record = {"norm_epsilon": real("rms_norm_eps", 1e-5)}
+
+
+def biases(switch: object) -> Record:
+    """Biases on all four projections of attention, as a key says or `switch` itself."""
+    return {"attention_bias": switch, "attention_output_bias": switch}
+
+
+BIASES = biases(boolean("attention_bias", False))
+
+
+def layer_norms(bias: object) -> Record:
+    """What the GPT-like families share: layer norms, and biases everywhere or nowhere."""
+    return {"norm": "layernorm", "mlp_bias": bias, **biases(bias)}
+
+
+def routed_experts(
+    key: str, number: int | None, top_k: int | None, width: str = "intermediate_size"
+) -> Record:
+    """Routed experts by the key of their number, with defaults of it and of those of a token."""
     return {
-        "layers": config.layers(),
-        "hidden": config.count("hidden_size"),
-        "ffn_hidden": config.count("intermediate_size"),
-        "heads": heads,
-        "kv_heads": config.count("num_key_value_heads", heads),
-        "head_dim": config.count("head_dim", optional=True),
-        "vocab": config.count("vocab_size"),
-        "norm_epsilon": config.number("rms_norm_eps", norm_epsilon),
-        "rope": rope_fields(config, base=rope_base),
-        "tied_embeddings": config.flag("tie_word_embeddings", False),
-        **activation_fields(config, activation_field, activation, GATED),
+        "experts": integer(key, number),
+        "top_k": integer("num_experts_per_tok", top_k),
+        "moe_ffn_hidden": integer(width),
     }
 
 
@@ -275,29 +348,18 @@ def _rope_scaling(config: ConfigFields, scaling: ConfigFields) -> Fields | None:
     return fields
 
 
-def attention_biases(config: ConfigFields, default: bool = False) -> Fields:
-    """One switch for the biases of all four projections."""
-    bias = config.flag("attention_bias", default)
-    return {"attention_bias": bias, "attention_output_bias": bias}
-
-
 def window_length(config: ConfigFields, default: int | None) -> int | None:
     """Positions that a query of a windowed layer sees; `default` where the file is silent, null is none."""
     named = config.names("sliding_window")
     return config.count("sliding_window", None if named else default, optional=True)
 
 
-def windows(
-    config: ConfigFields, window: int | None, every: int, windowed: str = "sliding_attention"
-) -> Fields:
-    """The window and the layers it covers; `layer_types`, in newer files, overrules the family's `every`.
-
-    There it calls the layers that the window covers `windowed`, and the others "full_attention".
-    """
-    layers = config.layers()
+def windows(config: ConfigFields, default: int, every: int) -> Fields:
+    """A window over all layers but each n-th; `layer_types`, in newer files, overrules `every`."""
+    window = window_length(config, default)
     kinds = config.entries("layer_types")
     if kinds:
-        return window_order(config, window, full_layers(config, kinds, layers, windowed))
+        return window_order(config, window, full_layers(config, kinds, "sliding_attention"))
     if every == 1:
         return {}
     if window is None:
@@ -317,10 +379,9 @@ def window_order(
     return {"sliding_window": window, **order_fields(full, WINDOWED)}
 
 
-def full_layers(
-    config: ConfigFields, kinds: list[object], layers: int, windowed: str
-) -> list[bool]:
+def full_layers(config: ConfigFields, kinds: list[object], windowed: str) -> list[bool]:
     """Whether each layer attends in full, of a list that calls the others `windowed`."""
+    layers = config.layers()
     if len(kinds) != layers:
         raise config.fail("layer_types", f"must name all {layers} layers", kinds)
     for kind in kinds:
@@ -338,13 +399,3 @@ def window_everywhere(config: ConfigFields, window: int | None) -> Fields:
             what = "this family's code treats all layers alike and does not read this"
             raise config.fail("layer_types", f"{what}: leave it out, or write a model YAML", kind)
     return {} if window is None else {"sliding_window": window, "full_attention_every": 0}
-
-
-def layer_norm_decoder(*, bias: bool) -> Fields:
-    """What the GPT-like families share: layer norms, and biases everywhere or nowhere."""
-    return {
-        "norm": "layernorm",
-        "attention_bias": bias,
-        "attention_output_bias": bias,
-        "mlp_bias": bias,
-    }

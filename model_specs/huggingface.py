@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from meshwright.documents import validation_message
 from meshwright.errors import InputError, near_miss, shown
-from meshwright.model_specs.config_fields import ConfigFields
+from meshwright.model_specs.config_fields import ConfigFields, read_fields
 from meshwright.model_specs.huggingface_families import FAMILIES
 from meshwright.model_specs.schema import ModelSpec
 
@@ -145,43 +145,10 @@ def _first_count(data: Mapping[str, object], names: tuple[str, ...]) -> str:
     return _UNKNOWN
 
 
-ARCHITECTURES: dict[str, str] = {
-    "LlamaForCausalLM": "llama",
-    "Llama4ForCausalLM": "llama4_text",
-    "Llama4ForConditionalGeneration": "llama4",
-    "MistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "Qwen3NextForCausalLM": "qwen3_next",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "DeepseekV32ForCausalLM": "deepseek_v32",
-    "GlmMoeDsaForCausalLM": "glm_moe_dsa",
-    "GptOssForCausalLM": "gpt_oss",
-    "Olmo2ForCausalLM": "olmo2",
-    "Olmo3ForCausalLM": "olmo3",
-    "OlmoeForCausalLM": "olmoe",
-    "Glm4MoeForCausalLM": "glm4_moe",
-    "MiniMaxM2ForCausalLM": "minimax_m2",
-    "Phi3ForCausalLM": "phi3",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "GPT2LMHeadModel": "gpt2",
-    "GPTNeoXForCausalLM": "gpt_neox",
-    "FalconForCausalLM": "falcon",
-    "OPTForCausalLM": "opt",
-    "NemotronHForCausalLM": "nemotron_h",
-    "Mamba2ForCausalLM": "mamba2",
-    "MambaForCausalLM": "mamba",
-    "FalconMambaForCausalLM": "falcon_mamba",
-    "JambaForCausalLM": "jamba",
-    "FalconH1ForCausalLM": "falcon_h1",
-    "BambaForCausalLM": "bamba",
-    "GraniteMoeHybridForCausalLM": "granitemoehybrid",
+ARCHITECTURES = {
+    family.architecture: model_type
+    for model_type, family in FAMILIES.items()
+    if family.architecture
 }
 """`model_type` by the class named in `architectures`, for a file without the former."""
 
@@ -221,40 +188,26 @@ WITHOUT_EFFECT = frozenset(
     f"{_ABOUT_FILES} {_ABOUT_RUNNING} {_ABOUT_TEXT} {_SAID_OTHERWISE}".split()
 )
 """Fields about files, about running a model, about text, and those that repeat what others say."""
+_ABSENT_OR_ZERO = """
+attention_dropout attn_pdrop resid_pdrop embd_pdrop hidden_dropout resid_dropout dropout activation_dropout
+layerdrop classifier_dropout router_aux_loss_coef router_z_loss_coef router_jitter_noise aux_loss_alpha
+"""
+_ABSENT_OR_FALSE = """
+output_router_logits attention_bias mlp_bias use_bias add_cross_attention scale_attn_by_inverse_layer_idx
+reorder_and_upcast_attn use_bidirectional_attention use_sliding_window residual_in_fp32
+"""
 AS_LAUNCHED: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(_ABSENT_OR_ZERO.split(), (0,)),
+    **dict.fromkeys(_ABSENT_OR_FALSE.split(), (False,)),
+    "classifier_dropout": (0, 0.1),
     "initializer_range": (0.02,),
-    "attention_dropout": (0, 0.0),
-    "attn_pdrop": (0, 0.0),
-    "resid_pdrop": (0, 0.0),
-    "embd_pdrop": (0, 0.0),
-    "hidden_dropout": (0, 0.0),
-    "resid_dropout": (0, 0.0),
-    "dropout": (0, 0.0),
-    "activation_dropout": (0, 0.0),
-    "layerdrop": (0, 0.0),
-    "classifier_dropout": (0, 0.0, 0.1),
-    "router_aux_loss_coef": (0, 0.0),
-    "router_z_loss_coef": (0, 0.0),
-    "router_jitter_noise": (0, 0.0),
-    "aux_loss_alpha": (0, 0.0),
-    "output_router_logits": (False,),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "use_bias": (False,),
-    "add_cross_attention": (False,),
-    "cross_attention_hidden_size": (),
     "hidden_act": ("silu", "gelu_pytorch_tanh"),
     "mamba_hidden_act": ("silu",),
     "norm_before_gate": (True,),
     "mtp_transformer_layers": (1,),
     "moe_layer_freq": (1,),
     "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "reorder_and_upcast_attn": (False,),
-    "use_bidirectional_attention": (False,),
-    "residual_multiplier": (1, 1.0),
-    "use_sliding_window": (False,),
-    "residual_in_fp32": (False,),
+    "residual_multiplier": (1,),
 }
 """Values of further fields at which a launch file says the same by saying nothing."""
 
@@ -316,7 +269,7 @@ def model_from_huggingface(
         name = config_name if isinstance(config_name, str) and 0 < len(config_name) <= 200 else None
     part, model_type, prefix = _text_part(data, where)
     config = ConfigFields(part, where, prefix)
-    fields = FAMILIES[model_type](config)
+    fields = read_fields(config, *FAMILIES[model_type].parts)
     fields["left_out"] = left_out(config)
     fields["name"] = (name or model_type)[:200]
     fields["source"] = f"config.json, {prefix.rstrip('.')} alone" if prefix else "config.json"

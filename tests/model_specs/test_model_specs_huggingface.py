@@ -12,6 +12,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from meshwright.errors import InputError
+from meshwright.model_specs.config_fields import (
+    ConfigFields,
+    Part,
+    integer,
+    only,
+    read_fields,
+)
 from meshwright.model_specs.huggingface import known_model_types, model_from_huggingface
 from meshwright.model_specs.parameters import (
     active_parameter_count,
@@ -566,3 +573,29 @@ def test_rope_parameters_of_newer_files() -> None:
     assert read(new | {"rope_parameters": layers}).rope.windowed_base == 1e4
     with pytest.raises(InputError, match="not a rope scaling"):
         read(new | {"rope_parameters": rope | {"rope_type": "mrope"}})
+
+
+def test_the_last_of_several_parts_counts_and_every_part_is_read() -> None:
+    """A record over a record: 8 heads of 2 key heads; what only the first part asks for counts as read."""
+    config = ConfigFields({"n": 8, "groups": 2, "old": 3, "extra": 1}, "toy.json")
+    parts: list[Part] = [
+        {"kv_heads": integer("old"), "moe": {"experts": integer("number", 16)}},
+        {"heads": integer("n"), "kv_heads": integer("groups", integer("n"))},
+        lambda _: {"position": "none"},
+    ]
+    assert read_fields(config, *parts) == {
+        "heads": 8,
+        "kv_heads": 2,
+        "moe": {"experts": 16},
+        "position": "none",
+    }
+    assert list(config.unread()) == [("extra", 1)]
+
+
+def test_a_file_is_refused_where_a_key_says_something_else() -> None:
+    config = ConfigFields({"use_bias": True, "steps": 2}, "toy.json")
+    assert read_fields(config, only("absent", "plain", "no other")) == {}
+    with pytest.raises(InputError, match=r"toy\.json: use_bias: no biases, got true"):
+        read_fields(config, only("use_bias", False, "no biases"))
+    with pytest.raises(InputError, match=r"toy\.json: steps: only 1$"):
+        read_fields(config, only("steps", 1, "only 1", shows_value=False))
