@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from meshwright.commands.options import (
+    Amount,
     ChoiceIn,
     NumberList,
     calibration_option,
@@ -16,11 +18,14 @@ from meshwright.commands.options import (
 )
 from meshwright.commands.terminal import PATH, answer, answered
 
-if TYPE_CHECKING:
-    from meshwright.planner.calculators.collective import Network
-
-
+_BYTES, _SECONDS, _RATE = Amount("bytes"), Amount("seconds"), Amount("rate")
 _JOINED = ("allreduce", "allgather", "alltoall", "reducescatter")
+
+
+def _show(calculator: str, document: dict[str, Any]) -> None:
+    """Prints what a calculator answers, by its view and with its formulas where they are asked for."""
+    views = import_module("meshwright.planner.report.calculators_view")
+    answer(document, getattr(views, f"{calculator}_view"), calculator)
 
 
 def operation_word(text: str) -> str:
@@ -40,8 +45,8 @@ def operation_word(text: str) -> str:
     type=ChoiceIn("costmodel.alpha_beta", "OPERATIONS", operation_word),
     help="Also as nccl-tests writes it: all_reduce, alltoall.",
 )
-@click.option("--bytes", "size", metavar="N", help="Full buffer: 1GiB, 512MB, 1G.")
-@click.option("--end", metavar="N", help="Sweep sizes from --bytes up to this one.")
+@value_option("--bytes size", _BYTES, "N", "Full buffer: 1GiB, 512MB, 1G.")
+@value_option("--end", _BYTES, "N", "Sweep sizes from --bytes up to this one.")
 @default_option(
     "--factor",
     type=click.FloatRange(1.1, 1024),
@@ -55,27 +60,24 @@ def operation_word(text: str) -> str:
 @click.option(
     "--link", type=ChoiceIn("planner.calculators.collective", "LINKS"), help="A link by its name."
 )
-@click.option("--alpha", metavar="T", help="Start-up of a message on a link of your own: 1.5us.")
-@click.option("--beta", metavar="R", help="Its rate, 50GB/s or 400Gb/s, or seconds a byte.")
-@click.option("--gamma", metavar="R", help="Reduction, as --beta; free when absent.")
+@value_option("--alpha", _SECONDS, "T", "Start-up of a message on a link of your own: 1.5us.")
+@value_option("--beta", _RATE, "R", "Its rate, 50GB/s or 400Gb/s, or seconds a byte.")
+@value_option("--gamma", _RATE, "R", "Reduction, as --beta; free when absent.")
 @value_option("--per-node", int, "G", "Ranks of a node, which share the link.", default=1)
-@click.option("--inside-alpha", default="1us", show_default=True, metavar="T", help="In a node.")
-@click.option("--inside-beta", default="450GB/s", show_default=True, metavar="R", help="In a node.")
+@default_option("--inside-alpha", type=_SECONDS, default="1us", metavar="T", help="In a node.")
+@default_option("--inside-beta", type=_RATE, default="450GB/s", metavar="R", help="In a node.")
 @click.option("--in-switch", is_flag=True, help="The link's switches reduce (NVLS, SHARP).")
 @click.option("--nccl", is_flag=True, help="All-to-all by NCCL, not DeepEP's kernels.")
-@click.option(
-    "--picture",
-    type=PATH,
-    metavar="FILE.svg",
-    help="Draw the sweep, or with --from times measured and fitted.",
+@value_option(
+    "--picture", PATH, "FILE.svg", "Draw the sweep, or with --from times measured and fitted."
 )
 @calibration_option
 @answered
 def collective(
     *,
     operation: str | None,
-    size: str | None,
-    end: str | None,
+    size: float | None,
+    end: float | None,
     factor: float,
     ranks: int | None,
     log: Path | None,
@@ -92,90 +94,43 @@ def collective(
     if log is not None:
         if operation or size or ranks or cluster or network["link"] or network["beta"]:
             raise click.UsageError("--from reads operation, sizes and ranks from the log")
-        _show_fitted(log, picture)
+        from meshwright.planner.calculators.collective import fitted_document, log_text
+
+        document = fitted_document(log_text(log))
+        _draw(picture, "fitted", document)
+        _show("fitted", document)
         return
     if operation is None or size is None or ranks is None:
         raise click.UsageError("give --op, --bytes and --ranks; or --from with a log of nccl-tests")
-    from meshwright.planner.calculators.formulas import read_sizes
-    from meshwright.planner.report.calculators_view import collective_view
+    from meshwright.planner.calculators.formulas import sizes_between
 
-    sizes_bytes = read_sizes(size, end, factor)
+    sizes_bytes = sizes_between(size, end, factor)
     if (cluster is None) == (network["link"] is None and network["beta"] is None):
         raise click.UsageError("give either --cluster, or --link or --alpha and --beta")
-    if cluster is None:
-        from meshwright.planner.calculators.collective import textbook_document
+    from meshwright.planner.calculators import collective as documents
 
-        document = textbook_document(operation, sizes_bytes, ranks, _network(**network))
+    if cluster is None:
+        wires = documents.own_network(**network)
+        document = documents.textbook_document(operation, sizes_bytes, ranks, wires)
     else:
-        from meshwright.planner.calculators.collective import collective_document
         from meshwright.planner.request.reader import read_calibration
 
-        document = collective_document(
-            operation,
-            sizes_bytes,
-            ranks,
-            cluster,
-            deduplicated=not nccl,
-            calibration=read_calibration(calibration),
+        factors = read_calibration(calibration)
+        document = documents.collective_document(
+            operation, sizes_bytes, ranks, cluster, deduplicated=not nccl, calibration=factors
         )
-    if picture is not None:
-        from meshwright.planner.report.calculators_view import sweep_picture
-
-        _write_picture(picture, sweep_picture(document))
-    answer(document, collective_view, "collective")
+    _draw(picture, "sweep", document)
+    _show("collective", document)
 
 
-def _write_picture(path: Path, picture: str) -> None:
-    from meshwright.documents import write_files
+def _draw(path: Path | None, kind: str, document: dict[str, Any]) -> None:
+    """Writes the sweep of a collective, or a log and its fit, as SVG where a file is named."""
+    if path is not None:
+        from meshwright.documents import write_files
 
-    write_files(path.parent, {path.name: picture}, True)
-
-
-def _show_fitted(log: Path, picture: Path | None) -> None:
-    """Prints alpha and beta of a log, and draws them."""
-    from meshwright.cluster_specs.importers.facts import SourceText
-    from meshwright.documents import read_text
-    from meshwright.planner.calculators.collective import MOST_LOG_BYTES, fitted_document
-    from meshwright.planner.report.calculators_view import fitted_view
-
-    document = fitted_document(SourceText(name=str(log), text=read_text(log, MOST_LOG_BYTES)))
-    if picture is not None:
-        from meshwright.planner.report.calculators_view import fitted_picture
-
-        _write_picture(picture, fitted_picture(document))
-    answer(document, fitted_view, "fitted")
-
-
-def _network(
-    *,
-    link: str | None,
-    alpha: str | None,
-    beta: str | None,
-    gamma: str | None,
-    per_node: int,
-    inside_alpha: str,
-    inside_beta: str,
-    in_switch: bool,
-) -> Network:
-    """The network that the options describe."""
-    from dataclasses import replace
-
-    from meshwright.costmodel.alpha_beta import Link
-    from meshwright.planner.calculators.collective import Network, link_named
-    from meshwright.planner.calculators.formulas import read_rate, read_seconds
-
-    own = Link(alpha_s=0.0, bytes_per_s=1.0) if link is None else link_named(link)
-    if alpha is not None:
-        own = replace(own, alpha_s=read_seconds(alpha, "--alpha"))
-    if beta is not None:
-        own = replace(own, bytes_per_s=read_rate(beta, "--beta"))
-    if gamma is not None:
-        own = replace(own, gamma_s_per_byte=1.0 / read_rate(gamma, "--gamma"))
-    inside = Link(
-        alpha_s=read_seconds(inside_alpha, "--inside-alpha"),
-        bytes_per_s=read_rate(inside_beta, "--inside-beta"),
-    )
-    return Network(link=own, inside=inside, per_node=per_node, in_switch=in_switch)
+        views = import_module("meshwright.planner.report.calculators_view")
+        picture: str = getattr(views, f"{kind}_picture")(document)
+        write_files(path.parent, {path.name: picture}, True)
 
 
 @click.command()
@@ -191,11 +146,12 @@ def _network(
     show_default=True,
 )
 @click.option("--cluster", help="Catalog name or cluster YAML: the ridge at each of its levels.")
-@click.option("--beta", metavar="R", help="A network of your own: 900GB/s.")
+@value_option("--beta", _RATE, "R", "A network of your own: 900GB/s.")
 @value_option("--peak-tflops", click.FloatRange(0.001), "F", "Instead of a device's.")
 @default_option("--seq-len", default=2048, metavar="S", help="Tokens of a sequence.")
 @default_option(
     "--batch",
+    "batches",
     type=NumberList(float),
     default="1,4,16,64,256",
     metavar="LIST",
@@ -219,8 +175,6 @@ def roofline(
 
     Give a PLAN, for the products and gradients of it; or --device, --m, --n and --k; or a network.
     """
-    from meshwright.planner.report.calculators_view import roofline_view
-
     document: dict[str, Any] = {}
     if plan is not None:
         from meshwright.planner.analysis.roofline import plan_roofline
@@ -237,7 +191,7 @@ def roofline(
         raise click.UsageError("give a plan, --m, --n and --k, or a network: --cluster or --beta")
     if cluster is not None or network["beta"] is not None:
         document["network"] = _network_roofs(device, precision, cluster, **network)
-    answer(document, roofline_view, "roofline")
+    _show("roofline", document)
 
 
 def _network_roofs(
@@ -245,37 +199,24 @@ def _network_roofs(
     precision: str,
     cluster: str | None,
     *,
-    beta: str | None,
+    beta: float | None,
     peak_tflops: float | None,
-    seq_len: int,
-    batch: tuple[float, ...],
-    gradient_bytes: float,
-    efficiency: float,
+    **batches: Any,
 ) -> dict[str, Any]:
     """Data parallelism under the roofs of a cluster's levels, or of one rate."""
-    from meshwright.planner.calculators.formulas import read_rate
-    from meshwright.planner.calculators.roofline import network_roofline
+    from meshwright.planner.calculators.roofline import network_roofline, peak_and_rates
 
     peak = None if peak_tflops is None else peak_tflops * 1e12
     rates: dict[str, float] = {}
     # Catalogs take longer to read than numbers of one's own to answer.
     if cluster is not None or (peak is None and device is not None):
-        from meshwright.planner.calculators.roofline import peak_and_rates
-
         nominal_peak, rates = peak_and_rates(device, cluster, precision)
         peak = peak or nominal_peak
     if beta is not None:
-        rates["network"] = read_rate(beta, "--beta")
+        rates["network"] = beta
     if peak is None:
         raise click.UsageError("give --device, --cluster or --peak-tflops")
-    return network_roofline(
-        peak,
-        rates,
-        seq_len=seq_len,
-        batches=batch,
-        gradient_bytes=gradient_bytes,
-        efficiency=efficiency,
-    )
+    return network_roofline(peak, rates, **batches)
 
 
 @click.command()
@@ -291,41 +232,30 @@ def _network_roofs(
 @default_option("--forward-ms", default=1.0, metavar="F", help="Of a rank.")
 @default_option("--backward-ms", default=2.0, metavar="B", help="Of a rank.")
 @click.option("--compute-ms", type=float, metavar="C", help="Of a step, a third of it forward.")
-@click.option("--boundary-bytes", metavar="N", help="Activations of a micro-batch between stages.")
+@value_option("--boundary-bytes", _BYTES, "N", "Activations of a micro-batch between stages.")
 @click.option("--layers", type=int, metavar="L", help="Of the model: the layers of each stage.")
 @answered
 def pipeline(
     *,
-    pp: int,
-    vpp: int,
     micro_batches: int,
-    schedule: str,
     forward_ms: float,
     backward_ms: float,
     compute_ms: float | None,
-    boundary_bytes: str | None,
-    layers: int | None,
+    **inputs: Any,
 ) -> None:
     """Play one pipeline schedule: step, bubble, activations in flight, speed needed between stages."""
-    from meshwright.planner.calculators.formulas import read_bytes
     from meshwright.planner.calculators.pipeline import pipeline_document
-    from meshwright.planner.report.calculators_view import pipeline_view
 
     if compute_ms is not None:
         forward_ms = compute_ms / max(micro_batches, 1) / 3.0
         backward_ms = 2.0 * forward_ms
-    sent = None if boundary_bytes is None else read_bytes(boundary_bytes, "--boundary-bytes")
     document = pipeline_document(
-        schedule,
-        pp,
-        vpp,
-        micro_batches,
+        num_micro_batches=micro_batches,
         forward_s=forward_ms / 1e3,
         backward_s=backward_ms / 1e3,
-        boundary_bytes=sent,
-        layers=layers,
+        **inputs,
     )
-    answer(document, pipeline_view, "pipeline")
+    _show("pipeline", document)
 
 
 @click.command()
@@ -334,7 +264,6 @@ def pipeline(
 def memory(run: Path) -> None:
     """Break down the memory of one fully given configuration, by stage and component."""
     from meshwright.planner.calculators.volumes import memory_document
-    from meshwright.planner.report.calculators_view import memory_view
     from meshwright.planner.runs.prediction import price_runs
 
     documents = [
@@ -346,10 +275,7 @@ def memory(run: Path) -> None:
         )
         for priced in price_runs(run)
     ]
-    if len(documents) == 1:
-        answer(documents[0], memory_view, "memory")
-    else:
-        answer({"runs": documents}, memory_view, "memory")
+    _show("memory", documents[0] if len(documents) == 1 else {"runs": documents})
 
 
 # Calculators of overlap, of textbook volumes and of gradient compression.
@@ -357,12 +283,12 @@ def memory(run: Path) -> None:
 
 @click.command()
 @click.argument("plan", type=PATH, required=False)
-@click.option("--compute", metavar="T", help="Compute of a step: 100ms.")
-@click.option("--comm", metavar="T", help="Communication that may run beside it.")
-@click.option("--sync", default="0", metavar="T", help="What can run beside nothing.")
-@click.option("--bytes", "size", metavar="N", help="Gradients of a rank, sent in chunks.")
-@click.option("--alpha", default="5us", show_default=True, metavar="T", help="Start of a chunk.")
-@click.option("--beta", metavar="R", help="Rate of the link: 300GB/s.")
+@value_option("--compute compute_s", _SECONDS, "T", "Compute of a step: 100ms.")
+@value_option("--comm comm_s", _SECONDS, "T", "Communication that may run beside it.")
+@value_option("--sync sync_s", _SECONDS, "T", "What can run beside nothing.", default="0")
+@value_option("--bytes size", _BYTES, "N", "Gradients of a rank, sent in chunks.")
+@default_option("--alpha", type=_SECONDS, default="5us", metavar="T", help="Start of a chunk.")
+@value_option("--beta", _RATE, "R", "Rate of the link: 300GB/s.")
 @click.option("--chunks", type=int, metavar="C", help="The best count when absent.")
 @default_option(
     "--passes", type=click.IntRange(1, 2), default=2, help="2: an all-reduce. 1: a reduce-scatter."
@@ -375,18 +301,17 @@ def memory(run: Path) -> None:
 def overlap(
     *,
     plan: Path | None,
-    compute: str | None,
-    comm: str | None,
-    sync: str,
-    size: str | None,
-    alpha: str,
-    beta: str | None,
-    chunks: int | None,
-    passes: int,
+    compute_s: float | None,
+    comm_s: float | None,
+    sync_s: float,
+    size: float | None,
+    alpha: float,
+    beta: float | None,
     seq_len: int | None,
     cp: int,
     width: int | None,
     element_bytes: float,
+    **chunks: Any,
 ) -> None:
     """Say what communication hides beside compute, in how many chunks, and in which buffers.
 
@@ -394,35 +319,28 @@ def overlap(
     or --seq-len, --cp and --width.
     """
     from meshwright.costmodel.alpha_beta import Link
-    from meshwright.planner.calculators import volumes as volume_documents
-    from meshwright.planner.calculators.formulas import read_bytes, read_rate, read_seconds
-    from meshwright.planner.report.calculators_view import overlap_view
+    from meshwright.planner.calculators import volumes as documents
 
-    compute_s = None if compute is None else read_seconds(compute, "--compute")
-    rate = None if beta is None else read_rate(beta, "--beta")
     document: dict[str, Any] = {}
     if plan is not None:
         from meshwright.planner.analysis.roofline import plan_overlap
         from meshwright.planner.plan.texts import read_feasible_plan
 
         document["plan"] = plan_overlap(read_feasible_plan(plan))
-    if compute_s is not None and comm is not None:
-        exchange_s, sync_s = read_seconds(comm, "--comm"), read_seconds(sync, "--sync")
-        document["step"] = volume_documents.overlap_document(compute_s, exchange_s, sync_s)
-    if size is not None and rate is not None:
-        link = Link(alpha_s=read_seconds(alpha, "--alpha"), bytes_per_s=rate)
-        document["chunks"] = volume_documents.chunks_document(
-            read_bytes(size, "--bytes"), link, chunks=chunks, passes=passes, beside_s=compute_s
-        )
+    if compute_s is not None and comm_s is not None:
+        document["step"] = documents.overlap_document(compute_s, comm_s, sync_s)
+    if size is not None and beta is not None:
+        link = Link(alpha_s=alpha, bytes_per_s=beta)
+        document["chunks"] = documents.chunks_document(size, link, beside_s=compute_s, **chunks)
     if seq_len is not None and width is not None:
-        document["ring_attention"] = volume_documents.ring_attention_document(
-            seq_len, cp, width, element_bytes, compute_s=compute_s or 0.0, bytes_per_s=rate
+        document["ring_attention"] = documents.ring_attention_document(
+            seq_len, cp, width, element_bytes, compute_s=compute_s or 0.0, bytes_per_s=beta
         )
     if not document:
         raise click.UsageError(
             "give a plan, --compute and --comm, --bytes and --beta, or --seq-len, --cp and --width"
         )
-    answer(document, overlap_view, "overlap")
+    _show("overlap", document)
 
 
 @click.command()
@@ -444,54 +362,43 @@ def overlap(
     help="Of a gradient as it is added up and sent.",
 )
 @default_option(
-    "--gpu-memory", default="80GB", metavar="N", help="How many GPUs of this size the states fill."
+    "--gpu-memory",
+    "gpu_memory_bytes",
+    type=_BYTES,
+    default="80GB",
+    metavar="N",
+    help="How many GPUs of this size the states fill.",
 )
 @click.option("--tp", type=int, default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--ep", type=int, default=1, show_default=True, help="Expert-parallel ranks.")
 @click.option("--top-k", type=int, default=1, show_default=True, help="Experts of a token.")
 @answered
-def volumes(*, gpu_memory: str, **sizes: Any) -> None:
+def volumes(**sizes: Any) -> None:
     """Count by the textbook what a GPU holds, and what each kind of parallelism makes it send."""
-    from meshwright.planner.calculators.formulas import read_bytes
     from meshwright.planner.calculators.volumes import TransformerShape, volumes_document
-    from meshwright.planner.report.calculators_view import volumes_view
 
-    memory = read_bytes(gpu_memory, "--gpu-memory")
-    document = volumes_document(TransformerShape(gpu_memory_bytes=memory, **sizes))
-    answer(document, volumes_view, "volumes")
+    _show("volumes", volumes_document(TransformerShape(**sizes)))
 
 
 @click.command()
-@click.option("--bytes", "size", required=True, metavar="N", help="16-bit gradients of a rank.")
+@value_option("--bytes size", _BYTES, "N", "16-bit gradients of a rank.", required=True)
 @click.option("--ranks", type=int, required=True, metavar="P", help="Data-parallel ranks.")
-@click.option("--alpha", default="5us", show_default=True, metavar="T", help="Start of a message.")
-@click.option("--beta", required=True, metavar="R", help="Rate between members: 12.5GB/s.")
-@default_option("--codec", default="500GB/s", metavar="R", help="Rate of packing and unpacking.")
+@default_option("--alpha", type=_SECONDS, default="5us", metavar="T", help="Start of a message.")
+@value_option("--beta", _RATE, "R", "Rate between members: 12.5GB/s.", required=True)
+@default_option(
+    "--codec", type=_RATE, default="500GB/s", metavar="R", help="Rate of packing and unpacking."
+)
 @click.option("--keep", type=float, default=0.01, show_default=True, help="Share that top-k sends.")
 @click.option("--rank", type=int, default=4, show_default=True, help="Of PowerSGD's factors.")
 @click.option("--width", type=int, default=4096, show_default=True, help="Edge of a gradient.")
 @answered
 def compress(
-    *,
-    size: str,
-    ranks: int,
-    alpha: str,
-    beta: str,
-    codec: str,
-    **methods: Any,
+    *, size: float, ranks: int, alpha: float, beta: float, codec: float, **methods: Any
 ) -> None:
     """Say when compressed gradients are exchanged sooner: 8 and 4 bits, top-k, PowerSGD."""
     from meshwright.costmodel.alpha_beta import Link
-    from meshwright.planner.calculators.formulas import read_bytes, read_rate, read_seconds
     from meshwright.planner.calculators.volumes import compression_document
-    from meshwright.planner.report.calculators_view import compression_view
 
-    link = Link(alpha_s=read_seconds(alpha, "--alpha"), bytes_per_s=read_rate(beta, "--beta"))
-    document = compression_document(
-        read_bytes(size, "--bytes"),
-        ranks,
-        link,
-        codec_bytes_per_s=read_rate(codec, "--codec"),
-        **methods,
-    )
-    answer(document, compression_view, "compress")
+    link = Link(alpha_s=alpha, bytes_per_s=beta)
+    document = compression_document(size, ranks, link, codec_bytes_per_s=codec, **methods)
+    _show("compress", document)

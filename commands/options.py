@@ -83,6 +83,25 @@ class NumberList(click.ParamType[tuple[float, ...]]):
         return number
 
 
+class Amount(click.ParamType[float]):
+    """Bytes, seconds or a rate as people write them, such as `1GiB`, `1.5us` and `400Gb/s`.
+
+    `name` says which of them: what comes behind `read_` in `planner.calculators.formulas`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The amount in bytes, seconds or bytes a second; InputError says what is allowed."""
+        from meshwright.planner.calculators import formulas
+
+        read: Callable[[str, str], float] = getattr(formulas, f"read_{self.name}")
+        return read(str(value), "" if param is None else param.opts[0])
+
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 Options = Iterable[Callable[[Any], Any]]
 _PATH = click.Path(path_type=Path)

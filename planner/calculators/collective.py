@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from meshwright.costmodel.collectives import (
     long_ring_pass_s,
 )
 from meshwright.costmodel.rates import calibrated, links_of, named_constants
+from meshwright.documents import read_text
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 
@@ -207,6 +209,50 @@ class Network:
     """Whether the switches reduce."""
 
 
+def own_network(
+    *,
+    link: str | None,
+    alpha: float | None,
+    beta: float | None,
+    gamma: float | None,
+    inside_alpha: float,
+    inside_beta: float,
+    per_node: int,
+    in_switch: bool,
+) -> Network:
+    """A link by its name with what is said of it otherwise, and the one inside its nodes.
+
+    Parameters
+    ----------
+    link
+        Of `LINKS`; None for one of which all is said.
+    alpha, inside_alpha
+        Start-up of a message, seconds.
+    beta, inside_beta
+        Rate, bytes a second, above 0.
+    gamma
+        Bytes reduced a second, above 0; None where reduction is free, or as the named link has it.
+    per_node
+        Ranks of a node.
+    in_switch
+        Whether the switches reduce.
+
+    Raises
+    ------
+    InputError
+        For an unknown link.
+    """
+    wire = Link(alpha_s=0.0, bytes_per_s=1.0) if link is None else link_named(link)
+    if alpha is not None:
+        wire = replace(wire, alpha_s=alpha)
+    if beta is not None:
+        wire = replace(wire, bytes_per_s=beta)
+    if gamma is not None:
+        wire = replace(wire, gamma_s_per_byte=1.0 / gamma)
+    inside = Link(alpha_s=inside_alpha, bytes_per_s=inside_beta)
+    return Network(link=wire, inside=inside, per_node=per_node, in_switch=in_switch)
+
+
 def textbook_document(
     operation: str, sizes_bytes: Sequence[float], ranks: int, network: Network
 ) -> dict[str, Any]:
@@ -361,6 +407,11 @@ def _envelope(lines: Mapping[str, tuple[float, float]]) -> list[dict[str, Any]]:
 MOST_LOG_BYTES = 16_000_000
 Floats = NDArray[np.float64]
 _PASSES = {"all_reduce": 2.0}
+
+
+def log_text(path: Path) -> SourceText:
+    """The text of a log, at most `MOST_LOG_BYTES`. Raises InputError where it cannot be read."""
+    return SourceText(name=str(path), text=read_text(path, MOST_LOG_BYTES))
 
 
 def fitted_document(source: SourceText) -> dict[str, Any]:

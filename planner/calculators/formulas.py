@@ -194,19 +194,17 @@ def read_bytes(text: str, where: str) -> float:
     return amount
 
 
-def read_sizes(first: str, end: str | None, factor: float) -> list[float]:
-    """The sizes of a sweep in bytes, `factor` apart from `first` to `end`; `first` alone without `end`.
+def sizes_between(first_bytes: float, end_bytes: float | None, factor: float) -> list[float]:
+    """The sizes of a sweep in bytes, `factor` apart; the first alone without an end.
 
-    Raises InputError for what are no amounts, and for more than `MOST_SIZES`.
+    Raises InputError for more than `MOST_SIZES`.
     """
-    size_bytes = read_bytes(first, "--bytes")
-    if end is None:
-        return [size_bytes]
-    end_bytes = read_bytes(end, "--end")
-    count = 1 + floor(log(max(end_bytes / size_bytes, 1.0), factor) + 1e-9)
+    if end_bytes is None:
+        return [first_bytes]
+    count = 1 + floor(log(max(end_bytes / first_bytes, 1.0), factor) + 1e-9)
     if count > MOST_SIZES:
         raise InputError(f"{count} sizes, at most {MOST_SIZES}", where="--end, --factor")
-    return [size_bytes * factor**step for step in range(count)]
+    return [first_bytes * factor**step for step in range(count)]
 
 
 def read_seconds(text: str, where: str) -> float:

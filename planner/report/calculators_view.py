@@ -323,7 +323,7 @@ def _sizes(what: str, sizes_bytes: Mapping[str, float]) -> Table:
     return Table([Column(what), Column("", BYTES)], rows)
 
 
-def compression_view(document: Document) -> View:
+def compress_view(document: Document) -> View:
     """Each way to compress gradients beside the plain exchange."""
     columns: Columns = {
         "method": "method",

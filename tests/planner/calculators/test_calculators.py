@@ -254,6 +254,7 @@ def test_commands_show_and_print_one_document(words: str) -> None:
         ("collective --op all-reduce --bytes x --ranks 8 --cluster dgx-h100", "no amount of bytes"),
         ("collective --op all-reduce --bytes 1GiB --ranks 1 --cluster dgx-h100", "at least 2"),
         ("collective --op all-reduce --bytes 1GiB --ranks 8 --cluster dgx-h1000", "dgx-h100"),
+        ("overlap --sync q", "--sync: no duration"),
         ("roofline --device h100 --m 1 --n 1 --k 1", "h100-sxm-80gb"),
         ("roofline --device h100-sxm-80gb --m 0 --n 1 --k 1", "--m: must be from 1 to"),
         ("roofline --device h100-sxm-80gb --m 1 --n 1 --k 1 --precision int8", "bf16"),
