@@ -6,12 +6,12 @@ import difflib
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import tomlkit
 import yaml
 
 from meshwright.costmodel.workload import Execution
@@ -317,12 +317,9 @@ class DocumentChange(FileChange):
         return yaml.safe_dump(document, sort_keys=False)
 
 
-# Keys of a torchtitan TOML file that a plan changes, each on the line where it stands.
+# Keys of a torchtitan TOML file that a plan changes, each where it stands.
 
 
-_SECTION = re.compile(r"\s*\[([A-Za-z_][\w.]*)\]\s*(?:#.*)?")
-_KEY = re.compile(r"(\s*([A-Za-z_]\w*)\s*=\s*)(\"[^\"]*\"|\[[^\]]*\]|[^\s#]+)(.*)", re.DOTALL)
-"""What stands before a value of one line, the key, the value, and what follows: a comment."""
 _OF_MODULE = ("module", "config")
 """Flags that name a module of Python, which a TOML file has no place for."""
 
@@ -347,10 +344,7 @@ class TomlChange(FileChange):
         edits = self._smallest(
             edits, [[edit] for edit in edits], lambda tried: self._meaning(self._edited(tried))
         )
-        text = self._edited(edits)
-        if not self._says(text, edits):
-            return self._result(edits, self._text, "change the keys by hand")
-        return self._result(edits, text, self._note())
+        return self._result(edits, self._edited(edits), self._note())
 
     def _note(self) -> str:
         """Keys whose values are lists, which are left as they are."""
@@ -362,18 +356,16 @@ class TomlChange(FileChange):
         return f"set by hand as -o DIR writes it: {' and '.join(lists)}" if lists else ""
 
     def _edited(self, edits: Sequence[FlagEdit]) -> str:
-        text = self._text if self._text.endswith("\n") else f"{self._text}\n"
+        document = tomlkit.parse(self._text if self._text.endswith("\n") else f"{self._text}\n")
         for edit in edits:
-            text = _with_key(text, edit.flag, json.dumps(self._wants[edit.flag]))
-        return text
-
-    def _says(self, text: str, edits: Sequence[FlagEdit]) -> bool:
-        """Whether the edits arrived: a value over several lines is not changed."""
-        try:
-            leaves = leaves_of(tomllib.loads(text))
-        except tomllib.TOMLDecodeError:
-            return False
-        return all(leaves.get(edit.flag) == self._wants[edit.flag] for edit in edits)
+            *sections, key = edit.flag.split(".")
+            table: Any = document
+            for section in sections:
+                if section not in table:
+                    table.add(section, tomlkit.table())
+                table = table[section]
+            table[key] = self._wants[edit.flag]
+        return tomlkit.dumps(document)
 
 
 def _keys(words: Sequence[str], has: dict[str, Any]) -> dict[str, object]:
@@ -393,29 +385,6 @@ def _keys(words: Sequence[str], has: dict[str, Any]) -> dict[str, object]:
         name = f"{section}.{key.removeprefix('no-')}".replace("-", "_")
         keys[renamed.get(name, name)] = value
     return keys
-
-
-def _with_key(text: str, name: str, value: str) -> str:
-    """A TOML text with one key set: on its line, at the end of its section, or in a new section."""
-    section, _, key = name.rpartition(".")
-    lines = text.splitlines(keepends=True)
-    current, last = "", None
-    for number, line in enumerate(lines):
-        heading = _SECTION.fullmatch(line.rstrip("\n"))
-        if heading:
-            current = heading[1]
-        if current != section:
-            continue
-        assigned = _KEY.fullmatch(line)
-        if assigned and assigned[2] == key:
-            lines[number] = f"{assigned[1]}{value}{assigned[4]}"
-            return "".join(lines)
-        if line.strip():
-            last = number
-    if last is None:
-        return f"{text}\n[{section}]\n{key} = {value}\n"
-    lines.insert(last + 1, f"{key} = {value}\n")
-    return "".join(lines)
 
 
 # Flags of a launch script that a plan changes.

@@ -93,3 +93,15 @@ def test_stages_of_a_file_are_read(tmp_path: Path) -> None:
     settings = read_launch(written(tmp_path, text, "train.toml")).settings
     assert settings["stages"] == [[1, 1], [2, 0]]
     assert settings["vpp"] == 2
+
+
+def test_a_key_is_changed_however_it_is_written(tmp_path: Path) -> None:
+    """A quoted key, and a section behind a part of it; comments stay where they are."""
+    text = TOML.replace("local_batch_size = 2", '"local_batch_size" = 2')
+    text = text.replace("[training]", "[training.extra]\nkept = 1  # as it was\n\n[training]")
+    path = written(tmp_path, text, "train.toml")
+    apply(script_diff(path, toml_plan("pp=1,tp=4", "bf16")).patch, path)
+    changed = path.read_text(encoding="utf-8")
+    assert '"local_batch_size" = 1   # ran out of memory with 4' in changed
+    assert "tensor_parallel_degree = 4" in changed
+    assert "kept = 1  # as it was" in changed
