@@ -284,7 +284,7 @@ def _with_part_filled(
         asked = replace(request, cluster=nodes, gpus=min(gpus, nodes.gpus), time_limit_s=own_s)
         decision = NodeDecision(request=asked, settled=decide_on_idle_gpus(asked, searched))
         decisions.append(decision)
-        bounds.append(decision.settled.outcome.lower_bound_s)
+        bounds.append(_least_s(decision.settled.outcome))
     shares = Shares(1 + (gpus < usable.gpus))
     everything = replace(request, cluster=usable, time_limit_s=shares.next_s())
     alike = _links_are_alike(usable) and all(
@@ -301,7 +301,7 @@ def _with_part_filled(
             asked = replace(asked, time_limit_s=shares.next_s())
             settled = IdleDecision(outcome=searched(asked), full=None)
             decisions.insert(0, NodeDecision(request=asked, settled=settled))
-    bounds = [outcome.lower_bound_s, *([] if alike else bounds)]
+    bounds = [_least_s(outcome), *([] if alike else bounds)]
     known = [bound_s for bound_s in bounds if bound_s is not None]
     closed = complete and usable is request.cluster and len(known) == len(bounds)
     best = min(decisions, key=_seconds, default=None)
@@ -382,6 +382,11 @@ def _on_nodes_of_all(
     return [NodeDecision(request=asked, settled=IdleDecision(outcome=searched(asked), full=None))]
 
 
+def _least_s(outcome: Outcome) -> float | None:
+    """No plan of a search is faster than this: infinite where it is proven that there is none."""
+    return float("inf") if outcome.status == "infeasible" else outcome.lower_bound_s
+
+
 def _seconds(decision: NodeDecision) -> float:
     best = decision.settled.outcome.best
     return best[0].step_time_s * ROUNDING if best else float("inf")
@@ -395,7 +400,7 @@ def _with_bound(
     if not outcome.best or (complete and len(decisions) == 1):
         return outcome
     bound_s = floor_s
-    bounds = [decision.settled.outcome.lower_bound_s for decision in decisions]
+    bounds = [_least_s(decision.settled.outcome) for decision in decisions]
     known = [bound for bound in bounds if bound is not None]
     if complete and len(known) == len(bounds):
         bound_s = min(known)

@@ -63,8 +63,9 @@ BLOCK = 4
 @pytest.mark.parametrize(
     "block",
     [
-        pytest.param(0, marks=pytest.mark.slow),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(1, 30))),
+        # The last one has whole nodes that are too few for any plan.
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 17)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(1, 30)) if n != 17),
     ],
 )
 def test_the_plan_is_the_least_of_all_layouts_on_all_assignments(block: int) -> None:
