@@ -209,6 +209,7 @@ def said_of_launch(launch: Launch) -> Said:
         said |= {
             "fsdp": True,
             "sharding": SHARDING_STRATEGIES[layout.zero_stage],
+            "fsdp_gradients": "bf16" if execution.gradient_dtype == "bf16" else "fp32",
             "checkpoint_format": FSDP_CHECKPOINTS,
             "gradient_fusion": False,
         }
@@ -306,6 +307,11 @@ def bridge_overrides(plan: Plan) -> list[str]:
     The architecture is the recipe's own: only what the plan decided is set.
     """
     launch = legal_launch(plan, MEGATRON)
+    if launch.layout.zero_stage >= 2 and launch.execution.gradient_dtype != "bf16":
+        raise InfeasibleError(
+            "Overrides of Megatron-Bridge hold no torch types, so that Megatron-FSDP would add gradients up "
+            "at 16 bits: launch the plan with --target megatron, or plan with --allow bf16-grads."
+        )
     said = said_of_launch(launch) | _bridge_numbers(launch) | _bridge_pipeline(launch)
     said |= {"optimizer": None, "overlap.ep": launch.execution.ep_overlap}
     if launch.inputs.model.moe is not None:
