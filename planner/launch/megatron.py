@@ -25,6 +25,7 @@ from meshwright.planner.launch.writer import (
     json_file,
     legal_launch,
     notes_of,
+    said_of_degrees,
 )
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_string, pattern_chunks
@@ -163,11 +164,9 @@ def said_of_launch(launch: Launch) -> Said:
     sharded = layout.zero_stage >= 1
     # Megatron overlaps in the interleaved schedule of more than two stages, unless told not to.
     overlaps_alone = layout.vpp > 1 and layout.pp > 2
-    said: Said = {
+    experts = inputs.model.moe is not None
+    said: Said = said_of_degrees(layout, experts=experts) | {
         "mcore_models": True,
-        "tp": layout.tp,
-        "pp": layout.pp,
-        "cp": layout.cp,
         "sequence_parallel": layout.sequence_parallel,
         "pipeline_before_data": launch.placed.pipeline_before_data,
         **_pipeline(launch),
@@ -175,7 +174,6 @@ def said_of_launch(launch: Launch) -> Said:
         # The tensor-parallel overlap of Transformer Engine gathers and scatters along the sequence.
         "overlap.tp": layout.sequence_parallel and execution.tp_overlap,
         "seq_len": inputs.seq_len,
-        "micro_batch": layout.micro_batch,
         "global_batch": inputs.global_batch,
         "optimizer": inputs.optimizer,
         "distributed_optimizer": sharded,
@@ -194,11 +192,9 @@ def said_of_launch(launch: Launch) -> Said:
     if execution.offload_modules != "none":
         said["offloads_activations"] = True
         said["offload_modules"] = tuple(execution.offload_modules.split("+"))
-    if inputs.model.moe is not None:
+    if experts:
         plain = execution.moe_dispatch in ("alltoall", "allgather")
         said |= {
-            "ep": layout.ep,
-            "etp": layout.etp,
             "overlap.ep": execution.ep_overlap,
             # Tokens per expert are padded to the tile that the format multiplies.
             "padded_experts": inputs.precision in _NARROW,
