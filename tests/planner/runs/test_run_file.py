@@ -418,12 +418,29 @@ def test_memory_alone_or_a_run_that_did_not_fit() -> None:
     [
         ("torch", "unfused"), ("fused", "fused-softmax"), ("flash_attentionv1.0.8", "flash-1"),
         ("flash_attention2", "flash-2"), ("FlashAttention-3", "flash-3"), ("cuDNN", "flash-3"),
+        ("cuDNN 9.0", "cudnn-9.0"), ("cudnn 8.9.7", "cudnn-9.0"), ("cuDNN 9.10", "flash-3"),
         ("triton thing", None),
     ],
 )  # fmt: skip
 def test_attention_kernels_in_words(words: str, kernel: str | None) -> None:
     assert read(row(recipe={"attention_kernel": words})).workload.attention_kernel == kernel
     assert read(row(attention_kernel="flash-1")).workload.attention_kernel == "flash-1"
+
+
+@pytest.mark.parametrize(
+    ("framework", "kernel"),
+    [
+        ("NeMo 24.01", "cudnn-9.0"), ("NeMo 24.05 container", "cudnn-9.0"), ("NeMo 24.07", None),
+        ("NeMo 25.02.01", None), ("NeMo (MLPerf Training v4.0)", "cudnn-9.0"),
+        ("NeMo (MLPerf Training v5.0)", None), ("megatron-lm", None),
+    ],
+)  # fmt: skip
+def test_a_release_says_its_attention_kernel_unless_the_run_does(
+    framework: str, kernel: str | None
+) -> None:
+    assert read(row(framework=framework)).workload.attention_kernel == kernel
+    said = row(framework=framework, attention_kernel="flash-3")
+    assert read(said).workload.attention_kernel == "flash-3"
 
 
 def test_what_shards_and_reduces() -> None:
