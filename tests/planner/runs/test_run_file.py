@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from meshwright.costmodel.layout import Recompute
 from meshwright.errors import InputError
+from meshwright.frameworks.catalog import nearest_stack
 from meshwright.planner.runs.prediction import predict_run, price_run
 from meshwright.planner.runs.run_file import (
     MAX_FILE_BYTES,
@@ -441,6 +442,19 @@ def test_a_release_says_its_attention_kernel_unless_the_run_does(
     assert read(row(framework=framework)).workload.attention_kernel == kernel
     said = row(framework=framework, attention_kernel="flash-3")
     assert read(said).workload.attention_kernel == "flash-3"
+
+
+@pytest.mark.parametrize(
+    ("words", "zero_stage", "stack"),
+    [
+        ("AMD Primus (Megatron-LM, ROCm)", 3, "megatron"), ("AMD Primus (Megatron-LM, ROCm)", 1, "megatron"),
+        ("a trainer of ours", 3, "fsdp2"), ("a trainer of ours", 1, "pytorch"),
+    ],
+)  # fmt: skip
+def test_descendants_of_megatron_run_its_kernels_whoever_shards(
+    words: str, zero_stage: int, stack: str
+) -> None:
+    assert nearest_stack(words, zero_stage).name == stack
 
 
 def test_what_shards_and_reduces() -> None:
