@@ -81,7 +81,7 @@ At most 12 act on a device (its own, its architecture's, the defaults and all sh
 
 ## Limits
 - Constants of one framework do not carry over to another (host times above all); `costmodel/data/frameworks.yaml` says which profile a target takes.
-- No measured row exists for V100, L40S, MI300X, H200, H800 (H800 takes H100's constants): their constants are assumed, and say so in the YAML.
+- No measured row exists for V100, L40S, MI300X, H200: their constants are assumed, and say so in the YAML. Those of H20 and MI325X follow from published kernel rates; rows of them are scored, none fitted.
 - Attention with sinks is priced by one factor fitted on gpt-oss, the only such model among the rows.
 - A step that nearly fills HBM (over 92 %) was measured 21 to 27 % slower than predicted, because the allocator stalls; plans stay below that.
 """
