@@ -180,7 +180,7 @@ def test_a_part_that_issue_holds_back_attains_more_of_its_peak_but_is_no_faster(
     """
     whole, cut = (load_device(name) for name in ("h100-sxm-80gb", "h20-sxm-96gb"))
     of_whole, of_cut = (device_constants(part.name, part.architecture) for part in (whole, cut))
-    by_sm = [part.peak_bf16_tflops / part.sms for part in (whole, cut)]
+    by_sm = [(part.peak_bf16_tflops or 0.0) / part.sms for part in (whole, cut)]
     assert by_sm[0] / by_sm[1] == pytest.approx(4.0, abs=0.1)
     waits = 1 / of_whole.attention_forward_fraction - 1 / 0.803
     attained = 1 / (1 / of_cut.gemm_fraction_16bit + waits / 4)
