@@ -334,8 +334,14 @@ def _groups(
     of_experts = size if framework.bucket_parameters else experts
     by_layer = np.asarray(c.layout.zero_stage) == 3
     if queued_sharding(c.workload) is not None and np.any(by_layer):
-        of_experts = np.where(by_layer, np.maximum(experts, 1.0), of_experts)
-        size = np.where(by_layer, np.maximum(layer, rest), size)
+        # The pass waits for one layer's own collectives: of unlike layers the largest, not their mean.
+        kinds = [
+            layer_parameters_on_gpu(c.workload.model, c.layout, blocks)
+            for blocks in c.workload.model.blocks.kinds()
+        ]
+        layer = np.maximum.reduce([np.maximum(dense_layer, rest) for dense_layer, rest, _ in kinds])
+        experts = np.maximum.reduce([np.maximum(experts, 1.0) for _, _, experts in kinds])
+        of_experts, size = np.where(by_layer, experts, of_experts), np.where(by_layer, layer, size)
     groups = [_Group(dense, c.placement.dp_cp, of_dense, size)]
     if c.workload.model.moe is not None:
         groups.append(_Group(expert, c.placement.edp, of_expert, of_experts))
