@@ -6,7 +6,21 @@ Written by `python -m benchmarks.accuracy` from the {rows} published, measured s
 its source; suspects count). The error is predicted over measured, minus 1; mean, median and percentiles are of its size, bias is its mean.
 `meshwright validate tests/data/published_runs.yaml` prints every row; `--plot FILE.svg` draws them.
 
-## Blind figures first
+## What choosing needs: ratios of times
+A plan is chosen by ratios: how much faster one layout is than another. A pair is two measured runs of one model, machine, batch,
+sequence length, precision and source that differ in layout or settings, by 2 % or more in time. Its error is the size of ln(predicted ratio)
+- ln(measured ratio); its direction is right where the faster of the two is told. A factor that all rows of a source share cancels. No constant
+that was fitted on a pair's source takes part, save in the line that says so; suspects are left out.
+
+{pairs}
+
+### What single settings bring, by device
+Only this setting differs. The change of the step is the geometric mean over pairs, from less of the setting to more (or from none to it); rows
+from {least_pairs} pairs on. Where predicted and measured part, a plan's choice of that setting leans on the model's word.
+
+{gains}
+
+## Blind figures of rows
 The fit has seen these rows; here each is predicted by constants that were fitted without it: without all rows of its source (who measured),
 of its model's family, of both together (nothing like it was seen: the nearest to a stranger's run), or of its software stack.
 
