@@ -83,10 +83,10 @@ family, the harder test.
 What a source reports differs: SimuMax reports the allocator's peak per rank, which is what the model predicts; BLOOM rows are `nvidia-smi` readings,
 compared with that peak plus fragments and context; torchtitan rows are what the allocator reserved, and its operator-level recomputation is only approximated.
 
-## The band on a plan
-`predicted.error_band` holds the 5th and 95th percentile of measured over predicted for the device's class and the framework, of runs predicted with
+## The band on a run and on a plan
+Of a run that somebody states (`estimate`, `validate`), `predicted.error_band` holds the 5th and 95th percentile of measured over predicted for the device's class and the framework, of runs predicted with
 their source left out (`costmodel/data/error_bands.yaml`). With n runs of its own a pair takes n / (n + 10) of their percentiles and the rest of the next
-wider group's: the device class on any framework, then the framework on any device, then all runs. `rows` and `basis` say whose runs they are.
+wider group's: the device class on any framework, then the framework on any device, then all runs. `rows` and `basis` say whose runs they are. Of a plan, which a search picked, it is wider: [the band of an optimum](recipes.md#the-band-of-an-optimum); `band_of` says which it is.
 
 ## Free constants
 At most 12 act on a device (its own, its architecture's, the defaults and all shared ones) and 8 on a framework; a test counts them.

@@ -124,8 +124,10 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
             ("host memory", _host_memory(plan.layout, predicted, inputs)),
             ("experts", _placed(plan)),
         ]
-    likely = f"{low} to {high}, as 90 % of {count(band.rows)} measured steps"
-    return [*rows, ("likely", likely)]
+    whose = f"as 90 % of {count(band.rows)} measured steps"
+    if predicted.band_of == "optima":
+        whose = f"as 9 in 10 of {count(band.rows)} plans lie from the fastest step measured"
+    return [*rows, ("likely", f"{low} to {high}, {whose}")]
 
 
 def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
