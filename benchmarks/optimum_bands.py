@@ -2,8 +2,8 @@
 
 Written by `python -m benchmarks.recipes -o docs/recipes.md` into costmodel/data/optimum_bands.yaml, with the
 settings that were measured, by class of device and kind of model. A band is the 5th and 95th percentile of
-log(measured / plan) over the groups with the same support; with n groups of its own a support takes n / (n + 10)
-of theirs and the rest of all groups', and is at least as wide as where more is measured.
+log(measured / plan); with n groups of its own a class of device, kind of model and support takes n / (n + 10) of
+theirs and the rest of the next wider set.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from meshwright.costmodel.optimum_band import (
+    KINDS_OF_MODEL,
+    OTHER_CLASS,
     SUPPORT_WORDS,
     Support,
     model_kind,
     priced_settings,
     support_of,
 )
-from meshwright.costmodel.records import device_class
+from meshwright.costmodel.records import device_class, device_classes
 from meshwright.planner.runs.run_file import Run
 from meshwright.planner.runs.validation import source_name
 
@@ -86,25 +89,56 @@ def supports(
     ]
 
 
-def bands(
-    groups: Sequence[PlannedGroup], of_groups: Sequence[Support]
-) -> dict[Support, dict[str, float | int]]:
-    """Measured over planned seconds by support; less support never narrows the band."""
-    logs = np.log([each.ratio for each in groups])
-    whole = np.quantile(logs, ENDS)
-    found: dict[Support, dict[str, float | int]] = {}
-    for support in SUPPORT_WORDS:
-        own = logs[[each == support for each in of_groups]]
-        n, ends = len(own), whole
-        if n:
-            ends = (n * np.quantile(own, ENDS) + FULL_TRUST_GROUPS * whole) / (
-                n + FULL_TRUST_GROUPS
-            )
-        wider = [(band["low"], band["high"]) for band in found.values()]
-        low = min([float(np.exp(ends[0])), *(each for each, _ in wider)])
-        high = max([float(np.exp(ends[1])), *(each for _, each in wider)])
-        found[support] = {"low": round(float(low), 3), "high": round(float(high), 3), "groups": n}
-    return found
+@dataclass(frozen=True, kw_only=True)
+class _Band:
+    """Logarithms of both ends, and the groups of the narrowest set that has any."""
+
+    ends: NDArray[np.float64]
+    groups: int
+    basis: str
+
+
+def _narrowed(wider: _Band, own: Sequence[PlannedGroup], basis: str) -> _Band:
+    n = len(own)
+    if not n:
+        return wider
+    ends = np.quantile(np.log([each.ratio for each in own]), ENDS)
+    mean = (n * ends + FULL_TRUST_GROUPS * wider.ends) / (n + FULL_TRUST_GROUPS)
+    return _Band(ends=mean, groups=n, basis=basis)
+
+
+Bands = dict[str, dict[str, dict[Support, dict[str, Any]]]]
+"""By class of device (`OTHER_CLASS` among them), kind of model and support."""
+
+
+def bands(groups: Sequence[PlannedGroup], of_groups: Sequence[Support]) -> Bands:
+    """Measured over planned seconds, each set leaning on the next wider one: any group, the kind of model, the
+    class of device, both, and both with the support.
+    """
+    ends = np.quantile(np.log([each.ratio for each in groups]), ENDS)
+    whole = _Band(ends=ends, groups=len(groups), basis="any device and model")
+    supported = list(zip(groups, of_groups, strict=True))
+    table: Bands = {}
+    for device in [*device_classes(), OTHER_CLASS]:
+        on_device = [each for each in groups if each.device == device]
+        for kind in KINDS_OF_MODEL:
+            words = f"models {KINDS_OF_MODEL[kind]}"
+            of_kind = [each for each in groups if each.kind == kind]
+            wide = _narrowed(whole, of_kind, f"{words} on any device")
+            wide = _narrowed(wide, on_device, f"any model on {device}")
+            both = [each for each in on_device if each.kind == kind]
+            wide = _narrowed(wide, both, f"{words} on {device}")
+            for support in SUPPORT_WORDS:
+                own = [
+                    each
+                    for each, of_own in supported
+                    if (each.device, each.kind, of_own) == (device, kind, support)
+                ]
+                band = _narrowed(wide, own, f"{words} on {device}, {SUPPORT_WORDS[support]}")
+                low, high = (round(float(end), 3) for end in np.exp(band.ends))
+                record = {"low": low, "high": high, "groups": band.groups, "basis": band.basis}
+                table.setdefault(device, {}).setdefault(kind, {})[support] = record
+    return table
 
 
 def coverage(
@@ -121,8 +155,9 @@ def coverage(
         own = [number for number, each in enumerate(groups) if each.source == source]
         of_own = supports([groups[number] for number in own], runs, without=source)
         for number, support in zip(own, of_own, strict=True):
-            low = min(lows[number], table[support]["low"])
-            inside += low <= groups[number].ratio <= table[support]["high"]
+            group = groups[number]
+            band = table[group.device or OTHER_CLASS][group.kind][support]
+            inside += min(lows[number], band["low"]) <= group.ratio <= band["high"]
     return inside, len(groups)
 
 
@@ -135,7 +170,7 @@ def document(groups: Sequence[PlannedGroup], runs: Sequence[MeasuredSettings]) -
             rows = measured.setdefault(device, {}).setdefault(kind, [])
             rows.append({"runs": count, "settings": list(settings)})
     head = (
-        "# Fastest measured step over the plan of the same work, 5th and 95th percentile, by support, and the settings of\n"
+        "# Fastest measured step over the plan of the same work, 5th and 95th percentile, and the settings of\n"
         "# measured runs by class of device and kind of model: `python -m benchmarks.recipes`. docs/recipes.md explains it.\n"
     )
     body = {"bands": bands(groups, supports(groups, runs)), "measured": measured}

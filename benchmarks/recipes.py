@@ -230,8 +230,11 @@ def _bands_words(comparisons: Sequence[Comparison]) -> str:
     inside, every = coverage(groups, runs, lows)
     table = bands(groups, supports(groups, runs))
     rows = [
-        f"| {SUPPORT_WORDS[support]} | {band['groups']} | {band['low']:.3f} | {band['high']:.3f} |"
-        for support, band in table.items()
+        f"| {band['basis']} | {band['groups']} | {band['low']:.3f} | {band['high']:.3f} |"
+        for of_kind in table.values()
+        for of_support in of_kind.values()
+        for support, band in of_support.items()
+        if band["basis"].endswith(SUPPORT_WORDS[support])
     ]
     plainly = sum(
         band.low <= group.ratio <= band.high
@@ -249,12 +252,13 @@ _BANDS = """
 ## The band of an optimum
 
 A search picks what the cost model flatters most, so that the error of measured runs, which nobody picked by this model, is too narrow a
-band for a plan. Its band is therefore that of the fastest measured step over the plan, 5th and 95th percentile over the groups above, by
-support: whether at least three measured runs on the class of device with the kind of model had all settings of the plan together, each of
-them in some run, or not all; less support never narrows the band. The lower end is that of measured runs where it is lower. Part of the upper end is real, since recipes are not
-optimal: what a plan takes lies between.
+band for a plan. Its band is therefore that of the fastest measured step over the plan, 5th and 95th percentile, by class of device, kind of
+model and support: whether at least three measured runs on the class with the kind had all settings of the plan together, each of them in some
+run, or not all. With n groups of its own such a set takes n / (n + 10) of their percentiles and the rest of the next wider one's (both without
+the support, the class, the kind, all groups). The ends of measured runs count where they are wider. Part of the upper end is real, since
+recipes are not optimal: what a plan takes lies between. Sets without a group of their own have the next wider one's band.
 
-| plans | groups | measured over plan, 5th percentile | 95th |
+| groups | how many | measured over plan, 5th percentile | 95th |
 |---|---|---|---|
 {rows}
 

@@ -21,10 +21,13 @@ Support = Literal["together", "apart", "unmeasured"]
 ENOUGH_RUNS = 3
 """Measured runs that make a setting, or several together, count as measured."""
 SUPPORT_WORDS: dict[Support, str] = {
-    "together": "whose settings were measured together",
-    "apart": "whose settings were measured, but not together",
+    "together": "settings measured together",
+    "apart": "settings measured, but not together",
     "unmeasured": "with a setting that was not measured there",
 }
+KINDS_OF_MODEL = {"dense": "without experts", "experts": "with experts"}
+OTHER_CLASS = "other"
+"""Devices that nobody has published runs of."""
 
 
 def priced_settings(workload: Workload, layout: Layout) -> frozenset[str]:
@@ -144,16 +147,16 @@ def optimum_band(workload: Workload, layout: Layout, of_runs: ErrorBand) -> Erro
     Returns
     -------
     ErrorBand
-        Measured over predicted: the lower end of measured runs, and the larger of their upper end and that of
-        plans with as much support.
+        Measured over predicted: the lower of both lower ends and the larger of both upper ends, of measured
+        runs and of plans with as much support.
     """
     device, kind = device_class(workload.cluster.device.name), model_kind(workload)
     settings = priced_settings(workload, layout)
     support, _ = support_of(settings, measured_settings(device, kind))
-    record = data_table(TABLE)["bands"][support]
+    record = data_table(TABLE)["bands"][device or OTHER_CLASS][kind][support]
     return ErrorBand(
         low=min(of_runs.low, record["low"]),
         high=max(of_runs.high, record["high"]),
         rows=record["groups"],
-        basis=f"the fastest measured of {record['groups']} groups over plans {SUPPORT_WORDS[support]}",
+        basis=f"the fastest measured steps over plans of {record['groups']} groups: {record['basis']}",
     )
