@@ -53,7 +53,7 @@ class DeviceSpec(BaseModel):
     """Streaming multiprocessors, or compute units."""
     tdp_w: Positive
     lacks: tuple[Literal["peer-access"], ...] = ()
-    """Peer access: copies from GPU to GPU that do not pass the host's memory, which late GeForce cards lack."""
+    """Peer access: copies from GPU to GPU that pass the host's memory by, which late GeForce cards lack."""
     sources: dict[str, str] = Field(default_factory=dict)
     """Where each number was read, by field name."""
 
