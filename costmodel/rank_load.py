@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,7 +113,49 @@ def chunk_counts(
     return _read_only([dense, sizes - dense, dense_full, full - dense_full])
 
 
-def _in_model_order(chunks: NDArray[np.float64]) -> NDArray[np.float64]:
+KindCounts = tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...]
+"""Of each kind of layer, how many every chunk has, and how many of these are recomputed in full."""
+
+
+@lru_cache(maxsize=4096)
+def unlike_counts(
+    layers: tuple[str, ...], stages: Stages, recomputed: int, *, v_shaped: bool = False
+) -> KindCounts:
+    """Layers of each kind in every chunk of a model whose layers are unlike.
+
+    Parameters
+    ----------
+    layers : tuple of str
+        The kind of each layer, in their order (`ModelSpec.unlike_layers`).
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+    recomputed : int
+        How many of the first layers of every virtual stage are computed again in the backward pass, from 0.
+    v_shaped : bool
+        Whether the second half of the model runs back up the ranks.
+
+    Returns
+    -------
+    tuple of pairs of array, shape [virtual stages, pp]
+        Read-only; kinds in the order in which they first appear.
+    """
+    sizes = np.array(stages, dtype=np.int64).T
+    in_order = _in_model_order(sizes) if v_shaped else sizes
+    first = (np.cumsum(in_order) - in_order.ravel()).reshape(sizes.shape)
+    if v_shaped:
+        first = _in_model_order(first)
+    counts = []
+    for kind in dict.fromkeys(layers):
+        before = np.concatenate([[0], np.cumsum([own == kind for own in layers])])
+        in_chunk = (before[first + sizes] - before[first]).astype(np.float64)
+        ends = first + np.minimum(sizes, recomputed)
+        again = (before[ends] - before[first]).astype(np.float64)
+        in_chunk.flags.writeable = again.flags.writeable = False
+        counts.append((in_chunk, again))
+    return tuple(counts)
+
+
+def _in_model_order(chunks: NDArray[Any]) -> NDArray[Any]:
     """[virtual stages, pp] with every second row turned round; its own inverse."""
     return np.stack([row[::-1] if v % 2 else row for v, row in enumerate(chunks)])
 
@@ -143,12 +186,17 @@ def rank_counts(c: Context, stages: Stages) -> LayerCounts:
     return layer_counts(dense_layers, stages, recomputed_layers(c.layout), v_shaped=v_shaped)
 
 
+LayersOfKind = tuple[KindTime, NDArray[np.float64], NDArray[np.float64]]
+"""Seconds of a kind of layer, how many there are, and how many of these are recomputed in full."""
+
+
 def rank_parts(
     times: KindTimes, counts: LayerCounts, mtp_layers: int, head_rank: Ints = -1
 ) -> Parts:
     """Seconds by part of each rank and micro-batch: the t_r of docs/cost_model.md, "The step".
 
     Layers of each kind times their seconds, the token table on rank 0, head and MTP modules on `head_rank`.
+    Unlike layers have their mean time.
 
     Parameters
     ----------
@@ -166,22 +214,75 @@ def rank_parts(
     dict of str to array, shape [..., pp]
         Seconds by part; `head` is a part of its own.
     """
-    rank = np.arange(len(counts.dense))
-    first = (rank == 0).astype(np.float64)
-    last = (rank == rank[head_rank]).astype(np.float64)
+    return _with_ends(times, _means(times, counts), mtp_layers, head_rank)
+
+
+def split_parts(c: Context, times: KindTimes, stages: Stages, head_rank: Ints = -1) -> Parts:
+    """`rank_parts` of a split, its layers kind by kind in their order.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    times : KindTimes
+        Seconds of a layer of each kind, shape [...].
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+    head_rank : int
+        As in `rank_parts`.
+
+    Returns
+    -------
+    dict of str to array, shape [..., pp]
+        Seconds by part; `head` is a part of its own.
+    """
+    mtp_layers = c.workload.model.mtp_layers
+    if not times.unlike:
+        return rank_parts(times, rank_counts(c, stages), mtp_layers, head_rank)
+    rows = [
+        (kind, number.sum(axis=0), recomputed.sum(axis=0))
+        for kind, number, recomputed in _kinds_of_chunks(c, times, stages)
+    ]
+    return _with_ends(times, rows, mtp_layers, head_rank)
+
+
+def _means(times: KindTimes, counts: LayerCounts) -> list[LayersOfKind]:
+    """Layers without experts, and layers with them."""
     kinds = (
         (times.dense, counts.dense, counts.dense_recomputed),
         (times.moe, counts.moe, counts.moe_recomputed),
-        (times.embedding, first, None),
-        (times.mtp, mtp_layers * last, None),
     )
+    return [(kind, number, again) for kind, number, again in kinds if kind is not None]
+
+
+def _kinds_of_chunks(c: Context, times: KindTimes, stages: Stages) -> list[LayersOfKind]:
+    """Layers of every kind in each chunk of a split, [virtual stages, pp]."""
+    model, recomputed, v_shaped = (
+        c.workload.model,
+        recomputed_layers(c.layout),
+        is_v_shaped(c.layout),
+    )
+    if not times.unlike:
+        counts = chunk_counts(model.dense_layers, stages, recomputed, v_shaped=v_shaped)
+        return _means(times, counts)
+    by_kind = unlike_counts(model.unlike_layers, stages, recomputed, v_shaped=v_shaped)
+    return [(kind, *numbers) for kind, numbers in zip(times.unlike, by_kind, strict=True)]
+
+
+def _with_ends(
+    times: KindTimes, layers: list[LayersOfKind], mtp_layers: int, head_rank: Ints
+) -> Parts:
+    """Parts of each rank's layers, with token table, head and MTP modules."""
+    rank = np.arange(len(layers[0][1]))
+    first = (rank == 0).astype(np.float64)
+    last = (rank == rank[head_rank]).astype(np.float64)
     rows: list[Parts] = [{"head": np.asarray(times.head.seconds)[..., None] * last}]
-    for kind, number, recomputed in kinds:
-        if kind is None:
-            continue
+    for kind, number, recomputed in layers:
         rows.append(_on_ranks(kind.parts, number))
-        if recomputed is not None:
-            rows.append(_on_ranks(kind.full_recompute, recomputed))
+        rows.append(_on_ranks(kind.full_recompute, recomputed))
+    rows.append(_on_ranks(times.embedding.parts, first))
+    if times.mtp is not None:
+        rows.append(_on_ranks(times.mtp.parts, mtp_layers * last))
     return add(*rows)
 
 
@@ -203,11 +304,56 @@ def cheapest_layer_s(times: KindTimes) -> Floats:
     float or array
         Seconds, shaped like the times.
     """
-    kinds = [kind.seconds for kind in (times.dense, times.moe) if kind is not None]
-    if len(kinds) == 1:
-        return kinds[0]
-    cheapest: Floats = np.minimum(kinds[0], kinds[1])
+    cheapest: Floats = times.layers[0].seconds
+    for kind in times.layers[1:]:
+        cheapest = np.minimum(cheapest, kind.seconds)
     return cheapest
+
+
+def cheapest_recompute_s(times: KindTimes) -> Floats:
+    """Seconds that recomputing a layer in full takes at the least, whatever its kind.
+
+    Parameters
+    ----------
+    times : KindTimes
+        Seconds of a layer of each kind.
+
+    Returns
+    -------
+    float or array
+        Seconds of a micro-batch, shaped like the times.
+    """
+    cheapest: Floats = times.layers[0].recompute_s
+    for kind in times.layers[1:]:
+        cheapest = np.minimum(cheapest, kind.recompute_s)
+    return cheapest
+
+
+def least_recomputed_s(c: Context, times: KindTimes, recomputed: Ints | Floats) -> Floats:
+    """What recomputing so many of the model's unlike layers takes at the least: those that take it best.
+
+    Parameters
+    ----------
+    c : Context
+        Its workload has the model.
+    times : KindTimes
+        Seconds of a layer of each kind, shape [n].
+    recomputed : int or array, shape [n]
+        Layers that are recomputed in full, at least 0; more than there are count as all.
+
+    Returns
+    -------
+    float or array, shape [n]
+        Seconds of a micro-batch, at least 0.
+    """
+    layers = c.workload.model.unlike_layers
+    numbers = np.array([layers.count(symbols) for symbols in dict.fromkeys(layers)])
+    again = np.stack(np.broadcast_arrays(*(kind.recompute_s for kind in times.unlike)))
+    order = np.argsort(again, axis=0)
+    again, own = np.take_along_axis(again, order, axis=0), numbers[order]
+    before = np.cumsum(own, axis=0) - own
+    seconds: Floats = np.sum(again * np.clip(recomputed - before, 0, own), axis=0)
+    return seconds
 
 
 def least_busiest_s(layers: int, layer_s: Floats, end_s: Floats, ranks: Ints | Floats) -> Floats:
@@ -328,7 +474,12 @@ def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
         work = work + number * kind.seconds
         cheapest = np.minimum(cheapest, kind.seconds)
         cheapest_recompute = np.minimum(cheapest_recompute, kind.recompute_s)
-    work = work + cheapest_recompute * _fewest_recomputed(model.layers, layout)
+    fewest = _fewest_recomputed(model.layers, layout)
+    if times.unlike:
+        cheapest = cheapest_layer_s(times)
+        work = work + least_recomputed_s(c, times, fewest)
+    else:
+        work = work + cheapest_recompute * fewest
     end = times.head.seconds
     if times.mtp is not None:
         work = work + model.mtp_layers * times.mtp.seconds
@@ -336,7 +487,8 @@ def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     main, number = kinds[-1]
     group = model.layers_in_group
     busiest = np.maximum(work / pp, group * np.ceil(model.layers / group / pp) * cheapest)
-    split = least_busiest_s(number // group, group * main.seconds, end, pp)
+    layer_s = cheapest if times.unlike else main.seconds
+    split = least_busiest_s(number // group, group * layer_s, end, pp)
     busiest = np.maximum(busiest, split)
     stages = np.where(vpp > 1, vpp - 1, vpp)
     return np.maximum(busiest, end + group * stages * cheapest), work
@@ -443,7 +595,7 @@ class ChunkPasses:
     """By part: what layers wait for others of their group, forward and backward together."""
 
 
-def chunk_passes(c: Context, stages: Stages) -> ChunkPasses:
+def chunk_passes(c: Context, stages: Stages, times: KindTimes | None = None) -> ChunkPasses:
     """Seconds per micro-batch of every chunk, pass by pass, for `simulator.simulate`.
 
     Sums of `layer_kinds.kind_times` over the chunk's layers; docs/cost_model.md, "Pipeline schedules", says
@@ -455,13 +607,15 @@ def chunk_passes(c: Context, stages: Stages) -> ChunkPasses:
         Workload, one layout and one placement.
     stages : tuple of tuple of int
         Layers of each [pipeline rank][virtual stage].
+    times : KindTimes, optional
+        `kind_times(c)`, where the caller has them.
 
     Returns
     -------
     ChunkPasses
-        Seconds, arrays of shape [virtual stages, pp].
+        Seconds, arrays of shape [..., virtual stages, pp].
     """
-    times = kind_times(c)
+    times = times or kind_times(c)
     both = chunk_loads(c, times, stages)
     backward = _over_chunks(
         c, times, stages, lambda kind: kind.backward_s, lambda kind: kind.recompute_s
@@ -486,24 +640,15 @@ def _over_chunks(
     per_recomputed: Callable[[KindTime], Floats],
 ) -> NDArray[np.float64]:
     """Sums over the layers of every chunk, with what each fully recomputed layer adds."""
-    v_shaped = is_v_shaped(c.layout)
-    model = c.workload.model
-    counts = chunk_counts(
-        model.dense_layers, stages, recomputed_layers(c.layout), v_shaped=v_shaped
-    )
+    layers, model = _kinds_of_chunks(c, times, stages), c.workload.model
     shape = np.shape(np.asarray(times.head.seconds))
-    sums = np.zeros((*shape, *counts.dense.shape))
-    kinds = (
-        (times.dense, counts.dense, counts.dense_recomputed),
-        (times.moe, counts.moe, counts.moe_recomputed),
-    )
-    for kind, number, recomputed in kinds:
-        if kind is not None:
-            sums = sums + np.asarray(per_layer(kind))[..., None, None] * number
-            sums = sums + np.asarray(per_recomputed(kind))[..., None, None] * recomputed
+    sums = np.zeros((*shape, *layers[0][1].shape))
+    for kind, number, recomputed in layers:
+        sums = sums + np.asarray(per_layer(kind))[..., None, None] * number
+        sums = sums + np.asarray(per_recomputed(kind))[..., None, None] * recomputed
     sums[..., 0, 0] += per_layer(times.embedding)
     end = np.asarray(per_layer(times.head))
     if times.mtp is not None:
         end = end + model.mtp_layers * per_layer(times.mtp)
-    sums[..., -1, 0 if v_shaped else -1] += end
+    sums[..., -1, 0 if is_v_shaped(c.layout) else -1] += end
     return sums

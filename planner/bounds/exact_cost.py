@@ -14,6 +14,7 @@ from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.placement import placement_on
+from meshwright.costmodel.rank_load import chunk_loads
 from meshwright.costmodel.step_time import StepTime, exact_step, make_context, optimistic_step
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.frameworks.catalog import framework_of_stack
@@ -150,7 +151,7 @@ class LayoutPricing:
             members = rows[bound_s[rows] < best[0]]
             if not len(members):
                 continue
-            split_costs = self._fit.split_costs(group_costs)
+            split_costs = self._fit.split_costs(group_costs, _of_unlike(every.rows(rows[:1]).times))
             busiest_s = least_busiest_rank_s(split_costs, rooms)
             if not np.isfinite(busiest_s):
                 self.memory_limits = self.nothing_fits = True
@@ -176,6 +177,8 @@ class LayoutPricing:
         """
         if not framework_of_stack(self._workload.framework).uneven_stages:
             return self._even_split(placed, costs)
+        if costs.in_step and costs.vpp > 1 and costs.order:
+            return self._splits_of_unlike(placed, costs, cutoff_s)
         if costs.in_step and costs.vpp > 1:
             return self._level_splits(placed, costs, cutoff_s)
         fits: FitsRank | None = None
@@ -240,6 +243,35 @@ class LayoutPricing:
             priced_splits.append((split, np.asarray(priced.seconds)))
         return priced_splits
 
+    def _splits_of_unlike(
+        self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
+    ) -> list[tuple[Split, FloatArray]]:
+        """The same where chunks of ranks in step are unlike: each that fits, and may beat the cutoff, is
+        played.
+
+        A rank begins when the first micro-batch has come down to it, and the last one goes back the same way:
+        what the ranks above it take for a micro-batch, once, is no part of its own work.
+        """
+        priced_splits = []
+        micro_batches = int(self._layout.num_micro_batches)
+        for stages in level_splits(
+            costs.layers, costs.pp, costs.vpp, costs.group, empty_ends=costs.empty_ends
+        ):
+            if costs.partial and min(map(min, stages)) < costs.recompute_layers:
+                continue
+            chunk_s = chunk_loads(placed.context, placed.times, stages)
+            arrives_s = np.cumsum(chunk_s[..., 0, :], axis=-1) - chunk_s[..., 0, :]
+            least_s = np.max(arrives_s + micro_batches * chunk_s.sum(axis=-2), axis=-1)
+            if np.min(least_s) >= cutoff_s:
+                continue
+            if not self._fits(stages):
+                self.memory_limits = True
+                continue
+            seconds = np.asarray(self._step(placed, stages).seconds)
+            cutoff_s = min(cutoff_s, float(np.min(seconds)))
+            priced_splits.append((Split(stages=stages, time_s=float(np.min(least_s))), seconds))
+        return priced_splits
+
     def _seconds(
         self, placed: PlacedLayout, stages: Stages, priced_splits: dict[Stages, FloatArray]
     ) -> FloatArray:
@@ -286,6 +318,14 @@ class LayoutPricing:
             return True
         held = offloaded_states_gib(self._workload, self._layout, stages)
         return bool(np.max(held) <= self._fit.host_limit_gib)
+
+
+def _of_unlike(times: KindTimes) -> list[tuple[float, float]]:
+    """Seconds of each kind of unlike layers under the first mapping, and what recomputing one adds."""
+    return [
+        (float(np.ravel(kind.seconds)[0]), float(np.ravel(kind.recompute_s)[0]))
+        for kind in times.unlike
+    ]
 
 
 def _rows_with_equal_costs(

@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.constraints.pipeline import may_have_empty_ends
 from meshwright.costmodel.layout import Layout
@@ -78,6 +81,9 @@ class SplitCosts:
     """Whether the layers behind the leading ones hold experts."""
     last_experts: int = 0
     """Layers with experts in the multi-token-prediction modules, on the last rank."""
+    order: tuple[tuple[float, float], ...] = ()
+    """Of unlike layers, in their order: seconds of each, and what recomputing it adds. `layer_s` and
+    `leading_s` are means then, and decide nothing but what `stages_s` says."""
 
     @property
     def partial(self) -> bool:
@@ -158,6 +164,20 @@ class SplitCosts:
             slowest[level] = max(slowest[level], seconds)
         bubble = self.bubble_share * (sum(sums) - max(sums)) / self.vpp
         return self.num_micro_batches * sum(slowest) + bubble
+
+    def at_the_cheapest(self) -> SplitCosts:
+        """The same with every layer as cheap as the cheapest kind; itself where layers are alike."""
+        if not self.order:
+            return self
+        layer_s, again_s = (min(column) for column in zip(*self.order, strict=True))
+        return replace(
+            self,
+            layer_s=layer_s,
+            leading_s=layer_s,
+            layer_recompute_s=again_s,
+            leading_recompute_s=again_s,
+            order=(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,12 +292,17 @@ def frontier(costs: SplitCosts, slack_s: float, fits: FitsRank | None = None) ->
         raise ValueError("ranks in step take one of level_splits")
     if fits is None:
         return _unlimited(costs, slack_s)
-    return tuple(_Ranks(costs, fits).frontier(slack_s))
+    return tuple(_ranks(costs, fits).frontier(slack_s))
 
 
 @lru_cache(maxsize=1024)
 def _unlimited(costs: SplitCosts, slack_s: float) -> tuple[Split, ...]:
-    return tuple(_Ranks(costs, None).frontier(slack_s))
+    return tuple(_ranks(costs, None).frontier(slack_s))
+
+
+def _ranks(costs: SplitCosts, fits: FitsRank | None) -> _Ranks:
+    """Unlike layers are dealt out in their order where a rank holds one part of it."""
+    return _OrderedRanks(costs, fits) if costs.order and costs.vpp == 1 else _Ranks(costs, fits)
 
 
 def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
@@ -295,6 +320,7 @@ def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> f
     float
         Seconds for one micro-batch, forward and backward.
     """
+    costs = costs.at_the_cheapest()
     kinds = [_end_kind(costs, rank) for rank in range(costs.pp)]
     counts = range(max(max(row) for row in rooms) + 1)
     most_leading = max(len(row) for row in rooms)
@@ -614,6 +640,116 @@ class _Ranks:
             layers_left -= option.layers
             covered += option.leading
             again += option.again
+        return Split(stages=tuple(stages), time_s=costs.time_s(times))
+
+
+class _Parts(NamedTuple):
+    """What a rank takes that holds the groups of layers from one place to another, arrays [begin, end]."""
+
+    seconds: NDArray[np.float64]
+    load: NDArray[np.float64]
+    experts: NDArray[np.float64]
+    may_be: NDArray[np.bool_]
+    """Whether there is such a part, and memory holds it."""
+
+    def within(self, caps: _Caps) -> NDArray[np.bool_]:
+        """The parts that keep to all caps."""
+        slow, heavy = self.seconds > caps.seconds, self.load > caps.load
+        return np.asarray(self.may_be & ~slow & ~heavy & (self.experts <= caps.experts))
+
+
+class _OrderedRanks(_Ranks):
+    """Ranks that hold one part each of a sequence of unlike layers: a path from its begin to its end."""
+
+    def __init__(self, costs: SplitCosts, fits: FitsRank | None) -> None:
+        self.costs = costs
+        self._fits = fits
+        self._tables: dict[int, _Parts] = {}
+        places = [self._parts(rank) for rank in range(costs.pp)]
+        held = [np.unique(column[parts.may_be]) for parts in places for column in parts[:3]]
+        self._seconds, self._loads, self._experts = (
+            np.unique(np.concatenate(held[number::3])).tolist() for number in range(3)
+        )
+
+    def _parts(self, rank: int) -> _Parts:
+        """Of one rank, by the groups in front of its part and those to its end."""
+        kind = self._kind(rank)
+        if kind not in self._tables:
+            self._tables[kind] = self._table(rank)
+        return self._tables[kind]
+
+    def _table(self, rank: int) -> _Parts:
+        costs, group = self.costs, self.costs.group
+        in_front, at_end = rank == 0, rank == costs.pp - 1
+        place = np.arange(0, costs.layers + 1, group)
+        begin, end = place[:, None], place[None, :]
+        layers = end - begin
+        may_be = layers >= costs.fewest
+        may_be &= (begin == 0) if in_front else (begin >= costs.fewest)
+        may_be &= (end == costs.layers) if at_end else (end <= costs.layers - costs.fewest)
+        sums, again = (
+            np.concatenate([[0.0], np.cumsum(x)]) for x in zip(*costs.order, strict=True)
+        )
+        to = np.minimum(begin + min(costs.recompute_layers, costs.layers), end)
+        seconds = sums[end] - sums[begin] + again[np.maximum(to, begin)] - again[begin]
+        seconds = seconds + costs.first_s * in_front + costs.last_s * at_end
+        leading = np.clip(costs.leading - begin, 0, np.maximum(layers, 0))
+        load = (layers - leading) * costs.layer_load + leading * costs.leading_load
+        load = load + costs.first_load * in_front + costs.last_load * at_end
+        experts = (layers - leading) * float(costs.experts) + costs.last_experts * at_end
+        if self._fits is not None:
+            holds = np.zeros((costs.layers + 1, costs.leading + 1), dtype=bool)
+            pairs = np.unique(np.stack([layers[may_be], leading[may_be]], axis=1), axis=0)
+            for own_layers, own_leading in pairs.tolist():
+                holds[own_layers, own_leading] = self._fits(rank, own_layers, own_leading)
+            may_be &= holds[np.maximum(layers, 0), leading]
+        return _Parts(seconds, load, np.asarray(experts, dtype=np.float64), may_be)
+
+    def _total_s(self, recomputed_leading: int) -> float:
+        """At the least, where a part of each rank's layers is recomputed."""
+        costs = self.costs
+        total = sum(seconds for seconds, _ in costs.order) + costs.first_s + costs.last_s
+        recomputed = min(costs.recompute_layers * costs.pp, costs.layers)
+        return total + sum(sorted(again for _, again in costs.order)[:recomputed])
+
+    def frontier(self, slack_s: float) -> Iterator[Split]:
+        """See the module's `frontier`."""
+        low = self._least("seconds", self._only_seconds())
+        if low is not None:
+            limit_s = (self._pipeline_s(self._seconds[low], 0) + slack_s) * (1 + 1e-12)
+            yield from self._pareto(low, 0, limit_s)
+
+    def _behind(self, caps: _Caps) -> list[NDArray[np.bool_]] | None:
+        """Places from which each rank and those behind it can hold the rest; None where rank 0 cannot."""
+        kinds = {self._kind(rank): rank for rank in range(self.costs.pp)}
+        within = {kind: self._parts(rank).within(caps) for kind, rank in kinds.items()}
+        reached = np.zeros(self.costs.layers // self.costs.group + 1, dtype=bool)
+        reached[-1] = True
+        places = [reached]
+        for rank in reversed(range(self.costs.pp)):
+            reached = np.any(within[self._kind(rank)][:, reached], axis=1)
+            places.append(reached)
+        return places[::-1] if places[-1][0] else None
+
+    def _reachable(self, caps: _Caps) -> list[dict[tuple[int, int], int]] | None:
+        return None if self._behind(caps) is None else []
+
+    def _split(self, caps: _Caps) -> Split:
+        """The most even split within the caps; there is one."""
+        places, costs = self._behind(caps), self.costs
+        assert places is not None
+        begin = 0
+        stages: list[tuple[int, ...]] = []
+        times: list[float] = []
+        for rank in range(costs.pp):
+            parts = self._parts(rank)
+            ends = np.flatnonzero(parts.within(caps)[begin] & places[rank + 1])
+            left_s = self._total_s(0) - sum(times)
+            seconds = parts.seconds[begin, ends]
+            nearest = int(np.argmin(np.abs(seconds - left_s / (costs.pp - rank))))
+            stages.append((int(ends[nearest] - begin) * costs.group,))
+            times.append(float(seconds[nearest]))
+            begin = int(ends[nearest])
         return Split(stages=tuple(stages), time_s=costs.time_s(times))
 
 

@@ -21,7 +21,15 @@ from meshwright.costmodel.footprint import main_layer_rooms
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.rank_load import Stages, chunk_counts, least_busiest_in_rooms_s
+from meshwright.costmodel.rank_load import (
+    Stages,
+    cheapest_layer_s,
+    cheapest_recompute_s,
+    chunk_counts,
+    even_layout_load,
+    least_busiest_in_rooms_s,
+    least_recomputed_s,
+)
 from meshwright.costmodel.schedules import Schedule, has_trait, last_rank
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
@@ -93,7 +101,8 @@ def chunk_times(context: Context, times: KindTimes) -> ChunkTimes:
     last_s = np.asarray(times.head.seconds, dtype=np.float64)
     if times.mtp is not None:
         last_s = last_s + context.workload.model.mtp_layers * np.asarray(times.mtp.seconds)
-    kinds = (times.dense, times.moe, times.embedding)
+    # Where unlike chunks interleave, their paces are no bound: only what fits is asked there.
+    kinds = (None,) * 3 if times.unlike else (times.dense, times.moe, times.embedding)
     seconds = (0.0 if kind is None else kind.seconds for kind in kinds)
     shape = context.layout.broadcast_shape()
     columns = (np.asarray(column, dtype=np.float64) for column in (*seconds, last_s))
@@ -280,8 +289,8 @@ def busiest_in_rooms_s(
     again_s, layer_s, vpp, end_rank = (
         np.broadcast_to(np.asarray(value), owner.shape)
         for value in (
-            main.recompute_s,
-            main.seconds,
+            cheapest_recompute_s(times) if times.unlike else main.recompute_s,
+            cheapest_layer_s(times) if times.unlike else main.seconds,
             context.layout.vpp,
             end_rank,
         )
@@ -289,7 +298,8 @@ def busiest_in_rooms_s(
     # Leading dense layers may stand among the recomputed ones: each costs at least its own time instead.
     spared_s = np.zeros(len(owner))
     if leading and times.dense is not None:
-        spared_s = leading * np.maximum(again_s - np.asarray(times.dense.seconds), 0.0)
+        dense_s = cheapest_layer_s(times) if times.unlike else times.dense.seconds
+        spared_s = leading * np.maximum(again_s - np.asarray(dense_s), 0.0)
     seconds, again_at_least_s = chunk_times(context, times), _least_again_s(times, owner.shape)
     best_s = np.full(len(owner), np.inf)
     for fewest, largest in _amounts(workload, layouts):
@@ -314,16 +324,31 @@ def busiest_in_rooms_s(
         each = each.with_every_layer_taking(np.where(every, own_again_s, 0.0))
         own_layouts = context.layout.take(mappings)
         pace_s = least_level_pace_s(workload, own_layouts, each, group * own_rooms)
+        if times.unlike:
+            pace_s = np.where(np.isfinite(pace_s), 0.0, np.inf)
         pace_s = pace_s + own_again_s * recomputed_layers
         slowest_s = np.maximum(busiest_s + added_s, pace_s)
+        if times.unlike:
+            mean_s = _mean_of_ranks_s(
+                context, times, np.where(fewest == ALL_LAYERS, model.layers, fewest)[owner]
+            )
+            slowest_s = np.maximum(slowest_s, mean_s[mappings])
         best_s[mappings] = np.minimum(best_s[mappings], slowest_s)
     return best_s
 
 
+def _mean_of_ranks_s(context: Context, times: KindTimes, recomputed: IntArray) -> FloatArray:
+    """What the ranks work in the mean, with so many layers of each virtual stage recomputed, [n]."""
+    chunks = np.asarray(context.layout.pp) * context.layout.vpp
+    plain = replace(context, layout=replace(context.layout, recompute=0))
+    _, work_s = even_layout_load(plain, times)
+    again_s = least_recomputed_s(context, times, np.maximum(recomputed, 0) * chunks)
+    return np.asarray((work_s + again_s) / context.layout.pp * (1 - _ROUNDING))
+
+
 def _least_again_s(times: KindTimes, shape: tuple[int, ...]) -> FloatArray:
     """What recomputing a layer of any kind takes at the least."""
-    kinds = [np.asarray(kind.recompute_s) for kind in (times.dense, times.moe) if kind is not None]
-    return np.broadcast_to(np.minimum(kinds[0], kinds[-1]), shape)
+    return np.broadcast_to(np.asarray(cheapest_recompute_s(times)), shape)
 
 
 def _amounts(
