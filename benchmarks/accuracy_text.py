@@ -13,7 +13,7 @@ of its model's family, of both together (nothing like it was seen: the nearest t
 {blind}
 
 ## Runs that the fit has never seen
-`tests/data/more_runs`, without suspects: other stacks, sweeps, releases and records. No constant was fitted on them; frameworks that are not known are priced
+`tests/data/more_runs`, without suspects: other stacks, sweeps, releases and records. No refit sees them (but the rate of cuDNN up to 9.0 was chosen in sight of `nemo_h100_fp8_2024`, `nemo_long_sequence` and `mlperf_gpt3_175b`, and that of the H20 in sight of its row in `ms_swift`); frameworks that are not known are priced
 as the nearest stack. Time of nanotron is one noisy step each; of its memory, [a few own runs](few_runs.md) says what no row states.
 
 {unseen}
@@ -81,7 +81,8 @@ At most 12 act on a device (its own, its architecture's, the defaults and all sh
 
 ## Limits
 - Constants of one framework do not carry over to another (host times above all); `costmodel/data/frameworks.yaml` says which profile a target takes.
-- No measured row exists for V100, L40S, MI300X, H200, H800 (H800 takes H100's constants): their constants are assumed, and say so in the YAML.
-- Attention with sinks is priced by one factor fitted on gpt-oss, the only such model among the rows.
+- No measured row exists for V100, L40S, MI300X, H200: their constants are assumed, and say so in the YAML. Those of H20 and MI325X follow from published kernel rates; rows of them are scored, none fitted.
+- Attention with sinks is priced by one factor fitted on gpt-oss, the only such model among the rows. The one row of release 26.08 (GB200, whole graphs) asks for 1.6 in
+  place of 3.3, but 26.06 on B300 still for 3.3, and 26.06.01 on GB200 was 1.6 times as slow as 26.06 and 26.08: the release alone does not say which kernels run.
 - A step that nearly fills HBM (over 92 %) was measured 21 to 27 % slower than predicted, because the allocator stalls; plans stay below that.
 """

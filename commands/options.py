@@ -11,7 +11,13 @@ from typing import Any, TypeVar
 import click
 
 from meshwright.errors import shown, suggestion
-from meshwright.planner.request.choices import ALLOW, ALLOW_HOST, ALLOW_PLACED, WITHOUT
+from meshwright.planner.request.choices import (
+    ALLOW,
+    ALLOW_HOST,
+    ALLOW_PLACED,
+    ALLOW_UNMEASURED,
+    WITHOUT,
+)
 
 # Kinds of option values that `click` does not have.
 
@@ -161,7 +167,9 @@ def placing_options(command: Command) -> Command:
 
 def _leeway_options() -> Options:
     """What a plan may use and must leave."""
-    numbers, hosts, placed = (",".join(words) for words in (ALLOW, ALLOW_HOST, ALLOW_PLACED))
+    numbers, hosts, placed, unmeasured = (
+        ",".join(words) for words in (ALLOW, ALLOW_HOST, ALLOW_PLACED, ALLOW_UNMEASURED)
+    )
     yield value_option("--reserve-gib", float, "G", "HBM to leave free on every GPU.", default=0.0)
     yield value_option("--expert-loads", _PATH, "FILE", "Measured routing: experts are placed too.")
     yield click.option(
@@ -173,7 +181,8 @@ def _leeway_options() -> Options:
     yield _several(
         "--allow",
         f"What may change the run's numbers: {numbers}|all; or fill the hosts' memory: {hosts}; "
-        f"or assume experts placed by --expert-loads: {placed}.",
+        f"or assume experts placed by --expert-loads: {placed}; "
+        f"or rest on no measured run: {unmeasured}.",
     )
     yield _several(
         "--inside-domain", "Axes whose groups must each lie in one NVLink domain: tp,cp,ep."

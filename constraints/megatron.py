@@ -46,6 +46,31 @@ torch's FSDP2 (`--use-torch-fsdp2`) shard gradients and parameters. The parser r
 1. It accepts the first, but each stage would gather its weights anew for every micro-batch: no plan relies
 on that."""
 
+MEGATRON_SHARDING_GRAPHS = AtMost(
+    name="megatron-zero-graphs",
+    sentence="zero_stage <= 1 with CUDA graphs of parts of layers",
+    unit="stages of ZeRO",
+    binds=lambda work: work.cuda_graph in ("feed_forward", "partial"),
+    value=of("zero_stage"),
+    words="ZeRO stage {zero_stage} with CUDA graphs of parts of layers",
+    remedy="Lower the ZeRO stage to 1, or use no CUDA graphs.",
+)
+"""Megatron-FSDP gathers weights, and collects gradients, in memory that it takes and frees
+(megatron_fsdp/param_and_grad_buffer.py, TemporaryBucketAllocator). A graph that was captured inside a layer
+reads them where they were; a graph of the whole step has the memory for itself."""
+
+MEGATRON_SHARDING_FP8_PARAMETERS = Requires(
+    name="megatron-zero-fp8-params",
+    sentence="zero_stage 0, 1 or 3 with FP8 parameters",
+    unit="stages of ZeRO",
+    binds=lambda work: bool(work.fp8_params),
+    needs=When("zero_stage", among=(0, 1, 3)),
+    words="ZeRO stage {zero_stage} with FP8 parameters",
+    remedy="Take ZeRO stage 1 or 3, or do not allow fp8-params.",
+)
+"""Megatron-FSDP quantises weights that it shards, and no others (megatron_fsdp/param_and_grad_buffer.py,
+copy_main_weights_to_model_weights)."""
+
 MEGATRON_SHARDING_OPTIMIZER = AtMost(
     name="megatron-zero-optimizer",
     sentence="zero_stage <= 1 with muon, whose steps take whole matrices",
@@ -370,4 +395,6 @@ MEGATRON_EXECUTION_RULES: tuple[Rule, ...] = (
     MegatronPartialGraphs(),
     MegatronFullGraph(),
     MEGATRON_NARROW_STATES,
+    MEGATRON_SHARDING_GRAPHS,
+    MEGATRON_SHARDING_FP8_PARAMETERS,
 )

@@ -19,7 +19,12 @@ from meshwright.costmodel.activations import (
 )
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
 from meshwright.costmodel.stacks import MemoryProfile, memory_profile, stack_constants
-from meshwright.costmodel.states import layer_parameters_on_gpu, optimizer_shards, table_parameters
+from meshwright.costmodel.states import (
+    layer_parameters_on_gpu,
+    optimizer_shards,
+    queued_sharding,
+    table_parameters,
+)
 from meshwright.costmodel.workload import (
     GATHERS,
     SUM_BYTES,
@@ -78,8 +83,13 @@ def _reduction_buffers(workload: Workload, layout: Layout, profile: MemoryProfil
     """What gradients are collected in to be reduced together.
 
     Under ZeRO 3 a 16-bit bucket, and beside it what it holds once more, in the order of the ranks that get it
-    (DeepSpeed 0.19.8, stage3.py, IPGBucketZ3; coalesced_collectives.py, reduce_scatter_coalesced).
+    (DeepSpeed 0.19.8, stage3.py, IPGBucketZ3; coalesced_collectives.py, reduce_scatter_coalesced). Buckets of
+    Megatron-FSDP stay until the queue behind them is full or the backward pass ends (megatron-core 0.19.2,
+    megatron_fsdp/param_and_grad_buffer.py, GradReducePipeline.wait_for_previous_grad_reduce and reset).
     """
+    queued = queued_sharding(workload)
+    if queued is not None:
+        return _queued_gradients(workload, layout, queued.queue_elements)
     elements = profile.bucket_elements
     if elements and workload.bucket_mb is not None:
         elements = stack_constants(workload).gradients_in(workload.bucket_mb)
@@ -89,6 +99,24 @@ def _reduction_buffers(workload: Workload, layout: Layout, profile: MemoryProfil
     element = 4.0 if workload.precision == "bf16" else 2.0
     unsharded = np.asarray(layout.zero_stage) < 3
     return np.where(unsharded, element * elements, 2.0 * (elements + copied))
+
+
+def _queued_gradients(workload: Workload, layout: Layout, queue_elements: int) -> Floats:
+    """Whole gradients of ZeRO 2 and 3 that wait for their reduction, and those of the layer at work."""
+    model, ranks = workload.model, np.asarray(layout.dp) * layout.cp
+    queue = queue_elements + np.asarray(_largest_layer(model, layout))
+    whole = _mean_rank_parameters(model, layout) + np.asarray(table_parameters(model, layout))
+    waiting = float(stack_constants(workload).gradient_bytes) * np.minimum(queue, whole)
+    return np.where((np.asarray(layout.zero_stage) >= 2) & (ranks > 1), waiting, 0.0)
+
+
+def _largest_layer(model: ModelSpec, layout: Layout) -> Floats:
+    """Parameters on one GPU, before data-parallel sharding, of the largest of unlike layers."""
+    largest: Floats = 0.0
+    for blocks in model.blocks.kinds():
+        dense, rest, experts = layer_parameters_on_gpu(model, layout, blocks)
+        largest = np.maximum(largest, np.maximum(dense, rest + experts))
+    return largest
 
 
 _UPLOADED_WEIGHT_BYTES = 2.0
@@ -462,21 +490,26 @@ def _weights_at_hand(
 
     Fully sharded: one layer in use, one gathered on its way, one copied out; tables stay gathered, beside
     their gather buffer (PyTorch FSDP2, _fsdp_param_group.py: the root group is not resharded after forward).
-    DeepSpeed gathers as `_gathered_ahead` says. Else placeholders of the shapes of one layer, and one expert,
-    where the stack keeps them.
+    DeepSpeed gathers as `_gathered_ahead` says. Megatron-FSDP gathers up to half its queue ahead of the layer
+    in use, into the weights themselves, and has that layer's 16-bit gradients beside it before they go into
+    their bucket (megatron-core 0.19.2, megatron_fsdp.py, suggested_AG_prefetch_size and _grad_acc). Else
+    placeholders of the shapes of one layer, and one expert, where the stack keeps them.
     """
     model = workload.model
-    largest: Floats = 0.0
-    for blocks in model.blocks.kinds():
-        dense, rest, experts = layer_parameters_on_gpu(model, layout, blocks)
-        largest = np.maximum(largest, np.maximum(dense, rest + experts))
+    largest = _largest_layer(model, layout)
     table = np.asarray(table_parameters(model, layout))
     sharded = _shards_weights(layout)
     at_hand = 3.0 * np.asarray(largest)
     if profile.reuse_elements:
         at_hand = np.asarray(_gathered_ahead(model, layout, profile, largest))
+    tables = 2.0 * table
+    queued = queued_sharding(workload)
+    if queued is not None:
+        ahead = queued.queue_elements / 2.0 + np.asarray(largest)
+        at_hand = np.minimum(ahead, _mean_rank_parameters(model, layout)) + np.asarray(largest)
+        tables = table
     gathered = np.where(sharded, 2.0 * at_hand, 0.0)
-    gathered_table = np.where(sharded, 2.0 * 2.0 * table, 0.0)
+    gathered_table = np.where(sharded, 2.0 * tables, 0.0)
     if not profile.placeholder_gradients:
         return gathered, gathered_table, 0.0 * gathered
     shapes = _one_of_each_shape(model, layout)

@@ -16,6 +16,7 @@ from meshwright.costmodel.stacks import FrameworkConstants
 from meshwright.costmodel.states import (
     layer_parameters_on_gpu,
     optimizer_shards,
+    queued_sharding,
     rank_parameters,
     table_parameters,
 )
@@ -59,7 +60,9 @@ def data_parallel_traffic(
     arXiv 1910.02054, section 7); 3 gathers for the forward and the backward pass of each micro-batch. 2 and 3
     reduce after each micro-batch (torchtitan/trainer.py has no no_sync; DeepSpeed stage_1_and_2.py), or once
     (accelerate/accelerator.py, no_sync). PyTorch gathers again for each micro-batch under 2 too, and in a
-    pipeline keeps what it gathered and reduces once (torch/distributed/pipelining/stage.py). With shard
+    pipeline keeps what it gathered and reduces once (torch/distributed/pipelining/stage.py). Megatron-FSDP
+    waits for all reductions at the end of each backward pass, and under ZeRO 3 for its first layer at the
+    beginning of each pass (megatron-core 0.19.2, megatron_fsdp.py, _root_post_backward). With shard
     groups, passes stay within one, and what is scattered is all-reduced over the groups besides (Zhang et al.
     2022, MiCS, arXiv 2205.00119, section 3.4; PyTorch HSDP).
 
@@ -118,6 +121,9 @@ def _traffic(c: Context, groups: list[_Group]) -> DataParallelTraffic:
     sharded_s = np.where(stage == 3, reductions * scatter.seconds, reductions * once.seconds)
     seconds = np.where(stage == 0, reduced.seconds, gathered_s + sharded_s)
     tail_s = np.where(stage == 0, reduced.bucket_s, np.where(stage == 3, 0.0, last_s))
+    if queued_sharding(c.workload) is not None and np.any(stage >= 2):
+        waits_s = reductions * scatter.bucket_s + gathers * gather.bucket_s
+        tail_s = np.where(stage >= 2, waits_s, tail_s)
     tail_s = np.where(_chunk_by_chunk(c), seconds / c.layout.vpp, tail_s)
     return DataParallelTraffic(seconds, tail_s)
 
@@ -311,7 +317,8 @@ def _groups(
 
     Megatron's hold max(40 M, 1 M dp) parameters, or what `--ddp-bucket-size` says (megatron/core/distributed/
     distributed_data_parallel.py; all of them without overlap; stages behind the first have one, and the slack
-    to reduce it), DeepSpeed's 500 M (reduce_bucket_size), PyTorch's a layer.
+    to reduce it), DeepSpeed's 500 M (reduce_bucket_size), PyTorch's and those of Megatron-FSDP under ZeRO 3 a
+    layer (megatron/core/distributed/fsdp/mcore_fsdp_adapter.py, fsdp_unit_modules).
     """
     framework = c.constants.framework
     of_dense, of_expert = (np.asarray(x) for x in optimizer_shards(c.layout))
@@ -324,9 +331,19 @@ def _groups(
         size = np.inf
     else:
         size = bucket_parameters(c.workload, framework, c.layout)
+    of_experts = size if framework.bucket_parameters else experts
+    by_layer = np.asarray(c.layout.zero_stage) == 3
+    if queued_sharding(c.workload) is not None and np.any(by_layer):
+        # The pass waits for one layer's own collectives: of unlike layers the largest, not their mean.
+        kinds = [
+            layer_parameters_on_gpu(c.workload.model, c.layout, blocks)
+            for blocks in c.workload.model.blocks.kinds()
+        ]
+        layer = np.maximum.reduce([np.maximum(dense_layer, rest) for dense_layer, rest, _ in kinds])
+        experts = np.maximum.reduce([np.maximum(experts, 1.0) for _, _, experts in kinds])
+        of_experts, size = np.where(by_layer, experts, of_experts), np.where(by_layer, layer, size)
     groups = [_Group(dense, c.placement.dp_cp, of_dense, size)]
     if c.workload.model.moe is not None:
-        of_experts = size if framework.bucket_parameters else experts
         groups.append(_Group(expert, c.placement.edp, of_expert, of_experts))
     return groups
 

@@ -38,6 +38,8 @@ class DeviceConstants:
     attention_flash2_fraction: float
     """As `attention_forward_fraction`, for FlashAttention-2 and its like, written for Ampere (arXiv
     2407.08608: 35 % on H100)."""
+    attention_cudnn9_fraction: float
+    """As `attention_forward_fraction`, for cuDNN up to 9.0 (Transformer Engine 1.2 to 1.6)."""
     attention_backward_ratio: float
     """Backward rate over forward rate (the backward pass has 2.5 times the FLOP)."""
     hbm_fraction: float
@@ -269,17 +271,18 @@ def device_rates(spec: DeviceSpec, precision: str, constants: Constants) -> Rate
         "nvfp4": device.gemm_fraction_fp4,
     }.get(precision, device.gemm_fraction_16bit)
     sixteen = peak_flops(spec, "bf16")
-    by_generation = (
-        device.attention_flash1_fraction,
-        device.attention_flash2_fraction,
-        device.attention_forward_fraction,
-    )
+    by_generation = {
+        1: device.attention_flash1_fraction,
+        2: device.attention_flash2_fraction,
+        2.5: device.attention_cudnn9_fraction,
+        3: device.attention_forward_fraction,
+    }
     # Power-limited clocks: tensor cores run at a rate that follows the board's power limit.
     power = 1.0
     if device.tdp_exponent:
         power = (spec.tdp_w / _BLACKWELL_REFERENCE_W) ** device.tdp_exponent
     # Attention waits for exponentials more than for tensor cores, and draws less.
-    forward = sixteen * by_generation[constants.framework.flash_generation - 1]
+    forward = sixteen * by_generation[constants.framework.flash_generation]
     return Rates(
         gemm_flops=peak_flops(spec, precision) * fraction * power,
         head_gemm_flops=sixteen * device.gemm_fraction_16bit * power,
@@ -364,6 +367,7 @@ _ATTENTION = (
     "attention_forward_fraction",
     "attention_flash1_fraction",
     "attention_flash2_fraction",
+    "attention_cudnn9_fraction",
 )
 _LAUNCHES = ("launch_layer_s", "launch_moe_layer_s", "piece_launch_s", "moe_sync_s")
 _NETWORKS = ("infiniband", "roce", "efa", "slingshot", "omnipath")

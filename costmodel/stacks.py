@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from meshwright.costmodel.records import Overrides, data_table, layered_values, names_in
 from meshwright.costmodel.workload import AttentionKernel, Workload
 
-_FLASH_GENERATIONS = {"flash-1": 1, "flash-2": 2, "flash-3": 3}
+_FLASH_GENERATIONS = {"flash-1": 1, "flash-2": 2, "cudnn-9.0": 2.5, "flash-3": 3}
 _WRITTEN_ONCE_BYTES = 2.0
 """A weight gradient that is written and not added to; a kernel that adds reads and writes each element."""
 
@@ -22,8 +22,9 @@ class FrameworkConstants:
     """Fused attention; without it every score is written to HBM."""
     fused_softmax: bool
     """Whether an attention that is not fused at least has scale, mask and softmax in one kernel."""
-    flash_generation: int
-    """1: FlashAttention; 2: FlashAttention-2 or PyTorch's own kernel; 3: FlashAttention-3 or cuDNN."""
+    flash_generation: float
+    """1: FlashAttention; 2: FlashAttention-2 or PyTorch's own kernel; 2.5: cuDNN up to 9.0; 3:
+    FlashAttention-3 or a later cuDNN."""
     launch_layer_s: float
     """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
     launch_moe_layer_s: float

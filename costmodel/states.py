@@ -10,6 +10,8 @@ from meshwright.costmodel.rank_load import Stages, layer_counts
 from meshwright.costmodel.schedules import is_v_shaped, last_rank, on_both_ranks
 from meshwright.costmodel.stacks import memory_profile, stack_constants
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.catalog import framework_of_stack
+from meshwright.frameworks.record import QueuedSharding
 from meshwright.model_specs.blocks import BlockShares
 from meshwright.model_specs.parameters import (
     attention_parameters,
@@ -201,6 +203,23 @@ def optimizer_shards(layout: Layout) -> tuple[Ints, Ints]:
     return np.maximum(dense // layout.shard_groups, 1), np.maximum(expert // layout.shard_groups, 1)
 
 
+def queued_sharding(workload: Workload) -> QueuedSharding | None:
+    """How the software gathers ahead and reduces by a queue under ZeRO 2 and 3 (Megatron-FSDP).
+
+    Parameters
+    ----------
+    workload : Workload
+        Its framework is used.
+
+    Returns
+    -------
+    QueuedSharding or None
+        None where buckets are gathered and reduced one by one.
+    """
+    setting = framework_of_stack(workload.framework).zero_stages.get(3)
+    return setting if isinstance(setting, QueuedSharding) else None
+
+
 def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     """Weights, gradients and optimizer states of one parameter on one GPU.
 
@@ -219,6 +238,10 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     gradients lie there too; deepspeed/runtime/zero/stage3.py: under ZeRO 3 16-bit weights stay on
     the GPU unless `offload_param` keeps their shards on the host, and gradients pass through it in
     16 bits).
+    Megatron-FSDP keeps shards of 16-bit weights beside the fp32 ones, and gradients in the type that the run
+    says (megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py, model_weight_buffer,
+    main_weight_buffer and main_grad_buffer); Transformer Engine knows nothing of it and keeps its quantised
+    copies whole (megatron/core/extensions/transformer_engine.py, TELinear.forward, is_first_microbatch).
     Further copies of gradients are those of an optimizer that DeepSpeed takes for states on the GPU alone
     (deepspeed/runtime/engine.py, `_do_optimizer_sanity_check`).
 
@@ -264,6 +287,10 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     weights: Floats = np.where(fsdp, (kept + copies) / d, weight + copies)
     unsharded = np.where(stage == 2, grad / d, grad)
     gradients: Floats = np.where(fsdp, low / d, unsharded)
+    if queued_sharding(workload) is not None:
+        whole = 0.0 if stack.narrow_gathers else copies
+        weights = np.where(fsdp, (kept + weight + copies - whole) / d + whole, weights)
+        gradients = np.where(fsdp, grad / d, gradients)
     if profile.unsharded_in_pipeline:
         in_full = (stage >= 2) & (np.asarray(layout.pp) > 1) & (d > 1)
         weights = weights + np.where(in_full & fsdp, 2.0, 0.0)

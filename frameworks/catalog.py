@@ -76,16 +76,16 @@ def stack_in_words(text: str) -> Stack | None:
 def nearest_stack(text: str, zero_stage: int) -> Stack:
     """The stack that an unknown framework is priced as, from its words and the ZeRO stage that it runs.
 
-    Those that shard weights are taken for FSDP, descendants of Megatron for Megatron, all others for a loop
-    over eager PyTorch.
+    Descendants of Megatron are taken for Megatron, whose kernels they run whoever shards the weights
+    (`--use-torch-fsdp2`), others that shard weights for FSDP, the rest for a loop over eager PyTorch.
 
     >>> nearest_stack("our own loop (eager PyTorch)", 1).name
     'pytorch'
     """
-    if zero_stage == 3:
-        return FSDP2.stacks[0]
     if MEGATRON.name in text.lower():
         return MEGATRON.stacks[0]
+    if zero_stage == 3:
+        return FSDP2.stacks[0]
     return PYTORCH
 
 

@@ -11,6 +11,7 @@ from meshwright.frameworks.record import (
     Framework,
     GradientBuckets,
     OptimizerOffload,
+    QueuedSharding,
     Setting,
     ShardGroups,
     Stack,
@@ -187,6 +188,8 @@ RUN_ARGUMENTS = (
     Argument("gathers_over_gradients", "--reuse-grad-buf-for-mxfp8-param-ag", "switch"),
     Argument("fsdp", "--use-megatron-fsdp", "switch"),
     Argument("sharding", "--data-parallel-sharding-strategy", "text", "no_shard"),
+    # Megatron-FSDP sums gradients in the type of the parameters, unless told another.
+    Argument("fsdp_gradients", "--megatron-fsdp-main-grads-dtype", "text", "auto"),
     Argument("checkpoint_format", "--ckpt-format", "text"),
     Argument("gradient_fusion", "--no-gradient-accumulation-fusion", "switch", True),
     Argument("shard_groups", "--num-distributed-optimizer-instances", "count", 1, optional=True),
@@ -364,6 +367,24 @@ def _context(value: str, *rules: str, **others: Any) -> ContextExchange:
     )
 
 
+def _sharded(strategy: str) -> QueuedSharding:
+    """Megatron-FSDP. Its queue is no less than 10^9 elements (fsdp/src/megatron_fsdp/megatron_fsdp.py)."""
+    return QueuedSharding(
+        flag=_FLAGS["sharding"],
+        value=strategy,
+        since="0.12.0",
+        source=DATA_PARALLEL,
+        allow="megatron-fsdp",
+        queue_elements=1_000_000_000,
+        rules=(
+            "megatron-zero-needs-pp-1",
+            "megatron-zero-optimizer",
+            "megatron-zero-graphs",
+            "megatron-zero-fp8-params",
+        ),
+    )
+
+
 def _attention(value: str, *, default: bool = False) -> Setting:
     return Setting(
         flag="--attention-backend",
@@ -413,22 +434,8 @@ MEGATRON = Framework(
     zero_stages={
         0: Setting(source=DATA_PARALLEL),
         1: _said("distributed_optimizer", DATA_PARALLEL, "0.8.0"),
-        2: _said(
-            "sharding",
-            DATA_PARALLEL,
-            "0.12.0",
-            "optim_grads",
-            planned=False,
-            rules=("megatron-zero-needs-pp-1", "megatron-zero-optimizer"),
-        ),
-        3: _said(
-            "sharding",
-            DATA_PARALLEL,
-            "0.12.0",
-            "optim_grads_params",
-            planned=False,
-            rules=("megatron-zero-needs-pp-1", "megatron-zero-optimizer"),
-        ),
+        2: _sharded("optim_grads"),
+        3: _sharded("optim_grads_params"),
     },
     # Its combined 1F1B for experts is one of the two with other overlap.
     schedules={

@@ -68,6 +68,9 @@ class Setting:
     """Whether the framework does it where a launch file says nothing; the flag is then not written."""
     planned: bool = True
     """Whether a plan may choose it. False where its price or its rules are not known yet."""
+    allow: str = ""
+    """Word of `--allow` without which a plan chooses it only where it is pinned: no measured run stands
+    behind its price."""
     rules: tuple[str, ...] = ()
     """Names of the rules in `constraints/` that say with what it goes together."""
     installs: str = ""
@@ -116,6 +119,15 @@ class GradientBuckets(Setting):
     """Stages under which the number counts."""
     reserved: bool = False
     """Whether a buffer of that size is kept in HBM, so that larger buckets take memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedSharding(Setting):
+    """ZeRO 2 or 3 of a framework that gathers weights ahead, and reduces gradients later, by a queue."""
+
+    queue_elements: int
+    """Gradients of whole buckets that may wait for their reduction before the next bucket is filled; half as
+    many weights are gathered ahead."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from meshwright.planner.launch.writer import (
     json_file,
     model_fields,
     notes_of,
+    said_of_degrees,
 )
 from meshwright.planner.runs.run_terms import balanced
 
@@ -80,13 +81,11 @@ def megatron_deepspeed_args(launch: Launch) -> list[str]:
     layout, inputs, model = launch.layout, launch.inputs, launch.inputs.model
     rotary, recomputes = model.position == "rope", layout.recompute == "full"
     exact_gelu = model.activation == "gelu" and model.gelu_form == "exact"
-    said = model_fields(DEEPSPEED_ARGUMENTS, model) | {
-        "tp": layout.tp,
-        "pp": layout.pp,
+    said = model_fields(DEEPSPEED_ARGUMENTS, model) | said_of_degrees(layout, experts=False)
+    said |= {
         "head_dim": model.v_head_dim,
         "seq_len": inputs.seq_len,
         "max_positions": max(inputs.seq_len, model.max_positions or 0),
-        "micro_batch": layout.micro_batch,
         "global_batch": inputs.global_batch,
         "zero_stage": layout.zero_stage,
         "norm": "rmsnorm" if model.norm == "rmsnorm" else "layernorm",

@@ -25,6 +25,7 @@ from meshwright.planner.launch.writer import (
     json_file,
     legal_launch,
     notes_of,
+    said_of_degrees,
 )
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_string, pattern_chunks
@@ -163,11 +164,9 @@ def said_of_launch(launch: Launch) -> Said:
     sharded = layout.zero_stage >= 1
     # Megatron overlaps in the interleaved schedule of more than two stages, unless told not to.
     overlaps_alone = layout.vpp > 1 and layout.pp > 2
-    said: Said = {
+    experts = inputs.model.moe is not None
+    said: Said = said_of_degrees(layout, experts=experts) | {
         "mcore_models": True,
-        "tp": layout.tp,
-        "pp": layout.pp,
-        "cp": layout.cp,
         "sequence_parallel": layout.sequence_parallel,
         "pipeline_before_data": launch.placed.pipeline_before_data,
         **_pipeline(launch),
@@ -175,7 +174,6 @@ def said_of_launch(launch: Launch) -> Said:
         # The tensor-parallel overlap of Transformer Engine gathers and scatters along the sequence.
         "overlap.tp": layout.sequence_parallel and execution.tp_overlap,
         "seq_len": inputs.seq_len,
-        "micro_batch": layout.micro_batch,
         "global_batch": inputs.global_batch,
         "optimizer": inputs.optimizer,
         "distributed_optimizer": sharded,
@@ -194,11 +192,9 @@ def said_of_launch(launch: Launch) -> Said:
     if execution.offload_modules != "none":
         said["offloads_activations"] = True
         said["offload_modules"] = tuple(execution.offload_modules.split("+"))
-    if inputs.model.moe is not None:
+    if experts:
         plain = execution.moe_dispatch in ("alltoall", "allgather")
         said |= {
-            "ep": layout.ep,
-            "etp": layout.etp,
             "overlap.ep": execution.ep_overlap,
             # Tokens per expert are padded to the tile that the format multiplies.
             "padded_experts": inputs.precision in _NARROW,
@@ -209,6 +205,7 @@ def said_of_launch(launch: Launch) -> Said:
         said |= {
             "fsdp": True,
             "sharding": SHARDING_STRATEGIES[layout.zero_stage],
+            "fsdp_gradients": "bf16" if execution.gradient_dtype == "bf16" else "fp32",
             "checkpoint_format": FSDP_CHECKPOINTS,
             "gradient_fusion": False,
         }
@@ -306,6 +303,11 @@ def bridge_overrides(plan: Plan) -> list[str]:
     The architecture is the recipe's own: only what the plan decided is set.
     """
     launch = legal_launch(plan, MEGATRON)
+    if launch.layout.zero_stage >= 2 and launch.execution.gradient_dtype != "bf16":
+        raise InfeasibleError(
+            "Overrides of Megatron-Bridge hold no torch types, so that Megatron-FSDP would add gradients up "
+            "at 16 bits: launch the plan with --target megatron, or plan with --allow bf16-grads."
+        )
     said = said_of_launch(launch) | _bridge_numbers(launch) | _bridge_pipeline(launch)
     said |= {"optimizer": None, "overlap.ep": launch.execution.ep_overlap}
     if launch.inputs.model.moe is not None:

@@ -20,6 +20,7 @@ from meshwright.planner.launch.writer import (
     flags_of,
     json_file,
     notes_of,
+    said_of_degrees,
 )
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.run_terms import LayoutDoc
@@ -347,15 +348,11 @@ def torchtitan_args(launch: Launch) -> list[str]:
     layout, inputs = launch.layout, launch.inputs
     piped, offloads = layout.pp > 1, layout.optimizer_offload > 0
     replicas = layout.shard_groups if layout.zero_stage > 0 else layout.dp
-    said: dict[str, object] = {
+    said = said_of_degrees(layout, experts=True) | {
         "module": MODULE,
         "configuration": FUNCTION,
         "replicas": replicas,
         "shards": layout.dp // replicas,
-        "tp": layout.tp,
-        "cp": layout.cp,
-        "pp": layout.pp,
-        "ep": layout.ep,
         "reshard": TORCHTITAN.zero_stages[3 if layout.zero_stage == 3 else 2].value,
         "local_batch": layout.micro_batch * (layout.num_micro_batches if piped else 1),
         "global_batch": inputs.global_batch,
@@ -368,7 +365,8 @@ def torchtitan_args(launch: Launch) -> list[str]:
     }
     if piped:
         said["schedule"] = TORCHTITAN.schedules[layout.schedule].value
-        said["micro_batch"] = layout.micro_batch
+    else:
+        said["micro_batch"] = None
     # The subcommand comes last: what follows it would be read as its own flags.
     checkpointing = "full" if layout.recompute == "full" else "none"
     flags = flags_of(TORCHTITAN_ARGUMENTS.values(), said)

@@ -20,7 +20,7 @@ from meshwright.frameworks.record import Argument, Framework
 from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.ranks import PlacedRanks, placed_ranks, planned_layout
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.request.choices import ALLOW_PLACED, DEGREES
+from meshwright.planner.request.choices import ALLOW_PLACED, DEGREES, OF_LAYOUT
 from meshwright.planner.request.executions import execution_options
 from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.prediction import planned_workload
@@ -549,6 +549,15 @@ def flags_of(arguments: Iterable[Argument], said: Mapping[str, object]) -> dict[
         is_switch = argument.kind == "switch"
         flags[argument.flag] = value != bool(argument.default) if is_switch else value
     return flags
+
+
+def said_of_degrees(layout: LayoutDoc, *, experts: bool) -> dict[str, object]:
+    """Degrees and the micro-batch by their names, as arguments call them too; those of experts if wanted."""
+    return {
+        choice.name: getattr(layout, choice.name)
+        for choice in OF_LAYOUT
+        if choice.decided == "degrees" and (experts or choice.shown_for != "experts")
+    }
 
 
 def model_fields(arguments: Iterable[Argument], model: ModelSpec) -> dict[str, object]:

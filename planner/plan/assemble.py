@@ -165,6 +165,11 @@ def warnings(
             "no measured run stands behind parameters on the host: their copies are priced from PyTorch's "
             "source as hidden under nothing, their update as one thread's work"
         )
+    if framework_named(request.framework).zero_stages[int(best.layout.zero_stage)].allow:
+        yield (
+            f"no measured run stands behind ZeRO {best.layout.zero_stage} of {request.framework}: "
+            "its gathers, reductions and buffers are priced from its source"
+        )
     experts = request.model.moe is not None
     if not experts and "moe_dispatch" in request.pins:
         yield "the pin moe_dispatch changes nothing: the model has no experts"

@@ -57,6 +57,8 @@ class Choice:
     """Words of `--without`."""
     allow: str = ""
     """The word of `--allow` without which only the plain value is taken."""
+    allow_some: str = ""
+    """The word of `--allow` for values that the record of a framework marks with it; a pin takes them too."""
     record: str = ""
     """Field of the framework's record that says which flag asks for it; empty where flags say it of many
     choices together."""
@@ -185,6 +187,7 @@ CHOICES: tuple[Choice, ...] = (
         low=0,
         high=3,
         forbids={f"zero-{stage}": (stage,) for stage in range(4)},
+        allow_some="megatron-fsdp",
         record="zero_stages",
         searched="zero_stages",
         decided="sharding",
@@ -309,7 +312,9 @@ ALLOW_HOST = tuple(
 """What fills the memory of hosts, which no cluster file tells the size of: chosen only where allowed."""
 ALLOW_PLACED = ("expert-placement",)
 """What a launch of the framework does not do by itself: experts where measured loads want them."""
-PERMISSIONS = (*ALLOW, *ALLOW_HOST, *ALLOW_PLACED)
+ALLOW_UNMEASURED = tuple(choice.allow_some for choice in CHOICES if choice.allow_some)
+"""What no measured run stands behind: chosen only where allowed or pinned."""
+PERMISSIONS = (*ALLOW, *ALLOW_HOST, *ALLOW_PLACED, *ALLOW_UNMEASURED)
 WITHOUT = tuple(word for choice in CHOICES for word in choice.without)
 """What a user may lack, or not want."""
 

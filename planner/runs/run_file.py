@@ -37,6 +37,7 @@ from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_terms import (
     MODULE_NAMES,
     attention_kernel_kind,
+    attention_kernel_of_release,
     balanced,
     check_context_groups,
     check_offload,
@@ -479,7 +480,9 @@ def _run(
         cluster=cluster,
         gpus=gpus,
         framework=profile,
-        attention_kernel=settings.attention_kernel or attention_kernel_kind(kernel_words),
+        attention_kernel=settings.attention_kernel
+        or attention_kernel_kind(kernel_words)
+        or attention_kernel_of_release(settings.framework),
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
         offload_parameters=settings.parameter_offload,
         keeps_gathered_inputs=settings.keeps_gathered_inputs

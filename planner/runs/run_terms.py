@@ -314,11 +314,19 @@ EVERY_SECOND_LAYER = "layer"
 _ATTENTION_WORDS: tuple[tuple[str, AttentionKernel], ...] = (
     (r"flash\D*1", "flash-1"),
     (r"flash\D*2", "flash-2"),
+    (r"cudnn\D*([1-8]|9\.?0)\b", "cudnn-9.0"),
     (r"flash\D*[34]|cudnn", "flash-3"),
     (r"fused|megatron", "fused-softmax"),
     (r"torch|unfused|eager", "unfused"),
 )
 """How sources begin what they call their attention kernels."""
+_ATTENTION_RELEASES: tuple[tuple[str, AttentionKernel], ...] = (
+    (r"nemo (23\.\d\d|24\.0[1-5])\b", "cudnn-9.0"),
+    (r"nemo \(mlperf training v(3\.\d|4\.0)\)", "cudnn-9.0"),
+)
+"""Releases by the attention that they ran on Hopper. NeMo 24.05 stands on PyTorch 24.02 with Transformer
+Engine 1.6, NeMo 24.07 has Transformer Engine 1.8 (NeMo Framework user guide 24.09, Software Component
+Versions); MLPerf 4.0 was submitted with a container of April 2024."""
 _GRADIENT_TYPES: dict[str, StateType] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}
 """By what sources call them, types as wide that gradients are priced in."""
 
@@ -365,6 +373,18 @@ def attention_kernel_kind(words: object) -> AttentionKernel | None:
         if re.match(pattern, text):
             return kernel
     return None
+
+
+def attention_kernel_of_release(words: str) -> AttentionKernel | None:
+    """The attention kernel of a release of a framework; None where it is its stack's own.
+
+    >>> attention_kernel_of_release("NeMo 24.03.01 container")
+    'cudnn-9.0'
+    """
+    text = words.strip().lower()
+    return next(
+        (kernel for pattern, kernel in _ATTENTION_RELEASES if re.match(pattern, text)), None
+    )
 
 
 def shard_group_size(words: object) -> int:

@@ -458,7 +458,15 @@ def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
             options = [o for o in options if o == 1]
         return tuple(o for o in options if name not in pins or o == pins[name])
 
-    zero = tuple(z for z in planned(framework.zero_stages) if f"zero-{z}" not in forbids)
+    zero = tuple(
+        stage
+        for stage in planned(framework.zero_stages)
+        if f"zero-{stage}" not in forbids
+        and (
+            framework.zero_stages[stage].allow in ("", *request.allow)
+            or pins.get("zero_stage") == stage
+        )
+    )
     vpp, size = pins.get("vpp"), pins.get("micro_batch")
     experts = divisors(model.moe.experts) if model.moe is not None else [1]
     space = Space(

@@ -350,6 +350,16 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"recompute": Recompute.MOE_ACTIVATION},
         {"recompute": Recompute.LAYERNORM},
     ),
+    "megatron-zero-graphs": (
+        workload(cuda_graph="partial"),
+        {"zero_stage": 1},
+        {"zero_stage": 3},
+    ),
+    "megatron-zero-fp8-params": (
+        workload(precision="fp8", fp8_params=True),
+        {"zero_stage": 3},
+        {"zero_stage": 2},
+    ),
     "megatron-full-graph": (
         workload(MOE, precision="mxfp8", moe_dispatch="hybridep", cuda_graph="full"),
         {"recompute": Recompute.LAYERNORM},

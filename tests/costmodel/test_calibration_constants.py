@@ -171,3 +171,23 @@ def test_no_constant_is_named_after_a_model_a_source_or_a_row() -> None:
     for path in constant_records():
         assert not (words(path) & taken), path
         assert not any(part in rows for part in path.lower().split(".")), path
+
+
+def test_a_part_that_issue_holds_back_attains_more_of_its_peak_but_is_no_faster() -> None:
+    """An H20 has a quarter of an H100's tensor rate by SM: attention waits as long for exponentials as there.
+
+    1 / (1 / 0.92 + x / 4) with x from 1 / 0.7335 = 1 / 0.803 + x of an H100, whose GEMMs reach 0.803 at best.
+    """
+    whole, cut = (load_device(name) for name in ("h100-sxm-80gb", "h20-sxm-96gb"))
+    of_whole, of_cut = (device_constants(part.name, part.architecture) for part in (whole, cut))
+    by_sm = [(part.peak_bf16_tflops or 0.0) / part.sms for part in (whole, cut)]
+    assert by_sm[0] / by_sm[1] == pytest.approx(4.0, abs=0.1)
+    waits = 1 / of_whole.attention_forward_fraction - 1 / 0.803
+    attained = 1 / (1 / of_cut.gemm_fraction_16bit + waits / 4)
+    assert of_cut.attention_forward_fraction == pytest.approx(attained, abs=0.01)
+    for name in ("flash1", "flash2", "cudnn9"):
+        rates = [
+            getattr(constants, f"attention_{name}_fraction") * rate
+            for constants, rate in zip((of_whole, of_cut), by_sm, strict=True)
+        ]
+        assert rates[1] <= rates[0] * 1.001, name

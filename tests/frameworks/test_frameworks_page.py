@@ -33,7 +33,9 @@ def _section(record: Framework) -> str:
 
 def _row(choice: str, setting: Setting) -> str:
     flag = f"`{setting.flag} {setting.value}`".replace(" `", "`") if setting.flag else ""
-    chosen = "yes" if setting.planned else ""
+    chosen = (
+        f"with `--allow {setting.allow}`" if setting.allow else "yes" if setting.planned else ""
+    )
     limits = ", ".join([*setting.rules, setting.installs]).strip(", ")
     cells = [choice, flag, setting.source, setting.since, chosen, limits]
     return f"| {' | '.join(cells)} |\n"

@@ -34,6 +34,8 @@ GROUPS = "asserted by parallel_state.py as the process groups are made, which ta
 JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
     "megatron": {
         "megatron-zero-needs-pp-1": "choice: Megatron-FSDP would gather weights anew for every micro-batch",
+        "megatron-zero-graphs": "the graph is captured in the step, from memory that is taken and freed",
+        "megatron-zero-fp8-params": "raised as the optimizer copies weights, on a GPU",
         "scale-up-tp": "choice: it starts, slowly; priced by no plan",
         "scale-up-etp": "choice: it starts, slowly; priced by no plan",
         "expert-axes-need-experts": "etp has no effect on a dense model: the plan would not be what runs",

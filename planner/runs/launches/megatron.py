@@ -443,9 +443,19 @@ def _experts(said: Said, default_etp: int) -> dict[str, Any]:
 
 
 def _numerics(said: Said) -> dict[str, Any]:
-    """Types of gradients, moments and parameters. Without a flag gradients are those of the stack."""
+    """Types of gradients, moments and parameters. Without a flag gradients are those of the stack.
+
+    Those of Megatron-FSDP have a flag of their own, and without it the type of the parameters
+    (megatron_fsdp/param_and_grad_buffer.py, _resolve_group_grad_dtype).
+    """
     settings: dict[str, Any] = {}
-    if said["narrow_sums"]:
+    sharded, sharded_sums = said["fsdp"], said["fsdp_gradients"]
+    if sharded and sharded_sums == "auto":
+        sharded_sums = "fp16" if said["fp16"] else "bf16"
+    if sharded:
+        said["narrow_sums"]
+        settings["gradient_dtype"] = sharded_sums
+    elif said["narrow_sums"]:
         settings["gradient_dtype"] = "bf16"
     elif said.line.has("--accumulate-allreduce-grads-in-fp32"):
         settings["gradient_dtype"] = "fp32"

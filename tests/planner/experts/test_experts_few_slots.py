@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.planner.experts.bound import paired_counts
-from meshwright.planner.experts.counts import shared_counts
+from meshwright.planner.experts.heuristic import shared_counts
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.rows import Solved
 from meshwright.planner.experts.solve import PlacementEffort, place_layers

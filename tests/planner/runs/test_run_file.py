@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from meshwright.costmodel.layout import Recompute
 from meshwright.errors import InputError
+from meshwright.frameworks.catalog import nearest_stack
 from meshwright.planner.runs.prediction import predict_run, price_run
 from meshwright.planner.runs.run_file import (
     MAX_FILE_BYTES,
@@ -418,12 +419,42 @@ def test_memory_alone_or_a_run_that_did_not_fit() -> None:
     [
         ("torch", "unfused"), ("fused", "fused-softmax"), ("flash_attentionv1.0.8", "flash-1"),
         ("flash_attention2", "flash-2"), ("FlashAttention-3", "flash-3"), ("cuDNN", "flash-3"),
+        ("cuDNN 9.0", "cudnn-9.0"), ("cudnn 8.9.7", "cudnn-9.0"), ("cuDNN 9.10", "flash-3"),
         ("triton thing", None),
     ],
 )  # fmt: skip
 def test_attention_kernels_in_words(words: str, kernel: str | None) -> None:
     assert read(row(recipe={"attention_kernel": words})).workload.attention_kernel == kernel
     assert read(row(attention_kernel="flash-1")).workload.attention_kernel == "flash-1"
+
+
+@pytest.mark.parametrize(
+    ("framework", "kernel"),
+    [
+        ("NeMo 24.01", "cudnn-9.0"), ("NeMo 24.05 container", "cudnn-9.0"), ("NeMo 24.07", None),
+        ("NeMo 25.02.01", None), ("NeMo (MLPerf Training v4.0)", "cudnn-9.0"),
+        ("NeMo (MLPerf Training v5.0)", None), ("megatron-lm", None),
+    ],
+)  # fmt: skip
+def test_a_release_says_its_attention_kernel_unless_the_run_does(
+    framework: str, kernel: str | None
+) -> None:
+    assert read(row(framework=framework)).workload.attention_kernel == kernel
+    said = row(framework=framework, attention_kernel="flash-3")
+    assert read(said).workload.attention_kernel == "flash-3"
+
+
+@pytest.mark.parametrize(
+    ("words", "zero_stage", "stack"),
+    [
+        ("AMD Primus (Megatron-LM, ROCm)", 3, "megatron"), ("AMD Primus (Megatron-LM, ROCm)", 1, "megatron"),
+        ("a trainer of ours", 3, "fsdp2"), ("a trainer of ours", 1, "pytorch"),
+    ],
+)  # fmt: skip
+def test_descendants_of_megatron_run_its_kernels_whoever_shards(
+    words: str, zero_stage: int, stack: str
+) -> None:
+    assert nearest_stack(words, zero_stage).name == stack
 
 
 def test_what_shards_and_reduces() -> None:
