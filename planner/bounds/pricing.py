@@ -91,6 +91,9 @@ class PricingParams:
     """Layouts with all their mappings."""
     degrees_chunk: int = 2048
     """Degrees with all their mappings."""
+    worth_placing: int = 256
+    """Degrees on one allocation from which their placements are bounded: arrays of fewer take about as long,
+    and what follows bounds those few anyway."""
 
 
 DEFAULT_PRICING = PricingParams()
@@ -220,10 +223,13 @@ class CostModelPricing:
     def degrees_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
         """`compute_bound_s` of some degrees under the true placement of the mapping that is best for each.
 
-        0 where they have no mapping. Degrees are as a space has them: nothing is recomputed or offloaded.
+        0 where they have no mapping, or share their number of GPUs with few others. Degrees are as a space
+        has them: nothing is recomputed or offloaded.
         """
         bound_s = np.zeros(degrees.broadcast_shape())
         for gpus, part in _parts(degrees, self._params.degrees_chunk):
+            if len(part) < self._params.worth_placing:
+                continue
             bound_s[part] = self._degrees_bound_on(gpus, degrees.take(part), smallest_bubble)
         return bound_s
 

@@ -618,7 +618,13 @@ def _model(doc: RunDoc, base: Path | None) -> ModelSpec:
         return doc.model
     if isinstance(doc.model, str):
         return read_model(_beside(doc.model, base))
-    return with_twin_facts(_with_sinks(model_from_mapping(doc.model, "model")))
+    written = {**_GPT_LAYERS, **doc.model} if doc.model.get("activation") == "gelu" else doc.model
+    return with_twin_facts(_with_sinks(model_from_mapping(written, "model")))
+
+
+_GPT_LAYERS = {"position": "learned", "norm": "layernorm"}
+"""What a row has that states GELU without a gate, and no more: a GPT (Radford et al. 2019, section 2.3), by
+Megatron-LM's defaults too (megatron/training/arguments.py, --position-embedding-type, --normalization)."""
 
 
 def _with_sinks(model: ModelSpec) -> ModelSpec:

@@ -140,7 +140,7 @@ class Branch:
         degrees = self._legal_degrees(degrees, certificate)
         if not degrees.broadcast_shape()[0]:
             return degrees, np.zeros(0), np.zeros(0)
-        degrees = self._roomy(self._placed(degrees, cutoff_s, certificate), certificate)
+        degrees = self._placed(self._roomy(degrees, certificate), cutoff_s, certificate)
         variants = self._promising(self.space.variants(degrees), cutoff_s, certificate)
         layouts = self.space.grouped(self.space.scheduled(variants))
         layouts = self._worth_offloading(layouts, cutoff_s, certificate)
@@ -199,7 +199,10 @@ class Branch:
         return self.pricing.lower_bound_s(layouts, self.space.shard_groups, any_schedule=True)
 
     def _placed(self, degrees: Layout, cutoff_s: float, certificate: Certificate) -> Layout:
-        """Drops degrees that are too slow wherever their groups lie. Few are left as they are."""
+        """Drops degrees that are too slow wherever their groups lie. Few are left as they are.
+
+        It is asked of those with room alone: a bound of memory takes a fraction of the time and drops most.
+        """
         if self._is_few(degrees) or not np.isfinite(cutoff_s):
             return degrees
         bound_s = self.pricing.degrees_bound_s(degrees, self.space.smallest_bubble)
