@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.layer_context import Context, Parts, add
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Ints, Layout, Recompute
-from meshwright.costmodel.schedules import bubble_share, has_trait, is_v_shaped
+from meshwright.costmodel.schedules import Schedule, bubble_share, has_trait, is_v_shaped
 
 # How many layers of each kind a split puts on every pipeline rank.
 
@@ -444,6 +444,178 @@ def least_busiest_in_rooms_s(
     return np.asarray(np.where(possible, high * t[:, 0], np.inf))
 
 
+_FINENESS = 2.0**-14
+"""Of the range in which the busiest rank lies: how far the bound may be below the least one."""
+_TOGETHER = 128
+"""Limits that are tried at once: arrays of fewer take about as long."""
+
+
+def least_busiest_in_order_s(
+    before_s: NDArray[np.float64],
+    first_s: NDArray[np.float64],
+    last_s: NDArray[np.float64],
+    ranks: int,
+    *,
+    rooms: NDArray[np.float64] | None = None,
+    again_s: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
+    """Least load of the busiest of ranks that each hold one part of a sequence of unlike layers.
+
+    Within a limit of seconds each rank takes the layers that come next as long as they keep to it, which no
+    other way of dealing out in order surpasses: the limit is bisected, and one at which that does not place
+    every layer is a bound.
+
+    Parameters
+    ----------
+    before_s : array of float, shape [n, places]
+        Seconds of the layers in front of each place at which the sequence may be parted, from 0 for its begin
+        to those of all layers at its end.
+    first_s, last_s : array of float, shape [n]
+        What the first and the last rank run besides, seconds, at least 0.
+    ranks : int
+        At least 1.
+    rooms : array of float, shape [n, ranks], optional
+        By how many places the part of each rank may reach, at least 0; without a limit by default.
+    again_s : array of float, shape [n, places], optional
+        What a part that begins at each place computes again, seconds, at least 0; nothing by default.
+
+    Returns
+    -------
+    array of float, shape [n]
+        Seconds, never above those of the busiest rank of any partition.
+    """
+    total_s = before_s[:, -1] + first_s + last_s
+    longest_s = np.max(np.diff(before_s, axis=1), axis=1)
+    low = np.maximum(total_s / ranks, longest_s) * (1 - 1e-12)
+    high = low + longest_s + np.maximum(first_s, last_s)
+    from_s = before_s
+    if rooms is not None or again_s is not None:
+        high = total_s
+    if again_s is not None:
+        # A part that begins later may compute less again, and reach further: it counts as if it began there.
+        from_s = np.maximum.accumulate(before_s - again_s, axis=1)
+        high = high + np.max(again_s, axis=1)
+    tried = max(_TOGETHER // max(len(low), 1), 1)
+    share, fineness = np.arange(tried + 2) / (tried + 1), 1.0
+    every = np.repeat(np.arange(len(low)), tried)
+    while fineness > _FINENESS:
+        limits = low[:, None] + (high - low)[:, None] * share
+        placed = _placed_in_order(
+            (before_s[every], from_s[every]),
+            limits[:, 1:-1].ravel(),
+            (first_s[every], last_s[every]),
+            ranks,
+            None if rooms is None else rooms[every],
+        )
+        at = np.sum(~placed.reshape(len(low), tried), axis=1)[:, None]
+        low = np.take_along_axis(limits, at, axis=1)[:, 0]
+        high = np.take_along_axis(limits, at + 1, axis=1)[:, 0]
+        fineness /= tried + 1
+    return np.asarray(low)
+
+
+def _placed_in_order(
+    places_s: tuple[NDArray[np.float64], NDArray[np.float64]],
+    limit_s: NDArray[np.float64],
+    ends_s: tuple[NDArray[np.float64], NDArray[np.float64]],
+    ranks: int,
+    rooms: NDArray[np.float64] | None,
+) -> NDArray[np.bool_]:
+    """Whether ranks that each take as many layers as a limit of seconds allows take all of them, [n].
+
+    `places_s` has the seconds in front of each place, and those from which a part that begins there counts.
+    """
+    (before_s, from_s), (first_s, last_s) = places_s, ends_s
+    rows = np.arange(len(before_s))
+    place, holds = np.zeros(len(rows), dtype=np.int64), first_s <= limit_s
+    limit_s = limit_s * (1 + 1e-12)
+    for rank in range(ranks):
+        until_s = from_s[rows, place] + limit_s
+        if rank == 0:
+            until_s = until_s - first_s
+        if rank == ranks - 1:
+            until_s, holds = until_s - last_s, holds & (last_s <= limit_s)
+        reach = np.count_nonzero(before_s <= until_s[:, None], axis=1) - 1
+        if rooms is not None:
+            reach = np.minimum(reach, place + rooms[:, rank].astype(np.int64))
+        place = np.maximum(reach, place)
+    return np.asarray(holds & (place == before_s.shape[1] - 1))
+
+
+def _least_in_order_s(c: Context, times: KindTimes, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """`least_busiest_in_order_s` of the model's unlike layers; 0 where ranks hold more than one part, [n]."""
+    model, layout = c.workload.model, c.layout
+    pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layout.pp, layout.vpp))
+    busiest_s = np.zeros(shape)
+    one_part = (vpp == 1) & (pp > 1) & (np.asarray(layout.schedule) != Schedule.DUALPIPE)
+    own = np.flatnonzero(np.broadcast_to(one_part, shape))
+    if not len(own):
+        return busiest_s
+    columns = columns_in_order(c, times, np.where(recomputes_all(c), 1.0, 0.0), shape)
+    columns = np.concatenate([columns, pp[None]])[:, own]
+    first, back = _distinct_columns(columns)
+    distinct = columns[:, first]
+    least_s, counts = (
+        np.empty(distinct.shape[1]),
+        counts_in_order(model.unlike_layers, model.layers_in_group),
+    )
+    for ranks in np.unique(distinct[-1]):
+        rows = np.flatnonzero(distinct[-1] == ranks)
+        *seconds, first_s, last_s, _ = distinct[:, rows]
+        least_s[rows] = least_busiest_in_order_s(
+            np.stack(seconds, axis=1) @ counts, first_s, last_s, int(ranks)
+        )
+    busiest_s[own] = least_s[back]
+    return busiest_s
+
+
+def _distinct_columns(columns: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Columns of which hardly two are equal, and for each column one of them that equals it, [n].
+
+    By a sum of their bits that few unlike columns share; where some do, all columns are taken as they are.
+    """
+    weights = 2 * np.arange(len(columns), dtype=np.int64)[:, None] + 0x9E3779B97F4A7C1
+    with np.errstate(over="ignore"):
+        mixed = np.sum(np.ascontiguousarray(columns).view(np.int64) * weights * weights, axis=0)
+    _, first, back = np.unique(mixed, return_index=True, return_inverse=True)
+    if np.array_equal(columns[:, first[back]], columns):
+        return first, back.reshape(-1)
+    every = np.arange(columns.shape[1])
+    return every, every
+
+
+def recomputes_all(c: Context) -> NDArray[np.bool_]:
+    """Which layouts compute all layers of every virtual stage again."""
+    full = (np.asarray(c.layout.recompute) & Recompute.FULL) != 0
+    return np.asarray(full & (np.asarray(c.layout.recompute_layers) >= c.workload.model.layers))
+
+
+def columns_in_order(
+    c: Context, times: KindTimes, again: Floats, shape: tuple[int, ...]
+) -> NDArray[np.float64]:
+    """Seconds of each kind of unlike layer with a share of its recomputation, of the embedding, and of what
+    the last rank runs besides, [kinds + 2, n].
+    """
+    last_s = np.asarray(times.head.seconds)
+    if times.mtp is not None:
+        last_s = last_s + c.workload.model.mtp_layers * np.asarray(times.mtp.seconds)
+    kinds = [
+        np.asarray(kind.seconds) + again * np.asarray(kind.recompute_s) for kind in times.unlike
+    ]
+    each = (*kinds, np.asarray(times.embedding.seconds), last_s)
+    return np.stack([np.broadcast_to(np.asarray(row, dtype=np.float64), shape) for row in each])
+
+
+@lru_cache(maxsize=64)
+def counts_in_order(layers: tuple[str, ...], group: int) -> NDArray[np.float64]:
+    """Layers of each kind in front of every place between groups of so many layers, [kinds, places]."""
+    own = np.array([[layer == kind for layer in layers] for kind in dict.fromkeys(layers)])
+    counts = np.concatenate([np.zeros((len(own), 1)), np.cumsum(own, axis=1)], axis=1)
+    counts = counts[:, ::group]
+    counts.flags.writeable = False
+    return counts
+
+
 def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     """Lower bounds, over all splits, on the busiest rank and on the sum of the ranks.
 
@@ -467,22 +639,12 @@ def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     model, layout = c.workload.model, c.layout
     pp, vpp = np.asarray(layout.pp), np.asarray(layout.vpp)
     kinds = _kinds_of_model(c, times)
-    work = times.embedding.seconds + times.head.seconds
+    work = least_work_s(c, times)
     cheapest: Floats = np.inf
-    cheapest_recompute: Floats = np.inf
-    for kind, number in kinds:
-        work = work + number * kind.seconds
+    for kind in times.unlike or [kind for kind, _ in kinds]:
         cheapest = np.minimum(cheapest, kind.seconds)
-        cheapest_recompute = np.minimum(cheapest_recompute, kind.recompute_s)
-    fewest = _fewest_recomputed(model.layers, layout)
-    if times.unlike:
-        cheapest = cheapest_layer_s(times)
-        work = work + least_recomputed_s(c, times, fewest)
-    else:
-        work = work + cheapest_recompute * fewest
     end = times.head.seconds
     if times.mtp is not None:
-        work = work + model.mtp_layers * times.mtp.seconds
         end = end + model.mtp_layers * times.mtp.seconds
     main, number = kinds[-1]
     group = model.layers_in_group
@@ -490,8 +652,41 @@ def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     layer_s = cheapest if times.unlike else main.seconds
     split = least_busiest_s(number // group, group * layer_s, end, pp)
     busiest = np.maximum(busiest, split)
+    if times.unlike:
+        shape = np.broadcast_shapes(np.shape(busiest), np.shape(vpp), np.shape(layout.schedule))
+        busiest = np.maximum(busiest, _least_in_order_s(c, times, shape) if shape else 0.0)
     stages = np.where(vpp > 1, vpp - 1, vpp)
     return np.maximum(busiest, end + group * stages * cheapest), work
+
+
+def least_work_s(c: Context, times: KindTimes) -> Floats:
+    """What all ranks work for a micro-batch at the least, over all splits.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and layouts of shape [n].
+    times : KindTimes
+        Seconds of a layer of each kind, from `kind_times(c)`.
+
+    Returns
+    -------
+    float or array, shape [n]
+        Seconds; splits differ in how many layers they recompute, and in which.
+    """
+    model = c.workload.model
+    kinds = _kinds_of_model(c, times)
+    work = times.embedding.seconds + times.head.seconds
+    cheapest_recompute: Floats = np.inf
+    for kind, number in kinds:
+        work = work + number * kind.seconds
+        cheapest_recompute = np.minimum(cheapest_recompute, kind.recompute_s)
+    fewest = _fewest_recomputed(model.layers, c.layout)
+    again = least_recomputed_s(c, times, fewest) if times.unlike else cheapest_recompute * fewest
+    work = work + again
+    if times.mtp is not None:
+        work = work + model.mtp_layers * times.mtp.seconds
+    return work
 
 
 def _kinds_of_model(c: Context, times: KindTimes) -> list[tuple[KindTime, int]]:

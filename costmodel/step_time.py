@@ -291,7 +291,9 @@ def make_context(
     )
 
 
-def exact_step(c: Context, stages: Stages, times: KindTimes | None = None) -> StepTime:
+def exact_step(
+    c: Context, stages: Stages, times: KindTimes | None = None, *, played: bool = True
+) -> StepTime:
     """The step of one layout under a split of its layers.
 
     Pipeline: the busiest rank works through all m micro-batches, and waits for the others' virtual stages to
@@ -308,6 +310,9 @@ def exact_step(c: Context, stages: Stages, times: KindTimes | None = None) -> St
         Layers of each [pipeline rank][virtual stage].
     times : KindTimes, optional
         `kind_times(c)`, where the caller has them.
+    played : bool
+        Whether a schedule whose waits only its events tell is played (`interleaves_unlike`); without, they
+        are what they must be at the least (`least_interleaved_s`), and the step is a lower bound.
 
     Returns
     -------
@@ -329,7 +334,10 @@ def exact_step(c: Context, stages: Stages, times: KindTimes | None = None) -> St
     dense, expert = (np.max(x) for x in rank_parameters(c.workload.model, c.layout, stages))
     step = _holding(c, times, dense, expert, open_traffic(c, dense, expert))
     if interleaves_unlike(c):
-        waits_s = _played_s(c, times, stages) - np.max(loads, axis=-1) * c.layout.num_micro_batches
+        pipeline_s = (
+            _played_s(c, times, stages) if played else least_interleaved_s(c, times, stages)
+        )
+        waits_s = pipeline_s - np.max(loads, axis=-1) * c.layout.num_micro_batches
         step = step._replace(share=0.0, pace_excess_s=waits_s / c.layout.num_micro_batches)
     else:
         pace_s = pace_excess_s(chunk_loads(c, times, stages), c.layout.schedule)
@@ -382,6 +390,36 @@ def _played_s(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float6
         schedule=Schedule(int(np.asarray(c.layout.schedule))),
     )
     return np.asarray(flushes * once_s)
+
+
+def least_interleaved_s(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
+    """What virtual stages that interleave take at the least, whatever waits for what.
+
+    Derived here: a rank has its own work, begins when the ranks above it have done the first chunk of the
+    first micro-batch, and ends before they do the last backward pass. The latter is left out where weight
+    gradients, which run apart, may take its place.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, one layout, and one or k placements.
+    times : KindTimes
+        `kind_times(c)`.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    array of float, shape [...]
+        Seconds of all micro-batches, all flushes together; never above those of the simulator.
+    """
+    chunk_s = chunk_loads(c, times, stages)
+    above_s = chunk_s[..., 0, :]
+    if has_trait(c.layout.schedule, "splits_backward").any():
+        above_s = chunk_passes(c, stages, times).forward_s[..., 0, :]
+    fill_s = np.cumsum(above_s, axis=-1) - above_s
+    work_s = chunk_s.sum(axis=-2) * c.layout.num_micro_batches
+    return np.asarray(np.max(work_s + c.workload.flushes * fill_s, axis=-1))
 
 
 def _of_rank(by_rank: NDArray[np.float64], rank: NDArray[np.int64]) -> Floats:

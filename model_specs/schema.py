@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -362,7 +363,7 @@ class ModelSpec(BaseModel):
             for i, letter in enumerate(self.attention_letters)
         )
 
-    @property
+    @cached_property
     def unlike_layers(self) -> tuple[str, ...]:
         """Blocks of each layer where parts of a pipeline may hold unlike ones, in the layers' order.
 

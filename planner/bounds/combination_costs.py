@@ -165,7 +165,8 @@ def compute_bound_s(
     main = costs.moe_layer_s if model.moe_layers else costs.dense_layer_s
     if model.unlike_layers:
         main = cheapest = np.asarray(costs.least_layer_s)
-        smallest_bubble = 0.0 * smallest_bubble
+        # What interleaved ranks wait depends on their order; with one virtual stage each it does not.
+        smallest_bubble = np.where(smallest_bubble < 1.0, 0.0, smallest_bubble)
     group = model.layers_in_group
     busiest = np.maximum(work_s / pp, group * np.ceil(model.layers / group / pp) * cheapest)
     busiest = np.maximum(busiest, end + group * cheapest)

@@ -14,8 +14,13 @@ from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.placement import placement_on
-from meshwright.costmodel.rank_load import chunk_loads
-from meshwright.costmodel.step_time import StepTime, exact_step, make_context, optimistic_step
+from meshwright.costmodel.step_time import (
+    StepTime,
+    exact_step,
+    least_interleaved_s,
+    make_context,
+    optimistic_step,
+)
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import (
@@ -95,6 +100,10 @@ class PlacedLayout:
         """With so many layers of each virtual stage recomputed."""
         layout = replace(self.context.layout, recompute_layers=layers)
         return replace(self, context=replace(self.context, layout=layout))
+
+
+_WHATEVER_THE_SPLIT = ("pipeline_p2p", "optimizer", "step_overhead")
+"""Parts of `optimistic_step` that no split of the layers has less of, whatever is hidden under its work."""
 
 
 class LayoutPricing:
@@ -246,30 +255,29 @@ class LayoutPricing:
     def _splits_of_unlike(
         self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
     ) -> list[tuple[Split, FloatArray]]:
-        """The same where chunks of ranks in step are unlike: each that fits, and may beat the cutoff, is
-        played.
-
-        A rank begins when the first micro-batch has come down to it, and the last one goes back the same way:
-        what the ranks above it take for a micro-batch, once, is no part of its own work.
-        """
-        priced_splits = []
-        micro_batches = int(self._layout.num_micro_batches)
+        """The same where chunks of ranks in step are unlike: those that may beat the cutoff are played."""
+        bounded = []
         for stages in level_splits(
             costs.layers, costs.pp, costs.vpp, costs.group, empty_ends=costs.empty_ends
         ):
-            if costs.partial and min(map(min, stages)) < costs.recompute_layers:
-                continue
-            chunk_s = chunk_loads(placed.context, placed.times, stages)
-            arrives_s = np.cumsum(chunk_s[..., 0, :], axis=-1) - chunk_s[..., 0, :]
-            least_s = np.max(arrives_s + micro_batches * chunk_s.sum(axis=-2), axis=-1)
-            if np.min(least_s) >= cutoff_s:
+            if not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
+                pipeline_s = least_interleaved_s(placed.context, placed.times, stages)
+                bounded.append((float(np.min(pipeline_s)), stages))
+        parts = optimistic_step(placed.context, placed.times).parts
+        beside_s = float(np.min(sum(np.asarray(parts[name]) for name in _WHATEVER_THE_SPLIT)))
+        priced_splits = []
+        for pipeline_s, stages in sorted(bounded):
+            if pipeline_s + beside_s >= cutoff_s:
+                break
+            step = exact_step(placed.context, stages, placed.times, played=False)
+            if np.min(step.seconds) >= cutoff_s:
                 continue
             if not self._fits(stages):
                 self.memory_limits = True
                 continue
             seconds = np.asarray(self._step(placed, stages).seconds)
             cutoff_s = min(cutoff_s, float(np.min(seconds)))
-            priced_splits.append((Split(stages=stages, time_s=float(np.min(least_s))), seconds))
+            priced_splits.append((Split(stages=stages, time_s=pipeline_s), seconds))
         return priced_splits
 
     def _seconds(

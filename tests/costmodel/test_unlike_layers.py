@@ -13,14 +13,21 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
-from meshwright.costmodel.rank_load import chunk_passes
+from meshwright.costmodel.rank_load import chunk_passes, least_busiest_in_order_s
 from meshwright.costmodel.schedules import Schedule
 from meshwright.costmodel.simulator import interleaved_s, simulate
-from meshwright.costmodel.step_time import exact_step, loaded_step, make_context, optimistic_step
+from meshwright.costmodel.step_time import (
+    exact_step,
+    least_interleaved_s,
+    loaded_step,
+    make_context,
+    optimistic_step,
+)
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, SplitCosts, frontier, level_splits
+from meshwright.planner.bounds.paces import chunk_times, least_level_pace_s
 
 
 def windowed(layers: int, **changes: Any) -> ModelSpec:
@@ -138,6 +145,78 @@ def test_interleaved_prices_are_played_and_no_bound_is_above_them(model: ModelSp
         assert float(np.asarray(loaded.seconds)) <= step_s
 
 
+def test_the_bound_on_partitions_is_close_below_the_best_of_all() -> None:
+    """Against every partition of random sequences, added up here; with rooms and recomputed layers too."""
+    chance = random.Random(7)
+    for case in range(150):
+        layers, ranks, amount = (
+            chance.randint(3, 9),
+            chance.randint(1, 4),
+            chance.choice([0, 0, 1, 2]),
+        )
+        order = [chance.choice([1.0, 1.0, 3.0, 16.0]) for _ in range(layers)]
+        again = [0.3 * x for x in order]
+        ends = (chance.choice([0.0, 2.0]), chance.choice([0.0, 9.0]))
+        rooms = [chance.randint(1, layers) if case % 2 else layers for _ in range(ranks)]
+        least_s = np.inf
+        for cuts in itertools.combinations_with_replacement(range(layers + 1), ranks - 1):
+            places = [0, *cuts, layers]
+            parts = list(itertools.pairwise(places))
+            if any(
+                b - a > room or b - a < amount for (a, b), room in zip(parts, rooms, strict=True)
+            ):
+                continue
+            loads = [sum(order[a:b]) + sum(again[a : a + amount]) for a, b in parts]
+            loads[0] += ends[0]
+            loads[-1] += ends[1]
+            least_s = min(least_s, max(loads))
+        before = np.concatenate([[0.0], np.cumsum(order)])
+        summed = np.concatenate([[0.0], np.cumsum(again)])
+        to = np.minimum(np.arange(layers + 1) + amount, layers)
+        bound_s = least_busiest_in_order_s(
+            before[None],
+            np.array([ends[0]]),
+            np.array([ends[1]]),
+            ranks,
+            rooms=np.array([rooms], dtype=float),
+            again_s=(summed[to] - summed)[None] if amount else None,
+        )
+        assert bound_s[0] <= least_s
+        if not amount and np.isfinite(least_s):
+            assert bound_s[0] == pytest.approx(least_s, rel=2e-3)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.ZB_H1])
+@pytest.mark.parametrize("model", [windowed(24), hybrid("MM-M*-M-M*-MM-M*")])
+def test_interleaved_bounds_are_below_every_level_split(
+    model: ModelSpec, schedule: Schedule
+) -> None:
+    """Of each, what the simulator takes; and in all, no looser than a tenth of the best of them."""
+    layout = Layout(
+        tp=1, pp=2, dp=8, vpp=4, num_micro_batches=8, schedule=int(schedule), recompute_layers=0
+    )
+    c = context_of(model, layout)
+    times = kind_times(c)
+    least_s = np.inf
+    for stages in level_splits(model.layers, 2, 4, empty_ends=True):
+        passes = chunk_passes(c, stages)
+        played = simulate(
+            passes.forward_s.ravel().tolist(),
+            passes.backward_s.ravel().tolist(),
+            pp=2,
+            num_micro_batches=8,
+            schedule=schedule,
+            weight_s=passes.weight_s.ravel().tolist(),
+        )
+        bound_s = float(least_interleaved_s(c, times, stages))
+        assert bound_s <= played.seconds * (1 + 1e-12)
+        least_s = min(least_s, played.seconds)
+    one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+    many = make_context(c.workload, one, nested_placement(c.workload.cluster, one))
+    pace_s = least_level_pace_s(c.workload, one, chunk_times(many, kind_times(many)))
+    assert 0.9 * least_s <= 8 * pace_s[0] <= least_s
+
+
 @pytest.mark.parametrize("recomputed", [0, 1, 100])
 @pytest.mark.parametrize("model", [windowed(8), hybrid("MM-M*---")])
 def test_no_partition_is_below_its_bound(model: ModelSpec, recomputed: int) -> None:
@@ -186,12 +265,19 @@ def test_the_split_of_a_sequence_is_the_best_of_all_partitions() -> None:
             ends = [0, *cuts, layers]
             sizes = [b - a for a, b in itertools.pairwise(ends)]
             if fits is None or all(fits(rank, n, 0) for rank, n in enumerate(sizes)):
-                best = min(best, max(_ranks_s(costs, sizes)))
+                best = min(best, _pipeline_s(costs, sizes))
         splits = frontier(costs, 0.0, fits)
         assert bool(splits) == np.isfinite(best)
         if splits:
             sizes = [sum(rank) for rank in splits[0].stages]
-            assert max(_ranks_s(costs, sizes)) == pytest.approx(best)
+            assert _pipeline_s(costs, sizes) == pytest.approx(best)
+            assert splits[0].time_s == pytest.approx(best)
+
+
+def _pipeline_s(costs: SplitCosts, sizes: list[int]) -> float:
+    """1F1B: all micro-batches on the busiest rank, one on each of the others."""
+    seconds = _ranks_s(costs, sizes)
+    return (costs.num_micro_batches - 1) * max(seconds) + sum(seconds)
 
 
 def _ranks_s(costs: SplitCosts, sizes: list[int]) -> list[float]:
