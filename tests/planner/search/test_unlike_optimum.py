@@ -7,13 +7,16 @@ split that is found over places, not numbers, of layers: each may claim an optim
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from meshwright.costmodel.layout import Layout
+from meshwright.errors import InputError
 from meshwright.model_specs.blocks import Mamba2Spec
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.space import space_of
 from tests.planner.search import plain_oracle
 from tests.planner.search.test_planner_optimum import (
     check_against_brute_force,
@@ -130,3 +133,12 @@ def test_cases_cover_both_families_and_several_virtual_stages() -> None:
     found = [outcome.best[0].layout for each in asked if (outcome := search(each)).best]
     assert any(int(layout.vpp) > 1 for layout in found)
     assert any(int(layout.vpp) == 1 for layout in found)
+
+
+def test_schedules_that_run_down_and_up_are_not_planned() -> None:
+    asked = replace(tiny_request(1), framework="torchtitan", pins={}, forbids=())
+    space = space_of(asked)
+    assert "interleaved-1f1b" in space.schedules
+    assert not {"zbv", "dualpipe-v"} & set(space.schedules)
+    with pytest.raises(InputError, match="zbv puts chunks from both halves"):
+        space_of(replace(asked, pins={"schedule": "zbv"}))
