@@ -551,7 +551,7 @@ def _least_in_order_s(c: Context, times: KindTimes, shape: tuple[int, ...]) -> N
     own = np.flatnonzero(np.broadcast_to(one_part, shape))
     if not len(own):
         return busiest_s
-    columns = columns_in_order(c, times, np.where(recomputes_all(c), 1.0, 0.0), shape)
+    columns = _columns_in_order(c, times, np.where(_recomputes_all(c), 1.0, 0.0), shape)
     columns = np.concatenate([columns, pp[None]])[:, own]
     first, back = _distinct_columns(columns)
     distinct = columns[:, first]
@@ -584,13 +584,13 @@ def _distinct_columns(columns: NDArray[np.float64]) -> tuple[NDArray[np.int64], 
     return every, every
 
 
-def recomputes_all(c: Context) -> NDArray[np.bool_]:
+def _recomputes_all(c: Context) -> NDArray[np.bool_]:
     """Which layouts compute all layers of every virtual stage again."""
     full = (np.asarray(c.layout.recompute) & Recompute.FULL) != 0
     return np.asarray(full & (np.asarray(c.layout.recompute_layers) >= c.workload.model.layers))
 
 
-def columns_in_order(
+def _columns_in_order(
     c: Context, times: KindTimes, again: Floats, shape: tuple[int, ...]
 ) -> NDArray[np.float64]:
     """Seconds of each kind of unlike layer with a share of its recomputation, of the embedding, and of what
@@ -608,7 +608,20 @@ def columns_in_order(
 
 @lru_cache(maxsize=64)
 def counts_in_order(layers: tuple[str, ...], group: int) -> NDArray[np.float64]:
-    """Layers of each kind in front of every place between groups of so many layers, [kinds, places]."""
+    """Layers of each kind in front of every place between groups of layers.
+
+    Parameters
+    ----------
+    layers : tuple of str
+        The kind of each layer, in their order (`ModelSpec.unlike_layers`).
+    group : int
+        Layers of a group, none of which is parted, at least 1.
+
+    Returns
+    -------
+    array of float, shape [kinds, places]
+        Read-only; kinds in the order in which they first appear, places from the begin to the end.
+    """
     own = np.array([[layer == kind for layer in layers] for kind in dict.fromkeys(layers)])
     counts = np.concatenate([np.zeros((len(own), 1)), np.cumsum(own, axis=1)], axis=1)
     counts = counts[:, ::group]

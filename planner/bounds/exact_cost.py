@@ -261,8 +261,8 @@ class LayoutPricing:
             costs.layers, costs.pp, costs.vpp, costs.group, empty_ends=costs.empty_ends
         ):
             if not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
-                pipeline_s = least_interleaved_s(placed.context, placed.times, stages)
-                bounded.append((float(np.min(pipeline_s)), stages))
+                each_s = least_interleaved_s(placed.context, placed.times, stages)
+                bounded.append((float(np.min(each_s)), stages))
         parts = optimistic_step(placed.context, placed.times).parts
         beside_s = float(np.min(sum(np.asarray(parts[name]) for name in _WHATEVER_THE_SPLIT)))
         priced_splits = []

@@ -104,7 +104,7 @@ class UnlikeTimes(NamedTuple):
     @property
     def last_s(self) -> FloatArray:
         """Head, loss and multi-token-prediction modules, [n]."""
-        return self.work_s[-1]
+        return np.asarray(self.work_s[-1])
 
     def take(self, rows: IntArray) -> UnlikeTimes:
         """Those of some layouts."""
@@ -235,7 +235,8 @@ def _least_of_unlike_s(
     for which, value in enumerate(values.tolist()):
         of_stages, again = divmod(value, _MOST_STAGES)
         rows = np.flatnonzero(back == which)
-        splits = _unlike_splits_of(workload, *divmod(of_stages, _MOST_STAGES), again)
+        ranks, stages = divmod(of_stages, _MOST_STAGES)
+        splits = _unlike_splits_of(workload, ranks, stages, again)
         if splits is None:
             pace_s[rows] = np.inf
             continue
