@@ -46,11 +46,25 @@ from meshwright.planner.report.run_view import scatter_svg
 from meshwright.planner.runs.calibration.robust_fit import Bools, Floats
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
-from meshwright.planner.runs.validation import KINDS, ErrorSummary, ScoredRow, plan_regret, score
+from meshwright.planner.runs.validation import (
+    KINDS,
+    ErrorSummary,
+    MeasuredStep,
+    Pair,
+    ScoredRow,
+    gains_of,
+    measured_steps,
+    pair_sums,
+    pairs_of,
+    plan_regret,
+    score,
+)
 
 PLOTS = ROOT / "docs" / "accuracy"
 MORE = ROOT / "tests" / "data" / "more_runs"
 BANDS = ROOT / "costmodel" / "data" / "error_bands.yaml"
+LEAST_PAIRS = 5
+"""A setting on a device is a row of the page from so many pairs on: fewer are the luck of one run."""
 Group = Callable[[Run], str]
 
 
@@ -155,6 +169,60 @@ def _blind_table(found: Scores) -> str:
     return _table("| | rows | mean % | median % | 90th % | worst % | bias % |", lines)
 
 
+def _pairs_of_fit(found: Scores, seconds: Floats) -> list[Pair]:
+    """Pairs among the rows of the fit, without suspects, as these seconds a step predict them."""
+    rows = zip(found.runs, seconds.tolist(), found.measured_s.tolist(), strict=True)
+    return pairs_of(
+        MeasuredStep(run=run, predicted_s=predicted_s, measured_s=measured_s)
+        for run, predicted_s, measured_s in rows
+        if run.suspect is None
+    )
+
+
+def _pairs_of_unseen(file: Unseen) -> list[Pair]:
+    return pairs_of(measured_steps(file.trusted))
+
+
+def _pairs_table(found: Scores) -> str:
+    """How well ratios are predicted: a line for each way of leaving out, and for each unseen file."""
+    groups = {name: _pairs_of_fit(found, way.seconds) for name, way in found.left_out.items()} | {
+        "fitted on all": _pairs_of_fit(found, found.fitted_s)
+    }
+    groups |= {f"never seen: {file.name}": _pairs_of_unseen(file) for file in found.unseen}
+    lines = []
+    for name, pairs in groups.items():
+        sums = pair_sums(pairs)
+        if sums["n"]:
+            lines.append(
+                f"| {name} | {sums['n']} | {sums['error']:.3f} | {100 * sums['direction']:.0f} |"
+            )
+    return _table("| | pairs | error of the logarithm | direction right, % |", lines)
+
+
+def _gains_table(found: Scores) -> str:
+    """What single settings bring by device: rows of the fit with their source left out, and unseen ones."""
+    groups = {
+        "source left out": _pairs_of_fit(found, found.by_source.seconds),
+        "never seen": [pair for file in found.unseen[-2:] for pair in _pairs_of_unseen(file)],
+    }
+    lines = [
+        f"| {gain['knob']} | {gain['device']} | {name} | {gain['pairs']} | {_change(gain['predicted'])} | "
+        f"{_change(gain['measured'])} | {gain['error']:.3f} | {100 * gain['direction']:.0f} |"
+        for name, pairs in groups.items()
+        for gain in gains_of([pair for pair in pairs if len(pair.knobs) == 1])
+        if gain["pairs"] >= LEAST_PAIRS
+    ]
+    head = (
+        "| setting, more of it | device | rows | pairs | step predicted, % | step measured, % | "
+        "error of the logarithm | direction right, % |"
+    )
+    return _table(head, sorted(lines))
+
+
+def _change(ratio: float) -> str:
+    return f"{100.0 * (ratio - 1.0):+.1f}"
+
+
 def _unseen_table(found: Scores) -> str:
     lines = []
     for file in found.unseen:
@@ -246,6 +314,9 @@ def _document(found: Scores, *, exact: bool) -> str:
         rules=", ".join(f"{family} (`{pattern}`)" for pattern, family in FAMILIES),
         memory=_memory_table(found),
         regret=_regret_words(found),
+        pairs=_pairs_table(found),
+        gains=_gains_table(found),
+        least_pairs=LEAST_PAIRS,
         blind=_blind_table(found),
         unseen=_unseen_table(found),
         fit=_fit_words(found),
@@ -341,6 +412,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             inside = members(left_out.groups, group)
             line = error_line(left_out.seconds[inside], found.measured_s[inside])
             print(f"    {group[:44]:44} {line}")
+    print(f"pairs\n{_pairs_table(found)}\ngains\n{_gains_table(found)}")
     print(f"memory\n{_memory_table(found)}")
     print(f"regret: {_regret_words(found)}")
     print(f"never seen\n{_unseen_table(found)}\nfit or not: {_fit_words(found)}")

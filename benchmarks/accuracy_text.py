@@ -6,7 +6,21 @@ Written by `python -m benchmarks.accuracy` from the {rows} published, measured s
 its source; suspects count). The error is predicted over measured, minus 1; mean, median and percentiles are of its size, bias is its mean.
 `meshwright validate tests/data/published_runs.yaml` prints every row; `--plot FILE.svg` draws them.
 
-## Blind figures first
+## What choosing needs: ratios of times
+A plan is chosen by ratios: how much faster one layout is than another. A pair is two measured runs of one model, machine, batch,
+sequence length, precision and source that differ in layout or settings, by 2 % or more in time. Its error is the size of ln(predicted ratio)
+- ln(measured ratio); its direction is right where the faster of the two is told. A factor that all rows of a source share cancels. No constant
+that was fitted on a pair's source takes part, save in the line that says so; suspects are left out.
+
+{pairs}
+
+### What single settings bring, by device
+Only this setting differs. The change of the step is the geometric mean over pairs, from less of the setting to more (or from none to it); rows
+from {least_pairs} pairs on. Where predicted and measured part, a plan's choice of that setting leans on the model's word.
+
+{gains}
+
+## Blind figures of rows
 The fit has seen these rows; here each is predicted by constants that were fitted without it: without all rows of its source (who measured),
 of its model's family, of both together (nothing like it was seen: the nearest to a stranger's run), or of its software stack.
 
@@ -69,10 +83,10 @@ family, the harder test.
 What a source reports differs: SimuMax reports the allocator's peak per rank, which is what the model predicts; BLOOM rows are `nvidia-smi` readings,
 compared with that peak plus fragments and context; torchtitan rows are what the allocator reserved, and its operator-level recomputation is only approximated.
 
-## The band on a plan
-`predicted.error_band` holds the 5th and 95th percentile of measured over predicted for the device's class and the framework, of runs predicted with
+## The band on a run and on a plan
+Of a run that somebody states (`estimate`, `validate`), `predicted.error_band` holds the 5th and 95th percentile of measured over predicted for the device's class and the framework, of runs predicted with
 their source left out (`costmodel/data/error_bands.yaml`). With n runs of its own a pair takes n / (n + 10) of their percentiles and the rest of the next
-wider group's: the device class on any framework, then the framework on any device, then all runs. `rows` and `basis` say whose runs they are.
+wider group's: the device class on any framework, then the framework on any device, then all runs. `rows` and `basis` say whose runs they are. Of a plan, which a search picked, it is wider: [the band of an optimum](recipes.md#the-band-of-an-optimum); `band_of` says which it is.
 
 ## Free constants
 At most 12 act on a device (its own, its architecture's, the defaults and all shared ones) and 8 on a framework; a test counts them.

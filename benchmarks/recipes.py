@@ -15,12 +15,22 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from meshwright.costmodel.records import POINT_ESTIMATE
+from benchmarks.optimum_bands import (
+    MeasuredSettings,
+    PlannedGroup,
+    bands,
+    coverage,
+    document,
+    settings_of_runs,
+    supports,
+)
+from meshwright.costmodel.optimum_band import SUPPORT_WORDS, model_kind, priced_settings
+from meshwright.costmodel.records import POINT_ESTIMATE, device_class, error_band
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.frameworks.megatron import MEGATRON
@@ -28,11 +38,20 @@ from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.choices import ALLOW
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.prediction import RunPrediction, broken_rules, predict_run
-from meshwright.planner.runs.run_file import Run, read_runs
+from meshwright.planner.runs.prediction import (
+    RunPrediction,
+    broken_rules,
+    planned_workload,
+    predict_run,
+)
+from meshwright.planner.runs.run_file import Run, read_rows, read_runs
+from meshwright.planner.runs.run_terms import layout_from_document
+from meshwright.planner.runs.validation import source_name
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 FILES = (DATA / "published_runs.yaml", *sorted((DATA / "recipes").glob("*.yaml")))
+UNSEEN = tuple(sorted((DATA / "more_runs").glob("*.yaml")))
+BANDS = DATA.parent.parent / "costmodel" / "data" / "optimum_bands.yaml"
 Group = tuple[str, str, int, int, int, str]
 """Model, device, GPUs, sequences, tokens and precision."""
 
@@ -56,6 +75,13 @@ class Comparison:
     words: str
     saved: str
     """What the plan saves against the recipe, largest parts first, as priced."""
+    source: str
+    """Who measured the fastest."""
+    device: str | None
+    """Class of the device."""
+    kind: str
+    settings: frozenset[str]
+    """Of the plan, as `priced_settings` names them."""
 
 
 def recipes(files: Iterable[Path] = FILES) -> dict[Group, list[Run]]:
@@ -85,18 +111,31 @@ def compared(group: Group, runs: Sequence[Run], seconds: float | None, free: boo
     plan = pinned = fastest_plan(replace(_request(cheapest, seconds), pins=_pins(cheapest)))
     if free or _step_s(pinned) > priced_s:
         plan = min((pinned, fastest_plan(_request(cheapest, seconds))), key=_step_s)
-    measured = [run.measured.step_time_s for run in runs if run.measured is not None]
+    fastest = min(runs, key=_measured_s)
+    settings: frozenset[str] = frozenset()
+    if plan.layout is not None:
+        workload = planned_workload(plan.inputs, plan.execution)
+        settings = priced_settings(workload, layout_from_document(plan.layout))
     return Comparison(
         group=group,
         priced_s=priced_s,
-        measured_s=min(step_s for step_s in measured if step_s is not None),
+        measured_s=_measured_s(fastest),
         rules=tuple(sorted(rules)),
         plan_s=plan.objective.step_time_s,
         status=plan.status,
         search="pinned" if plan is pinned else "free",
         words=_words(plan),
         saved=_saved(predictions, plan),
+        source=source_name(fastest),
+        device=device_class(fastest.workload.cluster.device.name),
+        kind=model_kind(fastest.workload),
+        settings=settings,
     )
+
+
+def _measured_s(run: Run) -> float:
+    assert run.measured is not None
+    return inf if run.measured.step_time_s is None else run.measured.step_time_s
 
 
 def _step_s(plan: Plan) -> float:
@@ -156,6 +195,78 @@ def _words(plan: Plan) -> str:
     return ", ".join([*degrees, *chosen])
 
 
+def planned_groups(comparisons: Iterable[Comparison]) -> list[PlannedGroup]:
+    """The groups that have a plan, in the order of `comparisons`."""
+    return [
+        PlannedGroup(
+            source=each.source,
+            device=each.device,
+            kind=each.kind,
+            settings=each.settings,
+            ratio=each.measured_s / each.plan_s,
+        )
+        for each in comparisons
+        if each.plan_s is not None
+    ]
+
+
+def measured_runs() -> list[MeasuredSettings]:
+    """Settings of every trusted run of the repository, whatever its stack."""
+    return settings_of_runs(run for path in (*FILES, *UNSEEN) for run in _readable(path))
+
+
+def _readable(path: Path) -> Iterator[Run]:
+    return (row for row in read_rows(path) if isinstance(row, Run))
+
+
+def _bands_words(comparisons: Sequence[Comparison]) -> str:
+    groups, runs = planned_groups(comparisons), measured_runs()
+    if len({each.source for each in groups}) < 2:
+        return ""
+    planned = [each for each in comparisons if each.plan_s is not None]
+    lows = {
+        number: error_band(each.group[1], MEGATRON.name).low for number, each in enumerate(planned)
+    }
+    inside, every = coverage(groups, runs, lows)
+    table = bands(groups, supports(groups, runs))
+    rows = [
+        f"| {band['basis']} | {band['groups']} | {band['low']:.3f} | {band['high']:.3f} |"
+        for of_kind in table.values()
+        for of_support in of_kind.values()
+        for support, band in of_support.items()
+        if band["basis"].endswith(SUPPORT_WORDS[support])
+    ]
+    plainly = sum(
+        band.low <= group.ratio <= band.high
+        for group, band in (
+            (group, error_band(each.group[1], MEGATRON.name))
+            for group, each in zip(groups, planned, strict=True)
+        )
+    )
+    return _BANDS.format(
+        rows="\n".join(rows), inside=inside, every=every, share=inside / every, plainly=plainly
+    )
+
+
+_BANDS = """
+## The band of an optimum
+
+A search picks what the cost model flatters most, so that the error of measured runs, which nobody picked by this model, is too narrow a
+band for a plan. Its band is therefore that of the fastest measured step over the plan, 5th and 95th percentile, by class of device, kind of
+model and support: whether at least three measured runs on the class with the kind had all settings of the plan together, each of them in some
+run, or not all. With n groups of its own such a set takes n / (n + 10) of their percentiles and the rest of the next wider one's (both without
+the support, the class, the kind, all groups). The ends of measured runs count where they are wider. Part of the upper end is real, since
+recipes are not optimal: what a plan takes lies between. Sets without a group of their own have the next wider one's band.
+
+| groups | how many | measured over plan, 5th percentile | 95th |
+|---|---|---|---|
+{rows}
+
+With each source left out in turn, from the ratios and from the measured settings, {inside} of {every} fastest measured steps
+({share:.0%}) lie in the band; the band of measured runs holds {plainly}.
+"""
+
+
 def page(comparisons: Sequence[Comparison], seconds: float | None) -> str:
     """The comparison as a Markdown page."""
     planned = [each for each in comparisons if each.plan_s is not None]
@@ -180,7 +291,7 @@ prices it, *measured* the fastest that ran.
     ordered = sorted(comparisons, key=lambda each: each.group)
     rows = [_row(each) for each in ordered]
     far = [_far_row(each) for each in ordered if _is_far(each)]
-    return head + "\n".join(rows) + "\n" + _FAR + "\n".join(far) + "\n"
+    return head + "\n".join(rows) + "\n" + _bands_words(ordered) + _FAR + "\n".join(far) + "\n"
 
 
 _FAR_BELOW = 0.85
@@ -237,6 +348,9 @@ def main() -> None:
         print(text)
     else:
         options.output.write_text(text, encoding="utf-8")
+        if not options.groups:
+            written = document(planned_groups(comparisons), measured_runs())
+            BANDS.write_text(written, encoding="utf-8")
 
 
 if __name__ == "__main__":

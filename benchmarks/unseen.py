@@ -36,19 +36,24 @@ class Unseen:
     rows: tuple[ScoredRow, ...]
 
     @property
+    def trusted(self) -> list[ScoredRow]:
+        """Rows that no source calls odd."""
+        return [row for row in self.rows if not _suspect(row)]
+
+    @property
     def step_time(self) -> ErrorSummary:
         """Of rows with a step that no source calls odd."""
-        return summarise([row for row in self.rows if not _suspect(row)])
+        return summarise(self.trusted)
 
     @property
     def memory(self) -> ErrorSummary:
         """Of rows with a peak that no source calls odd."""
-        return summarise_memory([row for row in self.rows if not _suspect(row)])
+        return summarise_memory(self.trusted)
 
     @property
     def regret(self) -> tuple[RegretGroup, ...]:
         """Of groups of layouts."""
-        return plan_regret([row for row in self.rows if not _suspect(row)])
+        return plan_regret(self.trusted)
 
 
 def unseen_runs(folder: Path) -> list[Unseen]:

@@ -52,6 +52,8 @@ class DeviceSpec(BaseModel):
     sms: Annotated[int, Field(ge=1, le=1024)]
     """Streaming multiprocessors, or compute units."""
     tdp_w: Positive
+    lacks: tuple[Literal["peer-access"], ...] = ()
+    """Peer access: copies from GPU to GPU that pass the host's memory by, which late GeForce cards lack."""
     sources: dict[str, str] = Field(default_factory=dict)
     """Where each number was read, by field name."""
 

@@ -466,6 +466,37 @@ def peak_bounds(workload: Workload, layout: Layout) -> PeakBounds:
     return PeakBounds(kept, relief, recomputed, beside.everywhere)
 
 
+def mean_states_gib(workload: Workload, layout: Layout) -> NDArray[np.float64]:
+    """Weights, gradients and optimizer states that the mean pipeline rank holds on one GPU.
+
+    Some rank holds as much under every split, beside activations: a bound on the peak that takes a small part
+    of the time of `peak_bounds`.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, precision and software.
+    layout : Layout
+        Layouts of shape [n]; what they recompute has no part in it.
+
+    Returns
+    -------
+    array of float, shape [n]
+        GiB, at least 0.
+    """
+    model = workload.model
+    dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    first, last, end_experts = end_parameters(model, layout)
+    dense_shards, expert_shards = optimizer_shards(layout)
+    per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
+    per_expert = state_bytes_per_parameter(workload, layout, expert_shards)
+    layers = model.dense_layers * dense + model.moe_layers * rest
+    states = (layers + first + last) * per_dense
+    states = states + (model.moe_layers * experts + end_experts) * per_expert
+    mean = states / np.asarray(layout.pp) * (1 - ROUNDING) / GIB
+    return np.broadcast_to(np.asarray(mean), layout.broadcast_shape())
+
+
 class _HeldByRanks(NamedTuple):
     """What the ranks of layouts of one pp hold unequally, bytes."""
 

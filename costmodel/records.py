@@ -300,6 +300,60 @@ def best_measured_mfu(device_name: str, precision: str, *, experts: bool) -> Mea
     return MeasuredMfu(mfu=best["mfu"], run=best["run"], device_class=name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuredGain:
+    """What one execution choice saved where runs with and without it were published."""
+
+    gain: float
+    """Share of the step without the choice, by the geometric mean; below 0 where runs were slower with it."""
+    pairs: int
+    """Pairs of runs, at least 1."""
+    measured_on: str
+    """Devices and kinds of models."""
+
+
+def measured_gain(
+    choice: str, value: str | bool | float, device_name: str, *, experts: bool
+) -> MeasuredGain | None:
+    """What published pairs of runs say of a choice, of the nearest of them.
+
+    Those on the class of device with the kind of model; else on that class with any model; else with that
+    kind of model on any device. `costmodel/data/measured_gains.yaml` has the pairs.
+
+    Parameters
+    ----------
+    choice : str
+        Name of an execution choice, such as `ep_overlap`.
+    value : str, bool or float
+        Its value, against the plain one.
+    device_name : str
+        As in the catalog.
+    experts : bool
+        Whether the model has experts.
+
+    Returns
+    -------
+    MeasuredGain or None
+        None where nobody has published such a pair.
+    """
+    rows = [
+        row
+        for row in data_table("measured_gains.yaml")["gains"]
+        if row["choice"] == choice and value in row["value"]
+    ]
+    device, kind = device_class(device_name), "experts" if experts else "dense"
+    on_class = [row for row in rows if device is not None and device_class(row["device"]) == device]
+    with_kind = [row for row in rows if row["kind"] == kind]
+    near = [row for row in on_class if row["kind"] == kind] or on_class or with_kind
+    if not near:
+        return None
+    mean = math.exp(sum(math.log(row["ratio"]) for row in near) / len(near))
+    devices = " and ".join(sorted({row["device"] for row in near}))
+    words = {"dense": "dense models", "experts": "models with experts"}
+    kinds = " and ".join(words[name] for name in sorted({row["kind"] for row in near}))
+    return MeasuredGain(gain=1.0 - mean, pairs=len(near), measured_on=f"{devices}, {kinds}")
+
+
 def error_band(device_name: str, framework: str) -> ErrorBand:
     """How far measured steps of a device's class and a software profile lie from predictions.
 

@@ -35,6 +35,13 @@ def _entries() -> Mapping[str, object]:
     return MappingProxyType(packaged_document("meshwright.model_specs.data", "catalog.yaml"))
 
 
+@cache
+def _hub_names() -> Mapping[str, str]:
+    """Catalog names by the hub's names of the same models, in small letters."""
+    table = packaged_document("meshwright.model_specs.data", "hub_ids.yaml")
+    return {hub_id.lower(): name for name, hub_ids in table.items() for hub_id in hub_ids}
+
+
 def catalog_names() -> tuple[str, ...]:
     """Names of all models in the catalog, in its order."""
     return tuple(_entries())
@@ -118,8 +125,9 @@ def read_model(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
     Parameters
     ----------
     model
-        Catalog name, path of a model YAML or of a Hugging Face config.json or of its folder, or a spec, which
-        is returned as it is. A catalog name wins over a file of the same name; write `./NAME` for the file.
+        Catalog name, the Hugging Face hub's name of such a model (`Qwen/Qwen3-8B`; nothing is fetched), path
+        of a model YAML or of a config.json or of its folder, or a spec, which is returned as it is. A catalog
+        name wins over a file of the same name; write `./NAME` for the file.
 
     Returns
     -------
@@ -144,6 +152,8 @@ def read_model(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
     path = Path(text)
     if text and is_file(f"{text}/config.json"):
         path = path / "config.json"
+    if text.lower() in _hub_names() and not path.exists():
+        return load_catalog_model(_hub_names()[text.lower()])
     _refuse_hub_id(text)
     looks_like_path = text.lower().endswith(_SUFFIXES) or "/" in text
     if not text or not (looks_like_path or is_file(str(path))):

@@ -21,6 +21,8 @@ from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
 from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.rates import step_time_band
+from meshwright.costmodel.records import with_stragglers
 from meshwright.costmodel.schedules import schedule_name, traits
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import LARGE_FILE_BYTES, parse_mapping, path_text, read_text
@@ -553,7 +555,10 @@ def _verdict(plan: Plan, speed_up: float, *, keeps_rules: bool) -> Verdict:
     assert plan.predicted is not None
     if speed_up <= 1 + SAME_SPEED:
         return "optimal" if keeps_rules else "breaks a rule"
-    band = plan.predicted.error_band
+    # Both are priced alike: what an optimum may promise too much is no error between them.
+    workload = workload_of_plan(plan)
+    nodes = plan.inputs.gpus / workload.cluster.gpus_per_node
+    band = with_stragglers(step_time_band(workload), nodes)
     return "within error" if speed_up <= band.high / band.low else "faster"
 
 

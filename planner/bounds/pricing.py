@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.fabric import dispatcher_reaches
 from meshwright.costmodel.data_parallel import DataParallelTraffic
-from meshwright.costmodel.footprint import PeakBounds, peak_bounds
+from meshwright.costmodel.footprint import PeakBounds, mean_states_gib, peak_bounds
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes
 from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute
@@ -202,6 +202,10 @@ class CostModelPricing:
         """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
         return peak_bounds(self._workload, layouts).peak_gib(np.where(full, ALL_LAYERS, 0))
+
+    def states_gib(self, layouts: Layout) -> FloatArray:
+        """Never above the peak of any split, whatever is recomputed; shape [n]."""
+        return mean_states_gib(self._workload, layouts)
 
     def _fewest_recomputed(self, layouts: Layout, bounds: PeakBounds) -> IntArray:
         """Bisects the recomputed layers per virtual stage; ALL_LAYERS where fewer cannot fit."""

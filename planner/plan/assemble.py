@@ -14,8 +14,19 @@ from meshwright.costmodel.data_parallel import TIMES_OWN
 from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
-from meshwright.costmodel.rates import peak_flops, peak_memory_band
-from meshwright.costmodel.records import POINT_ESTIMATE, best_measured_mfu, fit_probability
+from meshwright.costmodel.optimum_band import optimum_band
+from meshwright.costmodel.rates import (
+    has_own_band,
+    peak_flops,
+    peak_memory_band,
+    step_time_band,
+)
+from meshwright.costmodel.records import (
+    POINT_ESTIMATE,
+    best_measured_mfu,
+    fit_probability,
+    with_stragglers,
+)
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import program_version
 from meshwright.frameworks.catalog import framework_named
@@ -44,7 +55,13 @@ from meshwright.planner.request.choices import DEGREES, NUMERICS, OF_EXECUTION, 
 from meshwright.planner.request.executions import choices_made
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.prediction import grades, predict_layout, predicted_document
-from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_document, recompute_words
+from meshwright.planner.runs.run_terms import (
+    ErrorBandDoc,
+    LayoutDoc,
+    Predicted,
+    layout_document,
+    recompute_words,
+)
 from meshwright.planner.search.model import solver_version
 from meshwright.planner.search.pricing import Outcome
 from meshwright.planner.search.space import Space
@@ -441,11 +458,17 @@ def objective_of(step_time_s: float | None, lower_bound_s: float | None) -> Obje
 
 
 def predict(workload: Workload, best: Priced) -> Predicted:
-    """What the cost model expects of a priced layout."""
+    """What the cost model expects of a priced layout, with the band of an optimum."""
     placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
     prediction = predict_layout(workload, best.layout, best.stages, placement)
     ranks = best.ranks or ranks_on(workload.cluster, best.matrix)
-    return predicted_document(workload, best.layout, prediction, ranks)
+    predicted = predicted_document(workload, best.layout, prediction, ranks)
+    if has_own_band(workload):
+        return predicted
+    band = optimum_band(workload, best.layout, step_time_band(workload))
+    band = with_stragglers(band, workload.gpus / workload.cluster.gpus_per_node)
+    update = {"error_band": ErrorBandDoc(**vars(band)), "band_of": "optima"}
+    return predicted.model_copy(update=update)
 
 
 def mapping_of_layout(workload: Workload, best: Priced) -> Mapping:

@@ -22,7 +22,7 @@ from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.rates import peak_memory_band, step_time_band
-from meshwright.costmodel.records import POINT_ESTIMATE, ErrorBand
+from meshwright.costmodel.records import POINT_ESTIMATE, ErrorBand, measured_gain
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.plan.assemble import (
@@ -341,8 +341,13 @@ def _choice(
     setting = choice.setting(framework_named(without.framework), value)
     found = _answered(choice.name, value, without, likely)
     pin = f"{choice.name}={choice.word(choice.plain)}"
-    installs = setting.installs if setting else ""
-    return found.model_copy(update={"pin": pin, "installs": installs})
+    update: dict[str, Any] = {"pin": pin, "installs": setting.installs if setting else ""}
+    inputs = plan.inputs
+    experts = inputs.model.moe is not None
+    gain = measured_gain(choice.name, value, inputs.cluster.device.name, experts=experts)
+    if gain is not None:
+        update |= {"measured_gain": gain.gain, "pairs": gain.pairs, "measured_on": gain.measured_on}
+    return found.model_copy(update=update)
 
 
 def _likely(plan: Plan) -> Layout:

@@ -124,8 +124,10 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
             ("host memory", _host_memory(plan.layout, predicted, inputs)),
             ("experts", _placed(plan)),
         ]
-    likely = f"{low} to {high}, as 90 % of {count(band.rows)} measured steps"
-    return [*rows, ("likely", likely)]
+    whose = f"as 90 % of {count(band.rows)} measured steps"
+    if predicted.band_of == "optima":
+        whose = f"as 9 in 10 of {count(band.rows)} plans lie from the fastest step measured"
+    return [*rows, ("likely", f"{low} to {high}, {whose}")]
 
 
 def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
@@ -311,6 +313,7 @@ def execution_view(plan: Plan) -> View:
         "value": Column("value", value=lambda choice: _setting(choice.value)),
         "step_time_s_without": Column("step time without it", SECONDS, absent=""),
         "claim": Column("that is", value=choice_words),
+        "measured_gain": Column("measured (pairs)", value=measured_words),
         "installs": "needs installed",
     }
     brings = section("What each choice brings", plan.choices or (), columns)
@@ -325,6 +328,13 @@ def choice_words(choice: ExecutionChoice) -> str:
         proven = "optimal" if step_s is not None else "infeasible"
         status = proven if choice.proven else found
     return claim_words(status, step_s, choice.lower_bound_s_without)
+
+
+def measured_words(choice: ExecutionChoice) -> str:
+    """What a choice did to the step where somebody published runs with and without it; by how many pairs."""
+    if choice.measured_gain is None:
+        return "never"
+    return f"{-100 * choice.measured_gain:+.1f} % ({choice.pairs})"
 
 
 def _setting(value: str | bool | float) -> str:

@@ -146,6 +146,8 @@ def prediction_view(predicted: Predicted, workload: Workload) -> View:
     tokens_per_s = count(workload.global_batch * workload.seq_len / step_s)
     low, high = (seconds(step_s * edge) for edge in (band.low, band.high))
     basis = f"90 % of {count(band.rows)} measured steps on {band.basis}"
+    if predicted.band_of == "optima":
+        basis = f"90 %: {band.basis}"
     mfu = f"MFU {percent(predicted.mfu)}"
     rows = [
         ("step time", seconds(step_s)),

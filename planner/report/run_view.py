@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -102,6 +103,8 @@ _SUMS: Columns = {
 def validation_view(document: Document, *, every_row: bool) -> View:
     """The view of what `validate --json` prints: sums, then the worst rows, or all that are asked for."""
     summary = document["summary"]
+    if not document["rows"]:
+        return _pairs(summary["pairs"], summary["gains"]) + _unpriced(document["unpriced_pairs"])
     memory = summary["memory"]
     totals = {"all rows": summary}
     if summary["suspects"]["count"]:
@@ -164,6 +167,18 @@ def _pairs(sums: Document, gains: Sequence[Document]) -> View:
     most = sorted(gains, key=lambda row: (-row["pairs"], row["knob"], row["device"]))[:MOST_ROWS]
     shown: View = [table(most, columns)] if most else []
     return [Heading("What choosing needs: ratios of times"), line(said), *shown]
+
+
+def _unpriced(pairs: Sequence[Document]) -> View:
+    """Why pairs of a list are only counted, most frequent reason first."""
+    if not pairs:
+        return []
+    reasons = Counter(pair["reason"] for pair in pairs)
+    rows = [
+        {"reason": reason, "pairs": number} for reason, number in reasons.most_common(MOST_ROWS)
+    ]
+    columns: Columns = {"reason": "reason", "pairs": Column("pairs", COUNT)}
+    return [Heading("Pairs without a price"), table(rows, columns)]
 
 
 def _regret(groups: list[Document], sums: Document) -> View:

@@ -85,7 +85,9 @@ def execution_options(
     hidden = planned(framework.overlaps)
     experts = model.moe is not None
     overlaps_experts = experts and model.hybrid_pattern is None and model.mtp_layers <= 1
-    overlaps_tensor = "tp" in hidden and model.attention is None
+    # User buffers are multicast or IPC handles of other GPUs (NVIDIA/TransformerEngine issues 966 and 1071).
+    peers = "peer-access" not in cluster.device.lacks
+    overlaps_tensor = "tp" in hidden and model.attention is None and peers
     values: dict[str, tuple[Any, ...]] = {
         "moe_dispatch": _dispatchers(framework, cluster, precision) if experts else ("alltoall",),
         "ep_overlap": (False, True) if "ep" in hidden and overlaps_experts else (False,),

@@ -18,17 +18,17 @@ from meshwright.costmodel.estimate import Estimate, Stages, estimate_layout, sta
 from meshwright.costmodel.footprint import context_gib, offloaded_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.placement import nested_placement, nested_positions
-from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
+from meshwright.costmodel.rates import has_own_band, peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import fit_probability, with_stragglers
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.costmodel.workload import Execution, Workload
-from meshwright.documents import path_text
+from meshwright.documents import path_text, read_text
 from meshwright.errors import InputError
 from meshwright.model_specs.parameters import flops_per_token
 from meshwright.planner.bounds.layer_split import balanced_stages
 from meshwright.planner.mapping.cuts import traffic_of_ranks
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
-from meshwright.planner.runs.run_file import Run, UnreadRow, read_rows, read_runs
+from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, UnreadRow, read_rows, read_runs
 from meshwright.planner.runs.run_terms import (
     ErrorBandDoc,
     LayoutDoc,
@@ -36,7 +36,8 @@ from meshwright.planner.runs.run_terms import (
     Predicted,
     layout_document,
 )
-from meshwright.planner.runs.validation import Prediction, ValidationReport, score
+from meshwright.planner.runs.stated_pairs import is_pair_list, read_pairs
+from meshwright.planner.runs.validation import Prediction, ValidationReport, score, score_pairs
 
 _LEAST_ROOM_GIB = 1e-3
 """Taken for no room at all, of which there is no logarithm."""
@@ -177,7 +178,12 @@ def price_run(run: Run, path: Path) -> PricedRun:
 
 
 def validation_report(path: Path, calibration: Calibration | None = None) -> ValidationReport:
-    """Predicted against measured for the rows of a file. Raises InputError if not one row can be read."""
+    """Predicted against measured for the rows of a file, or for its pairs.
+
+    Raises InputError if not one row can be read.
+    """
+    if is_pair_list(read_text(path, MAX_FILE_BYTES)):
+        return score_pairs(read_pairs(path), prediction_of)
     rows = list(read_rows(path, calibration))
     reasons = [row.reason for row in rows if isinstance(row, UnreadRow)]
     if len(reasons) < len(rows):
@@ -267,6 +273,7 @@ def predicted_document(
         memory_context_gib=prediction.context_gib,
         level_traffic=[LevelTraffic(**vars(level)) for level in levels],
         error_band=ErrorBandDoc(**vars(band)),
+        band_of="own runs" if has_own_band(workload) else "measured runs",
     )
 
 

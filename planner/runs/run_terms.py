@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 from math import prod
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -148,6 +148,9 @@ class Predicted(BaseModel):
     """CUDA context and NCCL buffers, which the driver shows besides."""
     level_traffic: list[LevelTraffic]
     error_band: ErrorBandDoc
+    band_of: Literal["measured runs", "own runs", "optima"] = "measured runs"
+    """What `error_band` is of: published runs, whoever picked them; the runs that the user calibrated on; or
+    the fastest published step of a piece of work, over the plan for it."""
 
 
 def layout_document(layout: Layout, stages: Stages) -> LayoutDoc:

@@ -18,6 +18,7 @@ from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.workload import Execution
 from meshwright.planner.request.choices import CHANGED_ALONE
 from meshwright.planner.runs.run_file import Measured, Run, UnreadRow
+from meshwright.planner.runs.stated_pairs import StatedPair, UnpricedPair
 
 # Pairs of measured runs of the same work that differ in layout or settings: what choosing needs.
 #
@@ -323,6 +324,9 @@ class ValidationReport:
     regret: tuple[RegretGroup, ...]
     """Without suspect rows."""
     regret_with_suspects: tuple[RegretGroup, ...]
+    stated_pairs: tuple[Pair, ...] = ()
+    """Of a list of pairs, in place of rows; `first` has the measured time 1."""
+    unpriced_pairs: tuple[UnpricedPair, ...] = ()
 
     def summary(self) -> dict[str, Any]:
         """The sums as plain data: step time overall, by suspicion and by kind of row; memory; regret."""
@@ -332,7 +336,8 @@ class ValidationReport:
         step_time = {f"by_{name}": _by(rows, kind) for name, kind in KINDS.items()}
         memory = {f"by_{name}": _by(rows, kind, memory=True) for name, kind in KINDS.items()}
         with_suspects = _regret_sums(self.regret_with_suspects)
-        pairs = pairs_of(measured_steps(trusted))
+        stated = [pair for pair in self.stated_pairs if _apart(pair.measured)]
+        pairs = pairs_of(measured_steps(trusted)) + stated
         return {
             **_plain(summarise(rows)),
             "without_suspects": _plain(summarise(trusted)),
@@ -352,7 +357,64 @@ class ValidationReport:
             "rows": [_row_document(row) for row in self.rows],
             "summary": self.summary(),
             "regret": [_plain(group) for group in self.regret],
+            "pairs": [_pair_document(pair) for pair in self.stated_pairs],
+            "unpriced_pairs": [_plain(pair) for pair in self.unpriced_pairs],
         }
+
+
+def _apart(ratio: float) -> bool:
+    """Whether two times of this ratio differ by `LEAST_DIFFERENCE` or more."""
+    return max(ratio, 1.0 / ratio) >= 1.0 + LEAST_DIFFERENCE
+
+
+def _pair_document(pair: Pair) -> dict[str, Any]:
+    return {
+        "id": pair.first.run.id,
+        "source": pair.first.run.source,
+        "knob": pair.knobs[0],
+        "device": pair.first.run.workload.cluster.device.name,
+        "predicted": pair.predicted,
+        "measured": pair.measured,
+        "error": pair.error,
+        "right": pair.right,
+        "remarks": list(pair.first.run.remarks),
+    }
+
+
+def score_pairs(rows: Iterable[StatedPair | UnpricedPair], predict: Predict) -> ValidationReport:
+    """Predicts both runs of every pair of a list. What has no price is counted, with the reason.
+
+    Parameters
+    ----------
+    rows : iterable of StatedPair or UnpricedPair
+    predict : Predict
+
+    Returns
+    -------
+    ValidationReport
+        Without rows.
+    """
+    pairs, unpriced = [], []
+    for row in rows:
+        if isinstance(row, UnpricedPair):
+            unpriced.append(row)
+            continue
+        try:
+            first_s, second_s = (predict(run).step_time_s for run in (row.first, row.second))
+        except (ValueError, ArithmeticError) as error:
+            reason = f"no price: {str(error) or type(error).__name__}"
+            unpriced.append(UnpricedPair(id=row.id, knob=row.knob, reason=reason))
+            continue
+        first = MeasuredStep(run=row.first, predicted_s=first_s, measured_s=1.0)
+        second = MeasuredStep(run=row.second, predicted_s=second_s, measured_s=row.ratio)
+        pairs.append(Pair(first=first, second=second, knobs=(row.knob,)))
+    return ValidationReport(
+        rows=(),
+        regret=(),
+        regret_with_suspects=(),
+        stated_pairs=tuple(pairs),
+        unpriced_pairs=tuple(unpriced),
+    )
 
 
 def score(rows: Iterable[Run | UnreadRow], predict: Predict) -> ValidationReport:

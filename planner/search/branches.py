@@ -217,15 +217,20 @@ class Branch:
         return bool(count * len(self.space.zero) * len(self.space.recompute) < FEW_VARIANTS)
 
     def _roomy(self, degrees: Layout, certificate: Certificate) -> Layout:
-        """Drops degrees of which no layout fits, by those recomputations that keep least.
+        """Drops degrees of which no layout fits: by states, then by recomputations that keep least.
 
-        Few are left as they are.
+        The second is left out for few.
         """
-        count = degrees.broadcast_shape()[0]
+        plain = self.space.most_offloaded(replace(self.space, recompute=(0,)).variants(degrees))
+        degrees = self._fitting(degrees, self.pricing.states_gib(plain), certificate)
         if self._is_few(degrees):
             return degrees
         sparing = replace(self.space, recompute=sparing_recompute(self.space)).variants(degrees)
-        least_gib = self._least_memory_gib(sparing).reshape(count, -1).min(axis=1)
+        return self._fitting(degrees, self._least_memory_gib(sparing), certificate)
+
+    def _fitting(self, degrees: Layout, memory_gib: FloatArray, certificate: Certificate) -> Layout:
+        """Degrees of which one of their variants, one after the other in `memory_gib`, fits."""
+        least_gib = memory_gib.reshape(degrees.broadcast_shape()[0], -1).min(axis=1)
         table = Candidates(workload=self.pricing.workload, layouts=degrees, memory_gib=least_gib)
         for rule in self.rules:
             if rule.name == HbmCapacity.name:

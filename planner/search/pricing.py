@@ -82,6 +82,10 @@ class Pricing(Protocol):
         """Every mapping of one layout."""
         ...
 
+    def states_gib(self, layouts: Layout) -> FloatArray:
+        """Never above the peak of any split, whatever is recomputed or kept, [n]."""
+        ...
+
     def recomputed_memory_gib(self, layouts: Layout) -> FloatArray:
         """Never above the peak of any split, with as much recomputed as the layout may; shape [n]."""
         ...

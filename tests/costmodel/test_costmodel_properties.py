@@ -19,7 +19,7 @@ from meshwright.costmodel import step_time as step_time_module
 from meshwright.costmodel.data_parallel import DataParallelTraffic
 from meshwright.costmodel.estimate import estimate_layout, layer_costs
 from meshwright.costmodel.execution_names import OFFLOADED_MODULES
-from meshwright.costmodel.footprint import peak_memory_gib, stage_memory_gib
+from meshwright.costmodel.footprint import mean_states_gib, peak_memory_gib, stage_memory_gib
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
@@ -430,6 +430,7 @@ def test_memory_bound_lies_below_the_peak_of_every_split(kind: str) -> None:
     def check(case: Case) -> None:
         peak = float(np.max(stage_memory_gib(case.workload, case.layout, case.stages)))
         assert 0 < float(np.asarray(peak_memory_gib(case.workload, case.layout))) <= peak * SLOWER
+        assert 0 <= float(mean_states_gib(case.workload, case.layout)) <= peak * SLOWER
 
     check()
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from meshwright.cluster_specs.reader import device_names
 from meshwright.costmodel.rates import peak_flops
 from meshwright.costmodel.records import (
     GEMM_BITS,
     best_measured_mfu,
+    data_table,
     device_class,
     device_classes,
     error_band,
+    measured_gain,
     with_stragglers,
 )
 from meshwright.costmodel.stacks import framework_names
@@ -97,3 +100,29 @@ def test_the_best_measured_runs_are_the_best(runs: tuple[Run, ...]) -> None:
         assert found is not None
         assert found.run == run_id
         assert found.mfu == pytest.approx(mfu, abs=6e-4)
+
+
+def test_measured_gains_are_those_of_published_pairs() -> None:
+    document = yaml.safe_load((DATA / "published_pairs.yaml").read_text(encoding="utf-8"))
+    pairs = {pair["id"]: pair for pair in document}
+    rows = data_table("measured_gains.yaml")["gains"]
+    assert len(rows) > 15
+    for row in rows:
+        ratio = pairs[row["id"]]["ratio"]
+        expected = 1 / ratio if row.get("turned") else ratio
+        assert row["ratio"] == pytest.approx(expected, abs=5e-4), row["id"]
+        assert pairs[row["id"]]["knob"] == row["choice"]
+
+
+def test_a_choice_is_judged_by_the_nearest_pairs() -> None:
+    """Three pairs of EP overlap on H100: 0.759, 0.8494 and 0.7847, whose geometric mean is 0.7968."""
+    near = measured_gain("ep_overlap", True, "h100-sxm-80gb", experts=True)
+    assert near is not None
+    assert (near.pairs, near.measured_on) == (3, "h100-sxm-80gb, models with experts")
+    assert near.gain == pytest.approx(1 - 0.7968, abs=1e-4)
+    elsewhere = measured_gain("ep_overlap", True, "b300-sxm", experts=True)
+    assert elsewhere == near
+    other_kind = measured_gain("cuda_graph", "partial", "h100-sxm-80gb", experts=False)
+    assert other_kind is not None
+    assert other_kind.measured_on == "h100-sxm-80gb, models with experts"
+    assert measured_gain("cuda_graph", "unheard", "h100-sxm-80gb", experts=True) is None

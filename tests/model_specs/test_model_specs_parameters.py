@@ -38,6 +38,9 @@ CATALOG = tuple(
     qwen3-8b qwen3-32b qwen3-30b-a3b qwen3-235b-a22b kimi-k2 gpt-oss-20b gpt-oss-120b
     olmoe-1b-7b nemotron-4-15b nemotron-4-340b grok-1 nemotron-h-8b nemotron-h-47b nemotron-h-56b
     nemotron-3-nano-30b-a3b mamba-codestral-7b mamba2-2.7b falcon-h1-34b
+    llama-3.1-8b llama-3.1-70b llama-3.2-1b llama-3.2-3b qwen2.5-0.5b qwen2.5-1.5b qwen2.5-3b qwen2.5-7b
+    qwen2.5-14b qwen2.5-32b qwen2.5-72b qwen3-0.6b qwen3-1.7b qwen3-4b qwen3-14b mistral-7b
+    mistral-nemo-12b phi-4 smollm2-1.7b
     """.split()  # noqa: SIM905
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from meshwright.documents import MOST_LINES, parse_mapping, read_text
+from meshwright.documents import MOST_LINES, packaged_document, parse_mapping, read_text
 from meshwright.errors import InputError
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import (
@@ -240,3 +241,32 @@ def test_a_toml_file_is_called_one(tmp_path: Path) -> None:
     path.write_text('# of torchtitan\n[model]\nname = "llama3"\n', encoding="utf-8")
     with pytest.raises(InputError, match=r"a TOML file, where YAML or JSON is read \(launch files"):
         read_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "name"),
+    [
+        ("Qwen/Qwen3-8B", "qwen3-8b"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b"),
+        ("deepseek-ai/deepseek-r1", "deepseek-v3"),
+    ],
+)
+def test_a_hub_id_of_a_catalog_model_is_that_model(hub_id: str, name: str) -> None:
+    assert read_model(hub_id) is load_catalog_model(name)
+
+
+def test_every_hub_id_names_one_model_of_the_catalog() -> None:
+    table = packaged_document("meshwright.model_specs.data", "hub_ids.yaml")
+    assert set(table) <= set(catalog_names())
+    ids = [hub_id.lower() for hub_ids in table.values() for hub_id in hub_ids]
+    assert len(ids) == len(set(ids)) > 60
+
+
+def test_a_folder_of_a_hub_id_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "Qwen" / "Qwen3-8B"
+    folder.mkdir(parents=True)
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
+    config |= {"num_attention_heads": 4, "intermediate_size": 128}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert read_model("Qwen/Qwen3-8B").layers == 2

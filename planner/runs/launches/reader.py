@@ -1,8 +1,8 @@
 """The way back: what people run today, as a run file that `estimate` prices and `plan` can be asked to beat.
 
 Reads a Megatron-LM or Megatron-DeepSpeed command line (a script, or a JSON list of arguments), torchtitan
-flags or its TOML file, a DeepSpeed JSON or an accelerate YAML. A flag that is neither read nor known to have
-no bearing on the time is listed.
+flags or its TOML file, a DeepSpeed JSON, an accelerate YAML or one of LLaMA-Factory. A flag that is neither
+read nor known to have no bearing on the time is listed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from meshwright.planner.runs.launches.command_line import (
     unread_words,
     words_of,
 )
+from meshwright.planner.runs.launches.finetuning import from_llamafactory, is_llamafactory
 from meshwright.planner.runs.launches.launch_run import (
     LaunchRun,
     on_its_hosts,
@@ -355,7 +356,7 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
     document = launch_document(path, text)
     refuse_adapters(fields_of(document), where)
     if isinstance(document, dict):
-        return from_toml(document, path) if is_toml(text) else _from_document(document, where)
+        return from_toml(document, path) if is_toml(text) else _from_document(document, path)
     line = _command_line(document, text, where)
     refuse_adapters(line.pairs(), where)
     if isinstance(document, list) and are_overrides(document):
@@ -392,13 +393,31 @@ def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
     return document, str(beside)
 
 
-def _from_document(document: dict[str, Any], where: str) -> LaunchRun:
+def _filled_deepspeed(path: Path, known: dict[str, Any]) -> LaunchRun:
+    """A DeepSpeed file whose values stand in for its `auto`, as transformers fills them in
+    (transformers/integrations/deepspeed.py).
+    """
+    document = parse_mapping(read_text(path, MAX_FILE_BYTES), str(path))
+    refuse_adapters(fields_of(document), str(path))
+    filled = {key: value for key, value in document.items() if value != "auto"} | known
+    for name in ("bf16", "fp16"):
+        filled.pop(name, None)
+    zero = section_of(filled, "zero_optimization", str(path))
+    filled["zero_optimization"] = {key: value for key, value in zero.items() if value != "auto"}
+    return from_deepspeed(filled, str(path))
+
+
+def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:
+    where = str(path)
+    if is_llamafactory(document):
+        return from_llamafactory(document, path, _filled_deepspeed)
     if "fsdp_config" in document or "parallelism_config" in document:
         return from_accelerate(document, where)
     if BATCH in document or MICRO_BATCH in document:
         return from_deepspeed(document, where)
     raise InputError(
-        "neither a DeepSpeed configuration (train_batch_size) nor an accelerate one (fsdp_config)",
+        "neither a DeepSpeed configuration (train_batch_size), nor an accelerate one (fsdp_config), nor one "
+        "of LLaMA-Factory (model_name_or_path, finetuning_type)",
         where=where,
     )
 

@@ -367,6 +367,15 @@ def test_what_changes_numbers_is_chosen_only_where_it_is_allowed() -> None:
         parse_allow(["bf16-grad"])
 
 
+@pytest.mark.parametrize(
+    ("cluster", "overlaps"),
+    [("rtx-4090-pcie", {False}), ("rtx-a6000-pcie", {False, True})],
+)
+def test_user_buffers_need_cards_that_reach_each_other(cluster: str, overlaps: set[bool]) -> None:
+    request = read_request(model="qwen3-8b", cluster=cluster, gpus=8, global_batch=32, seq_len=2048)
+    assert {run.tp_overlap for run in request.execution_options.executions()} == overlaps
+
+
 @pytest.mark.parametrize("name", ALLOW)
 def test_what_is_allowed_never_makes_a_plan_slower(name: str) -> None:
     request = replace(asked(12), precision="fp8", without=("cuda-graph",))

@@ -1,0 +1,318 @@
+"""Published pairs of runs that differ in one setting, each as its source states it.
+
+A pair is priced where the source says model, device, GPUs, tokens, batch, every degree, the micro-batch and
+the precision. Any other is counted with what is not said, and never guessed. Settings outside the layout that
+a source leaves out are those of a run file that leaves them out, alike on both sides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from meshwright.documents import parse_mapping, read_text, validation_message
+from meshwright.errors import InputError
+from meshwright.model_specs.reader import catalog_names, flavors, read_model
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, run_from_mapping
+from meshwright.planner.runs.run_schema import Positive, Words
+
+MAX_PAIRS = 10_000
+UNSTATED_SHARDING = "zero_stage is not stated; 0 is taken on both sides"
+"""The one setting of a layout that few sources state, and that both runs of a pair share."""
+NODES_OF_DEVICES = {
+    "A100-80GB SXM": "dgx-a100",
+    "H100-80GB": "dgx-h100",
+    "H100-96GB (HBM2e, 500 W)": "grand-teton-h100-96gb",
+    "H200": "dgx-h200",
+    "B200": "dgx-b200",
+    "GB200": "gb200-nvl72",
+    "GB200 NVL72": "gb200-nvl72",
+    "GB300": "gb300-nvl72",
+    "MI300X": "mi300x",
+    "MI355X": "mi355x",
+}
+"""Nodes of the catalog by the words of sources that name one device and no other."""
+
+_PRECISIONS = {
+    "amp_bf16": {"precision": "bf16"},
+    "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16"},
+    "mxfp8": {"precision": "mxfp8"},
+    "nvfp4": {"precision": "nvfp4"},
+    "fp8": {"precision": "fp8"},
+    "amp_fp8": {"precision": "fp8"},
+    "fp8 current scaling": {"precision": "fp8", "fp8_recipe": "tensorwise"},
+    "float8 tensorwise": {"precision": "fp8", "fp8_recipe": "tensorwise"},
+}
+_SHARDED = ("fsdp", "fsdp2", "FSDP FULL_SHARD")
+"""Words of sources for ZeRO 3."""
+
+
+class StatedPairDoc(BaseModel):
+    """One pair as its source states it; `ratio` is the time of `to` over that of `from`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    id: Annotated[str, Field(min_length=1, max_length=300)]
+    source: Words
+    knob: Annotated[str, Field(min_length=1, max_length=300)]
+    from_: Words = Field(alias="from")
+    to: Words
+    ratio: Positive
+    model: Words | None = None
+    device: Words | None = None
+    gpus: Any = None
+    seq_len: Any = None
+    global_batch: Any = None
+    precision: Words | None = None
+    framework: Words | None = None
+    layout: dict[str, Any] | None = None
+    also_changes: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedPair:
+    """A pair whose two runs can be said; `ratio` is measured: seconds of the second over the first."""
+
+    id: str
+    source: str
+    knob: str
+    ratio: float
+    first: Run
+    second: Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnpricedPair:
+    """A pair that is only counted, and what its source does not say, or what has no price."""
+
+    id: str
+    knob: str
+    reason: str
+
+
+def is_pair_list(text: str) -> bool:
+    """Whether a document is a list of pairs: its root is a list, or has the field `pairs`."""
+    roots = [line for line in text.splitlines() if re.match(r"[^\s#]", line)]
+    return any(line.startswith("pairs:") for line in roots) or (
+        bool(roots) and roots[0].startswith("- ")
+    )
+
+
+def read_pairs(path: Path) -> Iterator[StatedPair | UnpricedPair]:
+    """The pairs of a file, in its order.
+
+    Parameters
+    ----------
+    path : Path
+        A list of pairs, or a mapping with such a list as `pairs`.
+
+    Yields
+    ------
+    StatedPair or UnpricedPair
+
+    Raises
+    ------
+    InputError
+        If the file is no such list, or an entry lacks `id`, `source`, `knob`, `from`, `to` or `ratio`.
+    """
+    text = read_text(path, MAX_FILE_BYTES)
+    rooted = re.search(r"^pairs:", text, re.MULTILINE) is not None
+    document = parse_mapping(text if rooted else f"pairs:\n{text}", str(path))
+    rows = document["pairs"]
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_PAIRS:
+        raise InputError(
+            f"must be a list of 1 to {MAX_PAIRS} pairs", where=f"{path}: pairs", value=rows
+        )
+    for index, row in enumerate(rows):
+        where = f"{path}: pairs[{index}]"
+        try:
+            doc = StatedPairDoc.model_validate(row)
+        except ValidationError as error:
+            raise InputError(validation_message(error, where, StatedPairDoc)) from None
+        yield _pair(doc, where)
+
+
+def _pair(doc: StatedPairDoc, where: str) -> StatedPair | UnpricedPair:
+    try:
+        base = _base(doc)
+        first, second = (_change(doc.knob, words) for words in (doc.from_, doc.to))
+        if first == second:
+            raise _NotSaidError("both sides are one setting to the cost model")
+        runs = [_run(doc, base | change, where) for change in (first, second)]
+    except _NotSaidError as error:
+        return UnpricedPair(id=doc.id, knob=doc.knob, reason=str(error))
+    except InputError as error:
+        return UnpricedPair(
+            id=doc.id, knob=doc.knob, reason=f"no run: {str(error).split(': ', 2)[-1]}"
+        )
+    return StatedPair(
+        id=doc.id,
+        source=doc.source,
+        knob=doc.knob,
+        ratio=doc.ratio,
+        first=runs[0],
+        second=runs[1],
+    )
+
+
+class _NotSaidError(Exception):
+    """What keeps a pair from being priced."""
+
+
+def _run(doc: StatedPairDoc, settings: Mapping[str, Any], where: str) -> Run:
+    row = {
+        "id": doc.id,
+        "source": doc.source,
+        "model": _model(doc),
+        "cluster": NODES_OF_DEVICES[doc.device or ""],
+        "run": dict(settings),
+    }
+    run = run_from_mapping(row, where=where)
+    if "zero_stage" in settings:
+        return run
+    return replace(run, remarks=(*run.remarks, UNSTATED_SHARDING))
+
+
+def _base(doc: StatedPairDoc) -> dict[str, Any]:
+    """The settings that both runs share, by the words of a run file."""
+    if doc.also_changes:
+        raise _NotSaidError("another setting changes too")
+    for name in ("model", "device", "gpus", "seq_len", "global_batch", "layout"):
+        if getattr(doc, name) is None:
+            raise _NotSaidError(f"{name} not stated")
+    if doc.device not in NODES_OF_DEVICES:
+        raise _NotSaidError("device named by no node of the catalog")
+    model = _model(doc)
+    layout = dict(doc.layout or {})
+    sharding = layout.pop("zero_stage", None)
+    if sharding in _SHARDED:
+        sharding = 3
+    elif sharding is not None and sharding not in range(4):
+        raise _NotSaidError("sharding in words that are not known")
+    degrees = {name: layout.get(name) for name in ("tp", "pp", "cp")}
+    if layout.get("dp") == doc.gpus:
+        degrees = {name: degree or 1 for name, degree in degrees.items()}
+    missing = [name for name, degree in degrees.items() if degree is None]
+    missing += [] if layout.get("micro_batch") else ["micro_batch"]
+    missing += ["vpp"] if (degrees["pp"] or 1) > 1 and layout.get("vpp") is None else []
+    missing += ["ep"] if read_model(model).moe is not None and layout.get("ep") is None else []
+    if missing:
+        raise _NotSaidError(f"layout: {missing[0]} not stated")
+    shared = {
+        "gpus": doc.gpus,
+        "seq_len": doc.seq_len,
+        "global_batch": doc.global_batch,
+        **({} if doc.framework is None else {"framework": _framework(doc.framework)}),
+        **layout,
+        **degrees,
+    }
+    if sharding is not None:
+        shared["zero_stage"] = sharding
+    if doc.knob not in _OF_PRECISION:
+        shared |= _precision((doc.precision or "").strip())
+    return shared
+
+
+def _model(doc: StatedPairDoc) -> str | ModelSpec:
+    """The catalog's model of this name, without its count of parameters in brackets; torchtitan's own of a
+    torchtitan run.
+    """
+    plain = _letters(re.sub(r"\(\d+B\)", "", doc.model or ""))
+    catalog = {_letters(name): name for name in catalog_names()}
+    if plain in catalog:
+        return catalog[plain]
+    if (doc.framework or "").startswith("torchtitan"):
+        for flavor in flavors():
+            if _letters(flavor.family + flavor.name) == plain:
+                return flavor.model
+    raise _NotSaidError("model in no catalog under this name")
+
+
+def _framework(words: str) -> str:
+    """The stack in the words of run files, which write Megatron-Bridge in one word."""
+    return words.replace("Megatron Bridge", "Megatron-Bridge").replace(
+        "Megatron Core", "Megatron-Core"
+    )
+
+
+def _letters(words: str) -> str:
+    return re.sub(r"[\s_-]+", "", words.lower())
+
+
+def _precision(words: str) -> dict[str, Any]:
+    plain = re.sub(r"\s*\(.*\)$", "", words)
+    if plain not in _PRECISIONS:
+        raise _NotSaidError(f"precision '{words or 'not stated'}' is no precision with a price")
+    return dict(_PRECISIONS[plain])
+
+
+def _recompute(words: str) -> dict[str, Any]:
+    modules = re.fullmatch(r"selective modules \[(.*)\]", words)
+    if modules is not None:
+        if not modules[1]:
+            return {"recompute": "none"}
+        return {"recompute": "selective", "recompute_modules": modules[1]}
+    kinds = {"no AC": "none", "full AC": "full", "no recompute": "none", "full recompute": "full"}
+    return {"recompute": _word(words, kinds)}
+
+
+def _word(words: str, kinds: Mapping[str, Any]) -> Any:
+    plain = re.sub(r"\s*\(.*\)$", "", words)
+    if plain not in kinds:
+        raise _NotSaidError(f"'{words[:60]}' is no setting with a price")
+    return kinds[plain]
+
+
+def _shards(words: str) -> dict[str, Any]:
+    groups = re.fullmatch(r"HSDP (\d+)x\d+", words)
+    if groups is None and re.fullmatch(r"FSDP \d+", words) is None:
+        raise _NotSaidError(f"'{words[:60]}' is no setting with a price")
+    return {"shard_groups": int(groups[1]) if groups else 1}
+
+
+_OF_PRECISION = ("precision", "fp8_recipe")
+_CHANGES: Mapping[str, Callable[[str], dict[str, Any]]] = {
+    "precision": _precision,
+    "fp8_recipe": _precision,
+    "recompute": _recompute,
+    "shard_group": _shards,
+    "moe_dispatch": lambda words: {
+        "moe_dispatch": _word(
+            words,
+            {
+                "AlltoAll": "alltoall",
+                "alltoall": "alltoall",
+                "DeepEP": "deepep",
+                "HybridEP": "hybridep",
+            },
+        )
+    },
+    "cuda_graph": lambda words: {
+        "cuda_graph": _word(
+            words,
+            {"no CUDA graphs": "none", "no CUDA graph": "none", "partial CUDA graphs": "partial"},
+        )
+    },
+    "ep_overlap": lambda words: {
+        "overlap": {"ep": _word(words, {"overlap off": False, "overlap on": True})}
+    },
+    "gradient_dtype": lambda words: {
+        "gradient_dtype": _word(
+            words, {"fp32 FSDP gradient reduce": "fp32", "bf16 FSDP gradient reduce": "bf16"}
+        )
+    },
+}
+"""How the words of a source for one side of a setting are written in a run file."""
+
+
+def _change(knob: str, words: str) -> dict[str, Any]:
+    if knob not in _CHANGES:
+        raise _NotSaidError("no setting of a run file")
+    return _CHANGES[knob](words)

@@ -1,0 +1,153 @@
+"""Lists of published pairs: what is priced, and what is only counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.calibrate import RUNS, free_records
+from benchmarks.calibration import Problem
+from benchmarks.cross_validation import leave_out, source_of
+from benchmarks.unseen import unseen_runs
+from meshwright.errors import InputError
+from meshwright.planner.runs.prediction import validation_report
+from meshwright.planner.runs.run_file import read_runs
+from meshwright.planner.runs.stated_pairs import (
+    UNSTATED_SHARDING,
+    StatedPair,
+    UnpricedPair,
+    is_pair_list,
+    read_pairs,
+)
+from meshwright.planner.runs.validation import MeasuredStep, measured_steps, pair_sums, pairs_of
+from tests.places import DATA
+
+LEAST_PRICED = 7
+MOST_STATED_ERROR = 0.06
+LEAST_STATED_DIRECTION = 0.85
+NEVER_SEEN = [("aleph_alpha_layouts", 4000, 0.115, 0.90), ("flagperf", 16, 0.07, 0.80)]
+"""Files whose stacks no constant was fitted to: at least so many pairs, and the worst that is held."""
+PUBLISHED = DATA / "published_pairs.yaml"
+STATED: dict[str, Any] = {
+    "id": "a", "source": "a paper", "knob": "recompute", "from": "no AC", "to": "full AC", "ratio": 1.3,
+    "model": "Llama 3 8B", "device": "B200", "gpus": 8, "seq_len": 8192, "global_batch": 32,
+    "precision": "bf16", "framework": "torchtitan (2026-05)",
+    "layout": {"tp": 1, "pp": 1, "dp": 8, "micro_batch": 1, "zero_stage": "fsdp2"},
+}  # fmt: skip
+
+
+def read(folder: Path, **changed: Any) -> StatedPair | UnpricedPair:
+    path = folder / "pairs.yaml"
+    path.write_text(yaml.safe_dump([STATED | changed]))
+    (pair,) = read_pairs(path)
+    return pair
+
+
+def test_both_sides_are_the_stated_run_with_one_change(tmp_path: Path) -> None:
+    pair = read(tmp_path)
+    assert isinstance(pair, StatedPair)
+    assert (pair.ratio, pair.first.layout.zero_stage, pair.first.layout.dp) == (1.3, 3, 8)
+    assert int(pair.first.layout.recompute) == 0
+    assert int(pair.second.layout.recompute) != 0
+    assert pair.first.workload.model.layers == 32
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"seq_len": None}, "seq_len not stated"),
+        ({"layout": {"ep": 8, "micro_batch": 1}}, "layout: tp not stated"),
+        ({"layout": {"tp": 1, "pp": 2, "cp": 1, "micro_batch": 1}}, "layout: vpp not stated"),
+        ({"layout": {"tp": 1, "pp": 1, "micro_batch": 1}}, "layout: cp not stated"),
+        (
+            {"model": "Mixtral 8x7B", "layout": {"tp": 1, "pp": 1, "cp": 1, "micro_batch": 1}},
+            "layout: ep not stated",
+        ),
+        ({"device": "H100"}, "device named by no node"),
+        ({"model": "Llama 3 8B (LoRA)"}, "model in no catalog"),
+        ({"also_changes": ["sequence_parallel"]}, "another setting changes"),
+        ({"knob": "compile"}, "no setting of a run file"),
+        ({"to": "memory-budget AC 0.9"}, "no setting with a price"),
+        ({"to": "no AC"}, "one setting to the cost model"),
+        ({"global_batch": "eight"}, "no run: "),
+    ],
+)
+def test_what_cannot_be_said_is_counted_with_the_reason(
+    tmp_path: Path, changed: dict[str, Any], reason: str
+) -> None:
+    pair = read(tmp_path, **changed)
+    assert isinstance(pair, UnpricedPair)
+    assert reason in pair.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("# a note\n- id: a\n", True),
+        ("schema: 1\npairs:\n- id: a\n", True),
+        ("schema: 1\nruns:\n- id: a\n", False),
+        ("", False),
+    ],
+)
+def test_a_list_of_pairs_is_told_from_a_run_file(text: str, pairs: bool) -> None:
+    assert is_pair_list(text) == pairs
+
+
+def test_sharding_that_is_not_stated_is_said(tmp_path: Path) -> None:
+    layout = {"tp": 1, "pp": 1, "cp": 1, "micro_batch": 1}
+    pair = read(tmp_path, layout=layout)
+    assert isinstance(pair, StatedPair)
+    assert pair.first.layout.zero_stage == pair.second.layout.zero_stage == 0
+    assert UNSTATED_SHARDING in pair.first.remarks
+    stated = read(tmp_path, layout=layout | {"zero_stage": 1})
+    assert isinstance(stated, StatedPair)
+    assert UNSTATED_SHARDING not in stated.first.remarks
+
+
+def test_a_list_without_ratios_is_refused_where_it_stands(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"pairs\[0\].*ratio"):
+        read(tmp_path, ratio=None)
+
+
+def test_every_published_pair_is_priced_or_counted() -> None:
+    report = validation_report(PUBLISHED)
+    assert len(report.stated_pairs) + len(report.unpriced_pairs) == 156
+    sums = report.summary()
+    near = sum(0.98 < pair.measured < 1.02 for pair in report.stated_pairs)
+    assert sums["pairs"]["n"] == len(report.stated_pairs) - near
+    assert sum(row["pairs"] for row in sums["gains"]) == sums["pairs"]["n"]
+    assert sums["pairs"]["n"] >= LEAST_PRICED
+    assert sums["pairs"]["error"] < MOST_STATED_ERROR
+    assert sums["pairs"]["direction"] > LEAST_STATED_DIRECTION
+
+
+@pytest.mark.parametrize(("name", "least", "error", "direction"), NEVER_SEEN)
+def test_ratios_of_stacks_that_no_constant_was_fitted_to(
+    name: str, least: int, error: float, direction: float
+) -> None:
+    (file,) = (file for file in unseen_runs(DATA / "more_runs") if file.name == name)
+    sums = pair_sums(pairs_of(measured_steps(file.trusted)))
+    assert sums["n"] >= least
+    assert sums["error"] < error
+    assert sums["direction"] > direction
+
+
+@pytest.mark.soak
+def test_ratios_of_rows_whose_source_is_left_out_of_the_fit() -> None:
+    problem = Problem(read_runs(RUNS), free_records())
+    known = problem.linearise(problem.start)
+    left_out = leave_out(problem, source_of, problem.start, known, exact=False)
+    times = zip(problem.runs, left_out.seconds.tolist(), problem.measured_s.tolist(), strict=True)
+    sums = pair_sums(
+        pairs_of(
+            MeasuredStep(run=run, predicted_s=predicted_s, measured_s=measured_s)
+            for run, predicted_s, measured_s in times
+            if run.suspect is None
+        )
+    )
+    assert sums["n"] > 700
+    assert sums["error"] < 0.055
+    assert sums["direction"] > 0.95
