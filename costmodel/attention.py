@@ -74,7 +74,7 @@ class _Core(NamedTuple):
     score_bytes: Passes
 
 
-def attention_block(c: Context) -> LayerTime:
+def attention_block(c: Context, score_share: float | None = None) -> LayerTime:
     """Projections, attention itself, its norm, rotary embedding and residual; with TP and CP traffic.
 
     Fused attention takes the causal half of 2 b s^2 heads (d_qk + d_v) FLOP forward and 2.5 times that
@@ -85,6 +85,9 @@ def attention_block(c: Context) -> LayerTime:
     ----------
     c : Context
         Workload, layouts, placements and rates.
+    score_share : float, optional
+        Score area of the layer over that of full causal attention, above 0 and at most 1; that of the mean
+        of the model's layers by default (`window_share`).
 
     Returns
     -------
@@ -94,7 +97,7 @@ def attention_block(c: Context) -> LayerTime:
     """
     widths = _widths(c)
     gemms = _projections(c, widths)
-    core = _core_attention(c)
+    core = _core_attention(c, window_share(c) if score_share is None else score_share)
     inner = _inner_bytes(c, widths)
     moved = _streamed_bytes(c, widths, inner, core.score_bytes)
     gemm = Passes(
@@ -247,7 +250,7 @@ def _normed_elements(c: Context, widths: _Widths) -> Floats:
     return 0.0 * np.asarray(widths.query)
 
 
-def _core_attention(c: Context) -> _Core:
+def _core_attention(c: Context, score_share: float) -> _Core:
     model, seq = c.workload.model, c.workload.seq_len
     if model.indexer is not None:
         seconds = sparse_core_s(c)
@@ -258,7 +261,7 @@ def _core_attention(c: Context) -> _Core:
     flops = attention_pair_flops(seq, seq, heads, model.qk_head_dim, model.v_head_dim)
     flops = batch * flops / shards
     if c.constants.framework.flash_attention:
-        return _fused_core(c, flops, heads * batch * (seq / shards))
+        return _fused_core(c, flops * score_share, heads * batch * (seq / shards))
     scores = batch * heads * float(seq) * seq / shards
     odd = _ODD_HEAD_FACTOR if model.qk_head_dim % 8 != 0 else 1.0
     depth = model.qk_head_dim / (model.qk_head_dim + c.rates.gemm_half_k)
@@ -274,7 +277,7 @@ def _fused_core(c: Context, flops: Floats, queries: Floats) -> _Core:
     The backward pass has 2.5 times the FLOP (Dao 2023, arXiv 2307.08691, section 4.1).
     """
     model, rates, shared = c.workload.model, c.rates, c.constants.shared
-    causal = 0.5 * flops * window_share(c)
+    causal = 0.5 * flops
     narrow = c.constants.device.narrow_head_factor if model.qk_head_dim <= 64 else 1.0
     if model.attention_sinks:
         narrow *= shared["sink_attention_factor"]
@@ -304,10 +307,26 @@ def window_share(c: Context) -> float:
     float
         Above 0, at most 1; 1 without windows.
     """
+    full = c.workload.model.full_attention_fraction
+    windowed = one_window_share(c)
+    return 1.0 if windowed == 1.0 else full + (1.0 - full) * windowed
+
+
+def one_window_share(c: Context) -> float:
+    """Score area of a layer with a window over that of full causal attention, as `window_share` has it.
+
+    Parameters
+    ----------
+    c : Context
+        Its workload has the model and the sequence length.
+
+    Returns
+    -------
+    float
+        Above 0, at most 1; 1 without windows.
+    """
     model, seq = c.workload.model, c.workload.seq_len
     if model.sliding_window is None or model.sliding_window >= seq:
         return 1.0
     positions = attended_positions(seq, model.sliding_window, chunked=model.chunked_windows)
-    windowed = positions / attended_positions(seq)
-    full = model.full_attention_fraction
-    return full + (1.0 - full) * windowed
+    return positions / attended_positions(seq)

@@ -29,7 +29,12 @@ from meshwright.costmodel.layer_context import Context, Parts
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Layout, Placement
 from meshwright.costmodel.level_traffic import LevelBytes, level_traffic
-from meshwright.costmodel.rank_load import Stages, layer_bubble_share
+from meshwright.costmodel.rank_load import (
+    Stages,
+    cheapest_layer_s,
+    cheapest_recompute_s,
+    layer_bubble_share,
+)
 from meshwright.costmodel.rates import Constants
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import Workload
@@ -74,6 +79,10 @@ class LayerCosts:
     moe_recompute_s: Floats
     bubble_share: Floats = 1.0
     """Of the layout's schedule (`meshwright.costmodel.schedules.bubble_share`)."""
+    least_layer_s: Floats = 0.0
+    """Of the cheapest kind of layer, where dense ones and those with experts are means of unlike ones."""
+    least_recompute_s: Floats = 0.0
+    """What the kind that is recomputed the fastest adds."""
 
 
 def estimate_layout(
@@ -187,4 +196,6 @@ def costs_of_times(context: Context, times: KindTimes) -> LayerCosts:
         dense_recompute_s=times.dense.recompute_s if times.dense else zero,
         moe_recompute_s=times.moe.recompute_s if times.moe else zero,
         bubble_share=layer_bubble_share(context, times),
+        least_layer_s=cheapest_layer_s(times),
+        least_recompute_s=cheapest_recompute_s(times),
     )

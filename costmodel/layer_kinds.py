@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
-from meshwright.costmodel.attention import attention_block
+from meshwright.costmodel.attention import attention_block, one_window_share
 from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, moe_mlp
 from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
@@ -33,7 +35,7 @@ from meshwright.costmodel.other_blocks import (
     mamba1_block,
     mamba_block,
 )
-from meshwright.model_specs.blocks import BlockShares
+from meshwright.model_specs.blocks import LINEAR, WINDOWED, BlockShares, pattern_shares
 
 # Seconds of what stands before and behind the layers: token table, head and loss.
 
@@ -231,6 +233,15 @@ class KindTimes:
     head: KindTime
     mtp: KindTime | None
     """Of one multi-token-prediction module."""
+    unlike: tuple[KindTime, ...] = ()
+    """Of a layer of each kind in `ModelSpec.unlike_layers`, in the order in which kinds first appear; `dense`
+    and `moe` are their means then."""
+
+    @property
+    def layers(self) -> tuple[KindTime, ...]:
+        """Every kind of layer, unlike ones apart."""
+        means = tuple(kind for kind in (self.dense, self.moe) if kind is not None)
+        return self.unlike or means
 
     def rows(self, index: NDArray[np.intp], size: int) -> KindTimes:
         """The times of some layouts.
@@ -250,8 +261,10 @@ class KindTimes:
         kinds: dict[str, Any] = {
             name: None if kind is None else kind.rows(index, size)
             for name, kind in vars(self).items()
+            if name != "unlike"
         }
-        return KindTimes(**kinds)
+        unlike = tuple(kind.rows(index, size) for kind in self.unlike)
+        return KindTimes(**kinds, unlike=unlike)
 
     def beside(self, other: KindTimes) -> KindTimes:
         """The times of these layouts, and after them those of further layouts.
@@ -269,16 +282,18 @@ class KindTimes:
         kinds: dict[str, Any] = {
             name: None if kind is None else kind.beside(getattr(other, name))
             for name, kind in vars(self).items()
+            if name != "unlike"
         }
-        return KindTimes(**kinds)
+        rows = zip(self.unlike, other.unlike, strict=True)
+        return KindTimes(**kinds, unlike=tuple(kind.beside(more) for kind, more in rows))
 
 
 def kind_times(c: Context) -> KindTimes:
     """Seconds of every kind of layer of the model, with what the host's launches add.
 
-    Layers that differ in their attention alone, by a window or by linear attention, have their mean time, and
-    so have the layers of a hybrid pattern, and those of a group that ends with a layer with experts
-    (docs/cost_model.md, "One layer").
+    Layers that differ in their attention, by a window or by linear attention, and those of a hybrid pattern
+    are priced kind by kind; `dense` and `moe` are then the means of the model's layers of either sort. A
+    group that ends with a layer with experts has the mean of its layers (docs/cost_model.md, "One layer").
 
     Parameters
     ----------
@@ -291,44 +306,101 @@ def kind_times(c: Context) -> KindTimes:
         Seconds of one micro-batch, shaped like the layouts broadcast against the placements.
     """
     model, stack = c.workload.model, c.constants.framework
-    mixers = _mixers(c)
-    dense = moe = mtp = None
-    if model.dense_layers:
-        dense = _mean_layer(c, mixers, model.blocks_of(experts=False))
-    if model.moe is not None and model.moe.every > 1:
-        moe = _mean_of_group(c, mixers, model.moe.every)
-    elif model.moe is not None and (model.moe_layers or model.mtp_layers):
-        moe = _mean_layer(c, mixers, model.blocks_of(experts=True))
+    if model.unlike_layers:
+        dense, moe, kinds = _unlike(c)
+    else:
+        (dense, moe), kinds = _alike(c), {}
+    mtp = None
     head_time = _with_host(c, head(c), stack.launch_layer_s / 2)
     if model.mtp_layers:
         main = moe or dense
         assert main is not None
         mtp = _mtp_module(c, main, head_time)
     embedding_time = _with_host(c, embedding(c), stack.launch_layer_s / 4)
-    return KindTimes(dense, moe, embedding_time, head_time, mtp)
+    return KindTimes(dense, moe, embedding_time, head_time, mtp, tuple(kinds.values()))
 
 
-def _mixers(c: Context) -> tuple[LayerTime, ...]:
-    """Attention and Mamba, each by its share of the layers, those of them that the model has."""
+def _alike(c: Context) -> tuple[KindTime | None, KindTime | None]:
+    """A layer without experts and one with them, of those that the model has."""
+    model, mixers = c.workload.model, _mixers(c, c.workload.model.blocks)
+    dense = moe = None
+    if model.dense_layers:
+        dense = _mean_layer(c, mixers, model.blocks_of(experts=False))
+    if model.moe is not None and model.moe.every > 1:
+        moe = _mean_of_group(c, mixers, model.moe.every)
+    elif model.moe is not None and (model.moe_layers or model.mtp_layers):
+        moe = _mean_layer(c, mixers, model.blocks_of(experts=True))
+    return dense, moe
+
+
+def _layer_of_kind(c: Context, symbols: str) -> _OnDevice:
+    """A layer of the blocks that an entry of `ModelSpec.unlike_layers` names."""
+    model = c.workload.model
+    if model.hybrid_pattern is not None:
+        shares = pattern_shares(symbols)
+        return _on_device(c, _mixers(c, shares), shares)
+    attends, experts = symbols[0], symbols[1] == "E"
+    if attends == LINEAR:
+        mixer = linear_attention_block(c)
+    else:
+        mixer = _softmax_attention(c, one_window_share(c) if attends == WINDOWED else 1.0)
+    return _on_device(c, (mixer,), BlockShares(1.0, 0.0, float(not experts), float(experts)))
+
+
+def _mean_of(kinds: Sequence[tuple[KindTime, float]]) -> KindTime | None:
+    """The mean of some kinds of layers, each with its share of them; None without any."""
+    if not kinds:
+        return None
+    return KindTime(
+        add(*(scaled(kind.parts, share) for kind, share in kinds)),
+        sum((share * np.asarray(kind.backward_s) for kind, share in kinds), np.float64(0.0)),
+        add(*(scaled(kind.full_recompute, share) for kind, share in kinds)),
+    )
+
+
+def _mixers(c: Context, shares: BlockShares) -> tuple[LayerTime, ...]:
+    """Attention and Mamba, each by its share of the layers, those of them that there are."""
     model = c.workload.model
     blocks: list[LayerTime] = []
-    if model.blocks.attention:
-        attention = attention_block(c)
-        if model.indexer is not None:
-            attention = joined(attention, indexer_block(c))
+    if shares.attention:
+        attention = _softmax_attention(c)
         if model.linear_layers:
-            share = model.linear_fraction
-            linear = portion(linear_attention_block(c), share)
-            attention = joined(linear, portion(attention, 1.0 - share))
-        blocks.append(portion(attention, model.blocks.attention))
-    if model.blocks.mamba:
+            linear = portion(linear_attention_block(c), model.linear_fraction)
+            attention = joined(linear, portion(attention, 1.0 - model.linear_fraction))
+        blocks.append(portion(attention, shares.attention))
+    if shares.mamba:
         mamba = mamba_block(c) if model.mamba1 is None else mamba1_block(c)
-        blocks.append(portion(mamba, model.blocks.mamba))
+        blocks.append(portion(mamba, shares.mamba))
     return tuple(blocks)
 
 
+def _softmax_attention(c: Context, score_share: float | None = None) -> LayerTime:
+    """Attention with what chooses its positions."""
+    attention = attention_block(c, score_share)
+    if c.workload.model.indexer is not None:
+        attention = joined(attention, indexer_block(c))
+    return attention
+
+
+class _OnDevice(NamedTuple):
+    """A layer as the device runs it, and what the host does for it."""
+
+    layer: LayerTime
+    launch_s: float
+    """Of launches of one forward pass."""
+    sync_s: float
+    """Of waiting for the device, once a micro-batch."""
+    shares: BlockShares
+
+
 def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) -> KindTime:
-    """A layer of these mixers and its share of feed-forward and experts, with the host's work for all of it.
+    """A layer of these mixers and its share of feed-forward and experts, with the host's work for all."""
+    own = _on_device(c, mixers, shares)
+    return _with_host(c, own.layer, own.launch_s, own.sync_s, shares=shares)
+
+
+def _on_device(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) -> _OnDevice:
+    """A layer of these mixers and its share of feed-forward and experts.
 
     A layer of a pattern is one block, half of what a transformer's layer launches.
     """
@@ -339,15 +411,47 @@ def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) 
         blocks.append(portion(dense_mlp(c, c.workload.model.ffn_hidden), shares.feed_forward))
     if not shares.experts:
         layer = joined(*blocks)
-        layer = with_copies(c, layer, layer, shares)
-        return _with_host(c, layer, launch_s, shares=shares)
+        return _OnDevice(with_copies(c, layer, layer, shares), launch_s, 0.0, shares)
     blocks.append(portion(moe_mlp(c), shares.experts))
     # A layer of attention and experts launches `launch_moe_layer_s`, half a layer of it for attention.
     beside_attention = 0.5 * (shares.tensor_parallel - shares.experts)
     launch_s = shares.experts * stack.launch_moe_layer_s + beside_attention * stack.launch_layer_s
     layer = joined(*blocks)
     layer = with_copies(c, layer, hide_expert_traffic(c, layer), shares)
-    return _with_host(c, layer, launch_s, shares.experts * stack.moe_sync_s, shares=shares)
+    return _OnDevice(layer, launch_s, shares.experts * stack.moe_sync_s, shares)
+
+
+def _unlike(c: Context) -> tuple[KindTime | None, KindTime | None, dict[str, KindTime]]:
+    """Layers without experts and with them in the mean, and each kind of them.
+
+    The host runs ahead of the device by more than a layer, so that it is the mean layer that it keeps up with
+    or not: each kind has its launches' share of what that costs.
+    """
+    model = c.workload.model
+    order, front = model.unlike_layers, model.dense_layers
+    kinds: dict[str, KindTime] = {}
+    means: list[KindTime | None] = []
+    for part in (order[:front], order[front:]):
+        counts = Counter(part)
+        shares = {symbols: count / len(part) for symbols, count in counts.items()}
+        own = {symbols: _layer_of_kind(c, symbols) for symbols in counts}
+        mean = _mean_on_device([(own[symbols], share) for symbols, share in shares.items()])
+        for symbols, (layer, launch_s, sync_s, blocks) in own.items():
+            kinds[symbols] = _with_host(c, layer, launch_s, sync_s, shares=blocks, mean=mean)
+        means.append(_mean_of([(kinds[symbols], share) for symbols, share in shares.items()]))
+    by_kind = {symbols: kinds[symbols] for symbols in dict.fromkeys(order)}
+    return means[0], means[1], by_kind
+
+
+def _mean_on_device(kinds: Sequence[tuple[_OnDevice, float]]) -> _OnDevice | None:
+    """The mean of some kinds of layers, each with its share of them; None without any."""
+    if not kinds:
+        return None
+    layers = joined(*(portion(own.layer, share) for own, share in kinds))
+    launch_s = sum(own.launch_s * share for own, share in kinds)
+    sync_s = sum(own.sync_s * share for own, share in kinds)
+    columns = zip(*([share * x for x in own.shares] for own, share in kinds), strict=True)
+    return _OnDevice(layers, launch_s, sync_s, BlockShares(*map(sum, columns)))
 
 
 def _mean_of_group(c: Context, mixers: tuple[LayerTime, ...], layers: int) -> KindTime:
@@ -389,28 +493,39 @@ def _with_host(
     sync_s: float = 0.0,
     *,
     shares: BlockShares = _TRANSFORMER,
+    mean: _OnDevice | None = None,
 ) -> KindTime:
     """Adds what the host costs: the GPU and the host run side by side, and the slower one paces a layer.
 
     A p-norm of the two stands for their jitter; a CUDA graph of the whole step takes the host out.
     Once per layer and micro-batch the GPU idles for `sync_s`, unless a graph lets the host run ahead again;
-    where the host is the slower one, its launches hide that wait.
+    where the host is the slower one, its launches hide that wait. Where a `mean` layer is given, the host is
+    beside that one, and this layer has as much of it as of its launches.
     """
     framework, power = c.constants.framework, c.constants.shared["launch_norm"]
     parts = add(layer.forward, layer.backward, layer.recompute)
     share = _host_share(c)
-    waits = 0.0
+    beside = mean or _OnDevice(layer, launch_s, sync_s, shares)
+    waits_share = 0.0
     if c.workload.cuda_graph in ("none", "feed_forward"):
-        waits = sync_s * c.constants.device.host_factor
-    host_s = (launch_s * _PASSES + _cut_launches_s(c, shares)) * share
-    excess = _host_excess_s(total(parts) + waits, host_s, power)
+        waits_share = c.constants.device.host_factor
+    waits = sync_s * waits_share
+    device_s = total(add(beside.layer.forward, beside.layer.backward, beside.layer.recompute))
+    host_s = (beside.launch_s * _PASSES + _cut_launches_s(c, beside.shares)) * share
+    excess = _host_excess_s(device_s + beside.sync_s * waits_share, host_s, power)
+    part_of_mean: Floats = 1.0
+    if mean is not None:
+        own_host_s = (launch_s * _PASSES + _cut_launches_s(c, shares)) * share
+        part_of_mean = own_host_s / np.maximum(host_s, 1e-12)
+        excess = excess * part_of_mean
     gap = framework.serial_launch_s
     if c.workload.launch_blocking:
         gap += framework.launch_blocking_s
     gap *= 0.5 * shares.total
     parts = add(parts, {"host": excess + waits + gap * _PASSES * share})
     forward_s, backward_s = total(layer.forward), total(layer.backward)
-    forward_host = _host_excess_s(forward_s, launch_s * share, power) + gap * share
+    forward_excess = _host_excess_s(total(beside.layer.forward), beside.launch_s * share, power)
+    forward_host = forward_excess * part_of_mean + gap * share
     forward_again = add(layer.forward, {"host": forward_host})
     full = scaled(forward_again, framework.recompute_fraction)
     backward_share = backward_s / np.maximum(forward_s + backward_s, 1e-12)

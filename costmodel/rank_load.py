@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.layer_context import Context, Parts, add
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Ints, Layout, Recompute
-from meshwright.costmodel.schedules import bubble_share, has_trait, is_v_shaped
+from meshwright.costmodel.schedules import Schedule, bubble_share, has_trait, is_v_shaped
 
 # How many layers of each kind a split puts on every pipeline rank.
 
@@ -112,7 +113,49 @@ def chunk_counts(
     return _read_only([dense, sizes - dense, dense_full, full - dense_full])
 
 
-def _in_model_order(chunks: NDArray[np.float64]) -> NDArray[np.float64]:
+KindCounts = tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...]
+"""Of each kind of layer, how many every chunk has, and how many of these are recomputed in full."""
+
+
+@lru_cache(maxsize=4096)
+def unlike_counts(
+    layers: tuple[str, ...], stages: Stages, recomputed: int, *, v_shaped: bool = False
+) -> KindCounts:
+    """Layers of each kind in every chunk of a model whose layers are unlike.
+
+    Parameters
+    ----------
+    layers : tuple of str
+        The kind of each layer, in their order (`ModelSpec.unlike_layers`).
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+    recomputed : int
+        How many of the first layers of every virtual stage are computed again in the backward pass, from 0.
+    v_shaped : bool
+        Whether the second half of the model runs back up the ranks.
+
+    Returns
+    -------
+    tuple of pairs of array, shape [virtual stages, pp]
+        Read-only; kinds in the order in which they first appear.
+    """
+    sizes = np.array(stages, dtype=np.int64).T
+    in_order = _in_model_order(sizes) if v_shaped else sizes
+    first = (np.cumsum(in_order) - in_order.ravel()).reshape(sizes.shape)
+    if v_shaped:
+        first = _in_model_order(first)
+    counts = []
+    for kind in dict.fromkeys(layers):
+        before = np.concatenate([[0], np.cumsum([own == kind for own in layers])])
+        in_chunk = (before[first + sizes] - before[first]).astype(np.float64)
+        ends = first + np.minimum(sizes, recomputed)
+        again = (before[ends] - before[first]).astype(np.float64)
+        in_chunk.flags.writeable = again.flags.writeable = False
+        counts.append((in_chunk, again))
+    return tuple(counts)
+
+
+def _in_model_order(chunks: NDArray[Any]) -> NDArray[Any]:
     """[virtual stages, pp] with every second row turned round; its own inverse."""
     return np.stack([row[::-1] if v % 2 else row for v, row in enumerate(chunks)])
 
@@ -143,12 +186,17 @@ def rank_counts(c: Context, stages: Stages) -> LayerCounts:
     return layer_counts(dense_layers, stages, recomputed_layers(c.layout), v_shaped=v_shaped)
 
 
+LayersOfKind = tuple[KindTime, NDArray[np.float64], NDArray[np.float64]]
+"""Seconds of a kind of layer, how many there are, and how many of these are recomputed in full."""
+
+
 def rank_parts(
     times: KindTimes, counts: LayerCounts, mtp_layers: int, head_rank: Ints = -1
 ) -> Parts:
     """Seconds by part of each rank and micro-batch: the t_r of docs/cost_model.md, "The step".
 
     Layers of each kind times their seconds, the token table on rank 0, head and MTP modules on `head_rank`.
+    Unlike layers have their mean time.
 
     Parameters
     ----------
@@ -166,22 +214,75 @@ def rank_parts(
     dict of str to array, shape [..., pp]
         Seconds by part; `head` is a part of its own.
     """
-    rank = np.arange(len(counts.dense))
-    first = (rank == 0).astype(np.float64)
-    last = (rank == rank[head_rank]).astype(np.float64)
+    return _with_ends(times, _means(times, counts), mtp_layers, head_rank)
+
+
+def split_parts(c: Context, times: KindTimes, stages: Stages, head_rank: Ints = -1) -> Parts:
+    """`rank_parts` of a split, its layers kind by kind in their order.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+    times : KindTimes
+        Seconds of a layer of each kind, shape [...].
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+    head_rank : int
+        As in `rank_parts`.
+
+    Returns
+    -------
+    dict of str to array, shape [..., pp]
+        Seconds by part; `head` is a part of its own.
+    """
+    mtp_layers = c.workload.model.mtp_layers
+    if not times.unlike:
+        return rank_parts(times, rank_counts(c, stages), mtp_layers, head_rank)
+    rows = [
+        (kind, number.sum(axis=0), recomputed.sum(axis=0))
+        for kind, number, recomputed in _kinds_of_chunks(c, times, stages)
+    ]
+    return _with_ends(times, rows, mtp_layers, head_rank)
+
+
+def _means(times: KindTimes, counts: LayerCounts) -> list[LayersOfKind]:
+    """Layers without experts, and layers with them."""
     kinds = (
         (times.dense, counts.dense, counts.dense_recomputed),
         (times.moe, counts.moe, counts.moe_recomputed),
-        (times.embedding, first, None),
-        (times.mtp, mtp_layers * last, None),
     )
+    return [(kind, number, again) for kind, number, again in kinds if kind is not None]
+
+
+def _kinds_of_chunks(c: Context, times: KindTimes, stages: Stages) -> list[LayersOfKind]:
+    """Layers of every kind in each chunk of a split, [virtual stages, pp]."""
+    model, recomputed, v_shaped = (
+        c.workload.model,
+        recomputed_layers(c.layout),
+        is_v_shaped(c.layout),
+    )
+    if not times.unlike:
+        counts = chunk_counts(model.dense_layers, stages, recomputed, v_shaped=v_shaped)
+        return _means(times, counts)
+    by_kind = unlike_counts(model.unlike_layers, stages, recomputed, v_shaped=v_shaped)
+    return [(kind, *numbers) for kind, numbers in zip(times.unlike, by_kind, strict=True)]
+
+
+def _with_ends(
+    times: KindTimes, layers: list[LayersOfKind], mtp_layers: int, head_rank: Ints
+) -> Parts:
+    """Parts of each rank's layers, with token table, head and MTP modules."""
+    rank = np.arange(len(layers[0][1]))
+    first = (rank == 0).astype(np.float64)
+    last = (rank == rank[head_rank]).astype(np.float64)
     rows: list[Parts] = [{"head": np.asarray(times.head.seconds)[..., None] * last}]
-    for kind, number, recomputed in kinds:
-        if kind is None:
-            continue
+    for kind, number, recomputed in layers:
         rows.append(_on_ranks(kind.parts, number))
-        if recomputed is not None:
-            rows.append(_on_ranks(kind.full_recompute, recomputed))
+        rows.append(_on_ranks(kind.full_recompute, recomputed))
+    rows.append(_on_ranks(times.embedding.parts, first))
+    if times.mtp is not None:
+        rows.append(_on_ranks(times.mtp.parts, mtp_layers * last))
     return add(*rows)
 
 
@@ -203,11 +304,56 @@ def cheapest_layer_s(times: KindTimes) -> Floats:
     float or array
         Seconds, shaped like the times.
     """
-    kinds = [kind.seconds for kind in (times.dense, times.moe) if kind is not None]
-    if len(kinds) == 1:
-        return kinds[0]
-    cheapest: Floats = np.minimum(kinds[0], kinds[1])
+    cheapest: Floats = times.layers[0].seconds
+    for kind in times.layers[1:]:
+        cheapest = np.minimum(cheapest, kind.seconds)
     return cheapest
+
+
+def cheapest_recompute_s(times: KindTimes) -> Floats:
+    """Seconds that recomputing a layer in full takes at the least, whatever its kind.
+
+    Parameters
+    ----------
+    times : KindTimes
+        Seconds of a layer of each kind.
+
+    Returns
+    -------
+    float or array
+        Seconds of a micro-batch, shaped like the times.
+    """
+    cheapest: Floats = times.layers[0].recompute_s
+    for kind in times.layers[1:]:
+        cheapest = np.minimum(cheapest, kind.recompute_s)
+    return cheapest
+
+
+def least_recomputed_s(c: Context, times: KindTimes, recomputed: Ints | Floats) -> Floats:
+    """What recomputing so many of the model's unlike layers takes at the least: those that take it best.
+
+    Parameters
+    ----------
+    c : Context
+        Its workload has the model.
+    times : KindTimes
+        Seconds of a layer of each kind, shape [n].
+    recomputed : int or array, shape [n]
+        Layers that are recomputed in full, at least 0; more than there are count as all.
+
+    Returns
+    -------
+    float or array, shape [n]
+        Seconds of a micro-batch, at least 0.
+    """
+    layers = c.workload.model.unlike_layers
+    numbers = np.array([layers.count(symbols) for symbols in dict.fromkeys(layers)])
+    again = np.stack(np.broadcast_arrays(*(kind.recompute_s for kind in times.unlike)))
+    order = np.argsort(again, axis=0)
+    again, own = np.take_along_axis(again, order, axis=0), numbers[order]
+    before = np.cumsum(own, axis=0) - own
+    seconds: Floats = np.sum(again * np.clip(recomputed - before, 0, own), axis=0)
+    return seconds
 
 
 def least_busiest_s(layers: int, layer_s: Floats, end_s: Floats, ranks: Ints | Floats) -> Floats:
@@ -298,6 +444,191 @@ def least_busiest_in_rooms_s(
     return np.asarray(np.where(possible, high * t[:, 0], np.inf))
 
 
+_FINENESS = 2.0**-14
+"""Of the range in which the busiest rank lies: how far the bound may be below the least one."""
+_TOGETHER = 128
+"""Limits that are tried at once: arrays of fewer take about as long."""
+
+
+def least_busiest_in_order_s(
+    before_s: NDArray[np.float64],
+    first_s: NDArray[np.float64],
+    last_s: NDArray[np.float64],
+    ranks: int,
+    *,
+    rooms: NDArray[np.float64] | None = None,
+    again_s: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
+    """Least load of the busiest of ranks that each hold one part of a sequence of unlike layers.
+
+    Within a limit of seconds each rank takes the layers that come next as long as they keep to it, which no
+    other way of dealing out in order surpasses: the limit is bisected, and one at which that does not place
+    every layer is a bound.
+
+    Parameters
+    ----------
+    before_s : array of float, shape [n, places]
+        Seconds of the layers in front of each place at which the sequence may be parted, from 0 for its begin
+        to those of all layers at its end.
+    first_s, last_s : array of float, shape [n]
+        What the first and the last rank run besides, seconds, at least 0.
+    ranks : int
+        At least 1.
+    rooms : array of float, shape [n, ranks], optional
+        By how many places the part of each rank may reach, at least 0; without a limit by default.
+    again_s : array of float, shape [n, places], optional
+        What a part that begins at each place computes again, seconds, at least 0; nothing by default.
+
+    Returns
+    -------
+    array of float, shape [n]
+        Seconds, never above those of the busiest rank of any partition.
+    """
+    total_s = before_s[:, -1] + first_s + last_s
+    longest_s = np.max(np.diff(before_s, axis=1), axis=1)
+    low = np.maximum(total_s / ranks, longest_s) * (1 - 1e-12)
+    high = low + longest_s + np.maximum(first_s, last_s)
+    from_s = before_s
+    if rooms is not None or again_s is not None:
+        high = total_s
+    if again_s is not None:
+        # A part that begins later may compute less again, and reach further: it counts as if it began there.
+        from_s = np.maximum.accumulate(before_s - again_s, axis=1)
+        high = high + np.max(again_s, axis=1)
+    tried = max(_TOGETHER // max(len(low), 1), 1)
+    share, fineness = np.arange(tried + 2) / (tried + 1), 1.0
+    every = np.repeat(np.arange(len(low)), tried)
+    while fineness > _FINENESS:
+        limits = low[:, None] + (high - low)[:, None] * share
+        placed = _placed_in_order(
+            (before_s[every], from_s[every]),
+            limits[:, 1:-1].ravel(),
+            (first_s[every], last_s[every]),
+            ranks,
+            None if rooms is None else rooms[every],
+        )
+        at = np.sum(~placed.reshape(len(low), tried), axis=1)[:, None]
+        low = np.take_along_axis(limits, at, axis=1)[:, 0]
+        high = np.take_along_axis(limits, at + 1, axis=1)[:, 0]
+        fineness /= tried + 1
+    return np.asarray(low)
+
+
+def _placed_in_order(
+    places_s: tuple[NDArray[np.float64], NDArray[np.float64]],
+    limit_s: NDArray[np.float64],
+    ends_s: tuple[NDArray[np.float64], NDArray[np.float64]],
+    ranks: int,
+    rooms: NDArray[np.float64] | None,
+) -> NDArray[np.bool_]:
+    """Whether ranks that each take as many layers as a limit of seconds allows take all of them, [n].
+
+    `places_s` has the seconds in front of each place, and those from which a part that begins there counts.
+    """
+    (before_s, from_s), (first_s, last_s) = places_s, ends_s
+    rows = np.arange(len(before_s))
+    place, holds = np.zeros(len(rows), dtype=np.int64), first_s <= limit_s
+    limit_s = limit_s * (1 + 1e-12)
+    for rank in range(ranks):
+        until_s = from_s[rows, place] + limit_s
+        if rank == 0:
+            until_s = until_s - first_s
+        if rank == ranks - 1:
+            until_s, holds = until_s - last_s, holds & (last_s <= limit_s)
+        reach = np.count_nonzero(before_s <= until_s[:, None], axis=1) - 1
+        if rooms is not None:
+            reach = np.minimum(reach, place + rooms[:, rank].astype(np.int64))
+        place = np.maximum(reach, place)
+    return np.asarray(holds & (place == before_s.shape[1] - 1))
+
+
+def _least_in_order_s(c: Context, times: KindTimes, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """`least_busiest_in_order_s` of the model's unlike layers; 0 where ranks hold more than one part, [n]."""
+    model, layout = c.workload.model, c.layout
+    pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layout.pp, layout.vpp))
+    busiest_s = np.zeros(shape)
+    one_part = (vpp == 1) & (pp > 1) & (np.asarray(layout.schedule) != Schedule.DUALPIPE)
+    own = np.flatnonzero(np.broadcast_to(one_part, shape))
+    if not len(own):
+        return busiest_s
+    columns = _columns_in_order(c, times, np.where(_recomputes_all(c), 1.0, 0.0), shape)
+    columns = np.concatenate([columns, pp[None]])[:, own]
+    first, back = _distinct_columns(columns)
+    distinct = columns[:, first]
+    least_s, counts = (
+        np.empty(distinct.shape[1]),
+        counts_in_order(model.unlike_layers, model.layers_in_group),
+    )
+    for ranks in np.unique(distinct[-1]):
+        rows = np.flatnonzero(distinct[-1] == ranks)
+        *seconds, first_s, last_s, _ = distinct[:, rows]
+        least_s[rows] = least_busiest_in_order_s(
+            np.stack(seconds, axis=1) @ counts, first_s, last_s, int(ranks)
+        )
+    busiest_s[own] = least_s[back]
+    return busiest_s
+
+
+def _distinct_columns(columns: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Columns of which hardly two are equal, and for each column one of them that equals it, [n].
+
+    By a sum of their bits that few unlike columns share; where some do, all columns are taken as they are.
+    """
+    weights = 2 * np.arange(len(columns), dtype=np.int64)[:, None] + 0x9E3779B97F4A7C1
+    with np.errstate(over="ignore"):
+        mixed = np.sum(np.ascontiguousarray(columns).view(np.int64) * weights * weights, axis=0)
+    _, first, back = np.unique(mixed, return_index=True, return_inverse=True)
+    if np.array_equal(columns[:, first[back]], columns):
+        return first, back.reshape(-1)
+    every = np.arange(columns.shape[1])
+    return every, every
+
+
+def _recomputes_all(c: Context) -> NDArray[np.bool_]:
+    """Which layouts compute all layers of every virtual stage again."""
+    full = (np.asarray(c.layout.recompute) & Recompute.FULL) != 0
+    return np.asarray(full & (np.asarray(c.layout.recompute_layers) >= c.workload.model.layers))
+
+
+def _columns_in_order(
+    c: Context, times: KindTimes, again: Floats, shape: tuple[int, ...]
+) -> NDArray[np.float64]:
+    """Seconds of each kind of unlike layer with a share of its recomputation, of the embedding, and of what
+    the last rank runs besides, [kinds + 2, n].
+    """
+    last_s = np.asarray(times.head.seconds)
+    if times.mtp is not None:
+        last_s = last_s + c.workload.model.mtp_layers * np.asarray(times.mtp.seconds)
+    kinds = [
+        np.asarray(kind.seconds) + again * np.asarray(kind.recompute_s) for kind in times.unlike
+    ]
+    each = (*kinds, np.asarray(times.embedding.seconds), last_s)
+    return np.stack([np.broadcast_to(np.asarray(row, dtype=np.float64), shape) for row in each])
+
+
+@lru_cache(maxsize=64)
+def counts_in_order(layers: tuple[str, ...], group: int) -> NDArray[np.float64]:
+    """Layers of each kind in front of every place between groups of layers.
+
+    Parameters
+    ----------
+    layers : tuple of str
+        The kind of each layer, in their order (`ModelSpec.unlike_layers`).
+    group : int
+        Layers of a group, none of which is parted, at least 1.
+
+    Returns
+    -------
+    array of float, shape [kinds, places]
+        Read-only; kinds in the order in which they first appear, places from the begin to the end.
+    """
+    own = np.array([[layer == kind for layer in layers] for kind in dict.fromkeys(layers)])
+    counts = np.concatenate([np.zeros((len(own), 1)), np.cumsum(own, axis=1)], axis=1)
+    counts = counts[:, ::group]
+    counts.flags.writeable = False
+    return counts
+
+
 def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     """Lower bounds, over all splits, on the busiest rank and on the sum of the ranks.
 
@@ -321,25 +652,54 @@ def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     model, layout = c.workload.model, c.layout
     pp, vpp = np.asarray(layout.pp), np.asarray(layout.vpp)
     kinds = _kinds_of_model(c, times)
-    work = times.embedding.seconds + times.head.seconds
+    work = least_work_s(c, times)
     cheapest: Floats = np.inf
-    cheapest_recompute: Floats = np.inf
-    for kind, number in kinds:
-        work = work + number * kind.seconds
+    for kind in times.unlike or [kind for kind, _ in kinds]:
         cheapest = np.minimum(cheapest, kind.seconds)
-        cheapest_recompute = np.minimum(cheapest_recompute, kind.recompute_s)
-    work = work + cheapest_recompute * _fewest_recomputed(model.layers, layout)
     end = times.head.seconds
     if times.mtp is not None:
-        work = work + model.mtp_layers * times.mtp.seconds
         end = end + model.mtp_layers * times.mtp.seconds
     main, number = kinds[-1]
     group = model.layers_in_group
     busiest = np.maximum(work / pp, group * np.ceil(model.layers / group / pp) * cheapest)
-    split = least_busiest_s(number // group, group * main.seconds, end, pp)
+    layer_s = cheapest if times.unlike else main.seconds
+    split = least_busiest_s(number // group, group * layer_s, end, pp)
     busiest = np.maximum(busiest, split)
+    if times.unlike:
+        shape = np.broadcast_shapes(np.shape(busiest), np.shape(vpp), np.shape(layout.schedule))
+        busiest = np.maximum(busiest, _least_in_order_s(c, times, shape) if shape else 0.0)
     stages = np.where(vpp > 1, vpp - 1, vpp)
     return np.maximum(busiest, end + group * stages * cheapest), work
+
+
+def least_work_s(c: Context, times: KindTimes) -> Floats:
+    """What all ranks work for a micro-batch at the least, over all splits.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and layouts of shape [n].
+    times : KindTimes
+        Seconds of a layer of each kind, from `kind_times(c)`.
+
+    Returns
+    -------
+    float or array, shape [n]
+        Seconds; splits differ in how many layers they recompute, and in which.
+    """
+    model = c.workload.model
+    kinds = _kinds_of_model(c, times)
+    work = times.embedding.seconds + times.head.seconds
+    cheapest_recompute: Floats = np.inf
+    for kind, number in kinds:
+        work = work + number * kind.seconds
+        cheapest_recompute = np.minimum(cheapest_recompute, kind.recompute_s)
+    fewest = _fewest_recomputed(model.layers, c.layout)
+    again = least_recomputed_s(c, times, fewest) if times.unlike else cheapest_recompute * fewest
+    work = work + again
+    if times.mtp is not None:
+        work = work + model.mtp_layers * times.mtp.seconds
+    return work
 
 
 def _kinds_of_model(c: Context, times: KindTimes) -> list[tuple[KindTime, int]]:
@@ -443,7 +803,7 @@ class ChunkPasses:
     """By part: what layers wait for others of their group, forward and backward together."""
 
 
-def chunk_passes(c: Context, stages: Stages) -> ChunkPasses:
+def chunk_passes(c: Context, stages: Stages, times: KindTimes | None = None) -> ChunkPasses:
     """Seconds per micro-batch of every chunk, pass by pass, for `simulator.simulate`.
 
     Sums of `layer_kinds.kind_times` over the chunk's layers; docs/cost_model.md, "Pipeline schedules", says
@@ -455,13 +815,15 @@ def chunk_passes(c: Context, stages: Stages) -> ChunkPasses:
         Workload, one layout and one placement.
     stages : tuple of tuple of int
         Layers of each [pipeline rank][virtual stage].
+    times : KindTimes, optional
+        `kind_times(c)`, where the caller has them.
 
     Returns
     -------
     ChunkPasses
-        Seconds, arrays of shape [virtual stages, pp].
+        Seconds, arrays of shape [..., virtual stages, pp].
     """
-    times = kind_times(c)
+    times = times or kind_times(c)
     both = chunk_loads(c, times, stages)
     backward = _over_chunks(
         c, times, stages, lambda kind: kind.backward_s, lambda kind: kind.recompute_s
@@ -486,24 +848,15 @@ def _over_chunks(
     per_recomputed: Callable[[KindTime], Floats],
 ) -> NDArray[np.float64]:
     """Sums over the layers of every chunk, with what each fully recomputed layer adds."""
-    v_shaped = is_v_shaped(c.layout)
-    model = c.workload.model
-    counts = chunk_counts(
-        model.dense_layers, stages, recomputed_layers(c.layout), v_shaped=v_shaped
-    )
+    layers, model = _kinds_of_chunks(c, times, stages), c.workload.model
     shape = np.shape(np.asarray(times.head.seconds))
-    sums = np.zeros((*shape, *counts.dense.shape))
-    kinds = (
-        (times.dense, counts.dense, counts.dense_recomputed),
-        (times.moe, counts.moe, counts.moe_recomputed),
-    )
-    for kind, number, recomputed in kinds:
-        if kind is not None:
-            sums = sums + np.asarray(per_layer(kind))[..., None, None] * number
-            sums = sums + np.asarray(per_recomputed(kind))[..., None, None] * recomputed
+    sums = np.zeros((*shape, *layers[0][1].shape))
+    for kind, number, recomputed in layers:
+        sums = sums + np.asarray(per_layer(kind))[..., None, None] * number
+        sums = sums + np.asarray(per_recomputed(kind))[..., None, None] * recomputed
     sums[..., 0, 0] += per_layer(times.embedding)
     end = np.asarray(per_layer(times.head))
     if times.mtp is not None:
         end = end + model.mtp_layers * per_layer(times.mtp)
-    sums[..., -1, 0 if v_shaped else -1] += end
+    sums[..., -1, 0 if is_v_shaped(c.layout) else -1] += end
     return sums

@@ -10,7 +10,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.costmodel.schedules import Schedule, traits
 
@@ -323,6 +327,140 @@ def simulate(
     if any(len(done) < len(order) for done, order in zip(player.ends, orders, strict=True)):
         raise ValueError(f"the {schedule.name} schedule waits for itself: pp {pp}, {chunks} chunks")
     return Timeline(tuple(orders), tuple(map(tuple, player.starts)), tuple(map(tuple, player.ends)))
+
+
+# The same recurrence for many times of chunks at once, without a timeline.
+
+
+class _Step(NamedTuple):
+    """A pass, in an order in which the step that each waits for is there."""
+
+    rank: int
+    work: Work
+    chunk: int
+    input_step: int
+    """Number of the step that makes its input; -1 for none."""
+
+
+_PERIODS = (4, 8, 12)
+"""Groups of micro-batches that are played: what the second four take is what each further four do."""
+_SAME = 1e-9
+"""Share of the time by which the two fours may differ, for sums in another order."""
+
+
+def interleaved_s(
+    forward_s: NDArray[np.float64],
+    backward_s: NDArray[np.float64],
+    weight_s: NDArray[np.float64],
+    *,
+    pp: int,
+    num_micro_batches: int,
+    schedule: Schedule,
+) -> NDArray[np.float64]:
+    """Seconds of `simulate` for many times of chunks at once, without time between ranks.
+
+    Of many groups of pp micro-batches only some are played: once two fours of groups take the same time, so
+    do all further ones, as in every recurrence of sums and maxima whose dependencies repeat (Baccelli et al.
+    1992, Synchronization and Linearity, section 3.7). All are played where they do not.
+
+    Parameters
+    ----------
+    forward_s, backward_s, weight_s : array of float, shape [..., chunks]
+        Seconds of each chunk and micro-batch, in model order, above 0; `weight_s` is the part of the backward
+        pass that weight gradients take.
+    pp : int
+        Pipeline ranks, at least 1.
+    num_micro_batches : int
+        Micro-batches, at least 1: a multiple of pp.
+    schedule : Schedule
+        One whose chunks run down the ranks alone, and whose passes do not run in pairs.
+
+    Returns
+    -------
+    array of float, shape [...]
+        Seconds from the first start to the last end.
+    """
+    vpp, groups = forward_s.shape[-1] // pp, num_micro_batches // pp
+    seconds = {
+        Work.FORWARD: forward_s,
+        Work.BACKWARD: backward_s,
+        Work.INPUT: backward_s - weight_s,
+        Work.WEIGHT: weight_s,
+    }
+    if groups <= _PERIODS[-1]:
+        return _played_s(seconds, pp, vpp, num_micro_batches, schedule)
+    first, second, third = (_played_s(seconds, pp, vpp, k * pp, schedule) for k in _PERIODS)
+    if np.any(np.abs(third - 2 * second + first) > _SAME * third):
+        return _played_s(seconds, pp, vpp, num_micro_batches, schedule)
+    each = (third - second) / (_PERIODS[2] - _PERIODS[1])
+    return np.asarray(third + (groups - _PERIODS[2]) * each)
+
+
+def _played_s(
+    seconds: dict[Work, NDArray[np.float64]],
+    pp: int,
+    vpp: int,
+    micro_batches: int,
+    schedule: Schedule,
+) -> NDArray[np.float64]:
+    """When the last rank has done its last pass, [...]."""
+    shape = seconds[Work.FORWARD].shape[:-1]
+    rows = {work: each.reshape(-1, pp * vpp) for work, each in seconds.items()}
+    steps = _steps(pp, vpp, micro_batches, schedule)
+    ends = [
+        _last_end_s(steps, {work: each[row].tolist() for work, each in rows.items()}, pp)
+        for row in range(len(rows[Work.FORWARD]))
+    ]
+    return np.array(ends).reshape(shape)
+
+
+def _last_end_s(steps: Sequence[_Step], seconds: dict[Work, list[float]], pp: int) -> float:
+    free = [0.0] * pp
+    ends: list[float] = []
+    for rank, work, chunk, input_step in steps:
+        start = free[rank]
+        if input_step >= 0 and ends[input_step] > start:
+            start = ends[input_step]
+        free[rank] = start + seconds[work][chunk]
+        ends.append(free[rank])
+    return max(free)
+
+
+@lru_cache(maxsize=64)
+def _steps(pp: int, vpp: int, micro_batches: int, schedule: Schedule) -> tuple[_Step, ...]:
+    """All passes of all ranks, each behind the one that makes its input."""
+    orders = [pass_order(rank, pp, vpp, micro_batches, schedule) for rank in range(pp)]
+    made: dict[tuple[int, int, bool], int] = {}
+    steps: list[_Step] = []
+    places = [0] * pp
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(orders):
+            while places[rank] < len(order):
+                own = order[places[rank]]
+                source = _source(own, pp * vpp - 1)
+                if source is not None and source not in made:
+                    break
+                if own.work is not Work.WEIGHT:
+                    made[own.chunk, own.micro_batch, own.backward] = len(steps)
+                steps.append(
+                    _Step(rank, own.work, own.chunk, -1 if source is None else made[source])
+                )
+                places[rank] += 1
+                moved = True
+    return tuple(steps)
+
+
+def _source(own: Pass, last: int) -> tuple[int, int, bool] | None:
+    """(chunk, micro-batch, backward) of the pass that makes the input of one; None where none does."""
+    if own.work is Work.WEIGHT or (own.chunk == 0 and not own.backward):
+        return None
+    if not own.backward:
+        return own.chunk - 1, own.micro_batch, False
+    if own.chunk == last:
+        return own.chunk, own.micro_batch, False
+    return own.chunk + 1, own.micro_batch, True
 
 
 class _Player:

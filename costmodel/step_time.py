@@ -7,7 +7,8 @@ the schedule,
 
 d being what ranks in step lose on uneven chunks (`schedules.pace_excess_s`), and all of it growing a little
 with the number of nodes. `exact_step` evaluates it for one split of the layers, `optimistic_step` bounds it
-from below over all splits.
+from below over all splits. Where virtual stages with unlike layers interleave, the schedule is played in
+place of the first two terms and d (`interleaves_unlike`).
 """
 
 from __future__ import annotations
@@ -36,13 +37,20 @@ from meshwright.costmodel.rank_load import (
     Stages,
     cheapest_layer_s,
     chunk_loads,
+    chunk_passes,
     even_layout_load,
     layer_bubble_share,
-    rank_counts,
-    rank_parts,
+    split_parts,
 )
 from meshwright.costmodel.rates import Constants, calibrated_constants, fabric_links, kernel_rates
-from meshwright.costmodel.schedules import last_rank, pace_excess_s, shared_by_mirrors
+from meshwright.costmodel.schedules import (
+    Schedule,
+    has_trait,
+    last_rank,
+    pace_excess_s,
+    shared_by_mirrors,
+)
+from meshwright.costmodel.simulator import interleaved_s
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.states import optimizer_shards, rank_parameters, table_parameters
 from meshwright.costmodel.workload import Workload
@@ -283,7 +291,9 @@ def make_context(
     )
 
 
-def exact_step(c: Context, stages: Stages, times: KindTimes | None = None) -> StepTime:
+def exact_step(
+    c: Context, stages: Stages, times: KindTimes | None = None, *, played: bool = True
+) -> StepTime:
     """The step of one layout under a split of its layers.
 
     Pipeline: the busiest rank works through all m micro-batches, and waits for the others' virtual stages to
@@ -300,29 +310,38 @@ def exact_step(c: Context, stages: Stages, times: KindTimes | None = None) -> St
         Layers of each [pipeline rank][virtual stage].
     times : KindTimes, optional
         `kind_times(c)`, where the caller has them.
+    played : bool
+        Whether a schedule whose waits only its events tell is played (`interleaves_unlike`); without, they
+        are what they must be at the least (`least_interleaved_s`), and the step is a lower bound.
 
     Returns
     -------
     StepTime
         Seconds by part, floats or arrays of shape [k].
     """
-    times, counts = times or kind_times(c), rank_counts(c, stages)
-    head_rank = last_rank(c.layout.schedule, len(stages))
-    parts = rank_parts(times, counts, c.workload.model.mtp_layers, head_rank)
+    times = times or kind_times(c)
+    parts = split_parts(c, times, stages, last_rank(c.layout.schedule, len(stages)))
     by_rank: Parts = {
         name: shared_by_mirrors(np.asarray(seconds), c.layout.schedule)
         for name, seconds in parts.items()
     }
     loads = np.asarray(total(by_rank))
     busiest = np.argmax(loads, axis=-1)
+    work = np.sum(loads, axis=-1)
     worst: Parts = {
         name: _of_rank(np.asarray(seconds), busiest) for name, seconds in by_rank.items()
     }
     dense, expert = (np.max(x) for x in rank_parameters(c.workload.model, c.layout, stages))
-    pace_s = pace_excess_s(chunk_loads(c, times, stages), c.layout.schedule)
     step = _holding(c, times, dense, expert, open_traffic(c, dense, expert))
-    step = step._replace(pace_excess_s=pace_s)
-    work = np.sum(loads, axis=-1)
+    if interleaves_unlike(c):
+        pipeline_s = (
+            _played_s(c, times, stages) if played else least_interleaved_s(c, times, stages)
+        )
+        waits_s = pipeline_s - np.max(loads, axis=-1) * c.layout.num_micro_batches
+        step = step._replace(share=0.0, pace_excess_s=waits_s / c.layout.num_micro_batches)
+    else:
+        pace_s = pace_excess_s(chunk_loads(c, times, stages), c.layout.schedule)
+        step = step._replace(pace_excess_s=pace_s)
     own, *others = (exposed_s(c, sent, work / np.asarray(c.layout.pp)) for sent in step.traffic)
     priced = _compose(c, worst, work, step, own)
     if not others:
@@ -331,6 +350,76 @@ def exact_step(c: Context, stages: Stages, times: KindTimes | None = None) -> St
     other = _compose(c, worst, work, step, least)
     pays = np.asarray(other.seconds) <= (1.0 - LEAST_GAIN) * np.asarray(priced.seconds)
     return _compose(c, worst, work, step, np.where(pays, least, own))
+
+
+def interleaves_unlike(c: Context) -> NDArray[np.bool_]:
+    """Whether ranks take turns at virtual stages that may hold unlike layers.
+
+    There waits depend on which chunk meets which, and neither the busiest rank nor the slowest chunks say how
+    long they are: the schedule is played (`simulator.interleaved_s`).
+
+    Parameters
+    ----------
+    c : Context
+        Workload and layouts.
+
+    Returns
+    -------
+    array of bool
+        Shaped like the layouts' schedules and virtual stages.
+    """
+    several = (np.asarray(c.layout.vpp) > 1) & (np.asarray(c.layout.pp) > 1)
+    in_step = has_trait(c.layout.schedule, "in_step")
+    return np.asarray(several & in_step & bool(c.workload.model.unlike_layers))
+
+
+def _played_s(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
+    """Seconds of all micro-batches through the virtual stages, event by event, all flushes together."""
+    passes = chunk_passes(c, stages, times)
+    forward_s, backward_s, weight_s = (
+        np.asarray(each).reshape(*np.shape(each)[:-2], -1)
+        for each in (passes.forward_s, passes.backward_s, passes.weight_s)
+    )
+    flushes = c.workload.flushes
+    once_s = interleaved_s(
+        forward_s,
+        backward_s,
+        weight_s,
+        pp=int(np.asarray(c.layout.pp)),
+        num_micro_batches=int(np.asarray(c.layout.num_micro_batches)) // flushes,
+        schedule=Schedule(int(np.asarray(c.layout.schedule))),
+    )
+    return np.asarray(flushes * once_s)
+
+
+def least_interleaved_s(c: Context, times: KindTimes, stages: Stages) -> NDArray[np.float64]:
+    """What virtual stages that interleave take at the least, whatever waits for what.
+
+    Derived here: a rank has its own work, begins when the ranks above it have done the first chunk of the
+    first micro-batch, and ends before they do the last backward pass. The latter is left out where weight
+    gradients, which run apart, may take its place.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, one layout, and one or k placements.
+    times : KindTimes
+        `kind_times(c)`.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    array of float, shape [...]
+        Seconds of all micro-batches, all flushes together; never above those of the simulator.
+    """
+    chunk_s = chunk_loads(c, times, stages)
+    above_s = chunk_s[..., 0, :]
+    if has_trait(c.layout.schedule, "splits_backward").any():
+        above_s = chunk_passes(c, stages, times).forward_s[..., 0, :]
+    fill_s = np.cumsum(above_s, axis=-1) - above_s
+    work_s = chunk_s.sum(axis=-2) * c.layout.num_micro_batches
+    return np.asarray(np.max(work_s + c.workload.flushes * fill_s, axis=-1))
 
 
 def _of_rank(by_rank: NDArray[np.float64], rank: NDArray[np.int64]) -> Floats:
@@ -384,7 +473,7 @@ def optimistic_step(
     times = times or kind_times(c)
     busiest, least_work = even_layout_load(c, times)
     busiest = np.maximum(busiest, busiest_s)
-    step = _with_parameters_spread(c, times, traffic)
+    step = _without_waits_of_unlike(c, _with_parameters_spread(c, times, traffic))
     if any_relief:
         step = step._replace(chunk_s=np.inf)
     pp = np.asarray(c.layout.pp)
@@ -436,8 +525,16 @@ def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats)
     StepTime
         Seconds by part, arrays of shape [n].
     """
-    step = _with_parameters_spread(c, times)
+    step = _without_waits_of_unlike(c, _with_parameters_spread(c, times))
     return _compose(c, {"ranks": busiest_s}, work_s, step, _least_exposed_s(c, step, work_s))
+
+
+def _without_waits_of_unlike(c: Context, step: _Step) -> _Step:
+    """The step without what ranks wait for one another where unlike virtual stages interleave.
+
+    Waits may be shorter there than between even ones.
+    """
+    return step._replace(share=np.where(interleaves_unlike(c), 0.0, step.share))
 
 
 def _with_parameters_spread(

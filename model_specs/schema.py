@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -361,6 +362,22 @@ class ModelSpec(BaseModel):
             f"{ATTENTION_NAMES[letter]} attention and {'experts' if i in routed else 'feed-forward'}"
             for i, letter in enumerate(self.attention_letters)
         )
+
+    @cached_property
+    def unlike_layers(self) -> tuple[str, ...]:
+        """Blocks of each layer where parts of a pipeline may hold unlike ones, in the layers' order.
+
+        A symbol of `hybrid_pattern`, or a letter of `attention_order` with E for experts and - without. Empty
+        where layers are alike, but for dense ones in front of those with experts, and where they come in
+        groups that are alike (`layers_in_group`).
+        """
+        if self.hybrid_pattern is not None:
+            return tuple(self.hybrid_pattern) if len(set(self.hybrid_pattern)) > 1 else ()
+        attends = self.attention_letters
+        if len(set(attends)) == 1:
+            return ()
+        routed = set(self.expert_layers)
+        return tuple(letter + ("E" if i in routed else "-") for i, letter in enumerate(attends))
 
     @property
     def windowed_layers(self) -> int:

@@ -163,6 +163,10 @@ def compute_bound_s(
     micro_batches = np.asarray(degrees.num_micro_batches, dtype=np.float64)
     pp = np.asarray(degrees.pp, dtype=np.float64)
     main = costs.moe_layer_s if model.moe_layers else costs.dense_layer_s
+    if model.unlike_layers:
+        main = cheapest = np.asarray(costs.least_layer_s)
+        # What interleaved ranks wait depends on their order; with one virtual stage each it does not.
+        smallest_bubble = np.where(smallest_bubble < 1.0, 0.0, smallest_bubble)
     group = model.layers_in_group
     busiest = np.maximum(work_s / pp, group * np.ceil(model.layers / group / pp) * cheapest)
     busiest = np.maximum(busiest, end + group * cheapest)
@@ -274,6 +278,10 @@ def combination_costs(
     full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
     if leading:
         again_s = np.minimum(again_s, costs.dense_recompute_s)
+    leading_s = costs.dense_layer_s if leading else main_s
+    if model.unlike_layers:
+        main_s = leading_s = costs.least_layer_s
+        again_s = costs.least_recompute_s
     again_s = np.where(full, again_s, 0.0)
     step = _Steps(context, times, count)
     weight = step.seconds(1.0, work_s) - step.seconds(0.0, work_s)
@@ -283,7 +291,7 @@ def combination_costs(
     known = np.asarray(layouts.schedule) != Schedule.DUALPIPE
     by_name = {
         "layer_s": known * np.asarray(main_s),
-        "leading_s": known * np.asarray(costs.dense_layer_s if leading else main_s),
+        "leading_s": known * np.asarray(leading_s),
         "again_s": known * again_s,
         "first_s": known * (np.asarray(costs.embedding_s) + np.where(in_front, ends_s, 0.0)),
         "last_s": known * np.where(in_front, 0.0, ends_s),

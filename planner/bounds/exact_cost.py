@@ -14,7 +14,13 @@ from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.placement import placement_on
-from meshwright.costmodel.step_time import StepTime, exact_step, make_context, optimistic_step
+from meshwright.costmodel.step_time import (
+    StepTime,
+    exact_step,
+    least_interleaved_s,
+    make_context,
+    optimistic_step,
+)
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import (
@@ -96,6 +102,10 @@ class PlacedLayout:
         return replace(self, context=replace(self.context, layout=layout))
 
 
+_WHATEVER_THE_SPLIT = ("pipeline_p2p", "optimizer", "step_overhead")
+"""Parts of `optimistic_step` that no split of the layers has less of, whatever is hidden under its work."""
+
+
 class LayoutPricing:
     """Prices one layout, its recomputed layers given, on the allocation that it uses."""
 
@@ -150,7 +160,7 @@ class LayoutPricing:
             members = rows[bound_s[rows] < best[0]]
             if not len(members):
                 continue
-            split_costs = self._fit.split_costs(group_costs)
+            split_costs = self._fit.split_costs(group_costs, _of_unlike(every.rows(rows[:1]).times))
             busiest_s = least_busiest_rank_s(split_costs, rooms)
             if not np.isfinite(busiest_s):
                 self.memory_limits = self.nothing_fits = True
@@ -176,6 +186,8 @@ class LayoutPricing:
         """
         if not framework_of_stack(self._workload.framework).uneven_stages:
             return self._even_split(placed, costs)
+        if costs.in_step and costs.vpp > 1 and costs.order:
+            return self._splits_of_unlike(placed, costs, cutoff_s)
         if costs.in_step and costs.vpp > 1:
             return self._level_splits(placed, costs, cutoff_s)
         fits: FitsRank | None = None
@@ -240,6 +252,34 @@ class LayoutPricing:
             priced_splits.append((split, np.asarray(priced.seconds)))
         return priced_splits
 
+    def _splits_of_unlike(
+        self, placed: PlacedLayout, costs: SplitCosts, cutoff_s: float
+    ) -> list[tuple[Split, FloatArray]]:
+        """The same where chunks of ranks in step are unlike: those that may beat the cutoff are played."""
+        bounded = []
+        for stages in level_splits(
+            costs.layers, costs.pp, costs.vpp, costs.group, empty_ends=costs.empty_ends
+        ):
+            if not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
+                each_s = least_interleaved_s(placed.context, placed.times, stages)
+                bounded.append((float(np.min(each_s)), stages))
+        parts = optimistic_step(placed.context, placed.times).parts
+        beside_s = float(np.min(sum(np.asarray(parts[name]) for name in _WHATEVER_THE_SPLIT)))
+        priced_splits = []
+        for pipeline_s, stages in sorted(bounded):
+            if pipeline_s + beside_s >= cutoff_s:
+                break
+            step = exact_step(placed.context, stages, placed.times, played=False)
+            if np.min(step.seconds) >= cutoff_s:
+                continue
+            if not self._fits(stages):
+                self.memory_limits = True
+                continue
+            seconds = np.asarray(self._step(placed, stages).seconds)
+            cutoff_s = min(cutoff_s, float(np.min(seconds)))
+            priced_splits.append((Split(stages=stages, time_s=pipeline_s), seconds))
+        return priced_splits
+
     def _seconds(
         self, placed: PlacedLayout, stages: Stages, priced_splits: dict[Stages, FloatArray]
     ) -> FloatArray:
@@ -286,6 +326,14 @@ class LayoutPricing:
             return True
         held = offloaded_states_gib(self._workload, self._layout, stages)
         return bool(np.max(held) <= self._fit.host_limit_gib)
+
+
+def _of_unlike(times: KindTimes) -> list[tuple[float, float]]:
+    """Seconds of each kind of unlike layers under the first mapping, and what recomputing one adds."""
+    return [
+        (float(np.ravel(kind.seconds)[0]), float(np.ravel(kind.recompute_s)[0]))
+        for kind in times.unlike
+    ]
 
 
 def _rows_with_equal_costs(

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.constraints.pipeline import may_have_empty_ends
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.rank_load import Stages
+from meshwright.costmodel.rank_load import Stages, least_busiest_in_order_s
 from meshwright.costmodel.schedules import traits
 from meshwright.costmodel.workload import Workload
 
@@ -78,6 +81,9 @@ class SplitCosts:
     """Whether the layers behind the leading ones hold experts."""
     last_experts: int = 0
     """Layers with experts in the multi-token-prediction modules, on the last rank."""
+    order: tuple[tuple[float, float], ...] = ()
+    """Of unlike layers, in their order: seconds of each, and what recomputing it adds. `layer_s` and
+    `leading_s` are means then, and decide nothing but what `stages_s` says."""
 
     @property
     def partial(self) -> bool:
@@ -158,6 +164,20 @@ class SplitCosts:
             slowest[level] = max(slowest[level], seconds)
         bubble = self.bubble_share * (sum(sums) - max(sums)) / self.vpp
         return self.num_micro_batches * sum(slowest) + bubble
+
+    def at_the_cheapest(self) -> SplitCosts:
+        """The same with every layer as cheap as the cheapest kind; itself where layers are alike."""
+        if not self.order:
+            return self
+        layer_s, again_s = (min(column) for column in zip(*self.order, strict=True))
+        return replace(
+            self,
+            layer_s=layer_s,
+            leading_s=layer_s,
+            layer_recompute_s=again_s,
+            leading_recompute_s=again_s,
+            order=(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,12 +292,17 @@ def frontier(costs: SplitCosts, slack_s: float, fits: FitsRank | None = None) ->
         raise ValueError("ranks in step take one of level_splits")
     if fits is None:
         return _unlimited(costs, slack_s)
-    return tuple(_Ranks(costs, fits).frontier(slack_s))
+    return tuple(_ranks(costs, fits).frontier(slack_s))
 
 
 @lru_cache(maxsize=1024)
 def _unlimited(costs: SplitCosts, slack_s: float) -> tuple[Split, ...]:
-    return tuple(_Ranks(costs, None).frontier(slack_s))
+    return tuple(_ranks(costs, None).frontier(slack_s))
+
+
+def _ranks(costs: SplitCosts, fits: FitsRank | None) -> _Ranks:
+    """Unlike layers are dealt out in their order where a rank holds one part of it."""
+    return _OrderedRanks(costs, fits) if costs.order and costs.vpp == 1 else _Ranks(costs, fits)
 
 
 def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
@@ -295,6 +320,10 @@ def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> f
     float
         Seconds for one micro-batch, forward and backward.
     """
+    if costs.order and costs.vpp == 1 and costs.pp > 1:
+        in_order_s = _in_order_s(costs, rooms)
+        return max(in_order_s, least_busiest_rank_s(costs.at_the_cheapest(), rooms))
+    costs = costs.at_the_cheapest()
     kinds = [_end_kind(costs, rank) for rank in range(costs.pp)]
     counts = range(max(max(row) for row in rooms) + 1)
     most_leading = max(len(row) for row in rooms)
@@ -319,6 +348,28 @@ def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> f
     steps = sorted({value for row in seconds.values() for value in row})
     first = bisect_left(steps, True, key=holds)
     return steps[first] if first < len(steps) else inf
+
+
+def _in_order_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
+    """The same for unlike layers, of which each rank holds one part."""
+    seconds, again = (np.concatenate([[0.0], np.cumsum(x)]) for x in zip(*costs.order, strict=True))
+    places = np.arange(0, costs.layers + 1, costs.group)
+    to = np.minimum(places + min(costs.recompute_layers, costs.layers), costs.layers)
+    again_s = again[to] - again[places]
+    if costs.recompute_layers >= costs.layers:
+        seconds, again_s = seconds + again, 0.0 * again_s
+    most = np.array(
+        [[min(max(row), costs.layers) // costs.group for row in rooms]], dtype=np.float64
+    )
+    bound_s = least_busiest_in_order_s(
+        seconds[None, places],
+        np.array([costs.first_s]),
+        np.array([costs.last_s]),
+        costs.pp,
+        rooms=most,
+        again_s=again_s[None] if again_s.any() else None,
+    )
+    return float(bound_s[0])
 
 
 def _end_kind(costs: SplitCosts, rank: int) -> int:
@@ -614,6 +665,218 @@ class _Ranks:
             layers_left -= option.layers
             covered += option.leading
             again += option.again
+        return Split(stages=tuple(stages), time_s=costs.time_s(times))
+
+
+class _Parts(NamedTuple):
+    """What a rank takes that holds the groups of layers from one place to another, arrays [begin, end]."""
+
+    seconds: NDArray[np.float64]
+    load: NDArray[np.float64]
+    experts: NDArray[np.float64]
+    may_be: NDArray[np.bool_]
+    """Whether there is such a part, and memory holds it."""
+
+    def within(self, caps: _Caps) -> NDArray[np.bool_]:
+        """The parts that keep to all caps."""
+        slow, heavy = self.seconds > caps.seconds, self.load > caps.load
+        return np.asarray(self.may_be & ~slow & ~heavy & (self.experts <= caps.experts))
+
+
+class _Summed(NamedTuple):
+    """A split, and what decides whether another one may be better."""
+
+    split: Split
+    slowest_s: float
+    sum_s: float
+    load: float
+    experts: float
+
+    def is_no_worse(self, other: _Summed) -> bool:
+        """Whether it has no more of anything."""
+        return all(own <= others for own, others in zip(self[1:], other[1:], strict=True))
+
+
+class _OrderedRanks(_Ranks):
+    """Ranks that hold one part each of a sequence of unlike layers: a path from its begin to its end."""
+
+    def __init__(self, costs: SplitCosts, fits: FitsRank | None) -> None:
+        self.costs = costs
+        self._fits = fits
+        self._tables: dict[int, _Parts] = {}
+        self._without_memory: dict[int, _Parts] = {}
+        kinds = {_end_kind(costs, rank): rank for rank in reversed(range(costs.pp))}
+        held = [self._parts(rank) for rank in (kinds.values() if fits is None else range(costs.pp))]
+        columns = zip(*(part[:3] for part in held), strict=True)
+        fitting = [part.may_be for part in held]
+        self._seconds, self._loads, self._experts = (
+            np.unique(
+                np.concatenate([x[own] for x, own in zip(each, fitting, strict=True)])
+            ).tolist()
+            for each in columns
+        )
+
+    def _parts(self, rank: int) -> _Parts:
+        """Of one rank, by the groups in front of its part and those to its end."""
+        kind, alike = self._kind(rank), _end_kind(self.costs, rank)
+        if kind not in self._tables:
+            if alike not in self._without_memory:
+                self._without_memory[alike] = self._table(rank)
+            table = self._without_memory[alike]
+            self._tables[kind] = (
+                table if self._fits is None else self._fitting(rank, table, self._fits)
+            )
+        return self._tables[kind]
+
+    def _fitting(self, rank: int, table: _Parts, fits: FitsRank) -> _Parts:
+        """The parts that memory holds on a rank."""
+        costs = self.costs
+        place = np.arange(0, costs.layers + 1, costs.group)
+        layers = np.maximum(place[None, :] - place[:, None], 0)
+        leading = np.minimum(np.maximum(costs.leading - place[:, None], 0), layers)
+        key = layers * (costs.leading + 1) + leading
+        holds = np.zeros((costs.layers + 1) * (costs.leading + 1), dtype=bool)
+        for own in np.flatnonzero(np.bincount(key[table.may_be])).tolist():
+            holds[own] = fits(rank, *divmod(own, costs.leading + 1))
+        return table._replace(may_be=table.may_be & holds[key])
+
+    def _table(self, rank: int) -> _Parts:
+        costs, group = self.costs, self.costs.group
+        in_front, at_end = rank == 0, rank == costs.pp - 1
+        place = np.arange(0, costs.layers + 1, group)
+        begin, end = place[:, None], place[None, :]
+        layers = end - begin
+        may_be = layers >= costs.fewest
+        may_be &= (begin == 0) if in_front else (begin >= costs.fewest)
+        may_be &= (end == costs.layers) if at_end else (end <= costs.layers - costs.fewest)
+        to = np.maximum(np.minimum(begin + min(costs.recompute_layers, costs.layers), end), begin)
+        seconds = np.full(layers.shape, costs.first_s * in_front + costs.last_s * at_end)
+        # Sums of numbers of layers, so that parts with equal layers take equal seconds to the digit.
+        for kind_s, again_s in dict.fromkeys(costs.order):
+            own = [each == (kind_s, again_s) for each in costs.order]
+            before = np.concatenate([[0.0], np.cumsum(own)])
+            seconds += kind_s * (before[end] - before[begin]) + again_s * (
+                before[to] - before[begin]
+            )
+        leading = np.clip(costs.leading - begin, 0, np.maximum(layers, 0))
+        load = (layers - leading) * costs.layer_load + leading * costs.leading_load
+        load = load + costs.first_load * in_front + costs.last_load * at_end
+        experts = (layers - leading) * float(costs.experts) + costs.last_experts * at_end
+        return _Parts(seconds, load, np.asarray(experts, dtype=np.float64), may_be)
+
+    def _total_s(self, recomputed_leading: int) -> float:
+        """At the least, where a part of each rank's layers is recomputed."""
+        costs = self.costs
+        total = sum(seconds for seconds, _ in costs.order) + costs.first_s + costs.last_s
+        recomputed = min(costs.recompute_layers * costs.pp, costs.layers)
+        return total + sum(sorted(again for _, again in costs.order)[:recomputed])
+
+    def frontier(self, slack_s: float) -> Iterator[Split]:
+        """See the module's `frontier`."""
+        low = self._least("seconds", self._only_seconds())
+        if low is None:
+            return
+        if self.costs.partial:
+            yield from self._by_sums(low, slack_s)
+            return
+        limit_s = (self._pipeline_s(self._seconds[low], 0) + slack_s) * (1 + 1e-12)
+        yield from self._pareto(low, 0, limit_s)
+
+    def _by_sums(self, low: int, slack_s: float) -> list[Split]:
+        """The frontier where partitions differ in which kinds of layers they recompute, fastest first.
+
+        The sum over the ranks, which the bubble has, is not the same for all then: for each limit on the
+        slowest rank and on parameters it is the least one that counts.
+        """
+        first = self._of_least_sum(self._only_seconds(self._seconds[low]))
+        assert first is not None
+        found, limit_s = [first], first.split.time_s
+        for extra_s in (0.0, slack_s):
+            limit_s = (min(each.split.time_s for each in found) + extra_s) * (1 + 1e-12)
+            for seconds in self._seconds[low:]:
+                if self._pipeline_s(seconds, 0) > limit_s:
+                    break
+                for each in self._lighter_and_lighter(seconds):
+                    if not any(known.is_no_worse(each) for known in found):
+                        found.append(each)
+        splits = [each.split for each in found if each.split.time_s <= limit_s]
+        return sorted(splits, key=lambda split: split.time_s)
+
+    def _lighter_and_lighter(self, seconds: float) -> Iterator[_Summed]:
+        """Within a limit on the slowest rank, by least sums, under every limit on parameters."""
+        caps = self._only_seconds(seconds)
+        while (first := self._of_least_sum(caps)) is not None:
+            most_experts, own, each = first.experts, caps, first
+            while True:
+                yield each
+                own = replace(own, load=np.nextafter(each.load, -inf))
+                lighter = self._of_least_sum(own)
+                if lighter is None:
+                    break
+                each = lighter
+                most_experts = max(most_experts, each.experts)
+            if not self.costs.experts:
+                return
+            caps = replace(caps, experts=most_experts - 1)
+
+    def _of_least_sum(self, caps: _Caps) -> _Summed | None:
+        """The split within the caps whose ranks work least in all; None without any."""
+        costs = self.costs
+        least = np.full(costs.layers // costs.group + 1, inf)
+        least[-1] = 0.0
+        ends = []
+        kinds = {self._kind(rank): rank for rank in range(costs.pp)}
+        tables = {kind: self._parts(rank) for kind, rank in kinds.items()}
+        within = {
+            kind: np.where(table.within(caps), table.seconds, inf) for kind, table in tables.items()
+        }
+        for rank in reversed(range(costs.pp)):
+            sums = within[self._kind(rank)] + least
+            ends.append(np.argmin(sums, axis=1))
+            least = sums.min(axis=1)
+        if not np.isfinite(least[0]):
+            return None
+        begin, stages, held = 0, [], []
+        for rank, end_of in enumerate(reversed(ends)):
+            end, table = int(end_of[begin]), tables[self._kind(rank)]
+            stages.append(((end - begin) * costs.group,))
+            held.append([float(column[begin, end]) for column in table[:3]])
+            begin = end
+        times, loads, experts = (list(column) for column in zip(*held, strict=True))
+        split = Split(stages=tuple(stages), time_s=costs.time_s(times))
+        return _Summed(split, max(times), sum(times), max(loads), max(experts))
+
+    def _behind(self, caps: _Caps) -> list[NDArray[np.bool_]] | None:
+        """Places from which each rank and those behind it can hold the rest; None where rank 0 cannot."""
+        kinds = {self._kind(rank): rank for rank in range(self.costs.pp)}
+        within = {kind: self._parts(rank).within(caps) for kind, rank in kinds.items()}
+        reached = np.zeros(self.costs.layers // self.costs.group + 1, dtype=bool)
+        reached[-1] = True
+        places = [reached]
+        for rank in reversed(range(self.costs.pp)):
+            reached = np.any(within[self._kind(rank)][:, reached], axis=1)
+            places.append(reached)
+        return places[::-1] if places[-1][0] else None
+
+    def _reachable(self, caps: _Caps) -> list[dict[tuple[int, int], int]] | None:
+        return None if self._behind(caps) is None else []
+
+    def _split(self, caps: _Caps) -> Split:
+        """The most even split within the caps; there is one."""
+        places, costs = self._behind(caps), self.costs
+        assert places is not None
+        begin = 0
+        stages: list[tuple[int, ...]] = []
+        times: list[float] = []
+        for rank in range(costs.pp):
+            parts = self._parts(rank)
+            ends = np.flatnonzero(parts.within(caps)[begin] & places[rank + 1])
+            left_s = self._total_s(0) - sum(times)
+            seconds = parts.seconds[begin, ends]
+            nearest = int(np.argmin(np.abs(seconds - left_s / (costs.pp - rank))))
+            stages.append((int(ends[nearest] - begin) * costs.group,))
+            times.append(float(seconds[nearest]))
+            begin = int(ends[nearest])
         return Split(stages=tuple(stages), time_s=costs.time_s(times))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -204,8 +205,13 @@ class MemoryFit:
         )
         return max(leading, 1) - 1 + too_many
 
-    def split_costs(self, costs: LayerCosts) -> SplitCosts:
-        """The layer costs as the split sees them: main layers, leading dense ones, and the ends."""
+    def split_costs(
+        self, costs: LayerCosts, unlike: Sequence[tuple[float, float]] = ()
+    ) -> SplitCosts:
+        """The layer costs as the split sees them: main layers, leading dense ones, and the ends.
+
+        Of unlike layers, `unlike` has the seconds of each kind, and what recomputing one adds.
+        """
         model, layout = self.workload.model, self.layout
         dense, rest, _ = (float(np.asarray(x)) for x in layer_parameters_on_gpu(model, layout))
         main_s, main_recompute_s, main_load = costs.moe_layer_s, costs.moe_recompute_s, rest
@@ -241,7 +247,14 @@ class MemoryFit:
             last_load=last_load,
             experts=model.moe_layers > 0,
             last_experts=model.mtp_layers if model.moe is not None else 0,
+            order=self._order(unlike),
         )
+
+    def _order(self, unlike: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+        """Seconds of every layer of a model with unlike ones, and what recomputing it adds."""
+        layers = self.workload.model.unlike_layers
+        number = {symbols: at for at, symbols in enumerate(dict.fromkeys(layers))}
+        return tuple(unlike[number[symbols]] for symbols in layers)
 
     def _end_loads(self, dense: float, rest: float) -> tuple[float, float]:
         """Parameters outside experts that the first and the last rank hold beside their layers."""

@@ -21,7 +21,17 @@ from meshwright.costmodel.footprint import main_layer_rooms
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.rank_load import Stages, chunk_counts, least_busiest_in_rooms_s
+from meshwright.costmodel.rank_load import (
+    Stages,
+    cheapest_layer_s,
+    cheapest_recompute_s,
+    chunk_counts,
+    counts_in_order,
+    least_busiest_in_order_s,
+    least_busiest_in_rooms_s,
+    least_recomputed_s,
+    least_work_s,
+)
 from meshwright.costmodel.schedules import Schedule, has_trait, last_rank
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
@@ -80,7 +90,28 @@ class ChunkTimes(NamedTuple):
         return self._replace(dense_s=self.dense_s + more_s, moe_s=self.moe_s + more_s)
 
 
-def chunk_times(context: Context, times: KindTimes) -> ChunkTimes:
+class UnlikeTimes(NamedTuple):
+    """The same where layers are unlike: seconds of every kind of layer, in `KindTimes.unlike`'s order."""
+
+    work_s: FloatArray
+    """Of a layer of each kind, of what recomputing one adds, of the embedding and of the model's last chunk
+    beside its layers, [2 kinds + 2, n]."""
+    fill_s: FloatArray
+    """The same of what a rank waits for in ranks above it, over the micro-batches of a flush."""
+    recomputed: IntArray
+    """Layers of every virtual stage that are computed again at the least, [n]."""
+
+    @property
+    def last_s(self) -> FloatArray:
+        """Head, loss and multi-token-prediction modules, [n]."""
+        return np.asarray(self.work_s[-1])
+
+    def take(self, rows: IntArray) -> UnlikeTimes:
+        """Those of some layouts."""
+        return UnlikeTimes(self.work_s[:, rows], self.fill_s[:, rows], self.recomputed[rows])
+
+
+def chunk_times(context: Context, times: KindTimes) -> ChunkTimes | UnlikeTimes:
     """Seconds of what chunks consist of.
 
     Parameters
@@ -90,6 +121,8 @@ def chunk_times(context: Context, times: KindTimes) -> ChunkTimes:
     times
         `kind_times(context)`.
     """
+    if times.unlike:
+        return _unlike_times(context, times)
     last_s = np.asarray(times.head.seconds, dtype=np.float64)
     if times.mtp is not None:
         last_s = last_s + context.workload.model.mtp_layers * np.asarray(times.mtp.seconds)
@@ -100,10 +133,50 @@ def chunk_times(context: Context, times: KindTimes) -> ChunkTimes:
     return ChunkTimes(*(np.broadcast_to(column, shape) for column in columns))
 
 
+def _unlike_times(context: Context, times: KindTimes) -> UnlikeTimes:
+    """Where the backward pass is split, gradients of weights may fill the drain: it counts as nothing."""
+    layout, shape = context.layout, context.layout.broadcast_shape()
+    last_s = np.asarray(times.head.seconds, dtype=np.float64)
+    if times.mtp is not None:
+        last_s = last_s + context.workload.model.mtp_layers * np.asarray(times.mtp.seconds)
+    layers_s = [np.asarray(kind.seconds) for kind in (*times.unlike, times.embedding)]
+    backward_s = [np.asarray(kind.backward_s) for kind in (*times.unlike, times.embedding)]
+    again_s = [np.asarray(kind.recompute_s) for kind in times.unlike]
+    splits = has_trait(layout.schedule, "splits_backward")
+    fill_s = [
+        *(
+            np.where(splits, own_s - later_s, own_s)
+            for own_s, later_s in zip(layers_s, backward_s, strict=True)
+        ),
+        *(np.where(splits, 0.0, own_s) for own_s in again_s),
+    ]
+    every_s = np.stack(
+        [np.broadcast_to(row, shape) for row in (*layers_s, *again_s, last_s, *fill_s)]
+    )
+    kinds = len(times.unlike)
+    order = [*range(kinds), *range(kinds + 1, 2 * kinds + 1), kinds]
+    of_work, of_fill = every_s[: 2 * kinds + 2], every_s[2 * kinds + 2 :]
+    share = context.workload.flushes / np.asarray(layout.num_micro_batches, dtype=np.float64)
+    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
+    recomputed = np.where(full, layout.recompute_layers, 0)
+    return UnlikeTimes(
+        work_s=of_work[[*order, 2 * kinds + 1]],
+        fill_s=np.concatenate([of_fill[order], np.zeros((1, *shape))]) * share,
+        recomputed=np.broadcast_to(recomputed, shape).astype(np.int64),
+    )
+
+
 def least_level_pace_s(
-    workload: Workload, layouts: Layout, times: ChunkTimes, rooms: FloatArray | None = None
+    workload: Workload,
+    layouts: Layout,
+    times: ChunkTimes | UnlikeTimes,
+    rooms: FloatArray | None = None,
 ) -> FloatArray:
     """The least sum_v max_r t_vr of the splits that a search looks at, where ranks are in step.
+
+    Where layers are unlike, paces are no bound. There it is the least over these splits of what some rank
+    takes at the least: its own work, and once a flush what the ranks above it take for a micro-batch. They
+    hand it the first one, and take the last one back.
 
     Parameters
     ----------
@@ -128,6 +201,11 @@ def least_level_pace_s(
     own = np.flatnonzero((vpp > 1) & has_trait(layouts.schedule, "in_step"))
     if not len(own):
         return pace_s
+    if isinstance(times, UnlikeTimes):
+        pace_s[own] = _least_of_unlike_s(
+            workload, pp[own], vpp[own], times.take(own), None if rooms is None else rooms[own]
+        )
+        return pace_s
     values, back = np.unique(pp[own] * _MOST_STAGES + vpp[own], return_inverse=True)
     for which, value in enumerate(values.tolist()):
         splits, rows = _splits_of(workload, *divmod(value, _MOST_STAGES)), own[back == which]
@@ -146,6 +224,32 @@ def least_level_pace_s(
     return pace_s
 
 
+def _least_of_unlike_s(
+    workload: Workload, pp: IntArray, vpp: IntArray, times: UnlikeTimes, rooms: FloatArray | None
+) -> FloatArray:
+    """`least_level_pace_s` of unlike layers in several virtual stages, [n]."""
+    pace_s = np.empty(len(pp))
+    recomputed = np.minimum(times.recomputed, workload.model.layers)
+    key = (pp * _MOST_STAGES + vpp) * _MOST_STAGES + recomputed
+    values, back = np.unique(key, return_inverse=True)
+    for which, value in enumerate(values.tolist()):
+        of_stages, again = divmod(value, _MOST_STAGES)
+        rows = np.flatnonzero(back == which)
+        ranks, stages = divmod(of_stages, _MOST_STAGES)
+        splits = _unlike_splits_of(workload, ranks, stages, again)
+        if splits is None:
+            pace_s[rows] = np.inf
+            continue
+        seconds = splits.ranks @ np.concatenate([times.work_s[:, rows], times.fill_s[:, rows]])
+        slowest_s = np.maximum.reduceat(seconds[splits.rows], splits.starts, axis=0)
+        if rooms is not None:
+            own_rooms = rooms[rows, : splits.main_layers.shape[1]]
+            roomy = splits.main_layers[:, None, :] <= own_rooms[None]
+            slowest_s = np.where(roomy.all(axis=2), slowest_s, np.inf)
+        pace_s[rows] = slowest_s.min(axis=0) * (1 - _ROUNDING)
+    return pace_s
+
+
 class _Pipeline(NamedTuple):
     """All that the splits follow from."""
 
@@ -161,30 +265,93 @@ class _Pipeline(NamedTuple):
     vpp: int
 
 
-def _splits_of(workload: Workload, pp: int, vpp: int) -> _Splits | None:
-    model = workload.model
-    return _splits(
-        _Pipeline(
-            layers=model.layers,
-            dense_layers=model.dense_layers,
-            leading=model.dense_layers if model.moe_layers else 0,
-            group=model.layers_in_group,
-            uneven_stages=framework_of_stack(workload.framework).uneven_stages,
-            empty_ends=may_have_empty_ends(workload),
-            pp=pp,
-            vpp=vpp,
-        )
+class _UnlikeSplits(NamedTuple):
+    """All splits of a model with unlike layers over so many ranks and virtual stages, by what ranks have."""
+
+    ranks: FloatArray
+    """Distinct ranks, [ranks, 2 (2 kinds + 2)]: what one has, and what those above it have in their first
+    virtual stages, as `UnlikeTimes` has it."""
+    rows: IntArray
+    """Rows of `ranks` that a split has, one split after the other."""
+    starts: IntArray
+    """Where each split begins, [splits]."""
+    main_layers: FloatArray
+    """Of each rank, leading dense ones left out, [splits, pp]."""
+
+
+def _unlike_splits_of(
+    workload: Workload, pp: int, vpp: int, recomputed: int
+) -> _UnlikeSplits | None:
+    return _unlike_splits(_pipeline_of(workload, pp, vpp), workload.model.unlike_layers, recomputed)
+
+
+@lru_cache(maxsize=4096)
+def _unlike_splits(
+    pipeline: _Pipeline, layers: tuple[str, ...], recomputed: int
+) -> _UnlikeSplits | None:
+    stages, leading = _stages(pipeline), pipeline.leading
+    if not stages:
+        return None
+    sizes = np.array(stages, dtype=np.int64).transpose(0, 2, 1)  # [splits, virtual stages, pp]
+    flat = sizes.reshape(len(stages), -1)
+    first = (np.cumsum(flat, axis=1) - flat).reshape(sizes.shape)
+    again = np.minimum(sizes, recomputed)
+    columns: list[list[FloatArray]] = [[], []]
+    for kind in dict.fromkeys(layers):
+        before = np.concatenate([[0.0], np.cumsum([own == kind for own in layers])])
+        columns[0].append(before[first + sizes] - before[first])
+        columns[1].append(before[first + again] - before[first])
+    ends = np.zeros((2, *sizes.shape))
+    ends[0, :, 0, 0] = ends[1, :, -1, -1] = 1.0
+    held = np.stack([*columns[0], *columns[1], *ends], axis=-1)
+    in_front = held[:, 0]
+    above = np.cumsum(in_front, axis=1) - in_front
+    ranks = np.concatenate([held.sum(axis=1), above], axis=-1)  # [splits, pp, columns]
+    covered = np.all(ranks[:, :, None] <= ranks[:, None], axis=-1)
+    # Of equal ranks the last one stays.
+    equal = covered & covered.transpose(0, 2, 1)
+    later = np.triu(np.ones(covered.shape[1:], dtype=bool), 1)
+    stays = ~np.any(covered & (~equal | later), axis=2)
+    distinct, back = np.unique(ranks[stays], axis=0, return_inverse=True)
+    counts = stays.sum(axis=1)
+    main_layers = np.clip(first + sizes - leading, 0, sizes).sum(axis=1)
+    return _UnlikeSplits(
+        distinct, back.reshape(-1), np.cumsum(counts) - counts, main_layers.astype(np.float64)
     )
+
+
+def _splits_of(workload: Workload, pp: int, vpp: int) -> _Splits | None:
+    return _splits(_pipeline_of(workload, pp, vpp))
+
+
+def _pipeline_of(workload: Workload, pp: int, vpp: int) -> _Pipeline:
+    model = workload.model
+    return _Pipeline(
+        layers=model.layers,
+        dense_layers=model.dense_layers,
+        leading=model.dense_layers if model.moe_layers else 0,
+        group=model.layers_in_group,
+        uneven_stages=framework_of_stack(workload.framework).uneven_stages,
+        empty_ends=may_have_empty_ends(workload),
+        pp=pp,
+        vpp=vpp,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _stages(pipeline: _Pipeline) -> tuple[Stages, ...]:
+    """Splits of ranks in step that a search looks at; none where some virtual stage would be empty."""
+    layers, _, _, group, uneven_stages, empty_ends, pp, vpp = pipeline
+    if uneven_stages:
+        return level_splits(layers, pp, vpp, group, empty_ends=empty_ends)
+    even = balanced_stages(layers, pp, vpp, group)
+    return () if even is None else (even,)
 
 
 @lru_cache(maxsize=4096)
 def _splits(pipeline: _Pipeline) -> _Splits | None:
     """The splits of ranks in step; None where some virtual stage would be empty."""
-    layers, dense_layers, leading, group, uneven_stages, empty_ends, pp, vpp = pipeline
-    even = balanced_stages(layers, pp, vpp, group)
-    found: Sequence[Stages] = () if even is None else (even,)
-    if uneven_stages:
-        found = level_splits(layers, pp, vpp, group, empty_ends=empty_ends)
+    dense_layers, leading, found = pipeline.dense_layers, pipeline.leading, _stages(pipeline)
     if not found:
         return None
     chunks: dict[_Chunk, int] = {}
@@ -280,8 +447,8 @@ def busiest_in_rooms_s(
     again_s, layer_s, vpp, end_rank = (
         np.broadcast_to(np.asarray(value), owner.shape)
         for value in (
-            main.recompute_s,
-            main.seconds,
+            cheapest_recompute_s(times) if times.unlike else main.recompute_s,
+            cheapest_layer_s(times) if times.unlike else main.seconds,
             context.layout.vpp,
             end_rank,
         )
@@ -289,7 +456,8 @@ def busiest_in_rooms_s(
     # Leading dense layers may stand among the recomputed ones: each costs at least its own time instead.
     spared_s = np.zeros(len(owner))
     if leading and times.dense is not None:
-        spared_s = leading * np.maximum(again_s - np.asarray(times.dense.seconds), 0.0)
+        dense_s = cheapest_layer_s(times) if times.unlike else times.dense.seconds
+        spared_s = leading * np.maximum(again_s - np.asarray(dense_s), 0.0)
     seconds, again_at_least_s = chunk_times(context, times), _least_again_s(times, owner.shape)
     best_s = np.full(len(owner), np.inf)
     for fewest, largest in _amounts(workload, layouts):
@@ -311,19 +479,79 @@ def busiest_in_rooms_s(
         recomputed_layers = np.where(every, 0, fewest[owners] * vpp[mappings])
         added_s = np.maximum(mapping_again_s * recomputed_layers - spared_s[mappings], 0.0)
         own_again_s = again_at_least_s[mappings]
-        each = each.with_every_layer_taking(np.where(every, own_again_s, 0.0))
         own_layouts = context.layout.take(mappings)
+        if isinstance(each, UnlikeTimes):
+            each, own_again_s = each._replace(recomputed=fewest[owners]), 0.0 * own_again_s
+        else:
+            each = each.with_every_layer_taking(np.where(every, own_again_s, 0.0))
         pace_s = least_level_pace_s(workload, own_layouts, each, group * own_rooms)
+        if isinstance(each, UnlikeTimes):
+            in_order_s = _in_order_and_rooms_s(
+                workload, own_layouts, each, leading + group * own_rooms
+            )
+            pace_s = np.maximum(pace_s, in_order_s)
         pace_s = pace_s + own_again_s * recomputed_layers
         slowest_s = np.maximum(busiest_s + added_s, pace_s)
+        if times.unlike:
+            mean_s = _mean_of_ranks_s(
+                context, times, np.where(fewest == ALL_LAYERS, model.layers, fewest)[owner]
+            )
+            slowest_s = np.maximum(slowest_s, mean_s[mappings])
         best_s[mappings] = np.minimum(best_s[mappings], slowest_s)
     return best_s
 
 
+def _in_order_and_rooms_s(
+    workload: Workload, layouts: Layout, times: UnlikeTimes, rooms: FloatArray
+) -> FloatArray:
+    """The busiest of ranks with one part each of unlike layers, and with room for so many layers, [n].
+
+    0 where they hold several parts.
+    """
+    model, shape = workload.model, layouts.broadcast_shape()
+    pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layouts.pp, layouts.vpp))
+    mirrored = np.broadcast_to(np.asarray(layouts.schedule) == Schedule.DUALPIPE, shape)
+    own = (vpp == 1) & (pp > 1) & ~mirrored
+    counts, busiest_s = counts_in_order(model.unlike_layers, model.layers_in_group), np.zeros(shape)
+    recomputed = np.minimum(times.recomputed, model.layers)
+    group, kinds = model.layers_in_group, len(counts)
+    places = np.arange(0, model.layers + 1, group)
+    each_layer = counts_in_order(model.unlike_layers, 1)
+    for ranks, amount in sorted(set(zip(pp[own].tolist(), recomputed[own].tolist(), strict=True))):
+        rows = np.flatnonzero(own & (pp == ranks) & (recomputed == amount))
+        kinds_s, kinds_again_s = (
+            times.work_s[:kinds, rows].T,
+            times.work_s[kinds : 2 * kinds, rows].T,
+        )
+        again_s = None
+        if amount == model.layers:
+            kinds_s = kinds_s + kinds_again_s
+        elif amount:
+            to = np.minimum(places + amount, model.layers)
+            again_s = kinds_again_s @ (each_layer[:, to] - each_layer[:, places])
+        busiest_s[rows] = least_busiest_in_order_s(
+            kinds_s @ counts,
+            times.work_s[-2, rows],
+            times.work_s[-1, rows],
+            ranks,
+            rooms=np.minimum(rooms[rows, :ranks], model.layers) // group,
+            again_s=again_s,
+        )
+    return busiest_s
+
+
+def _mean_of_ranks_s(context: Context, times: KindTimes, recomputed: IntArray) -> FloatArray:
+    """What the ranks work in the mean, with so many layers of each virtual stage recomputed, [n]."""
+    chunks = np.asarray(context.layout.pp) * context.layout.vpp
+    plain = replace(context, layout=replace(context.layout, recompute=0))
+    work_s = least_work_s(plain, times)
+    again_s = least_recomputed_s(context, times, np.maximum(recomputed, 0) * chunks)
+    return np.asarray((work_s + again_s) / context.layout.pp * (1 - _ROUNDING))
+
+
 def _least_again_s(times: KindTimes, shape: tuple[int, ...]) -> FloatArray:
     """What recomputing a layer of any kind takes at the least."""
-    kinds = [np.asarray(kind.recompute_s) for kind in (times.dense, times.moe) if kind is not None]
-    return np.broadcast_to(np.minimum(kinds[0], kinds[-1]), shape)
+    return np.broadcast_to(np.asarray(cheapest_recompute_s(times)), shape)
 
 
 def _amounts(

@@ -43,7 +43,7 @@ from meshwright.costmodel.footprint import PeakBounds, mean_states_gib, peak_bou
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes
 from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute
-from meshwright.costmodel.schedules import has_trait
+from meshwright.costmodel.schedules import has_trait, schedule_named, traits
 from meshwright.costmodel.step_time import optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
@@ -162,11 +162,19 @@ class CostModelPricing:
             elif count:
                 traffic = shared_traffic(context)
             times, pace_s = self._known.times(context), np.zeros(len(part))
-            if times is not None and not any_schedule:
+            if times is not None and (not any_schedule or self._one_way(times)):
                 pace_s = least_level_pace_s(self._workload, chunk, chunk_times(context, times))
             seconds = optimistic_step(context, times, pace_s, traffic).seconds
             bound_s[part] = np.broadcast_to(np.asarray(seconds), (len(part),))
         return bound_s
+
+    def _one_way(self, times: KindTimes) -> bool:
+        """Whether virtual stages with unlike layers are run in one way only, by whole backward passes."""
+        names = framework_of_stack(self._workload.framework).schedules
+        own = [traits(schedule_named(name)) for name in names]
+        return bool(times.unlike) and all(
+            each.most_chunks == 1 or (each.in_step and not each.splits_backward) for each in own
+        )
 
     def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
         """Bounds on memory, and how many layers must be recomputed for it.

@@ -34,6 +34,7 @@ from meshwright.costmodel.workload import (
     deduplicates,
     largest_swap,
 )
+from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named, planned
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.frameworks.record import Axis
@@ -552,6 +553,20 @@ def _schedules(request: PlanRequest) -> tuple[str, ...]:
     """Of the framework, in which several chunks of a rank are virtual stages like any other."""
     names = planned(framework_named(request.framework).schedules)
     wanted = request.pins.get("schedule")
+    if request.model.unlike_layers:
+        # A rank then holds parts from both ends of the model, or its mirror's: no split of unlike layers over
+        # them is known to be the best.
+        shapes = {name: traits(schedule_named(name)) for name in names}
+        names = tuple(
+            name
+            for name, shape in shapes.items()
+            if not shape.v_shaped and not shape.pairs_of_ranks
+        )
+        if wanted in shapes and wanted not in names:
+            raise InputError(
+                f"--pin schedule: {wanted} puts chunks from both halves of the model on a rank, which is not "
+                f"planned where layers differ ({request.model.name}); allowed: {', '.join(names)}"
+            )
     return tuple(name for name in names if wanted is None or name == wanted)
 
 

@@ -247,6 +247,7 @@ def search_bound_s(workload: Workload, layout: Layout) -> float:
 def pace_of(context: Context, times: KindTimes) -> float:
     """The least pace of the one layout of a context."""
     seconds = chunk_times(context, times)
+    assert isinstance(seconds, ChunkTimes)
     one = Layout(**{name: np.array([value]) for name, value in vars(context.layout).items()})
     each = ChunkTimes(*(np.atleast_1d(column) for column in seconds))
     return float(least_level_pace_s(context.workload, one, each)[0])

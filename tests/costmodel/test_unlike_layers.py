@@ -1,0 +1,291 @@
+"""Layers that differ, priced one by one in their order; schedules with unlike chunks, played."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.layer_kinds import KindTimes, kind_times
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.rank_load import chunk_passes, least_busiest_in_order_s
+from meshwright.costmodel.schedules import Schedule
+from meshwright.costmodel.simulator import interleaved_s, simulate
+from meshwright.costmodel.step_time import (
+    exact_step,
+    least_interleaved_s,
+    loaded_step,
+    make_context,
+    optimistic_step,
+)
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.reader import load_catalog_model
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.bounds.layer_split import ALL_LAYERS, SplitCosts, frontier, level_splits
+from meshwright.planner.bounds.paces import chunk_times, least_level_pace_s
+
+
+def windowed(layers: int, **changes: Any) -> ModelSpec:
+    """A small gpt-oss: every second layer attends in full, the others in a window of 128."""
+    own = load_catalog_model("gpt-oss-20b").model_dump(exclude_defaults=True, exclude_unset=True)
+    return ModelSpec.model_validate(own | {"layers": layers} | changes)
+
+
+def hybrid(pattern: str) -> ModelSpec:
+    own = load_catalog_model("nemotron-h-8b").model_dump(exclude_defaults=True, exclude_unset=True)
+    return ModelSpec.model_validate(own | {"layers": len(pattern), "hybrid_pattern": pattern})
+
+
+def workload(model: ModelSpec, seq_len: int = 65_536) -> Workload:
+    cluster = read_cluster("dgx-h100", gpus=16)
+    return Workload(
+        model=model,
+        cluster=cluster,
+        gpus=16,
+        seq_len=seq_len,
+        global_batch=64,
+        framework="megatron-lm",
+    )
+
+
+def context_of(model: ModelSpec, layout: Layout) -> Any:
+    own = workload(model)
+    return make_context(own, layout, nested_placement(own.cluster, layout))
+
+
+def in_order_s(model: ModelSpec, times: KindTimes, begin: int, end: int) -> float:
+    """Seconds of some layers, added up one by one."""
+    kinds = list(dict.fromkeys(model.unlike_layers))
+    return sum(
+        float(times.unlike[kinds.index(own)].seconds) for own in model.unlike_layers[begin:end]
+    )
+
+
+def test_which_layers_are_unlike() -> None:
+    assert windowed(4).unlike_layers == ("WE", "FE", "WE", "FE")
+    assert hybrid("M-M*").unlike_layers == ("M", "-", "M", "*")
+    assert load_catalog_model("deepseek-v3").unlike_layers == ()
+    assert load_catalog_model("llama-3-8b").unlike_layers == ()
+
+
+@pytest.mark.parametrize("model", [windowed(6), hybrid("M-M*-M")])
+def test_a_rank_takes_what_its_layers_take(model: ModelSpec) -> None:
+    layout = Layout(tp=2, pp=2, dp=4, sequence_parallel=True, num_micro_batches=16)
+    c = context_of(model, layout)
+    times = kind_times(c)
+    for cut in range(1, model.layers):
+        step = exact_step(c, ((cut,), (model.layers - cut,)), times)
+        loads = [
+            in_order_s(model, times, 0, cut) + float(times.embedding.seconds),
+            in_order_s(model, times, cut, model.layers) + float(times.head.seconds),
+        ]
+        beside = ("pipeline_p2p", "dp_comm", "optimizer", "step_overhead", "scale")
+        pipeline_s = sum(
+            float(np.asarray(s)) for name, s in step.parts.items() if name not in beside
+        )
+        assert pipeline_s == pytest.approx(16 * max(loads) + min(loads))
+
+
+@pytest.mark.parametrize("model", [windowed(4), hybrid("M-M*")])
+def test_the_mean_layer_is_the_mean_of_the_kinds(model: ModelSpec) -> None:
+    times = kind_times(context_of(model, Layout(tp=2, dp=8, num_micro_batches=8)))
+    mean = times.moe if model.moe_layers else times.dense
+    assert mean is not None
+    assert 4 * float(mean.seconds) == pytest.approx(in_order_s(model, times, 0, 4))
+    seconds = [float(kind.seconds) for kind in times.unlike]
+    assert max(seconds) > 1.2 * min(seconds)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.BREADTH_FIRST, Schedule.ZB_H1])
+def test_the_recurrence_is_the_simulator_on_random_unlike_chunks(schedule: Schedule) -> None:
+    chance = random.Random(int(schedule))
+    for _ in range(170):
+        pp, vpp = chance.choice([2, 3, 4, 6]), chance.choice([2, 3, 4])
+        m = pp * chance.choice([1, 2, 5, 13, 20])
+        forward = [chance.choice([1, 1, 4, 15]) * chance.uniform(0.5, 1) for _ in range(pp * vpp)]
+        backward = [2 * x * chance.uniform(0.8, 1.2) for x in forward]
+        weight = [0.4 * x for x in backward]
+        played = simulate(
+            forward, backward, pp=pp, num_micro_batches=m, schedule=schedule, weight_s=weight
+        )
+        rows = [np.array([row, row]) for row in (forward, backward, weight)]
+        seconds = interleaved_s(*rows, pp=pp, num_micro_batches=m, schedule=schedule)
+        assert seconds == pytest.approx([played.seconds] * 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("model", [windowed(12), hybrid("M-M*-M-M-M*-")])
+def test_interleaved_prices_are_played_and_no_bound_is_above_them(model: ModelSpec) -> None:
+    layout = Layout(tp=2, pp=2, dp=4, vpp=2, sequence_parallel=True, num_micro_batches=16)
+    c = context_of(model, layout)
+    times = kind_times(c)
+    bound_s = float(np.asarray(optimistic_step(c, times).seconds))
+    for stages in level_splits(model.layers, 2, 2, empty_ends=True):
+        step = exact_step(c, stages, times)
+        passes = chunk_passes(c, stages)
+        played = simulate(
+            passes.forward_s.ravel().tolist(),
+            passes.backward_s.ravel().tolist(),
+            pp=2,
+            num_micro_batches=16,
+        )
+        beside = ("pipeline_p2p", "dp_comm", "optimizer", "step_overhead", "scale")
+        pipeline_s = sum(
+            float(np.asarray(s)) for name, s in step.parts.items() if name not in beside
+        )
+        assert pipeline_s == pytest.approx(played.seconds, rel=1e-9)
+        step_s = float(np.asarray(step.seconds))
+        assert bound_s <= step_s
+        loads = (passes.forward_s + passes.backward_s).sum(axis=0)
+        loaded = loaded_step(c, times, np.max(loads), np.sum(loads))
+        assert float(np.asarray(loaded.seconds)) <= step_s
+
+
+def test_the_bound_on_partitions_is_close_below_the_best_of_all() -> None:
+    """Against every partition of random sequences, added up here; with rooms and recomputed layers too."""
+    chance = random.Random(7)
+    for case in range(150):
+        layers, ranks, amount = (
+            chance.randint(3, 9),
+            chance.randint(1, 4),
+            chance.choice([0, 0, 1, 2]),
+        )
+        order = [chance.choice([1.0, 1.0, 3.0, 16.0]) for _ in range(layers)]
+        again = [0.3 * x for x in order]
+        ends = (chance.choice([0.0, 2.0]), chance.choice([0.0, 9.0]))
+        rooms = [chance.randint(1, layers) if case % 2 else layers for _ in range(ranks)]
+        least_s = np.inf
+        for cuts in itertools.combinations_with_replacement(range(layers + 1), ranks - 1):
+            places = [0, *cuts, layers]
+            parts = list(itertools.pairwise(places))
+            if any(
+                b - a > room or b - a < amount for (a, b), room in zip(parts, rooms, strict=True)
+            ):
+                continue
+            loads = [sum(order[a:b]) + sum(again[a : a + amount]) for a, b in parts]
+            loads[0] += ends[0]
+            loads[-1] += ends[1]
+            least_s = min(least_s, max(loads))
+        before = np.concatenate([[0.0], np.cumsum(order)])
+        summed = np.concatenate([[0.0], np.cumsum(again)])
+        to = np.minimum(np.arange(layers + 1) + amount, layers)
+        bound_s = least_busiest_in_order_s(
+            before[None],
+            np.array([ends[0]]),
+            np.array([ends[1]]),
+            ranks,
+            rooms=np.array([rooms], dtype=float),
+            again_s=(summed[to] - summed)[None] if amount else None,
+        )
+        assert bound_s[0] <= least_s
+        if not amount and np.isfinite(least_s):
+            assert bound_s[0] == pytest.approx(least_s, rel=2e-3)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.ZB_H1])
+@pytest.mark.parametrize("model", [windowed(24), hybrid("MM-M*-M-M*-MM-M*")])
+def test_interleaved_bounds_are_below_every_level_split(
+    model: ModelSpec, schedule: Schedule
+) -> None:
+    """Of each, what the simulator takes; and in all, no looser than a tenth of the best of them."""
+    layout = Layout(
+        tp=1, pp=2, dp=8, vpp=4, num_micro_batches=8, schedule=int(schedule), recompute_layers=0
+    )
+    c = context_of(model, layout)
+    times = kind_times(c)
+    least_s = np.inf
+    for stages in level_splits(model.layers, 2, 4, empty_ends=True):
+        passes = chunk_passes(c, stages)
+        played = simulate(
+            passes.forward_s.ravel().tolist(),
+            passes.backward_s.ravel().tolist(),
+            pp=2,
+            num_micro_batches=8,
+            schedule=schedule,
+            weight_s=passes.weight_s.ravel().tolist(),
+        )
+        bound_s = float(least_interleaved_s(c, times, stages))
+        assert bound_s <= played.seconds * (1 + 1e-12)
+        least_s = min(least_s, played.seconds)
+    one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+    many = make_context(c.workload, one, nested_placement(c.workload.cluster, one))
+    pace_s = least_level_pace_s(c.workload, one, chunk_times(many, kind_times(many)))
+    assert 0.9 * least_s <= 8 * pace_s[0] <= least_s
+
+
+@pytest.mark.parametrize("recomputed", [0, 1, 100])
+@pytest.mark.parametrize("model", [windowed(8), hybrid("MM-M*---")])
+def test_no_partition_is_below_its_bound(model: ModelSpec, recomputed: int) -> None:
+    """All partitions of the sequence over three ranks."""
+    mask = int(Recompute.FULL) if recomputed else 0
+    layout = Layout(
+        tp=1, pp=3, dp=5, num_micro_batches=12, recompute=mask, recompute_layers=recomputed
+    )
+    c = context_of(model, layout)
+    times = kind_times(c)
+    bound_s = float(np.asarray(optimistic_step(c, times).seconds))
+    least_s = np.inf
+    for first, second in itertools.combinations(range(1, model.layers), 2):
+        stages = ((first,), (second - first,), (model.layers - second,))
+        least_s = min(least_s, float(np.asarray(exact_step(c, stages, times).seconds)))
+    assert bound_s <= least_s
+
+
+def test_the_split_of_a_sequence_is_the_best_of_all_partitions() -> None:
+    """Against every partition, added up layer by layer here; with and without room on each rank."""
+    chance = random.Random(3)
+    for case in range(120):
+        layers, group = chance.randint(4, 10), chance.choice([1, 1, 2])
+        pp = chance.randint(1, min(4, layers))
+        layers *= group
+        kinds = [(1.0, 0.3), (2.5, 0.7), (7.0, 2.0)]
+        order = tuple(chance.choice(kinds) for _ in range(layers))
+        again = 0 if group > 1 else chance.choice([0, 1, ALL_LAYERS])
+        costs = SplitCosts(
+            pp=pp,
+            vpp=1,
+            layers=layers,
+            group=group,
+            num_micro_batches=8,
+            layer_s=1.0,
+            order=order,
+            first_s=chance.random(),
+            last_s=3 * chance.random(),
+            recompute_layers=again,
+            layer_load=1.0,
+        )
+        room = [chance.randint(1, layers) for _ in range(pp)]
+        fits = (lambda rank, n, _, room=room: n <= room[rank]) if case % 2 else None
+        best = np.inf
+        for cuts in itertools.combinations(range(group, layers, group), pp - 1):
+            ends = [0, *cuts, layers]
+            sizes = [b - a for a, b in itertools.pairwise(ends)]
+            if fits is None or all(fits(rank, n, 0) for rank, n in enumerate(sizes)):
+                best = min(best, _pipeline_s(costs, sizes))
+        splits = frontier(costs, 0.0, fits)
+        assert bool(splits) == np.isfinite(best)
+        if splits:
+            sizes = [sum(rank) for rank in splits[0].stages]
+            assert _pipeline_s(costs, sizes) == pytest.approx(best)
+            assert splits[0].time_s == pytest.approx(best)
+
+
+def _pipeline_s(costs: SplitCosts, sizes: list[int]) -> float:
+    """1F1B: all micro-batches on the busiest rank, one on each of the others."""
+    seconds = _ranks_s(costs, sizes)
+    return (costs.num_micro_batches - 1) * max(seconds) + sum(seconds)
+
+
+def _ranks_s(costs: SplitCosts, sizes: list[int]) -> list[float]:
+    """Seconds of every rank, its layers one after the other."""
+    queue, seconds = list(costs.order), []
+    for size in sizes:
+        own, queue = queue[:size], queue[size:]
+        seconds.append(sum(s for s, _ in own) + sum(a for _, a in own[: costs.recompute_layers]))
+    seconds[0] += costs.first_s
+    seconds[-1] += costs.last_s
+    return seconds

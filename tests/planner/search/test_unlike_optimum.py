@@ -1,0 +1,144 @@
+"""The search over models whose layers differ, against layouts that are generated and priced apart from it.
+
+Unlike layers have bounds of their own (partitions of a sequence, ranks that wait for those above them) and a
+split that is found over places, not numbers, of layers: each may claim an optimum that is none.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from meshwright.costmodel.layout import Layout
+from meshwright.errors import InputError
+from meshwright.model_specs.blocks import Mamba2Spec
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.space import space_of
+from tests.planner.search import plain_oracle
+from tests.planner.search.test_planner_optimum import (
+    check_against_brute_force,
+    cluster,
+    model,
+    search,
+)
+
+ALL_AMOUNTS = plain_oracle.amounts
+
+
+def unlike(draw: random.Random, layers: int) -> ModelSpec:
+    """Full attention and windows, dense or with experts, or the blocks of a hybrid, in any order."""
+    spec = model(draw).model_dump(exclude_unset=True)
+    spec |= {"layers": layers, "mtp_layers": 0}
+    if draw.random() < 0.3:
+        pattern = "-" + "".join(draw.choice("M-*") for _ in range(layers - 2)) + "M"
+        mamba = Mamba2Spec(state_dim=64, head_dim=64, heads=32, groups=4)
+        return ModelSpec.model_validate(
+            spec | {"moe": None, "mamba": mamba, "hybrid_pattern": pattern}
+        )
+    order = "W" + "".join(draw.choice("WWF") for _ in range(layers - 2)) + "F"
+    return ModelSpec.model_validate(spec | {"sliding_window": 256, "attention_order": order})
+
+
+def tiny_request(seed: int) -> PlanRequest:
+    """One virtual stage; long sequences, so that kinds of layers take unlike times."""
+    draw = random.Random(seed)
+    pins: dict[str, int | str] = {
+        "zero_stage": draw.choice([0, 1]),
+        "recompute": draw.choice(["none", "full", "full"]),
+        "pp": draw.choice([2, 2, 3]),
+    }
+    return PlanRequest(
+        model=unlike(draw, draw.randint(4, 6)),
+        cluster=cluster(draw.choice([6.0, 8.0, 12.0, 40.0]) + draw.random(), 16, None),
+        gpus=6 if pins["pp"] == 3 else draw.choice([2, 4]),
+        global_batch=draw.choice([6, 8, 12]),
+        seq_len=16_384,
+        pins=pins,
+        forbids=("interleaving", "optimizer-offload"),
+    )
+
+
+def interleaved_request(seed: int) -> PlanRequest:
+    """Several virtual stages where they are faster."""
+    draw = random.Random(seed)
+    pp = draw.choice([2, 2, 4])
+    return PlanRequest(
+        model=unlike(draw, pp * draw.choice([2, 3, 4]) - draw.choice([0, 0, 1])),
+        cluster=cluster(draw.choice([8.0, 12.0, 40.0]) + draw.random(), 16, None),
+        gpus=2 * pp,
+        global_batch=draw.choice([8, 16]),
+        seq_len=16_384,
+        pins={
+            "cp": 1,
+            "micro_batch": 1,
+            "zero_stage": 1,
+            "pp": pp,
+            "recompute": draw.choice(["none", "full"]),
+        },
+        forbids=("optimizer-offload", "idle-gpus", "shard-groups"),
+    )
+
+
+def amounts_of_the_space(layout: Layout, stages: plain_oracle.Stages) -> list[int]:
+    """As many recomputed layers as the shortest stage has at most, or all: others are not planned."""
+    shortest, longest = min(map(min, stages)), max(map(max, stages))
+    every = ALL_AMOUNTS(layout, stages)
+    return [amount for amount in every if amount <= shortest or amount >= longest]
+
+
+def check_against_plain_oracle(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_oracle, "amounts", amounts_of_the_space)
+    asked = tiny_request(seed)
+    outcome, least_s = search(asked), plain_oracle.least_step_time_s(asked)
+    if least_s is None:
+        assert outcome.status == "infeasible"
+        return
+    assert outcome.status == "optimal"
+    assert outcome.best[0].step_time_s == pytest.approx(least_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_virtual_stage_is_that_of_the_plain_oracle(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_against_plain_oracle(seed, monkeypatch)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(8, 60))
+def test_one_virtual_stage_is_that_of_the_plain_oracle_many(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_against_plain_oracle(seed, monkeypatch)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_virtual_stages_are_those_of_brute_force(seed: int) -> None:
+    check_against_brute_force(interleaved_request(seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(8, 60))
+def test_virtual_stages_are_those_of_brute_force_many(seed: int) -> None:
+    check_against_brute_force(interleaved_request(seed))
+
+
+def test_cases_cover_both_families_and_several_virtual_stages() -> None:
+    asked = [interleaved_request(seed) for seed in range(8)]
+    hybrid = [each.model.hybrid_pattern is not None for each in asked]
+    assert {True, False} == set(hybrid)
+    found = [outcome.best[0].layout for each in asked if (outcome := search(each)).best]
+    assert any(int(layout.vpp) > 1 for layout in found)
+    assert any(int(layout.vpp) == 1 for layout in found)
+
+
+def test_schedules_that_run_down_and_up_are_not_planned() -> None:
+    asked = replace(tiny_request(1), framework="torchtitan", pins={}, forbids=())
+    space = space_of(asked)
+    assert "interleaved-1f1b" in space.schedules
+    assert not {"zbv", "dualpipe-v"} & set(space.schedules)
+    with pytest.raises(InputError, match="zbv puts chunks from both halves"):
+        space_of(replace(asked, pins={"schedule": "zbv"}))
