@@ -444,8 +444,8 @@ def least_busiest_in_rooms_s(
     return np.asarray(np.where(possible, high * t[:, 0], np.inf))
 
 
-_FINENESS = 2.0**-14
-"""Of the range in which the busiest rank lies: how far the bound may be below the least one."""
+_FINENESS = 2.0**-10
+"""Share of the busiest rank by which the bound may be below the least one."""
 _TOGETHER = 128
 """Limits that are tried at once: arrays of fewer take about as long."""
 
@@ -489,28 +489,30 @@ def least_busiest_in_order_s(
     low = np.maximum(total_s / ranks, longest_s) * (1 - 1e-12)
     high = low + longest_s + np.maximum(first_s, last_s)
     from_s = before_s
-    if rooms is not None or again_s is not None:
-        high = total_s
     if again_s is not None:
         # A part that begins later may compute less again, and reach further: it counts as if it began there.
         from_s = np.maximum.accumulate(before_s - again_s, axis=1)
         high = high + np.max(again_s, axis=1)
+    reaches = None if rooms is None else rooms.astype(np.int64)
+    if rooms is not None or again_s is not None:
+        placed = _placed_in_order((before_s, from_s), high, (first_s, last_s), ranks, reaches)
+        most_s = total_s if again_s is None else total_s + np.max(again_s, axis=1)
+        low, high = np.where(placed, low, high), np.where(placed, high, np.maximum(most_s, high))
     tried = max(_TOGETHER // max(len(low), 1), 1)
-    share, fineness = np.arange(tried + 2) / (tried + 1), 1.0
+    share = np.arange(tried + 2) / (tried + 1)
     every = np.repeat(np.arange(len(low)), tried)
-    while fineness > _FINENESS:
+    while np.any(high - low > _FINENESS * low):
         limits = low[:, None] + (high - low)[:, None] * share
         placed = _placed_in_order(
             (before_s[every], from_s[every]),
             limits[:, 1:-1].ravel(),
             (first_s[every], last_s[every]),
             ranks,
-            None if rooms is None else rooms[every],
+            None if reaches is None else reaches[every],
         )
         at = np.sum(~placed.reshape(len(low), tried), axis=1)[:, None]
         low = np.take_along_axis(limits, at, axis=1)[:, 0]
         high = np.take_along_axis(limits, at + 1, axis=1)[:, 0]
-        fineness /= tried + 1
     return np.asarray(low)
 
 
@@ -519,7 +521,7 @@ def _placed_in_order(
     limit_s: NDArray[np.float64],
     ends_s: tuple[NDArray[np.float64], NDArray[np.float64]],
     ranks: int,
-    rooms: NDArray[np.float64] | None,
+    rooms: NDArray[np.int64] | None,
 ) -> NDArray[np.bool_]:
     """Whether ranks that each take as many layers as a limit of seconds allows take all of them, [n].
 
@@ -537,7 +539,7 @@ def _placed_in_order(
             until_s, holds = until_s - last_s, holds & (last_s <= limit_s)
         reach = np.count_nonzero(before_s <= until_s[:, None], axis=1) - 1
         if rooms is not None:
-            reach = np.minimum(reach, place + rooms[:, rank].astype(np.int64))
+            reach = np.minimum(reach, place + rooms[:, rank])
         place = np.maximum(reach, place)
     return np.asarray(holds & (place == before_s.shape[1] - 1))
 
@@ -553,7 +555,7 @@ def _least_in_order_s(c: Context, times: KindTimes, shape: tuple[int, ...]) -> N
         return busiest_s
     columns = _columns_in_order(c, times, np.where(_recomputes_all(c), 1.0, 0.0), shape)
     columns = np.concatenate([columns, pp[None]])[:, own]
-    first, back = _distinct_columns(columns)
+    first, back = distinct_columns(columns)
     distinct = columns[:, first]
     least_s, counts = (
         np.empty(distinct.shape[1]),
@@ -569,10 +571,20 @@ def _least_in_order_s(c: Context, times: KindTimes, shape: tuple[int, ...]) -> N
     return busiest_s
 
 
-def _distinct_columns(columns: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Columns of which hardly two are equal, and for each column one of them that equals it, [n].
+def distinct_columns(columns: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Columns of which hardly two are equal, and for each column one of them that equals it.
 
     By a sum of their bits that few unlike columns share; where some do, all columns are taken as they are.
+
+    Parameters
+    ----------
+    columns : array of float, shape [rows, n]
+        Any numbers.
+
+    Returns
+    -------
+    tuple of two arrays of int
+        Which columns are taken, [k], and for each column which of these it equals, [n].
     """
     weights = 2 * np.arange(len(columns), dtype=np.int64)[:, None] + 0x9E3779B97F4A7C1
     with np.errstate(over="ignore"):

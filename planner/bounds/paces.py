@@ -27,6 +27,7 @@ from meshwright.costmodel.rank_load import (
     cheapest_recompute_s,
     chunk_counts,
     counts_in_order,
+    distinct_columns,
     least_busiest_in_order_s,
     least_busiest_in_rooms_s,
     least_recomputed_s,
@@ -519,24 +520,21 @@ def _in_order_and_rooms_s(
     each_layer = counts_in_order(model.unlike_layers, 1)
     for ranks, amount in sorted(set(zip(pp[own].tolist(), recomputed[own].tolist(), strict=True))):
         rows = np.flatnonzero(own & (pp == ranks) & (recomputed == amount))
-        kinds_s, kinds_again_s = (
-            times.work_s[:kinds, rows].T,
-            times.work_s[kinds : 2 * kinds, rows].T,
-        )
+        own_rooms = np.minimum(rooms[rows, :ranks], model.layers) // group
+        columns = np.concatenate([times.work_s[:, rows], own_rooms.T])
+        first, back = distinct_columns(columns)
+        *work_s, first_s, last_s = columns[: 2 * kinds + 2, first]
+        kinds_s, kinds_again_s = np.stack(work_s[:kinds], axis=1), np.stack(work_s[kinds:], axis=1)
         again_s = None
         if amount == model.layers:
             kinds_s = kinds_s + kinds_again_s
         elif amount:
             to = np.minimum(places + amount, model.layers)
             again_s = kinds_again_s @ (each_layer[:, to] - each_layer[:, places])
-        busiest_s[rows] = least_busiest_in_order_s(
-            kinds_s @ counts,
-            times.work_s[-2, rows],
-            times.work_s[-1, rows],
-            ranks,
-            rooms=np.minimum(rooms[rows, :ranks], model.layers) // group,
-            again_s=again_s,
+        least_s = least_busiest_in_order_s(
+            kinds_s @ counts, first_s, last_s, ranks, rooms=own_rooms[first], again_s=again_s
         )
+        busiest_s[rows] = least_s[back]
     return busiest_s
 
 
