@@ -1,7 +1,7 @@
-"""Configurations of fine-tuning stacks as runs: LLaMA-Factory's YAML.
+"""Configurations of fine-tuning stacks as runs: LLaMA-Factory's YAML, and Axolotl's.
 
 Names and defaults are those of LLaMA-Factory ff6d4d12e (src/llamafactory/hparams) and of transformers'
-TrainingArguments, which it extends.
+TrainingArguments, which it extends; and of Axolotl 067b021c8 (src/axolotl/utils/schemas).
 """
 
 from __future__ import annotations
@@ -12,8 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.model_specs.reader import read_model
-from meshwright.planner.runs.launches.launch_run import LaunchRun, unread_keys, whole_number
+from meshwright.planner.runs.launches.launch_run import (
+    LaunchRun,
+    section_of,
+    unread_keys,
+    whole_number,
+)
+
+# LLaMA-Factory.
+
 
 _KIND = "llamafactory"
 _MODEL, _TRAINED, _STAGE = "model_name_or_path", "finetuning_type", "stage"
@@ -34,9 +43,7 @@ _READ = frozenset(
         *(_ATTENTION, _DEEPSPEED, "do_train", "bf16", "fp16"),
     )
 )
-PADDED = (
-    "sequences of a micro-batch are padded to the longest: all are priced as long as cutoff_len"
-)
+PADDED = "sequences of a micro-batch are padded to the longest: all are priced at the full length"
 _DATA_PARALLEL = "pytorch"
 """Without DeepSpeed, torchrun wraps the model in DistributedDataParallel."""
 
@@ -71,7 +78,7 @@ def from_llamafactory(
     """
     where = str(path)
     _check_kind(document, where)
-    numbers = {name: _positive(document, name, where) for name in _DEFAULTS}
+    numbers = _positive_numbers(document, _DEFAULTS, where)
     settings: dict[str, Any] = {
         "seq_len": numbers[_LENGTH],
         "micro_batch": numbers[_MICRO_BATCH],
@@ -80,13 +87,7 @@ def from_llamafactory(
         "attention_kernel": _kernel(document, where),
     }
     unread = tuple(unread_keys(document, _KIND, _READ))
-    run = LaunchRun(
-        settings={"framework": _DATA_PARALLEL, "zero_stage": 0, "overlap": {"dp": True}}
-    )
-    named = document.get(_DEEPSPEED)
-    if named is not None:
-        known = {"train_micro_batch_size_per_gpu": numbers[_MICRO_BATCH], _STEPS: numbers[_STEPS]}
-        run = read_deepspeed(_beside(named, path), known)
+    run = _sharded(document, path, read_deepspeed, numbers[_MICRO_BATCH], numbers[_STEPS])
     packs = document.get(_PACKING, document.get(_STAGE) == "pt") is True
     return replace(
         run,
@@ -119,16 +120,35 @@ def _check_kind(document: dict[str, Any], where: str) -> None:
         raise InputError("is not true: nothing is trained", where=f"{where}: do_train")
 
 
-def _positive(document: dict[str, Any], name: str, where: str) -> int:
-    count = whole_number(document, name, where)
-    if count is not None and count < 1:
-        raise InputError("must be at least 1", where=f"{where}: {name}", value=count)
-    return _DEFAULTS[name] if count is None else count
+# What both have alike.
+
+
+def _sharded(
+    document: dict[str, Any], path: Path, read: ReadDeepSpeed, micro_batch: int, steps: int
+) -> LaunchRun:
+    """The run of the DeepSpeed file that a configuration names; plain data parallelism without one."""
+    named = document.get(_DEEPSPEED)
+    if named is None:
+        plain = {"framework": _DATA_PARALLEL, "zero_stage": 0, "overlap": {"dp": True}}
+        return LaunchRun(settings=plain)
+    known = {"train_micro_batch_size_per_gpu": micro_batch, _STEPS: steps}
+    return read(_beside(named, path), known)
+
+
+def _positive_numbers(
+    document: dict[str, Any], defaults: dict[str, int], where: str
+) -> dict[str, int]:
+    """Whole numbers of a configuration, or their defaults."""
+    numbers = {name: whole_number(document, name, where) for name in defaults}
+    for name, count in numbers.items():
+        if count is not None and count < 1:
+            raise InputError("must be at least 1", where=f"{where}: {name}", value=count)
+    return {name: defaults[name] if count is None else count for name, count in numbers.items()}
 
 
 def _precision(document: dict[str, Any], where: str) -> str:
     for name in ("bf16", "fp16"):
-        if document.get(name) is True:
+        if document.get(name) in (True, "auto"):
             return name
     raise InputError(
         "needs bf16 or fp16: true; training in 32 bits has no price", where=f"{where}: bf16"
@@ -172,3 +192,142 @@ def _beside(named: object, path: Path) -> Path:
         where=f"{path}: {_DEEPSPEED}",
         value=named,
     )
+
+
+# Axolotl.
+
+
+_BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH = "base_model", "sequence_len", "micro_batch_size"
+_AXOLOTL_DEFAULTS = {_AXOLOTL_MICRO_BATCH: 1, _STEPS: 1, _AXOLOTL_LENGTH: 512}
+_AXOLOTL_DEGREES = {
+    "tp": "tensor_parallel_size",
+    "cp": "context_parallel_size",
+    "shard_groups": "dp_replicate_size",
+}
+_IMPLEMENTATION, _CHECKPOINTS = "attn_implementation", "gradient_checkpointing"
+_IMPLEMENTATIONS = {
+    "sdpa": "flash-2",
+    "flash_attention_2": "flash-2",
+    "flash_attention_3": "flash-3",
+    "kernels-community/vllm-flash-attn3": "flash-3",
+    "eager": "unfused",
+}
+_OTHER_STEPS = ("rl", "reward_model", "process_reward_model", "ebft", "diffusion", "num_labels")
+"""Fields whose runs have other passes or another head than language modelling."""
+_AXOLOTL_READ = frozenset(
+    (
+        *(_BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH, _STEPS, _IMPLEMENTATION, _CHECKPOINTS),
+        *("bf16", "fp16", "sample_packing", "pad_to_sequence_len", "flash_attention", _DEEPSPEED),
+        *("fsdp", "fsdp_config", "fsdp_version", "dp_shard_size", "adapter"),
+        *_AXOLOTL_DEGREES.values(),
+    )
+)
+_PARTS = ("unfrozen_parameters", "lisa_n_layers", "relora")
+"""Fields that leave most of the model as it is."""
+_PREFIX = "fsdp_"
+"""Before version 2 the keys of the section begin with it."""
+_OFFLOADS, _RESHARDS = "offload_params", "reshard_after_forward"
+_FSDP_RECOMPUTES = "activation_checkpointing"
+PACKED = "packed documents do not attend to each other: attention is priced as of one long sequence"
+
+
+def is_axolotl(document: dict[str, Any]) -> bool:
+    """Whether a mapping is a configuration of Axolotl."""
+    return _BASE in document and (_AXOLOTL_LENGTH in document or _AXOLOTL_MICRO_BATCH in document)
+
+
+def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepSpeed) -> LaunchRun:
+    """The run of an Axolotl configuration; its cluster and its GPUs are not part of it.
+
+    Parameters
+    ----------
+    document
+        Of a YAML file.
+    path
+        The file, for messages and for what it names beside it.
+    read_deepspeed
+        Reads the DeepSpeed configuration that it names.
+
+    Raises
+    ------
+    InputError
+        A kind of training without a price, a value of the wrong kind, or a DeepSpeed file that is not there.
+    """
+    where = str(path)
+    for name in _OTHER_STEPS:
+        if document.get(name):
+            what = "has no price yet: it is another step than that of language modelling"
+            raise InputError(what, where=f"{where}: {name}", value=document[name])
+    for name in _PARTS:
+        if document.get(name):
+            what = "training of part of a model has no price yet"
+            raise InputError(what, where=f"{where}: {name}", value=document[name])
+    numbers = _positive_numbers(document, _AXOLOTL_DEFAULTS, where)
+    micro_batch, steps = numbers[_AXOLOTL_MICRO_BATCH], numbers[_STEPS]
+    run = _sharded(document, path, read_deepspeed, micro_batch, steps)
+    unread = unread_keys(document, "axolotl", _AXOLOTL_READ)
+    if document.get("fsdp") or document.get("fsdp_config"):
+        run, of_fsdp = _fully_sharded(document, where)
+        unread += of_fsdp
+    checkpoints = document.get(_CHECKPOINTS) or False
+    if checkpoints not in (True, False):
+        unread.append(_CHECKPOINTS)
+    degrees = {
+        axis: count
+        for axis, name in _AXOLOTL_DEGREES.items()
+        if (count := whole_number(document, name, where) or 1) > 1
+    }
+    settings = {
+        **degrees,
+        "seq_len": numbers[_AXOLOTL_LENGTH],
+        "micro_batch": micro_batch,
+        "precision": _precision(document, where),
+        "recompute": "full" if checkpoints else run.settings.get("recompute", "none"),
+        "attention_kernel": _implementation(document, where),
+    }
+    remarks = run.remarks
+    if document.get("sample_packing") is True:
+        remarks = (*remarks, PACKED)
+    elif document.get("pad_to_sequence_len") is not True:
+        remarks = (*remarks, PADDED)
+    return replace(
+        run,
+        settings=run.settings | settings,
+        model=_model(document[_BASE], path),
+        local_batch=micro_batch * steps,
+        unread=(*run.unread, *unread),
+        remarks=remarks,
+    )
+
+
+def _fully_sharded(document: dict[str, Any], where: str) -> tuple[LaunchRun, list[str]]:
+    """FSDP as accelerate sets it up, and the keys of its section that are not read."""
+    section = {
+        str(key).removeprefix(_PREFIX): value
+        for key, value in section_of(document, "fsdp_config", where).items()
+    }
+    settings: dict[str, Any] = {
+        "framework": FSDP2.name,
+        "zero_stage": 2 if section.get(_RESHARDS) is False else 3,
+        "overlap": {"dp": True},
+    }
+    if section.get(_OFFLOADS):
+        settings["optimizer_offload"] = 100
+    if section.get(_FSDP_RECOMPUTES):
+        settings["recompute"] = "full"
+    # Options that are off change nothing.
+    on = {key: value for key, value in section.items() if value}
+    read = (_OFFLOADS, _RESHARDS, _FSDP_RECOMPUTES)
+    unread = unread_keys(on, "axolotl", read, "fsdp_config")
+    return LaunchRun(settings=settings), unread
+
+
+def _implementation(document: dict[str, Any], where: str) -> str:
+    said = document.get(_IMPLEMENTATION)
+    if said is None:
+        # FlashAttention-2 by its own switch, else PyTorch's, which has the same kernel.
+        return "flash-2"
+    if said not in _IMPLEMENTATIONS:
+        what, names = "is no kernel with a price", tuple(_IMPLEMENTATIONS)
+        raise InputError(what, where=f"{where}: {_IMPLEMENTATION}", value=said, allowed=names)
+    return _IMPLEMENTATIONS[str(said)]

@@ -1,8 +1,8 @@
 """The way back: what people run today, as a run file that `estimate` prices and `plan` can be asked to beat.
 
 Reads a Megatron-LM or Megatron-DeepSpeed command line (a script, or a JSON list of arguments), torchtitan
-flags or its TOML file, a DeepSpeed JSON, an accelerate YAML or one of LLaMA-Factory. A flag that is neither
-read nor known to have no bearing on the time is listed.
+flags or its TOML file, a DeepSpeed JSON, an accelerate YAML, or one of LLaMA-Factory or Axolotl. A flag that
+is neither read nor known to have no bearing on the time is listed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ from meshwright.planner.runs.launches.command_line import (
     unread_words,
     words_of,
 )
-from meshwright.planner.runs.launches.finetuning import from_llamafactory, is_llamafactory
+from meshwright.planner.runs.launches.finetuning import (
+    from_axolotl,
+    from_llamafactory,
+    is_axolotl,
+    is_llamafactory,
+)
 from meshwright.planner.runs.launches.launch_run import (
     LaunchRun,
     on_its_hosts,
@@ -411,13 +416,15 @@ def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:
     where = str(path)
     if is_llamafactory(document):
         return from_llamafactory(document, path, _filled_deepspeed)
+    if is_axolotl(document):
+        return from_axolotl(document, path, _filled_deepspeed)
     if "fsdp_config" in document or "parallelism_config" in document:
         return from_accelerate(document, where)
     if BATCH in document or MICRO_BATCH in document:
         return from_deepspeed(document, where)
     raise InputError(
         "neither a DeepSpeed configuration (train_batch_size), nor an accelerate one (fsdp_config), nor one "
-        "of LLaMA-Factory (model_name_or_path, finetuning_type)",
+        "of LLaMA-Factory (model_name_or_path, finetuning_type) or Axolotl (base_model, sequence_len)",
         where=where,
     )
 
