@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from meshwright.model_specs.schema import ModelSpec
     from meshwright.planner.experts.service import ExpertPlan
     from meshwright.planner.many.batch import BatchListener, BatchReport
+    from meshwright.planner.many.fleet import Fleet
     from meshwright.planner.many.recommend import Recommendation
     from meshwright.planner.mixed.service import MixedResult
     from meshwright.planner.plan.document import Plan
@@ -216,10 +217,18 @@ def recommend(
 __all__ = [
     "calibrate",
     "estimate",
+    "explain",
+    "fleet",
+    "launch",
+    "map",
     "place_experts",
     "plan",
     "plan_batch",
     "recommend",
+    "report",
+    "save",
+    "trace",
+    "traffic",
     "validate",
 ]
 
@@ -230,7 +239,7 @@ Progress = Callable[[str], None]
 def plan(
     model: FilePath | ModelSpec,
     *,
-    cluster: FilePath | ClusterSpec,
+    cluster: FilePath | ClusterSpec | Mapping[str, object],
     gpus: int | None = None,
     global_batch: int,
     seq_len: int,
@@ -663,3 +672,306 @@ def plan_mixed(
         **others,
     )
     return with_mixed_cost(make_mixed_plan(request, progress), budget)
+
+
+# What is made of a plan: its files, its page, its timeline, its traffic, its reasons.
+
+
+def save(plan: Plan | FilePath, folder: FilePath, *, force: bool = False) -> list[Path]:
+    """Write a plan and the files that start it, as `meshwright plan -o` does.
+
+    Parameters
+    ----------
+    plan
+        A plan with a layout, or its file or folder.
+    folder
+        Where to; it is made where there is none.
+    force
+        Whether files that are there already are replaced.
+
+    Returns
+    -------
+    list of Path
+        The files written.
+
+    Raises
+    ------
+    InputError
+        If a file is there already, or cannot be written.
+    InfeasibleError
+        If the plan has no layout.
+    """
+    return launch(plan, folder, force=force)
+
+
+def launch(
+    plan: Plan | FilePath,
+    folder: FilePath,
+    *,
+    target: str | None = None,
+    cluster: str | None = None,
+    nodes: str | None = None,
+    force: bool = False,
+) -> list[Path]:
+    """Write the files that start a plan in a framework or a scheduler.
+
+    Parameters
+    ----------
+    plan
+        A plan with a layout, or its file or folder.
+    folder
+        Where to; it is made where there is none.
+    target
+        As `meshwright launch --target` has them; the plan's own framework when None.
+    cluster, nodes
+        Place the ranks there first, as `map` does.
+    force
+        Whether files that are there already are replaced.
+
+    Returns
+    -------
+    list of Path
+        The files written.
+
+    Raises
+    ------
+    InputError
+        If the target is unknown, or a file is there already or cannot be written.
+    InfeasibleError
+        If the plan has no layout, or one that the target refuses.
+    """
+    from meshwright.documents import write_files
+    from meshwright.planner.launch.plan_files import plan_files
+
+    laid_out = _laid_out(plan)
+    if cluster is not None or nodes is not None:
+        laid_out = map(laid_out, cluster=cluster, nodes=nodes)
+    return list(write_files(path_of(folder, "folder"), plan_files(laid_out, target), force))
+
+
+def map(
+    plan: Plan | FilePath,
+    *,
+    cluster: str | None = None,
+    nodes: str | None = None,
+    objective: str = "traffic",
+    order: str = "best",
+    spares: int = 0,
+    time_limit_s: float = 30.0,
+) -> Plan:
+    """Place the ranks of a plan's layout on free nodes, so that its groups reach few up-links.
+
+    Parameters
+    ----------
+    plan
+        A plan with a layout, or its file or folder.
+    cluster
+        Catalog name or cluster file; the plan's own cluster when None.
+    nodes
+        Host list, or a file of them, of the nodes that ranks may go to; all when None.
+    objective
+        traffic or spread.
+    order
+        best or hostname.
+    spares
+        Nodes to keep free, at least 0.
+    time_limit_s
+        Seconds for the search, above 0.
+
+    Returns
+    -------
+    Plan
+        Priced on its new places.
+
+    Raises
+    ------
+    InputError
+        If an argument or a file cannot be used.
+    InfeasibleError
+        If the layout does not fit, or breaks a rule there.
+    """
+    from meshwright.planner.analysis.rank_mapping import map_plan, nodes_to_place_on
+
+    laid_out = _laid_out(plan)
+    onto = nodes_to_place_on(laid_out, cluster, nodes)
+    mapped = map_plan(
+        laid_out,
+        onto,
+        objective=objective,
+        order=order,
+        spares=spares,
+        time_limit_s=time_limit_s,
+    )
+    return mapped.plan
+
+
+def report(plan: Plan | FilePath, *, sweep: str | None = None) -> str:
+    """A plan as one HTML page that loads nothing, as `meshwright report` writes it.
+
+    Parameters
+    ----------
+    plan
+        A plan with a layout, or its file or folder.
+    sweep
+        Other plans behind the page's controls: empty for half and twice of everything, or axes such as
+        `gpus=256:2048:x2`; None for no controls.
+
+    Returns
+    -------
+    str
+        The page.
+
+    Raises
+    ------
+    InputError
+        If the file or the sweep cannot be used.
+    InfeasibleError
+        If the plan has no layout.
+    """
+    from meshwright.planner.many.sweep import what_if
+    from meshwright.planner.report.plan_page import plan_page
+
+    laid_out = _laid_out(plan)
+    return plan_page(laid_out, None if sweep is None else what_if(laid_out, sweep or None))
+
+
+def trace(plan: Plan | FilePath, *, num_micro_batches: int | None = None) -> dict[str, Any]:
+    """A plan's step as a document in Chrome's trace format, which Perfetto opens.
+
+    Parameters
+    ----------
+    plan
+        A plan with a layout, or its file or folder.
+    num_micro_batches
+        Draw the first so many, from 1; all when None.
+
+    Returns
+    -------
+    dict
+        `traceEvents` and `otherData`.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be used, or there are more passes than a viewer takes.
+    InfeasibleError
+        If the plan has no layout.
+    """
+    from meshwright.planner.analysis.timeline import trace_document, trace_of
+
+    return trace_document(trace_of(_laid_out(plan), num_micro_batches))
+
+
+def traffic(plan: Plan | FilePath) -> dict[str, Any]:
+    """What a plan sends over every level of the fabric, as `meshwright traffic --json` has it.
+
+    Parameters
+    ----------
+    plan
+        A plan with a layout, or its file or folder.
+
+    Returns
+    -------
+    dict
+        `levels`, `axes`, `groups` and `cuts`, in bytes of a step and seconds.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be used.
+    InfeasibleError
+        If the plan has no layout.
+    """
+    from meshwright.planner.analysis.traffic import plan_traffic, traffic_document
+
+    return traffic_document(plan_traffic(_laid_out(plan)))
+
+
+def explain(plan: Plan | FilePath, *, best: bool = False) -> dict[str, Any]:
+    """Why a plan is as it is, and what one change would cost, as `meshwright explain --json` has it.
+
+    Parameters
+    ----------
+    plan
+        A plan with a layout, or its file or folder.
+    best
+        Whether to search for the best plan with each single choice, which takes a search each.
+
+    Returns
+    -------
+    dict
+        The plan's reasons, and its neighbours with their prices.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be used.
+    InfeasibleError
+        If the plan has no layout.
+    """
+    from meshwright.planner.analysis.neighbours import neighbours, single_choices
+    from meshwright.planner.report.explain_view import explain_document
+
+    explained = _laid_out(plan)
+    changes = neighbours(explained)
+    choices = single_choices(explained, changes, lambda _: None) if best else None
+    return explain_document(explained, changes, choices)
+
+
+def fleet(
+    jobs: FilePath, *, cluster: str, progress: Progress | None = None, **options: Any
+) -> Fleet:
+    """Share one cluster among many jobs: how many nodes each gets, which ones, and when.
+
+    Parameters
+    ----------
+    jobs
+        The jobs file.
+    cluster
+        Catalog name or cluster file.
+    progress
+        Called with a line when a size is planned.
+    **options
+        Further fields of `FleetOptions`, named as the options of `meshwright fleet`.
+
+    Returns
+    -------
+    Fleet
+        `jobs` with their sizes and plans, and `without_plan`.
+
+    Raises
+    ------
+    InputError
+        If an argument or a file cannot be used.
+    InfeasibleError
+        If the jobs that must run do not fit together.
+    OutOfTimeError
+        If the time limit came before any job had a plan.
+    """
+    from dataclasses import fields
+
+    from meshwright.errors import InputError
+    from meshwright.planner.many.fleet import FleetOptions, run_fleet
+
+    known = [field.name for field in fields(FleetOptions)]
+    for name, value in options.items():
+        if name not in known:
+            raise InputError("is no option", where="fleet", value=name, allowed=tuple(known))
+        if name in ("cache", "calibration") and value is not None:
+            options[name] = path_of(value, name)
+    say = progress or (lambda _: None)
+    chosen = FleetOptions(cluster=cluster, **options)
+    return run_fleet(path_of(jobs, "jobs"), chosen, lambda done, of: say(f"{done} of {of} plans"))
+
+
+def _laid_out(plan: Plan | FilePath) -> Plan:
+    """A plan that has a layout, read where it is a file."""
+    from meshwright.errors import InfeasibleError
+    from meshwright.planner.plan.document import Plan
+    from meshwright.planner.plan.texts import read_feasible_plan
+
+    if not isinstance(plan, Plan):
+        return read_feasible_plan(plan)
+    if plan.layout is None:
+        raise InfeasibleError(f"the plan has no layout (status {plan.status})")
+    return plan

@@ -14,15 +14,15 @@ from meshwright.commands.calculators import (
     volumes,
 )
 from meshwright.commands.catalogs import calibrate_command, catalog, model, schema, topology
-from meshwright.commands.fabric import experts_command, launch, map_, traffic
-from meshwright.commands.many import batch, fleet, recommend_command
+from meshwright.commands.fabric import experts_command, launch_command, map_, traffic_command
+from meshwright.commands.many import batch, fleet_command, recommend_command
 from meshwright.commands.planning import (
     compare_command,
     estimate_command,
-    explain,
+    explain_command,
     plan_command,
-    report,
-    trace,
+    report_command,
+    trace_command,
     validate_command,
     verify_command,
 )
@@ -51,14 +51,14 @@ for command in (
     catalog,
     schema,
     model,
-    launch,
+    launch_command,
     verify_command,
-    explain,
+    explain_command,
     compare_command,
     experts_command,
     topology,
     batch,
-    fleet,
+    fleet_command,
     recommend_command,
     collective,
     roofline,
@@ -68,9 +68,9 @@ for command in (
     compress,
     memory,
     map_,
-    traffic,
-    report,
-    trace,
+    traffic_command,
+    report_command,
+    trace_command,
 ):
     main.add_command(command)
 

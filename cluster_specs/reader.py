@@ -105,14 +105,14 @@ _MEDIUM_WORDS: tuple[tuple[str, Medium], ...] = (
 
 
 def read_cluster(
-    cluster: str | PathLike[str] | ClusterSpec, gpus: int | None = None
+    cluster: str | PathLike[str] | ClusterSpec | Mapping[str, object], gpus: int | None = None
 ) -> ClusterSpec:
-    """The cluster that a catalog name or the path of a YAML file stands for.
+    """The cluster that a catalog name, the path of a YAML file or what such a file holds stands for.
 
     Parameters
     ----------
     cluster
-        Catalog name, path of a cluster YAML, or a spec, which is returned as it is.
+        Catalog name, path of a cluster YAML, its fields as a mapping, or a spec, which is returned as it is.
     gpus
         How many will be asked for, from 1: only checked against what the cluster has.
 
@@ -131,11 +131,12 @@ def read_cluster(
     >>> read_cluster("dgx-h100").gpus_per_node
     8
     """
-    spec = (
-        cluster
-        if isinstance(cluster, ClusterSpec)
-        else _named_or_in_file(given_path(cluster, "cluster"))
-    )
+    if isinstance(cluster, ClusterSpec):
+        spec = cluster
+    elif isinstance(cluster, Mapping):
+        spec = cluster_from_mapping(cluster)
+    else:
+        spec = _named_or_in_file(given_path(cluster, "cluster"))
     if gpus is not None:
         check_gpus(spec, gpus)
     return spec

@@ -98,7 +98,7 @@ def map_(
         write_plan(output, plan_files(mapped.plan), force)
 
 
-@click.command()
+@click.command("launch")
 @click.argument("plan", type=PATH, metavar="PLAN")
 @click.option(
     "--target",
@@ -111,7 +111,7 @@ def map_(
 @placing_options
 @force_option
 @common
-def launch(
+def launch_command(
     *,
     plan: Path,
     target: str | None,
@@ -144,7 +144,7 @@ def launch(
         click.echo("\n".join(str(path) for path in written))
 
 
-@click.command()
+@click.command("traffic")
 @click.argument("plan", type=PATH, metavar="PLAN")
 @click.option(
     "--matrix", type=PATH, metavar="FILE.csv",
@@ -154,7 +154,7 @@ def launch(
 @why_option
 @common
 @click.pass_context
-def traffic(
+def traffic_command(
     ctx: click.Context,
     /,
     *,

@@ -122,14 +122,14 @@ def batch(
     ctx.exit(ExitCode.DONE if every_job_has_a_plan else ExitCode.NO_ANSWER)
 
 
-@click.command()
+@click.command("fleet")
 @click.argument("jobs", type=PATH, metavar="JOBS.yaml")
 @fleet_options
 @calibration_option
 @force_option
 @common
 @click.pass_context
-def fleet(
+def fleet_command(
     ctx: click.Context,
     /,
     jobs: Path,

@@ -254,7 +254,7 @@ def verify_command(
     ctx.exit(ExitCode.DONE if document["passed"] else ExitCode.NO_ANSWER)
 
 
-@click.command()
+@click.command("explain")
 @click.argument("words", type=str, nargs=-1, required=True, metavar="PLAN|TERM")
 @click.option(
     "--best/--no-best",
@@ -262,7 +262,7 @@ def verify_command(
     help="Search for the best plan with each single choice; by default where that is quick.",
 )
 @common
-def explain(words: tuple[str, ...], best: bool | None, as_json: bool) -> None:
+def explain_command(words: tuple[str, ...], best: bool | None, as_json: bool) -> None:
     """Say why a plan is as it is and what one change would cost, or what a term means.
 
     TERM is a word, or several, of a plan's screen or docs/glossary.md, or the name of a rule: explain
@@ -491,7 +491,7 @@ def _next_step(is_without: bool, output: Path | None) -> str:
 # A plan drawn: as a page, and its step as a timeline.
 
 
-@click.command()
+@click.command("report")
 @click.argument("plan", type=PATH, metavar="PLAN")
 @click.option("-o", "--output", type=PATH, metavar="FILE", required=True, help="The page, HTML.")
 @click.option(
@@ -504,7 +504,7 @@ def _next_step(is_without: bool, output: Path | None) -> str:
 @calibration_option
 @force_option
 @common
-def report(
+def report_command(
     plan: Path,
     *,
     output: Path,
@@ -541,13 +541,13 @@ def report(
         click.echo(str(output))
 
 
-@click.command()
+@click.command("trace")
 @click.argument("plan", type=PATH, metavar="PLAN")
 @click.option("-o", "--output", type=PATH, metavar="FILE", required=True, help="The trace, JSON.")
 @value_option("--micro-batches num_micro_batches", int, "N", "Draw the first N; all when absent.")
 @force_option
 @common
-def trace(
+def trace_command(
     plan: Path, output: Path, num_micro_batches: int | None, force: bool, as_json: bool
 ) -> None:
     """Draw a plan's step: every pass on every pipeline rank, communication, the optimizer and memory.

@@ -145,3 +145,103 @@ EXPERTS: dict[str, Any] = {"cluster": "dgx-h100"}
 def test_values_of_a_wrong_type_are_named(call: Callable[[], object], words: str) -> None:
     with pytest.raises(meshwright.InputError, match=words):
         call()
+
+
+NO_FUNCTION = {
+    "verify": "a file's check, whose answer is its exit code",
+    "topology": "writes a cluster file",
+    "collective": "a calculator",
+    "roofline": "a calculator",
+    "pipeline": "a calculator",
+    "overlap": "a calculator",
+    "volumes": "a calculator",
+    "compress": "a calculator",
+    "memory": "a calculator",
+    "catalog": "lists names",
+    "schema": "prints a schema",
+}
+OTHERWISE = {"batch": "plan_batch", "experts": "place_experts", "model": "read_model"}
+
+
+def test_what_a_command_says_of_plans_a_function_says_too() -> None:
+    functions = set(meshwright.__all__)
+    for name in main.commands:
+        assert name in NO_FUNCTION or OTHERWISE.get(name, name) in functions, name
+
+
+@pytest.fixture(scope="module")
+def small_plan() -> meshwright.Plan:
+    return meshwright.plan(
+        "llama-3-8b",
+        cluster="dgx-h100",
+        gpus=16,
+        global_batch=64,
+        seq_len=4096,
+        robustness=False,
+    )
+
+
+def test_a_plan_is_saved_launched_and_read_back(
+    small_plan: meshwright.Plan, tmp_path: Path
+) -> None:
+    written = meshwright.save(small_plan, tmp_path / "run")
+    assert (tmp_path / "run" / "plan.yaml") in written
+    again = meshwright.read_plan(tmp_path / "run")
+    assert again.layout == small_plan.layout
+    with pytest.raises(meshwright.InputError):
+        meshwright.save(small_plan, tmp_path / "run")
+    meshwright.save(small_plan, tmp_path / "run", force=True)
+    files = meshwright.launch(tmp_path / "run", tmp_path / "slurm", target="slurm")
+    assert any(path.suffix == ".sh" for path in files)
+
+
+def test_reasons_traffic_timeline_and_page_are_those_of_the_commands(
+    small_plan: meshwright.Plan, tmp_path: Path
+) -> None:
+    meshwright.save(small_plan, tmp_path)
+    plan = str(tmp_path / "plan.yaml")
+    for words, value in (
+        (["explain", plan, "--no-best"], meshwright.explain(small_plan)),
+        (["traffic", plan], meshwright.traffic(small_plan)),
+    ):
+        said = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)
+        assert {**json.loads(json.dumps(value)), "schema": said["schema"]} == said
+    drawn = meshwright.trace(small_plan, num_micro_batches=1)
+    assert drawn["traceEvents"]
+    page = tmp_path / "page.html"
+    assert CliRunner().invoke(main, ["report", plan, "-o", str(page)]).exit_code == 0
+    assert page.read_text(encoding="utf-8") == meshwright.report(plan)
+
+
+def test_ranks_are_mapped_onto_other_nodes(small_plan: meshwright.Plan) -> None:
+    mapped = meshwright.map(small_plan, cluster="h100-leaf-3to1")
+    assert mapped.inputs.cluster.name == "h100-leaf-3to1"
+    assert mapped.layout == small_plan.layout
+
+
+def test_a_cluster_is_shared_out(tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs.yaml"
+    job = {"name": "a", "model": "llama-3-8b", "global_batch": 64, "seq_len": 4096}
+    jobs.write_text(json.dumps({"schema": 1, "jobs": [job]}), encoding="utf-8")
+    shared = meshwright.fleet(jobs, cluster="dgx-h100", gpus=16)
+    assert len(shared.jobs) + len(shared.without_plan) == 1
+    with pytest.raises(meshwright.InputError, match="is no option"):
+        meshwright.fleet(jobs, cluster="dgx-h100", objektive="makespan")
+
+
+def test_a_cluster_may_be_a_mapping(small_plan: meshwright.Plan) -> None:
+    fields = {"base": "dgx-h100", "nic_gbps_per_gpu": 100}
+    slower = meshwright.plan(
+        "llama-3-8b",
+        cluster=fields,
+        gpus=16,
+        global_batch=64,
+        seq_len=4096,
+        robustness=False,
+    )
+    assert slower.inputs.cluster.nic_gbps_per_gpu == 100
+    assert slower.predicted is not None
+    assert small_plan.predicted is not None
+    assert slower.predicted.step_time_s > small_plan.predicted.step_time_s
+    with pytest.raises(meshwright.InputError, match="cluster"):
+        meshwright.read_cluster({"base": "dgx-h900"})

@@ -104,7 +104,7 @@ def calibration_text(calibration: Calibration) -> str:
 def read_request(
     *,
     model: str | PathLike[str] | ModelSpec,
-    cluster: str | PathLike[str] | ClusterSpec,
+    cluster: str | PathLike[str] | ClusterSpec | Mapping[str, object],
     gpus: int | None,
     pin: Mapping[str, int | str] | str = "",
     forbid: Iterable[str] | str = (),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -129,6 +130,9 @@ Answer = Callable[[PlanRequest], Plan]
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], None]:
     """Puts an answer in the place of the search."""
+
+    # What takes more than `make_plan` from the module is there before another stands in its place.
+    import_module("meshwright.planner.mixed.service")
 
     def put(answer: Answer) -> None:
         module = ModuleType("meshwright.planner.plan.make_plan")
