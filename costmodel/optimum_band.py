@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.records import ErrorBand, data_table, device_class
 from meshwright.costmodel.workload import Workload
 
@@ -53,8 +53,8 @@ def _words(workload: Workload, layout: Layout) -> Iterator[str]:
     recompute = int(layout.recompute)
     full = bool(recompute & Recompute.FULL)
     yield f"recompute {'full' if full else 'selective' if recompute else 'none'}"
-    for axis in ("tp", "pp", "cp", "vpp"):
-        if int(getattr(layout, axis)) > 1:
+    for axis in (*AXES, "vpp"):
+        if axis != "dp" and int(getattr(layout, axis)) > 1:
             yield axis
     if workload.cuda_graph != "none":
         yield f"cuda_graph {workload.cuda_graph}"

@@ -15,8 +15,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from meshwright.costmodel.layout import AXES
 from meshwright.documents import parse_mapping, read_text, validation_message
 from meshwright.errors import InputError
+from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.model_specs.reader import catalog_names, flavors, read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, run_from_mapping
@@ -50,7 +53,7 @@ _PRECISIONS = {
     "fp8 current scaling": {"precision": "fp8", "fp8_recipe": "tensorwise"},
     "float8 tensorwise": {"precision": "fp8", "fp8_recipe": "tensorwise"},
 }
-_SHARDED = ("fsdp", "fsdp2", "FSDP FULL_SHARD")
+_SHARDED = ("fsdp", FSDP2.name, "FSDP FULL_SHARD")
 """Words of sources for ZeRO 3."""
 
 
@@ -196,7 +199,7 @@ def _base(doc: StatedPairDoc) -> dict[str, Any]:
         sharding = 3
     elif sharding is not None and sharding not in range(4):
         raise _NotSaidError("sharding in words that are not known")
-    degrees = {name: layout.get(name) for name in ("tp", "pp", "cp")}
+    degrees = {name: layout.get(name) for name in AXES if name != "dp"}
     if layout.get("dp") == doc.gpus:
         degrees = {name: degree or 1 for name, degree in degrees.items()}
     missing = [name for name, degree in degrees.items() if degree is None]
@@ -228,7 +231,7 @@ def _model(doc: StatedPairDoc) -> str | ModelSpec:
     catalog = {_letters(name): name for name in catalog_names()}
     if plain in catalog:
         return catalog[plain]
-    if (doc.framework or "").startswith("torchtitan"):
+    if (doc.framework or "").startswith(TORCHTITAN.name):
         for flavor in flavors():
             if _letters(flavor.family + flavor.name) == plain:
                 return flavor.model
@@ -278,38 +281,23 @@ def _shards(words: str) -> dict[str, Any]:
 
 
 _OF_PRECISION = ("precision", "fp8_recipe")
-_CHANGES: Mapping[str, Callable[[str], dict[str, Any]]] = {
-    "precision": _precision,
-    "fp8_recipe": _precision,
-    "recompute": _recompute,
-    "shard_group": _shards,
-    "moe_dispatch": lambda words: {
-        "moe_dispatch": _word(
-            words,
-            {
-                "AlltoAll": "alltoall",
-                "alltoall": "alltoall",
-                "DeepEP": "deepep",
-                "HybridEP": "hybridep",
-            },
-        )
-    },
-    "cuda_graph": lambda words: {
-        "cuda_graph": _word(
-            words,
-            {"no CUDA graphs": "none", "no CUDA graph": "none", "partial CUDA graphs": "partial"},
-        )
-    },
-    "ep_overlap": lambda words: {
-        "overlap": {"ep": _word(words, {"overlap off": False, "overlap on": True})}
-    },
-    "gradient_dtype": lambda words: {
-        "gradient_dtype": _word(
-            words, {"fp32 FSDP gradient reduce": "fp32", "bf16 FSDP gradient reduce": "bf16"}
-        )
-    },
+_DISPATCHERS = {
+    "AlltoAll": "alltoall",
+    "alltoall": "alltoall",
+    "DeepEP": "deepep",
+    "HybridEP": "hybridep",
 }
+_GRAPHS = {"no CUDA graphs": "none", "no CUDA graph": "none", "partial CUDA graphs": "partial"}
+_SWITCHES = {"overlap off": False, "overlap on": True}
+_GRADIENTS = {"fp32 FSDP gradient reduce": "fp32", "bf16 FSDP gradient reduce": "bf16"}
+_CHANGES: dict[str, Callable[[str], dict[str, Any]]] = dict.fromkeys(_OF_PRECISION, _precision)
 """How the words of a source for one side of a setting are written in a run file."""
+_CHANGES["recompute"] = _recompute
+_CHANGES["shard_group"] = _shards
+_CHANGES["moe_dispatch"] = lambda words: {"moe_dispatch": _word(words, _DISPATCHERS)}
+_CHANGES["cuda_graph"] = lambda words: {"cuda_graph": _word(words, _GRAPHS)}
+_CHANGES["ep_overlap"] = lambda words: {"overlap": {"ep": _word(words, _SWITCHES)}}
+_CHANGES["gradient_dtype"] = lambda words: {"gradient_dtype": _word(words, _GRADIENTS)}
 
 
 def _change(knob: str, words: str) -> dict[str, Any]:

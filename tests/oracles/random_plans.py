@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cluster_specs.reader import load_cluster
@@ -25,10 +26,15 @@ MOST_GPUS = 1024
 
 
 def random_plan(
-    rng: random.Random, framework: FrameworkName, index: int
+    rng: random.Random,
+    framework: FrameworkName,
+    index: int,
+    names: Sequence[str] | None = None,
 ) -> tuple[Plan, int] | None:
-    """A plan and the compute capability of its GPUs; None where the draw has no meaning at all."""
-    names = catalog_names()
+    """A plan of a model of some names, by default the catalog's, and the compute capability of its GPUs; None
+    where the draw has no meaning at all.
+    """
+    names = names or catalog_names()
     model = load_catalog_model(names[index % len(names)])
     cluster = rng.choice(list(CLUSTERS))
     fields = _degrees(rng, framework, model)

@@ -28,7 +28,8 @@ _KIND = "llamafactory"
 _MODEL, _TRAINED, _STAGE = "model_name_or_path", "finetuning_type", "stage"
 _MICRO_BATCH, _STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
 _LENGTH, _PACKING, _RECOMPUTES = "cutoff_len", "packing", "disable_gradient_checkpointing"
-_ATTENTION, _DEEPSPEED = "flash_attn", "deepspeed"
+_ATTENTION = "flash_attn"
+_DEEPSPEED = "deepspeed"
 _DEFAULTS = {_MICRO_BATCH: 8, _STEPS: 1, _LENGTH: 2048}
 _STAGES = ("pt", "sft")
 """Stages of one forward and one backward pass over a batch; the others run further models."""
@@ -199,11 +200,7 @@ def _beside(named: object, path: Path) -> Path:
 
 _BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH = "base_model", "sequence_len", "micro_batch_size"
 _AXOLOTL_DEFAULTS = {_AXOLOTL_MICRO_BATCH: 1, _STEPS: 1, _AXOLOTL_LENGTH: 512}
-_AXOLOTL_DEGREES = {
-    "tp": "tensor_parallel_size",
-    "cp": "context_parallel_size",
-    "shard_groups": "dp_replicate_size",
-}
+_TENSOR, _CONTEXT, _REPLICAS = "tensor_parallel_size", "context_parallel_size", "dp_replicate_size"
 _IMPLEMENTATION, _CHECKPOINTS = "attn_implementation", "gradient_checkpointing"
 _IMPLEMENTATIONS = {
     "sdpa": "flash-2",
@@ -219,7 +216,7 @@ _AXOLOTL_READ = frozenset(
         *(_BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH, _STEPS, _IMPLEMENTATION, _CHECKPOINTS),
         *("bf16", "fp16", "sample_packing", "pad_to_sequence_len", "flash_attention", _DEEPSPEED),
         *("fsdp", "fsdp_config", "fsdp_version", "dp_shard_size", "adapter"),
-        *_AXOLOTL_DEGREES.values(),
+        *(_TENSOR, _CONTEXT, _REPLICAS),
     )
 )
 _PARTS = ("unfrozen_parameters", "lisa_n_layers", "relora")
@@ -272,19 +269,18 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
     checkpoints = document.get(_CHECKPOINTS) or False
     if checkpoints not in (True, False):
         unread.append(_CHECKPOINTS)
-    degrees = {
-        axis: count
-        for axis, name in _AXOLOTL_DEGREES.items()
-        if (count := whole_number(document, name, where) or 1) > 1
-    }
     settings = {
-        **degrees,
         "seq_len": numbers[_AXOLOTL_LENGTH],
         "micro_batch": micro_batch,
         "precision": _precision(document, where),
         "recompute": "full" if checkpoints else run.settings.get("recompute", "none"),
         "attention_kernel": _implementation(document, where),
     }
+    degrees = {"tp": _TENSOR, "cp": _CONTEXT}
+    settings |= {axis: whole_number(document, key, where) or 1 for axis, key in degrees.items()}
+    replicas = whole_number(document, _REPLICAS, where) or 1
+    if replicas > 1:
+        settings["shard_groups"] = replicas
     remarks = run.remarks
     if document.get("sample_packing") is True:
         remarks = (*remarks, PACKED)
