@@ -44,6 +44,7 @@ JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
         "shard-groups-of-several": "choice: one rank shards nothing, as under ZeRO 0",
     },
     "torchtitan": {
+        "shard-groups-of-several": "choice: one rank shards nothing, as under ZeRO 0",
         "fsdp-offload-zero": "choice: whole weights stay on the GPU under ZeRO 2, which are not priced",
         "fsdp-offload-shards": "choice: one rank shards nothing, which is not priced",
         "fsdp-offload-whole": "a plan's share: the switch has no other",
