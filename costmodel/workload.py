@@ -159,6 +159,11 @@ class Workload(RunSettings):
             return None
         return self.calibration.factors_on(self.cluster.device.name, self.framework)
 
+    @property
+    def nodes(self) -> float:
+        """How many nodes the GPUs fill."""
+        return self.gpus / self.cluster.gpus_per_node
+
     def on(self, gpus: int) -> Workload:
         """The same training on another number of GPUs of the cluster.
 
