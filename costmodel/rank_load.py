@@ -750,7 +750,10 @@ _WAITS = ("tp_comm", "cp_comm", "ep_comm")
 
 
 def _weight_gradient_s(kind: KindTime) -> Floats:
-    """Gradients of weights in one micro-batch of a layer: one of the three GEMMs that each matrix has."""
+    """Gradients of weights in one micro-batch of a layer: one of the three GEMMs that each matrix has.
+
+    Schedules that run them apart are not planned for frozen weights, which have none.
+    """
     gemms = [np.asarray(kind.parts[name]) for name in _GEMMS if name in kind.parts]
     seconds: Floats = sum(gemms, 0.0) / 3.0
     return seconds
