@@ -14,7 +14,7 @@ from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
 from meshwright.costmodel.layer_context import Context, Passes
 from meshwright.costmodel.layout import Floats
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.adapters import EXPERTS
+from meshwright.model_specs.adapters import EXPERTS, adapted_matrices
 from meshwright.model_specs.blocks import BlockShares
 
 _FUSED = {
@@ -64,13 +64,13 @@ def adapted_outputs(workload: Workload, outputs: Outputs) -> list[Floats]:
     list of float or array
         One number for each adapter; none where nothing is adapted.
     """
-    adapters = workload.adapters
-    if adapters is None:
+    if workload.adapters is None:
         return []
+    adapted = adapted_matrices(workload.model, workload.adapters)
     for fused, names in _FUSED.items():
-        if adapters.has(fused) and set(names) & set(outputs):
+        if fused in adapted and set(names) & set(outputs):
             return [sum(outputs.values(), start=np.float64(0.0))]
-    return [width for name, width in outputs.items() if adapters.has(name)]
+    return [width for name, width in outputs.items() if name in adapted]
 
 
 def adapter_passes_s(c: Context, tokens: Floats, inputs: Floats, outputs: Outputs) -> Passes:
@@ -185,13 +185,14 @@ def inner_bytes(workload: Workload, *names: str) -> float:
 
 
 _ADAPTER_LAUNCHES = 5.0
-"""Kernels of an adapter forward: two products, a cast, the scaling and the sum (peft/tuners/lora/layer.py)."""
+"""Kernels of an adapter forward: two products, a cast, scaling and sum (peft/tuners/lora/layer.py)."""
 _WIDENING_LAUNCHES = 2.0
 """Kernels that make a weight of 4 bits readable: its scales, and itself (bitsandbytes, functional.py,
 dequantize_4bit)."""
 _LAYER_LAUNCHES, _EAGER_LAYER_LAUNCHES = 13.0, 36.0
 """Kernels of a layer forward: of Transformer Engine (`buffers.graph_bytes`, a third of its nodes), and one
-PyTorch operator at a time: six a norm, ten of rotary embeddings, seven products, attention, sums and the gate."""
+PyTorch operator at a time: six a norm, ten of rotary embeddings, seven products, attention, two sums and two
+of the gate."""
 
 
 def adapter_launches(c: Context, shares: BlockShares) -> float:
@@ -216,7 +217,10 @@ def adapter_launches(c: Context, shares: BlockShares) -> float:
     if model.moe is not None and model.moe.shared_width:
         blocks += shares.experts
     in_blocks = {
-        "attention": (("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"), ("o_proj",)),
+        "attention": (
+            ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"),
+            ("o_proj",),
+        ),
         "mamba": (("in_proj",), ("out_proj",)),
     }
     number = blocks * _adapters(workload, (("gate_proj", "up_proj"), ("down_proj",)))

@@ -41,6 +41,7 @@ from meshwright.costmodel.workload import (
     gathering_members,
     pass_bytes,
 )
+from meshwright.model_specs.adapters import expert_adapters
 
 
 def linear(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -> Passes:
@@ -264,13 +265,17 @@ def _expert_adapters_s(
     backward: Floats = none
     if adapters is None or not adapts_experts(c.workload):
         return Passes(forward, backward)
-    rank, groups = float(adapters.rank), local.experts
+    groups = local.experts
     grouped_s = partial(
         gemm_s, mean_rows, rates=c.rates, groups=groups, imbalance=imbalance, sixteen_bit=True
     )
     rows = mean_rows * imbalance
-    shapes = [(hidden, local.width)] * local.matrices + [(local.width, hidden)]
-    for inputs, outputs in shapes:
+    model = c.workload.model
+    split = np.asarray(local.width) / (model.moe.moe_ffn_hidden if model.moe else 1)
+    for rank, whole_inputs, whole_outputs in expert_adapters(model, adapters):
+        # Expert-tensor parallelism splits the feed-forward's width alone.
+        inputs = whole_inputs if whole_inputs == hidden else whole_inputs * split
+        outputs = whole_outputs if whole_outputs == hidden else whole_outputs * split
         forward = forward + grouped_s(rank, inputs) + grouped_s(outputs, rank)
         forward = forward + streamed_s(SUMMED_BYTES * local.copies * outputs, c.rates)
         backward = backward + grouped_s(rank, outputs) + grouped_s(inputs, rank)

@@ -15,6 +15,7 @@ from meshwright.costmodel.kernels import OPERAND_BYTES, Rates
 from meshwright.costmodel.records import (
     ErrorBand,
     Overrides,
+    adapters_band,
     error_band,
     layered_values,
     memory_band,
@@ -406,7 +407,10 @@ def step_time_band(workload: Workload) -> ErrorBand:
         Measured over predicted seconds, without unit: of the user's own runs where they are of this device
         and framework, else of published ones.
     """
-    return _own_band(workload) or error_band(workload.cluster.device.name, workload.framework)
+    own = _own_band(workload)
+    if own is None and workload.adapters is not None:
+        return adapters_band("step_time")
+    return own or error_band(workload.cluster.device.name, workload.framework)
 
 
 def has_own_band(workload: Workload) -> bool:
@@ -450,6 +454,8 @@ def peak_memory_band(workload: Workload) -> ErrorBand:
     band = None
     if calibration is not None and calibration.runs_as(workload.framework):
         band = calibration.band("memory")
+    if band is None and workload.adapters is not None:
+        return adapters_band("memory")
     return band or memory_band()
 
 

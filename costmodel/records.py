@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Literal
 
 from meshwright.documents import packaged_document
 
@@ -352,6 +352,22 @@ def measured_gain(
     words = {"dense": "dense models", "experts": "models with experts"}
     kinds = " and ".join(words[name] for name in sorted({row["kind"] for row in near}))
     return MeasuredGain(gain=1.0 - mean, pairs=len(near), measured_on=f"{devices}, {kinds}")
+
+
+def adapters_band(of: Literal["step_time", "memory"]) -> ErrorBand:
+    """How far measured runs that train adapters lie from predictions, on all devices and frameworks.
+
+    Parameters
+    ----------
+    of : str
+        step_time, or memory for peaks.
+
+    Returns
+    -------
+    ErrorBand
+        Measured over predicted; `costmodel/data/adapter_bands.yaml` says of how many runs.
+    """
+    return ErrorBand(**data_table("adapter_bands.yaml")[of])
 
 
 def error_band(device_name: str, framework: str) -> ErrorBand:

@@ -307,7 +307,8 @@ def state_bytes(
     states: Floats = on_gpu * of_shard
     if workload.adapters is not None:
         trained, frozen = workload.trained_shares[experts], workload.frozen_weight_bytes[experts]
-        weights = np.where(fsdp, 1.0 / d, 1.0) * (frozen + copies) + trained * weights
+        base = frozen * weight / 2.0 + copies
+        weights = np.where(fsdp, 1.0 / d, 1.0) * base + trained * weights
         gradients, states = trained * gradients, trained * states
     if workload.factors is not None:
         factor = workload.factors.state_memory

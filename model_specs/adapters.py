@@ -33,18 +33,18 @@ AdapterMethod = Literal["lora", "qlora"]
 """Adapters beside 16-bit weights, or beside weights of 4 bits (QLoRA, arXiv 2305.14314)."""
 
 ALL_LINEAR = "all-linear"
-"""Every matrix of a layer but routers and routed experts, as PEFT has it: transformers 5 keeps experts in
-tensors of their own, which are no linear layers (peft, tuners/tuners_utils.py; transformers,
-integrations/moe.py)."""
+"""Every matrix of a layer; the framework says which these are (`resolved`)."""
 EXPERTS = "experts"
-"""The matrices of routed experts, one adapter an expert and matrix."""
+"""The matrices of routed experts, adapters for each expert."""
+ROUTER = "router"
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 _FUSED = ("qkv_proj", "gate_up_proj")
 """One matrix, and so one adapter, in place of two or three."""
 _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
-_MIXERS = ("in_proj", "x_proj", "dt_proj", "out_proj")
+_INDEXER = ("wq_b", "wk", "weights_proj")
+_MIXERS = ("in_proj", "in_proj_ba", "x_proj", "dt_proj", "out_proj")
 """Of Mamba and of linear attention."""
 _MEGATRON = {
     "linear_qkv": ("qkv_proj",),
@@ -58,6 +58,7 @@ TARGETS = (
     ALL_LINEAR,
     *_ATTENTION,
     *_LATENT,
+    *_INDEXER,
     *_FUSED,
     *_FEED_FORWARD,
     *_MIXERS,
@@ -84,34 +85,23 @@ class AdapterSpec(BaseModel):
     )
     """Matrices that get an adapter, words of `TARGETS`."""
 
+    matrices: Annotated[tuple[str, ...], Field(max_length=len(TARGETS) + 1)] = ()
+    """What the targets stand for in the framework; taken as they are where this is empty."""
+
     def has(self, name: str) -> bool:
         """Whether a matrix gets an adapter.
 
         Parameters
         ----------
         name : str
-            A word of `TARGETS` but `all-linear`.
+            A word of `TARGETS` but `all-linear`, or `router`.
 
         Returns
         -------
         bool
             Whether it is named, or one of Megatron's names stands for it.
         """
-        return name in _expanded(self.targets)
-
-    def fused(self) -> AdapterSpec:
-        """The same where queries, keys and values share one adapter, and gate and up projection another.
-
-        Returns
-        -------
-        AdapterSpec
-            Its targets name each matrix; of three or two that are one, the whole stands for all of them.
-        """
-        names = _expanded(self.targets)
-        for whole, parts in _PARTS.items():
-            if names.issuperset(parts):
-                names = (names - set(parts)) | {whole}
-        return self.model_copy(update={"targets": tuple(n for n in TARGETS if n in names)})
+        return name in (self.matrices or _expanded(self.targets))
 
 
 @lru_cache(maxsize=256)
@@ -119,7 +109,7 @@ def _expanded(targets: tuple[str, ...]) -> frozenset[str]:
     """Names of matrices for the words that were given."""
     names = {name for word in targets for name in _MEGATRON.get(word, (word,))}
     if ALL_LINEAR in names:
-        names |= {*_ATTENTION, *_LATENT, *_FEED_FORWARD, *_MIXERS}
+        names |= {*_ATTENTION, *_LATENT, *_INDEXER, *_FEED_FORWARD, *_MIXERS}
     return frozenset(names)
 
 
@@ -221,11 +211,18 @@ def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
         return Matrix("qkv_proj", hidden, sum(widths)), *apart, output
     keys_and_values = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     down = Matrix("kv_a_proj_with_mqa", hidden, mla.kv_lora_rank + mla.qk_rope_head_dim)
+    indexer: tuple[Matrix, ...] = ()
+    if mla.indexer is not None:
+        indexer = (
+            Matrix("wq_b", mla.q_lora_rank or hidden, mla.indexer.width),
+            Matrix("wk", hidden, mla.indexer.head_dim),
+            Matrix("weights_proj", hidden, mla.indexer.heads),
+        )
     up = Matrix("kv_b_proj", mla.kv_lora_rank, keys_and_values)
     if mla.q_lora_rank is None:
-        return Matrix("q_proj", hidden, queries), down, up, output
+        return Matrix("q_proj", hidden, queries), down, up, output, *indexer
     latent = Matrix("q_a_proj", hidden, mla.q_lora_rank)
-    return latent, Matrix("q_b_proj", mla.q_lora_rank, queries), down, up, output
+    return latent, Matrix("q_b_proj", mla.q_lora_rank, queries), down, up, output, *indexer
 
 
 def _feed_forward_matrices(model: ModelSpec, width: int) -> tuple[Matrix, ...]:
@@ -244,8 +241,10 @@ def _mixer_matrices(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix,
     of_linear: tuple[Matrix, ...] = ()
     of_mamba: tuple[Matrix, ...] = ()
     if linear is not None:
+        steps = 2 * linear.value_heads
         of_linear = (
-            Matrix("in_proj", hidden, linear.projected_width),
+            Matrix("in_proj", hidden, linear.projected_width - steps),
+            Matrix("in_proj_ba", hidden, steps),
             Matrix("out_proj", linear.value_width, hidden),
         )
     if mamba is not None:
@@ -283,6 +282,106 @@ def layer_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     widths = [width for width in (model.ffn_hidden, shared) if width]
     blocks = [matrix for width in widths for matrix in _feed_forward_matrices(model, width)]
     return (*attention, *of_linear, *of_mamba, *blocks)
+
+
+def resolved(model: ModelSpec, adapters: AdapterSpec, *, fused: bool) -> AdapterSpec:
+    """The adapters with the matrices that their targets stand for in a framework.
+
+    PEFT takes gate, up and down projection of a model with experts for those of its routed experts. Their
+    gate and up projection share a tensor, and so an adapter of twice the rank. Dense layers and shared
+    experts have none then; under `all-linear` the router has one (peft 0.21, utils/
+    transformers_weight_conversion.py, _convert_peft_config_moe). Megatron-Bridge has one adapter for queries,
+    keys and values, another for gate and up projection, and finds experts by the same names
+    (megatron/bridge/peft/lora.py).
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Whose matrices are named.
+    adapters : AdapterSpec
+        As they were asked for.
+    fused : bool
+        Whether the framework is Megatron-Bridge.
+
+    Returns
+    -------
+    AdapterSpec
+        Its `matrices` are filled in; it may have none that the model has.
+
+    Raises
+    ------
+    InputError
+        Where PEFT would refuse them.
+    """
+    have = {matrix.name for matrix in layer_matrices(model)} | {EXPERTS}
+    names, moe = {*_expanded(adapters.targets)} & have, model.moe
+    if fused:
+        for whole, parts in _PARTS.items():
+            present = set(parts) & have
+            if present and names.issuperset(present):
+                names = (names - present) | {whole}
+        if moe is not None and ALL_LINEAR in adapters.targets:
+            names |= {EXPERTS}
+    elif moe is not None and _converts_experts(model) and names & {*_FEED_FORWARD}:
+        if not names.issuperset({*_FEED_FORWARD} & have):
+            raise InputError(
+                "PEFT adapts gate, up and down projection of experts together: name all of them or none",
+                where="lora_targets",
+                value=",".join(adapters.targets),
+            )
+        names = (names - {*_FEED_FORWARD}) | {EXPERTS}
+        names |= {ROUTER} if ALL_LINEAR in adapters.targets else set()
+    in_order = tuple(name for name in (*TARGETS, ROUTER) if name in names)
+    return adapters.model_copy(update={"matrices": in_order})
+
+
+def _converts_experts(model: ModelSpec) -> bool:
+    """Whether PEFT knows the model's experts: not those of gpt-oss, nor beside Mamba."""
+    return model.moe is not None and not model.moe.expert_bias and model.state_space is None
+
+
+def expert_adapters(model: ModelSpec, adapters: AdapterSpec) -> tuple[tuple[int, int, int], ...]:
+    """Rank, inputs and outputs of each adapter beside one routed expert.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        With experts.
+    adapters : AdapterSpec
+        With `matrices` as `resolved` fills them in.
+
+    Returns
+    -------
+    tuple of (int, int, int)
+        None where experts have no adapter.
+    """
+    if model.moe is None or not adapters.has(EXPERTS):
+        return ()
+    hidden, width, rank = model.hidden, model.moe.moe_ffn_hidden, adapters.rank
+    down = (rank, width, hidden)
+    if not model.gated:
+        return (rank, hidden, width), down
+    both = rank if adapters.has("gate_up_proj") else 2 * rank
+    return (both, hidden, 2 * width), down
+
+
+@lru_cache(maxsize=256)
+def adapted_matrices(model: ModelSpec, adapters: AdapterSpec) -> frozenset[str]:
+    """Names of the matrices of a model that have an adapter, routed experts left out.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Its layers are looked at.
+    adapters : AdapterSpec
+        Its targets.
+
+    Returns
+    -------
+    frozenset of str
+        Words of `TARGETS`.
+    """
+    return frozenset(m.name for m in layer_matrices(model) if adapters.has(m.name))
 
 
 def _parameters(adapters: AdapterSpec, matrices: tuple[Matrix, ...]) -> int:
@@ -327,12 +426,12 @@ def adapter_counts(model: ModelSpec, adapters: AdapterSpec) -> AdapterCounts:
     experts, beside = 0, 0
     moe = model.moe
     if moe is not None:
-        if adapters.has(EXPERTS):
-            each = AdapterSpec(rank=adapters.rank, targets=("gate_proj", "up_proj", "down_proj"))
-            matrices = _feed_forward_matrices(model, moe.moe_ffn_hidden)
-            experts = moe.experts * _parameters(each, matrices)
+        each = expert_adapters(model, adapters)
+        experts = moe.experts * sum(rank * (inputs + outputs) for rank, inputs, outputs in each)
+        if adapters.has(ROUTER):
+            beside = adapters.rank * (model.hidden + moe.experts)
         if moe.shared_width:
-            beside = _parameters(adapters, _feed_forward_matrices(model, moe.shared_width))
+            beside += _parameters(adapters, _feed_forward_matrices(model, moe.shared_width))
             if moe.shared_expert_gate and ALL_LINEAR in adapters.targets:
                 beside += adapters.rank * (model.hidden + 1)
     if model.hybrid_pattern is not None:

@@ -399,17 +399,19 @@ def _linear_attention_flops(model: ModelSpec) -> float:
     return 2.0 * (convolution + 4 * linear.value_width * linear.key_head_dim)
 
 
-def flops_per_token(model: ModelSpec, seq_len: int) -> float:
+def flops_per_token(model: ModelSpec, seq_len: int, *, frozen_weights: bool = False) -> float:
     """Model FLOPs of the forward and backward pass of one token in a sequence of `seq_len` tokens.
 
     6 per active matrix weight (two forward, four backward) plus attention with the causal mask counted half;
     the head and the MTP modules count; recomputation, norms, softmax and the optimizer do not. For a dense
     GPT this is 72 L h^2 (1 + s / 12h + V / 12Lh): Narayanan et al. 2021, arXiv 2104.04473, without its
-    recomputed forward pass and with half its attention.
+    recomputed forward pass and with half its attention. Frozen weights have no gradient: 4 per weight; what
+    is trained beside them does not count.
 
     Raises ValueError for a sequence shorter than one token.
     """
     if seq_len < 1:
         raise ValueError(f"seq_len must be at least 1, got {seq_len}")
-    matrices = 2 * BACKWARD_AND_FORWARD * active_matmul_parameters(model)
+    products = BACKWARD_AND_FORWARD - 1 if frozen_weights else BACKWARD_AND_FORWARD
+    matrices = 2 * products * active_matmul_parameters(model)
     return matrices + attention_flops_per_token(model, seq_len)

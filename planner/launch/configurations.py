@@ -199,6 +199,11 @@ def _script_notes(launch: Launch) -> tuple[str, ...]:
                 "It loads the model with BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', "
                 "bnb_4bit_use_double_quant=True, bnb_4bit_quant_storage=torch.bfloat16)."
             )
+        if launch.inputs.model.state_space is not None and adapters.has("out_proj"):
+            notes.append(
+                "PEFT refuses out_proj of some models with Mamba (nemotron_h, falcon_h1, mamba): leave it "
+                f"out of target_modules in {ADAPTER_FILE} there."
+            )
         if launch.layout.recompute == "full":
             notes.append("It turns gradient checkpointing on, with use_reentrant=False.")
     return tuple(notes)
@@ -209,7 +214,7 @@ def _adapter_files(launch: Launch) -> dict[str, str]:
     adapters = launch.inputs.adapters
     if adapters is None:
         return {}
-    if adapters.has(EXPERTS):
+    if EXPERTS in adapters.targets:
         raise InfeasibleError(
             "PEFT's adapters of experts depend on how transformers keeps them, which the plan does not know: "
             "leave experts out of --lora-targets, or choose the megatron framework."

@@ -384,6 +384,8 @@ def _bridge_adapters(inputs: PlanInputs) -> dict[str, object]:
     if adapters is None:
         return {}
     have = {matrix.name for matrix in layer_matrices(model)}
+    if model.attention is None:
+        have -= {"q_proj"}  # There it is a part of linear_qkv.
     modules = [
         name for name, matrix in _BRIDGE_MODULES.items() if matrix in have and adapters.has(matrix)
     ]
@@ -397,7 +399,8 @@ def _bridge_adapters(inputs: PlanInputs) -> dict[str, object]:
         elif adapters.has(EXPERTS):
             modules.append(f"*.experts.{name}")
         said |= {matrix}
-    apart = sorted(name for name in adapters.targets if name in have and name not in said)
+    of_model = {matrix.name for matrix in layer_matrices(model)}
+    apart = sorted({*adapters.matrices} & of_model - said)
     if apart:
         raise InfeasibleError(
             f"Megatron-Bridge's LoRA has no adapter beside {', '.join(apart)} alone: queries, keys and "

@@ -28,6 +28,7 @@ from meshwright.costmodel.execution_names import DEFAULT_MEMORY_RISK
 from meshwright.documents import LARGE_FILE_BYTES, path_text, read_mapping, validation_message
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
+from meshwright.model_specs.adapters import EVERY_PARAMETER
 from meshwright.model_specs.reader import catalog_names
 from meshwright.planner.request.plan_request import (
     CutUse,
@@ -83,6 +84,12 @@ class JobDoc(BaseModel):
     """Pins the dispatcher of tokens."""
     calibration: Text | None = None
     """A stack file that `meshwright calibrate` wrote; a relative path starts at the jobs file."""
+    train: str = EVERY_PARAMETER
+    """Or `lora`, `qlora`: adapters beside frozen weights."""
+    lora_rank: int | None = None
+    """Width of the adapters; 16 when absent."""
+    lora_targets: str | tuple[str, ...] | None = None
+    """Matrices that have one: `q_proj,v_proj`, or a list; all-linear when absent."""
     objective: str = "nominal"
     """Or `expected`: the mean over the posterior of the calibration."""
     reserve_gib: Gibibytes = 0.0

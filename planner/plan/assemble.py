@@ -231,6 +231,9 @@ def software_needs(
         SoftwareNeed(software=packages, needed_by=kind)
         for kind, packages in layer_needs(framework, inputs.model).items()
     ]
+    if inputs.adapters is not None and framework.adapters[inputs.adapters.method].installs:
+        method = inputs.adapters.method
+        needs.append(SoftwareNeed(software=framework.adapters[method].installs, needed_by=method))
     precision = framework.precisions[inputs.precision].installs
     if precision:
         needs.append(SoftwareNeed(software=precision, needed_by=inputs.precision))
@@ -463,7 +466,7 @@ def predict(workload: Workload, best: Priced) -> Predicted:
     prediction = predict_layout(workload, best.layout, best.stages, placement)
     ranks = best.ranks or ranks_on(workload.cluster, best.matrix)
     predicted = predicted_document(workload, best.layout, prediction, ranks)
-    if has_own_band(workload):
+    if has_own_band(workload) or workload.adapters is not None:
         return predicted
     band = optimum_band(workload, best.layout, step_time_band(workload))
     band = with_stragglers(band, workload.nodes)

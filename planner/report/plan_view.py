@@ -8,6 +8,8 @@ from dataclasses import asdict
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.rates import peak_flops
+from meshwright.model_specs.adapters import adapter_counts
+from meshwright.model_specs.parameters import parameter_count
 from meshwright.planner.drawing import (
     batch_words,
     count,
@@ -154,6 +156,22 @@ def degrees_text(layout: LayoutDoc, *, experts: bool) -> str:
     )
 
 
+def _trained_line(inputs: PlanInputs) -> list[tuple[str, str]]:
+    """What is trained beside frozen weights, and how much of the model that is."""
+    adapters = inputs.adapters
+    if adapters is None:
+        return []
+    trained = adapter_counts(inputs.model, adapters).total
+    share = trained / parameter_count(inputs.model)
+    weights = "16-bit" if adapters.method == "lora" else "4-bit"
+    targets = ", ".join(adapters.targets)
+    words = (
+        f"adapters of rank {adapters.rank} on {targets}: {trained:,} parameters, {share:.2%} of the "
+        f"model's, beside frozen {weights} weights"
+    )
+    return [("trained", words)]
+
+
 def installs_text(
     needs: Sequence[SoftwareNeed],
     framework: str,
@@ -226,6 +244,7 @@ def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
         ("cluster", f"{cluster.name}: {counted(inputs.gpus, 'GPU')}, {cluster.device.name}"),
         ("batch", f"{batch} = {count(inputs.global_batch * inputs.seq_len)} a step"),
         ("training", f"{inputs.precision}, {inputs.optimizer}, {inputs.framework}"),
+        *_trained_line(inputs),
         ("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())),
         ("without", ", ".join(inputs.without)),
         ("allowed", ", ".join(inputs.allow)),

@@ -40,7 +40,7 @@ from meshwright.frameworks.catalog import (
     planned,
 )
 from meshwright.frameworks.record import FrameworkName
-from meshwright.model_specs.adapters import AdapterSpec, adapter_counts
+from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, resolved
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.choices import (
     ALLOW_PLACED,
@@ -271,13 +271,14 @@ class PlanRequest:
                 where="train",
                 value=adapters.method,
             )
-        if adapter_counts(self.model, adapters).total == 0:
+        adapters = resolved(self.model, adapters, fused=record.adapters[adapters.method].fused)
+        if not adapters.matrices or adapter_counts(self.model, adapters).total == 0:
             raise InputError(
                 f"is no matrix of {self.model.name}",
                 where="lora_targets",
                 value=",".join(adapters.targets),
             )
-        return adapters.fused() if record.adapters[adapters.method].fused else adapters
+        return adapters
 
     @property
     def layout_pins(self) -> dict[str, int | str]:

@@ -72,7 +72,7 @@ class RunPrediction:
 _REQUESTED = (
     "model", "cluster", "gpus", "global_batch", "seq_len", "precision", "optimizer", "framework",
     "expert_imbalance_by_ep", "expert_copies_by_ep", "reserve_gib", "calibration",
-    "memory_risk", "inside_domain", "max_cut_use",
+    "memory_risk", "inside_domain", "max_cut_use", "adapters",
 )  # fmt: skip
 """What decides prices, of a plan's inputs."""
 
@@ -198,12 +198,16 @@ def prediction_of(run: Run) -> Prediction:
     """What `validate` compares: seconds of a step, GiB of the fullest pipeline rank, and the chance to fit.
 
     Memory is the first rank's where only that was measured. Where the driver was read, with the context that
-    it shows besides.
+    it shows besides; where the allocator told what it had handed out, without the blocks that it strands.
     """
     prediction = predict_run(run)
-    peak_gib, measured = max(prediction.memory_gib), run.measured
-    if measured is not None and measured.first_rank:
-        peak_gib = prediction.memory_gib[0]
+    peaks_gib, measured = prediction.memory_gib, run.measured
+    if measured is not None and measured.allocated:
+        peaks_gib = tuple(
+            sum(gib for name, gib in parts.items() if name != "fragmentation")
+            for parts in prediction.memory_parts_gib
+        )
+    peak_gib = peaks_gib[0] if measured is not None and measured.first_rank else max(peaks_gib)
     if measured is not None and measured.from_driver:
         peak_gib += prediction.context_gib
     return Prediction(
@@ -249,7 +253,10 @@ def predicted_document(
     step_time_s = float(estimated.step_time_s)
     tokens = workload.global_batch * workload.seq_len
     tokens_per_s_per_gpu = tokens / step_time_s / workload.gpus
-    flops_per_s = tokens_per_s_per_gpu * flops_per_token(workload.model, workload.seq_len)
+    flops = flops_per_token(
+        workload.model, workload.seq_len, frozen_weights=workload.adapters is not None
+    )
+    flops_per_s = tokens_per_s_per_gpu * flops
     levels = traffic_of_ranks(
         workload,
         layout,

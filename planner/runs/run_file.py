@@ -28,6 +28,7 @@ from meshwright.frameworks.catalog import (
     stack_in_words,
 )
 from meshwright.frameworks.record import Framework
+from meshwright.model_specs.adapters import AdapterSpec, resolved
 from meshwright.model_specs.reader import model_from_mapping, read_model, with_twin_facts
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.choices import NUMBERS, NUMERICS, OF_EXECUTION
@@ -334,7 +335,7 @@ MAX_FILE_BYTES = 16 * 2**20
 MAX_RUNS = 20_000
 _SAME_IN_WORKLOAD = (
     "global_batch", "seq_len", "precision", "optimizer", "launch_blocking", "expert_imbalance",
-    "reserve_gib", "adapters",
+    "reserve_gib",
 )  # fmt: skip
 """Settings that a workload holds under the same name and meaning."""
 SLIP = 0.9
@@ -347,6 +348,10 @@ DRIVER = "nvidia-smi"
 """A note on measured memory that says so was read from the driver."""
 
 
+ALLOCATED = "peak allocated"
+"""A note on measured memory that says so leaves out blocks that the allocator keeps for itself."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """What a source measured: seconds of one optimizer step, peak memory of one GPU in GiB, or neither."""
@@ -357,6 +362,8 @@ class Measured:
     """Whether the run ended out of memory; there is neither step nor peak then."""
     first_rank: bool = False
     """Whether memory is the first pipeline rank's, not the fullest one's."""
+    allocated: bool = False
+    """Whether memory is what the allocator handed out, without what it held besides."""
     from_driver: bool = False
     """Whether memory is what the driver shows (`nvidia-smi`), not what the allocator handed out."""
 
@@ -476,6 +483,7 @@ def _run(
     workload = Workload(
         **_execution_of(settings),
         **{name: getattr(settings, name) for name in _SAME_IN_WORKLOAD},
+        adapters=_adapters(settings, model, profile),
         model=model,
         cluster=cluster,
         gpus=gpus,
@@ -603,6 +611,14 @@ def _of_the_run(row: object) -> Iterator[tuple[str, str]]:
         yield from fields_of(said)
 
 
+def _adapters(settings: SettingsDoc, model: ModelSpec, profile: str) -> AdapterSpec | None:
+    """What is trained beside frozen weights, as the framework has it."""
+    if settings.adapters is None:
+        return None
+    setting = framework_of_stack(profile).adapters.get(settings.adapters.method)
+    return resolved(model, settings.adapters, fused=setting is not None and setting.fused)
+
+
 def _readable_part(
     section: dict[str, Any], schema: type[BaseModel], place: str
 ) -> tuple[dict[str, Any], list[str]]:
@@ -679,6 +695,7 @@ def _measurement(doc: MeasuredDoc, step_time_s: float | None) -> Measured:
         out_of_memory=doc.out_of_memory,
         first_rank=FIRST_RANK in (doc.memory_note or ""),
         from_driver=DRIVER in (doc.memory_note or ""),
+        allocated=ALLOCATED in (doc.memory_note or ""),
     )
 
 

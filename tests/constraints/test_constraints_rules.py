@@ -19,6 +19,7 @@ from meshwright.constraints.rule import FinishedPlan, Rule
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import RECORDS
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.blocks import (
     GatedDeltaNetSpec,
     Mamba1Spec,
@@ -334,6 +335,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "mamba-groups-by-tp-cp": (workload(HYBRID), {"tp": 2, "cp": 4}, {"tp": 8}),
     "fsdp2-context-mask": (workload(WINDOWED), {"tp": 2, "dp": 4}, {"cp": 2, "dp": 4}),
     "fsdp2-mamba": (workload(HYBRID), {"dp": 8}, {"cp": 2}),
+    "peft-degrees": (
+        workload(DENSE, adapters=AdapterSpec()),
+        {"dp": 8, "zero_stage": 3},
+        {"tp": 2, "dp": 4},
+    ),
     "megatron-flex-dispatcher": (workload(MOE, moe_dispatch="deepep"), {"ep": 2}, {"dp": 2}),
     "megatron-dispatcher-reach": (
         workload(MOE, cluster=cluster("ampere"), moe_dispatch="deepep"),

@@ -9,8 +9,9 @@ import pytest
 
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InfeasibleError
-from meshwright.frameworks.catalog import FRAMEWORK_NAMES, RECORDS
+from meshwright.frameworks.catalog import FRAMEWORK_NAMES, RECORDS, framework_named, planned
 from meshwright.frameworks.record import Framework, FrameworkName
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.plan_files import plan_files
@@ -71,6 +72,13 @@ def launch_text(framework: FrameworkName) -> str:
     if framework == "megatron":
         for name in ("qwen3-next-80b-a3b", "deepseek-v3.2"):
             texts += plan_files(make_plan(hub_model(name), dp=8), framework).values()
+    for method in planned(framework_named(framework).adapters):
+        plan, stage = make_plan(dp=8), 1 if framework == "megatron" else 3
+        inputs = {"adapters": AdapterSpec.model_validate({"method": method})}
+        layout = plan.layout and plan.layout.model_copy(update={"zero_stage": stage})
+        changed = plan.inputs.model_copy(update={"framework": framework, **inputs})
+        files = plan_files(plan.model_copy(update={"inputs": changed, "layout": layout}))
+        texts += [text for name, text in files.items() if name != "plan.yaml"]
     return "\n".join(texts)
 
 

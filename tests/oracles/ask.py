@@ -369,6 +369,7 @@ _APART = {
     "megatron_built": "ask_built",
     "torchtitan_built": "ask_built",
     "transformers_built": "ask_built",
+    "peft_built": "ask_built",
     "transformers_layers": "ask_layers",
     "megatron_layers": "ask_layers",
     "bridge_built": "ask_bridge_built",

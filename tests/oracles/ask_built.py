@@ -182,3 +182,27 @@ def counts(model: Any, expert_ranks: int) -> dict[str, Any]:
         if name.endswith(("expert_bias", "e_score_correction_bias", "expert_bias_E"))
     )
     return {"weights": weights, "balance_biases": biases}
+
+
+def import_peft_built() -> None:
+    importlib.import_module("peft")
+
+
+def ask_peft_built(case: dict[str, Any]) -> dict[str, Any]:
+    """Parameters that PEFT trains beside what transformers builds of a config.json."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    document = json.loads(Path(case["file"]).read_text(encoding="utf-8"))
+    config = AutoConfig.for_model(**document).get_text_config()
+    with torch.device("meta"):
+        model = get_peft_model(
+            AutoModelForCausalLM.from_config(config),
+            LoraConfig(r=case["rank"], target_modules=case["targets"], task_type="CAUSAL_LM"),
+        )
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    return {
+        "trained": sum(weight.numel() for weight in trained.values()),
+        "matrices": sorted({name.split(".lora_")[0].split(".")[-1] for name in trained}),
+    }

@@ -14,6 +14,7 @@ import pytest
 from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.record import FrameworkName
+from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, resolved
 from meshwright.model_specs.parameters import mtp_parameters, parameter_count
 from meshwright.model_specs.reader import catalog_names, load_catalog_model, read_model
 from meshwright.model_specs.schema import ModelSpec
@@ -130,7 +131,7 @@ def test_torchtitan_builds_every_catalog_model_that_it_takes(tmp_path: Path) -> 
     assert len(answers) == 29
 
 
-def answers_of_configs(target: str, folder: Path) -> dict[str, dict[str, Any]]:
+def answers_of_configs(target: str, folder: Path, **settings: Any) -> dict[str, dict[str, Any]]:
     """What a target builds of every config.json among the tests' data."""
     names = sorted(path.stem for path in CONFIGS.glob("*.json"))
     cases = []
@@ -140,7 +141,7 @@ def answers_of_configs(target: str, folder: Path) -> dict[str, dict[str, Any]]:
         document["model_type"] = document["model_type"].replace("kimi_k2", "deepseek_v3")
         path = folder / f"{name}.json"
         path.write_text(json.dumps(document), encoding="utf-8")
-        cases.append({"file": str(path)})
+        cases.append({"file": str(path), **settings})
     return dict(zip(names, ask(target, cases, folder), strict=True))
 
 
@@ -177,3 +178,29 @@ def test_bridge_builds_what_is_read_of_every_config_json_that_it_takes(tmp_path:
             wrong.append(f"{name}: {answer}, not {expected}")
     assert not wrong, "\n".join(wrong)
     assert equal == 12
+
+
+IN_ONE = {"falcon-40b", "falcon-7b", "gpt2", "phi-3-mini-4k", "phi-4", "pythia-6.9b"}
+"""Models that keep queries, keys and values as one matrix, and perhaps gate and up projection as another."""
+NOT_AS_PEFT = {"granite-4.0-h-small", "llama-4-maverick", "llama-4-scout", "qwen1.5-moe-a2.7b"}
+"""Of Llama 4, Granite and Qwen1.5-MoE, PEFT 0.21 leaves routed experts alone, which the plan counts."""
+
+
+def test_peft_trains_as_many_parameters_beside_every_config_json(tmp_path: Path) -> None:
+    answers = answers_of_configs("peft_built", tmp_path, rank=8, targets="all-linear")
+    wrong, equal = [], 0
+    for name, answer in answers.items():
+        if not answer["ok"]:
+            assert "incompatible with Mamba-based models" in answer["error"], answer
+            continue
+        if name in NOT_AS_PEFT:
+            continue
+        model = read_model(CONFIGS / f"{name}.json")
+        whole = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+        asked = AdapterSpec(rank=8, targets=whole) if name in IN_ONE else AdapterSpec(rank=8)
+        expected = adapter_counts(model, resolved(model, asked, fused=False)).total
+        equal += answer["trained"] == expected
+        if answer["trained"] != expected:
+            wrong.append(f"{name}: {answer}, not {expected}")
+    assert not wrong, "\n".join(wrong)
+    assert equal >= 30

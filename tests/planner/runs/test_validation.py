@@ -233,6 +233,7 @@ def test_the_document_is_plain_json() -> None:
             "memory_gib": 10.0,
             "out_of_memory": False,
             "first_rank": False,
+            "allocated": False,
             "from_driver": False,
         },
         "error_s": 0.0,

@@ -1,0 +1,174 @@
+"""What adapters change of time, memory and traffic, by hand and by what must hold of any layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.activations import activation_bytes_per_layer
+from meshwright.costmodel.collectives import long_ring_pass_s
+from meshwright.costmodel.data_parallel import data_parallel_traffic
+from meshwright.costmodel.feed_forward import linear
+from meshwright.costmodel.footprint import stage_memory_parts_gib
+from meshwright.costmodel.kernels import gemm_s
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_kinds import head
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.states import rank_parameters, state_bytes
+from meshwright.costmodel.step_time import exact_step, make_context, optimizer_s
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.adapters import AdapterSpec, adapter_counts
+from meshwright.model_specs.parameters import flops_per_token, parameter_count
+from meshwright.model_specs.reader import load_catalog_model
+
+MODEL = load_catalog_model("llama-3-8b")
+QV = AdapterSpec(rank=8, targets=("q_proj", "v_proj"))
+
+
+def workload(adapters: AdapterSpec | None, **changes: Any) -> Workload:
+    settings: dict[str, Any] = {
+        "model": MODEL,
+        "cluster": read_cluster("dgx-h100"),
+        "gpus": 8,
+        "global_batch": 32,
+        "seq_len": 4096,
+        "framework": "fsdp2",
+        "adapters": adapters,
+    }
+    return Workload(**settings | changes)
+
+
+def layout(**changes: Any) -> Layout:
+    return Layout(**{"dp": 8, "num_micro_batches": 4, "zero_stage": 3} | changes)
+
+
+def context(work: Workload, one: Layout) -> Context:
+    return make_context(work, one, nested_placement(work.cluster, one))
+
+
+def test_a_frozen_matrix_has_no_weight_gradient() -> None:
+    c = context(workload(QV), layout())
+    passes = linear(c, 4096.0, 14336.0, 4096.0, {"up_proj": 14336.0})
+    assert passes.forward == gemm_s(4096.0, 14336.0, 4096.0, c.rates)
+    assert passes.backward == gemm_s(4096.0, 4096.0, 14336.0, c.rates)
+
+
+def test_an_adapted_matrix_costs_its_adapter_besides() -> None:
+    plain = context(workload(AdapterSpec(targets=("o_proj",))), layout())
+    adapted = context(workload(AdapterSpec(targets=("q_proj",))), layout())
+    names = {"q_proj": 4096.0}
+    without, beside = (linear(c, 4096.0, 4096.0, 4096.0, names) for c in (plain, adapted))
+    # Reading x and writing the output once more, scaling and sum: 2 h + 2 h + 10 h bytes a token at least.
+    least_s = 4096 * 14.0 * 4096 / plain.rates.hbm_bytes_per_s
+    assert beside.forward - without.forward > least_s
+    assert beside.forward - without.forward < 2.0 * least_s
+    assert beside.backward > without.backward
+
+
+def test_weights_of_four_bits_are_read_and_written_in_both_passes() -> None:
+    lora, qlora = (
+        context(workload(AdapterSpec(method=method, rank=8)), layout())
+        for method in ("lora", "qlora")
+    )
+    names = {"down_proj": 4096.0}
+    plain, narrow = (linear(c, 4096.0, 4096.0, 14336.0, names) for c in (lora, qlora))
+    widened_s = 4096 * 14336 * (2.0 + 0.515869140625) / lora.rates.hbm_bytes_per_s
+    assert narrow.forward - plain.forward == pytest.approx(widened_s)
+    assert narrow.backward - plain.backward == pytest.approx(widened_s)
+
+
+def test_the_head_is_frozen() -> None:
+    frozen, trained = (head(context(workload(a), layout())) for a in (QV, None))
+    assert frozen.forward == trained.forward
+    assert np.all(np.asarray(frozen.backward["gemm"]) < np.asarray(trained.backward["gemm"]))
+
+
+@pytest.mark.parametrize(("zero", "shards"), [(0, 8), (1, 8), (3, 8)])
+def test_states_by_hand(zero: int, shards: int) -> None:
+    share = adapter_counts(MODEL, QV).dense / parameter_count(MODEL)
+    full = state_bytes(workload(None), layout(zero_stage=zero), shards)
+    weights, gradients, states = state_bytes(workload(QV), layout(zero_stage=zero), shards)
+    base = 2.0 / (shards if zero == 3 else 1)
+    assert float(weights) == pytest.approx(base + share * float(full[0]))
+    assert float(gradients) == pytest.approx(share * float(full[1]))
+    assert float(states) == pytest.approx(share * float(full[2]))
+
+
+def test_gradients_of_adapters_alone_are_reduced() -> None:
+    one = layout(zero_stage=0)
+    work = workload(QV, framework="megatron", dp_overlap=False)
+    c = context(work, one)
+    dense, expert = rank_parameters(MODEL, one, None)
+    sent = data_parallel_traffic(c, dense, expert)
+    everything = data_parallel_traffic(context(replace(work, adapters=None), one), dense, expert)
+    share = work.trained_shares[0]
+    assert float(sent.seconds) < 3.0 * share * float(everything.seconds) + 1e-3
+    assert float(optimizer_s(c, dense, expert)) == pytest.approx(
+        share * float(optimizer_s(context(replace(work, adapters=None), one), dense, expert))
+    )
+
+
+def test_zero_3_gathers_frozen_weights_in_the_bytes_that_they_are_kept_in() -> None:
+    one = layout()
+    dense, expert = rank_parameters(MODEL, one, None)
+    seconds = {}
+    for method in ("lora", "qlora"):
+        work = workload(AdapterSpec(method=method, rank=8))
+        c = context(work, one)
+        gathers = 2.0 * 4  # of four micro-batches, forward and backward
+        whole = work.frozen_weight_bytes[0] * float(dense)
+        least_s = gathers * float(long_ring_pass_s(whole, c.placement.dp_cp, c.links))
+        seconds[method] = float(data_parallel_traffic(c, dense, expert).seconds)
+        assert least_s < seconds[method] < 1.5 * least_s
+    assert seconds["qlora"] < 0.5 * seconds["lora"]
+
+
+def test_inputs_of_frozen_matrices_are_not_kept() -> None:
+    def saved(adapters: AdapterSpec | None) -> float:
+        kept, _ = activation_bytes_per_layer(
+            workload(adapters, framework="megatron"), layout(), experts=False
+        )
+        return float(np.asarray(kept)) / 4096
+
+    everything = saved(AdapterSpec(rank=8))
+    inner = 7 * 2 * 8.0  # seven adapters of rank 8 at 16 bits
+    assert everything == pytest.approx(saved(None) + inner)
+    # Without adapters in the feed-forward: neither its normed input nor the input of the last product.
+    expected = saved(None) + 2 * 2 * 8.0 - 2.0 * 4096 - 2.0 * 14336
+    assert saved(QV) == pytest.approx(expected)
+
+
+def test_a_step_is_cheaper_with_adapters_and_dearer_with_wider_ones() -> None:
+    one = layout(recompute=Recompute.FULL, recompute_layers=32)
+    stages = ((32,),)
+
+    def step_s(adapters: AdapterSpec | None) -> float:
+        return float(np.asarray(exact_step(context(workload(adapters), one), stages).seconds))
+
+    times = [step_s(AdapterSpec(rank=rank)) for rank in (4, 64, 512)]
+    assert times == sorted(times)
+    assert step_s(QV) < min(times[0], step_s(None))
+
+
+def test_memory_of_qlora_on_one_small_card() -> None:
+    # Llama 2 7B with 4-bit weights: 3.1 GiB of matrices and 0.5 of token table and head.
+    work = workload(
+        AdapterSpec(method="qlora", rank=16), model=load_catalog_model("llama-2-7b"), gpus=1
+    )
+    one = Layout(num_micro_batches=32, recompute=Recompute.FULL, recompute_layers=32)
+    parts = stage_memory_parts_gib(work, one, ((32,),))
+    adapters = adapter_counts(work.model, AdapterSpec(rank=16)).total
+    matrices = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    base = matrices * (0.5 + 1 / 64 + 4 / (64 * 256)) + 2.0 * (2 * 32000 * 4096 + 65 * 4096)
+    assert float(parts["weights"][0]) * 2**30 == pytest.approx(base + 2.0 * adapters, rel=1e-6)
+
+
+def test_flops_of_frozen_weights() -> None:
+    trained, frozen = (flops_per_token(MODEL, 4096, frozen_weights=flag) for flag in (False, True))
+    matrices = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128_256 * 4096
+    assert trained - frozen == pytest.approx(2.0 * matrices)
