@@ -55,6 +55,7 @@ from meshwright.errors import ExitCode, InputError, near_miss
     "Write the search's last CP-SAT model, as text that OR-Tools reads.",
 )
 @calibration_option
+@click.option("--full", is_flag=True, help="Print all tables, down to the proof.")
 @force_option
 @common
 @click.pass_context
@@ -66,15 +67,17 @@ def plan_command(
     pin: tuple[str, ...],
     sweep: str | None,
     output: Path | None,
+    full: bool,
     force: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Find the fastest layout of MODEL on a cluster, with a proof.
 
-    Degrees, pipeline split, recomputation and the GPU of every rank are chosen together. With -o the plan and
-    the files that start it are written to a folder. With --sweep there is a table of many plans instead. A
-    cluster file with parts makes it a pipeline through unlike devices.
+    Degrees, pipeline split, recomputation and the GPU of every rank are chosen together. The answer is one
+    screen with the plan's closest rivals; --full prints all of it. With -o the plan and the files that start
+    it are written to a folder. With --sweep there is a table of many plans instead. A cluster file with parts
+    makes it a pipeline through unlike devices.
     """
     from meshwright.cluster_specs.reader import is_mixed_cluster
 
@@ -84,6 +87,7 @@ def plan_command(
         code = show_mixed_plan(
             model,
             output,
+            full=full,
             force=force,
             as_json=as_json,
             pin=",".join(pin),
@@ -114,11 +118,11 @@ def plan_command(
 
         print_json(plan_document(plan))
     else:
-        from meshwright.planner.report.plan_view import plan_view
+        from meshwright.planner.report.plan_view import plan_view, short_view
 
         left_out = [] if plan.left_out is None else [plan.left_out]
         warn("warning", [*plan.warnings, *left_out])
-        show(plan_view(plan))
+        show(plan_view(plan) if full else short_view(plan))
     if output is not None and plan.layout is not None:
         from meshwright.planner.launch.plan_files import plan_files
 
@@ -359,7 +363,7 @@ _NOT_MIXED = ("baseline", "sweep", "export_model")
 
 
 def show_mixed_plan(
-    model: str, output: Path | None, *, force: bool, as_json: bool, **options: Any
+    model: str, output: Path | None, *, full: bool, force: bool, as_json: bool, **options: Any
 ) -> int:
     """Plans on a mixed cluster and shows what came out.
 
@@ -369,6 +373,8 @@ def show_mixed_plan(
         As `plan` takes it.
     output
         Folder for the plan and its launch files.
+    full
+        Whether all tables are printed.
     force
         Whether files that are there are replaced.
     as_json
@@ -391,7 +397,7 @@ def show_mixed_plan(
     from meshwright.planner.launch.plan_files import MIXED_FILES, mixed_files
     from meshwright.planner.mixed.document import mixed_document
     from meshwright.planner.report.mixed_view import mixed_view
-    from meshwright.planner.report.plan_view import plan_view
+    from meshwright.planner.report.plan_view import plan_view, short_view
     from meshwright.planner.solvers.processes import on_processes
 
     for name in _NOT_MIXED:
@@ -408,10 +414,10 @@ def show_mixed_plan(
     if as_json:
         print_json(mixed_document(document))
     else:
-        show(mixed_view(document))
+        show(mixed_view(document, is_full=full))
         if result.alone is not None:
             click.echo()
-            show(plan_view(result.alone))
+            show(plan_view(result.alone) if full else short_view(result.alone))
     exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
     if document.status not in exit_codes and output is not None:
         write_plan(output, mixed_files(result), force)
