@@ -17,19 +17,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.documents import path_of
+from meshwright.errors import known_keywords
 
 if TYPE_CHECKING:
     from meshwright.cluster_specs.reader import MixedClusterSpec
     from meshwright.cluster_specs.schema import ClusterSpec
     from meshwright.costmodel.calibration import Calibration
+    from meshwright.costmodel.execution_names import (
+        Dispatcher,
+        Method,
+        Optimizer,
+        PlanObjective,
+        Precision,
+    )
+    from meshwright.frameworks.record import FrameworkName
     from meshwright.model_specs.schema import ModelSpec
+    from meshwright.planner.analysis.rank_mapping import MappingOrder
     from meshwright.planner.experts.service import ExpertPlan
     from meshwright.planner.many.batch import BatchListener, BatchReport
     from meshwright.planner.many.fleet import Fleet
     from meshwright.planner.many.recommend import Recommendation
+    from meshwright.planner.mapping.instance import MappingObjective
     from meshwright.planner.mixed.service import MixedResult
     from meshwright.planner.plan.document import Plan
     from meshwright.planner.runs.calibration.report import CalibrationReport
@@ -41,12 +52,13 @@ if TYPE_CHECKING:
 # The public functions that make many plans.
 
 
+@known_keywords
 def plan_batch(
     jobs: str | PathLike[str],
     output: str | PathLike[str],
     *,
     workers: int | None = None,
-    engine: str = "local",
+    engine: Literal["local", "ray"] = "local",
     ray_address: str | None = None,
     resume: bool = False,
     strict: bool = False,
@@ -118,6 +130,7 @@ def plan_batch(
     )
 
 
+@known_keywords
 def recommend(
     model: str,
     *,
@@ -130,9 +143,9 @@ def recommend(
     tokens: float | None = None,
     days: float | None = None,
     gpu_hour_price: float | None = None,
-    precision: str = "bf16",
-    optimizer: str = "adam",
-    framework: str = "megatron",
+    precision: Precision = "bf16",
+    optimizer: Optimizer = "adam",
+    framework: FrameworkName = "megatron",
     pin: Mapping[str, int | str] | str = "",
     forbid: Sequence[str] = (),
     sizes: Sequence[int] = (),
@@ -236,6 +249,7 @@ FilePath = str | PathLike[str]
 Progress = Callable[[str], None]
 
 
+@known_keywords
 def plan(
     model: FilePath | ModelSpec,
     *,
@@ -243,22 +257,22 @@ def plan(
     gpus: int | None = None,
     global_batch: int,
     seq_len: int,
-    precision: str = "bf16",
-    optimizer: str = "adam",
-    framework: str = "megatron",
+    precision: Precision = "bf16",
+    optimizer: Optimizer = "adam",
+    framework: FrameworkName = "megatron",
     pin: Mapping[str, int | str] | str = "",
     forbid: Iterable[str] | str = (),
     reserve_gib: float = 0.0,
     memory_risk: float = 0.05,
     expert_loads: FilePath | None = None,
-    moe_dispatch: str | None = None,
+    moe_dispatch: Dispatcher | None = None,
     without: Iterable[str] | str = (),
     allow: Iterable[str] | str = (),
     inside_domain: Iterable[str] | str = (),
     max_cut_use: float = 1.0,
     calibration: FilePath | Calibration | None = None,
-    objective: str = "nominal",
-    method: str = "cp-sat",
+    objective: PlanObjective = "nominal",
+    method: Method = "cp-sat",
     top: int = 1,
     time_limit_s: float | None = None,
     seed: int = 0,
@@ -431,6 +445,7 @@ def plan(
         return with_digest(against(found, today, budget))
 
 
+@known_keywords
 def estimate(
     run: FilePath | Mapping[str, Any], *, calibration: FilePath | Calibration | None = None
 ) -> tuple[PricedRun, ...]:
@@ -472,6 +487,7 @@ def estimate(
     return tuple(price_runs(path_of(run, "run"), stack))
 
 
+@known_keywords
 def calibrate(
     *runs: FilePath | Run,
     name: str | None = None,
@@ -520,6 +536,7 @@ def calibrate(
     return calibrate_runs(read, name=name, like=like, benchmarks=benchmarks)
 
 
+@known_keywords
 def validate(
     runs: FilePath, *, calibration: FilePath | Calibration | None = None
 ) -> ValidationReport:
@@ -604,14 +621,14 @@ def plan_mixed(
     gpus: int | None = None,
     global_batch: int,
     seq_len: int,
-    precision: str = "bf16",
-    optimizer: str = "adam",
-    framework: str = "megatron",
+    precision: Precision = "bf16",
+    optimizer: Optimizer = "adam",
+    framework: FrameworkName = "megatron",
     pin: Mapping[str, int | str] | str = "",
     forbid: Iterable[str] | str = (),
     reserve_gib: float = 0.0,
     memory_risk: float = 0.05,
-    moe_dispatch: str | None = None,
+    moe_dispatch: Dispatcher | None = None,
     without: Iterable[str] | str = (),
     allow: Iterable[str] | str = (),
     calibration: str | PathLike[str] | Calibration | None = None,
@@ -687,6 +704,7 @@ def plan_mixed(
 # What is made of a plan: its files, its page, its timeline, its traffic, its reasons.
 
 
+@known_keywords
 def save(plan: Plan | FilePath, folder: FilePath, *, force: bool = False) -> list[Path]:
     """Write a plan and the files that start it, as `meshwright plan -o` does.
 
@@ -714,6 +732,7 @@ def save(plan: Plan | FilePath, folder: FilePath, *, force: bool = False) -> lis
     return launch(plan, folder, force=force)
 
 
+@known_keywords
 def launch(
     plan: Plan | FilePath,
     folder: FilePath,
@@ -759,13 +778,14 @@ def launch(
     return list(write_files(path_of(folder, "folder"), plan_files(laid_out, target), force))
 
 
+@known_keywords
 def map(
     plan: Plan | FilePath,
     *,
     cluster: str | None = None,
     nodes: str | None = None,
-    objective: str = "traffic",
-    order: str = "best",
+    objective: MappingObjective = "traffic",
+    order: MappingOrder = "best",
     spares: int = 0,
     time_limit_s: float = 30.0,
 ) -> Plan:
@@ -815,6 +835,7 @@ def map(
     return mapped.plan
 
 
+@known_keywords
 def report(plan: Plan | FilePath, *, sweep: str | None = None) -> str:
     """A plan as one HTML page that loads nothing, as `meshwright report` writes it.
 
@@ -845,6 +866,7 @@ def report(plan: Plan | FilePath, *, sweep: str | None = None) -> str:
     return plan_page(laid_out, None if sweep is None else what_if(laid_out, sweep or None))
 
 
+@known_keywords
 def trace(plan: Plan | FilePath, *, num_micro_batches: int | None = None) -> dict[str, Any]:
     """A plan's step as a document in Chrome's trace format, which Perfetto opens.
 
@@ -872,6 +894,7 @@ def trace(plan: Plan | FilePath, *, num_micro_batches: int | None = None) -> dic
     return trace_document(trace_of(_laid_out(plan), num_micro_batches))
 
 
+@known_keywords
 def traffic(plan: Plan | FilePath) -> dict[str, Any]:
     """What a plan sends over every level of the fabric, as `meshwright traffic --json` has it.
 
@@ -897,6 +920,7 @@ def traffic(plan: Plan | FilePath) -> dict[str, Any]:
     return traffic_document(plan_traffic(_laid_out(plan)))
 
 
+@known_keywords
 def explain(plan: Plan | FilePath, *, best: bool = False) -> dict[str, Any]:
     """Why a plan is as it is, and what one change would cost, as `meshwright explain --json` has it.
 
@@ -960,13 +984,16 @@ def fleet(
     """
     from dataclasses import fields
 
-    from meshwright.errors import InputError
+    from meshwright.errors import InputError, near_miss
     from meshwright.planner.many.fleet import FleetOptions, run_fleet
 
     known = [field.name for field in fields(FleetOptions)]
     for name, value in options.items():
         if name not in known:
-            raise InputError("is no option", where="fleet", value=name, allowed=tuple(known))
+            near = near_miss(name, known)
+            raise InputError(
+                "is no option", where="fleet", value=name, allowed=known, did_you_mean=near
+            )
         if name in ("cache", "calibration") and value is not None:
             options[name] = path_of(value, name)
     say = progress or (lambda _: None)

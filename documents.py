@@ -24,12 +24,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata, resources
 from pathlib import Path, PurePosixPath
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from meshwright.errors import LONGEST_VALUE, InputError, near_miss, shown
+
+if TYPE_CHECKING:
+    import pandas
 
 SMALL_FILE_BYTES = 2**20
 """Most bytes of a file that describes one thing, such as a model: these have a few kilobytes."""
@@ -611,6 +614,30 @@ def _cell(value: object) -> object:
 
 
 # Which version of the program writes a document.
+
+
+def frame_of(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Rows as a table of pandas, a column for each name in the order in which names come up.
+
+    Parameters
+    ----------
+    rows
+        Of one table; a name that a row lacks is a missing value there.
+
+    Raises
+    ------
+    InputError
+        If pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        words = "needs pandas: pip install 'meshwright[notebook]'"
+        raise InputError(words, where="to_frame") from None
+    table = [dict(row) for row in rows]
+    return pandas.DataFrame(
+        table, columns=list(dict.fromkeys(name for row in table for name in row))
+    )
 
 
 def program_version() -> str:

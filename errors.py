@@ -11,12 +11,17 @@ meshwright.errors.InputError: --pin: tp: must be at most 8, got 16
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
+from functools import wraps
 from itertools import islice
 from numbers import Integral
 from os import PathLike
-from typing import ClassVar
+from types import CodeType
+from typing import ClassVar, ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 LONGEST_VALUE = 80
 """Characters of a user's text that a message repeats."""
@@ -129,6 +134,43 @@ def given_path(value: object, where: str) -> str:
     if not isinstance(text, str):
         raise InputError("must be a name or a path", where=where, value=type(value).__name__)
     return text
+
+
+def known_keywords(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A function that says of a misspelt keyword what it may have meant, as every other input is refused.
+
+    Parameters
+    ----------
+    function
+        Takes no keywords but its parameters.
+
+    Returns
+    -------
+    callable
+        The same, which raises InputError for a keyword that is no parameter.
+    """
+    code: CodeType = function.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    @wraps(function)
+    def checked(*args: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+        refuse_unknown(keywords, known, where=code.co_name)
+        return function(*args, **keywords)
+
+    return checked
+
+
+def refuse_unknown(names: Iterable[str], known: Collection[str], *, where: str) -> None:
+    """Raises InputError for the first name that is none of the known arguments of a function, `where`."""
+    for name in names:
+        if name not in known:
+            raise InputError(
+                "is no argument",
+                where=where,
+                value=name,
+                allowed=known,
+                did_you_mean=near_miss(name, known),
+            )
 
 
 def listed(choices: Collection[str]) -> str:

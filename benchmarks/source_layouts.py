@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import meshwright
+from meshwright.costmodel.execution_names import Precision
 from meshwright.errors import MeshwrightError
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.plan.document import Plan
@@ -30,7 +31,7 @@ class SourceLayout:
     global_batch: int
     seq_len: int
     pin: str
-    precision: str = "bf16"
+    precision: Precision = "bf16"
     wider: tuple[tuple[str, int], ...] = ()
     """Sizes that differ from the catalog model's."""
 

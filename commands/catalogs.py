@@ -11,7 +11,15 @@ from pydantic import BaseModel
 
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.commands.options import ChoiceIn, NearMissChoice, value_option
-from meshwright.commands.terminal import PATH, common, force_option, print_json, show, warn
+from meshwright.commands.terminal import (
+    PATH,
+    ProgressLine,
+    common,
+    force_option,
+    print_json,
+    show,
+    warn,
+)
 from meshwright.errors import InputError
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.many.jobs import JobsDoc
@@ -89,13 +97,15 @@ def calibrate_command(
     RUNS are run files whose rows have `measured`: 3 to 20 runs of one framework on one kind of device. LOGs
     are logs of nccl-tests. `--calibration STACK.yaml` then prices with what was learned.
     """
-    from meshwright import api
-    from meshwright.documents import refuse_taken, write_files
-    from meshwright.planner.report.run_view import calibration_view
-    from meshwright.planner.request.reader import calibration_text
+    with ProgressLine("starting"):
+        from meshwright import api
+        from meshwright.documents import refuse_taken, write_files
+        from meshwright.planner.report.run_view import calibration_view
+        from meshwright.planner.request.reader import calibration_text
 
     refuse_taken(output.parent, [output.name], force)
-    learned = api.calibrate(*runs, name=name, like=like, measure=measure)
+    with ProgressLine("fitting the constants to the runs"):
+        learned = api.calibrate(*runs, name=name, like=like, measure=measure)
     if learned is None:
         return
     text = calibration_text(learned.calibration)

@@ -75,24 +75,26 @@ def map_(
     up-links of leaves and pods, or groups reach few of them; hostname order is printed beside it. The plan is
     priced on its new places.
     """
-    from meshwright.documents import refuse_taken
-    from meshwright.planner.analysis.rank_mapping import (
-        map_plan,
-        mapping_document,
-        nodes_to_place_on,
-    )
-    from meshwright.planner.launch.plan_files import PLAN_FILES, plan_files
-    from meshwright.planner.mapping.spread_bound import ReachWeights
-    from meshwright.planner.plan.texts import read_feasible_plan
-    from meshwright.planner.report.traffic_view import mapping_view
+    with ProgressLine("starting"):
+        from meshwright.documents import refuse_taken
+        from meshwright.planner.analysis.rank_mapping import (
+            map_plan,
+            mapping_document,
+            nodes_to_place_on,
+        )
+        from meshwright.planner.launch.plan_files import PLAN_FILES, plan_files
+        from meshwright.planner.mapping.spread_bound import ReachWeights
+        from meshwright.planner.plan.texts import read_feasible_plan
+        from meshwright.planner.report.traffic_view import mapping_view
 
     laid_out = read_feasible_plan(plan)
     onto = nodes_to_place_on(laid_out, cluster, nodes)
     if output is not None:
         refuse_taken(output, PLAN_FILES, force)
     weights = ReachWeights(data_parallel=round(1000 * dp_weight))
-    mapped = map_plan(laid_out, onto, weights=weights, **search)
-    document = mapping_document(mapped)
+    with ProgressLine("placing ranks"):
+        mapped = map_plan(laid_out, onto, weights=weights, **search)
+        document = mapping_document(mapped)
     print_json(document) if as_json else show(mapping_view(document))
     if output is not None:
         write_plan(output, plan_files(mapped.plan), force)
@@ -129,12 +131,13 @@ def launch_command(
     from meshwright.planner.launch.plan_files import plan_files
     from meshwright.planner.plan.texts import read_feasible_plan
 
-    laid_out = read_feasible_plan(plan)
-    if cluster is not None or nodes is not None:
-        from meshwright.planner.analysis.rank_mapping import map_plan, nodes_to_place_on
+    with ProgressLine("placing ranks" if cluster or nodes else "writing launch files"):
+        laid_out = read_feasible_plan(plan)
+        if cluster is not None or nodes is not None:
+            from meshwright.planner.analysis.rank_mapping import map_plan, nodes_to_place_on
 
-        laid_out = map_plan(laid_out, nodes_to_place_on(laid_out, cluster, nodes)).plan
-    files = plan_files(laid_out, target)
+            laid_out = map_plan(laid_out, nodes_to_place_on(laid_out, cluster, nodes)).plan
+        files = plan_files(laid_out, target)
     written = write_files(output, files, force)
     if as_json:
         print_json(
@@ -167,19 +170,21 @@ def traffic_command(
 
     Exit code 1 where what must cross a cut within a phase takes longer than the phase.
     """
-    from meshwright.planner.analysis.traffic import plan_traffic, traffic_document
-    from meshwright.planner.plan.texts import read_feasible_plan
-    from meshwright.planner.report.traffic_view import traffic_view
+    with ProgressLine("starting"):
+        from meshwright.planner.analysis.traffic import plan_traffic, traffic_document
+        from meshwright.planner.plan.texts import read_feasible_plan
+        from meshwright.planner.report.traffic_view import traffic_view
 
-    plan_use = plan_traffic(read_feasible_plan(plan))
-    if matrix is not None:
-        from meshwright.documents import write_files
-        from meshwright.planner.analysis.traffic import rank_matrix_csv
+    with ProgressLine("counting what every rank sends"):
+        plan_use = plan_traffic(read_feasible_plan(plan))
+        if matrix is not None:
+            from meshwright.documents import write_files
+            from meshwright.planner.analysis.traffic import rank_matrix_csv
 
-        write_files(matrix.parent, {matrix.name: rank_matrix_csv(plan_use.use)}, force)
+            write_files(matrix.parent, {matrix.name: rank_matrix_csv(plan_use.use)}, force)
+        document = traffic_document(plan_use)
     if not as_json:
         warn("warning", plan_use.broken)
-    document = traffic_document(plan_use)
     answer(document, traffic_view, "traffic")
     ctx.exit(ExitCode.NO_ANSWER if plan_use.broken else ExitCode.DONE)
 
@@ -202,11 +207,12 @@ def experts_command(
     **options: Any,
 ) -> None:
     """Place experts on GPUs from measured LOADS: even, with a bound, and with little traffic."""
-    from meshwright.api import place_experts
-    from meshwright.planner.report.traffic_view import experts_view
+    with ProgressLine("starting"):
+        from meshwright.api import place_experts
+        from meshwright.planner.report.traffic_view import experts_view
 
     _check_output(output, heat_map, force)
-    with ProgressLine() as progress:
+    with ProgressLine("placing experts") as progress:
         plan = place_experts(progress=progress, **options)
     _write(plan, form, output, heat_map, force)
     warn("warning", plan.warnings)

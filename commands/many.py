@@ -86,8 +86,9 @@ def batch(
 
     Exit code 1 if a job has no plan.
     """
-    from meshwright.api import plan_batch
-    from meshwright.planner.report.many_view import batch_view
+    with ProgressLine("starting"):
+        from meshwright.api import plan_batch
+        from meshwright.planner.report.many_view import batch_view
 
     names = [name.strip() for name in formats.split(",")]
     progress = _Progress()
@@ -144,16 +145,17 @@ def fleet_command(
     of jobs with `tokens` that may wait for each other. A job without a plan is listed with its reason, the
     others share the cluster without it, and the exit code is 1.
     """
-    from meshwright.documents import refuse_taken, write_files
-    from meshwright.planner.many.fleet import (
-        FLEET_FILES,
-        FleetOptions,
-        fleet_document,
-        fleet_files,
-        run_fleet,
-    )
-    from meshwright.planner.many.jobs import chosen_folder
-    from meshwright.planner.report.many_view import fleet_view
+    with ProgressLine("starting"):
+        from meshwright.documents import refuse_taken, write_files
+        from meshwright.planner.many.fleet import (
+            FLEET_FILES,
+            FleetOptions,
+            fleet_document,
+            fleet_files,
+            run_fleet,
+        )
+        from meshwright.planner.many.jobs import chosen_folder
+        from meshwright.planner.report.many_view import fleet_view
 
     if output is not None:
         refuse_taken(output, FLEET_FILES, force)
@@ -161,7 +163,7 @@ def fleet_command(
     busy = [
         name.strip() for text in options.pop("busy") for name in text.split(",") if name.strip()
     ]
-    with ProgressLine() as progress:
+    with ProgressLine("reading jobs") as progress:
         chosen = FleetOptions(cache=cache, busy=tuple(busy), **options)
         shared = run_fleet(jobs, chosen, lambda done, of: progress(f"{done} of {of} plans"))
     if as_json:
@@ -200,20 +202,21 @@ def recommend_command(
     Without a target, or with --sizes, sweep over sizes and show the Pareto front. Clusters with a price
     (`usd_per_gpu_hour` in their file) are compared by it. Exit code 1 if no cluster reaches the target.
     """
-    from meshwright import api
-    from meshwright.documents import refuse_taken, write_files
-    from meshwright.planner.many.recommend import (
-        RECOMMENDATION_FILES,
-        recommendation_document,
-        recommendation_files,
-    )
-    from meshwright.planner.report.many_view import recommend_view
+    with ProgressLine("starting"):
+        from meshwright import api
+        from meshwright.documents import refuse_taken, write_files
+        from meshwright.planner.many.recommend import (
+            RECOMMENDATION_FILES,
+            recommendation_document,
+            recommendation_files,
+        )
+        from meshwright.planner.report.many_view import recommend_view
 
     if output is not None:
         refuse_taken(output, RECOMMENDATION_FILES, force)
     for name in ("sizes", "reserve_gib"):
         options[name] = tuple(itertools.chain.from_iterable(options[name]))
-    with ProgressLine() as progress:
+    with ProgressLine("reading model and cluster") as progress:
         answer = api.recommend(model, pin=",".join(pin), progress=progress, **options)
     if as_json:
         print_json(recommendation_document(answer))

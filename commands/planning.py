@@ -29,6 +29,9 @@ from meshwright.commands.terminal import (
 )
 from meshwright.errors import ExitCode, InputError, near_miss
 
+READING = "reading model and cluster"
+"""What progress says before a search has anything to say."""
+
 
 @click.command("plan")
 @click.argument("model")
@@ -55,6 +58,7 @@ from meshwright.errors import ExitCode, InputError, near_miss
     "Write the search's last CP-SAT model, as text that OR-Tools reads.",
 )
 @calibration_option
+@click.option("--full", is_flag=True, help="Print all tables, down to the proof.")
 @force_option
 @common
 @click.pass_context
@@ -66,24 +70,29 @@ def plan_command(
     pin: tuple[str, ...],
     sweep: str | None,
     output: Path | None,
+    full: bool,
     force: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Find the fastest layout of MODEL on a cluster, with a proof.
 
-    Degrees, pipeline split, recomputation and the GPU of every rank are chosen together. With -o the plan and
-    the files that start it are written to a folder. With --sweep there is a table of many plans instead. A
-    cluster file with parts makes it a pipeline through unlike devices.
+    Degrees, pipeline split, recomputation and the GPU of every rank are chosen together. The answer is one
+    screen with the plan's closest rivals; --full prints all of it. With -o the plan and the files that start
+    it are written to a folder. With --sweep there is a table of many plans instead. A cluster file with parts
+    makes it a pipeline through unlike devices.
     """
-    from meshwright.cluster_specs.reader import is_mixed_cluster
-
     if options["time_limit_s"] is None and sweep is None and options["method"] == "cp-sat":
         options["time_limit_s"] = TIME_LIMIT_S
-    if is_mixed_cluster(options["cluster"]):
+    with ProgressLine(READING):
+        from meshwright.cluster_specs.reader import is_mixed_cluster
+
+        is_mixed = is_mixed_cluster(options["cluster"])
+    if is_mixed:
         code = show_mixed_plan(
             model,
             output,
+            full=full,
             force=force,
             as_json=as_json,
             pin=",".join(pin),
@@ -96,29 +105,32 @@ def plan_command(
             model, sweep, output, force=force, as_json=as_json, pin=",".join(pin), **options
         )
         return
-    from meshwright import api
-    from meshwright.documents import refuse_taken
     from meshwright.planner.solvers.processes import on_processes
 
-    if output is not None:
-        from meshwright.planner.launch.plan_files import PLAN_FILES
+    with ProgressLine(READING) as progress, on_processes():
+        from meshwright import api
+        from meshwright.documents import refuse_taken
 
-        refuse_taken(output, PLAN_FILES, force)
-    model_file: Path | None = options["export_model"]
-    if model_file is not None:
-        refuse_taken(model_file.parent, [model_file.name], force)
-    with ProgressLine() as progress, on_processes():
+        if output is not None:
+            from meshwright.planner.launch.plan_files import PLAN_FILES
+
+            refuse_taken(output, PLAN_FILES, force)
+        model_file: Path | None = options["export_model"]
+        if model_file is not None:
+            refuse_taken(model_file.parent, [model_file.name], force)
         plan = api.plan(model, pin=",".join(pin), progress=progress, **options)
     if as_json:
         from meshwright.planner.plan.texts import plan_document
 
         print_json(plan_document(plan))
     else:
-        from meshwright.planner.report.plan_view import plan_view
+        from meshwright.planner.report.plan_view import plan_view, short_view
 
+        with ProgressLine("comparing with what is near"):
+            view = plan_view(plan) if full else short_view(plan)
         left_out = [] if plan.left_out is None else [plan.left_out]
         warn("warning", [*plan.warnings, *left_out])
-        show(plan_view(plan))
+        show(view)
     if output is not None and plan.layout is not None:
         from meshwright.planner.launch.plan_files import plan_files
 
@@ -135,8 +147,9 @@ def _show_sweep(
     model: str, over: str, output: Path | None, *, force: bool, as_json: bool, **options: Any
 ) -> None:
     """Plans every combination of a sweep; a table, a document or files come out."""
-    from meshwright.documents import refuse_taken, write_files
-    from meshwright.planner.report.many_view import SWEEP_FILES, sweep_files, sweep_view
+    with ProgressLine("starting"):
+        from meshwright.documents import refuse_taken, write_files
+        from meshwright.planner.report.many_view import SWEEP_FILES, sweep_files, sweep_view
 
     if output is not None:
         refuse_taken(output, SWEEP_FILES, force)
@@ -144,7 +157,7 @@ def _show_sweep(
         if options.pop(name) is not None:
             raise InputError("does not go with --sweep", where=f"--{name.replace('_', '-')}")
     options["top_k"] = options.pop("top")
-    with ProgressLine() as progress:
+    with ProgressLine(READING) as progress:
         report = meshwright.sweep(model, over=over, progress=progress, **options)
     if output is not None:
         write_files(output, sweep_files(report), force)
@@ -182,11 +195,12 @@ def estimate_command(
 
     The ranks lie in Megatron's order: tp, cp, dp, pp from the inside.
     """
-    from meshwright import api
-    from meshwright.planner.report.run_view import run_view
-    from meshwright.planner.request.reader import read_calibration
-    from meshwright.planner.runs.launches.reader import price_launch
-    from meshwright.planner.runs.prediction import run_document
+    with ProgressLine("starting"):
+        from meshwright import api
+        from meshwright.planner.report.run_view import run_view
+        from meshwright.planner.request.reader import read_calibration
+        from meshwright.planner.runs.launches.reader import price_launch
+        from meshwright.planner.runs.prediction import run_document
 
     documents = []
     if from_launch:
@@ -214,16 +228,22 @@ def validate_command(
     runs: Path, every_row: bool, plot: Path | None, calibration: Path | None, as_json: bool
 ) -> None:
     """Compare predicted with measured steps, row by row and summed up."""
-    from meshwright import api
-    from meshwright.documents import write_files
-    from meshwright.planner.report.run_view import check_picture, validation_svg, validation_view
+    with ProgressLine("starting"):
+        from meshwright import api
+        from meshwright.documents import write_files
+        from meshwright.planner.report.run_view import (
+            check_picture,
+            validation_svg,
+            validation_view,
+        )
 
     if plot is not None:
         check_picture(plot)
-    report = api.validate(runs, calibration=calibration)
-    if plot is not None:
-        write_files(plot.parent, {plot.name: validation_svg(report)}, force=True)
-    document = report.as_document()
+    with ProgressLine("predicting measured runs"):
+        report = api.validate(runs, calibration=calibration)
+        if plot is not None:
+            write_files(plot.parent, {plot.name: validation_svg(report)}, force=True)
+        document = report.as_document()
     if as_json:
         print_json(document)
     else:
@@ -243,10 +263,12 @@ def verify_command(
     Rules, memory, prices, the ranks group by group, and the launch files of DIR (the plan's folder when
     absent). Exit code 1 where anything does not hold, and what.
     """
-    from meshwright.planner.audit.audit import audit_document, audit_plan
-    from meshwright.planner.report.explain_view import audit_view
+    with ProgressLine("starting"):
+        from meshwright.planner.audit.audit import audit_document, audit_plan
+        from meshwright.planner.report.explain_view import audit_view
 
-    document = audit_document(audit_plan(plan, directory))
+    with ProgressLine("working the plan out again"):
+        document = audit_document(audit_plan(plan, directory))
     if as_json:
         print_json(document)
     else:
@@ -268,12 +290,17 @@ def explain_command(words: tuple[str, ...], best: bool | None, as_json: bool) ->
     TERM is a word, or several, of a plan's screen or docs/glossary.md, or the name of a rule: explain
     memory risk.
     """
-    from meshwright.planner.analysis.neighbours import neighbours, searches_at_once, single_choices
-    from meshwright.planner.mixed.document import mixed_plan_path
-    from meshwright.planner.plan.texts import read_feasible_plan
-    from meshwright.planner.report.explain_view import explain_document, explain_view
-    from meshwright.planner.report.plan_words import meaning_of, meanings, rule_meaning
-    from meshwright.planner.solvers.processes import on_processes
+    with ProgressLine("starting"):
+        from meshwright.planner.analysis.neighbours import (
+            neighbours,
+            searches_at_once,
+            single_choices,
+        )
+        from meshwright.planner.mixed.document import mixed_plan_path
+        from meshwright.planner.plan.texts import read_feasible_plan
+        from meshwright.planner.report.explain_view import explain_document, explain_view
+        from meshwright.planner.report.plan_words import meaning_of, meanings, rule_meaning
+        from meshwright.planner.solvers.processes import on_processes
 
     plan = Path(" ".join(words))
     term = None if plan.exists() else meaning_of(str(plan)) or rule_meaning(str(plan))
@@ -291,8 +318,9 @@ def explain_command(words: tuple[str, ...], best: bool | None, as_json: bool) ->
     if mixed is not None:
         explain_mixed_plan(mixed, best, as_json=as_json)
         return
-    explained = read_feasible_plan(plan)
-    changes = neighbours(explained)
+    with ProgressLine("pricing what is near"):
+        explained = read_feasible_plan(plan)
+        changes = neighbours(explained)
     choices = None
     if best or (best is None and searches_at_once(explained)):
         with ProgressLine() as progress, on_processes():
@@ -325,11 +353,16 @@ def compare_command(
     FILE is another plan, or a launch script or run file: then the plan's speed-up comes first, what each
     change brings, and the smallest edit of the script that reaches it.
     """
-    from meshwright.documents import refuse_taken, write_files
-    from meshwright.planner.analysis.waterfall import is_plan
-    from meshwright.planner.plan.texts import read_feasible_plan
-    from meshwright.planner.report.explain_view import compare_view, comparison
-    from meshwright.planner.report.prediction_view import baseline_document, baseline_view, patch_of
+    with ProgressLine("starting"):
+        from meshwright.documents import refuse_taken, write_files
+        from meshwright.planner.analysis.waterfall import is_plan
+        from meshwright.planner.plan.texts import read_feasible_plan
+        from meshwright.planner.report.explain_view import compare_view, comparison
+        from meshwright.planner.report.prediction_view import (
+            baseline_document,
+            baseline_view,
+            patch_of,
+        )
 
     if is_plan(other):
         plans = (read_feasible_plan(plan), read_feasible_plan(other))
@@ -340,7 +373,8 @@ def compare_command(
         return
     if output is not None:
         refuse_taken(output.parent, [output.name], force)
-    compared = meshwright.compare(plan, other, **cost)
+    with ProgressLine("pricing the way from today's run to the plan"):
+        compared = meshwright.compare(plan, other, **cost)
     if output is not None:
         write_files(output.parent, {output.name: patch_of(compared)}, force)
     if cost["gpu_hour_price"] is not None and compared.cost is None:
@@ -359,7 +393,7 @@ _NOT_MIXED = ("baseline", "sweep", "export_model")
 
 
 def show_mixed_plan(
-    model: str, output: Path | None, *, force: bool, as_json: bool, **options: Any
+    model: str, output: Path | None, *, full: bool, force: bool, as_json: bool, **options: Any
 ) -> int:
     """Plans on a mixed cluster and shows what came out.
 
@@ -369,6 +403,8 @@ def show_mixed_plan(
         As `plan` takes it.
     output
         Folder for the plan and its launch files.
+    full
+        Whether all tables are printed.
     force
         Whether files that are there are replaced.
     as_json
@@ -386,13 +422,14 @@ def show_mixed_plan(
     InputError
         If an option does not go with a mixed cluster.
     """
-    from meshwright.api import plan_mixed
-    from meshwright.documents import refuse_taken
-    from meshwright.planner.launch.plan_files import MIXED_FILES, mixed_files
-    from meshwright.planner.mixed.document import mixed_document
-    from meshwright.planner.report.mixed_view import mixed_view
-    from meshwright.planner.report.plan_view import plan_view
-    from meshwright.planner.solvers.processes import on_processes
+    with ProgressLine("starting"):
+        from meshwright.api import plan_mixed
+        from meshwright.documents import refuse_taken
+        from meshwright.planner.launch.plan_files import MIXED_FILES, mixed_files
+        from meshwright.planner.mixed.document import mixed_document
+        from meshwright.planner.report.mixed_view import mixed_view
+        from meshwright.planner.report.plan_view import plan_view, short_view
+        from meshwright.planner.solvers.processes import on_processes
 
     for name in _NOT_MIXED:
         if options.pop(name, None) is not None:
@@ -402,16 +439,16 @@ def show_mixed_plan(
             )
     if output is not None:
         refuse_taken(output, MIXED_FILES, force)
-    with ProgressLine() as progress, on_processes():
+    with ProgressLine(READING) as progress, on_processes():
         result = plan_mixed(model, progress=progress, **options)
     document = result.document
     if as_json:
         print_json(mixed_document(document))
     else:
-        show(mixed_view(document))
+        show(mixed_view(document, is_full=full))
         if result.alone is not None:
             click.echo()
-            show(plan_view(result.alone))
+            show(plan_view(result.alone) if full else short_view(result.alone))
     exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
     if document.status not in exit_codes and output is not None:
         write_plan(output, mixed_files(result), force)
@@ -518,22 +555,24 @@ def report_command(
     --sweep plans beforehand for other GPUs, batches, sequences, precisions, networks and HBM; the page has
     a control for each.
     """
-    from meshwright.documents import refuse_taken, write_files
-    from meshwright.planner.many.sweep import what_if
-    from meshwright.planner.mixed.document import mixed_plan_path
-    from meshwright.planner.plan.make_plan import repriced
-    from meshwright.planner.plan.texts import read_feasible_plan
-    from meshwright.planner.report.plan_page import plan_page
-    from meshwright.planner.request.reader import read_calibration
+    with ProgressLine("starting"):
+        from meshwright.documents import refuse_taken, write_files
+        from meshwright.planner.many.sweep import what_if
+        from meshwright.planner.mixed.document import mixed_plan_path
+        from meshwright.planner.plan.make_plan import repriced
+        from meshwright.planner.plan.texts import read_feasible_plan
+        from meshwright.planner.report.plan_page import plan_page
+        from meshwright.planner.request.reader import read_calibration
 
     refuse_taken(output.parent, [output.name], force)
     mixed = mixed_plan_path(plan)
-    if mixed is not None:
-        text = mixed_page_of(mixed, sweep=sweep, calibration=calibration)
-    else:
-        shown = repriced(read_feasible_plan(plan), read_calibration(calibration))
-        other_plans = None if sweep is None else what_if(shown, sweep or None)
-        text = plan_page(shown, other_plans)
+    with ProgressLine("planning what the page's controls show" if sweep is not None else "drawing"):
+        if mixed is not None:
+            text = mixed_page_of(mixed, sweep=sweep, calibration=calibration)
+        else:
+            shown = repriced(read_feasible_plan(plan), read_calibration(calibration))
+            other_plans = None if sweep is None else what_if(shown, sweep or None)
+            text = plan_page(shown, other_plans)
     write_files(output.parent, {output.name: text}, force)
     if as_json:
         print_json({"file": str(output), "bytes": len(text.encode())})
@@ -562,8 +601,9 @@ def trace_command(
     from meshwright.planner.plan.texts import read_feasible_plan
 
     refuse_taken(output.parent, [output.name], force)
-    played = trace_of(read_feasible_plan(plan), num_micro_batches)
-    document = trace_document(played)
+    with ProgressLine("playing the step"):
+        played = trace_of(read_feasible_plan(plan), num_micro_batches)
+        document = trace_document(played)
     write_files(
         output.parent, {output.name: json.dumps(document, separators=(",", ":")) + "\n"}, force
     )

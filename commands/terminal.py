@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
@@ -83,8 +83,10 @@ def _stop_solvers_when_told(heard: int, interrupted: threading.Event) -> None:
 
 
 _JSON, _DEBUG, _WHY = "meshwright.json", "meshwright.debug", "meshwright.why"
+_BEGAN = "meshwright.began"
 LONGEST_WORD = 80
 _PLAIN = str.maketrans("█·", "#.")
+_ONE_LINE = str.maketrans("\n\r", "  ")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -135,6 +137,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         interrupted = threading.Event()
+        ctx.meta[_BEGAN] = time.monotonic()
         # Looking for other packages' plugins takes pydantic longer than a calculator its answer.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
         try:
@@ -244,28 +247,67 @@ def write_plan(directory: Path, files: Mapping[str, str], force: bool) -> None:
     warn("warning", [] if words is None else [words])
 
 
-class ProgressLine:
-    """One line on standard error that is overwritten until its block ends; silent but on a terminal."""
+FIRST_LOOK_S = 0.3
+"""A command that is done sooner than this shows no progress, if it reports none."""
+NEXT_LOOK_S = 0.2
 
-    def __init__(self) -> None:
+
+class ProgressLine:
+    """One line on standard error, with the seconds of the command and what was last said, that is overwritten
+    until its block ends; silent but on a terminal. It moves on while nothing is said, so that nobody takes a
+    long search for one that hangs.
+
+    Parameters
+    ----------
+    text
+        What is said until something else is.
+    """
+
+    def __init__(self, text: str = "working") -> None:
         self._terminal = sys.stderr.isatty()
-        self._start = time.monotonic()
+        context = click.get_current_context(silent=True)
+        began = {} if context is None else context.meta
+        self._start: float = began.get(_BEGAN, time.monotonic())
         self._next = 0.0
+        self._text = text
+        self._ending, self._ended = threading.Event(), threading.Event()
 
     def __call__(self, text: str) -> None:
-        now = time.monotonic() - self._start
-        if self._terminal and now >= self._next:
-            self._next = now + 0.1
-            width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
-            click.echo(f"\r\x1b[K{f'{now:6.1f} s  {text}'[:width]}", nl=False, err=True)
+        self._text = text
+        if self._terminal and time.monotonic() - self._start >= self._next:
+            self._draw()
 
     def __enter__(self) -> Self:
+        if self._terminal:
+            start_thread(self._keep_drawing)
         return self
 
     def __exit__(self, *error: object) -> None:
         """Removes the line."""
         if self._terminal:
-            click.echo("\r\x1b[K", nl=False, err=True)
+            self._ending.set()
+            self._ended.wait(timeout=1.0)
+            self._write("\r\x1b[K")
+
+    def _keep_drawing(self) -> None:
+        wait_s = max(FIRST_LOOK_S - (time.monotonic() - self._start), 0.0)
+        while not self._ending.wait(wait_s):
+            self._draw()
+            wait_s = NEXT_LOOK_S
+        self._ended.set()
+
+    def _draw(self) -> None:
+        now = time.monotonic() - self._start
+        self._next = now + 0.1
+        width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
+        words = f"{now:6.1f} s  {self._text}".translate(_ONE_LINE)
+        self._write(f"\r\x1b[K{words[:width]}")
+
+    def _write(self, text: str) -> None:
+        """Past the buffer of standard error, whose lock a copy of this process would find taken for good."""
+        encoding = sys.stderr.encoding or "utf-8"
+        with suppress(OSError):
+            os.write(sys.stderr.fileno(), text.encode(encoding, "replace"))
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], bool]:

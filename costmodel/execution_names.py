@@ -41,7 +41,9 @@ OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 SCHEDULE_NAMES: tuple[str, ...] = get_args(ScheduleName)
 """Pipeline schedules as plans, run files and pins write them."""
 RECOMPUTE_NAMES: tuple[str, ...] = get_args(RecomputeName)
-METHODS = ("cp-sat", "exhaustive")
+Method = Literal["cp-sat", "exhaustive"]
+METHODS: tuple[str, ...] = get_args(Method)
 DEFAULT_MEMORY_RISK = 0.05
 """Share of measured errors of memory with which a plan may not fit."""
-OBJECTIVES = ("nominal", "expected")
+PlanObjective = Literal["nominal", "expected"]
+OBJECTIVES: tuple[str, ...] = get_args(PlanObjective)

@@ -343,6 +343,62 @@ def _draw_title(drawing: Drawing, title: str) -> None:
     drawing.text(LEFT, 26, title, size=15, ink=_TITLE_INK, bold=True)
 
 
+BAR_HEIGHT, BARS_LEFT, BARS_WIDTH = 26.0, 210.0, 420.0
+"""Of a waterfall: its bars, and the room for their names."""
+_WHOLE, _MORE, _LESS = "#475569", "#d97706", "#0f766e"
+
+
+@dataclass(frozen=True)
+class FallBar:
+    """One bar of a waterfall: from one value to another, both at least 0."""
+
+    name: str
+    start: float
+    end: float
+    label: str
+    """The value in words."""
+    is_whole: bool = False
+    """Whether it stands for a sum, not for a change."""
+
+
+def waterfall_svg(bars: Sequence[FallBar], title: str) -> str:
+    """Bars under one another, each from where the last one ended.
+
+    Parameters
+    ----------
+    bars
+        From the top; at least one.
+    title
+        Of the picture.
+
+    Returns
+    -------
+    str
+        The SVG text: sums in grey, what adds in orange, what saves in green.
+    """
+    most = max(max(bar.start, bar.end) for bar in bars) or 1.0
+    drawing = Drawing(BARS_LEFT + BARS_WIDTH + 130.0)
+    drawing.text(10, 22, title, size=14, ink=_TITLE_INK, bold=True)
+    scale = BARS_WIDTH / most
+    for row, bar in enumerate(bars):
+        y = 38 + row * BAR_HEIGHT
+        low, high = sorted((bar.start, bar.end))
+        colour = _WHOLE if bar.is_whole else _MORE if bar.end >= bar.start else _LESS
+        drawing.text(
+            BARS_LEFT - 10, y + 15, shortened(bar.name, BARS_LEFT - 20, 12), size=12, anchor="end"
+        )
+        drawing.rect(
+            BARS_LEFT + low * scale,
+            y + 3,
+            max((high - low) * scale, 1.0),
+            BAR_HEIGHT - 8,
+            fill=colour,
+            tip=f"{bar.name}: {bar.label}",
+        )
+        drawing.text(BARS_LEFT + high * scale + 6, y + 15, bar.label, size=12)
+    return drawing.document(46 + len(bars) * BAR_HEIGHT, title)
+
+
 def value_map(
     values: NDArray[np.float64], *, middle: float, title: str, across_title: str, down_title: str
 ) -> str:

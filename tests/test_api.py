@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 import meshwright
 from meshwright.cli import main
+from meshwright.planner.drawing import rounded_seconds
 from meshwright.planner.plan.texts import plan_document
 from tests.places import ROOT
 
@@ -53,7 +57,7 @@ def test_the_command_prints_the_plan_of_the_function() -> None:
 
 def test_every_option_of_the_command_is_an_argument_of_the_function() -> None:
     # A sweep is a function of its own: `meshwright.sweep`.
-    of_the_terminal = {"output", "force", "as_json", "debug", "help", "sweep"}
+    of_the_terminal = {"output", "full", "force", "as_json", "debug", "help", "sweep"}
     for name in ("plan", "recommend"):
         options = {parameter.name for parameter in main.commands[name].params}
         arguments = set(inspect.signature(getattr(meshwright, name)).parameters)
@@ -95,7 +99,7 @@ def test_the_page_of_examples_runs(
     assert len(BLOCKS) == 7
     names: dict[str, Any] = {}
     for block in BLOCKS:
-        if "import pandas" in block and importlib.util.find_spec("pandas") is None:
+        if "to_frame" in block and importlib.util.find_spec("pandas") is None:
             continue
         exec(compile(block, "docs/api.md", "exec"), names)
     assert [row["gpus"] for row in names["rows"]] == [8, 16, 32]
@@ -126,6 +130,47 @@ def test_values_of_a_wrong_type_are_refused_in_words(changes: dict[str, Any], wo
     with pytest.raises(meshwright.InputError) as raised:
         meshwright.plan(asked.pop("model"), **asked)
     assert words in str(raised.value)
+
+
+QUESTION: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 8, "global_batch": 64, "seq_len": 4096}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: meshwright.plan("llama-3-8b", **QUESTION, precison="fp8"), "'precision'"),  # type: ignore[call-arg]
+        (lambda: meshwright.plan("llama-3-8b", **QUESTION, framework="megatorn"), "'megatron'"),  # type: ignore[arg-type]
+        (lambda: meshwright.plan("llama-3-8b", **QUESTION, pin={"mikro_batch": 1}), "'micro_batch'"),
+        (lambda: meshwright.recommend("llama-3-8b", **QUESTION, tokens_per_sec=3), "'tokens_per_s'"),  # type: ignore[call-arg]
+        (lambda: meshwright.sweep("llama-3-8b", over="gpus=8", **QUESTION, precison="fp8"), "'precision'"),
+        (lambda: meshwright.sweep("llama-3-8b", over="gpu=8", **QUESTION), "'gpus'"),
+        (lambda: meshwright.fleet("jobs.yaml", cluster="dgx-h100", objektive="makespan"), "'objective'"),
+        (lambda: meshwright.place_experts("x", cluster="dgx-h100", maks_moves=3), "'max_moves'"),
+        (lambda: meshwright.read_cluster({"base": "dgx-h100", "gpu_per_node": 4}), "'gpus_per_node'"),
+        (lambda: meshwright.estimate({"model": "llama-2-7b", "run": {"seqlen": 4096}}), "'seq_len'"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_field_is_refused_with_what_it_may_mean(
+    call: Callable[[], object], words: str
+) -> None:
+    with pytest.raises(meshwright.InputError, match=f"did you mean {words}"):
+        call()
+
+
+def test_a_checker_refuses_names_that_there_are_not() -> None:
+    """mypy reports an ignored error that is none: each of these lines is one that it finds."""
+    for wrong in (
+        lambda: meshwright.plan("llama-3-8b", **QUESTION, framework="megatorn"),  # type: ignore[arg-type]
+        lambda: meshwright.plan("llama-3-8b", **QUESTION, precision="fp9"),  # type: ignore[arg-type]
+        lambda: meshwright.plan("llama-3-8b", **QUESTION, objective="mean"),  # type: ignore[arg-type]
+        lambda: meshwright.plan("llama-3-8b", **QUESTION, method="brute"),  # type: ignore[arg-type]
+        lambda: meshwright.plan("llama-3-8b", **QUESTION, optimizer="adamw"),  # type: ignore[arg-type]
+        lambda: meshwright.recommend("llama-3-8b", **QUESTION, precision="int4"),  # type: ignore[arg-type]
+        lambda: meshwright.plan_batch("jobs.yaml", "out", engine="rai"),  # type: ignore[arg-type]
+        lambda: meshwright.plan("llama-3-8b", **QUESTION, seqlen=128),  # type: ignore[call-arg]
+    ):  # fmt: skip
+        with pytest.raises(meshwright.InputError):
+            wrong()
 
 
 EXPERTS: dict[str, Any] = {"cluster": "dgx-h100"}
@@ -245,3 +290,132 @@ def test_a_cluster_may_be_a_mapping(small_plan: meshwright.Plan) -> None:
     assert slower.predicted.step_time_s > small_plan.predicted.step_time_s
     with pytest.raises(meshwright.InputError, match="cluster"):
         meshwright.read_cluster({"base": "dgx-h900"})
+
+
+# Tables of pandas, and what a prompt and a notebook show.
+
+
+def test_a_plan_is_a_row_of_pandas(small_plan: meshwright.Plan) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = small_plan.to_frame()
+    assert frame.shape[0] == 1
+    row = frame.iloc[0]
+    assert small_plan.predicted is not None
+    assert small_plan.layout is not None
+    assert row.step_time_s == small_plan.predicted.step_time_s
+    assert (row.model, row.gpus, row.tp) == ("llama-3-8b", 16, small_plan.layout.tp)
+    assert row.peak_memory_gib == max(small_plan.predicted.memory_gib)
+    paid = meshwright.plan(
+        "llama-3-8b",
+        cluster="dgx-h100",
+        gpus=8,
+        global_batch=64,
+        seq_len=4096,
+        robustness=False,
+        tokens=1e12,
+        gpu_hour_price=2.0,
+    )
+    both = pandas.concat([frame, paid.to_frame()], ignore_index=True)
+    assert list(both.gpus) == [16, 8]
+    assert paid.cost is not None
+    assert list(both.dollars)[1] == paid.cost.plan.dollars
+    assert pandas.isna(both.dollars[0])
+
+
+def test_a_sweep_is_a_table_with_its_failures() -> None:
+    pandas = pytest.importorskip("pandas")
+    options: dict[str, Any] = {"cluster": "dgx-h100", "global_batch": 32, "seq_len": 4096}
+    report = meshwright.sweep("llama-3-70b", over="gpus=4:32:x8", **options)
+    frame = report.to_frame()
+    assert list(frame.gpus) == [4, 32]
+    assert list(frame.status) == ["infeasible", "optimal"]
+    assert pandas.isna(frame.step_time_s[0])
+    assert frame.message[0]
+    assert repr(report) == "SweepReport(gpus (2): 1 of 2 with a plan)"
+
+
+def test_batches_validations_and_recommendations_are_tables(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    jobs = tmp_path / "jobs.yaml"
+    fields = {"cluster": "dgx-h100", "gpus": 8, "global_batch": 32, "seq_len": 4096}
+    rows = [
+        {"name": "a", "model": "llama-3-8b", **fields},
+        {"name": "b", "model": "lama", **fields},
+    ]
+    jobs.write_text(json.dumps({"schema": 1, "jobs": rows}), encoding="utf-8")
+    report = meshwright.plan_batch(jobs, tmp_path / "out", workers=1, no_cache=True)
+    assert list(report.to_frame().status) == ["optimal", "failed"]
+    assert repr(report).startswith("BatchReport(2 jobs: {")
+
+    validated = meshwright.validate(ROOT / "docs" / "examples" / "megatron_a100.yaml")
+    frame = validated.to_frame()
+    assert len(frame) == len(validated.rows)
+    off = 100 * (frame.predicted_step_time_s / frame.measured_step_time_s - 1)
+    assert list(off) == pytest.approx(list(frame.error_pct))
+    assert len(repr(validated)) < 80
+
+    answer = meshwright.recommend(
+        "llama-3-8b",
+        cluster="dgx-h100",
+        global_batch=32,
+        seq_len=4096,
+        sizes=(8, 16),
+        no_cache=True,
+    )
+    swept = answer.to_frame()
+    assert sorted(swept.gpus) == [8, 16]
+    assert set(swept.kind) == {"sweep"}
+
+
+def test_without_pandas_a_table_says_how_to_install_it(
+    small_plan: meshwright.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(meshwright.InputError, match=r"pip install 'meshwright\[notebook\]'"):
+        small_plan.to_frame()
+
+
+def test_a_plan_is_short_at_the_prompt_and_a_picture_in_a_notebook(
+    small_plan: meshwright.Plan,
+) -> None:
+    assert small_plan.predicted is not None
+    words = repr(small_plan)
+    assert words.startswith(
+        "Plan(status='optimal', model='llama-3-8b', cluster='dgx-h100', gpus=16,"
+    )
+    assert len(words) < 160
+    page = small_plan._repr_html_()
+    drawn = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    labels = [each.text or "" for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert labels[0] == "Where the step's time goes"
+    assert {"gemm", "attention", "step"} <= set(labels)
+    boxes = list(drawn.iter("{http://www.w3.org/2000/svg}rect"))[1:]
+    # The bars of the parts lie end to end, and are as long as the step's together.
+    lengths = [float(box.attrib["width"]) for box in boxes]
+    assert sum(lengths[:-1]) == pytest.approx(lengths[-1], rel=0.01)
+    assert rounded_seconds(small_plan.predicted.step_time_s) in page
+    assert "<script" not in page
+
+
+def test_a_plan_beside_today_is_drawn_from_today_to_the_plan(tmp_path: Path) -> None:
+    run = {"seq_len": 4096, "global_batch": 64, "micro_batch": 1, "tp": 8, "dp": 1, "zero_stage": 1}
+    cluster = {"device": "h100-sxm-80gb", "gpus": 8}
+    today = tmp_path / "today.yaml"
+    today.write_text(
+        json.dumps({"model": "llama-3-8b", "cluster": cluster, "run": run}), encoding="utf-8"
+    )
+    plan = meshwright.plan("llama-3-8b", **QUESTION, baseline=today, robustness=False)
+    assert plan.baseline is not None
+    page = plan._repr_html_()
+    assert "From today&#x27;s step to the plan&#x27;s" in page or "From today's step" in page
+    assert len(re.findall(r"<rect ", page)) == 3 + len(plan.baseline.waterfall)
+
+
+def test_a_plan_that_there_is_not_says_why_in_a_notebook() -> None:
+    question = {**QUESTION, "gpus": 1}
+    plan = meshwright.plan("llama-3-70b", **question)
+    assert plan.infeasible is not None
+    assert "step_time_s" not in repr(plan)
+    page = plan._repr_html_()
+    assert "<svg" not in page
+    assert plan.infeasible.smallest_changes[0] in html.unescape(page)

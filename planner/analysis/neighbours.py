@@ -6,12 +6,12 @@ and the best of all mappings of the fabric. Only the plan itself is proven; thes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from meshwright.planner.plan.best_plan import best_plan
 from meshwright.planner.plan.document import Plan, SpaceReport
 from meshwright.planner.plan.texts import workload_of_plan
 from meshwright.planner.plan.verify import wish_faults
-from meshwright.planner.request.choices import DOUBLED, NUMBERS, OF_LAYOUT
+from meshwright.planner.request.choices import BY_NAME, CHOICES, DOUBLED, NUMBERS, OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout_from_document
 from meshwright.planner.solvers.processes import side_by_side
@@ -342,7 +342,9 @@ class NearLayout:
     """Whether no other layout here needs neither more time nor more memory."""
 
 
-def near_optimal(plan: Plan, *, most_priced: int = 160, slowest: float = 2.0) -> list[NearLayout]:
+def near_optimal(
+    plan: Plan, *, most_priced: int = 160, slowest: float = 2.0, kept: Collection[str] = ()
+) -> list[NearLayout]:
     """The plan and layouts around it that every rule allows, of the space that the plan was chosen from.
 
     Parameters
@@ -353,6 +355,8 @@ def near_optimal(plan: Plan, *, most_priced: int = 160, slowest: float = 2.0) ->
         Layouts priced at most, a few milliseconds each.
     slowest
         Longest step that is listed, over the plan's.
+    kept
+        Names of choices that all of them make as the plan does.
 
     Returns
     -------
@@ -368,6 +372,8 @@ def near_optimal(plan: Plan, *, most_priced: int = 160, slowest: float = 2.0) ->
     while waiting and len(seen) <= most_priced:
         for _, changed in layout_changes(heappop(waiting)[2], workload):
             if _key(changed) in seen or len(seen) > most_priced:
+                continue
+            if any(getattr(changed, name) != getattr(start, name) for name in kept):
                 continue
             seen.add(_key(changed))
             if space.outside(layout_document(changed, ((0,),))) is not None:
@@ -394,6 +400,96 @@ def near_optimal(plan: Plan, *, most_priced: int = 160, slowest: float = 2.0) ->
 
 def _key(layout: Layout) -> tuple[int, ...]:
     return tuple(int(value) for value in vars(layout).values())
+
+
+# The few plans that come closest to a plan, whatever says so: the search's own list, the searches without a
+# choice, or a price.
+
+
+RIVALS_SHOWN = 5
+_FINE = ("shard_groups", "optimizer_offload")
+"""Choices whose values lie so near to one another that a list of rivals would hold nothing else."""
+_ONE_AFTER_THE_OTHER = ("1f1b", "interleaved-1f1b")
+"""Schedules that the number of virtual stages tells apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rival:
+    """Another plan for the same job, and how it is known."""
+
+    differs: str
+    """Such as `tp 4 -> 8, dp 4 -> 2`, from the plan's value to its own, or `without tp_overlap`."""
+    step_time_s: float
+    slower_pct: float
+    """Against the plan's step time; negative where faster."""
+    basis: Literal["proven", "found", "priced"]
+    """`proven`: the search proved that no plan which is not listed comes before it, or that none of its kind
+    is faster; `found`: by a search that its time limit ended; `priced`: a layout near the plan with its
+    layers split evenly."""
+
+
+def rivals(plan: Plan, most: int = RIVALS_SHOWN) -> list[Rival]:
+    """The fastest plans beside a plan that are known, fastest first.
+
+    Parameters
+    ----------
+    plan
+        A plan of any status.
+    most
+        How many are listed at most, from 0.
+
+    Returns
+    -------
+    list of Rival
+        Fewer where fewer are known, none for a plan without a layout. They come from `alternatives`, from
+        `choices` and from the prices of layouts near the plan.
+    """
+    if plan.layout is None or plan.predicted is None:
+        return []
+    proven: Claim = "optimal"
+    step_s, known = plan.predicted.step_time_s, list[Rival]()
+
+    def note(differs: str, step_time_s: float, basis: Literal["proven", "found", "priced"]) -> None:
+        if differs and all(differs != rival.differs for rival in known):
+            slower_pct = 100.0 * (step_time_s / step_s - 1.0)
+            known.append(
+                Rival(differs=differs, step_time_s=step_time_s, slower_pct=slower_pct, basis=basis)
+            )
+
+    for other in plan.alternatives:
+        words = _differences(plan, other) or "layers split otherwise"
+        note(
+            words, float(str(other["step_time_s"])), "proven" if plan.status == proven else "found"
+        )
+    for choice in plan.choices or ():
+        if choice.step_time_s_without is not None:
+            words = f"without {choice.choice} {_word(choice.choice, choice.value)}"
+            note(words, choice.step_time_s_without, "proven" if choice.proven else "found")
+    for near in near_optimal(plan, kept=_FINE):
+        note(_differences(plan, near.layout.model_dump()), near.step_time_s, "priced")
+    return sorted(known, key=lambda rival: (rival.step_time_s, rival.differs))[:most]
+
+
+def _differences(plan: Plan, other: Mapping[str, object]) -> str:
+    """What another layout, with its execution where that is told, does otherwise than the plan; in words."""
+    assert plan.layout is not None
+    before = plan.layout.model_dump() | ({} if plan.execution is None else vars(plan.execution))
+    words = []
+    for choice in CHOICES:
+        now, then = before.get(choice.name), other.get(choice.name)
+        if then is None or now is None or then == now:
+            continue
+        is_implied = (choice.name == "schedule" and {now, then} <= {*_ONE_AFTER_THE_OTHER}) or (
+            choice.decided == "pipeline" and other.get("pp") == 1
+        )
+        if not is_implied:
+            words.append(f"{choice.name} {choice.word(now)} -> {choice.word(then)}")
+    return ", ".join(words)
+
+
+def _word(name: str, value: object) -> str:
+    """A value as a pin of the choice writes it."""
+    return BY_NAME[name].word(value) if name in BY_NAME else str(value)
 
 
 # One choice of a plan at a time: its price with all else kept, and that of the best plan with it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any
+from typing import Any, Literal, get_args
 
 from meshwright.cluster_specs.allocation import node_name
 from meshwright.cluster_specs.reader import read_cluster
@@ -37,7 +37,8 @@ from meshwright.planner.runs.run_terms import layout_from_document
 from meshwright.planner.solvers.clock import within
 
 OBJECTIVES: tuple[MappingObjective, ...] = ("traffic", "spread")
-ORDERS = ("best", "hostname")
+MappingOrder = Literal["best", "hostname"]
+ORDERS: tuple[str, ...] = get_args(MappingOrder)
 MOST_SPARES = 131_072
 
 

@@ -12,7 +12,7 @@ from meshwright.cluster_specs.allocation import allocated_gpus, expand_nodes, fa
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.documents import path_of
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.errors import InfeasibleError, InputError, near_miss
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.experts.flows import REPLICA_RULES, Flows, Level, read_flows
@@ -66,7 +66,9 @@ def expert_request(given: Mapping[str, object]) -> ExpertRequest:
     known = [each.name for each in fields(ExpertRequest)]
     for name in given:
         if name not in known:
-            raise InputError("is no option of place_experts", where=name, allowed=known)
+            near = near_miss(name, known)
+            what = "is no option of place_experts"
+            raise InputError(what, where=name, allowed=known, did_you_mean=near)
     for name in ("loads", "co_activation", "current"):
         if given.get(name) is not None or name == "loads":
             path_of(given.get(name), name)

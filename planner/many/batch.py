@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from meshwright.documents import csv_text, uninterrupted, write_files
+from meshwright.documents import csv_text, frame_of, uninterrupted, write_files
 from meshwright.errors import InputError
 from meshwright.planner.many.engines import (
     COLUMNS,
@@ -29,6 +29,9 @@ from meshwright.planner.many.engines import (
 from meshwright.planner.many.jobs import Job, Journal, code_fingerprint, read_jobs
 from meshwright.planner.plan.training_cost import Budget
 from meshwright.planner.solvers.processes import usable_cores
+
+if TYPE_CHECKING:
+    import pandas
 
 # The results of a batch as tables: CSV, JSON, Parquet.
 
@@ -135,7 +138,7 @@ class BatchOptions:
     """Tokens, days and price of a GPU hour of jobs that name none."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class BatchReport:
     """How a batch ended."""
 
@@ -150,6 +153,13 @@ class BatchReport:
     wall_s: float
     rows: list[dict[str, Any]]
     written: list[str]
+
+    def __repr__(self) -> str:
+        return f"BatchReport({self.jobs} jobs: {dict(self.by_status)}, {self.wall_s:.1f} s)"
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The rows as a table of pandas, a job in each. Raises InputError where pandas is not installed."""
+        return frame_of(self.rows)
 
 
 def run_batch(

@@ -19,10 +19,8 @@ from pydantic import BaseModel, ConfigDict
 
 from meshwright.errors import InputError, message_of
 from meshwright.planner.many.jobs import AnswerCache, JobDoc, request_key
-from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.training_cost import COST_FIELDS, Budget, cost_figures
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.run_terms import LayoutDoc, Predicted
 from meshwright.planner.solvers.clock import until
 from meshwright.planner.solvers.processes import end_pool, process_pool
 
@@ -87,8 +85,6 @@ COLUMNS = tuple(JobRow.model_fields)
 _ASKED = tuple(
     name for name in COLUMNS if name in JobDoc.model_fields and name not in ("name", "days")
 )
-_CHOSEN = tuple(name for name in COLUMNS if name in LayoutDoc.model_fields)
-_PREDICTED = tuple(name for name in COLUMNS if name in Predicted.model_fields)
 
 
 def column_type(name: str) -> type:
@@ -121,22 +117,6 @@ def job_row(job: JobDoc, figures: Mapping[str, Any]) -> dict[str, Any]:
     """The row of a job: what it asks for, under its own names, and the figures of its answer."""
     fields = {name: getattr(job, name) for name in _ASKED}
     return JobRow(**{**fields, **figures, "name": job.name}).model_dump()
-
-
-def plan_figures(plan: Plan) -> dict[str, Any]:
-    """What a row says of a plan, without the names that its job has for things."""
-    figures = {"status": plan.status, "gpus": plan.inputs.gpus, **plan.objective.model_dump()}
-    if plan.infeasible is not None:
-        changes = [f"or {change}" for change in plan.infeasible.smallest_changes]
-        figures["message"] = "; ".join([*plan.infeasible.conflict, *changes])
-    layout, predicted = plan.layout, plan.predicted
-    if layout is not None and predicted is not None:
-        figures |= {name: getattr(layout, name) for name in _CHOSEN}
-        figures |= {name: getattr(predicted, name) for name in _PREDICTED}
-        tokens = plan.inputs.global_batch * plan.inputs.seq_len
-        figures["tokens_per_s"] = tokens / predicted.step_time_s
-        figures["peak_memory_gib"] = max(predicted.memory_gib)
-    return figures
 
 
 # One job from its fields to its files, in plain data, so that any process or machine can do it.
@@ -210,7 +190,7 @@ def _answer(request: PlanRequest) -> dict[str, Any]:
     plan = make_plan(request, robustness=False, choices=False)
     solver = plan.solver.model_copy(update={"wall_s": None})
     plan = plan.model_copy(update={"solver": solver})
-    return {"figures": plan_figures(plan), "files": plan_files(plan) if plan.layout else {}}
+    return {"figures": plan.figures(), "files": plan_files(plan) if plan.layout else {}}
 
 
 Task = tuple[int, Mapping[str, Any]]

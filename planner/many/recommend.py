@@ -7,20 +7,23 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from meshwright.cluster_specs.allocation import check_gpus
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.documents import csv_text
+from meshwright.documents import csv_text, frame_of
 from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.drawing import Chart, LogScale, empty_chart, seconds
 from meshwright.planner.many.engines import do_job, local_engine
 from meshwright.planner.many.jobs import JobDoc
 from meshwright.planner.plan.training_cost import SECONDS_PER_DAY, Budget
 from meshwright.planner.solvers.processes import usable_cores
+
+if TYPE_CHECKING:
+    import pandas
 
 # The sweep as a picture: GPUs against step time, both logarithmic, the Pareto front joined.
 
@@ -164,6 +167,16 @@ class Recommendation:
         if not plan.has_plan:
             return plan.row.get("status") == "infeasible"
         return bound_s is not None and target_s is not None and bound_s > target_s
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Every size that was looked at, as a table of pandas: those that reach the target, then those that
+        miss it, then the sweep. Raises InputError where pandas is not installed.
+        """
+        front = self.front
+        kinds = {"reached": self.reached, "missed": self.missed, "sweep": self.sweep}
+        return frame_of(
+            {"kind": kind, **_row(plan, front)} for kind, plans in kinds.items() for plan in plans
+        )
 
     @property
     def front(self) -> tuple[SizedPlan, ...]:

@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -244,7 +244,8 @@ TOO_LARGE = "the jobs that must run do not fit the cluster together, even at the
 UNREACHABLE = np.int64(-1)
 """Value of so many units in use where no choice of sizes uses them."""
 WAITS = -1
-OBJECTIVES = ("throughput", "makespan", "deadlines")
+FleetObjective = Literal["throughput", "makespan", "deadlines"]
+OBJECTIVES: tuple[str, ...] = get_args(FleetObjective)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,25 +9,28 @@ from functools import partial
 from itertools import product
 from math import prod
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.documents import frame_of
 from meshwright.errors import InputError, MeshwrightError, message_of, near_miss
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.many.engines import plan_figures
 from meshwright.planner.plan.assemble import objective_of, predict
 from meshwright.planner.plan.best_plan import best_plan
 from meshwright.planner.plan.document import Plan, with_digest
 from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.plan.training_cost import COST_FIELDS, Budget, cost_figures, with_cost
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
-from meshwright.planner.request.reader import read_request
+from meshwright.planner.request.reader import check_options, read_request
 from meshwright.planner.runs.run_terms import layout_document
 from meshwright.planner.search.pricing import SearchParams
 from meshwright.planner.solvers.clock import Shares, is_over, within
 from meshwright.planner.solvers.processes import on_processes, side_by_side, usable_cores
+
+if TYPE_CHECKING:
+    import pandas
 
 # What a sweep varies: `gpus=256:2048:x2,precision=bf16+fp8` as values by option.
 
@@ -147,7 +150,7 @@ def _number(text: str, whole: str) -> float:
 _ASKED = ("global_batch", "seq_len", "precision", "framework")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SweepReport:
     """The rows of a sweep, in the order of its combinations."""
 
@@ -156,6 +159,15 @@ class SweepReport:
     """The options' values, then `status`, figures and layout of the plan; `message` where there is none."""
     plans: list[Plan | None] = field(default_factory=list)
     """The plans themselves; None where one could not be asked for."""
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name} ({len(values)})" for name, values in self.axes.items())
+        found = sum(plan is not None and plan.layout is not None for plan in self.plans)
+        return f"SweepReport({axes}: {found} of {len(self.rows)} with a plan)"
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The rows as a table of pandas. Raises InputError where pandas is not installed."""
+        return frame_of(self.rows)
 
     def document(self) -> dict[str, Any]:
         """What `plan --sweep --json` prints, without `schema`."""
@@ -198,6 +210,7 @@ def sweep(
     """
     budget = Budget.of({name: options.pop(name, None) for name in COST_FIELDS})
     axes = read_axes(over)
+    check_options({**options, **axes}, *AMOUNTS)
     report = SweepReport(axes=axes)
     spec = read_model(model)
     combinations = list(combinations_of(axes))
@@ -237,7 +250,7 @@ def _planned(
     inputs = plan.inputs
     asked = {name: getattr(inputs, name) for name in _ASKED}
     names = {"model": inputs.model.name, "cluster": inputs.cluster.name}
-    figures = plan_figures(plan)
+    figures = plan.figures()
     cost = cost_figures(budget, figures, inputs.cluster)
     priced = with_cost(plan, budget)
     return {**names, **asked, **figures, **cost}, plan if priced is plan else with_digest(priced)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from meshwright.costmodel.workload import Execution
-from meshwright.documents import finite
+from meshwright.documents import finite, frame_of
+from meshwright.planner.request.choices import DEGREES, OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.prediction import Grade
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted
+
+if TYPE_CHECKING:
+    import pandas
 
 # Why there is no plan, as fields and as the sentences made of them.
 
@@ -594,6 +600,15 @@ class SoftwareNeed(BaseModel):
     """Whether the request pinned that choice, so that what it brings was not searched for."""
 
 
+_IN_NOTEBOOKS = "meshwright.planner.report.notebook"
+"""What shows a plan there, imported when a notebook asks: this room knows nothing of views."""
+_IN_ROWS = (
+    *(*(choice.name for choice in OF_LAYOUT), "num_micro_batches"),
+    *("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "host_memory_gib"),
+)
+"""Fields of the layout, then of what is predicted, that a row of results has."""
+
+
 class Plan(BaseModel):
     """One plan: a layout with its proof and its reasons, or the reason why there is none."""
 
@@ -637,6 +652,66 @@ class Plan(BaseModel):
     digest: str | None = None
     """SHA-256 of the rest as it was first written, without `solver.wall_s` and `mapping.ranks`: `verify`
     finds edits by hand."""
+
+    def __repr_args__(self) -> Iterator[tuple[str, object]]:
+        """What a line of Python's prompt says of it: question, status and answer."""
+        inputs, step_time_s = self.inputs, self.objective.step_time_s
+        yield "status", self.status
+        yield "model", inputs.model.name
+        yield "cluster", inputs.cluster.name
+        yield "gpus", inputs.gpus
+        if self.layout is not None and step_time_s is not None:
+            yield "step_time_s", round(step_time_s, 4)
+            yield from (
+                (axis, size) for axis in DEGREES if (size := getattr(self.layout, axis)) > 1
+            )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: the first screen, and where the step goes or what changed."""
+        text: str = import_module(_IN_NOTEBOOKS).notebook_html(self)
+        return text
+
+    def figures(self) -> dict[str, Any]:
+        """What a row of results says of it: status, price, bound, layout and memory, by name.
+
+        Returns
+        -------
+        dict
+            `message` says why there is no layout; the figures of one are then left out.
+        """
+        figures = {"status": self.status, "gpus": self.inputs.gpus, **self.objective.model_dump()}
+        if self.infeasible is not None:
+            changes = [f"or {change}" for change in self.infeasible.smallest_changes]
+            figures["message"] = "; ".join([*self.infeasible.conflict, *changes])
+        if self.layout is not None and self.predicted is not None:
+            for name in _IN_ROWS:
+                holder = self.layout if name in LayoutDoc.model_fields else self.predicted
+                figures[name] = getattr(holder, name)
+            tokens = self.inputs.global_batch * self.inputs.seq_len
+            figures["tokens_per_s"] = tokens / self.predicted.step_time_s
+            figures["peak_memory_gib"] = max(self.predicted.memory_gib)
+        return figures
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The plan as a table of pandas with one row, in the columns of a sweep's rows.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Rows of several plans go under one another with `pandas.concat`.
+
+        Raises
+        ------
+        InputError
+            If pandas is not installed.
+        """
+        inputs = self.inputs
+        asked = ("global_batch", "seq_len", "precision", "framework")
+        row: dict[str, Any] = {"model": inputs.model.name, "cluster": inputs.cluster.name}
+        row |= {name: getattr(inputs, name) for name in asked} | self.figures()
+        if self.cost is not None:
+            row |= {"tokens": self.cost.tokens, **self.cost.plan.model_dump()}
+        return frame_of([row])
 
 
 # What tells that a plan document was edited by hand.

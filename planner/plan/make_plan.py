@@ -82,6 +82,9 @@ def make_plan(
     with within(request.time_limit_s):
         plan = fastest_plan(request, progress, hedged=robustness, model_file=model_file)
         questions = [question_of_choices(request, plan)] if choices else []
+        if progress is not None and plan.objective.step_time_s is not None:
+            asked = "errors of the prediction" if robustness else "its choices one by one"
+            progress(f"{plan.objective.step_time_s:.4g} s a step; {asked}")
         if robustness:
             chosen = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
             questions.append(question_of_robustness(chosen, plan))

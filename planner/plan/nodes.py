@@ -68,7 +68,9 @@ def decide_on_idle_gpus(request: PlanRequest, searched: Searched) -> IdleDecisio
     one on all GPUs is planned.
     """
     limit, began = request.time_limit_s, time.monotonic()
-    first = request if limit is None else replace(request, time_limit_s=limit * (1 - SHARE_OF_TIME))
+    first = request
+    if limit is not None and "idle-gpus" not in request.forbids:
+        first = replace(request, time_limit_s=limit * (1 - SHARE_OF_TIME))
     outcome = searched(first)
     if not outcome.best or int(outcome.best[0].layout.gpus) == request.gpus:
         return IdleDecision(outcome=outcome, full=None)
@@ -198,8 +200,9 @@ def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
         return replace(_as_asked(given, best), note=_note(given, best.request, usable))
     choices, complete = _choices(usable, gpus)
     others = usable is not cluster or len(choices) > 1 or not complete
-    # One search for the bound, two for a mapping over everything free.
-    shares = Shares(len(choices) + (3 if others else 0))
+    # One search for the bound, two for a mapping over everything free where that is asked for below.
+    over_all = not complete and len(choices) > 1
+    shares = Shares(len(choices) + (1 if others else 0) + (2 if over_all else 0))
     floor_s = None
     if others:
         asked = replace(request, gpus=gpus, time_limit_s=shares.next_s())
@@ -214,7 +217,7 @@ def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
             complete = False
             break
     else:
-        if not complete and len(choices) > 1:
+        if over_all:
             asked = replace(request, cluster=usable, gpus=gpus)
             decisions += _on_nodes_of_all(asked, searched, shares)
             best = min(decisions, key=_seconds)

@@ -43,8 +43,16 @@ _MEANINGS = {
 }
 
 
-def mixed_view(plan: MixedPlan) -> View:
-    """What is fastest, against each part alone, and what each part runs."""
+def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
+    """What is fastest, against each part alone, and what each part runs.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    is_full
+        Whether the parts of the step and the proof follow.
+    """
     predicted, solver, objective = plan.predicted, plan.solver, plan.objective
     gap = objective.gap
     status = Words(status_words(plan.status, gap), STATUS_STYLES[plan.status])
@@ -72,12 +80,17 @@ def mixed_view(plan: MixedPlan) -> View:
         ),
         ("took", f"{solver.wall_s:.1f} s, seed {solver.seed}, {solver.version}"),
     ]
-    return [
+    view = [
         line(status, f": {status_meaning(plan.status, gap, _MEANINGS)}"),
         Facts([*facts, *cost_rows(plan.cost), *_question(plan)]),
         *_ranks(plan.ranks),
         Heading("Parts alone"),
         table(plan.alone, _ALONE),
+    ]
+    if not is_full:
+        return view
+    return [
+        *view,
         *([] if predicted is None else breakdown_view(predicted.breakdown_s)),
         Heading("Proof"),
         Facts(proof),

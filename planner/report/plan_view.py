@@ -10,6 +10,7 @@ from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.rates import peak_flops
 from meshwright.model_specs.adapters import adapter_counts
 from meshwright.model_specs.parameters import parameter_count
+from meshwright.planner.analysis.neighbours import Rival, rivals
 from meshwright.planner.drawing import (
     batch_words,
     count,
@@ -281,6 +282,37 @@ def plan_view(plan: Plan) -> View:
     view += [*binding_view(plan.binding), *memory_risk_view(plan)]
     view += [*robustness_view(plan), *expected_view(plan)]
     return [*view, *alternatives_view(plan), *proof_view(plan)]
+
+
+def short_view(plan: Plan) -> View:
+    """What `plan` prints without --full: the answer, today's run beside it, and what comes next to it."""
+    view = [*first_screen(plan), *infeasible_view(plan)]
+    if plan.baseline is not None:
+        view += [Heading("Against today"), *baseline_view(plan)[1:]]
+    view += rivals_view(rivals(plan))
+    if plan.layout is not None:
+        words = "--full adds where time and memory go, what holds the plan back, and the proof."
+        view += [line(), line(words)]
+    return view
+
+
+_BASES = {
+    "proven": "proven: of its kind none is faster",
+    "found": "found: by a search that was not ended",
+    "priced": "priced: near the plan, layers split evenly",
+}
+
+
+def rivals_view(known: Sequence[Rival]) -> View:
+    """The fastest plans beside this one, with what they do otherwise and how they are known."""
+    bases = [words for basis, words in _BASES.items() if any(basis == each.basis for each in known)]
+    columns: Columns = {
+        "step_time_s": "step time",
+        "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
+        "basis": "that is",
+        "differs": "instead",
+    }
+    return [*section("Rivals", known, columns), *([line("; ".join(bases))] if bases else [])]
 
 
 def grades_view(plan: Plan) -> View:

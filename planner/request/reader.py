@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from meshwright.documents import (
     read_text,
     validation_message,
 )
-from meshwright.errors import InputError
+from meshwright.errors import InputError, refuse_unknown
 from meshwright.model_specs.adapters import EVERY_PARAMETER, read_adapters
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
@@ -155,6 +156,7 @@ def read_request(
     InputError
         If a name, a file or a field cannot be used.
     """
+    check_options(options)
     cluster_spec = limited_to_nodes(read_cluster(cluster, gpus), nodes)
     model_spec = read_model(model)
     gpu_count = allocated_gpus(cluster_spec, gpus)
@@ -184,6 +186,30 @@ def read_request(
         ),
         **options,
     )
+
+
+_WITHOUT_DEFAULT = ("global_batch", "seq_len")
+_MADE_HERE = ("pins", "forbids", "execution_options")
+"""Fields of a request that its reader makes of arguments under other names."""
+
+
+def check_options(options: Collection[str], *others: str) -> None:
+    """Raises InputError for a name that is no option of a plan, and where one that has no default is missing.
+
+    Parameters
+    ----------
+    options
+        Names, or a mapping with them, beside the model.
+    others
+        Further names that are allowed.
+    """
+    code = read_request.__code__
+    asked = [each.name for each in fields(PlanRequest) if each.name not in _MADE_HERE]
+    known = dict.fromkeys([*code.co_varnames[: code.co_kwonlyargcount], *asked, *others])
+    refuse_unknown(options, known, where="options of a plan")
+    for name in _WITHOUT_DEFAULT:
+        if name not in options:
+            raise InputError("is missing: give a whole number", where=name)
 
 
 def limited_to_nodes(cluster: ClusterSpec, nodes: str | None) -> ClusterSpec:

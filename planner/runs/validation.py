@@ -10,15 +10,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.workload import Execution
+from meshwright.documents import frame_of
 from meshwright.planner.request.choices import CHANGED_ALONE
 from meshwright.planner.runs.run_file import Measured, Run, UnreadRow
 from meshwright.planner.runs.stated_pairs import StatedPair, UnpricedPair
+
+if TYPE_CHECKING:
+    import pandas
 
 # Pairs of measured runs of the same work that differ in layout or settings: what choosing needs.
 #
@@ -316,7 +320,7 @@ class RegretGroup:
     """The least regret among all sets of tied rows: no order of these predictions would do better."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ValidationReport:
     """Everything that `validate` prints."""
 
@@ -349,6 +353,20 @@ class ValidationReport:
             "pairs": pair_sums(pairs),
             "gains": gains_of(pairs),
         }
+
+    def __repr__(self) -> str:
+        rows, pairs = len(self.rows), len(self.stated_pairs)
+        return f"ValidationReport({rows} rows, {pairs} stated pairs)"
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The rows as a table of pandas, a measured run in each; of a list of pairs, a pair in each.
+
+        Figures that both sides have stand in two columns, such as `predicted_step_time_s` and
+        `measured_step_time_s`. Raises InputError where pandas is not installed.
+        """
+        if self.stated_pairs and not self.rows:
+            return frame_of(map(_pair_document, self.stated_pairs))
+        return frame_of(map(_flat_row, self.rows))
 
     def as_document(self) -> dict[str, Any]:
         """What `validate --json` prints; see the field names of the rows in `_row_document`."""
@@ -633,6 +651,20 @@ def _by(
 
 def _plain(record: object) -> dict[str, Any]:
     return dict(vars(record))
+
+
+def _flat_row(row: ScoredRow) -> dict[str, Any]:
+    """A row without mappings inside it, with what was run."""
+    flat: dict[str, Any] = {"id": row.id}
+    if row.run is not None:
+        work = row.run.workload
+        flat |= {"model": work.model.name, "device": work.cluster.device.name, "gpus": work.gpus}
+    for name, value in _row_document(row).items():
+        if isinstance(value, dict):
+            flat |= {f"{name}_{figure}": number for figure, number in value.items()}
+        elif name not in ("predicted", "measured"):
+            flat[name] = value
+    return flat
 
 
 def _row_document(row: ScoredRow) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -262,7 +263,7 @@ def test_a_plan_is_printed_and_written(tmp_path: Path, service: Callable[[Answer
         "--time-limit",
         9,
     ]
-    result = run(*ASK, *options, "-o", tmp_path / "out")
+    result = run(*ASK, *options, "--full", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     request = asked[0]
     assert request.pins == {"tp": 8, "zero_stage": 1, "pp": 1}
@@ -291,6 +292,34 @@ def test_a_plan_is_printed_and_written(tmp_path: Path, service: Callable[[Answer
         "mapping",
     }
     assert read_plan(tmp_path / "out") == sample()
+
+
+def test_a_plan_is_one_screen_and_five_rivals(service: Callable[[Answer], None]) -> None:
+    service(lambda request: sample())
+    shown, full = run(*ASK).stdout, run(*ASK, "--full").stdout
+    heads = [text for text in full.splitlines() if text.startswith(("Layout", "Proof", "Memory"))]
+    assert len(heads) == 3
+    assert not any(head in shown.splitlines() for head in heads)
+    screen, rest = shown.split("\nRivals\n")
+    assert full.startswith(screen.rstrip())
+    assert "--full adds" in rest
+    rows = [re.match(r" *([\d.]+) s +([+-][\d.]+) +(\w+)", text) for text in rest.splitlines()]
+    known = [row.groups() for row in rows if row is not None]
+    assert len(known) == 5
+    assert {row[2] for row in known} <= {"proven", "found", "priced"}
+    assert known == sorted(known, key=lambda row: float(row[0]))
+    assert len(shown.splitlines()) <= 35
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_without_a_plan_the_reasons_stand_in_the_short_answer_too(
+    service: Callable[[Answer], None],
+) -> None:
+    service(lambda request: without_layout("infeasible"))
+    shown = run(*ASK).stdout
+    assert "give 32 GPUs" in shown
+    assert "Rivals" not in shown
+    assert "--full" not in shown
 
 
 def test_plan_json_is_the_plan_document(service: Callable[[Answer], None]) -> None:

@@ -186,7 +186,7 @@ def check(name: str, tmp_path: Path) -> None:
     run("report", file, "-o", page)
     texts = {
         "page": page.read_text(encoding="utf-8"),
-        "plan": run("plan", *words),
+        "plan": run("plan", *words, "--full"),
         "compare": run("compare", file, file),
     }
     for where, text in texts.items():

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 import meshwright
-from meshwright.planner.analysis.neighbours import NearLayout, near_optimal, neighbours
-from meshwright.planner.plan.document import Plan
+from meshwright.planner.analysis.neighbours import NearLayout, near_optimal, neighbours, rivals
+from meshwright.planner.plan.document import ExecutionChoice, Plan
 from tests.planner.analysis.test_trace import piped
 
 
@@ -86,3 +86,68 @@ def test_only_layouts_of_the_printed_space_are_drawn() -> None:
     outside = [change for change in neighbours(plan) if change.outside is not None]
     assert any("zero_stage" in str(change.outside) for change in outside)
     assert any("pinned" in str(change.outside) for change in outside)
+
+
+def test_choices_that_are_kept_stay_as_the_plan_has_them(plan: Plan) -> None:
+    assert plan.layout is not None
+    near = near_optimal(plan, kept=("tp", "zero_stage"))
+    assert len(near) > 3
+    assert {each.layout.tp for each in near} == {plan.layout.tp}
+    assert {each.layout.zero_stage for each in near} == {plan.layout.zero_stage}
+
+
+def without(choice: str, step_time_s: float | None, *, proven: bool) -> ExecutionChoice:
+    return ExecutionChoice(
+        choice=choice, value=True, step_time_s_without=step_time_s, proven=proven
+    )
+
+
+def test_rivals_come_from_the_search_and_from_prices_in_order_of_time(plan: Plan) -> None:
+    assert plan.layout is not None
+    assert plan.predicted is not None
+    step_s = plan.predicted.step_time_s
+    near = next(each for each in near_optimal(plan) if not each.is_plan)
+    other = {**plan.layout.model_dump(), "tp": 4, "dp": 16, "step_time_s": 1.01 * step_s}
+    searched = plan.model_copy(
+        update={
+            "status": "optimal",
+            "alternatives": [other],
+            "choices": [
+                without("tp_overlap", 1.02 * step_s, proven=True),
+                without("ep_overlap", 1.03 * step_s, proven=False),
+                without("cuda_graph", None, proven=False),
+            ],
+        }
+    )
+    known = rivals(searched, most=99)
+    assert [each.step_time_s for each in known] == sorted(each.step_time_s for each in known)
+    by_words = {each.differs: each for each in known}
+    assert len(by_words) == len(known)
+    tp, dp = plan.layout.tp, plan.layout.dp
+    proven = by_words[f"tp {tp} -> 4, dp {dp} -> 16"]
+    assert (proven.basis, round(proven.slower_pct, 6)) == ("proven", 1.0)
+    assert by_words["without tp_overlap on"].basis == "proven"
+    assert by_words["without ep_overlap on"].basis == "found"
+    assert not any("cuda_graph" in words for words in by_words)
+    priced = [each for each in known if each.basis == "priced"]
+    assert priced[0].step_time_s >= near.step_time_s
+    assert rivals(searched, most=2) == known[:2]
+
+
+def test_alternatives_of_a_search_that_was_ended_are_not_proven(plan: Plan) -> None:
+    assert plan.layout is not None
+    other = {**plan.layout.model_dump(), "micro_batch": 64, "step_time_s": 1.0}
+    ended = plan.model_copy(update={"status": "feasible", "alternatives": [other]})
+    (found,) = [each for each in rivals(ended, most=99) if each.basis != "priced"]
+    assert found.basis == "found"
+
+
+def test_there_are_no_more_rivals_than_are_known(plan: Plan) -> None:
+    """Everything is pinned, so no other layout lies in the space."""
+    assert plan.layout is not None
+    pins = {name: getattr(plan.layout, name) for name in ("tp", "cp", "pp", "dp", "vpp")}
+    pins |= {name: getattr(plan.layout, name) for name in ("micro_batch", "zero_stage", "schedule")}
+    pins |= {"recompute": plan.layout.recompute}
+    inputs = plan.inputs.model_copy(update={"pins": pins})
+    assert rivals(plan.model_copy(update={"inputs": inputs, "choices": None})) == []
+    assert rivals(plan.model_copy(update={"layout": None, "predicted": None})) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 from itertools import combinations
 
@@ -12,8 +13,11 @@ from meshwright.cluster_specs.schema import BlockSpec, ClusterSpec
 from meshwright.errors import InputError
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.plan.nodes import decide_on_nodes
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import limited_to_nodes, read_request
+from meshwright.planner.search.pricing import Certificate, Outcome
+from meshwright.planner.solvers.clock import within
 from tests.own_buckets import keep_own_buckets
 from tests.planner.plan.test_recount import differences
 from tests.scattered import scattered_cluster
@@ -113,3 +117,23 @@ def test_the_best_64_of_100_scattered_nodes() -> None:
         # Mappings of many nodes stop at a gap: one plan was slower by 2e-6 than the first nodes' own.
         assert seconds(plan) <= on_nodes(request, tuple(range(64))) * (1 + 1e-4), seed
         assert differences(plan) == [], seed
+
+
+def test_a_time_limit_is_spent_on_the_search() -> None:
+    """Shares were kept for searches that never came: of a limit half was not used."""
+    cluster = scattered_cluster(random.Random(3), leaves=3, per_leaf=3, free=7)
+    leaf = cluster.nodes[0].leaf
+    busy = cluster.model_copy(update={"blocks": (BlockSpec(leaf=leaf, background=0.99),)})
+    gpus = 8 * sum(node.leaf != leaf for node in cluster.nodes)
+    limits_s: list[float] = []
+
+    def searched(asked: PlanRequest) -> Outcome:
+        assert asked.time_limit_s is not None
+        limits_s.append(asked.time_limit_s)
+        time.sleep(asked.time_limit_s)
+        return Outcome(status="unknown", best=(), lower_bound_s=None, certificate=Certificate())
+
+    with within(1.0):
+        decide_on_nodes(replace(small(busy, gpus, 3 * gpus), time_limit_s=1.0), searched)
+    assert len(limits_s) == 2
+    assert sum(limits_s) == pytest.approx(1.0, abs=0.05)

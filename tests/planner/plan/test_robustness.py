@@ -131,7 +131,8 @@ def test_levels_that_cannot_be_faster_are_only_slower() -> None:
 def test_the_command_prints_it(tmp_path: Path) -> None:
     line = ["plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "64"]
     done = CliRunner().invoke(
-        main, [*line, "--seq-len", "4096", "--memory-risk", "0.5", "-o", str(tmp_path / "out")]
+        main,
+        [*line, "--seq-len", "4096", "--memory-risk", "0.5", "--full", "-o", str(tmp_path / "out")],
     )
     assert done.exit_code == 0, done.output
     assert "If the prediction is off: another layout would win" in done.stdout

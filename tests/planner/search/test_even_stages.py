@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 import meshwright
+from meshwright.frameworks.record import FrameworkName
 from meshwright.planner.launch.plan_files import writer_of
 
 
 @pytest.mark.parametrize(("framework", "layers"), [("megatron", [17, 15]), ("deepspeed", [16, 16])])
 def test_a_layer_is_taken_off_the_head_where_the_framework_can(
-    framework: str, layers: list[int]
+    framework: FrameworkName, layers: list[int]
 ) -> None:
     plan = meshwright.plan(
         "llama-3-8b",
