@@ -116,9 +116,11 @@ class Tab:
     def press(self, key: str) -> None:
         """Presses and releases a key, such as `Tab` or `ArrowDown`."""
         codes = {"Tab": 9, "ArrowDown": 40, "ArrowUp": 38, "Enter": 13}
-        for kind in ("rawKeyDown", "keyUp"):
+        # A form is sent by the character of the key.
+        letter = {"text": "\r"} if key == "Enter" else {}
+        for kind in ("keyDown" if letter else "rawKeyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                     windowsVirtualKeyCode=codes[key])  # fmt: skip
+                     windowsVirtualKeyCode=codes[key], **letter)  # fmt: skip
 
     def wait(self, script: str) -> None:
         """Waits until an expression is true."""
