@@ -165,7 +165,8 @@
     const entry = {id: ticket.id, fields, ...ticket.answer};
     plans.push(entry);
     const pins = Object.entries(entry.pins).map(([name, value]) => `${name}=${value}`).join(", ");
-    entry.label = `${plans.length}. ${entry.title}${pins ? `, ${pins}` : ""}: ${entry.cards.length ? entry.cards[0][2] : entry.status}`;
+    const step = entry.cards.length ? entry.cards[0][2] : entry.status;
+    entry.label = `${plans.length}: ${step}${pins ? `, ${pins}` : ""}; ${entry.title}`;
     const [first, second] = [at("first"), at("second")];
     for (const select of [first, second]) select.append(new Option(entry.label, entry.id));
     if (plans.length > 1) {
@@ -262,12 +263,13 @@
     at("what-if-words").textContent = "";
     at("what-if-cards").replaceChildren();
     at("what-if-answer").replaceChildren();
-    for (const control of at("pins").querySelectorAll("[data-pin]")) {
-      const name = control.dataset.pin, planned = entry.choices[name];
-      const words = planned === undefined || planned === "none" && control.tagName === "INPUT" ? "free" : `${planned}, as planned`;
+    for (const control of at("pins").querySelectorAll("[data-pin], [data-ask]")) {
+      const {pin, ask: asked} = control.dataset;
+      const planned = pin ? entry.choices[pin] : asked === "gpus" ? entry.gpus : entry.fields[asked];
+      const words = planned === undefined ? "free" : `${planned}, planned`;
       if (control.tagName === "SELECT") control.options[0].text = words;
       else control.placeholder = words;
-      control.value = entry.pins[name] === undefined ? "" : String(entry.pins[name]);
+      control.value = pin && entry.pins[pin] !== undefined ? String(entry.pins[pin]) : "";
       mark(control);
     }
   }
@@ -275,14 +277,17 @@
     control.parentElement.classList.toggle("pinned", control.value !== "");
   }
   function pinsNow() {
-    const controls = [...at("pins").querySelectorAll("[data-pin]")].filter(control => control.value !== "");
-    return Object.fromEntries(controls.map(control => [control.dataset.pin, control.tagName === "INPUT" ? Number(control.value) : control.value]));
+    return fixed("pin", control => control.tagName === "INPUT" ? Number(control.value) : control.value);
+  }
+  function fixed(kind, value) {
+    const controls = [...at("pins").querySelectorAll(`[data-${kind}]`)].filter(control => control.value !== "");
+    return Object.fromEntries(controls.map(control => [control.dataset[kind], value(control)]));
   }
   async function askWhatIf() {
     const place = at("what-if-words");
     at("take").disabled = true;
     try {
-      const fields = {...plan.fields, pin: pinsNow(), robustness: false};
+      const fields = {...plan.fields, ...fixed("ask", control => control.value), pin: pinsNow(), robustness: false};
       const ticket = await ask("what-if", "plan", fields, state => { place.textContent = progressWords(state); });
       if (!ticket) return;
       variant = remember(ticket, fields);
@@ -297,20 +302,30 @@
       at("what-if-answer").replaceChildren();
     }
   }
+  function whatIfControl(kind, name, title, words, low, high) {
+    const label = document.createElement("label");
+    const control = document.createElement(words.length ? "select" : "input");
+    control.dataset[kind] = name;
+    if (words.length) fill(control, [["", "free"], ...words]);
+    else Object.assign(control, {type: "number", min: low, max: high, step: 1});
+    control.addEventListener("change", () => { mark(control); askWhatIf(); });
+    label.append(title, control);
+    return label;
+  }
   function makePins() {
-    at("pins").replaceChildren(...offer.pins.map(pin => {
-      const label = document.createElement("label");
-      const control = document.createElement(pin.words.length ? "select" : "input");
-      control.dataset.pin = pin.name;
-      if (pin.words.length) fill(control, [["", "free"], ...pin.words]);
-      else Object.assign(control, {type: "number", min: pin.low, max: pin.high, step: 1});
-      control.addEventListener("change", () => { mark(control); askWhatIf(); });
-      label.append(pin.title, control);
-      return label;
-    }));
+    at("pins").replaceChildren(
+      whatIfControl("ask", "gpus", "GPUs", [], 1, 1048576),
+      whatIfControl("ask", "global_batch", "sequences a step", [], 1, 10000000),
+      whatIfControl("ask", "seq_len", "tokens of a sequence", [], 1, 16777216),
+      whatIfControl("ask", "precision", "precision", offer.precisions),
+      ...offer.pins.map(pin => whatIfControl("pin", pin.name, pin.title, pin.words, pin.low, pin.high)));
   }
   at("unpin").addEventListener("click", () => { stop("what-if"); showPins(plan); });
-  at("take").addEventListener("click", () => { if (variant) takePlan(variant); });
+  at("take").addEventListener("click", () => {
+    if (!variant) return;
+    for (const name of ["gpus", "global_batch", "seq_len", "precision"]) form.elements[name].value = variant.fields[name] ?? "";
+    takePlan(variant);
+  });
 
   // Two plans side by side.
 

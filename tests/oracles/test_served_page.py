@@ -156,6 +156,17 @@ def test_a_plan_and_a_what_if_are_those_of_the_planner(browser: Tab, client: Cli
     pin(browser, "tp", "3")
     browser.wait(f"{at('what-if-answer')}.textContent.includes('do not divide by tp 3')")
     assert browser.run(f"{at('take')}.disabled")
+    pin(browser, "tp", "4")
+    browser.run(
+        "(() => { const control = document.querySelector('[data-ask=gpus]');"
+        "control.value = '32'; control.dispatchEvent(new Event('change')); })()"
+    )
+    larger = meshwright.plan(
+        **{**ASKED, "gpus": 32}, pin={"tp": 4, "recompute": "full"}, robustness=False
+    )
+    assert larger.predicted is not None
+    step = rounded_seconds(larger.predicted.step_time_s)
+    browser.wait(f"{at('what-if-cards')}.textContent.includes({json.dumps(step)})")
     click(browser, "unpin")
     assert browser.run("document.querySelector('[data-pin=tp]').value") == ""
     assert browser.troubles == []
