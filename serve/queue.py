@@ -227,7 +227,8 @@ class QuestionQueue:
             answer = answerer.answer(ticket.task, hear, ticket.limit_s + self.limits.grace_s)
         except MeshwrightError as error:
             message, exit_code = message_of(error)
-            answer = {"error": {"message": message, "where": None, "exit_code": int(exit_code)}}
+            words = f"{message}; ask for less, or on the command line, which has no such limit"
+            answer = {"error": {"message": words, "where": None, "exit_code": int(exit_code)}}
         with self._changed:
             if ticket.state != "working":
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import random
@@ -26,6 +27,7 @@ from meshwright.errors import InputError
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.texts import plan_document
 from meshwright.planner.request.choices import PINS
+from meshwright.serve import server
 from meshwright.serve.questions import MOST_SIZES, Offer
 from meshwright.serve.server import HOST, MOST_BODY_BYTES, listening
 from tests.places import ROOT
@@ -326,6 +328,25 @@ def test_large_bodies_are_refused_before_they_are_read(client: Client) -> None:
         piece = b"4000\r\n" + b" " * 0x4000 + b"\r\n"
         stream.sendall(piece * 5)
         assert b" 413 " in stream.recv(4096).splitlines()[0]
+
+
+def test_a_request_that_does_not_come_whole_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "BODY_S", 0.05)
+    replies: list[Any] = []
+
+    async def never_more() -> Any:
+        await asyncio.sleep(600)
+
+    async def reply(message: Any) -> None:
+        replies.append(message)
+
+    async def not_reached(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError(scope, receive, send)
+
+    guard = server.Guard(not_reached, "token", 80)
+    scope = {"type": "http", "path": "/token/ask/plan", "headers": [(b"host", b"localhost:80")]}
+    asyncio.run(guard(scope, never_more, reply))
+    assert replies[0]["status"] == 408
 
 
 def test_more_questions_than_may_wait_are_turned_away_and_all_can_be_stopped(
