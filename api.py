@@ -263,6 +263,9 @@ def plan(
     time_limit_s: float | None = None,
     seed: int = 0,
     nodes: str | None = None,
+    train: str = "full",
+    lora_rank: int | None = None,
+    lora_targets: Iterable[str] | str | None = None,
     robustness: bool = True,
     baseline: FilePath | None = None,
     tokens: float | None = None,
@@ -332,6 +335,10 @@ def plan(
     nodes
         Slurm host list, or a file of them: only these nodes of the cluster file are used. When None, those
         of the Slurm job that this runs in, if the cluster lists them.
+    train, lora_rank, lora_targets
+        What is trained: full for every parameter, lora for adapters beside frozen weights, qlora for the same
+        beside weights of 4 bits; the width of the adapters, 1 to 8192, 16 when None; and the matrices that
+        have one, such as `"q_proj,v_proj"`, all-linear when None.
     robustness
         Whether to search again with the cost model off by its measured error, which takes about as long as
         the search itself.
@@ -403,6 +410,9 @@ def plan(
             time_limit_s=time_limit_s,
             seed=seed,
             nodes=nodes,
+            train=train,
+            lora_rank=lora_rank,
+            lora_targets=lora_targets,
         )
         model_file = None if export_model is None else path_of(export_model, "export_model")
         from meshwright.planner.plan.document import with_digest

@@ -43,16 +43,27 @@ class _Band:
         }  # fmt: skip
 
 
+def percentiles(ratios: Sequence[float]) -> NDArray[np.float64]:
+    """The logarithms of the 5th and 95th percentile of some ratios."""
+    return np.quantile(np.log(ratios), [0.05, 0.95])
+
+
+def leaning(wider: NDArray[np.float64], ratios: Sequence[float]) -> NDArray[np.float64]:
+    """Percentiles of some ratios, leaning on a wider group's: `FULL_TRUST_ROWS` of them weigh as much."""
+    n = len(ratios)
+    return (n * percentiles(ratios) + FULL_TRUST_ROWS * wider) / (n + FULL_TRUST_ROWS)
+
+
 def _narrowed(wider: _Band | None, outcomes: Sequence[Outcome], basis: str) -> _Band:
     """The band of some rows, leaning on a wider group; that group's own band where there are none."""
     n = len(outcomes)
     if n == 0:
         assert wider is not None, "no rows at all"
         return wider
-    own = np.quantile(np.log([outcome.ratio for outcome in outcomes]), [0.05, 0.95])
+    ratios = [outcome.ratio for outcome in outcomes]
     if wider is None:
-        return _Band(own, n, basis)
-    return _Band((n * own + FULL_TRUST_ROWS * wider.ends) / (n + FULL_TRUST_ROWS), n, basis)
+        return _Band(percentiles(ratios), n, basis)
+    return _Band(leaning(wider.ends, ratios), n, basis)
 
 
 def error_bands(

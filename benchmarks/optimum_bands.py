@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from benchmarks.error_bands import leaning, percentiles
 from meshwright.costmodel.optimum_band import (
     KINDS_OF_MODEL,
     OTHER_CLASS,
@@ -29,10 +30,6 @@ from meshwright.costmodel.optimum_band import (
 from meshwright.costmodel.records import device_class, device_classes
 from meshwright.planner.runs.run_file import Run
 from meshwright.planner.runs.validation import source_name
-
-FULL_TRUST_GROUPS = 10
-"""Groups at which a support's own percentiles weigh as much as those of all."""
-ENDS = (0.05, 0.95)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +96,10 @@ class _Band:
 
 
 def _narrowed(wider: _Band, own: Sequence[PlannedGroup], basis: str) -> _Band:
-    n = len(own)
-    if not n:
+    if not own:
         return wider
-    ends = np.quantile(np.log([each.ratio for each in own]), ENDS)
-    mean = (n * ends + FULL_TRUST_GROUPS * wider.ends) / (n + FULL_TRUST_GROUPS)
-    return _Band(ends=mean, groups=n, basis=basis)
+    ends = leaning(wider.ends, [each.ratio for each in own])
+    return _Band(ends=ends, groups=len(own), basis=basis)
 
 
 Bands = dict[str, dict[str, dict[Support, dict[str, Any]]]]
@@ -115,7 +110,7 @@ def bands(groups: Sequence[PlannedGroup], of_groups: Sequence[Support]) -> Bands
     """Measured over planned seconds, each set leaning on the next wider one: any group, the kind of model, the
     class of device, both, and both with the support.
     """
-    ends = np.quantile(np.log([each.ratio for each in groups]), ENDS)
+    ends = percentiles([each.ratio for each in groups])
     whole = _Band(ends=ends, groups=len(groups), basis="any device and model")
     supported = list(zip(groups, of_groups, strict=True))
     table: Bands = {}

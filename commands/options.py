@@ -146,6 +146,7 @@ def plan_options(command: Command) -> Command:
     options = [
         *_cluster_options(),
         *_workload_options(),
+        *_training_options(),
         *_leeway_options(),
         *_search_options(),
         *_cost_options(),
@@ -370,6 +371,22 @@ def _workload_options() -> Options:
         "--pin", multiple=True, metavar="A=X,...", help="Fix choices: tp=8,recompute=none."
     )
     yield _several("--forbid", "Exclude choices: full-recompute,cp.")
+
+
+def _training_options() -> Options:
+    """What is trained."""
+    yield default_option(
+        "--train",
+        type=ChoiceIn("model_specs.adapters", "TRAINED"),
+        default="full",
+        help="Every parameter; adapters beside frozen weights; the same beside weights of 4 bits.",
+    )
+    yield value_option("--lora-rank", int, "R", "Width of the adapters; 16 when absent.")
+    yield click.option(
+        "--lora-targets",
+        metavar="A,...",
+        help="Matrices with an adapter: all-linear (when absent), or q_proj,v_proj and so on.",
+    )
 
 
 def _placement_options() -> Options:

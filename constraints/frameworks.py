@@ -40,6 +40,19 @@ DEEPSPEED_PIPELINE_SHARDING = AtMost(
 """Asserted as the engine is made, not by the parser (DeepSpeed 0.19.8, runtime/pipe/engine.py)."""
 
 
+PEFT_DEGREES = AtMost(
+    name="peft-degrees",
+    sentence="tp pp ep <= 1 beside adapters: PEFT puts them beside whole layers of a whole model",
+    unit="ranks",
+    binds=lambda work: work.adapters is not None,
+    value=of("tp", "pp", "ep"),
+    words="tp {tp} x pp {pp} x ep {ep} beside adapters of PEFT, which stand beside whole layers",
+    remedy="Keep tp, pp and ep at 1 and shard with dp, or choose the megatron framework.",
+)
+"""The base layer is a whole nn.Linear (peft/tuners/lora/layer.py, Linear); what is sharded is left to FSDP or
+ZeRO (peft/docs/source/accelerate/fsdp.md and deepspeed.md)."""
+
+
 class DeepspeedExpertGroups(Rule):
     """dp mod ep = 0, and experts stand on one pipeline stage: expert groups are cut from the replicas.
 
@@ -72,6 +85,7 @@ class DeepspeedExpertGroups(Rule):
 DEEPSPEED_RULES: tuple[Rule, ...] = (
     DEEPSPEED_PIPELINE_SHARDING,
     DeepspeedExpertGroups(),
+    PEFT_DEGREES,
 )
 
 
@@ -122,6 +136,7 @@ FSDP2_RULES: tuple[Rule, ...] = (
     whole_kv_heads(FSDP2),
     WHOLE_MAMBA,
     CAUSAL_CONTEXT,
+    PEFT_DEGREES,
 )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.costmodel.adapters import inner_bytes, keeps_input
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.other_blocks import CHUNK, saved_bytes, sparse_saved
 from meshwright.costmodel.stacks import memory_profile, stack_constants
@@ -137,6 +138,9 @@ def _of_experts(workload: Workload, layout: Layout, tokens: Floats, narrow: floa
     return saved
 
 
+_MLP_INPUTS = ("gate_proj", "up_proj")
+_MIXER_INPUTS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa", "in_proj")
+"""Matrices that read what the norm before them returns."""
 _SCORE_BYTES = 5.0
 """Of an attention score that is kept: softmax output, dropout output and its mask."""
 _PLAIN_SCORE_BYTES = 6.0
@@ -183,8 +187,10 @@ def activation_bytes_per_layer(
     by_operators = (mask & Recompute.OPERATORS) != 0
     block_input = 2.0 * model.hidden / sequence
     normed = np.where(by_operators, 0.0, narrow * model.hidden) / sequence
+    before_mlp = normed * keeps_input(workload, *_MLP_INPUTS)
+    before_mixers = normed * keeps_input(workload, *_MIXER_INPUTS)
     kept_apart = np.where(mask & Recompute.LAYERNORM, 0.0, normed)
-    before_attention = kept_apart if norm_before_attention_apart(model) else normed
+    before_attention = kept_apart if norm_before_attention_apart(model) else before_mixers
     shares = blocks or model.blocks_of(experts=experts)
     around_attention = block_input + before_attention
     between = np.where(by_operators, _operator_outputs(workload, layout), block_input)
@@ -199,13 +205,15 @@ def activation_bytes_per_layer(
         routed = between + kept_apart + _moe_saved(workload, layout, narrow)
         saved = saved + shares.experts * routed
     if shares.feed_forward:
-        mlp = between + normed + _dense_saved(model.ffn_hidden, model, layout, narrow)
+        mlp = between + before_mlp + _dense_saved(model.ffn_hidden, workload, layout, narrow)
         mlp = np.where(mask & Recompute.MLP, block_input, mlp)
         saved = saved + shares.feed_forward * mlp
     tokens = rank_tokens(workload, layout)
     if workload.factors is not None:
         tokens = tokens * workload.factors.activation_memory
     saved = saved + _kept_besides(workload, layout, shares)
+    if workload.adapters is not None:
+        saved = saved + _between_adapters(workload, shares)
     if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
         saved = saved + _quantised_besides(model, layout, narrow, shares)
     if offloads_any(workload):
@@ -432,9 +440,26 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     return projected + output + scores + gated
 
 
-def _dense_saved(width: float, model: ModelSpec, layout: Layout, narrow: float) -> Floats:
-    """Input and output of the activation; operator-level recomputation keeps one GEMM's output."""
+def _between_adapters(workload: Workload, shares: BlockShares) -> float:
+    """Bytes a token between the products of adapters, on every rank whole."""
+    mixers = (shares.attention + shares.mamba) * inner_bytes(workload, *_MIXER_INPUTS)
+    mixers += shares.attention * inner_bytes(workload, "o_proj")
+    mixers += shares.mamba * inner_bytes(workload, "out_proj")
+    blocks = shares.feed_forward
+    if workload.model.moe is not None and workload.model.moe.shared_width:
+        blocks += shares.experts
+    mlp = inner_bytes(workload, *_MLP_INPUTS) + inner_bytes(workload, "down_proj")
+    return mixers + blocks * mlp
+
+
+def _dense_saved(width: float, workload: Workload, layout: Layout, narrow: float) -> Floats:
+    """Input and output of the activation; operator-level recomputation keeps one GEMM's output.
+
+    A frozen last product does not need its input.
+    """
+    model = workload.model
     matrices = 2.0 if model.gated else 1.0
+    narrow = narrow * keeps_input(workload, "down_proj")
     by_operators = np.asarray(layout.recompute) & Recompute.OPERATORS
     per_element = np.where(by_operators, 2.0, 2.0 * matrices + narrow)
     saved: Floats = per_element * width / layout.tp
@@ -462,5 +487,5 @@ def _moe_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
         # Choices and probabilities of all gathered tokens for the rank's own experts.
         routing = PROBABILITY_BYTES + CHOICE_BYTES
         router = router + routing * moe.experts * np.asarray(layout.etp) / tp
-    shared = _dense_saved(moe.shared_width, model, layout, narrow) if moe.shared_width else 0.0
+    shared = _dense_saved(moe.shared_width, workload, layout, narrow) if moe.shared_width else 0.0
     return saved + router + shared

@@ -131,12 +131,18 @@ def _widths(c: Context) -> _Widths:
 
 
 def _projections(c: Context, widths: _Widths) -> _Projections:
-    output = linear(c, c.tokens, c.workload.model.hidden, widths.output)
+    hidden = c.workload.model.hidden
+    output = linear(c, c.tokens, hidden, widths.output, {"o_proj": hidden})
     if c.workload.model.attention is not None:
         inputs, up_forward = _latent_projections(c)
         return _Projections(inputs, output, up_forward)
     width = widths.query + widths.key_value + widths.gate
-    inputs = linear(c, c.tokens, width, c.workload.model.hidden)
+    projected = {
+        "q_proj": widths.query + widths.gate,
+        "k_proj": widths.keys,
+        "v_proj": widths.key_value - widths.keys,
+    }
+    inputs = linear(c, c.tokens, width, hidden, projected)
     return _Projections(inputs, output, 0.0 * inputs.forward)
 
 
@@ -150,19 +156,21 @@ def _latent_projections(c: Context) -> tuple[Passes, Floats]:
     assert mla is not None
     q_out = model.heads / tp * model.qk_head_dim
     kv_out = model.heads / tp * (mla.qk_nope_head_dim + mla.v_head_dim)
-    down: list[tuple[Floats, float]] = [(mla.kv_lora_rank + mla.qk_rope_head_dim, model.hidden)]
+    down: list[tuple[str, Floats, float]] = [
+        ("kv_a_proj_with_mqa", mla.kv_lora_rank + mla.qk_rope_head_dim, model.hidden)
+    ]
     if mla.q_lora_rank is not None:
-        down.append((mla.q_lora_rank, model.hidden))
-    up: list[tuple[Floats, float]] = [
-        (kv_out, mla.kv_lora_rank),
-        (q_out, mla.q_lora_rank or model.hidden),
+        down.append(("q_a_proj", mla.q_lora_rank, model.hidden))
+    up: list[tuple[str, Floats, float]] = [
+        ("kv_b_proj", kv_out, mla.kv_lora_rank),
+        ("q_b_proj" if mla.q_lora_rank else "q_proj", q_out, mla.q_lora_rank or model.hidden),
     ]
     local = tokens / c.sequence_shards
-    passes = [linear(c, local, n, k) for n, k in down]
-    passes += [linear(c, tokens, n, k) for n, k in up]
+    passes = [linear(c, local, n, k, {name: n}) for name, n, k in down]
+    passes += [linear(c, tokens, n, k, {name: n}) for name, n, k in up]
     forward: Floats = sum(p.forward for p in passes)
     backward: Floats = sum(p.backward for p in passes)
-    up_forward = sum((gemm_s(tokens, n, k, c.rates) for n, k in up), start=np.float64(0.0))
+    up_forward = sum((gemm_s(tokens, n, k, c.rates) for _, n, k in up), start=np.float64(0.0))
     return Passes(forward, backward), up_forward
 
 

@@ -17,6 +17,7 @@ from meshwright.costmodel.activations import (
     offloaded_per_layer,
     offloads_any,
 )
+from meshwright.costmodel.adapters import frozen
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
 from meshwright.costmodel.stacks import MemoryProfile, memory_profile, stack_constants
 from meshwright.costmodel.states import (
@@ -52,11 +53,27 @@ def _widest_columns(model: ModelSpec) -> float:
     return max(matrices * model.ffn_hidden, float(projected))
 
 
-def _mean_rank_parameters(model: ModelSpec, layout: Layout) -> Floats:
-    """Parameters of the layers of the mean pipeline rank on one GPU, before data-parallel sharding."""
+def _mean_rank_parameters(
+    model: ModelSpec, layout: Layout, shares: tuple[float, float] = (1.0, 1.0)
+) -> Floats:
+    """Parameters of the layers of the mean pipeline rank on one GPU, before data-parallel sharding.
+
+    `shares`: of dense parameters, and of experts', that count.
+    """
     dense, rest, experts = layer_parameters_on_gpu(model, layout)
+    if shares != (1.0, 1.0):
+        of_dense, of_experts = shares
+        dense, rest, experts = of_dense * dense, of_dense * rest, of_experts * experts
     layers = model.dense_layers * dense + model.moe_layers * (rest + experts)
     return layers / layout.pp
+
+
+def _trained_on_mean_rank(workload: Workload, layout: Layout) -> Floats:
+    """Parameters that have gradients: of the layers of the mean pipeline rank, with a trained token table."""
+    own = _mean_rank_parameters(workload.model, layout, workload.trained_shares)
+    if frozen(workload):
+        return own
+    return own + np.asarray(table_parameters(workload.model, layout))
 
 
 def _gathered_ahead(
@@ -93,8 +110,7 @@ def _reduction_buffers(workload: Workload, layout: Layout, profile: MemoryProfil
     elements = profile.bucket_elements
     if elements and workload.bucket_mb is not None:
         elements = stack_constants(workload).gradients_in(workload.bucket_mb)
-    model = workload.model
-    whole = _mean_rank_parameters(model, layout) + np.asarray(table_parameters(model, layout))
+    whole = _trained_on_mean_rank(workload, layout)
     copied = np.where(_shards_weights(layout), np.minimum(elements, whole), 0.0)
     element = 4.0 if workload.precision == "bf16" else 2.0
     unsharded = np.asarray(layout.zero_stage) < 3
@@ -103,9 +119,9 @@ def _reduction_buffers(workload: Workload, layout: Layout, profile: MemoryProfil
 
 def _queued_gradients(workload: Workload, layout: Layout, queue_elements: int) -> Floats:
     """Whole gradients of ZeRO 2 and 3 that wait for their reduction, and those of the layer at work."""
-    model, ranks = workload.model, np.asarray(layout.dp) * layout.cp
-    queue = queue_elements + np.asarray(_largest_layer(model, layout))
-    whole = _mean_rank_parameters(model, layout) + np.asarray(table_parameters(model, layout))
+    ranks = np.asarray(layout.dp) * layout.cp
+    queue = queue_elements + np.asarray(_largest_layer(workload.model, layout))
+    whole = _trained_on_mean_rank(workload, layout)
     waiting = float(stack_constants(workload).gradient_bytes) * np.minimum(queue, whole)
     return np.where((np.asarray(layout.zero_stage) >= 2) & (ranks > 1), waiting, 0.0)
 
@@ -380,7 +396,8 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     zero = 0.0 * np.asarray(layer)
     table_gradient = 2.0 * np.asarray(table_parameters(model, layout))
     freed = np.where(full, dropped, as_laid_out) * (model.layers // layout.pp)
-    embedding = np.where(_shards_weights(layout), 0.0, np.maximum(table_gradient - freed, 0.0))
+    unsharded = np.maximum(table_gradient - freed, 0.0) * (not frozen(workload))
+    embedding = np.where(_shards_weights(layout), 0.0, unsharded)
     gathered, gathered_table, gathered_leading = _weights_at_hand(workload, layout, profile)
     stranded, stranded_table = _stranded(workload, layout, profile)
     buffers = _reduction_buffers(workload, layout, profile)
@@ -428,7 +445,7 @@ def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> F
     if workload.te_loss is not None:
         per_logit = np.asarray(_FUSED_LOGIT_BYTES if workload.te_loss else _PLAIN_LOGIT_BYTES)
     logit_bytes = per_logit * logits
-    head_gradient = 2.0 * model.vocab * model.hidden / tp
+    head_gradient = 2.0 * model.vocab * model.hidden / tp * (not frozen(workload))
     peak = np.maximum(logit_bytes, 2.0 * logits + head_gradient)
     with_mtp: Floats = peak + logit_bytes * model.mtp_layers
     if workload.factors is not None:
@@ -508,9 +525,13 @@ def _weights_at_hand(
         ahead = queued.queue_elements / 2.0 + np.asarray(largest)
         at_hand = np.minimum(ahead, _mean_rank_parameters(model, layout)) + np.asarray(largest)
         tables = table
-    gathered = np.where(sharded, 2.0 * at_hand, 0.0)
+    _, element = workload.frozen_weight_bytes
+    gathered = np.where(sharded, element * at_hand, 0.0)
+    if workload.adapters is not None and workload.adapters.method == "qlora":
+        widened = _widest_columns(model) * model.hidden / np.asarray(layout.tp)
+        gathered = gathered + 2.0 * widened
     gathered_table = np.where(sharded, 2.0 * tables, 0.0)
-    if not profile.placeholder_gradients:
+    if not profile.placeholder_gradients or frozen(workload):
         return gathered, gathered_table, 0.0 * gathered
     shapes = _one_of_each_shape(model, layout)
     leading = 0.0
@@ -537,7 +558,7 @@ def _one_of_each_shape(model: ModelSpec, layout: Layout) -> Floats:
 
 def _stranded(workload: Workload, layout: Layout, profile: MemoryProfile) -> tuple[Floats, Floats]:
     """Blocks that the allocator keeps and cannot use at the peak: on every rank, more with a table."""
-    if profile.stranding == "none":
+    if profile.stranding == "none" or (profile.stranding == "step" and frozen(workload)):
         return 0.0, 0.0
     if profile.stranding == "forward":
         stranded = _stranded_forward(workload, layout)

@@ -42,6 +42,16 @@ class _Group(NamedTuple):
     """Ranks that share the states of one."""
     bucket: Floats
     """Parameters of one collective."""
+    trained: float = 1.0
+    """Parameters that have gradients, for each one of the model's own."""
+    weight_bytes: float = 2.0
+    """Of a frozen parameter."""
+
+    def full(self, c: Context) -> NDArray[np.bool_]:
+        """Whether what is reduced fills its bucket."""
+        adapters = _trained(c, [self])[0]
+        whole = np.asarray(self.parameters >= np.asarray(self.bucket))
+        return whole & np.asarray(adapters.parameters >= np.asarray(adapters.bucket))
 
 
 class _Pass(NamedTuple):
@@ -104,16 +114,22 @@ def traffic_by_kind(
         on: they fill their buckets.
     """
     groups = _groups(c, dense, expert, bucket)
-    return [
-        (_traffic(c, [group]), np.asarray(group.parameters >= np.asarray(group.bucket)))
-        for group in groups
-    ]
+    return [(_traffic(c, [group]), group.full(c)) for group in groups]
 
 
 def _traffic(c: Context, groups: list[_Group]) -> DataParallelTraffic:
     framework, stage = c.constants.framework, np.asarray(c.layout.zero_stage)
     grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
-    reduced, gather = _passes(c, groups, all_reduce_s, grad), _within(c, groups, weight)
+    gather = _within(c, groups, weight)
+    if c.workload.adapters is not None:
+        whole = _gathered_frozen(c, groups)
+        groups = _trained(c, groups)
+        of_adapters = _within(c, groups, weight)
+        gather = _Pass(
+            np.where(stage == 3, whole.seconds, 0.0) + of_adapters.seconds,
+            np.where(stage == 3, whole.bucket_s, 0.0) + of_adapters.bucket_s,
+        )
+    reduced = _passes(c, groups, all_reduce_s, grad)
     scatter = _scattered(c, groups, grad)
     once = reduced if framework.zero1_all_reduces else scatter
     gathers, reductions = passes_of_a_step(c)
@@ -342,9 +358,11 @@ def _groups(
         layer = np.maximum.reduce([np.maximum(dense_layer, rest) for dense_layer, rest, _ in kinds])
         experts = np.maximum.reduce([np.maximum(experts, 1.0) for _, _, experts in kinds])
         of_experts, size = np.where(by_layer, experts, of_experts), np.where(by_layer, layer, size)
-    groups = [_Group(dense, c.placement.dp_cp, of_dense, size)]
+    shares, sizes = c.workload.trained_shares, c.workload.frozen_weight_bytes
+    groups = [_Group(dense, c.placement.dp_cp, of_dense, size, shares[0], sizes[0])]
     if c.workload.model.moe is not None:
-        groups.append(_Group(expert, c.placement.edp, of_expert, of_experts))
+        members = c.placement.edp
+        groups.append(_Group(expert, members, of_expert, of_experts, shares[1], sizes[1]))
     return groups
 
 
@@ -363,6 +381,29 @@ def _passes(
         each_s = collective(size, group.members, c.links)
         seconds, bucket_s = seconds + pieces * each_s, bucket_s + each_s
     return _Pass(seconds, bucket_s)
+
+
+def _trained(c: Context, groups: list[_Group]) -> list[_Group]:
+    """What has gradients of each group: the adapters, layer by layer where a layer is a bucket."""
+    if c.workload.adapters is None:
+        return groups
+    by_layer = not c.constants.framework.bucket_parameters
+    return [
+        group._replace(
+            parameters=group.parameters * group.trained,
+            bucket=group.bucket * group.trained if by_layer and group.trained else group.bucket,
+        )
+        for group in groups
+    ]
+
+
+def _gathered_frozen(c: Context, groups: list[_Group]) -> _Pass:
+    """One gather of the frozen parameters of each group, in the bytes that they are kept in."""
+    each = [_within(c, [group], group.weight_bytes) for group in groups]
+    return _Pass(
+        sum((one.seconds for one in each), start=np.float64(0.0)),
+        sum((one.bucket_s for one in each), start=np.float64(0.0)),
+    )
 
 
 def _in_groups(c: Context) -> bool:
@@ -475,6 +516,7 @@ def size_range(c: Context) -> SizeRange | None:
     layout, framework, workload = c.layout, c.constants.framework, c.workload
     record = framework_of_stack(workload.framework).gradient_buckets
     is_fixed = not workload.chooses_buckets or workload.bucket_mb is not None
+    is_fixed = is_fixed or workload.adapters is not None
     if record is None or is_fixed or not workload.dp_overlap:
         return None
     stage, vpp, pp = (np.asarray(x) for x in (layout.zero_stage, layout.vpp, layout.pp))

@@ -8,6 +8,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from meshwright.costmodel.adapters import (
+    SUMMED_BYTES,
+    Outputs,
+    adapter_passes_s,
+    adapts_experts,
+    frozen,
+    widening_s,
+)
 from meshwright.costmodel.collectives import Links, all_to_all_s, members_inside, ring_pass_s
 from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
@@ -35,8 +43,10 @@ from meshwright.costmodel.workload import (
 )
 
 
-def linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> Passes:
+def linear(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -> Passes:
     """The GEMMs of y[tokens, n] = x[tokens, k] W: one forward; input and weight gradient backward.
+
+    A frozen W has no weight gradient, but perhaps adapters beside it (`adapters.adapter_passes_s`).
 
     Parameters
     ----------
@@ -46,15 +56,19 @@ def linear(c: Context, tokens: Floats, n: Floats, k: Floats) -> Passes:
         Rows, at least 0.
     n, k : float or array
         Width of the output and of the input on one rank, above 0.
+    outputs : mapping of str to float or array
+        What n is the sum of, by the name of each matrix.
 
     Returns
     -------
     Passes
         Seconds, above 0; `kernels.gemm_s` and `kernels.weight_gradient_s` have the formula and its source.
     """
-    forward = gemm_s(tokens, n, k, c.rates)
-    backward = gemm_s(tokens, k, n, c.rates) + weight_gradient_s(k, n, tokens, c.rates)
-    return Passes(forward, backward)
+    forward, backward = gemm_s(tokens, n, k, c.rates), gemm_s(tokens, k, n, c.rates)
+    if not frozen(c.workload):
+        return Passes(forward, backward + weight_gradient_s(k, n, tokens, c.rates))
+    beside, widened_s = adapter_passes_s(c, tokens, k, outputs), widening_s(c, n * k)
+    return Passes(forward + widened_s + beside.forward, backward + widened_s + beside.backward)
 
 
 def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
@@ -80,8 +94,9 @@ def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
     model, tokens = c.workload.model, c.tokens
     matrices = 2 if model.gated else 1
     local = width / c.layout.tp
-    up = linear(c, tokens, matrices * local, model.hidden)
-    down = linear(c, tokens, model.hidden, local)
+    up_names = ("gate_proj", "up_proj")[-matrices:]
+    up = linear(c, tokens, matrices * local, model.hidden, dict.fromkeys(up_names, local))
+    down = linear(c, tokens, model.hidden, local, {"down_proj": model.hidden})
     moved = c.element_bytes
     elements = c.hidden_elements * norm
     activation_f = tokens * local * moved.activation[0]
@@ -190,7 +205,7 @@ def moe_mlp(c: Context) -> LayerTime:
     moved = _moved_bytes(c, local, activation_f, activation_b)
     block = block_time(
         {"memory_bound": streamed_s(_recomputed_bytes(c, activation_f), c.rates)},
-        gemm=Passes(router, 2.0 * router),
+        gemm=Passes(router, router if frozen(c.workload) else 2.0 * router),
         expert_gemm=_expert_gemms_s(c, local),
         memory_bound=streamed_passes_s(c, moved),
         ep_comm=_exchange_s(c, tokens),
@@ -223,6 +238,13 @@ def _expert_gemms_s(c: Context, local: _Local) -> Passes:
 
     grouped_s = partial(gemm_s, mean_rows, rates=c.rates, groups=groups, imbalance=imbalance)
     up, down = grouped_s(inputs, hidden), grouped_s(hidden, local.width)
+    if frozen(c.workload):
+        beside = _expert_adapters_s(c, local, mean_rows, imbalance)
+        widened_s = widening_s(c, groups * hidden * (inputs + local.width))
+        backward = grouped_s(hidden, inputs) + grouped_s(local.width, hidden)
+        return Passes(
+            up + down + widened_s + beside.forward, backward + widened_s + beside.backward
+        )
     backward = (
         grouped_s(hidden, inputs)
         + weight_gradient_s(hidden, inputs, rows, c.rates, groups=groups)
@@ -230,6 +252,34 @@ def _expert_gemms_s(c: Context, local: _Local) -> Passes:
         + weight_gradient_s(local.width, hidden, rows, c.rates, groups=groups)
     )
     return Passes(up + down, backward)
+
+
+def _expert_adapters_s(
+    c: Context, local: _Local, mean_rows: Floats, imbalance: NDArray[np.float64]
+) -> Passes:
+    """Grouped products of the adapters of experts, and the sums of their outputs."""
+    adapters, hidden = c.workload.adapters, c.workload.model.hidden
+    none = 0.0 * np.asarray(mean_rows, dtype=np.float64)
+    forward: Floats = none
+    backward: Floats = none
+    if adapters is None or not adapts_experts(c.workload):
+        return Passes(forward, backward)
+    rank, groups = float(adapters.rank), local.experts
+    grouped_s = partial(
+        gemm_s, mean_rows, rates=c.rates, groups=groups, imbalance=imbalance, sixteen_bit=True
+    )
+    rows = mean_rows * imbalance
+    shapes = [(hidden, local.width)] * local.matrices + [(local.width, hidden)]
+    for inputs, outputs in shapes:
+        forward = forward + grouped_s(rank, inputs) + grouped_s(outputs, rank)
+        forward = forward + streamed_s(SUMMED_BYTES * local.copies * outputs, c.rates)
+        backward = backward + grouped_s(rank, outputs) + grouped_s(inputs, rank)
+        for m, n in ((rank, outputs), (inputs, rank)):
+            backward = backward + weight_gradient_s(
+                m, n, rows, c.rates, groups=groups, sixteen_bit=True
+            )
+        backward = backward + streamed_s(SUMMED_BYTES * local.copies * inputs, c.rates)
+    return Passes(forward, backward)
 
 
 def _moved_bytes(c: Context, local: _Local, activation_f: Floats, activation_b: Floats) -> Passes:

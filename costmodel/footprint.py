@@ -112,7 +112,7 @@ def _states(workload: Workload, layout: Layout, stages: Stages) -> dict[str, Flo
     dense, expert = rank_parameters(workload.model, layout, stages)
     dense_shards, expert_shards = optimizer_shards(layout)
     of_dense = state_bytes(workload, layout, dense_shards)
-    of_expert = state_bytes(workload, layout, expert_shards)
+    of_expert = state_bytes(workload, layout, expert_shards, experts=True)
     names = ("weights", "gradients", "optimizer")
     return {
         name: dense * np.asarray(of_dense[k]) + expert * np.asarray(of_expert[k])
@@ -161,9 +161,9 @@ def offloaded_states_gib(workload: Workload, layout: Layout, stages: Stages) -> 
         GiB, at least 0; `states.offloaded_bytes` has the sources.
     """
     dense, expert = rank_parameters(workload.model, layout, stages)
-    of_dense, of_expert = (
-        offloaded_bytes(workload, layout, shards) for shards in optimizer_shards(layout)
-    )
+    dense_shards, expert_shards = optimizer_shards(layout)
+    of_dense = offloaded_bytes(workload, layout, dense_shards)
+    of_expert = offloaded_bytes(workload, layout, expert_shards, experts=True)
     together = dense * of_dense + expert * of_expert
     return np.broadcast_to(np.asarray(together / GIB), (len(stages),))
 
@@ -339,7 +339,7 @@ def layer_bytes(workload: Workload, layout: Layout, saved: SavedActivations) -> 
     leading = (dense * per_dense, *saved.dense)
     main = leading
     if model.moe_layers:
-        per_expert = state_bytes_per_parameter(workload, layout, expert_shards)
+        per_expert = state_bytes_per_parameter(workload, layout, expert_shards, experts=True)
         states = rest * per_dense + experts * per_expert
         main = (states, *saved.main)
     shape = layout.broadcast_shape()
@@ -489,7 +489,7 @@ def mean_states_gib(workload: Workload, layout: Layout) -> NDArray[np.float64]:
     first, last, end_experts = end_parameters(model, layout)
     dense_shards, expert_shards = optimizer_shards(layout)
     per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
-    per_expert = state_bytes_per_parameter(workload, layout, expert_shards)
+    per_expert = state_bytes_per_parameter(workload, layout, expert_shards, experts=True)
     layers = model.dense_layers * dense + model.moe_layers * rest
     states = (layers + first + last) * per_dense
     states = states + (model.moe_layers * experts + end_experts) * per_expert
@@ -560,7 +560,7 @@ def _beside_layers(workload: Workload, layout: Layout, saved: SavedActivations) 
     first, last, experts = end_parameters(workload.model, layout)
     dense_shards, expert_shards = optimizer_shards(layout)
     per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
-    per_expert = state_bytes_per_parameter(workload, layout, expert_shards)
+    per_expert = state_bytes_per_parameter(workload, layout, expert_shards, experts=True)
     mtp_saved = workload.model.mtp_layers * saved.main[0] * in_flight(layout, head_rank)
     at_table = first * per_dense + extra.gathered_leading_first
     at_head = last * per_dense + experts * per_expert + mtp_saved + extra.head_input_last

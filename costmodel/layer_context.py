@@ -339,6 +339,9 @@ def tensor_parallel_s(c: Context, gemm_s: Passes, column_gemm_s: Floats) -> Pass
     """
     stack = c.constants.framework
     beside = stack.async_tensor_backward and not c.workload.launch_blocking
+    # A frozen weight's product has no weight gradient to run beside: Megatron's own function for it waits
+    # (megatron/core/tensor_parallel/layers.py, LinearWithFrozenWeight).
+    beside = beside and c.workload.adapters is None
     if c.tp_overlaps or not beside:
         hidden_share = stack.tp_hidden if c.tp_overlaps else 0.0
         return unhidden_s(hidden_share, c.tensor_sum_s, gemm_s)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
+from meshwright.costmodel.adapters import adapter_launches, frozen
 from meshwright.costmodel.attention import attention_block, one_window_share
 from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, moe_mlp
 from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
@@ -65,7 +66,7 @@ def embedding(c: Context) -> LayerTime:
     """
     elements = c.tokens * c.workload.model.hidden
     reduce = 2.0 * c.tensor_pass_s
-    moved = Passes(4.0 * elements, 8.0 * elements)
+    moved = Passes(4.0 * elements, 0.0 * elements if frozen(c.workload) else 8.0 * elements)
     return block_time(
         memory_bound=streamed_passes_s(c, moved), tp_comm=Passes(reduce, 0.0 * reduce)
     )
@@ -91,7 +92,8 @@ def head(c: Context) -> LayerTime:
     vocab = model.vocab / c.layout.tp
     gemm_f = gemm_s(tokens, vocab, model.hidden, c.rates, sixteen_bit=True)
     gemm_b = gemm_s(tokens, model.hidden, vocab, c.rates, sixteen_bit=True)
-    gemm_b = gemm_b + weight_gradient_s(model.hidden, vocab, tokens, c.rates, sixteen_bit=True)
+    if not frozen(c.workload):
+        gemm_b = gemm_b + weight_gradient_s(model.hidden, vocab, tokens, c.rates, sixteen_bit=True)
     norm = 4.0 * tokens * model.hidden / c.sequence_shards
     logits = tokens * (model.vocab if c.constants.framework.whole_logits else vocab)
     loss_f, loss_b = _FUSED_LOSS_BYTES if c.constants.framework.fused_loss else _LOSS_BYTES
@@ -407,15 +409,17 @@ def _on_device(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) -
     stack = c.constants.framework
     blocks = list(mixers)
     launch_s = 0.5 * shares.tensor_parallel * stack.launch_layer_s
+    beside_s = adapter_launches(c, shares) * stack.launch_layer_s
     if shares.feed_forward:
         blocks.append(portion(dense_mlp(c, c.workload.model.ffn_hidden), shares.feed_forward))
     if not shares.experts:
         layer = joined(*blocks)
-        return _OnDevice(with_copies(c, layer, layer, shares), launch_s, 0.0, shares)
+        return _OnDevice(with_copies(c, layer, layer, shares), launch_s + beside_s, 0.0, shares)
     blocks.append(portion(moe_mlp(c), shares.experts))
     # A layer of attention and experts launches `launch_moe_layer_s`, half a layer of it for attention.
     beside_attention = 0.5 * (shares.tensor_parallel - shares.experts)
     launch_s = shares.experts * stack.launch_moe_layer_s + beside_attention * stack.launch_layer_s
+    launch_s = launch_s + beside_s
     layer = joined(*blocks)
     layer = with_copies(c, layer, hide_expert_traffic(c, layer), shares)
     return _OnDevice(layer, launch_s, shares.experts * stack.moe_sync_s, shares)
@@ -468,7 +472,9 @@ def _mean_of_group(c: Context, mixers: tuple[LayerTime, ...], layers: int) -> Ki
 def _mtp_module(c: Context, main: KindTime, head_time: KindTime) -> KindTime:
     """A multi-token-prediction module: a main layer, a head, and the GEMM from 2 h to h that joins it."""
     h, n = c.workload.model.hidden, c.workload.model.hidden / c.layout.tp
-    backward = gemm_s(c.tokens, 2 * h, n, c.rates) + weight_gradient_s(2 * h, n, c.tokens, c.rates)
+    backward = gemm_s(c.tokens, 2 * h, n, c.rates)
+    if not frozen(c.workload):
+        backward = backward + weight_gradient_s(2 * h, n, c.tokens, c.rates)
     join: Parts = {"gemm": gemm_s(c.tokens, n, 2 * h, c.rates) + backward}
     return KindTime(
         add(main.parts, head_time.parts, join),

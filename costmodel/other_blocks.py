@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshwright.costmodel.adapters import frozen
 from meshwright.costmodel.collectives import all_reduce_s, all_to_all_s
 from meshwright.costmodel.feed_forward import linear
 from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
@@ -47,8 +48,8 @@ def _recurrent_block(
     """
     projected, width = widths
     hidden = c.workload.model.hidden
-    inputs = linear(c, c.tokens, projected, hidden)
-    output = linear(c, c.tokens, hidden, width)
+    inputs = linear(c, c.tokens, projected, hidden, {"in_proj": projected})
+    output = linear(c, c.tokens, hidden, width, {"out_proj": hidden})
     gemm = Passes(inputs.forward + output.forward, inputs.backward + output.backward)
     tp_s = Passes(0.0 * gemm.forward, 0.0 * gemm.backward)
     if gathers:
@@ -229,12 +230,12 @@ def mamba1_block(c: Context) -> LayerTime:
     assert spec is not None
     channels, step = spec.channels, spec.step_rank
     shapes = (
-        (spec.projected_width, hidden),
-        (spec.selected_width, channels),
-        (channels, step),
-        (hidden, channels),
+        ("in_proj", spec.projected_width, hidden),
+        ("x_proj", spec.selected_width, channels),
+        ("dt_proj", channels, step),
+        ("out_proj", hidden, channels),
     )
-    products = [linear(c, c.tokens, np.float64(n), k) for n, k in shapes]
+    products = [linear(c, c.tokens, np.float64(n), k, {name: n}) for name, n, k in shapes]
     scan = selective_scan_s(c, spec)
     none = 0.0 * scan.forward
     return block_time(
@@ -486,9 +487,8 @@ def indexer_block(c: Context) -> LayerTime:
     of_hidden = indexer.head_dim + indexer.heads
     shapes = ((indexer.width, rank), (of_hidden, model.hidden))
     gemm_f = sum((gemm_s(c.tokens, n, k, rates) for n, k in shapes), start=np.float64(0.0))
-    gemm_b = sum(
-        (weight_gradient_s(k, n, c.tokens, rates) for n, k in shapes), start=np.float64(0.0)
-    )
+    trained = () if frozen(c.workload) else shapes
+    gemm_b = sum((weight_gradient_s(k, n, c.tokens, rates) for n, k in trained), start=0.0 * gemm_f)
     heads = np.maximum(model.heads / np.asarray(c.layout.tp), _HEAD_BLOCK)
     scored = 2.0 * indexer.width * attended_positions(c.workload.seq_len)
     compared = 2.0 * heads * (latent.kv_lora_rank + latent.qk_rope_head_dim) * chosen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -144,12 +144,10 @@ def unlike_counts(
     first = (np.cumsum(in_order) - in_order.ravel()).reshape(sizes.shape)
     if v_shaped:
         first = _in_model_order(first)
-    counts = []
-    for kind in dict.fromkeys(layers):
-        before = np.concatenate([[0], np.cumsum([own == kind for own in layers])])
-        in_chunk = (before[first + sizes] - before[first]).astype(np.float64)
-        ends = first + np.minimum(sizes, recomputed)
-        again = (before[ends] - before[first]).astype(np.float64)
+    counts, fully_recomputed = [], first + np.minimum(sizes, recomputed)
+    for before in counts_in_order(layers, 1):
+        in_chunk = before[first + sizes] - before[first]
+        again = before[fully_recomputed] - before[first]
         in_chunk.flags.writeable = again.flags.writeable = False
         counts.append((in_chunk, again))
     return tuple(counts)
@@ -304,10 +302,7 @@ def cheapest_layer_s(times: KindTimes) -> Floats:
     float or array
         Seconds, shaped like the times.
     """
-    cheapest: Floats = times.layers[0].seconds
-    for kind in times.layers[1:]:
-        cheapest = np.minimum(cheapest, kind.seconds)
-    return cheapest
+    return reduce(np.minimum, [kind.seconds for kind in times.layers])
 
 
 def cheapest_recompute_s(times: KindTimes) -> Floats:
@@ -323,10 +318,26 @@ def cheapest_recompute_s(times: KindTimes) -> Floats:
     float or array
         Seconds of a micro-batch, shaped like the times.
     """
-    cheapest: Floats = times.layers[0].recompute_s
-    for kind in times.layers[1:]:
-        cheapest = np.minimum(cheapest, kind.recompute_s)
-    return cheapest
+    return reduce(np.minimum, [kind.recompute_s for kind in times.layers])
+
+
+def last_rank_s(times: KindTimes, mtp_layers: int) -> Floats:
+    """Seconds of one micro-batch in what the last rank runs beside its layers.
+
+    Parameters
+    ----------
+    times : KindTimes
+        Seconds of the head with its loss, and of a multi-token-prediction module.
+    mtp_layers : int
+        Multi-token-prediction modules, at least 0.
+
+    Returns
+    -------
+    float or array
+        Seconds, shaped like the times.
+    """
+    head_s = times.head.seconds
+    return head_s if times.mtp is None else head_s + mtp_layers * times.mtp.seconds
 
 
 def least_recomputed_s(c: Context, times: KindTimes, recomputed: Ints | Floats) -> Floats:
@@ -608,9 +619,7 @@ def _columns_in_order(
     """Seconds of each kind of unlike layer with a share of its recomputation, of the embedding, and of what
     the last rank runs besides, [kinds + 2, n].
     """
-    last_s = np.asarray(times.head.seconds)
-    if times.mtp is not None:
-        last_s = last_s + c.workload.model.mtp_layers * np.asarray(times.mtp.seconds)
+    last_s = np.asarray(last_rank_s(times, c.workload.model.mtp_layers))
     kinds = [
         np.asarray(kind.seconds) + again * np.asarray(kind.recompute_s) for kind in times.unlike
     ]
@@ -668,9 +677,7 @@ def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     cheapest: Floats = np.inf
     for kind in times.unlike or [kind for kind, _ in kinds]:
         cheapest = np.minimum(cheapest, kind.seconds)
-    end = times.head.seconds
-    if times.mtp is not None:
-        end = end + model.mtp_layers * times.mtp.seconds
+    end = last_rank_s(times, model.mtp_layers)
     main, number = kinds[-1]
     group = model.layers_in_group
     busiest = np.maximum(work / pp, group * np.ceil(model.layers / group / pp) * cheapest)
@@ -743,7 +750,10 @@ _WAITS = ("tp_comm", "cp_comm", "ep_comm")
 
 
 def _weight_gradient_s(kind: KindTime) -> Floats:
-    """Gradients of weights in one micro-batch of a layer: one of the three GEMMs that each matrix has."""
+    """Gradients of weights in one micro-batch of a layer: one of the three GEMMs that each matrix has.
+
+    Schedules that run them apart are not planned for frozen weights, which have none.
+    """
     gemms = [np.asarray(kind.parts[name]) for name in _GEMMS if name in kind.parts]
     seconds: Floats = sum(gemms, 0.0) / 3.0
     return seconds

@@ -220,7 +220,9 @@ def queued_sharding(workload: Workload) -> QueuedSharding | None:
     return setting if isinstance(setting, QueuedSharding) else None
 
 
-def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
+def state_bytes(
+    workload: Workload, layout: Layout, shards: Ints, *, experts: bool = False
+) -> StateBytes:
     """Weights, gradients and optimizer states of one parameter on one GPU.
 
     Mixed-precision Adam: a 2-byte weight, a gradient, fp32 master weight and two moments (12). Megatron keeps
@@ -253,6 +255,8 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
         One layout, or many of shape [n]; pp, the ZeRO stage and the offloaded share are used.
     shards : int or array of int
         d, data-parallel ranks that share the parameter, at least 1.
+    experts : bool
+        Whether it is one of routed experts. Beside a frozen parameter is its share of the adapters.
 
     Returns
     -------
@@ -301,13 +305,19 @@ def state_bytes(workload: Workload, layout: Layout, shards: Ints) -> StateBytes:
     share = np.where(stage == 0, 1.0, 1.0 / d)
     of_shard = np.where(fsdp, (optimizer - 4.0) / d, optimizer * share + step / d)
     states: Floats = on_gpu * of_shard
+    if workload.adapters is not None:
+        trained, frozen = workload.trained_shares[experts], workload.frozen_weight_bytes[experts]
+        weights = np.where(fsdp, 1.0 / d, 1.0) * (frozen + copies) + trained * weights
+        gradients, states = trained * gradients, trained * states
     if workload.factors is not None:
         factor = workload.factors.state_memory
         return weights * factor, gradients * factor, states * factor
     return weights, gradients, states
 
 
-def offloaded_bytes(workload: Workload, layout: Layout, shards: Ints) -> Floats:
+def offloaded_bytes(
+    workload: Workload, layout: Layout, shards: Ints, *, experts: bool = False
+) -> Floats:
     """What offloading the optimizer keeps in the host's memory, of one parameter on one GPU.
 
     The fp32 weight, the moments and the gradient, which is copied there in fp32 each step
@@ -322,6 +332,8 @@ def offloaded_bytes(workload: Workload, layout: Layout, shards: Ints) -> Floats:
         One layout, or many of shape [n]; the ZeRO stage and the offloaded share are used.
     shards : int or array of int
         Data-parallel ranks that share the parameter, at least 1.
+    experts : bool
+        Whether it is one of routed experts.
 
     Returns
     -------
@@ -331,6 +343,7 @@ def offloaded_bytes(workload: Workload, layout: Layout, shards: Ints) -> Floats:
     moments = _MOMENTS[workload.optimizer] * workload.moment_bytes
     share = np.where(np.asarray(layout.zero_stage) == 0, 1.0, 1.0 / np.asarray(shards))
     kept: Floats = np.asarray(layout.optimizer_offload) / 100.0 * share
+    kept = kept * workload.trained_shares[experts]
     copies = memory_profile(workload.framework).host_copies_bytes
     states: Floats = kept * (_MASTER_BYTES + moments + _HOST_GRADIENT_BYTES + copies)
     return states + (_HOST_WEIGHT_BYTES * share if workload.offload_parameters else 0.0)
@@ -347,7 +360,9 @@ def _narrow_weight_bytes(workload: Workload) -> float:
     return orders * OPERAND_BYTES[workload.precision]
 
 
-def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) -> Floats:
+def state_bytes_per_parameter(
+    workload: Workload, layout: Layout, shards: Ints, *, experts: bool = False
+) -> Floats:
     """Weights, gradients and optimizer states of one parameter on one GPU: the sum of `state_bytes`.
 
     That function has the sources (docs/cost_model.md, "Memory").
@@ -360,13 +375,15 @@ def state_bytes_per_parameter(workload: Workload, layout: Layout, shards: Ints) 
         One layout, or many of shape [n].
     shards : int or array of int
         Data-parallel ranks that share the parameter, at least 1.
+    experts : bool
+        Whether it is one of routed experts.
 
     Returns
     -------
     float or array
         Bytes, at least 0.
     """
-    weights, gradients, states = state_bytes(workload, layout, shards)
+    weights, gradients, states = state_bytes(workload, layout, shards, experts=experts)
     together: Floats = np.asarray(weights) + gradients + states
     return together
 

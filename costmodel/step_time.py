@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.adapters import frozen
 from meshwright.costmodel.collectives import members_inside, point_to_point_s
 from meshwright.costmodel.data_parallel import (
     LEAST_GAIN,
@@ -92,7 +93,7 @@ def tied_tables_s(c: Context) -> Floats:
         Seconds of a step; 0 without a pipeline, or where no stage holds a second table.
     """
     model = c.workload.model
-    if not model.tied_embeddings and not model.mtp_layers:
+    if frozen(c.workload) or (not model.tied_embeddings and not model.mtp_layers):
         return 0.0
     table = np.asarray(table_parameters(model, c.layout))
     payload = float(c.constants.framework.gradient_bytes) * table
@@ -176,6 +177,9 @@ def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     layout = c.layout
     sharded = np.asarray(layout.zero_stage) >= 1
     of_dense, of_expert = optimizer_shards(layout)
+    if c.workload.adapters is not None:
+        of_adapters, of_experts = c.workload.trained_shares
+        dense, expert = of_adapters * dense, of_experts * expert
     parameters = dense / np.where(sharded, of_dense, 1) + expert / np.where(sharded, of_expert, 1)
     moved = _ADAM_BYTES + _MOMENT_PASSES * c.workload.moment_bytes
     offloaded = np.asarray(layout.optimizer_offload) / 100.0

@@ -26,6 +26,7 @@ from meshwright.frameworks.catalog import (
     framework_of_stack,
     stack_named,
 )
+from meshwright.model_specs.adapters import AdapterSpec, frozen_parameters
 from meshwright.model_specs.schema import ModelSpec
 
 AttentionKernel = Literal["unfused", "fused-softmax", "flash-1", "flash-2", "cudnn-9.0", "flash-3"]
@@ -147,6 +148,8 @@ class Workload(RunSettings):
     """Times that the pipeline fills and drains in a step, at least 1."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants; None for the shipped ones."""
+    adapters: AdapterSpec | None = None
+    """What is trained beside frozen weights; None where every parameter is trained."""
 
     def __post_init__(self) -> None:
         has_both = bool(framework_of_stack(self.framework).eager_stack)
@@ -158,6 +161,25 @@ class Workload(RunSettings):
         if self.calibration is None:
             return None
         return self.calibration.factors_on(self.cluster.device.name, self.framework)
+
+    @cached_property
+    def trained_shares(self) -> tuple[float, float]:
+        """Trained parameters for each of the model's dense ones, and for each of its routed experts' ones."""
+        if self.adapters is None:
+            return 1.0, 1.0
+        return frozen_parameters(self.model, self.adapters).trained
+
+    @cached_property
+    def frozen_weight_bytes(self) -> tuple[float, float]:
+        """Bytes of a frozen dense parameter, and of a frozen one of routed experts; 2 without adapters."""
+        if self.adapters is None:
+            return 2.0, 2.0
+        return frozen_parameters(self.model, self.adapters).weight_bytes
+
+    @property
+    def nodes(self) -> float:
+        """How many nodes the GPUs fill."""
+        return self.gpus / self.cluster.gpus_per_node
 
     def on(self, gpus: int) -> Workload:
         """The same training on another number of GPUs of the cluster.

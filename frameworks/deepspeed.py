@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshwright.frameworks.fsdp2 import PEFT_ADAPTERS
 from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
 from meshwright.frameworks.record import (
     Argument,
@@ -159,6 +160,7 @@ DEEPSPEED = Framework(
     sparse_attention=None,
     hybrid_layers=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
+    adapters=PEFT_ADAPTERS,
     degrees_remedy="ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence "
     "parallelism off.",
 )

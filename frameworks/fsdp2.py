@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.frameworks.record import (
+    AdapterSetting,
     ContextExchange,
     Framework,
     OptimizerOffload,
@@ -22,6 +23,25 @@ FSDP_OFFLOAD_RULES = (
     "fsdp-offload-adam",
 )
 """Rules of parameters, gradients and optimizer states on the host."""
+
+
+ADAPTER_FILE = "adapter_config.json"
+"""PEFT's own file of an adapter (peft/utils/constants.py, CONFIG_NAME)."""
+PEFT_ADAPTERS = {
+    "lora": AdapterSetting(
+        flag=ADAPTER_FILE,
+        source="peft/tuners/lora/config.py",
+        rules=("peft-degrees",),
+        installs="peft",
+    ),
+    "qlora": AdapterSetting(
+        flag=ADAPTER_FILE,
+        source="transformers/integrations/bitsandbytes.py",
+        rules=("peft-degrees",),
+        installs="peft and bitsandbytes",
+    ),
+}
+"""What a training script with PEFT trains, whatever shards it (peft/docs/source/accelerate/)."""
 
 
 MESH = "accelerate/parallelism_config.py"
@@ -114,6 +134,7 @@ FSDP2 = Framework(
         rules=("fsdp2-mamba",),
     ),
     rank_orders={"tp-cp-dp": Setting(source=MESH)},
+    adapters=PEFT_ADAPTERS,
     degrees_remedy="Keep pp, vpp, ep and etp at 1 and sequence parallelism off; shard with "
     f"{RESHARDS} false (2) or true (3).",
 )

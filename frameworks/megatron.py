@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.frameworks.record import (
+    AdapterSetting,
     Argument,
     ContextExchange,
     Framework,
@@ -258,6 +259,10 @@ BRIDGE_OVERRIDES = tuple(_overrides())
 
 Other fields of the recipe's model are called like Megatron-LM's flags. Those of `comm_overlap` win over those
 of `ddp` and `model` (megatron/bridge/training/comm_overlap.py). Read in megatron-bridge 0.6.2."""
+
+
+ADAPTER_RANK = "peft.dim"
+"""Override of a recipe whose `peft` is a LoRA configuration; Megatron-LM's own arguments have none."""
 
 
 # How Megatron-LM sends tokens to their experts, and what DeepEP and HybridEP need for it.
@@ -590,6 +595,14 @@ MEGATRON = Framework(
         installs="mamba-ssm and causal-conv1d",
         rules=("mamba-heads-by-tp-cp", "mamba-groups-by-tp-cp", "megatron-hybrid"),
     ),
+    adapters={
+        "lora": AdapterSetting(
+            flag=ADAPTER_RANK,
+            source="megatron/bridge/peft/lora.py",
+            installs="megatron-bridge",
+            fused=True,
+        )
+    },
     rank_orders={
         "tp-cp-ep-dp-pp": Setting(source=ARGUMENTS),
         "tp-cp-ep-pp-dp": _said("pipeline_before_data", COMMON),

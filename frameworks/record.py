@@ -17,7 +17,7 @@ A new choice is one new field of `Framework`; a new value of a choice is one new
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal, NamedTuple, get_args
 
 from meshwright.model_specs.schema import ModelSpec
@@ -151,6 +151,14 @@ class OptimizerOffload(Setting):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterSetting(Setting):
+    """Low-rank adapters beside frozen weights."""
+
+    fused: bool = False
+    """Whether queries, keys and values share one adapter, and gate and up projection another."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stack:
     """A software stack whose runs were measured, or that plans are made for.
 
@@ -232,6 +240,8 @@ class Framework:
     rank_orders: Mapping[str, Setting]
     """Orders in which ranks are counted over the axes, innermost first."""
 
+    adapters: Mapping[str, AdapterSetting] = field(default_factory=dict)
+    """Low-rank adapters beside frozen weights that can be trained in place of every parameter."""
     uneven_stages: bool = True
     """Whether launch files can say how many layers each pipeline stage has."""
     experts_follow_tp: bool = False

@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright.frameworks.fsdp2 import FSDP_OFFLOAD_RULES
 from meshwright.frameworks.record import (
+    AdapterSetting,
     Argument,
     ContextExchange,
     Framework,
@@ -197,6 +198,9 @@ TORCHTITAN = Framework(
     linear_attention=None,
     sparse_attention=None,
     hybrid_layers=None,
+    adapters={
+        "lora": AdapterSetting(source="torchtitan/components/lora.py", planned=False),
+    },
     rank_orders={"tp-cp-dp-pp": Setting(source="torchtitan/distributed/parallel_dims.py")},
     own_rules=(
         "torchtitan-kv-heads",

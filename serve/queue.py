@@ -107,7 +107,7 @@ class QuestionQueue:
         self._working: dict[str, Answerer] = {}
         self._answerers: set[Answerer] = set()
         self._count = self._starting = 0
-        self._is_closed = False
+        self._closed = threading.Event()
         for _ in range(self.limits.processes):
             start_thread(self._work)
 
@@ -127,7 +127,7 @@ class QuestionQueue:
             If too many wait already.
         """
         with self._changed:
-            if len(self._waiting) >= self.limits.waiting or self._is_closed:
+            if len(self._waiting) >= self.limits.waiting or self._closed.is_set():
                 what = f"{len(self._waiting)} questions wait already, the most there may be"
                 raise TooManyError(f"{what}: ask again when one is answered")
             self._count += 1
@@ -166,7 +166,7 @@ class QuestionQueue:
     def close(self) -> None:
         """Ends all processes; no question is taken any more."""
         with self._changed:
-            self._is_closed = True
+            self._closed.set()
             for ticket in [*self._tickets.values()]:
                 if ticket.state in ("waiting", "working"):
                     self._end(ticket, "stopped")
@@ -182,8 +182,8 @@ class QuestionQueue:
         answerer = self._new_answerer()
         while answerer is not None:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if self._is_closed:
+                self._changed.wait_for(lambda: self._waiting or self._closed.is_set())
+                if self._closed.is_set():
                     return
                 ticket = self._waiting.popleft()
                 ticket.state = "working"
@@ -199,7 +199,7 @@ class QuestionQueue:
     def _new_answerer(self) -> Answerer | None:
         """A process that has loaded what it needs; None where the queue was closed."""
         with self._changed:
-            if self._is_closed:
+            if self._closed.is_set():
                 return None
             self._starting += 1
         answerer = Answerer(self.limits.memory_bytes)
@@ -207,7 +207,7 @@ class QuestionQueue:
             self._starting -= 1
             self._answerers.add(answerer)
             self._changed.notify_all()
-            if self._is_closed:
+            if self._closed.is_set():
                 answerer.end()
                 return None
         # Where it fails, the first question says why.

@@ -557,8 +557,7 @@ def _verdict(plan: Plan, speed_up: float, *, keeps_rules: bool) -> Verdict:
         return "optimal" if keeps_rules else "breaks a rule"
     # Both are priced alike: what an optimum may promise too much is no error between them.
     workload = workload_of_plan(plan)
-    nodes = plan.inputs.gpus / workload.cluster.gpus_per_node
-    band = with_stragglers(step_time_band(workload), nodes)
+    band = with_stragglers(step_time_band(workload), workload.nodes)
     return "within error" if speed_up <= band.high / band.low else "faster"
 
 

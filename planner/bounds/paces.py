@@ -28,6 +28,7 @@ from meshwright.costmodel.rank_load import (
     chunk_counts,
     counts_in_order,
     distinct_columns,
+    last_rank_s,
     least_busiest_in_order_s,
     least_busiest_in_rooms_s,
     least_recomputed_s,
@@ -124,9 +125,7 @@ def chunk_times(context: Context, times: KindTimes) -> ChunkTimes | UnlikeTimes:
     """
     if times.unlike:
         return _unlike_times(context, times)
-    last_s = np.asarray(times.head.seconds, dtype=np.float64)
-    if times.mtp is not None:
-        last_s = last_s + context.workload.model.mtp_layers * np.asarray(times.mtp.seconds)
+    last_s = np.asarray(last_rank_s(times, context.workload.model.mtp_layers), dtype=np.float64)
     kinds = (times.dense, times.moe, times.embedding)
     seconds = (0.0 if kind is None else kind.seconds for kind in kinds)
     shape = context.layout.broadcast_shape()
@@ -137,9 +136,7 @@ def chunk_times(context: Context, times: KindTimes) -> ChunkTimes | UnlikeTimes:
 def _unlike_times(context: Context, times: KindTimes) -> UnlikeTimes:
     """Where the backward pass is split, gradients of weights may fill the drain: it counts as nothing."""
     layout, shape = context.layout, context.layout.broadcast_shape()
-    last_s = np.asarray(times.head.seconds, dtype=np.float64)
-    if times.mtp is not None:
-        last_s = last_s + context.workload.model.mtp_layers * np.asarray(times.mtp.seconds)
+    last_s = np.asarray(last_rank_s(times, context.workload.model.mtp_layers), dtype=np.float64)
     layers_s = [np.asarray(kind.seconds) for kind in (*times.unlike, times.embedding)]
     backward_s = [np.asarray(kind.backward_s) for kind in (*times.unlike, times.embedding)]
     again_s = [np.asarray(kind.recompute_s) for kind in times.unlike]
@@ -298,8 +295,7 @@ def _unlike_splits(
     first = (np.cumsum(flat, axis=1) - flat).reshape(sizes.shape)
     again = np.minimum(sizes, recomputed)
     columns: list[list[FloatArray]] = [[], []]
-    for kind in dict.fromkeys(layers):
-        before = np.concatenate([[0.0], np.cumsum([own == kind for own in layers])])
+    for before in counts_in_order(layers, 1):
         columns[0].append(before[first + sizes] - before[first])
         columns[1].append(before[first + again] - before[first])
     ends = np.zeros((2, *sizes.shape))

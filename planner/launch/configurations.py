@@ -12,7 +12,16 @@ import yaml
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.frameworks.deepspeed import BUCKET, DEEPSPEED, DEEPSPEED_ARGUMENTS, OVERLAP
-from meshwright.frameworks.fsdp2 import FSDP2, OFFLOADS, PRECISION, RECOMPUTES, RESHARDS, SIZES
+from meshwright.frameworks.fsdp2 import (
+    ADAPTER_FILE,
+    FSDP2,
+    OFFLOADS,
+    PRECISION,
+    RECOMPUTES,
+    RESHARDS,
+    SIZES,
+)
+from meshwright.model_specs.adapters import EXPERTS, peft_modules
 from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.writer import (
     Launch,
@@ -132,7 +141,12 @@ def deepspeed_shortfalls(model: ModelSpec) -> Shortfalls:
 
 
 def deepspeed_start(launch: Launch) -> Start:
-    """Megatron-DeepSpeed's pretrain_gpt.py, with a second configuration for HF models where one can be."""
+    """Megatron-DeepSpeed's pretrain_gpt.py, with a second configuration for HF models where one can be.
+
+    Adapters are those of PEFT: then a script of one's own, which takes the configuration.
+    """
+    if launch.inputs.adapters is not None:
+        return _with_peft(launch)
     _require_even_stages(launch)
     args = megatron_deepspeed_args(launch)
     program = Program(
@@ -152,6 +166,63 @@ def deepspeed_start(launch: Launch) -> Start:
     if layout.tp > 1 and layout.pp == 1 and launch.inputs.model.moe is None:
         files["ds_config_autotp.json"] = json_file(deepspeed_config(launch, autotp=True))
     return Start(program=program, args=args, files=files)
+
+
+def _with_peft(launch: Launch) -> Start:
+    """A training script with PEFT, such as one of transformers' or TRL's, under DeepSpeed."""
+    program = Program(
+        framework="a training script that uses PEFT under DeepSpeed",
+        command='"$TRAIN_SCRIPT" --deepspeed "$here/ds_config.json"',
+        usage="Set TRAIN_SCRIPT; it takes --deepspeed as the Trainer of transformers does.",
+        before=_SCRIPT_NEEDED,
+        notes=_script_notes(launch),
+    )
+    files = {"ds_config.json": json_file(deepspeed_config(launch))}
+    return Start(program=program, args=[], files=files | _adapter_files(launch))
+
+
+def _script_notes(launch: Launch) -> tuple[str, ...]:
+    """What the user's own script has to set by itself."""
+    batch, seq_len = launch.layout.micro_batch, launch.inputs.seq_len
+    notes = [
+        f"The script's own batch size per process is {batch}, its sequence length {seq_len}.",
+        _model_note(launch.inputs.model),
+        *file_notes(launch.inputs.model),
+    ]
+    adapters = launch.inputs.adapters
+    if adapters is not None:
+        notes.append(
+            f"The script trains adapters alone: LoraConfig of PEFT reads them from {ADAPTER_FILE}."
+        )
+        if adapters.method == "qlora":
+            notes.append(
+                "It loads the model with BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', "
+                "bnb_4bit_use_double_quant=True, bnb_4bit_quant_storage=torch.bfloat16)."
+            )
+        if launch.layout.recompute == "full":
+            notes.append("It turns gradient checkpointing on, with use_reentrant=False.")
+    return tuple(notes)
+
+
+def _adapter_files(launch: Launch) -> dict[str, str]:
+    """PEFT's own file of an adapter, where adapters are trained."""
+    adapters = launch.inputs.adapters
+    if adapters is None:
+        return {}
+    if adapters.has(EXPERTS):
+        raise InfeasibleError(
+            "PEFT's adapters of experts depend on how transformers keeps them, which the plan does not know: "
+            "leave experts out of --lora-targets, or choose the megatron framework."
+        )
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": adapters.rank,
+        "lora_alpha": 2 * adapters.rank,
+        "lora_dropout": 0.0,
+        "target_modules": peft_modules(adapters),
+    }
+    return {ADAPTER_FILE: json_file(config)}
 
 
 def _require_even_stages(launch: Launch) -> None:
@@ -237,7 +308,6 @@ def torchrun_env(launch: Launch, config: dict[str, Any]) -> dict[str, str]:
 def accelerate_start(launch: Launch) -> Start:
     """The user's own training script, told by accelerate.yaml or by the environment."""
     config = accelerate_config(launch)
-    batch, seq_len = launch.layout.micro_batch, launch.inputs.seq_len
     before = _SCRIPT_NEEDED
     if launch.placed.gpus_per_host is not None:
         before += _ACCELERATE_START
@@ -247,9 +317,7 @@ def accelerate_start(launch: Launch) -> Start:
         usage="Set TRAIN_SCRIPT; plain torchrun starts it, or accelerate with LAUNCHER=accelerate.",
         before=before,
         notes=(
-            f"The script's own batch size per process is {batch}, its sequence length {seq_len}.",
-            _model_note(launch.inputs.model),
-            *file_notes(launch.inputs.model),
+            *_script_notes(launch),
             *([_HOST_NOTE] if launch.layout.optimizer_offload > 0 else []),
         ),
     )
@@ -257,7 +325,7 @@ def accelerate_start(launch: Launch) -> Start:
         program=program,
         args=[],
         env=torchrun_env(launch, config),
-        files={"accelerate.yaml": yaml.safe_dump(config, sort_keys=False)},
+        files={"accelerate.yaml": yaml.safe_dump(config, sort_keys=False)} | _adapter_files(launch),
     )
 
 

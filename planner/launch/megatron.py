@@ -7,8 +7,14 @@ from __future__ import annotations
 
 from meshwright.costmodel.workload import HIERARCHICAL
 from meshwright.errors import InfeasibleError
-from meshwright.frameworks.megatron import BRIDGE_OVERRIDES, MEGATRON, MEGATRON_ARGUMENTS
+from meshwright.frameworks.megatron import (
+    ADAPTER_RANK,
+    BRIDGE_OVERRIDES,
+    MEGATRON,
+    MEGATRON_ARGUMENTS,
+)
 from meshwright.frameworks.record import layer_needs
+from meshwright.model_specs.adapters import EXPERTS, layer_matrices
 from meshwright.planner.launch.megatron_model import (
     MEGATRON_SAYS,
     linear_bias,
@@ -28,6 +34,7 @@ from meshwright.planner.launch.writer import (
     said_of_degrees,
 )
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_string, pattern_chunks
 
 SHARDING_STRATEGIES = {stage: MEGATRON.zero_stages[stage].value for stage in (2, 3)}
@@ -78,6 +85,11 @@ def megatron_args(launch: Launch) -> list[str]:
     InfeasibleError for Transformer Engine's loss and for attention in FP8.
     """
     inputs = launch.inputs
+    if inputs.adapters is not None:
+        raise InfeasibleError(
+            "Megatron-LM's arguments train every parameter, and the plan trains adapters: launch it with "
+            "--target bridge."
+        )
     if launch.execution.te_loss:
         raise InfeasibleError(
             "Megatron-LM's arguments refuse Transformer Engine's cross entropy, which the plan was allowed: "
@@ -315,6 +327,7 @@ def bridge_overrides(plan: Plan) -> list[str]:
     if not launch.execution.dp_overlap:
         said["bucket_parameters"] = None
     values = {name: said[word] for name, word in BRIDGE_OVERRIDES if said.get(word) is not None}
+    values |= _bridge_adapters(launch.inputs)
     if launch.execution.cuda_graph == "full":
         values["rerun_state_machine.check_for_nan_in_loss"] = False
         values["ddp.check_for_nan_in_grad"] = False
@@ -343,6 +356,60 @@ def _bridge_numbers(launch: Launch) -> Said:
     if precision not in _NARROW and not narrow_sums:
         return said | {"precision": f"{precision}_mixed"}
     return said | {"wide_sums": not narrow_sums}
+
+
+_BRIDGE_MODULES = {
+    "linear_qkv": "qkv_proj",
+    "linear_q_proj": "q_proj",
+    "linear_q_down_proj": "q_a_proj",
+    "linear_q_up_proj": "q_b_proj",
+    "linear_kv_down_proj": "kv_a_proj_with_mqa",
+    "linear_kv_up_proj": "kv_b_proj",
+    "linear_proj": "o_proj",
+    "in_proj": "in_proj",
+    "out_proj": "out_proj",
+}
+"""Modules of Megatron by the matrix that they hold (megatron/core/transformer/multi_latent_attention.py and
+ssm/mamba_mixer.py)."""
+
+
+def _bridge_adapters(inputs: PlanInputs) -> dict[str, object]:
+    """Fields of the recipe's `peft`, a LoRA configuration: width and modules.
+
+    Modules are found by their names, and a name that finds none is an error (megatron/bridge/peft/
+    module_matcher.py, match). Feed-forwards, experts and shared experts name their modules alike: where some
+    of them have no adapter, the names of the others say what they stand in.
+    """
+    adapters, model = inputs.adapters, inputs.model
+    if adapters is None:
+        return {}
+    have = {matrix.name for matrix in layer_matrices(model)}
+    modules = [
+        name for name, matrix in _BRIDGE_MODULES.items() if matrix in have and adapters.has(matrix)
+    ]
+    said = {matrix for name, matrix in _BRIDGE_MODULES.items() if name in modules}
+    for name, matrix in (("linear_fc1", "gate_up_proj"), ("linear_fc2", "down_proj")):
+        if adapters.has(matrix) and (model.moe is None or adapters.has(EXPERTS)):
+            modules.append(name)
+        elif adapters.has(matrix):
+            modules += [f"*.mlp.{name}"] if model.has_dense_feed_forward else []
+            modules += [f"*.shared_experts.{name}"] if model.moe and model.moe.shared_width else []
+        elif adapters.has(EXPERTS):
+            modules.append(f"*.experts.{name}")
+        said |= {matrix}
+    apart = sorted(name for name in adapters.targets if name in have and name not in said)
+    if apart:
+        raise InfeasibleError(
+            f"Megatron-Bridge's LoRA has no adapter beside {', '.join(apart)} alone: queries, keys and "
+            "values share one, gate and up projection another: give --lora-targets linear_qkv,linear_fc1."
+        )
+    values: dict[str, object] = {
+        ADAPTER_RANK: adapters.rank,
+        "peft.target_modules": tuple(modules),
+    }
+    if adapters.has(EXPERTS):
+        values["peft.share_expert_adapters"] = False
+    return values
 
 
 def _bridge_pipeline(launch: Launch) -> Said:

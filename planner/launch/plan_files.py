@@ -9,6 +9,7 @@ from pathlib import Path
 
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 from meshwright.errors import InfeasibleError, InputError, InternalError
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.launch import schedulers
 from meshwright.planner.launch.configurations import DEEPSPEED_WRITER, FSDP2_WRITER
@@ -105,6 +106,8 @@ def _own_target(plan: Plan) -> str:
     """The target of a plan that names none."""
     execution = plan.execution
     only_bridge = execution is not None and (execution.te_loss or execution.fp8_attention)
+    if plan.inputs.framework == DEFAULT_FRAMEWORK and plan.inputs.adapters is not None:
+        only_bridge = True
     return "bridge" if only_bridge else plan.inputs.framework
 
 

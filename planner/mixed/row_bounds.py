@@ -32,6 +32,7 @@ from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.mixed import crossing_context
+from meshwright.costmodel.rank_load import last_rank_s
 from meshwright.costmodel.schedules import in_flight
 from meshwright.costmodel.states import layer_parameters_on_gpu
 from meshwright.costmodel.step_time import RankParameters, scale_share, step_of_loads
@@ -346,7 +347,4 @@ def _kind_of(times: KindTimes) -> KindTime:
 
 def _ends_s(mtp_layers: int, times: KindTimes) -> tuple[FloatArray, FloatArray]:
     """Seconds of what the first rank runs beside layers, and of what the last one does."""
-    last = np.asarray(times.head.seconds)
-    if times.mtp is not None:
-        last = last + mtp_layers * times.mtp.seconds
-    return np.asarray(times.embedding.seconds), last
+    return np.asarray(times.embedding.seconds), np.asarray(last_rank_s(times, mtp_layers))

@@ -466,7 +466,7 @@ def predict(workload: Workload, best: Priced) -> Predicted:
     if has_own_band(workload):
         return predicted
     band = optimum_band(workload, best.layout, step_time_band(workload))
-    band = with_stragglers(band, workload.gpus / workload.cluster.gpus_per_node)
+    band = with_stragglers(band, workload.nodes)
     update = {"error_band": ErrorBandDoc(**vars(band)), "band_of": "optima"}
     return predicted.model_copy(update=update)
 

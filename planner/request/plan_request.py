@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
@@ -26,8 +33,14 @@ from meshwright.costmodel.rates import peak_memory_band
 from meshwright.costmodel.records import POINT_ESTIMATE, memory_margin
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.errors import InputError, listed, near_miss, require_whole, shown
-from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, FRAMEWORK_NAMES, framework_named
+from meshwright.frameworks.catalog import (
+    DEFAULT_FRAMEWORK,
+    FRAMEWORK_NAMES,
+    framework_named,
+    planned,
+)
 from meshwright.frameworks.record import FrameworkName
+from meshwright.model_specs.adapters import AdapterSpec, adapter_counts
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.choices import (
     ALLOW_PLACED,
@@ -95,6 +108,16 @@ class PlanInputs(BaseModel):
     calibration: Calibration | None = None
     """What the user's own runs say of the constants; None for the shipped ones."""
     objective: Literal["nominal", "expected"] = "nominal"
+    adapters: AdapterSpec | None = None
+    """What is trained beside frozen weights; None where every parameter is trained."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Plans that train every parameter say nothing of adapters, as those of earlier versions."""
+        data: dict[str, Any] = handler(self)
+        if self.adapters is None:
+            data.pop("adapters", None)
+        return data
 
     @model_validator(mode="before")
     @classmethod
@@ -158,6 +181,8 @@ class PlanRequest:
     `choices.ALLOW_HOST`, or assume experts placed by their loads, `choices.ALLOW_PLACED`."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants."""
+    adapters: AdapterSpec | None = None
+    """What is trained beside frozen weights; None where every parameter is trained."""
     objective: str = "nominal"
     """The step time with the nominal constants, or its mean over the posterior of a calibration."""
     method: str = "cp-sat"
@@ -208,6 +233,8 @@ class PlanRequest:
             _one_of("forbid", name, FORBIDS)
         for axis in self.inside_domain:
             _one_of("inside_domain", axis, INSIDE_DOMAIN)
+        if self.adapters is not None:
+            object.__setattr__(self, "adapters", self._checked_adapters(self.adapters))
         check_names("without", self.without, WITHOUT)
         check_names("allow", self.allow, PERMISSIONS)
         object.__setattr__(
@@ -229,6 +256,28 @@ class PlanRequest:
             precision=self.precision,
             optimizer=self.optimizer,
         )
+
+    def _checked_adapters(self, adapters: AdapterSpec) -> AdapterSpec:
+        """As the framework has them. Raises InputError where it has none, or they stand beside nothing."""
+        record = framework_named(self.framework)
+        if adapters.method not in planned(record.adapters):
+            has = [
+                name
+                for name in FRAMEWORK_NAMES
+                if adapters.method in planned(framework_named(name).adapters)
+            ]
+            raise InputError(
+                f"is not planned with {record.title}; choose --framework {' or '.join(has)}",
+                where="train",
+                value=adapters.method,
+            )
+        if adapter_counts(self.model, adapters).total == 0:
+            raise InputError(
+                f"is no matrix of {self.model.name}",
+                where="lora_targets",
+                value=",".join(adapters.targets),
+            )
+        return adapters.fused() if record.adapters[adapters.method].fused else adapters
 
     @property
     def layout_pins(self) -> dict[str, int | str]:

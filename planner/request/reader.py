@@ -26,6 +26,7 @@ from meshwright.documents import (
     validation_message,
 )
 from meshwright.errors import InputError
+from meshwright.model_specs.adapters import EVERY_PARAMETER, read_adapters
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.executions import parse_allow, parse_without
@@ -115,6 +116,9 @@ def read_request(
     expert_loads: Path | None = None,
     calibration: str | PathLike[str] | Calibration | None = None,
     nodes: str | None = None,
+    train: str = EVERY_PARAMETER,
+    lora_rank: int | None = None,
+    lora_targets: Iterable[str] | str | None = None,
     **options: Any,
 ) -> PlanRequest:
     """The request for a model and a cluster, each a name, a file or a spec.
@@ -141,6 +145,8 @@ def read_request(
         A stack file, or what one holds.
     nodes
         Host list, or a file of them, that the choice of nodes is limited to (`limited_to_nodes`).
+    train, lora_rank, lora_targets
+        What is trained (`read_adapters`).
     options
         Further fields of PlanRequest.
 
@@ -168,6 +174,7 @@ def read_request(
         gpus=gpu_count,
         expert_loads=measured,
         calibration=read_calibration(calibration),
+        adapters=read_adapters(train, lora_rank, lora_targets),
         pins=pins,
         without=parse_without([without] if isinstance(without, str) else without),
         allow=parse_allow([allow] if isinstance(allow, str) else allow),

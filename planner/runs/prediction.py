@@ -258,9 +258,8 @@ def predicted_document(
         priced=estimated,
         places=places,
     )
-    nodes = workload.gpus / workload.cluster.gpus_per_node
     on_a_node = min(workload.gpus, workload.cluster.gpus_per_node)
-    band = with_stragglers(step_time_band(workload), nodes)
+    band = with_stragglers(step_time_band(workload), workload.nodes)
     return Predicted(
         step_time_s=step_time_s,
         tflops_per_gpu=flops_per_s / 1e12,

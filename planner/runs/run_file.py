@@ -334,7 +334,7 @@ MAX_FILE_BYTES = 16 * 2**20
 MAX_RUNS = 20_000
 _SAME_IN_WORKLOAD = (
     "global_batch", "seq_len", "precision", "optimizer", "launch_blocking", "expert_imbalance",
-    "reserve_gib",
+    "reserve_gib", "adapters",
 )  # fmt: skip
 """Settings that a workload holds under the same name and meaning."""
 SLIP = 0.9
@@ -596,9 +596,11 @@ def _without_unknown_words(row: object) -> tuple[object, list[str]]:
 def _of_the_run(row: object) -> Iterator[tuple[str, str]]:
     """What a row says of its run, the model and the measurements left out."""
     if isinstance(row, dict):
-        yield from fields_of(
-            {key: value for key, value in row.items() if key in ("kind", "run", "train")}
-        )
+        run = row.get("run")
+        said = {key: value for key, value in row.items() if key in ("kind", "run", "train")}
+        if isinstance(run, dict):
+            said["run"] = {key: value for key, value in run.items() if key != "adapters"}
+        yield from fields_of(said)
 
 
 def _readable_part(

@@ -11,6 +11,7 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.execution_names import Optimizer, Precision, RecomputeName, ScheduleName
 from meshwright.costmodel.workload import AttentionKernel, Fp8Recipe
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.schema import ModelSpec
 
 MOST_LAYERS = 2000
@@ -121,6 +122,11 @@ class SettingsDoc(BaseModel):
     recompute_layers: Annotated[Layers | None, BeforeValidator(_first_number)] = None
     precision: Precision = "bf16"
     optimizer: Optimizer = "adam"
+    adapters: AdapterSpec | None = Field(
+        default=None,
+        description="Low-rank adapters that are trained beside frozen weights: method (lora, or qlora beside "
+        "weights of 4 bits), rank, and targets, names of matrices. Every parameter is trained where absent.",
+    )
     overlap: OverlapDoc = OverlapDoc()
     framework: Words = DEFAULT_FRAMEWORK
     expert_imbalance: Annotated[float, Field(strict=True, ge=1, le=1e6, allow_inf_nan=False)] = 1.0

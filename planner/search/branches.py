@@ -216,17 +216,28 @@ class Branch:
         count = degrees.broadcast_shape()[0]
         return bool(count * len(self.space.zero) * len(self.space.recompute) < FEW_VARIANTS)
 
+    @cached_property
+    def _plain(self) -> Space:
+        """Without recomputation."""
+        return replace(self.space, recompute=(0,))
+
+    @cached_property
+    def _sparing(self) -> Space:
+        """With the recomputations that keep least alone."""
+        return replace(self.space, recompute=sparing_recompute(self.space))
+
     def _roomy(self, degrees: Layout, certificate: Certificate) -> Layout:
         """Drops degrees of which no layout fits: by states, then by recomputations that keep least.
 
         The second is left out for few.
         """
-        plain = self.space.most_offloaded(replace(self.space, recompute=(0,)).variants(degrees))
+        plain = self.space.most_offloaded(self._plain.variants(degrees))
         degrees = self._fitting(degrees, self.pricing.states_gib(plain), certificate)
         if self._is_few(degrees):
             return degrees
-        sparing = replace(self.space, recompute=sparing_recompute(self.space)).variants(degrees)
-        return self._fitting(degrees, self._least_memory_gib(sparing), certificate)
+        return self._fitting(
+            degrees, self._least_memory_gib(self._sparing.variants(degrees)), certificate
+        )
 
     def _fitting(self, degrees: Layout, memory_gib: FloatArray, certificate: Certificate) -> Layout:
         """Degrees of which one of their variants, one after the other in `memory_gib`, fits."""

@@ -553,6 +553,8 @@ def _schedules(request: PlanRequest) -> tuple[str, ...]:
     """Of the framework, in which several chunks of a rank are virtual stages like any other."""
     names = planned(framework_named(request.framework).schedules)
     wanted = request.pins.get("schedule")
+    if request.adapters is not None:
+        names = _without_split(names, wanted)
     if request.model.unlike_layers:
         # A rank then holds parts from both ends of the model, or its mirror's: no split of unlike layers over
         # them is known to be the best.
@@ -568,6 +570,20 @@ def _schedules(request: PlanRequest) -> tuple[str, ...]:
                 f"planned where layers differ ({request.model.name}); allowed: {', '.join(names)}"
             )
     return tuple(name for name in names if wanted is None or name == wanted)
+
+
+def _without_split(names: tuple[str, ...], wanted: int | str | None) -> tuple[str, ...]:
+    """Schedules that do not run weight gradients apart, of which frozen weights have none."""
+    split = [name for name in names if traits(schedule_named(name)).splits_backward]
+    kept = tuple(name for name in names if name not in split)
+    if wanted in split:
+        raise InputError(
+            "runs gradients of weights apart, and frozen weights have none",
+            where="--pin schedule",
+            value=wanted,
+            allowed=kept,
+        )
+    return kept
 
 
 def _tensor_degrees(workload: Workload) -> list[int]:

@@ -1,0 +1,409 @@
+"""Low-rank adapters beside frozen weights: which matrices get one, and how many parameters they have.
+
+An adapter of rank r beside a matrix of n outputs and k inputs is a pair of matrices of k by r and r by n:
+r (k + n) parameters (LoRA, arXiv 2106.09685, section 4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from meshwright.errors import InputError, near_miss
+from meshwright.model_specs.blocks import Mamba1Spec
+from meshwright.model_specs.parameters import (
+    attention_matmul_parameters,
+    expert_parameters,
+    feed_forward_parameters,
+    linear_attention_matmul_parameters,
+    mamba_matmul_parameters,
+    parameter_count,
+)
+from meshwright.model_specs.schema import ModelSpec
+
+EVERY_PARAMETER = "full"
+TRAINED = (EVERY_PARAMETER, "lora", "qlora")
+"""Words of `--train`."""
+MOST_RANK = 8192
+
+AdapterMethod = Literal["lora", "qlora"]
+"""Adapters beside 16-bit weights, or beside weights of 4 bits (QLoRA, arXiv 2305.14314)."""
+
+ALL_LINEAR = "all-linear"
+"""Every matrix of a layer but routers and routed experts, as PEFT has it: transformers 5 keeps experts in
+tensors of their own, which are no linear layers (peft, tuners/tuners_utils.py; transformers,
+integrations/moe.py)."""
+EXPERTS = "experts"
+"""The matrices of routed experts, one adapter an expert and matrix."""
+
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+_FUSED = ("qkv_proj", "gate_up_proj")
+"""One matrix, and so one adapter, in place of two or three."""
+_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+_MIXERS = ("in_proj", "x_proj", "dt_proj", "out_proj")
+"""Of Mamba and of linear attention."""
+_MEGATRON = {
+    "linear_qkv": ("qkv_proj",),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_up_proj", EXPERTS),
+    "linear_fc2": ("down_proj", EXPERTS),
+}
+"""Names of Megatron-Bridge's modules (megatron/bridge/peft/lora.py, LoRA.target_modules)."""
+_PARTS = {"qkv_proj": _ATTENTION[:3], "gate_up_proj": _FEED_FORWARD[:2]}
+TARGETS = (
+    ALL_LINEAR,
+    *_ATTENTION,
+    *_LATENT,
+    *_FUSED,
+    *_FEED_FORWARD,
+    *_MIXERS,
+    EXPERTS,
+    *_MEGATRON,
+)
+"""Words of `--lora-targets`."""
+
+_NF4_BYTES = 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)
+"""Of a weight at 4 bits: a scale of 8 bits for each block of 64, and one of 32 bits for 256 of those (QLoRA,
+arXiv 2305.14314, section 3, double quantisation)."""
+
+
+class AdapterSpec(BaseModel):
+    """What is trained in place of the model's own parameters."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    method: AdapterMethod = "lora"
+    rank: Annotated[int, Field(ge=1, le=MOST_RANK, strict=True)] = 16
+    """Width of the pair of matrices, r."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1, max_length=len(TARGETS))] = (
+        ALL_LINEAR,
+    )
+    """Matrices that get an adapter, words of `TARGETS`."""
+
+    def has(self, name: str) -> bool:
+        """Whether a matrix gets an adapter.
+
+        Parameters
+        ----------
+        name : str
+            A word of `TARGETS` but `all-linear`.
+
+        Returns
+        -------
+        bool
+            Whether it is named, or one of Megatron's names stands for it.
+        """
+        return name in _expanded(self.targets)
+
+    def fused(self) -> AdapterSpec:
+        """The same where queries, keys and values share one adapter, and gate and up projection another.
+
+        Returns
+        -------
+        AdapterSpec
+            Its targets name each matrix; of three or two that are one, the whole stands for all of them.
+        """
+        names = _expanded(self.targets)
+        for whole, parts in _PARTS.items():
+            if names.issuperset(parts):
+                names = (names - set(parts)) | {whole}
+        return self.model_copy(update={"targets": tuple(n for n in TARGETS if n in names)})
+
+
+@lru_cache(maxsize=256)
+def _expanded(targets: tuple[str, ...]) -> frozenset[str]:
+    """Names of matrices for the words that were given."""
+    names = {name for word in targets for name in _MEGATRON.get(word, (word,))}
+    if ALL_LINEAR in names:
+        names |= {*_ATTENTION, *_LATENT, *_FEED_FORWARD, *_MIXERS}
+    return frozenset(names)
+
+
+def peft_modules(adapters: AdapterSpec) -> str | list[str]:
+    """The targets as PEFT's LoraConfig takes them: names of modules, or one word for all of them.
+
+    Parameters
+    ----------
+    adapters : AdapterSpec
+        Without routed experts.
+
+    Returns
+    -------
+    str or list of str
+        `all-linear`, or names in the order of `TARGETS`.
+    """
+    names = _expanded(adapters.targets)
+    return ALL_LINEAR if ALL_LINEAR in names else [name for name in TARGETS if name in names]
+
+
+def read_adapters(
+    train: str, rank: int | None = None, targets: Iterable[str] | str | None = None
+) -> AdapterSpec | None:
+    """What is trained, as a user says it.
+
+    Parameters
+    ----------
+    train : str
+        One of `TRAINED`.
+    rank : int, optional
+        Width of the adapters, 1 to 8192; 16 by default.
+    targets : str or several, optional
+        Words of `TARGETS`, such as `q_proj,v_proj`; `all-linear` by default.
+
+    Returns
+    -------
+    AdapterSpec or None
+        None where every parameter is trained.
+
+    Raises
+    ------
+    InputError
+        For another word or number, and for adapters where every parameter is trained.
+    """
+    if train not in TRAINED:
+        near = near_miss(train, TRAINED)
+        raise InputError(
+            "is not known", where="train", value=train, allowed=TRAINED, did_you_mean=near
+        )
+    if train == EVERY_PARAMETER:
+        for name, value in (("lora_rank", rank), ("lora_targets", targets)):
+            if value is not None:
+                raise InputError(
+                    "is of adapters: train lora or qlora, or leave it out", where=name, value=value
+                )
+        return None
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
+        raise InputError("must be a whole number", where="lora_rank", value=rank)
+    if rank is not None and not 1 <= rank <= MOST_RANK:
+        raise InputError(f"must be 1 to {MOST_RANK}", where="lora_rank", value=rank)
+    given: dict[str, Any] = {} if rank is None else {"rank": rank}
+    if targets is not None:
+        given["targets"] = _read_targets(targets if isinstance(targets, str) else ",".join(targets))
+    return AdapterSpec.model_validate({"method": train, **given})
+
+
+def _read_targets(text: str) -> tuple[str, ...]:
+    """Comma-separated names of matrices, checked and without repeats."""
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for word in words or ("",):
+        if word not in TARGETS:
+            raise InputError(
+                "is no matrix of a layer", where="lora_targets", value=word, allowed=TARGETS
+            )
+    return words
+
+
+class Matrix(NamedTuple):
+    """A matrix of a layer: its name, and its width each way."""
+
+    name: str
+    inputs: int
+    outputs: int
+
+
+def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
+    """Of one layer that attends with softmax."""
+    queries, hidden, mla = model.heads * model.qk_head_dim, model.hidden, model.attention
+    output = Matrix("o_proj", model.heads * model.v_head_dim, hidden)
+    if mla is None:
+        widths = (
+            queries * (2 if model.attention_output_gate else 1),
+            model.kv_heads * model.qk_head_dim,
+            model.kv_heads * model.v_head_dim,
+        )
+        apart = [
+            Matrix(name, hidden, width) for name, width in zip(_ATTENTION[:3], widths, strict=True)
+        ]
+        return Matrix("qkv_proj", hidden, sum(widths)), *apart, output
+    keys_and_values = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+    down = Matrix("kv_a_proj_with_mqa", hidden, mla.kv_lora_rank + mla.qk_rope_head_dim)
+    up = Matrix("kv_b_proj", mla.kv_lora_rank, keys_and_values)
+    if mla.q_lora_rank is None:
+        return Matrix("q_proj", hidden, queries), down, up, output
+    latent = Matrix("q_a_proj", hidden, mla.q_lora_rank)
+    return latent, Matrix("q_b_proj", mla.q_lora_rank, queries), down, up, output
+
+
+def _feed_forward_matrices(model: ModelSpec, width: int) -> tuple[Matrix, ...]:
+    """Of one feed-forward, gate and up once as one matrix and once apart."""
+    hidden = model.hidden
+    down, up = Matrix("down_proj", width, hidden), Matrix("up_proj", hidden, width)
+    if not model.gated:
+        return Matrix("gate_up_proj", hidden, width), up, down
+    gate = Matrix("gate_proj", hidden, width)
+    return Matrix("gate_up_proj", hidden, 2 * width), gate, up, down
+
+
+def _mixer_matrices(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
+    """Of one layer with linear attention, and of one with Mamba."""
+    hidden, linear, mamba = model.hidden, model.linear_attention, model.state_space
+    of_linear: tuple[Matrix, ...] = ()
+    of_mamba: tuple[Matrix, ...] = ()
+    if linear is not None:
+        of_linear = (
+            Matrix("in_proj", hidden, linear.projected_width),
+            Matrix("out_proj", linear.value_width, hidden),
+        )
+    if mamba is not None:
+        of_mamba = (
+            Matrix("in_proj", hidden, mamba.projected_width),
+            Matrix("out_proj", mamba.width, hidden),
+        )
+    if isinstance(mamba, Mamba1Spec):
+        of_mamba = (
+            *of_mamba,
+            Matrix("x_proj", mamba.channels, mamba.selected_width),
+            Matrix("dt_proj", mamba.step_rank, mamba.channels),
+        )
+    return of_linear, of_mamba
+
+
+def layer_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
+    """Every matrix that a layer of the model may have beside routers and routed experts.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Its widths are used.
+
+    Returns
+    -------
+    tuple of Matrix
+        Those that some models keep as one stand whole and in parts.
+    """
+    of_linear, of_mamba = _mixer_matrices(model)
+    attention, shared = (
+        _attention_matrices(model),
+        0 if model.moe is None else model.moe.shared_width,
+    )
+    widths = [width for width in (model.ffn_hidden, shared) if width]
+    blocks = [matrix for width in widths for matrix in _feed_forward_matrices(model, width)]
+    return (*attention, *of_linear, *of_mamba, *blocks)
+
+
+def _parameters(adapters: AdapterSpec, matrices: tuple[Matrix, ...]) -> int:
+    each = (matrix.inputs + matrix.outputs for matrix in matrices if adapters.has(matrix.name))
+    return adapters.rank * sum(each)
+
+
+class AdapterCounts(NamedTuple):
+    """Parameters of the adapters of a whole model."""
+
+    dense: int
+    """Beside attention, feed-forward, shared experts and mixers."""
+    experts: int
+    """Beside routed experts."""
+
+    @property
+    def total(self) -> int:
+        """All that is trained."""
+        return self.dense + self.experts
+
+
+def adapter_counts(model: ModelSpec, adapters: AdapterSpec) -> AdapterCounts:
+    """Parameters of the adapters of all layers: r (k + n) beside each matrix.
+
+    Source: LoRA, arXiv 2106.09685, section 4.1. Multi-token-prediction modules have none.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Its widths and layers are used.
+    adapters : AdapterSpec
+        Rank and targets.
+
+    Returns
+    -------
+    AdapterCounts
+        At least 0; 0 where no target is a matrix of the model.
+    """
+    attention = _parameters(adapters, _attention_matrices(model))
+    of_linear, of_mamba = (_parameters(adapters, each) for each in _mixer_matrices(model))
+    feed_forward = _parameters(adapters, _feed_forward_matrices(model, model.ffn_hidden))
+    experts, beside = 0, 0
+    moe = model.moe
+    if moe is not None:
+        if adapters.has(EXPERTS):
+            each = AdapterSpec(rank=adapters.rank, targets=("gate_proj", "up_proj", "down_proj"))
+            matrices = _feed_forward_matrices(model, moe.moe_ffn_hidden)
+            experts = moe.experts * _parameters(each, matrices)
+        if moe.shared_width:
+            beside = _parameters(adapters, _feed_forward_matrices(model, moe.shared_width))
+            if moe.shared_expert_gate and ALL_LINEAR in adapters.targets:
+                beside += adapters.rank * (model.hidden + 1)
+    if model.hybrid_pattern is not None:
+        of_blocks = {"M": of_mamba, "*": attention, "-": feed_forward, "E": beside}
+        dense = sum(model.hybrid_pattern.count(block) * n for block, n in of_blocks.items())
+        return AdapterCounts(dense, model.hybrid_pattern.count("E") * experts)
+    with_experts = len(model.expert_layers)
+    dense = (model.layers - model.linear_layers) * attention + model.linear_layers * of_linear
+    dense += model.mamba_layers * of_mamba
+    dense += (model.layers - with_experts) * feed_forward + with_experts * beside
+    return AdapterCounts(dense, with_experts * experts)
+
+
+class FrozenParameters(NamedTuple):
+    """What holds of a frozen parameter of the model in the mean: of dense ones, and of routed experts."""
+
+    trained: tuple[float, float]
+    """Parameters of adapters beside it."""
+    weight_bytes: tuple[float, float]
+    """That it takes in HBM."""
+
+
+@lru_cache(maxsize=256)
+def frozen_parameters(model: ModelSpec, adapters: AdapterSpec) -> FrozenParameters:
+    """Adapters beside a frozen parameter, and its bytes.
+
+    Under QLoRA the matrices of layers have 4 bits, and token tables, head and norms 16: linear layers alone
+    are replaced (QLoRA, arXiv 2305.14314, section 3; transformers, integrations/bitsandbytes.py).
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The frozen model.
+    adapters : AdapterSpec
+        Method, rank and targets.
+
+    Returns
+    -------
+    FrozenParameters
+        Each the mean over all dense parameters, and over all of routed experts.
+    """
+    counts, moe = adapter_counts(model, adapters), model.moe
+    with_experts = len(model.expert_layers)
+    if model.hybrid_pattern is not None:
+        with_experts = model.hybrid_pattern.count("E")
+    experts = 0 if moe is None else with_experts * moe.experts * expert_parameters(model)
+    dense = parameter_count(model) - experts
+    trained = (counts.dense / dense, counts.experts / experts if experts else 0.0)
+    if adapters.method == "lora":
+        return FrozenParameters(trained, (2.0, 2.0))
+    matrices = _dense_matrices(model)
+    dense_bytes = (_NF4_BYTES * matrices + 2.0 * (dense - matrices)) / dense
+    return FrozenParameters(trained, (dense_bytes, _NF4_BYTES))
+
+
+def _dense_matrices(model: ModelSpec) -> int:
+    """Elements of the matrices of all layers but routers and routed experts."""
+    shared = 0
+    if model.moe is not None and model.moe.shared_width:
+        shared = feed_forward_parameters(model, model.moe.shared_width, bias=False)
+    feed_forward = feed_forward_parameters(model, model.ffn_hidden, bias=False)
+    attention = attention_matmul_parameters(model)
+    if model.hybrid_pattern is not None:
+        of_blocks = {
+            "M": mamba_matmul_parameters(model),
+            "*": attention,
+            "-": feed_forward,
+            "E": shared,
+        }
+        return sum(model.hybrid_pattern.count(block) * n for block, n in of_blocks.items())
+    with_experts = len(model.expert_layers)
+    linear = model.linear_layers * (linear_attention_matmul_parameters(model) - attention)
+    layers = model.layers * attention + linear + model.mamba_layers * mamba_matmul_parameters(model)
+    return layers + (model.layers - with_experts) * feed_forward + with_experts * shared
