@@ -21,6 +21,7 @@ from meshwright.costmodel.execution_names import OPTIMIZERS, PRECISIONS
 from meshwright.documents import validation_message
 from meshwright.errors import InputError, near_miss
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES
+from meshwright.model_specs.adapters import EVERY_PARAMETER, TRAINED
 from meshwright.model_specs.reader import catalog_names, hub_names, read_model
 from meshwright.planner.launch.plan_files import TARGETS
 from meshwright.planner.many.jobs import JobDoc
@@ -46,6 +47,9 @@ class PlanQuestion(JobDoc):
     """A file of this machine, which a page cannot name."""
     time_limit: Annotated[float, Field(ge=1, le=LONGEST_S)] = USUAL_S
     top: Annotated[int, Field(ge=1, le=20)] = 5
+    train: str = EVERY_PARAMETER
+    lora_rank: int | None = None
+    lora_targets: Annotated[str, Field(max_length=400)] | None = None
     robustness: bool = True
     """Whether the plan is searched again with the cost model off by its measured error."""
 
@@ -75,6 +79,8 @@ class FewestQuestion(PlanQuestion):
 
     @model_validator(mode="after")
     def _has_a_target(self) -> Self:
+        if self.train != EVERY_PARAMETER:
+            raise ValueError("train: the fewest GPUs are searched with every parameter trained")
         if self.by_days and self.days is None:
             raise ValueError("give days: in how many are the tokens to be trained?")
         if not self.by_days and self.step_time_s is None and self.tokens_per_s is None:
@@ -160,6 +166,7 @@ class Offer:
             "frameworks": list(FRAMEWORK_NAMES),
             "precisions": list(PRECISIONS),
             "optimizers": list(OPTIMIZERS),
+            "train": list(TRAINED),
             "targets": list(TARGETS),
             "pins": [
                 {

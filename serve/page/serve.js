@@ -6,7 +6,7 @@
   const MEASURES = [["step_time_s", "seconds of a step"], ["tokens_per_s", "tokens/s"],
     ["tokens_per_s_per_gpu", "tokens/s of a GPU"], ["days", "days of the training"],
     ["dollars", "dollars of the training"], ["kwh", "kWh of the GPUs"]];
-  const NUMBERS = ["tokens", "days", "gpu_hour_price", "reserve_gib", "memory_risk", "time_limit"];
+  const TEXTS = ["tokens", "days", "gpu_hour_price", "reserve_gib", "memory_risk", "time_limit", "lora_rank", "lora_targets"];
   const RISES_WELL = new Set(["tokens_per_s", "mfu"]);
   let offer = null, plan = null, variant = null, sizes = null, chart = null;
   const plans = [];
@@ -74,9 +74,9 @@
     const value = name => form.elements[name].value.trim();
     const fields = {model: value("model"), cluster: value("cluster"), global_batch: value("global_batch"),
       seq_len: value("seq_len"), precision: value("precision"), framework: value("framework"),
-      optimizer: value("optimizer"), robustness: form.elements.robustness.checked};
+      optimizer: value("optimizer"), train: value("train"), robustness: form.elements.robustness.checked};
     if (value("gpus")) fields.gpus = value("gpus");
-    for (const name of NUMBERS) if (value(name)) fields[name] = value(name);
+    for (const name of TEXTS) if (value(name)) fields[name] = value(name);
     for (const name of Object.keys(offer.words)) {
       const words = wordsOf(name);
       if (words.length) fields[name] = words;
@@ -420,6 +420,7 @@
     fill(form.elements.precision, offer.precisions);
     fill(form.elements.framework, offer.frameworks);
     fill(form.elements.optimizer, offer.optimizers);
+    fill(form.elements.train, offer.train);
     fill(at("launch-target"), offer.targets);
     form.elements.time_limit.max = offer.limits.time_limit;
     const titles = {forbid: "forbidden", without: "software that is not there", allow: "allowed", inside_domain: "inside one NVLink domain"};

@@ -91,6 +91,22 @@ def test_a_what_if_is_a_plan_with_pins(client: Client) -> None:
     assert ticket["answer"]["pins"] == {"tp": 4, "pp": 2, "recompute": "full"}
 
 
+def test_adapters_are_planned_as_the_function_plans_them(client: Client) -> None:
+    asked = {
+        **QUESTION,
+        "gpus": 2,
+        "train": "lora",
+        "lora_rank": 8,
+        "lora_targets": "q_proj,v_proj",
+    }
+    ticket = client.ask("plan", **asked)
+    plan = meshwright.plan(**asked)
+    assert plan.predicted is not None
+    assert ticket["answer"]["figures"]["step_time_s"] == plan.predicted.step_time_s
+    reply = client.post("ask/fewest", {**asked, "step_time_s": 5})
+    assert "with every parameter trained" in reply.document["error"]["message"]
+
+
 def test_choices_that_leave_no_plan_say_why(client: Client) -> None:
     ticket = client.ask("plan", **QUESTION, pin={"tp": 3})
     assert (ticket["state"], ticket["answer"]["status"]) == ("done", "infeasible")
@@ -404,7 +420,18 @@ FIELDS = (
     *("model", "cluster", "gpus", "global_batch", "seq_len", "precision", "optimizer", "framework"),
     *("pin", "forbid", "without", "allow", "inside_domain", "tokens", "days", "gpu_hour_price"),
     *("time_limit", "top", "sizes", "step_time_s", "by_days", "plan", "target", "first", "second"),
-    *("name", "seed", "method", "objective", "reserve_gib", "memory_risk", "nonsense"),
+    *(
+        "train",
+        "lora_rank",
+        "lora_targets",
+        "name",
+        "seed",
+        "method",
+        "objective",
+        "reserve_gib",
+        "memory_risk",
+        "nonsense",
+    ),
 )
 
 
