@@ -113,9 +113,10 @@ $(SUPPLY)/.ready: | $(BIN)/python
 	@touch $@
 
 # The frameworks, pinned, in an environment of their own: torch for the CPU, Megatron and Megatron-Bridge unpacked
-# beside it (the wheel asks for Python 3.12, what is used of it runs on 3.11 too).
+# beside it (the wheel asks for Python 3.12, what is used of it runs on 3.11 too). axe-core lies in a package for
+# Playwright, of which nothing else is used.
 ORACLES := .oracles
-ORACLES_READY := $(ORACLES)/.ready-7
+ORACLES_READY := $(ORACLES)/.ready-8
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 oracles: $(DEV_READY) $(ORACLES_READY)
@@ -126,6 +127,7 @@ $(ORACLES_READY): tests/oracles/requirements.txt | $(BIN)/python
 	@$(ORACLES)/bin/python -m pip install --quiet torch==2.13.0+cpu 2>/dev/null || \
 	  $(ORACLES)/bin/python -m pip install --quiet torch==2.13.0+cpu --extra-index-url $(TORCH_INDEX)
 	$(ORACLES)/bin/python -m pip install --quiet -r tests/oracles/requirements.txt
+	$(ORACLES)/bin/python -m pip install --quiet --no-deps axe-playwright-python==0.1.8
 	$(ORACLES)/bin/python -m pip download --quiet --no-deps --python-version 3.12 --only-binary=:all: \
 	  -d $(ORACLES)/wheels megatron-core==0.19.2 megatron-bridge==0.6.2
 	for wheel in $(ORACLES)/wheels/megatron_core-0.19.2*.whl $(ORACLES)/wheels/megatron_bridge-0.6.2*.whl; do \

@@ -22,6 +22,7 @@ from meshwright.commands.planning import (
     explain_command,
     plan_command,
     report_command,
+    serve_command,
     trace_command,
     validate_command,
     verify_command,
@@ -71,6 +72,7 @@ for command in (
     traffic_command,
     report_command,
     trace_command,
+    serve_command,
 ):
     main.add_command(command)
 

@@ -616,3 +616,57 @@ def trace_command(
         f"{output}: {micro_batches} on {counted(played.pp, 'pipeline rank')}, "
         f"{seconds(played.seconds)} drawn, {seconds(played.step_time_s)} predicted"
     )
+
+
+# The page that asks the planner.
+
+
+@click.command("serve")
+@value_option(
+    "--model models", PATH, "FILE", "A model of your own beside the catalog.", multiple=True
+)
+@value_option(
+    "--cluster clusters", PATH, "FILE", "A cluster of your own beside the catalog.", multiple=True
+)
+@default_option(
+    "--port", type=click.IntRange(0, 65535), default=0, metavar="P", help="0: any that is free."
+)
+@value_option(
+    "--at-once",
+    click.IntRange(1, 64),
+    "N",
+    "Searches side by side; one for every two cores by default, at most four.",
+)
+@click.option("--open", "is_opened", is_flag=True, help="Open the page in the browser.")
+@common
+def serve_command(
+    *,
+    models: tuple[Path, ...],
+    clusters: tuple[Path, ...],
+    port: int,
+    at_once: int | None,
+    is_opened: bool,
+    as_json: bool,
+) -> None:
+    """Answer on a page in the browser: choose, plan, compare, try what-ifs, download.
+
+    The page is for this machine alone: its address, which is printed, has a token. It loads nothing from
+    elsewhere. Ctrl-C ends it. Needs pip install 'meshwright[serve]'.
+    """
+    from meshwright.serve.questions import Offer
+    from meshwright.serve.queue import PageLimits
+    from meshwright.serve.server import HOST, listening, new_token, serve_page
+
+    offer = Offer.of_files(models, clusters)
+    listener, token = listening(port), new_token()
+    address = f"http://{HOST}:{listener.getsockname()[1]}/{token}/"
+
+    def say_address() -> None:
+        if as_json:
+            print_json({"address": address})
+        else:
+            click.echo(f"{address}\nCtrl-C ends it.")
+        if is_opened:
+            click.launch(address)
+
+    serve_page(offer, listener, token, PageLimits(at_once=at_once or 0), when_ready=say_address)

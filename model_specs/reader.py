@@ -47,6 +47,12 @@ def catalog_names() -> tuple[str, ...]:
     return tuple(_entries())
 
 
+def hub_names() -> tuple[str, ...]:
+    """What the Hugging Face hub calls models of the catalog, in its spelling."""
+    table = packaged_document("meshwright.model_specs.data", "hub_ids.yaml")
+    return tuple(hub_id for hub_ids in table.values() for hub_id in hub_ids)
+
+
 @cache
 def load_catalog_model(name: str) -> ModelSpec:
     """The catalog's model of this name. Raises InputError, with a near miss, where there is none."""

@@ -204,6 +204,7 @@ NO_FUNCTION = {
     "memory": "a calculator",
     "catalog": "lists names",
     "schema": "prints a schema",
+    "serve": "is a page",
 }
 OTHERWISE = {"batch": "plan_batch", "experts": "place_experts", "model": "read_model"}
 

@@ -61,7 +61,8 @@ BELOW = set(MAY_IMPORT)
 MAY_IMPORT["planner"] = set()
 MAY_IMPORT[""] = BELOW | {"api"}
 MAY_IMPORT["api"] = BELOW
-MAY_IMPORT["commands"] = BELOW | {"api"}
+MAY_IMPORT["serve"] = BELOW | {"api"}
+MAY_IMPORT["commands"] = BELOW | {"api", "serve"}
 MAY_IMPORT["cli"] = BELOW | {"api", "commands"}
 SOLVER_ROOMS = {room for room in MAY_IMPORT if room.startswith("planner.")} | {"constraints"}
 PRINTING_ROOMS = {"cli", "commands"}
@@ -73,7 +74,7 @@ LOADS_CP_SAT = "planner/solvers/or_tools.py"
 """Where CP-SAT is imported, for everybody else to import from."""
 NAMES_CP_SAT = (LOADS_CP_SAT, "constraints/rule.py")
 """The base of all rules names its types."""
-HEAVY = ("ortools", "networkx", "rich", "scipy", "matplotlib", "tomlkit")
+HEAVY = ("ortools", "networkx", "rich", "scipy", "matplotlib", "tomlkit", "starlette", "uvicorn")
 
 
 def room_of(path: Path, root: Path) -> str:

@@ -68,8 +68,11 @@ def test_the_wheel_holds_the_package_alone_and_works_anywhere(tmp_path: Path) ->
     launches = (ROOT / "planner" / "runs" / "launches").glob("*.yaml")
     data |= {f"meshwright/{path.relative_to(ROOT).as_posix()}" for path in launches}
     assert "meshwright/planner/runs/launches/flag_effects.yaml" in data
-    page = (ROOT / "planner" / "report" / "page").iterdir()
-    data |= {f"meshwright/{path.relative_to(ROOT).as_posix()}" for path in page}
+    pages = [
+        *(ROOT / "planner" / "report" / "page").iterdir(),
+        *(ROOT / "serve" / "page").iterdir(),
+    ]
+    data |= {f"meshwright/{path.relative_to(ROOT).as_posix()}" for path in pages}
     assert package - code == {"meshwright/py.typed", "meshwright/docs/glossary.md", *data}
 
     home = tmp_path / "venv"

@@ -115,9 +115,10 @@ class PlacedRanks:
     @property
     def alike(self) -> list[tuple[int, list[int]]]:
         """(GPUs, hosts with so many) by index, the most GPUs first; hosts in the order of their nodes."""
+        gpus_of_hosts = self.gpus_of_hosts
         by_gpus: dict[int, list[int]] = {}
         for host in sorted(range(len(self.hosts)), key=lambda host: self.nodes[host]):
-            by_gpus.setdefault(self.gpus_of_hosts[host], []).append(host)
+            by_gpus.setdefault(gpus_of_hosts[host], []).append(host)
         return sorted(by_gpus.items(), reverse=True)
 
     def ranks_of_hosts(self) -> list[list[int]]:
@@ -141,7 +142,8 @@ class PlacedRanks:
     def turns_by_gpus(self) -> list[int]:
         """The same in an allocation that lists the hosts of `alike` one after the other."""
         order = [host for _, hosts in self.alike for host in hosts]
-        return [order.index(host) for host in range(len(self.hosts))]
+        turns = {host: turn for turn, host in enumerate(order)}
+        return [turns[host] for host in range(len(self.hosts))]
 
     def hostfile(self) -> dict[str, str]:
         """By file name: one host a line, in the order of their first ranks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -13,6 +14,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from meshwright.errors import InfeasibleError, OutOfTimeError
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
@@ -191,6 +194,92 @@ def process_pool(workers: int, most_tasks: int | None = None) -> ProcessPoolExec
         initargs=(os.getpid(),),
         max_tasks_per_child=most_tasks,
     )
+
+
+Say = Callable[[Any], None]
+"""Tells whoever waits for a task how it gets on: anything that can be pickled."""
+
+
+class Answerer:
+    """A fresh interpreter that does one task after another, says how each gets on, and can be ended.
+
+    Parameters
+    ----------
+    most_bytes
+        Of memory that it, and each copy that it makes of itself, may take; None for no limit. Only where
+        the system has such limits.
+    """
+
+    def __init__(self, most_bytes: int | None = None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, end = context.Pipe()
+        self._process = context.Process(target=_answer_tasks, args=(end, os.getpid(), most_bytes))
+        self._is_ended = False
+        self._process.start()
+        end.close()
+        # This process waits for its children when it ends, and they for tasks.
+        multiprocessing.util.Finalize(self, self._process.kill, exitpriority=0)
+
+    def answer(self, task: Callable[[Say], Result], hear: Say, limit_s: float) -> Result:
+        """The result of a task; one at a time.
+
+        Parameters
+        ----------
+        task
+            Can be pickled, as its result can; it raises nothing but MemoryError.
+        hear
+            Is called with whatever the task says.
+        limit_s
+            Seconds after which the process is ended.
+
+        Raises
+        ------
+        OutOfTimeError
+            If the limit came before the result. The process has ended.
+        InfeasibleError
+            If the process ended, or the task took too much memory.
+        """
+        end_s = time.monotonic() + limit_s
+        try:
+            self._connection.send(task)
+            while self._connection.poll(max(0.0, end_s - time.monotonic())):
+                is_result, message = self._connection.recv()
+                if is_result:
+                    result: Result = message
+                    return result
+                hear(message)
+        except (EOFError, OSError):
+            self.end()
+            what = (
+                "the process ended: it took more memory than a task may, or was ended from outside"
+            )
+            raise InfeasibleError(what) from None
+        self.end()
+        raise OutOfTimeError(f"no answer within {limit_s:g} s")
+
+    def end(self) -> None:
+        """Ends the process at once, whatever it is at; also from another thread."""
+        self._is_ended = True
+        self._process.kill()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes another task."""
+        return not self._is_ended and self._process.is_alive()
+
+
+def _answer_tasks(connection: Connection, parent: int, most_bytes: int | None) -> None:
+    """What an `Answerer` does: a task that takes too much memory ends it."""
+    _prepare(parent)
+    if most_bytes is not None:
+        with suppress(ImportError, ValueError, OSError):
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+    with suppress(EOFError, MemoryError):
+        while True:
+            task = connection.recv()
+            connection.send((True, task(lambda message: connection.send((False, message)))))
 
 
 def end_pool(pool: ProcessPoolExecutor) -> None:

@@ -38,6 +38,8 @@ ALONE = (
     "catalog",
 )
 """Commands whose examples need no plan and answer at once: their output is run again by the test."""
+ENDLESS = ("serve",)
+"""Commands that answer until they are interrupted: their output is written by hand."""
 FILLED = re.compile(
     r"(<!-- (?P<what>usage|example|options)(?P<lines> \d+)? -->\n).*?(<!-- end -->)", re.S
 )
@@ -168,7 +170,7 @@ def filled(name: str, text: str, with_example: bool) -> str:
                 inside = usage_of(name)
             case "options":
                 inside = options_of(name)
-            case _ if with_example:
+            case _ if with_example and name not in ENDLESS:
                 inside = shown_example(name, int(match["lines"]))
             case _:
                 return match[0]

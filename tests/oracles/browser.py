@@ -41,6 +41,8 @@ class Tab:
         self._session: str | None = None
         self.troubles: list[str] = []
         """Errors and warnings of the page's console, and what it could not load."""
+        self.places = ["file:", "data:", "about:"]
+        """What the page may ask for, by the beginnings of addresses."""
         self._events: list[str] = []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         attached = self.ask("Target.attachToTarget", targetId=target, flatten=True)
@@ -84,14 +86,14 @@ class Tab:
             self.troubles.append(json.dumps(params["args"]))
         elif method == "Network.requestWillBeSent":
             url = params["request"]["url"]
-            if not url.startswith(("file:", "data:", "about:")):
+            if not url.startswith(tuple(self.places)):
                 self.troubles.append(f"asked for {url}")
 
-    def open(self, page: Path, *, width: int = 1280, height: int = 900) -> None:
-        """Loads a page and waits until it is there."""
+    def open(self, page: Path | str, *, width: int = 1280, height: int = 900) -> None:
+        """Loads a page, by its path or its address, and waits until it is there."""
         self.resize(width, height)
         self._events.clear()
-        self.ask("Page.navigate", url=page.as_uri())
+        self.ask("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while "Page.loadEventFired" not in self._events:
             self._next()
 
@@ -114,9 +116,11 @@ class Tab:
     def press(self, key: str) -> None:
         """Presses and releases a key, such as `Tab` or `ArrowDown`."""
         codes = {"Tab": 9, "ArrowDown": 40, "ArrowUp": 38, "Enter": 13}
-        for kind in ("rawKeyDown", "keyUp"):
+        # A form is sent by the character of the key.
+        letter = {"text": "\r"} if key == "Enter" else {}
+        for kind in ("keyDown" if letter else "rawKeyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                     windowsVirtualKeyCode=codes[key])  # fmt: skip
+                     windowsVirtualKeyCode=codes[key], **letter)  # fmt: skip
 
     def wait(self, script: str) -> None:
         """Waits until an expression is true."""

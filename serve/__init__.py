@@ -1,0 +1,1 @@
+"""`meshwright serve`: a page on this machine that asks the planner."""
