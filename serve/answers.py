@@ -20,7 +20,6 @@ from meshwright.documents import finite, json_text
 from meshwright.errors import InputError, message_of
 from meshwright.planner.drawing import count, counted, percent, rounded_seconds
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.many.engines import plan_figures
 from meshwright.planner.many.jobs import JobDoc
 from meshwright.planner.many.recommend import plan_sizes, read_size_request
 from meshwright.planner.many.sweep import SweepReport, sweep
@@ -140,7 +139,7 @@ def _pinned(plan: Plan) -> list[str]:
 
 def plan_figures_of(plan: Plan) -> dict[str, Any]:
     """What plans are compared by: seconds, tokens a second, GiB, and days, dollars and kWh where asked."""
-    figures = plan_figures(plan)
+    figures = plan.figures()
     cost = {} if plan.cost is None else plan.cost.plan.model_dump()
     names = ("step_time_s", "tokens_per_s", "mfu", "peak_memory_gib", "gap", "message")
     return {**{name: figures.get(name) for name in names}, **cost}

@@ -12,6 +12,7 @@ import pytest
 import meshwright
 from meshwright.documents import write_files
 from meshwright.errors import InputError
+from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.planner.audit.audit import audit_document, audit_plan
 from meshwright.planner.launch.plan_files import plan_files
@@ -54,7 +55,7 @@ def test_the_optimum_is_that_of_layouts_generated_apart(seed: int) -> None:
 
 
 def planned(
-    framework: str, train: str = "lora", model: str = "llama-3-8b", **options: object
+    framework: FrameworkName, train: str = "lora", model: str = "llama-3-8b", **options: object
 ) -> Plan:
     return meshwright.plan(
         model,
@@ -140,7 +141,7 @@ def test_modules_beside_experts_are_told_apart() -> None:
     ],
 )
 def test_what_cannot_be_trained_is_refused(
-    framework: str, train: str, options: dict[str, str], words: str
+    framework: FrameworkName, train: str, options: dict[str, str], words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
         planned(framework, train, **options)
