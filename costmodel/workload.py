@@ -20,6 +20,7 @@ from meshwright.costmodel.execution_names import (
     StateType,
 )
 from meshwright.costmodel.layout import Floats, Ints, Layout, Placement
+from meshwright.costmodel.lengths import PackedLengths
 from meshwright.frameworks.catalog import (
     DEFAULT_FRAMEWORK,
     as_compiled,
@@ -147,6 +148,8 @@ class Workload(RunSettings):
     """Times that the pipeline fills and drains in a step, at least 1."""
     calibration: Calibration | None = None
     """What the user's own runs say of the constants; None for the shipped ones."""
+    lengths: PackedLengths | None = None
+    """Samples in each sequence of `seq_len` tokens, which is a pack then; None where a sequence is one."""
 
     def __post_init__(self) -> None:
         has_both = bool(framework_of_stack(self.framework).eager_stack)
@@ -158,6 +161,12 @@ class Workload(RunSettings):
         if self.calibration is None:
             return None
         return self.calibration.factors_on(self.cluster.device.name, self.framework)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of a step, without the padding of packs."""
+        tokens = self.global_batch * self.seq_len
+        return tokens if self.lengths is None else tokens * self.lengths.fill
 
     def on(self, gpus: int) -> Workload:
         """The same training on another number of GPUs of the cluster.

@@ -25,6 +25,9 @@ _NOT_MIXED: Mapping[str, object] = {
     "top": 1,
     "expert_loads": None,
     "nodes": None,
+    "lengths": None,
+    "pack_size": None,
+    "packing": None,
 }
 """What cannot be asked of a pipeline through several parts, and what stands for not asking it."""
 

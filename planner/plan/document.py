@@ -594,6 +594,42 @@ class SoftwareNeed(BaseModel):
     """Whether the request pinned that choice, so that what it brings was not searched for."""
 
 
+class PackingDoc(BaseModel):
+    """What the plan's layout does with samples packed in one way."""
+
+    model_config = _DOC
+
+    packing: str
+    fill: float
+    """Tokens of samples over those of packs."""
+    step_time_s: float
+    imbalance_s: float
+    """Of the step, what ranks wait for the slowest pack."""
+    tokens_per_s: float
+    """Tokens of samples a second, of all GPUs together."""
+
+
+class LengthsDoc(BaseModel):
+    """Unlike samples in packs: what a step holds, and what that they are unlike costs."""
+
+    model_config = _DOC
+
+    pack_size: int
+    """Tokens of a pack."""
+    samples_per_step: float
+    """In the mean."""
+    tokens_per_step: float
+    """Of samples, without padding, in the mean."""
+    cut_samples: int
+    """Samples of the file that are longer than a pack, and are cut to it."""
+    attended_share: float
+    """Attention of the mean pack over that of one sequence as long."""
+    planned: PackingDoc
+    """As asked."""
+    others: list[PackingDoc] = Field(default_factory=list)
+    """The same samples packed in other ways, in the plan's layout; most tokens a second first."""
+
+
 class Plan(BaseModel):
     """One plan: a layout with its proof and its reasons, or the reason why there is none."""
 
@@ -616,6 +652,8 @@ class Plan(BaseModel):
     """Figures beside the targets that guides to distributed training set."""
     mapping: Mapping | None
     expert_placement: dict[str, object] | None = None
+    lengths: LengthsDoc | None = None
+    """Where samples of unlike lengths are packed."""
     idle: IdleDoc | None = None
     left_out: str | None = None
     """Free nodes that were not considered, or GPUs asked for that are not used, and why."""

@@ -89,7 +89,7 @@ def _cost_faults(plan: Plan) -> Iterator[str]:
         yield f"host memory {plan.host_memory_gib} is not the predicted {predicted.host_memory_gib}"
     if cost is None:
         return
-    steps = cost.tokens / (inputs.global_batch * inputs.seq_len)
+    steps = cost.tokens / inputs.tokens_per_step
     hours, power_w = steps * predicted.step_time_s / 3600, inputs.cluster.device.tdp_w
     gpu_hours, price = hours * inputs.gpus, cost.gpu_hour_price
     for name, told, counted in (

@@ -115,6 +115,10 @@ def read_request(
     expert_loads: Path | None = None,
     calibration: str | PathLike[str] | Calibration | None = None,
     nodes: str | None = None,
+    seq_len: int | None = None,
+    lengths: str | PathLike[str] | None = None,
+    pack_size: int | None = None,
+    packing: str | None = None,
     **options: Any,
 ) -> PlanRequest:
     """The request for a model and a cluster, each a name, a file or a spec.
@@ -141,6 +145,13 @@ def read_request(
         A stack file, or what one holds.
     nodes
         Host list, or a file of them, that the choice of nodes is limited to (`limited_to_nodes`).
+    seq_len
+        Tokens per sequence; None with `lengths`.
+    lengths
+        File of the lengths of training samples (`read_lengths`), which sequences are packs of.
+    pack_size, packing
+        Tokens of a pack, and how packs are filled, as `read_packed` has them; None for its default, and
+        for first-fit.
     options
         Further fields of PlanRequest.
 
@@ -152,6 +163,7 @@ def read_request(
     cluster_spec = limited_to_nodes(read_cluster(cluster, gpus), nodes)
     model_spec = read_model(model)
     gpu_count = allocated_gpus(cluster_spec, gpus)
+    sequences = _sequences(model_spec, seq_len, lengths, pack_size, packing)
     measured = None
     if expert_loads is not None:
         from meshwright.planner.experts.training import read_expert_loads
@@ -175,8 +187,35 @@ def read_request(
         inside_domain=parse_inside_domain(
             [inside_domain] if isinstance(inside_domain, str) else inside_domain
         ),
+        **sequences,
         **options,
     )
+
+
+def _sequences(
+    model: ModelSpec,
+    seq_len: int | None,
+    lengths: str | PathLike[str] | None,
+    pack_size: int | None,
+    packing: str | None,
+) -> dict[str, Any]:
+    """What sequences are: of one length, or packs of samples; as fields of PlanRequest."""
+    if lengths is None:
+        for name, value in (("pack-size", pack_size), ("packing", packing)):
+            if value is not None:
+                raise InputError("goes with --lengths alone", where=name, value=value)
+        if seq_len is None:
+            what = "give the tokens of a sequence, or the lengths of samples with --lengths"
+            raise InputError(what, where="seq-len")
+        return {"seq_len": seq_len}
+    if seq_len is not None:
+        what = "does not go with --lengths, which packs samples: give --pack-size"
+        raise InputError(what, where="seq-len", value=seq_len)
+    from meshwright.planner.request.length_file import read_packed
+
+    path = path_of(lengths, "lengths")
+    size, packed, others = read_packed(path, model, pack_size, packing or "first-fit")
+    return {"seq_len": size, "lengths": packed, "other_packings": others}
 
 
 def limited_to_nodes(cluster: ClusterSpec, nodes: str | None) -> ClusterSpec:
