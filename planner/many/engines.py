@@ -133,8 +133,7 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
     if layout is not None and predicted is not None:
         figures |= {name: getattr(layout, name) for name in _CHOSEN}
         figures |= {name: getattr(predicted, name) for name in _PREDICTED}
-        tokens = plan.inputs.global_batch * plan.inputs.seq_len
-        figures["tokens_per_s"] = tokens / predicted.step_time_s
+        figures["tokens_per_s"] = plan.inputs.tokens_per_step / predicted.step_time_s
         figures["peak_memory_gib"] = max(predicted.memory_gib)
     return figures
 

@@ -35,10 +35,10 @@ from meshwright.planner.solvers.processes import on_processes, side_by_side, usa
 Value = int | float | str
 Axes = Mapping[str, Sequence[Value]]
 
-COUNTS = ("gpus", "global_batch", "seq_len")
+COUNTS = ("gpus", "global_batch", "seq_len", "pack_size")
 AMOUNTS = ("reserve_gib", "hbm_gib", "nic_gbps")
 """GiB to leave free, GiB of a GPU's HBM, gigabits per second of a GPU's share of the network."""
-NAMES = ("precision", "optimizer", "framework", "cluster")
+NAMES = ("precision", "optimizer", "framework", "cluster", "packing")
 OPTIONS = (*COUNTS, *AMOUNTS, *NAMES)
 _RANGE = re.compile(r"^([\d.]+):([\d.]+):([x+])([\d.]+)$")
 
