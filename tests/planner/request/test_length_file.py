@@ -13,7 +13,10 @@ import pytest
 import meshwright
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.plan.document import LengthsDoc, Plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_document, plan_text, read_plan
+from meshwright.planner.plan.verify import faults
 from meshwright.planner.report.plan_view import lengths_text
 from meshwright.planner.request import length_file
 from meshwright.planner.request.length_file import read_lengths, read_packed
@@ -204,6 +207,30 @@ def test_a_plan_says_what_packs_hold_and_cost(tmp_path: Path) -> None:
     assert "sequential" in words
     assert f"{best.packing}: " in words
     assert "unlike packs cost" in words
+
+
+def test_what_a_plan_says_of_packs_is_verified(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.json", json.dumps({str(n): 10 for n in range(16, 4096, 8)}))
+    request = read_request(
+        model="llama-3-8b", cluster="dgx-h100", gpus=8, global_batch=16, lengths=path
+    )
+    plan = fastest_plan(request)
+    assert plan.lengths is not None
+    assert list(faults(request, plan)) == []
+    for name, value in (("tokens_per_step", 1.0), ("pack_size", 1), ("cut_samples", 3)):
+        changed = plan.lengths.model_copy(update={name: value})
+        assert any(name in fault for fault in faults(request, with_lengths(plan, changed)))
+    for name in ("fill", "step_time_s", "imbalance_s", "tokens_per_s"):
+        planned = plan.lengths.planned.model_copy(update={name: 0.5})
+        changed = plan.lengths.model_copy(update={"planned": planned})
+        assert any(name in fault for fault in faults(request, with_lengths(plan, changed)))
+    without = plan.inputs.model_copy(update={"lengths": None})
+    told = faults(request, plan.model_copy(update={"inputs": without}))
+    assert any("the inputs have none" in fault for fault in told)
+
+
+def with_lengths(plan: Plan, lengths: LengthsDoc) -> Plan:
+    return plan.model_copy(update={"lengths": lengths})
 
 
 def test_a_plan_read_back_has_the_same_price(tmp_path: Path) -> None:
