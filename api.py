@@ -256,7 +256,10 @@ def plan(
     cluster: FilePath | ClusterSpec | Mapping[str, object],
     gpus: int | None = None,
     global_batch: int,
-    seq_len: int,
+    seq_len: int | None = None,
+    lengths: FilePath | None = None,
+    pack_size: int | None = None,
+    packing: str | None = None,
     precision: Precision = "bf16",
     optimizer: Optimizer = "adam",
     framework: FrameworkName = "megatron",
@@ -301,7 +304,14 @@ def plan(
     global_batch
         Sequences per step, 1 to 10,000,000.
     seq_len
-        Tokens per sequence, 1 to 16,777,216.
+        Tokens per sequence, 1 to 16,777,216; None with `lengths`.
+    lengths
+        File of the lengths of training samples, of which each sequence is a pack: JSON lines, an npy array,
+        or counts by length as CSV or JSON. `global_batch` counts packs then.
+    pack_size
+        Tokens of a pack, 1 to 16,777,216; the longest sample, rounded up to a multiple of 128, when None.
+    packing
+        first-fit (when None), first-fit-decreasing, sequential, or padded: one sample a sequence.
     precision
         bf16, fp16, fp8, mxfp8 or nvfp4.
     optimizer
@@ -404,6 +414,9 @@ def plan(
             gpus=gpus,
             global_batch=global_batch,
             seq_len=seq_len,
+            lengths=lengths,
+            pack_size=pack_size,
+            packing=packing,
             precision=precision,
             optimizer=optimizer,
             framework=framework,

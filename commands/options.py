@@ -145,7 +145,7 @@ def plan_options(command: Command) -> Command:
     """Adds the options of a plan request, and the output folder."""
     options = [
         *_cluster_options(),
-        *_workload_options(),
+        *_workload_options(has_lengths=True),
         *_training_options(),
         *_leeway_options(),
         *_search_options(),
@@ -339,9 +339,12 @@ def _cluster_options() -> Options:
     )
 
 
-def _workload_options() -> Options:
+def _workload_options(*, has_lengths: bool = False) -> Options:
     yield value_option("--global-batch", int, "B", "Sequences per step.", required=True)
-    yield value_option("--seq-len", int, "S", "Tokens per sequence.", required=True)
+    words = "Tokens per sequence; or give --lengths." if has_lengths else "Tokens per sequence."
+    yield value_option("--seq-len", int, "S", words, required=not has_lengths)
+    if has_lengths:
+        yield from _length_options()
     yield default_option(
         "--precision",
         type=ChoiceIn("costmodel.execution_names", "PRECISIONS"),
@@ -386,6 +389,27 @@ def _training_options() -> Options:
         "--lora-targets",
         metavar="A,...",
         help="Matrices with an adapter: all-linear (when absent), or q_proj,v_proj and so on.",
+    )
+
+
+def _length_options() -> Options:
+    """Sequences that are packs of samples."""
+    yield value_option(
+        "--lengths",
+        _PATH,
+        "FILE",
+        "Lengths of training samples, packed: .jsonl, .npy, or counts as .csv (length,count) or .json.",
+    )
+    yield value_option(
+        "--pack-size",
+        int,
+        "N",
+        "Tokens of a pack; the longest sample, to a multiple of 128, when absent.",
+    )
+    yield click.option(
+        "--packing",
+        type=ChoiceIn("costmodel.lengths", "PACKINGS"),
+        help="How packs are filled; first-fit when absent. padded: one sample each.",
     )
 
 

@@ -299,6 +299,61 @@ def _fused_core(c: Context, flops: Floats, queries: Floats) -> _Core:
     return _Core(Passes(forward, backward), Passes(none, none))
 
 
+def unlike_attention_s(c: Context, *, fully_recomputed: bool = True) -> Floats:
+    """Seconds of a micro-batch in which packs of unlike samples differ: those of fused softmax attention.
+
+    Of all layers, spread evenly over the pipeline, with what selective or full recomputation computes again.
+    Unfused attention computes every score of a pack, masked or not: its packs are alike.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts and rates.
+    fully_recomputed : bool
+        Whether the layers count that are computed again in full.
+
+    Returns
+    -------
+    float or array
+        Of one pipeline rank, at least 0; 0 where packs are alike.
+    """
+    model, layout, lengths = c.workload.model, c.layout, c.workload.lengths
+    if lengths is None or lengths.alike or not c.constants.framework.flash_attention:
+        return 0.0
+    full, windowed = model.full_attention_layers, model.windowed_layers
+    if not full + windowed:
+        return 0.0
+    share = (full * full_share(c) + windowed * one_window_share(c)) / (full + windowed)
+    core = _core_attention(c, share).seconds
+    mask = np.asarray(layout.recompute)
+    chunks = np.asarray(layout.pp) * np.asarray(layout.vpp)
+    recomputed = (
+        np.minimum(np.asarray(layout.recompute_layers) * chunks, model.layers) / model.layers
+    )
+    recomputed = recomputed * c.constants.framework.recompute_fraction
+    forward_passes = 1.0 + np.where(mask & Recompute.FULL, recomputed, 0.0) * fully_recomputed
+    forward_passes = forward_passes + np.where(mask & Recompute.CORE_ATTENTION, 1.0, 0.0)
+    layers = full + windowed + model.mtp_layers * (full + windowed) / model.layers
+    seconds: Floats = layers * (forward_passes * core.forward + core.backward) / layout.pp
+    return seconds
+
+
+def full_share(c: Context) -> float:
+    """Score area of a layer without a window over that of full causal attention of the whole sequence.
+
+    Parameters
+    ----------
+    c : Context
+        Its workload says what a sequence holds.
+
+    Returns
+    -------
+    float
+        Above 0, at most 1; 1 where a sequence is one sample.
+    """
+    return 1.0 if c.workload.lengths is None else c.workload.lengths.attended_share
+
+
 def window_share(c: Context) -> float:
     """Score area of the model's layers, windowed and full, over that of full causal attention.
 
@@ -316,8 +371,8 @@ def window_share(c: Context) -> float:
         Above 0, at most 1; 1 without windows.
     """
     full = c.workload.model.full_attention_fraction
-    windowed = one_window_share(c)
-    return 1.0 if windowed == 1.0 else full + (1.0 - full) * windowed
+    windowed, share = one_window_share(c), full_share(c)
+    return share if windowed == share else full * share + (1.0 - full) * windowed
 
 
 def one_window_share(c: Context) -> float:
@@ -334,6 +389,8 @@ def one_window_share(c: Context) -> float:
         Above 0, at most 1; 1 without windows.
     """
     model, seq = c.workload.model, c.workload.seq_len
+    if c.workload.lengths is not None:
+        return c.workload.lengths.windowed_share
     if model.sliding_window is None or model.sliding_window >= seq:
         return 1.0
     positions = attended_positions(seq, model.sliding_window, chunked=model.chunked_windows)

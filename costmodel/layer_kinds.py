@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
 from meshwright.costmodel.adapters import adapter_launches, frozen
-from meshwright.costmodel.attention import attention_block, one_window_share
+from meshwright.costmodel.attention import attention_block, full_share, one_window_share
 from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, moe_mlp
 from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
@@ -345,7 +345,7 @@ def _layer_of_kind(c: Context, symbols: str) -> _OnDevice:
     if attends == LINEAR:
         mixer = linear_attention_block(c)
     else:
-        mixer = _softmax_attention(c, one_window_share(c) if attends == WINDOWED else 1.0)
+        mixer = _softmax_attention(c, one_window_share(c) if attends == WINDOWED else full_share(c))
     return _on_device(c, (mixer,), BlockShares(1.0, 0.0, float(not experts), float(experts)))
 
 

@@ -6,9 +6,10 @@ the schedule,
     T = m max_r t_r + x (sum_r t_r - max_r t_r) / v + m d + P2P + DP + optimizer + overhead,
 
 d being what ranks in step lose on uneven chunks (`schedules.pace_excess_s`), and all of it growing a little
-with the number of nodes. `exact_step` evaluates it for one split of the layers, `optimistic_step` bounds it
-from below over all splits. Where virtual stages with unlike layers interleave, the schedule is played in
-place of the first two terms and d (`interleaves_unlike`).
+with the number of nodes. Packs of unlike samples add what ranks wait for the slowest (`imbalance_s`).
+`exact_step` evaluates it for one split of the layers, `optimistic_step` bounds it from below over all splits.
+Where virtual stages with unlike layers interleave, the schedule is played in place of the first two terms and
+d (`interleaves_unlike`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.adapters import frozen
+from meshwright.costmodel.attention import unlike_attention_s
 from meshwright.costmodel.collectives import members_inside, point_to_point_s
 from meshwright.costmodel.data_parallel import (
     LEAST_GAIN,
@@ -30,10 +32,12 @@ from meshwright.costmodel.data_parallel import (
     hiding_windows,
     largest_useful_window_s,
     open_traffic,
+    passes_of_a_step,
 )
 from meshwright.costmodel.layer_context import Context, Parts, total
 from meshwright.costmodel.layer_kinds import COPY_SHARE, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Layout, Placement
+from meshwright.costmodel.lengths import mean_slowest
 from meshwright.costmodel.rank_load import (
     Stages,
     cheapest_layer_s,
@@ -245,6 +249,64 @@ class RankParameters(NamedTuple):
     """The context of what goes from stage to stage; None for that of everything else."""
 
 
+# What ranks wait for one another where packs hold unlike samples.
+
+
+def imbalance_s(c: Context, *, fully_recomputed: bool = True) -> Floats:
+    """What a step takes longer than with packs that are all like the mean pack.
+
+    Attention of a pack goes with the squares of its samples, all else with its size. Derived here: replicas
+    that meet at the end of a step wait for the one with the most attention in all; those that gather
+    parameters or reduce gradients in every micro-batch (ZeRO 2 and 3, `passes_of_a_step`), or exchange tokens
+    of experts, wait in each; and so do the micro-batches that a pipeline has under way
+    (`lengths.mean_slowest`). Where all forward passes come before all backward ones, a pipeline only fills
+    and drains at the pace of its slowest micro-batch: a flow shop with proportionate times, sum + (p - 1)
+    max.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and layouts.
+    fully_recomputed : bool
+        Whether the layers count that are computed again in full; without, the seconds are a lower bound
+        whatever their number.
+
+    Returns
+    -------
+    float or array
+        Seconds of a step, at least 0, shaped like the layouts; 0 where packs are alike.
+    """
+    lengths, layout = c.workload.lengths, c.layout
+    attention_s = unlike_attention_s(c, fully_recomputed=fully_recomputed)
+    if lengths is None or not np.any(attention_s):
+        return 0.0
+    gathers, reductions = passes_of_a_step(c)
+    m, pp, dp = (np.asarray(x) for x in (layout.num_micro_batches, layout.pp, layout.dp))
+    each_time = (m > 1) & ((np.asarray(gathers) > 1) | (np.asarray(reductions) > 1))
+    sharding = np.maximum(dp // np.asarray(layout.shard_groups), 1)
+    of_experts = np.asarray(layout.ep) * layout.etp // (np.asarray(layout.tp) * layout.cp)
+    in_step = np.clip(np.where(each_time, np.maximum(sharding, of_experts), of_experts), 1, dp)
+    schedule = np.asarray(layout.schedule)
+    forward_first = (schedule == Schedule.GPIPE) | (schedule == Schedule.BREADTH_FIRST)
+    packs, loads = layout.micro_batch, lengths.loads
+    slowest = mean_slowest(
+        loads,
+        replicas=dp // in_step,
+        in_step=in_step,
+        in_flight=np.where(forward_first, 1, np.minimum(pp, m)),
+        micro_batches=m,
+        packs=packs,
+    )
+    longer = m * (slowest - 1.0)
+    if forward_first.any():
+        most = mean_slowest(
+            loads, replicas=1, in_step=in_step * m, in_flight=1, micro_batches=1, packs=packs
+        )
+        longer = longer + np.where(forward_first, (pp - 1) / layout.vpp * (most - 1.0), 0.0)
+    waits_s: Floats = attention_s * longer
+    return waits_s
+
+
 class _Step(NamedTuple):
     """What a step consists of besides the work of the busiest rank."""
 
@@ -259,6 +321,7 @@ class _Step(NamedTuple):
     share: Floats
     """Bubble share of the schedule, of all its flushes."""
     pace_excess_s: Floats = 0.0
+    imbalance_s: Floats = 0.0
     crossing: Context | None = None
     """Where what goes from stage to stage is priced; None for where all else is."""
 
@@ -530,6 +593,8 @@ def loaded_step(c: Context, times: KindTimes, busiest_s: Floats, work_s: Floats)
         Seconds by part, arrays of shape [n].
     """
     step = _without_waits_of_unlike(c, _with_parameters_spread(c, times))
+    if c.workload.lengths is not None:
+        step = step._replace(imbalance_s=imbalance_s(c, fully_recomputed=False))
     return _compose(c, {"ranks": busiest_s}, work_s, step, _least_exposed_s(c, step, work_s))
 
 
@@ -568,6 +633,7 @@ def _holding(
         traffic=traffic or (data_parallel_traffic(c, dense, expert),),
         broadcast_s=broadcast_latency_s(c),
         share=c.workload.flushes * layer_bubble_share(c, times),
+        imbalance_s=imbalance_s(c),
     )
 
 
@@ -624,6 +690,8 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step, exposed: Float
     parts["dp_comm"] = exposed + tied_tables_s(across)
     parts["dp_comm"] = parts["dp_comm"] + step.broadcast_s
     parts["optimizer"] = optimizer_s(c, step.dense, step.expert)
+    if c.workload.lengths is not None and not c.workload.lengths.alike:
+        parts["length_imbalance"] = step.imbalance_s + 0.0 * busiest
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
     parts["scale"] = total(parts) * scale_share(c.workload, layout, c.constants)
     return StepTime(parts)

@@ -20,6 +20,7 @@ from meshwright.costmodel.execution_names import (
     StateType,
 )
 from meshwright.costmodel.layout import Floats, Ints, Layout, Placement
+from meshwright.costmodel.lengths import PackedLengths
 from meshwright.frameworks.catalog import (
     DEFAULT_FRAMEWORK,
     as_compiled,
@@ -150,6 +151,8 @@ class Workload(RunSettings):
     """What the user's own runs say of the constants; None for the shipped ones."""
     adapters: AdapterSpec | None = None
     """What is trained beside frozen weights; None where every parameter is trained."""
+    lengths: PackedLengths | None = None
+    """Samples in each sequence of `seq_len` tokens, which is a pack then; None where a sequence is one."""
 
     def __post_init__(self) -> None:
         has_both = bool(framework_of_stack(self.framework).eager_stack)
@@ -180,6 +183,12 @@ class Workload(RunSettings):
     def nodes(self) -> float:
         """How many nodes the GPUs fill."""
         return self.gpus / self.cluster.gpus_per_node
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of a step, without the padding of packs."""
+        tokens = self.global_batch * self.seq_len
+        return tokens if self.lengths is None else tokens * self.lengths.fill
 
     def on(self, gpus: int) -> Workload:
         """The same training on another number of GPUs of the cluster.

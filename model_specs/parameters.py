@@ -341,7 +341,9 @@ def _active_moe_matrices(model: ModelSpec) -> int:
     )
 
 
-def attended_positions(seq_len: int, window: int | None = None, *, chunked: bool = False) -> float:
+def attended_positions(
+    seq_len: float, window: int | None = None, *, chunked: bool = False
+) -> float:
     """Mean number of positions that a query attends to under a causal mask: half the sequence.
 
     With a window w shorter than the sequence s the mean is w - w^2 / 2s, the integral of min(t, w) over s.
@@ -356,7 +358,7 @@ def attended_positions(seq_len: int, window: int | None = None, *, chunked: bool
     return window - window * window / (2 * seq_len)
 
 
-def attention_flops_per_token(model: ModelSpec, seq_len: int) -> float:
+def attention_flops_per_token(model: ModelSpec, seq_len: float) -> float:
     """FLOPs of scores and weighted values, or of states instead of them, of one token in all layers.
 
     Forward and backward; causal. States are those of linear attention and of Mamba. An indexer scores every
@@ -399,7 +401,7 @@ def _linear_attention_flops(model: ModelSpec) -> float:
     return 2.0 * (convolution + 4 * linear.value_width * linear.key_head_dim)
 
 
-def flops_per_token(model: ModelSpec, seq_len: int, *, frozen_weights: bool = False) -> float:
+def flops_per_token(model: ModelSpec, seq_len: float, *, frozen_weights: bool = False) -> float:
     """Model FLOPs of the forward and backward pass of one token in a sequence of `seq_len` tokens.
 
     6 per active matrix weight (two forward, four backward) plus attention with the causal mask counted half;

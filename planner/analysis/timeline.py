@@ -29,6 +29,8 @@ MOST_PASSES = 400_000
 """Events in one file; a viewer takes a few hundred thousand."""
 _AFTERWARDS = ("dp_comm", "optimizer", "step_overhead", "scale")
 """Parts of the step that follow the pipeline, in this order."""
+_BEFORE = ("length_imbalance",)
+"""Parts that only some plans have, and that lie before all of these: waits of the mean replica for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +87,15 @@ def trace_of(plan: Plan, num_micro_batches: int | None = None) -> Trace:
         memory_gib=tuple(_memory(plan.predicted)),
         num_micro_batches=m,
         pp=int(layout.pp),
-        afterwards=tuple((name, plan.predicted.breakdown_s.get(name, 0.0)) for name in _AFTERWARDS),
+        afterwards=tuple(_after_passes(plan.predicted)),
         step_time_s=plan.predicted.step_time_s,
     )
+
+
+def _after_passes(predicted: Predicted) -> Iterator[tuple[str, float]]:
+    parts_s = predicted.breakdown_s
+    yield from ((name, parts_s[name]) for name in _BEFORE if name in parts_s)
+    yield from ((name, parts_s.get(name, 0.0)) for name in _AFTERWARDS)
 
 
 def _memory(predicted: Predicted) -> Iterator[tuple[float, float]]:

@@ -462,8 +462,11 @@ def read_baseline(path: Path, inputs: PlanInputs) -> Baseline:
     Raises
     ------
     InputError
-        A file that cannot be read or priced, or that trains another model.
+        A file that cannot be read or priced, or that trains another model; or a plan for packs of samples.
     """
+    if inputs.lengths is not None:
+        what = "is not compared with a plan for packs of samples: plan with --seq-len for that"
+        raise InputError(what, where=path_text(path))
     document = _document_if_any(path)
     if _describes_plan(document):
         other = read_feasible_plan(path)

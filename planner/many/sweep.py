@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 Value = int | float | str
 Axes = Mapping[str, Sequence[Value]]
 
-COUNTS = ("gpus", "global_batch", "seq_len")
+COUNTS = ("gpus", "global_batch", "seq_len", "pack_size")
 AMOUNTS = ("reserve_gib", "hbm_gib", "nic_gbps")
 """GiB to leave free, GiB of a GPU's HBM, gigabits per second of a GPU's share of the network."""
-NAMES = ("precision", "optimizer", "framework", "cluster")
+NAMES = ("precision", "optimizer", "framework", "cluster", "packing")
 OPTIONS = (*COUNTS, *AMOUNTS, *NAMES)
 _RANGE = re.compile(r"^([\d.]+):([\d.]+):([x+])([\d.]+)$")
 
@@ -358,6 +358,9 @@ def _around(inputs: PlanInputs, now: Mapping[str, Value]) -> dict[str, tuple[Val
         if isinstance(value, str):
             axes[name] = _precisions(inputs)
             continue
+        if name == "seq_len" and inputs.lengths is not None:
+            axes[name] = (value,)  # packs were made for this size
+            continue
         whole = isinstance(value, int)
         scaled = [value * factor for factor in _FACTORS[name]]
         axes[name] = tuple(
@@ -417,6 +420,10 @@ def _row(inputs: PlanInputs, time_limit_s: float, values: Mapping[str, Value]) -
 def _asked(inputs: PlanInputs, values: Mapping[str, Value], time_limit_s: float) -> PlanRequest:
     changes: dict[str, Any] = dict(values)
     own = _values_now(inputs)
+    if inputs.lengths is not None and changes.get("seq_len", inputs.seq_len) != inputs.seq_len:
+        raise InputError(
+            "samples were packed to another size", where="seq_len", value=changes["seq_len"]
+        )
     changed: dict[str, float] = {}
     for name in ("nic_gbps", "hbm_gib"):
         size = changes.pop(name, own[name])

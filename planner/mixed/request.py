@@ -28,6 +28,9 @@ _NOT_MIXED: Mapping[str, object] = {
     "train": "full",
     "lora_rank": None,
     "lora_targets": None,
+    "lengths": None,
+    "pack_size": None,
+    "packing": None,
 }
 """What cannot be asked of a pipeline through several parts, and what stands for not asking it."""
 

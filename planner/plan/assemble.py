@@ -11,9 +11,10 @@ import numpy as np
 from meshwright.cluster_specs.allocation import fabric_levels, is_irregular
 from meshwright.cluster_specs.tiers import free_of
 from meshwright.costmodel.data_parallel import TIMES_OWN
-from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.estimate import Estimate, estimate_layout
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
+from meshwright.costmodel.lengths import UNPACKED, PackedLengths
 from meshwright.costmodel.optimum_band import optimum_band
 from meshwright.costmodel.rates import (
     has_own_band,
@@ -39,9 +40,11 @@ from meshwright.planner.plan.document import (
     Binding,
     IdleDoc,
     Infeasible,
+    LengthsDoc,
     Mapping,
     MemoryRisk,
     Objective,
+    PackingDoc,
     Plan,
     ProofReport,
     PruningReport,
@@ -170,11 +173,17 @@ def warnings(
     if (
         model.position == "learned"
         and model.max_positions
-        and request.seq_len > model.max_positions
+        and _longest_tokens(request) > model.max_positions
     ):
         yield (
-            f"sequences of {request.seq_len:,} tokens are longer than the {model.max_positions:,} positions "
-            f"that {model.name} has learned: a longer table, and so another model, is what trains"
+            f"sequences of {_longest_tokens(request):,} tokens are longer than the "
+            f"{model.max_positions:,} positions that {model.name} has learned: a longer table, and so "
+            "another model, is what trains"
+        )
+    if request.lengths is not None and request.lengths.packing != UNPACKED:
+        yield (
+            f"launch files set sequences of {request.seq_len:,} tokens: that each is a pack of samples which "
+            "attend to themselves alone is for the data and its loader to see to"
         )
     offload = framework_named(request.framework).optimizer_offload
     if int(best.layout.optimizer_offload) and offload is not None and not offload.measured:
@@ -204,6 +213,13 @@ def warnings(
     free = {free_of(node, per_node) for node in request.cluster.nodes} - {0}
     if best.ranks is None and len(free) > 1:
         yield "some nodes are part-filled: the plan is priced as if every node had the same free GPUs"
+
+
+def _longest_tokens(request: PlanRequest) -> int:
+    """Positions that a sequence has: in packs every sample begins at the first."""
+    if request.lengths is None:
+        return request.seq_len
+    return min(request.lengths.longest, request.seq_len)
 
 
 # What has to be installed beside the framework before a plan can run.
@@ -317,9 +333,55 @@ def placed_experts(
 
 
 def _step_s(workload: Workload, best: Priced) -> float:
+    return float(np.asarray(_estimate(workload, best).step_time_s))
+
+
+def _estimate(workload: Workload, best: Priced) -> Estimate:
     placement = group_placement(workload, best.layout, best.stages, best.matrix, best.ranks)
-    estimate = estimate_layout(workload, best.layout, placement, best.stages)
-    return float(np.asarray(estimate.step_time_s))
+    return estimate_layout(workload, best.layout, placement, best.stages)
+
+
+# The plan's step with its samples packed as asked, and in other ways.
+
+
+def lengths_document(request: PlanRequest, workload: Workload, best: Priced) -> LengthsDoc | None:
+    """The plan document's `lengths`; None where sequences are of one length.
+
+    Parameters
+    ----------
+    request
+        With the packs, and with the same samples in other packs.
+    workload
+        What the plan is priced with.
+    best
+        The plan.
+    """
+    lengths = request.lengths
+    if lengths is None:
+        return None
+    others = [_packing_document(workload, best, other) for other in request.other_packings]
+    return LengthsDoc(
+        pack_size=request.seq_len,
+        samples_per_step=request.global_batch * lengths.samples_a_pack,
+        tokens_per_step=workload.tokens_per_step,
+        cut_samples=lengths.cut_samples,
+        attended_share=lengths.attended_share,
+        planned=_packing_document(workload, best, lengths),
+        others=sorted(others, key=lambda each: -each.tokens_per_s),
+    )
+
+
+def _packing_document(workload: Workload, best: Priced, lengths: PackedLengths) -> PackingDoc:
+    packed = replace(workload, lengths=lengths)
+    estimate = _estimate(packed, best)
+    step_s = float(np.asarray(estimate.step_time_s))
+    return PackingDoc(
+        packing=lengths.packing,
+        fill=lengths.fill,
+        step_time_s=step_s,
+        imbalance_s=float(np.asarray(estimate.breakdown_s.get("length_imbalance", 0.0))),
+        tokens_per_s=packed.tokens_per_step / step_s,
+    )
 
 
 # How likely a plan is to run out of memory, and what it pays for being unlikely to.
@@ -426,6 +488,7 @@ def plan_from_outcome(
             "grades": grades(layout, predicted),
             "mapping": mapping_of_layout(workload, best),
             "expert_placement": placed_experts(request, workload, best),
+            "lengths": lengths_document(request, workload, best),
             "idle": idle,
             "memory_risk": memory_risk_document(request, predicted),
             "binding": [

@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
 
 from meshwright.costmodel.workload import Execution
 from meshwright.documents import finite, frame_of
@@ -609,6 +616,42 @@ _IN_ROWS = (
 """Fields of the layout, then of what is predicted, that a row of results has."""
 
 
+class PackingDoc(BaseModel):
+    """What the plan's layout does with samples packed in one way."""
+
+    model_config = _DOC
+
+    packing: str
+    fill: float
+    """Tokens of samples over those of packs."""
+    step_time_s: float
+    imbalance_s: float
+    """Of the step, what ranks wait for the slowest pack."""
+    tokens_per_s: float
+    """Tokens of samples a second, of all GPUs together."""
+
+
+class LengthsDoc(BaseModel):
+    """Unlike samples in packs: what a step holds, and what that they are unlike costs."""
+
+    model_config = _DOC
+
+    pack_size: int
+    """Tokens of a pack."""
+    samples_per_step: float
+    """In the mean."""
+    tokens_per_step: float
+    """Of samples, without padding, in the mean."""
+    cut_samples: int
+    """Samples of the file that are longer than a pack, and are cut to it."""
+    attended_share: float
+    """Attention of the mean pack over that of one sequence as long."""
+    planned: PackingDoc
+    """As asked."""
+    others: list[PackingDoc] = Field(default_factory=list)
+    """The same samples packed in other ways, in the plan's layout; most tokens a second first."""
+
+
 class Plan(BaseModel):
     """One plan: a layout with its proof and its reasons, or the reason why there is none."""
 
@@ -631,6 +674,8 @@ class Plan(BaseModel):
     """Figures beside the targets that guides to distributed training set."""
     mapping: Mapping | None
     expert_placement: dict[str, object] | None = None
+    lengths: LengthsDoc | None = None
+    """Where samples of unlike lengths are packed."""
     idle: IdleDoc | None = None
     left_out: str | None = None
     """Free nodes that were not considered, or GPUs asked for that are not used, and why."""
@@ -652,6 +697,14 @@ class Plan(BaseModel):
     digest: str | None = None
     """SHA-256 of the rest as it was first written, without `solver.wall_s` and `mapping.ranks`: `verify`
     finds edits by hand."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_was_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Plans without packs say nothing of them, as those of earlier versions."""
+        data: dict[str, Any] = handler(self)
+        if self.lengths is None:
+            data.pop("lengths", None)
+        return data
 
     def __repr_args__(self) -> Iterator[tuple[str, object]]:
         """What a line of Python's prompt says of it: question, status and answer."""

@@ -123,7 +123,7 @@ def with_cost(plan: Plan, budget: Budget) -> Plan:
     if budget.unanswered is not None:
         return plan.model_copy(update={"warnings": [*plan.warnings, budget.unanswered]})
     inputs = plan.inputs
-    tokens_per_s = inputs.global_batch * inputs.seq_len / plan.predicted.step_time_s
+    tokens_per_s = inputs.tokens_per_step / plan.predicted.step_time_s
     cost = budget.cost(tokens_per_s, inputs.gpus, inputs.cluster)
     return plan if cost is None else plan.model_copy(update={"cost": cost})
 

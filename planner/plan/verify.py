@@ -42,6 +42,7 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     """Everything that is wrong with a plan, in words."""
     yield from _objective_faults(plan)
     yield from _cost_faults(plan)
+    yield from _length_faults(plan)
     if plan.layout is None or plan.predicted is None or plan.mapping is None:
         if plan.status in ("optimal", "feasible"):
             yield f"status {plan.status} without a layout"
@@ -89,7 +90,7 @@ def _cost_faults(plan: Plan) -> Iterator[str]:
         yield f"host memory {plan.host_memory_gib} is not the predicted {predicted.host_memory_gib}"
     if cost is None:
         return
-    steps = cost.tokens / (inputs.global_batch * inputs.seq_len)
+    steps = cost.tokens / inputs.tokens_per_step
     hours, power_w = steps * predicted.step_time_s / 3600, inputs.cluster.device.tdp_w
     gpu_hours, price = hours * inputs.gpus, cost.gpu_hour_price
     for name, told, counted in (
@@ -101,6 +102,38 @@ def _cost_faults(plan: Plan) -> Iterator[str]:
     ):
         if told is not None and not _same(told, counted):
             yield f"{name} of the training are {counted}, not {told}"
+
+
+def _length_faults(plan: Plan) -> Iterator[str]:
+    """What the document says of packs that its inputs and its own step do not."""
+    predicted, told, packed = plan.predicted, plan.lengths, plan.inputs.lengths
+    if predicted is None or told is None:
+        return
+    if packed is None:
+        yield "lengths of samples are told of, the inputs have none"
+        return
+    tokens, step_s = plan.inputs.tokens_per_step, predicted.step_time_s
+    for name, stated, counted in (
+        ("pack_size", told.pack_size, plan.inputs.seq_len),
+        (
+            "samples_per_step",
+            told.samples_per_step,
+            plan.inputs.global_batch * packed.samples_a_pack,
+        ),
+        ("tokens_per_step", told.tokens_per_step, tokens),
+        ("cut_samples", told.cut_samples, packed.cut_samples),
+        ("attended_share", told.attended_share, packed.attended_share),
+        ("fill", told.planned.fill, packed.fill),
+        ("step_time_s", told.planned.step_time_s, step_s),
+        (
+            "imbalance_s",
+            told.planned.imbalance_s,
+            predicted.breakdown_s.get("length_imbalance", 0.0),
+        ),
+        ("tokens_per_s", told.planned.tokens_per_s, tokens / step_s),
+    ):
+        if not _same(stated, counted):
+            yield f"lengths: {name} is {counted}, not {stated}"
 
 
 def _split_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:

@@ -44,7 +44,7 @@ from meshwright.planner.runs.run_terms import LayoutDoc, Predicted
 
 _EXPLAINED = ("status", "objective", "binding", "infeasible", "warnings", "alternatives")
 """Fields of a plan that its explanation repeats."""
-_WAITING = ("pipeline_bubble", "host", "step_overhead", "scale")
+_WAITING = ("pipeline_bubble", "length_imbalance", "host", "step_overhead", "scale")
 _MOVING = ("pipeline_p2p", "dp_comm")
 SMALLEST_SHARE = 0.001
 """Parts of the step below this share are not worth a sentence."""

@@ -213,7 +213,7 @@ def _headline(plan: Plan) -> str:
     if plan.baseline is not None:
         return f"{headline(plan)}."
     predicted = plan.predicted
-    tokens = count(plan.inputs.global_batch * plan.inputs.seq_len / predicted.step_time_s)
+    tokens = count(plan.inputs.tokens_per_step / predicted.step_time_s)
     proof = "the fastest of all layouts under this cost model"
     if plan.status != "optimal":
         proof = status_words(plan.status, plan.objective.gap)

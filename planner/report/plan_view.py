@@ -23,6 +23,7 @@ from meshwright.planner.plan.document import (
     Binding,
     ExecutionChoice,
     IdleDoc,
+    LengthsDoc,
     Plan,
     Robustness,
     Scenario,
@@ -48,7 +49,9 @@ from meshwright.planner.report.prediction_view import (
     sharding_text,
 )
 from meshwright.planner.report.view import (
+    COUNT,
     NUMBER,
+    PERCENT,
     SECONDS,
     Bullets,
     Column,
@@ -86,6 +89,8 @@ _MEANINGS = {
     "unknown": "the time limit ended the search before any plan was found",
 }
 MOST_NODES_NAMED = 8
+HARMLESS = 0.001
+"""A share of the step time; what may be lost beyond it is shown."""
 
 
 def first_screen(plan: Plan) -> View:
@@ -106,7 +111,7 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
     peak_tflops = peak_flops(inputs.cluster.device, inputs.precision) / 1e12
     low, high = (rounded_seconds(predicted.step_time_s * edge) for edge in (band.low, band.high))
     mfu = f"MFU {percent(predicted.mfu)} of {inputs.precision}'s {peak_tflops:,.0f} TFLOP/s"
-    tokens_per_s = inputs.global_batch * inputs.seq_len / predicted.step_time_s
+    tokens_per_s = inputs.tokens_per_step / predicted.step_time_s
     per_gpu = count(predicted.tokens_per_s_per_gpu)
     rows = [
         ("step", rounded_seconds(predicted.step_time_s)),
@@ -126,6 +131,7 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
             ("memory", _memory(plan, predicted)),
             ("host memory", _host_memory(plan.layout, predicted, inputs)),
             ("experts", _placed(plan)),
+            ("lengths", optional(plan.lengths, lengths_text)),
         ]
     whose = f"as 90 % of {count(band.rows)} measured steps"
     if predicted.band_of == "optima":
@@ -240,10 +246,12 @@ def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
     """What was asked for."""
     cluster, cut_use = inputs.cluster, inputs.max_cut_use
     batch = batch_words(inputs.global_batch, inputs.seq_len)
+    if inputs.lengths is not None:
+        batch = f"{batch}, {percent(inputs.lengths.fill)} full"
     return [
         ("model", inputs.model.name),
         ("cluster", f"{cluster.name}: {counted(inputs.gpus, 'GPU')}, {cluster.device.name}"),
-        ("batch", f"{batch} = {count(inputs.global_batch * inputs.seq_len)} a step"),
+        ("batch", f"{batch} = {count(inputs.tokens_per_step)} a step"),
         ("training", f"{inputs.precision}, {inputs.optimizer}, {inputs.framework}"),
         *_trained_line(inputs),
         ("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())),
@@ -255,16 +263,55 @@ def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
     ]
 
 
+def lengths_text(lengths: LengthsDoc) -> str:
+    """How samples are packed, what that packs are unlike costs, and what another packing would bring."""
+    planned = lengths.planned
+    parts = [
+        f"{count(lengths.samples_per_step)} samples a step, {planned.packing}, {percent(planned.fill)} full"
+    ]
+    if planned.imbalance_s > HARMLESS * planned.step_time_s:
+        parts.append(f"unlike packs cost {percent(planned.imbalance_s / planned.step_time_s)}")
+    for other in lengths.others[:1]:
+        gain = other.tokens_per_s / planned.tokens_per_s - 1.0
+        if gain > HARMLESS:
+            parts.append(f"{other.packing}: {percent(gain)} more tokens/s")
+    return "; ".join(parts)
+
+
+def lengths_view(plan: Plan) -> View:
+    """The plan's layout with its samples packed in each way."""
+    lengths = plan.lengths
+    if lengths is None:
+        return []
+    facts = [
+        ("pack", f"{count(lengths.pack_size)} tokens"),
+        (
+            "step",
+            f"{count(lengths.samples_per_step)} samples, {count(lengths.tokens_per_step)} tokens",
+        ),
+        ("attention", f"{percent(lengths.attended_share)} of that of sequences as long"),
+        (
+            "cut",
+            f"{counted(lengths.cut_samples, 'sample')} to a pack" if lengths.cut_samples else "",
+        ),
+    ]
+    columns: Columns = {
+        "packing": "packing",
+        "fill": Column("full", PERCENT),
+        "step_time_s": Column("step time", SECONDS),
+        "imbalance_s": Column("of it for unlike packs", SECONDS),
+        "tokens_per_s": Column("tokens/s", COUNT),
+    }
+    heading = section("Samples of unlike lengths", [lengths.planned, *lengths.others], columns)
+    return [*heading, Facts(facts)]
+
+
 def _idle_text(idle: IdleDoc) -> str:
     where = ""
     if idle.nodes:
         dots = ", ..." if len(idle.nodes) > MOST_NODES_NAMED else ""
         where = f" ({', '.join(idle.nodes[:MOST_NODES_NAMED])}{dots})"
     return f"{counted(idle.gpus, 'GPU')}{where}: {idle.reason}"
-
-
-HARMLESS = 0.001
-"""A share of the step time; what may be lost beyond it is shown."""
 
 
 def plan_view(plan: Plan) -> View:
@@ -276,6 +323,7 @@ def plan_view(plan: Plan) -> View:
         view += layout_view(plan.layout, plan.mapping, plan.predicted)
         view += execution_view(plan)
         view += placed_experts_view(plan)
+        view += lengths_view(plan)
     if plan.predicted is not None:
         view += prediction_view(plan.predicted, workload_of_plan(plan))
         view += grades_view(plan)

@@ -143,7 +143,7 @@ def prediction_view(predicted: Predicted, workload: Workload) -> View:
     """Rates, the step's breakdown, memory and traffic."""
     step_s, band = predicted.step_time_s, predicted.error_band
     per_gpu = count(predicted.tokens_per_s_per_gpu)
-    tokens_per_s = count(workload.global_batch * workload.seq_len / step_s)
+    tokens_per_s = count(workload.tokens_per_step / step_s)
     low, high = (seconds(step_s * edge) for edge in (band.low, band.high))
     basis = f"90 % of {count(band.rows)} measured steps on {band.basis}"
     if predicted.band_of == "optima":

@@ -29,6 +29,7 @@ from meshwright.costmodel.execution_names import (
     Optimizer,
     Precision,
 )
+from meshwright.costmodel.lengths import PackedLengths
 from meshwright.costmodel.rates import peak_memory_band
 from meshwright.costmodel.records import POINT_ESTIMATE, memory_margin
 from meshwright.costmodel.workload import Execution, Workload
@@ -113,11 +114,21 @@ class PlanInputs(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plans that train every parameter say nothing of adapters, as those of earlier versions."""
+        """Plans without adapters and packs say nothing of them, as those of earlier versions."""
         data: dict[str, Any] = handler(self)
-        if self.adapters is None:
-            data.pop("adapters", None)
+        for name in ("adapters", "lengths"):
+            if getattr(self, name) is None:
+                data.pop(name, None)
         return data
+
+    lengths: PackedLengths | None = None
+    """What sequences hold where they are packs of unlike samples; `seq_len` is the size of a pack then."""
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of a step, without the padding of packs."""
+        tokens = self.global_batch * self.seq_len
+        return tokens if self.lengths is None else tokens * self.lengths.fill
 
     @model_validator(mode="before")
     @classmethod
@@ -185,6 +196,10 @@ class PlanRequest:
     """What is trained beside frozen weights; None where every parameter is trained."""
     objective: str = "nominal"
     """The step time with the nominal constants, or its mean over the posterior of a calibration."""
+    lengths: PackedLengths | None = None
+    """What sequences hold where they are packs of unlike samples; `seq_len` is the size of a pack then."""
+    other_packings: tuple[PackedLengths, ...] = ()
+    """The same samples packed in other ways, to compare the plan with."""
     method: str = "cp-sat"
     """Any of `METHODS`."""
     top_k: int = 1
@@ -206,6 +221,9 @@ class PlanRequest:
         )
         _within("global_batch", self.global_batch, 1, 10_000_000, "sequences per step")
         _within("seq_len", self.seq_len, 1, 16_777_216, "tokens per sequence")
+        if self.lengths is not None and self.model.indexer is not None:
+            what = f"{self.model.name} chooses the positions it attends to: not priced for packs"
+            raise InputError(what, where="lengths")
         _within("reserve_gib", self.reserve_gib, 0, 10_000, "GiB")
         _within("memory_risk", self.memory_risk, 1e-6, POINT_ESTIMATE, "share of runs")
         _within("max_cut_use", self.max_cut_use, 1e-6, 1, "share of a cut's capacity")

@@ -120,6 +120,10 @@ def read_request(
     train: str = EVERY_PARAMETER,
     lora_rank: int | None = None,
     lora_targets: Iterable[str] | str | None = None,
+    seq_len: int | None = None,
+    lengths: str | PathLike[str] | None = None,
+    pack_size: int | None = None,
+    packing: str | None = None,
     **options: Any,
 ) -> PlanRequest:
     """The request for a model and a cluster, each a name, a file or a spec.
@@ -148,6 +152,13 @@ def read_request(
         Host list, or a file of them, that the choice of nodes is limited to (`limited_to_nodes`).
     train, lora_rank, lora_targets
         What is trained (`read_adapters`).
+    seq_len
+        Tokens per sequence; None with `lengths`.
+    lengths
+        File of the lengths of training samples (`read_lengths`), which sequences are packs of.
+    pack_size, packing
+        Tokens of a pack, and how packs are filled, as `read_packed` has them; None for its default, and
+        for first-fit.
     options
         Further fields of PlanRequest.
 
@@ -160,6 +171,7 @@ def read_request(
     cluster_spec = limited_to_nodes(read_cluster(cluster, gpus), nodes)
     model_spec = read_model(model)
     gpu_count = allocated_gpus(cluster_spec, gpus)
+    sequences = _sequences(model_spec, seq_len, lengths, pack_size, packing)
     measured = None
     if expert_loads is not None:
         from meshwright.planner.experts.training import read_expert_loads
@@ -184,11 +196,12 @@ def read_request(
         inside_domain=parse_inside_domain(
             [inside_domain] if isinstance(inside_domain, str) else inside_domain
         ),
+        **sequences,
         **options,
     )
 
 
-_WITHOUT_DEFAULT = ("global_batch", "seq_len")
+_WITHOUT_DEFAULT = ("global_batch",)
 _MADE_HERE = ("pins", "forbids", "execution_options")
 """Fields of a request that its reader makes of arguments under other names."""
 
@@ -210,6 +223,32 @@ def check_options(options: Collection[str], *others: str) -> None:
     for name in _WITHOUT_DEFAULT:
         if name not in options:
             raise InputError("is missing: give a whole number", where=name)
+
+
+def _sequences(
+    model: ModelSpec,
+    seq_len: int | None,
+    lengths: str | PathLike[str] | None,
+    pack_size: int | None,
+    packing: str | None,
+) -> dict[str, Any]:
+    """What sequences are: of one length, or packs of samples; as fields of PlanRequest."""
+    if lengths is None:
+        for name, value in (("pack-size", pack_size), ("packing", packing)):
+            if value is not None:
+                raise InputError("goes with --lengths alone", where=name, value=value)
+        if seq_len is None:
+            what = "give the tokens of a sequence, or the lengths of samples with --lengths"
+            raise InputError(what, where="seq-len")
+        return {"seq_len": seq_len}
+    if seq_len is not None:
+        what = "does not go with --lengths, which packs samples: give --pack-size"
+        raise InputError(what, where="seq-len", value=seq_len)
+    from meshwright.planner.request.length_file import read_packed
+
+    path = path_of(lengths, "lengths")
+    size, packed, others = read_packed(path, model, pack_size, packing or "first-fit")
+    return {"seq_len": size, "lengths": packed, "other_packings": others}
 
 
 def limited_to_nodes(cluster: ClusterSpec, nodes: str | None) -> ClusterSpec:

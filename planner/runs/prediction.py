@@ -72,7 +72,7 @@ class RunPrediction:
 _REQUESTED = (
     "model", "cluster", "gpus", "global_batch", "seq_len", "precision", "optimizer", "framework",
     "expert_imbalance_by_ep", "expert_copies_by_ep", "reserve_gib", "calibration",
-    "memory_risk", "inside_domain", "max_cut_use", "adapters",
+    "memory_risk", "inside_domain", "max_cut_use", "adapters", "lengths",
 )  # fmt: skip
 """What decides prices, of a plan's inputs."""
 
@@ -251,11 +251,11 @@ def predicted_document(
     """
     estimated = prediction.estimate
     step_time_s = float(estimated.step_time_s)
-    tokens = workload.global_batch * workload.seq_len
+    tokens, lengths = workload.tokens_per_step, workload.lengths
+    length = workload.seq_len if lengths is None else lengths.mean_length(workload.seq_len)
     tokens_per_s_per_gpu = tokens / step_time_s / workload.gpus
-    flops = flops_per_token(
-        workload.model, workload.seq_len, frozen_weights=workload.adapters is not None
-    )
+    is_frozen = workload.adapters is not None
+    flops = flops_per_token(workload.model, length, frozen_weights=is_frozen)
     flops_per_s = tokens_per_s_per_gpu * flops
     levels = traffic_of_ranks(
         workload,

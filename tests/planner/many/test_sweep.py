@@ -58,6 +58,24 @@ def test_a_row_is_the_plan_of_its_values() -> None:
     assert report.rows[1]["gpus"] == 16
 
 
+def test_a_sweep_over_packs_has_the_tokens_of_samples(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.json"
+    path.write_text(json.dumps({str(n): 9 for n in range(32, 2048, 4)}), encoding="utf-8")
+    asked = ASKED | {"seq_len": None, "lengths": path, "gpus": 8, "pin": "tp=2,pp=1,cp=1"}
+    over = "pack_size=2048:4096:x2,packing=sequential+first-fit"
+    rows = meshwright.sweep("llama-3-8b", over=over, **asked).rows
+    assert [row["seq_len"] for row in rows] == [2048, 2048, 4096, 4096]
+    alone = meshwright.plan(
+        "llama-3-8b", pack_size=4096, packing="first-fit", robustness=False, **asked
+    )
+    assert alone.lengths is not None
+    assert rows[3]["step_time_s"] == alone.objective.step_time_s
+    assert rows[3]["tokens_per_s"] == pytest.approx(alone.lengths.planned.tokens_per_s)
+    assert rows[1]["tokens_per_s"] > rows[0]["tokens_per_s"]
+    kept = meshwright.sweep("llama-3-8b", over="seq_len=4096", **asked).rows
+    assert "does not go with --lengths" in kept[0]["message"]
+
+
 def test_more_hbm_or_network_is_never_slower() -> None:
     report = meshwright.sweep(
         "llama-3-8b", over="hbm_gib=60+120,nic_gbps=100+400", gpus=16, pin="tp=2,pp=1", **ASKED

@@ -1,0 +1,72 @@
+"""Searches for packs of unlike samples equal brute force over all degrees; bounds stay below prices."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.costmodel.lengths import PACKINGS, packed_lengths
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.space import space_of
+from tests.planner.search.test_planner_optimum import (
+    best_by_brute_force,
+    check_against_brute_force,
+    request,
+    search,
+)
+
+
+def packed(seed: int, size: int | None = None) -> PlanRequest:
+    """A small problem whose sequences are packs of unlike samples."""
+    draw, asked = random.Random(seed), request(seed)
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(draw.uniform(4, 7), draw.uniform(0.5, 1.5), 2000), 1, 10**6)
+    sizes, counts = np.unique(lengths.astype(int), return_counts=True)
+    pack_size = size or asked.seq_len
+    packing = draw.choice(PACKINGS[:3])
+    packs = packed_lengths(sizes, counts, pack_size=pack_size, packing=packing)
+    return replace(asked, seq_len=pack_size, lengths=packs)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1012))
+def test_search_equals_brute_force(seed: int) -> None:
+    check_against_brute_force(packed(seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(120))
+def test_search_equals_brute_force_many(seed: int) -> None:
+    check_against_brute_force(packed(seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2000, 2030))
+def test_the_best_size_of_packs_is_that_of_brute_force(seed: int) -> None:
+    """Seconds for a token of a sample, over sizes of packs and all layouts of each."""
+    searched, counted = [], []
+    for size in (1024, 2048, 4096):
+        asked = packed(seed, size)
+        assert asked.lengths is not None
+        tokens = asked.global_batch * size * asked.lengths.fill
+        outcome, best_s = search(asked), best_by_brute_force(space_of(asked))
+        searched.append(outcome.best[0].step_time_s / tokens if outcome.best else np.inf)
+        counted.append(np.inf if best_s is None else best_s / tokens)
+    assert searched == pytest.approx(counted, rel=1e-9)
+    assert np.argmin(searched) == np.argmin(counted)
+
+
+def test_many_of_these_problems_have_unlike_packs_that_cost() -> None:
+    costs = []
+    for seed in range(1000, 1030):
+        asked = packed(seed)
+        assert asked.lengths is not None
+        alike = search(replace(asked, lengths=replace(asked.lengths, loads=((1.0, 1.0),)))).best
+        unlike = search(asked).best
+        assert bool(alike) == bool(unlike)
+        if alike:
+            costs.append(unlike[0].step_time_s / alike[0].step_time_s)
+    assert min(costs) > 1 - 1e-12
+    assert sum(cost > 1 + 1e-6 for cost in costs) >= 10
