@@ -740,7 +740,7 @@ class Plan(BaseModel):
             for name in _IN_ROWS:
                 holder = self.layout if name in LayoutDoc.model_fields else self.predicted
                 figures[name] = getattr(holder, name)
-            tokens = self.inputs.global_batch * self.inputs.seq_len
+            tokens = self.inputs.tokens_per_step
             figures["tokens_per_s"] = tokens / self.predicted.step_time_s
             figures["peak_memory_gib"] = max(self.predicted.memory_gib)
         return figures
