@@ -29,16 +29,16 @@ SMALL = ["llama-3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch"
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], bytes]]:
     """Standard error is a terminal; gives what was written to it so far."""
     ours, theirs = pty.openpty()
-    os.set_blocking(ours, False)
     screen = io.TextIOWrapper(os.fdopen(theirs, "wb", buffering=0), write_through=True)
     # The tests' own capture takes `sys.stderr` back.
     monkeypatch.setattr(shown_by, "sys", SimpleNamespace(stderr=screen))
 
     def written() -> bytes:
-        try:
-            return os.read(ours, 1 << 20)
-        except BlockingIOError:
-            return b""
+        # The kernel hands on what was written a little later, in pieces.
+        pieces = []
+        while select.select([ours], [], [], 0.5)[0]:
+            pieces.append(os.read(ours, 1 << 20))
+        return b"".join(pieces)
 
     yield written
     screen.close()
