@@ -23,6 +23,7 @@ from meshwright.documents import path_of
 from meshwright.errors import known_keywords
 
 if TYPE_CHECKING:
+    from meshwright.cluster_specs.importers.document import ImportedCluster
     from meshwright.cluster_specs.reader import MixedClusterSpec
     from meshwright.cluster_specs.schema import ClusterSpec
     from meshwright.costmodel.calibration import Calibration
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
         Optimizer,
         PlanObjective,
         Precision,
+        ScheduleName,
     )
     from meshwright.frameworks.record import FrameworkName
     from meshwright.model_specs.schema import ModelSpec
     from meshwright.planner.analysis.rank_mapping import MappingOrder
+    from meshwright.planner.audit.audit import Audit
     from meshwright.planner.experts.service import ExpertPlan
     from meshwright.planner.many.batch import BatchListener, BatchReport
     from meshwright.planner.many.fleet import Fleet
@@ -229,20 +232,32 @@ def recommend(
 
 __all__ = [
     "calibrate",
+    "catalog",
+    "collective",
+    "compress",
     "estimate",
     "explain",
     "fleet",
     "launch",
     "map",
+    "memory",
+    "model",
+    "overlap",
+    "pipeline",
     "place_experts",
     "plan",
     "plan_batch",
+    "read_topology",
     "recommend",
     "report",
+    "roofline",
     "save",
+    "schema",
     "trace",
     "traffic",
     "validate",
+    "verify_plan",
+    "volumes",
 ]
 
 FilePath = str | PathLike[str]
@@ -460,7 +475,11 @@ def plan(
 
 @known_keywords
 def estimate(
-    run: FilePath | Mapping[str, Any], *, calibration: FilePath | Calibration | None = None
+    run: FilePath | Mapping[str, Any],
+    *,
+    from_launch: bool = False,
+    settings: Sequence[str] = (),
+    calibration: FilePath | Calibration | None = None,
 ) -> tuple[PricedRun, ...]:
     """Price fully given configurations: time, memory, traffic. No search.
 
@@ -468,6 +487,8 @@ def estimate(
     ----------
     run
         A run file, or the mapping that one holds (`meshwright schema run`).
+    from_launch, settings
+        Whether it is a launch file of a framework, and what that leaves open: `["cluster=dgx-h100"]`.
     calibration
         What `calibrate` learned of this stack, or its file.
 
@@ -495,6 +516,10 @@ def estimate(
     from meshwright.planner.runs.run_file import run_from_mapping
 
     stack = read_calibration(calibration)
+    if from_launch and not isinstance(run, Mapping):
+        from meshwright.planner.runs.launches.reader import price_launch
+
+        return tuple(price_launch(path_of(run, "run"), settings, None, stack))
     if isinstance(run, Mapping):
         return (price_run(run_from_mapping(run, where="run", calibration=stack), Path("run")),)
     return tuple(price_runs(path_of(run, "run"), stack))
@@ -799,6 +824,7 @@ def map(
     nodes: str | None = None,
     objective: MappingObjective = "traffic",
     order: MappingOrder = "best",
+    dp_weight: float = 0.5,
     spares: int = 0,
     time_limit_s: float = 30.0,
 ) -> Plan:
@@ -816,6 +842,8 @@ def map(
         traffic or spread.
     order
         best or hostname.
+    dp_weight
+        Of the objective spread, 0 to 1: what a data-parallel group's reach counts; a pipeline's the rest.
     spares
         Nodes to keep free, at least 0.
     time_limit_s
@@ -834,6 +862,7 @@ def map(
         If the layout does not fit, or breaks a rule there.
     """
     from meshwright.planner.analysis.rank_mapping import map_plan, nodes_to_place_on
+    from meshwright.planner.mapping.spread_bound import ReachWeights
 
     laid_out = _laid_out(plan)
     onto = nodes_to_place_on(laid_out, cluster, nodes)
@@ -843,13 +872,19 @@ def map(
         objective=objective,
         order=order,
         spares=spares,
+        weights=ReachWeights(data_parallel=round(1000 * dp_weight)),
         time_limit_s=time_limit_s,
     )
     return mapped.plan
 
 
 @known_keywords
-def report(plan: Plan | FilePath, *, sweep: str | None = None) -> str:
+def report(
+    plan: Plan | FilePath,
+    *,
+    sweep: str | None = None,
+    calibration: FilePath | Calibration | None = None,
+) -> str:
     """A plan as one HTML page that loads nothing, as `meshwright report` writes it.
 
     Parameters
@@ -859,6 +894,8 @@ def report(plan: Plan | FilePath, *, sweep: str | None = None) -> str:
     sweep
         Other plans behind the page's controls: empty for half and twice of everything, or axes such as
         `gpus=256:2048:x2`; None for no controls.
+    calibration
+        What `calibrate` learned of this stack, or its file: the plan is priced anew with it.
 
     Returns
     -------
@@ -873,9 +910,11 @@ def report(plan: Plan | FilePath, *, sweep: str | None = None) -> str:
         If the plan has no layout.
     """
     from meshwright.planner.many.sweep import what_if
+    from meshwright.planner.plan.make_plan import repriced
     from meshwright.planner.report.plan_page import plan_page
+    from meshwright.planner.request.reader import read_calibration
 
-    laid_out = _laid_out(plan)
+    laid_out = repriced(_laid_out(plan), read_calibration(calibration))
     return plan_page(laid_out, None if sweep is None else what_if(laid_out, sweep or None))
 
 
@@ -940,7 +979,8 @@ def explain(plan: Plan | FilePath, *, best: bool = False) -> dict[str, Any]:
     Parameters
     ----------
     plan
-        A plan with a layout, or its file or folder.
+        A plan with a layout, or its file or folder; or a term of the glossary or the name of a rule, whose
+        `meaning` is given.
     best
         Whether to search for the best plan with each single choice, which takes a search each.
 
@@ -959,6 +999,12 @@ def explain(plan: Plan | FilePath, *, best: bool = False) -> dict[str, Any]:
     from meshwright.planner.analysis.neighbours import neighbours, single_choices
     from meshwright.planner.report.explain_view import explain_document
 
+    if isinstance(plan, str) and not Path(plan).exists():
+        from meshwright.planner.report.plan_words import meaning_of, rule_meaning
+
+        term = meaning_of(plan) or rule_meaning(plan)
+        if term is not None:
+            return {"term": term[0], "meaning": term[1]}
     explained = _laid_out(plan)
     changes = neighbours(explained)
     choices = single_choices(explained, changes, lambda _: None) if best else None
@@ -1012,6 +1058,664 @@ def fleet(
     say = progress or (lambda _: None)
     chosen = FleetOptions(cluster=cluster, **options)
     return run_fleet(path_of(jobs, "jobs"), chosen, lambda done, of: say(f"{done} of {of} plans"))
+
+
+# What commands check and list, and what they read of other tools.
+
+
+@known_keywords
+def verify_plan(plan: FilePath, directory: FilePath | None = None) -> Audit:
+    """Check a plan and its files again, without the solver.
+
+    Parameters
+    ----------
+    plan
+        A plan's file or folder, of a mixed cluster too.
+    directory
+        The folder of its launch files; the plan's own when None.
+
+    Returns
+    -------
+    Audit
+        `checks` with what is broken of each, and `passed`.
+
+    Raises
+    ------
+    InputError
+        If there is no such plan or folder.
+    """
+    from meshwright.planner.audit.audit import audit_plan
+
+    folder = None if directory is None else path_of(directory, "directory")
+    return audit_plan(path_of(plan, "plan"), folder)
+
+
+@known_keywords
+def model(model: FilePath | ModelSpec, *, seq_len: int = 4096) -> dict[str, Any]:
+    """What is read of a model: shape, parameters, FLOP, as `meshwright model --json` has it.
+
+    Parameters
+    ----------
+    model
+        Catalog name, file, or a spec from `read_model`.
+    seq_len
+        Tokens per sequence, 1 to 16,777,216, of which the FLOP of attention depend.
+
+    Returns
+    -------
+    dict
+        The fields of the spec, `parameters`, `active_parameters` and FLOP of a token.
+
+    Raises
+    ------
+    InputError
+        If the model cannot be read.
+    """
+    from meshwright.model_specs.reader import read_model
+    from meshwright.planner.report.catalog_view import model_document
+
+    return model_document(read_model(model), seq_len)
+
+
+@known_keywords
+def catalog(kind: Literal["models", "clusters", "devices"]) -> list[dict[str, Any]]:
+    """The models, clusters or devices that are known by name.
+
+    Parameters
+    ----------
+    kind
+        models, clusters or devices.
+
+    Returns
+    -------
+    list of dict
+        A row for each, with its `name` and its figures.
+
+    Raises
+    ------
+    InputError
+        If there is no such kind.
+    """
+    from meshwright.errors import InputError, near_miss
+    from meshwright.planner.report.catalog_view import CATALOGS, catalog_rows
+
+    if kind not in CATALOGS:
+        near = near_miss(kind, CATALOGS)
+        what = "is no catalog"
+        raise InputError(what, where="kind", value=kind, allowed=CATALOGS, did_you_mean=near)
+    return [dict(row) for row in catalog_rows(kind)]
+
+
+@known_keywords
+def schema(kind: Literal["model", "cluster", "run", "jobs", "plan"]) -> dict[str, Any]:
+    """The JSON Schema of a kind of file, for editors and checks.
+
+    Parameters
+    ----------
+    kind
+        model, cluster, run, jobs or plan.
+
+    Returns
+    -------
+    dict
+        Draft 2020-12.
+
+    Raises
+    ------
+    InputError
+        If there is no such kind.
+    """
+    from meshwright.planner.report.schemas import json_schema
+
+    return json_schema(kind)
+
+
+@known_keywords
+def read_topology(
+    files: Sequence[FilePath],
+    *,
+    form: str,
+    node: str,
+    oversubscription: Sequence[float] | None = None,
+    chosen: str | None = None,
+    name: str | None = None,
+) -> ImportedCluster:
+    """A cluster from its description in another tool's format, as `meshwright topology import` reads it.
+
+    Parameters
+    ----------
+    files
+        Of one format, from 1.
+    form
+        Who wrote them: slurm, topograph, nvidia-smi or nccl-tests.
+    node
+        Catalog name, or a cluster YAML to add to.
+    oversubscription
+        One for each switch level, inside out, 1 to 1000.
+    chosen
+        One of the topologies in a `topology.yaml`.
+    name
+        What to call the cluster; the first file's name when None.
+
+    Returns
+    -------
+    ImportedCluster
+        `cluster`, the `text` of its YAML, and `notes`.
+
+    Raises
+    ------
+    InputError
+        If a file cannot be read.
+    """
+    from meshwright.cluster_specs.importers.document import import_topology
+
+    paths = [path_of(file, "files") for file in files]
+    return import_topology(
+        form, paths, node, oversubscription=oversubscription, name=name, topology=chosen
+    )
+
+
+# Single formulas. An amount is a number of bytes, seconds or bytes a second, or a text such as `1GiB`, `5us`
+# or `50GB/s`.
+
+
+Amount = float | str
+
+
+def _amount(kind: Literal["bytes", "seconds", "rate"], value: Amount, where: str) -> float:
+    """An amount as a number."""
+    from meshwright.planner.calculators import formulas
+
+    readers = {
+        "bytes": formulas.read_bytes,
+        "seconds": formulas.read_seconds,
+        "rate": formulas.read_rate,
+    }
+    return readers[kind](value, where) if isinstance(value, str) else float(value)
+
+
+def _amount_given(
+    kind: Literal["bytes", "seconds", "rate"], value: Amount | None, where: str
+) -> float | None:
+    return None if value is None else _amount(kind, value, where)
+
+
+@known_keywords
+def collective(
+    operation: str | None = None,
+    size: Amount | None = None,
+    *,
+    ranks: int | None = None,
+    end: Amount | None = None,
+    factor: float = 2.0,
+    log: FilePath | None = None,
+    cluster: str | None = None,
+    link: str | None = None,
+    alpha: Amount | None = None,
+    beta: Amount | None = None,
+    gamma: Amount | None = None,
+    per_node: int = 1,
+    inside_alpha: Amount = 1e-6,
+    inside_beta: Amount = 450e9,
+    in_switch: bool = False,
+    nccl: bool = False,
+    calibration: FilePath | Calibration | None = None,
+) -> dict[str, Any]:
+    """Time one collective alone, by algorithm: on a cluster, or on a link of your own.
+
+    Parameters
+    ----------
+    operation
+        Such as all-reduce; with `size` and `ranks`, or instead of them `log`.
+    size, end
+        Full buffer, bytes; with `end` a sweep up to it.
+    factor
+        From one size of the sweep to the next, 1.1 to 1024.
+    ranks
+        Members, packed tightly, from 1.
+    log
+        A log of nccl-tests: alpha and beta are fitted to it.
+    cluster
+        Catalog name or cluster YAML; or give `link`, or `alpha` and `beta`.
+    link
+        A link by its name.
+    alpha, inside_alpha
+        Start-up of a message, seconds, at least 0; inside a node.
+    beta, inside_beta, gamma
+        Bytes a second, above 0: of the link, inside a node, and of reduction, which is free when None.
+    per_node
+        Ranks of a node, which share the link, from 1.
+    in_switch
+        Whether the link's switches reduce.
+    nccl
+        Whether an all-to-all is NCCL's, not DeepEP's kernels.
+    calibration
+        What `calibrate` learned of this stack, or its file.
+
+    Returns
+    -------
+    dict
+        What `meshwright collective --json` prints.
+
+    Raises
+    ------
+    InputError
+        If what is given does not make a question, or cannot be read.
+    """
+    from meshwright.errors import InputError
+    from meshwright.planner.calculators import collective as documents
+    from meshwright.planner.calculators.formulas import sizes_between
+
+    if log is not None:
+        if operation or size or ranks or cluster or link or beta:
+            raise InputError("--from reads operation, sizes and ranks from the log")
+        return documents.fitted_document(documents.log_text(path_of(log, "log")))
+    if operation is None or size is None or ranks is None:
+        raise InputError("give --op, --bytes and --ranks; or --from with a log of nccl-tests")
+    sizes_bytes = sizes_between(
+        _amount("bytes", size, "size"), _amount_given("bytes", end, "end"), factor
+    )
+    if (cluster is None) == (link is None and beta is None):
+        raise InputError("give either --cluster, or --link or --alpha and --beta")
+    if cluster is not None:
+        from meshwright.planner.request.reader import read_calibration
+
+        return documents.collective_document(
+            operation,
+            sizes_bytes,
+            ranks,
+            cluster,
+            deduplicated=not nccl,
+            calibration=read_calibration(calibration),
+        )
+    wires = documents.own_network(
+        link=link,
+        alpha=_amount_given("seconds", alpha, "alpha"),
+        beta=_amount_given("rate", beta, "beta"),
+        gamma=_amount_given("rate", gamma, "gamma"),
+        inside_alpha=_amount("seconds", inside_alpha, "inside_alpha"),
+        inside_beta=_amount("rate", inside_beta, "inside_beta"),
+        per_node=per_node,
+        in_switch=in_switch,
+    )
+    return documents.textbook_document(operation, sizes_bytes, ranks, wires)
+
+
+@known_keywords
+def roofline(
+    plan: Plan | FilePath | None = None,
+    *,
+    device: str | None = None,
+    m: int | None = None,
+    n: int | None = None,
+    k: int | None = None,
+    precision: str = "bf16",
+    cluster: str | None = None,
+    beta: Amount | None = None,
+    peak_tflops: float | None = None,
+    seq_len: int = 2048,
+    batches: Sequence[float] = (1, 4, 16, 64, 256),
+    gradient_bytes: float = 2.0,
+    efficiency: float = 0.9,
+) -> dict[str, Any]:
+    """Place a matrix product and data parallelism under the roofs of compute, memory and network.
+
+    Parameters
+    ----------
+    plan
+        A plan, or its file or folder: the products and gradients of it.
+    device, m, n, k
+        A catalog device, and rows, columns and depth of a product, from 1.
+    precision
+        Of the product.
+    cluster
+        Catalog name or cluster YAML: the ridge at each of its levels.
+    beta
+        A network of your own, bytes a second, above 0.
+    peak_tflops
+        Instead of a device's, above 0.
+    seq_len, batches
+        Tokens of a sequence, and sequences of a rank and step, from 1.
+    gradient_bytes
+        Of a parameter's gradient, above 0.
+    efficiency
+        The batch that reaches it is said, above 0 to 1.
+
+    Returns
+    -------
+    dict
+        What `meshwright roofline --json` prints.
+
+    Raises
+    ------
+    InputError
+        If what is given does not make a question, or cannot be read.
+    """
+    from meshwright.errors import InputError
+    from meshwright.planner.calculators.roofline import (
+        network_roofline,
+        peak_and_rates,
+        roofline_document,
+    )
+
+    document: dict[str, Any] = {}
+    if plan is not None:
+        from meshwright.planner.analysis.roofline import plan_roofline
+
+        document["plan"] = plan_roofline(_laid_out(plan))
+    elif m is not None and n is not None and k is not None:
+        if device is None:
+            raise InputError("a matrix product needs --device")
+        document = roofline_document(device, m, n, k, precision)
+    elif cluster is None and beta is None:
+        raise InputError("give a plan, --m, --n and --k, or a network: --cluster or --beta")
+    if cluster is None and beta is None:
+        return document
+    peak = None if peak_tflops is None else peak_tflops * 1e12
+    rates: dict[str, float] = {}
+    # Catalogs take longer to read than numbers of one's own to answer.
+    if cluster is not None or (peak is None and device is not None):
+        nominal_peak, rates = peak_and_rates(device, cluster, precision)
+        peak = peak or nominal_peak
+    if beta is not None:
+        rates["network"] = _amount("rate", beta, "beta")
+    if peak is None:
+        raise InputError("give --device, --cluster or --peak-tflops")
+    document["network"] = network_roofline(
+        peak,
+        rates,
+        seq_len=seq_len,
+        batches=tuple(batches),
+        gradient_bytes=gradient_bytes,
+        efficiency=efficiency,
+    )
+    return document
+
+
+@known_keywords
+def pipeline(
+    *,
+    pp: int,
+    micro_batches: int,
+    vpp: int = 1,
+    schedule: ScheduleName = "1f1b",
+    forward_ms: float = 1.0,
+    backward_ms: float = 2.0,
+    compute_ms: float | None = None,
+    boundary_bytes: Amount | None = None,
+    layers: int | None = None,
+) -> dict[str, Any]:
+    """Play one pipeline schedule: step, bubble, activations in flight, speed needed between stages.
+
+    Parameters
+    ----------
+    pp, vpp, micro_batches
+        Pipeline ranks, virtual stages of a rank, micro-batches of a step, from 1.
+    schedule
+        As pins write it.
+    forward_ms, backward_ms
+        Milliseconds of a rank and micro-batch, above 0.
+    compute_ms
+        Instead of both: milliseconds of a step, a third of it forward.
+    boundary_bytes
+        Activations of a micro-batch between stages, bytes.
+    layers
+        Of the model, from 1: the layers of each stage are said too.
+
+    Returns
+    -------
+    dict
+        What `meshwright pipeline --json` prints.
+
+    Raises
+    ------
+    InputError
+        If the schedule does not take these sizes.
+    """
+    from meshwright.planner.calculators.pipeline import pipeline_document
+
+    if compute_ms is not None:
+        forward_ms = compute_ms / max(micro_batches, 1) / 3.0
+        backward_ms = 2.0 * forward_ms
+    return pipeline_document(
+        schedule,
+        pp,
+        vpp,
+        micro_batches,
+        forward_s=forward_ms / 1e3,
+        backward_s=backward_ms / 1e3,
+        boundary_bytes=_amount_given("bytes", boundary_bytes, "boundary_bytes"),
+        layers=layers,
+    )
+
+
+@known_keywords
+def memory(run: FilePath) -> list[dict[str, Any]]:
+    """The memory of fully given configurations, by stage and component.
+
+    Parameters
+    ----------
+    run
+        A run file.
+
+    Returns
+    -------
+    list of dict
+        One for each run of the file, GiB.
+
+    Raises
+    ------
+    InputError
+        If a run cannot be read or priced.
+    """
+    from meshwright.planner.calculators.volumes import memory_document
+    from meshwright.planner.runs.prediction import price_runs
+
+    return [
+        memory_document(
+            priced.run.id,
+            priced.run.workload,
+            priced.prediction.memory_parts_gib,
+            priced.prediction.context_gib,
+        )
+        for priced in price_runs(path_of(run, "run"))
+    ]
+
+
+@known_keywords
+def overlap(
+    plan: Plan | FilePath | None = None,
+    *,
+    compute_s: Amount | None = None,
+    comm_s: Amount | None = None,
+    sync_s: Amount = 0.0,
+    size: Amount | None = None,
+    alpha: Amount = 5e-6,
+    beta: Amount | None = None,
+    chunks: int | None = None,
+    passes: Literal[1, 2] = 2,
+    seq_len: int | None = None,
+    cp: int = 1,
+    width: int | None = None,
+    element_bytes: float = 2.0,
+) -> dict[str, Any]:
+    """What communication hides beside compute, in how many chunks, and in which buffers.
+
+    Parameters
+    ----------
+    plan
+        A plan, or its file or folder: every axis of it.
+    compute_s, comm_s, sync_s
+        Seconds of a step: compute, communication that may run beside it, and what can run beside nothing.
+    size, alpha, beta
+        Gradients of a rank, bytes, sent in chunks; start-up of a chunk, seconds, above 0; bytes a second of
+        the link, above 0.
+    chunks
+        How many, from 1; the best count when None.
+    passes
+        2 for an all-reduce, 1 for a reduce-scatter.
+    seq_len, cp, width, element_bytes
+        Ring attention: tokens of a sequence, ranks, width of keys, bytes of an element.
+
+    Returns
+    -------
+    dict
+        What `meshwright overlap --json` prints.
+
+    Raises
+    ------
+    InputError
+        If what is given does not make a question, or cannot be read.
+    """
+    from meshwright.costmodel.alpha_beta import Link
+    from meshwright.errors import InputError
+    from meshwright.planner.calculators import volumes as documents
+
+    document: dict[str, Any] = {}
+    beside_s = _amount_given("seconds", compute_s, "compute_s")
+    moved_s, rate = _amount_given("seconds", comm_s, "comm_s"), _amount_given("rate", beta, "beta")
+    if plan is not None:
+        from meshwright.planner.analysis.roofline import plan_overlap
+
+        document["plan"] = plan_overlap(_laid_out(plan))
+    if beside_s is not None and moved_s is not None:
+        alone_s = _amount("seconds", sync_s, "sync_s")
+        document["step"] = documents.overlap_document(beside_s, moved_s, alone_s)
+    if size is not None and rate is not None:
+        link = Link(alpha_s=_amount("seconds", alpha, "alpha"), bytes_per_s=rate)
+        document["chunks"] = documents.chunks_document(
+            _amount("bytes", size, "size"), link, chunks=chunks, passes=passes, beside_s=beside_s
+        )
+    if seq_len is not None and width is not None:
+        document["ring_attention"] = documents.ring_attention_document(
+            seq_len, cp, width, element_bytes, compute_s=beside_s or 0.0, bytes_per_s=rate
+        )
+    if not document:
+        raise InputError(
+            "give a plan, --compute and --comm, --bytes and --beta, or --seq-len, --cp and --width"
+        )
+    return document
+
+
+@known_keywords
+def volumes(
+    *,
+    params: float = 0.0,
+    layers: int = 1,
+    hidden: int = 0,
+    heads: int = 0,
+    seq_len: int = 2048,
+    micro_batch: int = 1,
+    dp: int = 1,
+    shard_group: int = 1,
+    gradient_bytes: float = 2.0,
+    gpu_memory_bytes: Amount = 80e9,
+    tp: int = 1,
+    ep: int = 1,
+    top_k: int = 1,
+) -> dict[str, Any]:
+    """Count by the textbook what a GPU holds, and what each kind of parallelism makes it send.
+
+    Parameters
+    ----------
+    params, layers, hidden, heads
+        Of the model; a size of 0 leaves out what needs it.
+    seq_len, micro_batch
+        Tokens of a sequence, and sequences of a micro-batch, from 1.
+    dp, shard_group, tp, ep
+        Ranks that ZeRO shards over, of a group of hybrid sharding, of tensor and of expert parallelism, from
+        1.
+    gradient_bytes
+        Of a gradient as it is added up and sent, 0.5 to 8.
+    gpu_memory_bytes
+        How many GPUs of this size the states fill, bytes, above 0.
+    top_k
+        Experts of a token, from 1.
+
+    Returns
+    -------
+    dict
+        What `meshwright volumes --json` prints.
+
+    Raises
+    ------
+    InputError
+        If a size cannot be.
+    """
+    from meshwright.planner.calculators.volumes import TransformerShape, volumes_document
+
+    shape = TransformerShape(
+        params=params,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        seq_len=seq_len,
+        micro_batch=micro_batch,
+        dp=dp,
+        tp=tp,
+        ep=ep,
+        top_k=top_k,
+        shard_group=shard_group,
+        gradient_bytes=gradient_bytes,
+        gpu_memory_bytes=_amount("bytes", gpu_memory_bytes, "gpu_memory_bytes"),
+    )
+    return volumes_document(shape)
+
+
+@known_keywords
+def compress(
+    size: Amount,
+    *,
+    ranks: int,
+    beta: Amount,
+    alpha: Amount = 5e-6,
+    codec: Amount = 500e9,
+    keep: float = 0.01,
+    rank: int = 4,
+    width: int = 4096,
+) -> dict[str, Any]:
+    """When compressed gradients are exchanged sooner: 8 and 4 bits, top-k, PowerSGD.
+
+    Parameters
+    ----------
+    size
+        16-bit gradients of a rank, bytes, above 0.
+    ranks
+        Data-parallel ranks, from 2.
+    beta, alpha
+        Bytes a second between members, above 0; start-up of a message, seconds.
+    codec
+        Bytes a second of packing and unpacking, above 0.
+    keep
+        Share that top-k sends, above 0 to 1.
+    rank, width
+        Of PowerSGD's factors, and the edge of a gradient, from 1.
+
+    Returns
+    -------
+    dict
+        What `meshwright compress --json` prints.
+
+    Raises
+    ------
+    InputError
+        If a size cannot be.
+    """
+    from meshwright.costmodel.alpha_beta import Link
+    from meshwright.planner.calculators.volumes import compression_document
+
+    link = Link(
+        alpha_s=_amount("seconds", alpha, "alpha"), bytes_per_s=_amount("rate", beta, "beta")
+    )
+    return compression_document(
+        _amount("bytes", size, "size"),
+        ranks,
+        link,
+        codec_bytes_per_s=_amount("rate", codec, "codec"),
+        keep=keep,
+        rank=rank,
+        width=width,
+    )
 
 
 def _laid_out(plan: Plan | FilePath) -> Plan:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import click
 
 from meshwright.commands.calculators import (
-    collective,
-    compress,
-    memory,
-    overlap,
-    pipeline,
-    roofline,
-    volumes,
+    collective_command,
+    compress_command,
+    memory_command,
+    overlap_command,
+    pipeline_command,
+    roofline_command,
+    volumes_command,
 )
-from meshwright.commands.catalogs import calibrate_command, catalog, model, schema, topology
+from meshwright.commands.catalogs import (
+    calibrate_command,
+    catalog_command,
+    model_command,
+    schema_command,
+    topology,
+)
 from meshwright.commands.fabric import experts_command, launch_command, map_, traffic_command
 from meshwright.commands.many import batch, fleet_command, recommend_command
 from meshwright.commands.planning import (
@@ -49,9 +55,9 @@ for command in (
     estimate_command,
     validate_command,
     calibrate_command,
-    catalog,
-    schema,
-    model,
+    catalog_command,
+    schema_command,
+    model_command,
     launch_command,
     verify_command,
     explain_command,
@@ -61,13 +67,13 @@ for command in (
     batch,
     fleet_command,
     recommend_command,
-    collective,
-    roofline,
-    pipeline,
-    overlap,
-    volumes,
-    compress,
-    memory,
+    collective_command,
+    roofline_command,
+    pipeline_command,
+    overlap_command,
+    volumes_command,
+    compress_command,
+    memory_command,
     map_,
     traffic_command,
     report_command,

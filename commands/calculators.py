@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+import meshwright
 from meshwright.commands.options import (
     Amount,
     ChoiceIn,
@@ -38,7 +39,7 @@ def operation_word(text: str) -> str:
     return "send" if word in ("sendrecv", "send-recv") else word
 
 
-@click.command()
+@click.command("collective")
 @click.option(
     "--op",
     "operation",
@@ -73,54 +74,15 @@ def operation_word(text: str) -> str:
 )
 @calibration_option
 @answered
-def collective(
-    *,
-    operation: str | None,
-    size: float | None,
-    end: float | None,
-    factor: float,
-    ranks: int | None,
-    log: Path | None,
-    cluster: str | None,
-    nccl: bool,
-    picture: Path | None,
-    calibration: Path | None,
-    **network: Any,
-) -> None:
+def collective_command(*, log: Path | None, picture: Path | None, **question: Any) -> None:
     """Time one collective alone, by algorithm: on a cluster, or on a link of your own.
 
     Give --op, --bytes and --ranks with a network; or --from, for the link that a log measured.
     """
-    if log is not None:
-        if operation or size or ranks or cluster or network["link"] or network["beta"]:
-            raise click.UsageError("--from reads operation, sizes and ranks from the log")
-        from meshwright.planner.calculators.collective import fitted_document, log_text
-
-        document = fitted_document(log_text(log))
-        _draw(picture, "fitted", document)
-        _show("fitted", document)
-        return
-    if operation is None or size is None or ranks is None:
-        raise click.UsageError("give --op, --bytes and --ranks; or --from with a log of nccl-tests")
-    from meshwright.planner.calculators.formulas import sizes_between
-
-    sizes_bytes = sizes_between(size, end, factor)
-    if (cluster is None) == (network["link"] is None and network["beta"] is None):
-        raise click.UsageError("give either --cluster, or --link or --alpha and --beta")
-    from meshwright.planner.calculators import collective as documents
-
-    if cluster is None:
-        wires = documents.own_network(**network)
-        document = documents.textbook_document(operation, sizes_bytes, ranks, wires)
-    else:
-        from meshwright.planner.request.reader import read_calibration
-
-        factors = read_calibration(calibration)
-        document = documents.collective_document(
-            operation, sizes_bytes, ranks, cluster, deduplicated=not nccl, calibration=factors
-        )
-    _draw(picture, "sweep", document)
-    _show("collective", document)
+    document = meshwright.collective(log=log, **question)
+    kind = "collective" if log is None else "fitted"
+    _draw(picture, "sweep" if log is None else kind, document)
+    _show(kind, document)
 
 
 def _draw(path: Path | None, kind: str, document: dict[str, Any]) -> None:
@@ -133,7 +95,7 @@ def _draw(path: Path | None, kind: str, document: dict[str, Any]) -> None:
         write_files(path.parent, {path.name: picture}, True)
 
 
-@click.command()
+@click.command("roofline")
 @click.argument("plan", type=PATH, required=False)
 @click.option("--device", metavar="D", help="Name from `meshwright catalog devices`.")
 @click.option("--m", type=int, metavar="M", help="Rows of the result.")
@@ -160,66 +122,15 @@ def _draw(path: Path | None, kind: str, document: dict[str, Any]) -> None:
 @click.option("--gradient-bytes", type=float, default=2.0, show_default=True, metavar="B")
 @default_option("--efficiency", default=0.9, metavar="E", help="Say the batch that reaches it.")
 @answered
-def roofline(
-    *,
-    plan: Path | None,
-    device: str | None,
-    m: int | None,
-    n: int | None,
-    k: int | None,
-    precision: str,
-    cluster: str | None,
-    **network: Any,
-) -> None:
+def roofline_command(*, plan: Path | None, **question: Any) -> None:
     """Place a matrix product and data parallelism under the roofs of compute, memory and network.
 
     Give a PLAN, for the products and gradients of it; or --device, --m, --n and --k; or a network.
     """
-    document: dict[str, Any] = {}
-    if plan is not None:
-        from meshwright.planner.analysis.roofline import plan_roofline
-        from meshwright.planner.plan.texts import read_feasible_plan
-
-        document["plan"] = plan_roofline(read_feasible_plan(plan))
-    elif m is not None and n is not None and k is not None:
-        if device is None:
-            raise click.UsageError("a matrix product needs --device")
-        from meshwright.planner.calculators.roofline import roofline_document
-
-        document = roofline_document(device, m, n, k, precision)
-    elif cluster is None and network["beta"] is None:
-        raise click.UsageError("give a plan, --m, --n and --k, or a network: --cluster or --beta")
-    if cluster is not None or network["beta"] is not None:
-        document["network"] = _network_roofs(device, precision, cluster, **network)
-    _show("roofline", document)
+    _show("roofline", meshwright.roofline(plan, **question))
 
 
-def _network_roofs(
-    device: str | None,
-    precision: str,
-    cluster: str | None,
-    *,
-    beta: float | None,
-    peak_tflops: float | None,
-    **batches: Any,
-) -> dict[str, Any]:
-    """Data parallelism under the roofs of a cluster's levels, or of one rate."""
-    from meshwright.planner.calculators.roofline import network_roofline, peak_and_rates
-
-    peak = None if peak_tflops is None else peak_tflops * 1e12
-    rates: dict[str, float] = {}
-    # Catalogs take longer to read than numbers of one's own to answer.
-    if cluster is not None or (peak is None and device is not None):
-        nominal_peak, rates = peak_and_rates(device, cluster, precision)
-        peak = peak or nominal_peak
-    if beta is not None:
-        rates["network"] = beta
-    if peak is None:
-        raise click.UsageError("give --device, --cluster or --peak-tflops")
-    return network_roofline(peak, rates, **batches)
-
-
-@click.command()
+@click.command("pipeline")
 @click.option("--pp", type=int, required=True, metavar="P", help="Pipeline ranks.")
 @default_option("--vpp", default=1, metavar="V", help="Virtual stages of a rank.")
 @value_option("--micro-batches", int, "M", "Micro-batches of a step.", required=True)
@@ -235,53 +146,24 @@ def _network_roofs(
 @value_option("--boundary-bytes", _BYTES, "N", "Activations of a micro-batch between stages.")
 @click.option("--layers", type=int, metavar="L", help="Of the model: the layers of each stage.")
 @answered
-def pipeline(
-    *,
-    micro_batches: int,
-    forward_ms: float,
-    backward_ms: float,
-    compute_ms: float | None,
-    **inputs: Any,
-) -> None:
+def pipeline_command(**question: Any) -> None:
     """Play one pipeline schedule: step, bubble, activations in flight, speed needed between stages."""
-    from meshwright.planner.calculators.pipeline import pipeline_document
-
-    if compute_ms is not None:
-        forward_ms = compute_ms / max(micro_batches, 1) / 3.0
-        backward_ms = 2.0 * forward_ms
-    document = pipeline_document(
-        num_micro_batches=micro_batches,
-        forward_s=forward_ms / 1e3,
-        backward_s=backward_ms / 1e3,
-        **inputs,
-    )
-    _show("pipeline", document)
+    _show("pipeline", meshwright.pipeline(**question))
 
 
-@click.command()
+@click.command("memory")
 @click.argument("run", type=PATH, metavar="RUN.yaml")
 @answered
-def memory(run: Path) -> None:
+def memory_command(run: Path) -> None:
     """Break down the memory of one fully given configuration, by stage and component."""
-    from meshwright.planner.calculators.volumes import memory_document
-    from meshwright.planner.runs.prediction import price_runs
-
-    documents = [
-        memory_document(
-            priced.run.id,
-            priced.run.workload,
-            priced.prediction.memory_parts_gib,
-            priced.prediction.context_gib,
-        )
-        for priced in price_runs(run)
-    ]
+    documents = meshwright.memory(run)
     _show("memory", documents[0] if len(documents) == 1 else {"runs": documents})
 
 
 # Calculators of overlap, of textbook volumes and of gradient compression.
 
 
-@click.command()
+@click.command("overlap")
 @click.argument("plan", type=PATH, required=False)
 @value_option("--compute compute_s", _SECONDS, "T", "Compute of a step: 100ms.")
 @value_option("--comm comm_s", _SECONDS, "T", "Communication that may run beside it.")
@@ -298,52 +180,16 @@ def memory(run: Path) -> None:
 @click.option("--width", type=int, metavar="H", help="Ring attention: width of keys.")
 @click.option("--element-bytes", type=float, default=2.0, show_default=True, metavar="B")
 @answered
-def overlap(
-    *,
-    plan: Path | None,
-    compute_s: float | None,
-    comm_s: float | None,
-    sync_s: float,
-    size: float | None,
-    alpha: float,
-    beta: float | None,
-    seq_len: int | None,
-    cp: int,
-    width: int | None,
-    element_bytes: float,
-    **chunks: Any,
-) -> None:
+def overlap_command(*, plan: Path | None, **question: Any) -> None:
     """Say what communication hides beside compute, in how many chunks, and in which buffers.
 
     Give a PLAN, for every axis of it; or --compute and --comm; or --bytes and --beta;
     or --seq-len, --cp and --width.
     """
-    from meshwright.costmodel.alpha_beta import Link
-    from meshwright.planner.calculators import volumes as documents
-
-    document: dict[str, Any] = {}
-    if plan is not None:
-        from meshwright.planner.analysis.roofline import plan_overlap
-        from meshwright.planner.plan.texts import read_feasible_plan
-
-        document["plan"] = plan_overlap(read_feasible_plan(plan))
-    if compute_s is not None and comm_s is not None:
-        document["step"] = documents.overlap_document(compute_s, comm_s, sync_s)
-    if size is not None and beta is not None:
-        link = Link(alpha_s=alpha, bytes_per_s=beta)
-        document["chunks"] = documents.chunks_document(size, link, beside_s=compute_s, **chunks)
-    if seq_len is not None and width is not None:
-        document["ring_attention"] = documents.ring_attention_document(
-            seq_len, cp, width, element_bytes, compute_s=compute_s or 0.0, bytes_per_s=beta
-        )
-    if not document:
-        raise click.UsageError(
-            "give a plan, --compute and --comm, --bytes and --beta, or --seq-len, --cp and --width"
-        )
-    _show("overlap", document)
+    _show("overlap", meshwright.overlap(plan, **question))
 
 
-@click.command()
+@click.command("volumes")
 @value_option("--params", float, "N", "Parameters of the model: 7e9.", default="0")
 @click.option("--layers", type=int, default=1, show_default=True, metavar="L")
 @click.option("--hidden", type=int, default=0, metavar="H", help="Width of the model.")
@@ -373,14 +219,12 @@ def overlap(
 @click.option("--ep", type=int, default=1, show_default=True, help="Expert-parallel ranks.")
 @click.option("--top-k", type=int, default=1, show_default=True, help="Experts of a token.")
 @answered
-def volumes(**sizes: Any) -> None:
+def volumes_command(**sizes: Any) -> None:
     """Count by the textbook what a GPU holds, and what each kind of parallelism makes it send."""
-    from meshwright.planner.calculators.volumes import TransformerShape, volumes_document
-
-    _show("volumes", volumes_document(TransformerShape(**sizes)))
+    _show("volumes", meshwright.volumes(**sizes))
 
 
-@click.command()
+@click.command("compress")
 @value_option("--bytes size", _BYTES, "N", "16-bit gradients of a rank.", required=True)
 @click.option("--ranks", type=int, required=True, metavar="P", help="Data-parallel ranks.")
 @default_option("--alpha", type=_SECONDS, default="5us", metavar="T", help="Start of a message.")
@@ -392,13 +236,6 @@ def volumes(**sizes: Any) -> None:
 @click.option("--rank", type=int, default=4, show_default=True, help="Of PowerSGD's factors.")
 @click.option("--width", type=int, default=4096, show_default=True, help="Edge of a gradient.")
 @answered
-def compress(
-    *, size: float, ranks: int, alpha: float, beta: float, codec: float, **methods: Any
-) -> None:
+def compress_command(**question: Any) -> None:
     """Say when compressed gradients are exchanged sooner: 8 and 4 bits, top-k, PowerSGD."""
-    from meshwright.costmodel.alpha_beta import Link
-    from meshwright.planner.calculators.volumes import compression_document
-
-    link = Link(alpha_s=alpha, bytes_per_s=beta)
-    document = compression_document(size, ranks, link, codec_bytes_per_s=codec, **methods)
-    _show("compress", document)
+    _show("compress", meshwright.compress(**question))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
-from pydantic import BaseModel
 
-from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.commands.options import ChoiceIn, NearMissChoice, value_option
 from meshwright.commands.terminal import (
     PATH,
@@ -20,18 +17,12 @@ from meshwright.commands.terminal import (
     show,
     warn,
 )
-from meshwright.errors import InputError
-from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.many.jobs import JobsDoc
-from meshwright.planner.many.sizes import FleetJobDoc
-from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.run_schema import RunDoc
 
 
-@click.command()
+@click.command("catalog")
 @click.argument("kind", type=NearMissChoice(["models", "clusters", "devices"]))
 @common
-def catalog(kind: str, as_json: bool) -> None:
+def catalog_command(kind: str, as_json: bool) -> None:
     """List the models, clusters or devices that are known by name."""
     from meshwright.planner.report.catalog_view import catalog_rows, catalog_view
 
@@ -41,23 +32,25 @@ def catalog(kind: str, as_json: bool) -> None:
         show(catalog_view(kind))
 
 
-@click.command()
+@click.command("schema")
 @click.argument("kind", type=NearMissChoice(["model", "cluster", "run", "jobs", "plan"]))
 @common
-def schema(kind: str, as_json: bool) -> None:
+def schema_command(kind: str, as_json: bool) -> None:
     """Print the JSON Schema of a kind of file, for editors and checks."""
+    from meshwright.planner.report.schemas import json_schema
 
+    document = json_schema(kind)
     if as_json:
-        print_json({"kind": kind, "json_schema": json_schema(kind)})
+        print_json({"kind": kind, "json_schema": document})
     else:
-        click.echo(json.dumps(json_schema(kind), indent=2))
+        click.echo(json.dumps(document, indent=2))
 
 
-@click.command()
+@click.command("model")
 @click.argument("model")
 @value_option("--seq-len", click.IntRange(1, 16777216), "S", "Tokens.", default=4096)
 @common
-def model(model: str, seq_len: int, as_json: bool) -> None:
+def model_command(model: str, seq_len: int, as_json: bool) -> None:
     """Show what is read of MODEL: shape, parameters, FLOP."""
     from meshwright.model_specs.reader import read_model
     from meshwright.planner.report.catalog_view import model_document, model_view
@@ -116,54 +109,6 @@ def calibrate_command(
     warn("note", learned.notes)
     show(calibration_view(learned))
     click.echo(f"\nWritten to {output}. Price with it: --calibration {output}")
-
-
-# JSON Schemas of the files that people write.
-
-
-SCHEMA_KINDS = ("model", "cluster", "run", "jobs", "plan")
-
-
-def json_schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a kind of file. Raises InputError for a kind that there is not."""
-    if kind not in SCHEMA_KINDS:
-        raise InputError("not a kind of file", where="schema", value=kind, allowed=SCHEMA_KINDS)
-    documents: dict[str, type[BaseModel]] = {
-        "model": ModelSpec,
-        "cluster": ClusterSpec,
-        "run": RunDoc,
-        "plan": Plan,
-        "jobs": JobsDoc,
-    }
-    schema = documents[kind].model_json_schema(by_alias=True)
-    if kind == "jobs":
-        _describe_jobs(schema)
-    if kind == "cluster":
-        _accept_references(schema)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _describe_jobs(schema: dict[str, Any]) -> None:
-    """Jobs are read one by one, so that a bad one stops no other: here they are spelt out."""
-    job = FleetJobDoc.model_json_schema(by_alias=True, ref_template="#/$defs/{model}")
-    schema.setdefault("$defs", {}).update(job.pop("$defs", {}))
-    schema["$defs"]["job"] = job
-    schema["properties"]["jobs"]["items"] = {"$ref": "#/$defs/job"}
-
-
-def _accept_references(schema: dict[str, Any]) -> None:
-    """A cluster file may name its device or start from a catalog entry, which fills in the rest."""
-    properties = schema["properties"]
-    device = properties["device"]
-    properties["device"] = {
-        "anyOf": [device, {"type": "string", "description": "A name of `catalog devices`."}]
-    }
-    properties["base"] = {
-        "type": "string",
-        "description": "A name of `catalog clusters` to start from.",
-    }
-    schema.pop("required", None)
-    schema["anyOf"] = [{"required": ["device"]}, {"required": ["base"]}]
 
 
 # Clusters from what other tools say of them.

@@ -9,17 +9,23 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import meshwright
 from meshwright.cli import main
+from meshwright.documents import json_text
 from meshwright.planner.drawing import rounded_seconds
+from meshwright.planner.experts.request import ExpertRequest
+from meshwright.planner.many.fleet import FleetOptions
 from meshwright.planner.plan.texts import plan_document
+from tests.commands.test_documented_commands import SCRIPT
 from tests.places import ROOT
 
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -192,27 +198,126 @@ def test_values_of_a_wrong_type_are_named(call: Callable[[], object], words: str
         call()
 
 
-NO_FUNCTION = {
-    "verify": "a file's check, whose answer is its exit code",
-    "topology": "writes a cluster file",
-    "collective": "a calculator",
-    "roofline": "a calculator",
-    "pipeline": "a calculator",
-    "overlap": "a calculator",
-    "volumes": "a calculator",
-    "compress": "a calculator",
-    "memory": "a calculator",
-    "catalog": "lists names",
-    "schema": "prints a schema",
-    "serve": "is a page",
+NO_FUNCTION = {"serve": "is a page that asks the functions"}
+OTHERWISE = {
+    "batch": "plan_batch",
+    "experts": "place_experts",
+    "topology": "read_topology",
+    "verify": "verify_plan",
 }
-OTHERWISE = {"batch": "plan_batch", "experts": "place_experts", "model": "read_model"}
+OF_THE_TERMINAL = {
+    *("as_json", "debug", "help", "full", "every_row", "force", "output"),
+    *("picture", "plot", "matrix", "heat_map", "why"),
+}
+"""How an answer is shown, with which formulas, and files that it is written into beside."""
+OF_COMMANDS = {
+    "plan": {"sweep": "a function of its own"},
+    "explain": {"words": "`plan`, or a term of the glossary"},
+    "compare": {"other": "`baseline` of the function"},
+    "fleet": {"no_cache": "`cache` is None by default"},
+    "experts": {"form": "of the file that is written"},
+}
+"""Options that a function says otherwise, and how."""
 
 
-def test_what_a_command_says_of_plans_a_function_says_too() -> None:
+def commands() -> dict[str, click.Command]:
+    """Every command by its name; of a group, the one command in it."""
+    found: dict[str, click.Command] = {}
+    for name, command in main.commands.items():
+        inner = list(command.commands.values()) if isinstance(command, click.Group) else [command]
+        assert len(inner) == 1, name
+        found[name] = inner[0]
+    return found
+
+
+def test_what_a_command_says_a_function_says_too() -> None:
     functions = set(meshwright.__all__)
-    for name in main.commands:
+    for name in commands():
         assert name in NO_FUNCTION or OTHERWISE.get(name, name) in functions, name
+
+
+@pytest.mark.parametrize("name", sorted(set(main.commands) - set(NO_FUNCTION)))
+def test_what_an_option_asks_for_an_argument_asks_for_too(name: str) -> None:
+    function = getattr(meshwright, OTHERWISE.get(name, name))
+    arguments = set(inspect.signature(function).parameters)
+    if "options" in arguments:
+        options_of = {"fleet": FleetOptions, "experts": ExpertRequest}[name]
+        arguments |= {each.name for each in fields(options_of)}
+    options = {str(parameter.name) for parameter in commands()[name].params}
+    otherwise = set(OF_COMMANDS.get(name, {}))
+    assert otherwise <= options, "an exception for an option that there is not"
+    assert options - OF_THE_TERMINAL - otherwise <= arguments
+
+
+@pytest.mark.parametrize(
+    ("line", "call"),
+    [
+        (
+            "collective --op all-reduce --bytes 1GiB --ranks 16 --cluster dgx-h100",
+            lambda: meshwright.collective("all-reduce", "1GiB", ranks=16, cluster="dgx-h100"),
+        ),
+        (
+            "collective --op all-gather --bytes 1MB --end 8MB --ranks 8 --alpha 5us --beta 50GB/s",
+            lambda: meshwright.collective("all-gather", "1MB", end=8e6, ranks=8, alpha="5us", beta=5e10),
+        ),
+        (
+            "roofline --device h100-sxm-80gb --m 4096 --n 4096 --k 4096",
+            lambda: meshwright.roofline(device="h100-sxm-80gb", m=4096, n=4096, k=4096),
+        ),
+        (
+            "roofline --beta 900GB/s --peak-tflops 989",
+            lambda: meshwright.roofline(beta="900GB/s", peak_tflops=989),
+        ),
+        (
+            "pipeline --pp 4 --micro-batches 16 --vpp 2 --compute-ms 120 --boundary-bytes 1MB "
+            "--schedule interleaved-1f1b",
+            lambda: meshwright.pipeline(
+                pp=4, micro_batches=16, vpp=2, compute_ms=120, boundary_bytes=1e6,
+                schedule="interleaved-1f1b",
+            ),
+        ),
+        (
+            "overlap --compute 100ms --comm 60ms --sync 5ms",
+            lambda: meshwright.overlap(compute_s=0.1, comm_s="60ms", sync_s=0.005),
+        ),
+        (
+            "overlap --bytes 2GB --beta 50GB/s --passes 1",
+            lambda: meshwright.overlap(size=2e9, beta=5e10, passes=1),
+        ),
+        (
+            "volumes --params 7e9 --layers 32 --hidden 4096 --heads 32 --dp 8 --gpu-memory 80GB",
+            lambda: meshwright.volumes(params=7e9, layers=32, hidden=4096, heads=32, dp=8),
+        ),
+        (
+            "compress --bytes 2GB --ranks 16 --beta 12.5GB/s",
+            lambda: meshwright.compress("2GB", ranks=16, alpha="5us", beta="12.5GB/s"),
+        ),
+        ("catalog clusters", lambda: {"clusters": meshwright.catalog("clusters")}),
+        ("schema run", lambda: {"kind": "run", "json_schema": meshwright.schema("run")}),
+        ("model llama-3-8b --seq-len 8192", lambda: meshwright.model("llama-3-8b", seq_len=8192)),
+    ],
+)  # fmt: skip
+def test_a_function_answers_what_its_command_prints(line: str, call: Callable[[], Any]) -> None:
+    done = CliRunner().invoke(main, [*line.split(), "--json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert {**json.loads(json_text(call())), "schema": said["schema"]} == said
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: meshwright.catalog("clusterz"), "did you mean 'clusters'"),  # type: ignore[arg-type]
+        (lambda: meshwright.schema("jobz"), "not a kind of file"),  # type: ignore[arg-type]
+        (lambda: meshwright.collective("all-reduce"), "give --op, --bytes and --ranks"),
+        (lambda: meshwright.roofline(m=1, n=1, k=1), "needs --device"),
+        (lambda: meshwright.overlap(compute_s=1), "give a plan"),
+        (lambda: meshwright.compress("2 apples", ranks=2, beta=1e9), "size"),
+    ],
+)
+def test_a_question_that_is_none_is_an_input_error(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(meshwright.InputError, match=words):
+        call()
 
 
 @pytest.fixture(scope="module")
@@ -420,3 +525,48 @@ def test_a_plan_that_there_is_not_says_why_in_a_notebook() -> None:
     page = plan._repr_html_()
     assert "<svg" not in page
     assert plan.infeasible.smallest_changes[0] in html.unescape(page)
+
+
+def test_a_plan_is_verified_and_its_faults_are_named(
+    small_plan: meshwright.Plan, tmp_path: Path
+) -> None:
+    meshwright.save(small_plan, tmp_path)
+    assert meshwright.verify_plan(tmp_path).passed
+    file = tmp_path / "plan.yaml"
+    text = file.read_text(encoding="utf-8")
+    assert "global_batch: 64" in text
+    file.write_text(text.replace("global_batch: 64", "global_batch: 128"), encoding="utf-8")
+    audit = meshwright.verify_plan(file)
+    assert not audit.passed
+    assert any(check.broken for check in audit.checks)
+
+
+def test_a_launch_file_a_memory_and_a_topology_are_read(tmp_path: Path) -> None:
+    settings = {"seq_len": 4096, "global_batch": 64, "micro_batch": 1, "tp": 2, "dp": 4}
+    run = tmp_path / "run.yaml"
+    cluster = {"device": "h100-sxm-80gb", "gpus": 8}
+    run.write_text(
+        json.dumps({"model": "llama-2-7b", "cluster": cluster, "run": settings}), encoding="utf-8"
+    )
+    said = json.loads(CliRunner().invoke(main, ["memory", str(run), "--json"]).stdout)
+    (document,) = meshwright.memory(run)
+    assert {**json.loads(json_text(document)), "schema": said["schema"]} == said
+
+    script = tmp_path / "today.sh"
+    script.write_text(SCRIPT, encoding="utf-8")
+    (priced,) = meshwright.estimate(script, from_launch=True, settings=["cluster=dgx-h100"])
+    assert (int(priced.run.layout.tp), priced.run.workload.gpus) == (8, 16)
+
+    tree = tmp_path / "topology.conf"
+    tree.write_text(
+        "SwitchName=l0 Nodes=n[0-3]\nSwitchName=l1 Nodes=n[4-7]\nSwitchName=s Switches=l[0-1]\n",
+        encoding="utf-8",
+    )
+    imported = meshwright.read_topology([tree], form="slurm", node="dgx-h100")
+    assert (imported.cluster.gpus, len(imported.cluster.nodes)) == (64, 8)
+
+
+def test_a_term_is_explained_from_python_too() -> None:
+    assert meshwright.explain("pipeline-bubble")["term"] == "pipeline bubble"
+    with pytest.raises(meshwright.InputError):
+        meshwright.explain("no such term at all")

@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 
 from meshwright import cli
 from meshwright.cluster_specs.reader import cluster_names
-from meshwright.commands.catalogs import json_schema
 from meshwright.documents import parse_mapping
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import catalog_names, load_catalog_model
 from meshwright.planner.report.prediction_view import memory_groups, stages_text
+from meshwright.planner.report.schemas import json_schema
 from tests.places import ROOT
 
 PUBLISHED = ROOT / "tests" / "data" / "published_runs.yaml"
