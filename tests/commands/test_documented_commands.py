@@ -167,7 +167,7 @@ def test_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "calibrate runs.yaml -o stack.yaml",
     ]
     troubles = []
-    # A page is served until it is interrupted, and a machine is timed with PyTorch; both have tests of their own.
+    # A page is served until it is interrupted, a machine is timed with PyTorch: both have tests of their own.
     lines = [
         line for line in documented() if line.split()[0] != "serve" and "--measure" not in line
     ]
