@@ -90,6 +90,8 @@ _MEANINGS = {
     "unknown": "the time limit ended the search before any plan was found",
 }
 MOST_NODES_NAMED = 8
+FEW_PLANS = 10
+"""Plans below which the band of the next wider set weighs more than their own (docs/recipes.md)."""
 HARMLESS = 0.001
 """A share of the step time; what may be lost beyond it is shown."""
 
@@ -136,7 +138,10 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
         ]
     whose = f"as 90 % of {count(band.rows)} measured steps"
     if predicted.band_of == "optima":
-        whose = f"as 9 in 10 of {count(band.rows)} plans lie from the fastest step measured"
+        plans = f"9 in 10 of {count(band.rows)} plans"
+        if band.rows < FEW_PLANS:
+            plans = f"{counted(band.rows, 'such plan')} and others"
+        whose = f"as {plans} lie from the fastest step measured"
     return [
         *rows,
         ("likely", f"{low} to {high}, {whose}"),
@@ -150,7 +155,7 @@ def evidence_text(evidence: GainEvidence) -> str:
     if run is None:
         return "no run of such a model was published"
     if gain is None or evidence.step_time_s is None or evidence.measured_share is None:
-        return f"the nearest measured run, {run.id}, cannot be made here: all is the model's word"
+        return f"no measured run's choices fit here (nearest: {run.id}): all is the model's word"
     held = f"the choices of the nearest measured run, {run.id}"
     if evidence.basis == "measured":
         held = (
