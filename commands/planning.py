@@ -265,7 +265,7 @@ def verify_command(
     absent). Exit code 1 where anything does not hold, and what.
     """
     with ProgressLine("starting"):
-        from meshwright.planner.audit.audit import audit_document, audit_plan
+        from meshwright.planner.audit import audit_document, audit_plan
         from meshwright.planner.report.explain_view import audit_view
 
     with ProgressLine("working the plan out again"):
