@@ -20,7 +20,7 @@ from meshwright import api
 from meshwright.documents import finite, json_text, parse_mapping, program_version
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError, message_of
 from meshwright.planner.analysis.neighbours import neighbours, single_choices
-from meshwright.planner.audit.audit import audit_document, audit_plan
+from meshwright.planner.audit import audit_document, audit_plan
 from meshwright.planner.many.recommend import plan_sizes
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_text, read_plan

@@ -180,7 +180,7 @@ def test_every_tool_says_what_it_is_for() -> None:
 
 def test_a_view_is_markdown_for_programs() -> None:
     table = Table([Column("part"), Column("share")], [["a|b\nc", Bar(0.25)], ["d", None]])
-    view = [
+    view: View = [
         Heading("Time"),
         line("In ", "all"),
         Facts([("x", "1 s"), ("y", "")]),
