@@ -101,12 +101,28 @@ def first_screen(plan: Plan) -> View:
     view: View = []
     if plan.baseline is not None and plan.predicted is not None:
         view.append(line(Words(headline(plan), "bold")))
-    gap = plan.objective.gap
-    status = Words(status_words(plan.status, gap), STATUS_STYLES[plan.status])
-    view.append(line(status, f": {status_meaning(plan.status, gap, _MEANINGS)}"))
+    status = status_words(plan.status, plan.objective.gap)
+    view.append(line(Words(status, STATUS_STYLES[plan.status]), f": {meaning_words(plan)}"))
     rows = [] if plan.predicted is None else _answer(plan, plan.predicted)
     rows += [("idle", optional(plan.idle, _idle_text)), *cost_rows(plan.cost)]
     return [*view, Facts([*rows, *_question(plan.inputs)])]
+
+
+_ON_CARDS = {"step", "throughput", "compute", "likely", "memory"}
+_IN_TITLE = {"model", "cluster", "batch", "training"}
+
+
+def facts_beside(plan: Plan) -> Facts:
+    """What the first screen says beyond the cards and the title of a page."""
+    rows = [] if plan.predicted is None else _answer(plan, plan.predicted)
+    rows += [("idle", optional(plan.idle, _idle_text)), *cost_rows(plan.cost)]
+    rows += _question(plan.inputs)
+    return Facts([row for row in rows if row[0] not in _ON_CARDS | _IN_TITLE])
+
+
+def meaning_words(plan: Plan) -> str:
+    """What the status of a plan says."""
+    return status_meaning(plan.status, plan.objective.gap, _MEANINGS)
 
 
 def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
