@@ -32,8 +32,8 @@ from meshwright.planner.mapping.cuts import (
     level_table,
     mapping_use,
 )
-from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
 from meshwright.planner.mapping.problem import FloatArray, IntArray, Loads, loads_of
+from meshwright.planner.mapping.slots import assignment_of_ranks, instance_of
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
 from meshwright.planner.plan.texts import group_placement, matrix_arrays
 from meshwright.planner.runs.run_terms import layout_from_document

@@ -295,6 +295,41 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
+# Views as Markdown, for programs that read words.
+
+
+def view_text(view: Iterable[Block]) -> str:
+    """The blocks of a view one below the other, tables with bars between cells."""
+    return "\n".join(filter(None, map(_block_text, view)))
+
+
+def _block_text(block: Block) -> str:
+    match block:
+        case Heading():
+            return f"\n## {printable(block.title)}"
+        case Line():
+            return printable(str(block)).strip()
+        case Facts():
+            return "\n".join(
+                f"- {printable(f'{name}: {words}')}" for name, words in block.rows if words
+            )
+        case Bullets():
+            return "\n".join(f"- {printable(item)}" for item in block.items)
+        case Table():
+            shares = [[_share(cell) for cell in row] for row in block.cells]
+            lines = [block.head, ["---"] * len(block.columns), *shares]
+            return "\n".join(f"| {' | '.join(map(_in_a_row, cells))} |" for cells in lines)
+
+
+def _in_a_row(words: str) -> str:
+    return printable(" ".join(words.splitlines())).replace("|", "\\|")
+
+
+def _share(cell: Cell) -> str:
+    """A cell in words: of a bar, how full it is."""
+    return f"{100 * cell.fraction:.0f} %" if isinstance(cell, Bar) else cell.text
+
+
 # Views as HTML, in a page that needs nothing else: it loads nothing, and runs what lies in it alone.
 
 
