@@ -105,7 +105,8 @@ def test_the_hook_runs_where_a_file_of_a_plan_changes(path: str, is_checked: boo
 
 
 def test_the_hook_says_a_command_that_there_is(tmp_path: Path) -> None:
-    program, *words = [*shlex.split(HOOK["entry"]), *HOOK["args"]]
+    arguments: list[str] = HOOK["args"]
+    program, *words = [*shlex.split(HOOK["entry"]), *arguments]
     assert program in PROJECT["scripts"]
     command = main.commands[words[0]]
     context = command.make_context("verify", words[1:])
