@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +265,7 @@ def verify_command(
     absent). Exit code 1 where anything does not hold, and what.
     """
     with ProgressLine("starting"):
-        from meshwright.planner.audit.audit import audit_document, audit_plan
+        from meshwright.planner.audit import audit_document, audit_plan
         from meshwright.planner.report.explain_view import audit_view
 
     with ProgressLine("working the plan out again"):
@@ -670,3 +671,42 @@ def serve_command(
             click.launch(address)
 
     serve_page(offer, listener, token, PageLimits(at_once=at_once or 0), when_ready=say_address)
+
+
+# The tools of the Model Context Protocol.
+
+
+@click.command("mcp")
+@value_option(
+    "--model models", PATH, "FILE", "A model of your own beside the catalog.", multiple=True
+)
+@value_option(
+    "--cluster clusters", PATH, "FILE", "A cluster of your own beside the catalog.", multiple=True
+)
+@value_option("--folder", PATH, "DIR", "Plans and run files that may be named; none without.")
+@value_option(
+    "--at-once",
+    click.IntRange(1, 64),
+    "N",
+    "Searches side by side; one for every two cores by default, at most four.",
+)
+@partial(common, is_passed=False)
+def mcp_command(
+    *,
+    models: tuple[Path, ...],
+    clusters: tuple[Path, ...],
+    folder: Path | None,
+    at_once: int | None,
+) -> None:
+    """Answer programs that speak the Model Context Protocol, over standard input and output.
+
+    Tools: plan, recommend, estimate, explain, compare, verify, validate. Nothing is written and nothing
+    listens; it ends when the program closes it. Needs pip install 'meshwright[mcp]'.
+    """
+    from meshwright.serve.questions import Offer
+    from meshwright.serve.queue import PageLimits
+    from meshwright.serve.tools import serve_tools
+
+    if folder is not None and not folder.is_dir():
+        raise InputError("no such folder", where="--folder", value=str(folder))
+    serve_tools(Offer.of_files(models, clusters), folder, PageLimits(at_once=at_once or 0))

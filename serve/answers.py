@@ -21,7 +21,7 @@ from meshwright.errors import InputError, message_of
 from meshwright.planner.drawing import count, counted, percent, rounded_seconds
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.many.jobs import JobDoc
-from meshwright.planner.many.recommend import plan_sizes, read_size_request
+from meshwright.planner.many.recommend import SizeRequest, plan_sizes, read_size_request
 from meshwright.planner.many.sweep import SweepReport, sweep
 from meshwright.planner.plan.document import Plan, with_digest
 from meshwright.planner.plan.texts import plan_document, plan_text, read_plan
@@ -208,12 +208,12 @@ def _row(row: Fields) -> dict[str, Any]:
     return {name: row.get(name) for name in _OF_ROW}
 
 
-def answer_fewest(fields: Fields, say: Say) -> Answer:
-    """The fewest GPUs that reach a target, with their plan, as `meshwright recommend` finds them."""
+def fewest_request(fields: Fields) -> SizeRequest:
+    """What is asked of a search for the fewest GPUs, whose plans share the time of the question."""
     plan = {name: fields[name] for name in (*_OF_PLAN, *COST_FIELDS)}
     for name in ("model", "cluster", "gpus"):
         del plan[name]
-    request = read_size_request(
+    return read_size_request(
         model=fields["model"],
         clusters=(fields["cluster"],),
         plan={**plan, "time_limit": fields["time_limit"] / MOST_STEPS},
@@ -226,7 +226,11 @@ def answer_fewest(fields: Fields, say: Say) -> Answer:
         workers=1,
         cache=None,
     )
-    found = plan_sizes(request, lambda words: say({"words": words}))
+
+
+def answer_fewest(fields: Fields, say: Say) -> Answer:
+    """The fewest GPUs that reach a target, with their plan, as `meshwright recommend` finds them."""
+    found = plan_sizes(fewest_request(fields), lambda words: say({"words": words}))
     shown = (*found.reached, *found.missed)[0]
     verdict = {"verdict": _html(recommend_view(found)), "reached": bool(found.reached)}
     if not shown.has_plan:

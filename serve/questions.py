@@ -145,7 +145,7 @@ class Offer:
         """
         if question.model not in self.models:
             raise InputError(
-                "neither in the catalog nor named when the page was started (--model FILE)",
+                "neither in the catalog nor named at the start (--model FILE)",
                 where="model",
                 value=question.model,
                 did_you_mean=near_miss(question.model, self.models),

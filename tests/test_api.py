@@ -198,7 +198,10 @@ def test_values_of_a_wrong_type_are_named(call: Callable[[], object], words: str
         call()
 
 
-NO_FUNCTION = {"serve": "is a page that asks the functions"}
+NO_FUNCTION = {
+    "serve": "is a page that asks the functions",
+    "mcp": "are tools that ask the functions",
+}
 OTHERWISE = {
     "batch": "plan_batch",
     "experts": "place_experts",

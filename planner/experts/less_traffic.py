@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from meshwright.planner.experts.bound import balance_bound, partitions
 from meshwright.planner.experts.flows import Flows, Level, slot_choices
-from meshwright.planner.experts.packing import SlotPacking, has_duplicates
+from meshwright.planner.experts.packing import Crew, SlotPacking, Solved, has_duplicates
 from meshwright.planner.experts.problem import (
     GROUPS,
     TRAFFIC,
@@ -24,7 +24,6 @@ from meshwright.planner.experts.problem import (
     Slots,
     SlotShape,
 )
-from meshwright.planner.experts.rows import Crew, Solved
 from meshwright.planner.experts.solve import PlacementEffort, solve_nodes, splits
 from meshwright.planner.experts.swaps import (
     Apart,

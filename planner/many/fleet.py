@@ -25,13 +25,9 @@ from meshwright.planner.many.places import FleetPlaces, place_jobs
 from meshwright.planner.many.sharing import (
     OBJECTIVES,
     Allocation,
+    FleetJobDoc,
     FleetParams,
     FleetSolution,
-    share_over_time,
-    share_throughput,
-)
-from meshwright.planner.many.sizes import (
-    FleetJobDoc,
     FreeUnits,
     JobSize,
     SizedJob,
@@ -40,6 +36,8 @@ from meshwright.planner.many.sizes import (
     candidate_units,
     free_units,
     read_fleet,
+    share_over_time,
+    share_throughput,
     sized_job,
 )
 from meshwright.planner.plan.document import Plan, with_digest

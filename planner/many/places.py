@@ -19,8 +19,13 @@ from itertools import accumulate, groupby
 from math import inf
 
 from meshwright.errors import OutOfTimeError
-from meshwright.planner.many.sharing import Allocation, FleetParams, solve_fleet
-from meshwright.planner.many.sizes import FreeUnits, SizedJob
+from meshwright.planner.many.sharing import (
+    Allocation,
+    FleetParams,
+    FreeUnits,
+    SizedJob,
+    solve_fleet,
+)
 from meshwright.planner.solvers.clock import is_over
 
 # Leaves dealt out job by job: what CP-SAT starts from, and often all there is to find.

@@ -21,8 +21,7 @@ from meshwright.planner.bounds.mappings import Matrices, rows_under
 from meshwright.planner.bounds.memory_fit import hbm_limit_gib, host_limit_gib
 from meshwright.planner.experts.training import AssumedImbalance, JointRouting
 from meshwright.planner.mapping.joint import Grid, Need
-from meshwright.planner.search.branches import Branch, as_array
-from meshwright.planner.search.candidates import Candidate, Chooser, Combination
+from meshwright.planner.search.branches import Branch, Candidate, Chooser, Combination, as_array
 from meshwright.planner.search.kernel_model import KernelChoice, KernelModel
 from meshwright.planner.search.model import (
     Candidates,

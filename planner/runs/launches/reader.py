@@ -359,7 +359,8 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
     """
     where = str(path)
     document = launch_document(path, text)
-    refuse_adapters(fields_of(document), where)
+    if not isinstance(document, dict) or not _reads_adapters(document):
+        refuse_adapters(fields_of(document), where)
     if isinstance(document, dict):
         return from_toml(document, path) if is_toml(text) else _from_document(document, path)
     line = _command_line(document, text, where)
@@ -399,8 +400,9 @@ def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
 
 
 def _filled_deepspeed(path: Path, known: dict[str, Any]) -> LaunchRun:
-    """A DeepSpeed file whose values stand in for its `auto`, as transformers fills them in
-    (transformers/integrations/deepspeed.py).
+    """The run of a DeepSpeed file for transformers' Trainer, which puts its own values in place of `auto`
+    (transformers/integrations/deepspeed.py): those that are known here; keys with another `auto` count as
+    left out.
     """
     document = parse_mapping(read_text(path, MAX_FILE_BYTES), str(path))
     refuse_adapters(fields_of(document), str(path))
@@ -410,6 +412,11 @@ def _filled_deepspeed(path: Path, known: dict[str, Any]) -> LaunchRun:
     zero = section_of(filled, "zero_optimization", str(path))
     filled["zero_optimization"] = {key: value for key, value in zero.items() if value != "auto"}
     return from_deepspeed(filled, str(path))
+
+
+def _reads_adapters(document: dict[str, Any]) -> bool:
+    """Whether a document is of a kind whose reader knows adapters."""
+    return is_llamafactory(document) or is_axolotl(document)
 
 
 def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:
@@ -479,7 +486,8 @@ def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[st
         raise InputError(
             f"a launch file of this kind does not say {', '.join(missing)}: add {hint}", where=where
         )
-    return {"id": Path(where).stem, **top, "run": settings}
+    said = {name: value for name, value in settings.items() if value is not None}
+    return {"id": Path(where).stem, **top, "run": said}
 
 
 def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
@@ -497,6 +505,9 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
         settings["gpus"] = inputs.gpus
     settings = with_global_batch(launch, settings, inputs.gpus)
     settings.setdefault("global_batch", inputs.global_batch)
+    if settings.get("framework") in (DEEPSPEED.name, FSDP2.name):
+        # Their files do not say what is trained; those of fine-tuning stacks do.
+        settings.setdefault("adapters", inputs.adapters)
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
     run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
     return on_its_hosts(run, launch)

@@ -17,7 +17,7 @@ import meshwright
 from meshwright import cli
 from meshwright.documents import write_files
 from meshwright.errors import InputError
-from meshwright.planner.audit.audit import ListedRank, audit_plan, recount_faults
+from meshwright.planner.audit import ListedRank, audit_plan, recount_faults
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Mapping, Objective, with_digest
 from meshwright.planner.plan.texts import plan_text, read_plan

@@ -31,11 +31,10 @@ from meshwright.planner.experts.less_traffic import (
     less_traffic,
     nodes_to_leaves,
 )
-from meshwright.planner.experts.packing import has_duplicates
+from meshwright.planner.experts.packing import Solved, by_layer, has_duplicates
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.recorders import Routing, token_loads
 from meshwright.planner.experts.request import ExpertRequest, read_ground
-from meshwright.planner.experts.rows import Solved, by_layer
 from meshwright.planner.experts.service import pairs_apart, traffic_row
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
 from meshwright.planner.experts.swaps import Apart, FromSources, Term, Touched, replica_pairs

@@ -20,24 +20,22 @@ from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.many.places import LeafRoom, deal_out, place_jobs
 from meshwright.planner.many.sharing import (
     Allocation,
-    FleetParams,
-    durations,
-    list_schedule,
-    scaled_value,
-    share_over_time,
-    share_throughput,
-    timed_jobs,
-)
-from meshwright.planner.many.sizes import (
     FleetJobDoc,
+    FleetParams,
     FreeUnits,
     JobSize,
     SizedJob,
     Unit,
     candidate_units,
+    durations,
     faster_sizes,
     free_units,
+    list_schedule,
     read_fleet,
+    scaled_value,
+    share_over_time,
+    share_throughput,
+    timed_jobs,
 )
 
 PARAMS = FleetParams(deterministic_s=10)

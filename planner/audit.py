@@ -613,7 +613,7 @@ def audit_plan(path: Path, directory: Path | None = None) -> Audit:
     -------
     Audit
         One check each of the document, versions, edits by hand, prices and rules, ranks, and launch files;
-        `planner.audit.audit` has those of a plan on a mixed cluster.
+        `audit_plan` has those of a plan on a mixed cluster.
 
     Raises
     ------
