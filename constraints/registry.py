@@ -24,6 +24,7 @@ from meshwright.constraints.frameworks import (
     TORCHTITAN_RULES,
     TORCHTITAN_TOKEN_PREDICTION,
     AllowedDegrees,
+    AllowedOptimizers,
     AllowedPrecisions,
     NoHybridLayers,
     NoLinearAttention,
@@ -170,6 +171,7 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
         rules.append(degrees)
     if set(precisions.precisions) < set(ARCHITECTURES):
         rules.append(precisions)
+    rules.append(AllowedOptimizers(framework))
     if framework.linear_attention is None:
         rules.append(NoLinearAttention(framework))
     if framework.sparse_attention is None:

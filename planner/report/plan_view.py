@@ -285,7 +285,7 @@ def _reason(need: SoftwareNeed, choice: ExecutionChoice | None, step_time_s: flo
 
 def _host_memory(layout: LayoutDoc, predicted: Predicted, inputs: PlanInputs) -> str:
     """The hosts' memory that the plan needs, and what a host has where that is known."""
-    words = host_words(layout.optimizer_offload, predicted.host_memory_gib)
+    words = host_words(layout.optimizer_offload, predicted.host_memory_gib, inputs.optimizer)
     has_gib = inputs.cluster.host_memory_gib
     return f"{words} (it has {count(has_gib)})" if words and has_gib is not None else words
 
