@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from meshwright.frameworks.record import FrameworkName
     from meshwright.model_specs.schema import ModelSpec
     from meshwright.planner.analysis.rank_mapping import MappingOrder
-    from meshwright.planner.audit.audit import Audit
+    from meshwright.planner.audit import Audit, Audits
     from meshwright.planner.experts.service import ExpertPlan
     from meshwright.planner.many.batch import BatchListener, BatchReport
     from meshwright.planner.many.fleet import Fleet
     from meshwright.planner.many.recommend import Recommendation
-    from meshwright.planner.mapping.instance import MappingObjective
+    from meshwright.planner.mapping.slots import MappingObjective
     from meshwright.planner.mixed.service import MixedResult
     from meshwright.planner.plan.document import Plan
     from meshwright.planner.runs.calibration.machine import MachineReport
@@ -258,6 +258,7 @@ __all__ = [
     "traffic",
     "validate",
     "verify_plan",
+    "verify_plans",
     "volumes",
 ]
 
@@ -899,7 +900,7 @@ def map(
         If the layout does not fit, or breaks a rule there.
     """
     from meshwright.planner.analysis.rank_mapping import map_plan, nodes_to_place_on
-    from meshwright.planner.mapping.spread_bound import ReachWeights
+    from meshwright.planner.mapping.spread_build import ReachWeights
 
     laid_out = _laid_out(plan)
     onto = nodes_to_place_on(laid_out, cluster, nodes)
@@ -1121,10 +1122,34 @@ def verify_plan(plan: FilePath, directory: FilePath | None = None) -> Audit:
     InputError
         If there is no such plan or folder.
     """
-    from meshwright.planner.audit.audit import audit_plan
+    from meshwright.planner.audit import audit_plan
 
     folder = None if directory is None else path_of(directory, "directory")
     return audit_plan(path_of(plan, "plan"), folder)
+
+
+@known_keywords
+def verify_plans(*plans: FilePath) -> Audits:
+    """Check plans, and all plans below folders, again: what `meshwright verify --all` does.
+
+    Parameters
+    ----------
+    *plans
+        Plans, folders of plans, or folders below which plans lie; each with the launch files beside it.
+
+    Returns
+    -------
+    Audits
+        `audits`, one for each plan, and `passed`.
+
+    Raises
+    ------
+    InputError
+        If a path is not there, or no plan is below a folder.
+    """
+    from meshwright.planner.audit import audit_plans
+
+    return audit_plans([path_of(plan, "plans") for plan in plans])
 
 
 @known_keywords
@@ -1202,7 +1227,7 @@ def schema(kind: Literal["model", "cluster", "run", "jobs", "plan"]) -> dict[str
     InputError
         If there is no such kind.
     """
-    from meshwright.planner.report.schemas import json_schema
+    from meshwright.planner.report.catalog_view import json_schema
 
     return json_schema(kind)
 

@@ -37,7 +37,7 @@ def catalog_command(kind: str, as_json: bool) -> None:
 @common
 def schema_command(kind: str, as_json: bool) -> None:
     """Print the JSON Schema of a kind of file, for editors and checks."""
-    from meshwright.planner.report.schemas import json_schema
+    from meshwright.planner.report.catalog_view import json_schema
 
     document = json_schema(kind)
     if as_json:

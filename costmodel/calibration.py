@@ -189,7 +189,7 @@ def constants_digest() -> str:
     str
         SHA-256 of the files of `costmodel/data`, in hexadecimal.
     """
-    folder = files("meshwright.costmodel.data")
+    folder = files("meshwright.costmodel").joinpath("data")
     texts = [folder.joinpath(name).read_bytes() for name in (*FILES, "memory.yaml")]
     return sha256(b"".join(texts)).hexdigest()
 

@@ -68,7 +68,7 @@ def measured_recipes() -> tuple[MeasuredRecipe, ...]:
     tuple of MeasuredRecipe
         In the order of the file.
     """
-    text = files("meshwright.costmodel.data").joinpath(TABLE).read_text(encoding="utf-8")
+    text = files("meshwright.costmodel").joinpath("data", TABLE).read_text(encoding="utf-8")
     rows = json.loads(text)["recipes"]
     return tuple(MeasuredRecipe(**{**row, "settings": tuple(row["settings"])}) for row in rows)
 

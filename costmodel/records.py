@@ -28,7 +28,7 @@ def data_table(name: str) -> dict[str, Any]:
     dict
         What the YAML holds.
     """
-    table: dict[str, Any] = packaged_document("meshwright.costmodel.data", name)
+    table: dict[str, Any] = packaged_document("meshwright.costmodel", f"data/{name}")
     return table
 
 

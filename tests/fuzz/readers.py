@@ -23,12 +23,12 @@ from meshwright.cluster_specs.reader import (
 )
 from meshwright.costmodel.calibration import Factors
 from meshwright.model_specs.reader import read_model
-from meshwright.planner.audit.audit import audit_plan, read_rank_list
+from meshwright.planner.audit import audit_plan, read_rank_list
 from meshwright.planner.experts.inputs import read_routing
 from meshwright.planner.experts.placements import read_placement
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.many.jobs import read_jobs
-from meshwright.planner.many.sizes import read_fleet
+from meshwright.planner.many.sharing import read_fleet
 from meshwright.planner.mixed.document import mixed_text, read_mixed_plan
 from meshwright.planner.plan.texts import read_plan
 from meshwright.planner.report.mixed_view import mixed_page

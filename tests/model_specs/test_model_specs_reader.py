@@ -256,7 +256,7 @@ def test_a_hub_id_of_a_catalog_model_is_that_model(hub_id: str, name: str) -> No
 
 
 def test_every_hub_id_names_one_model_of_the_catalog() -> None:
-    table = packaged_document("meshwright.model_specs.data", "hub_ids.yaml")
+    table = packaged_document("meshwright.model_specs", "data/hub_ids.yaml")
     assert set(table) <= set(catalog_names())
     ids = [hub_id.lower() for hub_ids in table.values() for hub_id in hub_ids]
     assert len(ids) == len(set(ids)) > 60

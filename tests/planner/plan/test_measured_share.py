@@ -227,7 +227,7 @@ def test_every_choice_in_pairs_is_a_setting_of_a_plan() -> None:
         (-0.02, 1.0, "measured", "2.0 % above the fastest step measured of this work, 12.3 s (near)"),
         (0.1, 0.0, "priced", "10.0 % below the choices of the nearest measured run, near: 0.0 % measured "
          "elsewhere, 10.0 % the model's word"),
-        (None, None, None, "the nearest measured run, near, cannot be made here: all is the model's word"),
+        (None, None, None, "no measured run's choices fit here (nearest: near): all is the model's word"),
     ],
 )  # fmt: skip
 def test_the_sentence_of_the_first_screen(
