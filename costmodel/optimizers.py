@@ -429,9 +429,10 @@ def orthogonalising_s(c: Context, dense_shards: Ints, expert_shards: Ints) -> Fl
     (--muon-tp-mode blockwise, the default of 0.19); without sharded states every rank does all. DeepSpeed's
     do those that begin or end in their partition, so that one more is done twice (runtime/zero/
     stage_1_and_2.py, `get_flat_partition`). Under FSDP2 torch.optim.Muon runs on shards of rows, of which
-    DTensor makes products with collectives: where the rows are the longer edge, an all-reduce of m^2 elements
-    in each iteration; else m n elements are gathered twice and m^2 once (counted with CommDebugMode of torch
-    2.13; tests/oracles). The host launches kernels one by one: where they are short, it paces the step.
+    DTensor makes products with collectives: where the rows are the longer edge, two all-reduces of m^2
+    elements in each iteration; else m n elements are gathered twice and m^2 once (counted with CommDebugMode
+    of torch 2.13; tests/oracles/test_optimizers.py). The host launches kernels one by one: where they are
+    short, it paces the step.
 
     Parameters
     ----------
@@ -484,7 +485,7 @@ def _on_shards_s(c: Context, rows: Floats, columns: Floats, shards: Ints) -> Flo
     square_s = gemm_s(m, m, m, c.rates, sixteen_bit=True, output_bytes=_ADDED_BYTES)
     long_s = gemm_s(m, m, n / ranks, c.rates, sixteen_bit=True)
     long_s = long_s + gemm_s(m, n / ranks, m, c.rates, sixteen_bit=True, output_bytes=_ADDED_BYTES)
-    summed_s = all_reduce_s(2.0 * m * m, members, c.links)
+    summed_s = 2.0 * all_reduce_s(2.0 * m * m, members, c.links)
     part_s = gemm_s(m / ranks, m, n, c.rates, sixteen_bit=True)
     part_s = part_s + gemm_s(m / ranks, m, m, c.rates, sixteen_bit=True, output_bytes=_ADDED_BYTES)
     part_s = part_s + gemm_s(m / ranks, n, m, c.rates, sixteen_bit=True, output_bytes=_ADDED_BYTES)

@@ -259,9 +259,10 @@ def test_fsdp2_sends_in_every_iteration() -> None:
         for layout in (alone, wide)
     )
     assert spread > single / 4
-    # A layer's wide matrices: 2 m n and m^2 elements of 2 bytes gathered five times; tall: m^2 reduced.
-    gathered = 5 * 2 * (3 * 4096**2 + 2 * 4096 * 14336 + 4096**2)
-    gathered += 5 * 2 * (2 * (2 * 1024 * 4096 + 1024**2) + 3 * 4096**2)
+    # Wide or square: 2 m n and m^2 elements of 2 bytes gathered five times; tall: m^2 reduced twice.
+    gathered = 5 * 2 * (2 * 3 * 4096**2 + 2 * 4096 * 14336 + 4096**2)
+    gathered += 5 * 2 * 2 * (2 * 1024 * 4096 + 1024**2)
+    gathered += 5 * 2 * 2 * 2 * 4096**2
     node_bytes_per_s = 8 * 50e9
     assert spread > 32 * gathered / node_bytes_per_s
 
