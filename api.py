@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from meshwright.frameworks.record import FrameworkName
     from meshwright.model_specs.schema import ModelSpec
     from meshwright.planner.analysis.rank_mapping import MappingOrder
-    from meshwright.planner.audit import Audit
+    from meshwright.planner.audit import Audit, Audits
     from meshwright.planner.experts.service import ExpertPlan
     from meshwright.planner.many.batch import BatchListener, BatchReport
     from meshwright.planner.many.fleet import Fleet
@@ -257,6 +257,7 @@ __all__ = [
     "traffic",
     "validate",
     "verify_plan",
+    "verify_plans",
     "volumes",
 ]
 
@@ -1088,6 +1089,30 @@ def verify_plan(plan: FilePath, directory: FilePath | None = None) -> Audit:
 
     folder = None if directory is None else path_of(directory, "directory")
     return audit_plan(path_of(plan, "plan"), folder)
+
+
+@known_keywords
+def verify_plans(*plans: FilePath) -> Audits:
+    """Check plans, and all plans below folders, again: what `meshwright verify --all` does.
+
+    Parameters
+    ----------
+    *plans
+        Plans, folders of plans, or folders below which plans lie; each with the launch files beside it.
+
+    Returns
+    -------
+    Audits
+        `audits`, one for each plan, and `passed`.
+
+    Raises
+    ------
+    InputError
+        If a path is not there, or no plan is below a folder.
+    """
+    from meshwright.planner.audit import audit_plans
+
+    return audit_plans([path_of(plan, "plans") for plan in plans])
 
 
 @known_keywords

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.attention import whole_kv_heads
+from meshwright.constraints.layers import whole_kv_heads
 from meshwright.constraints.pipeline import TORCHTITAN_SCHEDULE_RULES
 from meshwright.constraints.rule import (
     AtLeast,

@@ -6,6 +6,7 @@ TrainingArguments, which it extends; and of Axolotl 067b021c8 (src/axolotl/utils
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.megatron import PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.runs.launches.launch_run import (
@@ -26,9 +28,7 @@ from meshwright.planner.runs.launches.launch_run import (
 # What they have alike.
 
 
-_STEPS, _DEEPSPEED = "gradient_accumulation_steps", "deepspeed"
-_DATA_PARALLEL = "pytorch"
-"""Without DeepSpeed and FSDP, torchrun wraps the model in DistributedDataParallel."""
+STEPS, DEEPSPEED_FILE = "gradient_accumulation_steps", "deepspeed"
 PADDED = "sequences of a micro-batch are padded to the longest: all are priced at the full length"
 PACKED = "packed documents do not attend to each other: attention is priced as of one long sequence"
 DROPPED = "dropout before adapters is not priced"
@@ -36,32 +36,56 @@ LINEAR_EXPERTS = (
     "which matrices of experts are linear modules, and get an adapter, is another in each version of "
     "transformers: priced as PEFT's all-linear, experts and router included"
 )
-_PART = "training of part of a model has no price yet"
+PART_OF_A_MODEL = "training of part of a model has no price yet"
 
-ReadDeepSpeed = Callable[[Path, dict[str, Any]], LaunchRun]
-"""The run of a DeepSpeed file, with the values that the caller knows in place of its `auto`."""
+ReadDeepSpeed = Callable[[Path | dict[str, Any], dict[str, Any], str], LaunchRun]
+"""The run of a DeepSpeed file or mapping, with the values that the caller knows in place of its `auto`; what
+names it in messages comes last."""
+PLAIN = LaunchRun(settings={"framework": PYTORCH.name, "zero_stage": 0, "overlap": {"dp": True}})
+"""Without DeepSpeed and FSDP torchrun wraps the model in DistributedDataParallel."""
 
 
-def _refuse(document: Mapping[str, Any], fields: Mapping[str, str], where: str) -> None:
+def refuse_fields(document: Mapping[str, Any], fields: Mapping[str, str], where: str) -> None:
     """Raises InputError for the first of some fields that is there and not off, with what is said of it."""
     for name, what in fields.items():
         if document.get(name):
             raise InputError(what, where=f"{where}: {name}", value=document[name])
 
 
-def _sharded(
-    document: dict[str, Any], path: Path, read: ReadDeepSpeed, micro_batch: int, steps: int
+def sharded(
+    document: dict[str, Any], kind: str, path: Path, read: ReadDeepSpeed, batch: tuple[int, int]
 ) -> LaunchRun:
-    """The run of the DeepSpeed file that a configuration names; plain data parallelism without one."""
-    named = document.get(_DEEPSPEED)
-    if named is None:
-        plain = {"framework": _DATA_PARALLEL, "zero_stage": 0, "overlap": {"dp": True}}
-        return LaunchRun(settings=plain)
-    known = {"train_micro_batch_size_per_gpu": micro_batch, _STEPS: steps}
-    return read(_beside(named, path), known)
+    """How a configuration shards: by the DeepSpeed file that it names, by FSDP, or not at all.
+
+    Parameters
+    ----------
+    document
+        With `deepspeed`, or `fsdp` and `fsdp_config`.
+    kind
+        The program, by its section of flag_effects.yaml.
+    path
+        Its file.
+    read
+        Reads DeepSpeed's.
+    batch
+        Sequences of a micro-batch, and how many of these are accumulated.
+
+    Raises
+    ------
+    InputError
+        A file that is not there, or a value of the wrong kind.
+    """
+    named = document.get(DEEPSPEED_FILE)
+    if named is not None:
+        known = {"train_micro_batch_size_per_gpu": batch[0], STEPS: batch[1]}
+        found = file_beside(named, path, DEEPSPEED_FILE)
+        return read(found, known, str(found))
+    if document.get(_FSDP) or document.get(_FSDP_SECTION):
+        return fully_sharded(document, kind, str(path))
+    return PLAIN
 
 
-def _positive_numbers(
+def positive_numbers(
     document: dict[str, Any], defaults: dict[str, int], where: str
 ) -> dict[str, int]:
     """Whole numbers of a configuration, or their defaults."""
@@ -72,7 +96,7 @@ def _positive_numbers(
     return {name: defaults[name] if count is None else count for name, count in numbers.items()}
 
 
-def _precision(document: dict[str, Any], where: str) -> str:
+def half_precision(document: dict[str, Any], where: str) -> str:
     for name in ("bf16", "fp16"):
         if document.get(name) in (True, "auto"):
             return name
@@ -81,7 +105,7 @@ def _precision(document: dict[str, Any], where: str) -> str:
     )
 
 
-def _kernel(document: dict[str, Any], key: str, kernels: Mapping[str, str], where: str) -> str:
+def kernel_of(document: dict[str, Any], key: str, kernels: Mapping[str, str], where: str) -> str:
     """The attention that a configuration asks for; without a word PyTorch's, which has FlashAttention-2."""
     said = document.get(key)
     if said is None:
@@ -92,7 +116,7 @@ def _kernel(document: dict[str, Any], key: str, kernels: Mapping[str, str], wher
     return kernels[str(said)]
 
 
-def _model(named: object, path: Path) -> str | None:
+def known_model(named: object, path: Path) -> str | None:
     """A catalog model, or a folder with a config.json beside the file; None where there is neither."""
     text = str(named)
     folder = path.parent / text
@@ -104,19 +128,73 @@ def _model(named: object, path: Path) -> str | None:
         return None
 
 
-def _beside(named: object, path: Path) -> Path:
-    """A file that a configuration names from where it is started: its own folder, or one above."""
+def file_beside(named: object, path: Path, field: str) -> Path:
+    """A file that a field names from where training is started: the folder of the field's file, or one above.
+
+    Raises InputError where there is none.
+    """
     if not isinstance(named, str):
         what = "must name a file; a mapping in its place is not read"
-        raise InputError(what, where=f"{path}: {_DEEPSPEED}", value=named)
+        raise InputError(what, where=f"{path}: {field}", value=named)
     for folder in (path.parent, *path.absolute().parent.parents):
         if (folder / named).is_file():
             return folder / named
     raise InputError(
         "is read with this file, which lies neither beside it nor under a folder above",
-        where=f"{path}: {_DEEPSPEED}",
+        where=f"{path}: {field}",
         value=named,
     )
+
+
+_FSDP, _FSDP_SECTION, _PREFIX = "fsdp", "fsdp_config", "fsdp_"
+"""In files for accelerate, and before FSDP's second version, the section's keys begin with the last."""
+_OFFLOADS, _RESHARDS = "offload_params", "reshard_after_forward"
+_FSDP_RECOMPUTES, _STRATEGY = "activation_checkpointing", "sharding_strategy"
+_KEEPS = frozenset(("shard_grad_op", "2"))
+_GROUPS = frozenset(("hybrid_shard", "hybrid_shard_zero2", "4", "5"))
+"""Groups of a node's GPUs, how many a node has not being said."""
+
+
+def fully_sharded(document: Mapping[str, Any], kind: str, where: str) -> LaunchRun:
+    """FSDP as transformers sets it up by `fsdp` and `fsdp_config`.
+
+    Parameters
+    ----------
+    document
+        With words such as full_shard and offload under `fsdp`, or a section `fsdp_config`.
+    kind
+        The program, by its section of flag_effects.yaml.
+    where
+        The file's name.
+
+    Raises
+    ------
+    InputError
+        A section that is no mapping.
+    """
+    section = {
+        str(key).removeprefix(_PREFIX): value
+        for key, value in section_of(document, _FSDP_SECTION, where).items()
+    }
+    said = document.get(_FSDP) or ()
+    words = {str(word) for word in (said if isinstance(said, list) else str(said).split())}
+    words.add(str(section.get(_STRATEGY) or "").lower())
+    keeps = section.get(_RESHARDS) in (False, "SHARD_GRAD_OP") or bool(words & _KEEPS)
+    settings: dict[str, Any] = {
+        "framework": FSDP2.name,
+        "zero_stage": 2 if keeps else 3,
+        "overlap": {"dp": True},
+    }
+    if section.get(_OFFLOADS) or "offload" in words:
+        settings["optimizer_offload"] = 100
+    if section.get(_FSDP_RECOMPUTES):
+        settings["recompute"] = "full"
+    # Options that are off change nothing.
+    on = {key: value for key, value in section.items() if value}
+    read = (_OFFLOADS, _RESHARDS, _FSDP_RECOMPUTES, _STRATEGY)
+    unread = unread_keys(on, kind, read, _FSDP_SECTION)
+    unread += [_FSDP] if words & _GROUPS else []
+    return LaunchRun(settings=settings, unread=tuple(unread))
 
 
 # Adapters, as PEFT's LoraConfig has them: names of modules, or one pattern for their paths.
@@ -133,7 +211,7 @@ _OTHER_NAMES = {
     "in_proj_qkvz": ("in_proj",),
 }
 """Modules of GPT-2, GPT-NeoX, Phi, MPT, Baichuan and Qwen3-Next by the names that most families have."""
-_EXPERT_PARAMETERS = frozenset(("experts.gate_up_proj", "experts.down_proj"))
+EXPERT_PARAMETERS = frozenset(("experts.gate_up_proj", "experts.down_proj"))
 _INSIDE = frozenset(("", "self_attn", "attn", "attention", "linear_attn", "mlp", "mixer", "layers"))
 """What may stand before a module's name, where every layer has one of it."""
 _CHOICE = re.compile(r"\(([a-z_]+(?:\|[a-z_]+)*)\)_proj")
@@ -178,12 +256,12 @@ def adapted_modules(said: object) -> tuple[tuple[str, ...], bool]:
     return tuple(found), understood
 
 
-def _spec(method: str, rank: int | None, targets: Iterable[str]) -> dict[str, Any]:
+def adapters_mapping(method: str, rank: int | None, targets: Iterable[str]) -> dict[str, Any]:
     """What is trained beside frozen weights, as a run file has it."""
     return {"method": method, "rank": rank, "targets": list(dict.fromkeys(targets))}
 
 
-def _of_experts(model: str | None, targets: Collection[str]) -> tuple[str, ...]:
+def remarks_on_experts(model: str | None, targets: Collection[str]) -> tuple[str, ...]:
     """A remark where all linear modules of a model with experts are meant."""
     if model is None or ALL_LINEAR not in targets:
         return ()
@@ -200,7 +278,7 @@ _LENGTH, _PACKING, _RECOMPUTES = "cutoff_len", "packing", "disable_gradient_chec
 _ATTENTION = "flash_attn"
 _BITS, _QUANTISES = "quantization_bit", "quantization_method"
 _RANK, _TARGETS, _DROPOUT = "lora_rank", "lora_target", "lora_dropout"
-_DEFAULTS = {_MICRO_BATCH: 8, _STEPS: 1, _LENGTH: 2048, _RANK: 8}
+_DEFAULTS = {_MICRO_BATCH: 8, STEPS: 1, _LENGTH: 2048, _RANK: 8}
 _STAGES = ("pt", "sft")
 """Stages of one forward and one backward pass over a batch; the others run further models."""
 _KERNELS = dict.fromkeys(("auto", "sdpa", "fa2"), "flash-2") | {
@@ -213,14 +291,23 @@ _REFUSED = {
         ("tensor_model_parallel_size", "pipeline_model_parallel_size", "megatron_bridge_args"),
         _BY_MEGATRON,
     ),
-    **dict.fromkeys(("freeze_language_model", "use_llama_pro"), _PART),
+    **dict.fromkeys(("freeze_language_model", "use_llama_pro"), PART_OF_A_MODEL),
     "use_kt": "experts that run on the host's processors (KTransformers) have no price",
-    "use_badam": _PART,
+    "use_badam": PART_OF_A_MODEL,
 }
 _READ = frozenset(
     (
-        *(_MODEL, _TRAINED, _STAGE, _MICRO_BATCH, _STEPS, _LENGTH, _PACKING, _RECOMPUTES),
-        *(_ATTENTION, _DEEPSPEED, "do_train", "bf16", "fp16", "pure_bf16"),
+        *(_MODEL, _TRAINED, _STAGE, _MICRO_BATCH, STEPS, _LENGTH, _PACKING, _RECOMPUTES),
+        *(
+            _ATTENTION,
+            DEEPSPEED_FILE,
+            _FSDP,
+            _FSDP_SECTION,
+            "do_train",
+            "bf16",
+            "fp16",
+            "pure_bf16",
+        ),
         *(_RANK, _TARGETS, _DROPOUT, _BITS, _QUANTISES, *_REFUSED),
     )
 )
@@ -255,19 +342,20 @@ def from_llamafactory(
     """
     where = str(path)
     _check_kind(document, where)
-    numbers = _positive_numbers(document, _DEFAULTS, where)
+    numbers = positive_numbers(document, _DEFAULTS, where)
     settings: dict[str, Any] = {
         "seq_len": numbers[_LENGTH],
         "micro_batch": numbers[_MICRO_BATCH],
-        "precision": "bf16" if document.get("pure_bf16") else _precision(document, where),
+        "precision": "bf16" if document.get("pure_bf16") else half_precision(document, where),
         "recompute": "none" if document.get(_RECOMPUTES) is True else "full",
-        "attention_kernel": _kernel(document, _ATTENTION, _KERNELS, where),
+        "attention_kernel": kernel_of(document, _ATTENTION, _KERNELS, where),
     }
     unread = unread_keys(document, _KIND, _READ)
     if document.get("pure_bf16"):
         unread.append("pure_bf16")
-    model = _model(document[_MODEL], path)
-    run = _sharded(document, path, read_deepspeed, numbers[_MICRO_BATCH], numbers[_STEPS])
+    model = known_model(document[_MODEL], path)
+    batch = numbers[_MICRO_BATCH], numbers[STEPS]
+    run = sharded(document, _KIND, path, read_deepspeed, batch)
     remarks = run.remarks
     if not document.get(_PACKING, document.get(_STAGE) == "pt"):
         remarks = (*remarks, PADDED)
@@ -275,13 +363,13 @@ def from_llamafactory(
     if document.get(_TRAINED, "lora") == "lora":
         adapters, of_adapters = _llamafactory_adapters(document, numbers[_RANK], where)
         unread += of_adapters
-        remarks = (*remarks, *_of_experts(model, adapters["targets"]))
+        remarks = (*remarks, *remarks_on_experts(model, adapters["targets"]))
         remarks += (DROPPED,) if document.get(_DROPOUT) else ()
     return replace(
         run,
         settings=run.settings | settings | {"adapters": adapters},
         model=model,
-        local_batch=numbers[_MICRO_BATCH] * numbers[_STEPS],
+        local_batch=math.prod(batch),
         unread=(*run.unread, *unread),
         remarks=remarks,
     )
@@ -293,24 +381,24 @@ def _check_kind(document: dict[str, Any], where: str) -> None:
         raise InputError("is not true: nothing is trained", where=f"{where}: do_train")
     trained = document.get(_TRAINED, "lora")
     if trained not in ("full", "lora"):
-        what = f"has no price: {_PART}" if trained == "freeze" else "has no price yet"
+        what = f"has no price: {PART_OF_A_MODEL}" if trained == "freeze" else "has no price yet"
         allowed = ("full", "lora")
         raise InputError(what, where=f"{where}: {_TRAINED}", value=trained, allowed=allowed)
     stage = document.get(_STAGE, "sft")
     if stage not in _STAGES:
         what = "has no price yet: other models are run beside the one that is trained"
         raise InputError(what, where=f"{where}: {_STAGE}", value=stage, allowed=_STAGES)
-    _refuse(document, _REFUSED, where)
+    refuse_fields(document, _REFUSED, where)
     if document.get(_BITS) not in (None, 4):
         what = "has no price: weights of 4 bits alone have one"
         raise InputError(what, where=f"{where}: {_BITS}", value=document[_BITS], allowed=("4",))
     if document.get(_QUANTISES, "bnb") not in ("bnb", "bitsandbytes"):
         what = "has no price: weights of 4 bits of bitsandbytes alone have one"
         raise InputError(what, where=f"{where}: {_QUANTISES}", value=document[_QUANTISES])
-    _refuse_narrow(document[_MODEL], f"{where}: {_MODEL}")
+    refuse_narrow(document[_MODEL], f"{where}: {_MODEL}")
 
 
-def _refuse_narrow(named: object, where: str) -> None:
+def refuse_narrow(named: object, where: str) -> None:
     """Raises InputError for a checkpoint whose name says that its weights are of few bits."""
     if _NARROW_NAME.search(str(named)):
         what = "has weights of few bits, which have no price: those of bitsandbytes alone have one"
@@ -328,14 +416,14 @@ def _llamafactory_adapters(
         what = "names no matrix of a layer that is known"
         raise InputError(what, where=f"{where}: {_TARGETS}", value=said, allowed=("all", *TARGETS))
     method = "qlora" if document.get(_BITS) == 4 else "lora"
-    return _spec(method, rank, targets), [] if understood else [_TARGETS]
+    return adapters_mapping(method, rank, targets), [] if understood else [_TARGETS]
 
 
 # Axolotl.
 
 
 _BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH = "base_model", "sequence_len", "micro_batch_size"
-_AXOLOTL_DEFAULTS = {_AXOLOTL_MICRO_BATCH: 1, _STEPS: 1, _AXOLOTL_LENGTH: 512}
+_AXOLOTL_DEFAULTS = {_AXOLOTL_MICRO_BATCH: 1, STEPS: 1, _AXOLOTL_LENGTH: 512}
 _TENSOR, _CONTEXT, _REPLICAS = "tensor_parallel_size", "context_parallel_size", "dp_replicate_size"
 _IMPLEMENTATION, _CHECKPOINTS = "attn_implementation", "gradient_checkpointing"
 _IMPLEMENTATIONS = {
@@ -360,13 +448,13 @@ _AXOLOTL_REFUSED = {
         ("rl", "reward_model", "process_reward_model", "ebft", "diffusion", "num_labels"),
         "has no price yet: it is another step than that of language modelling",
     ),
-    **dict.fromkeys(("unfrozen_parameters", "lisa_n_layers", "relora"), _PART),
+    **dict.fromkeys(("unfrozen_parameters", "lisa_n_layers", "relora"), PART_OF_A_MODEL),
     "load_in_8bit": "has no price: weights of 4 bits or of 16 have one",
     "gptq": "has no price: weights of 4 bits of bitsandbytes alone have one",
 }
 _AXOLOTL_READ = frozenset(
     (
-        *(_BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH, _STEPS, _IMPLEMENTATION, _CHECKPOINTS),
+        *(_BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH, STEPS, _IMPLEMENTATION, _CHECKPOINTS),
         *(
             _RANK_BATCH,
             "bf16",
@@ -374,18 +462,14 @@ _AXOLOTL_READ = frozenset(
             "sample_packing",
             "pad_to_sequence_len",
             "flash_attention",
-            _DEEPSPEED,
+            DEEPSPEED_FILE,
         ),
-        *("fsdp", "fsdp_config", "fsdp_version", "dp_shard_size"),
+        *(_FSDP, _FSDP_SECTION, "fsdp_version", "dp_shard_size"),
         *(_TENSOR, _CONTEXT, _REPLICAS),
         *(_ADAPTER, _AXOLOTL_RANK, _LINEAR, _AXOLOTL_TARGETS, _PARAMETERS, _FOUR_BITS, _BNB),
         *(_DROPOUT, *_LORA_KERNELS, _CUT_LOSS, *_AXOLOTL_REFUSED),
     )
 )
-_PREFIX = "fsdp_"
-"""Before version 2 the keys of the section begin with it."""
-_OFFLOADS, _RESHARDS = "offload_params", "reshard_after_forward"
-_FSDP_RECOMPUTES = "activation_checkpointing"
 
 
 def is_axolotl(document: dict[str, Any]) -> bool:
@@ -411,41 +495,38 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
         A kind of training without a price, a value of the wrong kind, or a DeepSpeed file that is not there.
     """
     where = str(path)
-    _refuse(document, _AXOLOTL_REFUSED, where)
-    numbers = _positive_numbers(document, _AXOLOTL_DEFAULTS, where)
-    micro_batch, steps = numbers[_AXOLOTL_MICRO_BATCH], numbers[_STEPS]
+    refuse_fields(document, _AXOLOTL_REFUSED, where)
+    numbers = positive_numbers(document, _AXOLOTL_DEFAULTS, where)
+    micro_batch, steps = numbers[_AXOLOTL_MICRO_BATCH], numbers[STEPS]
     of_rank = whole_number(document, _RANK_BATCH, where)
-    if of_rank is not None and document.get(_STEPS) is None:
+    if of_rank is not None and document.get(STEPS) is None:
         # As utils/config/__init__.py, normalize_config, has it.
         steps = max(of_rank // micro_batch, 1)
-    run = _sharded(document, path, read_deepspeed, micro_batch, steps)
+    run = sharded(document, "axolotl", path, read_deepspeed, (micro_batch, steps))
     unread = unread_keys(document, "axolotl", _AXOLOTL_READ)
-    if document.get("fsdp") or document.get("fsdp_config"):
-        run, of_fsdp = _fully_sharded(document, where)
-        unread += of_fsdp
     checkpoints = document.get(_CHECKPOINTS) or False
     if checkpoints not in (True, False):
         unread.append(_CHECKPOINTS)
     settings = {
         "seq_len": numbers[_AXOLOTL_LENGTH],
         "micro_batch": micro_batch,
-        "precision": _precision(document, where),
+        "precision": half_precision(document, where),
         "recompute": "full" if checkpoints else run.settings.get("recompute", "none"),
-        "attention_kernel": _kernel(document, _IMPLEMENTATION, _IMPLEMENTATIONS, where),
+        "attention_kernel": kernel_of(document, _IMPLEMENTATION, _IMPLEMENTATIONS, where),
     }
     degrees = {"tp": _TENSOR, "cp": _CONTEXT}
     settings |= {axis: whole_number(document, key, where) or 1 for axis, key in degrees.items()}
     replicas = whole_number(document, _REPLICAS, where) or 1
     if replicas > 1:
         settings["shard_groups"] = replicas
-    remarks, model = run.remarks, _model(document[_BASE], path)
+    remarks, model = run.remarks, known_model(document[_BASE], path)
     if document.get("sample_packing") is True:
         remarks = (*remarks, PACKED)
     elif document.get("pad_to_sequence_len") is not True:
         remarks = (*remarks, PADDED)
     adapters, of_adapters = _axolotl_adapters(document, where)
     if adapters is not None:
-        remarks = (*remarks, *_of_experts(model, adapters["targets"]))
+        remarks = (*remarks, *remarks_on_experts(model, adapters["targets"]))
         remarks += (DROPPED,) if document.get(_DROPOUT) else ()
     if document.get(_CUT_LOSS, _CUT_PLUGIN in str(document.get("plugins"))):
         unread.append(_CUT_LOSS)
@@ -473,7 +554,7 @@ def _axolotl_adapters(
         )
     if adapter == "qlora" and not narrow:
         raise InputError("must be true under adapter: qlora", where=f"{where}: {_FOUR_BITS}")
-    _refuse_narrow(document[_BASE], f"{where}: {_BASE}")
+    refuse_narrow(document[_BASE], f"{where}: {_BASE}")
     rank = whole_number(document, _AXOLOTL_RANK, where)
     if rank is None:
         raise InputError("is needed beside an adapter", where=f"{where}: {_AXOLOTL_RANK}")
@@ -486,7 +567,7 @@ def _axolotl_adapters(
     if names:
         ends = {".".join(str(name).split(".")[-2:]) for name in names}
         targets = (*targets, EXPERTS)
-        unread += [] if ends == _EXPERT_PARAMETERS else [_PARAMETERS]
+        unread += [] if ends == EXPERT_PARAMETERS else [_PARAMETERS]
     if document.get(_LINEAR):
         targets = (ALL_LINEAR, *targets)
     if not targets:
@@ -502,26 +583,4 @@ def _axolotl_adapters(
     quantised = document.get(_BNB) or {}
     if quantised not in ({}, {"bnb_4bit_use_double_quant": True}):
         unread.append(_BNB)
-    return _spec("qlora" if narrow else "lora", rank, targets), unread
-
-
-def _fully_sharded(document: dict[str, Any], where: str) -> tuple[LaunchRun, list[str]]:
-    """FSDP as accelerate sets it up, and the keys of its section that are not read."""
-    section = {
-        str(key).removeprefix(_PREFIX): value
-        for key, value in section_of(document, "fsdp_config", where).items()
-    }
-    settings: dict[str, Any] = {
-        "framework": FSDP2.name,
-        "zero_stage": 2 if section.get(_RESHARDS) is False else 3,
-        "overlap": {"dp": True},
-    }
-    if section.get(_OFFLOADS):
-        settings["optimizer_offload"] = 100
-    if section.get(_FSDP_RECOMPUTES):
-        settings["recompute"] = "full"
-    # Options that are off change nothing.
-    on = {key: value for key, value in section.items() if value}
-    read = (_OFFLOADS, _RESHARDS, _FSDP_RECOMPUTES)
-    unread = unread_keys(on, "axolotl", read, "fsdp_config")
-    return LaunchRun(settings=settings), unread
+    return adapters_mapping("qlora" if narrow else "lora", rank, targets), unread
