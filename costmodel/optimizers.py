@@ -119,8 +119,9 @@ def tensor_state_bytes(optimizer: str, shape: tuple[int, ...]) -> int:
     return 4 * traits.moments * values
 
 
-_PLAIN = OptimizerSetting(source="")
-"""Of an optimizer that the framework's record does not name: tensor by tensor, an equal share of each."""
+_PLAIN = OptimizerSetting(source="transformers/trainer.py", wide_tables=True)
+"""Of an optimizer that the framework's record does not name: the Trainer of transformers makes it, tensor by
+tensor, and keeps the states of embeddings in 32 bits (`register_module_override`)."""
 
 
 def _handed(workload: Workload) -> OptimizerSetting:
@@ -239,15 +240,21 @@ def moments_bytes(workload: Workload, *, experts: bool = False, tables: bool = F
     if tables:
         if flat:
             return narrower * _flat_bytes(OPTIMIZER_TRAITS[beside])
-        return narrower * _table_bytes(model, beside)
+        return narrower * _table_bytes(model, beside, wide=handed.wide_tables)
     return narrower * (
         (1.0 - means.vector_share) * means.matrices + means.vector_share * means.vectors
     )
 
 
-def _table_bytes(model: ModelSpec, optimizer: str) -> float:
+def _table_bytes(model: ModelSpec, optimizer: str, *, wide: bool) -> float:
+    """Of a token table and a head in their mean; a tied head is the table."""
     shape = (model.vocab, model.hidden)
-    return tensor_state_bytes(optimizer, shape) / (model.vocab * model.hidden)
+    narrow = tensor_state_bytes(optimizer, shape) / (model.vocab * model.hidden)
+    traits = OPTIMIZER_TRAITS[optimizer]
+    if not (wide and traits.narrow):
+        return narrow
+    of_table = traits.moments * FP32_BYTES
+    return of_table if model.tied_embeddings else (of_table + narrow) / 2.0
 
 
 def keeps_more_of_tables(workload: Workload) -> bool:

@@ -108,6 +108,16 @@ def test_flat_pieces_have_no_rows_and_none_is_small() -> None:
     assert moments_bytes(with_optimizer("adafactor", "pytorch")) == pytest.approx(mean, rel=1e-2)
 
 
+def test_the_trainer_keeps_states_of_embeddings_wide() -> None:
+    """8 bytes of the table, 2 and a 32nd of the head; a tied head is the table."""
+    narrow = 2.0 + 8.0 / 256.0
+    trainer = with_optimizer("adam-8bit", "pytorch")
+    assert moments_bytes(trainer, tables=True) == pytest.approx((8.0 + narrow) / 2.0)
+    tied = replace(trainer, model=load_catalog_model("llama-3.2-1b"))
+    assert moments_bytes(tied, tables=True) == 8.0
+    assert moments_bytes(with_optimizer("adam-8bit", "fsdp2"), tables=True) == narrow
+
+
 def test_lion_is_alone_outside_megatron() -> None:
     assert moments_bytes(with_optimizer("lion", "deepspeed"), tables=True) == 4.0
     assert moments_bytes(with_optimizer("lion", "megatron"), tables=True) == 8.0
