@@ -678,7 +678,7 @@ def serve_command(
     The page is for this machine alone: its address, which is printed, has a token. It loads nothing from
     elsewhere. Ctrl-C ends it. Needs pip install 'meshwright[serve]'.
     """
-    from meshwright.serve.questions import Offer
+    from meshwright.serve.answers import Offer
     from meshwright.serve.queue import PageLimits
     from meshwright.serve.server import HOST, listening, new_token, serve_page
 
@@ -727,7 +727,7 @@ def mcp_command(
     Tools: plan, recommend, estimate, explain, compare, verify, validate. Nothing is written and nothing
     listens; it ends when the program closes it. Needs pip install 'meshwright[mcp]'.
     """
-    from meshwright.serve.questions import Offer
+    from meshwright.serve.answers import Offer
     from meshwright.serve.queue import PageLimits
     from meshwright.serve.tools import serve_tools
 

@@ -354,6 +354,17 @@ def measured_gain(
     return MeasuredGain(gain=1.0 - mean, pairs=len(near), measured_on=f"{devices}, {kinds}")
 
 
+def choices_in_pairs() -> tuple[str, ...]:
+    """Names of the execution choices of which `measured_gain` knows pairs.
+
+    Returns
+    -------
+    tuple of str
+        Sorted.
+    """
+    return tuple(sorted({row["choice"] for row in data_table("measured_gains.yaml")["gains"]}))
+
+
 def adapters_band(of: Literal["step_time", "memory"]) -> ErrorBand:
     """How far measured runs that train adapters lie from predictions, on all devices and frameworks.
 

@@ -366,8 +366,11 @@ def _of_history(path: Path) -> LoggedRun:
     ]
     runs = {name.removesuffix(metric_of[name]) for name in columns}
     if len(runs) > 1:
-        what = f"has columns of {len(runs)} runs: export one"
-        raise InputError(what, where=path_text(path), value=", ".join(columns[:_MOST_NAMED]))
+        raise InputError(
+            f"has columns of {len(runs)} runs: export one",
+            where=path_text(path),
+            value=", ".join(columns[:_MOST_NAMED]),
+        )
     return _with_steps(log, path, names)
 
 

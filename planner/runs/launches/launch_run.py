@@ -101,11 +101,15 @@ def unread_keys(
         Where it stands in the file; empty for the whole.
     """
     place = f"{section}." if section else ""
-    return [
-        f"{place}{key}"
-        for key, value in document.items()
-        if str(key) not in read and not has_no_effect(kind, f"{place}{key}", _word(value))
-    ]
+    named = {
+        f"{place}{key}": _word(value) for key, value in document.items() if str(key) not in read
+    }
+    return [name for name, word in named.items() if not is_harmless(kind, name, word)]
+
+
+def is_harmless(kind: str, name: str, word: str) -> bool:
+    """Whether a field, or the launcher's flag of that name, leaves the price as it is."""
+    return has_no_effect(kind, name, word) or has_no_effect(kind, f"--{name}", word)
 
 
 def _word(value: object) -> str:

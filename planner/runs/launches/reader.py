@@ -39,6 +39,7 @@ from meshwright.planner.runs.launches.command_line import (
     words_of,
 )
 from meshwright.planner.runs.launches.finetuning import (
+    file_beside,
     from_axolotl,
     from_llamafactory,
     is_axolotl,
@@ -61,6 +62,18 @@ from meshwright.planner.runs.launches.torchtitan import (
     is_toml,
     is_torchtitan,
     toml_document,
+)
+from meshwright.planner.runs.launches.trainers import (
+    RECIPE,
+    Readers,
+    fields_of_line,
+    from_swift,
+    from_trainer,
+    is_trainer,
+    launched_gpus,
+    recipe_named,
+    swift_command,
+    trl_stage,
 )
 from meshwright.planner.runs.logs import with_measurement, write_run_file
 from meshwright.planner.runs.prediction import PricedRun, price_run
@@ -364,13 +377,21 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
     """
     where = str(path)
     document = launch_document(path, text)
+    if isinstance(document, dict) and not is_toml(text):
+        return _from_document(document, path)
     refuse_adapters(fields_of(document), where)
     if isinstance(document, dict):
-        return from_toml(document, path) if is_toml(text) else _from_document(document, path)
+        return from_toml(document, path)
     line = _command_line(document, text, where)
-    refuse_adapters(line.pairs(), where)
     if isinstance(document, list) and are_overrides(document):
+        refuse_adapters(line.pairs(), where)
         return from_overrides(document, model, where)
+    return _of_trainer(line, path, model) or _of_line(line, text, path, model)
+
+
+def _of_line(line: CommandLine, text: str, path: Path, model: ModelSpec | str | None) -> LaunchRun:
+    """The run of a command line of torchtitan, of our own scripts for accelerate, or of Megatron."""
+    refuse_adapters(line.pairs(), str(path))
     config = config_file_of(line, path.parent)
     if config is not None or is_torchtitan(line):
         return _torchtitan(line, config, path)
@@ -382,6 +403,35 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
     if line.has("--deepspeed_config") and (path.parent / _DEEPSPEED_FILE).is_file():
         return with_configuration(run, *_beside(path, _DEEPSPEED_FILE))
     return run
+
+
+def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) -> LaunchRun | None:
+    """The run of a script that starts a fine-tuning stack; None for other scripts."""
+    command = swift_command(line)
+    if command is not None:
+        return from_swift(command, path, READERS, None if model is None else read_model(model))
+    fields = fields_of_line(line)
+    named = recipe_named(line)
+    if named is not None:
+        found = file_beside(named, path, RECIPE)
+        fields = parse_mapping(read_text(found, MAX_FILE_BYTES), str(found)) | fields
+    stage, gpus = trl_stage(line), launched_gpus(line)
+    if stage is not None:
+        return from_trainer(fields, path, READERS, gpus, stage)
+    return _of_stack(fields, path, gpus)
+
+
+def _of_stack(document: dict[str, Any], path: Path, gpus: int | None = None) -> LaunchRun | None:
+    """The run of a configuration of a fine-tuning stack; None for other mappings."""
+    if is_llamafactory(document):
+        run = from_llamafactory(document, path, _filled_deepspeed)
+    elif is_axolotl(document):
+        run = from_axolotl(document, path, _filled_deepspeed)
+    elif is_trainer(document):
+        return from_trainer(document, path, READERS, gpus)
+    else:
+        return None
+    return run if gpus is None else replace(run, settings=run.settings | {"gpus": gpus})
 
 
 def _torchtitan(line: CommandLine, config: Path | None, path: Path) -> LaunchRun:
@@ -403,33 +453,42 @@ def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
     return document, str(beside)
 
 
-def _filled_deepspeed(path: Path, known: dict[str, Any]) -> LaunchRun:
-    """A DeepSpeed file whose values stand in for its `auto`, as transformers fills them in
-    (transformers/integrations/deepspeed.py).
+def _filled_deepspeed(
+    source: Path | dict[str, Any], known: dict[str, Any], where: str
+) -> LaunchRun:
+    """The run of a DeepSpeed file or mapping for transformers' Trainer, which puts its own values in place of
+    `auto` (transformers/integrations/deepspeed.py): those that are known here; keys with another `auto` count
+    as left out.
     """
-    document = parse_mapping(read_text(path, MAX_FILE_BYTES), str(path))
-    refuse_adapters(fields_of(document), str(path))
+    document = source
+    if isinstance(document, Path):
+        document = parse_mapping(read_text(document, MAX_FILE_BYTES), where)
+    refuse_adapters(fields_of(document), where)
     filled = {key: value for key, value in document.items() if value != "auto"} | known
     for name in ("bf16", "fp16"):
         filled.pop(name, None)
-    zero = section_of(filled, "zero_optimization", str(path))
+    zero = section_of(filled, "zero_optimization", where)
     filled["zero_optimization"] = {key: value for key, value in zero.items() if value != "auto"}
-    return from_deepspeed(filled, str(path))
+    return from_deepspeed(filled, where)
+
+
+READERS = Readers(_filled_deepspeed, from_accelerate)
 
 
 def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:
     where = str(path)
-    if is_llamafactory(document):
-        return from_llamafactory(document, path, _filled_deepspeed)
-    if is_axolotl(document):
-        return from_axolotl(document, path, _filled_deepspeed)
+    of_stack = _of_stack(document, path)
+    if of_stack is not None:
+        return of_stack
+    refuse_adapters(fields_of(document), where)
     if "fsdp_config" in document or "parallelism_config" in document:
         return from_accelerate(document, where)
     if BATCH in document or MICRO_BATCH in document:
         return from_deepspeed(document, where)
     raise InputError(
         "neither a DeepSpeed configuration (train_batch_size), nor an accelerate one (fsdp_config), nor one "
-        "of LLaMA-Factory (model_name_or_path, finetuning_type) or Axolotl (base_model, sequence_len)",
+        "of LLaMA-Factory (model_name_or_path, template), Axolotl (base_model, sequence_len) or transformers "
+        "(per_device_train_batch_size)",
         where=where,
     )
 
@@ -484,7 +543,8 @@ def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[st
         raise InputError(
             f"a launch file of this kind does not say {', '.join(missing)}: add {hint}", where=where
         )
-    return {"id": Path(where).stem, **top, "run": settings}
+    said = {name: value for name, value in settings.items() if value is not None}
+    return {"id": Path(where).stem, **top, "run": said}
 
 
 def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
@@ -502,6 +562,9 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
         settings["gpus"] = inputs.gpus
     settings = with_global_batch(launch, settings, inputs.gpus)
     settings.setdefault("global_batch", inputs.global_batch)
+    if settings.get("framework") in (DEEPSPEED.name, FSDP2.name):
+        # Their files do not say what is trained; those of fine-tuning stacks do.
+        settings.setdefault("adapters", inputs.adapters)
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
     run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
     return on_its_hosts(run, launch)
