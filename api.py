@@ -481,6 +481,7 @@ def estimate(
     *,
     from_launch: bool = False,
     settings: Sequence[str] = (),
+    measured: FilePath | None = None,
     calibration: FilePath | Calibration | None = None,
 ) -> tuple[PricedRun, ...]:
     """Price fully given configurations: time, memory, traffic. No search.
@@ -491,6 +492,9 @@ def estimate(
         A run file, or the mapping that one holds (`meshwright schema run`).
     from_launch, settings
         Whether it is a launch file of a framework, and what that leaves open: `["cluster=dgx-h100"]`.
+    measured
+        What the one run logged: text of Megatron or torchtitan, a history of Weights & Biases (`.csv`,
+        `.json`, `.jsonl`), TensorBoard's event files, or MLflow's folder of a run.
     calibration
         What `calibrate` learned of this stack, or its file.
 
@@ -518,10 +522,17 @@ def estimate(
     from meshwright.planner.runs.run_file import run_from_mapping
 
     stack = read_calibration(calibration)
+    log = None if measured is None else path_of(measured, "measured")
     if from_launch and not isinstance(run, Mapping):
         from meshwright.planner.runs.launches.reader import price_launch
 
-        return tuple(price_launch(path_of(run, "run"), settings, None, stack))
+        return tuple(price_launch(path_of(run, "run"), settings, None, stack, log))
+    if log is not None:
+        from meshwright.planner.runs.logs import price_logged, with_measurement
+
+        if not isinstance(run, Mapping):
+            return (price_logged(path_of(run, "run"), log, None, stack),)
+        run = with_measurement(run, log)
     if isinstance(run, Mapping):
         return (price_run(run_from_mapping(run, where="run", calibration=stack), Path("run")),)
     return tuple(price_runs(path_of(run, "run"), stack))
