@@ -119,8 +119,9 @@ def tensor_state_bytes(optimizer: str, shape: tuple[int, ...]) -> int:
     return 4 * traits.moments * values
 
 
-_PLAIN = OptimizerSetting(source="")
-"""Of an optimizer that the framework's record does not name: tensor by tensor, an equal share of each."""
+_PLAIN = OptimizerSetting(source="transformers/trainer.py", wide_tables=True)
+"""Of an optimizer that the framework's record does not name: the Trainer of transformers makes it, tensor by
+tensor, and keeps the states of embeddings in 32 bits (`register_module_override`)."""
 
 
 def _handed(workload: Workload) -> OptimizerSetting:
@@ -239,15 +240,21 @@ def moments_bytes(workload: Workload, *, experts: bool = False, tables: bool = F
     if tables:
         if flat:
             return narrower * _flat_bytes(OPTIMIZER_TRAITS[beside])
-        return narrower * _table_bytes(model, beside)
+        return narrower * _table_bytes(model, beside, wide=handed.wide_tables)
     return narrower * (
         (1.0 - means.vector_share) * means.matrices + means.vector_share * means.vectors
     )
 
 
-def _table_bytes(model: ModelSpec, optimizer: str) -> float:
+def _table_bytes(model: ModelSpec, optimizer: str, *, wide: bool) -> float:
+    """Of a token table and a head in their mean; a tied head is the table."""
     shape = (model.vocab, model.hidden)
-    return tensor_state_bytes(optimizer, shape) / (model.vocab * model.hidden)
+    narrow = tensor_state_bytes(optimizer, shape) / (model.vocab * model.hidden)
+    traits = OPTIMIZER_TRAITS[optimizer]
+    if not (wide and traits.narrow):
+        return narrow
+    of_table = traits.moments * FP32_BYTES
+    return of_table if model.tied_embeddings else (of_table + narrow) / 2.0
 
 
 def keeps_more_of_tables(workload: Workload) -> bool:
@@ -429,9 +436,10 @@ def orthogonalising_s(c: Context, dense_shards: Ints, expert_shards: Ints) -> Fl
     (--muon-tp-mode blockwise, the default of 0.19); without sharded states every rank does all. DeepSpeed's
     do those that begin or end in their partition, so that one more is done twice (runtime/zero/
     stage_1_and_2.py, `get_flat_partition`). Under FSDP2 torch.optim.Muon runs on shards of rows, of which
-    DTensor makes products with collectives: where the rows are the longer edge, an all-reduce of m^2 elements
-    in each iteration; else m n elements are gathered twice and m^2 once (counted with CommDebugMode of torch
-    2.13; tests/oracles). The host launches kernels one by one: where they are short, it paces the step.
+    DTensor makes products with collectives: where the rows are the longer edge, two all-reduces of m^2
+    elements in each iteration; else m n elements are gathered twice and m^2 once (counted with CommDebugMode
+    of torch 2.13; tests/oracles/test_optimizers.py). The host launches kernels one by one: where they are
+    short, it paces the step.
 
     Parameters
     ----------
@@ -484,7 +492,7 @@ def _on_shards_s(c: Context, rows: Floats, columns: Floats, shards: Ints) -> Flo
     square_s = gemm_s(m, m, m, c.rates, sixteen_bit=True, output_bytes=_ADDED_BYTES)
     long_s = gemm_s(m, m, n / ranks, c.rates, sixteen_bit=True)
     long_s = long_s + gemm_s(m, n / ranks, m, c.rates, sixteen_bit=True, output_bytes=_ADDED_BYTES)
-    summed_s = all_reduce_s(2.0 * m * m, members, c.links)
+    summed_s = 2.0 * all_reduce_s(2.0 * m * m, members, c.links)
     part_s = gemm_s(m / ranks, m, n, c.rates, sixteen_bit=True)
     part_s = part_s + gemm_s(m / ranks, m, m, c.rates, sixteen_bit=True, output_bytes=_ADDED_BYTES)
     part_s = part_s + gemm_s(m / ranks, n, m, c.rates, sixteen_bit=True, output_bytes=_ADDED_BYTES)

@@ -119,6 +119,27 @@ _OPTIMIZERS = {
     "paged-adam-8bit": _of_trainer("paged_adamw_8bit", "bitsandbytes"),
 }
 
+OWN_OPTIMIZERS = {
+    "adam": "adam",
+    "adamw": "adam",
+    "lion": "lion",
+    "muon": "muon",
+    "adafactor": "adafactor",
+}
+"""Optimizers by what `optimizer.type` calls them, in small letters. SGD has no momentum by default."""
+TRAINER_OPTIMIZERS = {
+    "lion_32bit": "lion",
+    "adafactor": "adafactor",
+    "adamw_8bit": "adam-8bit",
+    "adamw_bnb_8bit": "adam-8bit",
+    "adamw_torch_8bit": "adam-8bit",
+    "paged_adamw_32bit": "paged-adam",
+    "paged_adamw_8bit": "paged-adam-8bit",
+    "muon": "muon",
+}
+"""Optimizers by the names of transformers' Trainer (training_args.py, OptimizerNames), which LLaMA-Factory,
+Axolotl and ms-swift keep to; the last one is their own."""
+
 MEGATRON_DEEPSPEED = Stack(name="megatron-deepspeed", written=r"megatron-deepspeed\b", bound=False)
 """Left Megatron-LM before most of the rules of either record."""
 

@@ -166,6 +166,8 @@ class OptimizerSetting(Setting):
     """Whether matrices are orthogonalised by way of their square."""
     fused_gate: bool = False
     """Whether gate and up projection are one matrix."""
+    wide_tables: bool = False
+    """Whether states of the token table stay in 32 bits where others have 8."""
 
 
 @dataclass(frozen=True, kw_only=True)

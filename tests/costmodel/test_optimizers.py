@@ -108,6 +108,16 @@ def test_flat_pieces_have_no_rows_and_none_is_small() -> None:
     assert moments_bytes(with_optimizer("adafactor", "pytorch")) == pytest.approx(mean, rel=1e-2)
 
 
+def test_the_trainer_keeps_states_of_embeddings_wide() -> None:
+    """8 bytes of the table, 2 and a 32nd of the head; a tied head is the table."""
+    narrow = 2.0 + 8.0 / 256.0
+    trainer = with_optimizer("adam-8bit", "pytorch")
+    assert moments_bytes(trainer, tables=True) == pytest.approx((8.0 + narrow) / 2.0)
+    tied = replace(trainer, model=load_catalog_model("llama-3.2-1b"))
+    assert moments_bytes(tied, tables=True) == 8.0
+    assert moments_bytes(with_optimizer("adam-8bit", "fsdp2"), tables=True) == narrow
+
+
 def test_lion_is_alone_outside_megatron() -> None:
     assert moments_bytes(with_optimizer("lion", "deepspeed"), tables=True) == 4.0
     assert moments_bytes(with_optimizer("lion", "megatron"), tables=True) == 8.0
@@ -259,9 +269,10 @@ def test_fsdp2_sends_in_every_iteration() -> None:
         for layout in (alone, wide)
     )
     assert spread > single / 4
-    # A layer's wide matrices: 2 m n and m^2 elements of 2 bytes gathered five times; tall: m^2 reduced.
-    gathered = 5 * 2 * (3 * 4096**2 + 2 * 4096 * 14336 + 4096**2)
-    gathered += 5 * 2 * (2 * (2 * 1024 * 4096 + 1024**2) + 3 * 4096**2)
+    # Wide or square: 2 m n and m^2 elements of 2 bytes gathered five times; tall: m^2 reduced twice.
+    gathered = 5 * 2 * (2 * 3 * 4096**2 + 2 * 4096 * 14336 + 4096**2)
+    gathered += 5 * 2 * 2 * (2 * 1024 * 4096 + 1024**2)
+    gathered += 5 * 2 * 2 * 2 * 4096**2
     node_bytes_per_s = 8 * 50e9
     assert spread > 32 * gathered / node_bytes_per_s
 
