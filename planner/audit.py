@@ -7,6 +7,7 @@ Nothing is searched. Prices, memory and rules are worked out again from the docu
 from __future__ import annotations
 
 import csv
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -35,6 +36,7 @@ from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP, ranks_on
 from meshwright.planner.launch.plan_files import TARGETS, pipeline_files, plan_files, stand_in
 from meshwright.planner.mixed.document import (
+    MIXED_FILE,
     MixedPlan,
     MixedSolverDoc,
     mixed_plan_path,
@@ -586,7 +588,7 @@ def recount_faults(plan: Plan, listed: Sequence[ListedRank]) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Everything that was looked at."""
+    """Everything that was looked at of a plan."""
 
     plan: Path
     directory: Path | None
@@ -637,8 +639,99 @@ def audit_plan(path: Path, directory: Path | None = None) -> Audit:
     return Audit(plan=file, directory=folder, checks=tuple(_checks(plan, file, folder)))
 
 
+MOST_PLANS = 1000
+"""That one command looks at."""
+_PLAN_NAMES = ("plan.yaml", MIXED_FILE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audits:
+    """Several plans, each looked at by itself."""
+
+    audits: tuple[Audit, ...]
+    skipped: tuple[Path, ...] = ()
+    """Files of folders that bear the name of a plan's file but are none."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong with any of them."""
+        return all(audit.passed for audit in self.audits)
+
+
+def audit_plans(paths: Sequence[Path]) -> Audits:
+    """Checks plans, and all plans below folders, each with the launch files beside it.
+
+    Parameters
+    ----------
+    paths
+        Plans, folders of plans, or folders below which plans lie: every `plan.yaml` and `mixed_plan.yaml`
+        that is a plan, but in hidden folders and behind links.
+
+    Returns
+    -------
+    Audits
+        In the order of the paths, each plan once. A named file that is no plan is a broken document.
+
+    Raises
+    ------
+    InputError
+        If a path is not there, or no plan is below a folder, or more than `MOST_PLANS` are.
+    """
+    audits: dict[Path, Audit] = {}
+    skipped: dict[Path, None] = {}
+    for path in paths:
+        below = _plan_files(path)
+        if not below:
+            what = f"no {' or '.join(_PLAN_NAMES)} in this folder or below it"
+            raise InputError(what, where=path_text(path))
+        if len(audits) + len(below) > MOST_PLANS:
+            raise InputError(f"more than {MOST_PLANS} plans", where=path_text(path))
+        for file in below:
+            if file in audits or file in skipped:
+                continue
+            try:
+                audits[file] = audit_plan(file)
+            except InputError as error:
+                if file != path:
+                    skipped[file] = None
+                    continue
+                unread = Check(name="document", broken=(str(error),))
+                audits[file] = Audit(plan=file, directory=None, checks=(unread,))
+    if not audits:
+        what = f"nothing below is a plan, though {len(skipped)} files have the name of one"
+        raise InputError(what, where=path_text(paths[0]))
+    return Audits(audits=tuple(audits.values()), skipped=tuple(skipped))
+
+
+def _plan_files(path: Path) -> list[Path]:
+    """The path where it is a file, else the plans of the folder and of the folders below it."""
+    try:
+        if not path.is_dir():
+            if not path.exists():
+                raise InputError("no such file", where=path_text(path))
+            return [path]
+        files = []
+        for folder, inner, names in os.walk(path):
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            files += [Path(folder) / name for name in _PLAN_NAMES if name in names]
+            if len(files) > MOST_PLANS:
+                break
+    except (OSError, ValueError):
+        raise InputError("no such file", where=path_text(path)) from None
+    return files
+
+
+def audits_document(audits: Audits) -> dict[str, Any]:
+    """What `verify --all --json` prints."""
+    return {
+        "passed": audits.passed,
+        "plans": [audit_document(audit) for audit in audits.audits],
+        "skipped": [str(path) for path in audits.skipped],
+    }
+
+
 def audit_document(audit: Audit) -> dict[str, Any]:
-    """What `verify --json` prints."""
+    """What `verify --json` prints of one plan."""
     return {
         "plan": str(audit.plan),
         "directory": None if audit.directory is None else str(audit.directory),

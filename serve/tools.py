@@ -37,11 +37,14 @@ from meshwright.planner.report.view import view_text
 from meshwright.planner.runs.prediction import run_document
 from meshwright.planner.solvers.processes import Say
 from meshwright.serve import answers
-from meshwright.serve.answers import Answer, AnsweredBy, Fields, Function
-from meshwright.serve.questions import (
+from meshwright.serve.answers import (
     LONGEST_S,
     USUAL_S,
+    Answer,
+    AnsweredBy,
     FewestQuestion,
+    Fields,
+    Function,
     Offer,
     PlanQuestion,
     read_question,

@@ -216,6 +216,10 @@ OF_THE_TERMINAL = {
 OF_COMMANDS = {
     "plan": {"sweep": "a function of its own"},
     "explain": {"words": "`plan`, or a term of the glossary"},
+    "verify": {
+        "plans": "`plan` and `directory`",
+        "is_all": "a function of its own: `verify_plans`",
+    },
     "compare": {"other": "`baseline` of the function"},
     "fleet": {"no_cache": "`cache` is None by default"},
     "experts": {"form": "of the file that is written"},

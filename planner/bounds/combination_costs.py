@@ -34,7 +34,7 @@ from meshwright.costmodel.step_time import StepTime, loaded_step, make_context, 
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import SHAPE, Matrices, packed_context
-from meshwright.planner.bounds.memory_fit import MemoryFit, RankRow
+from meshwright.planner.bounds.paces import MemoryFit, RankRow
 
 # Lower bounds from degrees and micro-batch alone, for every way of running them at once.
 #

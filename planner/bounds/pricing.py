@@ -67,8 +67,12 @@ from meshwright.planner.bounds.mappings import (
     times_under_mappings,
     useful_groups,
 )
-from meshwright.planner.bounds.memory_fit import hbm_limit_gib
-from meshwright.planner.bounds.paces import busiest_in_rooms_s, chunk_times, least_level_pace_s
+from meshwright.planner.bounds.paces import (
+    busiest_in_rooms_s,
+    chunk_times,
+    hbm_limit_gib,
+    least_level_pace_s,
+)
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

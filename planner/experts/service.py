@@ -18,7 +18,13 @@ from meshwright.planner.experts.flows import (
     near_sources,
     slot_choices,
 )
-from meshwright.planner.experts.less_traffic import layer_caps, less_grouped_traffic, less_traffic
+from meshwright.planner.experts.less_traffic import (
+    Apart,
+    layer_caps,
+    less_grouped_traffic,
+    less_traffic,
+    replica_pairs,
+)
 from meshwright.planner.experts.packing import (
     SlotPacking,
     Solved,
@@ -38,7 +44,6 @@ from meshwright.planner.experts.request import (
     read_case,
 )
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
-from meshwright.planner.experts.swaps import Apart, replica_pairs
 from meshwright.planner.solvers.clock import within
 
 # One dispatch of a layer's tokens: which GPUs exchange anything, what stays near, and who is waited for.

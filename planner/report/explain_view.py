@@ -318,3 +318,23 @@ def audit_view(document: Mapping[str, Any]) -> View:
         f"{check['check']}: {fault}" for check in document["checks"] for fault in check["broken"]
     ]
     return [Facts(rows), Bullets(broken) if broken else line("The plan holds.")]
+
+
+def audits_view(document: Mapping[str, Any]) -> View:
+    """The view of what `verify --all --json` prints: a row for each plan, then what is broken of each."""
+    rows: list[tuple[str, str]] = []
+    faults: View = []
+    for plan in document["plans"]:
+        broken = [
+            f"{check['check']}: {fault}" for check in plan["checks"] for fault in check["broken"]
+        ]
+        rows.append(
+            (plan["plan"], f"broken: {counted(len(broken), 'fault')}" if broken else "holds")
+        )
+        if broken:
+            faults += [Heading(plan["plan"]), Bullets(broken)]
+    if document["skipped"]:
+        faults += [Heading("Not plans of this program"), Bullets(document["skipped"])]
+    held = sum(plan["passed"] for plan in document["plans"])
+    verdict = f"{held} of {counted(len(rows), 'plan')} {'holds' if held == 1 else 'hold'}."
+    return [Facts(rows), line(verdict), *faults]

@@ -34,6 +34,7 @@ from meshwright.planner.report.explain_view import (
 from meshwright.planner.report.plan_view import (
     alternatives_view,
     binding_view,
+    evidence_view,
     execution_view,
     expected_view,
     facts_beside,
@@ -339,15 +340,16 @@ def _proof_section(plan: Plan) -> Section:
         else:
             words += f"Likely is as 90 % of {count(band.rows)} measured steps on {band.basis}."
     robustness = robustness_view(plan)
-    view = [*robustness, *binding_view(plan.binding), *expected_view(plan), *proof_view(plan)]
+    view = [*evidence_view(plan, is_full=False), *robustness, *binding_view(plan.binding)]
+    view += [*expected_view(plan), *proof_view(plan)]
     return Section(
         key="proof",
         title="How sure it is",
         words=words,
         more=section_html("", view),
-        fold="Rules at their limits, what if the prediction is off, and the proof"
+        fold="Measured runs, rules at their limits, what if the prediction is off, and the proof"
         if robustness
-        else "Rules at their limits, and the proof",
+        else "Measured runs, rules at their limits, and the proof",
     )
 
 

@@ -184,8 +184,11 @@ def evidence_text(evidence: GainEvidence) -> str:
     return f"{percent(gain)} below {held}: {parts}"
 
 
-def evidence_view(plan: Plan) -> View:
-    """The nearest measured run, and what was measured of the choices that the plan makes otherwise."""
+def evidence_view(plan: Plan, *, is_full: bool = True) -> View:
+    """The nearest measured run, and what was measured of the choices that the plan makes otherwise.
+
+    `is_full` says whether the sentence of the first screen stands here too.
+    """
     evidence = plan.evidence
     if evidence is None or evidence.nearest_run is None:
         return []
@@ -197,7 +200,7 @@ def evidence_view(plan: Plan) -> View:
         ("that ran", f"{where}, {batch_words(run.global_batch, run.seq_len)}"),
         ("settings", ", ".join(run.settings)),
         ("measured", rounded_seconds(run.step_time_s)),
-        ("evidence", evidence_text(evidence)),
+        ("evidence", evidence_text(evidence) if is_full else ""),
     ]
     saved = Column("predicted gain", PERCENT)
     columns: Columns = {
@@ -282,7 +285,7 @@ def _reason(need: SoftwareNeed, choice: ExecutionChoice | None, step_time_s: flo
 
 def _host_memory(layout: LayoutDoc, predicted: Predicted, inputs: PlanInputs) -> str:
     """The hosts' memory that the plan needs, and what a host has where that is known."""
-    words = host_words(layout.optimizer_offload, predicted.host_memory_gib)
+    words = host_words(layout.optimizer_offload, predicted.host_memory_gib, inputs.optimizer)
     has_gib = inputs.cluster.host_memory_gib
     return f"{words} (it has {count(has_gib)})" if words and has_gib is not None else words
 

@@ -28,7 +28,7 @@ from meshwright.planner.bounds.combination_costs import (
 from meshwright.planner.bounds.exact_cost import MappingBounds, Matrix, Priced
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import rows_by_value
-from meshwright.planner.bounds.memory_fit import RankRow
+from meshwright.planner.bounds.paces import RankRow
 from meshwright.planner.experts.training import AssumedImbalance, JointRouting
 from meshwright.planner.request.choices import DEGREES, MAKING_ROOM, OF_LAYOUT
 from meshwright.planner.search.model import Candidates

@@ -27,7 +27,7 @@ import anyio
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from meshwright.serve import answers
-from meshwright.serve.questions import Offer
+from meshwright.serve.answers import Offer
 from meshwright.serve.queue import PageLimits, QuestionQueue
 from meshwright.serve.tools import PlannerTools, tool_server
 

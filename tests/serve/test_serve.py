@@ -28,7 +28,7 @@ from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.texts import plan_document
 from meshwright.planner.request.choices import PINS
 from meshwright.serve import server
-from meshwright.serve.questions import MOST_SIZES, Offer
+from meshwright.serve.answers import MOST_SIZES, Offer
 from meshwright.serve.server import HOST, MOST_BODY_BYTES, listening
 from tests.places import ROOT
 from tests.serve.served import QUESTION, Client, served

@@ -26,7 +26,7 @@ from meshwright.planner.report.view import (
     view_text,
 )
 from meshwright.serve import answers
-from meshwright.serve.questions import Offer
+from meshwright.serve.answers import Offer
 from meshwright.serve.queue import PageLimits, QuestionQueue
 from meshwright.serve.tools import MOST_BYTES, MOST_RUNS, TOOLS, PlannerTools
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from meshwright.cli import main
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.planner.many.places import LeafRoom, deal_out, place_jobs
+from meshwright.planner.many.fleet import LeafRoom, deal_out, place_jobs
 from meshwright.planner.many.sharing import (
     Allocation,
     FleetJobDoc,

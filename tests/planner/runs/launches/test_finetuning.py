@@ -99,7 +99,7 @@ def test_defaults_are_those_of_the_stack(tmp_path: Path) -> None:
     "changed",
     [
         {"enable_liger_kernel": True},
-        {"optim": "adamw_8bit"},
+        {"optim": "ademamix"},
         {"pure_bf16": True},
         {"neat_packing": True},
         {"some_new_switch": 3},
@@ -402,7 +402,7 @@ def test_axolotls_batch_of_a_rank_gives_the_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"optimizer": "adamw_bnb_8bit"},
+        {"optimizer": "ademamix"},
         {"liger_fused_linear_cross_entropy": True},
         {"cut_cross_entropy": True},
         {"expert_parallel_size": 4},

@@ -148,7 +148,7 @@ def test_megatron_trains_adapters_as_the_bridge_names_them(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "unread"),
     [
-        (f"{HEAD} {BATCH} --optim adamw_8bit", "optim"),
+        (f"{HEAD} {BATCH} --optim ademamix", "optim"),
         (f"{HEAD} {BATCH} --use_liger_kernel", "use_liger_kernel"),
         (f"{HEAD} {BATCH} --use_peft --load_in_4bit --lora_r 8", "use_bnb_nested_quant"),
         (f"{HEAD} {BATCH} --use_peft --use_dora", "use_dora"),
