@@ -14,6 +14,7 @@ from meshwright.frameworks.record import (
     Setting,
     ShardGroups,
     Stack,
+    StepKindSetting,
     TokenDispatcher,
 )
 
@@ -201,6 +202,7 @@ TORCHTITAN = Framework(
     adapters={
         "lora": AdapterSetting(source="torchtitan/components/lora.py", planned=False),
     },
+    step_kinds={"sft": StepKindSetting(source="torchtitan/hf_datasets/text_datasets.py")},
     rank_orders={"tp-cp-dp-pp": Setting(source="torchtitan/distributed/parallel_dims.py")},
     own_rules=(
         "torchtitan-kv-heads",
