@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         traffic,
         validate,
         verify_plan,
+        verify_plans,
         volumes,
     )
     from meshwright.cluster_specs.reader import read_cluster
@@ -100,6 +101,7 @@ __all__ = [
     "traffic",
     "validate",
     "verify_plan",
+    "verify_plans",
     "volumes",
 ]
 
@@ -144,6 +146,7 @@ _MODULE_OF = {
     "traffic": "api",
     "validate": "api",
     "verify_plan": "api",
+    "verify_plans": "api",
     "volumes": "api",
 }
 

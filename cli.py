@@ -26,6 +26,7 @@ from meshwright.commands.planning import (
     compare_command,
     estimate_command,
     explain_command,
+    mcp_command,
     plan_command,
     report_command,
     serve_command,
@@ -79,6 +80,7 @@ for command in (
     report_command,
     trace_command,
     serve_command,
+    mcp_command,
 ):
     main.add_command(command)
 

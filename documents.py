@@ -123,9 +123,9 @@ def packaged_document(package: str, file: str) -> Any:
     Parameters
     ----------
     package
-        The folder as a package: `meshwright.model_specs.data`.
+        The package whose folder has the file, or a folder with it: `meshwright.model_specs`.
     file
-        Name of the file in it.
+        Path of the file from there: `data/catalog.yaml`.
     """
     text = resources.files(package).joinpath(file).read_text(encoding="utf-8")
     return yaml.load(text, Loader=_LOADER)  # noqa: S506

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.planner.experts.packing import greedy_placement, has_duplicates
+from meshwright.planner.experts.packing import State, greedy_placement, has_duplicates
 from meshwright.planner.experts.problem import Loads, PlacementLimits, SlotShape
-from meshwright.planner.experts.rows import State
 from meshwright.planner.experts.service import gpu_share
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
 

@@ -18,8 +18,8 @@ from unittest.mock import patch
 import numpy as np
 
 from meshwright.planner.experts.bound import CountBound
+from meshwright.planner.experts.packing import Solved
 from meshwright.planner.experts.problem import GroupParams, PlacementLimits, SlotShape
-from meshwright.planner.experts.rows import Solved
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
 
 ROOM = "meshwright.planner.experts."

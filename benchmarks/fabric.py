@@ -17,11 +17,11 @@ from meshwright.cluster_specs.schema import ClusterSpec, FabricLevelSpec, NodeSp
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import read_model
-from meshwright.planner.mapping.instance import Instance, instance_of
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import spread_of
+from meshwright.planner.mapping.slots import Instance, instance_of
 from meshwright.planner.mapping.spread import least_spread
-from meshwright.planner.mapping.spread_bound import ReachWeights
+from meshwright.planner.mapping.spread_build import ReachWeights
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 

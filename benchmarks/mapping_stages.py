@@ -16,9 +16,9 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.fabric import CASES, Case, case_instance
-from meshwright.planner.mapping.instance import MappingSolution
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import MappingProblem
+from meshwright.planner.mapping.slots import MappingSolution
 from meshwright.planner.mapping.spread import SpreadParams, SpreadSolution, least_spread
 from meshwright.planner.mapping.spread_build import BandParams
 

@@ -8,9 +8,11 @@ theirs and the rest of the next wider set.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import yaml
 from numpy.typing import NDArray
 
 from benchmarks.error_bands import leaning, percentiles
+from meshwright.costmodel.measured_recipes import MeasuredRecipe
 from meshwright.costmodel.optimum_band import (
     KINDS_OF_MODEL,
     OTHER_CLASS,
@@ -28,7 +31,11 @@ from meshwright.costmodel.optimum_band import (
     support_of,
 )
 from meshwright.costmodel.records import device_class, device_classes
+from meshwright.costmodel.workload import Execution
+from meshwright.model_specs.parameters import parameter_count
+from meshwright.planner.runs.prediction import arrangement
 from meshwright.planner.runs.run_file import Run
+from meshwright.planner.runs.run_terms import layout_document
 from meshwright.planner.runs.validation import source_name
 
 
@@ -170,3 +177,59 @@ def document(groups: Sequence[PlannedGroup], runs: Sequence[MeasuredSettings]) -
     )
     body = {"bands": bands(groups, supports(groups, runs)), "measured": measured}
     return head + yaml.safe_dump(body, sort_keys=False, default_flow_style=None, width=200)
+
+
+def fastest_recipes(runs: Iterable[Run]) -> list[MeasuredRecipe]:
+    """Of trusted runs with a step time, the fastest of each work, as the cost model holds them."""
+    fastest: dict[tuple[Any, ...], Run] = {}
+    for run in runs:
+        if run.suspect is None and _seconds(run) < inf:
+            work = run.workload
+            size = parameter_count(work.model)
+            batch = work.gpus, work.global_batch, work.seq_len, work.precision
+            key = (work.model.layers, size, work.cluster.device.name, *batch)
+            fastest[key] = min(fastest.get(key, run), run, key=_seconds)
+    return [_recipe(run) for run in fastest.values()]
+
+
+def _seconds(run: Run) -> float:
+    timed = run.measured is not None and run.measured.step_time_s is not None
+    return (run.measured.step_time_s or inf) if timed and run.measured is not None else inf
+
+
+def _recipe(run: Run) -> MeasuredRecipe:
+    work = run.workload
+    layout = layout_document(run.layout, arrangement(run)[0]).model_dump(mode="json")
+    plain = {"sequence_parallel": False, "recompute": "none", "recompute_modules": []}
+    plain |= {"zero_stage": 0, "optimizer_offload": 0, "recompute_layers": 0, "schedule": "1f1b"}
+    left_out = ("stages", "num_micro_batches")
+    settings = asdict(Execution.within(work).of_layout(run.layout))
+    usual = asdict(Execution())
+    return MeasuredRecipe(
+        id=run.id,
+        source=source_name(run),
+        model=work.model.name,
+        kind=model_kind(work),
+        layers=work.model.layers,
+        parameters=parameter_count(work.model),
+        device=work.cluster.device.name,
+        gpus=work.gpus,
+        global_batch=work.global_batch,
+        seq_len=work.seq_len,
+        precision=work.precision,
+        framework=work.framework,
+        step_time_s=_seconds(run),
+        settings=tuple(sorted(priced_settings(work, run.layout))),
+        layout={
+            name: value
+            for name, value in layout.items()
+            if name not in left_out and value != plain.get(name, 1)
+        },
+        execution={name: value for name, value in settings.items() if value != usual[name]},
+    )
+
+
+def recipes_text(runs: Iterable[Run]) -> str:
+    """The text of costmodel/data/measured_recipes.json, a run a line."""
+    rows = [json.dumps(asdict(recipe)) for recipe in fastest_recipes(runs)]
+    return '{"recipes": [\n' + ",\n".join(rows) + "\n]}\n"

@@ -1,13 +1,14 @@
 """The plan against every published recipe of Megatron's family, as priced and as measured.
 
     python -m benchmarks.recipes [--groups WORD] [--seconds S] [--free] [-o docs/recipes.md]
+    python -m benchmarks.recipes --measured
 
 A group is a model, device, size, batch, sequence length and precision. Its plan may use whatever the makers of
 recipes do (`--allow all`) and memory as it is predicted, without a margin (`--memory-risk 0.5`): recipes run on
 the edge of HBM. It is searched for with the degrees of the cheapest recipe pinned, which bounds the whole plan
 from above in seconds, and freely where that costs more than the recipe, or everywhere with `--free`. The faster
 of the two stands in the table, with the search that gave it. WORD keeps the groups whose name has it; S bounds
-each search.
+each search. With --measured only the measured runs that plans are held beside are written anew.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from benchmarks.optimum_bands import (
     bands,
     coverage,
     document,
+    recipes_text,
     settings_of_runs,
     supports,
 )
+from meshwright.costmodel.measured_recipes import TABLE
 from meshwright.costmodel.optimum_band import SUPPORT_WORDS, model_kind, priced_settings
 from meshwright.costmodel.records import POINT_ESTIMATE, device_class, error_band
 from meshwright.costmodel.stacks import stack_constants
@@ -51,6 +54,7 @@ from meshwright.planner.runs.validation import source_name
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 FILES = (DATA / "published_runs.yaml", *sorted((DATA / "recipes").glob("*.yaml")))
 UNSEEN = tuple(sorted((DATA / "more_runs").glob("*.yaml")))
+MEASURED = DATA.parent.parent / "costmodel" / "data" / TABLE
 BANDS = DATA.parent.parent / "costmodel" / "data" / "optimum_bands.yaml"
 Group = tuple[str, str, int, int, int, str]
 """Model, device, GPUs, sequences, tokens and precision."""
@@ -212,7 +216,12 @@ def planned_groups(comparisons: Iterable[Comparison]) -> list[PlannedGroup]:
 
 def measured_runs() -> list[MeasuredSettings]:
     """Settings of every trusted run of the repository, whatever its stack."""
-    return settings_of_runs(run for path in (*FILES, *UNSEEN) for run in _readable(path))
+    return settings_of_runs(every_run())
+
+
+def every_run() -> Iterator[Run]:
+    """Every run of the repository that can be read, whatever its stack."""
+    return (run for path in (*FILES, *UNSEEN) for run in _readable(path))
 
 
 def _readable(path: Path) -> Iterator[Run]:
@@ -336,7 +345,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--free", action="store_true")
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--measured", action="store_true")
     options = parser.parse_args()
+    MEASURED.write_text(recipes_text(every_run()), encoding="utf-8")
+    if options.measured:
+        return
     comparisons = []
     for group, runs in recipes().items():
         if options.groups not in " ".join(map(str, group)):

@@ -86,7 +86,9 @@ def node_kind_of(device: str) -> str | None:
 
 @cache
 def _entries(file: str) -> dict[str, dict[str, Any]]:
-    entries: dict[str, dict[str, Any]] = packaged_document("meshwright.cluster_specs.data", file)
+    entries: dict[str, dict[str, Any]] = packaged_document(
+        "meshwright.cluster_specs", f"data/{file}"
+    )
     return entries
 
 

@@ -83,7 +83,7 @@ def map_(
             nodes_to_place_on,
         )
         from meshwright.planner.launch.plan_files import PLAN_FILES, plan_files
-        from meshwright.planner.mapping.spread_bound import ReachWeights
+        from meshwright.planner.mapping.spread_build import ReachWeights
         from meshwright.planner.plan.texts import read_feasible_plan
         from meshwright.planner.report.traffic_view import mapping_view
 

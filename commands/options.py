@@ -537,6 +537,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "fleet": "fleet jobs.yaml --cluster superpod-h100 --gpus 128 -o shared",
         "experts": "experts loads.npz --cluster dgx-h100 --gpus 64 --slots 320 --format json -o out.json",
         "serve": "serve --open",
+        "mcp": "mcp --folder plans",
     },
     "Ask about a plan": {
         "compare": "compare run/plan.yaml today.sh --tokens 2e12",

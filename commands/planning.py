@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,10 @@ def _show_sweep(
     metavar="A=X",
     help="What it leaves open: cluster=dgx-h100.",
 )
-@value_option("-o --output", PATH, "FILE", "Write a launch file's run file here.")
+@value_option("--measured", PATH, "LOG", "What the run logged: its step and memory are set beside.")
+@value_option(
+    "-o --output", PATH, "FILE", "Write the run file of a launch file, or of a log, here."
+)
 @calibration_option
 @common
 def estimate_command(
@@ -187,24 +191,32 @@ def estimate_command(
     run: Path,
     from_launch: bool,
     settings: tuple[str, ...],
+    measured: Path | None,
     output: Path | None,
     calibration: Path | None,
     as_json: bool,
 ) -> None:
     """Price one fully given configuration: time, memory, traffic. No search.
 
-    The ranks lie in Megatron's order: tp, cp, dp, pp from the inside.
+    The ranks lie in Megatron's order: tp, cp, dp, pp from the inside. LOG is text of Megatron or torchtitan,
+    a history of Weights & Biases (CSV, JSON), TensorBoard's event files (pip install 'meshwright[logs]'), or
+    MLflow's folder of a run.
     """
+    if output is not None and not from_launch and measured is None:
+        raise InputError("needs --from-launch or --measured: RUN is a run file", where="--output")
     with ProgressLine("starting"):
         from meshwright import api
         from meshwright.planner.report.run_view import run_view
         from meshwright.planner.request.reader import read_calibration
         from meshwright.planner.runs.launches.reader import price_launch
+        from meshwright.planner.runs.logs import price_logged
         from meshwright.planner.runs.prediction import run_document
 
     documents = []
     if from_launch:
-        runs = price_launch(run, settings, output, read_calibration(calibration))
+        runs = price_launch(run, settings, output, read_calibration(calibration), measured)
+    elif measured is not None:
+        runs = iter([price_logged(run, measured, output, read_calibration(calibration))])
     else:
         runs = iter(api.estimate(run, calibration=calibration))
     for priced in runs:
@@ -251,12 +263,15 @@ def validate_command(
 
 
 @click.command("verify")
-@click.argument("plan", type=PATH, metavar="PLAN")
-@click.argument("directory", type=PATH, metavar="[DIR]", required=False)
+@click.argument("plans", type=PATH, nargs=-1, required=True, metavar="PLAN [DIR]")
+@click.option(
+    "--all", "is_all", is_flag=True,
+    help="Every word is a plan, or a folder: all plans below it, each with the files beside it.",
+)  # fmt: skip
 @common
 @click.pass_context
 def verify_command(
-    ctx: click.Context, /, plan: Path, directory: Path | None, as_json: bool
+    ctx: click.Context, /, plans: tuple[Path, ...], is_all: bool, as_json: bool
 ) -> None:
     """Check a plan and its files again, without the solver.
 
@@ -264,15 +279,25 @@ def verify_command(
     absent). Exit code 1 where anything does not hold, and what.
     """
     with ProgressLine("starting"):
-        from meshwright.planner.audit.audit import audit_document, audit_plan
-        from meshwright.planner.report.explain_view import audit_view
+        from meshwright.planner.audit import (
+            Audits,
+            audit_document,
+            audit_plan,
+            audit_plans,
+            audits_document,
+        )
+        from meshwright.planner.report.explain_view import audit_view, audits_view
 
+    if len(plans) > 2 and not is_all:
+        what = "takes a plan and the folder of its files; several plans are checked with --all"
+        raise InputError(what, where="verify", value=" ".join(map(str, plans)))
     with ProgressLine("working the plan out again"):
-        document = audit_document(audit_plan(plan, directory))
+        audited = audit_plans(plans) if is_all else audit_plan(*plans)
+    document = audits_document(audited) if isinstance(audited, Audits) else audit_document(audited)
     if as_json:
         print_json(document)
     else:
-        show(audit_view(document))
+        show(audits_view(document) if is_all else audit_view(document))
     ctx.exit(ExitCode.DONE if document["passed"] else ExitCode.NO_ANSWER)
 
 
@@ -653,7 +678,7 @@ def serve_command(
     The page is for this machine alone: its address, which is printed, has a token. It loads nothing from
     elsewhere. Ctrl-C ends it. Needs pip install 'meshwright[serve]'.
     """
-    from meshwright.serve.questions import Offer
+    from meshwright.serve.answers import Offer
     from meshwright.serve.queue import PageLimits
     from meshwright.serve.server import HOST, listening, new_token, serve_page
 
@@ -670,3 +695,42 @@ def serve_command(
             click.launch(address)
 
     serve_page(offer, listener, token, PageLimits(at_once=at_once or 0), when_ready=say_address)
+
+
+# The tools of the Model Context Protocol.
+
+
+@click.command("mcp")
+@value_option(
+    "--model models", PATH, "FILE", "A model of your own beside the catalog.", multiple=True
+)
+@value_option(
+    "--cluster clusters", PATH, "FILE", "A cluster of your own beside the catalog.", multiple=True
+)
+@value_option("--folder", PATH, "DIR", "Plans and run files that may be named; none without.")
+@value_option(
+    "--at-once",
+    click.IntRange(1, 64),
+    "N",
+    "Searches side by side; one for every two cores by default, at most four.",
+)
+@partial(common, is_passed=False)
+def mcp_command(
+    *,
+    models: tuple[Path, ...],
+    clusters: tuple[Path, ...],
+    folder: Path | None,
+    at_once: int | None,
+) -> None:
+    """Answer programs that speak the Model Context Protocol, over standard input and output.
+
+    Tools: plan, recommend, estimate, explain, compare, verify, validate. Nothing is written and nothing
+    listens; it ends when the program closes it. Needs pip install 'meshwright[mcp]'.
+    """
+    from meshwright.serve.answers import Offer
+    from meshwright.serve.queue import PageLimits
+    from meshwright.serve.tools import serve_tools
+
+    if folder is not None and not folder.is_dir():
+        raise InputError("no such folder", where="--folder", value=str(folder))
+    serve_tools(Offer.of_files(models, clusters), folder, PageLimits(at_once=at_once or 0))

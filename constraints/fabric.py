@@ -286,7 +286,7 @@ MEGATRON_EXPERT_SHARD_GROUPS = Divides(
 
 MEGATRON_SHARD_GROUPS_OPTIMIZER = AtMost(
     name="megatron-shard-groups-optimizer",
-    sentence="shard_groups <= 1 with muon, whose steps take whole matrices",
+    sentence="shard_groups <= 1 with muon and lion, whose steps take whole matrices",
     unit="groups",
     binds=takes_whole_matrices,
     value=of("shard_groups"),

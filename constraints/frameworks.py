@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.attention import whole_kv_heads
+from meshwright.constraints.layers import whole_kv_heads
 from meshwright.constraints.pipeline import TORCHTITAN_SCHEDULE_RULES
 from meshwright.constraints.rule import (
     AtLeast,
@@ -13,6 +13,7 @@ from meshwright.constraints.rule import (
     Finding,
     FinishedPlan,
     LayoutTable,
+    Requires,
     Rule,
     When,
     as_excess,
@@ -108,12 +109,92 @@ class DeepspeedExpertGroups(Rule):
         )
 
 
+def _of_muon(workload: Workload) -> bool:
+    return workload.optimizer == "muon"
+
+
+FSDP2_MUON_TENSOR = AtMost(
+    name="fsdp2-muon-tensor",
+    sentence="tp <= 1 with muon",
+    unit="ranks",
+    binds=_of_muon,
+    value=of("tp"),
+    words="tp {tp} with muon",
+    remedy="Keep tp at 1, or train with another optimizer.",
+)
+"""By choice: how torch.optim.Muon communicates over a mesh of two axes is not priced."""
+
+
+class MatricesForMuon(Rule):
+    """Muon trains models without experts: those of transformers share a tensor of three dimensions.
+
+    torch.optim.Muon takes matrices alone (torch 2.13, optim/_muon.py); experts are one parameter of all of
+    them (transformers 5.23, models/mixtral/modeling_mixtral.py, MixtralExperts). DeepSpeed 0.19.8 tags a
+    weight for Muon by its two dimensions (deepspeed/__init__.py).
+    """
+
+    unit = "models"
+    of_workload = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def applies(self, workload: Workload) -> bool:
+        return _of_muon(workload) and workload.model.moe is not None
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        wrong = _of_muon(table.workload) and table.workload.model.moe is not None
+        return as_excess(np.full_like(column(table, "tp"), int(wrong)))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        if plan.workload.optimizer != "muon" or plan.workload.model.moe is None:
+            return None
+        return self.finding(
+            value=1,
+            words=f"muon on the {plan.workload.model.moe.experts} experts of a layer",
+            remedy="Train with another optimizer, or choose the megatron framework.",
+        )
+
+
+def _by_script(workload: Workload) -> bool:
+    """Whether Megatron-DeepSpeed's script has no argument for the optimizer."""
+    return workload.optimizer not in ("adam", "sgd")
+
+
+DEEPSPEED_SCRIPT_OPTIMIZER = AtMost(
+    name="deepspeed-script-optimizer",
+    sentence="tp pp ep <= 1 with other optimizers than adam and sgd",
+    unit="ranks",
+    binds=_by_script,
+    value=of("tp", "pp", "ep"),
+    words="tp {tp} x pp {pp} x ep {ep} with {optimizer}",
+    remedy="Keep tp, pp and ep at 1 and shard with dp, or train with adam or sgd.",
+)
+"""Megatron-DeepSpeed's script takes adam and sgd (megatron/arguments.py at 4efb479, --optimizer) and hands
+DeepSpeed its own; a script around the Trainer of transformers has the others and no such axes."""
+
+DEEPSPEED_MUON_ZERO = Requires(
+    name="deepspeed-muon-zero",
+    sentence="zero_stage 1 or 2 with muon",
+    unit="stages of ZeRO",
+    binds=_of_muon,
+    needs=When("zero_stage", least=1, most=2),
+    words="ZeRO stage {zero_stage} with muon",
+    remedy="Take ZeRO stage 1 or 2, or train with another optimizer.",
+)
+"""By choice: stage 3 gathers every gradient and momentum, and reduces without scattering (DeepSpeed 0.19.8,
+runtime/zero/stage3.py, _muon_update_sub_group), which is not priced."""
+
+
 DEEPSPEED_RULES: tuple[Rule, ...] = (
     DEEPSPEED_PIPELINE_SHARDING,
     DeepspeedExpertGroups(),
     PEFT_DEGREES,
     TRL_DEGREES,
     DEEPSPEED_REFERENCE,
+    DEEPSPEED_SCRIPT_OPTIMIZER,
+    DEEPSPEED_MUON_ZERO,
+    MatricesForMuon("deepspeed-muon-experts"),
 )
 
 
@@ -166,6 +247,8 @@ FSDP2_RULES: tuple[Rule, ...] = (
     CAUSAL_CONTEXT,
     PEFT_DEGREES,
     TRL_DEGREES,
+    FSDP2_MUON_TENSOR,
+    MatricesForMuon("fsdp2-muon-experts"),
 )
 
 
@@ -449,6 +532,34 @@ class AllowedPrecisions(Rule):
             value=1,
             words=f"{self.framework.name} has no training in {wanted}",
             remedy=f"Choose one of {', '.join(self.precisions)}, or the {DEFAULT_FRAMEWORK} framework.",
+        )
+
+
+class AllowedOptimizers(Rule):
+    """The optimizer is one that the framework can be started with."""
+
+    unit = "optimizers"
+    of_workload = True
+
+    def __init__(self, framework: Framework) -> None:
+        self.name = f"{framework.name}-optimizer"
+        self.framework = framework
+        self.optimizers = planned(framework.optimizers)
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        missing = 0 if table.workload.optimizer in self.optimizers else 1
+        return as_excess(np.full_like(column(table, "tp"), missing))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        wanted = plan.workload.optimizer
+        if any(wanted == optimizer for optimizer in self.optimizers):
+            return None
+        known = wanted in self.framework.optimizers
+        return self.finding(
+            value=1,
+            words=f"{self.framework.name} "
+            + (f"has no launch file for {wanted} here" if known else f"cannot train with {wanted}"),
+            remedy=f"Choose one of {', '.join(self.optimizers)}, or another framework.",
         )
 
 

@@ -73,7 +73,7 @@ copy_main_weights_to_model_weights)."""
 
 MEGATRON_SHARDING_OPTIMIZER = AtMost(
     name="megatron-zero-optimizer",
-    sentence="zero_stage <= 1 with muon, whose steps take whole matrices",
+    sentence="zero_stage <= 1 with muon and lion, whose steps take whole matrices",
     unit="stages of ZeRO",
     binds=takes_whole_matrices,
     value=of("zero_stage"),
@@ -81,6 +81,35 @@ MEGATRON_SHARDING_OPTIMIZER = AtMost(
     remedy="Lower the ZeRO stage to 1, or train with adam or sgd.",
 )
 """Megatron-FSDP steps with no other."""
+
+
+class MegatronEmergingPrecision(Rule):
+    """Muon and Lion do not train in fp16.
+
+    `_get_megatron_emerging_optimizer` of megatron/core/optimizer/__init__.py raises.
+    """
+
+    name = "megatron-emerging-precision"
+    unit = "formats"
+    of_workload = True
+
+    def applies(self, workload: Workload) -> bool:
+        return takes_whole_matrices(workload)
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        wrong = takes_whole_matrices(table.workload) and table.workload.precision == "fp16"
+        return as_excess(np.full_like(column(table, "tp"), int(wrong)))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        optimizer, precision = plan.workload.optimizer, plan.workload.precision
+        if precision != "fp16" or optimizer in ("adam", "sgd"):
+            return None
+        return self.finding(
+            value=1,
+            words=f"{optimizer} in {precision}",
+            remedy="Train in bf16, or with adam or sgd.",
+        )
+
 
 MEGATRON_EXPERTS_NEED_SEQUENCE_PARALLEL = Requires(
     name="megatron-moe-tp-needs-sp",
@@ -386,6 +415,7 @@ class MegatronExpertOverlap(Rule):
 MEGATRON_RULES: tuple[Rule, ...] = (
     MEGATRON_SHARDING_NEEDS_ONE_STAGE,
     MEGATRON_SHARDING_OPTIMIZER,
+    MegatronEmergingPrecision(),
     MEGATRON_EXPERTS_NEED_SEQUENCE_PARALLEL,
     MEGATRON_EXPERT_BIAS_NEEDS_WHOLE_EXPERTS,
     MegatronExpertOverlap(),

@@ -5,20 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from functools import cache
 
-from meshwright.constraints.attention import (
-    HEADS_BY_CONTEXT,
-    HEADS_BY_TENSOR,
-    KV_HEADS_BY_CONTEXT,
-    LINEAR_HEADS,
-    SEQUENCE_BY_CONTEXT,
-    SEQUENCE_BY_TENSOR,
-    SEQUENCE_PARALLEL_NEEDS_TENSOR,
-    SINKS_IN_CONTEXT,
-    WINDOWS_IN_CONTEXT,
-    HierarchicalContext,
-    KvHeadsByTensor,
-    MegatronSparseAttention,
-)
 from meshwright.constraints.fabric import (
     BATCH_SPLIT,
     FSDP2_GROUP_RULES,
@@ -38,6 +24,7 @@ from meshwright.constraints.frameworks import (
     TORCHTITAN_RULES,
     TORCHTITAN_TOKEN_PREDICTION,
     AllowedDegrees,
+    AllowedOptimizers,
     AllowedPrecisions,
     NoHybridLayers,
     NoLinearAttention,
@@ -50,14 +37,26 @@ from meshwright.constraints.layers import (
     EXPERT_GRID,
     EXPERT_WIDTH_BY_EXPERT_TENSOR,
     EXPERTS_BY_EXPERT_PARALLEL,
+    HEADS_BY_CONTEXT,
+    HEADS_BY_TENSOR,
+    KV_HEADS_BY_CONTEXT,
+    LINEAR_HEADS,
     MAMBA_HEADS,
+    SEQUENCE_BY_CONTEXT,
+    SEQUENCE_BY_TENSOR,
+    SEQUENCE_PARALLEL_NEEDS_TENSOR,
+    SINKS_IN_CONTEXT,
+    WINDOWS_IN_CONTEXT,
     FeedForwardByTensor,
+    HierarchicalContext,
+    KvHeadsByTensor,
     MambaGroups,
     MegatronAllGather,
     MegatronDispatcherDevice,
     MegatronDispatcherRanks,
     MegatronDispatcherReach,
     MegatronHybrid,
+    MegatronSparseAttention,
     MegatronTokenPrediction,
     PrecisionOnDevice,
 )
@@ -172,6 +171,7 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
         rules.append(degrees)
     if set(precisions.precisions) < set(ARCHITECTURES):
         rules.append(precisions)
+    rules.append(AllowedOptimizers(framework))
     if framework.linear_attention is None:
         rules.append(NoLinearAttention(framework))
     if framework.sparse_attention is None:

@@ -220,7 +220,7 @@ def every_workload(workload: Workload) -> bool:
 
 
 def takes_whole_matrices(workload: Workload) -> bool:
-    """Whether a step of the optimizer needs whole matrices: of muon, unlike adam and sgd."""
+    """Whether Megatron hands the optimizer whole matrices: all of its own but adam and sgd."""
     return workload.optimizer not in ("adam", "sgd")
 
 

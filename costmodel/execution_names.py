@@ -31,7 +31,16 @@ DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)
 OFFLOADED_MODULES: tuple[str, ...] = get_args(OffloadedModules)
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
-Optimizer = Literal["adam", "sgd", "muon"]
+Optimizer = Literal[
+    "adam",
+    "sgd",
+    "muon",
+    "lion",
+    "adafactor",
+    "adam-8bit",
+    "paged-adam",
+    "paged-adam-8bit",
+]
 ScheduleName = Literal[
     "1f1b", "interleaved-1f1b", "gpipe", "breadth-first", "zb-h1", "zbv", "dualpipe-v", "dualpipe"
 ]

@@ -19,6 +19,7 @@ from meshwright.costmodel.activations import (
 )
 from meshwright.costmodel.buffers import transients, workspace_bytes
 from meshwright.costmodel.layout import Floats, Layout, Recompute
+from meshwright.costmodel.optimizers import keeps_more_of_tables
 from meshwright.costmodel.rank_load import Stages, layer_counts, recomputed_layers
 from meshwright.costmodel.schedules import (
     Schedule,
@@ -36,6 +37,7 @@ from meshwright.costmodel.states import (
     rank_parameters,
     state_bytes,
     state_bytes_per_parameter,
+    table_excess,
 )
 from meshwright.costmodel.workload import Workload, rank_tokens, sequence_shards
 
@@ -114,10 +116,17 @@ def _states(workload: Workload, layout: Layout, stages: Stages) -> dict[str, Flo
     of_dense = state_bytes(workload, layout, dense_shards)
     of_expert = state_bytes(workload, layout, expert_shards, experts=True)
     names = ("weights", "gradients", "optimizer")
-    return {
+    parts = {
         name: dense * np.asarray(of_dense[k]) + expert * np.asarray(of_expert[k])
         for k, name in enumerate(names)
     }
+    if keeps_more_of_tables(workload):
+        rank = np.arange(len(stages))
+        on_last = rank == last_rank(layout.schedule, len(stages))
+        at_table, at_head = table_excess(workload, layout)
+        excess = np.where(rank == 0, at_table, 0.0) + np.where(on_last, at_head, 0.0)
+        parts["optimizer"] = parts["optimizer"] + on_both_ranks(excess, layout.schedule)
+    return parts
 
 
 def offloaded_gib(workload: Workload, layout: Layout, stages: Stages) -> NDArray[np.float64]:
@@ -493,6 +502,8 @@ def mean_states_gib(workload: Workload, layout: Layout) -> NDArray[np.float64]:
     layers = model.dense_layers * dense + model.moe_layers * rest
     states = (layers + first + last) * per_dense
     states = states + (model.moe_layers * experts + end_experts) * per_expert
+    if keeps_more_of_tables(workload):
+        states = states + sum(table_excess(workload, layout))
     mean = states / np.asarray(layout.pp) * (1 - ROUNDING) / GIB
     return np.broadcast_to(np.asarray(mean), layout.broadcast_shape())
 
@@ -562,8 +573,10 @@ def _beside_layers(workload: Workload, layout: Layout, saved: SavedActivations) 
     per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
     per_expert = state_bytes_per_parameter(workload, layout, expert_shards, experts=True)
     mtp_saved = workload.model.mtp_layers * saved.main[0] * in_flight(layout, head_rank)
-    at_table = first * per_dense + extra.gathered_leading_first
+    table_more, head_more = table_excess(workload, layout)
+    at_table = first * per_dense + table_more + extra.gathered_leading_first
     at_head = last * per_dense + experts * per_expert + mtp_saved + extra.head_input_last
+    at_head = at_head + head_more
     table_work = np.maximum(extra.embedding_first - extra.layer, 0.0)
     head_work = np.maximum(extra.loss_last - extra.layer, 0.0)
     beside_table = extra.gathered_table + extra.stranded_table

@@ -821,8 +821,6 @@ class ChunkPasses:
     """With what is computed again."""
     weight_s: NDArray[np.float64]
     """The part of the backward pass that gradients of weights take."""
-    waits_s: dict[str, NDArray[np.float64]]
-    """By part: what layers wait for others of their group, forward and backward together."""
 
 
 def chunk_passes(c: Context, stages: Stages, times: KindTimes | None = None) -> ChunkPasses:
@@ -851,15 +849,77 @@ def chunk_passes(c: Context, stages: Stages, times: KindTimes | None = None) -> 
         c, times, stages, lambda kind: kind.backward_s, lambda kind: kind.recompute_s
     )
     weight = _over_chunks(c, times, stages, _weight_gradient_s, lambda _: 0.0)
-    waits = {
-        name: _over_chunks(c, times, stages, partial(_part_s, name), lambda _: 0.0)
-        for name in _WAITS
-    }
-    return ChunkPasses(both - backward, backward, weight, waits)
+    return ChunkPasses(both - backward, backward, weight)
 
 
-def _part_s(name: str, kind: KindTime) -> Floats:
-    return kind.parts.get(name, 0.0)
+@dataclass(frozen=True)
+class PassParts:
+    """The passes of `ChunkPasses`, each by the parts of its price, shape [virtual stages, pp] a part."""
+
+    forward_s: dict[str, NDArray[np.float64]]
+    backward_s: dict[str, NDArray[np.float64]]
+    weight_s: dict[str, NDArray[np.float64]]
+    """The part of `backward_s` that gradients of weights take."""
+
+
+def pass_parts(c: Context, stages: Stages) -> PassParts:
+    """What the passes of every chunk are made of, by the parts of a step's breakdown.
+
+    The parts of a pass add up to it. Every part of a kind of layer lies in the forward and in the backward
+    pass as the kind does as a whole, which is how `layer_kinds.kind_times` prices passes; what is computed
+    again lies in the backward pass. The LM head with its loss is one part.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, one layout and one placement.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    PassParts
+        Seconds of one micro-batch; compute first, then what waits for other ranks.
+    """
+    times = kind_times(c)
+    ends = (times.embedding, *((times.mtp,) if times.mtp is not None else ()))
+    names = dict.fromkeys(name for kind in (*times.layers, *ends) for name in kind.parts)
+    compute = [name for name in names if name not in _WAITS]
+    listed = [*compute, "head", "recompute", *(name for name in _WAITS if name in names)]
+
+    def _part_s(name: str, kind: KindTime) -> Floats:
+        if kind is times.head:
+            return kind.seconds if name == "head" else 0.0
+        return kind.parts.get(name, 0.0)
+
+    def _forward(name: str, kind: KindTime) -> Floats:
+        return _part_s(name, kind) * (1.0 - kind.backward_s / kind.seconds)
+
+    def _backward(name: str, kind: KindTime) -> Floats:
+        return _part_s(name, kind) * (kind.backward_s / kind.seconds)
+
+    def _weight(name: str, kind: KindTime) -> Floats:
+        if kind is times.head:
+            return _weight_gradient_s(kind) if name == "head" else 0.0
+        return np.asarray(kind.parts.get(name, 0.0)) / 3.0 if name in _GEMMS else 0.0
+
+    def _again(name: str, kind: KindTime) -> Floats:
+        return kind.recompute_s if name == "recompute" else 0.0
+
+    def _summed(
+        per_layer: Callable[[str, KindTime], Floats], again: Callable[[str, KindTime], Floats]
+    ) -> dict[str, NDArray[np.float64]]:
+        return {
+            name: _over_chunks(c, times, stages, partial(per_layer, name), partial(again, name))
+            for name in listed
+        }
+
+    def _nothing(_name: str, _kind: KindTime) -> Floats:
+        return 0.0
+
+    return PassParts(
+        _summed(_forward, _nothing), _summed(_backward, _again), _summed(_weight, _nothing)
+    )
 
 
 def _over_chunks(

@@ -28,7 +28,7 @@ def data_table(name: str) -> dict[str, Any]:
     dict
         What the YAML holds.
     """
-    table: dict[str, Any] = packaged_document("meshwright.costmodel.data", name)
+    table: dict[str, Any] = packaged_document("meshwright.costmodel", f"data/{name}")
     return table
 
 
@@ -352,6 +352,17 @@ def measured_gain(
     words = {"dense": "dense models", "experts": "models with experts"}
     kinds = " and ".join(words[name] for name in sorted({row["kind"] for row in near}))
     return MeasuredGain(gain=1.0 - mean, pairs=len(near), measured_on=f"{devices}, {kinds}")
+
+
+def choices_in_pairs() -> tuple[str, ...]:
+    """Names of the execution choices of which `measured_gain` knows pairs.
+
+    Returns
+    -------
+    tuple of str
+        Sorted.
+    """
+    return tuple(sorted({row["choice"] for row in data_table("measured_gains.yaml")["gains"]}))
 
 
 def adapters_band(of: Literal["step_time", "memory"]) -> ErrorBand:

@@ -6,6 +6,13 @@ import numpy as np
 
 from meshwright.costmodel.kernels import OPERAND_BYTES
 from meshwright.costmodel.layout import Floats, Ints, Layout
+from meshwright.costmodel.optimizers import (
+    FP32_BYTES,
+    keeps_more_of_tables,
+    moments_bytes,
+    pages_states,
+    stepping_ranks,
+)
 from meshwright.costmodel.rank_load import Stages, layer_counts
 from meshwright.costmodel.schedules import is_v_shaped, last_rank, on_both_ranks
 from meshwright.costmodel.stacks import memory_profile, stack_constants
@@ -34,13 +41,9 @@ from meshwright.model_specs.schema import ModelSpec
 StateBytes = tuple[Floats, Floats, Floats]
 """Bytes of weights, of gradients, of optimizer states."""
 
-_MASTER_BYTES = 4.0
-"""The fp32 master weight."""
 _HOST_WEIGHT_BYTES = 2.0
 """Of a weight whose shard DeepSpeed's `offload_param` keeps on the host."""
 _HOST_GRADIENT_BYTES = 4.0
-_MOMENTS = {"adam": 2, "sgd": 1, "muon": 1}
-"""Moments of a parameter: two for Adam, one for momentum SGD and Muon (arXiv 2502.16982)."""
 
 
 def layer_parameters_on_gpu(
@@ -166,13 +169,46 @@ def end_parameters(
         rank is both, it has their sum.
     """
     dense, rest, experts = layer or layer_parameters_on_gpu(model, layout)
-    tp, pp = np.asarray(layout.tp), np.asarray(layout.pp)
+    tp = np.asarray(layout.tp)
     table = embedding_parameters(model) / tp
     main = dense if model.moe is None else rest
     mtp_dense = model.mtp_layers * main + _mtp_join_parameters(model) / tp
+    return table, _tables_at_head(model, layout) * table + mtp_dense, model.mtp_layers * experts
+
+
+def _tables_at_head(model: ModelSpec, layout: Layout) -> Ints:
+    """Token tables and heads of the last rank, beside those of the first."""
     untied = 0 if model.tied_embeddings else 1
-    tables = np.where(pp > 1, max(1, untied + (model.mtp_layers > 0)), untied)
-    return table, tables * table + mtp_dense, model.mtp_layers * experts
+    several = np.asarray(layout.pp) > 1
+    return np.where(several, max(1, untied + (model.mtp_layers > 0)), untied)
+
+
+def table_excess(workload: Workload, layout: Layout) -> tuple[Floats, Floats]:
+    """What states of token tables and heads take beyond as many parameters of matrices of layers.
+
+    Muon's have Adam's (`optimizers.beside_matrices`).
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, optimizer and software.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Bytes on one GPU of the first pipeline rank and of the last, which add up where one rank is both; 0
+        where the optimizer keeps as much of all of them.
+    """
+    if not keeps_more_of_tables(workload):
+        return 0.0, 0.0
+    shards, _ = optimizer_shards(layout)
+    _, _, of_dense = state_bytes(workload, layout, shards)
+    _, _, of_table = state_bytes(workload, layout, shards, tables=True)
+    table = np.asarray(table_parameters(workload.model, layout))
+    excess = np.asarray(of_table) - of_dense
+    return excess * table, excess * table * _tables_at_head(workload.model, layout)
 
 
 def _mtp_join_parameters(model: ModelSpec) -> int:
@@ -288,7 +324,12 @@ def reference_bytes(
 
 
 def state_bytes(
-    workload: Workload, layout: Layout, shards: Ints, *, experts: bool = False
+    workload: Workload,
+    layout: Layout,
+    shards: Ints,
+    *,
+    experts: bool = False,
+    tables: bool = False,
 ) -> StateBytes:
     """Weights, gradients and optimizer states of one parameter on one GPU.
 
@@ -312,8 +353,10 @@ def state_bytes(
     main_weight_buffer and main_grad_buffer); Transformer Engine knows nothing of it and keeps its quantised
     copies whole (megatron/core/extensions/transformer_engine.py, TELinear.forward, is_first_microbatch).
     Further copies of gradients are those of an optimizer that DeepSpeed takes for states on the GPU alone
-    (deepspeed/runtime/engine.py, `_do_optimizer_sanity_check`). A reference model of its own counts among
-    weights (`reference_bytes`).
+    (deepspeed/runtime/engine.py, `_do_optimizer_sanity_check`). Other optimizers keep other moments
+    (`optimizers.moments_bytes`), the paged ones on the host, and those that step whole matrices share them
+    among fewer ranks (`optimizers.stepping_ranks`). A reference model of its own counts among weights
+    (`reference_bytes`).
 
     Parameters
     ----------
@@ -325,6 +368,8 @@ def state_bytes(
         d, data-parallel ranks that share the parameter, at least 1.
     experts : bool
         Whether it is one of routed experts. Beside a frozen parameter is its share of the adapters.
+    tables : bool
+        Whether it is one of token tables and heads.
 
     Returns
     -------
@@ -334,7 +379,7 @@ def state_bytes(
     Raises
     ------
     KeyError
-        For an optimizer other than adam, sgd and muon.
+        For an optimizer without traits.
     """
     stack, profile = stack_constants(workload), memory_profile(workload.framework)
     bf16 = workload.precision == "bf16"
@@ -350,7 +395,8 @@ def state_bytes(
         copies = _narrow_weight_bytes(workload)
         weight = 0.0 if stack.narrow_gathers else 2.0
     step = 0.0 if bf16 else profile.step_bytes
-    optimizer = _MASTER_BYTES + _MOMENTS[workload.optimizer] * workload.moment_bytes
+    moments = moments_bytes(workload, experts=experts, tables=tables)
+    optimizer = FP32_BYTES + (0.0 if pages_states(workload) else moments)
     d = np.asarray(shards, dtype=np.float64)
     stage = np.asarray(layout.zero_stage)
     fsdp = stage == 3
@@ -370,7 +416,8 @@ def state_bytes(
     if profile.whole_while_accumulating:
         accumulates = (stage >= 2) & (np.asarray(layout.num_micro_batches) > 1) & (d > 1)
         gradients = np.maximum(gradients, np.where(accumulates, 2.0, 0.0))
-    share = np.where(stage == 0, 1.0, 1.0 / d)
+    stepping = d if tables else stepping_ranks(workload, layout, shards, experts=experts)
+    share = np.where(stage == 0, 1.0, 1.0 / stepping)
     of_shard = np.where(fsdp, (optimizer - 4.0) / d, optimizer * share + step / d)
     states: Floats = on_gpu * of_shard
     if workload.adapters is not None:
@@ -389,12 +436,12 @@ def state_bytes(
 def offloaded_bytes(
     workload: Workload, layout: Layout, shards: Ints, *, experts: bool = False
 ) -> Floats:
-    """What offloading the optimizer keeps in the host's memory, of one parameter on one GPU.
+    """What offloading or paging the optimizer keeps in the host's memory, of one parameter on one GPU.
 
     The fp32 weight, the moments and the gradient, which is copied there in fp32 each step
     (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py), what the stack's profile adds, and offloaded
     16-bit shards (deepspeed/runtime/zero/partition_parameters.py, _partition_param), with what a reference
-    keeps there (`reference_bytes`).
+    keeps there (`reference_bytes`). Paged optimizers keep their moments there alone.
 
     Parameters
     ----------
@@ -412,12 +459,14 @@ def offloaded_bytes(
     float or array
         Bytes; 0 where nothing is offloaded.
     """
-    moments = _MOMENTS[workload.optimizer] * workload.moment_bytes
+    moments = moments_bytes(workload, experts=experts)
     share = np.where(np.asarray(layout.zero_stage) == 0, 1.0, 1.0 / np.asarray(shards))
     kept: Floats = np.asarray(layout.optimizer_offload) / 100.0 * share
     kept = kept * workload.trained_shares[experts]
     copies = memory_profile(workload.framework).host_copies_bytes
-    states: Floats = kept * (_MASTER_BYTES + moments + _HOST_GRADIENT_BYTES + copies)
+    states: Floats = kept * (FP32_BYTES + moments + _HOST_GRADIENT_BYTES + copies)
+    if pages_states(workload):
+        states = states + workload.trained_shares[experts] * share * moments
     states = states + reference_bytes(workload, layout, shards)[1]
     return states + (_HOST_WEIGHT_BYTES * share if workload.offload_parameters else 0.0)
 
@@ -434,7 +483,12 @@ def _narrow_weight_bytes(workload: Workload) -> float:
 
 
 def state_bytes_per_parameter(
-    workload: Workload, layout: Layout, shards: Ints, *, experts: bool = False
+    workload: Workload,
+    layout: Layout,
+    shards: Ints,
+    *,
+    experts: bool = False,
+    tables: bool = False,
 ) -> Floats:
     """Weights, gradients and optimizer states of one parameter on one GPU: the sum of `state_bytes`.
 
@@ -450,13 +504,17 @@ def state_bytes_per_parameter(
         Data-parallel ranks that share the parameter, at least 1.
     experts : bool
         Whether it is one of routed experts.
+    tables : bool
+        Whether it is one of token tables and heads.
 
     Returns
     -------
     float or array
         Bytes, at least 0.
     """
-    weights, gradients, states = state_bytes(workload, layout, shards, experts=experts)
+    weights, gradients, states = state_bytes(
+        workload, layout, shards, experts=experts, tables=tables
+    )
     together: Floats = np.asarray(weights) + gradients + states
     return together
 

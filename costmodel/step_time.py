@@ -36,8 +36,15 @@ from meshwright.costmodel.data_parallel import (
 )
 from meshwright.costmodel.layer_context import Context, Parts, total
 from meshwright.costmodel.layer_kinds import COPY_SHARE, KindTimes, kind_times
-from meshwright.costmodel.layout import Floats, Layout, Placement
+from meshwright.costmodel.layout import Floats, Ints, Layout, Placement
 from meshwright.costmodel.lengths import mean_slowest
+from meshwright.costmodel.optimizers import (
+    moments_bytes,
+    orthogonalising_s,
+    pages_states,
+    stepping_ranks,
+    streamed_bytes,
+)
 from meshwright.costmodel.rank_load import (
     Stages,
     cheapest_layer_s,
@@ -139,12 +146,8 @@ def _outermost_level(c: Context) -> NDArray[np.int64]:
 # Seconds that the optimizer takes in a step, on the GPU and on the host.
 
 
-_ADAM_BYTES = 14.0
-"""Adam on fp32 parameters: reads parameter and gradient, writes the parameter and the 2-byte weight."""
 _WEIGHT_BYTES = 2.0
 """Of a 16-bit weight."""
-_MOMENT_PASSES = 4.0
-"""Two moments, read and written."""
 _HOST_BYTES_PER_S = 18.2e9
 """What the update of one rank streams on the host: one thread's work, as torchrun sets OMP_NUM_THREADS to 1.
 
@@ -159,17 +162,19 @@ share the uplink of a switch in DGX A100."""
 
 
 def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
-    """Streaming of the optimizer's states, sharded from ZeRO 1 on; docs/cost_model.md, "The step".
+    """Seconds of the optimizer's step, sharded from ZeRO 1 on; docs/cost_model.md, "Optimizers".
 
-    Adam reads and writes 14 bytes of a parameter and four times the bytes of a moment, at HBM's attained rate
-    or at that of the host (`_HOST_BYTES_PER_S`). The GPU updates its share of them while the host updates
-    what is offloaded (hybrid_optimizer.py of megatron-core, `step`: GPU kernels are launched first); the
-    transfers of one parameter hide under the updates of others. DeepSpeed copies gradients down as they are
-    reduced, updates, and copies weights up (deepspeed/runtime/zero/stage_1_and_2.py, `step`). Its transfers
-    are priced as hidden under nothing, though `overlap_comm` puts those of gradients beside the backward
-    pass. So are those of FSDP2, which uploads fp32 shards ahead of each gather and adds up gradients on the
-    host: its uploads run beside other layers, its downloads do not where micro-batches accumulate (torch
-    2.13, `_fsdp_collectives.py`, `foreach_reduce`). Under torch's pipelines gradients come down once.
+    Adam reads and writes 14 bytes of a parameter and four times the bytes of a moment, others what
+    `optimizers.streamed_bytes` says, at HBM's attained rate or at that of the host (`_HOST_BYTES_PER_S`).
+    Muon orthogonalises besides (`optimizers.orthogonalising_s`); paged moments come from the host and go
+    back. The GPU updates its share of them while the host updates what is offloaded (hybrid_optimizer.py of
+    megatron-core, `step`: GPU kernels are launched first); the transfers of one parameter hide under the
+    updates of others. DeepSpeed copies gradients down as they are reduced, updates, and copies weights up
+    (deepspeed/runtime/zero/stage_1_and_2.py, `step`). Its transfers are priced as hidden under nothing,
+    though `overlap_comm` puts those of gradients beside the backward pass. So are those of FSDP2, which
+    uploads fp32 shards ahead of each gather and adds up gradients on the host: its uploads run beside other
+    layers, its downloads do not where micro-batches accumulate (torch 2.13, `_fsdp_collectives.py`,
+    `foreach_reduce`). Under torch's pipelines gradients come down once.
 
     Parameters
     ----------
@@ -189,13 +194,41 @@ def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     if c.workload.adapters is not None:
         of_adapters, of_experts = c.workload.trained_shares
         dense, expert = of_adapters * dense, of_experts * expert
-    parameters = dense / np.where(sharded, of_dense, 1) + expert / np.where(sharded, of_expert, 1)
-    moved = _ADAM_BYTES + _MOMENT_PASSES * c.workload.moment_bytes
+    dense_ranks, expert_ranks = (
+        np.where(sharded, of_dense, 1),
+        np.where(sharded, of_expert, 1),
+    )
+    parameters = dense / dense_ranks + expert / expert_ranks
     offloaded = np.asarray(layout.optimizer_offload) / 100.0
-    on_gpu_s = (1.0 - offloaded) * moved * parameters / c.rates.hbm_bytes_per_s
+    if c.workload.optimizer in ("adam", "sgd"):
+        moved = streamed_bytes(c.workload)
+        on_gpu_s = (1.0 - offloaded) * moved * parameters / c.rates.hbm_bytes_per_s
+    else:
+        of_others_s = _other_optimizer_s(c, dense, expert, (dense_ranks, expert_ranks))
+        on_gpu_s = (1.0 - offloaded) * of_others_s
     on_host_s = offloaded * _host_s(c, parameters)
     states_s: Floats = np.maximum(on_gpu_s, on_host_s)
     return states_s + _uploads_s(c, parameters) if c.workload.offload_parameters else states_s
+
+
+def _other_optimizer_s(
+    c: Context, dense: Floats, expert: Floats, ranks: tuple[Ints, Ints]
+) -> Floats:
+    """On the GPU, the step of another than Adam and SGD: streams, matrix products, pages."""
+    workload = c.workload
+    seconds: Floats = np.float64(0.0)
+    for of_experts, number in enumerate((dense, expert)):
+        held = np.asarray(number) / stepping_ranks(
+            workload, c.layout, ranks[of_experts], experts=bool(of_experts)
+        )
+        streamed = streamed_bytes(workload, experts=bool(of_experts))
+        seconds = seconds + streamed * held / c.rates.hbm_bytes_per_s
+        if pages_states(workload):
+            paged = 2.0 * moments_bytes(workload, experts=bool(of_experts)) * held
+            rate = 1e9 * _PCIE_SHARE * workload.cluster.device.pcie_gb_per_s
+            seconds = seconds + paged / rate
+    seconds = seconds + orthogonalising_s(c, *ranks)
+    return seconds
 
 
 def _host_s(c: Context, parameters: Floats) -> Floats:

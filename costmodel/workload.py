@@ -112,7 +112,7 @@ class Workload(RunSettings):
     precision: str = "bf16"
     """bf16, fp16, fp8, mxfp8 or nvfp4."""
     optimizer: str = "adam"
-    """adam, sgd or muon."""
+    """A name of `optimizers.OPTIMIZER_TRAITS`."""
     framework: str = DEFAULT_FRAMEWORK
     """Name of a software stack: one of `meshwright.frameworks.catalog.STACK_NAMES`."""
     compiled: bool = field(init=False, default=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from meshwright.frameworks.fsdp2 import PEFT_ADAPTERS, PRECOMPUTED, TRL_STEPS
 from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
@@ -12,6 +13,7 @@ from meshwright.frameworks.record import (
     Framework,
     GradientBuckets,
     OptimizerOffload,
+    OptimizerSetting,
     ReferenceSetting,
     Setting,
     ShardGroups,
@@ -82,6 +84,63 @@ OVERLAP, BUCKET = "overlap_comm", "reduce_bucket_size"
 """Keys of `zero_optimization`."""
 OFFLOAD_RULES = ("deepspeed-offload-zero", "deepspeed-offload-whole", "deepspeed-offload-adam")
 
+OPTIMIZER_TYPE = "optimizer.type"
+"""Key with the name of an optimizer that DeepSpeed makes itself (deepspeed/runtime/engine.py,
+_configure_basic_optimizer)."""
+UNTESTED = "zero_allow_untested_optimizer"
+"""Key without which ZeRO takes no others than DeepSpeed's own and PyTorch's Adam (runtime/zero/utils.py)."""
+TRAINER, TRAINER_FLAG = "transformers/training_args.py", "--optim"
+_SCRIPT = ("deepspeed-script-optimizer",)
+"""Rules of optimizers that Megatron-DeepSpeed's script does not have: a script of one's own makes them."""
+
+
+def _stepped(flag: str, value: str, source: str, **others: Any) -> OptimizerSetting:
+    """ZeRO hands every optimizer flat pieces (runtime/zero/stage_1_and_2.py, stage3.py)."""
+    return OptimizerSetting(flag=flag, value=value, source=source, flat=True, **others)
+
+
+def _of_trainer(name: str, installs: str = "") -> OptimizerSetting:
+    """One that the Trainer of transformers makes, and hands to DeepSpeed as its client."""
+    return _stepped(TRAINER_FLAG, name, TRAINER, rules=_SCRIPT, installs=installs)
+
+
+def _own(name: str, *rules: str, **others: Any) -> OptimizerSetting:
+    """One that DeepSpeed makes, by its name in ds_config.json."""
+    return _stepped(OPTIMIZER_TYPE, name, CONFIG, rules=(*_SCRIPT, *rules), **others)
+
+
+_OPTIMIZERS = {
+    "adam": _stepped(_FLAGS["optimizer"], "adam", ARGUMENTS, default=True),
+    "sgd": _stepped(_FLAGS["optimizer"], "sgd", ARGUMENTS),
+    "muon": _own("Muon", "deepspeed-muon-zero", "deepspeed-muon-experts", gram=True),
+    "lion": _own("Lion"),
+    "adafactor": _of_trainer("adafactor"),
+    "adam-8bit": _of_trainer("adamw_8bit", "bitsandbytes"),
+    "paged-adam": _of_trainer("paged_adamw_32bit", "bitsandbytes"),
+    "paged-adam-8bit": _of_trainer("paged_adamw_8bit", "bitsandbytes"),
+}
+
+OWN_OPTIMIZERS = {
+    "adam": "adam",
+    "adamw": "adam",
+    "lion": "lion",
+    "muon": "muon",
+    "adafactor": "adafactor",
+}
+"""Optimizers by what `optimizer.type` calls them, in small letters. SGD has no momentum by default."""
+TRAINER_OPTIMIZERS = {
+    "lion_32bit": "lion",
+    "adafactor": "adafactor",
+    "adamw_8bit": "adam-8bit",
+    "adamw_bnb_8bit": "adam-8bit",
+    "adamw_torch_8bit": "adam-8bit",
+    "paged_adamw_32bit": "paged-adam",
+    "paged_adamw_8bit": "paged-adam-8bit",
+    "muon": "muon",
+}
+"""Optimizers by the names of transformers' Trainer (training_args.py, OptimizerNames), which LLaMA-Factory,
+Axolotl and ms-swift keep to; the last one is their own."""
+
 MEGATRON_DEEPSPEED = Stack(name="megatron-deepspeed", written=r"megatron-deepspeed\b", bound=False)
 """Left Megatron-LM before most of the rules of either record."""
 
@@ -116,6 +175,7 @@ DEEPSPEED = Framework(
         "bf16": Setting(flag="bf16.enabled", source=CONFIG),
         "fp16": Setting(flag="fp16.enabled", source=CONFIG),
     },
+    optimizers=_OPTIMIZERS,
     dispatchers={"alltoall": TokenDispatcher(source="deepspeed/moe/sharded_moe.py")},
     overlaps={"dp": Setting(flag=f"zero_optimization.{OVERLAP}", source=ZERO)},
     # Without ZeRO its engine reduces 500 M at a time, whatever the configuration says.

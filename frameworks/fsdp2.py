@@ -7,6 +7,7 @@ from meshwright.frameworks.record import (
     ContextExchange,
     Framework,
     OptimizerOffload,
+    OptimizerSetting,
     ReferenceSetting,
     Setting,
     ShardGroups,
@@ -110,6 +111,17 @@ FSDP2 = Framework(
     recompute_modules={},
     precisions={
         name: Setting(flag=PRECISION, value=name, source=LAUNCH) for name in ("bf16", "fp16", "fp8")
+    },
+    # Those of bitsandbytes, and both Adafactors, take no DTensor (bitsandbytes 0.50.2, transformers 5.23).
+    optimizers={
+        "adam": OptimizerSetting(source="torch/optim/adamw.py"),
+        "sgd": OptimizerSetting(source="torch/optim/sgd.py"),
+        "muon": OptimizerSetting(
+            source="torch/optim/_muon.py",
+            on_shards=True,
+            rules=("fsdp2-muon-tensor", "fsdp2-muon-experts"),
+        ),
+        "adam-8bit": OptimizerSetting(source="torchao/optim/adam.py", installs="torchao"),
     },
     dispatchers={"alltoall": TokenDispatcher(source=MESH)},
     overlaps={"dp": Setting(source=PLUGIN)},

@@ -12,6 +12,7 @@ from meshwright.frameworks.record import (
     Framework,
     GradientBuckets,
     OptimizerOffload,
+    OptimizerSetting,
     QueuedSharding,
     ReferenceSetting,
     Setting,
@@ -181,6 +182,7 @@ RUN_ARGUMENTS = (
     Argument("fp4_recipe", "--fp4-recipe", "text"),
     Argument("checks_for_nan", "--no-check-for-nan-in-loss-and-grad", "switch", True),
     Argument("optimizer", "--optimizer", "text", "adam"),
+    Argument("muon_pieces", "--muon-tp-mode", "text", "blockwise"),
     Argument("distributed_optimizer", "--use-distributed-optimizer", "switch"),
     Argument("narrow_sums", "--grad-reduce-in-bf16", "switch"),
     Argument("moment_dtype", "--exp-avg-dtype", "text", "fp32"),
@@ -392,6 +394,29 @@ def _sharded(strategy: str) -> QueuedSharding:
     )
 
 
+def _optimizer(name: str, source: str, since: str, **others: Any) -> OptimizerSetting:
+    """Gate and up projection are linear_fc1."""
+    return OptimizerSetting(
+        flag=_FLAGS["optimizer"], value=name, source=source, since=since, fused_gate=True, **others
+    )
+
+
+def _emerging(name: str, since: str) -> OptimizerSetting:
+    """One of the package that Megatron keeps apart: Adam has what is no matrix of a layer.
+
+    Each rank owns whole matrices (megatron/core/optimizer/layer_wise_optimizer.py).
+    """
+    return _optimizer(
+        name,
+        "megatron/core/optimizer/emerging_optimizers.py",
+        since,
+        beside="adam",
+        whole=True,
+        installs="emerging-optimizers",
+        rules=("megatron-emerging-precision",),
+    )
+
+
 def _attention(value: str, *, default: bool = False) -> Setting:
     return Setting(
         flag="--attention-backend",
@@ -474,6 +499,12 @@ MEGATRON = Framework(
         "fp8": _said("fp8_recipe", TRANSFORMER, "0.12.0", "tensorwise"),
         "mxfp8": _said("fp8_recipe", TRANSFORMER, "0.12.0", "mxfp8"),
         "nvfp4": _said("fp4_recipe", TRANSFORMER, "0.14.0", "nvfp4"),
+    },
+    optimizers={
+        "adam": _optimizer("adam", OPTIMIZER, "0.8.0", default=True),
+        "sgd": _optimizer("sgd", OPTIMIZER, "0.8.0"),
+        "muon": _emerging("muon", "0.16.0"),
+        "lion": _emerging("lion", "0.19.0"),
     },
     dispatchers=DISPATCHERS,
     overlaps={

@@ -151,6 +151,26 @@ class OptimizerOffload(Setting):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OptimizerSetting(Setting):
+    """An optimizer, and what of the parameters it is handed."""
+
+    beside: str = ""
+    """The optimizer that the framework gives what is no matrix of a layer; empty where it has no say."""
+    whole: bool = False
+    """Whether whole matrices are dealt out to the ranks that share states, not an equal share of each."""
+    flat: bool = False
+    """Whether it steps flat pieces of all parameters, which have no rows and columns and are never small."""
+    on_shards: bool = False
+    """Whether it makes products of matrices whose rows are sharded, and communicates in each."""
+    gram: bool = False
+    """Whether matrices are orthogonalised by way of their square."""
+    fused_gate: bool = False
+    """Whether gate and up projection are one matrix."""
+    wide_tables: bool = False
+    """Whether states of the token table stay in 32 bits where others have 8."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdapterSetting(Setting):
     """Low-rank adapters beside frozen weights."""
 
@@ -233,6 +253,8 @@ class Framework:
     recompute_modules: Mapping[str, Setting]
     """Modules of a layer that can be recomputed alone."""
     precisions: Mapping[str, Setting]
+    optimizers: Mapping[str, OptimizerSetting]
+    """By the names of `--optimizer`. One that is not planned is read and priced, not launched."""
     dispatchers: Mapping[str, TokenDispatcher]
     overlaps: Mapping[str, Setting]
     """Communication by axis (dp, tp, pp, ep) that can hide under compute.

@@ -11,6 +11,7 @@ from meshwright.frameworks.record import (
     ContextExchange,
     Framework,
     OptimizerOffload,
+    OptimizerSetting,
     Setting,
     ShardGroups,
     Stack,
@@ -146,6 +147,20 @@ TORCHTITAN = Framework(
             source="torchtitan/components/quantization/nvfp4.py",
             planned=False,
             installs="torchao",
+        ),
+    },
+    optimizers={
+        "adam": OptimizerSetting(
+            source="torchtitan/components/optimizer/optimizer.py", default=True
+        ),
+        # Its owners and buckets are written out weight by weight, for Kimi K2 alone, without tp and pp
+        # (models/kimi_k2_7/config_registry.py).
+        "muon": OptimizerSetting(
+            flag="optimizer_name",
+            whole=True,
+            value="DistMuon",
+            source="torchtitan/distributed/flex_shard/dist_muon.py",
+            planned=False,
         ),
     },
     dispatchers={

@@ -296,6 +296,64 @@ def layer_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     return (*attention, *of_linear, *of_mamba, *blocks)
 
 
+class CountedMatrix(NamedTuple):
+    """A matrix, and how often the model has it."""
+
+    matrix: Matrix
+    number: int
+    expert: bool = False
+    """Whether it is one of a routed expert."""
+
+
+@lru_cache(maxsize=256)
+def counted_matrices(model: ModelSpec, *, fused: bool) -> tuple[CountedMatrix, ...]:
+    """Every matrix of the model's layers, multi-token-prediction modules and routers, each once.
+
+    Queries, keys and values stand apart. Token tables, heads and the join of a prediction module are left
+    out.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Its widths and layers are used.
+    fused : bool
+        Whether gate and up projection are one tensor, of Megatron's linear_fc1, or two.
+
+    Returns
+    -------
+    tuple of CountedMatrix
+        None twice; numbers are at least 1.
+    """
+    moe, pattern = model.moe, model.hybrid_pattern
+    linear, mamba = _mixer_matrices(model)
+    apart = ("gate_up_proj", "qkv_proj")
+    skipped = (*_FEED_FORWARD[:2], "qkv_proj") if fused else apart
+
+    def separate(matrices: tuple[Matrix, ...]) -> list[Matrix]:
+        return [matrix for matrix in matrices if matrix.name not in skipped]
+
+    with_experts = model.mtp_layers * (moe is not None) + len(model.expert_layers)
+    dense = model.layers + model.mtp_layers - with_experts
+    attending = model.layers - model.linear_layers + model.mtp_layers
+    counts = attending, model.linear_layers, model.mamba_layers
+    if pattern is not None:
+        counts = pattern.count("*") + model.mtp_layers, 0, pattern.count("M")
+        dense = pattern.count("-")
+    groups = [(counts[0], _attention_matrices(model)), (counts[1], linear), (counts[2], mamba)]
+    if model.ffn_hidden:
+        groups.append((dense, _feed_forward_matrices(model, model.ffn_hidden)))
+    found = [CountedMatrix(matrix, n) for n, some in groups if n > 0 for matrix in separate(some)]
+    if moe is None:
+        return tuple(found)
+    found.append(CountedMatrix(Matrix(ROUTER, model.hidden, moe.experts), with_experts))
+    if moe.shared_width:
+        shared = separate(_feed_forward_matrices(model, moe.shared_width))
+        found += [CountedMatrix(matrix, with_experts) for matrix in shared]
+    of_expert = separate(_feed_forward_matrices(model, moe.moe_ffn_hidden))
+    routed = with_experts * moe.experts
+    return (*found, *(CountedMatrix(matrix, routed, expert=True) for matrix in of_expert))
+
+
 def resolved(model: ModelSpec, adapters: AdapterSpec, *, fused: bool) -> AdapterSpec:
     """The adapters with the matrices that their targets stand for in a framework.
 

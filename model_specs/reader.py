@@ -32,13 +32,13 @@ _WHERE = "model catalog"
 
 @cache
 def _entries() -> Mapping[str, object]:
-    return MappingProxyType(packaged_document("meshwright.model_specs.data", "catalog.yaml"))
+    return MappingProxyType(packaged_document("meshwright.model_specs", "data/catalog.yaml"))
 
 
 @cache
 def _hub_names() -> Mapping[str, str]:
     """Catalog names by the hub's names of the same models, in small letters."""
-    table = packaged_document("meshwright.model_specs.data", "hub_ids.yaml")
+    table = packaged_document("meshwright.model_specs", "data/hub_ids.yaml")
     return {hub_id.lower(): name for name, hub_ids in table.items() for hub_id in hub_ids}
 
 
@@ -49,7 +49,7 @@ def catalog_names() -> tuple[str, ...]:
 
 def hub_names() -> tuple[str, ...]:
     """What the Hugging Face hub calls models of the catalog, in its spelling."""
-    table = packaged_document("meshwright.model_specs.data", "hub_ids.yaml")
+    table = packaged_document("meshwright.model_specs", "data/hub_ids.yaml")
     return tuple(hub_id for hub_ids in table.values() for hub_id in hub_ids)
 
 
@@ -205,7 +205,14 @@ def _refuse_hub_id(text: str) -> None:
         f"and give {name}/config.json",
         where="model",
         value=text,
+        did_you_mean=_near_hub_id(text),
     )
+
+
+def _near_hub_id(text: str) -> str | None:
+    """The longest name on the hub that the text begins with, as that of a variant does; else the nearest."""
+    beginnings = [name for name in hub_names() if text.lower().startswith(name.lower())]
+    return max(beginnings, key=len) if beginnings else near_miss(text, hub_names())
 
 
 def _file_name(path: Path) -> str:
@@ -315,5 +322,5 @@ def _model(name: str, entry: object) -> ModelSpec:
 
 @cache
 def _document() -> dict[str, Any]:
-    document: dict[str, Any] = packaged_document("meshwright.model_specs.data", "torchtitan.yaml")
+    document: dict[str, Any] = packaged_document("meshwright.model_specs", "data/torchtitan.yaml")
     return document

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.documents import parse_mapping
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.serve import answers
-from meshwright.serve.questions import (
+from meshwright.serve.answers import (
     LONGEST_S,
     CompareQuestion,
     FewestQuestion,

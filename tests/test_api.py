@@ -198,7 +198,10 @@ def test_values_of_a_wrong_type_are_named(call: Callable[[], object], words: str
         call()
 
 
-NO_FUNCTION = {"serve": "is a page that asks the functions"}
+NO_FUNCTION = {
+    "serve": "is a page that asks the functions",
+    "mcp": "are tools that ask the functions",
+}
 OTHERWISE = {
     "batch": "plan_batch",
     "experts": "place_experts",
@@ -213,6 +216,10 @@ OF_THE_TERMINAL = {
 OF_COMMANDS = {
     "plan": {"sweep": "a function of its own"},
     "explain": {"words": "`plan`, or a term of the glossary"},
+    "verify": {
+        "plans": "`plan` and `directory`",
+        "is_all": "a function of its own: `verify_plans`",
+    },
     "compare": {"other": "`baseline` of the function"},
     "fleet": {"no_cache": "`cache` is None by default"},
     "experts": {"form": "of the file that is written"},

@@ -74,7 +74,18 @@ LOADS_CP_SAT = "planner/solvers/or_tools.py"
 """Where CP-SAT is imported, for everybody else to import from."""
 NAMES_CP_SAT = (LOADS_CP_SAT, "constraints/rule.py")
 """The base of all rules names its types."""
-HEAVY = ("ortools", "networkx", "rich", "scipy", "matplotlib", "tomlkit", "starlette", "uvicorn")
+HEAVY = (
+    "ortools",
+    "networkx",
+    "rich",
+    "scipy",
+    "matplotlib",
+    "tomlkit",
+    "starlette",
+    "uvicorn",
+    "mcp",
+    "tensorboard",
+)
 
 
 def room_of(path: Path, root: Path) -> str:

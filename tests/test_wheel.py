@@ -62,7 +62,11 @@ def test_the_wheel_holds_the_package_alone_and_works_anywhere(tmp_path: Path) ->
         f"{module_name(path, ROOT)}{'.__init__' if path.name == '__init__.py' else ''}"
         for path in modules(ROOT)
     }
-    data = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("*/data/*.yaml")}
+    data = {
+        path.relative_to(ROOT).as_posix()
+        for pattern in ("*/data/*.yaml", "*/data/*.json")
+        for path in ROOT.glob(pattern)
+    }
     data = {f"meshwright/{name}" for name in data if not name.startswith("tests/")}
     assert len(data) > 4
     launches = (ROOT / "planner" / "runs" / "launches").glob("*.yaml")

@@ -11,24 +11,23 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.planner.mapping.instance import (
-    Instance,
-    MappingObjective,
-    MappingSolution,
-    idle_nodes,
-    instance_of,
-    ranks_of,
-)
 from meshwright.planner.mapping.least_traffic import (
     TIME_LIMIT_S,
     least_traffic,
     with_spares,
 )
 from meshwright.planner.mapping.problem import Loads, loads_of, spread_of
-from meshwright.planner.mapping.slots import Place
+from meshwright.planner.mapping.slots import (
+    Instance,
+    MappingObjective,
+    MappingSolution,
+    Place,
+    idle_nodes,
+    instance_of,
+    ranks_of,
+)
 from meshwright.planner.mapping.spread import EQUAL, LevelReach, SpreadSolution, least_spread
-from meshwright.planner.mapping.spread_bound import ReachWeights
-from meshwright.planner.mapping.spread_build import with_short_pipelines
+from meshwright.planner.mapping.spread_build import ReachWeights, with_short_pipelines
 from meshwright.planner.plan.document import Plan, with_digest
 from meshwright.planner.plan.make_plan import placed_on
 from meshwright.planner.request.reader import limited_to_nodes

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.rank_load import chunk_passes
+from meshwright.costmodel.rank_load import chunk_passes, pass_parts
 from meshwright.costmodel.schedules import schedule_named, traits
 from meshwright.costmodel.simulator import Pass, Timeline, Work, simulate
 from meshwright.costmodel.step_time import boundary_s, make_context
@@ -25,8 +25,8 @@ from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_placement, workload_of_plan
 from meshwright.planner.runs.run_terms import Predicted, layout_from_document
 
-MOST_PASSES = 400_000
-"""Events in one file; a viewer takes a few hundred thousand."""
+MOST_PASSES = 100_000
+"""In one file: each brings up to ten events, and a viewer takes about a million."""
 _AFTERWARDS = ("dp_comm", "optimizer", "step_overhead", "scale")
 """Parts of the step that follow the pipeline, in this order."""
 _BEFORE = ("length_imbalance",)
@@ -45,8 +45,8 @@ class Trace:
     """(part of the step, seconds) after the last pass."""
     step_time_s: float
     """That the plan predicts."""
-    waits_s: dict[str, list[float]] = field(default_factory=dict)
-    """By part of a layer, such as `tp_comm`: what one micro-batch waits in each chunk, both ways together."""
+    parts_s: dict[Work, dict[str, list[float]]] = field(default_factory=dict)
+    """By kind of pass and part of the step, such as `attention`: what one micro-batch takes in each chunk."""
     p2p_s: float = 0.0
     """What a micro-batch takes from one pipeline rank to the next."""
     memory_gib: tuple[tuple[float, float], ...] = ()
@@ -82,7 +82,7 @@ def trace_of(plan: Plan, num_micro_batches: int | None = None) -> Trace:
     played = _played(plan, m)
     return Trace(
         timeline=played.timeline,
-        waits_s=played.waits_s,
+        parts_s=played.parts_s,
         p2p_s=played.p2p_s,
         memory_gib=tuple(_memory(plan.predicted)),
         num_micro_batches=m,
@@ -106,7 +106,7 @@ def _memory(predicted: Predicted) -> Iterator[tuple[float, float]]:
 
 class _Played(NamedTuple):
     timeline: Timeline
-    waits_s: dict[str, list[float]]
+    parts_s: dict[Work, dict[str, list[float]]]
     p2p_s: float
 
 
@@ -121,7 +121,20 @@ def _played(plan: Plan, m: int) -> _Played:
     forward_s, backward_s, weight_s = (
         _in_model_order(x, v_shaped) for x in (passes.forward_s, passes.backward_s, passes.weight_s)
     )
-    waits_s = {name: _in_model_order(seconds, v_shaped) for name, seconds in passes.waits_s.items()}
+    forward, backward, weight = (
+        {name: _in_model_order(by_rank, v_shaped) for name, by_rank in by_part.items()}
+        for by_part in vars(pass_parts(context, stages)).values()
+    )
+    inputs = {
+        name: [both - apart for both, apart in zip(by_chunk, weight[name], strict=True)]
+        for name, by_chunk in backward.items()
+    }
+    parts_s = {
+        Work.FORWARD: forward,
+        Work.BACKWARD: backward,
+        Work.INPUT: inputs,
+        Work.WEIGHT: weight,
+    }
     p2p_s = float(np.asarray(boundary_s(context)))
     try:
         timeline = simulate(
@@ -135,7 +148,7 @@ def _played(plan: Plan, m: int) -> _Played:
         )
     except ValueError as error:
         raise InputError(f"--micro-batches: {m} cannot be drawn alone: {error}") from error
-    return _Played(timeline, waits_s, p2p_s)
+    return _Played(timeline, parts_s, p2p_s)
 
 
 def _in_model_order(by_rank: NDArray[np.float64], v_shaped: bool) -> list[float]:
@@ -144,22 +157,24 @@ def _in_model_order(by_rank: NDArray[np.float64], v_shaped: bool) -> list[float]
     return [float(seconds) for seconds in np.concatenate(rows)]
 
 
-# A played step as Chrome's trace events, which Perfetto reads: named tracks and a counter of memory.
+# A played step as Chrome's trace events, which Perfetto reads: named tracks, arrows and a counter of memory.
 #
-# The format: complete events (`X`, microseconds), counters (`C`), names of processes and threads (`M`), as
-# in Google's "Trace Event Format". A process is a pipeline rank; its threads are what it computes, what its
-# layers wait for, what it sends to other ranks, and what follows the pipeline.
+# The format: complete events (`X`), flows (`s` to `f`), counters (`C`), names of processes and threads (`M`),
+# as in Google's "Trace Event Format". Times are whole microseconds: Perfetto drops a slice that crosses the
+# end of another on its track, be it by the last digit of a fraction (src/trace_processor/importers/common/
+# slice_tracker.cc). A process is a pipeline rank; its threads are what it computes, what follows the
+# pipeline, and what it sends to and receives from other ranks.
 
 
 Event = dict[str, Any]
 
-COMPUTE, WAITS, TRANSFERS, AFTERWARDS = range(4)
-"""Threads of a pipeline rank."""
+COMPUTE, AFTERWARDS, SENDS, RECEIVES = 0, 1, 10, 20
+"""Threads of a pipeline rank. What is sent while something else still is takes the next thread."""
 THREADS = {
     COMPUTE: "passes",
-    WAITS: "communication of layers",
-    TRANSFERS: "to other pipeline ranks",
     AFTERWARDS: "gradients and optimizer",
+    SENDS: "to other pipeline ranks",
+    RECEIVES: "from other pipeline ranks",
 }
 _WORDS = {
     Work.FORWARD: "forward",
@@ -167,6 +182,8 @@ _WORDS = {
     Work.INPUT: "backward, inputs",
     Work.WEIGHT: "backward, weights",
 }
+OPERATORS = "operators"
+"""Category of the parts of a pass."""
 
 
 @dataclass(frozen=True)
@@ -177,9 +194,18 @@ class _PlayedPass:
     start_s: float
     end_s: float
 
-    @property
-    def seconds(self) -> float:
-        return self.end_s - self.start_s
+
+@dataclass(frozen=True)
+class _Transfer:
+    """Activations or gradients on their way from one pipeline rank to another."""
+
+    number: int
+    what: str
+    sender: int
+    receiver: int
+    start_s: float
+    end_s: float
+    micro_batch: int
 
 
 def trace_document(trace: Trace) -> dict[str, Any]:
@@ -195,21 +221,6 @@ def trace_document(trace: Trace) -> dict[str, Any]:
     }
 
 
-class _Chunks:
-    """Of every chunk of the model: its rank, and the seconds of one micro-batch there, both ways."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.rank: dict[int, int] = {}
-        self.seconds: dict[int, float] = {}
-        for rank, played in enumerate(_played_passes(trace)):
-            for each in played:
-                step = each.step
-                self.rank[step.chunk] = rank
-                if step.micro_batch == 0 and step.work is not Work.WEIGHT:
-                    before_s = self.seconds.get(step.chunk, 0.0)
-                    self.seconds[step.chunk] = before_s + each.seconds
-
-
 def _played_passes(trace: Trace) -> Iterator[list[_PlayedPass]]:
     timeline = trace.timeline
     for rank, order in enumerate(timeline.passes):
@@ -218,77 +229,110 @@ def _played_passes(trace: Trace) -> Iterator[list[_PlayedPass]]:
 
 
 def _events(trace: Trace) -> Iterator[Event]:
-    chunks = _Chunks(trace)
+    transfers = list(_transfers(trace))
     for rank, played in enumerate(_played_passes(trace)):
-        yield from _names(rank)
+        yield from _process(rank)
+        yield from (_thread(rank, thread) for thread in (COMPUTE, AFTERWARDS))
         for each in played:
-            yield _pass(trace, rank, each)
-            if each.step.work is not Work.WEIGHT:
-                yield from _waits(trace, rank, each, chunks)
-                yield from _transfer(trace, rank, each, chunks)
+            yield from _pass(trace, rank, each)
         yield from _afterwards(trace, rank)
+        yield from _sent(rank, SENDS, [each for each in transfers if each.sender == rank])
+        yield from _sent(rank, RECEIVES, [each for each in transfers if each.receiver == rank])
         yield from _memory_counter(trace, rank, played)
 
 
-def _names(rank: int) -> Iterator[Event]:
+def _process(rank: int) -> Iterator[Event]:
     named = {"name": f"pipeline rank {rank}"}
     yield {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": named}
     order = {"sort_index": rank}
     yield {"name": "process_sort_index", "ph": "M", "pid": rank, "tid": 0, "args": order}
-    for thread, name in THREADS.items():
-        track: Event = {"ph": "M", "pid": rank, "tid": thread}
-        yield {"name": "thread_name", **track, "args": {"name": name}}
-        yield {"name": "thread_sort_index", **track, "args": {"sort_index": thread}}
 
 
-def _pass(trace: Trace, rank: int, played: _PlayedPass) -> Event:
-    step = played.step
-    return _event(
+def _thread(rank: int, thread: int, lane: int = 0) -> Event:
+    number = f", {lane + 1}" if lane else ""
+    named = {"name": f"{THREADS[thread]}{number}"}
+    return {"name": "thread_name", "ph": "M", "pid": rank, "tid": thread + lane, "args": named}
+
+
+def _pass(trace: Trace, rank: int, played: _PlayedPass) -> Iterator[Event]:
+    """A pass, and inside of it its parts, one after the other, as long as they take in all its layers."""
+    step, track = played.step, (rank, COMPUTE)
+    yield _event(
         f"{step.work.value}{step.micro_batch}",
         _WORDS[step.work],
-        (rank, COMPUTE),
-        played.start_s,
-        played.seconds,
+        track,
+        (played.start_s, played.end_s),
         micro_batch=step.micro_batch,
         chunk=step.chunk,
         virtual_stage=step.chunk // trace.pp,
     )
+    by_part = trace.parts_s.get(step.work, {})
+    seconds = {name: max(by_chunk[step.chunk], 0.0) for name, by_chunk in by_part.items()}
+    scale = (played.end_s - played.start_s) / (sum(seconds.values()) or 1.0)
+    begin_s = played.start_s
+    for name, part_s in seconds.items():
+        end_s = begin_s + part_s * scale
+        if _microseconds(end_s) > _microseconds(begin_s):
+            yield _event(name, OPERATORS, track, (begin_s, end_s))
+        begin_s = end_s
 
 
-def _waits(trace: Trace, rank: int, played: _PlayedPass, chunks: _Chunks) -> Iterator[Event]:
-    """What the layers of a pass wait for in all, one part after the other up to the end of the pass.
+def _transfers(trace: Trace) -> Iterator[_Transfer]:
+    """What every pass sends to the rank of the next chunk, forward activations and back gradients."""
+    rank_of = {
+        each.step.chunk: rank
+        for rank, played in enumerate(_played_passes(trace))
+        for each in played
+    }
+    number = 0
+    for rank, played in enumerate(_played_passes(trace)):
+        for each in played:
+            step = each.step
+            receiver = rank_of.get(step.chunk + (-1 if step.backward else 1), rank)
+            if receiver == rank or trace.p2p_s <= 0 or step.work is Work.WEIGHT:
+                continue
+            number += 1
+            what, end_s = "gradients" if step.backward else "activations", each.end_s + trace.p2p_s
+            yield _Transfer(number, what, rank, receiver, each.end_s, end_s, step.micro_batch)
 
-    A micro-batch's waits in a chunk are shared out over its passes by their time, as the prices are.
-    """
-    step = played.step
-    share = played.seconds / chunks.seconds[step.chunk]
-    now_s = played.end_s
-    for part, by_chunk in trace.waits_s.items():
-        seconds = by_chunk[step.chunk] * share
-        if seconds > 0:
-            now_s -= seconds
-            track = (rank, WAITS)
-            batch = step.micro_batch
-            yield _event(part, "communication", track, now_s, seconds, micro_batch=batch)
 
-
-def _transfer(trace: Trace, rank: int, played: _PlayedPass, chunks: _Chunks) -> Iterator[Event]:
-    """The activations or gradients that a pass sends to the rank of the next chunk."""
-    step = played.step
-    receiver = chunks.rank.get(step.chunk + (-1 if step.backward else 1), rank)
-    if receiver == rank or trace.p2p_s <= 0:
-        return
-    what = "gradients" if step.backward else "activations"
-    name, track = f"{what} to rank {receiver}", (rank, TRANSFERS)
-    batch = step.micro_batch
-    yield _event(name, "transfer", track, played.end_s, trace.p2p_s, micro_batch=batch)
+def _sent(rank: int, thread: int, transfers: list[_Transfer]) -> Iterator[Event]:
+    """One side of transfers, each with its end of an arrow; those at the same time on several threads."""
+    free_us: list[int] = []
+    for transfer in sorted(transfers, key=lambda each: each.start_s):
+        begin_us, end_us = _microseconds(transfer.start_s), _microseconds(transfer.end_s)
+        lane = next((at for at, free in enumerate(free_us) if free <= begin_us), len(free_us))
+        if lane == len(free_us):
+            free_us.append(0)
+            yield _thread(rank, thread, lane)
+        free_us[lane] = end_us
+        is_sender = thread == SENDS
+        words = f"to rank {transfer.receiver}" if is_sender else f"from rank {transfer.sender}"
+        track = (rank, thread + lane)
+        yield _event(
+            f"{transfer.what} {words}",
+            "transfer",
+            track,
+            (transfer.start_s, transfer.end_s),
+            micro_batch=transfer.micro_batch,
+        )
+        # Ends of arrows bind to the slice around them: they lie inside of it, the far end later.
+        third_us = (end_us - begin_us) // 3
+        if third_us:
+            arrow: Event = {"name": transfer.what, "cat": "transfer", "id": transfer.number}
+            arrow |= {"pid": rank, "tid": thread + lane}
+            if is_sender:
+                yield {**arrow, "ph": "s", "ts": begin_us + third_us}
+            else:
+                yield {**arrow, "ph": "f", "bp": "e", "ts": begin_us + 2 * third_us}
 
 
 def _afterwards(trace: Trace, rank: int) -> Iterator[Event]:
     now_s = trace.timeline.seconds
     for part, seconds in trace.afterwards:
         if seconds > 0:
-            yield _event(part, "after the pipeline", (rank, AFTERWARDS), now_s, seconds)
+            track, times = (rank, AFTERWARDS), (now_s, now_s + seconds)
+            yield _event(part, "after the pipeline", track, times)
         now_s += seconds
 
 
@@ -309,7 +353,7 @@ def _memory_counter(trace: Trace, rank: int, played: list[_PlayedPass]) -> Itera
     most = max(count for _, count in counts)
     for at_s, count in counts:
         amounts = {"static": static_gib, "activations": activations_gib * count / most}
-        track: Event = {"ph": "C", "pid": rank, "tid": 0, "ts": at_s * 1e6}
+        track: Event = {"ph": "C", "pid": rank, "tid": 0, "ts": _microseconds(at_s)}
         yield {"name": "memory GiB", **track, "args": amounts}
 
 
@@ -317,21 +361,25 @@ def _event(
     name: str,
     category: str,
     track: tuple[int, int],
-    start_s: float,
-    seconds: float,
+    times_s: tuple[float, float],
     **arguments: int,
 ) -> Event:
-    process, thread = track
+    """A complete event from one time to another."""
+    (process, thread), (begin_us, end_us) = track, map(_microseconds, times_s)
     return {
         "name": name,
         "cat": category,
         "ph": "X",
         "pid": process,
         "tid": thread,
-        "ts": start_s * 1e6,
-        "dur": seconds * 1e6,
+        "ts": begin_us,
+        "dur": end_us - begin_us,
         "args": arguments,
     }
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)
 
 
 # A pipeline in three pieces: how it fills, one period of its steady state, and how it drains.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.cluster_specs.allocation import Place, allocated_places, fabric_levels, is_irregular
 from meshwright.costmodel.estimate import Stages, estimate_layout
-from meshwright.costmodel.layout import AXES, Layout, Placement
+from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.level_traffic import AxisPattern, CutUse, LevelBytes, axis_pattern
 from meshwright.costmodel.placement import nested_placement, placement_on
 from meshwright.costmodel.volumes import (
@@ -32,9 +32,8 @@ from meshwright.planner.mapping.cuts import (
     level_table,
     mapping_use,
 )
-from meshwright.planner.mapping.instance import assignment_of_ranks, instance_of
 from meshwright.planner.mapping.problem import FloatArray, IntArray, Loads, loads_of
-from meshwright.planner.mapping.slots import coordinates, process_groups
+from meshwright.planner.mapping.slots import assignment_of_ranks, instance_of
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan
 from meshwright.planner.plan.texts import group_placement, matrix_arrays
 from meshwright.planner.runs.run_terms import layout_from_document
@@ -383,48 +382,3 @@ def _add(sent: FloatArray, flow: AxisFlow, block: IntArray) -> None:
     pairs = count.T @ count
     pairs -= np.diag(count.sum(axis=0))  # nobody sends to itself
     sent += pairs * flow.volume / flow.members
-
-
-# Every GPU of a plan with its rank's place on each axis, in the order of the nodes.
-
-
-MOST_GPUS = 16_384
-MOST_COLUMNS = 128
-
-
-def rank_grid(layout: Layout, places: Sequence[Place], *, experts: bool) -> dict[str, Any] | None:
-    """The GPUs in rows of whole nodes.
-
-    Parameters
-    ----------
-    layout
-        Whose ranks they run.
-    places
-        (node, local GPU) of every rank.
-    experts
-        Whether ranks have a place in groups of experts too.
-
-    Returns
-    -------
-    dict or None
-        `columns` of a row, `rank` of every GPU, `node` of every GPU, and `axes`: its place on every axis of
-        more than one rank. None above `MOST_GPUS` GPUs.
-    """
-    if len(places) > MOST_GPUS:
-        return None
-    node = np.array([node for node, _ in places])
-    gpu = np.array([gpu for _, gpu in places])
-    rank = np.lexsort((gpu, node))
-    per_node = int(np.bincount(node).max())
-    groups = process_groups(layout, experts=experts)
-    axes = {}
-    for axis in (*reversed(AXES), "ep"):
-        if axis in groups and groups[axis].shape[1] > 1:
-            axes[axis] = coordinates(groups, axis)[rank].tolist()
-    rows = max(1, round(len(places) ** 0.5 / per_node))
-    return {
-        "columns": min(per_node * rows, max(MOST_COLUMNS, per_node)),
-        "rank": rank.tolist(),
-        "node": node[rank].tolist(),
-        "axes": axes,
-    }

@@ -28,6 +28,7 @@ from meshwright.costmodel.step_kinds import STEP_KINDS
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import LARGE_FILE_BYTES, parse_mapping, path_text, read_text
 from meshwright.errors import InputError
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import model_from_mapping
 from meshwright.model_specs.schema import ModelSpec
@@ -478,6 +479,7 @@ def _baseline(path: Path, inputs: PlanInputs) -> Baseline:
     if _describes_plan(document):
         other = read_feasible_plan(path)
         _same_layers(other.inputs.model, inputs, path)
+        _same_training(other.inputs.adapters, inputs, path)
         return Baseline(path=path, kind="plan", setup=setup_of_plan(other))
     if "run" in document or "runs" in document:
         runs = read_runs(path)
@@ -583,6 +585,7 @@ def _of_run(
     kind: BaselineKind, run: Run, inputs: PlanInputs, path: Path, remarks: Sequence[str]
 ) -> Baseline:
     _same_layers(run.workload.model, inputs, path)
+    _same_training(run.workload.adapters, inputs, path)
     run = replace(run, workload=replace(run.workload, model=inputs.model))
     try:
         setup = setup_of_run(run, inputs)
@@ -599,6 +602,21 @@ def _same_layers(model: ModelSpec, inputs: PlanInputs, path: Path) -> None:
     if model.layers != layers:
         what = f"trains a model of {model.layers} layers; {inputs.model.name} has {layers}"
         raise InputError(f"{what}: plan the model that the file trains", where=path_text(path))
+
+
+def _same_training(adapters: AdapterSpec | None, inputs: PlanInputs, path: Path) -> None:
+    """Raises InputError where a file trains other parameters than a plan."""
+    if _options_of(adapters) != _options_of(inputs.adapters):
+        what = f"trains other parameters than the plan: plan with {_options_of(adapters)}"
+        raise InputError(what, where=path_text(path))
+
+
+def _options_of(adapters: AdapterSpec | None) -> str:
+    """What is trained, as options of a plan."""
+    if adapters is None:
+        return "--train full"
+    method, targets = adapters.method, ",".join(sorted(adapters.targets))
+    return f"--train {method} --lora-rank {adapters.rank} --lora-targets {targets}"
 
 
 def _model_remarks(launch: LaunchRun, inputs: PlanInputs) -> list[str]:

@@ -32,10 +32,9 @@ from meshwright.costmodel.rates import calibrated_constants
 from meshwright.costmodel.schedules import Schedule, has_trait, traits
 from meshwright.costmodel.step_time import StepTime, loaded_step, make_context, scale_share
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.bounds.alike import SHAPE
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
-from meshwright.planner.bounds.mappings import Matrices, packed_context
-from meshwright.planner.bounds.memory_fit import MemoryFit, RankRow
+from meshwright.planner.bounds.mappings import SHAPE, Matrices, packed_context
+from meshwright.planner.bounds.paces import MemoryFit, RankRow
 
 # Lower bounds from degrees and micro-batch alone, for every way of running them at once.
 #

@@ -33,7 +33,7 @@ from meshwright.planner.bounds.layer_split import (
     level_splits,
 )
 from meshwright.planner.bounds.mappings import Matrices, pick
-from meshwright.planner.bounds.memory_fit import MemoryFit, hbm_limit_gib
+from meshwright.planner.bounds.paces import MemoryFit, hbm_limit_gib
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

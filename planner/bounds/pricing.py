@@ -47,35 +47,32 @@ from meshwright.costmodel.schedules import has_trait, schedule_named, traits
 from meshwright.costmodel.step_time import optimistic_step
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
-from meshwright.planner.bounds.alike import (
+from meshwright.planner.bounds.combination_costs import compute_bound_s
+from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, PlacedLayout, Priced
+from meshwright.planner.bounds.layer_split import ALL_LAYERS
+from meshwright.planner.bounds.mappings import (
     GROUPS_OF_TRAFFIC,
+    OF_PLACEMENTS,
     KnownTimes,
+    Matrices,
+    least_group_traffic,
+    mapped_layouts,
+    mappings_of,
+    packed_context,
     rows_by_value,
     rows_of_context,
     shared_costs,
     shared_times,
     shared_traffic,
     times_under_mappings,
-)
-from meshwright.planner.bounds.combination_costs import compute_bound_s
-from meshwright.planner.bounds.exact_cost import (
-    LayoutPricing,
-    MappingBounds,
-    PlacedLayout,
-    Priced,
-)
-from meshwright.planner.bounds.layer_split import ALL_LAYERS
-from meshwright.planner.bounds.mappings import (
-    OF_PLACEMENTS,
-    Matrices,
-    least_group_traffic,
-    mapped_layouts,
-    mappings_of,
-    packed_context,
     useful_groups,
 )
-from meshwright.planner.bounds.memory_fit import hbm_limit_gib
-from meshwright.planner.bounds.paces import busiest_in_rooms_s, chunk_times, least_level_pace_s
+from meshwright.planner.bounds.paces import (
+    busiest_in_rooms_s,
+    chunk_times,
+    hbm_limit_gib,
+    least_level_pace_s,
+)
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

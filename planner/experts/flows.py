@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from meshwright.errors import InputError
 from meshwright.planner.experts.inputs import read_arrays, read_routing
+from meshwright.planner.experts.packing import Solved
 from meshwright.planner.experts.problem import TRAFFIC, Ids, Loads, Slots, SlotShape
 from meshwright.planner.experts.recorders import Routing
-from meshwright.planner.experts.rows import Solved
 
 # Which node of a placement stands where: tokens of a source rank find their experts on its node.
 

@@ -14,15 +14,18 @@ from numpy.typing import NDArray
 
 from meshwright.planner.experts.bound import balance_bound, count_bound, least_counts, pair_bound
 from meshwright.planner.experts.packing import (
+    Rows,
     SlotPacking,
+    State,
     exchange_to_improve,
     greedy_counts,
     has_duplicates,
+    is_invalid,
     pack,
     slot_loads,
+    value_of,
 )
 from meshwright.planner.experts.problem import BALANCE, RECOUNT, SHARES, TRANSFERS, Loads, Slots
-from meshwright.planner.experts.rows import Rows, State, is_invalid, value_of
 from meshwright.planner.solvers.clock import is_over
 
 # Two GPUs shared out anew: every way to split the replicas of the fullest GPU and of another at once.

@@ -18,10 +18,22 @@ from meshwright.planner.experts.flows import (
     near_sources,
     slot_choices,
 )
-from meshwright.planner.experts.less_traffic import layer_caps, less_grouped_traffic, less_traffic
-from meshwright.planner.experts.moves import Moved, count_moves, improve_from
-from meshwright.planner.experts.packing import SlotPacking, greedy_placement, has_duplicates
-from meshwright.planner.experts.placements import PlacementFile
+from meshwright.planner.experts.less_traffic import (
+    Apart,
+    layer_caps,
+    less_grouped_traffic,
+    less_traffic,
+    replica_pairs,
+)
+from meshwright.planner.experts.packing import (
+    SlotPacking,
+    Solved,
+    State,
+    by_layer,
+    greedy_placement,
+    has_duplicates,
+)
+from meshwright.planner.experts.placements import Moved, PlacementFile, count_moves, improve_from
 from meshwright.planner.experts.problem import Loads, Slots
 from meshwright.planner.experts.recorders import Routing
 from meshwright.planner.experts.request import (
@@ -31,9 +43,7 @@ from meshwright.planner.experts.request import (
     layer_numbers,
     read_case,
 )
-from meshwright.planner.experts.rows import Solved, State, by_layer
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
-from meshwright.planner.experts.swaps import Apart, replica_pairs
 from meshwright.planner.solvers.clock import within
 
 # One dispatch of a layer's tokens: which GPUs exchange anything, what stays near, and who is waited for.

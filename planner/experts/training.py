@@ -22,9 +22,8 @@ from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.experts.flows import Flows, Level, distinct, slot_choices
 from meshwright.planner.experts.inputs import read_routing
 from meshwright.planner.experts.less_traffic import less_traffic
-from meshwright.planner.experts.packing import SlotPacking
+from meshwright.planner.experts.packing import SlotPacking, Solved, by_layer
 from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape
-from meshwright.planner.experts.rows import Solved, by_layer
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
 from meshwright.planner.solvers.clock import Shares, limit_left_s, within
 

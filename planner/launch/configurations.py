@@ -13,7 +13,15 @@ import yaml
 from meshwright.costmodel.step_kinds import STEP_KINDS
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, framework_named
-from meshwright.frameworks.deepspeed import BUCKET, DEEPSPEED, DEEPSPEED_ARGUMENTS, OVERLAP
+from meshwright.frameworks.deepspeed import (
+    BUCKET,
+    DEEPSPEED,
+    DEEPSPEED_ARGUMENTS,
+    OPTIMIZER_TYPE,
+    OVERLAP,
+    TRAINER_FLAG,
+    UNTESTED,
+)
 from meshwright.frameworks.fsdp2 import (
     ADAPTER_FILE,
     FSDP2,
@@ -51,6 +59,10 @@ DEEPSPEED_SAYS = {
 """Fields of a model that arguments carry, unless `deepspeed_shortfalls` has a sentence on them."""
 
 
+_OPTIMIZER_PARAMETERS = {"lr": 1e-4, "weight_decay": 0.1}
+"""Of an optimizer that DeepSpeed makes, to begin with: they change no price."""
+
+
 def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
     """The document of ds_config.json; `autotp` adds DeepSpeed's own tensor parallelism for HF models.
 
@@ -77,6 +89,11 @@ def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
         "fp16": {"enabled": inputs.precision == "fp16"},
         "gradient_clipping": 1.0,
     }
+    optimizer = DEEPSPEED.optimizers[inputs.optimizer]
+    if optimizer.flag == OPTIMIZER_TYPE:
+        document["optimizer"] = {"type": optimizer.value, "params": _OPTIMIZER_PARAMETERS}
+    elif optimizer.flag == TRAINER_FLAG:
+        document[UNTESTED] = True
     if layout.recompute == "full":
         document["activation_checkpointing"] = {
             "partition_activations": False,
@@ -145,11 +162,12 @@ def deepspeed_shortfalls(model: ModelSpec) -> Shortfalls:
 def deepspeed_start(launch: Launch) -> Start:
     """Megatron-DeepSpeed's pretrain_gpt.py, with a second configuration for HF models where one can be.
 
-    Adapters are those of PEFT, trainers of preferences those of TRL: then a script of one's own, which takes
-    the configuration.
+    Adapters are those of PEFT, trainers of preferences those of TRL, and other optimizers than Adam and SGD
+    DeepSpeed's or the Trainer's: then a script of one's own, which takes the configuration.
     """
-    if launch.inputs.adapters is not None or STEP_KINDS[launch.inputs.kind].scores_tokens:
-        return _with_own_script(launch)
+    own_script = launch.inputs.adapters is not None or STEP_KINDS[launch.inputs.kind].scores_tokens
+    if own_script or launch.inputs.optimizer not in _BY_MEGATRON_DEEPSPEED:
+        return _with_trainer(launch)
     _require_even_stages(launch)
     args = megatron_deepspeed_args(launch)
     program = Program(
@@ -171,12 +189,20 @@ def deepspeed_start(launch: Launch) -> Start:
     return Start(program=program, args=args, files=files)
 
 
-def _with_own_script(launch: Launch) -> Start:
-    """A training script with PEFT or a trainer of TRL under DeepSpeed."""
-    library = "TRL" if STEP_KINDS[launch.inputs.kind].scores_tokens else "PEFT"
+_BY_MEGATRON_DEEPSPEED = ("adam", "sgd")
+
+
+def _with_trainer(launch: Launch) -> Start:
+    """A training script around the Trainer, such as one of transformers' or TRL's, under DeepSpeed."""
+    uses = "PEFT" if launch.inputs.adapters is not None else "the Trainer of transformers"
+    if STEP_KINDS[launch.inputs.kind].scores_tokens:
+        uses = "a trainer of TRL"
+    optimizer = DEEPSPEED.optimizers[launch.inputs.optimizer]
+    by_trainer = optimizer.flag == TRAINER_FLAG
+    argument = f" {optimizer.flag} {optimizer.value}" if by_trainer else ""
     program = Program(
-        framework=f"a training script that uses {library} under DeepSpeed",
-        command='"$TRAIN_SCRIPT" --deepspeed "$here/ds_config.json"',
+        framework=f"a training script that uses {uses} under DeepSpeed",
+        command=f'"$TRAIN_SCRIPT" --deepspeed "$here/ds_config.json"{argument}',
         usage="Set TRAIN_SCRIPT; it takes --deepspeed as the Trainer of transformers does.",
         before=_SCRIPT_NEEDED,
         notes=_script_notes(launch),
@@ -281,6 +307,13 @@ fi
 """
 
 
+_OPTIMIZER_NOTES = {
+    "sgd": "The script makes torch.optim.SGD with a momentum.",
+    "muon": "The script makes torch.optim.Muon of the matrices of layers, torch.optim.AdamW of token table, "
+    "head and norms.",
+    "adam-8bit": "The script makes torchao.optim.AdamW8bit: the one of bitsandbytes takes no DTensor.",
+}
+"""Optimizers that a training script with FSDP2 makes, where it is not AdamW."""
 _HOST_NOTE = (
     "Parameters are on the host: the plan prices the script's Adam or AdamW with fused=True."
 )
@@ -344,6 +377,7 @@ def accelerate_start(launch: Launch) -> Start:
         before=before,
         notes=(
             *_script_notes(launch),
+            *filter(None, [_OPTIMIZER_NOTES.get(launch.inputs.optimizer)]),
             *([_HOST_NOTE] if launch.layout.optimizer_offload > 0 else []),
         ),
     )

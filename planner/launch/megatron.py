@@ -107,8 +107,6 @@ def megatron_args(launch: Launch) -> list[str]:
     said["bf16"] = inputs.precision != "fp16"
     if launch.execution.bucket_mb is None:
         said["bucket_parameters"] = None
-    # Megatron's other optimizers gather parameters by layer, on their own.
-    said["overlaps_gathers"] = said["overlaps_gathers"] and inputs.optimizer != "muon"
     return flag_words(flags_of(MEGATRON_ARGUMENTS.values(), said))
 
 
@@ -188,6 +186,8 @@ def said_of_launch(launch: Launch) -> Said:
         "seq_len": inputs.seq_len,
         "global_batch": inputs.global_batch,
         "optimizer": inputs.optimizer,
+        # What is priced; later versions have another default.
+        "muon_pieces": "blockwise" if inputs.optimizer == "muon" else None,
         "distributed_optimizer": sharded,
         "shard_groups": layout.shard_groups,
         "overlap.dp": execution.dp_overlap,
@@ -315,6 +315,11 @@ def bridge_overrides(plan: Plan) -> list[str]:
     The architecture is the recipe's own: only what the plan decided is set.
     """
     launch = legal_launch(plan, MEGATRON)
+    if launch.inputs.optimizer not in ("adam", "sgd"):
+        raise InfeasibleError(
+            f"Megatron-Bridge reduces gradients whole for {launch.inputs.optimizer}, which the plan's price "
+            "does not have: launch it with --target megatron."
+        )
     if launch.layout.zero_stage >= 2 and launch.execution.gradient_dtype != "bf16":
         raise InfeasibleError(
             "Overrides of Megatron-Bridge hold no torch types, so that Megatron-FSDP would add gradients up "

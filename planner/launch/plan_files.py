@@ -16,7 +16,6 @@ from meshwright.planner.launch.configurations import DEEPSPEED_WRITER, FSDP2_WRI
 from meshwright.planner.launch.megatron import MEGATRON_WRITER, bridge_files
 from meshwright.planner.launch.rank_files import FOLDER, mapping_files
 from meshwright.planner.launch.ranks import planned_layout
-from meshwright.planner.launch.schedulers import kubernetes_files
 from meshwright.planner.launch.torchtitan import TORCHTITAN_WRITER
 from meshwright.planner.launch.writer import LISTED_HOSTS, Writer
 from meshwright.planner.mixed.document import MIXED_FILE, MixedPlan, mixed_text
@@ -37,7 +36,11 @@ _WRITERS: dict[str, Writer] = {
 _SCHEDULERS = {
     "slurm": schedulers.slurm_files,
     "openmpi": schedulers.openmpi_files,
-    "kubernetes": kubernetes_files,
+    "kubernetes": schedulers.kubernetes_files,
+    "volcano": schedulers.volcano_files,
+    "trainjob": schedulers.trainjob_files,
+    "skypilot": schedulers.skypilot_files,
+    "ray": schedulers.ray_files,
 }
 _RECIPES = {"bridge": bridge_files}
 """What starts the framework by itself, and takes settings only."""

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
+from typing import Any
 
 import numpy as np
 
@@ -269,6 +270,7 @@ _WORDS = {
     "dp": "data-parallel replica",
     "cp": "context part",
     "tp": "tensor part",
+    "ep": "expert part",
 }
 _SHAPES = {"GPU": "a cell is a GPU", "node": "a square is a node", "leaf": "a bar is a leaf"}
 _TABLE = ("axis", "groups", "GPUs in each", "nodes", "leaves", "pods")
@@ -301,12 +303,8 @@ def fabric_picture(
 
     `idle` are nodes without ranks that are shown beside them.
     """
-    axis = _coloured_axis(layout)
-    per_node = plan.inputs.cluster.gpus_per_node
-    hosts = _hosts(placed, places, groups, axis, per_node)
-    for name, place in idle:
-        tip = f"{name}: not used"
-        hosts.append(Host(name=name, place=place, gpus=per_node, cells={}, replicas="", tip=tip))
+    axis, per_node = _coloured_axis(layout), plan.inputs.cluster.gpus_per_node
+    hosts = _hosts(placed, places, groups, axis, per_node) + _idle_hosts(idle, per_node)
     scene = _scene(hosts, axis, getattr(layout, axis))
     drawing = Drawing(width=WIDTH)
     title = f"{plan.inputs.model.name} on {plan.inputs.cluster.name}"
@@ -315,6 +313,78 @@ def fabric_picture(
     y = _pods(drawing, scene, y + 22)
     y = _reach_table(drawing, placed, places, groups, y + 30)
     return drawing.document(y + MARGIN, title)
+
+
+MOST_GPUS_LISTED = 16_384
+
+
+def fabric_document(plan: Plan) -> dict[str, Any] | None:
+    """What `fabric.svg` shows, as plain data for a page that draws it at any width.
+
+    Parameters
+    ----------
+    plan
+        A plan with a layout.
+
+    Returns
+    -------
+    dict or None
+        `unit` of what is drawn (GPU, node or leaf), `ranks` (whether every rank is written out), `pods` with
+        their `leaves` and the `nodes` of these, each as [name, rank of every GPU, -1 where none is], and
+        `axes`: of each that has more than one part, `words`, the number of `parts` and the `places` of all
+        ranks on it, the axis of `fabric.svg` first. None above `MOST_GPUS_LISTED` GPUs.
+
+    Raises
+    ------
+    InfeasibleError
+        The plan has no layout, or its mapping does not fit it.
+    """
+    layout, placed = planned_layout(plan), placed_ranks(plan)
+    if len(placed.places) > MOST_GPUS_LISTED:
+        return None
+    groups = plan_groups(plan, layout, placed)
+    places = host_places(plan.inputs.cluster, len(placed.places), placed.nodes)
+    axis, per_node = _coloured_axis(layout), plan.inputs.cluster.gpus_per_node
+    hosts = _hosts(placed, places, groups, axis, per_node)
+    hosts += _idle_hosts(_idle(plan, placed, places), per_node)
+    scene = _scene(hosts, axis, getattr(layout, axis))
+    names = dict.fromkeys((axis, *reversed(AXES), "ep"))
+    return {
+        "unit": scene.style.unit,
+        "ranks": scene.style.ranks,
+        "pods": [
+            {
+                "name": leaves[0][0].place.pod,
+                "leaves": [
+                    {"name": hosts[0].place.leaf, "nodes": [_ranks_on(host) for host in hosts]}
+                    for hosts in leaves
+                ],
+            }
+            for leaves in scene.pods
+        ],
+        "axes": {
+            name: {
+                "words": _WORDS[name],
+                "parts": groups[name].shape[1],
+                "places": coordinates(groups, name).tolist(),
+            }
+            for name in names
+            if name in groups and groups[name].shape[1] > 1
+        },
+    }
+
+
+def _ranks_on(host: Host) -> tuple[str, list[int]]:
+    """A node's name, and the rank on each of its GPUs; -1 where there is none."""
+    return host.name, [host.cells.get(gpu, (-1, 0))[0] for gpu in range(host.gpus)]
+
+
+def _idle_hosts(idle: Sequence[tuple[str, HostPlace]], gpus: int) -> list[Host]:
+    """Nodes without ranks, which are drawn beside the others."""
+    return [
+        Host(name=name, place=place, gpus=gpus, cells={}, replicas="", tip=f"{name}: not used")
+        for name, place in idle
+    ]
 
 
 def _coloured_axis(layout: LayoutDoc) -> str:

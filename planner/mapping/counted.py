@@ -27,9 +27,8 @@ from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.mappings import matrices_of
 from meshwright.planner.mapping.effective import FreeGpus, RunOfGpus, free_gpus_of, placement_of
-from meshwright.planner.mapping.instance import Instance, slot_sizes
 from meshwright.planner.mapping.joint import choice_instance
-from meshwright.planner.mapping.slots import Place, regular_orders
+from meshwright.planner.mapping.slots import Instance, Place, regular_orders, slot_sizes
 
 # How many members of each group blocks can hold at the most, whatever GPU every rank of a layout is on.
 #

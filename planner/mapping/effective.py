@@ -23,8 +23,8 @@ from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import LayoutPricing
 from meshwright.planner.bounds.mappings import Matrices
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.mapping.instance import Instance
 from meshwright.planner.mapping.problem import IntArray, cut_groups, held_by
+from meshwright.planner.mapping.slots import Instance
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,13 +30,6 @@ from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.layout import STAGE_AXES, Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError, InternalError
-from meshwright.planner.mapping.instance import (
-    Instance,
-    assignment_of,
-    instance_of,
-    instance_on,
-    whole_groups_in,
-)
 from meshwright.planner.mapping.problem import (
     IntArray,
     MappingProblem,
@@ -45,7 +38,15 @@ from meshwright.planner.mapping.problem import (
     held_by,
     loads_of,
 )
-from meshwright.planner.mapping.slots import joined_slots, regular_orders
+from meshwright.planner.mapping.slots import (
+    Instance,
+    assignment_of,
+    instance_of,
+    instance_on,
+    joined_slots,
+    regular_orders,
+    whole_groups_in,
+)
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 if TYPE_CHECKING:

@@ -4,38 +4,557 @@
     every stage has its slots           sum_p n_{p,s} x_p = slots
     every block has a pattern           sum_{p of kind k} x_p <= blocks of kind k
 
-Partitions of stages, as in `columns`, would have hundreds of part sizes here. The bound is Lagrange's at the
-duals of a round, valid whatever columns are missing.
+Partitions of stages, as `patterns` has them, would have hundreds of part sizes here. The bound is Lagrange's
+at the duals of a round, valid whatever columns are missing.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwright.planner.mapping.bundles import (
-    BundleCandidates,
-    candidates_within,
-    cheapest_selection,
-    ordered_counts,
-)
-from meshwright.planner.mapping.instance import PROVEN, Incumbent, MappingRound, WorkLimits
 from meshwright.planner.mapping.patterns import (
     CLOSE,
+    ENDS,
+    INNER,
     MOST_ROUNDS,
     SLACK_COST,
+    STAGE_CLASSES,
+    BlockKind,
     PatternPricing,
     Relaxation,
+    cheapest_partition,
+    class_of_stages,
     dearest_slot_s,
     leaf_kinds,
+    most_parts,
+    partitions_within,
     pattern_bytes,
+    stages_of_classes,
 )
 from meshwright.planner.mapping.problem import FloatArray, IntArray, MappingProblem
-from meshwright.planner.solvers.linear_program import LinearProgram, TreeLimits
+from meshwright.planner.mapping.slots import PROVEN, Incumbent, MappingRound, WorkLimits
+from meshwright.planner.solvers.cp_sat import repeatable_solver
+from meshwright.planner.solvers.linear_program import LinearProgram, TreeLimits, solved_by_highs
+
+if TYPE_CHECKING:
+    from ortools.math_opt.python import mathopt
+
+    from meshwright.planner.solvers.or_tools import cp_model
+
+
+# What a leaf hosts whatever the order of the inner stages, and what that costs in the best order.
+#
+# A *bundle* is a part of the first and of the last stage, or none, and parts of inner stages. In the best
+# order the parts follow each other: they rise to the largest and fall again, from one of the ends where the
+# leaf has a part there. All patterns of the same parts cost as much or more, so a choice of bundles bounds
+# every mapping, and has none of the ways to swap stages.
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleParams:
+    """How many orders of parts are tried."""
+
+    most_permuted: int = 5
+    """Inner parts of which all orders are tried; 6 would be 720 orders."""
+
+
+DEFAULT_BUNDLES = BundleParams()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """Parts that a leaf of one kind hosts, and their least cost."""
+
+    kind: int
+    ends: tuple[int, int]
+    """Sizes, 0 for none; the larger first."""
+    inner: tuple[int, ...]
+    """Sizes, largest first."""
+    cost_s: float
+
+    def parts(self, stage_class: int) -> tuple[int, ...]:
+        """Sizes of the parts of stages of a class."""
+        if stage_class == INNER:
+            return self.inner
+        return tuple(size for size in self.ends if size)
+
+    @property
+    def count(self) -> int:
+        """Parts."""
+        return len(self.parts(ENDS)) + len(self.inner)
+
+
+def least_hops(ends: tuple[int, int], inner: tuple[int, ...], stages: int) -> int:
+    """Least sum of |n_s - n_{s+1}| over the orders of the parts."""
+    first, last = ends
+    if stages == 1:
+        return 0
+    if not inner:
+        return abs(first - last) if stages == 2 else first + last
+    high, low = inner[0], inner[-1]
+    if len(inner) < stages_of_classes(stages)[INNER]:
+        return _hops_with_gap(first, last, high)
+    rising = abs(first - high) + (high - low) + abs(low - last)
+    falling = abs(first - low) + (high - low) + abs(high - last)
+    return min(rising, falling)
+
+
+def _hops_with_gap(first: int, last: int, high: int) -> int:
+    """Where an inner stage has no part here: all parts next to one of the ends, up to `high`."""
+    beside_first = 2 * max(first, high) - first + last
+    beside_last = first + 2 * max(last, high) - last
+    return min(beside_first, beside_last)
+
+
+def bundles_within(
+    problem: MappingProblem,
+    kinds: list[BlockKind],
+    part_duals: FloatArray,
+    ceiling_s: FloatArray,
+    limit: int,
+) -> list[Bundle] | None:
+    """Every bundle whose reduced cost is at most its kind's ceiling; None above `limit`.
+
+    Parameters
+    ----------
+    part_duals
+        What a part earns by class of stages and size, s; shape [classes, sizes].
+    ceiling_s
+        Shape [kinds].
+    limit
+        Bundles listed at most. The empty bundle is left out.
+    """
+    listed: list[Bundle] = []
+    for kind, block in enumerate(kinds):
+        enumeration = _Enumeration(problem, kind, block, part_duals)
+        for bundle in enumeration.within(float(ceiling_s[kind])):
+            listed.append(bundle)
+            if len(listed) > limit:
+                return None
+    return listed
+
+
+class _Enumeration:
+    """Bundles of one kind of leaf, depth first by falling size."""
+
+    def __init__(
+        self, problem: MappingProblem, kind: int, block: BlockKind, part_duals: FloatArray
+    ) -> None:
+        self._kind, self._room, self._stages = kind, block.room, problem.stages
+        self._inner_stages = stages_of_classes(problem.stages)[INNER]
+        self._largest = min(block.room, problem.slots)
+        group_s = block.s_per_byte * problem.group_bytes(self._largest)
+        self._group_s: list[float] = group_s.tolist()
+        self._hop_s = block.s_per_byte * problem.traffic.hop_bytes
+        wraps = problem.stages > 1
+        self._wrap_s = block.s_per_byte * problem.traffic.wrap_bytes if wraps else 0.0
+        reduced_s = group_s - part_duals[:, : self._largest + 1]
+        self._end_s: list[float] = reduced_s[ENDS].tolist()
+        self._inner_s: list[float] = reduced_s[INNER].tolist()
+        self._least_rest = self._knapsacks()
+
+    def _knapsacks(self) -> list[list[float]]:
+        """The least that parts of at most a size add, in at most so many slots: [size][slots]."""
+        table = np.zeros((self._largest + 1, self._room + 1))
+        for size in range(1, self._largest + 1):
+            table[size] = table[size - 1]
+            for slots in range(size, self._room + 1):
+                with_part = table[size, slots - size] + self._inner_s[size]
+                table[size, slots] = min(table[size, slots], with_part)
+        rows: list[list[float]] = table.tolist()
+        return rows
+
+    def within(self, ceiling_s: float) -> Iterator[Bundle]:
+        """Those of at most this reduced cost."""
+        largest = self._largest
+        largest_last = largest if self._stages > 1 else 0
+        for last in range(largest_last + 1):
+            for first in range(last, min(largest, self._room - last) + 1):
+                yield from self._with_ends((first, last), ceiling_s)
+
+    def _with_ends(self, ends: tuple[int, int], ceiling_s: float) -> Iterator[Bundle]:
+        first, last = ends
+        rest = self._room - first - last
+        cost_s = self._end_s[first] + self._end_s[last] + self._wrap_s * (first - last)
+        if first and self._reduced_s(ends, (), cost_s) <= ceiling_s:
+            yield self._bundle(ends, ())
+        if self._inner_stages:
+            for high in range(1, min(self._largest, rest) + 1):
+                yield from self._with_largest(ends, high, rest - high, cost_s, ceiling_s)
+
+    def _with_largest(
+        self, ends: tuple[int, int], high: int, rest: int, cost_s: float, ceiling_s: float
+    ) -> Iterator[Bundle]:
+        hops = _hops_with_gap(*ends, high)
+        if self._room >= self._stages - (not ends[0]) - (not ends[1]):
+            # Every inner stage may have a part here.
+            hops = min(hops, 2 * max(*ends, high) - sum(ends))
+        ceiling_of_parts = ceiling_s - self._hop_s * hops
+        waiting: list[tuple[int, float, tuple[int, ...]]] = []
+        waiting.append((rest, cost_s + self._inner_s[high], (high,)))
+        while waiting:
+            rest, cost_s, inner = waiting.pop()
+            smallest = inner[-1]
+            if cost_s + self._least_rest[smallest][rest] > ceiling_of_parts:
+                continue
+            if self._reduced_s(ends, inner, cost_s) <= ceiling_s:
+                yield self._bundle(ends, inner)
+            if len(inner) < self._inner_stages:
+                for size in range(1, min(smallest, rest) + 1):
+                    waiting.append((rest - size, cost_s + self._inner_s[size], (*inner, size)))
+
+    def _reduced_s(self, ends: tuple[int, int], inner: tuple[int, ...], parts_s: float) -> float:
+        return parts_s + self._hop_s * least_hops(ends, inner, self._stages)
+
+    def _bundle(self, ends: tuple[int, int], inner: tuple[int, ...]) -> Bundle:
+        cost_s = sum(self._group_s[size] for size in (*ends, *inner))
+        cost_s += self._wrap_s * (ends[0] - ends[1])
+        cost_s += self._hop_s * least_hops(ends, inner, self._stages)
+        return Bundle(kind=self._kind, ends=ends, inner=inner, cost_s=cost_s)
+
+
+def patterns_of(
+    problem: MappingProblem, bundle: Bundle, params: BundleParams = DEFAULT_BUNDLES
+) -> IntArray:
+    """The patterns of a bundle that cost no more than it, shape [patterns, stages], without repeats."""
+    stages, inner = problem.stages, bundle.inner
+    if stages == 1:
+        return np.array([bundle.ends[:1]], dtype=np.int64)
+    orders = {inner, inner[::-1]}
+    if len(inner) <= params.most_permuted:
+        orders = set(permutations(inner))
+    rows = []
+    for first, last in {bundle.ends, bundle.ends[::-1]}:
+        for order in orders:
+            for start in range(1, max(stages - len(inner), 2)):
+                row = np.zeros(stages, dtype=np.int64)
+                row[start : start + len(inner)] = order
+                row[0], row[-1] = first, last
+                rows.append(row)
+    patterns: IntArray = np.unique(np.array(rows), axis=0)
+    sent = pattern_bytes(problem, patterns)
+    cheapest: IntArray = patterns[sent <= sent.min() * (1 + 1e-9)]
+    return cheapest
+
+
+# Integer programmes over bundles and partitions: how cheap a mapping could be, inner stages not told apart.
+#
+# Whatever costs less than a bound plus delta hosts in every leaf a bundle of reduced cost at most delta,
+# and cuts every stage by such a partition. For small delta these are few: all are listed, and a programme
+# over them either selects the cheapest mapping or raises the bound by delta.
+#
+#     min  sum_b cost_b x_b                               x_b leaves with bundle b
+#     every leaf has one bundle at most                   sum_{b of kind k} x_b <= leaves of kind k
+#     parts of size k that leaves host are those of partitions, by class of stages:
+#                                                         sum_b (parts of k)_b x_b = sum_c (parts of k)_c y_c
+#     every stage has a partition                         sum_c y_c = stages of the class
+#
+# Where the partitions are too many to list, only the slots of the class are counted.
+
+
+MOST_BUNDLES = 8_000
+MOST_PARTITIONS = 6_500
+"""Of each class of stages."""
+
+BundleCounts = list[tuple[Bundle, int]]
+"""Bundles with the number of leaves that host each."""
+PartUses = dict[int, list[tuple[int, Any]]]
+"""By size: (parts of that size, variable) of every bundle with some."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleCandidates:
+    """What a mapping less than `delta_s` above the bound can be made of."""
+
+    delta_s: float
+    bundles: list[Bundle]
+    partitions: list[IntArray | None]
+    """By class of stages, [partitions, sizes]; None where they are too many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The cheapest choice of bundles that was found."""
+
+    bundles: BundleCounts
+    cost_s: float
+    """Infinite where no choice was found."""
+    bound_s: float
+    """No choice among the candidates costs less."""
+    complete: bool
+    """Whether no choice is cheaper, or none exists."""
+
+
+def candidates_within(
+    problem: MappingProblem,
+    relaxation: Relaxation,
+    delta_s: float,
+    before: BundleCandidates | None = None,
+) -> BundleCandidates | None:
+    """Bundles and partitions of reduced cost at most `delta_s`; None where bundles are too many.
+
+    Partitions that were too many for a smaller delta, `before`, are not listed again.
+    """
+    duals = relaxation.part_duals
+    ceiling_s = relaxation.leaf_reduced_s + delta_s
+    bundles = bundles_within(problem, relaxation.kinds, duals, ceiling_s, MOST_BUNDLES)
+    if bundles is None:
+        return None
+    parts = most_parts(problem)
+    partitions: list[IntArray | None] = []
+    for stage_class, stages in enumerate(stages_of_classes(problem.stages)):
+        if before is not None and before.partitions[stage_class] is None:
+            partitions.append(None)
+        elif stages:
+            values = duals[stage_class]
+            least_value, _ = cheapest_partition(values, problem.slots, parts)
+            ceiling = least_value + delta_s
+            partitions.append(
+                partitions_within(values, problem.slots, parts, ceiling, MOST_PARTITIONS)
+            )
+        else:
+            partitions.append(np.zeros((0, duals.shape[1]), dtype=np.int64))
+    return BundleCandidates(delta_s=delta_s, bundles=bundles, partitions=partitions)
+
+
+def cheapest_selection(
+    problem: MappingProblem,
+    relaxation: Relaxation,
+    candidates: BundleCandidates,
+    limits: TreeLimits,
+) -> Selection:
+    """Bundles for the leaves whose parts can be put together to stages.
+
+    A class of stages whose partitions are not listed only gets as many slots as it has.
+    """
+    from ortools.math_opt.python import mathopt
+
+    model = mathopt.Model()
+    bundles = candidates.bundles
+    members = [len(kind.members) for kind in relaxation.kinds]
+    hosts = [model.add_integer_variable(lb=0, ub=members[bundle.kind]) for bundle in bundles]
+    for kind, leaves in enumerate(members):
+        of_kind = [x for x, bundle in zip(hosts, bundles, strict=True) if bundle.kind == kind]
+        model.add_linear_constraint(mathopt.fast_sum(of_kind) <= leaves)
+    for stage_class, stages in zip(STAGE_CLASSES, stages_of_classes(problem.stages), strict=True):
+        uses = _part_uses(bundles, hosts, stage_class)
+        partitions = candidates.partitions[stage_class]
+        if partitions is not None:
+            _add_partitions(model, uses, partitions, stages)
+        else:
+            _add_slot_sum(model, uses, problem.slots * stages)
+    dearest_s = max((bundle.cost_s for bundle in bundles), default=0.0)
+    scale = 1.0 / max(dearest_s, 1e-12)
+    costs = [bundle.cost_s * scale * x for x, bundle in zip(hosts, bundles, strict=True)]
+    model.minimize(mathopt.fast_sum(costs))
+    return _selection(bundles, hosts, solved_by_highs(model, limits), scale)
+
+
+def _part_uses(bundles: list[Bundle], hosts: list[Any], stage_class: int) -> PartUses:
+    uses: PartUses = {}
+    for host, bundle in zip(hosts, bundles, strict=True):
+        parts = bundle.parts(stage_class)
+        for size in sorted(set(parts), reverse=True):
+            uses.setdefault(size, []).append((parts.count(size), host))
+    return uses
+
+
+def _hosted(uses: list[tuple[int, Any]]) -> Any:
+    """Parts of one size that leaves host."""
+    from ortools.math_opt.python import mathopt
+
+    return mathopt.fast_sum([count * host for count, host in uses])
+
+
+def _add_partitions(
+    model: mathopt.Model, uses: PartUses, partitions: IntArray, stages: int
+) -> None:
+    """Every stage has one of the partitions, and the parts hosted are those of the partitions."""
+    from ortools.math_opt.python import mathopt
+
+    taken = [model.add_integer_variable(lb=0, ub=stages) for _ in partitions]
+    model.add_linear_constraint(mathopt.fast_sum(taken) == stages)
+    for size in range(1, partitions.shape[1]):
+        rows = np.flatnonzero(partitions[:, size])
+        wanted = [int(partitions[row, size]) * taken[row] for row in rows]
+        if wanted or size in uses:
+            hosted = _hosted(uses.get(size, []))
+            model.add_linear_constraint(hosted == mathopt.fast_sum(wanted))
+
+
+def _add_slot_sum(model: mathopt.Model, uses: PartUses, slots: int) -> None:
+    """The parts hosted have as many slots as the stages together."""
+    from ortools.math_opt.python import mathopt
+
+    hosted = [size * _hosted(of_size) for size, of_size in uses.items()]
+    model.add_linear_constraint(mathopt.fast_sum(hosted) == slots)
+
+
+def _selection(
+    bundles: list[Bundle], hosts: list[Any], result: mathopt.SolveResult | None, scale: float
+) -> Selection:
+    """What HiGHS says; where it failed, nothing: no bundles, and no bound from here."""
+    from ortools.math_opt.python import mathopt
+
+    if result is None:
+        return Selection(bundles=[], cost_s=np.inf, bound_s=-np.inf, complete=False)
+    reasons, reason = mathopt.TerminationReason, result.termination.reason
+    bound_s = result.termination.objective_bounds.dual_bound / scale
+    if not result.has_primal_feasible_solution():
+        empty = reason in (reasons.INFEASIBLE, reasons.INFEASIBLE_OR_UNBOUNDED)
+        if empty:
+            bound_s = np.inf
+        return Selection(bundles=[], cost_s=np.inf, bound_s=bound_s, complete=empty)
+    values = result.variable_values()
+    counts = [(bundle, round(values[x])) for bundle, x in zip(bundles, hosts, strict=True)]
+    return Selection(
+        bundles=[(bundle, count) for bundle, count in counts if count],
+        cost_s=sum(bundle.cost_s * count for bundle, count in counts),
+        bound_s=bound_s,
+        complete=reason == reasons.OPTIMAL,
+    )
+
+
+# From bundles to counts: which stages the parts belong to, in an order of the stages that costs no more.
+#
+# A small CP-SAT model: parts of every stage add up to its slots, and a leaf with several parts follows one
+# of the patterns of its bundle (`patterns_of`). As many leaves as possible do; the parts of the
+# others go where there is room for them.
+#
+#     parts of size k over the stages of a class          sum_s m_{s,k} = parts of k hosted
+#     every stage has its slots                           sum_k k m_{s,k} = slots
+#     leaves that follow patterns find their parts        sum_{p: n_{p,s} = k} z_p <= m_{s,k}
+#     as many as possible                                 max sum_p z_p
+
+
+WORK = 4.0
+"""CP-SAT's deterministic time, about seconds; the models of docs/fabric.md take a tenth of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Followers:
+    """Leaves of one bundle that follow patterns."""
+
+    bundle: Bundle
+    patterns: IntArray
+    """Shape [patterns, stages]."""
+    leaves: list[Any]
+    """How many leaves follow each; variables of the model."""
+
+
+def ordered_counts(
+    problem: MappingProblem, kinds: list[BlockKind], selected: BundleCounts
+) -> IntArray | None:
+    """Counts [leaves, stages] of a mapping with the selected bundles.
+
+    None where their parts do not add up to stages, or no order is found.
+    """
+    from meshwright.planner.solvers.or_tools import cp_model
+
+    model = cp_model.CpModel()
+    parts = _stage_parts(model, problem, selected)
+    followers = [
+        _followers(model, problem, bundle, copies)
+        for bundle, copies in selected
+        if bundle.count > 1
+    ]
+    for stage, by_size in enumerate(parts):
+        for size, count in by_size.items():
+            here = [
+                leaves
+                for group in followers
+                for pattern, leaves in zip(group.patterns, group.leaves, strict=True)
+                if pattern[stage] == size
+            ]
+            if here:
+                model.add(sum(here) <= count)
+    model.maximize(sum(leaves for group in followers for leaves in group.leaves))
+    solver = repeatable_solver(work=WORK)
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    wanted = [
+        {size: int(solver.value(count)) for size, count in by_size.items()} for by_size in parts
+    ]
+    counts = _Counts(problem, kinds, wanted)
+    copies_of = dict(selected)
+    for group in followers:
+        for pattern, leaves in zip(group.patterns, group.leaves, strict=True):
+            for _ in range(solver.value(leaves)):
+                counts.follow(group.bundle, pattern)
+                copies_of[group.bundle] -= 1
+    for bundle, copies in copies_of.items():
+        for _ in range(copies):
+            counts.fill(bundle)
+    return counts.counts
+
+
+def _stage_parts(
+    model: cp_model.CpModel, problem: MappingProblem, selected: BundleCounts
+) -> list[dict[int, Any]]:
+    """How many parts of each size make up each stage: variables by stage and size."""
+    parts: list[dict[int, Any]] = [{} for _ in range(problem.stages)]
+    classes = class_of_stages(problem.stages)
+    for stage_class in STAGE_CLASSES:
+        hosted: dict[int, int] = {}
+        for bundle, copies in selected:
+            for size in bundle.parts(stage_class):
+                hosted[size] = hosted.get(size, 0) + copies
+        stages = [parts[stage] for stage in np.flatnonzero(classes == stage_class)]
+        for size, total in sorted(hosted.items(), reverse=True):
+            for by_size in stages:
+                by_size[size] = model.new_int_var(0, min(total, problem.slots // size), "")
+            model.add(sum(by_size[size] for by_size in stages) == total)
+    for by_size in parts:
+        model.add(sum(size * count for size, count in by_size.items()) == problem.slots)
+    return parts
+
+
+def _followers(
+    model: cp_model.CpModel, problem: MappingProblem, bundle: Bundle, copies: int
+) -> _Followers:
+    patterns = patterns_of(problem, bundle)
+    leaves = [model.new_int_var(0, copies, "") for _ in patterns]
+    model.add(sum(leaves) <= copies)
+    return _Followers(bundle=bundle, patterns=patterns, leaves=leaves)
+
+
+class _Counts:
+    """Counts [leaves, stages] that are filled leaf by leaf."""
+
+    def __init__(
+        self, problem: MappingProblem, kinds: list[BlockKind], wanted: list[dict[int, int]]
+    ) -> None:
+        """`wanted` are the parts that each stage still lacks, by size."""
+        self.counts = np.zeros((len(problem.leaf_slots), problem.stages), dtype=np.int64)
+        self._class_of = class_of_stages(problem.stages)
+        self._free = [list(kind.members) for kind in kinds]
+        self._wanted = wanted
+
+    def follow(self, bundle: Bundle, pattern: IntArray) -> None:
+        """Gives a leaf the parts of a bundle in the stages of a pattern."""
+        leaf = self._free[bundle.kind].pop(0)
+        self.counts[leaf] = pattern
+        for stage in np.flatnonzero(pattern):
+            self._wanted[stage][int(pattern[stage])] -= 1
+
+    def fill(self, bundle: Bundle) -> None:
+        """Gives a leaf the parts of a bundle wherever one of their size is still wanted."""
+        leaf = self._free[bundle.kind].pop(0)
+        for stage_class in STAGE_CLASSES:
+            stages = np.flatnonzero(self._class_of == stage_class).tolist()
+            for size in bundle.parts(stage_class):
+                lacking = [stage for stage in stages if self._wanted[stage].get(size, 0)]
+                stage = min(lacking, key=lambda stage: (self.counts[leaf, stage] > 0, stage))
+                self.counts[leaf, stage] += size
+                self._wanted[stage][size] -= 1
+
 
 PATTERNS_A_ROUND = 3
 

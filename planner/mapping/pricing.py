@@ -38,7 +38,6 @@ from meshwright.planner.mapping.counted import (
 )
 from meshwright.planner.mapping.cuts import mapping_use
 from meshwright.planner.mapping.effective import PROFILE, PlacedAs, placement_of
-from meshwright.planner.mapping.instance import Instance, assignment_of_ranks, ranks_of
 from meshwright.planner.mapping.joint import (
     Cells,
     Grid,
@@ -52,6 +51,7 @@ from meshwright.planner.mapping.joint import (
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
 from meshwright.planner.mapping.profiles import Profiles, profile_bounds, profiles_of
+from meshwright.planner.mapping.slots import Instance, assignment_of_ranks, ranks_of
 from meshwright.planner.solvers.clock import current_end_s
 
 # Prices of layouts whose mappings onto parts of nodes are listed and counted; bounds of all others.

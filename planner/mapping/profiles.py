@@ -21,13 +21,13 @@ from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import LAYER_AXES, Layout, Placement
 from meshwright.costmodel.step_time import make_context, optimistic_step
 from meshwright.costmodel.workload import Workload
-from meshwright.planner.bounds.alike import (
+from meshwright.planner.bounds.mappings import (
     GROUPS_OF_TRAFFIC,
     rows_of_context,
     shared_times,
     shared_traffic,
+    useful_groups,
 )
-from meshwright.planner.bounds.mappings import useful_groups
 from meshwright.planner.bounds.paces import busiest_in_rooms_s
 from meshwright.planner.mapping.effective import (
     Reach,
@@ -36,9 +36,9 @@ from meshwright.planner.mapping.effective import (
     placement_with,
     rings_per_slot,
 )
-from meshwright.planner.mapping.instance import Instance
 from meshwright.planner.mapping.joint import NO_CUT, Grid, Limits, Need, Ratio
 from meshwright.planner.mapping.problem import IntArray
+from meshwright.planner.mapping.slots import Instance
 
 PRICED_AXES = ("cp", "pp", "dp_cp")
 PRICED_EXPERT_AXES = ("ep", "edp")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
-from typing import Protocol
+from itertools import product
+from math import gcd, prod
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +24,17 @@ from meshwright.cluster_specs.tiers import (
     link_gb_per_s,
     uplinks,
 )
-from meshwright.costmodel.layout import AXES, EXPERT_AXES, Ints
+from meshwright.costmodel.estimate import Stages
+from meshwright.costmodel.layout import AXES, EXPERT_AXES, STAGE_AXES, Ints, Layout
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.states import optimizer_shards
+from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.volumes import GroupTraffic, group_traffic
+from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
-from meshwright.planner.mapping.problem import IntArray, MappingProblem
+from meshwright.planner.mapping.problem import IntArray, Loads, MappingProblem, Traffic, loads_of
+from meshwright.planner.solvers.clock import is_over, remaining_s
 
 Place = tuple[int, int]
 """(node, local GPU), both from 0."""
@@ -337,3 +346,482 @@ def regular_orders(problem: MappingProblem) -> Iterator[IntArray]:
             shape = (problem.stages // together, problem.slots // size, together, size)
             turned = leaves.reshape(shape).transpose(0, 2, 1, 3)
             yield turned.reshape(problem.stages, problem.slots)
+
+
+# From a layout and a cluster to the mapping problem, and from its solution back to a GPU for every rank.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """How many ways each axis is spread inside a slot; the product is the slot's GPUs."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a slot."""
+        return self.tp * self.cp * self.dp * self.pp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """A mapping problem and what its slots are."""
+
+    layout: Layout
+    inside: Inside
+    slots: Slots
+    problem: MappingProblem
+    traffic: GroupTraffic
+
+
+def inside_slot(layout: Layout, slot_gpus: int) -> Inside:
+    """Axes nested in Megatron's default order, tensor groups first, as far as a slot holds them."""
+    rest = slot_gpus
+    degrees: dict[str, int] = {}
+    for axis in AXES:
+        degrees[axis] = gcd(int(getattr(layout, axis)), rest)
+        rest //= degrees[axis]
+    if rest > 1 or degrees["tp"] != int(layout.tp):
+        raise InfeasibleError(
+            f"slots of {slot_gpus} GPUs cannot hold tp {int(layout.tp)} and whole parts of the other axes"
+        )
+    return Inside(**degrees)
+
+
+def whole_groups_in(layout: Layout, inside: Inside) -> int:
+    """Shard groups of replicas that lie in each slot, experts' among them; 0 where slots cut some.
+
+    One group counts as whole: it is what slots spread.
+    """
+    number = int(layout.shard_groups)
+    tp, cp, dp = (int(getattr(layout, axis)) for axis in STAGE_AXES)
+    if number == 1:
+        return 1
+    if dp % number or (tp * cp * dp) % (number * int(layout.ep) * int(layout.etp)):
+        return 0
+    is_whole = inside.cp == cp and inside.dp % (dp // number) == 0
+    return inside.dp // (dp // number) if is_whole else 0
+
+
+def slot_sizes(cluster: ClusterSpec, layout: Layout) -> list[int]:
+    """GPUs that a slot may have, largest first: a node, a part of one, or the nodes of a tensor group."""
+    per_node, tp, world = cluster.gpus_per_node, int(layout.tp), int(layout.gpus)
+    if tp > per_node:
+        return [tp] if tp % per_node == 0 else []
+    sizes = []
+    for size in range(per_node, tp - 1, -1):
+        if size % tp == 0 and world % size == 0:
+            try:
+                inside_slot(layout, size)
+            except InfeasibleError:
+                continue
+            sizes.append(size)
+    return sizes
+
+
+def instance_of(workload: Workload, layout: Layout, stages: Stages, spares: int = 0) -> Instance:
+    """The problem of placing a layout on the free nodes of the workload's cluster.
+
+    `spares` nodes at least stay free beside it. Slots are as large as leaves enough of them. Raises
+    InfeasibleError where no size does.
+    """
+    cluster, world = workload.cluster, int(layout.gpus)
+    per_node = cluster.gpus_per_node
+    failure = f"no part of a node of {per_node} GPUs holds whole groups of tp {int(layout.tp)}"
+    for size in slot_sizes(cluster, layout):
+        reserve = spares * (per_node // size) if size <= per_node else -(-spares * per_node // size)
+        try:
+            slots = slots_of(cluster, slot_gpus=size, wanted=world // size + reserve)
+        except InfeasibleError as error:
+            failure = str(error)
+            continue
+        return instance_on(workload, layout, stages, slots)
+    raise InfeasibleError(failure + (f" with {spares} spare nodes" if spares else ""))
+
+
+def instance_on(workload: Workload, layout: Layout, stages: Stages, slots: Slots) -> Instance:
+    """The problem of placing a layout on some slots.
+
+    Where several shard groups do not lie in slots each, rings count as if all replicas sharded together.
+    """
+    inside = inside_slot(layout, slots.gpus)
+    whole = whole_groups_in(layout, inside)
+    per_stage = inside.tp * inside.cp * inside.dp
+    expert_slots = max(1, int(layout.ep) * int(layout.etp) // per_stage)
+    context_slots = int(layout.cp) // inside.cp
+    on = replace(workload, gpus=int(layout.gpus))
+    counted = layout if whole else replace(layout, shard_groups=1)
+    placement = nested_placement(on.cluster, counted)
+    moved = group_traffic(make_context(on, counted, placement), stages, expert_slots)
+    groups = inside.tp * inside.pp
+    dense, experts = moved.gradients, moved.expert_gradients
+    if int(counted.shard_groups) > 1:
+        # Each rank of a group has a ring to those with its shard in the others.
+        of_dense, of_experts = (int(size) for size in optimizer_shards(counted))
+        dense, experts = (
+            moved.gradients_between * of_dense,
+            moved.expert_gradients_between * of_experts,
+        )
+    traffic = Traffic(
+        ring_bytes=dense * groups,
+        hop_bytes=moved.boundary * per_stage,
+        wrap_bytes=moved.wrap * per_stage,
+        context_slots=context_slots,
+        context_bytes=moved.context * groups * inside.dp if context_slots > 1 else 0.0,
+        expert_slots=expert_slots,
+        expert_bytes=moved.experts * slots.gpus if expert_slots > 1 else 0.0,
+        expert_ring_bytes=experts * min(int(layout.ep) * int(layout.etp), per_stage) * inside.pp,
+    )
+    per_leaf = [len(leaf) for leaf in slots.places]
+    problem = MappingProblem(
+        stages=int(layout.pp) // inside.pp,
+        slots=int(layout.cp) * int(layout.dp) // (inside.cp * inside.dp),
+        traffic=traffic,
+        leaf_slots=tuple(per_leaf),
+        leaf_s_per_byte=tuple(1e-9 / link for link in slots.leaf_links_gb_per_s),
+        leaf_pod=slots.leaf_pod,
+        pod_s_per_byte=tuple(1e-9 / link for link in slots.pod_links_gb_per_s),
+        host_leaves=slots.host_leaves,
+    )
+    return Instance(layout=layout, inside=inside, slots=slots, problem=problem, traffic=moved)
+
+
+def slot_choice(instance: Instance, assignment: IntArray) -> IntArray:
+    """Which slot of its leaf each cell of the grid takes, in turn; shape [stages, slots]."""
+    choice = np.zeros_like(assignment)
+    taken = [0] * len(instance.slots.places)
+    for stage, row in enumerate(assignment.tolist()):
+        for slot, leaf in enumerate(row):
+            choice[stage, slot] = taken[leaf]
+            taken[leaf] += 1
+    return choice
+
+
+def ranks_of(instance: Instance, assignment: IntArray) -> list[Place]:
+    """(node, local GPU) of every rank, ranks in Megatron's default order (tp, cp, dp, pp from the inside)."""
+    layout, inside = instance.layout, instance.inside
+    tp, cp, dp, pp = (int(getattr(layout, axis)) for axis in AXES)
+    choice = slot_choice(instance, assignment)
+    ranks: list[Place] = []
+    for p, d, c in product(range(pp), range(dp), range(cp)):
+        stage, column = p // inside.pp, c // inside.cp + cp // inside.cp * (d // inside.dp)
+        leaf = instance.slots.places[int(assignment[stage, column])]
+        slot = leaf[int(choice[stage, column])]
+        group = c % inside.cp + inside.cp * (d % inside.dp + inside.dp * (p % inside.pp))
+        ranks += slot[tp * group : tp * (group + 1)]
+    return ranks
+
+
+def assignment_of_ranks(instance: Instance, ranks: Sequence[Place]) -> IntArray:
+    """The leaf of every slot under a mapping. Raises InfeasibleError where a slot's ranks are on several."""
+    leaf_of: dict[Place, int] = {}
+    for leaf, slots in enumerate(instance.slots.places):
+        for slot in slots:
+            leaf_of |= dict.fromkeys(slot, leaf)
+    layout, inside, problem = instance.layout, instance.inside, instance.problem
+    tp, cp, dp = (int(getattr(layout, axis)) for axis in STAGE_AXES)
+    assignment = np.full((problem.stages, problem.slots), -1, dtype=np.int64)
+    for rank, place in enumerate(ranks):
+        t_out = rank // tp
+        c, d, p = t_out % cp, t_out // cp % dp, t_out // (cp * dp)
+        column = c // inside.cp + cp // inside.cp * (d // inside.dp)
+        stage, leaf = p // inside.pp, leaf_of.get((place[0], place[1]), -1)
+        if leaf < 0 or assignment[stage, column] not in (-1, leaf):
+            raise InfeasibleError(
+                f"rank {rank} is not on a free GPU of the leaf that its slot is on"
+            )
+        assignment[stage, column] = leaf
+    return assignment
+
+
+def idle_nodes(cluster: ClusterSpec, ranks: list[Place]) -> list[int]:
+    """Nodes with free GPUs of which none is used."""
+    used = {node for node, _ in ranks}
+    if cluster.nodes:
+        free = [number for number, node in enumerate(cluster.nodes) if node.free_gpus != 0]
+    else:
+        free = list(range(-(-cluster.gpus // cluster.gpus_per_node)))
+    return [node for node in free if node not in used]
+
+
+# From slots counted per leaf and stage to a leaf for every slot, groups and neighbours kept together.
+
+
+BlockCounts = tuple[tuple[int, int], ...]
+"""(block, slots in it), by block."""
+
+
+def assignment_of(problem: MappingProblem, counts: IntArray) -> IntArray:
+    """A leaf for slot j of stage s, shape [stages, slots], from counts [leaves, stages].
+
+    The slots of a stage are cut into groups of expert or context slots, each as far as possible in one
+    leaf, else one pod. Stage by stage, groups are then matched with those of the stage before, leaf by
+    leaf first, pod by pod next, so that as few neighbours as the counts allow lie apart.
+    """
+    size = max(problem.traffic.expert_slots, problem.traffic.context_slots)
+    if size == 1:
+        return _single_slots(problem, counts)
+    before = np.array(_groups(problem, counts[:, 0], size), dtype=np.int64).ravel()
+    rows = [before]
+    for stage in range(1, problem.stages):
+        groups = _groups(problem, counts[:, stage], size)
+        before = _matched(problem, before.reshape(-1, size), groups)
+        rows.append(before)
+    return np.stack(rows)
+
+
+def _single_slots(problem: MappingProblem, counts: IntArray) -> IntArray:
+    """Slot by slot: what can stay stays, so that few neighbours lie apart.
+
+    First come slots that are where they were in the first stage: virtual stages then wrap round in one leaf.
+    """
+    origin = np.repeat(np.arange(len(counts)), counts[:, 0])
+    rows = [origin]
+    for stage in range(1, problem.stages):
+        rows.append(_next_row(problem, origin, rows[-1], counts[:, stage].copy()))
+    return np.stack(rows)
+
+
+def _next_row(
+    problem: MappingProblem, origin: IntArray, before: IntArray, free: IntArray
+) -> IntArray:
+    """A leaf for every slot of the next stage; `free` are the slots of that stage in each leaf."""
+    row = np.full(len(before), -1, dtype=np.int64)
+    pod = problem.pod_of
+    everyone = np.ones(len(before), dtype=bool)
+    # (the leaf that each slot would go to, which slots would), in the order in which they are served.
+    wishes = (
+        (before, before == origin),
+        (before, everyone),
+        (origin, pod[origin] == pod[before]),
+    )
+    for leaves, wishing in wishes:
+        for slot in np.flatnonzero(wishing & (row < 0)):
+            leaf = leaves[slot]
+            if free[leaf] > 0:
+                row[slot] = leaf
+                free[leaf] -= 1
+    waiting: dict[int, list[int]] = {number: [] for number in range(problem.pods)}
+    for leaf in np.flatnonzero(free).tolist():
+        waiting[problem.leaf_pod[leaf]] += [leaf] * int(free[leaf])
+    for slot in np.flatnonzero(row < 0):
+        in_pod = waiting[int(pod[before[slot]])]
+        if in_pod:
+            row[slot] = in_pod.pop(0)
+    row[row < 0] = [leaf for in_pod in waiting.values() for leaf in in_pod]
+    return row
+
+
+def _groups(problem: MappingProblem, counts: IntArray, size: int) -> list[list[int]]:
+    """Groups of `size` leaves: whole ones first, then the rests, pod by pod, largest first."""
+    groups: list[list[int]] = []
+    rests: dict[int, list[tuple[int, int]]] = {}
+    for leaf in np.flatnonzero(counts).tolist():
+        whole_groups, rest = divmod(int(counts[leaf]), size)
+        groups += [[leaf] * size for _ in range(whole_groups)]
+        if rest:
+            rests.setdefault(problem.leaf_pod[leaf], []).append((rest, leaf))
+    rests_over: list[tuple[int, int]] = []
+    for pod in sorted(rests):
+        made, over = _packed(rests[pod], size, whole_only=True)
+        groups += made
+        rests_over += over
+    made, _ = _packed(rests_over, size, whole_only=False)
+    return groups + made
+
+
+def _packed(
+    rests: list[tuple[int, int]], size: int, *, whole_only: bool
+) -> tuple[list[list[int]], list[tuple[int, int]]]:
+    """Groups from rests (slots, leaf), the largest fitting rest next; and the rests of no group."""
+    waiting = sorted(rests, key=_largest_first)
+    groups: list[list[int]] = []
+    while sum(slots for slots, _ in waiting) >= size:
+        room, group, taken = size, [], []
+        for rest in list(waiting):
+            slots, leaf = rest
+            if slots <= room:
+                waiting.remove(rest)
+                taken.append(rest)
+                group += [leaf] * slots
+                room -= slots
+        if room and whole_only and not waiting:
+            return groups, taken
+        if room:  # no rest fits as it is: split the smallest
+            slots, leaf = waiting.pop()
+            group += [leaf] * room
+            if slots > room:
+                waiting.append((slots - room, leaf))
+                waiting.sort(key=_largest_first)
+        groups.append(group)
+    return groups, waiting
+
+
+def _largest_first(rest: tuple[int, int]) -> tuple[int, int]:
+    slots, leaf = rest
+    return -slots, leaf
+
+
+def _matched(problem: MappingProblem, before: IntArray, groups: list[list[int]]) -> IntArray:
+    """The groups in the order of the stage before, and inside a group slot by slot."""
+    number_at = [-1] * len(before)
+    free = list(range(len(groups)))
+    for block_of in _blocks_of_leaves(problem):
+        waiting: dict[BlockCounts, list[int]] = {}
+        for number in free:
+            waiting.setdefault(_counted(groups[number], block_of), []).append(number)
+        for place, group in enumerate(before.tolist()):
+            alike = waiting.get(_counted(group, block_of))
+            if number_at[place] < 0 and alike:
+                number_at[place] = alike.pop(0)
+        free = [number for alike in waiting.values() for number in alike]
+        if block_of is not problem.leaf_pod:
+            free = _closest(before, groups, number_at, free)
+    free.sort()
+    flat: list[int] = []
+    for place, group in enumerate(before.tolist()):
+        number = number_at[place] if number_at[place] >= 0 else free.pop(0)
+        flat += _aligned(problem, group, groups[number])
+    return np.array(flat, dtype=np.int64)
+
+
+def _closest(
+    before: IntArray, groups: list[list[int]], number_at: list[int], free: list[int]
+) -> list[int]:
+    """Gives cut groups the places where most of their slots have their neighbour; what is free then."""
+    pairs = []
+    for place, group in enumerate(before.tolist()):
+        if number_at[place] < 0:
+            for candidate in free:
+                overlap = (Counter(group) & Counter(groups[candidate])).total()
+                if overlap:
+                    pairs.append((-overlap, place, candidate))
+    unplaced = set(free)
+    for _, place, candidate in sorted(pairs):
+        if number_at[place] < 0 and candidate in unplaced:
+            number_at[place] = candidate
+            unplaced.discard(candidate)
+    return sorted(unplaced)
+
+
+def _blocks_of_leaves(problem: MappingProblem) -> tuple[Sequence[int], Sequence[int]]:
+    """The block of every leaf: first the leaf itself, then its pod."""
+    return range(len(problem.leaf_pod)), problem.leaf_pod
+
+
+def _counted(group: list[int], block_of: Sequence[int]) -> BlockCounts:
+    """(block, slots in it) of a group."""
+    return tuple(sorted(Counter(block_of[leaf] for leaf in group).items()))
+
+
+def _aligned(problem: MappingProblem, before: list[int], group: list[int]) -> list[int]:
+    """The slots of a group next to those of the same leaf, then of the same pod, in the group before it."""
+    aligned = [-1] * len(before)
+    unplaced = list(group)
+    for block_of in _blocks_of_leaves(problem):
+        for place, neighbour in enumerate(before):
+            if aligned[place] >= 0:
+                continue
+            alike = [leaf for leaf in unplaced if block_of[leaf] == block_of[neighbour]]
+            if alike:
+                aligned[place] = alike[0]
+                unplaced.remove(alike[0])
+    return [unplaced.pop(0) if leaf < 0 else leaf for leaf in aligned]
+
+
+# What solving a mapping problem gives, and the best mapping on the way there.
+
+
+MappingObjective = Literal["traffic", "spread"]
+PROVEN = 1e-6
+"""Relative difference of price and bound below which they count as equal: sums of floats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingRound:
+    """One integer programme: its columns, and what came of it."""
+
+    columns: int
+    price_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingSolution:
+    """An assignment with its certificate. `bound_s` holds for every assignment."""
+
+    objective: MappingObjective
+    assignment: IntArray
+    loads: Loads
+    hostname_loads: Loads
+    bound_s: float
+    rounds: tuple[MappingRound, ...]
+    wall_s: float
+
+    @property
+    def price_s(self) -> float:
+        """Seconds that all up-links are busy in a step."""
+        return self.loads.total_s
+
+    @property
+    def hostname_s(self) -> float:
+        """Seconds that all up-links are busy in hostname order."""
+        return self.hostname_loads.total_s
+
+    @property
+    def gap(self) -> float:
+        """Of the price."""
+        return (self.price_s - self.bound_s) / self.price_s if self.price_s > 0 else 0.0
+
+    @property
+    def proven(self) -> bool:
+        """Whether no assignment is better."""
+        return self.gap <= PROVEN
+
+
+class Incumbent:
+    """The assignment with the least traffic so far."""
+
+    def __init__(self, problem: MappingProblem) -> None:
+        self._problem = problem
+        self.assignment = problem.hostname_assignment()
+        self.price_s = loads_of(problem, self.assignment).total_s
+
+    def offer(self, counts: IntArray | None) -> None:
+        """Takes an assignment with these counts if it is better."""
+        if counts is not None:
+            self.consider(assignment_of(self._problem, counts))
+
+    def consider(self, assignment: IntArray) -> None:
+        """Takes an assignment if it is better."""
+        price = loads_of(self._problem, assignment).total_s
+        if price < self.price_s * (1 - 1e-12):
+            self.assignment, self.price_s = assignment, price
+
+
+class WorkLimits:
+    """Where a search ends: processor seconds, so that a busy machine changes no answer but that of a command
+    with a time limit.
+    """
+
+    def __init__(self, time_limit_s: float) -> None:
+        now, self.limit_s = time.process_time(), time_limit_s
+        self._start = time.monotonic()
+        self._deadline, self._relaxed = now + time_limit_s, now + 0.4 * time_limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Processor seconds left."""
+        return min(self._deadline - time.process_time(), remaining_s())
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall-clock seconds since the beginning."""
+        return time.monotonic() - self._start
+
+    def relaxed(self) -> bool:
+        """Whether relaxations should end: at 40 % of the limit."""
+        return time.process_time() > self._relaxed or is_over()

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwright.planner.mapping.instance import MappingSolution
-from meshwright.planner.mapping.least_traffic import TIME_LIMIT_S
+from meshwright.planner.mapping.least_traffic import TIME_LIMIT_S, SlotModel, is_small, least_sum_in
 from meshwright.planner.mapping.problem import (
     IntArray,
     MappingProblem,
@@ -23,12 +22,13 @@ from meshwright.planner.mapping.problem import (
     loads_of,
     spread_of,
 )
-from meshwright.planner.mapping.slot_model import SlotModel, is_small, least_sum_in
-from meshwright.planner.mapping.slots import regular_orders
-from meshwright.planner.mapping.spread_bound import Reach, ReachBound, ReachWeights
+from meshwright.planner.mapping.slots import MappingSolution, regular_orders
 from meshwright.planner.mapping.spread_build import (
     DEFAULT_BANDS,
     BandParams,
+    Reach,
+    ReachBound,
+    ReachWeights,
     Shape,
     banded,
     gathered,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #     what stages and replicas touch             rows_{s,b} >= x_{s,j,l},  columns_{j,b} >= x_{s,j,l},  l in b
 #     the most of each kind, at each level       sum_b rows_{s,b} <= D,  sum_b columns_{j,b} <= P
 #
-# with b the pods, or the leaves, and x as in `slot_model`. Levels are minimised one after the other, pods
+# with b the pods, or the leaves, and x as in `least_traffic`. Levels are minimised one after the other, pods
 # first, and then the traffic of all groups.
 
 

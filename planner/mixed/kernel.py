@@ -38,7 +38,7 @@ from meshwright.errors import InternalError
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.combination_costs import memory_rows
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, SplitCosts
-from meshwright.planner.bounds.memory_fit import MemoryFit, RankRow
+from meshwright.planner.bounds.paces import MemoryFit, RankRow
 
 # Ways to deal layers to the pipeline ranks of one part of a cluster, and of all parts together.
 #

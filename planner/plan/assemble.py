@@ -282,6 +282,9 @@ def software_needs(
     precision = framework.precisions[inputs.precision].installs
     if precision:
         needs.append(SoftwareNeed(software=precision, needed_by=inputs.precision))
+    optimizer = framework.optimizers[inputs.optimizer].installs
+    if optimizer:
+        needs.append(SoftwareNeed(software=optimizer, needed_by=inputs.optimizer))
     for choice, value in compared_choices(layout, execution):
         setting = choice.setting(framework, value)
         software = "" if setting is None else _software(setting, inputs, layout)

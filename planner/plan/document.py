@@ -593,6 +593,68 @@ class ExecutionChoice(BaseModel):
     """On which devices, with which kinds of models."""
 
 
+class NearestRun(BaseModel):
+    """The published run that lies nearest to a plan, and what it measured."""
+
+    model_config = _DOC
+
+    id: str
+    source: str
+    """Who published it."""
+    model: str
+    device: str
+    gpus: int
+    global_batch: int
+    seq_len: int
+    precision: str
+    framework: str
+    """Software profile."""
+    settings: list[str]
+    """What of it has a price beside the sizes of its groups, in words."""
+    step_time_s: float
+    """Measured."""
+    same_work: bool
+    """Whether it trained the plan's model on the same machine with the same batch and precision."""
+
+
+class KnobGain(BaseModel):
+    """A choice that the plan makes otherwise than the nearest run, of which measured pairs are published."""
+
+    model_config = _DOC
+
+    choice: str
+    value: str | bool | float
+    """Of the plan."""
+    value_of_run: str | bool | float
+    predicted_gain: float
+    """Share of the plan's step with the run's value that the plan's value saves, as priced."""
+    measured_gain: float
+    """The same from published pairs of runs; below 0 where the plan's value cost time."""
+    pairs: int
+    measured_on: str
+
+
+class GainEvidence(BaseModel):
+    """How much of what a plan promises over measured runs has been measured."""
+
+    model_config = _DOC
+
+    nearest_run: NearestRun | None
+    """Null where nobody published a run of such a model on such a device."""
+    basis: Literal["measured", "priced"] | None = None
+    """What the plan is held against: the measured step of the fastest run of the same work, or the choices of
+    the nearest run on the plan's own work, priced by the cost model; null where there is neither."""
+    step_time_s: float | None = None
+    """What the plan is held against, seconds."""
+    gain: float | None = None
+    """Share of that step that the plan promises to save; below 0 where it promises a slower one."""
+    measured_share: float | None = None
+    """Share of the promised gain, by logarithms, that published pairs of runs bear out, 0 to 1; 1 where the
+    plan promises none. The rest is the cost model's word."""
+    knobs: list[KnobGain] = Field(default_factory=list)
+    """Largest predicted gain first."""
+
+
 class SoftwareNeed(BaseModel):
     """Software that has to be installed beside the framework."""
 
@@ -665,6 +727,8 @@ class Plan(BaseModel):
     """What the launch files set and the price assumes; null where it was not chosen yet."""
     choices: list[ExecutionChoice] | None = None
     """What each choice brings that is not plain, largest first; null where many plans are made at once."""
+    evidence: GainEvidence | None = None
+    """Null for plans that train adapters or packs, of which no measured run is held beside plans."""
     installs: list[SoftwareNeed] = Field(default_factory=list)
     """What the plan needs beside the framework, chosen or pinned."""
     predicted: Predicted | None
@@ -700,10 +764,11 @@ class Plan(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_what_was_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plans without packs say nothing of them, as those of earlier versions."""
+        """Plans without packs or evidence say nothing of them, as those of earlier versions."""
         data: dict[str, Any] = handler(self)
-        if self.lengths is None:
-            data.pop("lengths", None)
+        for name in ("lengths", "evidence"):
+            if getattr(self, name) is None:
+                data.pop(name, None)
         return data
 
     def __repr_args__(self) -> Iterator[tuple[str, object]]:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import islice
-from math import ceil, lcm
+from functools import lru_cache, partial, reduce
+from itertools import islice, product
+from math import ceil, inf, lcm
+from operator import mul
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.constraints.fabric import GPU_BUDGET, Bisection, NvlinkDomain
 from meshwright.constraints.layers import PrecisionOnDevice
 from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.pipeline import AllowedSchedules
-from meshwright.constraints.rule import FinishedPlan
+from meshwright.constraints.registry import rules_for
+from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.footprint import ALLOCATOR_SHARE, usable_hbm_gib
+from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.records import POINT_ESTIMATE
+from meshwright.costmodel.schedules import schedule_named, traits
 from meshwright.costmodel.workload import Execution, Workload
+from meshwright.errors import InternalError
+from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.bounds.layer_split import any_stages
+from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.pricing import pricing_of
-from meshwright.planner.plan.conflict import (
-    Conflict,
-    RequestRule,
-    conflict_of,
-    executions_to_try,
-    without_pin,
-)
 from meshwright.planner.plan.document import (
     ConflictingRule,
     Infeasible,
@@ -32,11 +36,403 @@ from meshwright.planner.plan.document import (
     change_sentence,
     rule_sentence,
 )
-from meshwright.planner.request.choices import BY_NAME, DEGREES
+from meshwright.planner.request.choices import (
+    BY_NAME,
+    DEGREES,
+    IDLE_GPUS,
+    OF_EXECUTION,
+    OF_LAYOUT,
+    is_forbidden,
+)
+from meshwright.planner.request.executions import ExecutionOptions
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.loop import LayoutSearch, branch_of
-from meshwright.planner.search.space import space_of
-from meshwright.planner.solvers.clock import is_over, limit_left_s
+from meshwright.planner.search.model import Candidates
+from meshwright.planner.search.space import recompute_name, space_of
+from meshwright.planner.solvers.clock import is_over, limit_left_s, until
+from meshwright.planner.solvers.cp_sat import repeatable_solver
+
+# Layouts around a request without a plan, as tables for the rules: its own, and those with a wish lifted.
+
+
+# Which rules, pins and forbidden choices together leave no layout.
+#
+# Each becomes an assumption of a CP-SAT model without an objective. Layouts that break the same of them
+# are alike, so one representative of each kind stands for all; the solver's sufficient assumptions are
+# then thinned out one by one until every one that is left is needed.
+
+
+MOST_CANDIDATES = 200_000
+"""Layouts around an infeasible request that are looked at."""
+PROBED_CANDIDATES = 2_000
+"""Of them, to see which executions keep rules that the plainest one breaks."""
+
+
+def executions_to_try(request: PlanRequest) -> list[Execution]:
+    """The plainest execution, and those that differ from it in one choice and keep a rule that it breaks.
+
+    Sliding windows are one reason: keys and values may not pass around a ring then, but heads may be swapped.
+    """
+    plainest, (choices, *_) = request.plainest, _relaxed_rows([request], PROBED_CANDIDATES)
+    own = _table(request, plainest, choices)
+    broken = {rule.name: rule.excess(own) > 0 for rule in rules_for(own.workload)}
+    found = [plainest]
+    if not any(is_broken.any() for is_broken in broken.values()):
+        return found
+    for execution in request.execution_options.executions():
+        differing = [
+            choice.name
+            for choice in OF_EXECUTION
+            if getattr(execution, choice.name) != getattr(plainest, choice.name)
+        ]
+        if len(differing) == 1:
+            table = _table(request, execution, choices)
+            still = {rule.name: rule.excess(table) > 0 for rule in rules_for(table.workload)}
+            none = np.zeros(len(table.memory_gib), dtype=bool)
+            if any((rows & ~still.get(name, none)).any() for name, rows in broken.items()):
+                found.append(execution)
+    return found
+
+
+def tables_around(request: PlanRequest) -> tuple[Candidates, ...]:
+    """Layouts around the request: its own space and, with one wish lifted at a time, those next to it; run
+    as the request would be, and as it would be with a wish lifted.
+    """
+    relaxed = list(_relaxed(request))
+    executions = dict.fromkeys(
+        execution for each in relaxed for execution in executions_to_try(each)
+    )
+    wishes = (request.layout_pins, request.forbids)
+    others = [each for each in relaxed if (each.layout_pins, each.forbids) != wishes]
+    share = MOST_CANDIDATES // len(executions)
+    rows = np.unique(np.concatenate(_relaxed_rows([request, *others], share)), axis=0)
+    return tuple(_table(request, execution, rows) for execution in executions)
+
+
+def _relaxed(request: PlanRequest) -> Iterator[PlanRequest]:
+    """The request, and with one pin, ban or lack of software lifted at a time."""
+    yield request
+    for pin in request.pins:
+        yield replace(request, pins=without_pin(request.pins, pin))
+    for ban in request.forbids:
+        yield replace(request, forbids=tuple(each for each in request.forbids if each != ban))
+    for lack in request.without:
+        yield replace(request, without=tuple(each for each in request.without if each != lack))
+
+
+def _relaxed_rows(requests: Sequence[PlanRequest], most_rows: int) -> list[NDArray[np.int64]]:
+    share = max(most_rows // len(requests), 1)
+    return [_choices_around(each, share) for each in requests]
+
+
+def _table(request: PlanRequest, execution: Execution, rows: NDArray[np.int64]) -> Candidates:
+    """Layouts of rows of choices, run in one way."""
+    workload = request.workload(execution)
+    layouts = _as_layouts(rows, request)
+    memory, recomputed_layers = CostModelPricing(workload).least_memory_gib(
+        _priceable(layouts, request)
+    )
+    return Candidates(
+        workload=workload,
+        layouts=replace(layouts, recompute_layers=recomputed_layers),
+        memory_gib=memory,
+    )
+
+
+def without_pin(pins: Mapping[str, int | str], name: str) -> dict[str, int | str]:
+    """The pins without one of them."""
+    return {key: value for key, value in pins.items() if key != name}
+
+
+def _choices_around(request: PlanRequest, most_rows: int) -> NDArray[np.int64]:
+    """Combinations of choices, pinned ones as pinned even where they cannot be; thinned to about `most`
+    rows.
+    """
+    space, pins = space_of(replace(request, pins={})), request.pins
+
+    def options(name: str, free: Sequence[int]) -> list[int]:
+        return [int(pins[name])] if name in pins else list(free) or [1]
+
+    stage = pins.get("zero_stage")
+    offloads = [share for zero, share in space.offloads if stage in (None, zero)]
+    masks = [m for m in space.recompute if m in (0, int(Recompute.FULL)) or "recompute" in pins]
+    masks = [m for m in masks if pins.get("recompute", recompute_name(m)) == recompute_name(m)]
+    plain = {choice.name: [choice.plain] for choice in OF_LAYOUT if not choice.words}
+    tried: dict[str, list[Any]] = plain | {
+        **{name: list(getattr(space, name)) for name in DEGREES if name != "etp"},
+        "vpp": _chunks(pins, interleaving=space.interleaving),
+        "optimizer_offload": _ends(offloads),
+    }
+    tried["zero_stage"] = list(space.zero)
+    axes = {name: options(name, values) for name, values in tried.items()}
+    axes["schedule"] = [int(schedule_named(str(pins.get("schedule", "1f1b"))))]
+    axes["recompute"] = masks or [int(Recompute.NONE)]
+    while np.prod([len(axis) for axis in axes.values()], dtype=np.float64) > most_rows:
+        longest = max(axes, key=lambda name: len(axes[name]))
+        axes[longest] = sorted({*axes[longest][::2], axes[longest][-1]})
+        if len(axes[longest]) <= 2:
+            break
+    rows = np.array(list(product(*axes.values())), dtype=np.int64)
+    columns = _columns(rows)
+    if "optimizer_offload" not in pins:
+        pairs = set(space.offloads)
+        stages, shares = (columns[name].tolist() for name in ("zero_stage", "optimizer_offload"))
+        goes = [pair in pairs or pair[1] == 0 for pair in zip(stages, shares, strict=True)]
+        rows = rows[np.array(goes, dtype=np.bool_)]
+        columns = _columns(rows)
+    used = reduce(mul, (columns[name] for name in AXES))
+    fits = used <= request.gpus
+    return rows[fits] if fits.any() else rows[[int(np.argmin(used))]]
+
+
+def _columns(rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+    """Rows of choices by the name of the choice."""
+    return dict(zip((choice.name for choice in OF_LAYOUT), rows.T, strict=True))
+
+
+def _ends(values: Sequence[int]) -> list[int]:
+    """The least and the largest."""
+    return sorted({min(values), max(values)}) if values else [0]
+
+
+def _as_layouts(rows: NDArray[np.int64], request: PlanRequest) -> Layout:
+    framework = framework_named(request.framework)
+    columns = _columns(rows)
+    sequences = columns["dp"] * columns["micro_batch"]
+    return Layout(
+        **columns,
+        num_micro_batches=np.maximum(request.global_batch // sequences, 1),
+        sequence_parallel=(columns["tp"] > 1) & (framework.sequence_parallel is not None),
+        recompute_layers=np.zeros(len(rows), dtype=np.int64),
+    )
+
+
+def _chunks(pins: Mapping[str, int | str], *, interleaving: bool) -> list[int]:
+    """Virtual stages that a pinned schedule takes; without one, also two where stages may be interleaved."""
+    if "schedule" not in pins:
+        return [1, 2] if interleaving else [1]
+    name = str(pins["schedule"])
+    fewest = 2 if name == "interleaved-1f1b" else traits(schedule_named(name)).fewest_chunks
+    return [max(fewest, 2)] if name == "zb-h1" else [fewest]
+
+
+def _priceable(layouts: Layout, request: PlanRequest) -> Layout:
+    """The same layouts where the memory formulas hold: whole expert replicas, no more stages than layers."""
+    pp = np.minimum(np.asarray(layouts.pp), request.model.layers)
+    ep = np.minimum(layouts.ep, np.maximum(layouts.tp * layouts.cp * layouts.dp // layouts.etp, 1))
+    etp = np.minimum(layouts.etp, layouts.tp * layouts.cp * layouts.dp)
+    vpp = np.minimum(layouts.vpp, np.maximum(request.model.layers // pp, 1))
+    return replace(layouts, pp=pp, ep=ep, etp=etp, vpp=np.where(pp > 1, vpp, 1))
+
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conflict:
+    """All limits on a request, how far candidate layouts are over them, and which of them conflict."""
+
+    limits: tuple[Rule, ...]
+    excess: FloatArray
+    """Shape [limits, candidates], at least 0, in each limit's unit."""
+    candidates: tuple[Candidates, ...]
+    """The layouts, a table for each execution that is looked at; together [candidates]."""
+    core: tuple[int, ...]
+    """Rows of a minimal set of limits that no candidate keeps; empty where some candidate keeps all."""
+
+    def least_excess(self, row: int) -> float | None:
+        """The least by which a limit is missed where all others hold, or anywhere if it never is alone."""
+        alone = self.only_missed(row)
+        over = self.excess[row][alone if alone.any() else self.excess[row] > 0]
+        return float(over.min()) if len(over) else None
+
+    def nearest_miss(self, row: int) -> tuple[Workload, Layout] | None:
+        """The candidate that misses a limit by least, and no other where there is such a one."""
+        alone = self.only_missed(row)
+        missing = alone if alone.any() else self.excess[row] > 0
+        if not missing.any():
+            return None
+        position = int(np.argmin(np.where(missing, self.excess[row], np.inf)))
+        for table in self.candidates:
+            if position < len(table.memory_gib):
+                return table.workload, table.layouts.scalar(position)
+            position -= len(table.memory_gib)
+        return None
+
+    def only_missed(self, row: int) -> NDArray[np.bool_]:
+        """Candidates that break this limit and no other, shape [candidates]."""
+        other_excess = np.delete(self.excess, row, axis=0)
+        return np.asarray((self.excess[row] > 0) & ~(other_excess > 0).any(axis=0))
+
+
+def conflict_of(request: PlanRequest) -> Conflict:
+    """The limits of a request that no layout keeps, and a minimal set of them that conflict."""
+    tables = tables_around(request)
+    rules = {rule.name: rule for table in tables for rule in rules_for(table.workload)}
+    limits = (*rules.values(), *_request_rules(request))
+    excess = np.concatenate([_excess(limits, table) for table in tables], axis=1)
+    core = _conflict(limits, excess[:, _representatives(excess)], request.seed)
+    return Conflict(limits=limits, excess=excess, candidates=tables, core=tuple(core))
+
+
+def _excess(limits: Sequence[Rule], table: Candidates) -> FloatArray:
+    """How far layouts are over each limit, at least 0: shape [limits, layouts]. What says nothing of a
+    workload is kept.
+    """
+    applying = {rule.name for rule in rules_for(table.workload)}
+    kept = np.zeros(len(table.memory_gib))
+    return np.stack(
+        [
+            np.maximum(limit.excess(table), 0.0)
+            if isinstance(limit, RequestRule) or limit.name in applying
+            else kept
+            for limit in limits
+        ]
+    )
+
+
+class RequestRule(Rule):
+    """A pin or a forbidden choice as a rule over layouts. On a finished plan `plan.verify` checks it."""
+
+    unit = "choices"
+
+    def __init__(
+        self,
+        kind: Literal["pin", "forbid", "without"],
+        choice: str,
+        pinned: int | str | None,
+        broken: Callable[[Layout], NDArray[np.bool_]],
+        runs_otherwise: Callable[[Execution], bool] = lambda execution: False,
+    ) -> None:
+        self.kind, self.choice, self.pinned = kind, choice, pinned
+        self.name = f"{kind} {choice}"
+        self._broken = broken
+        self._runs_otherwise = runs_otherwise
+
+    def excess(self, table: LayoutTable) -> FloatArray:
+        if self._runs_otherwise(Execution.within(table.workload)):
+            return np.ones(table.layouts.broadcast_shape())
+        return np.asarray(self._broken(table.layouts), dtype=np.float64)
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        array_of_one = Layout(
+            **{name: np.array([value]) for name, value in vars(plan.layout).items()}
+        )
+        if not self._broken(array_of_one)[0]:
+            return None
+        return Finding(
+            rule=self.name,
+            value=1,
+            limit=0,
+            unit=self.unit,
+            words="not as asked",
+            remedy="Drop the wish.",
+        )
+
+
+def _request_rules(request: PlanRequest) -> Iterator[Rule]:
+    for name, value in request.pins.items():
+        if BY_NAME[name].of == "execution":
+            allowed = request.execution_options.values[name]
+            otherwise = partial(_runs_otherwise, name, allowed)
+            yield RequestRule("pin", name, value, _never_broken, otherwise)
+        else:
+            yield RequestRule("pin", name, value, partial(_not_as_pinned, name, value))
+    for lack in request.without:
+        alone = replace(request, pins={}, without=(lack,)).execution_options
+        yield RequestRule("without", lack, None, _never_broken, partial(_needs_more, alone))
+    for ban in request.forbids:
+        yield RequestRule("forbid", ban, None, partial(_as_forbidden, ban, request.gpus))
+
+
+def _never_broken(layouts: Layout) -> NDArray[np.bool_]:
+    return np.zeros(layouts.broadcast_shape(), dtype=np.bool_)
+
+
+def _runs_otherwise(name: str, allowed: Sequence[object], execution: Execution) -> bool:
+    """Whether an execution makes another choice than a pin allows."""
+    return getattr(execution, name) not in allowed
+
+
+def _needs_more(options: ExecutionOptions, execution: Execution) -> bool:
+    """Whether an execution makes a choice that is not there."""
+    return any(_runs_otherwise(name, able, execution) for name, able in options.values.items())
+
+
+def _not_as_pinned(name: str, value: int | str, layouts: Layout) -> NDArray[np.bool_]:
+    """Which layouts are not as pinned."""
+    if name == "schedule":
+        wanted_code, several = int(schedule_named(str(value))), np.asarray(layouts.vpp) > 1
+        wrong_chunks = {"1f1b": several, "interleaved-1f1b": ~several}.get(
+            str(value), np.zeros_like(several)
+        )
+        return np.asarray((np.asarray(layouts.schedule) != wanted_code) | wrong_chunks)
+    return np.asarray(_pin_words(layouts, name) != value)
+
+
+def _pin_words(layouts: Layout, name: str) -> NDArray[Any]:
+    """A choice of layouts as pins write it, the schedule aside."""
+    values = np.asarray(getattr(layouts, name))
+    if name != "recompute":
+        return values
+    names = np.array([recompute_name(mask) for mask in range(int(values.max(initial=0)) + 1)])
+    return np.asarray(names[values])
+
+
+def _as_forbidden(ban: str, gpus: int, layouts: Layout) -> NDArray[np.bool_]:
+    """Which layouts make a forbidden choice."""
+    if ban == IDLE_GPUS:
+        return np.asarray(layouts.gpus) < gpus
+    return np.asarray(is_forbidden(ban, partial(_pin_words, layouts)))
+
+
+def _representatives(excess: FloatArray) -> NDArray[np.int64]:
+    """One column for each set of broken limits: the one with the least excess."""
+    signature = (excess > 0).T
+    order = np.argsort(np.sum(excess, axis=0), kind="stable")
+    _, first = np.unique(signature[order], axis=0, return_index=True)
+    return np.asarray(order[first], dtype=np.int64)
+
+
+def _conflict(limits: Sequence[Rule], excess: FloatArray, seed: int) -> list[int]:
+    """Rows of a minimal set of limits that no representative keeps; empty where some keeps all."""
+    needed = _refuted(limits, excess, list(range(len(limits))), seed)
+    if needed is None:
+        return []
+    for row in list(needed):
+        fewer = _refuted(limits, excess, [active for active in needed if active != row], seed)
+        if fewer is not None:
+            needed = fewer
+    return sorted(needed)
+
+
+def _refuted(
+    limits: Sequence[Rule], excess: FloatArray, active: list[int], seed: int
+) -> list[int] | None:
+    """Which of the active limits suffice to leave no layout; None where a layout is left."""
+    from meshwright.planner.solvers.or_tools import cp_model
+
+    model = cp_model.CpModel()
+    kinds = [model.new_bool_var(f"kind_{k}") for k in range(excess.shape[1])]
+    model.add_exactly_one(kinds)
+    switches = {}
+    for row in active:
+        switch = model.new_bool_var(limits[row].name)
+        limits[row].post(model, kinds, excess[row]).only_enforce_if(switch)
+        switches[switch.index] = row
+        model.add_assumption(switch)
+    # Always answered: it takes milliseconds, and there is nothing to print without.
+    with until(inf):
+        solver = repeatable_solver(seed)
+    status = solver.solve(model)
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    if status != cp_model.INFEASIBLE:
+        raise InternalError(
+            f"CP-SAT answered {solver.status_name(status)} while explaining a conflict"
+        )
+    return [switches[index] for index in solver.sufficient_assumptions_for_infeasibility()]
+
 
 PRECISION_NAME = PrecisionOnDevice.name
 LARGEST_HOST_GIB = 1 << 14

@@ -26,6 +26,7 @@ from meshwright.planner.plan.assemble import (
 from meshwright.planner.plan.best_plan import best_plan, export_model, with_answers
 from meshwright.planner.plan.document import IdleDoc, Plan, with_digest
 from meshwright.planner.plan.infeasible import explain_infeasible
+from meshwright.planner.plan.measured_share import evidence_of
 from meshwright.planner.plan.nodes import unused_nodes
 from meshwright.planner.plan.robustness import question_of_choices, question_of_robustness
 from meshwright.planner.plan.texts import workload_of_plan
@@ -119,6 +120,7 @@ def fastest_plan(
         request, outcome, space, wall_s, infeasible=infeasible, full=found.full
     )
     plan = plan.model_copy(update={"expected": found.expected, "left_out": found.note})
+    plan = plan.model_copy(update={"evidence": evidence_of(plan)})
     verify(request, plan)
     unwritten = None if model_file is None else export_model(request, outcome, model_file)
     if unwritten is not None:
@@ -178,6 +180,7 @@ def repriced(plan: Plan, calibration: Calibration | None) -> Plan:
         "predicted": predicted,
         "robustness": None,
         "choices": None,
+        "evidence": None,
         "alternatives": [],
     }
     return changed.model_copy(update=update)
@@ -248,6 +251,7 @@ def placed_on(plan: Plan, cluster: ClusterSpec, ranks: Sequence[Place]) -> Plan:
         "left_out": None,
         "robustness": None,
         "choices": None,
+        "evidence": None,
         "expected": None,
         "baseline": None,
         "alternatives": [],

@@ -36,8 +36,7 @@ from meshwright.costmodel.placement import members_by_level, position_of_ranks
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.effective import free_gpus_of
-from meshwright.planner.mapping.instance import idle_nodes
-from meshwright.planner.mapping.slots import Place
+from meshwright.planner.mapping.slots import Place, idle_nodes
 from meshwright.planner.plan.document import IdleDoc, MoreBlocksDoc
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.pricing import Outcome

@@ -151,11 +151,20 @@ def bounds_in_words(plan: Plan) -> list[str]:
     predicted = plan.predicted
     if predicted is None:
         return []
-    sentences = _time_in_words(predicted)
-    if predicted.level_traffic:
-        busiest = max(predicted.level_traffic, key=lambda level: level.utilisation)
-        works = f"works {percent(busiest.utilisation)} of the step"
-        sentences.append(f"{busiest.level}, the busiest fabric level, {works}")
+    return [*time_in_words(predicted), *level_in_words(predicted), memory_in_words(plan, predicted)]
+
+
+def level_in_words(predicted: Predicted) -> list[str]:
+    """How busy the busiest fabric level is; nothing where nothing is sent."""
+    if not predicted.level_traffic:
+        return []
+    busiest = max(predicted.level_traffic, key=lambda level: level.utilisation)
+    works = f"works {percent(busiest.utilisation)} of the step"
+    return [f"{busiest.level}, the busiest fabric level, {works}"]
+
+
+def memory_in_words(plan: Plan, predicted: Predicted) -> str:
+    """The fullest stage, and how far it is from the limit."""
     fullest = max(range(len(predicted.memory_gib)), key=lambda stage: predicted.memory_gib[stage])
     peak_gib = predicted.memory_gib[fullest]
     limit_gib = usable_hbm_gib(planned_workload(plan.inputs))
@@ -163,11 +172,10 @@ def bounds_in_words(plan: Plan) -> list[str]:
     if peak_gib > limit_gib:
         distance = f"{peak_gib - limit_gib:.1f} GiB over the limit"
     usage = f"{peak_gib:.1f} of {limit_gib:.1f} usable GiB"
-    sentences.append(f"stage {fullest} is the fullest: {usage}, {distance}")
-    return sentences
+    return f"stage {fullest} is the fullest: {usage}, {distance}"
 
 
-def _time_in_words(predicted: Predicted) -> list[str]:
+def time_in_words(predicted: Predicted) -> list[str]:
     """The largest part of the step, then waits and traffic where they are no trifle."""
     step_s, parts_s = predicted.step_time_s, predicted.breakdown_s
     name = max(parts_s, key=lambda part: parts_s[part])
@@ -310,3 +318,23 @@ def audit_view(document: Mapping[str, Any]) -> View:
         f"{check['check']}: {fault}" for check in document["checks"] for fault in check["broken"]
     ]
     return [Facts(rows), Bullets(broken) if broken else line("The plan holds.")]
+
+
+def audits_view(document: Mapping[str, Any]) -> View:
+    """The view of what `verify --all --json` prints: a row for each plan, then what is broken of each."""
+    rows: list[tuple[str, str]] = []
+    faults: View = []
+    for plan in document["plans"]:
+        broken = [
+            f"{check['check']}: {fault}" for check in plan["checks"] for fault in check["broken"]
+        ]
+        rows.append(
+            (plan["plan"], f"broken: {counted(len(broken), 'fault')}" if broken else "holds")
+        )
+        if broken:
+            faults += [Heading(plan["plan"]), Bullets(broken)]
+    if document["skipped"]:
+        faults += [Heading("Not plans of this program"), Bullets(document["skipped"])]
+    held = sum(plan["passed"] for plan in document["plans"])
+    verdict = f"{held} of {counted(len(rows), 'plan')} {'holds' if held == 1 else 'hold'}."
+    return [Facts(rows), line(verdict), *faults]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from itertools import groupby
 
 from meshwright.planner.drawing import batch_words, count, counted, percent, ranges, rounded_seconds
@@ -12,12 +11,13 @@ from meshwright.planner.mixed.document import (
     RankDoc,
     mixed_text,
 )
-from meshwright.planner.report.plan_page import breakdown_section
+from meshwright.planner.report.plan_page import Written, banded_cards, breakdown_section
 from meshwright.planner.report.plan_view import STATUS_STYLES, installs_text, layout_line
 from meshwright.planner.report.plan_words import cost_rows, status_meaning, status_words
 from meshwright.planner.report.prediction_view import breakdown_view
 from meshwright.planner.report.view import (
     COUNT,
+    Card,
     Column,
     Columns,
     Facts,
@@ -32,6 +32,7 @@ from meshwright.planner.report.view import (
     section_html,
     sections,
     table,
+    wide,
 )
 from meshwright.planner.request.executions import choices_made
 
@@ -53,7 +54,7 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
     is_full
         Whether the parts of the step and the proof follow.
     """
-    predicted, solver, objective = plan.predicted, plan.solver, plan.objective
+    predicted, objective = plan.predicted, plan.objective
     gap = objective.gap
     status = Words(status_words(plan.status, gap), STATUS_STYLES[plan.status])
     facts = [("runs on", " then ".join(plan.runs_on) or "nothing")]
@@ -70,16 +71,6 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
     elif objective.step_time_s is not None:
         words = "faster alone than in a pipeline with other parts, which stay idle"
         facts.append(("step", f"{rounded_seconds(objective.step_time_s)}; {words}"))
-    bound = optional(objective.lower_bound_s, rounded_seconds) or "unknown"
-    proof = [
-        ("lower bound", f"{bound}, gap {percent(gap)}" if gap else bound),
-        (
-            "looked at",
-            f"{count(solver.rows)} layouts with ranks on each part, {count(solver.priced)} priced, "
-            f"{counted(solver.rounds, 'CP-SAT model')} of up to {count(solver.kernels)}",
-        ),
-        ("took", f"{solver.wall_s:.1f} s, seed {solver.seed}, {solver.version}"),
-    ]
     view = [
         line(status, f": {status_meaning(plan.status, gap, _MEANINGS)}"),
         Facts([*facts, *cost_rows(plan.cost), *_question(plan)]),
@@ -92,9 +83,24 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
     return [
         *view,
         *([] if predicted is None else breakdown_view(predicted.breakdown_s)),
-        Heading("Proof"),
-        Facts(proof),
+        *mixed_proof_view(plan),
     ]
+
+
+def mixed_proof_view(plan: MixedPlan) -> View:
+    """What the status rests on: the bound, and how much was looked at."""
+    solver, objective, gap = plan.solver, plan.objective, plan.objective.gap
+    bound = optional(objective.lower_bound_s, rounded_seconds) or "unknown"
+    rows = [
+        ("lower bound", f"{bound}, gap {percent(gap)}" if gap else bound),
+        (
+            "looked at",
+            f"{count(solver.rows)} layouts with ranks on each part, {count(solver.priced)} priced, "
+            f"{counted(solver.rounds, 'CP-SAT model')} of up to {count(solver.kernels)}",
+        ),
+        ("took", f"{solver.wall_s:.1f} s, seed {solver.seed}, {solver.version}"),
+    ]
+    return [Heading("Proof"), Facts(rows)]
 
 
 _ALONE: Columns = {
@@ -120,12 +126,16 @@ def _answer(plan: MixedPlan, predicted: MixedPredicted) -> list[tuple[str, str]]
 
 def compared_with_alone(plan: MixedPlan, predicted: MixedPredicted) -> str:
     """The step of a pipeline through parts, and how much faster it is than the best part alone."""
-    words = rounded_seconds(predicted.step_time_s)
+    return ", ".join(filter(None, (rounded_seconds(predicted.step_time_s), _gain_over_alone(plan))))
+
+
+def _gain_over_alone(plan: MixedPlan) -> str:
+    """`1.21 x as fast as h100 alone`; empty where no part can do it alone."""
     alone_s = {part.part: part.step_time_s for part in plan.alone if part.step_time_s}
-    if not alone_s:
-        return words
+    if plan.predicted is None or not alone_s:
+        return ""
     best = min(alone_s, key=lambda part: alone_s[part])
-    return f"{words}, {alone_s[best] / predicted.step_time_s:.2f} x as fast as {best} alone"
+    return f"{alone_s[best] / plan.predicted.step_time_s:.2f} x as fast as {best} alone"
 
 
 def _execution_text(plan: MixedPlan) -> str:
@@ -194,30 +204,63 @@ def mixed_page(plan: MixedPlan) -> str:
         f"tokens a step, {inputs.precision}, {inputs.framework}"
     )
     title = f"{inputs.model.name} on {plan.cluster.name}"
+    (_, first), *others = sections(mixed_view(plan, is_full=False))
+    answer = Section(key="plan", title="The plan", before=section_html("", _beside(first)))
     tables = [
-        Section(key=f"table-{index}", title=name, more=section_html("", blocks))
-        for index, (name, blocks) in enumerate(sections(mixed_view(plan)))
+        Section(
+            key=f"table-{index}",
+            title=name,
+            before=wide(name, section_html("", blocks)),
+            half=True,
+        )
+        for index, (name, blocks) in enumerate(others)
     ]
-    text = f"<pre>{escape(mixed_text(plan))}</pre>"
-    document = Section(key="document", title="", more=text, folded="The plan's document")
-    return page(title, words, _headline(plan), _cards(plan), [*_charts(plan), *tables, document])
+    proof = Section(
+        key="proof",
+        title="How sure it is",
+        words=_band_words(plan),
+        more=section_html("", mixed_proof_view(plan)[1:]),
+        fold="The proof",
+    )
+    files = {"mixed_plan.yaml": mixed_text(plan)}
+    parts = [answer, *_charts(plan), *tables, proof]
+    return page(title, words, _headline(plan), _cards(plan), parts, files=files)
+
+
+def _beside(first: View) -> View:
+    """What the cards and the title do not say of the first screen."""
+    shown = {"step", "throughput", "compute", "likely", "model", "batch", "training"}
+    return [
+        Facts([row for row in block.rows if row[0] not in shown])
+        if isinstance(block, Facts)
+        else block
+        for block in first
+    ]
+
+
+def _band_words(plan: MixedPlan) -> str:
+    return (
+        "" if plan.predicted is None else f"Likely is as 90 %: {plan.predicted.error_band.basis}."
+    )
 
 
 def _headline(plan: MixedPlan) -> str:
     runs_on = " then ".join(plan.runs_on)
     if plan.predicted is None:
         return f"Fastest on {runs_on} alone, the other parts idle: its own plan says the rest."
-    return f"A pipeline through {runs_on}: {compared_with_alone(plan, plan.predicted)}."
+    return f"{', '.join(filter(None, (f'A pipeline through {runs_on}', _gain_over_alone(plan))))}."
 
 
-def _cards(plan: MixedPlan) -> list[tuple[str, str]]:
-    cards: list[tuple[str, str]] = [("proof", status_words(plan.status, plan.objective.gap))]
-    if plan.objective.step_time_s is not None:
-        cards.append(("a step", rounded_seconds(plan.objective.step_time_s)))
-    if plan.predicted is not None:
-        cards.append(("tokens/s", count(plan.predicted.tokens_per_s)))
-        cards.append(("MFU", percent(plan.predicted.mfu)))
-    return cards
+def _cards(plan: MixedPlan) -> list[Card]:
+    predicted = plan.predicted
+    if predicted is not None:
+        rates: dict[str, tuple[float, Written]] = {
+            "tokens/s": (predicted.tokens_per_s, count),
+            "MFU": (predicted.mfu, percent),
+        }
+        return banded_cards(predicted.step_time_s, predicted.error_band, rates)
+    step_s = plan.objective.step_time_s
+    return [] if step_s is None else [Card("a step", rounded_seconds(step_s))]
 
 
 def _charts(plan: MixedPlan) -> list[Section]:

@@ -5,7 +5,7 @@ The page is whole in itself: the chart library (Apache ECharts) lies in it, noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from typing import Any
 
@@ -18,30 +18,57 @@ from meshwright.planner.analysis.timeline import Trace, phases_document, trace_o
 from meshwright.planner.analysis.traffic import (
     PlanTraffic,
     plan_traffic,
-    rank_grid,
     traffic_document,
     traffic_matrix,
 )
-from meshwright.planner.drawing import count, percent, rounded_seconds
+from meshwright.planner.drawing import count, percent, ramp_colour, rounded_seconds
+from meshwright.planner.launch.rank_files import fabric_document
 from meshwright.planner.mixed.document import MixedPredicted
 from meshwright.planner.plan.document import BaselineDoc, Plan
 from meshwright.planner.plan.texts import plan_text, workload_of_plan
-from meshwright.planner.report.explain_view import bounds_in_words, neighbours_view, reasons_view
-from meshwright.planner.report.plan_view import layout_line, plan_view
+from meshwright.planner.report.explain_view import (
+    level_in_words,
+    memory_in_words,
+    neighbours_view,
+    time_in_words,
+)
+from meshwright.planner.report.plan_view import (
+    alternatives_view,
+    binding_view,
+    evidence_view,
+    execution_view,
+    expected_view,
+    facts_beside,
+    grades_view,
+    infeasible_view,
+    layout_line,
+    lengths_view,
+    meaning_words,
+    memory_risk_view,
+    placed_experts_view,
+    proof_view,
+    robustness_view,
+)
 from meshwright.planner.report.plan_words import status_words
-from meshwright.planner.report.prediction_view import baseline_view, headline
+from meshwright.planner.report.prediction_view import (
+    baseline_view,
+    breakdown_view,
+    headline,
+    layout_view,
+    memory_parts_view,
+)
 from meshwright.planner.report.traffic_view import traffic_view
 from meshwright.planner.report.view import (
     Bullets,
+    Card,
     Heading,
     Section,
     View,
     optional,
     page,
     section_html,
-    sections,
 )
-from meshwright.planner.runs.run_terms import LayoutDoc, Predicted
+from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, Predicted
 
 # What the charts of a page draw: documents of the analysis, with words and numbers as people read them.
 
@@ -67,8 +94,20 @@ _PROOFS = {
 }
 
 
-def breakdown_section(predicted: Predicted | MixedPredicted, words: str = "") -> Section:
-    """Where the step goes, a bar for each part; those of no weight are left out."""
+def breakdown_section(
+    predicted: Predicted | MixedPredicted, words: str = "", more: str = ""
+) -> Section:
+    """Where the step goes, a bar for each part; those of no weight are left out.
+
+    Parameters
+    ----------
+    predicted
+        Of the plan.
+    words
+        The sentence above the chart.
+    more
+        HTML that unfolds beside the table of all parts.
+    """
     step_s = predicted.step_time_s
     parts = [
         {
@@ -84,18 +123,23 @@ def breakdown_section(predicted: Predicted | MixedPredicted, words: str = "") ->
         key="step",
         title="Where the step goes",
         words=words,
-        charts=[("breakdown", 50 + 28 * len(parts))],
+        charts=[("breakdown", 50 + 26 * len(parts))],
         figures={"breakdown": parts},
+        more=section_html("", breakdown_view(predicted.breakdown_s)[1:]) + more,
+        half=True,
     )
 
 
 def waterfall_figures(baseline: BaselineDoc) -> Figures | None:
-    """The bars from today's step to the plan's; None where nothing changes."""
+    """The bars from today's step to the plan's, without those of no weight; None where nothing changes."""
     changes = baseline.waterfall
     if not changes:
         return None
-    bars = [_whole_bar("today", changes[0].step_time_s - changes[0].in_turn_s)]
+    today_s = changes[0].step_time_s - changes[0].in_turn_s
+    bars = [_whole_bar("today", today_s)]
     for change in changes:
+        if abs(change.in_turn_s) < SMALLEST_SHARE * today_s:
+            continue
         label = f"{change.in_turn_s:+.3f} s"
         alone = optional(change.alone_s, ", {:+.3f} s alone".format)
         bars.append(
@@ -179,6 +223,10 @@ def _shown(row: Mapping[str, Any], *, experts: bool) -> dict[str, str]:
     }
 
 
+_CELLS = {"GPU": "A cell is a GPU", "node": "A square is a node", "leaf": "A bar is a leaf"}
+RAMP_STEPS = 9
+Written = Callable[[float], str]
+
 _FIGURES = (
     ("step", "a step"),
     ("throughput", "tokens/s"),
@@ -205,39 +253,112 @@ def plan_page(plan: Plan, what_if: Mapping[str, Any] | None = None) -> str:
         f"{count(inputs.gpus)} GPUs ({inputs.cluster.device.name}), {count(sequences)} sequences "
         f"of {count(inputs.seq_len)} tokens a step, {inputs.precision}, {inputs.framework}"
     )
-    charts = list(_charts(plan, what_if))
-    return page(title, words, _headline(plan), _cards(plan), [*charts, *_tables(plan)])
+    parts = [_answer_section(plan), *_charts(plan, what_if), _proof_section(plan)]
+    files = {"plan.yaml": plan_text(plan)}
+    return page(title, words, _headline(plan), _cards(plan), parts, files=files)
 
 
 def _headline(plan: Plan) -> str:
-    if plan.predicted is None:
-        return f"There is no plan: {plan.status}."
-    if plan.baseline is not None:
+    if plan.predicted is not None and plan.baseline is not None:
         return f"{headline(plan)}."
-    predicted = plan.predicted
-    tokens = count(plan.inputs.tokens_per_step / predicted.step_time_s)
-    proof = "the fastest of all layouts under this cost model"
-    if plan.status != "optimal":
-        proof = status_words(plan.status, plan.objective.gap)
-        if proof == plan.status:
-            proof = "that it is the fastest is not proven"
-    return f"{rounded_seconds(predicted.step_time_s)} a step, {tokens} tokens/s; {proof}."
+    return f"{status_words(plan.status, plan.objective.gap).capitalize()}: {meaning_words(plan)}."
 
 
-def _cards(plan: Plan) -> list[tuple[str, str]]:
-    cards: list[tuple[str, str]] = [("proof", status_words(plan.status, plan.objective.gap))]
-    if plan.predicted is not None:
-        predicted = plan.predicted
-        cards += [
-            ("a step", rounded_seconds(predicted.step_time_s)),
-            ("tokens/s on a GPU", count(predicted.tokens_per_s_per_gpu)),
-            ("TFLOP/s on a GPU", f"{predicted.tflops_per_gpu:.1f}"),
-            ("MFU", percent(predicted.mfu)),
-            ("GiB on the fullest GPU", f"{max(predicted.memory_gib):.1f}"),
-        ]
-        if predicted.host_memory_gib:
-            cards.append(("GiB of every host", count(predicted.host_memory_gib)))
+def banded_cards(
+    step_time_s: float, band: ErrorBandDoc, rates: Mapping[str, tuple[float, Written]]
+) -> list[Card]:
+    """The step and rates that go with it, each with where nine of ten measured ones would lie.
+
+    Parameters
+    ----------
+    step_time_s
+        Predicted, above 0.
+    band
+        Of measured steps over predicted ones.
+    rates
+        By what they are: the predicted value, above 0, and how such a value is written. They fall as the
+        step grows.
+    """
+    low, high = (rounded_seconds(step_time_s * edge) for edge in (band.low, band.high))
+    cards = [Card("a step", rounded_seconds(step_time_s), f"likely {low} to {high}")]
+    for what, (value, write) in rates.items():
+        likely = f"likely {write(value / band.high)} to {write(value / band.low)}"
+        cards.append(Card(what, write(value), likely))
     return cards
+
+
+def _cards(plan: Plan) -> list[Card]:
+    predicted = plan.predicted
+    if predicted is None:
+        return []
+    rates: dict[str, tuple[float, Written]] = {
+        "tokens/s on a GPU": (predicted.tokens_per_s_per_gpu, count),
+        "TFLOP/s on a GPU": (predicted.tflops_per_gpu, "{:.0f}".format),
+        "MFU": (predicted.mfu, percent),
+    }
+    return [
+        *banded_cards(predicted.step_time_s, predicted.error_band, rates),
+        _memory_card(plan, predicted),
+    ]
+
+
+def _memory_card(plan: Plan, predicted: Predicted) -> Card:
+    """The fullest GPU, where measured runs would have it, and what there is."""
+    peak_gib, usable_gib = max(predicted.memory_gib), usable_hbm_gib(workload_of_plan(plan))
+    note = f"{usable_gib:.1f} usable"
+    if plan.robustness is not None:
+        low, high = (f"{peak_gib * edge:.1f}" for edge in plan.robustness.memory_band)
+        note = f"likely {low} to {high}, {note}"
+    return Card("GiB on the fullest GPU", f"{peak_gib:.1f}", note)
+
+
+def _answer_section(plan: Plan) -> Section:
+    """What is run, what there is to know of it, and what else there is to say of the layout."""
+    warnings: View = [Heading("Warnings"), Bullets(plan.warnings)] if plan.warnings else []
+    more: View = []
+    if plan.layout is not None:
+        more = layout_view(plan.layout, plan.mapping, plan.predicted)[1:]
+        more += [*execution_view(plan), *placed_experts_view(plan), *lengths_view(plan)]
+    return Section(
+        key="plan",
+        title="The plan" if plan.layout is not None else "What was asked",
+        before=section_html("", [facts_beside(plan), *infeasible_view(plan), *warnings]),
+        more=section_html("", more) if more else "",
+        fold="Layout and execution",
+    )
+
+
+def _proof_section(plan: Plan) -> Section:
+    """What decides, what becomes of the plan where the cost model is off, and the proof."""
+    words = ""
+    if plan.baseline is not None:
+        words = (
+            f"{status_words(plan.status, plan.objective.gap).capitalize()}: {meaning_words(plan)}. "
+        )
+    if plan.predicted is not None:
+        band = plan.predicted.error_band
+        if plan.predicted.band_of == "optima":
+            words += f"Likely is as 90 %: {band.basis}."
+        else:
+            words += f"Likely is as 90 % of {count(band.rows)} measured steps on {band.basis}."
+    robustness = robustness_view(plan)
+    view = [*evidence_view(plan, is_full=False), *robustness, *binding_view(plan.binding)]
+    view += [*expected_view(plan), *proof_view(plan)]
+    return Section(
+        key="proof",
+        title="How sure it is",
+        words=words,
+        more=section_html("", view),
+        fold="Measured runs, rules at their limits, what if the prediction is off, and the proof"
+        if robustness
+        else "Measured runs, rules at their limits, and the proof",
+    )
+
+
+def _sentence(*parts: str) -> str:
+    """Parts in one sentence, or none."""
+    text = "; ".join(filter(None, parts))
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def _charts(plan: Plan, what_if: Mapping[str, Any] | None) -> Iterator[Section]:
@@ -251,33 +372,40 @@ def _charts(plan: Plan, what_if: Mapping[str, Any] | None) -> Iterator[Section]:
         yield Section(
             key="today",
             title="Against today",
-            words="From today's step to the plan's, one change after the other.",
             charts=[("waterfall", 60 + 34 * bars)] if waterfall is not None else [],
             figures={"waterfall": waterfall},
             more=section_html("", baseline_view(plan)[1:]),
+            fold="Figures and edits",
         )
     experts = plan.inputs.model.moe is not None
     if what_if is not None:
         yield _what_if_section(what_if, experts=experts)
-    reasons = [f"{words[0].upper()}{words[1:]}." for words in bounds_in_words(plan)]
-    yield breakdown_section(predicted, reasons[0])
+    targets = section_html("", grades_view(plan))
+    yield breakdown_section(predicted, _sentence(*time_in_words(predicted)), targets)
+    yield _memory_section(plan, predicted)
     yield from pipeline_section(plan)
+    yield from _fabric_sections(plan, plan_traffic(plan), predicted)
+    yield _near_section(plan, near_optimal(plan), experts=experts)
+
+
+def _memory_section(plan: Plan, predicted: Predicted) -> Section:
+    workload = workload_of_plan(plan)
     stages = predicted.memory_parts_gib or [{"memory": gib} for gib in predicted.memory_gib]
     memory = {
         "parts": list({name: None for stage in stages for name, gib in stage.items() if gib > 0}),
         "stages": stages,
-        "usable_gib": usable_hbm_gib(workload_of_plan(plan)),
+        "usable_gib": usable_hbm_gib(workload),
         "hbm_gib": plan.inputs.cluster.device.hbm_gib,
     }
-    yield Section(
+    return Section(
         key="memory",
         title="Memory of each stage",
-        words=reasons[-1],
+        words=_sentence(memory_in_words(plan, predicted)),
         charts=[("memory", 360)],
         figures={"memory": memory},
+        more=section_html("", [*memory_parts_view(predicted, workload), *memory_risk_view(plan)]),
+        half=True,
     )
-    yield from _fabric_sections(plan, plan_traffic(plan))
-    yield _near_section(near_optimal(plan), experts=experts)
 
 
 def _what_if_section(document: Mapping[str, Any], *, experts: bool) -> Section:
@@ -301,8 +429,8 @@ def _what_if_section(document: Mapping[str, Any], *, experts: bool) -> Section:
         key="what-if",
         title="What if",
         words=(
-            "Each choice below is a plan of its own, made beforehand with the same formulas. Where two "
-            "changes were not planned together, the others go back to the plan's."
+            "Each choice is a plan of its own, made beforehand. What is grey was not planned together with "
+            "the other choices."
         ),
         before=(
             f'<div class="controls" id="controls">{"".join(selects)}'
@@ -315,25 +443,32 @@ def _what_if_section(document: Mapping[str, Any], *, experts: bool) -> Section:
     )
 
 
-def _fabric_sections(plan: Plan, traffic: PlanTraffic) -> Iterator[Section]:
-    experts = plan.inputs.model.moe is not None
-    grid = rank_grid(traffic.layout, traffic.places, experts=experts)
-    if grid is not None and grid["axes"]:
-        options = "".join(f"<option>{axis}</option>" for axis in grid["axes"])
-        rows = -(-len(grid["rank"]) // grid["columns"])
+def _fabric_sections(plan: Plan, traffic: PlanTraffic, predicted: Predicted) -> Iterator[Section]:
+    fabric = fabric_document(plan)
+    if fabric is not None and fabric["axes"]:
+        options = "".join(
+            f'<option value="{axis}">{axis}: {row["words"]}</option>'
+            for axis, row in fabric["axes"].items()
+        )
+        numbers = ", its number the rank" if fabric["ranks"] else ""
+        frames = (
+            "; a frame is a leaf" if sum(len(pod["leaves"]) for pod in fabric["pods"]) > 1 else ""
+        )
         yield Section(
             key="ranks",
             title="The ranks on the fabric",
-            words=(
-                f"A cell is a GPU, {count(grid['columns'])} in a row, node after node; its colour is the "
-                "place of its rank on an axis."
-            ),
+            words=f"{_CELLS[fabric['unit']]}{numbers}{frames}.",
             before=(
                 '<div class="controls"><label>colour by<select id="rank-axis">'
-                f"{options}</select></label></div>"
+                f'{options}</select></label><div id="fabric-legend"></div></div>'
+                '<div id="fabric" role="img" aria-label="The ranks on the nodes, leaf by leaf"></div>'
             ),
-            charts=[("ranks", 90 + max(60, min(rows * 20, 520)))],
-            figures={"ranks": grid},
+            figures={
+                "fabric": {
+                    **fabric,
+                    "ramp": [ramp_colour(step, RAMP_STEPS) for step in range(RAMP_STEPS)],
+                }
+            },
         )
     document = traffic_document(traffic)
     figures = {"levels": document["levels"], "matrix": traffic_matrix(traffic.use)}
@@ -341,29 +476,26 @@ def _fabric_sections(plan: Plan, traffic: PlanTraffic) -> Iterator[Section]:
         yield Section(
             key="traffic",
             title="Traffic",
-            words=(
-                "Left, what one GPU sends over each level of the fabric, and the share of the step that its "
-                "links work. Right, who sends how much to whom, on a logarithmic scale."
+            words=_sentence(
+                *level_in_words(predicted),
+                "what a GPU sends over each level with the share of the step that its links work, and who "
+                "sends how much to whom, on a logarithmic scale",
             ),
-            charts=[("levels", 110 + 40 * len(figures["levels"])), ("matrix", 440)],
+            charts=[("levels", 110 + 40 * len(figures["levels"])), ("matrix", 400)],
             figures={"traffic": figures},
-            more="\n".join(
-                section_html(title, blocks) for title, blocks in sections(traffic_view(document))
-            ),
+            more=section_html("", traffic_view(document)),
         )
     yield Section(
         key="roofline",
         title="Roofline",
-        words=(
-            "The large matrix products of one micro-batch on one GPU, as the cost model prices them, under "
-            "the nominal peaks of the device."
-        ),
+        words="The large products of a micro-batch as they are priced, under the device's nominal peaks.",
         charts=[("roofline", 380)],
         figures={"roofline": roofline_of(traffic.use.context)},
+        half=True,
     )
 
 
-def _near_section(layouts: list[NearLayout], *, experts: bool) -> Section:
+def _near_section(plan: Plan, layouts: list[NearLayout], *, experts: bool) -> Section:
     figures = [
         {
             "step_time_s": near.step_time_s,
@@ -378,22 +510,12 @@ def _near_section(layouts: list[NearLayout], *, experts: bool) -> Section:
         key="near",
         title="Layouts near the optimum",
         words=(
-            f"{count(len(layouts))} layouts, a few changes away from the plan, that keep every rule; the "
-            "front are those that none beats in both time and memory. Only the plan is proven."
+            f"{count(len(layouts))} layouts a few changes away that keep every rule, as they are priced; "
+            "none beats those of the front in both time and memory."
         ),
-        charts=[("near", 400)],
+        charts=[("near", 380)],
         figures={"near": {"layouts": figures}},
+        more=section_html("", [*alternatives_view(plan), *neighbours_view(neighbours(plan))]),
+        fold="Alternatives, and what one change would cost",
+        half=True,
     )
-
-
-def _tables(plan: Plan) -> Iterator[Section]:
-    """All figures as tables, and the document."""
-    warnings: View = [Heading("Warnings"), Bullets(plan.warnings)] if plan.warnings else []
-    view = [*warnings, *plan_view(plan), *reasons_view(plan)]
-    if plan.layout is not None:
-        view += neighbours_view(neighbours(plan))
-    for index, (title, blocks) in enumerate(sections(view)):
-        if title != "Against today":
-            yield Section(key=f"table-{index}", title=title, more=section_html("", blocks))
-    document = f"<pre>{escape(plan_text(plan))}</pre>"
-    yield Section(key="document", title="", more=document, folded="The plan's document")

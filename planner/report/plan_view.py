@@ -23,6 +23,7 @@ from meshwright.planner.drawing import (
 from meshwright.planner.plan.document import (
     Binding,
     ExecutionChoice,
+    GainEvidence,
     IdleDoc,
     LengthsDoc,
     Plan,
@@ -90,6 +91,8 @@ _MEANINGS = {
     "unknown": "the time limit ended the search before any plan was found",
 }
 MOST_NODES_NAMED = 8
+FEW_PLANS = 10
+"""Plans below which the band of the next wider set weighs more than their own (docs/recipes.md)."""
 HARMLESS = 0.001
 """A share of the step time; what may be lost beyond it is shown."""
 
@@ -99,12 +102,28 @@ def first_screen(plan: Plan) -> View:
     view: View = []
     if plan.baseline is not None and plan.predicted is not None:
         view.append(line(Words(headline(plan), "bold")))
-    gap = plan.objective.gap
-    status = Words(status_words(plan.status, gap), STATUS_STYLES[plan.status])
-    view.append(line(status, f": {status_meaning(plan.status, gap, _MEANINGS)}"))
+    status = status_words(plan.status, plan.objective.gap)
+    view.append(line(Words(status, STATUS_STYLES[plan.status]), f": {meaning_words(plan)}"))
     rows = [] if plan.predicted is None else _answer(plan, plan.predicted)
     rows += [("idle", optional(plan.idle, _idle_text)), *cost_rows(plan.cost)]
     return [*view, Facts([*rows, *_question(plan.inputs)])]
+
+
+_ON_CARDS = {"step", "throughput", "compute", "likely", "memory"}
+_IN_TITLE = {"model", "cluster", "batch", "training"}
+
+
+def facts_beside(plan: Plan) -> Facts:
+    """What the first screen says beyond the cards and the title of a page."""
+    rows = [] if plan.predicted is None else _answer(plan, plan.predicted)
+    rows += [("idle", optional(plan.idle, _idle_text)), *cost_rows(plan.cost)]
+    rows += _question(plan.inputs)
+    return Facts([row for row in rows if row[0] not in _ON_CARDS | _IN_TITLE])
+
+
+def meaning_words(plan: Plan) -> str:
+    """What the status of a plan says."""
+    return status_meaning(plan.status, plan.objective.gap, _MEANINGS)
 
 
 def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
@@ -136,8 +155,69 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
         ]
     whose = f"as 90 % of {count(band.rows)} measured steps"
     if predicted.band_of == "optima":
-        whose = f"as 9 in 10 of {count(band.rows)} plans lie from the fastest step measured"
-    return [*rows, ("likely", f"{low} to {high}, {whose}")]
+        plans = f"9 in 10 of {count(band.rows)} plans"
+        if band.rows < FEW_PLANS:
+            plans = f"{counted(band.rows, 'such plan')} and others"
+        whose = f"as {plans} lie from the fastest step measured"
+    return [
+        *rows,
+        ("likely", f"{low} to {high}, {whose}"),
+        ("evidence", optional(plan.evidence, evidence_text)),
+    ]
+
+
+def evidence_text(evidence: GainEvidence) -> str:
+    """How much of a plan's gain over the nearest measured run was measured, in a sentence."""
+    run, gain = evidence.nearest_run, evidence.gain
+    if run is None:
+        return "no run of such a model was published"
+    if gain is None or evidence.step_time_s is None or evidence.measured_share is None:
+        return f"no measured run's choices fit here (nearest: {run.id}): all is the model's word"
+    held = f"the choices of the nearest measured run, {run.id}"
+    if evidence.basis == "measured":
+        held = (
+            f"the fastest step measured of this work, {rounded_seconds(run.step_time_s)} ({run.id})"
+        )
+    if gain <= HARMLESS:
+        return f"{percent(max(-gain, 0.0))} above {held}"
+    borne_out = gain * evidence.measured_share
+    parts = f"{percent(borne_out)} measured elsewhere, {percent(gain - borne_out)} the model's word"
+    return f"{percent(gain)} below {held}: {parts}"
+
+
+def evidence_view(plan: Plan, *, is_full: bool = True) -> View:
+    """The nearest measured run, and what was measured of the choices that the plan makes otherwise.
+
+    `is_full` says whether the sentence of the first screen stands here too.
+    """
+    evidence = plan.evidence
+    if evidence is None or evidence.nearest_run is None:
+        return []
+    run = evidence.nearest_run
+    where = f"{run.model} on {counted(run.gpus, 'GPU')} of {run.device}, {run.precision}, {run.framework}"
+    facts = [
+        ("nearest run", run.id),
+        ("source", run.source),
+        ("that ran", f"{where}, {batch_words(run.global_batch, run.seq_len)}"),
+        ("settings", ", ".join(run.settings)),
+        ("measured", rounded_seconds(run.step_time_s)),
+        ("evidence", evidence_text(evidence) if is_full else ""),
+    ]
+    saved = Column("predicted gain", PERCENT)
+    columns: Columns = {
+        "choice": "choice",
+        "value": Column("value", value=lambda knob: _setting(knob.value)),
+        "value_of_run": Column("in the run", value=lambda knob: _setting(knob.value_of_run)),
+        "predicted_gain": saved,
+        "measured_gain": Column("measured gain", PERCENT),
+        "pairs": Column("pairs", COUNT),
+        "measured_on": "measured on",
+    }
+    return [
+        Heading("Evidence"),
+        Facts(facts),
+        *section("Measured elsewhere", evidence.knobs, columns),
+    ]
 
 
 def layout_line(layout: LayoutDoc, *, experts: bool) -> str:
@@ -206,7 +286,7 @@ def _reason(need: SoftwareNeed, choice: ExecutionChoice | None, step_time_s: flo
 
 def _host_memory(layout: LayoutDoc, predicted: Predicted, inputs: PlanInputs) -> str:
     """The hosts' memory that the plan needs, and what a host has where that is known."""
-    words = host_words(layout.optimizer_offload, predicted.host_memory_gib)
+    words = host_words(layout.optimizer_offload, predicted.host_memory_gib, inputs.optimizer)
     has_gib = inputs.cluster.host_memory_gib
     return f"{words} (it has {count(has_gib)})" if words and has_gib is not None else words
 
@@ -334,6 +414,7 @@ def plan_view(plan: Plan) -> View:
     if plan.layout is not None:
         view += layout_view(plan.layout, plan.mapping, plan.predicted)
         view += execution_view(plan)
+        view += evidence_view(plan)
         view += placed_experts_view(plan)
         view += lengths_view(plan)
     if plan.predicted is not None:

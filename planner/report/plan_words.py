@@ -10,6 +10,7 @@ from math import ceil
 from typing import Any
 
 from meshwright.costmodel.data_parallel import LEAST_GAIN
+from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.planner.drawing import amount, count, counted, percent, seconds
 from meshwright.planner.plan.assemble import WORDS
 from meshwright.planner.plan.document import CostDoc, Plan, SolverReport, SpaceReport
@@ -94,7 +95,9 @@ def at_most(share: float) -> str:
     return percent(max(ceil(share * 1e4 - 1e-6), 1) / 1e4, 2)
 
 
-def host_words(optimizer_offload: int | None, host_memory_gib: float | None) -> str:
+def host_words(
+    optimizer_offload: int | None, host_memory_gib: float | None, optimizer: str = "adam"
+) -> str:
     """What of a plan lies in the hosts' memory, and how much of it; empty where nothing does.
 
     Parameters
@@ -103,6 +106,8 @@ def host_words(optimizer_offload: int | None, host_memory_gib: float | None) -> 
         Percent of the optimizer's states, 0 to 100.
     host_memory_gib
         Of a node.
+    optimizer
+        A paged one keeps its moments there.
 
     Returns
     -------
@@ -112,7 +117,9 @@ def host_words(optimizer_offload: int | None, host_memory_gib: float | None) -> 
     """
     if not optimizer_offload and not host_memory_gib:
         return ""
-    what = f"{optimizer_offload} % of the optimizer" if optimizer_offload else "activations"
+    what = "moments" if OPTIMIZER_TRAITS[optimizer].paged else "activations"
+    if optimizer_offload:
+        what = f"{optimizer_offload} % of the optimizer"
     if host_memory_gib is None:
         return f"on the hosts: {what}"
     return f"{host_memory_gib:,.0f} GiB of every host: {what}"
@@ -120,7 +127,8 @@ def host_words(optimizer_offload: int | None, host_memory_gib: float | None) -> 
 
 def row_host_words(row: Mapping[str, Any]) -> str:
     """The same of a row of results."""
-    return host_words(row.get("optimizer_offload"), row.get("host_memory_gib"))
+    optimizer = row.get("optimizer") or "adam"
+    return host_words(row.get("optimizer_offload"), row.get("host_memory_gib"), optimizer)
 
 
 # What a training takes, as views show it: days, dollars, kWh.

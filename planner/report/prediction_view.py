@@ -30,6 +30,7 @@ from meshwright.planner.report.view import (
     decimals,
     line,
     section,
+    table,
 )
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted
 
@@ -234,13 +235,49 @@ def _memory_parts(predicted: Predicted, stage: int) -> str:
     return words
 
 
+def memory_parts_view(predicted: Predicted, workload: Workload) -> View:
+    """GiB of each pipeline stage part by part, with the share that they take of what may be used."""
+    limit_gib, gib = usable_hbm_gib(workload), decimals(1)
+    groups = _few_groups(predicted.memory_gib)
+    fullest = [max(group, key=lambda stage: predicted.memory_gib[stage]) for group in groups]
+    parts = predicted.memory_parts_gib
+    listed = [parts[stage] for stage in fullest] if parts else []
+    names = {name: None for row in listed for name, part_gib in row.items() if part_gib >= 0.05}
+    rows = [
+        {
+            "stage": ranges(group),
+            **(parts[stage] if parts else {}),
+            "peak": predicted.memory_gib[stage],
+            "share": predicted.memory_gib[stage] / limit_gib,
+        }
+        for group, stage in zip(groups, fullest, strict=True)
+    ]
+    columns: Columns = {
+        "stage": "stage",
+        **{name: Column(name.replace("_", " "), gib) for name in names},
+        "peak": Column("peak", gib, unit="GiB"),
+        "share": Column("of usable", PERCENT),
+    }
+    context_gib = predicted.memory_context_gib
+    outside = [] if context_gib is None else [f"context {context_gib:.1f} outside the allocator"]
+    host_gib = predicted.host_memory_gib
+    hosts = [f"{host_gib:.0f} on the host of a node"] if host_gib else []
+    notes = [*outside, *hosts]
+    return [table(rows, columns), *([line(f"GiB; {'; '.join(notes)}")] if notes else [])]
+
+
 def memory_groups(memory_gib: list[float]) -> list[tuple[str, float]]:
     """(stages, GiB of the fullest): neighbours that print alike together, coarser until the rows are few."""
+    groups = _few_groups(memory_gib)
+    return [(ranges(group), max(memory_gib[stage] for stage in group)) for group in groups]
+
+
+def _few_groups(memory_gib: list[float]) -> list[list[int]]:
     tolerance = 0.05
     while True:
         groups = _alike(memory_gib, tolerance)
         if len(groups) <= MOST_MEMORY_ROWS:
-            return [(ranges(group), max(memory_gib[stage] for stage in group)) for group in groups]
+            return groups
         tolerance *= 2
 
 

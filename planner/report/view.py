@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from base64 import b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -294,6 +295,41 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
+# Views as Markdown, for programs that read words.
+
+
+def view_text(view: Iterable[Block]) -> str:
+    """The blocks of a view one below the other, tables with bars between cells."""
+    return "\n".join(filter(None, map(_block_text, view)))
+
+
+def _block_text(block: Block) -> str:
+    match block:
+        case Heading():
+            return f"\n## {printable(block.title)}"
+        case Line():
+            return printable(str(block)).strip()
+        case Facts():
+            return "\n".join(
+                f"- {printable(f'{name}: {words}')}" for name, words in block.rows if words
+            )
+        case Bullets():
+            return "\n".join(f"- {printable(item)}" for item in block.items)
+        case Table():
+            shares = [[_share(cell) for cell in row] for row in block.cells]
+            lines = [block.head, ["---"] * len(block.columns), *shares]
+            return "\n".join(f"| {' | '.join(map(_in_a_row, cells))} |" for cells in lines)
+
+
+def _in_a_row(words: str) -> str:
+    return printable(" ".join(words.splitlines())).replace("|", "\\|")
+
+
+def _share(cell: Cell) -> str:
+    """A cell in words: of a bar, how full it is."""
+    return f"{100 * cell.fraction:.0f} %" if isinstance(cell, Bar) else cell.text
+
+
 # Views as HTML, in a page that needs nothing else: it loads nothing, and runs what lies in it alone.
 
 
@@ -301,9 +337,18 @@ LIBRARY, STYLE, SCRIPT = "echarts.min.js", "page.css", "page.js"
 """Files of the `page` folder that every page holds; the first is Apache ECharts as it is published."""
 
 
+@dataclass(frozen=True)
+class Card:
+    """A figure of the answer, and where it may lie."""
+
+    what: str
+    value: str
+    note: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of a page under its title: a sentence, controls, charts, and tables that may be folded."""
+    """A part of a page under its title: a sentence, controls, charts, and the tables behind them, folded."""
 
     key: str
     """Of its place in the page."""
@@ -316,14 +361,16 @@ class Section:
     figures: Mapping[str, Any] = field(default_factory=dict)
     """What the charts draw, by name."""
     more: str = ""
-    """HTML below the charts; folded up where there are charts."""
-    folded: str = ""
-    """What the fold is called; by default `Tables`."""
+    """HTML that unfolds below the charts."""
+    fold: str = "Figures"
+    """What is unfolded, in a word or two."""
+    half: bool = False
+    """Whether two of them stand side by side where there is room."""
 
     def html(self) -> str:
         """The text of the section."""
-        parts = [f"<h2>{escape(self.title)}</h2>"] if self.title else []
-        parts += [f"<p>{escape(self.words)}</p>"] if self.words else []
+        parts = [f"<h2>{escape(self.title)}</h2>"]
+        parts += [f"<p>{_with_units(self.words)}</p>"] if self.words else []
         parts.append(self.before)
         if self.charts:
             label = escape(f"{self.title}. {self.words}", quote=True)
@@ -334,20 +381,20 @@ class Section:
             )
             parts.append(f'<div class="charts">{"".join(places)}</div>')
         if self.more:
-            more = f'<div class="wide">{self.more}</div>'
-            name = self.folded or ("Tables" if self.charts else "")
-            kind = ' class="document"' if self.folded else ""
-            fold = f"<details{kind}><summary>{escape(name)}</summary>{more}</details>"
-            parts.append(fold if name else more)
-        return f'<section id="{self.key}">{"".join(parts)}</section>'
+            more = wide(f"{self.title}: {self.fold}", self.more)
+            parts.append(f"<details><summary>{escape(self.fold)}</summary>{more}</details>")
+        kind = ' class="half"' if self.half else ""
+        return f'<section id="{self.key}"{kind}>{"".join(parts)}</section>'
 
 
 def page(
     title: str,
     words: str,
     headline: str,
-    cards: Sequence[tuple[str, str]],
+    cards: Sequence[Card],
     parts: Sequence[Section],
+    *,
+    files: Mapping[str, str],
 ) -> str:
     """A whole page.
 
@@ -358,18 +405,16 @@ def page(
     headline
         The answer, in a sentence.
     cards
-        Figures: (what, value).
+        Figures of the answer.
     parts
         The sections; where none has figures the page holds no script.
+    files
+        Texts by the names under which the page saves them.
     """
     figures = {name: figure for part in parts for name, figure in part.figures.items()}
-    cards_html = "".join(
-        f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
-        for what, value in cards
-    )
-    links = "".join(
-        f'<li><a href="#{part.key}">{escape(part.title)}</a></li>' for part in parts if part.charts
-    )
+    cards_html = "".join(map(_card, cards))
+    links = "".join(f'<li><a href="#{part.key}">{escape(part.title)}</a></li>' for part in parts)
+    links += "".join(f"<li>{_saved(name, text)}</li>" for name, text in files.items())
     body = "\n".join(part.html() for part in parts)
     scripts = [_asset(LIBRARY), _asset(SCRIPT)] if figures else []
     data = json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")
@@ -383,7 +428,36 @@ def page(
         f'<body><main><h1>{escape(title)}</h1><p class="soft">{escape(words)}</p>'
         f'<p class="headline">{escape(headline)}</p><div class="cards">{cards_html}</div>\n'
         f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n'
-        f"{body}\n</main>\n{tail}</body></html>\n"
+        f'<div class="sections">\n{body}\n</div></main>\n{tail}</body></html>\n'
+    )
+
+
+def _card(card: Card) -> str:
+    note = f"<small>{_with_units(card.note)}</small>" if card.note else ""
+    value, what = _with_units(card.value), escape(card.what)
+    return f'<div class="card"><b>{value}</b><span>{what}</span>{note}</div>'
+
+
+_UNIT_BEHIND = re.compile(r"(?<=\d) (?=(?:%|s|ms|us|x|[KMGT]i?B|tokens)(?:\W|$))")
+
+
+def _with_units(words: str) -> str:
+    """Escaped, with figures that keep their unit on their line."""
+    return _UNIT_BEHIND.sub("&nbsp;", escape(words))
+
+
+def wide(label: str, html: str) -> str:
+    """HTML that scrolls sideways where it is too wide, by keys too."""
+    name = escape(label, quote=True)
+    return f'<div class="wide" role="region" tabindex="0" aria-label="{name}">{html}</div>'
+
+
+def _saved(name: str, text: str) -> str:
+    """A link that saves a text as a file; it is loaded from nowhere."""
+    data = b64encode(text.encode()).decode()
+    return (
+        f'<a download="{escape(name, quote=True)}" href="data:text/plain;charset=utf-8;base64,{data}">'
+        f"Save {escape(name)}</a>"
     )
 
 
@@ -400,8 +474,8 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def section_html(title: str, view: View) -> str:
-    """The blocks of a section under its title."""
-    parts = [f"<h2>{escape(title)}</h2>"] if title else []
+    """The blocks of a part of a section under its title."""
+    parts = [f"<h3>{escape(title)}</h3>"] if title else []
     return "\n".join([*parts, *map(block_html, view)])
 
 
@@ -409,7 +483,7 @@ def block_html(block: Block) -> str:
     """One block of a view."""
     match block:
         case Heading():
-            return f"<h2>{escape(block.title)}</h2>"
+            return f"<h3>{escape(block.title)}</h3>"
         case Line():
             words = escape(str(block))
             return f"<p>{words}</p>" if words.strip() else ""

@@ -141,7 +141,8 @@ def _numerics(
         return {}
     goes = {
         "bf16-moments": optimizer == "adam" and sharded,
-        "fp8-params": narrow and sharded,
+        # Layer-wise optimizers of this version lose updates of FP8 weights (Megatron-LM, pull request 5707).
+        "fp8-params": narrow and sharded and optimizer in ("adam", "sgd"),
         "fp8-attention": attends,
     }
     taken = {name for name in names if goes.get(name, True)}

@@ -27,6 +27,7 @@ from meshwright.frameworks.catalog import (
     nearest_stack,
     stack_in_words,
 )
+from meshwright.frameworks.megatron import PYTORCH
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.adapters import AdapterSpec, resolved
 from meshwright.model_specs.reader import model_from_mapping, read_model, with_twin_facts
@@ -619,7 +620,9 @@ def _adapters(settings: SettingsDoc, model: ModelSpec, profile: str) -> AdapterS
     if settings.adapters is None:
         return None
     setting = framework_of_stack(profile).adapters.get(settings.adapters.method)
-    return resolved(model, settings.adapters, fused=setting is not None and setting.fused)
+    # PyTorch's own data parallelism, a stack of Megatron's record, has PEFT's adapters.
+    fused = setting is not None and setting.fused and profile != PYTORCH.name
+    return resolved(model, settings.adapters, fused=fused)
 
 
 def _reference(settings: SettingsDoc, profile: str) -> str | None:

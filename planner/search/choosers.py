@@ -18,11 +18,10 @@ from meshwright.errors import InternalError, OutOfTimeError
 from meshwright.planner.bounds.combination_costs import combination_costs, memory_rows
 from meshwright.planner.bounds.exact_cost import Matrix, Priced
 from meshwright.planner.bounds.mappings import Matrices, rows_under
-from meshwright.planner.bounds.memory_fit import hbm_limit_gib, host_limit_gib
+from meshwright.planner.bounds.paces import hbm_limit_gib, host_limit_gib
 from meshwright.planner.experts.training import AssumedImbalance, JointRouting
 from meshwright.planner.mapping.joint import Grid, Need
-from meshwright.planner.search.branches import Branch, as_array
-from meshwright.planner.search.candidates import Candidate, Chooser, Combination
+from meshwright.planner.search.branches import Branch, Candidate, Chooser, Combination, as_array
 from meshwright.planner.search.kernel_model import KernelChoice, KernelModel
 from meshwright.planner.search.model import (
     Candidates,

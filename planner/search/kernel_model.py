@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any
 from meshwright.constraints.fabric import ROUNDING
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.schedules import schedule_name, traits
-from meshwright.planner.bounds.memory_fit import HostRow, RankRow
+from meshwright.planner.bounds.paces import HostRow, RankRow
 from meshwright.planner.experts.training import JointRouting, post_placements
 from meshwright.planner.request.choices import OF_LAYOUT
-from meshwright.planner.search.candidates import Combination
+from meshwright.planner.search.branches import Combination
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns
 from meshwright.planner.search.pricing import SearchParams
 from meshwright.planner.solvers.cp_sat import solved_in_two_attempts

@@ -38,8 +38,14 @@ from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.layer_split import any_stages
 from meshwright.planner.experts.training import JointRouting
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.branches import Branch, DegreeScan, LayoutPool, as_array
-from meshwright.planner.search.candidates import Candidate, Chooser
+from meshwright.planner.search.branches import (
+    Branch,
+    Candidate,
+    Chooser,
+    DegreeScan,
+    LayoutPool,
+    as_array,
+)
 from meshwright.planner.search.choosers import KernelChooser, SlotChooser
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.pricing import Certificate, Outcome, Pricing, SearchParams

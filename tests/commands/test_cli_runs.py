@@ -16,8 +16,8 @@ from meshwright.cluster_specs.reader import cluster_names
 from meshwright.documents import parse_mapping
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import catalog_names, load_catalog_model
+from meshwright.planner.report.catalog_view import json_schema
 from meshwright.planner.report.prediction_view import memory_groups, stages_text
-from meshwright.planner.report.schemas import json_schema
 from tests.places import ROOT
 
 PUBLISHED = ROOT / "tests" / "data" / "published_runs.yaml"

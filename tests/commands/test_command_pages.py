@@ -38,7 +38,7 @@ ALONE = (
     "catalog",
 )
 """Commands whose examples need no plan and answer at once: their output is run again by the test."""
-ENDLESS = ("serve",)
+ENDLESS = ("serve", "mcp")
 """Commands that answer until they are interrupted: their output is written by hand."""
 FILLED = re.compile(
     r"(<!-- (?P<what>usage|example|options)(?P<lines> \d+)? -->\n).*?(<!-- end -->)", re.S

@@ -16,6 +16,7 @@ from meshwright.cluster_specs.schema import Architecture, ClusterSpec, DeviceSpe
 from meshwright.constraints.fabric import ScaleUpDomain
 from meshwright.constraints.registry import GENERAL, rules_for, rules_of
 from meshwright.constraints.rule import FinishedPlan, Rule
+from meshwright.costmodel.execution_names import OPTIMIZERS
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import RECORDS
@@ -437,6 +438,13 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "deepspeed-degrees": (workload(), {"tp": 2}, {"tp": 2, "sequence_parallel": True}),
     "deepspeed-recompute": (workload(), {}, {"recompute": Recompute.CORE_ATTENTION}),
     "fsdp2-kv-heads": (workload(), {"tp": 4, "dp": 2}, {"tp": 8, "dp": 2}),
+    "deepspeed-script-optimizer": (
+        workload(optimizer="paged-adam"),
+        {"dp": 8, "zero_stage": 3},
+        {"tp": 2, "dp": 4},
+    ),
+    "deepspeed-muon-zero": (workload(optimizer="muon"), {"zero_stage": 2}, {"zero_stage": 3}),
+    "fsdp2-muon-tensor": (workload(optimizer="muon"), {"dp": 8}, {"tp": 2, "dp": 4}),
     "fsdp2-shards": (workload(), {"tp": 2, "cp": 2}, {"tp": 2}),
     "fsdp2-degrees": (workload(), {"tp": 2, "cp": 2, "zero_stage": 3}, {"zero_stage": 3, "pp": 2}),
     "fsdp2-recompute": (
@@ -456,6 +464,13 @@ OF_WORKLOADS = {
     "torchtitan-precision",
     "deepspeed-precision",
     "fsdp2-precision",
+    "megatron-optimizer",
+    "torchtitan-optimizer",
+    "deepspeed-optimizer",
+    "fsdp2-optimizer",
+    "megatron-emerging-precision",
+    "deepspeed-muon-experts",
+    "fsdp2-muon-experts",
     "torchtitan-linear-attention",
     "deepspeed-linear-attention",
     "fsdp2-linear-attention",
@@ -566,6 +581,44 @@ def test_precision_follows_the_framework(name: str, legal: str, illegal: str) ->
         work = workload(precision=precision)
         assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is expected
         assert (rule.check(finished(work, Layout(), 1.0)) is None) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "legal", "illegal"),
+    [
+        ("megatron-optimizer", {"optimizer": "lion"}, {"optimizer": "adam-8bit"}),
+        ("torchtitan-optimizer", {"optimizer": "adam"}, {"optimizer": "muon"}),
+        ("fsdp2-optimizer", {"optimizer": "muon"}, {"optimizer": "paged-adam"}),
+        (
+            "megatron-emerging-precision",
+            {"optimizer": "muon"},
+            {"optimizer": "muon", "precision": "fp16"},
+        ),
+        ("fsdp2-muon-experts", {"optimizer": "muon"}, {"optimizer": "muon", "model": MOE}),
+        (
+            "deepspeed-muon-experts",
+            {"optimizer": "lion", "model": MOE},
+            {"optimizer": "muon", "model": MOE},
+        ),
+    ],
+)
+def test_optimizers_follow_the_framework(
+    name: str, legal: dict[str, Any], illegal: dict[str, Any]
+) -> None:
+    rule = RULES[name]
+    for asked_for, expected in ((legal, True), (illegal, False)):
+        work = workload(
+            asked_for.get("model", DENSE),
+            **{k: v for k, v in asked_for.items() if k != "model"},
+        )
+        assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is expected
+        assert (rule.check(finished(work, Layout(), 1.0)) is None) is expected
+
+
+def test_deepspeed_has_every_optimizer() -> None:
+    rule = RULES["deepspeed-optimizer"]
+    for optimizer in OPTIMIZERS:
+        assert rule.check(finished(workload(optimizer=optimizer), Layout(), 1.0)) is None
 
 
 @pytest.mark.parametrize("framework", ["torchtitan", "deepspeed", "fsdp2"])
@@ -745,7 +798,7 @@ def plans(draw: st.DrawFn) -> tuple[Workload, Layout, float]:
         gpus=draw(st.sampled_from([8, 96, 1024])),
         seq_len=draw(st.sampled_from([48, 4096, 4100])),
         precision=draw(st.sampled_from(["bf16", "fp16", "fp8", "mxfp8"])),
-        optimizer=draw(st.sampled_from(["adam", "muon"])),
+        optimizer=draw(st.sampled_from(["adam", "muon", "lion", "paged-adam", "adam-8bit"])),
         ep_overlap=draw(st.booleans()),
         reserve_gib=draw(st.sampled_from([0.0, 4.0])),
         cluster=cluster(

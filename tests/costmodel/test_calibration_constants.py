@@ -26,7 +26,9 @@ RUNS = DATA / "published_runs.yaml"
 
 
 def text_of(file: str) -> str:
-    return resources.files("meshwright.costmodel.data").joinpath(file).read_text(encoding="utf-8")
+    return (
+        resources.files("meshwright.costmodel").joinpath("data", file).read_text(encoding="utf-8")
+    )
 
 
 def test_every_constant_has_a_source_and_every_free_one_a_prior_and_a_spread() -> None:

@@ -23,7 +23,7 @@ from meshwright.costmodel.stacks import framework_names, memory_profile, stack_c
 from meshwright.costmodel.states import layer_parameters_on_gpu, table_parameters
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import load_catalog_model
-from meshwright.planner.bounds.memory_fit import MemoryFit
+from meshwright.planner.bounds.paces import MemoryFit
 from meshwright.planner.runs.prediction import validation_report
 from meshwright.planner.runs.validation import ScoredRow, ValidationReport
 from tests.places import DATA

@@ -79,6 +79,13 @@ def launch_text(framework: FrameworkName) -> str:
         changed = plan.inputs.model_copy(update={"framework": framework, **inputs})
         files = plan_files(plan.model_copy(update={"inputs": changed, "layout": layout}))
         texts += [text for name, text in files.items() if name != "plan.yaml"]
+    for optimizer in planned(framework_named(framework).optimizers):
+        plan = make_plan(dp=8)
+        stage = 1 if framework == "megatron" else 2
+        layout = plan.layout and plan.layout.model_copy(update={"zero_stage": stage})
+        changed = plan.inputs.model_copy(update={"framework": framework, "optimizer": optimizer})
+        files = plan_files(plan.model_copy(update={"inputs": changed, "layout": layout}))
+        texts += [text for name, text in files.items() if name != "plan.yaml"]
     return "\n".join([*texts, *preference_texts(framework)])
 
 

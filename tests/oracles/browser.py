@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
@@ -128,6 +130,40 @@ class Tab:
         while not self.run(script):
             assert time.monotonic() < end, f"never true: {script}"
             time.sleep(0.02)
+
+
+WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+AXE_FOLDER = """
+import importlib.util
+spec = importlib.util.find_spec("axe_playwright_python")
+print(spec.submodule_search_locations[0] if spec else "")
+"""
+
+
+def axe_core() -> str:
+    """axe-core as a package for Playwright holds it, of which nothing else is used; skips without it."""
+    python = os.environ.get("ORACLE_PYTHON", sys.executable)
+    done = subprocess.run(
+        [python, "-c", AXE_FOLDER], capture_output=True, text=True, check=True, timeout=60
+    )
+    script = Path(done.stdout.strip()) / "axe.min.js"
+    if not script.is_file():
+        pytest.skip("axe-core is not installed: make oracles")
+    return script.read_text(encoding="utf-8")
+
+
+def judged(browser: Tab, axe: str) -> tuple[list[str], int]:
+    """What of the page keeps people out (WCAG 2.1, A and AA), as axe-core finds it; how many rules hold."""
+    browser.run(f"{axe}; 0")
+    browser.run(
+        f"window.judged = undefined; axe.run(document, {{runOnly: {json.dumps(WCAG)}}})"
+        ".then(found => { window.judged = found; }); 0"
+    )
+    browser.wait("window.judged !== undefined")
+    violations = browser.run(
+        "judged.violations.flatMap(each => each.nodes.map(node => `${each.id}: ${node.html.slice(0, 200)}`))"
+    )
+    return violations, browser.run("judged.passes.length")
 
 
 @contextmanager

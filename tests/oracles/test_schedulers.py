@@ -1,4 +1,7 @@
-"""Slurm, OpenMPI and shellcheck on what we write; the JobSet's fields. Missing tools are skipped."""
+"""What we write for Slurm, OpenMPI, Kubernetes, SkyPilot and Ray, asked of each and of shellcheck.
+
+Tools of the system that are missing are skipped.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,9 @@ FOR: dict[str, FrameworkName] = {
     "fsdp2": "fsdp2",
 }
 
+NUMBERS_NODES = ("kubernetes", "volcano", "trainjob", "skypilot", "ray")
+"""Targets that take no plan whose ranks need nodes without names out of turn."""
+
 
 def plan_for(target: str, name: str = "llama", ranks: list[tuple[int, int]] | None = None) -> Plan:
     zero = 3 if target in FOR else 1
@@ -55,7 +61,7 @@ def test_shellcheck_and_bash_accept_every_script(target: str, name: str, tmp_pat
     need("shellcheck")
     folder = tmp_path / "a folder, $(touch owned)"
     places = [(rank // 8, rank % 8) for rank in range(32)]
-    for ranks in (None, places[::-1]) if target != "kubernetes" else (None,):
+    for ranks in (None, places[::-1]) if target not in NUMBERS_NODES else (None,):
         write_files(folder, plan_files(plan_for(target, name, ranks), target), force=True)
         for script in [*folder.glob("*.sh"), *folder.glob("*.sbatch")]:
             subprocess.run(["shellcheck", "-S", "warning", "-s", "bash", str(script)], check=True)
@@ -215,7 +221,10 @@ def test_openmpi_starts_the_planned_order(tmp_path: Path) -> None:
     )
 
 
-JOBSET_SCHEMA = Path(__file__).parents[1] / "data" / "kubernetes" / "jobset_v1alpha2.json"
+DATA = Path(__file__).parents[1] / "data"
+JOBSET_SCHEMA = DATA / "kubernetes" / "jobset_v1alpha2.json"
+VOLCANO_SCHEMA = DATA / "kubernetes" / "volcano_job_v1alpha1.json"
+SKYPILOT_SCHEMA = DATA / "skypilot" / "task.json"
 VALIDATE = """
 import json, sys
 from jsonschema import Draft7Validator as Validator
@@ -235,35 +244,189 @@ print(json.dumps([[one.message for one in Validator(schema).iter_errors(each)] f
 """
 
 
-def schema_errors(documents: list[object]) -> list[list[str]]:
-    """What JobSet's own schema, with that of the pod in it, says against each document."""
+def asked_of_oracles(code: str, question: object, **environment: str) -> str:
+    """What a program prints in the environment of the oracles, with the question as JSON on its input."""
     python = os.environ.get("ORACLE_PYTHON")
     assert python, "run `make oracles`: ORACLE_PYTHON names no interpreter"
-    asked = json.dumps([json.loads(JOBSET_SCHEMA.read_text("utf-8")), documents])
     done = subprocess.run(
-        [python, "-c", VALIDATE], input=asked, capture_output=True, text=True, check=False
+        [python, "-c", code],
+        input=json.dumps(question),
+        env=dict(os.environ) | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    errors: list[list[str]] = json.loads(done.stdout)
+    return done.stdout
+
+
+def schema_errors(documents: list[object], schema: object = None) -> list[list[str]]:
+    """What a schema, by default JobSet's with that of the pod in it, says against each document."""
+    schema = schema or json.loads(JOBSET_SCHEMA.read_text("utf-8"))
+    errors: list[list[str]] = json.loads(asked_of_oracles(VALIDATE, [schema, documents]))
     return errors
 
 
-def test_the_jobset_schema_accepts_the_manifest() -> None:
-    wide = make_plan(cluster="gb200-nvl72", tp=4, dp=36)
-    texts = [plan_files(plan_for("megatron", name), "kubernetes")["jobset.yaml"] for name in NAMES]
-    texts.append(plan_files(wide, "kubernetes")["jobset.yaml"])
-    for named in (True, False):
-        unlike = plan_on_unlike_nodes(named=named)
-        texts.append(plan_files(unlike, "kubernetes")["jobset.yaml"])
+def texts_of(target: str, file: str) -> list[str]:
+    """The file of a target for plans with hostile names, a wide one, and what it takes of unlike nodes."""
+    plans = [plan_for("megatron", name) for name in NAMES]
+    plans.append(make_plan(cluster="gb200-nvl72", tp=4, dp=36))
+    if target in ("kubernetes", "volcano"):
+        plans += [plan_on_unlike_nodes(named=named) for named in (True, False)]
+    else:
+        plans.append(plan_on_two_named_nodes())
+    return [plan_files(plan, target)[file] for plan in plans]
+
+
+def plan_on_two_named_nodes() -> Plan:
+    """16 ranks that begin on a2."""
+    order = [(node, gpu) for node in (2, 1) for gpu in range(8)]
+    plan = make_plan(dp=16, mapping=Mapping(order=[], levels=[], matrix={}, ranks=order))
+    cluster = cluster_from_mapping(PARTLY_FREE)
+    return plan.model_copy(update={"inputs": plan.inputs.model_copy(update={"cluster": cluster})})
+
+
+def assert_only_these_pass(texts: list[str], schema: object, *faults: tuple[str, str]) -> None:
+    """A schema takes the manifests, and the first of them no longer with a fault in it."""
     documents = [yaml.safe_load(text) for text in texts]
-    assert schema_errors(documents) == [[] for _ in documents]
-    for old, new in (
+    assert schema_errors(documents, schema) == [[] for _ in documents]
+    for old, new in faults:
+        assert old in texts[0]
+        assert schema_errors([yaml.safe_load(texts[0].replace(old, new))], schema) != [[]]
+
+
+def test_the_jobset_schema_accepts_the_manifest() -> None:
+    assert_only_these_pass(
+        texts_of("kubernetes", "jobset.yaml"),
+        None,
         ("replicas: 1", "replicas: one"),
         ("completions", "completion"),
         ("  image:", "  images:"),
+    )
+
+
+def test_volcanos_schema_accepts_the_job() -> None:
+    assert_only_these_pass(
+        texts_of("volcano", "volcano.yaml"),
+        json.loads(VOLCANO_SCHEMA.read_text("utf-8")),
+        ("minAvailable: 4", "minAvailable: four"),
+        ("event: PodFailed", "event: PodBroken"),
+        ("mode: soft", "mode: near"),
+        ("  image:", "  images:"),
+    )
+
+
+def test_skypilots_schemas_accept_the_task() -> None:
+    schemas = json.loads(SKYPILOT_SCHEMA.read_text("utf-8"))
+    texts = texts_of("skypilot", "skypilot.yaml")
+    assert_only_these_pass(
+        texts, schemas["task"], ("num_nodes: 4", "num_nodes: four"), ("workdir", "work_dir")
+    )
+    resources = [yaml.safe_dump(yaml.safe_load(text)["resources"]) for text in texts]
+    assert_only_these_pass(
+        resources,
+        schemas["resources"],
+        ("network_tier", "network_class"),
+        ("accelerators: H100:8", "accelerators: 8"),
+    )
+
+
+TRAIN_JOB = """
+import json, sys
+from kubeflow_trainer_api import models
+
+def read(document):
+    try:
+        return models.TrainerV1alpha1TrainJob.from_dict(document).to_dict()
+    except ValueError as error:
+        return str(error)
+
+print(json.dumps([read(document) for document in json.load(sys.stdin)]))
+"""
+
+
+def test_kubeflows_client_reads_the_train_job_whole() -> None:
+    """Its models drop what they do not know: what they give back must be all that was written."""
+    texts = texts_of("trainjob", "trainjob.yaml")
+    documents = [yaml.safe_load(text) for text in texts]
+    assert json.loads(asked_of_oracles(TRAIN_JOB, documents)) == documents
+    for old, new in (
+        ("numNodes: 4", "numNodes: four"),
+        ("numProcPerNode", "procPerNode"),
+        ("runtimePatches", "podTemplateOverrides"),
+        ("  volumeMounts:", "  mounts:"),
     ):
         assert old in texts[0]
-        assert schema_errors([yaml.safe_load(texts[0].replace(old, new))]) != [[]]
+        damaged = yaml.safe_load(texts[0].replace(old, new))
+        assert json.loads(asked_of_oracles(TRAIN_JOB, [damaged])) != [damaged]
+
+
+RAY_CLUSTER = """
+import json, os, runpy, sys
+from ray.cluster_utils import Cluster
+
+question = json.load(sys.stdin)
+nodes = [{"num_cpus": 2, "num_gpus": gpus} for gpus in question["gpus"]]
+cluster = Cluster(initialize_head=True, head_node_args=nodes[0] | {"include_dashboard": False})
+for node in nodes[1:]:
+    cluster.add_node(**node)
+cluster.wait_for_nodes()
+os.environ["RAY_ADDRESS"] = cluster.address
+sys.argv = [question["script"], "--more", "two words"]
+try:
+    runpy.run_path(question["script"], run_name="__main__")
+finally:
+    import ray
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_ray_starts_every_node_once_with_its_gpus(named: bool, tmp_path: Path) -> None:
+    """The program as it is written, on Ray nodes with 8 GPUs each, to the start of torchrun."""
+    host = subprocess.run(["hostname"], capture_output=True, text=True, check=True).stdout.strip()
+    plan = make_plan(dp=16)
+    if named:
+        # Ray's nodes are all this machine, so that only a plan on one node can find it by its name.
+        cluster = cluster_from_mapping(
+            {"name": "own", "base": "dgx-h100", "nodes": [{"name": host, "leaf": "l0"}]}
+        )
+        plan = make_plan(dp=8)
+        plan = plan.model_copy(
+            update={"inputs": plan.inputs.model_copy(update={"cluster": cluster})}
+        )
+    job = tmp_path / "a job's folder"
+    write_files(job, plan_files(plan, "ray"))
+    said = tmp_path / "said"
+    said.mkdir()
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "torchrun").write_text(
+        f'#!/usr/bin/env bash\nprintf "%s\\n" "$CUDA_VISIBLE_DEVICES" "$@" > {said}/$$\n',
+        encoding="utf-8",
+    )
+    (tools / "torchrun").chmod(0o755)
+    (tmp_path / "entry.py").touch()
+    asked_of_oracles(
+        RAY_CLUSTER,
+        {"script": str(job / "ray_train.py"), "gpus": [8] * (1 if named else 2)},
+        PATH=f"{tools}:{os.environ['PATH']}",
+        MEGATRON_ENTRY=str(tmp_path / "entry.py"),
+        MOCK_DATA="1",
+        SLURM_PROCID="7",
+        MASTER_PORT="29777",
+        RAY_TRAIN_V2_ENABLED="1",
+    )
+    starts = [path.read_text("utf-8").splitlines() for path in said.iterdir()]
+    assert {start[0] for start in starts} == {"0,1,2,3,4,5,6,7"}
+    assert all(start[-2:] == ["--more", "two words"] for start in starts)
+    ranks = sorted(word for start in starts for word in start if word.startswith("--node-rank"))
+    assert ranks == [f"--node-rank={rank}" for rank in range(1 if named else 2)]
+    assert {"--nproc-per-node=8", "--master-port=29777"} <= set(starts[0])
+    (master,) = {word for start in starts for word in start if word.startswith("--master-addr")}
+    assert master == f"--master-addr={host}" if named else master != "--master-addr="
 
 
 def test_the_jobset_says_the_plan() -> None:

@@ -6,18 +6,14 @@ axe-core looks for what keeps people out (WCAG 2.1, A and AA: names of controls,
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import meshwright
 from meshwright.planner.drawing import count, rounded_seconds
-from tests.oracles.browser import BROWSER, Tab, tab
+from tests.oracles.browser import BROWSER, Tab, axe_core, judged, tab
 from tests.serve.served import Client, served
 
 pytestmark = [
@@ -31,12 +27,6 @@ ASKED: dict[str, Any] = {
     "global_batch": 64,
     "seq_len": 4096,
 }
-WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
-AXE_FOLDER = """
-import importlib.util
-spec = importlib.util.find_spec("axe_playwright_python")
-print(spec.submodule_search_locations[0] if spec else "")
-"""
 SMALLEST_TEXT_PX = 12
 SIZES = """[...document.querySelectorAll('body *')]
   .filter(each => each.checkVisibility() && each.textContent.trim())
@@ -58,15 +48,7 @@ def browser(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def axe() -> str:
-    """axe-core as a package for Playwright holds it; nothing else of that package is used."""
-    python = os.environ.get("ORACLE_PYTHON", sys.executable)
-    done = subprocess.run(
-        [python, "-c", AXE_FOLDER], capture_output=True, text=True, check=True, timeout=60
-    )
-    script = Path(done.stdout.strip()) / "axe.min.js"
-    if not script.is_file():
-        pytest.skip("axe-core is not installed: make oracles")
-    return script.read_text(encoding="utf-8")
+    return axe_core()
 
 
 def at(name: str) -> str:
@@ -122,16 +104,9 @@ def test_everybody_can_read_and_use_it(
     all_shown(browser, client, width, dark=dark)
     assert browser.run("document.documentElement.scrollWidth") <= width
     assert min(browser.run(SIZES)) >= SMALLEST_TEXT_PX
-    browser.run(f"{axe}; 0")
-    browser.run(
-        f"axe.run(document, {{runOnly: {json.dumps(WCAG)}}}).then(found => {{ window.judged = found; }}); 0"
-    )
-    browser.wait("window.judged !== undefined")
-    violations = browser.run(
-        "judged.violations.map(each => [each.id, each.help, each.nodes.map(node => node.html.slice(0, 200))])"
-    )
+    violations, rules_kept = judged(browser, axe)
     assert violations == []
-    assert browser.run("judged.passes.length") > 15
+    assert rules_kept > 15
     assert browser.troubles == []
 
 

@@ -28,7 +28,7 @@ from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.texts import plan_document
 from meshwright.planner.request.choices import PINS
 from meshwright.serve import server
-from meshwright.serve.questions import MOST_SIZES, Offer
+from meshwright.serve.answers import MOST_SIZES, Offer
 from meshwright.serve.server import HOST, MOST_BODY_BYTES, listening
 from tests.places import ROOT
 from tests.serve.served import QUESTION, Client, served
@@ -210,7 +210,7 @@ def test_own_files_are_offered_by_their_names(tmp_path: Path) -> None:
     ("changes", "words", "where"),
     [
         ({"model": "llama-3-8"}, "did you mean 'llama-3-8b'", "model"),
-        ({"model": "/etc/passwd"}, "neither in the catalog nor named when", "model"),
+        ({"model": "/etc/passwd"}, "neither in the catalog nor named at", "model"),
         ({"cluster": "./dgx.yaml"}, "not in the catalog", "cluster"),
         ({"gpus": 0}, "gpus: must be at least 1, got 0", None),
         ({"seq_len": "long"}, "seq_len", None),

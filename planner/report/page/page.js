@@ -58,7 +58,7 @@
       return base(c, {
         grid: {left: 125, right: width < 500 ? 70 : 130, top: 6, bottom: 42},
         xAxis: axis(c, {type: "value", name: "seconds of the step", nameGap: 26, max: most, splitNumber: width < 500 ? 2 : 5, axisLabel: {showMaxLabel: false}}),
-        yAxis: axis(c, {type: "category", data: parts.map(part => part.name), axisLabel: {interval: 0, width: 115, overflow: "truncate", hideOverlap: false}}),
+        yAxis: axis(c, {type: "category", data: parts.map(part => part.name), axisLabel: {interval: 0, width: 115, overflow: "break", lineHeight: 12, hideOverlap: false}}),
         series: [{type: "bar", data: parts.map(part => part.seconds), barMaxWidth: 18,
           label: {show: true, position: "right", color: c.ink, fontSize: FONT,
             formatter: item => width < 500 ? parts[item.dataIndex].share : `${parts[item.dataIndex].shown}, ${parts[item.dataIndex].share}`}}],
@@ -72,7 +72,7 @@
         grid: {left: room + 10, right: 78, top: 6, bottom: 42},
         tooltip: {...base(c, {}).tooltip, trigger: "item", formatter: item => `${text(names[item.dataIndex])}<br>${text(bars[item.dataIndex].words)}`},
         xAxis: axis(c, {type: "value", name: "seconds of a step", nameGap: 26, splitNumber: width < 500 ? 2 : 5}),
-        yAxis: axis(c, {type: "category", data: names, axisLabel: {interval: 0, width: room, overflow: "truncate", hideOverlap: false}}),
+        yAxis: axis(c, {type: "category", data: names, axisLabel: {interval: 0, width: room, overflow: "break", lineHeight: 13, hideOverlap: false}}),
         series: [
           {type: "bar", stack: "s", silent: true, itemStyle: {color: "transparent"}, data: bars.map(bar => Math.min(bar.from_s, bar.to_s))},
           {type: "bar", stack: "s", barMaxWidth: 20, data: bars.map(bar => ({value: Math.abs(bar.to_s - bar.from_s),
@@ -86,7 +86,7 @@
       const kinds = pipeline.kinds.map(kind => PASSES[kind][0]).concat("idle");
       const spans = pipeline.phases.map(phase => phase.end_s - phase.begin_s);
       const left = 62, gap = width < 500 ? 10 : 24, room = width - left - 12 - gap * (spans.length - 1);
-      const least = spans.length > 1 ? 0.2 : 0;
+      const isNarrow = width < 500, least = spans.length > 1 ? isNarrow ? 0.3 : 0.2 : 0, head = isNarrow && spans.length > 1 ? 36 : 24;
       const wide = spans.map(span => Math.max(span / sum(spans), least));
       const ranks = pipeline.busy_s.map((_, rank) => rank);
       const option = base(c, {grid: [], xAxis: [], yAxis: [], series: [], title: [],
@@ -96,8 +96,8 @@
       let x = left;
       pipeline.phases.forEach((phase, index) => {
         const share = room * wide[index] / sum(wide);
-        option.grid.push({left: x, width: share, top: under + 24, bottom: 40, show: true, backgroundColor: c.idle, borderColor: c.line});
-        option.title.push({text: phase.name, left: x, top: under, textStyle: {fontSize: 13, fontWeight: 600, color: c.ink, width: share, overflow: "truncate"}});
+        option.grid.push({left: x, width: share, top: under + head, bottom: 40, show: true, backgroundColor: c.idle, borderColor: c.line});
+        option.title.push({text: phase.name, left: x, top: under, textStyle: {fontSize: isNarrow ? 12 : 13, fontWeight: 600, color: c.ink, width: share, overflow: "break", lineHeight: 14}});
         option.xAxis.push(axis(c, {type: "value", gridIndex: index, min: phase.begin_s, max: phase.end_s, name: index ? "" : "seconds", nameGap: 22,
           splitLine: {show: false}, splitNumber: 2,
           axisLabel: {showMinLabel: true, showMaxLabel: false, alignMinLabel: "left", alignMaxLabel: "right", formatter: s => String(Number(s.toPrecision(3)))}}));
@@ -123,15 +123,17 @@
     memory(c, width) {
       const {parts, stages, usable_gib: usable, hbm_gib: hbm} = figures.memory;
       const totals = stages.map(stage => sum(parts.map(part => stage[part] || 0)));
-      const colour = total => total > usable ? c.bad : total > 0.9 * usable ? c.warn : c.soft;
-      const every = Math.max(1, Math.ceil(stages.length * 40 / (width - 120)));
-      const mark = (value, words, ink, position) => ({yAxis: value, lineStyle: {color: ink, type: "dashed"},
-        label: {formatter: `${words} ${value.toFixed(1)} GiB`, color: ink, fontSize: FONT, position}});
+      const every = Math.max(1, Math.ceil(stages.length * 40 / (width - 190)));
+      const top = Math.ceil(Math.max(hbm, ...totals) * 1.12 / 10) * 10;
+      // Beside the bars, above and below one another where the two lines are close.
+      const apart = (hbm - usable) / top * 240 < 16 ? 16 : 0;
+      const mark = (value, words, ink, padding) => ({yAxis: value, lineStyle: {color: ink, type: "dashed"},
+        label: {formatter: `${words} ${value.toFixed(1)}`, color: ink, fontSize: FONT, position: "end", padding}});
       return base(c, {
-        legend: legend(c, parts), grid: {left: 52, right: 14, top: legendHeight(parts, width) + 14, bottom: 40},
+        legend: legend(c, parts), grid: {left: 52, right: 86, top: legendHeight(parts, width) + 14, bottom: 40},
         tooltip: {...base(c, {}).tooltip, trigger: "axis", valueFormatter: value => `${Number(value).toFixed(2)} GiB`},
         xAxis: axis(c, {type: "category", name: "pipeline stage", nameGap: 24, data: stages.map((_, stage) => String(stage))}),
-        yAxis: axis(c, {type: "value", name: "GiB on a GPU", nameGap: 36, max: Math.ceil(Math.max(hbm, ...totals) * 1.12 / 10) * 10}),
+        yAxis: axis(c, {type: "value", name: "GiB on a GPU", nameGap: 36, max: top}),
         series: parts.map((part, index) => ({type: "bar", stack: "memory", name: part, barMaxWidth: 46, data: stages.map(stage => stage[part] || 0),
           ...(index === parts.length - 1 ? {
             label: {show: true, position: "top", fontSize: FONT, fontWeight: 600,
@@ -139,25 +141,7 @@
               rich: Object.fromEntries([["bad", c.bad], ["warn", c.warn], ["calm", c.soft]].map(([name, ink]) => [name, {color: ink, fontSize: FONT, fontWeight: 600}]))},
           } : {}),
           ...(index === 0 ? {markLine: {silent: true, symbol: "none", data: [
-            mark(usable, "usable", colour(usable + 1), "insideStartTop"), mark(hbm, "HBM", c.soft, "insideEndTop")]}} : {})})),
-      });
-    },
-    ranks(c) {
-      const grid = figures.ranks, columns = grid.columns, gpus = grid.rank.length;
-      const name = document.getElementById("rank-axis").value, values = grid.axes[name];
-      const rows = Math.ceil(gpus / columns), most = Math.max(...values);
-      return base(c, {
-        grid: {left: 84, right: 14, top: 8, bottom: 64},
-        tooltip: {...base(c, {}).tooltip, formatter: item => {
-          const at = item.value[1] * columns + item.value[0];
-          const where = Object.entries(grid.axes).map(([axisName, places]) => `${axisName} ${places[at]}`).join(", ");
-          return `rank ${grid.rank[at]} on node ${grid.node[at]}<br>${text(where)}`;
-        }},
-        xAxis: axis(c, {type: "category", name: "", data: Array.from({length: columns}, (_, column) => column), axisTick: {show: false}, axisLabel: {show: false}}),
-        yAxis: axis(c, {type: "category", inverse: true, axisTick: {show: false}, data: Array.from({length: rows}, (_, row) => `node ${grid.node[row * columns]}`)}),
-        visualMap: {min: 0, max: Math.max(most, 1), dimension: 2, orient: "horizontal", left: "center", bottom: 0, calculable: false, precision: 0, itemHeight: 160,
-          text: [`${name} ${most}`, `${name} 0`], textStyle: {color: c.soft, fontSize: FONT}, inRange: {color: ["#472777", "#31688e", "#1f9e89", "#6dcd59", "#dfe318"]}},
-        series: [{type: "heatmap", progressive: 0, data: values.map((value, at) => [at % columns, Math.floor(at / columns), value]), itemStyle: {borderWidth: 0}}],
+            mark(usable, "usable", c.bad, [apart, 0, 0, 0]), mark(hbm, "HBM", c.soft, [0, 0, apart, 0])]}} : {})})),
       });
     },
     levels(c, width) {
@@ -166,7 +150,7 @@
         legend: legend(c, axes), grid: {left: 100, right: 66, top: legendHeight(axes, width) + 4, bottom: 40},
         tooltip: {...base(c, {}).tooltip, trigger: "axis", valueFormatter: value => value ? gigabytes(value * 1e9) : "nothing"},
         xAxis: axis(c, {type: "value", name: "GB that one GPU sends in a step", nameGap: 22, splitNumber: width < 500 ? 2 : 4}),
-        yAxis: axis(c, {type: "category", inverse: true, data: levels.map(level => level.level), axisLabel: {width: 90, overflow: "truncate", interval: 0, hideOverlap: false}}),
+        yAxis: axis(c, {type: "category", inverse: true, data: levels.map(level => level.level), axisLabel: {width: 90, overflow: "break", interval: 0, hideOverlap: false}}),
         series: axes.map((name, index) => ({type: "bar", stack: "bytes", name, barMaxWidth: 26, data: levels.map(level => (level.by_axis[name] || 0) / 1e9),
           ...(index === axes.length - 1 ? {label: {show: true, position: "right", color: c.ink, fontSize: FONT,
             formatter: item => `${(100 * levels[item.dataIndex].utilisation).toFixed(1)} %`}} : {})})),
@@ -181,7 +165,7 @@
         grid: {left: 104, right: 14, top: 8, bottom: 84},
         tooltip: {...base(c, {}).tooltip, formatter: item => `${text(names[item.value[1]])} to ${text(names[item.value[0]])}: ${gigabytes(item.value[3])}`},
         xAxis: axis(c, {type: "category", data: names, name: "to", nameGap: 6, axisLabel: {show: false}, axisTick: {show: false}}),
-        yAxis: axis(c, {type: "category", data: names, inverse: true, axisTick: {show: false}}),
+        yAxis: axis(c, {type: "category", data: names, inverse: true, axisTick: {show: false}, axisLabel: {interval: Math.ceil(names.length * 16 / 308) - 1}}),
         visualMap: {type: "continuous", min: Math.min(...logs), max: Math.max(...logs, Math.min(...logs) + 0.001), dimension: 2, orient: "horizontal", left: "center", bottom: 0, itemHeight: 130,
           text: [gigabytes(10 ** Math.max(...logs)), gigabytes(10 ** Math.min(...logs))], textStyle: {color: c.soft, fontSize: FONT}, inRange: {color: ["#dbe7f5", "#3b82c4", "#12304f"]}},
         series: [{type: "heatmap", progressive: 0, data: cells, itemStyle: {borderWidth: 0}}],
@@ -243,24 +227,27 @@
   const rowOf = values => rowsByKey.get(keyOf(values));
   const choice = () => ({...state.values});
 
+  // Options that were not planned together with the other choices are grey and cannot be chosen.
+  function grey() {
+    for (const [at, axisOf] of figures.what_if.axes.entries()) {
+      [...controls()[at].options].forEach((option, index) => {
+        option.disabled = !rowOf({...state.values, [axisOf.name]: axisOf.values[index]});
+      });
+    }
+  }
   function show() {
     const row = rowOf(state.values);
     for (const cell of document.querySelectorAll("[data-figure]")) {
       cell.textContent = row ? row.shown[cell.dataset.figure] || "-" : "-";
     }
     document.getElementById("what-if-status").textContent = row ? row.shown.status : "";
+    grey();
     draw("variants");
   }
   function move(index) {
-    const axes = figures.what_if.axes, name = axes[index].name;
+    const {name, values} = figures.what_if.axes[index];
     state.moved = index;
-    state.values[name] = axes[index].values[controls()[index].value];
-    if (!rowOf(state.values)) {
-      for (const other of axes) {
-        if (other.name !== name) { state.values[other.name] = other.values[other.now]; }
-      }
-      axes.forEach((other, at) => { controls()[at].value = String(other.values.indexOf(state.values[other.name])); });
-    }
+    state.values[name] = values[controls()[index].value];
     show();
   }
   function reset() {
@@ -271,12 +258,110 @@
     show();
   }
 
+  // The ranks on the fabric: pods hold leaves, leaves hold nodes, nodes hold GPUs, and lines wrap.
+  const EMPTY = "#e2e8f0";
+  const bytesOf = colour => [1, 3, 5].map(at => parseInt(colour.slice(at, at + 2), 16));
+  function rampColour(place, parts) {
+    const ramp = figures.fabric.ramp, x = (ramp.length - 1) * place / Math.max(1, parts - 1);
+    const low = Math.min(Math.floor(x), ramp.length - 2), ends = [bytesOf(ramp[low]), bytesOf(ramp[low + 1])];
+    return `#${ends[0].map((first, at) => Math.round(first + (ends[1][at] - first) * (x - low)).toString(16).padStart(2, "0")).join("")}`;
+  }
+  // Black or white, whichever stands out more (relative luminance, WCAG 2).
+  function inkOn(colour) {
+    const [r, g, b] = bytesOf(colour).map(part => part / 255).map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
+  }
+  function element(kind, within, words) {
+    const made = document.createElement("div");
+    made.className = kind;
+    if (words) { made.textContent = words; }
+    within.append(made);
+    return made;
+  }
+  const nodesWords = count => `${whole(count)} ${count === 1 ? "node" : "nodes"}`;
+  function placesWords(ranks) {
+    return Object.entries(figures.fabric.axes).map(([name, {places}]) => {
+      const values = [...new Set(ranks.map(rank => places[rank]))].sort((a, b) => a - b);
+      return `${name} ${values.length > 1 ? `${values[0]}-${values[values.length - 1]}` : values[0]}`;
+    }).join(", ");
+  }
+  // A cell for many GPUs: a strip for each colour, as wide as its share.
+  function strips(ranks, axisOf) {
+    const shares = new Map();
+    for (const rank of ranks) {
+      const colour = rank < 0 ? EMPTY : rampColour(axisOf.places[rank], axisOf.parts);
+      shares.set(colour, (shares.get(colour) || 0) + 1);
+    }
+    let done = 0;
+    const stops = [...shares].map(([colour, count]) => {
+      const begin = done;
+      done += 100 * count / ranks.length;
+      return `${colour} ${begin}% ${done}%`;
+    });
+    return stops.length > 1 ? `linear-gradient(90deg, ${stops.join(", ")})` : stops[0].split(" ")[0];
+  }
+  function cell(kind, within, ranks, title, axisOf) {
+    const made = element(kind, within);
+    const used = ranks.filter(rank => rank >= 0);
+    made.title = used.length ? `${title}: ${used.length > 1 ? `${used.length} ranks` : `rank ${used[0]}`}, ${placesWords(used)}` : `${title}: not used`;
+    made.style.background = strips(ranks, axisOf);
+    return made;
+  }
+  function drawFabric() {
+    const place = document.getElementById("fabric");
+    if (!place) { return; }
+    const {unit, ranks: isNumbered, pods, axes} = figures.fabric, axisOf = axes[document.getElementById("rank-axis").value];
+    place.replaceChildren();
+    place.className = `unit-${unit}${isNumbered ? " numbered" : ""}`;
+    for (const pod of pods) {
+      const podBox = element("pod", place);
+      if (pod.name) { element("pod-name", podBox, `${pod.name}, ${nodesWords(sum(pod.leaves.map(leaf => leaf.nodes.length)))}`); }
+      const leaves = element("leaves", podBox);
+      for (const leaf of pod.leaves) {
+        const box = element("leaf", leaves);
+        const words = leaf.name ? `${leaf.name}, ${leaf.nodes.length}` : nodesWords(leaf.nodes.length);
+        if (unit !== "leaf") { element("leaf-name", box, words); }
+        const nodes = element("nodes", box);
+        if (unit === "leaf") { cell("bar-cell", nodes, leaf.nodes.flatMap(([, on]) => on), words, axisOf); continue; }
+        for (const [name, on] of leaf.nodes) {
+          if (unit === "node") { cell("tile", nodes, on, name, axisOf); continue; }
+          const node = element("node", nodes);
+          element("node-name", node, name);
+          const gpus = element("gpus", node);
+          on.forEach((rank, gpu) => {
+            const made = cell("gpu", gpus, [rank], `${name} GPU ${gpu}`, axisOf);
+            if (isNumbered && rank >= 0) {
+              made.textContent = rank;
+              made.style.color = inkOn(rampColour(axisOf.places[rank], axisOf.parts));
+            }
+          });
+        }
+      }
+    }
+    drawFabricLegend(axisOf, pods);
+  }
+  function drawFabricLegend(axisOf, pods) {
+    const legendBox = document.getElementById("fabric-legend"), many = axisOf.parts > 16;
+    legendBox.replaceChildren();
+    const shown = many ? [0, axisOf.parts - 1] : Array.from({length: axisOf.parts}, (_, at) => at);
+    const swatch = (colour, words) => { element("swatch", legendBox).style.background = colour; element("", legendBox, words); };
+    if (many) {
+      const steps = Array.from({length: 33}, (_, at) => rampColour(at, 33));
+      element("", legendBox, String(shown[0]));
+      element("ramp", legendBox).style.background = `linear-gradient(90deg, ${steps.join(", ")})`;
+      element("", legendBox, String(shown[1]));
+    } else {
+      for (const at of shown) { swatch(rampColour(at, axisOf.parts), String(at)); }
+    }
+    if (pods.some(pod => pod.leaves.some(leaf => leaf.nodes.some(([, on]) => on.includes(-1))))) { swatch(EMPTY, "not used"); }
+  }
+
   function draw(name) {
     const place = document.getElementById(`chart-${name}`);
     if (!place || !place.clientWidth) { return; }
     let chart = charts.get(name);
     if (!chart) {
-      chart = echarts.init(place, null, {renderer: name === "ranks" ? "canvas" : "svg"});
+      chart = echarts.init(place, null, {renderer: "svg"});
       charts.set(name, chart);
     }
     chart.resize();
@@ -300,12 +385,13 @@
     reset();
   }
   const rankAxis = document.getElementById("rank-axis");
-  if (rankAxis) { rankAxis.addEventListener("change", () => draw("ranks")); }
+  if (rankAxis) { rankAxis.addEventListener("change", drawFabric); }
   dark.addEventListener("change", drawAll);
   let wait = 0;
   window.addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(drawAll, 100); });
   window.addEventListener("beforeprint", () => { printing = true; drawAll(); });
   window.addEventListener("afterprint", () => { printing = false; drawAll(); });
+  drawFabric();
   drawInTurn(names());
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
 })();

@@ -169,6 +169,10 @@ class CommandLine:
         """The same words, none read yet, behind others that they win over."""
         return CommandLine([*words, *self.words], self.where, self._job, self.variables)
 
+    def until(self, end: int) -> CommandLine:
+        """The words before a position, none read yet."""
+        return CommandLine(self.words[:end], self.where, self._job, self.variables)
+
     def variable(self, name: str) -> str | None:
         """The value of a variable: set for the command, `NAME=value`, or by the script."""
         set_here = [word for word in self.words if word.startswith(f"{name}=")]
@@ -396,9 +400,9 @@ def words_of(script: str, where: str) -> CommandLine:
 
 def _before_a_command(value: str) -> bool:
     """Whether what follows `NAME=` is a value and a command that it is set for."""
-    if value.startswith("(") or "$(" in value or "`" in value:
-        return False
-    return len(_split(value)) > 1
+    plain = re.split(r"\$\(|`", value)[0]
+    in_quotes = plain != value and any(plain.count(quote) % 2 for quote in "\"'")
+    return not value.startswith("(") and not in_quotes and len(_split(plain)) > 1
 
 
 def _batch_job(script: str) -> dict[str, int]:

@@ -6,13 +6,17 @@ TrainingArguments, which it extends; and of Axolotl 067b021c8 (src/axolotl/utils
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.megatron import PYTORCH
+from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.runs.launches.launch_run import (
     LaunchRun,
@@ -21,40 +25,299 @@ from meshwright.planner.runs.launches.launch_run import (
     whole_number,
 )
 
+# What they have alike.
+
+
+STEPS, DEEPSPEED_FILE = "gradient_accumulation_steps", "deepspeed"
+PADDED = "sequences of a micro-batch are padded to the longest: all are priced at the full length"
+PACKED = "packed documents do not attend to each other: attention is priced as of one long sequence"
+DROPPED = "dropout before adapters is not priced"
+LINEAR_EXPERTS = (
+    "which matrices of experts are linear modules, and get an adapter, is another in each version of "
+    "transformers: priced as PEFT's all-linear, experts and router included"
+)
+PART_OF_A_MODEL = "training of part of a model has no price yet"
+
+ReadDeepSpeed = Callable[[Path | dict[str, Any], dict[str, Any], str], LaunchRun]
+"""The run of a DeepSpeed file or mapping, with the values that the caller knows in place of its `auto`; what
+names it in messages comes last."""
+PLAIN = LaunchRun(settings={"framework": PYTORCH.name, "zero_stage": 0, "overlap": {"dp": True}})
+"""Without DeepSpeed and FSDP torchrun wraps the model in DistributedDataParallel."""
+
+
+def refuse_fields(document: Mapping[str, Any], fields: Mapping[str, str], where: str) -> None:
+    """Raises InputError for the first of some fields that is there and not off, with what is said of it."""
+    for name, what in fields.items():
+        if document.get(name):
+            raise InputError(what, where=f"{where}: {name}", value=document[name])
+
+
+def sharded(
+    document: dict[str, Any], kind: str, path: Path, read: ReadDeepSpeed, batch: tuple[int, int]
+) -> LaunchRun:
+    """How a configuration shards: by the DeepSpeed file that it names, by FSDP, or not at all.
+
+    Parameters
+    ----------
+    document
+        With `deepspeed`, or `fsdp` and `fsdp_config`.
+    kind
+        The program, by its section of flag_effects.yaml.
+    path
+        Its file.
+    read
+        Reads DeepSpeed's.
+    batch
+        Sequences of a micro-batch, and how many of these are accumulated.
+
+    Raises
+    ------
+    InputError
+        A file that is not there, or a value of the wrong kind.
+    """
+    named = document.get(DEEPSPEED_FILE)
+    if named is not None:
+        known = {"train_micro_batch_size_per_gpu": batch[0], STEPS: batch[1]}
+        found = file_beside(named, path, DEEPSPEED_FILE)
+        return read(found, known, str(found))
+    if document.get(_FSDP) or document.get(_FSDP_SECTION):
+        return fully_sharded(document, kind, str(path))
+    return PLAIN
+
+
+def positive_numbers(
+    document: dict[str, Any], defaults: dict[str, int], where: str
+) -> dict[str, int]:
+    """Whole numbers of a configuration, or their defaults."""
+    numbers = {name: whole_number(document, name, where) for name in defaults}
+    for name, count in numbers.items():
+        if count is not None and count < 1:
+            raise InputError("must be at least 1", where=f"{where}: {name}", value=count)
+    return {name: defaults[name] if count is None else count for name, count in numbers.items()}
+
+
+def half_precision(document: dict[str, Any], where: str) -> str:
+    for name in ("bf16", "fp16"):
+        if document.get(name) in (True, "auto"):
+            return name
+    raise InputError(
+        "needs bf16 or fp16: true; training in 32 bits has no price", where=f"{where}: bf16"
+    )
+
+
+def kernel_of(document: dict[str, Any], key: str, kernels: Mapping[str, str], where: str) -> str:
+    """The attention that a configuration asks for; without a word PyTorch's, which has FlashAttention-2."""
+    said = document.get(key)
+    if said is None:
+        return "flash-2"
+    if str(said) not in kernels:
+        what = "is no kernel with a price"
+        raise InputError(what, where=f"{where}: {key}", value=said, allowed=tuple(kernels))
+    return kernels[str(said)]
+
+
+def known_model(named: object, path: Path) -> str | None:
+    """A catalog model, or a folder with a config.json beside the file; None where there is neither."""
+    text = str(named)
+    folder = path.parent / text
+    if (folder / "config.json").is_file():
+        return str(folder)
+    try:
+        return read_model(text).name
+    except InputError:
+        return None
+
+
+def file_beside(named: object, path: Path, field: str) -> Path:
+    """A file that a field names from where training is started: the folder of the field's file, or one above.
+
+    Raises InputError where there is none.
+    """
+    if not isinstance(named, str):
+        what = "must name a file; a mapping in its place is not read"
+        raise InputError(what, where=f"{path}: {field}", value=named)
+    for folder in (path.parent, *path.absolute().parent.parents):
+        if (folder / named).is_file():
+            return folder / named
+    raise InputError(
+        "is read with this file, which lies neither beside it nor under a folder above",
+        where=f"{path}: {field}",
+        value=named,
+    )
+
+
+_FSDP, _FSDP_SECTION, _PREFIX = "fsdp", "fsdp_config", "fsdp_"
+"""In files for accelerate, and before FSDP's second version, the section's keys begin with the last."""
+_OFFLOADS, _RESHARDS = "offload_params", "reshard_after_forward"
+_FSDP_RECOMPUTES, _STRATEGY = "activation_checkpointing", "sharding_strategy"
+_KEEPS = frozenset(("shard_grad_op", "2"))
+_GROUPS = frozenset(("hybrid_shard", "hybrid_shard_zero2", "4", "5"))
+"""Groups of a node's GPUs, how many a node has not being said."""
+
+
+def fully_sharded(document: Mapping[str, Any], kind: str, where: str) -> LaunchRun:
+    """FSDP as transformers sets it up by `fsdp` and `fsdp_config`.
+
+    Parameters
+    ----------
+    document
+        With words such as full_shard and offload under `fsdp`, or a section `fsdp_config`.
+    kind
+        The program, by its section of flag_effects.yaml.
+    where
+        The file's name.
+
+    Raises
+    ------
+    InputError
+        A section that is no mapping.
+    """
+    section = {
+        str(key).removeprefix(_PREFIX): value
+        for key, value in section_of(document, _FSDP_SECTION, where).items()
+    }
+    said = document.get(_FSDP) or ()
+    words = {str(word) for word in (said if isinstance(said, list) else str(said).split())}
+    words.add(str(section.get(_STRATEGY) or "").lower())
+    keeps = section.get(_RESHARDS) in (False, "SHARD_GRAD_OP") or bool(words & _KEEPS)
+    settings: dict[str, Any] = {
+        "framework": FSDP2.name,
+        "zero_stage": 2 if keeps else 3,
+        "overlap": {"dp": True},
+    }
+    if section.get(_OFFLOADS) or "offload" in words:
+        settings["optimizer_offload"] = 100
+    if section.get(_FSDP_RECOMPUTES):
+        settings["recompute"] = "full"
+    # Options that are off change nothing.
+    on = {key: value for key, value in section.items() if value}
+    read = (_OFFLOADS, _RESHARDS, _FSDP_RECOMPUTES, _STRATEGY)
+    unread = unread_keys(on, kind, read, _FSDP_SECTION)
+    unread += [_FSDP] if words & _GROUPS else []
+    return LaunchRun(settings=settings, unread=tuple(unread))
+
+
+# Adapters, as PEFT's LoraConfig has them: names of modules, or one pattern for their paths.
+#
+# A name stands for every module whose path ends with it, a pattern for those that it matches whole
+# (peft/tuners/tuners_utils.py, check_target_module_exists).
+
+
+_OTHER_NAMES = {
+    **dict.fromkeys(("c_attn", "query_key_value", "Wqkv", "W_pack"), ("qkv_proj",)),
+    **dict.fromkeys(("dense_h_to_4h", "c_fc", "mlp_up"), ("up_proj",)),
+    **dict.fromkeys(("dense_4h_to_h", "mlp_down"), ("down_proj",)),
+    "c_proj": ("o_proj", "down_proj"),
+    "in_proj_qkvz": ("in_proj",),
+}
+"""Modules of GPT-2, GPT-NeoX, Phi, MPT, Baichuan and Qwen3-Next by the names that most families have."""
+EXPERT_PARAMETERS = frozenset(("experts.gate_up_proj", "experts.down_proj"))
+_INSIDE = frozenset(("", "self_attn", "attn", "attention", "linear_attn", "mlp", "mixer", "layers"))
+"""What may stand before a module's name, where every layer has one of it."""
+_CHOICE = re.compile(r"\(([a-z_]+(?:\|[a-z_]+)*)\)_proj")
+_MODULE = re.compile(r"\b[a-z]+(?:_[a-z]+)*_proj\b")
+_SOME = re.compile(r"\(\d|\[\d-|vis|projector")
+"""What of a pattern names single layers, or modules outside the language model."""
+
+
+def adapted_modules(said: object) -> tuple[tuple[str, ...], bool]:
+    """Matrices that some names of modules, or one pattern, stand for, and whether all were understood.
+
+    Parameters
+    ----------
+    said
+        A list of names, or a pattern.
+
+    Returns
+    -------
+    tuple
+        Words of `--lora-targets`, each once, and whether they are all that is meant.
+
+    >>> adapted_modules(["self_attn.q_proj", "c_fc"])
+    (('q_proj', 'up_proj'), True)
+    >>> adapted_modules(r"model.layers.[\\d]+.self_attn.(q|k)_proj")
+    (('q_proj', 'k_proj'), True)
+    >>> adapted_modules(["q_proj", "vision_adapter.mlp.fc1"])
+    (('q_proj',), False)
+    """
+    if isinstance(said, str) and not re.fullmatch(r"[\w.-]+", said):
+        spread = _CHOICE.sub(lambda names: " ".join(f"{n}_proj" for n in names[1].split("|")), said)
+        words = dict.fromkeys(_MODULE.findall(spread))
+        known = tuple(word for word in words if word in TARGETS)
+        return known, bool(known) and len(known) == len(words) and _SOME.search(said) is None
+    names = [str(name) for name in said] if isinstance(said, list) else [str(said)]
+    found: dict[str, None] = {}
+    understood = True
+    for name in names:
+        before, _, last = name.rpartition(".")
+        matrices = (last,) if last in TARGETS else _OTHER_NAMES.get(last, ())
+        understood = understood and bool(matrices) and before.rpartition(".")[2] in _INSIDE
+        found |= dict.fromkeys(matrices if before.rpartition(".")[2] in _INSIDE else ())
+    return tuple(found), understood
+
+
+def adapters_mapping(method: str, rank: int | None, targets: Iterable[str]) -> dict[str, Any]:
+    """What is trained beside frozen weights, as a run file has it."""
+    return {"method": method, "rank": rank, "targets": list(dict.fromkeys(targets))}
+
+
+def remarks_on_experts(model: str | None, targets: Collection[str]) -> tuple[str, ...]:
+    """A remark where all linear modules of a model with experts are meant."""
+    if model is None or ALL_LINEAR not in targets:
+        return ()
+    return (LINEAR_EXPERTS,) if read_model(model).moe is not None else ()
+
+
 # LLaMA-Factory.
 
 
 _KIND = "llamafactory"
 _MODEL, _TRAINED, _STAGE = "model_name_or_path", "finetuning_type", "stage"
-_MICRO_BATCH, _STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
+_MICRO_BATCH = "per_device_train_batch_size"
 _LENGTH, _PACKING, _RECOMPUTES = "cutoff_len", "packing", "disable_gradient_checkpointing"
 _ATTENTION = "flash_attn"
-_DEEPSPEED = "deepspeed"
-_DEFAULTS = {_MICRO_BATCH: 8, _STEPS: 1, _LENGTH: 2048}
+_BITS, _QUANTISES = "quantization_bit", "quantization_method"
+_RANK, _TARGETS, _DROPOUT = "lora_rank", "lora_target", "lora_dropout"
+_DEFAULTS = {_MICRO_BATCH: 8, STEPS: 1, _LENGTH: 2048, _RANK: 8}
 _STAGES = ("pt", "sft")
 """Stages of one forward and one backward pass over a batch; the others run further models."""
 _KERNELS = dict.fromkeys(("auto", "sdpa", "fa2"), "flash-2") | {
     "fa3": "flash-3",
     "disabled": "unfused",
 }
-_MEGATRON = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+_BY_MEGATRON = "is trained by Megatron (USE_MCA=1): read its own command line instead"
+_REFUSED = {
+    **dict.fromkeys(
+        ("tensor_model_parallel_size", "pipeline_model_parallel_size", "megatron_bridge_args"),
+        _BY_MEGATRON,
+    ),
+    **dict.fromkeys(("freeze_language_model", "use_llama_pro"), PART_OF_A_MODEL),
+    "use_kt": "experts that run on the host's processors (KTransformers) have no price",
+    "use_badam": PART_OF_A_MODEL,
+}
 _READ = frozenset(
     (
-        *(_MODEL, _TRAINED, _STAGE, _MICRO_BATCH, _STEPS, _LENGTH, _PACKING, _RECOMPUTES),
-        *(_ATTENTION, _DEEPSPEED, "do_train", "bf16", "fp16"),
+        *(_MODEL, _TRAINED, _STAGE, _MICRO_BATCH, STEPS, _LENGTH, _PACKING, _RECOMPUTES),
+        *(
+            _ATTENTION,
+            DEEPSPEED_FILE,
+            _FSDP,
+            _FSDP_SECTION,
+            "do_train",
+            "bf16",
+            "fp16",
+            "pure_bf16",
+        ),
+        *(_RANK, _TARGETS, _DROPOUT, _BITS, _QUANTISES, *_REFUSED),
     )
 )
-PADDED = "sequences of a micro-batch are padded to the longest: all are priced at the full length"
-_DATA_PARALLEL = "pytorch"
-"""Without DeepSpeed, torchrun wraps the model in DistributedDataParallel."""
-
-ReadDeepSpeed = Callable[[Path, dict[str, Any]], LaunchRun]
-"""The run of a DeepSpeed file, with the values that the caller knows in place of its `auto`."""
+_NARROW_NAME = re.compile(r"gptq|awq|aqlm|-int[48]\b", re.IGNORECASE)
+"""Checkpoints whose weights are of few bits already."""
 
 
 def is_llamafactory(document: dict[str, Any]) -> bool:
     """Whether a mapping is a configuration of LLaMA-Factory."""
-    return _MODEL in document and (_TRAINED in document or _STAGE in document)
+    return _MODEL in document and any(key in document for key in (_TRAINED, _STAGE, "template"))
 
 
 def from_llamafactory(
@@ -79,127 +342,88 @@ def from_llamafactory(
     """
     where = str(path)
     _check_kind(document, where)
-    numbers = _positive_numbers(document, _DEFAULTS, where)
+    numbers = positive_numbers(document, _DEFAULTS, where)
     settings: dict[str, Any] = {
         "seq_len": numbers[_LENGTH],
         "micro_batch": numbers[_MICRO_BATCH],
-        "precision": _precision(document, where),
+        "precision": "bf16" if document.get("pure_bf16") else half_precision(document, where),
         "recompute": "none" if document.get(_RECOMPUTES) is True else "full",
-        "attention_kernel": _kernel(document, where),
+        "attention_kernel": kernel_of(document, _ATTENTION, _KERNELS, where),
     }
-    unread = tuple(unread_keys(document, _KIND, _READ))
-    run = _sharded(document, path, read_deepspeed, numbers[_MICRO_BATCH], numbers[_STEPS])
-    packs = document.get(_PACKING, document.get(_STAGE) == "pt") is True
+    unread = unread_keys(document, _KIND, _READ)
+    if document.get("pure_bf16"):
+        unread.append("pure_bf16")
+    model = known_model(document[_MODEL], path)
+    batch = numbers[_MICRO_BATCH], numbers[STEPS]
+    run = sharded(document, _KIND, path, read_deepspeed, batch)
+    remarks = run.remarks
+    if not document.get(_PACKING, document.get(_STAGE) == "pt"):
+        remarks = (*remarks, PADDED)
+    adapters = None
+    if document.get(_TRAINED, "lora") == "lora":
+        adapters, of_adapters = _llamafactory_adapters(document, numbers[_RANK], where)
+        unread += of_adapters
+        remarks = (*remarks, *remarks_on_experts(model, adapters["targets"]))
+        remarks += (DROPPED,) if document.get(_DROPOUT) else ()
     return replace(
         run,
-        settings=run.settings | settings,
-        model=_model(document[_MODEL], path),
-        local_batch=numbers[_MICRO_BATCH] * numbers[_STEPS],
+        settings=run.settings | settings | {"adapters": adapters},
+        model=model,
+        local_batch=math.prod(batch),
         unread=(*run.unread, *unread),
-        remarks=run.remarks if packs else (*run.remarks, PADDED),
+        remarks=remarks,
     )
 
 
 def _check_kind(document: dict[str, Any], where: str) -> None:
-    """Raises InputError for what has no price: adapters, LLaMA-Factory's default, and other stages."""
-    if document.get(_TRAINED, "lora") != "full":
-        raise InputError(
-            "training of adapters or of part of a model has no price yet, and lora is what is trained where "
-            "nothing is said: set it to full to price full training of the same layout",
-            where=f"{where}: {_TRAINED}",
-            value=document.get(_TRAINED),
-        )
+    """Raises InputError for what has no price: other adapters than LoRA, other stages, few bits."""
+    if document.get("do_train") is not True:
+        raise InputError("is not true: nothing is trained", where=f"{where}: do_train")
+    trained = document.get(_TRAINED, "lora")
+    if trained not in ("full", "lora"):
+        what = f"has no price: {PART_OF_A_MODEL}" if trained == "freeze" else "has no price yet"
+        allowed = ("full", "lora")
+        raise InputError(what, where=f"{where}: {_TRAINED}", value=trained, allowed=allowed)
     stage = document.get(_STAGE, "sft")
     if stage not in _STAGES:
         what = "has no price yet: other models are run beside the one that is trained"
         raise InputError(what, where=f"{where}: {_STAGE}", value=stage, allowed=_STAGES)
-    for name in (*_MEGATRON, "megatron_bridge_args"):
-        if name in document:
-            what = "is trained by Megatron (USE_MCA=1): read its own command line instead"
-            raise InputError(what, where=f"{where}: {name}", value=document[name])
-    if document.get("do_train") is not True:
-        raise InputError("is not true: nothing is trained", where=f"{where}: do_train")
+    refuse_fields(document, _REFUSED, where)
+    if document.get(_BITS) not in (None, 4):
+        what = "has no price: weights of 4 bits alone have one"
+        raise InputError(what, where=f"{where}: {_BITS}", value=document[_BITS], allowed=("4",))
+    if document.get(_QUANTISES, "bnb") not in ("bnb", "bitsandbytes"):
+        what = "has no price: weights of 4 bits of bitsandbytes alone have one"
+        raise InputError(what, where=f"{where}: {_QUANTISES}", value=document[_QUANTISES])
+    refuse_narrow(document[_MODEL], f"{where}: {_MODEL}")
 
 
-# What both have alike.
+def refuse_narrow(named: object, where: str) -> None:
+    """Raises InputError for a checkpoint whose name says that its weights are of few bits."""
+    if _NARROW_NAME.search(str(named)):
+        what = "has weights of few bits, which have no price: those of bitsandbytes alone have one"
+        raise InputError(what, where=where, value=named)
 
 
-def _sharded(
-    document: dict[str, Any], path: Path, read: ReadDeepSpeed, micro_batch: int, steps: int
-) -> LaunchRun:
-    """The run of the DeepSpeed file that a configuration names; plain data parallelism without one."""
-    named = document.get(_DEEPSPEED)
-    if named is None:
-        plain = {"framework": _DATA_PARALLEL, "zero_stage": 0, "overlap": {"dp": True}}
-        return LaunchRun(settings=plain)
-    known = {"train_micro_batch_size_per_gpu": micro_batch, _STEPS: steps}
-    return read(_beside(named, path), known)
-
-
-def _positive_numbers(
-    document: dict[str, Any], defaults: dict[str, int], where: str
-) -> dict[str, int]:
-    """Whole numbers of a configuration, or their defaults."""
-    numbers = {name: whole_number(document, name, where) for name in defaults}
-    for name, count in numbers.items():
-        if count is not None and count < 1:
-            raise InputError("must be at least 1", where=f"{where}: {name}", value=count)
-    return {name: defaults[name] if count is None else count for name, count in numbers.items()}
-
-
-def _precision(document: dict[str, Any], where: str) -> str:
-    for name in ("bf16", "fp16"):
-        if document.get(name) in (True, "auto"):
-            return name
-    raise InputError(
-        "needs bf16 or fp16: true; training in 32 bits has no price", where=f"{where}: bf16"
-    )
-
-
-def _kernel(document: dict[str, Any], where: str) -> str:
-    said = str(document.get(_ATTENTION, "auto"))
-    if said not in _KERNELS:
-        raise InputError(
-            "is no kernel with a price",
-            where=f"{where}: {_ATTENTION}",
-            value=said,
-            allowed=tuple(_KERNELS),
-        )
-    return _KERNELS[said]
-
-
-def _model(named: object, path: Path) -> str | None:
-    """A catalog model, or a folder with a config.json beside the file; None where there is neither."""
-    text = str(named)
-    folder = path.parent / text
-    if (folder / "config.json").is_file():
-        return str(folder)
-    try:
-        return read_model(text).name
-    except InputError:
-        return None
-
-
-def _beside(named: object, path: Path) -> Path:
-    """A file that a configuration names from where it is started: its own folder, or one above."""
-    if not isinstance(named, str):
-        what = "must name a file; a mapping in its place is not read"
-        raise InputError(what, where=f"{path}: {_DEEPSPEED}", value=named)
-    for folder in (path.parent, *path.absolute().parent.parents):
-        if (folder / named).is_file():
-            return folder / named
-    raise InputError(
-        "is read with this file, which lies neither beside it nor under a folder above",
-        where=f"{path}: {_DEEPSPEED}",
-        value=named,
-    )
+def _llamafactory_adapters(
+    document: dict[str, Any], rank: int, where: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Adapters of a configuration, and what of them is not read."""
+    said = document.get(_TARGETS, "all")
+    names = said if isinstance(said, list) else [name.strip() for name in str(said).split(",")]
+    targets, understood = ((ALL_LINEAR,), True) if names == ["all"] else adapted_modules(names)
+    if not targets:
+        what = "names no matrix of a layer that is known"
+        raise InputError(what, where=f"{where}: {_TARGETS}", value=said, allowed=("all", *TARGETS))
+    method = "qlora" if document.get(_BITS) == 4 else "lora"
+    return adapters_mapping(method, rank, targets), [] if understood else [_TARGETS]
 
 
 # Axolotl.
 
 
 _BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH = "base_model", "sequence_len", "micro_batch_size"
-_AXOLOTL_DEFAULTS = {_AXOLOTL_MICRO_BATCH: 1, _STEPS: 1, _AXOLOTL_LENGTH: 512}
+_AXOLOTL_DEFAULTS = {_AXOLOTL_MICRO_BATCH: 1, STEPS: 1, _AXOLOTL_LENGTH: 512}
 _TENSOR, _CONTEXT, _REPLICAS = "tensor_parallel_size", "context_parallel_size", "dp_replicate_size"
 _IMPLEMENTATION, _CHECKPOINTS = "attn_implementation", "gradient_checkpointing"
 _IMPLEMENTATIONS = {
@@ -209,23 +433,43 @@ _IMPLEMENTATIONS = {
     "kernels-community/vllm-flash-attn3": "flash-3",
     "eager": "unfused",
 }
-_OTHER_STEPS = ("rl", "reward_model", "process_reward_model", "ebft", "diffusion", "num_labels")
-"""Fields whose runs have other passes or another head than language modelling."""
+_RANK_BATCH = "batch_size"
+_ADAPTER, _AXOLOTL_RANK, _LINEAR = "adapter", "lora_r", "lora_target_linear"
+_AXOLOTL_TARGETS, _PARAMETERS = "lora_target_modules", "lora_target_parameters"
+_FOUR_BITS, _BNB = "load_in_4bit", "bnb_config_kwargs"
+_LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+"""Fused products of adapters: on where nothing is said of any of them, unless the model brings code of its
+own (utils/schemas/config.py, check_auto_enable_lora_kernels)."""
+_CUT_LOSS = "cut_cross_entropy"
+_CUT_PLUGIN = "CutCrossEntropyPlugin"
+"""It turns `cut_cross_entropy` on by itself (integrations/cut_cross_entropy/args.py)."""
+_AXOLOTL_REFUSED = {
+    **dict.fromkeys(
+        ("rl", "reward_model", "process_reward_model", "ebft", "diffusion", "num_labels"),
+        "has no price yet: it is another step than that of language modelling",
+    ),
+    **dict.fromkeys(("unfrozen_parameters", "lisa_n_layers", "relora"), PART_OF_A_MODEL),
+    "load_in_8bit": "has no price: weights of 4 bits or of 16 have one",
+    "gptq": "has no price: weights of 4 bits of bitsandbytes alone have one",
+}
 _AXOLOTL_READ = frozenset(
     (
-        *(_BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH, _STEPS, _IMPLEMENTATION, _CHECKPOINTS),
-        *("bf16", "fp16", "sample_packing", "pad_to_sequence_len", "flash_attention", _DEEPSPEED),
-        *("fsdp", "fsdp_config", "fsdp_version", "dp_shard_size", "adapter"),
+        *(_BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH, STEPS, _IMPLEMENTATION, _CHECKPOINTS),
+        *(
+            _RANK_BATCH,
+            "bf16",
+            "fp16",
+            "sample_packing",
+            "pad_to_sequence_len",
+            "flash_attention",
+            DEEPSPEED_FILE,
+        ),
+        *(_FSDP, _FSDP_SECTION, "fsdp_version", "dp_shard_size"),
         *(_TENSOR, _CONTEXT, _REPLICAS),
+        *(_ADAPTER, _AXOLOTL_RANK, _LINEAR, _AXOLOTL_TARGETS, _PARAMETERS, _FOUR_BITS, _BNB),
+        *(_DROPOUT, *_LORA_KERNELS, _CUT_LOSS, *_AXOLOTL_REFUSED),
     )
 )
-_PARTS = ("unfrozen_parameters", "lisa_n_layers", "relora")
-"""Fields that leave most of the model as it is."""
-_PREFIX = "fsdp_"
-"""Before version 2 the keys of the section begin with it."""
-_OFFLOADS, _RESHARDS = "offload_params", "reshard_after_forward"
-_FSDP_RECOMPUTES = "activation_checkpointing"
-PACKED = "packed documents do not attend to each other: attention is priced as of one long sequence"
 
 
 def is_axolotl(document: dict[str, Any]) -> bool:
@@ -251,79 +495,92 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
         A kind of training without a price, a value of the wrong kind, or a DeepSpeed file that is not there.
     """
     where = str(path)
-    for name in _OTHER_STEPS:
-        if document.get(name):
-            what = "has no price yet: it is another step than that of language modelling"
-            raise InputError(what, where=f"{where}: {name}", value=document[name])
-    for name in _PARTS:
-        if document.get(name):
-            what = "training of part of a model has no price yet"
-            raise InputError(what, where=f"{where}: {name}", value=document[name])
-    numbers = _positive_numbers(document, _AXOLOTL_DEFAULTS, where)
-    micro_batch, steps = numbers[_AXOLOTL_MICRO_BATCH], numbers[_STEPS]
-    run = _sharded(document, path, read_deepspeed, micro_batch, steps)
+    refuse_fields(document, _AXOLOTL_REFUSED, where)
+    numbers = positive_numbers(document, _AXOLOTL_DEFAULTS, where)
+    micro_batch, steps = numbers[_AXOLOTL_MICRO_BATCH], numbers[STEPS]
+    of_rank = whole_number(document, _RANK_BATCH, where)
+    if of_rank is not None and document.get(STEPS) is None:
+        # As utils/config/__init__.py, normalize_config, has it.
+        steps = max(of_rank // micro_batch, 1)
+    run = sharded(document, "axolotl", path, read_deepspeed, (micro_batch, steps))
     unread = unread_keys(document, "axolotl", _AXOLOTL_READ)
-    if document.get("fsdp") or document.get("fsdp_config"):
-        run, of_fsdp = _fully_sharded(document, where)
-        unread += of_fsdp
     checkpoints = document.get(_CHECKPOINTS) or False
     if checkpoints not in (True, False):
         unread.append(_CHECKPOINTS)
     settings = {
         "seq_len": numbers[_AXOLOTL_LENGTH],
         "micro_batch": micro_batch,
-        "precision": _precision(document, where),
+        "precision": half_precision(document, where),
         "recompute": "full" if checkpoints else run.settings.get("recompute", "none"),
-        "attention_kernel": _implementation(document, where),
+        "attention_kernel": kernel_of(document, _IMPLEMENTATION, _IMPLEMENTATIONS, where),
     }
     degrees = {"tp": _TENSOR, "cp": _CONTEXT}
     settings |= {axis: whole_number(document, key, where) or 1 for axis, key in degrees.items()}
     replicas = whole_number(document, _REPLICAS, where) or 1
     if replicas > 1:
         settings["shard_groups"] = replicas
-    remarks = run.remarks
+    remarks, model = run.remarks, known_model(document[_BASE], path)
     if document.get("sample_packing") is True:
         remarks = (*remarks, PACKED)
     elif document.get("pad_to_sequence_len") is not True:
         remarks = (*remarks, PADDED)
+    adapters, of_adapters = _axolotl_adapters(document, where)
+    if adapters is not None:
+        remarks = (*remarks, *remarks_on_experts(model, adapters["targets"]))
+        remarks += (DROPPED,) if document.get(_DROPOUT) else ()
+    if document.get(_CUT_LOSS, _CUT_PLUGIN in str(document.get("plugins"))):
+        unread.append(_CUT_LOSS)
     return replace(
         run,
-        settings=run.settings | settings,
-        model=_model(document[_BASE], path),
+        settings=run.settings | settings | {"adapters": adapters},
+        model=model,
         local_batch=micro_batch * steps,
-        unread=(*run.unread, *unread),
+        unread=(*run.unread, *unread, *of_adapters),
         remarks=remarks,
     )
 
 
-def _fully_sharded(document: dict[str, Any], where: str) -> tuple[LaunchRun, list[str]]:
-    """FSDP as accelerate sets it up, and the keys of its section that are not read."""
-    section = {
-        str(key).removeprefix(_PREFIX): value
-        for key, value in section_of(document, "fsdp_config", where).items()
-    }
-    settings: dict[str, Any] = {
-        "framework": FSDP2.name,
-        "zero_stage": 2 if section.get(_RESHARDS) is False else 3,
-        "overlap": {"dp": True},
-    }
-    if section.get(_OFFLOADS):
-        settings["optimizer_offload"] = 100
-    if section.get(_FSDP_RECOMPUTES):
-        settings["recompute"] = "full"
-    # Options that are off change nothing.
-    on = {key: value for key, value in section.items() if value}
-    read = (_OFFLOADS, _RESHARDS, _FSDP_RECOMPUTES)
-    unread = unread_keys(on, "axolotl", read, "fsdp_config")
-    return LaunchRun(settings=settings), unread
-
-
-def _implementation(document: dict[str, Any], where: str) -> str:
-    said = document.get(_IMPLEMENTATION)
-    if said is None:
-        # FlashAttention-2 by its own switch, else PyTorch's, which has the same kernel.
-        return "flash-2"
-    if said not in _IMPLEMENTATIONS:
-        what, names = "is no kernel with a price", tuple(_IMPLEMENTATIONS)
-        raise InputError(what, where=f"{where}: {_IMPLEMENTATION}", value=said, allowed=names)
-    return _IMPLEMENTATIONS[str(said)]
+def _axolotl_adapters(
+    document: dict[str, Any], where: str
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Adapters of a configuration, None where every parameter is trained, and what of them is not read."""
+    adapter, narrow = document.get(_ADAPTER), document.get(_FOUR_BITS) is True
+    if not adapter:
+        return None, []
+    if adapter not in ("lora", "qlora"):
+        allowed = ("lora", "qlora")
+        raise InputError(
+            "has no price yet", where=f"{where}: {_ADAPTER}", value=adapter, allowed=allowed
+        )
+    if adapter == "qlora" and not narrow:
+        raise InputError("must be true under adapter: qlora", where=f"{where}: {_FOUR_BITS}")
+    refuse_narrow(document[_BASE], f"{where}: {_BASE}")
+    rank = whole_number(document, _AXOLOTL_RANK, where)
+    if rank is None:
+        raise InputError("is needed beside an adapter", where=f"{where}: {_AXOLOTL_RANK}")
+    unread = []
+    modules, parameters = document.get(_AXOLOTL_TARGETS) or [], document.get(_PARAMETERS) or []
+    targets, understood = adapted_modules(modules) if modules else ((), True)
+    if not understood:
+        unread.append(_AXOLOTL_TARGETS)
+    names = [parameters] if isinstance(parameters, str) else parameters
+    if names:
+        ends = {".".join(str(name).split(".")[-2:]) for name in names}
+        targets = (*targets, EXPERTS)
+        unread += [] if ends == EXPERT_PARAMETERS else [_PARAMETERS]
+    if document.get(_LINEAR):
+        targets = (ALL_LINEAR, *targets)
+    if not targets:
+        what = "names no matrix of a layer that is known"
+        raise InputError(what, where=f"{where}: {_AXOLOTL_TARGETS}", value=modules, allowed=TARGETS)
+    switches = [document.get(name) for name in _LORA_KERNELS]
+    fused = all(switch is None for switch in switches) and not document.get("trust_remote_code")
+    unread += [
+        name
+        for name, on in zip(_LORA_KERNELS, switches, strict=True)
+        if on or (fused and on is None)
+    ]
+    quantised = document.get(_BNB) or {}
+    if quantised not in ({}, {"bnb_4bit_use_double_quant": True}):
+        unread.append(_BNB)
+    return adapters_mapping("qlora" if narrow else "lora", rank, targets), unread

@@ -345,7 +345,7 @@ _END_SLOTS = (
     "--account-for-loss-in-pipeline-split",
 )
 """Switches that count the embedding and the head as a layer each; what one of them alone does is not read."""
-_AS_RUN_FILES = ("seq_len", "micro_batch", "tp", "pp", "cp", "sequence_parallel", "optimizer")
+_AS_RUN_FILES = ("seq_len", "micro_batch", "tp", "pp", "cp", "sequence_parallel")
 """Settings of a run file that arguments say as it has them."""
 
 
@@ -379,6 +379,7 @@ def from_megatron(
         **{word: said[word] for word in _AS_RUN_FILES},
         "framework": deepspeed_stack.name if deepspeed else MEGATRON.name,
         "precision": _precision(said),
+        "optimizer": str(said["optimizer"]).removeprefix(_LAYER_WISE),
         "zero_stage": _zero_stage(said),
         **_numerics(said),
         "overlap": said.part("overlap"),
@@ -490,8 +491,13 @@ def _precision(said: Said) -> str:
     return "fp16" if fp16 else "bf16"
 
 
+_LAYER_WISE = "dist_"
+"""What older versions put before an optimizer whose states are sharded (megatron/training/arguments.py)."""
+
+
 def _zero_stage(said: Said) -> int:
     strategy, distributed = said["sharding"], said["distributed_optimizer"]
+    distributed = distributed or str(said["optimizer"]).startswith(_LAYER_WISE)
     if said["fsdp"]:
         return _SHARDED.get(strategy, 3)
     if said.line.has("--use-torch-fsdp2"):

@@ -18,9 +18,15 @@ import yaml
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.calibration import Calibration
-from meshwright.documents import parse_mapping, read_text, write_files
+from meshwright.documents import parse_mapping, read_text
 from meshwright.errors import InputError
-from meshwright.frameworks.deepspeed import BUCKET, DEEPSPEED, OVERLAP
+from meshwright.frameworks.deepspeed import (
+    BUCKET,
+    DEEPSPEED,
+    OPTIMIZER_TYPE,
+    OVERLAP,
+    OWN_OPTIMIZERS,
+)
 from meshwright.frameworks.fsdp2 import FSDP2, OFFLOADS, PRECISION, RECOMPUTES, RESHARDS, SIZES
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
@@ -39,6 +45,7 @@ from meshwright.planner.runs.launches.command_line import (
     words_of,
 )
 from meshwright.planner.runs.launches.finetuning import (
+    file_beside,
     from_axolotl,
     from_llamafactory,
     is_axolotl,
@@ -52,6 +59,7 @@ from meshwright.planner.runs.launches.launch_run import (
     whole_number,
     with_global_batch,
     with_hosts_beside,
+    with_optimizer,
 )
 from meshwright.planner.runs.launches.megatron import from_megatron
 from meshwright.planner.runs.launches.torchtitan import (
@@ -62,6 +70,19 @@ from meshwright.planner.runs.launches.torchtitan import (
     is_torchtitan,
     toml_document,
 )
+from meshwright.planner.runs.launches.trainers import (
+    RECIPE,
+    Readers,
+    fields_of_line,
+    from_swift,
+    from_trainer,
+    is_trainer,
+    launched_gpus,
+    recipe_named,
+    swift_command,
+    trl_stage,
+)
+from meshwright.planner.runs.logs import with_measurement, write_run_file
 from meshwright.planner.runs.prediction import PricedRun, price_run
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, run_from_mapping
 from meshwright.planner.runs.run_schema import SettingsDoc
@@ -143,11 +164,17 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
     if shard_group > 0:
         settings["shard_group"] = shard_group
     settings |= _offloaded(zero, settings["zero_stage"], where)
+    own = section_of(document, "optimizer", where).get("type")
+    optimizer = OWN_OPTIMIZERS.get(str(own).lower(), "adam")
+    if optimizer != "adam":
+        settings["optimizer"] = optimizer
     if section_of(document, "fp16", where).get("enabled") is True:
         settings["precision"] = "fp16"
     if section_of(document, "activation_checkpointing", where).get("number_checkpoints"):
         settings["recompute"] = "full"
     unread = _unread(document, zero, where)
+    if own is not None and str(own).lower() not in OWN_OPTIMIZERS:
+        unread.append(OPTIMIZER_TYPE)
     if settings["zero_stage"] == 3 and bucket not in (None, "auto", DEFAULT_BUCKET):
         unread.append(f"zero_optimization.{BUCKET}")
     return LaunchRun(settings=settings, unread=tuple(unread))
@@ -285,6 +312,7 @@ def price_launch(
     additions: Sequence[str],
     output: Path | None = None,
     calibration: Calibration | None = None,
+    measured: Path | None = None,
 ) -> Iterator[PricedRun]:
     """Prices the run of a launch file.
 
@@ -298,6 +326,8 @@ def price_launch(
         Where to write the run file, if anywhere.
     calibration
         What the user's own runs say of the constants.
+    measured
+        Log of the run, as `read_log` takes it.
 
     Raises
     ------
@@ -306,6 +336,8 @@ def price_launch(
     """
     launch = read_launch(path, _added_model(additions, path))
     mapping = complete(launch, additions, str(path))
+    if measured is not None:
+        mapping = with_measurement(mapping, measured)
     run = run_from_mapping(
         mapping,
         where=str(path),
@@ -318,8 +350,7 @@ def price_launch(
     if run.ranks and not launch.places:
         mapping["run"]["hosts"] = list(launch.hosts)
     if output is not None:
-        text = yaml.safe_dump({"schema": 1, **mapping}, sort_keys=False)
-        write_files(output.parent, {output.name: text})
+        write_run_file(output, mapping)
     assumed = launch.assumed if mapping["model"] is launch.model else ()
     remarks = (*run.remarks, *launch.remarks, *assumed, *unread)
     yield price_run(replace(run, remarks=remarks), path)
@@ -359,13 +390,21 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
     """
     where = str(path)
     document = launch_document(path, text)
+    if isinstance(document, dict) and not is_toml(text):
+        return _from_document(document, path)
     refuse_adapters(fields_of(document), where)
     if isinstance(document, dict):
-        return from_toml(document, path) if is_toml(text) else _from_document(document, path)
+        return from_toml(document, path)
     line = _command_line(document, text, where)
-    refuse_adapters(line.pairs(), where)
     if isinstance(document, list) and are_overrides(document):
+        refuse_adapters(line.pairs(), where)
         return from_overrides(document, model, where)
+    return _of_trainer(line, path, model) or _of_line(line, text, path, model)
+
+
+def _of_line(line: CommandLine, text: str, path: Path, model: ModelSpec | str | None) -> LaunchRun:
+    """The run of a command line of torchtitan, of our own scripts for accelerate, or of Megatron."""
+    refuse_adapters(line.pairs(), str(path))
     config = config_file_of(line, path.parent)
     if config is not None or is_torchtitan(line):
         return _torchtitan(line, config, path)
@@ -377,6 +416,39 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
     if line.has("--deepspeed_config") and (path.parent / _DEEPSPEED_FILE).is_file():
         return with_configuration(run, *_beside(path, _DEEPSPEED_FILE))
     return run
+
+
+def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) -> LaunchRun | None:
+    """The run of a script that starts a fine-tuning stack; None for other scripts."""
+    command = swift_command(line)
+    if command is not None:
+        return from_swift(command, path, READERS, None if model is None else read_model(model))
+    fields = fields_of_line(line)
+    named = recipe_named(line)
+    if named is not None:
+        found = file_beside(named, path, RECIPE)
+        fields = parse_mapping(read_text(found, MAX_FILE_BYTES), str(found)) | fields
+    stage, gpus = trl_stage(line), launched_gpus(line)
+    if stage is not None:
+        run = from_trainer(fields, path, READERS, gpus, stage)
+        return with_optimizer(run, fields, _OPTIM)
+    return _of_stack(fields, path, gpus)
+
+
+_OPTIM = "optim"
+
+
+def _of_stack(document: dict[str, Any], path: Path, gpus: int | None = None) -> LaunchRun | None:
+    """The run of a configuration of a fine-tuning stack; None for other mappings."""
+    if is_llamafactory(document):
+        run = with_optimizer(from_llamafactory(document, path, _filled_deepspeed), document, _OPTIM)
+    elif is_axolotl(document):
+        run = with_optimizer(from_axolotl(document, path, _filled_deepspeed), document, "optimizer")
+    elif is_trainer(document):
+        return with_optimizer(from_trainer(document, path, READERS, gpus), document, _OPTIM)
+    else:
+        return None
+    return run if gpus is None else replace(run, settings=run.settings | {"gpus": gpus})
 
 
 def _torchtitan(line: CommandLine, config: Path | None, path: Path) -> LaunchRun:
@@ -398,33 +470,42 @@ def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
     return document, str(beside)
 
 
-def _filled_deepspeed(path: Path, known: dict[str, Any]) -> LaunchRun:
-    """A DeepSpeed file whose values stand in for its `auto`, as transformers fills them in
-    (transformers/integrations/deepspeed.py).
+def _filled_deepspeed(
+    source: Path | dict[str, Any], known: dict[str, Any], where: str
+) -> LaunchRun:
+    """The run of a DeepSpeed file or mapping for transformers' Trainer, which puts its own values in place of
+    `auto` (transformers/integrations/deepspeed.py): those that are known here; keys with another `auto` count
+    as left out.
     """
-    document = parse_mapping(read_text(path, MAX_FILE_BYTES), str(path))
-    refuse_adapters(fields_of(document), str(path))
+    document = source
+    if isinstance(document, Path):
+        document = parse_mapping(read_text(document, MAX_FILE_BYTES), where)
+    refuse_adapters(fields_of(document), where)
     filled = {key: value for key, value in document.items() if value != "auto"} | known
     for name in ("bf16", "fp16"):
         filled.pop(name, None)
-    zero = section_of(filled, "zero_optimization", str(path))
+    zero = section_of(filled, "zero_optimization", where)
     filled["zero_optimization"] = {key: value for key, value in zero.items() if value != "auto"}
-    return from_deepspeed(filled, str(path))
+    return from_deepspeed(filled, where)
+
+
+READERS = Readers(_filled_deepspeed, from_accelerate)
 
 
 def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:
     where = str(path)
-    if is_llamafactory(document):
-        return from_llamafactory(document, path, _filled_deepspeed)
-    if is_axolotl(document):
-        return from_axolotl(document, path, _filled_deepspeed)
+    of_stack = _of_stack(document, path)
+    if of_stack is not None:
+        return of_stack
+    refuse_adapters(fields_of(document), where)
     if "fsdp_config" in document or "parallelism_config" in document:
         return from_accelerate(document, where)
     if BATCH in document or MICRO_BATCH in document:
         return from_deepspeed(document, where)
     raise InputError(
         "neither a DeepSpeed configuration (train_batch_size), nor an accelerate one (fsdp_config), nor one "
-        "of LLaMA-Factory (model_name_or_path, finetuning_type) or Axolotl (base_model, sequence_len)",
+        "of LLaMA-Factory (model_name_or_path, template), Axolotl (base_model, sequence_len) or transformers "
+        "(per_device_train_batch_size)",
         where=where,
     )
 
@@ -479,7 +560,8 @@ def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[st
         raise InputError(
             f"a launch file of this kind does not say {', '.join(missing)}: add {hint}", where=where
         )
-    return {"id": Path(where).stem, **top, "run": settings}
+    said = {name: value for name, value in settings.items() if value is not None}
+    return {"id": Path(where).stem, **top, "run": said}
 
 
 def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
@@ -497,6 +579,9 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
         settings["gpus"] = inputs.gpus
     settings = with_global_batch(launch, settings, inputs.gpus)
     settings.setdefault("global_batch", inputs.global_batch)
+    if settings.get("framework") in (DEEPSPEED.name, FSDP2.name):
+        # Their files do not say what is trained; those of fine-tuning stacks do.
+        settings.setdefault("adapters", inputs.adapters)
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
     run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
     return on_its_hosts(run, launch)

@@ -1,4 +1,4 @@
-"""What the page's charts of traffic, ranks and kernels draw, against the parts of the cost model."""
+"""What the page's charts of traffic and kernels draw, against the parts of the cost model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.costmodel.kernels import gemm_s
 from meshwright.costmodel.layer_kinds import head
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.analysis.roofline import KernelShape, products_of, roofline_of
-from meshwright.planner.analysis.traffic import PlanTraffic, plan_traffic, rank_grid, traffic_matrix
+from meshwright.planner.analysis.traffic import PlanTraffic, plan_traffic, traffic_matrix
 from meshwright.planner.plan.make_plan import fastest_plan
 from tests.planner.analysis.test_trace import piped
 from tests.planner.plan.test_planner_service import request
@@ -46,17 +46,6 @@ def test_blocks_are_put_together(traffic: PlanTraffic) -> None:
     assert coarse["per_block"] == 2
     folded = fine.reshape(2, 2, 2, 2).sum(axis=(1, 3))
     assert np.array(coarse["bytes"]) == pytest.approx(folded)
-
-
-def test_every_gpu_has_its_rank(traffic: PlanTraffic) -> None:
-    grid = rank_grid(traffic.layout, traffic.places, experts=False)
-    assert grid is not None
-    assert grid["node"] == sorted(grid["node"])
-    assert [traffic.places[rank][0] for rank in grid["rank"]] == grid["node"]
-    for axis in ("pp", "dp", "tp"):
-        places = grid["axes"][axis]
-        assert set(places) == set(range(int(getattr(traffic.layout, axis))))
-    assert "cp" not in grid["axes"]
 
 
 def seconds(products: list[KernelShape], traffic: PlanTraffic) -> float:

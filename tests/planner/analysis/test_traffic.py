@@ -34,9 +34,8 @@ from meshwright.planner.bounds.layer_split import balanced_stages
 from meshwright.planner.bounds.mappings import matrices, ranks_on
 from meshwright.planner.experts.training import place_degree
 from meshwright.planner.mapping.cuts import MappingUse, broken_cuts, by_axis, mapping_use
-from meshwright.planner.mapping.instance import instance_of, ranks_of
 from meshwright.planner.mapping.problem import loads_of
-from meshwright.planner.mapping.slots import slots_of
+from meshwright.planner.mapping.slots import instance_of, ranks_of, slots_of
 from meshwright.planner.plan.texts import read_plan
 from tests.plans import make_plan
 

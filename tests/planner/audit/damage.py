@@ -11,7 +11,7 @@ import yaml
 
 from meshwright.documents import LARGE_FILE_BYTES, read_mapping
 from meshwright.errors import InputError
-from meshwright.planner.audit.audit import READABLE
+from meshwright.planner.audit import READABLE
 from meshwright.planner.plan.document import digest_of
 from meshwright.planner.plan.texts import read_plan
 

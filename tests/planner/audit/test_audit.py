@@ -17,7 +17,7 @@ import meshwright
 from meshwright import cli
 from meshwright.documents import write_files
 from meshwright.errors import InputError
-from meshwright.planner.audit.audit import ListedRank, audit_plan, recount_faults
+from meshwright.planner.audit import ListedRank, audit_plan, recount_faults
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Mapping, Objective, with_digest
 from meshwright.planner.plan.texts import plan_text, read_plan
@@ -97,6 +97,49 @@ def test_a_plan_without_files_is_checked_alone(dense: Path, tmp_path: Path) -> N
     assert verify(alone).exit_code == 0
     assert "nothing to check" in verify(alone).stdout
     assert verify(alone, dense).exit_code == 0
+
+
+def test_all_plans_below_a_folder_are_checked(dense: Path, tmp_path: Path) -> None:
+    """Each with its own files, not in hidden folders; what only has the name of a plan is left out."""
+    top = tmp_path / "repository"
+    for place in ("a", "deep/er/b", ".git/hidden"):
+        shutil.copytree(dense, top / place)
+    (top / "other").mkdir()
+    (top / "other" / "plan.yaml").write_text("steps: [sow, reap]\n", encoding="utf-8")
+    result = verify("--all", top)
+    assert result.exit_code == 0, result.output
+    assert "2 of 2 plans hold." in result.stdout
+    document = json.loads(verify("--all", top, "--json").stdout)
+    plans = [Path(plan["plan"]) for plan in document["plans"]]
+    assert plans == [top / "a" / "plan.yaml", top / "deep" / "er" / "b" / "plan.yaml"]
+    assert document["skipped"] == [str(top / "other" / "plan.yaml")]
+    assert all(plan["directory"] for plan in document["plans"])
+    (top / "a" / "launch.sh").write_text("echo\n", encoding="utf-8")
+    broken_one = verify("--all", top)
+    assert broken_one.exit_code == 1
+    assert "1 of 2 plans holds." in broken_one.stdout
+    assert "launch.sh" in broken_one.stdout
+    twice = meshwright.verify_plans(top / "a", top / "a" / "plan.yaml", top / "deep")
+    assert [audit.passed for audit in twice.audits] == [False, True]
+
+
+def test_named_files_that_are_no_plans_are_broken(dense: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "plan.yaml"
+    wrong.write_text("steps: [sow, reap]\n", encoding="utf-8")
+    result = verify("--all", dense, wrong)
+    assert result.exit_code == 1
+    assert "this is not a plan" in " ".join(result.stdout.split())
+    for words, reason in (
+        ((tmp_path,), "nothing below is a plan"),
+        ((tmp_path / "no",), "no such file"),
+        ((dense / "mapping",), "no plan.yaml or mixed_plan.yaml"),
+    ):
+        refused = verify("--all", *words)
+        assert refused.exit_code == 2
+        assert reason in refused.output
+    three = verify(dense, dense, dense)
+    assert three.exit_code == 2
+    assert "--all" in three.output
 
 
 def test_a_degree_edited_by_hand_is_named(copied: Path) -> None:

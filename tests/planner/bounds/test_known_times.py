@@ -7,9 +7,8 @@ import pytest
 
 from meshwright.costmodel.layer_kinds import KindTime
 from meshwright.costmodel.layout import Layout
-from meshwright.planner.bounds import alike
-from meshwright.planner.bounds.alike import KnownTimes, shared_times
-from meshwright.planner.bounds.mappings import packed_context
+from meshwright.planner.bounds import mappings as alike
+from meshwright.planner.bounds.mappings import KnownTimes, packed_context, shared_times
 from meshwright.planner.request.reader import read_request
 
 

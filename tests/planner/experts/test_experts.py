@@ -16,16 +16,14 @@ from benchmarks.expert_placement import greedy_balance
 from meshwright.cli import main
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.experts.bound import balance_bound, count_bound, pair_bound
-from meshwright.planner.experts.exact import Layer, solve_exactly
 from meshwright.planner.experts.flows import Flows, Level, blocks_per_token
 from meshwright.planner.experts.inputs import read_routing
 from meshwright.planner.experts.less_traffic import NodeExchange, layer_caps, less_of
-from meshwright.planner.experts.moves import count_moves
 from meshwright.planner.experts.packing import SlotPacking, greedy_counts, has_duplicates, pack
-from meshwright.planner.experts.placements import read_placement
+from meshwright.planner.experts.placements import count_moves, read_placement
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.recorders import token_loads
-from meshwright.planner.experts.solve import PlacementEffort, place_layers
+from meshwright.planner.experts.solve import Layer, PlacementEffort, place_layers, solve_exactly
 from tests.planner.experts.safetensors_files import write_safetensors
 
 SLOW_MACHINE = settings(max_examples=40, deadline=None)

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from meshwright.planner.experts.bound import count_bound
 from meshwright.planner.experts.heuristic import SearchBudget, search_counts, search_limits
-from meshwright.planner.experts.packing import greedy_counts, pack
+from meshwright.planner.experts.packing import Rows, State, greedy_counts, pack, value_of
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
-from meshwright.planner.experts.rows import Rows, State, value_of
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
 
 SLOW_MACHINE = settings(max_examples=15, deadline=None)

@@ -11,9 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.planner.experts.moves import count_moves
 from meshwright.planner.experts.packing import greedy_placement, in_order
-from meshwright.planner.experts.placements import PLACEMENT_FORMATS, READERS
+from meshwright.planner.experts.placements import PLACEMENT_FORMATS, READERS, count_moves
 from meshwright.planner.experts.problem import SlotShape
 
 

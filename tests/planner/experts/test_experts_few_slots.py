@@ -10,8 +10,8 @@ import pytest
 
 from meshwright.planner.experts.bound import paired_counts
 from meshwright.planner.experts.heuristic import shared_counts
+from meshwright.planner.experts.packing import Solved
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
-from meshwright.planner.experts.rows import Solved
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from meshwright.cli import main
 from meshwright.errors import InputError
-from meshwright.planner.experts.moves import Moved, bound_curve, count_moves, improve_from
 from meshwright.planner.experts.packing import has_duplicates
+from meshwright.planner.experts.placements import Moved, bound_curve, count_moves, improve_from
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
 

@@ -25,20 +25,23 @@ from meshwright.planner.experts.flows import (
     slot_choices,
 )
 from meshwright.planner.experts.less_traffic import (
+    Apart,
+    FromSources,
     NodeExchange,
+    Term,
+    Touched,
     less_grouped_traffic,
     less_of,
     less_traffic,
     nodes_to_leaves,
+    replica_pairs,
 )
-from meshwright.planner.experts.packing import has_duplicates
+from meshwright.planner.experts.packing import Solved, by_layer, has_duplicates
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.recorders import Routing, token_loads
 from meshwright.planner.experts.request import ExpertRequest, read_ground
-from meshwright.planner.experts.rows import Solved, by_layer
 from meshwright.planner.experts.service import pairs_apart, traffic_row
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
-from meshwright.planner.experts.swaps import Apart, FromSources, Term, Touched, replica_pairs
 
 
 def test_nodes_are_exchanged_so_that_choices_stay_by_hand() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -242,6 +243,104 @@ def test_pods_have_shared_memory_and_the_adapters() -> None:
     assert list(amd["containers"][0]["resources"]["limits"]) == ["amd.com/gpu"]
 
 
+NODES_IN_TURN = ("trainjob", "skypilot", "ray")
+"""Targets that start the same number of GPUs on every node, in an order of their own."""
+
+
+def test_a_volcano_job_binds_every_task_to_its_host() -> None:
+    job = yaml.safe_load(
+        plan_files(on_unlike_nodes(("a2", "a0", "a1"), a0=7, a1=8, a2=8), "volcano")["volcano.yaml"]
+    )["spec"]
+    assert job["minAvailable"] == 3, "all pods or none"
+    assert "networkTopology" not in job
+    pods = [task["template"]["spec"] for task in job["tasks"]]
+    assert [pod["nodeSelector"]["kubernetes.io/hostname"] for pod in pods] == ["a2", "a0", "a1"]
+    limits = [pod["containers"][0]["resources"]["limits"] for pod in pods]
+    assert [each["nvidia.com/gpu"] for each in limits] == [8, 7, 8]
+    for rank, pod in enumerate(pods):
+        start = f"NODE_RANK={rank} MASTER_ADDR=llama-3-8b-node-0-0.llama-3-8b exec "
+        assert pod["containers"][0]["command"][2].startswith(start)
+    chosen = yaml.safe_load(plan_files(make_plan(dp=19), "volcano")["volcano.yaml"])["spec"]
+    assert chosen["networkTopology"] == {"mode": "soft"}
+    assert [(task["name"], task["replicas"]) for task in chosen["tasks"]] == [
+        ("nodes-0", 2),
+        ("nodes-2", 1),
+    ]
+    commands = [task["template"]["spec"]["containers"][0]["command"][2] for task in chosen["tasks"]]
+    assert "NODE_RANK=$VC_TASK_INDEX MASTER_ADDR=llama-3-8b-nodes-0-0.llama-3-8b " in commands[0]
+    assert "NODE_RANK=2 " in commands[1]
+
+
+def test_a_train_job_says_nodes_and_gpus_and_that_places_are_lost() -> None:
+    text = plan_files(on_unlike_nodes(("a1", "a0"), a0=8, a1=8), "trainjob")["trainjob.yaml"]
+    spec = yaml.safe_load(text)["spec"]
+    assert (spec["trainer"]["numNodes"], spec["trainer"]["numProcPerNode"]) == (2, 8)
+    assert spec["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == 8
+    assert spec["trainer"]["command"][2].startswith(
+        "NODE_RANK=$PET_NODE_RANK MASTER_ADDR=$PET_MASTER_ADDR exec bash "
+    )
+    (patch,) = spec["runtimePatches"]
+    (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    affinity = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (wanted,) = affinity["nodeSelectorTerms"][0]["matchExpressions"]
+    assert wanted["values"] == ["a0", "a1"], "on the plan's hosts, in an order of its own"
+    assert "ranks may run elsewhere than the plan places them" in text
+    assert "--target slurm, openmpi, kubernetes or volcano" in text
+    alone = plan_files(make_plan(dp=8), "trainjob")["trainjob.yaml"]
+    assert "elsewhere" not in alone, "one node has no order"
+
+
+def test_a_sky_task_asks_for_nodes_with_accelerators_by_skypilots_names() -> None:
+    text = plan_files(make_plan(cluster="gb200-nvl72", dp=8), "skypilot")["skypilot.yaml"]
+    task = yaml.safe_load(text)
+    assert (task["num_nodes"], task["resources"]["accelerators"]) == (2, "GB200:4")
+    assert task["resources"]["network_tier"] == "best"
+    assert "replace-me" not in text
+    unknown = plan_files(make_plan(cluster="mi300x", dp=8), "skypilot")["skypilot.yaml"]
+    assert "replace-me:8" in unknown
+    assert "sky gpus list" in unknown
+    assert "network_tier" not in unknown, "one node needs no network"
+
+
+def test_what_runs_on_a_sky_node_is_its_rank_of_the_first_address(tmp_path: Path) -> None:
+    task = yaml.safe_load(plan_files(make_plan(dp=16), "skypilot")["skypilot.yaml"])
+    (tmp_path / "launch.sh").write_text('echo "$1 $NODE_RANK $MASTER_ADDR"\n', encoding="utf-8")
+    node = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9"}
+    done = subprocess.run(
+        ["bash", "-c", task["run"]],
+        cwd=tmp_path,
+        env=dict(os.environ) | node,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "node 1 10.0.0.4\n"
+
+
+def test_ray_starts_a_worker_for_every_node() -> None:
+    text = plan_files(make_plan(dp=16), "ray")["ray_train.py"]
+    compile(text, "ray_train.py", "exec")
+    assert "num_workers=2" in text
+    assert '{"CPU": 1, "GPU": 8}' in text
+    assert 'kept["NODE_RANK"] = str(get_context().get_world_rank())' in text
+    assert "ranks may run elsewhere than the plan places them" in text
+    named = plan_files(on_unlike_nodes(("a1", "a0"), a0=8, a1=8), "ray")["ray_train.py"]
+    compile(named, "ray_train.py", "exec")
+    assert "get_world_rank" not in named, "launch.sh finds each host's own place"
+    assert "elsewhere" not in named
+
+
+@pytest.mark.parametrize("target", NODES_IN_TURN)
+def test_nodes_alike_are_asked_of_plans_on_unlike_nodes(target: str) -> None:
+    with pytest.raises(InfeasibleError, match="uses 7 GPUs of one node and 8 of another"):
+        plan_files(on_unlike_nodes(("a0", "a1"), a0=7, a1=8), target)
+    scattered = [(rank % 2, rank // 2) for rank in range(16)]
+    mapping = Mapping(order=[], levels=[], matrix={}, ranks=[*scattered[1:], scattered[0]])
+    with pytest.raises(InfeasibleError, match="through the nodes in turn"):
+        plan_files(make_plan(dp=16, mapping=mapping), target)
+
+
 def test_an_unknown_target_is_named() -> None:
     with pytest.raises(InputError, match="torchtitan"):
         plan_files(make_plan(), "torchtitn")
@@ -265,6 +364,9 @@ def test_names_reach_no_shell(target: str, tmp_path: Path) -> None:
     command = ["launch", str(tmp_path / "plan.yaml"), "--target", target, "-o", str(folder)]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
+    for file in ("jobset", "volcano", "trainjob", "skypilot", "ray_train"):
+        for start in folder.glob(f"{file}.*"):
+            assert "touch owned" not in start.read_text("utf-8")
     for script in [*folder.glob("*.sh"), *folder.glob("*.sbatch")]:
         subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
         subprocess.run(

@@ -17,27 +17,25 @@ from click.testing import CliRunner
 from meshwright.cli import main
 from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.planner.many.places import LeafRoom, deal_out, place_jobs
+from meshwright.planner.many.fleet import LeafRoom, deal_out, place_jobs
 from meshwright.planner.many.sharing import (
     Allocation,
-    FleetParams,
-    durations,
-    list_schedule,
-    scaled_value,
-    share_over_time,
-    share_throughput,
-    timed_jobs,
-)
-from meshwright.planner.many.sizes import (
     FleetJobDoc,
+    FleetParams,
     FreeUnits,
     JobSize,
     SizedJob,
     Unit,
     candidate_units,
+    durations,
     faster_sizes,
     free_units,
+    list_schedule,
     read_fleet,
+    scaled_value,
+    share_over_time,
+    share_throughput,
+    timed_jobs,
 )
 
 PARAMS = FleetParams(deterministic_s=10)

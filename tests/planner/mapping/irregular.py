@@ -17,9 +17,9 @@ from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.exact_cost import MappingBounds
 from meshwright.planner.mapping.counted import counted_placement
 from meshwright.planner.mapping.effective import PROFILE, PlacedAs, free_gpus_of
-from meshwright.planner.mapping.instance import Instance, ranks_of
 from meshwright.planner.mapping.pricing import MappedPricing
 from meshwright.planner.mapping.problem import MappingProblem
+from meshwright.planner.mapping.slots import Instance, ranks_of
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.space import space_of

@@ -12,10 +12,10 @@ import pytest
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.schema import FabricLevelSpec, NodeSpec
 from meshwright.constraints.registry import rules_for
-from meshwright.planner.mapping.instance import assignment_of
 from meshwright.planner.mapping.joint import Need
 from meshwright.planner.mapping.pricing import MappedPricing
 from meshwright.planner.mapping.problem import MappingProblem, Traffic
+from meshwright.planner.mapping.slots import assignment_of
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.loop import LayoutSearch, branch_of

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InfeasibleError
-from meshwright.planner.mapping.instance import assignment_of
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.patterns import BlockKind, PatternPricing, pattern_bytes, relax
 from meshwright.planner.mapping.problem import (
@@ -23,6 +22,7 @@ from meshwright.planner.mapping.problem import (
     loads_of,
     spread_of,
 )
+from meshwright.planner.mapping.slots import assignment_of
 
 
 def random_problem(seed: int, *, experts: bool = False) -> MappingProblem:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.mapping.bundles import Bundle, bundles_within, ordered_counts, patterns_of
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.patterns import (
     cheapest_partition,
@@ -20,7 +19,13 @@ from meshwright.planner.mapping.patterns import (
     pattern_bytes,
     relax,
 )
-from meshwright.planner.mapping.pods import exchanged
+from meshwright.planner.mapping.pods import (
+    Bundle,
+    bundles_within,
+    exchanged,
+    ordered_counts,
+    patterns_of,
+)
 from meshwright.planner.mapping.problem import (
     IntArray,
     MappingProblem,

@@ -15,8 +15,9 @@ from meshwright.planner.mapping.problem import (
     loads_of,
 )
 from meshwright.planner.mapping.spread import least_spread, reach_of
-from meshwright.planner.mapping.spread_bound import ReachBound, ReachWeights
 from meshwright.planner.mapping.spread_build import (
+    ReachBound,
+    ReachWeights,
     banded,
     gathered,
     shapes,

@@ -18,9 +18,9 @@ from meshwright.errors import InfeasibleError
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.layer_split import balanced_stages
 from meshwright.planner.mapping.effective import placement_of
-from meshwright.planner.mapping.instance import Instance, instance_of, ranks_of
 from meshwright.planner.mapping.joint import choice_instance
 from meshwright.planner.mapping.pricing import MappedPricing
+from meshwright.planner.mapping.slots import Instance, instance_of, ranks_of
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.plan_request import PlanRequest

@@ -19,7 +19,7 @@ from meshwright.cluster_specs.reader import cluster_names, load_cluster
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.errors import InternalError
-from meshwright.planner.audit.audit import ListedRank, recount_faults
+from meshwright.planner.audit import ListedRank, recount_faults
 from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan

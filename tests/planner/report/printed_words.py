@@ -23,6 +23,7 @@ from meshwright.planner.runs.run_terms import RECOMPUTED
 
 REPORT = Path(__file__).resolve().parents[3] / "planner" / "report"
 DOCUMENTS = (Plan, JobRow, SizeRow, FleetJobRow)
+TITLED = {"Column", "Card"}
 DESCRIBED_ELSEWHERE = {"model", "cluster", "calibration", "part"}
 """Of a plan's inputs: files of their own, which `meshwright schema` describes."""
 
@@ -72,7 +73,7 @@ def of_choices() -> set[str]:
 
 
 def of_views() -> set[str]:
-    """Titles of columns and names of facts that the views have in their source."""
+    """Titles of columns and cards and names of facts that the views have in their source."""
     words: set[str] = set()
     for path in sorted(REPORT.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -83,7 +84,7 @@ def of_views() -> set[str]:
 
 
 def _titles(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Column":
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TITLED:
         first = node.args[0] if node.args else None
         if isinstance(first, ast.Constant) and isinstance(first.value, str):
             yield first.value

@@ -99,7 +99,7 @@ def test_every_value_of_a_choice_is_explained() -> None:
 
 def test_every_heading_of_every_view_is_explained() -> None:
     words = printed_words.of_views()
-    assert {"links busy", "GiB of every host", "needs installed", "nodes/token"} <= words
+    assert {"links busy", "GiB on the fullest GPU", "needs installed", "nodes/token"} <= words
     assert unexplained(words) == []
 
 

@@ -44,7 +44,7 @@ def test_the_first_screen_and_the_page_say_the_gap() -> None:
             "objective": plan.objective.model_copy(update={"gap": 0.00004}),
         }
     )
-    assert "within 0.01 % of the best" in plan_page(near)
+    assert "Within 0.01 % of the best" in plan_page(near)
 
 
 def test_what_lies_on_the_hosts_stands_on_the_first_screen_in_rows_and_on_the_page() -> None:

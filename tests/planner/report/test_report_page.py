@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,12 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.planner.drawing import rounded_seconds
+from meshwright.costmodel.footprint import usable_hbm_gib
+from meshwright.planner.drawing import count, rounded_seconds
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
-from meshwright.planner.plan.texts import plan_text
+from meshwright.planner.plan.texts import plan_text, workload_of_plan
 from meshwright.planner.report import view as html
 from meshwright.planner.report.plan_page import plan_page
+from meshwright.planner.report.prediction_view import memory_parts_view
 from meshwright.planner.report.view import (
     BAR,
     Bullets,
@@ -90,12 +92,18 @@ def test_the_page_stands_alone(drawn: Plan, text: str) -> None:
     assert not {name for name in names if name.startswith("on")} | {"src"} & names
     targets = [value for name, value in read.attributes if name == "href"]
     assert targets
-    assert all(target.startswith("#") for target in targets)
+    saved = [target for target in targets if not target.startswith("#")]
+    assert len(saved) == 1
+    kind, _, data = saved[0].partition(";base64,")
+    assert kind == "data:text/plain;charset=utf-8"
+    assert b64decode(data).decode() == plan_text(drawn)
     for title in ("Where the step goes", "The pipeline", "The ranks on the fabric", "Roofline"):
         assert title in read.words
     assert drawn.predicted is not None
-    assert rounded_seconds(drawn.predicted.step_time_s) in read.words
-    assert plan_text(drawn) in read.words
+    assert (
+        rounded_seconds(drawn.predicted.step_time_s).replace(" ", "\N{NO-BREAK SPACE}")
+        in read.words
+    )
     assert len(text.encode()) < 3_000_000
 
 
@@ -126,8 +134,39 @@ def test_the_figures_are_those_of_the_plan(drawn: Plan, text: str) -> None:
     assert parts == pytest.approx(drawn.predicted.step_time_s, rel=0.01)
     peaks = [sum(stage.values()) for stage in figures["memory"]["stages"]]
     assert peaks == pytest.approx(drawn.predicted.memory_gib)
-    assert sorted(figures["ranks"]["rank"]) == list(range(drawn.inputs.gpus))
+    nodes = [
+        node
+        for pod in figures["fabric"]["pods"]
+        for leaf in pod["leaves"]
+        for node in leaf["nodes"]
+    ]
+    assert sorted(rank for _, on in nodes for rank in on) == list(range(drawn.inputs.gpus))
     assert "what_if" not in figures
+
+
+def test_cards_say_where_figures_may_lie(drawn: Plan, text: str) -> None:
+    """A step's band holds for rates the other way round; memory has that of measured peaks."""
+    assert drawn.predicted is not None
+    band, step_s = drawn.predicted.error_band, drawn.predicted.step_time_s
+    notes = re.findall(r"<small>(.*?)</small>", text)
+    low, high = (
+        rounded_seconds(step_s * edge).replace(" ", "&nbsp;") for edge in (band.low, band.high)
+    )
+    assert notes[0] == f"likely {low} to {high}"
+    rate = drawn.predicted.tokens_per_s_per_gpu
+    assert notes[1] == f"likely {count(rate / band.high)} to {count(rate / band.low)}"
+    assert len(notes) == 5
+
+
+def test_memory_is_told_by_parts(drawn: Plan) -> None:
+    """The parts of a row add up to its peak, to what tables round."""
+    assert drawn.predicted is not None
+    (block, *_) = memory_parts_view(drawn.predicted, workload_of_plan(drawn))
+    assert isinstance(block, Table)
+    for row in block.rows:
+        *parts, peak_gib, share = (value for value in row[1:] if isinstance(value, float))
+        assert sum(parts) == pytest.approx(peak_gib, abs=0.2)
+        assert share == pytest.approx(peak_gib / usable_hbm_gib(workload_of_plan(drawn)))
 
 
 def figures_of(text: str) -> dict[str, Any]:

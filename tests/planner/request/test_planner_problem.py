@@ -32,7 +32,7 @@ def request(**changes: Any) -> PlanRequest:
         ({"seq_len": -1}, "seq_len: -1"),
         ({"precision": "bf61"}, "did you mean 'bf16'"),
         ({"framework": "megatrn"}, "did you mean 'megatron'"),
-        ({"optimizer": "lion"}, "allowed: adam, sgd, muon"),
+        ({"optimizer": "lars"}, "allowed: adam, sgd, muon, lion"),
         ({"method": "magic"}, "allowed: cp-sat, exhaustive"),
         ({"forbids": ("full-recompte",)}, "did you mean 'full-recompute'"),
         ({"pins": {"mirco_batch": 8}}, "did you mean 'micro_batch'"),

@@ -14,7 +14,7 @@ from meshwright.documents import write_files
 from meshwright.errors import InputError
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.adapters import AdapterSpec
-from meshwright.planner.audit.audit import audit_document, audit_plan
+from meshwright.planner.audit import audit_document, audit_plan
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_document, read_plan, workload_of_plan

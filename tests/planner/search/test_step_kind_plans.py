@@ -17,7 +17,7 @@ from meshwright.frameworks.catalog import framework_named
 from meshwright.frameworks.catalog import planned as planned_values
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.adapters import AdapterSpec
-from meshwright.planner.audit.audit import audit_document, audit_plan
+from meshwright.planner.audit import audit_document, audit_plan
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_document, read_plan, workload_of_plan

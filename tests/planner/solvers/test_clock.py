@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from meshwright.planner.experts.rows import Crew
+from meshwright.planner.experts.packing import Crew
 from meshwright.planner.solvers.clock import (
     Shares,
     current_end_s,

@@ -23,7 +23,7 @@ from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
 from meshwright.planner.drawing import ink_on, ramp_colour, shortened
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.launch.rank_files import mapping_files
+from meshwright.planner.launch.rank_files import fabric_document, mapping_files
 from meshwright.planner.mapping.slots import coordinates, process_groups
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.texts import plan_document, plan_text, read_plan
@@ -208,6 +208,32 @@ def test_the_picture_shows_every_rank_once_and_what_is_idle() -> None:
     assert "gpu005" not in text
     assert "poda" in text
     assert "rack1n01" in text
+
+
+def test_a_page_is_told_what_the_picture_shows() -> None:
+    """Four ranks on the first node of leaf1, four on one of leaf3; every other node there is idle."""
+    places = [(0, g) for g in range(4)] + [(8, g) for g in range(4)]
+    document = fabric_document(on(make_plan(tp=4, dp=2), slurm_cluster(), places))
+    assert document is not None
+    assert (document["unit"], document["ranks"]) == ("GPU", True)
+    leaves = {leaf["name"]: leaf["nodes"] for pod in document["pods"] for leaf in pod["leaves"]}
+    assert {name: len(nodes) for name, nodes in leaves.items()} == {"leaf1": 4, "leaf3": 5}
+    free = [-1] * 4
+    assert [nodes[0][1] for nodes in leaves.values()] == [[0, 1, 2, 3, *free], [4, 5, 6, 7, *free]]
+    assert all(on_gpus == [-1] * 8 for nodes in leaves.values() for _, on_gpus in nodes[1:])
+    assert {pod["name"] for pod in document["pods"]} >= {"poda"}
+    assert list(document["axes"]) == ["dp", "tp"]
+    assert document["axes"]["dp"] == {
+        "words": "data-parallel replica", "parts": 2, "places": [0, 0, 0, 0, 1, 1, 1, 1]
+    }  # fmt: skip
+    assert document["axes"]["tp"]["places"] == [0, 1, 2, 3] * 2
+
+
+def test_experts_are_an_axis_of_the_page() -> None:
+    document = fabric_document(make_plan("mixtral-8x7b", tp=2, dp=4, ep=4, etp=1))
+    assert document is not None
+    assert document["axes"]["ep"]["parts"] == 4
+    assert sorted(document["axes"]["ep"]["places"]) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_how_far_groups_reach_is_counted() -> None:

@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
+from meshwright.api import plan
 from meshwright.errors import InputError
-from meshwright.planner.runs.launches.finetuning import PACKED, PADDED
+from meshwright.model_specs.adapters import adapter_counts
+from meshwright.planner.runs.launches.finetuning import (
+    DROPPED,
+    LINEAR_EXPERTS,
+    PACKED,
+    PADDED,
+)
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
+from meshwright.planner.runs.run_file import Run, read_runs
 
 FULL: dict[str, Any] = {
     "model_name_or_path": "Qwen/Qwen3-8B",
@@ -91,7 +99,7 @@ def test_defaults_are_those_of_the_stack(tmp_path: Path) -> None:
     "changed",
     [
         {"enable_liger_kernel": True},
-        {"optim": "adamw_8bit"},
+        {"optim": "ademamix"},
         {"pure_bf16": True},
         {"neat_packing": True},
         {"some_new_switch": 3},
@@ -106,8 +114,14 @@ def test_what_changes_the_price_and_is_not_read_is_listed(
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"finetuning_type": "lora"}, "finetuning_type"),
-        ({"finetuning_type": None}, "lora is what is trained where nothing is said"),
+        ({"finetuning_type": "oft"}, "finetuning_type: has no price yet"),
+        ({"finetuning_type": "freeze"}, "finetuning_type: .*part of a model"),
+        ({"finetuning_type": "lora", "lora_target": "lm_head"}, "lora_target: names no matrix"),
+        ({"finetuning_type": "lora", "quantization_bit": 8}, "quantization_bit: has no price"),
+        ({"quantization_method": "hqq"}, "quantization_method: has no price"),
+        ({"model_name_or_path": "some/Model-AWQ"}, "model_name_or_path: has weights of few bits"),
+        ({"freeze_language_model": True}, "freeze_language_model: training of part"),
+        ({"use_kt": True}, "use_kt: experts that run on the host"),
         ({"stage": "dpo"}, "stage: has no price yet"),
         ({"do_train": None}, "do_train: is not true"),
         ({"bf16": None}, "needs bf16 or fp16"),
@@ -124,6 +138,97 @@ def test_what_has_no_price_is_refused_by_its_field(
 ) -> None:
     with pytest.raises(InputError, match=words):
         read_launch(written(tmp_path, **changed))
+
+
+LORA: dict[str, Any] = {"finetuning_type": "lora", "lora_target": "all", "lora_rank": 16}
+
+
+def test_adapters_are_what_is_trained_where_nothing_is_said(tmp_path: Path) -> None:
+    """Rank 8 on every linear module are the stack's own (hparams/finetuning_args.py, LoraArguments)."""
+    launch = read_launch(written(tmp_path, finetuning_type=None))
+    assert launch.settings["adapters"] == {
+        "method": "lora",
+        "rank": 8,
+        "targets": ["all-linear"],
+    }
+    assert launch.unread == ()
+    assert read_launch(written(tmp_path)).settings["adapters"] is None
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "framework"), [(None, "pytorch"), ("deepspeed/z3.json", "deepspeed")]
+)
+def test_adapters_are_priced_as_peft_has_them(
+    tmp_path: Path, deepspeed: str | None, framework: str
+) -> None:
+    """36 layers of Qwen3-8B; queries, keys and values have an adapter each, of rank r (k + n) parameters."""
+    changed = LORA | {"lora_target": "q_proj, k_proj,v_proj", "deepspeed": deepspeed}
+    (priced,) = price_launch(written(tmp_path, **changed), ["cluster=dgx-h100", "gpus=8"])
+    work = priced.run.workload
+    assert (work.framework, work.adapters is not None) == (framework, True)
+    assert work.adapters is not None
+    assert work.adapters.matrices == ("q_proj", "k_proj", "v_proj")
+    of_layer = 16 * ((4096 + 4096) + 2 * (4096 + 1024))
+    assert adapter_counts(work.model, work.adapters).total == 36 * of_layer
+
+
+def test_a_run_file_of_adapters_is_written_and_read_again(tmp_path: Path) -> None:
+    path, output = written(tmp_path, **LORA, quantization_bit=4), tmp_path / "run.yaml"
+    (first,) = price_launch(path, ["cluster=dgx-h100", "gpus=8"], output)
+    assert "adapters" in output.read_text(encoding="utf-8")
+    (row,) = read_runs(output)
+    assert isinstance(row, Run)
+    assert row.workload.adapters == first.run.workload.adapters
+    assert row.workload.adapters is not None
+    assert row.workload.adapters.method == "qlora"
+
+
+@pytest.mark.parametrize(
+    ("changed", "unread"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"additional_target": "embed_tokens,lm_head"}, "additional_target"),
+        ({"quantization_bit": 4, "double_quantization": False}, "double_quantization"),
+        ({"lora_target": "q_proj,vision.fc1"}, "lora_target"),
+        ({"adapter_name_or_path": "saves/earlier"}, "adapter_name_or_path"),
+        ({"lora_alpha": 32, "use_rslora": True, "loraplus_lr_ratio": 16.0}, None),
+    ],
+)
+def test_what_changes_the_price_of_adapters_and_is_not_read_is_listed(
+    tmp_path: Path, changed: dict[str, Any], unread: str | None
+) -> None:
+    launch = read_launch(written(tmp_path, **(LORA | changed)))
+    assert launch.unread == ((unread,) if unread else ())
+
+
+def test_what_is_assumed_of_adapters_is_said(tmp_path: Path) -> None:
+    moe = written(tmp_path, **LORA, model_name_or_path="Qwen/Qwen3-30B-A3B", lora_dropout=0.05)
+    assert {LINEAR_EXPERTS, DROPPED} <= set(read_launch(moe).remarks)
+    dense = written(tmp_path, **LORA, lora_dropout=0.0)
+    assert not {LINEAR_EXPERTS, DROPPED} & set(read_launch(dense).remarks)
+
+
+def test_a_baseline_trains_what_the_plan_trains(tmp_path: Path) -> None:
+    path = written(tmp_path, **LORA, model_name_or_path="meta-llama/Llama-3.2-1B")
+    request: dict[str, Any] = {
+        "cluster": "dgx-h100",
+        "gpus": 8,
+        "global_batch": 64,
+        "seq_len": 4096,
+    }
+    with pytest.raises(InputError, match="--train lora --lora-rank 16 --lora-targets all-linear"):
+        plan("llama-3.2-1b", **request, framework="deepspeed", baseline=path, time_limit_s=30)
+    found = plan(
+        "llama-3.2-1b",
+        **request,
+        framework="deepspeed",
+        train="lora",
+        lora_rank=16,
+        baseline=path,
+        time_limit_s=30,
+    )
+    assert found.baseline is not None
+    assert found.baseline.speed_up is not None
 
 
 def test_a_model_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
@@ -218,12 +323,88 @@ def test_axolotl_offloads_and_keeps_what_its_section_says(tmp_path: Path) -> Non
     assert (launch.settings["zero_stage"], launch.settings["recompute"]) == (2, "full")
 
 
+PEFT_ALONE = dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
+ADAPTERS: dict[str, Any] = {
+    "adapter": "qlora",
+    "load_in_4bit": True,
+    "lora_r": 32,
+    "lora_alpha": 16,
+    "lora_dropout": 0.05,
+    "lora_target_modules": ["q_proj", "self_attn.v_proj"],
+    "lora_model_dir": None,
+    "fsdp_config": ...,
+    "dp_shard_size": ...,
+    "tensor_parallel_size": ...,
+    "context_parallel_size": ...,
+    **PEFT_ALONE,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "method", "targets"),
+    [
+        ({}, "qlora", ["q_proj", "v_proj"]),
+        ({"adapter": "lora", "load_in_4bit": False}, "lora", ["q_proj", "v_proj"]),
+        ({"lora_target_linear": True}, "qlora", ["all-linear", "q_proj", "v_proj"]),
+        (
+            {"lora_target_modules": r"model.layers.[\d]+.(mlp|self_attn).(up|down|gate|o)_proj"},
+            "qlora",
+            ["up_proj", "down_proj", "gate_proj", "o_proj"],
+        ),
+        (
+            {"lora_target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]},
+            "qlora",
+            ["q_proj", "v_proj", "experts"],
+        ),
+    ],
+)
+def test_axolotl_trains_adapters(
+    tmp_path: Path, changed: dict[str, Any], method: str, targets: list[str]
+) -> None:
+    launch = read_launch(axolotl(tmp_path, **(ADAPTERS | changed)))
+    assert launch.settings["adapters"] == {"method": method, "rank": 32, "targets": targets}
+    assert launch.unread == ()
+    assert DROPPED in launch.remarks
+
+
+@pytest.mark.parametrize(
+    ("changed", "unread"),
+    [
+        (dict.fromkeys(PEFT_ALONE, ...), tuple(PEFT_ALONE)),
+        (dict.fromkeys(PEFT_ALONE, ...) | {"trust_remote_code": True}, ()),
+        ({"lora_mlp_kernel": True}, ("lora_mlp_kernel",)),
+        ({"peft_use_dora": True}, ("peft_use_dora",)),
+        ({"lora_modules_to_save": ["lm_head"]}, ("lora_modules_to_save",)),
+        ({"bnb_config_kwargs": {"bnb_4bit_use_double_quant": True}}, ()),
+        ({"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}}, ("bnb_config_kwargs",)),
+        (
+            {"lora_target_modules": r"model.layers.(1|2).self_attn.(q|k)_proj"},
+            ("lora_target_modules",),
+        ),
+        ({"lora_target_parameters": ["experts.down_proj"]}, ("lora_target_parameters",)),
+        (
+            {"plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"]},
+            ("cut_cross_entropy",),
+        ),
+    ],
+)
+def test_what_changes_axolotls_adapters_and_is_not_read_is_listed(
+    tmp_path: Path, changed: dict[str, Any], unread: tuple[str, ...]
+) -> None:
+    assert read_launch(axolotl(tmp_path, **(ADAPTERS | changed))).unread == unread
+
+
+def test_axolotls_batch_of_a_rank_gives_the_steps(tmp_path: Path) -> None:
+    launch = read_launch(axolotl(tmp_path, gradient_accumulation_steps=..., batch_size=8))
+    assert (launch.settings["micro_batch"], launch.local_batch) == (2, 8)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
-        {"optimizer": "adamw_bnb_8bit"},
+        {"optimizer": "ademamix"},
         {"liger_fused_linear_cross_entropy": True},
-        {"load_in_8bit": True},
+        {"cut_cross_entropy": True},
         {"expert_parallel_size": 4},
         {"gradient_checkpointing": "offload"},
     ],
@@ -237,7 +418,11 @@ def test_what_axolotl_changes_and_is_not_read_is_listed(
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"adapter": "qlora"}, "adapter"),
+        ({"adapter": "llama-adapter"}, "adapter: has no price yet"),
+        ({"adapter": "qlora"}, "load_in_4bit: must be true"),
+        ({"adapter": "lora"}, "lora_r: is needed"),
+        ({"adapter": "lora", "lora_r": 8}, "lora_target_modules: names no matrix"),
+        ({"load_in_8bit": True}, "load_in_8bit: has no price"),
         ({"rl": "dpo"}, "rl: has no price yet"),
         ({"unfrozen_parameters": ["lm_head"]}, "unfrozen_parameters: training of part of a model"),
         ({"attn_implementation": "xformers"}, "attn_implementation: is no kernel with a price"),

@@ -1,1 +1,0 @@
-"""A finished plan and its files, checked again without the solver."""

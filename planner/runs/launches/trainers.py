@@ -1,0 +1,789 @@
+"""Runs of transformers' Trainer: command lines and YAML of TRL and of other scripts on it, and of ms-swift.
+
+Names and defaults are those of transformers 5.23 (training_args.py), of TRL f2cd57710 (trl/trainer/
+sft_config.py, model_config.py, base_config.py), of accelerate 1.15 (commands/config) and of
+ms-swift 3602360a5 (swift/arguments, swift/trainers/arguments.py, swift/megatron/arguments).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshwright.documents import parse_mapping, read_text
+from meshwright.errors import InputError
+from meshwright.frameworks.megatron import MEGATRON
+from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS
+from meshwright.model_specs.reader import read_model
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.runs.launches.command_line import (
+    CommandLine,
+    trains_a_part,
+)
+from meshwright.planner.runs.launches.finetuning import (
+    DEEPSPEED_FILE,
+    DROPPED,
+    EXPERT_PARAMETERS,
+    PACKED,
+    PADDED,
+    PART_OF_A_MODEL,
+    STEPS,
+    ReadDeepSpeed,
+    adapted_modules,
+    adapters_mapping,
+    file_beside,
+    half_precision,
+    kernel_of,
+    known_model,
+    positive_numbers,
+    refuse_fields,
+    refuse_narrow,
+    remarks_on_experts,
+    sharded,
+)
+from meshwright.planner.runs.launches.launch_run import (
+    LaunchRun,
+    is_harmless,
+    unread_keys,
+    whole_number,
+)
+from meshwright.planner.runs.launches.megatron import from_megatron
+from meshwright.planner.runs.run_file import MAX_FILE_BYTES
+
+_MICRO_BATCH = "per_device_train_batch_size"
+_MODEL, _SWIFT_MODEL = "model_name_or_path", "model"
+_CHECKPOINTS = "gradient_checkpointing"
+_CONFIG_FILE, RECIPE = "config_file", "config"
+_ADAPTERS = "use_peft"
+_PACKING, _PADDING_FREE = "packing", "padding_free"
+_SWIFT_BATCH = 16
+
+PEFT_DEFAULT = "no target modules are named: q_proj and v_proj, which PEFT takes for most families"
+OTHER_STEP = "has no price yet: it is another step than that of language modelling"
+
+END_TO_END = "samples of a micro-batch lie end to end: each is priced at the full length"
+
+ReadAccelerate = Callable[[dict[str, Any], str], LaunchRun]
+
+
+class Readers(NamedTuple):
+    """Readers of the files that a trainer's command names."""
+
+    deepspeed: ReadDeepSpeed
+    accelerate: ReadAccelerate
+
+
+# A command line as a mapping from fields to values, as HfArgumentParser and swift's make one.
+
+
+_SUM = re.compile(r"\$\((?:expr |\( ?)(\d{1,9}(?: [/*] \d{1,9}){1,8}) ?\)?\)")
+"""Numbers divided and multiplied: $(expr 16 / 8) or $((16 / 8))."""
+_SET = re.compile(r"[A-Z][A-Z0-9_]*=")
+_SHELL = frozenset(("&&", "&", "|", "||", ";", ">", "2>&1", "-m", "wait", "done", "fi", "sleep"))
+
+
+def fields_of_line(line: CommandLine) -> dict[str, Any]:
+    """Flags of a command line by their names without dashes, with values as YAML would have them.
+
+    Several values make a list, and none true. Numbers that the script divides or multiplies are worked out.
+
+    >>> fields_of_line(CommandLine("--bf16 --lora-r 8 --names a b --s $(expr 16 / 8)".split(), "x"))
+    {'bf16': True, 'lora_r': 8, 'names': ['a', 'b'], 's': 2}
+    """
+    fields: dict[str, Any] = {}
+    words, position = line.words, 0
+    while position < len(words):
+        name = words[position]
+        position += 1
+        if not name.startswith("--") or len(name) <= 2:
+            continue
+        values = []
+        while position < len(words) and not _ends_values(words[position]):
+            values.append(words[position])
+            position += 1
+        fields[name[2:].replace("-", "_")] = _value(values)
+    return fields
+
+
+def _ends_values(word: str) -> bool:
+    """Whether a word begins another flag, another command or a script."""
+    begins = word.startswith("--") or _SET.match(word) is not None
+    return begins or word in _SHELL or word.endswith((".py", ".sh"))
+
+
+def _value(words: list[str]) -> Any:
+    worked_out = _SUM.fullmatch(" ".join(words))
+    if worked_out is not None:
+        return _result(worked_out[1].split())
+    values = [_scalar(word) for word in words]
+    if not values:
+        return True
+    return values[0] if len(values) == 1 else values
+
+
+def _result(terms: list[str]) -> int | None:
+    """Of numbers and signs between them, from left to right, as a shell divides; None by zero."""
+    result = int(terms[0])
+    for sign, term in zip(terms[1::2], terms[2::2], strict=True):
+        if sign == "/" and not int(term):
+            return None
+        result = result // int(term) if sign == "/" else result * int(term)
+    return result
+
+
+def _scalar(word: str) -> Any:
+    """A word as a number or a switch where it is one."""
+    lowered = word.lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    if lowered in ("none", "null"):
+        return None
+    for number in (int, float):
+        try:
+            return number(word)
+        except ValueError:
+            continue
+    return word
+
+
+def launched_gpus(line: CommandLine) -> int | None:
+    """Processes that torchrun, accelerate, deepspeed or swift starts; None where it is not said."""
+    gpus = line.torchrun_gpus()
+    if gpus is not None:
+        return gpus
+    fields = fields_of_line(line)
+    for each, nodes in (("num_processes", None), ("num_gpus", "num_nodes")):
+        count, times = fields.get(each), 1 if nodes is None else fields.get(nodes, 1)
+        if type(count) is int and type(times) is int:
+            return count * times
+    each_node, all_nodes = line.variable("NPROC_PER_NODE"), line.variable("NNODES") or "1"
+    if each_node is None or not (each_node.isdigit() and all_nodes.isdigit()):
+        return None
+    return int(each_node) * int(all_nodes)
+
+
+_TRAINS = frozenset(("train", "sft", "pt", "axolotl.cli.train", f"--{RECIPE}"))
+
+
+def recipe_named(line: CommandLine) -> str | None:
+    """The YAML file that a training command names, `trl sft --config x.yaml` or `axolotl train x.yaml`.
+
+    >>> recipe_named(CommandLine("llamafactory-cli train lora.yaml".split(), "run.sh"))
+    'lora.yaml'
+    """
+    pairs = zip(line.words, line.words[1:], strict=False)
+    named = (
+        after for word, after in pairs if word in _TRAINS and after.endswith((".yaml", ".yml"))
+    )
+    return next(named, None)
+
+
+# What TRL's scripts and those of ms-swift call alike things.
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Dialect:
+    """Names and defaults of one family of scripts on transformers' Trainer."""
+
+    kind: str
+    """Its section of flag_effects.yaml."""
+    model: str
+    length: tuple[str, ...]
+    """Names of the longest sequence; the first that is there counts."""
+    default_length: int | None = None
+    micro_batch: int = 8
+    recomputes: bool = False
+    half: bool = False
+    """Whether bf16 is what is trained in where nothing is said."""
+    attention: tuple[str, ...] = ("attn_implementation",)
+    rank: str = "lora_r"
+    default_rank: int = 16
+    targets: str = "lora_target_modules"
+    parameters: str = "lora_target_parameters"
+    dropout: float = 0.0
+    """Before adapters, where nothing is said."""
+
+    @property
+    def is_swift(self) -> bool:
+        """Whether it is one of ms-swift's."""
+        return self.model == _SWIFT_MODEL
+
+
+_KERNELS = {
+    **dict.fromkeys(("sdpa", "flash_attn", "flash_attention_2"), "flash-2"),
+    **dict.fromkeys(
+        (
+            "flash_attention_3",
+            "kernels-community/vllm-flash-attn3",
+            "kernels-community/flash-attn3",
+        ),
+        "flash-3",
+    ),
+    "kernels-community/flash-attn2": "flash-2",
+    "eager": "unfused",
+}
+_TRAINER = _Dialect(
+    kind="trainer",
+    model=_MODEL,
+    length=(
+        "max_length",
+        "max_seq_length",
+        "max_seq_len",
+        "model_max_length",
+        "block_size",
+        "cutoff_len",
+    ),
+)
+_TRL = replace(_TRAINER, default_length=1024, recomputes=True, half=True, dropout=0.05)
+"""TRL's of 2025 on; before, `max_length` was called `max_seq_length`, and defaults were the Trainer's."""
+_OF_TRL = frozenset(
+    (
+        *(
+            "max_length",
+            "packing_strategy",
+            "padding_free",
+            "assistant_only_loss",
+            "completion_only_loss",
+        ),
+        *("dataset_text_field", "chat_template_path", "dataset_mixture", _ADAPTERS),
+    )
+)
+_SWIFT = _Dialect(
+    kind="swift",
+    model=_SWIFT_MODEL,
+    length=("packing_length", "max_length"),
+    micro_batch=1,
+    recomputes=True,
+    half=True,
+    attention=("attn_impl",),
+    rank="lora_rank",
+    default_rank=8,
+    targets="target_modules",
+    parameters="target_parameters",
+    dropout=0.05,
+)
+_OTHER_STEPS = dict.fromkeys(
+    (
+        *("rlhf_type", "beta", "max_prompt_length", "precompute_ref_log_probs", "num_generations"),
+        *("desirable_weight", "reward_model", "reward_funcs", "ref_model", "teacher_model"),
+        *("num_labels", "max_completion_length"),
+    ),
+    OTHER_STEP,
+)
+_REFUSED = _OTHER_STEPS | {
+    "load_in_8bit": "has no price: weights of 4 bits or of 16 have one",
+    **dict.fromkeys(
+        (
+            *(
+                "freeze_llm",
+                "freeze_parameters",
+                "freeze_parameters_regex",
+                "freeze_parameters_ratio",
+            ),
+            *("trainable_parameters", "trainable_parameters_regex", "lisa_activated_layers"),
+        ),
+        PART_OF_A_MODEL,
+    ),
+}
+_FOUR_BITS, _NESTED = "load_in_4bit", "use_bnb_nested_quant"
+_TUNERS = ("tuner_type", "train_type", "sft_type")
+"""The names of ms-swift's field, the latest first."""
+_QUANTISES, _BITS = "quant_method", "quant_bits"
+_DROPOUT, _TASK = "lora_dropout", "task_type"
+_TYPE = ("torch_dtype", "dtype")
+_READ = frozenset(
+    (
+        *(_MICRO_BATCH, STEPS, _CHECKPOINTS, _CONFIG_FILE, RECIPE, _PACKING, DEEPSPEED_FILE),
+        *("fsdp", "fsdp_config", "bf16", "fp16", "num_processes", "num_gpus", "num_nodes"),
+        *(
+            _PADDING_FREE,
+            _ADAPTERS,
+            _FOUR_BITS,
+            _NESTED,
+            _QUANTISES,
+            _BITS,
+            _DROPOUT,
+            "sequence_parallel_size",
+        ),
+        *("deepspeed_autotp_size", *_TUNERS, *_TYPE, *_REFUSED),
+    )
+)
+
+
+def is_trainer(fields: Mapping[str, Any]) -> bool:
+    """Whether a mapping, of a YAML file or of flags, is for a script on transformers' Trainer."""
+    return _MICRO_BATCH in fields and (_MODEL in fields or _SWIFT_MODEL in fields)
+
+
+_STAGED = re.compile(
+    r"(?:^|/)scripts/(?:\w+_)?(sft|dpo|kto|orpo|cpo|bco|ppo|grpo|gspo|rloo|gkd|gold|xpo|mpo|tpo|nash_md|reward|prm|sdft|"
+    r"sdpo|ssd|distillation)\w*\.py$"
+)
+"""Scripts of TRL and of those who keep to its names, by what they train."""
+_SFT = "sft"
+
+
+def trl_stage(line: CommandLine) -> str | None:
+    """What a command of TRL trains, such as sft or dpo; None for other scripts.
+
+    >>> trl_stage(CommandLine("accelerate launch examples/scripts/sft_vlm.py --bf16".split(), "x"))
+    'sft'
+    """
+    for position, word in enumerate(line.words):
+        script = _STAGED.search(word)
+        if script is not None:
+            return script[1]
+        following = line.words[position + 1 : position + 2]
+        if word == "trl" and following and following[0].isidentifier():
+            return following[0]
+    return None
+
+
+def from_trainer(
+    fields: dict[str, Any],
+    path: Path,
+    readers: Readers,
+    gpus: int | None = None,
+    stage: str | None = None,
+) -> LaunchRun:
+    """The run of a script on transformers' Trainer; its cluster is not part of it.
+
+    Parameters
+    ----------
+    fields
+        Of a YAML file, or of a command line by `fields_of_line`.
+    path
+        The file, for messages and for what it names beside it.
+    readers
+        Of the files that it names.
+    gpus
+        Processes that it starts, where that is known.
+    stage
+        Of a command of TRL, by `trl_stage`.
+
+    Raises
+    ------
+    InputError
+        A kind of training without a price, a value of the wrong kind, or a file that is not there.
+    """
+    if stage not in (None, _SFT):
+        raise InputError(OTHER_STEP, where=f"{path}: {stage}", value=stage, allowed=(_SFT,))
+    dialect = _SWIFT if _SWIFT_MODEL in fields and stage is None else _TRAINER
+    of_trl = stage is not None or bool(_OF_TRL & fields.keys())
+    if dialect is _TRAINER and of_trl and "max_seq_length" not in fields:
+        dialect = _TRL
+    return _from_fields(fields, dialect, path, readers, gpus)
+
+
+def _from_fields(
+    fields: dict[str, Any], dialect: _Dialect, path: Path, readers: Readers, gpus: int | None
+) -> LaunchRun:
+    where = str(path)
+    _refuse(fields, where)
+    numbers = positive_numbers(fields, {_MICRO_BATCH: dialect.micro_batch, STEPS: 1}, where)
+    micro_batch, steps = numbers[_MICRO_BATCH], numbers[STEPS]
+    of_all = dialect.is_swift and fields.get(STEPS) is None
+    if of_all:
+        # So many sequences a step (swift/trainers/arguments.py, TrainArgumentsMixin.__post_init__).
+        steps = max(1, math.ceil(_SWIFT_BATCH / micro_batch / (gpus or 1)))
+    run = _sharding(fields, dialect, path, readers, (micro_batch, steps))
+    named = fields.get(dialect.model)
+    model = None if named is None else known_model(named, path)
+    adapters, remarks, unread = _adapters(fields, dialect, model, where)
+    settings: dict[str, Any] = {
+        "micro_batch": micro_batch,
+        "precision": _half(fields, dialect, run, where),
+        "recompute": _recompute(fields, dialect, run),
+        "attention_kernel": _kernel(fields, dialect, where),
+        "adapters": adapters,
+    }
+    names = [name for name in dialect.length if fields.get(name) is not None]
+    lengths = positive_numbers(fields, dict.fromkeys(names, 1), where)
+    length = lengths[names[0]] if names else dialect.default_length
+    if length is not None:
+        settings["seq_len"] = length
+    if gpus is not None and "dp" not in run.settings:
+        settings["gpus"] = gpus
+    if of_all and gpus is None:
+        settings["global_batch"] = _SWIFT_BATCH
+    context = whole_number(fields, "sequence_parallel_size", where) or 1
+    if context > 1:
+        # Ulysses, in groups of so many ranks (swift/sequence_parallel).
+        settings |= {"cp": context, "cp_comm": "a2a"}
+    read = _READ | {
+        *(dialect.model, *dialect.length, *dialect.attention),
+        *(dialect.rank, dialect.targets, dialect.parameters),
+    }
+    unread += unread_keys(fields, dialect.kind, read)
+    trained = [name for name in unread if trains_a_part(name, str(fields.get(name, "")))]
+    if trained and adapters is None:
+        what = "training of other adapters, or of part of a model, has no price yet"
+        raise InputError(what, where=f"{where}: {trained[0]}", value=fields[trained[0]])
+    packs = fields.get(_PACKING) is True or "block_size" in names
+    return replace(
+        run,
+        settings=run.settings | settings,
+        model=model,
+        local_batch=micro_batch * steps,
+        unread=(*run.unread, *unread),
+        remarks=(*run.remarks, _laid_out(fields, packs=packs), *remarks),
+    )
+
+
+def _refuse(fields: dict[str, Any], where: str) -> None:
+    """Raises InputError for another step than that of language modelling, and for part of a model."""
+    refuse_fields(fields, _REFUSED, where)
+    task = fields.get(_TASK)
+    if task not in (None, "causal_lm"):
+        raise InputError(OTHER_STEP, where=f"{where}: {_TASK}", value=task, allowed=("causal_lm",))
+
+
+def _laid_out(fields: Mapping[str, Any], *, packs: bool) -> str:
+    """What is said of how samples lie in a micro-batch."""
+    if packs:
+        return PACKED
+    return END_TO_END if fields.get(_PADDING_FREE) is True else PADDED
+
+
+def _half(fields: Mapping[str, Any], dialect: _Dialect, run: LaunchRun, where: str) -> str:
+    """The precision that a script states, its accelerate file or the type of its weights."""
+    for name in ("bf16", "fp16"):
+        if fields.get(name) in (True, "auto"):
+            return name
+    written = [str(fields.get(name) or "").rpartition(".")[2] for name in _TYPE]
+    if dialect.is_swift and written[0] in ("bfloat16", "float16"):
+        return "bf16" if written[0] == "bfloat16" else "fp16"
+    stated = run.settings.get("precision")
+    if stated is not None:
+        return str(stated)
+    if dialect.half and fields.get("bf16") is None:
+        return "bf16"
+    return half_precision(dict(fields), where)
+
+
+def _recompute(fields: Mapping[str, Any], dialect: _Dialect, run: LaunchRun) -> str:
+    said = fields.get(_CHECKPOINTS)
+    if said is None and "recompute" in run.settings and run.settings["recompute"] != "none":
+        return str(run.settings["recompute"])
+    on = dialect.recomputes if said is None else said is True
+    return "full" if on or run.settings.get("recompute") == "full" else "none"
+
+
+def _kernel(fields: dict[str, Any], dialect: _Dialect, where: str) -> str:
+    name = next((name for name in dialect.attention if fields.get(name)), dialect.attention[0])
+    return kernel_of(fields, name, _KERNELS, where)
+
+
+# How the ranks of a script share the model: DeepSpeed, FSDP or neither, in a file or by name.
+
+
+_PRESETS: dict[str, dict[str, Any]] = {
+    **{f"zero{stage}": {"stage": stage} for stage in range(4)},
+    "zero2_offload": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    "zero3_offload": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "cpu"},
+    },
+}
+"""ms-swift's own files by the word for them (swift/config/*.json)."""
+_PRESET_BUCKET = 200_000_000
+_FSDP_PRESET = {
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config": {"reshard_after_forward": True, "activation_checkpointing": True},
+}
+"""ms-swift's `--fsdp fsdp2` (swift/config/fsdp2.json)."""
+_BY_DEEPSPEED = "deepspeed_config"
+_DEVICES = ("offload_optimizer", "offload_param")
+
+
+def _sharding(
+    fields: dict[str, Any],
+    dialect: _Dialect,
+    path: Path,
+    readers: Readers,
+    batch: tuple[int, int],
+) -> LaunchRun:
+    where = str(path)
+    by_file = fields.get(_CONFIG_FILE)
+    named = fields.get(DEEPSPEED_FILE)
+    known = {"train_micro_batch_size_per_gpu": batch[0], STEPS: batch[1]}
+    tensor = whole_number(fields, "deepspeed_autotp_size", where)
+    if isinstance(named, dict) or named in _PRESETS:
+        document = named if isinstance(named, dict) else _preset(str(named))
+        if tensor is not None:
+            document = {**document, "tensor_parallel": {"autotp_size": tensor}}
+        return readers.deepspeed(document, known, f"{where}: {DEEPSPEED_FILE}")
+    if fields.get("fsdp") == "fsdp2" and dialect.is_swift:
+        return sharded(dict(_FSDP_PRESET), dialect.kind, path, readers.deepspeed, batch)
+    if by_file is None or named is not None:
+        return sharded(fields, dialect.kind, path, readers.deepspeed, batch)
+    found = file_beside(by_file, path, _CONFIG_FILE)
+    return _accelerated(
+        parse_mapping(read_text(found, MAX_FILE_BYTES), str(found)), found, readers, known
+    )
+
+
+def _preset(name: str) -> dict[str, Any]:
+    zero: dict[str, Any] = {**_PRESETS[name], "overlap_comm": False}
+    if zero["stage"] < 3:
+        zero["reduce_bucket_size"] = _PRESET_BUCKET
+    return {"zero_optimization": zero}
+
+
+def _accelerated(
+    document: dict[str, Any], path: Path, readers: Readers, known: dict[str, Any]
+) -> LaunchRun:
+    """What accelerate's file says: DeepSpeed, FSDP with further axes, or plain data parallelism."""
+    where = str(path)
+    if "fsdp_config" in document or "parallelism_config" in document:
+        return readers.accelerate(document, where)
+    run = LaunchRun(settings={"framework": "pytorch", "zero_stage": 0, "overlap": {"dp": True}})
+    plugin = document.get(_BY_DEEPSPEED)
+    if isinstance(plugin, dict):
+        run = _by_plugin(plugin, path, readers, known)
+    settings = dict(run.settings)
+    gpus = whole_number(document, "num_processes", where)
+    if gpus is not None:
+        settings["dp"] = gpus // int(settings.get("tp", 1))
+    if document.get("mixed_precision") in ("bf16", "fp16"):
+        settings["precision"] = document["mixed_precision"]
+    unread = unread_keys(
+        document, "accelerate", ("num_processes", "mixed_precision", _BY_DEEPSPEED)
+    )
+    return replace(run, settings=settings, unread=(*run.unread, *unread))
+
+
+def _by_plugin(
+    plugin: dict[str, Any], path: Path, readers: Readers, known: dict[str, Any]
+) -> LaunchRun:
+    """DeepSpeed by the section of accelerate's file (accelerate/utils/dataclasses.py, DeepSpeedPlugin)."""
+    where = f"{path}: {_BY_DEEPSPEED}"
+    if plugin.get("deepspeed_config_file"):
+        found = file_beside(plugin["deepspeed_config_file"], path, "deepspeed_config_file")
+        return readers.deepspeed(found, known, str(found))
+    zero: dict[str, Any] = {"stage": whole_number(plugin, "zero_stage", where) or 0}
+    for name in _DEVICES:
+        device = plugin.get(f"{name}_device")
+        if device not in (None, "none"):
+            zero[name] = {"device": device}
+    run = readers.deepspeed({"zero_optimization": zero}, known, where)
+    read = ("zero_stage", *(f"{name}_device" for name in _DEVICES), STEPS)
+    unread = unread_keys(plugin, "accelerate", read, _BY_DEEPSPEED)
+    return replace(run, unread=(*run.unread, *unread))
+
+
+# Adapters.
+
+
+def _adapters(
+    fields: dict[str, Any], dialect: _Dialect, model: str | None, where: str
+) -> tuple[dict[str, Any] | None, list[str], list[str]]:
+    """Adapters of a script, None where every parameter is trained; remarks; and what is not read."""
+    unread: list[str] = []
+    narrow = _is_narrow(fields, where)
+    if not _trains_adapters(fields, dialect, where):
+        if narrow:
+            what = "needs adapters: weights of 4 bits are not trained themselves"
+            raise InputError(what, where=f"{where}: {_FOUR_BITS}")
+        return None, [], []
+    named = fields.get(dialect.model)
+    refuse_narrow(named, f"{where}: {dialect.model}")
+    defaults = {dialect.rank: dialect.default_rank}
+    rank = positive_numbers(fields, defaults, where)[dialect.rank]
+    said = fields.get(dialect.targets)
+    remarks: list[str] = []
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    understood = True
+    if said is None and not dialect.is_swift:
+        targets = ("q_proj", "v_proj")
+        remarks.append(PEFT_DEFAULT)
+    elif said not in (None, ALL_LINEAR, [ALL_LINEAR], "all", ["all"]):
+        targets, understood = adapted_modules(said)
+    if fields.get(dialect.parameters):
+        names = fields[dialect.parameters]
+        names = names if isinstance(names, list) else [names]
+        targets = (*targets, EXPERTS)
+        whole = {".".join(str(name).split(".")[-2:]) for name in names} == EXPERT_PARAMETERS
+        unread += [] if whole else [dialect.parameters]
+    if not targets:
+        what = "names no matrix of a layer that is known"
+        place = f"{where}: {dialect.targets}"
+        raise InputError(what, where=place, value=said, allowed=(ALL_LINEAR, *TARGETS))
+    if not understood:
+        unread.append(dialect.targets)
+    if not dialect.is_swift and narrow and not fields.get(_NESTED):
+        unread.append(_NESTED)
+    if fields.get(_DROPOUT, dialect.dropout):
+        remarks.append(DROPPED)
+    remarks += remarks_on_experts(model, targets)
+    return adapters_mapping("qlora" if narrow else "lora", rank, targets), remarks, unread
+
+
+def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -> bool:
+    """Whether adapters are trained. Raises InputError for other kinds than LoRA, or where it is not clear."""
+    if dialect.is_swift:
+        name = next((name for name in _TUNERS if name in fields), _TUNERS[0])
+        tuner = fields.get(name, "lora")
+        if tuner not in ("lora", "full"):
+            allowed = ("lora", "full")
+            raise InputError(
+                "has no price yet", where=f"{where}: {name}", value=tuner, allowed=allowed
+            )
+        return bool(tuner == "lora")
+    if _ADAPTERS in fields:
+        return fields[_ADAPTERS] is True
+    for name in (dialect.rank, dialect.targets):
+        if fields.get(name) is not None:
+            what = f"is read beside {_ADAPTERS}: true, as TRL has it; nothing is said of it"
+            raise InputError(what, where=f"{where}: {name}", value=fields[name])
+    return False
+
+
+def _is_narrow(fields: Mapping[str, Any], where: str) -> bool:
+    """Whether frozen weights have 4 bits of bitsandbytes. Raises InputError for others of few bits."""
+    bits, method = fields.get(_BITS), fields.get(_QUANTISES)
+    if method not in (None, "bnb") or bits not in (None, 4):
+        name = _QUANTISES if method not in (None, "bnb") else _BITS
+        what = "has no price: weights of 4 bits of bitsandbytes alone have one"
+        raise InputError(what, where=f"{where}: {name}", value=fields[name])
+    return fields.get(_FOUR_BITS) is True or bits == 4
+
+
+# `megatron sft` of ms-swift: Megatron's arguments with underscores, switches with values, and other defaults.
+
+
+_MEGATRON_DEFAULTS: dict[str, Any] = {
+    "micro_batch_size": 1,
+    "global_batch_size": _SWIFT_BATCH,
+    "recompute_granularity": "selective",
+    "use_distributed_optimizer": True,
+    "moe_token_dispatcher_type": "alltoall",
+    "expert_tensor_parallel_size": 1,
+    "moe_grouped_gemm": True,
+    "cross_entropy_loss_fusion": True,
+    "attention_backend": "flash",
+}
+_MEGATRON_SWIFT = replace(_SWIFT, kind="megatron-swift")
+_PROGRAMS = {"swift": ("sft", "pt", "rlhf"), "megatron": ("sft", "pt", "rlhf")}
+_SCRIPTS = re.compile(r"swift/cli/(_megatron/)?(sft|pt|rlhf)\.py")
+
+
+class SwiftCommand(NamedTuple):
+    """A training command of ms-swift in a script."""
+
+    line: CommandLine
+    """Its words, and those before it."""
+    by_megatron: bool
+
+
+def swift_command(line: CommandLine) -> SwiftCommand | None:
+    """The first `swift sft` or `megatron sft` of a script, or another stage; None where there is none.
+
+    >>> found = swift_command(CommandLine("swift sft --model x && swift infer --stream true".split(), "x"))
+    >>> found.line.words[-1], found.by_megatron
+    ('&&', False)
+    """
+    words = line.words
+    for position, word in enumerate(words):
+        script = _SCRIPTS.search(word)
+        following = words[position + 1] if position + 1 < len(words) else ""
+        if script is None and following not in _PROGRAMS.get(word, ()):
+            continue
+        later = range(position + 2, len(words))
+        end = next((index for index in later if words[index] in _PROGRAMS), len(words))
+        by_megatron = word == "megatron" or (script is not None and script[1] is not None)
+        return SwiftCommand(line.until(end), by_megatron)
+    return None
+
+
+def from_swift(
+    command: SwiftCommand, path: Path, readers: Readers, model: ModelSpec | None = None
+) -> LaunchRun:
+    """The run of a training command of ms-swift.
+
+    Parameters
+    ----------
+    command
+        By `swift_command`.
+    path
+        The script.
+    readers
+        Of the files that it names.
+    model
+        What is trained, where the caller knows; the command's own name for it counts otherwise.
+
+    Raises
+    ------
+    InputError
+        A kind of training without a price, a value of the wrong kind, or a model that is not known and whose
+        layers `megatron sft` splits.
+    """
+    fields, gpus = fields_of_line(command.line), launched_gpus(command.line)
+    if command.by_megatron:
+        return _by_megatron(fields, path, gpus, model)
+    visible = str(command.line.variable("CUDA_VISIBLE_DEVICES") or "")
+    if gpus is None and _CONFIG_FILE not in fields and "," in visible:
+        what = (
+            "spreads the layers of one process over several GPUs (device_map), which has no price"
+        )
+        where = f"{path}: NPROC_PER_NODE"
+        raise InputError(f"is not set: it {what}", where=where)
+    alone = 1 if gpus is None and _CONFIG_FILE not in fields else gpus
+    return _from_fields(fields, _SWIFT, path, readers, alone)
+
+
+def _by_megatron(
+    fields: dict[str, Any], path: Path, gpus: int | None, model: ModelSpec | None
+) -> LaunchRun:
+    where = str(path)
+    _refuse(fields, where)
+    named = fields.get(_SWIFT_MODEL)
+    name = None if named is None else known_model(named, path)
+    if model is None:
+        if name is None:
+            what = "is not known: say --with model=..., a name or a config.json"
+            raise InputError(what, where=f"{where}: {_SWIFT_MODEL}", value=named)
+        model = read_model(name)
+    tuned = {_TUNERS[0]: "full"} | {key: fields[key] for key in fields if key in _TUNERS}
+    adapters, remarks, of_adapters = _adapters(fields | tuned, _MEGATRON_SWIFT, name, where)
+    lengths = [fields[name] for name in _SWIFT.length if fields.get(name)]
+    words = _as_megatron(_MEGATRON_DEFAULTS | fields | {"seq_length": [*lengths, 1][0]})
+    run = from_megatron(CommandLine(words, where), model, sized=False)
+    settings = {**run.settings, "framework": MEGATRON.name, "adapters": adapters}
+    if not lengths:
+        # The longest that the model takes: whoever reads the file says how long samples are.
+        del settings["seq_len"]
+    if gpus is not None:
+        settings["gpus"] = gpus
+    read = {_SWIFT_MODEL, *_SWIFT.length, *_READ, _SWIFT.rank, _SWIFT.targets, *_MEGATRON_DEFAULTS}
+    unread = [
+        name
+        for name in (flag.removeprefix("--").replace("-", "_") for flag in run.unread)
+        if name not in read and not is_harmless(_MEGATRON_SWIFT.kind, name, str(fields.get(name)))
+    ]
+    packs = fields.get(_PACKING) is True
+    laid_out = _laid_out({_PADDING_FREE: True} | fields, packs=packs)
+    return replace(
+        run,
+        settings=settings,
+        model=name,
+        unread=(*unread, *of_adapters),
+        remarks=(*run.remarks, laid_out, *remarks),
+    )
+
+
+def _as_megatron(fields: Mapping[str, Any]) -> list[str]:
+    """Words of Megatron's own command line."""
+    words: list[str] = []
+    for name, value in fields.items():
+        if value is None or value is False or name in _SWIFT.length:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words += map(str, value) if isinstance(value, list) else [str(value)]
+    return words

@@ -1,0 +1,473 @@
+"""The tools of `meshwright mcp`, for programs that speak the Model Context Protocol.
+
+Each tool is a public function with limits: what it takes is checked before anything is worked out, it is
+answered in a process of its own (`serve/queue.py`), and files are read from one folder alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from meshwright import api
+from meshwright.documents import finite, json_text, parse_mapping, program_version
+from meshwright.errors import InfeasibleError, InputError, MeshwrightError, message_of
+from meshwright.planner.analysis.neighbours import neighbours, single_choices
+from meshwright.planner.audit import audit_document, audit_plan
+from meshwright.planner.many.recommend import plan_sizes
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.texts import plan_text, read_plan
+from meshwright.planner.report.explain_view import (
+    audit_view,
+    compare_view,
+    comparison,
+    explain_view,
+)
+from meshwright.planner.report.many_view import recommend_view
+from meshwright.planner.report.plan_view import layout_line, plan_view
+from meshwright.planner.report.plan_words import meaning_of, rule_meaning, status_words
+from meshwright.planner.report.view import view_text
+from meshwright.planner.runs.prediction import run_document
+from meshwright.planner.solvers.processes import Say
+from meshwright.serve import answers
+from meshwright.serve.answers import (
+    LONGEST_S,
+    USUAL_S,
+    Answer,
+    AnsweredBy,
+    FewestQuestion,
+    Fields,
+    Function,
+    Offer,
+    PlanQuestion,
+    read_question,
+)
+from meshwright.serve.queue import PageLimits, QuestionQueue
+
+MOST_RUNS = 500
+"""Runs that one question may hold."""
+MOST_BYTES = 2**20
+"""Of the fields of one question, as JSON, and of a file that it names."""
+MOST_CHARACTERS = 40_000
+"""Of the words of one answer."""
+_EXTRA = "the tools need the package mcp: pip install 'meshwright[mcp]'"
+_ABOUT = """\
+Plans how to train a large model on a GPU cluster: parallel degrees, micro-batch, ZeRO stage, recomputation
+and rank mapping, proven optimal within a cost model whose error is said with each plan. `plan` first: its
+answer names the plan (q1, q2, ...) for explain, compare and verify. Models and clusters are names of the
+catalog, models of the Hugging Face hub too; a wrong name is answered with the near ones. Figures come from
+the planner: quote them with their units, and say what a plan claims and what it does not.
+"""
+
+Name = Annotated[str, Field(min_length=1, max_length=300)]
+Words = Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=100)]
+Seconds = Annotated[float, Field(ge=1, le=LONGEST_S)]
+
+
+class PlannerTools:
+    """The tools: their arguments are what a program is told of them, their docstrings what they are for.
+
+    Parameters
+    ----------
+    offer
+        Models and clusters that may be asked about.
+    queue
+        Where questions are answered.
+    folder
+        The only folder whose files may be named; no files when None.
+    """
+
+    def __init__(self, offer: Offer, queue: QuestionQueue, folder: Path | None = None) -> None:
+        self._offer, self._queue = offer, queue
+        self._folder = None if folder is None else folder.resolve()
+
+    def plan(
+        self,
+        *,
+        model: Name,
+        cluster: Name,
+        global_batch: int,
+        seq_len: int,
+        gpus: int | None = None,
+        precision: str = "bf16",
+        optimizer: str = "adam",
+        framework: str = "megatron",
+        pin: dict[str, int | str] | None = None,
+        forbid: Words | None = None,
+        without: Words | None = None,
+        allow: Words | None = None,
+        train: Literal["full", "lora", "qlora"] = "full",
+        reserve_gib: float = 0.0,
+        tokens: float | None = None,
+        days: float | None = None,
+        gpu_hour_price: float | None = None,
+        time_limit_s: Seconds = USUAL_S,
+    ) -> dict[str, Any]:
+        """Find the fastest layout of a model on a cluster, with a proof.
+
+        gpus: the first so many GPUs, all of the cluster's when absent. pin fixes choices, such as {"tp": 8,
+        "pp": 4, "recompute": "none"}; forbid leaves out axes and techniques, such as ["cp"]; without says
+        what software is not there, such as ["deepep"]; allow permits what changes the numbers of the run,
+        such as ["fp8-params"]. tokens, days and gpu_hour_price ask for days, dollars and kWh of the training.
+        """
+        question = read_question(
+            PlanQuestion,
+            {
+                "model": model,
+                "cluster": cluster,
+                "gpus": gpus,
+                "global_batch": global_batch,
+                "seq_len": seq_len,
+                "precision": precision,
+                "optimizer": optimizer,
+                "framework": framework,
+                "pin": pin or "",
+                "forbid": forbid or (),
+                "without": without or (),
+                "allow": allow or (),
+                "train": train,
+                "reserve_gib": reserve_gib,
+                "tokens": tokens,
+                "days": days,
+                "gpu_hour_price": gpu_hour_price,
+                "time_limit": time_limit_s,
+                "top": 1,
+            },
+        )
+        return self._ask(_answer_plan, self._offer.resolved(question), time_limit_s)
+
+    def recommend(
+        self,
+        *,
+        model: Name,
+        cluster: Name,
+        global_batch: int,
+        seq_len: int,
+        gpus: int | None = None,
+        step_time_s: float | None = None,
+        tokens_per_s: float | None = None,
+        tokens: float | None = None,
+        days: float | None = None,
+        gpu_hour_price: float | None = None,
+        precision: str = "bf16",
+        framework: str = "megatron",
+        time_limit_s: Seconds = LONGEST_S,
+    ) -> dict[str, Any]:
+        """Find the fewest GPUs, at most gpus, on which a model reaches a target.
+
+        The target is one of: step_time_s, seconds of a step at most; tokens_per_s, at least; or tokens with
+        days, in which they are to be trained.
+        """
+        by_days = step_time_s is None and tokens_per_s is None and days is not None
+        question = read_question(
+            FewestQuestion,
+            {
+                "model": model,
+                "cluster": cluster,
+                "gpus": gpus,
+                "global_batch": global_batch,
+                "seq_len": seq_len,
+                "step_time_s": step_time_s,
+                "tokens_per_s": tokens_per_s,
+                "by_days": by_days,
+                "tokens": tokens,
+                "days": days,
+                "gpu_hour_price": gpu_hour_price,
+                "precision": precision,
+                "framework": framework,
+                "time_limit": time_limit_s,
+            },
+        )
+        return self._ask(_answer_fewest, self._offer.resolved(question), time_limit_s)
+
+    def estimate(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Price one fully given configuration: step time, its parts, memory of each pipeline rank. No search.
+
+        run is a run file as a mapping: {"model": "llama-3-8b", "cluster": "dgx-h100", "run": {"gpus": 16,
+        "seq_len": 8192, "global_batch": 64, "micro_batch": 1, "tp": 4, "pp": 1, "dp": 4, "zero_stage": 1,
+        "recompute": "none"}}; {"runs": [...]} holds several. `meshwright schema run` has every field.
+        """
+        return self._ask(_answer_estimate, {"runs": self._runs(run)}, USUAL_S)
+
+    def validate(self, runs: dict[str, Any] | str) -> dict[str, Any]:
+        """Compare predicted with measured steps, row by row and summed up.
+
+        runs is a run file as a mapping, whose rows have {"measured": {"step_time_s": ...}} beside what
+        `estimate` takes; or the name of such a file in the folder that the server was started with.
+        """
+        if isinstance(runs, str):
+            runs = parse_mapping(self._file_text(runs), runs)
+        return self._ask(_answer_validate, {"runs": self._runs(runs)}, LONGEST_S)
+
+    def explain(self, plan: Name, best: bool = False) -> dict[str, Any]:
+        """Say why a plan is as it is and what one change would cost, or what a term or rule means.
+
+        plan is the name of a plan of this session (q1), a plan file or folder in the server's folder, or a
+        term such as "memory risk". best searches for the best plan with each single choice, and takes longer.
+        """
+        term = meaning_of(plan) or rule_meaning(plan)
+        if term is not None:
+            return {"term": term[0], "meaning": term[1]}
+        return self._ask(_answer_explain, {"plan": self._plan(plan), "best": best}, LONGEST_S)
+
+    def compare(self, first: Name, second: Name) -> dict[str, Any]:
+        """Say where two plans differ: figures, parts of the step, choices. Names as for `explain`."""
+        fields = {"first": self._plan(first), "second": self._plan(second)}
+        return self._ask(_answer_compare, fields, USUAL_S)
+
+    def verify(self, plan: Name) -> dict[str, Any]:
+        """Check a plan again without the solver: rules, memory, prices, and ranks and launch files beside it.
+
+        Names as for `explain`; of a plan of this session the document alone is there.
+        """
+        if self._is_answer(plan):
+            return self._ask(_answer_verify, {"plan": self._plan(plan)}, LONGEST_S)
+        return self._ask(_answer_verify, {"path": str(self._path(plan))}, LONGEST_S)
+
+    def _ask(self, function: Function, fields: Fields, limit_s: float) -> dict[str, Any]:
+        """The answer to a question; raises InputError with the planner's words where there is none."""
+        if len(json_text(dict(fields))) > MOST_BYTES:
+            raise InputError(f"the question is larger than {MOST_BYTES} bytes")
+        ticket = self._queue.ask(AnsweredBy(function, fields, 1), limit_s)
+        ticket.ended.result()
+        if ticket.error is not None:
+            raise InputError(ticket.error["message"])
+        answer: dict[str, Any] = ticket.answer
+        if "plan.yaml" in ticket.texts:
+            answer = {"plan": ticket.name, **answer}
+        if len(answer.get("text", "")) > MOST_CHARACTERS:
+            answer["text"] = answer["text"][:MOST_CHARACTERS] + "\n(cut here)"
+        return answer
+
+    def _runs(self, document: Mapping[str, Any]) -> str:
+        """A run file of what was sent, with names of the catalog alone: a path of this machine is none."""
+        rows = document.get("runs", [document])
+        if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_RUNS:
+            raise InputError(f"must be a run, or a list of 1 to {MOST_RUNS} runs", where="runs")
+        for row in rows:
+            for kind, names in (("model", self._offer.models), ("cluster", self._offer.clusters)):
+                value = row.get(kind) if isinstance(row, Mapping) else None
+                if isinstance(value, str) and value not in names:
+                    raise InputError(
+                        f"not a {kind} of the catalog; write it out as a mapping",
+                        where=kind,
+                        value=value,
+                    )
+        return json.dumps({"runs": [self._with_files(row) for row in rows]})
+
+    def _with_files(self, row: Any) -> Any:
+        """A run with the files that names stand for."""
+        if not isinstance(row, Mapping):
+            return row
+        named = {"model": self._offer.models, "cluster": self._offer.clusters}
+        return {
+            key: named[key][value] if key in named and isinstance(value, str) else value
+            for key, value in row.items()
+        }
+
+    @staticmethod
+    def _is_answer(name: str) -> bool:
+        return re.fullmatch(r"q\d{1,9}", name) is not None
+
+    def _plan(self, name: str) -> str:
+        """The text of a plan of this session or of the folder."""
+        if not self._is_answer(name):
+            path = self._path(name)
+            return self._file_text(str(path / "plan.yaml" if path.is_dir() else path))
+        texts = self._queue.ticket(name).texts
+        if "plan.yaml" not in texts:
+            raise InputError("that question was not answered with a plan", where="plan", value=name)
+        return texts["plan.yaml"]
+
+    def _path(self, name: str) -> Path:
+        """A file or folder of the folder; raises InputError for any other."""
+        if self._folder is None:
+            what = "no files may be named: start the server with --folder DIR"
+            raise InputError(what, where="plan", value=name)
+        try:
+            path = (self._folder / name).resolve()
+            is_there = path.is_relative_to(self._folder) and path.exists()
+        except (OSError, ValueError):
+            is_there = False
+        if not is_there:
+            raise InputError("no such file in the server's folder", where="plan", value=name)
+        return path
+
+    def _file_text(self, name: str) -> str:
+        path = self._path(name)
+        try:
+            if path.stat().st_size > MOST_BYTES:
+                raise InputError(f"the file is larger than {MOST_BYTES} bytes", where=name)
+            return path.read_bytes().decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot be read: {error}", where=name) from None
+
+
+TOOLS: Sequence[str] = (
+    "plan",
+    "recommend",
+    "estimate",
+    "explain",
+    "compare",
+    "verify",
+    "validate",
+)
+
+
+def serve_tools(offer: Offer, folder: Path | None, limits: PageLimits) -> None:
+    """Answer on standard input and output until the other side closes them.
+
+    Parameters
+    ----------
+    offer
+        Models and clusters that may be asked about.
+    folder
+        The only folder whose files may be named; no files when None.
+    limits
+        What may be used of this machine.
+
+    Raises
+    ------
+    InputError
+        Where the package mcp is not there.
+    """
+    _library()
+    queue = QuestionQueue(answers.load, limits)
+    try:
+        tool_server(PlannerTools(offer, queue, folder)).run("stdio")
+    finally:
+        queue.close()
+
+
+def tool_server(tools: PlannerTools) -> Any:
+    """The server of the tools, not yet connected. Raises InputError where the package mcp is not there."""
+    server_class, tool_error = _library()
+
+    def told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        @wraps(tool)
+        def answer(**arguments: Any) -> dict[str, Any]:
+            try:
+                return tool(**arguments)
+            except MeshwrightError as error:
+                raise tool_error(message_of(error)[0]) from None
+
+        return answer
+
+    server = server_class(
+        "meshwright", instructions=_ABOUT, version=program_version(), log_level="ERROR"
+    )
+    for name in TOOLS:
+        server.add_tool(told(getattr(tools, name)))
+    return server
+
+
+def _library() -> tuple[Any, Any]:
+    """What is used of the package mcp: its server, and the error whose words a program is told."""
+    try:
+        from mcp.server.mcpserver import MCPServer
+        from mcp.server.mcpserver.exceptions import ToolError
+    except ImportError:
+        raise InputError(_EXTRA, where="mcp") from None
+    return MCPServer, ToolError
+
+
+# What runs in the processes that answer, beside `serve/answers.py`.
+
+
+def _answer_plan(fields: Fields, say: Say) -> Answer:
+    shown = answers.answer_plan(fields, say)
+    return {**shown, "answer": _told(_read(shown["texts"]["plan.yaml"]))}
+
+
+def _told(plan: Plan) -> dict[str, Any]:
+    """A plan for a program: its figures, choices, and the screen of `meshwright plan --full` as Markdown."""
+    layout = plan.layout
+    line = (
+        None if layout is None else layout_line(layout, experts=plan.inputs.model.moe is not None)
+    )
+    told = {
+        "status": plan.status,
+        "proof": status_words(plan.status, plan.objective.gap),
+        "layout": line,
+        "figures": answers.plan_figures_of(plan),
+        "warnings": list(plan.warnings),
+        "text": view_text(plan_view(plan)),
+    }
+    document: dict[str, Any] = finite(told)
+    return document
+
+
+def _answer_fewest(fields: Fields, say: Say) -> Answer:
+    found = plan_sizes(answers.fewest_request(fields), lambda words: say({"words": words}))
+    answer: dict[str, Any] = {
+        "reached": bool(found.reached),
+        "text": view_text(recommend_view(found)),
+    }
+    best = (*found.reached, *found.missed)[0]
+    if not best.has_plan:
+        return {"answer": answer, "texts": {}}
+    plan = _read(best.files["plan.yaml"])
+    told = _told(plan)
+    answer |= {"gpus": plan.inputs.gpus, "layout": told["layout"], "figures": told["figures"]}
+    return {"answer": answer, "texts": {"plan.yaml": plan_text(plan)}}
+
+
+def _answer_estimate(fields: Fields, say: Say) -> Answer:
+    del say
+    with tempfile.TemporaryDirectory() as folder:
+        runs = api.estimate(_written(folder, "runs.json", fields["runs"]))
+    return {"answer": finite({"runs": [run_document(priced) for priced in runs]}), "texts": {}}
+
+
+def _answer_validate(fields: Fields, say: Say) -> Answer:
+    del say
+    with tempfile.TemporaryDirectory() as folder:
+        report = api.validate(_written(folder, "runs.json", fields["runs"]))
+    return {"answer": finite(report.as_document()), "texts": {}}
+
+
+def _answer_explain(fields: Fields, say: Say) -> Answer:
+    plan = _read(fields["plan"])
+    if plan.layout is None:
+        raise InfeasibleError(f"the plan has no layout (status {plan.status})")
+    changes = neighbours(plan)
+    choices = None
+    if fields["best"]:
+        choices = single_choices(plan, changes, lambda words: say({"words": words}))
+    return {"answer": {"text": view_text(explain_view(plan, changes, choices))}, "texts": {}}
+
+
+def _answer_compare(fields: Fields, say: Say) -> Answer:
+    del say
+    plans = _read(fields["first"]), _read(fields["second"])
+    names = ("first", "second")
+    document = finite(comparison(plans))
+    return {"answer": {**document, "text": view_text(compare_view(names, plans))}, "texts": {}}
+
+
+def _answer_verify(fields: Fields, say: Say) -> Answer:
+    del say
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(fields["path"]) if "path" in fields else None
+        document = audit_document(audit_plan(path or _written(folder, "plan.yaml", fields["plan"])))
+    if path is None:
+        document["plan"] = "of this session"
+    return {"answer": {**document, "text": view_text(audit_view(document))}, "texts": {}}
+
+
+def _written(folder: str, name: str, text: str) -> Path:
+    path = Path(folder) / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _read(text: str) -> Plan:
+    with tempfile.TemporaryDirectory() as folder:
+        return read_plan(_written(folder, "plan.yaml", text))
