@@ -4,7 +4,7 @@ usage: ask_optimizers.py CASES.json
 CASES.json is a list of {"make": "module:class", "settings": its arguments, "shapes": of tensors}, or of
 {"sends": shape of a weight whose rows 4 ranks share}. One JSON line per case: bytes of states tensor by
 tensor, tables of code values and single numbers left out; or the numbers of collectives of one step of
-torch.optim.Muon.
+torch.optim.Muon. Of {"names": "module:list"} the words that a framework knows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 
 TABLES = ("qmap1", "qmap2")
 RANKS = 4
+ANSWER = "answer "
+"""Before each line: DeepSpeed writes others to the same place."""
 
 
 def state_bytes(case: dict[str, Any]) -> list[int]:
@@ -70,11 +72,22 @@ def collectives(shape: list[int]) -> dict[str, int]:
     return {str(name).rsplit(".", 1)[-1]: n for name, n in counter.get_comm_counts().items()}
 
 
+def names(where: str) -> list[str]:
+    """Words of a list or of an enumeration."""
+    module, name = where.split(":")
+    return [getattr(word, "value", word) for word in getattr(importlib.import_module(module), name)]
+
+
+def answer_to(case: dict[str, Any]) -> object:
+    if "names" in case:
+        return names(case["names"])
+    return collectives(case["sends"]) if "sends" in case else state_bytes(case)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     for case in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        answer = collectives(case["sends"]) if "sends" in case else state_bytes(case)
-        print(json.dumps(answer), flush=True)
+        print(ANSWER + json.dumps(answer_to(case)), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,25 @@ import pytest
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.optimizers import NEWTON_SCHULZ_STEPS, moments_bytes, tensor_state_bytes
 from meshwright.costmodel.workload import Workload
+from meshwright.documents import write_files
+from meshwright.frameworks.catalog import planned
+from meshwright.frameworks.deepspeed import (
+    DEEPSPEED,
+    OPTIMIZER_TYPE,
+    OWN_OPTIMIZERS,
+    TRAINER_FLAG,
+    TRAINER_OPTIMIZERS,
+)
+from meshwright.frameworks.megatron import MEGATRON
 from meshwright.model_specs.adapters import counted_matrices
 from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.launch.plan_files import plan_files
+from tests.oracles.test_frameworks import ask as ask_framework
+from tests.plans import make_plan
 
 pytestmark = pytest.mark.oracle
 
+ANSWER = "answer "
 LEAST = ((4095,), (4096,), (4097,), (64, 64), (63, 65), (71, 97), (1024, 300), (13,))
 """Sizes about the least that has 8 bits, and some that blocks of 256 do not divide."""
 PACKAGES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -53,7 +67,8 @@ def ask(cases: list[dict[str, Any]], folder: Path) -> list[Any]:
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line[:1] in "[{"]
+    lines = done.stdout.splitlines()
+    return [json.loads(line.removeprefix(ANSWER)) for line in lines if line.startswith(ANSWER)]
 
 
 def test_states_are_those_of_the_packages(tmp_path: Path) -> None:
@@ -114,3 +129,34 @@ def test_what_muon_sends_under_fsdp2(
     sent = {"all_gather_into_tensor": 0, "all_reduce": 0} | counts
     assert sent["all_gather_into_tensor"] == NEWTON_SCHULZ_STEPS * gathers
     assert sent["all_reduce"] == NEWTON_SCHULZ_STEPS * reductions + 1
+
+
+def test_names_are_those_of_the_frameworks(tmp_path: Path) -> None:
+    lists = (
+        "transformers.training_args:OptimizerNames",
+        "deepspeed.runtime.config:DEEPSPEED_OPTIMIZERS",
+    )
+    of_trainer, of_deepspeed = ask([{"names": name} for name in lists], tmp_path)
+    assert set(TRAINER_OPTIMIZERS) - {"muon"} <= set(of_trainer)
+    # What is not DeepSpeed's own it takes from torch.optim (runtime/engine.py).
+    assert set(OWN_OPTIMIZERS) - {"adafactor"} <= set(of_deepspeed)
+    for setting in DEEPSPEED.optimizers.values():
+        if setting.flag == OPTIMIZER_TYPE:
+            assert setting.value.lower() in of_deepspeed
+        elif setting.flag == TRAINER_FLAG:
+            assert setting.value in of_trainer
+
+
+def test_megatron_takes_what_it_is_told(tmp_path: Path) -> None:
+    cases = []
+    for optimizer in planned(MEGATRON.optimizers):
+        plan = make_plan(dp=8)
+        layout = plan.layout and plan.layout.model_copy(update={"zero_stage": 1})
+        inputs = plan.inputs.model_copy(update={"optimizer": optimizer})
+        files = plan_files(plan.model_copy(update={"inputs": inputs, "layout": layout}))
+        write_files(tmp_path / optimizer, files)
+        cases.append({"dir": str(tmp_path / optimizer), "world": 8, "arch": 9})
+    cases.append(cases[0] | {"also": ["--optimizer", "adam-8bit"]})
+    *answers, wrong = ask_framework("megatron", cases, tmp_path)
+    assert [answer["ok"] for answer in answers] == [True] * len(answers)
+    assert not wrong["ok"]
