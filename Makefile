@@ -116,7 +116,7 @@ $(SUPPLY)/.ready: | $(BIN)/python
 # beside it (the wheel asks for Python 3.12, what is used of it runs on 3.11 too). axe-core lies in a package for
 # Playwright, of which nothing else is used.
 ORACLES := .oracles
-ORACLES_READY := $(ORACLES)/.ready-10
+ORACLES_READY := $(ORACLES)/.ready-11
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 oracles: $(DEV_READY) $(ORACLES_READY)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from meshwright.planner.mapping.slots import MappingObjective
     from meshwright.planner.mixed.service import MixedResult
     from meshwright.planner.plan.document import Plan
+    from meshwright.planner.runs.calibration.machine import MachineReport
     from meshwright.planner.runs.calibration.report import CalibrationReport
     from meshwright.planner.runs.prediction import PricedRun
     from meshwright.planner.runs.run_file import Run
@@ -481,6 +482,7 @@ def estimate(
     *,
     from_launch: bool = False,
     settings: Sequence[str] = (),
+    measured: FilePath | None = None,
     calibration: FilePath | Calibration | None = None,
 ) -> tuple[PricedRun, ...]:
     """Price fully given configurations: time, memory, traffic. No search.
@@ -491,6 +493,9 @@ def estimate(
         A run file, or the mapping that one holds (`meshwright schema run`).
     from_launch, settings
         Whether it is a launch file of a framework, and what that leaves open: `["cluster=dgx-h100"]`.
+    measured
+        What the one run logged: text of Megatron or torchtitan, a history of Weights & Biases (`.csv`,
+        `.json`, `.jsonl`), TensorBoard's event files, or MLflow's folder of a run.
     calibration
         What `calibrate` learned of this stack, or its file.
 
@@ -518,10 +523,17 @@ def estimate(
     from meshwright.planner.runs.run_file import run_from_mapping
 
     stack = read_calibration(calibration)
+    log = None if measured is None else path_of(measured, "measured")
     if from_launch and not isinstance(run, Mapping):
         from meshwright.planner.runs.launches.reader import price_launch
 
-        return tuple(price_launch(path_of(run, "run"), settings, None, stack))
+        return tuple(price_launch(path_of(run, "run"), settings, None, stack, log))
+    if log is not None:
+        from meshwright.planner.runs.logs import price_logged, with_measurement
+
+        if not isinstance(run, Mapping):
+            return (price_logged(path_of(run, "run"), log, None, stack),)
+        run = with_measurement(run, log)
     if isinstance(run, Mapping):
         return (price_run(run_from_mapping(run, where="run", calibration=stack), Path("run")),)
     return tuple(price_runs(path_of(run, "run"), stack))
@@ -533,31 +545,47 @@ def calibrate(
     name: str | None = None,
     like: str | None = None,
     measure: bool = False,
-) -> CalibrationReport | None:
-    """Learn the constants of a stack from its own measured runs.
+    minutes: float = 10.0,
+    model: FilePath | ModelSpec | None = None,
+    cluster: FilePath | ClusterSpec | Mapping[str, object] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> CalibrationReport | MachineReport | None:
+    """Learn the constants of a stack from its own measured runs, or of this machine from what it times.
 
     Parameters
     ----------
     *runs
         Run files whose rows have `measured`, logs of nccl-tests, and runs that were read before: 3 to 20 runs
-        of one framework on one kind of device.
+        of one framework on one kind of device. None of them with `measure`, where the machine alone speaks.
     name
         Of the stack; what the runs call their framework when None.
     like
         The known stack to begin from; the runs' framework, or the nearest one, when None.
     measure
-        Whether to run micro-benchmarks on this machine's GPUs too, under torchrun. Needs torch.
+        Whether to time matrix products, attention, memory, launches and collectives on this machine's GPUs,
+        or on its CPU where there are none. Needs torch.
+    minutes
+        How long that may take, 0.05 to 120.
+    model
+        Whose shapes are timed; that of the largest run, or mixtral-8x7b, when None.
+    cluster
+        What the machine is set against; the runs' cluster, or the catalog's node with the GPUs found here,
+        when None.
+    progress
+        Called with a line now and then.
 
     Returns
     -------
-    CalibrationReport or None
-        `calibration` goes to `plan`, `estimate` and `validate`; errors before and after, what moved, and the
-        run to measure next. None on all ranks but the first with `measure`.
+    CalibrationReport, MachineReport or None
+        `calibration` goes to `plan`, `estimate` and `validate`. With runs: errors before and after, what
+        moved, and the run to measure next. Of the machine alone: how each class of operations moved. None on
+        all ranks but the first of a torchrun.
 
     Raises
     ------
     InputError
-        If a file cannot be used, or runs are of several frameworks or devices.
+        If a file cannot be used, runs are of several frameworks or devices, torch is not installed, or the
+        GPUs are none of the catalog's and `cluster` is None.
     """
     from meshwright.planner.runs.calibration.evidence import read_sources
     from meshwright.planner.runs.calibration.service import calibrate_runs
@@ -565,15 +593,35 @@ def calibrate(
 
     given = tuple(run for run in runs if isinstance(run, Run))
     paths = [path_of(run, "runs") for run in runs if not isinstance(run, Run)]
-    read, benchmarks = read_sources(paths, given)
-    if measure:
-        from meshwright.planner.runs.calibration.evidence import benchmarks_of, measured_rates
+    if not measure:
+        read, benchmarks = read_sources(paths, given)
+        return calibrate_runs(read, name=name, like=like, benchmarks=benchmarks)
+    from dataclasses import replace
 
-        rates = measured_rates()
-        if rates is None:
-            return None
-        benchmarks += benchmarks_of(rates, read)
-    return calibrate_runs(read, name=name, like=like, benchmarks=benchmarks)
+    from meshwright.cluster_specs.reader import read_cluster
+    from meshwright.model_specs.reader import read_model
+    from meshwright.planner.runs.calibration.torch_timer import machine_word
+
+    read, benchmarks = read_sources(paths, given) if runs else ((), ())
+    machine = machine_word(
+        read,
+        name=name,
+        like=like,
+        minutes=minutes,
+        model=None if model is None else read_model(model),
+        cluster=None if cluster is None else read_cluster(cluster),
+        progress=progress,
+    )
+    if machine is None or not read:
+        return machine
+    benchmarks += machine.benchmarks
+    learned = calibrate_runs(read, name=name, like=like, benchmarks=benchmarks)
+    provenance = {"measured": machine.calibration.measured}
+    return replace(
+        learned,
+        calibration=learned.calibration.model_copy(update=provenance),
+        notes=(*learned.notes, *machine.notes),
+    )
 
 
 @known_keywords

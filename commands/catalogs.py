@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from meshwright.commands.options import ChoiceIn, NearMissChoice, value_option
+from meshwright.commands.options import ChoiceIn, NearMissChoice, default_option, value_option
 from meshwright.commands.terminal import (
     PATH,
     ProgressLine,
@@ -66,12 +66,23 @@ def model_command(model: str, seq_len: int, as_json: bool) -> None:
 
 
 @click.command("calibrate")
-@click.argument("runs", type=PATH, nargs=-1, required=True, metavar="RUNS.yaml... [LOG...]")
+@click.argument("runs", type=PATH, nargs=-1, metavar="[RUNS.yaml...] [LOG...]")
 @value_option("-o --output", PATH, "STACK.yaml", "The stack to write.", required=True)
 @click.option("--name", metavar="NAME", help="Of the stack; by default the runs' framework.")
 @click.option("--like", metavar="STACK", help="The known stack to begin from.")
+@click.option("--measure", is_flag=True, help="Time this machine's GPUs, with RUNS or alone.")
+@default_option(
+    "--minutes",
+    type=click.FloatRange(0.05, 120.0),
+    default=10.0,
+    metavar="M",
+    help="How long --measure may take.",
+)
 @click.option(
-    "--measure", is_flag=True, help="Run micro-benchmarks on the GPUs too; start under torchrun."
+    "--model", metavar="MODEL", help="Whose shapes --measure times; mixtral-8x7b when absent."
+)
+@click.option(
+    "--cluster", metavar="CLUSTER", help="What the machine is; the catalog's node when absent."
 )
 @force_option
 @common
@@ -82,23 +93,41 @@ def calibrate_command(
     name: str | None,
     like: str | None,
     measure: bool,
+    minutes: float,
+    model: str | None,
+    cluster: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
-    """Learn the constants of your own stack from a few measured runs.
+    """Learn the constants of your own stack from a few measured runs, or of this machine from itself.
 
     RUNS are run files whose rows have `measured`: 3 to 20 runs of one framework on one kind of device. LOGs
-    are logs of nccl-tests. `--calibration STACK.yaml` then prices with what was learned.
+    are logs of nccl-tests. --measure times matrix products, attention, memory, launches and collectives here,
+    and needs PyTorch. `--calibration STACK.yaml` then prices with what was learned.
     """
+    if not runs and not measure:
+        raise click.UsageError(
+            "give RUNS.yaml with measured runs, or --measure on a machine with GPUs."
+        )
     with ProgressLine("starting"):
         from meshwright import api
         from meshwright.documents import refuse_taken, write_files
-        from meshwright.planner.report.run_view import calibration_view
+        from meshwright.planner.report.run_view import calibration_view, machine_view
         from meshwright.planner.request.reader import calibration_text
+        from meshwright.planner.runs.calibration.machine import MachineReport
 
     refuse_taken(output.parent, [output.name], force)
-    with ProgressLine("fitting the constants to the runs"):
-        learned = api.calibrate(*runs, name=name, like=like, measure=measure)
+    with ProgressLine("fitting the constants to the runs") as shown:
+        learned = api.calibrate(
+            *runs,
+            name=name,
+            like=like,
+            measure=measure,
+            minutes=minutes,
+            model=model,
+            cluster=cluster,
+            progress=shown,
+        )
     if learned is None:
         return
     text = calibration_text(learned.calibration)
@@ -107,7 +136,7 @@ def calibrate_command(
         print_json(learned.as_document())
         return
     warn("note", learned.notes)
-    show(calibration_view(learned))
+    show(machine_view(learned) if isinstance(learned, MachineReport) else calibration_view(learned))
     click.echo(f"\nWritten to {output}. Price with it: --calibration {output}")
 
 

@@ -34,12 +34,18 @@ class Factors(BaseModel):
 
     gemm: Factor = 1.0
     """Rate of matrix products, at every precision."""
+    gemm_narrow: Factor = 1.0
+    """Rate of matrix products below 16 bits, over that at 16 bits."""
+    grouped_gemm: Factor = 1.0
+    """Rate of the grouped products of experts, over that of dense ones."""
     attention: Factor = 1.0
     """Rate of attention."""
     hbm: Factor = 1.0
     """Bytes per second of kernels that stream through HBM: norms, activations, optimizer."""
     scale_up: Factor = 1.0
     """Bytes per second between GPUs of a node."""
+    exchange: Factor = 1.0
+    """Bytes per second of all-to-alls between GPUs of a node, over those of rings."""
     network: Factor = 1.0
     """Bytes per second that leave a node."""
     launch: Factor = 1.0
@@ -108,9 +114,14 @@ def _further(spread: float, source: str) -> Prior:
 
 PRIORS: dict[str, Prior] = {
     "gemm": _factor(0.1, "power limits and clocks: 400 to 700 W parts of one name differ by 10 %"),
+    "gemm_narrow": _factor(
+        0.1, "kernels and recipes of FP8: 1.2 to 1.5 times BF16 in published steps"
+    ),
+    "grouped_gemm": _factor(0.15, "libraries and numbers of rows an expert"),
     "attention": _factor(0.25, "fused kernels of one generation differ by a quarter"),
     "hbm": _factor(0.25, "fused and unfused norms, activations and optimizers"),
     "scale_up": _factor(0.15, "nccl-tests of nodes of one kind"),
+    "exchange": _factor(0.2, "0.6 to 0.8 of the link, by NCCL and by kernels of their own"),
     "network": _factor(0.3, "nccl-tests of clusters with the same adapters; congestion"),
     "launch": _factor(0.4, "hosts and interpreters"),
     "layer_wait_s": _further(1e-4, "a few kernel launches of 10 to 20 microseconds"),
@@ -164,7 +175,9 @@ def lowest_coordinates() -> NDArray[np.float64]:
 
 
 MEMORY_FACTORS = ("activation_memory", "state_memory", "loss_memory", "fixed_memory_gib")
-DEVICE_FACTORS = ("gemm", "attention", "hbm", "scale_up", "network")
+DEVICE_FACTORS = (
+    *("gemm", "gemm_narrow", "grouped_gemm", "attention", "hbm", "scale_up", "exchange", "network"),
+)
 
 
 @cache
@@ -181,7 +194,11 @@ def constants_digest() -> str:
     return sha256(b"".join(texts)).hexdigest()
 
 
-Coordinate = Annotated[float, Field(ge=-MOST_SPREADS, le=MOST_SPREADS, allow_inf_nan=False)]
+MOST_MEASURED_SPREADS = 40.0
+"""Of a coordinate that was measured by itself, which no prior holds back: what `MOST` is of the narrowest."""
+Coordinate = Annotated[
+    float, Field(ge=-MOST_MEASURED_SPREADS, le=MOST_MEASURED_SPREADS, allow_inf_nan=False)
+]
 Covariance = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 _COUNT = len(NAMES)
 
@@ -194,6 +211,41 @@ class BandDoc(BaseModel):
     low: Annotated[float, Field(gt=0, le=1)]
     high: Annotated[float, Field(ge=1, le=1e3)]
     rows: Annotated[int, Field(ge=0, le=20_000)]
+
+
+class MeasuredPoint(BaseModel):
+    """One shape that `calibrate --measure` timed."""
+
+    model_config = _DOC
+
+    kind: Annotated[str, Field(min_length=1, max_length=40)]
+    """Kind of operation: gemm, grouped-gemm, attention, attention-backward, copy, launch, or a collective."""
+    precision: Annotated[str, Field(max_length=20)] = ""
+    sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=6)]
+    """As the kind counts them; docs/commands/calibrate.md lists them."""
+    kernel: Annotated[str, Field(max_length=80)] = ""
+    """What ran it, where that makes a difference."""
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """Median."""
+    repeats: Annotated[int, Field(ge=1)]
+    usual_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """What the shipped constants expect of it alone."""
+
+
+class MeasuredMachine(BaseModel):
+    """What `calibrate --measure` ran on, and every time that it took."""
+
+    model_config = _DOC
+
+    device: Annotated[str, Field(max_length=200)]
+    """What the driver calls it."""
+    software: Annotated[str, Field(max_length=200)]
+    gpus: Annotated[int, Field(ge=0, le=1024)]
+    """That were measured together; 0 on a CPU."""
+    model: Annotated[str, Field(max_length=200)]
+    """Whose shapes were timed."""
+    wall_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    points: Annotated[tuple[MeasuredPoint, ...], Field(max_length=600)]
 
 
 class Calibration(BaseModel):
@@ -217,6 +269,8 @@ class Calibration(BaseModel):
     step_time: BandDoc
     memory: BandDoc | None = None
     """None where no run says how much memory it took."""
+    measured: MeasuredMachine | None = None
+    """Where the factors come from, with `calibrate --measure`."""
 
     @field_validator("framework")
     @classmethod
@@ -253,10 +307,13 @@ class Calibration(BaseModel):
         root = vectors * np.sqrt(np.maximum(values, 0.0))
         draws = np.random.default_rng(seed).standard_normal((count // 2, len(NAMES))) @ root.T
         timed = np.array([name not in MEMORY_FACTORS for name in NAMES])
-        low, mean = lowest_coordinates(), np.array(self.mean)
+        mean = np.array(self.mean)
+        # What was measured by itself may lie beyond the bounds of a fit to runs: samples may lie round it.
+        low = np.minimum(lowest_coordinates(), mean + lowest_coordinates())
+        high = np.maximum(MOST_SPREADS, mean + MOST_SPREADS)
         samples = []
         for draw in np.concatenate([draws, -draws]):
-            x = np.clip(mean + draw * timed, low, MOST_SPREADS)
+            x = np.clip(mean + draw * timed, low, high)
             samples.append(self.model_copy(update={"factors": factors_at(x)}))
         return tuple(samples)
 
@@ -325,6 +382,6 @@ class Calibration(BaseModel):
             None where no run was measured.
         """
         band: BandDoc | None = getattr(self, basis_of)
-        if band is None:
+        if band is None or not band.rows:
             return None
         return ErrorBand(**band.model_dump(), basis=f"{band.rows} own runs of {self.name}")

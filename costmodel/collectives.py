@@ -455,6 +455,7 @@ def isolated_fabric(
     own = factors or Factors()
     nominal = levels.gb_per_s * 1e9 * _mesh_share(levels, cluster)
     nominal = nominal * np.where(scale_up, own.scale_up, own.network)
+    exchange = exchange * np.where(scale_up, own.exchange, 1.0)
     packed = np.minimum(levels.blocks, members)
     relayed = deduplicated and cluster.nvlink_domain >= cluster.gpus_per_node > 1
     links = Links(

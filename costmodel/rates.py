@@ -363,7 +363,7 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
 # The constants of a workload with what the user's own runs say of them.
 
 
-_GEMM = ("gemm_fraction_16bit", "gemm_fraction_fp8", "gemm_fraction_mxfp8", "gemm_fraction_fp4")
+_NARROW_GEMM = ("gemm_fraction_fp8", "gemm_fraction_mxfp8", "gemm_fraction_fp4")
 _ATTENTION = (
     "attention_forward_fraction",
     "attention_flash1_fraction",
@@ -482,7 +482,9 @@ def calibrated(constants: Constants, factors: Factors) -> Constants:
 
 
 def _device(device: DeviceConstants, factors: Factors) -> DeviceConstants:
-    changes = {name: getattr(device, name) * factors.gemm for name in _GEMM}
+    narrow = factors.gemm * factors.gemm_narrow
+    changes = {name: getattr(device, name) * narrow for name in _NARROW_GEMM}
+    changes["gemm_fraction_16bit"] = device.gemm_fraction_16bit * factors.gemm
     changes |= {name: getattr(device, name) * factors.attention for name in _ATTENTION}
     changes["hbm_fraction"] = device.hbm_fraction * factors.hbm
     changes["scale_up_fraction"] = device.scale_up_fraction * factors.scale_up
@@ -508,5 +510,6 @@ def _shared(shared: dict[str, float], factors: Factors) -> dict[str, float]:
         name = f"{medium}_fraction"
         changes[name] = shared[name] * factors.network
     name = "all_to_all_scale_up_fraction"
-    changes[name] = shared[name] * factors.scale_up
+    changes[name] = shared[name] * factors.scale_up * factors.exchange
+    changes["grouped_gemm_factor"] = shared["grouped_gemm_factor"] * factors.grouped_gemm
     return shared | changes

@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.constraints.memory import HbmCapacity
+from meshwright.constraints.registry import findings
+from meshwright.constraints.rule import FinishedPlan, spans_of
 from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import Layout, Placement
@@ -172,7 +175,7 @@ def _measured_side(
 
 
 def _applied(recipe: MeasuredRecipe, asked: Workload) -> _Arranged | None:
-    """A run's choices on another work; None where degrees do not divide or a GPU would be too full."""
+    """A run's choices on another work; None where they break a rule there or a GPU would be too full."""
     of_run = dict(recipe.layout)
     degrees = [of_run.get(axis, 1) for axis in ("tp", "cp", "pp")]
     dp, over = divmod(asked.gpus, math.prod(degrees))
@@ -199,9 +202,18 @@ def _applied(recipe: MeasuredRecipe, asked: Workload) -> _Arranged | None:
         workload = execution.applied(asked)
         # Recipes run on the edge of HBM: memory counts as it is predicted, without a margin.
         as_predicted = replace(workload, memory_margin=1.0)
-        if float(np.max(stage_memory_gib(workload, layout, stages))) > usable_hbm_gib(as_predicted):
-            return None
+        memory_gib = tuple(stage_memory_gib(workload, layout, stages))
         placement = nested_placement(workload.cluster, layout)
+        finished = FinishedPlan(
+            workload=workload,
+            layout=layout,
+            stages=stages,
+            memory_gib=memory_gib,
+            spans=spans_of(placement),
+        )
+        full = max(memory_gib) > usable_hbm_gib(as_predicted)
+        if full or any(findings(finished, without=(HbmCapacity.name,))):
+            return None
         found = _Arranged(workload=workload, layout=layout, stages=stages, placement=placement)
         return found if 0.0 < found.step_time_s < math.inf else None
     except (ValueError, ArithmeticError):

@@ -30,6 +30,7 @@ from meshwright.planner.report.view import (
     section,
     table,
 )
+from meshwright.planner.runs.calibration.machine import MachineReport
 from meshwright.planner.runs.calibration.report import CalibrationReport
 from meshwright.planner.runs.prediction import PricedRun
 from meshwright.planner.runs.run_file import Run
@@ -348,6 +349,45 @@ def calibration_view(report: CalibrationReport) -> View:
         *section("Predicted against measured", report.rows[:_MOST_CALIBRATED_ROWS], _CALIBRATED),
         *_next(report),
     ]
+
+
+def machine_view(report: MachineReport) -> View:
+    """The blocks that `meshwright calibrate --measure` prints without runs.
+
+    Parameters
+    ----------
+    report
+        Of the machine.
+    """
+    stack = report.calibration
+    machine = stack.measured
+    facts = [("stack", f"{stack.name}, on {stack.device}; launches as of {stack.framework}")]
+    if machine is not None:
+        facts += [
+            ("machine", f"{machine.device}, {machine.software}"),
+            (
+                "timed",
+                f"{len(machine.points)} shapes of {machine.model} in {seconds(machine.wall_s)}",
+            ),
+        ]
+    sentences = [each.sentence for each in report.moved if abs(each.moved_pct) >= _HARDLY_PCT]
+    columns: Columns = {
+        "name": "constant",
+        "assumed": Column("assumed", _THREE),
+        "value": Column("yours", _THREE),
+        "unit": "unit",
+        "moved_pct": Column("moved", _SIGNED, unit="%"),
+        "points": Column("times", COUNT),
+        "scatter_pct": Column("scatter", _SIGNED, unit="%"),
+    }
+    moved: View = []
+    if sentences:
+        moved = [Heading("What moved"), *[line(f"- {words}") for words in sentences]]
+    return [Facts(facts), *moved, *section("Classes of operations", report.moved, columns)]
+
+
+_HARDLY_PCT = 2.0
+"""A class that moved by less lies where it was assumed."""
 
 
 _CONSTANTS: Columns = {

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from meshwright.costmodel.calibration import Calibration
-from meshwright.costmodel.rates import Constants, calibrated_constants, fabric_links, kernel_rates
+from meshwright.costmodel.rates import (
+    Constants,
+    calibrated_constants,
+    device_rates,
+    fabric_links,
+    kernel_rates,
+)
 from meshwright.costmodel.workload import Workload
 
 
@@ -138,6 +144,16 @@ def _attention_tflops(workload: Workload, constants: Constants) -> float:
     return kernel_rates(workload, constants).attention_forward_flops / 1e12
 
 
+def _narrow_tflops(workload: Workload, constants: Constants) -> float:
+    device = workload.cluster.device
+    precision = "fp8" if device.peak_fp8_tflops else "bf16"
+    return device_rates(device, precision, constants).gemm_flops / 1e12
+
+
+def _exchange_gb_per_s(workload: Workload, constants: Constants) -> float:
+    return float(fabric_links(workload, constants).all_to_all_bytes_per_s[0]) / 1e9
+
+
 def _hbm_gb_per_s(workload: Workload, constants: Constants) -> float:
     return kernel_rates(workload, constants).hbm_bytes_per_s / 1e9
 
@@ -173,6 +189,16 @@ MEANINGS: dict[str, Meaning] = {
         read=_gemm_tflops,
         sentence="your matrix products reach {after} TFLOP/s at their best, {before} were assumed",
     ),
+    "gemm_narrow": Meaning(
+        unit="TFLOP/s",
+        read=_narrow_tflops,
+        sentence="your FP8 matrix products reach {after} TFLOP/s at their best, {before} were assumed",
+    ),
+    "grouped_gemm": Meaning(
+        unit="x",
+        read=lambda _, constants: constants.shared["grouped_gemm_factor"],
+        sentence="grouped products of experts run at {after} of the dense rate, {before} were assumed",
+    ),
     "attention": Meaning(
         unit="TFLOP/s",
         read=_attention_tflops,
@@ -187,6 +213,11 @@ MEANINGS: dict[str, Meaning] = {
         unit="GB/s",
         read=_scale_up_gb_per_s,
         sentence="your GPUs exchange {after} GB/s inside a node, {before} were assumed",
+    ),
+    "exchange": Meaning(
+        unit="GB/s",
+        read=_exchange_gb_per_s,
+        sentence="all-to-alls move {after} GB/s a GPU inside a node, {before} were assumed",
     ),
     "network": Meaning(
         unit="GB/s",

@@ -18,7 +18,7 @@ import yaml
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.calibration import Calibration
-from meshwright.documents import parse_mapping, read_text, write_files
+from meshwright.documents import parse_mapping, read_text
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import (
     BUCKET,
@@ -82,6 +82,7 @@ from meshwright.planner.runs.launches.trainers import (
     swift_command,
     trl_stage,
 )
+from meshwright.planner.runs.logs import with_measurement, write_run_file
 from meshwright.planner.runs.prediction import PricedRun, price_run
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, run_from_mapping
 from meshwright.planner.runs.run_schema import SettingsDoc
@@ -311,6 +312,7 @@ def price_launch(
     additions: Sequence[str],
     output: Path | None = None,
     calibration: Calibration | None = None,
+    measured: Path | None = None,
 ) -> Iterator[PricedRun]:
     """Prices the run of a launch file.
 
@@ -324,6 +326,8 @@ def price_launch(
         Where to write the run file, if anywhere.
     calibration
         What the user's own runs say of the constants.
+    measured
+        Log of the run, as `read_log` takes it.
 
     Raises
     ------
@@ -332,6 +336,8 @@ def price_launch(
     """
     launch = read_launch(path, _added_model(additions, path))
     mapping = complete(launch, additions, str(path))
+    if measured is not None:
+        mapping = with_measurement(mapping, measured)
     run = run_from_mapping(
         mapping,
         where=str(path),
@@ -344,8 +350,7 @@ def price_launch(
     if run.ranks and not launch.places:
         mapping["run"]["hosts"] = list(launch.hosts)
     if output is not None:
-        text = yaml.safe_dump({"schema": 1, **mapping}, sort_keys=False)
-        write_files(output.parent, {output.name: text})
+        write_run_file(output, mapping)
     assumed = launch.assumed if mapping["model"] is launch.model else ()
     remarks = (*run.remarks, *launch.remarks, *assumed, *unread)
     yield price_run(replace(run, remarks=remarks), path)

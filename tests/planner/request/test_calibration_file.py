@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from meshwright.costmodel.calibration import Factors
+from meshwright.costmodel.calibration import NAMES, Factors
 from meshwright.costmodel.rates import step_time_band
 from meshwright.errors import InputError
 from meshwright.planner.plan.make_plan import make_plan, repriced
@@ -65,7 +65,7 @@ def test_a_file_that_is_wrong_is_refused(
 
 
 def test_a_covariance_that_is_none_is_refused(tmp_path: Path) -> None:
-    matrix = [[0.1 if i == j else 0.0 for j in range(16)] for i in range(16)]
+    matrix = [[0.1 if i == j else 0.0 for j in range(len(NAMES))] for i in range(len(NAMES))]
     matrix[0][1] = matrix[1][0] = 0.5
     with pytest.raises(InputError, match="positive semidefinite"):
         read_calibration(written(tmp_path / "stack.yaml", covariance=matrix))
