@@ -606,6 +606,8 @@ def _nanotron_model(config: object, where: str) -> dict[str, Any]:
 _PROGRAM = re.compile(r"verl\.trainer\.(\w+)")
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_][a-z0-9_]*(?:\.[\w@]+)*)=(.*)", re.DOTALL)
 _ACTOR, _HF_MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+_BY_MEGATRON = "megatron"
+"""Strategy of an actor that Megatron trains."""
 _UPDATE, _TUNING = "main_ppo", ("fsdp_sft_trainer", "sft_trainer")
 _LEFT_OUT = {"data.max_prompt_length": 512, "data.max_response_length": 512}
 
@@ -684,7 +686,7 @@ def _actors_update(leaves: _Leaves, path: Path) -> LaunchRun:
     where = str(path)
     lengths = [leaves.count(name, usual) for name, usual in _LEFT_OUT.items()]
     length = sum(lengths)
-    by_megatron = leaves.get(f"{_ACTOR}.strategy") == "megatron" or any(
+    by_megatron = leaves.get(f"{_ACTOR}.strategy") == _BY_MEGATRON or any(
         name.startswith(f"{_ACTOR}.megatron.") for name in leaves.values
     )
     if by_megatron:

@@ -64,6 +64,8 @@ _CONFIG_FILE, RECIPE = "config_file", "config"
 _ADAPTERS = "use_peft"
 _PACKING, _PADDING_FREE = "packing", "padding_free"
 _SWIFT_BATCH = 16
+_SECOND_FSDP = "fsdp2"
+"""Word of ms-swift for its preset of FSDP2."""
 
 PEFT_DEFAULT = "no target modules are named: q_proj and v_proj, which PEFT takes for most families"
 OTHER_STEP = "has no price yet: it is another step than that of language modelling"
@@ -569,7 +571,7 @@ def _sharding(
         if tensor is not None:
             document = {**document, "tensor_parallel": {"autotp_size": tensor}}
         return readers.deepspeed(document, known, f"{where}: {DEEPSPEED_FILE}")
-    if fields.get("fsdp") == "fsdp2" and dialect.is_swift:
+    if fields.get("fsdp") == _SECOND_FSDP and dialect.is_swift:
         return sharded(dict(_FSDP_PRESET), dialect.kind, path, readers.deepspeed, batch)
     if by_file is None or named is not None:
         return sharded(fields, dialect.kind, path, readers.deepspeed, batch)
@@ -720,7 +722,8 @@ _MEGATRON_DEFAULTS: dict[str, Any] = {
     "attention_backend": "flash",
 }
 _MEGATRON_SWIFT = replace(_SWIFT, kind="megatron-swift")
-_PROGRAMS = {"swift": ("sft", "pt", "rlhf"), "megatron": ("sft", "pt", "rlhf")}
+_MEGATRON_PROGRAM = "megatron"
+_PROGRAMS = {"swift": ("sft", "pt", "rlhf"), _MEGATRON_PROGRAM: ("sft", "pt", "rlhf")}
 _SCRIPTS = re.compile(r"swift/cli/(_megatron/)?(sft|pt|rlhf)\.py")
 
 
@@ -747,7 +750,7 @@ def swift_command(line: CommandLine) -> SwiftCommand | None:
             continue
         later = range(position + 2, len(words))
         end = next((index for index in later if words[index] in _PROGRAMS), len(words))
-        by_megatron = word == "megatron" or (script is not None and script[1] is not None)
+        by_megatron = word == _MEGATRON_PROGRAM or (script is not None and script[1] is not None)
         return SwiftCommand(line.until(end), by_megatron)
     return None
 
