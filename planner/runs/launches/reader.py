@@ -432,7 +432,8 @@ def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) ->
     """The run of a script that starts a fine-tuning stack; None for other scripts."""
     command = swift_command(line)
     if command is not None:
-        return from_swift(command, path, READERS, None if model is None else read_model(model))
+        run = from_swift(command, path, READERS, None if model is None else read_model(model))
+        return with_optimizer(run, fields_of_line(command.line), _OPTIM)
     program = verl_program(line)
     if program is not None:
         return from_verl(line, program, path)

@@ -17,6 +17,7 @@ from typing import Any
 from meshwright.costmodel.layout import AXES
 from meshwright.documents import parse_mapping, read_text
 from meshwright.errors import InputError
+from meshwright.frameworks.deepspeed import TRAINER_OPTIMIZERS
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.model_specs.adapters import ALL_LINEAR
@@ -172,6 +173,13 @@ _BUILDER = re.compile(
 _OUTPUT = {"output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _LOSS, _MODEL = f"loss.{_COMPONENT}", f"model.{_COMPONENT}"
+_OPTIMIZER = f"optimizer.{_COMPONENT}"
+_TUNE_OPTIMIZERS = {
+    "bitsandbytes.optim.PagedAdamW": TRAINER_OPTIMIZERS["paged_adamw_32bit"],
+    "bitsandbytes.optim.PagedAdamW8bit": TRAINER_OPTIMIZERS["paged_adamw_8bit"],
+    "bitsandbytes.optim.AdamW8bit": TRAINER_OPTIMIZERS["adamw_bnb_8bit"],
+    "torchao.optim.AdamW8bit": TRAINER_OPTIMIZERS["adamw_torch_8bit"],
+}
 PURE_HALF = "dtype"
 """Full training keeps weights and moments at this type, without a copy at 32 bits: prices have one."""
 
@@ -237,6 +245,10 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
     length = leaves.get("tokenizer.max_seq_len")
     if length is not None:
         settings["seq_len"] = leaves.count("tokenizer.max_seq_len")
+    optimizer = _TUNE_OPTIMIZERS.get(str(leaves.values.get(_OPTIMIZER)))
+    if optimizer is not None:
+        settings["optimizer"] = optimizer
+        leaves.get(_OPTIMIZER)
     unread += [] if adapters is not None else [PURE_HALF]
     # Both torchtune's own losses take the logits in pieces.
     unread += [_LOSS] if loss.startswith("torchtune.") else []

@@ -89,7 +89,7 @@ def test_torchtunes_builders_name_models(builder: str, model: str | None, tmp_pa
             "loss._component_",
         ),
         ({"compile": True}, "compile"),
-        ({"optimizer___component_": "bitsandbytes.optim.PagedAdamW8bit"}, "optimizer._component_"),
+        ({"optimizer___component_": "torch.optim.Adagrad"}, "optimizer._component_"),
         ({"model__use_dora": True}, "model.use_dora"),
         ({"model__apply_lora_to_output": True}, "model.apply_lora_to_output"),
         ({"a_new_key": 1}, "a_new_key"),
@@ -99,6 +99,11 @@ def test_what_torchtune_changes_and_is_not_read(
     changes: dict[str, Any], unread: str, tmp_path: Path
 ) -> None:
     assert tune(tmp_path, **changes).unread == (unread,)
+
+
+def test_torchtunes_optimizers(tmp_path: Path) -> None:
+    run = tune(tmp_path, optimizer___component_="bitsandbytes.optim.PagedAdamW8bit")
+    assert (run.settings["optimizer"], run.unread) == ("paged-adam-8bit", ())
 
 
 def test_torchtune_over_further_axes(tmp_path: Path) -> None:
