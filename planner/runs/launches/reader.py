@@ -604,6 +604,8 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
     if settings.get("framework") in (DEEPSPEED.name, FSDP2.name):
         # Their files do not say what is trained; those of fine-tuning stacks do.
         settings.setdefault("adapters", inputs.adapters)
+        if "kind" not in settings:
+            settings |= {"kind": inputs.kind, "reference": inputs.reference}
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
     run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
     return on_its_hosts(run, launch)
