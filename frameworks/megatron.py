@@ -412,7 +412,7 @@ def _emerging(name: str, since: str) -> OptimizerSetting:
         since,
         beside="adam",
         whole=True,
-        installs="emerging-optimizers",
+        installs="emerging-optimizers, from github.com/NVIDIA-NeMo/Emerging-Optimizers",
         rules=("megatron-emerging-precision",),
     )
 
