@@ -214,6 +214,8 @@ def near_miss(word: object, choices: Iterable[str]) -> str | None:
 
     >>> near_miss("Flash Atention", ["flash_attention", "eager"])
     'flash_attention'
+    >>> near_miss("gb300", ["dgx-b300", "gb300-nvl72"])
+    'gb300-nvl72'
     """
     if not isinstance(word, str):
         return None
@@ -221,10 +223,11 @@ def near_miss(word: object, choices: Iterable[str]) -> str | None:
     bounded = islice((choice for choice in choices if len(choice) <= LONGEST_VALUE), MOST_COMPARED)
     by_plain = {_plain(choice): choice for choice in bounded}
     plain = _plain(word[:LONGEST_VALUE])
-    close = difflib.get_close_matches(plain, by_plain, n=1, cutoff=0.6)
-    if not close and len(plain) > 2:
-        # Such as "h100" of "dgx-h100", which is too short for the ratio above.
-        close = [name for name in by_plain if plain in name]
+    # A name that holds the word, such as "gb300-nvl72" of "gb300", before one that only looks like it.
+    holding = [name for name in by_plain if plain in name] if len(plain) > 2 else []
+    close = difflib.get_close_matches(
+        plain, holding or by_plain, n=1, cutoff=0.0 if holding else 0.6
+    )
     return by_plain[close[0]] if close else None
 
 

@@ -180,7 +180,10 @@ def _show_sweep(
     metavar="A=X",
     help="What it leaves open: cluster=dgx-h100.",
 )
-@value_option("-o --output", PATH, "FILE", "Write a launch file's run file here.")
+@value_option("--measured", PATH, "LOG", "What the run logged: its step and memory are set beside.")
+@value_option(
+    "-o --output", PATH, "FILE", "Write the run file of a launch file, or of a log, here."
+)
 @calibration_option
 @common
 def estimate_command(
@@ -188,24 +191,32 @@ def estimate_command(
     run: Path,
     from_launch: bool,
     settings: tuple[str, ...],
+    measured: Path | None,
     output: Path | None,
     calibration: Path | None,
     as_json: bool,
 ) -> None:
     """Price one fully given configuration: time, memory, traffic. No search.
 
-    The ranks lie in Megatron's order: tp, cp, dp, pp from the inside.
+    The ranks lie in Megatron's order: tp, cp, dp, pp from the inside. LOG is text of Megatron or torchtitan,
+    a history of Weights & Biases (CSV, JSON), TensorBoard's event files (pip install 'meshwright[logs]'), or
+    MLflow's folder of a run.
     """
+    if output is not None and not from_launch and measured is None:
+        raise InputError("needs --from-launch or --measured: RUN is a run file", where="--output")
     with ProgressLine("starting"):
         from meshwright import api
         from meshwright.planner.report.run_view import run_view
         from meshwright.planner.request.reader import read_calibration
         from meshwright.planner.runs.launches.reader import price_launch
+        from meshwright.planner.runs.logs import price_logged
         from meshwright.planner.runs.prediction import run_document
 
     documents = []
     if from_launch:
-        runs = price_launch(run, settings, output, read_calibration(calibration))
+        runs = price_launch(run, settings, output, read_calibration(calibration), measured)
+    elif measured is not None:
+        runs = iter([price_logged(run, measured, output, read_calibration(calibration))])
     else:
         runs = iter(api.estimate(run, calibration=calibration))
     for priced in runs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.frameworks.fsdp2 import PEFT_ADAPTERS
+from meshwright.frameworks.fsdp2 import PEFT_ADAPTERS, PRECOMPUTED, TRL_STEPS
 from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
 from meshwright.frameworks.record import (
     Argument,
@@ -14,6 +14,7 @@ from meshwright.frameworks.record import (
     GradientBuckets,
     OptimizerOffload,
     OptimizerSetting,
+    ReferenceSetting,
     Setting,
     ShardGroups,
     Stack,
@@ -119,6 +120,27 @@ _OPTIMIZERS = {
     "paged-adam-8bit": _of_trainer("paged_adamw_8bit", "bitsandbytes"),
 }
 
+OWN_OPTIMIZERS = {
+    "adam": "adam",
+    "adamw": "adam",
+    "lion": "lion",
+    "muon": "muon",
+    "adafactor": "adafactor",
+}
+"""Optimizers by what `optimizer.type` calls them, in small letters. SGD has no momentum by default."""
+TRAINER_OPTIMIZERS = {
+    "lion_32bit": "lion",
+    "adafactor": "adafactor",
+    "adamw_8bit": "adam-8bit",
+    "adamw_bnb_8bit": "adam-8bit",
+    "adamw_torch_8bit": "adam-8bit",
+    "paged_adamw_32bit": "paged-adam",
+    "paged_adamw_8bit": "paged-adam-8bit",
+    "muon": "muon",
+}
+"""Optimizers by the names of transformers' Trainer (training_args.py, OptimizerNames), which LLaMA-Factory,
+Axolotl and ms-swift keep to; the last one is their own."""
+
 MEGATRON_DEEPSPEED = Stack(name="megatron-deepspeed", written=r"megatron-deepspeed\b", bound=False)
 """Left Megatron-LM before most of the rules of either record."""
 
@@ -200,6 +222,21 @@ DEEPSPEED = Framework(
     hybrid_layers=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
     adapters=PEFT_ADAPTERS,
+    step_kinds=TRL_STEPS,
+    references={
+        "resident": ReferenceSetting(
+            source="trl/models/utils.py", is_sharded=True, shard_bytes=2.0
+        ),
+        "offloaded": ReferenceSetting(
+            flag="--ref.offload",
+            source="openrlhf/cli/train_dpo.py",
+            rules=("deepspeed-reference",),
+            kinds=("dpo",),
+            is_sharded=True,
+            uploads_shards=True,
+        ),
+        "precomputed": PRECOMPUTED,
+    },
     degrees_remedy="ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence "
     "parallelism off.",
 )

@@ -205,7 +205,14 @@ def _refuse_hub_id(text: str) -> None:
         f"and give {name}/config.json",
         where="model",
         value=text,
+        did_you_mean=_near_hub_id(text),
     )
+
+
+def _near_hub_id(text: str) -> str | None:
+    """The longest name on the hub that the text begins with, as that of a variant does; else the nearest."""
+    beginnings = [name for name in hub_names() if text.lower().startswith(name.lower())]
+    return max(beginnings, key=len) if beginnings else near_miss(text, hub_names())
 
 
 def _file_name(path: Path) -> str:

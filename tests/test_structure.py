@@ -84,6 +84,7 @@ HEAVY = (
     "starlette",
     "uvicorn",
     "mcp",
+    "tensorboard",
 )
 
 

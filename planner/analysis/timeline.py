@@ -168,8 +168,12 @@ def _in_model_order(by_rank: NDArray[np.float64], v_shaped: bool) -> list[float]
 
 Event = dict[str, Any]
 
-COMPUTE, AFTERWARDS, SENDS, RECEIVES = 0, 1, 10, 20
-"""Threads of a pipeline rank. What is sent while something else still is takes the next thread."""
+RANK = 1000
+"""Process of the first pipeline rank, and what lies between the processes of two."""
+COMPUTE, AFTERWARDS, SENDS, RECEIVES = 1, 2, 10, 500
+"""Threads of a pipeline rank, counted from its process on: Perfetto takes thread 0, and one that is called as
+the process, for the process's first, and puts them on one track. What is sent while something else still is
+takes the next thread."""
 THREADS = {
     COMPUTE: "passes",
     AFTERWARDS: "gradients and optimizer",
@@ -232,7 +236,8 @@ def _events(trace: Trace) -> Iterator[Event]:
     transfers = list(_transfers(trace))
     for rank, played in enumerate(_played_passes(trace)):
         yield from _process(rank)
-        yield from (_thread(rank, thread) for thread in (COMPUTE, AFTERWARDS))
+        for thread in (COMPUTE, AFTERWARDS):
+            yield from _thread(rank, thread)
         for each in played:
             yield from _pass(trace, rank, each)
         yield from _afterwards(trace, rank)
@@ -242,16 +247,26 @@ def _events(trace: Trace) -> Iterator[Event]:
 
 
 def _process(rank: int) -> Iterator[Event]:
-    named = {"name": f"pipeline rank {rank}"}
-    yield {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": named}
-    order = {"sort_index": rank}
-    yield {"name": "process_sort_index", "ph": "M", "pid": rank, "tid": 0, "args": order}
+    place = _place(rank, COMPUTE)
+    yield {"name": "process_name", "ph": "M", **place, "args": {"name": f"pipeline rank {rank}"}}
+    yield {"name": "process_sort_index", "ph": "M", **place, "args": {"sort_index": rank}}
 
 
-def _thread(rank: int, thread: int, lane: int = 0) -> Event:
-    number = f", {lane + 1}" if lane else ""
-    named = {"name": f"{THREADS[thread]}{number}"}
-    return {"name": "thread_name", "ph": "M", "pid": rank, "tid": thread + lane, "args": named}
+def _thread(rank: int, thread: int, lane: int = 0) -> Iterator[Event]:
+    number, place = f", {lane + 1}" if lane else "", _place(rank, thread + lane)
+    yield {
+        "name": "thread_name",
+        "ph": "M",
+        **place,
+        "args": {"name": f"{THREADS[thread]}{number}"},
+    }
+    yield {"name": "thread_sort_index", "ph": "M", **place, "args": {"sort_index": thread + lane}}
+
+
+def _place(rank: int, thread: int) -> dict[str, int]:
+    """The process and the thread of an event."""
+    process = RANK * (rank + 1)
+    return {"pid": process, "tid": process + thread}
 
 
 def _pass(trace: Trace, rank: int, played: _PlayedPass) -> Iterator[Event]:
@@ -304,7 +319,7 @@ def _sent(rank: int, thread: int, transfers: list[_Transfer]) -> Iterator[Event]
         lane = next((at for at, free in enumerate(free_us) if free <= begin_us), len(free_us))
         if lane == len(free_us):
             free_us.append(0)
-            yield _thread(rank, thread, lane)
+            yield from _thread(rank, thread, lane)
         free_us[lane] = end_us
         is_sender = thread == SENDS
         words = f"to rank {transfer.receiver}" if is_sender else f"from rank {transfer.sender}"
@@ -320,7 +335,7 @@ def _sent(rank: int, thread: int, transfers: list[_Transfer]) -> Iterator[Event]
         third_us = (end_us - begin_us) // 3
         if third_us:
             arrow: Event = {"name": transfer.what, "cat": "transfer", "id": transfer.number}
-            arrow |= {"pid": rank, "tid": thread + lane}
+            arrow |= _place(rank, thread + lane)
             if is_sender:
                 yield {**arrow, "ph": "s", "ts": begin_us + third_us}
             else:
@@ -353,7 +368,7 @@ def _memory_counter(trace: Trace, rank: int, played: list[_PlayedPass]) -> Itera
     most = max(count for _, count in counts)
     for at_s, count in counts:
         amounts = {"static": static_gib, "activations": activations_gib * count / most}
-        track: Event = {"ph": "C", "pid": rank, "tid": 0, "ts": _microseconds(at_s)}
+        track: Event = {"ph": "C", **_place(rank, COMPUTE), "ts": _microseconds(at_s)}
         yield {"name": "memory GiB", **track, "args": amounts}
 
 
@@ -365,13 +380,12 @@ def _event(
     **arguments: int,
 ) -> Event:
     """A complete event from one time to another."""
-    (process, thread), (begin_us, end_us) = track, map(_microseconds, times_s)
+    begin_us, end_us = map(_microseconds, times_s)
     return {
         "name": name,
         "cat": category,
         "ph": "X",
-        "pid": process,
-        "tid": thread,
+        **_place(*track),
         "ts": begin_us,
         "dur": end_us - begin_us,
         "args": arguments,

@@ -27,6 +27,7 @@ from meshwright.frameworks.catalog import (
     nearest_stack,
     stack_in_words,
 )
+from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.megatron import PYTORCH
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.adapters import AdapterSpec, resolved
@@ -34,6 +35,7 @@ from meshwright.model_specs.reader import model_from_mapping, read_model, with_t
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.choices import NUMBERS, NUMERICS, OF_EXECUTION
 from meshwright.planner.request.executions import FP8_ATTENTION_ON
+from meshwright.planner.request.plan_request import checked_reference
 from meshwright.planner.runs.launches.command_line import fields_of, refuse_adapters
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_terms import (
@@ -336,7 +338,7 @@ MAX_FILE_BYTES = 16 * 2**20
 MAX_RUNS = 20_000
 _SAME_IN_WORKLOAD = (
     "global_batch", "seq_len", "precision", "optimizer", "launch_blocking", "expert_imbalance",
-    "reserve_gib",
+    "reserve_gib", "muon_tp_mode",
 )  # fmt: skip
 """Settings that a workload holds under the same name and meaning."""
 SLIP = 0.9
@@ -485,6 +487,8 @@ def _run(
         **_execution_of(settings),
         **{name: getattr(settings, name) for name in _SAME_IN_WORKLOAD},
         adapters=_adapters(settings, model, profile),
+        kind=settings.kind,
+        reference=_reference(settings, profile),
         model=model,
         cluster=cluster,
         gpus=gpus,
@@ -622,6 +626,15 @@ def _adapters(settings: SettingsDoc, model: ModelSpec, profile: str) -> AdapterS
     return resolved(model, settings.adapters, fused=fused)
 
 
+def _reference(settings: SettingsDoc, profile: str) -> str | None:
+    """Where the reference model is, as the framework keeps it."""
+    framework, is_frozen = framework_of_stack(profile).name, settings.adapters is not None
+    if profile == PYTORCH.name:
+        # Under plain data parallelism TRL's trainers keep what they keep under FSDP2.
+        framework = FSDP2.name
+    return checked_reference(framework, settings.kind, settings.reference, is_frozen=is_frozen)
+
+
 def _readable_part(
     section: dict[str, Any], schema: type[BaseModel], place: str
 ) -> tuple[dict[str, Any], list[str]]:
@@ -678,7 +691,7 @@ def _measured(doc: MeasuredDoc | None, workload: Workload) -> Measured | None:
         return None
     step_time_s = doc.step_time_s
     if step_time_s is None and doc.tokens_per_s_per_gpu is not None:
-        tokens = workload.global_batch * workload.seq_len
+        tokens = workload.tokens_per_step
         step_time_s = tokens / (doc.tokens_per_s_per_gpu * workload.gpus)
     measured = _measurement(doc, step_time_s)
     figures = step_time_s is not None or doc.memory_gib is not None

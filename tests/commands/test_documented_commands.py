@@ -126,6 +126,7 @@ def write_files_of_a_reader(path: Path) -> None:
     np.savez(path / "loads.npz", load=np.random.default_rng(0).lognormal(0, 1, (4, 16)))
     np.savez(path / "routing.npz", load=np.ones((16, 64)))
     (path / "nccl.log").write_text(NCCL_LOG, encoding="utf-8")
+    (path / "train.log").write_text(TRAIN_LOG, encoding="utf-8")
 
 
 SCRIPT = """\
@@ -143,6 +144,10 @@ jobs:
   - {name: small, model: llama-3-8b, cluster: dgx-h100, gpus: 8, global_batch: 32, seq_len: 4096,
      pin: "pp=1,micro_batch=1,recompute=none"}
 """
+TRAIN_LOG = "".join(
+    f" iteration {step:8d}/    500 | elapsed time per iteration (ms): 6300.5 |\n"
+    for step in (10, 20, 30)
+)
 NCCL_LOG = "\n".join(
     [
         "# Collective test starting: all_reduce_perf",
@@ -167,7 +172,8 @@ def test_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "calibrate runs.yaml -o stack.yaml",
     ]
     troubles = []
-    # Pages and tools are served until they are ended, a machine is timed with PyTorch: they have own tests.
+    # A page and tools are served until they are ended, a machine is timed with PyTorch: they have tests of
+    # their own.
     lines = [
         line
         for line in documented()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.execution_names import OPTIMIZERS
+from meshwright.costmodel.collectives import ring_pass_s
+from meshwright.costmodel.execution_names import OPTIMIZERS, MuonMode
 from meshwright.costmodel.footprint import offloaded_states_gib, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.optimizers import (
@@ -49,6 +50,7 @@ LLAMA = Workload(
     global_batch=128,
     seq_len=8192,
 )
+LLAMA_MUON = replace(LLAMA, optimizer="muon")
 SHARDED = Layout(dp=8, zero_stage=1, num_micro_batches=16)
 STAGES = ((32,),)
 
@@ -106,6 +108,16 @@ def test_flat_pieces_have_no_rows_and_none_is_small() -> None:
     norms = 65 * 4096
     mean = (32 * kept + 4 * norms) / (32 * values + norms)
     assert moments_bytes(with_optimizer("adafactor", "pytorch")) == pytest.approx(mean, rel=1e-2)
+
+
+def test_the_trainer_keeps_states_of_embeddings_wide() -> None:
+    """8 bytes of the table, 2 and a 32nd of the head; a tied head is the table."""
+    narrow = 2.0 + 8.0 / 256.0
+    trainer = with_optimizer("adam-8bit", "pytorch")
+    assert moments_bytes(trainer, tables=True) == pytest.approx((8.0 + narrow) / 2.0)
+    tied = replace(trainer, model=load_catalog_model("llama-3.2-1b"))
+    assert moments_bytes(tied, tables=True) == 8.0
+    assert moments_bytes(with_optimizer("adam-8bit", "fsdp2"), tables=True) == narrow
 
 
 def test_lion_is_alone_outside_megatron() -> None:
@@ -245,6 +257,38 @@ def test_who_orthogonalises() -> None:
     assert float(orthogonalising_s(make_context(LLAMA, SHARDED, placement), 8, 1)) == 0.0
 
 
+def test_tensor_ranks_orthogonalise_pieces_wholes_or_together() -> None:
+    """Llama-3 8B over 4 tensor ranks, one layer's down-projection: 4,096 rows of 14,336, inputs split."""
+    layout = Layout(tp=4, dp=2, zero_stage=1, num_micro_batches=16, sequence_parallel=True)
+    placement = nested_placement(LLAMA.cluster, layout)
+    spent = {}
+    for mode in get_args(MuonMode):
+        work = with_optimizer("muon", muon_tp_mode=mode)
+        context = make_context(work, layout, placement)
+        spent[mode] = float(orthogonalising_s(context, 1, 1))
+        alone = with_optimizer("muon", muon_tp_mode=mode)
+        single = make_context(alone, SHARDED, nested_placement(alone.cluster, SHARDED))
+        assert float(orthogonalising_s(single, 8, 1)) == pytest.approx(
+            float(orthogonalising_s(make_context(LLAMA_MUON, SHARDED, single.placement), 8, 1))
+        )
+    rates = context.rates
+    wholes = sum(
+        each.number
+        * (
+            float(newton_schulz_s(each.matrix.outputs, each.matrix.inputs, rates))
+            + float(
+                ring_pass_s(
+                    4.0 * each.matrix.outputs * each.matrix.inputs, placement.tp, context.links
+                )
+            )
+        )
+        for each in counted_matrices(LLAMA.model, fused=True)
+    )
+    assert spent["duplicated"] == pytest.approx(wholes)
+    # Pieces are smaller squares; together a square of the edge that is not split is squared by every rank.
+    assert spent["blockwise"] < spent["distributed"] < spent["duplicated"]
+
+
 def test_fsdp2_sends_in_every_iteration() -> None:
     """On one GPU it sends nothing; on 8 nodes it sends more than it multiplies."""
     muon = with_optimizer("muon", "fsdp2", gpus=64)
@@ -259,9 +303,10 @@ def test_fsdp2_sends_in_every_iteration() -> None:
         for layout in (alone, wide)
     )
     assert spread > single / 4
-    # A layer's wide matrices: 2 m n and m^2 elements of 2 bytes gathered five times; tall: m^2 reduced.
-    gathered = 5 * 2 * (3 * 4096**2 + 2 * 4096 * 14336 + 4096**2)
-    gathered += 5 * 2 * (2 * (2 * 1024 * 4096 + 1024**2) + 3 * 4096**2)
+    # Wide or square: 2 m n and m^2 elements of 2 bytes gathered five times; tall: m^2 reduced twice.
+    gathered = 5 * 2 * (2 * 3 * 4096**2 + 2 * 4096 * 14336 + 4096**2)
+    gathered += 5 * 2 * 2 * (2 * 1024 * 4096 + 1024**2)
+    gathered += 5 * 2 * 2 * 2 * 4096**2
     node_bytes_per_s = 8 * 50e9
     assert spread > 32 * gathered / node_bytes_per_s
 

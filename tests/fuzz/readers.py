@@ -34,6 +34,7 @@ from meshwright.planner.plan.texts import read_plan
 from meshwright.planner.report.mixed_view import mixed_page
 from meshwright.planner.request.reader import calibration_text, read_calibration
 from meshwright.planner.runs.launches.reader import price_launch
+from meshwright.planner.runs.logs import measured_fields, read_log
 from meshwright.planner.runs.prediction import price_runs
 from tests.places import DATA, ROOT
 from tests.planner.runs.calibration.own_runs import stack
@@ -183,6 +184,25 @@ def _ranks() -> list[Seed]:
     return [("ranks.csv", "\n".join([head, *rows]).encode())]
 
 
+def _log() -> list[Seed]:
+    megatron = (
+        " [2025-08-01 07:19:37] iteration {0:8d}/    500 | elapsed time per iteration (ms): 1000.5 |\n"
+        "[Rank 0] (after {0} iterations) memory (MB) | allocated: 1.0 | max allocated: 2.0 |\n"
+    )
+    titan = (
+        "[rank0]: step: {:2}  loss:  8.1  grad_norm: 1.0  memory: 40.1GiB(50.0%)  tps: 6,100  x\n"
+    )
+    rows = [{"_step": step, "iteration-time": 1.5, "lm loss": 3.0} for step in (10, 20, 30)]
+    table = "Step,a - iteration-time\n10,1.5\n20,1.5\n"
+    return [
+        ("train.log", "".join(megatron.format(step) for step in (10, 20, 30)).encode()),
+        ("titan.log", "".join(titan.format(step) for step in (10, 20, 30)).encode()),
+        ("history.json", json.dumps(rows).encode()),
+        ("history.jsonl", "\n".join(map(json.dumps, rows)).encode()),
+        ("export.csv", table.encode()),
+    ]
+
+
 def _launch(framework: str) -> list[Seed]:
     zero_stage = {"megatron": 1, "deepspeed": 1, "torchtitan": 3, "fsdp2": 3}[framework]
     plan = make_plan(tp=1, dp=8, zero_stage=zero_stage)
@@ -219,6 +239,7 @@ READERS = (
     Reader("plan", read_plan, _plan),
     Reader("mixed plan", _read_mixed_plan, _mixed_plan),
     Reader("calibration", read_calibration, _calibration),
+    Reader("log", lambda path: measured_fields(read_log(path), 1, "log"), _log),
     Reader("ranks", partial(read_rank_list, load_cluster("dgx-h100")), _ranks),
     *(
         Reader(f"{framework} launch", _priced_launch, partial(_launch, framework))

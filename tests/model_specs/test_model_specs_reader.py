@@ -76,12 +76,12 @@ def test_config_json_is_told_by_content_and_found_in_its_directory(tmp_path: Pat
 def test_hub_id_is_told_apart_from_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        InputError, match=r"no file .*`hf download zai-org/GLM-4.6 config.json"
+        InputError, match=r"no file .*`hf download acme-lab/Glow-4.6 config.json"
     ) as error:
-        read_model("zai-org/GLM-4.6")
-    assert "give GLM-4.6/config.json" in str(error.value)
+        read_model("acme-lab/Glow-4.6")
+    assert "give Glow-4.6/config.json" in str(error.value)
     (tmp_path / "models").mkdir()
-    for path in ("models/llama", "./zai-org/GLM-4.6", "a/b/c", "zai-org/glm.yaml"):
+    for path in ("models/llama", "./acme-lab/Glow-4.6", "a/b/c", "acme-lab/glow.yaml"):
         with pytest.raises(InputError) as error:
             read_model(path)
         assert "hf download" not in str(error.value)
@@ -249,6 +249,12 @@ def test_a_toml_file_is_called_one(tmp_path: Path) -> None:
         ("Qwen/Qwen3-8B", "qwen3-8b"),
         ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b"),
         ("deepseek-ai/deepseek-r1", "deepseek-v3"),
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+        ("zai-org/GLM-4.5", "glm-4.5"),
+        ("HuggingFaceTB/SmolLM2-360M-Instruct", "smollm2-360m"),
+        ("allenai/OLMo-2-0325-32B", "olmo-2-32b"),
+        ("MiniMaxAI/MiniMax-M2", "minimax-m2.5"),
+        ("microsoft/Phi-4-mini-instruct", "phi-4-mini"),
     ],
 )
 def test_a_hub_id_of_a_catalog_model_is_that_model(hub_id: str, name: str) -> None:
@@ -259,7 +265,37 @@ def test_every_hub_id_names_one_model_of_the_catalog() -> None:
     table = packaged_document("meshwright.model_specs", "data/hub_ids.yaml")
     assert set(table) <= set(catalog_names())
     ids = [hub_id.lower() for hub_ids in table.values() for hub_id in hub_ids]
-    assert len(ids) == len(set(ids)) > 60
+    assert len(ids) == len(set(ids)) > 120
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("Qwen/Qwen3-8b-instruct", "Qwen/Qwen3-8B"),
+        ("google/gemma-3-27b", "google/gemma-3-27b-"),
+        ("meta-llama/Llama-3.1-8", "meta-llama/Llama-3.1-8B"),
+        ("llama3.1-8b", "llama-3.1-8b"),
+        ("gemma3-27b", "gemma-3-27b"),
+    ],
+)
+def test_a_near_miss_of_a_model_is_named(typed: str, meant: str) -> None:
+    with pytest.raises(InputError, match=f"did you mean '{meant}"):
+        read_model(typed)
+
+
+FAMILIES = {
+    "llama-3.1", "llama-3.2", "qwen2.5", "qwen3-", "mistral", "mixtral", "gemma-2", "gemma-3",
+    "glm-4", "phi-", "gpt-oss", "deepseek-v3", "kimi", "minimax", "nemotron", "olmo", "smollm",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_families_that_are_trained_most_have_hub_ids(family: str) -> None:
+    """Each has a model of the catalog that the hub's own name finds."""
+    table = packaged_document("meshwright.model_specs", "data/hub_ids.yaml")
+    names = [name for name in table if name.startswith(family)]
+    assert names
+    assert all(read_model(table[name][0]).name == name for name in names)
 
 
 def test_a_folder_of_a_hub_id_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

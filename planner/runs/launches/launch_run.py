@@ -12,6 +12,7 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import AXES
 from meshwright.documents import read_text
 from meshwright.errors import InputError, shown
+from meshwright.frameworks.deepspeed import TRAINER_OPTIMIZERS
 from meshwright.planner.runs.launches.command_line import has_no_effect
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, places_on_hosts
 
@@ -110,6 +111,35 @@ def unread_keys(
 def is_harmless(kind: str, name: str, word: str) -> bool:
     """Whether a field, or the launcher's flag of that name, leaves the price as it is."""
     return has_no_effect(kind, name, word) or has_no_effect(kind, f"--{name}", word)
+
+
+def with_optimizer(run: LaunchRun, document: Mapping[str, Any], key: str) -> LaunchRun:
+    """A run with the optimizer that a configuration of a fine-tuning stack names.
+
+    One that DeepSpeed's own configuration names goes before (transformers/integrations/deepspeed.py,
+    deepspeed_optim_sched).
+
+    Parameters
+    ----------
+    run
+        As it is read without.
+    document
+        The configuration.
+    key
+        Where it has the name; a name that is not known stays among what is not read.
+    """
+    if document.get(_MUON) is True:
+        key, name = _MUON, "muon"
+    else:
+        name = TRAINER_OPTIMIZERS.get(str(document.get(key)), "")
+    if not name or "optimizer" in run.settings:
+        return run
+    unread = tuple(word for word in run.unread if word != key)
+    return replace(run, settings=run.settings | {"optimizer": name}, unread=unread)
+
+
+_MUON = "use_muon"
+"""LLaMA-Factory's switch (hparams/finetuning_args.py)."""
 
 
 def _word(value: object) -> str:

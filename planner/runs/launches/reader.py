@@ -18,9 +18,16 @@ import yaml
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.calibration import Calibration
-from meshwright.documents import parse_mapping, read_text, write_files
+from meshwright.costmodel.layout import AXES
+from meshwright.documents import parse_mapping, read_text
 from meshwright.errors import InputError
-from meshwright.frameworks.deepspeed import BUCKET, DEEPSPEED, OVERLAP
+from meshwright.frameworks.deepspeed import (
+    BUCKET,
+    DEEPSPEED,
+    OPTIMIZER_TYPE,
+    OVERLAP,
+    OWN_OPTIMIZERS,
+)
 from meshwright.frameworks.fsdp2 import FSDP2, OFFLOADS, PRECISION, RECOMPUTES, RESHARDS, SIZES
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
@@ -53,8 +60,19 @@ from meshwright.planner.runs.launches.launch_run import (
     whole_number,
     with_global_batch,
     with_hosts_beside,
+    with_optimizer,
 )
 from meshwright.planner.runs.launches.megatron import from_megatron
+from meshwright.planner.runs.launches.recipes import (
+    from_nanotron,
+    from_nemo_rl,
+    from_torchtune,
+    from_verl,
+    is_nanotron,
+    is_nemo_rl,
+    is_torchtune,
+    verl_program,
+)
 from meshwright.planner.runs.launches.torchtitan import (
     config_file_of,
     from_toml,
@@ -75,6 +93,7 @@ from meshwright.planner.runs.launches.trainers import (
     swift_command,
     trl_stage,
 )
+from meshwright.planner.runs.logs import with_measurement, write_run_file
 from meshwright.planner.runs.prediction import PricedRun, price_run
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, run_from_mapping
 from meshwright.planner.runs.run_schema import SettingsDoc
@@ -138,10 +157,10 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         "micro_batch": micro_batch,
         "zero_stage": whole_number(zero, "stage", where) or 0,
         "framework": DEEPSPEED.name,
-        "tp": whole_number(tensor_parallel, "autotp_size", where) or 1,
         "overlap": {"dp": bool(zero.get(OVERLAP, False))},
-        "moe_dispatch": "alltoall",
     }
+    settings["tp"] = whole_number(tensor_parallel, "autotp_size", where) or 1
+    settings["moe_dispatch"] = "alltoall"
     batch = whole_number(document, BATCH, where)
     if batch is not None:
         settings["global_batch"] = batch
@@ -156,11 +175,17 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
     if shard_group > 0:
         settings["shard_group"] = shard_group
     settings |= _offloaded(zero, settings["zero_stage"], where)
+    own = section_of(document, "optimizer", where).get("type")
+    optimizer = OWN_OPTIMIZERS.get(str(own).lower(), "adam")
+    if optimizer != "adam":
+        settings["optimizer"] = optimizer
     if section_of(document, "fp16", where).get("enabled") is True:
         settings["precision"] = "fp16"
     if section_of(document, "activation_checkpointing", where).get("number_checkpoints"):
         settings["recompute"] = "full"
     unread = _unread(document, zero, where)
+    if own is not None and str(own).lower() not in OWN_OPTIMIZERS:
+        unread.append(OPTIMIZER_TYPE)
     if settings["zero_stage"] == 3 and bucket not in (None, "auto", DEFAULT_BUCKET):
         unread.append(f"zero_optimization.{BUCKET}")
     return LaunchRun(settings=settings, unread=tuple(unread))
@@ -257,14 +282,13 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
     keeps_parameters = fsdp.get(RESHARDS) in (False, "SHARD_GRAD_OP")
     settings: dict[str, Any] = {
         "dp": dp,
-        "tp": sizes["tp"],
-        "cp": sizes["cp"],
+        **{axis: size for axis, size in sizes.items() if axis in AXES},
         "framework": FSDP2.name,
         "zero_stage": 2 if keeps_parameters else 3,
-        "recompute": "full" if fsdp.get(RECOMPUTES) else "none",
         "overlap": {"dp": True},
-        "moe_dispatch": "alltoall",
     }
+    settings["recompute"] = "full" if fsdp.get(RECOMPUTES) else "none"
+    settings["moe_dispatch"] = "alltoall"
     if fsdp.get(OFFLOADS):
         settings["optimizer_offload"] = 100
     if sizes["dp_replicate"] > 1:
@@ -298,6 +322,7 @@ def price_launch(
     additions: Sequence[str],
     output: Path | None = None,
     calibration: Calibration | None = None,
+    measured: Path | None = None,
 ) -> Iterator[PricedRun]:
     """Prices the run of a launch file.
 
@@ -311,6 +336,8 @@ def price_launch(
         Where to write the run file, if anywhere.
     calibration
         What the user's own runs say of the constants.
+    measured
+        Log of the run, as `read_log` takes it.
 
     Raises
     ------
@@ -319,6 +346,8 @@ def price_launch(
     """
     launch = read_launch(path, _added_model(additions, path))
     mapping = complete(launch, additions, str(path))
+    if measured is not None:
+        mapping = with_measurement(mapping, measured)
     run = run_from_mapping(
         mapping,
         where=str(path),
@@ -331,8 +360,7 @@ def price_launch(
     if run.ranks and not launch.places:
         mapping["run"]["hosts"] = list(launch.hosts)
     if output is not None:
-        text = yaml.safe_dump({"schema": 1, **mapping}, sort_keys=False)
-        write_files(output.parent, {output.name: text})
+        write_run_file(output, mapping)
     assumed = launch.assumed if mapping["model"] is launch.model else ()
     remarks = (*run.remarks, *launch.remarks, *assumed, *unread)
     yield price_run(replace(run, remarks=remarks), path)
@@ -404,7 +432,11 @@ def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) ->
     """The run of a script that starts a fine-tuning stack; None for other scripts."""
     command = swift_command(line)
     if command is not None:
-        return from_swift(command, path, READERS, None if model is None else read_model(model))
+        run = from_swift(command, path, READERS, None if model is None else read_model(model))
+        return with_optimizer(run, fields_of_line(command.line), _OPTIM)
+    program = verl_program(line)
+    if program is not None:
+        return from_verl(line, program, path)
     fields = fields_of_line(line)
     named = recipe_named(line)
     if named is not None:
@@ -412,20 +444,27 @@ def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) ->
         fields = parse_mapping(read_text(found, MAX_FILE_BYTES), str(found)) | fields
     stage, gpus = trl_stage(line), launched_gpus(line)
     if stage is not None:
-        return from_trainer(fields, path, READERS, gpus, stage)
+        run = from_trainer(fields, path, READERS, gpus, stage)
+        return with_optimizer(run, fields, _OPTIM)
     return _of_stack(fields, path, gpus)
+
+
+_OPTIM = "optim"
 
 
 def _of_stack(document: dict[str, Any], path: Path, gpus: int | None = None) -> LaunchRun | None:
     """The run of a configuration of a fine-tuning stack; None for other mappings."""
     if is_llamafactory(document):
-        run = from_llamafactory(document, path, _filled_deepspeed)
+        run = with_optimizer(from_llamafactory(document, path, _filled_deepspeed), document, _OPTIM)
     elif is_axolotl(document):
-        run = from_axolotl(document, path, _filled_deepspeed)
+        run = with_optimizer(from_axolotl(document, path, _filled_deepspeed), document, "optimizer")
     elif is_trainer(document):
-        return from_trainer(document, path, READERS, gpus)
+        return with_optimizer(from_trainer(document, path, READERS, gpus), document, _OPTIM)
     else:
-        return None
+        run_of = next((read for is_kind, read in _RECIPES if is_kind(document)), None)
+        if run_of is None:
+            return None
+        run = run_of(document, path)
     return run if gpus is None else replace(run, settings=run.settings | {"gpus": gpus})
 
 
@@ -467,6 +506,11 @@ def _filled_deepspeed(
     return from_deepspeed(filled, where)
 
 
+_RECIPES = (
+    (is_torchtune, from_torchtune),
+    (is_nemo_rl, from_nemo_rl),
+    (is_nanotron, from_nanotron),
+)
 READERS = Readers(_filled_deepspeed, from_accelerate)
 
 
@@ -560,6 +604,8 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
     if settings.get("framework") in (DEEPSPEED.name, FSDP2.name):
         # Their files do not say what is trained; those of fine-tuning stacks do.
         settings.setdefault("adapters", inputs.adapters)
+        if "kind" not in settings:
+            settings |= {"kind": inputs.kind, "reference": inputs.reference}
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
     run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
     return on_its_hosts(run, launch)

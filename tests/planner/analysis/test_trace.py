@@ -22,6 +22,7 @@ from meshwright.planner.analysis.timeline import (
     COMPUTE,
     MOST_PASSES,
     OPERATORS,
+    RANK,
     RECEIVES,
     SENDS,
     THREADS,
@@ -53,6 +54,11 @@ def plain() -> Plan:
     return piped("1f1b")
 
 
+def place(event: dict[str, Any]) -> tuple[int, int]:
+    """The pipeline rank and the thread of an event."""
+    return event["pid"] // RANK - 1, event["tid"] - event["pid"]
+
+
 @pytest.mark.parametrize(
     "schedule", ["1f1b", "gpipe", "interleaved-1f1b", "breadth-first", "zb-h1", "zbv", "dualpipe-v"]
 )
@@ -75,7 +81,7 @@ def test_what_is_drawn_takes_as_long_as_the_price(schedule: str) -> None:
         mine = [
             event
             for event in document["traceEvents"]
-            if (event["pid"], event["ph"]) == (rank, "X") and event["tid"] in (COMPUTE, AFTERWARDS)
+            if event["ph"] == "X" and place(event) in ((rank, COMPUTE), (rank, AFTERWARDS))
             if event["cat"] != OPERATORS
         ]
         for before, after in itertools.pairwise(mine):
@@ -210,13 +216,15 @@ def test_it_is_what_viewers_read(schedule: str) -> None:
     document, slices = read_back(piped(schedule))
     for event in document["traceEvents"]:
         assert NEEDED[event["ph"]] | {"pid", "tid"} <= set(event)
-    named = {
-        (event["pid"], event["tid"])
-        for event in document["traceEvents"]
-        if event["name"] == "thread_name"
-    }
-    assert {(row["pid"], row["tid"]) for row in slices.rows} <= named
-    ranks = {event["pid"] for event in document["traceEvents"]}
+    named = {place(event) for event in document["traceEvents"] if event["name"] == "thread_name"}
+    assert {place(row) for row in slices.rows} <= named
+    ranks = {place(event)[0] for event in document["traceEvents"]}
+    # A thread of one process is none of another, and none is called as a process.
+    processes = {event["pid"] for event in document["traceEvents"]}
+    process_of: dict[int, int] = {}
+    for event in document["traceEvents"]:
+        assert process_of.setdefault(event["tid"], event["pid"]) == event["pid"]
+    assert not {0, *processes} & set(process_of)
     assert {(rank, thread) for rank in ranks for thread in (COMPUTE, AFTERWARDS)} <= named
     words = {
         event["args"]["name"].split(",")[0]
@@ -234,7 +242,7 @@ def test_what_is_read_counts_as_the_plan(schedule: str) -> None:
     _, slices = read_back(plan)
     m, chunks = plan.layout.num_micro_batches, plan.layout.pp * plan.layout.vpp
     passes = Counter(
-        row["cat"] for row in slices.rows if row["tid"] == COMPUTE and row["depth"] == 0
+        row["cat"] for row in slices.rows if place(row)[1] == COMPUTE and row["depth"] == 0
     )
     assert passes["forward"] == chunks * m
     assert passes["backward"] + passes["backward, inputs"] == chunks * m
@@ -246,8 +254,8 @@ def test_what_is_read_counts_as_the_plan(schedule: str) -> None:
         assert sent["args"] == received["args"]
         assert (sent["ts"], sent["dur"]) == (received["ts"], received["dur"])
         what = sent["name"].split()[0]
-        assert sent["name"] == f"{what} to rank {received['pid']}"
-        assert received["name"] == f"{what} from rank {sent['pid']}"
+        assert sent["name"] == f"{what} to rank {place(received)[0]}"
+        assert received["name"] == f"{what} from rank {place(sent)[0]}"
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -259,7 +267,7 @@ def test_operators_fill_their_pass(schedule: str) -> None:
         if row["cat"] == OPERATORS:
             assert row["depth"] == 1
             inside.setdefault((row["pid"], row["inside"]["ts"]), []).append(row)
-    passes = [row for row in slices.rows if row["tid"] == COMPUTE and row["depth"] == 0]
+    passes = [row for row in slices.rows if place(row)[1] == COMPUTE and row["depth"] == 0]
     assert len(inside) == len(passes)
     for each in passes:
         parts = inside[each["pid"], each["ts"]]
@@ -318,11 +326,11 @@ def test_every_stage_but_the_last_sends_on(plain: Plan) -> None:
         slices = [
             event
             for event in document["traceEvents"]
-            if event["ph"] == "X" and thread <= event["tid"] < thread + 10
+            if event["ph"] == "X" and thread <= place(event)[1] < thread + 10
         ]
         assert len(slices) == 2 * m * hops
-        assert {event["name"] for event in slices if event["pid"] == 0} == {first}
-        assert {event["name"] for event in slices if event["pid"] == hops} == {last}
+        assert {event["name"] for event in slices if place(event)[0] == 0} == {first}
+        assert {event["name"] for event in slices if place(event)[0] == hops} == {last}
         assert all(abs(event["dur"] - trace.p2p_s * 1e6) <= 1 for event in slices)
 
 
@@ -349,7 +357,7 @@ def test_memory_peaks_at_the_prediction_and_activations_go(schedule: str) -> Non
     assert plan.predicted is not None
     events = trace_document(trace_of(plan))["traceEvents"]
     for rank, peak_gib in enumerate(plan.predicted.memory_gib):
-        amounts = [e["args"] for e in events if e["ph"] == "C" and e["pid"] == rank]
+        amounts = [e["args"] for e in events if e["ph"] == "C" and place(e)[0] == rank]
         totals = [each["static"] + each["activations"] for each in amounts]
         assert max(totals) == pytest.approx(peak_gib)
         assert min(each["activations"] for each in amounts) >= 0
@@ -361,7 +369,7 @@ def test_the_optimizer_follows_the_pipeline(plain: Plan) -> None:
     last = [
         event
         for event in trace_document(trace)["traceEvents"]
-        if (event["ph"], event["pid"], event["tid"]) == ("X", 0, AFTERWARDS)
+        if event["ph"] == "X" and place(event) == (0, AFTERWARDS)
     ]
     assert "optimizer" in [event["name"] for event in last]
     assert min(event["ts"] for event in last) == pytest.approx(trace.timeline.seconds * 1e6, abs=1)
