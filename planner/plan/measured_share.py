@@ -24,6 +24,7 @@ from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.measured_recipes import MeasuredRecipe, is_same_work, nearest_recipes
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.records import choices_in_pairs, measured_gain
+from meshwright.costmodel.step_kinds import STEP_KINDS
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
 from meshwright.planner.plan.document import GainEvidence, KnobGain, NearestRun, Plan
@@ -66,12 +67,14 @@ def evidence_of(plan: Plan) -> GainEvidence | None:
     Returns
     -------
     GainEvidence or None
-        None for a plan without a layout, or of adapters or packs of samples: published runs are of neither.
+        None for a plan without a layout, or of adapters, packs of samples or preferences: published runs are
+        of none of these.
     """
     inputs = plan.inputs
     if plan.layout is None or plan.predicted is None or plan.execution is None:
         return None
-    if inputs.adapters is not None or inputs.lengths is not None:
+    other_work = inputs.adapters is not None or inputs.lengths is not None
+    if other_work or STEP_KINDS[inputs.kind].scores_tokens:
         return None
     asked = workload_of_plan(plan)
     near = nearest_recipes(asked, layout_from_document(plan.layout))

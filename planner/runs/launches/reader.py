@@ -432,7 +432,8 @@ def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) ->
     """The run of a script that starts a fine-tuning stack; None for other scripts."""
     command = swift_command(line)
     if command is not None:
-        return from_swift(command, path, READERS, None if model is None else read_model(model))
+        run = from_swift(command, path, READERS, None if model is None else read_model(model))
+        return with_optimizer(run, fields_of_line(command.line), _OPTIM)
     program = verl_program(line)
     if program is not None:
         return from_verl(line, program, path)
@@ -603,6 +604,8 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
     if settings.get("framework") in (DEEPSPEED.name, FSDP2.name):
         # Their files do not say what is trained; those of fine-tuning stacks do.
         settings.setdefault("adapters", inputs.adapters)
+        if "kind" not in settings:
+            settings |= {"kind": inputs.kind, "reference": inputs.reference}
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
     run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
     return on_its_hosts(run, launch)

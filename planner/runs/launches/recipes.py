@@ -17,6 +17,7 @@ from typing import Any
 from meshwright.costmodel.layout import AXES
 from meshwright.documents import parse_mapping, read_text
 from meshwright.errors import InputError
+from meshwright.frameworks.deepspeed import TRAINER_OPTIMIZERS
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.model_specs.adapters import ALL_LINEAR
@@ -27,6 +28,7 @@ from meshwright.planner.runs.launches.finetuning import (
     PACKED,
     PADDED,
     PART_OF_A_MODEL,
+    TUNING,
     adapted_modules,
     adapters_mapping,
     file_beside,
@@ -172,6 +174,13 @@ _BUILDER = re.compile(
 _OUTPUT = {"output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _LOSS, _MODEL = f"loss.{_COMPONENT}", f"model.{_COMPONENT}"
+_OPTIMIZER = f"optimizer.{_COMPONENT}"
+_TUNE_OPTIMIZERS = {
+    "bitsandbytes.optim.PagedAdamW": TRAINER_OPTIMIZERS["paged_adamw_32bit"],
+    "bitsandbytes.optim.PagedAdamW8bit": TRAINER_OPTIMIZERS["paged_adamw_8bit"],
+    "bitsandbytes.optim.AdamW8bit": TRAINER_OPTIMIZERS["adamw_bnb_8bit"],
+    "torchao.optim.AdamW8bit": TRAINER_OPTIMIZERS["adamw_torch_8bit"],
+}
 PURE_HALF = "dtype"
 """Full training keeps weights and moments at this type, without a copy at 32 bits: prices have one."""
 
@@ -229,6 +238,7 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
         "adapters": adapters,
     }
     settings["micro_batch"] = micro_batch
+    settings["kind"] = TUNING
     replicas = leaves.count("data_parallel_replicate_dim", 1)
     if replicas > 1:
         settings["shard_groups"] = replicas
@@ -237,6 +247,10 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
     length = leaves.get("tokenizer.max_seq_len")
     if length is not None:
         settings["seq_len"] = leaves.count("tokenizer.max_seq_len")
+    optimizer = _TUNE_OPTIMIZERS.get(str(leaves.values.get(_OPTIMIZER)))
+    if optimizer is not None:
+        settings["optimizer"] = optimizer
+        leaves.get(_OPTIMIZER)
     unread += [] if adapters is not None else [PURE_HALF]
     # Both torchtune's own losses take the logits in pieces.
     unread += [_LOSS] if loss.startswith("torchtune.") else []
@@ -297,7 +311,8 @@ _POLICY = "policy"
 _DTENSOR, _OF_MEGATRON = f"{_POLICY}.dtensor_cfg", f"{_POLICY}.megatron_cfg"
 _DEFAULTS = "defaults"
 _UPDATES = ("grpo", "ppo", "gdpo")
-_OTHER_SECTIONS = ("dpo", "rm", "distillation", "on_policy_distillation", "xtoken")
+_PAIRS = "dpo"
+_OTHER_SECTIONS = ("rm", "distillation", "on_policy_distillation", "xtoken")
 _MOST_PARENTS = 10
 
 
@@ -337,6 +352,9 @@ def from_nemo_rl(document: dict[str, Any], path: Path) -> LaunchRun:
     other = leaves.on(f"{_DTENSOR}.enabled", default=not by_megatron)
     if by_megatron and other:
         raise InputError("is on beside dtensor_cfg", where=f"{where}: {_OF_MEGATRON}.enabled")
+    if whole.get(_PAIRS) and not by_megatron:
+        what = "has no price without Megatron: its reference waits in the host's memory"
+        raise InputError(what, where=f"{where}: {_PAIRS}")
     named = leaves.get(f"{_POLICY}.model_name")
     model = None if named is None else known_model(named, path)
     read = _by_megatron if by_megatron else _by_dtensor
@@ -348,6 +366,10 @@ def from_nemo_rl(document: dict[str, Any], path: Path) -> LaunchRun:
         "gpus": _training_gpus(leaves),
         "precision": settings.get("precision", _half(leaves, where)),
     }
+    settings["kind"] = _PAIRS if whole.get(_PAIRS) else TUNING
+    if whole.get(_PAIRS) and settings["adapters"] is None:
+        # nemo_rl/models/policy/workers, use_reference_model: weights are exchanged with those on the host.
+        settings["reference"] = "offloaded"
     joined = ("sequence_packing", "dynamic_batching")
     laid_out = [leaves.on(f"{_POLICY}.{name}.enabled") for name in joined]
     remarks: list[str] = [END_TO_END if any(laid_out) else PADDED]
@@ -667,7 +689,7 @@ def _tuned_by_verl(
         settings["gpus"] = gpus
     adapters, unread = _verl_adapters(leaves, "model", where)
     remarks = [END_TO_END if leaves.on("use_remove_padding") else PADDED]
-    return settings | {"adapters": adapters}, remarks, unread
+    return settings | {"adapters": adapters, "kind": TUNING}, remarks, unread
 
 
 def _actors_update(leaves: _Leaves, path: Path) -> LaunchRun:
@@ -699,6 +721,7 @@ def _actors_update(leaves: _Leaves, path: Path) -> LaunchRun:
         "micro_batch": _dividing(of_rank, _sequences(leaves, _ACTOR, length, sequences, cp)),
         "precision": "bf16",
     }
+    settings["kind"] = TUNING
     settings["adapters"], of_adapters = _verl_adapters(leaves, _HF_MODEL, where)
     named = leaves.get(f"{_HF_MODEL}.path")
     unpadded = leaves.on(f"{_HF_MODEL}.use_remove_padding", default=by_megatron)

@@ -89,7 +89,7 @@ def test_torchtunes_builders_name_models(builder: str, model: str | None, tmp_pa
             "loss._component_",
         ),
         ({"compile": True}, "compile"),
-        ({"optimizer___component_": "bitsandbytes.optim.PagedAdamW8bit"}, "optimizer._component_"),
+        ({"optimizer___component_": "torch.optim.Adagrad"}, "optimizer._component_"),
         ({"model__use_dora": True}, "model.use_dora"),
         ({"model__apply_lora_to_output": True}, "model.apply_lora_to_output"),
         ({"a_new_key": 1}, "a_new_key"),
@@ -99,6 +99,11 @@ def test_what_torchtune_changes_and_is_not_read(
     changes: dict[str, Any], unread: str, tmp_path: Path
 ) -> None:
     assert tune(tmp_path, **changes).unread == (unread,)
+
+
+def test_torchtunes_optimizers(tmp_path: Path) -> None:
+    run = tune(tmp_path, optimizer___component_="bitsandbytes.optim.PagedAdamW8bit")
+    assert (run.settings["optimizer"], run.unread) == ("paged-adam-8bit", ())
 
 
 def test_torchtune_over_further_axes(tmp_path: Path) -> None:
@@ -168,6 +173,18 @@ def test_what_nemo_rl_changes_and_is_not_read(
     assert read_launch(changed("nemo_rl_base.yaml", tmp_path, changes)).unread == (unread,)
 
 
+def test_nemo_rls_reference_waits_on_the_host(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"grpo": None, "dpo": {"seed": 1, "sft_loss_weight": 0}}
+    changes |= {"policy.train_global_batch_size": 32, "policy.dtensor_cfg.enabled": False}
+    changes |= {"policy.megatron_cfg.enabled": True}
+    changes["policy.megatron_cfg.moe_shared_expert_overlap"] = False
+    path = changed("nemo_rl_base.yaml", tmp_path, changes)
+    (priced,) = price_launch(path, ["cluster=dgx-h100"])
+    work = priced.run.workload
+    assert (work.kind, work.reference, work.global_batch) == ("dpo", "offloaded", 32)
+    assert read_launch(path).unread == ()
+
+
 def test_nemo_rl_trains_adapters(tmp_path: Path) -> None:
     lora = {"enabled": True, "dim": 32, "match_all_linear": False, "target_modules": ["q_proj"]}
     changes: dict[str, Any] = {"grpo": None, "sft": {"seed": 1}}
@@ -180,7 +197,8 @@ def test_nemo_rl_trains_adapters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"dpo": {"beta": 0.1}}, "dpo: has no price yet"),
+        ({"rm": {"seed": 1}}, "rm: has no price yet"),
+        ({"dpo": {"seed": 1}}, "dpo: has no price without Megatron"),
         ({"policy.precision": "float32"}, "policy.precision: training in 32 bits"),
         ({"policy.megatron_cfg.enabled": True}, "megatron_cfg.enabled: is on beside"),
         ({"policy.train_micro_batch_size": None}, "train_micro_batch_size: is needed"),
