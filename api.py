@@ -337,7 +337,8 @@ def plan(
     precision
         bf16, fp16, fp8, mxfp8 or nvfp4.
     optimizer
-        adam, sgd or muon.
+        adam, sgd, muon, lion, adafactor, adam-8bit, paged-adam or paged-adam-8bit: what the framework has of
+        them.
     framework
         megatron, torchtitan, deepspeed or fsdp2: decides what a layout may use, and its launch files.
     pin

@@ -41,6 +41,7 @@ Optimizer = Literal[
     "paged-adam",
     "paged-adam-8bit",
 ]
+MuonMode = Literal["blockwise", "duplicated", "distributed"]
 ScheduleName = Literal[
     "1f1b", "interleaved-1f1b", "gpipe", "breadth-first", "zb-h1", "zbv", "dualpipe-v", "dualpipe"
 ]

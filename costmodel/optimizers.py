@@ -432,14 +432,16 @@ def _edges(each: CountedMatrix, split: Ints) -> tuple[Floats, Floats]:
 def orthogonalising_s(c: Context, dense_shards: Ints, expert_shards: Ints) -> Floats:
     """Seconds of a step in which matrices are orthogonalised, on the mean pipeline rank.
 
-    Megatron's ranks orthogonalise the matrices that were dealt to them, each tensor rank its own piece
-    (--muon-tp-mode blockwise, the default of 0.19); without sharded states every rank does all. DeepSpeed's
-    do those that begin or end in their partition, so that one more is done twice (runtime/zero/
-    stage_1_and_2.py, `get_flat_partition`). Under FSDP2 torch.optim.Muon runs on shards of rows, of which
-    DTensor makes products with collectives: where the rows are the longer edge, two all-reduces of m^2
-    elements in each iteration; else m n elements are gathered twice and m^2 once (counted with CommDebugMode
-    of torch 2.13; tests/oracles/test_optimizers.py). The host launches kernels one by one: where they are
-    short, it paces the step.
+    Megatron's ranks orthogonalise the matrices that were dealt to them, tensor ranks as `muon_tp_mode` says
+    (Emerging-Optimizers, muon_utils.py, `newton_schulz_tp`): each its own piece; or each the whole matrix,
+    whose fp32 momentum is gathered; or together, with an all-reduce of the square of the edge that is not
+    split in every iteration. Without sharded states every rank does all. DeepSpeed's do those that begin or
+    end in their partition, so that one more is done twice (runtime/zero/stage_1_and_2.py,
+    `get_flat_partition`). Under FSDP2 torch.optim.Muon runs on shards of rows, of which DTensor makes
+    products with collectives: where the rows are the longer edge, two all-reduces of m^2 elements in each
+    iteration; else m n elements are gathered twice and m^2 once (counted with CommDebugMode of torch 2.13;
+    tests/oracles/test_optimizers.py). The host launches kernels one by one: where they are short, it paces
+    the step.
 
     Parameters
     ----------
@@ -465,17 +467,39 @@ def orthogonalising_s(c: Context, dense_shards: Ints, expert_shards: Ints) -> Fl
         if each.expert:
             shards, split = expert_shards, layout.etp
             number = number / layout.ep
-        rows, columns = _edges(each, split)
         launches = _LAUNCHES + NEWTON_SCHULZ_STEPS * _PRODUCTS
         if handed.on_shards:
-            each_s = _on_shards_s(c, rows, columns, shards)
+            each_s = _on_shards_s(c, *_edges(each, split), shards)
         else:
-            each_s = newton_schulz_s(rows, columns, c.rates, gram=handed.gram)
+            each_s = _on_tensor_ranks_s(c, each, gram=handed.gram)
             ranks = stepping_ranks(workload, layout, shards, experts=each.expert)
             cut = float(handed.flat) * np.minimum(ranks - 1.0, 1.0)
             number = number / ranks + cut * each.number / _all_matrices(workload.model)
         seconds = seconds + number * np.maximum(each_s, launches * launch_s)
     return seconds
+
+
+def _on_tensor_ranks_s(c: Context, each: CountedMatrix, *, gram: bool) -> Floats:
+    """One matrix on one tensor rank, with what the ranks that share it send."""
+    layout, mode, rates = c.layout, c.workload.muon_tp_mode, c.rates
+    split = np.asarray(layout.etp if each.expert else layout.tp)
+    group = c.placement.etp if each.expert else c.placement.tp
+    pieces_s = newton_schulz_s(*_edges(each, split), rates, gram=gram)
+    if mode == "blockwise" or not _is_split(each.matrix):
+        return pieces_s
+    rows, columns = float(each.matrix.outputs), float(each.matrix.inputs)
+    if mode == "duplicated":
+        gathered_s = ring_pass_s(FP32_BYTES * rows * columns, group, c.links)
+        whole_s = newton_schulz_s(rows, columns, rates, gram=gram) + gathered_s
+        return np.where(split > 1, whole_s, pieces_s)
+    m, n = (rows, columns) if each.matrix.name in _ROW_PARALLEL else (columns, rows)
+    together_s = gemm_s(m, m, n / split, rates, sixteen_bit=True)
+    together_s = together_s + gemm_s(m, m, m, rates, sixteen_bit=True, output_bytes=_ADDED_BYTES)
+    together_s = together_s + gemm_s(
+        m, n / split, m, rates, sixteen_bit=True, output_bytes=_ADDED_BYTES
+    )
+    together_s = together_s + all_reduce_s(2.0 * m * m, group, c.links)
+    return np.where(split > 1, NEWTON_SCHULZ_STEPS * together_s, pieces_s)
 
 
 @lru_cache(maxsize=256)

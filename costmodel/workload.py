@@ -16,6 +16,7 @@ from meshwright.costmodel.execution_names import (
     ContextExchange,
     Dispatcher,
     GraphScope,
+    MuonMode,
     OffloadedModules,
     StateType,
 )
@@ -113,6 +114,9 @@ class Workload(RunSettings):
     """bf16, fp16, fp8, mxfp8 or nvfp4."""
     optimizer: str = "adam"
     """A name of `optimizers.OPTIMIZER_TRAITS`."""
+    muon_tp_mode: MuonMode = "blockwise"
+    """Muon's matrices that tensor ranks share: each rank orthogonalises its piece, or all of them the whole
+    matrix, or they share its products."""
     framework: str = DEFAULT_FRAMEWORK
     """Name of a software stack: one of `meshwright.frameworks.catalog.STACK_NAMES`."""
     compiled: bool = field(init=False, default=False)

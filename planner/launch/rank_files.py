@@ -329,10 +329,11 @@ def fabric_document(plan: Plan) -> dict[str, Any] | None:
     Returns
     -------
     dict or None
-        `unit` of what is drawn (GPU, node or leaf), `ranks` (whether every rank is written out), `pods` with
-        their `leaves` and the `nodes` of these, each as [name, rank of every GPU, -1 where none is], and
-        `axes`: of each that has more than one part, `words`, the number of `parts` and the `places` of all
-        ranks on it, the axis of `fabric.svg` first. None above `MOST_GPUS_LISTED` GPUs.
+        `unit` of what is drawn (GPU, node or leaf); `ranks` and `titles`, whether every rank and the name of
+        every leaf are written out; `pods` with their `leaves` and the `nodes` of these, each [name, rank of
+        every GPU, -1 where none is]; and `axes`: of each that has more than one part `words`, the number of
+        `parts` and the `places` of all ranks on it, the axis of `fabric.svg` first. None above
+        `MOST_GPUS_LISTED` GPUs.
 
     Raises
     ------
@@ -352,6 +353,7 @@ def fabric_document(plan: Plan) -> dict[str, Any] | None:
     return {
         "unit": scene.style.unit,
         "ranks": scene.style.ranks,
+        "titles": scene.style.title > 0,
         "pods": [
             {
                 "name": leaves[0][0].place.pod,

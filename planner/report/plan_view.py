@@ -178,8 +178,10 @@ def evidence_text(evidence: GainEvidence) -> str:
         held = (
             f"the fastest step measured of this work, {rounded_seconds(run.step_time_s)} ({run.id})"
         )
-    if gain <= HARMLESS:
-        return f"{percent(max(-gain, 0.0))} above {held}"
+    if abs(gain) <= HARMLESS:
+        return f"as long as {held}"
+    if gain < 0.0:
+        return f"{percent(-gain)} above {held}"
     borne_out = gain * evidence.measured_share
     parts = f"{percent(borne_out)} measured elsewhere, {percent(gain - borne_out)} the model's word"
     return f"{percent(gain)} below {held}: {parts}"

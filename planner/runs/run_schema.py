@@ -8,7 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.execution_names import Optimizer, Precision, RecomputeName, ScheduleName
+from meshwright.costmodel.execution_names import (
+    MuonMode,
+    Optimizer,
+    Precision,
+    RecomputeName,
+    ScheduleName,
+)
 from meshwright.costmodel.losses import LossName
 from meshwright.costmodel.step_kinds import PRETRAINING, ReferencePlace, StepKindName
 from meshwright.costmodel.workload import AttentionKernel, Fp8Recipe
@@ -124,6 +130,12 @@ class SettingsDoc(BaseModel):
     recompute_layers: Annotated[Layers | None, BeforeValidator(_first_number)] = None
     precision: Precision = "bf16"
     optimizer: Optimizer = "adam"
+    muon_tp_mode: MuonMode = Field(
+        default="blockwise",
+        description="How Muon orthogonalises matrices that tensor ranks share, as Megatron's --muon-tp-mode: "
+        "blockwise, each rank its piece; duplicated, every rank the whole, which is gathered; distributed, "
+        "all ranks together.",
+    )
     adapters: AdapterSpec | None = Field(
         default=None,
         description="Low-rank adapters that are trained beside frozen weights: method (lora, or qlora beside "

@@ -62,8 +62,8 @@ MEASURED_MS = {
     None: {4096: 56.0, 8192: 111.5, 16384: 220.8, 32768: 452.5},
 }
 """Forward and backward of the head with its loss, h 4096, V 128256, 16 bits, on an A100 of 80 GB
-(Liger-Kernel at ead96b6, benchmark/data/all_benchmark_data.csv, fused_linear_cross_entropy, speed, full, which
-says version 0.4.2)."""
+(Liger-Kernel at ead96b6, benchmark/data/all_benchmark_data.csv, fused_linear_cross_entropy, speed, full, of
+version 0.4.2)."""
 
 
 @pytest.mark.parametrize("tokens", [4096, 8192, 16384, 32768])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.execution_names import OPTIMIZERS
+from meshwright.costmodel.collectives import ring_pass_s
+from meshwright.costmodel.execution_names import OPTIMIZERS, MuonMode
 from meshwright.costmodel.footprint import offloaded_states_gib, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.optimizers import (
@@ -49,6 +50,7 @@ LLAMA = Workload(
     global_batch=128,
     seq_len=8192,
 )
+LLAMA_MUON = replace(LLAMA, optimizer="muon")
 SHARDED = Layout(dp=8, zero_stage=1, num_micro_batches=16)
 STAGES = ((32,),)
 
@@ -253,6 +255,38 @@ def test_who_orthogonalises() -> None:
     )
     assert alone == pytest.approx(32 * layer)
     assert float(orthogonalising_s(make_context(LLAMA, SHARDED, placement), 8, 1)) == 0.0
+
+
+def test_tensor_ranks_orthogonalise_pieces_wholes_or_together() -> None:
+    """Llama-3 8B over 4 tensor ranks, one layer's down-projection: 4,096 rows of 14,336, inputs split."""
+    layout = Layout(tp=4, dp=2, zero_stage=1, num_micro_batches=16, sequence_parallel=True)
+    placement = nested_placement(LLAMA.cluster, layout)
+    spent = {}
+    for mode in get_args(MuonMode):
+        work = with_optimizer("muon", muon_tp_mode=mode)
+        context = make_context(work, layout, placement)
+        spent[mode] = float(orthogonalising_s(context, 1, 1))
+        alone = with_optimizer("muon", muon_tp_mode=mode)
+        single = make_context(alone, SHARDED, nested_placement(alone.cluster, SHARDED))
+        assert float(orthogonalising_s(single, 8, 1)) == pytest.approx(
+            float(orthogonalising_s(make_context(LLAMA_MUON, SHARDED, single.placement), 8, 1))
+        )
+    rates = context.rates
+    wholes = sum(
+        each.number
+        * (
+            float(newton_schulz_s(each.matrix.outputs, each.matrix.inputs, rates))
+            + float(
+                ring_pass_s(
+                    4.0 * each.matrix.outputs * each.matrix.inputs, placement.tp, context.links
+                )
+            )
+        )
+        for each in counted_matrices(LLAMA.model, fused=True)
+    )
+    assert spent["duplicated"] == pytest.approx(wholes)
+    # Pieces are smaller squares; together a square of the edge that is not split is squared by every rank.
+    assert spent["blockwise"] < spent["distributed"] < spent["duplicated"]
 
 
 def test_fsdp2_sends_in_every_iteration() -> None:

@@ -21,7 +21,7 @@ from tests.oracles.random_plans import random_plan
 from tests.places import DATA
 from tests.plans import make_plan
 
-PLANS = 600
+PLANS = 1200
 FROM_MAPPINGS = "--use-tp-pp-dp-mapping"
 """Written where nodes hold different numbers of ranks, which no random plan has."""
 

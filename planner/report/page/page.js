@@ -310,9 +310,9 @@
   function drawFabric() {
     const place = document.getElementById("fabric");
     if (!place) { return; }
-    const {unit, ranks: isNumbered, pods, axes} = figures.fabric, axisOf = axes[document.getElementById("rank-axis").value];
+    const {unit, ranks: isNumbered, titles, pods, axes} = figures.fabric, axisOf = axes[document.getElementById("rank-axis").value];
     place.replaceChildren();
-    place.className = `unit-${unit}${isNumbered ? " numbered" : ""}`;
+    place.className = `unit-${unit}${isNumbered ? " numbered" : ""}${titles ? "" : " untitled"}`;
     for (const pod of pods) {
       const podBox = element("pod", place);
       if (pod.name) { element("pod-name", podBox, `${pod.name}, ${nodesWords(sum(pod.leaves.map(leaf => leaf.nodes.length)))}`); }
@@ -320,7 +320,8 @@
       for (const leaf of pod.leaves) {
         const box = element("leaf", leaves);
         const words = leaf.name ? `${leaf.name}, ${leaf.nodes.length}` : nodesWords(leaf.nodes.length);
-        if (unit !== "leaf") { element("leaf-name", box, words); }
+        box.title = words;
+        if (titles && unit !== "leaf") { element("leaf-name", box, words); }
         const nodes = element("nodes", box);
         if (unit === "leaf") { cell("bar-cell", nodes, leaf.nodes.flatMap(([, on]) => on), words, axisOf); continue; }
         for (const [name, on] of leaf.nodes) {

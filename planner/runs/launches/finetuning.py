@@ -28,7 +28,8 @@ from meshwright.planner.runs.launches.launch_run import (
 # What they have alike.
 
 
-STEPS, DEEPSPEED_FILE = "gradient_accumulation_steps", "deepspeed"
+STEPS = "gradient_accumulation_steps"
+DEEPSPEED_FILE = "deepspeed"
 PADDED = "sequences of a micro-batch are padded to the longest: all are priced at the full length"
 PACKED = "packed documents do not attend to each other: attention is priced as of one long sequence"
 DROPPED = "dropout before adapters is not priced"

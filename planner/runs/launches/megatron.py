@@ -379,7 +379,7 @@ def from_megatron(
         **{word: said[word] for word in _AS_RUN_FILES},
         "framework": deepspeed_stack.name if deepspeed else MEGATRON.name,
         "precision": _precision(said),
-        "optimizer": str(said["optimizer"]).removeprefix(_LAYER_WISE),
+        **_optimizer(said),
         "zero_stage": _zero_stage(said),
         **_numerics(said),
         "overlap": said.part("overlap"),
@@ -489,6 +489,13 @@ def _precision(said: Said) -> str:
     if said["fp8_format"]:
         return "mxfp8" if recipe == "mxfp8" else "fp8"
     return "fp16" if fp16 else "bf16"
+
+
+def _optimizer(said: Said) -> dict[str, Any]:
+    """The optimizer, and what tensor ranks do under Muon where it is not the default."""
+    pieces, default = said["muon_pieces"], ARGUMENTS["muon_pieces"].default
+    settings = {"optimizer": str(said["optimizer"]).removeprefix(_LAYER_WISE)}
+    return settings if pieces == default else settings | {"muon_tp_mode": pieces}
 
 
 _LAYER_WISE = "dist_"

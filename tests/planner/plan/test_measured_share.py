@@ -224,6 +224,7 @@ def test_every_choice_in_pairs_is_a_setting_of_a_plan() -> None:
     [
         (0.31, 12 / 31, "measured", "31.0 % below the fastest step measured of this work, 12.3 s (near): "
          "12.0 % measured elsewhere, 19.0 % the model's word"),
+        (-0.0, 1.0, "priced", "as long as the choices of the nearest measured run, near"),
         (-0.02, 1.0, "measured", "2.0 % above the fastest step measured of this work, 12.3 s (near)"),
         (0.1, 0.0, "priced", "10.0 % below the choices of the nearest measured run, near: 0.0 % measured "
          "elsewhere, 10.0 % the model's word"),

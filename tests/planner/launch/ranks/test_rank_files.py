@@ -215,7 +215,7 @@ def test_a_page_is_told_what_the_picture_shows() -> None:
     places = [(0, g) for g in range(4)] + [(8, g) for g in range(4)]
     document = fabric_document(on(make_plan(tp=4, dp=2), slurm_cluster(), places))
     assert document is not None
-    assert (document["unit"], document["ranks"]) == ("GPU", True)
+    assert (document["unit"], document["ranks"], document["titles"]) == ("GPU", True, True)
     leaves = {leaf["name"]: leaf["nodes"] for pod in document["pods"] for leaf in pod["leaves"]}
     assert {name: len(nodes) for name, nodes in leaves.items()} == {"leaf1": 4, "leaf3": 5}
     free = [-1] * 4
@@ -227,6 +227,14 @@ def test_a_page_is_told_what_the_picture_shows() -> None:
         "words": "data-parallel replica", "parts": 2, "places": [0, 0, 0, 0, 1, 1, 1, 1]
     }  # fmt: skip
     assert document["axes"]["tp"]["places"] == [0, 1, 2, 3] * 2
+
+
+def test_very_many_leaves_go_without_their_names() -> None:
+    """2,048 nodes in racks of two: 1,024 leaves, of which a picture names none."""
+    document = fabric_document(make_plan("llama-3.1-405b", "llama3-24k", **LARGE))
+    assert document is not None
+    assert (document["unit"], document["titles"]) == ("node", False)
+    assert sum(len(pod["leaves"]) for pod in document["pods"]) == 1024
 
 
 def test_experts_are_an_axis_of_the_page() -> None:

@@ -120,6 +120,7 @@ def test_adapters_of_trl(tmp_path: Path) -> None:
         ("--fsdp fsdp2 --gradient_checkpointing false", {"zero_stage": 3, "recompute": "full"}),
         ("--sequence_parallel_size 4", {"cp": 4, "cp_comm": "a2a"}),
         ("--packing_length 8192", {"seq_len": 8192}),
+        ("--optim paged_adamw_8bit", {"optimizer": "paged-adam-8bit"}),
     ],
 )
 def test_what_swift_says(words: str, settings: dict[str, Any], tmp_path: Path) -> None:

@@ -1,0 +1,210 @@
+"""What is read of a fine-tuning stack's configuration is what the stack's own parser reads in it.
+
+Runs in `make oracles` only: random configurations of LLaMA-Factory, Axolotl, TRL and verl, which leave some
+fields to their defaults.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from meshwright.planner.runs.launches.launch_run import LaunchRun
+from meshwright.planner.runs.launches.reader import read_launch
+
+pytestmark = pytest.mark.oracle
+
+CASES = 25
+MODEL = "Qwen/Qwen3-8B"
+
+
+def ask(stack: str, cases: list[Any], folder: Path) -> list[dict[str, Any]]:
+    """The parser's answers, in order."""
+    python = os.environ.get("ORACLE_PYTHON")
+    assert python, "run `make oracles`: ORACLE_PYTHON names no interpreter"
+    asked = folder / "cases.json"
+    asked.write_text(
+        json.dumps([{"stack": stack, "fields": case} for case in cases]), encoding="utf-8"
+    )
+    script = Path(__file__).with_name("ask_recipes.py")
+    done = subprocess.run(
+        [python, str(script), str(asked)], capture_output=True, text=True, timeout=600, check=False
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
+    assert len(lines) == len(cases), done.stderr[-2000:]
+    answers = [json.loads(line.removeprefix("answer ")) for line in lines]
+    errors = [answer["error"] for answer in answers if "error" in answer]
+    assert not errors, errors[:3]
+    return answers
+
+
+def some(rng: random.Random, **fields: Any) -> dict[str, Any]:
+    """Some of these fields, a value of the list each."""
+    return {name: rng.choice(values) for name, values in fields.items() if rng.random() < 0.6}
+
+
+def read(folder: Path, name: str, text: str) -> LaunchRun:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return read_launch(path)
+
+
+def targets(run: LaunchRun) -> list[str] | None:
+    adapters = run.settings["adapters"]
+    return None if adapters is None else adapters["targets"]
+
+
+def test_llamafactory(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    must = {"model_name_or_path": MODEL, "stage": "sft", "do_train": True, "bf16": True}
+    must |= {"template": "qwen3", "dataset": "ours", "output_dir": "out"}
+    cases = [
+        must
+        | some(
+            rng,
+            cutoff_len=[512, 4096],
+            per_device_train_batch_size=[1, 2, 16],
+            gradient_accumulation_steps=[1, 4, 8],
+            disable_gradient_checkpointing=[True, False],
+            finetuning_type=["lora", "full"],
+            lora_rank=[4, 64],
+            lora_target=["all", "q_proj,v_proj", "q_proj, gate_proj"],
+        )
+        for _ in range(CASES)
+    ]
+    answers = ask("llamafactory", [case | {"bf16": False} for case in cases], tmp_path)
+    for case, answer in zip(cases, answers, strict=True):
+        run = read(tmp_path, "run.yaml", yaml.safe_dump(case))
+        settings, adapters = run.settings, run.settings["adapters"]
+        assert settings["seq_len"] == answer["cutoff_len"]
+        assert settings["micro_batch"] == answer["per_device_train_batch_size"]
+        steps = answer["gradient_accumulation_steps"]
+        assert run.local_batch == settings["micro_batch"] * steps
+        assert (settings["recompute"] == "full") == answer["checkpoints"]
+        assert (adapters is not None) == (answer["finetuning_type"] == "lora")
+        if adapters is not None:
+            assert adapters["rank"] == answer["lora_rank"]
+            named = ["all-linear" if name == "all" else name for name in answer["lora_target"]]
+            assert adapters["targets"] == named
+
+
+def test_axolotl(tmp_path: Path) -> None:
+    rng = random.Random(2)
+    must: dict[str, Any] = {"base_model": MODEL, "bf16": True, "learning_rate": 1e-4}
+    must |= {"datasets": [{"path": "ours", "type": "alpaca"}], "micro_batch_size": 2}
+    cases = []
+    for _ in range(CASES):
+        case = must | some(
+            rng,
+            sequence_len=[512, 8192],
+            gradient_accumulation_steps=[1, 4],
+            gradient_checkpointing=[True, False],
+        )
+        if rng.random() < 0.7:
+            narrow = rng.random() < 0.5
+            case |= {"adapter": "qlora" if narrow else "lora", "load_in_4bit": narrow}
+            case |= {"lora_r": rng.choice([8, 32]), "lora_target_modules": ["q_proj", "o_proj"]}
+            case |= some(rng, lora_target_linear=[True, False])
+        cases.append(case)
+    for case, answer in zip(cases, ask("axolotl", cases, tmp_path), strict=True):
+        run = read(tmp_path, "run.yaml", yaml.safe_dump(case))
+        settings, adapters = run.settings, run.settings["adapters"]
+        assert settings["seq_len"] == answer["sequence_len"]
+        assert settings["micro_batch"] == answer["micro_batch_size"]
+        assert run.local_batch == 2 * (answer["gradient_accumulation_steps"] or 1)
+        assert (settings["recompute"] == "full") == bool(answer["gradient_checkpointing"])
+        assert (adapters is None) == (answer["adapter"] is None)
+        if adapters is not None:
+            assert adapters["rank"] == answer["lora_r"]
+            assert (adapters["method"] == "qlora") == answer["load_in_4bit"]
+            linear = ["all-linear"] if answer["lora_target_linear"] else []
+            assert adapters["targets"] == [*linear, *answer["lora_target_modules"]]
+
+
+def test_trl(tmp_path: Path) -> None:
+    """A recipe, and a command that names it and has the last word."""
+    rng = random.Random(3)
+    recipe = tmp_path / "recipe.yaml"
+    must: dict[str, Any] = {"model_name_or_path": MODEL, "output_dir": "out"}
+    for _ in range(5):
+        said = must | some(
+            rng,
+            max_length=[512, 8192],
+            per_device_train_batch_size=[1, 4],
+            packing=[True, False],
+            use_peft=[True],
+            lora_r=[8, 128],
+            lora_target_modules=[["q_proj", "k_proj"]],
+        )
+        if "use_peft" not in said:
+            said = {name: value for name, value in said.items() if not name.startswith("lora")}
+        recipe.write_text(yaml.safe_dump(said), encoding="utf-8")
+        commands = [
+            [
+                word
+                for name, value in some(
+                    rng,
+                    gradient_accumulation_steps=[2, 8],
+                    gradient_checkpointing=["True", "False"],
+                    per_device_train_batch_size=[2, 16],
+                ).items()
+                for word in (f"--{name}", str(value))
+            ]
+            for _ in range(CASES // 5)
+        ]
+        named = ["--config", str(recipe)]
+        answers = ask("trl", [[*named, *words] for words in commands], tmp_path)
+        for words, answer in zip(commands, answers, strict=True):
+            run = read(tmp_path, "run.sh", " ".join(["trl sft", "--config recipe.yaml", *words]))
+            settings, adapters = run.settings, run.settings["adapters"]
+            assert settings["seq_len"] == answer["max_length"]
+            assert settings["micro_batch"] == answer["per_device_train_batch_size"]
+            steps = answer["gradient_accumulation_steps"]
+            assert run.local_batch == settings["micro_batch"] * steps
+            assert (settings["recompute"] == "full") == answer["checkpoints"]
+            assert (adapters is not None) == answer["use_peft"]
+            if adapters is not None:
+                assert adapters["rank"] == answer["lora_r"]
+                # None is what PEFT takes for the family.
+                assert targets(run) == (answer["lora_target_modules"] or ["q_proj", "v_proj"])
+
+
+def test_verl(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    section, model = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+    cases = []
+    for _ in range(CASES):
+        values = {f"{section}.ppo_micro_batch_size_per_gpu": 1, f"{model}.path": MODEL}
+        values |= some(
+            rng,
+            **{
+                "data.max_prompt_length": [256, 2048],
+                "data.max_response_length": [1024],
+                f"{section}.ppo_mini_batch_size": [64, 512],
+                f"{section}.ulysses_sequence_parallel_size": [1, 2],
+                f"{section}.fsdp_config.reshard_after_forward": [True, False],
+                f"{model}.enable_gradient_checkpointing": [True, False],
+                f"{model}.lora_rank": [0, 32],
+                "actor_rollout_ref.rollout.n": [1, 8],
+                "trainer.nnodes": [1, 2, 4],
+            },
+        )
+        cases.append([f"{name}={value}" for name, value in values.items()])
+    for words, answer in zip(cases, ask("verl", cases, tmp_path), strict=True):
+        command = ["python3 -m verl.trainer.main_ppo", *words]
+        run = read(tmp_path, "run.sh", " ".join(command))
+        settings, adapters = run.settings, run.settings["adapters"]
+        for name in ("seq_len", "micro_batch", "gpus"):
+            assert settings[name] == answer[name]
+        assert settings["global_batch"] == answer["mini_batch"]
+        assert settings.get("cp", 1) == answer["cp"]
+        assert (settings["recompute"] == "full") == answer["checkpoints"]
+        assert (settings["zero_stage"] == 3) == answer["reshards"]
+        assert (adapters["rank"] if adapters else 0) == answer["lora_rank"]
