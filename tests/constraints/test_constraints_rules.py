@@ -347,6 +347,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"tp": 2, "dp": 4},
     ),
     "trl-degrees": (workload(DENSE, kind="dpo"), {"dp": 8, "zero_stage": 3}, {"cp": 2, "dp": 4}),
+    "whole-head": (
+        workload(DENSE, framework="fsdp2", loss="liger"),
+        {"cp": 2, "dp": 4, "zero_stage": 3},
+        {"tp": 2, "dp": 4},
+    ),
     "deepspeed-reference": (
         workload(DENSE, kind="dpo", reference="offloaded"),
         {"dp": 8, "zero_stage": 3},
