@@ -82,7 +82,8 @@ def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
     them beside the compute of a virtual stage, which holds a layer at the least (`chunk_s`): what that does
     not cover is exposed, and the two slow each other down. Fill and drain are always exposed. An infinite
     `chunk_s` stands for transfers that are hidden as far as can be. Passes that score send forward alone.
-    What a stack loses at each virtual stage besides (`virtual_stage_s`) is nothing until own runs say it.
+    What a stack loses at each virtual stage besides (`virtual_stage_s`) is nothing until own runs say
+    otherwise.
     """
     layout, framework = c.layout, c.constants.framework
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))

@@ -413,7 +413,7 @@ def _emerging(name: str, since: str) -> OptimizerSetting:
         beside="adam",
         whole=True,
         installs="emerging-optimizers, from github.com/NVIDIA-NeMo/Emerging-Optimizers",
-        rules=("megatron-emerging-precision",),
+        rules=("megatron-emerging-precision", "megatron-emerging-expert-bias"),
     )
 
 
