@@ -59,9 +59,9 @@ TRL_STEPS = {
     ),
 }
 """What trainers of TRL run, whatever shards the model; the training script is the user's."""
-PRECOMPUTED = ReferenceSetting(
-    flag="precompute_ref_log_probs", value="True", source="trl/trainer/dpo_config.py"
-)
+PRECOMPUTES = "precompute_ref_log_probs"
+"""The switch of TRL, and of stacks that use its trainers."""
+PRECOMPUTED = ReferenceSetting(flag=PRECOMPUTES, value="True", source="trl/trainer/dpo_config.py")
 
 
 MESH = "accelerate/parallelism_config.py"
