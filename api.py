@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Precision,
         ScheduleName,
     )
+    from meshwright.costmodel.losses import LossName
     from meshwright.costmodel.step_kinds import ReferencePlace, StepKindName
     from meshwright.frameworks.record import FrameworkName
     from meshwright.model_specs.schema import ModelSpec
@@ -301,6 +302,7 @@ def plan(
     train: str = "full",
     lora_rank: int | None = None,
     lora_targets: Iterable[str] | str | None = None,
+    loss: LossName | None = None,
     kind: StepKindName = "pretrain",
     reference: ReferencePlace | None = None,
     robustness: bool = True,
@@ -384,6 +386,9 @@ def plan(
         What is trained: full for every parameter, lora for adapters beside frozen weights, qlora for the same
         beside weights of 4 bits; the width of the adapters, 1 to 8192, 16 when None; and the matrices that
         have one, such as `"q_proj,v_proj"`, all-linear when None.
+    loss
+        How the head and its cross-entropy run: liger or chunked, chunk by chunk of tokens; as the
+        framework does, on the logits of all tokens, when None.
     kind
         What a step does with a sample: pretrain, sft, dpo, kto or orpo. `global_batch` counts pairs of a
         chosen and a rejected sequence in dpo and orpo, and `seq_len` is of each of them.
@@ -467,6 +472,7 @@ def plan(
             train=train,
             lora_rank=lora_rank,
             lora_targets=lora_targets,
+            loss=loss,
             kind=kind,
             reference=reference,
         )
@@ -567,7 +573,7 @@ def calibrate(
     ----------
     *runs
         Run files whose rows have `measured`, logs of nccl-tests, and runs that were read before: 3 to 20 runs
-        of one framework on one kind of device. None of them with `measure`, where the machine alone speaks.
+        on one kind of device. None of them with `measure`, where the machine alone speaks.
     name
         Of the stack; what the runs call their framework when None.
     like
@@ -595,7 +601,7 @@ def calibrate(
     Raises
     ------
     InputError
-        If a file cannot be used, runs are of several frameworks or devices, torch is not installed, or the
+        If a file cannot be used, runs are of several devices, torch is not installed, or the
         GPUs are none of the catalog's and `cluster` is None.
     """
     from meshwright.planner.runs.calibration.evidence import read_sources

@@ -394,7 +394,12 @@ def _training_options() -> Options:
 
 
 def _kind_options() -> Options:
-    """What a step does with a sample."""
+    """What a step does with a sample, and how its loss runs."""
+    yield click.option(
+        "--loss",
+        type=ChoiceIn("costmodel.losses", "LOSS_NAMES"),
+        help="Head and loss chunk by chunk; on all logits when absent.",
+    )
     yield default_option(
         "--kind",
         type=ChoiceIn("costmodel.step_kinds", "KIND_NAMES"),

@@ -66,6 +66,18 @@ TRL_DEGREES = AtMost(
 """Chosen and rejected sequences are joined, and their log-probabilities summed, on one rank
 (trl/trainer/dpo_trainer.py, _compute_loss; trl/trainer/kto_trainer.py)."""
 
+WHOLE_HEAD = AtMost(
+    name="whole-head",
+    sentence="tp pp ep <= 1 where the loss takes the head's product too: it reads the whole weight",
+    unit="ranks",
+    binds=lambda work: work.loss is not None,
+    value=of("tp", "pp", "ep"),
+    words="tp {tp} x pp {pp} x ep {ep} beside a loss that takes the head's product too",
+    remedy="Keep tp, pp and ep at 1 and shard with dp or cp, or leave the loss out.",
+)
+"""LigerFusedLinearCrossEntropy and TRL's chunked loss take the weight of `lm_head` as one tensor
+(liger_kernel/ops/fused_linear_cross_entropy.py; trl/trainer/sft_trainer.py, _patch_chunked_ce_lm_head)."""
+
 DEEPSPEED_REFERENCE = AtLeast(
     name="deepspeed-reference",
     sentence="zero_stage >= 3 where the reference is offloaded: no other parameters leave the GPU",
@@ -192,6 +204,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     PEFT_DEGREES,
     TRL_DEGREES,
     DEEPSPEED_REFERENCE,
+    WHOLE_HEAD,
     DEEPSPEED_SCRIPT_OPTIMIZER,
     DEEPSPEED_MUON_ZERO,
     MatricesForMuon("deepspeed-muon-experts"),
@@ -247,6 +260,7 @@ FSDP2_RULES: tuple[Rule, ...] = (
     CAUSAL_CONTEXT,
     PEFT_DEGREES,
     TRL_DEGREES,
+    WHOLE_HEAD,
     FSDP2_MUON_TENSOR,
     MatricesForMuon("fsdp2-muon-experts"),
 )

@@ -19,6 +19,7 @@ from meshwright.costmodel.activations import (
 )
 from meshwright.costmodel.adapters import frozen
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
+from meshwright.costmodel.losses import loss_held_bytes
 from meshwright.costmodel.stacks import MemoryProfile, memory_profile, stack_constants
 from meshwright.costmodel.states import (
     layer_parameters_on_gpu,
@@ -445,6 +446,9 @@ def _offloaded_at_hand(workload: Workload, layout: Layout) -> Floats:
 def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
     """max(bytes of a logit x T V / t, logits' 16-bit gradient and the head's 16-bit gradient 2 V h / t)."""
     model, tp = workload.model, np.asarray(layout.tp)
+    if workload.loss is not None:
+        held = loss_held_bytes(workload, rank_tokens(workload, layout))
+        return held if workload.factors is None else held * workload.factors.loss_memory
     shards = 1 if stack_constants(workload).whole_logits else tp
     logits = rank_tokens(workload, layout) * model.vocab / shards
     per_logit = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes)
@@ -582,6 +586,11 @@ def _stranded(workload: Workload, layout: Layout, profile: MemoryProfile) -> tup
     """Blocks that the allocator keeps and cannot use at the peak: on every rank, more with a table."""
     if profile.stranding == "none" or (profile.stranding == "step" and frozen(workload)):
         return 0.0, 0.0
+    if profile.stranding == "forward" and workload.loss is not None:
+        return (
+            0.0,
+            0.0,
+        )  # A chunk of logits fits into the blocks that a layer's forward pass leaves.
     if profile.stranding == "forward":
         stranded = _stranded_forward(workload, layout)
         return stranded, 0.0 * stranded

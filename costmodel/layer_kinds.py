@@ -30,6 +30,7 @@ from meshwright.costmodel.layer_context import (
     total,
 )
 from meshwright.costmodel.layout import Floats
+from meshwright.costmodel.losses import head_passes_s
 from meshwright.costmodel.other_blocks import (
     indexer_block,
     linear_attention_block,
@@ -91,6 +92,15 @@ def head(c: Context) -> LayerTime:
         Seconds by part of one micro-batch on the last rank.
     """
     model, tokens = c.workload.model, c.tokens
+    if c.workload.loss is not None:
+        products, streamed = head_passes_s(c)
+        of_norm = 4.0 * tokens * model.hidden / c.sequence_shards
+        norm_f, norm_b = streamed_passes_s(c, Passes(of_norm, 1.5 * of_norm))
+        return block_time(
+            gemm=products,
+            memory_bound=Passes(norm_f + streamed.forward, norm_b + streamed.backward),
+            tp_comm=Passes(0.0 * norm_f, 0.0 * norm_b),
+        )
     vocab = model.vocab / c.layout.tp
     gemm_f = gemm_s(tokens, vocab, model.hidden, c.rates, sixteen_bit=True)
     gemm_b = gemm_s(tokens, model.hidden, vocab, c.rates, sixteen_bit=True)
@@ -366,7 +376,10 @@ def _times_of_training(c: Context) -> KindTimes:
     else:
         (dense, moe), kinds = _alike(c), {}
     mtp = None
-    head_time = _with_host(c, head(c), stack.launch_layer_s / 2)
+    loss = head(c)
+    if stack.head_factor != 1.0:
+        loss = portion(loss, stack.head_factor)
+    head_time = _with_host(c, loss, stack.launch_layer_s / 2)
     if model.mtp_layers:
         main = moe or dense
         assert main is not None

@@ -158,6 +158,8 @@ class Workload(RunSettings):
     """What is trained beside frozen weights; None where every parameter is trained."""
     lengths: PackedLengths | None = None
     """Samples in each sequence of `seq_len` tokens, which is a pack then; None where a sequence is one."""
+    loss: str | None = None
+    """How the head and its cross-entropy run, one of `losses.LOSS_NAMES`; None for what the stack does."""
     kind: str = PRETRAINING
     """What a step does with a sample: one of `step_kinds.KIND_NAMES`."""
     reference: str | None = None

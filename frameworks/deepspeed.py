@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.frameworks.fsdp2 import PEFT_ADAPTERS, PRECOMPUTED, TRL_STEPS
+from meshwright.frameworks.fsdp2 import LIGER_LOSS, PEFT_ADAPTERS, PRECOMPUTED, TRL_STEPS
 from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
 from meshwright.frameworks.record import (
     Argument,
@@ -222,6 +222,8 @@ DEEPSPEED = Framework(
     hybrid_layers=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
     adapters=PEFT_ADAPTERS,
+    # TRL's chunked loss has 32-bit products without autocast, which no rate is known of.
+    losses={"liger": LIGER_LOSS},
     step_kinds=TRL_STEPS,
     references={
         "resident": ReferenceSetting(

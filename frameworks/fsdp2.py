@@ -59,6 +59,14 @@ TRL_STEPS = {
     ),
 }
 """What trainers of TRL run, whatever shards the model; the training script is the user's."""
+LIGER_LOSS = Setting(
+    flag="use_liger_kernel",
+    value="True",
+    source="liger_kernel/ops/fused_linear_cross_entropy.py",
+    rules=("whole-head",),
+    installs="liger-kernel",
+)
+"""Of a Trainer's arguments, whatever shards the model."""
 PRECOMPUTES = "precompute_ref_log_probs"
 """The switch of TRL, and of stacks that use its trainers."""
 PRECOMPUTED = ReferenceSetting(flag=PRECOMPUTES, value="True", source="trl/trainer/dpo_config.py")
@@ -166,6 +174,16 @@ FSDP2 = Framework(
     ),
     rank_orders={"tp-cp-dp": Setting(source=MESH)},
     adapters=PEFT_ADAPTERS,
+    losses={
+        "liger": LIGER_LOSS,
+        "chunked": Setting(
+            flag="loss_type",
+            value="chunked_nll",
+            source="trl/trainer/sft_trainer.py",
+            rules=("whole-head",),
+            installs="trl",
+        ),
+    },
     step_kinds=TRL_STEPS,
     references={
         "resident": ReferenceSetting(

@@ -290,6 +290,8 @@ class Framework:
 
     adapters: Mapping[str, AdapterSetting] = field(default_factory=dict)
     """Low-rank adapters beside frozen weights that can be trained in place of every parameter."""
+    losses: Mapping[str, Setting] = field(default_factory=dict)
+    """Losses that never hold all logits, which a run can say; others than the framework's own."""
     step_kinds: Mapping[str, StepKindSetting] = field(default_factory=dict)
     """What a step can do with its samples beside pretraining."""
     references: Mapping[str, ReferenceSetting] = field(default_factory=dict)

@@ -136,7 +136,7 @@ State = dict[str, Any]
 """Every setting that can change by itself, by name."""
 
 _LAYOUT = (*CHANGED_ALONE, "sequence_parallel")
-_WORK = ("precision", "optimizer", "framework", "offload_parameters")
+_WORK = ("precision", "optimizer", "framework", "offload_parameters", "loss")
 _EXECUTION = tuple(setting.name for setting in fields(Execution))
 NEUTRAL = 1e-9
 """Relative change of a step below which a setting makes no difference."""

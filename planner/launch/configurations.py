@@ -169,7 +169,9 @@ def deepspeed_start(launch: Launch) -> Start:
     Adapters are those of PEFT, trainers of preferences those of TRL, and other optimizers than Adam and SGD
     DeepSpeed's or the Trainer's: then a script of one's own, which takes the configuration.
     """
-    own_script = launch.inputs.adapters is not None or STEP_KINDS[launch.inputs.kind].scores_tokens
+    inputs = launch.inputs
+    own_script = inputs.adapters is not None or STEP_KINDS[inputs.kind].scores_tokens
+    own_script = own_script or inputs.loss is not None
     if own_script or launch.inputs.optimizer not in _BY_MEGATRON_DEEPSPEED:
         return _with_trainer(launch)
     _require_even_stages(launch)
@@ -247,9 +249,12 @@ def _script_notes(launch: Launch) -> tuple[str, ...]:
 
 
 def _kind_notes(launch: Launch) -> Iterator[str]:
-    """What the script trains on where that is not text alone, and where its reference model is."""
+    """What the script trains on where that is not text alone, how, and where its reference model is."""
     inputs, record = launch.inputs, framework_named(launch.inputs.framework)
     kind = STEP_KINDS[inputs.kind]
+    if inputs.loss is not None:
+        setting = record.losses[inputs.loss]
+        yield f"Its loss is {inputs.loss}: {setting.flag} {setting.value}."
     if not kind.scores_tokens:
         return
     yield f"The script's trainer is of {kind.title}, such as that of TRL."

@@ -91,6 +91,8 @@ class JobDoc(BaseModel):
     """Width of the adapters; 16 when absent."""
     lora_targets: str | tuple[str, ...] | None = None
     """Matrices that have one: `q_proj,v_proj`, or a list; all-linear when absent."""
+    loss: str | None = None
+    """Head and cross-entropy chunk by chunk: `liger` or `chunked`; the framework's own when absent."""
     kind: str = PRETRAINING
     """Or `sft`, `dpo`, `kto`, `orpo`: what a step does with a sample, which is a pair in dpo and orpo."""
     reference: str | None = None

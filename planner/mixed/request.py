@@ -29,6 +29,7 @@ _NOT_MIXED: Mapping[str, object] = {
     "train": "full",
     "lora_rank": None,
     "lora_targets": None,
+    "loss": None,
     "kind": PRETRAINING,
     "reference": None,
     "lengths": None,

@@ -186,6 +186,8 @@ def warnings(
             f"launch files set sequences of {request.seq_len:,} tokens: that each is a pack of samples which "
             "attend to themselves alone is for the data and its loader to see to"
         )
+    if request.loss == "liger":
+        yield "of Liger's kernels the loss alone is priced, not its norms, rotations and gates"
     yield from _of_the_kind(request)
     offload = framework_named(request.framework).optimizer_offload
     if int(best.layout.optimizer_offload) and offload is not None and not offload.measured:
@@ -276,6 +278,9 @@ def software_needs(
     if inputs.adapters is not None and framework.adapters[inputs.adapters.method].installs:
         method = inputs.adapters.method
         needs.append(SoftwareNeed(software=framework.adapters[method].installs, needed_by=method))
+    if inputs.loss is not None and framework.losses[inputs.loss].installs:
+        software = framework.losses[inputs.loss].installs
+        needs.append(SoftwareNeed(software=software, needed_by=f"{inputs.loss} loss"))
     kind = framework.step_kinds.get(inputs.kind)
     if kind is not None and kind.installs:
         needs.append(SoftwareNeed(software=kind.installs, needed_by=inputs.kind))

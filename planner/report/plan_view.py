@@ -352,6 +352,8 @@ def _training(inputs: PlanInputs) -> str:
     words: list[str] = [inputs.precision, inputs.optimizer, inputs.framework]
     if inputs.kind != PRETRAINING:
         words.append(inputs.kind)
+    if inputs.loss is not None:
+        words.append(f"{inputs.loss} loss")
     if inputs.reference is not None:
         words.append(f"reference {inputs.reference}")
     return ", ".join(words)

@@ -30,6 +30,7 @@ from meshwright.costmodel.execution_names import (
     Precision,
 )
 from meshwright.costmodel.lengths import PackedLengths
+from meshwright.costmodel.losses import LOSS_NAMES, LossName
 from meshwright.costmodel.rates import peak_memory_band
 from meshwright.costmodel.records import POINT_ESTIMATE, memory_margin
 from meshwright.costmodel.step_kinds import (
@@ -119,6 +120,8 @@ class PlanInputs(BaseModel):
     objective: Literal["nominal", "expected"] = "nominal"
     adapters: AdapterSpec | None = None
     """What is trained beside frozen weights; None where every parameter is trained."""
+    loss: LossName | None = None
+    """How the head and its cross-entropy run; None for what the framework does."""
     kind: StepKindName = PRETRAINING
     """What a step does with a sample."""
     reference: ReferencePlace | None = None
@@ -128,7 +131,7 @@ class PlanInputs(BaseModel):
     def _without_what_is_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans without adapters, packs and preferences say nothing of them, as those of earlier versions."""
         data: dict[str, Any] = handler(self)
-        for name in ("adapters", "kind", "reference", "lengths"):
+        for name in ("adapters", "loss", "kind", "reference", "lengths"):
             if getattr(self, name) in (None, PRETRAINING):
                 data.pop(name, None)
         return data
@@ -206,6 +209,8 @@ class PlanRequest:
     """What the user's own runs say of the constants."""
     adapters: AdapterSpec | None = None
     """What is trained beside frozen weights; None where every parameter is trained."""
+    loss: str | None = None
+    """How the head and its cross-entropy run, any of `LOSS_NAMES`; None for what the framework does."""
     kind: str = PRETRAINING
     """What a step does with a sample: any of `step_kinds.KIND_NAMES`."""
     reference: str | None = None
@@ -272,6 +277,10 @@ class PlanRequest:
             object.__setattr__(self, "adapters", self._checked_adapters(self.adapters))
         _one_of("kind", self.kind, KIND_NAMES)
         object.__setattr__(self, "reference", self._checked_reference())
+        check_loss(self.framework, self.kind, self.loss)
+        if self.loss is not None and self.model.mtp_layers:
+            what = f"{self.model.name} has multi-token prediction, whose loss is not priced so"
+            raise InputError(what, where="loss", value=self.loss)
         check_names("without", self.without, WITHOUT)
         check_names("allow", self.allow, PERMISSIONS)
         object.__setattr__(
@@ -423,6 +432,31 @@ def checked_reference(
         what = f"is not planned with {record.title} and {kind}"
         raise InputError(what, where="reference", value=reference, allowed=places)
     return reference
+
+
+def check_loss(framework: str, kind: str, loss: str | None) -> None:
+    """Raises InputError for a loss that a framework does not have, or that is not of a kind of step.
+
+    Parameters
+    ----------
+    framework
+        Any of `FRAMEWORK_NAMES`.
+    kind
+        Any of `step_kinds.KIND_NAMES`.
+    loss
+        As was asked; None for what the framework does.
+    """
+    if loss is None:
+        return
+    _one_of("loss", loss, LOSS_NAMES)
+    record = framework_named(framework)
+    if loss not in planned(record.losses):
+        has = [n for n in FRAMEWORK_NAMES if loss in planned(framework_named(n).losses)]
+        what = f"is not planned with {record.title}; choose --framework {' or '.join(has)}"
+        raise InputError(what, where="loss", value=loss)
+    if STEP_KINDS[kind].scores_tokens:
+        what = f"is of a cross-entropy alone, not of {kind}: leave it out"
+        raise InputError(what, where="loss", value=loss)
 
 
 def parse_pins(text: str) -> dict[str, int | str]:

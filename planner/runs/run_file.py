@@ -35,7 +35,7 @@ from meshwright.model_specs.reader import model_from_mapping, read_model, with_t
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.choices import NUMBERS, NUMERICS, OF_EXECUTION
 from meshwright.planner.request.executions import FP8_ATTENTION_ON
-from meshwright.planner.request.plan_request import checked_reference
+from meshwright.planner.request.plan_request import check_loss, checked_reference
 from meshwright.planner.runs.launches.command_line import fields_of, refuse_adapters
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_terms import (
@@ -487,6 +487,7 @@ def _run(
         **_execution_of(settings),
         **{name: getattr(settings, name) for name in _SAME_IN_WORKLOAD},
         adapters=_adapters(settings, model, profile),
+        loss=_loss(settings, profile),
         kind=settings.kind,
         reference=_reference(settings, profile),
         model=model,
@@ -624,6 +625,12 @@ def _adapters(settings: SettingsDoc, model: ModelSpec, profile: str) -> AdapterS
     # PyTorch's own data parallelism, a stack of Megatron's record, has PEFT's adapters.
     fused = setting is not None and setting.fused and profile != PYTORCH.name
     return resolved(model, settings.adapters, fused=fused)
+
+
+def _loss(settings: SettingsDoc, profile: str) -> str | None:
+    """How the head and its cross-entropy run, where the framework can run them so."""
+    check_loss(framework_of_stack(profile).name, settings.kind, settings.loss)
+    return settings.loss
 
 
 def _reference(settings: SettingsDoc, profile: str) -> str | None:

@@ -15,6 +15,7 @@ from meshwright.costmodel.execution_names import (
     RecomputeName,
     ScheduleName,
 )
+from meshwright.costmodel.losses import LossName
 from meshwright.costmodel.step_kinds import PRETRAINING, ReferencePlace, StepKindName
 from meshwright.costmodel.workload import AttentionKernel, Fp8Recipe
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
@@ -139,6 +140,11 @@ class SettingsDoc(BaseModel):
         default=None,
         description="Low-rank adapters that are trained beside frozen weights: method (lora, or qlora beside "
         "weights of 4 bits), rank, and targets, names of matrices. Every parameter is trained where absent.",
+    )
+    loss: LossName | None = Field(
+        default=None,
+        description="Head and cross-entropy chunk by chunk: liger (LigerFusedLinearCrossEntropy) or chunked "
+        "(TRL's chunked_nll); the framework's own, on the logits of all tokens, where absent.",
     )
     kind: StepKindName = Field(
         default=PRETRAINING,

@@ -317,6 +317,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"zero_stage": 3, "pp": 2},
     ),
     "megatron-zero-optimizer": (workload(optimizer="muon"), {"zero_stage": 1}, {"zero_stage": 2}),
+    "megatron-emerging-expert-bias": (
+        workload(BIASED, optimizer="muon"),
+        {"zero_stage": 0},
+        {"zero_stage": 1},
+    ),
     "megatron-sparse-attention": (
         workload(SPARSE),
         {"tp": 2, "sequence_parallel": True, "recompute": Recompute.MLA_UP_PROJECTION},
@@ -342,6 +347,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"tp": 2, "dp": 4},
     ),
     "trl-degrees": (workload(DENSE, kind="dpo"), {"dp": 8, "zero_stage": 3}, {"cp": 2, "dp": 4}),
+    "whole-head": (
+        workload(DENSE, framework="fsdp2", loss="liger"),
+        {"cp": 2, "dp": 4, "zero_stage": 3},
+        {"tp": 2, "dp": 4},
+    ),
     "deepspeed-reference": (
         workload(DENSE, kind="dpo", reference="offloaded"),
         {"dp": 8, "zero_stage": 3},

@@ -17,6 +17,7 @@ from meshwright.frameworks.catalog import framework_named
 from meshwright.frameworks.catalog import planned as planned_values
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.adapters import AdapterSpec
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.audit import audit_document, audit_plan
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
@@ -217,3 +218,63 @@ def test_today_is_compared_with_the_same_kind_alone(tmp_path: Path) -> None:
     assert plan.baseline.speed_up >= 1.0
     with pytest.raises(InputError, match="trains with dpo: not compared with a plan for pretrain"):
         planned("deepspeed", "pretrain", baseline=today)
+
+
+def test_a_loss_by_chunks_makes_room_and_is_told() -> None:
+    plain = planned("fsdp2", "sft", seq_len=32768, global_batch=8)
+    liger = planned("fsdp2", "sft", seq_len=32768, global_batch=8, loss="liger")
+    assert plain.predicted is not None
+    assert liger.predicted is not None
+    assert max(liger.predicted.memory_gib) < max(plain.predicted.memory_gib)
+    assert plan_document(liger)["inputs"]["loss"] == "liger"
+    assert "liger-kernel" in [need.software for need in liger.installs]
+    assert "use_liger_kernel True" in plan_files(liger)["launch.sh"]
+    assert "loss" not in plan_document(plain)["inputs"]
+    chunked = planned("fsdp2", "sft", seq_len=32768, global_batch=8, loss="chunked")
+    assert "loss_type chunked_nll" in plan_files(chunked)["launch.sh"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind", "loss", "words"),
+    [
+        ("megatron", "sft", "liger", "choose --framework deepspeed or fsdp2"),
+        ("deepspeed", "sft", "chunked", "choose --framework fsdp2"),
+        ("fsdp2", "dpo", "liger", "of a cross-entropy alone"),
+        ("fsdp2", "sft", "fused", "is not known"),
+    ],
+)
+def test_a_loss_that_is_not_there_is_refused(
+    framework: FrameworkName, kind: str, loss: str, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        planned(framework, kind, loss=loss)
+
+
+def test_a_loss_by_chunks_is_compared_with_today(tmp_path: Path) -> None:
+    run = {
+        "seq_len": 32768,
+        "global_batch": 8,
+        "gpus": 8,
+        "framework": "fsdp2",
+        "zero_stage": 3,
+        "recompute": "full",
+    }
+    today = tmp_path / "today.yaml"
+    row = {"model": "llama-3-8b", "cluster": "dgx-h100", "run": run}
+    today.write_text(json.dumps(row), encoding="utf-8")
+    settings: dict[str, object] = {"seq_len": 32768, "global_batch": 8, "baseline": today}
+    plan = planned("fsdp2", "sft", loss="liger", **settings)
+    assert plan.baseline is not None
+    changes = " ".join(step.change for step in plan.baseline.waterfall)
+    assert "loss" in changes, changes
+
+
+@pytest.mark.parametrize("seed", range(3200, 3206))
+def test_the_search_equals_brute_force_with_a_loss_by_chunks(seed: int) -> None:
+    plain = replace(request(seed), framework="fsdp2", precision="bf16", pins={}, forbids=())
+    loss = ("liger", "chunked")[seed % 2]
+    check_against_brute_force(replace(plain, loss=loss, model=without_mtp(plain.model)))
+
+
+def without_mtp(model: ModelSpec) -> ModelSpec:
+    return model.model_copy(update={"mtp_layers": 0})
