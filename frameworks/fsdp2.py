@@ -67,9 +67,9 @@ LIGER_LOSS = Setting(
     installs="liger-kernel",
 )
 """Of a Trainer's arguments, whatever shards the model."""
-PRECOMPUTED = ReferenceSetting(
-    flag="precompute_ref_log_probs", value="True", source="trl/trainer/dpo_config.py"
-)
+PRECOMPUTES = "precompute_ref_log_probs"
+"""The switch of TRL, and of stacks that use its trainers."""
+PRECOMPUTED = ReferenceSetting(flag=PRECOMPUTES, value="True", source="trl/trainer/dpo_config.py")
 
 
 MESH = "accelerate/parallelism_config.py"

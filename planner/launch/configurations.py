@@ -27,11 +27,13 @@ from meshwright.frameworks.fsdp2 import (
     FSDP2,
     OFFLOADS,
     PRECISION,
+    PRECOMPUTES,
     RECOMPUTES,
     RESHARDS,
     SIZES,
 )
 from meshwright.model_specs.adapters import EXPERTS, peft_modules
+from meshwright.model_specs.reader import hub_names, read_model
 from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.writer import (
     Launch,
@@ -43,10 +45,12 @@ from meshwright.planner.launch.writer import (
     flag_words,
     flags_of,
     json_file,
+    legal_launch,
     model_fields,
     notes_of,
     said_of_degrees,
 )
+from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.run_terms import balanced
 
 _OTHERWISE = {"activation", "gelu_form", "position", "attention_bias", "attention_output_bias"}
@@ -401,3 +405,180 @@ def _model_note(model: ModelSpec) -> str:
 
 
 FSDP2_WRITER = Writer(framework=FSDP2, start=accelerate_start)
+
+
+# Configurations of fine-tuning stacks beside DeepSpeed's file, or FSDP's settings.
+
+
+_LLAMA_FACTORY, _AXOLOTL = "llama_factory.yaml", "axolotl.yaml"
+_START = {
+    _LLAMA_FACTORY: "# Start it on each node with llamafactory-cli train (FORCE_TORCHRUN=1), under FSDP2\n"
+    "# with accelerate launch --config_file accelerate.yaml src/train.py.\n"
+    "# Add dataset, template and learning_rate.\n",
+    _AXOLOTL: "# Start it on each node with axolotl train; add datasets and learning_rate.\n",
+}
+_STAGES = {"pretrain": "pt", "sft": "sft", "dpo": "dpo", "kto": "kto", "orpo": "dpo"}
+_BY_ITSELF = {"sgd": "sgd", "muon": "muon", "adam-8bit": "adamw_torch_8bit"}
+"""Optimizers that a script with FSDP2 makes, by the Trainer's names and the stacks'."""
+_RECOMPUTED, _HALF = ("none", "full"), ("bf16", "fp16")
+DEEPSPEED_FILE = "ds_config.json"
+
+
+def llamafactory_files(plan: Plan) -> dict[str, str]:
+    """llama_factory.yaml, and the file that shards: DeepSpeed's or accelerate's.
+
+    Names are those of LLaMA-Factory ff6d4d12e (src/llamafactory/hparams). Raises InfeasibleError for what it
+    does not have.
+    """
+    launch, files = _of_stack(plan, "LLaMA-Factory", degrees=())
+    inputs, layout = launch.inputs, launch.layout
+    if inputs.reference not in (None, "resident"):
+        raise _not_there(
+            "LLaMA-Factory", f"keeps its reference resident, the plan's is {inputs.reference}"
+        )
+    fields: dict[str, object] = {
+        "model_name_or_path": _checkpoint(inputs.model),
+        "stage": _STAGES[inputs.kind],
+        "do_train": True,
+        "finetuning_type": "full",
+        "cutoff_len": inputs.seq_len,
+        "per_device_train_batch_size": layout.micro_batch,
+        "gradient_accumulation_steps": layout.num_micro_batches,
+        inputs.precision: True,
+        "disable_gradient_checkpointing": layout.recompute == "none",
+        "flash_attn": "fa3" if _is_newer_flash(launch) else "fa2",
+        "output_dir": "saves",
+    }
+    if inputs.kind == "orpo":
+        fields["pref_loss"] = "orpo"
+    if not STEP_KINDS[inputs.kind].scores_tokens:
+        fields["packing"] = True
+    if DEEPSPEED_FILE in files:
+        fields["deepspeed"] = DEEPSPEED_FILE
+    optimizer = _trainers_optimizer(launch)
+    if optimizer is not None:
+        fields |= {"use_muon": True} if optimizer == "muon" else {"optim": optimizer}
+    if inputs.adapters is not None:
+        modules = peft_modules(inputs.adapters)
+        fields |= {"finetuning_type": "lora", "lora_rank": inputs.adapters.rank}
+        fields["lora_target"] = "all" if isinstance(modules, str) else ",".join(modules)
+        if inputs.adapters.method == "qlora":
+            fields |= {"quantization_bit": 4, "quantization_method": "bnb"}
+    return files | {
+        _LLAMA_FACTORY: _START[_LLAMA_FACTORY] + yaml.safe_dump(fields, sort_keys=False)
+    }
+
+
+def axolotl_files(plan: Plan) -> dict[str, str]:
+    """axolotl.yaml, and DeepSpeed's file where the plan has one.
+
+    Names are those of Axolotl 067b021c8 (src/axolotl/utils/schemas). Raises InfeasibleError for what it does
+    not have.
+    """
+    launch, files = _of_stack(plan, "Axolotl", degrees=("tp", "cp"))
+    inputs, layout = launch.inputs, launch.layout
+    if inputs.reference not in (None, "resident", "precomputed"):
+        raise _not_there("Axolotl", f"has no reference that is {inputs.reference}")
+    scores = STEP_KINDS[inputs.kind].scores_tokens
+    fields: dict[str, object] = {
+        "base_model": _checkpoint(inputs.model),
+        "sequence_len": inputs.seq_len,
+        "sample_packing": not scores,
+        "pad_to_sequence_len": not scores,
+        "micro_batch_size": layout.micro_batch,
+        "gradient_accumulation_steps": layout.num_micro_batches,
+        "gradient_checkpointing": layout.recompute == "full",
+        "optimizer": _trainers_optimizer(launch) or "adamw_torch_fused",
+        inputs.precision: True,
+        "attn_implementation": "flash_attention_3"
+        if _is_newer_flash(launch)
+        else "flash_attention_2",
+        "output_dir": "outputs",
+    }
+    if scores:
+        fields["rl"] = inputs.kind
+    if inputs.reference == "precomputed":
+        fields[PRECOMPUTES] = True
+    if DEEPSPEED_FILE in files:
+        fields["deepspeed"] = DEEPSPEED_FILE
+    else:
+        fields |= _axolotls_fsdp(launch)
+        files = {}
+    if inputs.adapters is not None:
+        modules, narrow = peft_modules(inputs.adapters), inputs.adapters.method == "qlora"
+        fields |= {"adapter": inputs.adapters.method, "load_in_4bit": narrow}
+        fields |= {"lora_r": inputs.adapters.rank, "lora_alpha": 2 * inputs.adapters.rank}
+        if isinstance(modules, str):
+            fields["lora_target_linear"] = True
+        else:
+            fields["lora_target_modules"] = modules
+        # The plan prices PEFT's own products.
+        fields |= dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
+    return files | {_AXOLOTL: _START[_AXOLOTL] + yaml.safe_dump(fields, sort_keys=False)}
+
+
+def _axolotls_fsdp(launch: Launch) -> dict[str, object]:
+    layout = launch.layout
+    return {
+        "fsdp_version": 2,
+        "fsdp_config": {
+            "reshard_after_forward": layout.zero_stage == 3,
+            "offload_params": layout.optimizer_offload > 0,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "state_dict_type": "SHARDED_STATE_DICT",
+        },
+        "dp_replicate_size": layout.shard_groups,
+        "dp_shard_size": layout.dp // layout.shard_groups,
+        "tensor_parallel_size": layout.tp,
+        "context_parallel_size": layout.cp,
+    }
+
+
+def _of_stack(plan: Plan, stack: str, degrees: tuple[str, ...]) -> tuple[Launch, dict[str, str]]:
+    """A plan as DeepSpeed or FSDP2 starts it, and the file that says how it shards."""
+    framework = plan.inputs.framework
+    if framework not in (DEEPSPEED.name, FSDP2.name):
+        raise _not_there(
+            stack, f"starts plans of {DEEPSPEED.name} and {FSDP2.name}, not of {framework}"
+        )
+    launch = legal_launch(plan, framework_named(framework))
+    layout = launch.layout
+    has = degrees if framework == FSDP2.name else ()
+    wide = [
+        axis for axis in ("tp", "cp", "pp", "ep") if axis not in has and getattr(layout, axis) > 1
+    ]
+    if wide:
+        raise _not_there(stack, f"has no {wide[0]}: pin {wide[0]}=1")
+    if layout.recompute not in _RECOMPUTED or launch.inputs.precision not in _HALF:
+        raise _not_there(
+            stack, f"cannot say {layout.recompute} recomputation in {launch.inputs.precision}"
+        )
+    _adapter_files(launch)
+    if framework == FSDP2.name:
+        text = yaml.safe_dump(accelerate_config(launch), sort_keys=False)
+        return launch, {"accelerate.yaml": text}
+    return launch, {DEEPSPEED_FILE: json_file(deepspeed_config(launch))}
+
+
+def _not_there(stack: str, what: str) -> InfeasibleError:
+    return InfeasibleError(f"{stack} cannot start this plan: it {what}.")
+
+
+def _is_newer_flash(launch: Launch) -> bool:
+    """Whether the plan prices FlashAttention-3, which runs on Hopper alone (its README)."""
+    is_hopper = launch.inputs.cluster.device.architecture == "hopper"
+    return is_hopper and launch.inputs.framework == DEEPSPEED.name
+
+
+def _checkpoint(model: ModelSpec) -> str:
+    """What the hub calls a model of the catalog; another model by its own name."""
+    return next((name for name in hub_names() if read_model(name).name == model.name), model.name)
+
+
+def _trainers_optimizer(launch: Launch) -> str | None:
+    """The Trainer's name of the optimizer, None for AdamW and for what DeepSpeed's file says."""
+    name = launch.inputs.optimizer
+    if launch.inputs.framework == FSDP2.name:
+        return _BY_ITSELF.get(name)
+    setting = DEEPSPEED.optimizers[name]
+    return setting.value if setting.flag == TRAINER_FLAG else None

@@ -12,7 +12,12 @@ from meshwright.errors import InfeasibleError, InputError, InternalError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.launch import schedulers
-from meshwright.planner.launch.configurations import DEEPSPEED_WRITER, FSDP2_WRITER
+from meshwright.planner.launch.configurations import (
+    DEEPSPEED_WRITER,
+    FSDP2_WRITER,
+    axolotl_files,
+    llamafactory_files,
+)
 from meshwright.planner.launch.megatron import MEGATRON_WRITER, bridge_files
 from meshwright.planner.launch.rank_files import FOLDER, mapping_files
 from meshwright.planner.launch.ranks import planned_layout
@@ -42,7 +47,11 @@ _SCHEDULERS = {
     "skypilot": schedulers.skypilot_files,
     "ray": schedulers.ray_files,
 }
-_RECIPES = {"bridge": bridge_files}
+_RECIPES = {
+    "bridge": bridge_files,
+    "llama-factory": llamafactory_files,
+    "axolotl": axolotl_files,
+}
 """What starts the framework by itself, and takes settings only."""
 TARGETS = (*_WRITERS, *_RECIPES, *_SCHEDULERS)
 """Frameworks, and the schedulers that start a plan in its own framework."""
@@ -54,6 +63,8 @@ PLAN_FILES = (
     "torchtitan_args.json",
     "ds_config.json",
     "accelerate.yaml",
+    "llama_factory.yaml",
+    "axolotl.yaml",
     "env.json",
     "launch.sh",
     "rankfile",

@@ -15,7 +15,7 @@ from typing import Any
 
 from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS, StepKindName
 from meshwright.errors import InputError
-from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.fsdp2 import FSDP2, PRECOMPUTES
 from meshwright.frameworks.megatron import PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS
 from meshwright.model_specs.reader import read_model
@@ -33,7 +33,6 @@ STEPS = "gradient_accumulation_steps"
 DEEPSPEED_FILE = "deepspeed"
 PADDED = "sequences of a micro-batch are padded to the longest: all are priced at the full length"
 TUNING: StepKindName = "sft"
-PRECOMPUTES = "precompute_ref_log_probs"
 PACKED = "packed documents do not attend to each other: attention is priced as of one long sequence"
 DROPPED = "dropout before adapters is not priced"
 LINEAR_EXPERTS = (

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from meshwright.costmodel.step_kinds import StepKindName
 from meshwright.documents import parse_mapping, read_text
 from meshwright.errors import InputError
+from meshwright.frameworks.deepspeed import BUCKET
+from meshwright.frameworks.fsdp2 import PRECOMPUTES
 from meshwright.frameworks.megatron import MEGATRON, PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS
 from meshwright.model_specs.reader import read_model
@@ -35,7 +37,6 @@ from meshwright.planner.runs.launches.finetuning import (
     PADDED,
     PART_OF_A_MODEL,
     PLAIN,
-    PRECOMPUTES,
     STEPS,
     TUNING,
     ReadDeepSpeed,
@@ -613,7 +614,7 @@ def _sharding(
 def _preset(name: str) -> dict[str, Any]:
     zero: dict[str, Any] = {**_PRESETS[name], "overlap_comm": False}
     if zero["stage"] < 3:
-        zero["reduce_bucket_size"] = _PRESET_BUCKET
+        zero[BUCKET] = _PRESET_BUCKET
     return {"zero_optimization": zero}
 
 

@@ -353,9 +353,13 @@ def test_names_reach_no_shell(target: str, tmp_path: Path) -> None:
         "torchtitan": "torchtitan",
         "deepspeed": "deepspeed",
         "fsdp2": "fsdp2",
+        "llama-factory": "deepspeed",
+        "axolotl": "fsdp2",
     }
     plan = planned(
-        own.get(target, "megatron"), dp=8, zero_stage=3 if target in ("torchtitan", "fsdp2") else 1
+        own.get(target, "megatron"),
+        dp=8,
+        zero_stage=3 if own.get(target) in ("torchtitan", "fsdp2") else 1,
     )
     model = plan.inputs.model.model_copy(update={"name": name})
     plan = plan.model_copy(update={"inputs": plan.inputs.model_copy(update={"model": model})})

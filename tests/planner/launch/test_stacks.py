@@ -1,0 +1,95 @@
+"""Configurations of LLaMA-Factory and Axolotl: read back, they have the price of their plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.api import plan
+from meshwright.errors import InfeasibleError
+from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.runs.launches.reader import price_launch, read_launch
+from tests.plans import make_plan
+
+NAMES = {"llama-factory": "llama_factory.yaml", "axolotl": "axolotl.yaml"}
+
+
+def written(folder: Path, target: str, **asked: Any) -> tuple[Any, Path]:
+    found = plan(
+        "qwen3-8b",
+        cluster="dgx-h100",
+        gpus=8,
+        global_batch=64,
+        seq_len=2048,
+        time_limit_s=60,
+        **asked,
+    )
+    for name, text in plan_files(found, target).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return found, folder / NAMES[target]
+
+
+@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"framework": "deepspeed", "train": "lora", "lora_rank": 8},
+        {"framework": "fsdp2", "train": "qlora", "lora_targets": "q_proj,v_proj"},
+        {"framework": "deepspeed", "kind": "dpo", "pin": "tp=1"},
+        {"framework": "fsdp2", "kind": "orpo", "pin": "tp=1,cp=1", "train": "lora"},
+        {"framework": "deepspeed", "optimizer": "adam-8bit", "pin": "tp=1,zero_stage=2"},
+    ],
+)
+def test_what_is_written_is_read_back(asked: dict[str, Any], target: str, tmp_path: Path) -> None:
+    found, path = written(tmp_path, target, **asked)
+    run = read_launch(path)
+    settings, layout = run.settings, found.layout
+    assert run.unread == ()
+    assert run.model == "qwen3-8b"
+    by_hand = target == "llama-factory" and asked["framework"] == "fsdp2"
+    if not by_hand:
+        assert (settings["zero_stage"], settings["framework"]) == (
+            layout.zero_stage,
+            asked["framework"],
+        )
+    assert settings["micro_batch"] == layout.micro_batch
+    assert run.local_batch == layout.micro_batch * layout.num_micro_batches
+    assert (settings["recompute"], settings["seq_len"]) == (layout.recompute, 2048)
+    assert settings["kind"] == asked.get("kind", "pretrain" if target == "llama-factory" else "sft")
+    assert settings.get("optimizer", "adam") == asked.get("optimizer", "adam")
+    adapters = found.inputs.adapters
+    assert (settings["adapters"] is None) == (adapters is None)
+    if adapters is not None:
+        assert settings["adapters"]["method"] == adapters.method
+        assert tuple(settings["adapters"]["targets"]) == adapters.targets
+
+
+@pytest.mark.parametrize(
+    ("target", "framework"),
+    [("axolotl", "fsdp2"), ("axolotl", "deepspeed"), ("llama-factory", "deepspeed")],
+)
+def test_it_has_the_plans_price(target: str, framework: str, tmp_path: Path) -> None:
+    asked = {"framework": framework, "train": "lora", "lora_rank": 8}
+    found, path = written(tmp_path, target, **asked)
+    (priced,) = price_launch(path, ["cluster=dgx-h100", "gpus=8"])
+    assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({}, "starts plans of deepspeed and fsdp2, not of megatron"),
+        ({"tp": 2, "dp": 4}, "has no tp: pin tp=1"),
+    ],
+)
+def test_what_they_cannot_start(made: dict[str, Any], words: str, target: str) -> None:
+    made_plan = make_plan(**made)
+    if made:
+        inputs = made_plan.inputs.model_copy(update={"framework": "deepspeed"})
+        made_plan = made_plan.model_copy(update={"inputs": inputs})
+    with pytest.raises(InfeasibleError, match=words):
+        plan_files(made_plan, target)
