@@ -94,6 +94,7 @@ def planned(framework: FrameworkName, kind: str = "dpo", **options: object) -> P
         ("deepspeed", "kto", {}),
         ("fsdp2", "dpo", {}),
         ("fsdp2", "orpo", {}),
+        ("fsdp2", "reward", {}),
         ("fsdp2", "dpo", {"train": "lora", "reference": "precomputed"}),
         ("torchtitan", "sft", {}),
     ],
