@@ -573,7 +573,7 @@ def calibrate(
     ----------
     *runs
         Run files whose rows have `measured`, logs of nccl-tests, and runs that were read before: 3 to 20 runs
-        of one framework on one kind of device. None of them with `measure`, where the machine alone speaks.
+        on one kind of device. None of them with `measure`, where the machine alone speaks.
     name
         Of the stack; what the runs call their framework when None.
     like
@@ -601,7 +601,7 @@ def calibrate(
     Raises
     ------
     InputError
-        If a file cannot be used, runs are of several frameworks or devices, torch is not installed, or the
+        If a file cannot be used, runs are of several devices, torch is not installed, or the
         GPUs are none of the catalog's and `cluster` is None.
     """
     from meshwright.planner.runs.calibration.evidence import read_sources

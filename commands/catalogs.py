@@ -101,7 +101,7 @@ def calibrate_command(
 ) -> None:
     """Learn the constants of your own stack from a few measured runs, or of this machine from itself.
 
-    RUNS are run files whose rows have `measured`: 3 to 20 runs of one framework on one kind of device. LOGs
+    RUNS are run files whose rows have `measured`: 3 to 20 runs on one kind of device. LOGs
     are logs of nccl-tests. --measure times matrix products, attention, memory, launches and collectives here,
     and needs PyTorch. `--calibration STACK.yaml` then prices with what was learned.
     """

@@ -111,6 +111,19 @@ class MegatronEmergingPrecision(Rule):
         )
 
 
+MEGATRON_EMERGING_EXPERT_BIAS = AtMost(
+    name="megatron-emerging-expert-bias",
+    sentence="zero_stage = 0 with muon and lion where experts have biases",
+    unit="stages of ZeRO",
+    binds=lambda work: takes_whole_matrices(work) and has_experts(work) and has_linear_bias(work),
+    value=of("zero_stage"),
+    limit=of(number=0),
+    words="ZeRO stage {zero_stage} with {optimizer} and biases of experts",
+    remedy="Lower the ZeRO stage to 0, or train with adam or sgd.",
+)
+"""Biases go to Adam, whose distributed optimizer beside the layer-wise one takes none of experts: asserted in
+megatron/core/optimizer/__init__.py, _get_megatron_emerging_optimizer."""
+
 MEGATRON_EXPERTS_NEED_SEQUENCE_PARALLEL = Requires(
     name="megatron-moe-tp-needs-sp",
     sentence="sequence parallelism where experts are trained at tp > 1",
@@ -416,6 +429,7 @@ MEGATRON_RULES: tuple[Rule, ...] = (
     MEGATRON_SHARDING_NEEDS_ONE_STAGE,
     MEGATRON_SHARDING_OPTIMIZER,
     MegatronEmergingPrecision(),
+    MEGATRON_EMERGING_EXPERT_BIAS,
     MEGATRON_EXPERTS_NEED_SEQUENCE_PARALLEL,
     MEGATRON_EXPERT_BIAS_NEEDS_WHOLE_EXPERTS,
     MegatronExpertOverlap(),

@@ -62,6 +62,10 @@ class Factors(BaseModel):
     """Share of a layer's forward pass that full recomputation runs again."""
     step_overhead_s: Seconds = 0.0
     """Further time of a step for data, logging and the host."""
+    head: Factor = 1.0
+    """Time of the last norm, the LM head and the loss."""
+    virtual_stage_s: Seconds = 0.0
+    """Further time that a micro-batch loses at each virtual stage of a pipeline rank."""
     activation_memory: Factor = 1.0
     """Bytes of saved activations and of one layer's way back."""
     state_memory: Factor = 1.0
@@ -130,6 +134,8 @@ PRIORS: dict[str, Prior] = {
     "expert_exposed": _factor(0.4, "dispatchers of one kind"),
     "recompute": _factor(0.15, "checkpointing that stops early, and such that does not"),
     "step_overhead_s": _further(0.1, "data loading and logging: 2 to 73 ms among fitted stacks"),
+    "head": _factor(0.15, "losses fused or not, in 16 or 32 bits"),
+    "virtual_stage_s": _further(5e-5, "launches and hand-overs of a few kernels at each border"),
     "activation_memory": _factor(0.15, "operators fused or not"),
     "state_memory": _factor(0.1, "16 or 18 bytes a parameter"),
     "loss_memory": _factor(0.4, "2 to 18 bytes a logit among the stacks"),

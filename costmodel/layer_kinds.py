@@ -387,7 +387,10 @@ def _times_of_training(c: Context) -> KindTimes:
     else:
         (dense, moe), kinds = _alike(c), {}
     mtp = None
-    head_time = _with_host(c, head(c), stack.launch_layer_s / 2)
+    loss = head(c)
+    if stack.head_factor != 1.0:
+        loss = portion(loss, stack.head_factor)
+    head_time = _with_host(c, loss, stack.launch_layer_s / 2)
     if model.mtp_layers:
         main = moe or dense
         assert main is not None

@@ -43,7 +43,8 @@ def priced_settings(workload: Workload, layout: Layout) -> frozenset[str]:
     Returns
     -------
     frozenset of str
-        Axes in use, recomputation, precision, CUDA graphs, dispatcher, overlaps, sharding and offload.
+        Axes in use, recomputation, precision, CUDA graphs, dispatcher, overlaps, sharding and offload, and
+        the optimizer where it is not Adam.
     """
     return frozenset(_words(workload, layout))
 
@@ -68,6 +69,8 @@ def _words(workload: Workload, layout: Layout) -> Iterator[str]:
         yield "tp_overlap"
     if int(layout.zero_stage) > 1:
         yield f"zero_stage {int(layout.zero_stage)}"
+    if workload.optimizer != "adam":
+        yield f"optimizer {workload.optimizer}"
     if int(layout.optimizer_offload) or workload.offload_modules != "none":
         yield "offload"
 

@@ -500,6 +500,8 @@ def _framework(framework: FrameworkConstants, factors: Factors) -> FrameworkCons
     changes["serial_launch_s"] = framework.serial_launch_s + factors.layer_wait_s
     changes["collective_wait_s"] = framework.collective_wait_s + factors.collective_wait_s
     changes["recompute_fraction"] = framework.recompute_fraction * factors.recompute
+    changes["head_factor"] = framework.head_factor * factors.head
+    changes["virtual_stage_s"] = framework.virtual_stage_s + factors.virtual_stage_s
     changes["step_overhead_s"] = framework.step_overhead_s + factors.step_overhead_s
     return replace(framework, **changes)
 

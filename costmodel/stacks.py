@@ -43,6 +43,10 @@ class FrameworkConstants:
     """Share of tensor-parallel communication that user buffers hide."""
     ep_hidden: float
     """Share of the expert all-to-all that overlap hides."""
+    head_factor: float
+    """Time of the last norm, the LM head and the loss over what their bytes and FLOP take."""
+    virtual_stage_s: float
+    """Time that a micro-batch loses at each virtual stage of a pipeline rank."""
     step_overhead_s: float
     """Time of a step for data, logging and the host."""
     collective_wait_s: float

@@ -82,6 +82,8 @@ def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
     them beside the compute of a virtual stage, which holds a layer at the least (`chunk_s`): what that does
     not cover is exposed, and the two slow each other down. Fill and drain are always exposed. An infinite
     `chunk_s` stands for transfers that are hidden as far as can be. Passes that score send forward alone.
+    What a stack loses at each virtual stage besides (`virtual_stage_s`) is nothing until own runs say
+    otherwise.
     """
     layout, framework = c.layout, c.constants.framework
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
@@ -89,7 +91,8 @@ def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
     beside = np.maximum(once - chunk_s, framework.dp_interference * once)
     hidden = (vpp > 1) & c.workload.pp_overlap
     steady = np.where(hidden, beside, framework.p2p_exposed * once)
-    return np.where(pp > 1, steady * m * vpp + flushes * once * (pp - 1), 0.0)
+    waits = framework.virtual_stage_s * m * vpp
+    return np.where(pp > 1, waits + steady * m * vpp + flushes * once * (pp - 1), 0.0)
 
 
 def tied_tables_s(c: Context) -> Floats:

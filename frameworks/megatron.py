@@ -412,8 +412,8 @@ def _emerging(name: str, since: str) -> OptimizerSetting:
         since,
         beside="adam",
         whole=True,
-        installs="emerging-optimizers",
-        rules=("megatron-emerging-precision",),
+        installs="emerging-optimizers, from github.com/NVIDIA-NeMo/Emerging-Optimizers",
+        rules=("megatron-emerging-precision", "megatron-emerging-expert-bias"),
     )
 
 

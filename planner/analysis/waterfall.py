@@ -479,7 +479,7 @@ def _baseline(path: Path, inputs: PlanInputs) -> Baseline:
     if _describes_plan(document):
         other = read_feasible_plan(path)
         _same_layers(other.inputs.model, inputs, path)
-        _same_training(other.inputs.adapters, inputs, path)
+        _same_training(other.inputs.adapters, other.inputs.kind, inputs, path)
         return Baseline(path=path, kind="plan", setup=setup_of_plan(other))
     if "run" in document or "runs" in document:
         runs = read_runs(path)
@@ -585,7 +585,7 @@ def _of_run(
     kind: BaselineKind, run: Run, inputs: PlanInputs, path: Path, remarks: Sequence[str]
 ) -> Baseline:
     _same_layers(run.workload.model, inputs, path)
-    _same_training(run.workload.adapters, inputs, path)
+    _same_training(run.workload.adapters, run.workload.kind, inputs, path)
     run = replace(run, workload=replace(run.workload, model=inputs.model))
     try:
         setup = setup_of_run(run, inputs)
@@ -604,8 +604,11 @@ def _same_layers(model: ModelSpec, inputs: PlanInputs, path: Path) -> None:
         raise InputError(f"{what}: plan the model that the file trains", where=path_text(path))
 
 
-def _same_training(adapters: AdapterSpec | None, inputs: PlanInputs, path: Path) -> None:
-    """Raises InputError where a file trains other parameters than a plan."""
+def _same_training(adapters: AdapterSpec | None, kind: str, inputs: PlanInputs, path: Path) -> None:
+    """Raises InputError where a file trains other parameters than a plan, or takes other passes."""
+    if STEP_KINDS[kind].passes != STEP_KINDS[inputs.kind].passes:
+        what = f"takes steps of another kind than the plan: plan with --kind {kind}"
+        raise InputError(what, where=path_text(path))
     if _options_of(adapters) != _options_of(inputs.adapters):
         what = f"trains other parameters than the plan: plan with {_options_of(adapters)}"
         raise InputError(what, where=path_text(path))

@@ -27,6 +27,7 @@ from meshwright.frameworks.catalog import (
     nearest_stack,
     stack_in_words,
 )
+from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.megatron import PYTORCH
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.adapters import AdapterSpec, resolved
@@ -640,6 +641,9 @@ def _loss(settings: SettingsDoc, profile: str) -> str | None:
 def _reference(settings: SettingsDoc, profile: str) -> str | None:
     """Where the reference model is, as the framework keeps it."""
     framework, is_frozen = framework_of_stack(profile).name, settings.adapters is not None
+    if profile == PYTORCH.name:
+        # Under plain data parallelism TRL's trainers keep what they keep under FSDP2.
+        framework = FSDP2.name
     return checked_reference(framework, settings.kind, settings.reference, is_frozen=is_frozen)
 
 

@@ -317,6 +317,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"zero_stage": 3, "pp": 2},
     ),
     "megatron-zero-optimizer": (workload(optimizer="muon"), {"zero_stage": 1}, {"zero_stage": 2}),
+    "megatron-emerging-expert-bias": (
+        workload(BIASED, optimizer="muon"),
+        {"zero_stage": 0},
+        {"zero_stage": 1},
+    ),
     "megatron-sparse-attention": (
         workload(SPARSE),
         {"tp": 2, "sequence_parallel": True, "recompute": Recompute.MLA_UP_PROJECTION},

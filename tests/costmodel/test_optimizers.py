@@ -24,6 +24,7 @@ from meshwright.costmodel.optimizers import (
     streamed_bytes,
     tensor_state_bytes,
 )
+from meshwright.costmodel.optimum_band import priced_settings, support_of
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rates import calibrated_constants, kernel_rates
 from meshwright.costmodel.states import state_bytes
@@ -57,6 +58,13 @@ STAGES = ((32,),)
 
 def with_optimizer(name: str, framework: str = "megatron", **others: Any) -> Workload:
     return replace(LLAMA, optimizer=name, framework=framework, **others)
+
+
+def test_plans_with_other_optimizers_are_not_called_measured() -> None:
+    measured = [(priced_settings(LLAMA, SHARDED), 10)]
+    for optimizer, expected in (("adam", "together"), ("muon", "unmeasured")):
+        settings = priced_settings(with_optimizer(optimizer), SHARDED)
+        assert support_of(settings, measured)[0] == expected
 
 
 def test_every_name_has_traits() -> None:

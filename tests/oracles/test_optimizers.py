@@ -6,6 +6,7 @@ Runs in `make oracles` only. The packages are on a CPU: states are the same tens
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -14,7 +15,12 @@ from typing import Any
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.optimizers import NEWTON_SCHULZ_STEPS, moments_bytes, tensor_state_bytes
+from meshwright.costmodel.optimizers import (
+    BLOCK,
+    NEWTON_SCHULZ_STEPS,
+    moments_bytes,
+    tensor_state_bytes,
+)
 from meshwright.costmodel.workload import Workload
 from meshwright.documents import write_files
 from meshwright.frameworks.catalog import planned
@@ -82,6 +88,16 @@ def test_states_are_those_of_the_packages(tmp_path: Path) -> None:
     ):
         counted = [tensor_state_bytes(optimizer, shape) for shape in LEAST]
         assert counted == measured, name
+
+
+def test_states_of_torchao_are_the_same_where_blocks_are_full(tmp_path: Path) -> None:
+    """A tensor of another size than a multiple of 256 it leaves in 32 bits."""
+    full = [shape for shape in LEAST if math.prod(shape) % BLOCK == 0]
+    shapes = [*map(list, full), [71, 97]]
+    case = {"make": "torchao.optim:AdamW8bit", "settings": {}, "shapes": shapes}
+    *measured, odd = ask([case], tmp_path)[0]
+    assert measured == [tensor_state_bytes("adam-8bit", shape) for shape in full]
+    assert odd == tensor_state_bytes("adam", (71, 97))
 
 
 def test_states_of_muon_are_those_of_torch(tmp_path: Path) -> None:

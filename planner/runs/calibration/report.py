@@ -259,6 +259,16 @@ MEANINGS: dict[str, Meaning] = {
         read=_of_framework("step_overhead_s", 1e3),
         sentence="a step loses {after} ms beside its layers, {before} were assumed",
     ),
+    "head": Meaning(
+        unit="x",
+        read=_of_framework("head_factor"),
+        sentence="your head and loss take {after} times what was counted",
+    ),
+    "virtual_stage_s": Meaning(
+        unit="us",
+        read=_of_framework("virtual_stage_s", 1e6),
+        sentence="a micro-batch loses {after} us at each virtual stage, {before} were assumed",
+    ),
     "activation_memory": _bytes_times("saved activations", "activation_memory"),
     "state_memory": _bytes_times("weights, gradients and optimizer states", "state_memory"),
     "loss_memory": _bytes_times("logits and loss", "loss_memory"),

@@ -13,7 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.costmodel.calibration import (
+    DEVICE_FACTORS,
     NAMES,
+    PRIORS,
     BandDoc,
     Calibration,
     Factors,
@@ -199,7 +201,9 @@ def calibrate_runs(
     Parameters
     ----------
     runs : sequence of Run
-        At most `MOST_RUNS`, of one framework on one kind of device; those without a measurement are left out.
+        At most `MOST_RUNS`, on one kind of device; those without a measurement are left out. Where they are
+        of several frameworks, the stack is of the one that `like` or `name` names, else of the one with most
+        runs; what the others say of device and network is evidence beside them.
     name : str, optional
         Of the stack; what the runs call their framework by default.
     like : str, optional
@@ -217,11 +221,16 @@ def calibrate_runs(
     Raises
     ------
     InputError
-        Without a measured run, and where runs are of several devices or frameworks.
+        Without a measured run, and where runs are of several devices.
     """
     measured = _measured(runs)
-    words, device = _same_stack(measured)
+    device = _one_device(measured)
+    words, measured, others = _by_framework(measured, like, name)
     notes = []
+    for other, own in others.items():
+        marks = _of_device(calibrate_runs(own, suggest=False).calibration, other)
+        benchmarks = (*benchmarks, *marks)
+        notes.append(f"runs of {other} ({len(own)}) tell of device and network alone")
     framework = _profile(like, words)
     if framework is None:
         framework = _nearest(measured, words, device)
@@ -249,17 +258,59 @@ def _measured(runs: Sequence[Run]) -> list[Run]:
     return measured
 
 
-def _same_stack(runs: Sequence[Run]) -> tuple[str, str]:
-    """What the runs call their framework, and their device. Raises InputError where there are several."""
-    frameworks = sorted({run.framework_words for run in runs})
+def _one_device(runs: Sequence[Run]) -> str:
+    """The device of all runs. Raises InputError where there are several."""
     devices = sorted({run.workload.cluster.device.name for run in runs})
-    for what, values in (("framework", frameworks), ("device", devices)):
-        if len(values) > 1:
-            raise InputError(
-                f"runs of several {what}s: {', '.join(values)}; calibrate them one by one",
-                where=f"run.{what}" if what == "framework" else "cluster.device",
+    if len(devices) > 1:
+        what = f"runs of several devices: {', '.join(devices)}; calibrate them one by one"
+        raise InputError(what, where="cluster.device")
+    return devices[0]
+
+
+def _by_framework(
+    runs: Sequence[Run], like: str | None, name: str | None
+) -> tuple[str, list[Run], dict[str, list[Run]]]:
+    """What the runs of the stack call their framework, these runs, and those of other frameworks."""
+    named: dict[str, list[Run]] = {}
+    for run in runs:
+        named.setdefault(run.framework_words, []).append(run)
+    asked = [words for words in (like, name) if words is not None]
+    profiles = {words: stack_in_words(words) for words in (*named, *asked)}
+
+    def rank(words: str) -> tuple[bool, int, str]:
+        profile = profiles[words]
+        is_asked = any(
+            words == other or (profile is not None and profile == profiles[other])
+            for other in asked
+        )
+        return not is_asked, -len(named[words]), words
+
+    chosen = min(named, key=rank)
+    return chosen, named.pop(chosen), dict(sorted(named.items()))
+
+
+_TELLING = 0.9
+"""Variance over that of the prior, below which another framework's runs say something of a factor."""
+
+
+def _of_device(calibration: Calibration, words: str) -> Iterator[Benchmark]:
+    """What a calibration says of device and network, without the prior that it shares with the next one.
+
+    Of a normal posterior with mean x and variance v under a unit normal prior, the runs alone have the
+    variance 1 / (1 / v - 1) and the mean x / (1 - v) (Gelman et al., Bayesian Data Analysis, section 2.5).
+    """
+    variances = np.diag(np.array(calibration.covariance))
+    for name in DEVICE_FACTORS:
+        index, spread = NAMES.index(name), PRIORS[name].spread
+        variance = float(variances[index])
+        if variance < _TELLING:
+            mean = calibration.mean[index] / (1.0 - variance)
+            yield Benchmark(
+                factor=name,
+                ratio=math.exp(spread * mean),
+                noise=spread * math.sqrt(variance / (1.0 - variance)),
+                words=f"{name} by the runs of {words}: {math.exp(spread * mean):.2f} of what is usual",
             )
-    return frameworks[0], devices[0]
 
 
 def _profile(like: str | None, words: str) -> str | None:

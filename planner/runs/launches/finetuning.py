@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS, StepKindName
 from meshwright.errors import InputError
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.megatron import PYTORCH
@@ -31,6 +32,8 @@ from meshwright.planner.runs.launches.launch_run import (
 STEPS = "gradient_accumulation_steps"
 DEEPSPEED_FILE = "deepspeed"
 PADDED = "sequences of a micro-batch are padded to the longest: all are priced at the full length"
+TUNING: StepKindName = "sft"
+PRECOMPUTES = "precompute_ref_log_probs"
 PACKED = "packed documents do not attend to each other: attention is priced as of one long sequence"
 DROPPED = "dropout before adapters is not priced"
 LINEAR_EXPERTS = (
@@ -95,6 +98,13 @@ def positive_numbers(
         if count is not None and count < 1:
             raise InputError("must be at least 1", where=f"{where}: {name}", value=count)
     return {name: defaults[name] if count is None else count for name, count in numbers.items()}
+
+
+def kind_of_step(kind: StepKindName, document: Mapping[str, Any]) -> dict[str, Any]:
+    """A kind of step as a run file has it, and that its reference's log-probabilities are in the data."""
+    if document.get(PRECOMPUTES) is True and STEP_KINDS[kind].reference_passes:
+        return {"kind": kind, "reference": "precomputed"}
+    return {"kind": kind}
 
 
 def half_precision(document: dict[str, Any], where: str) -> str:
@@ -280,8 +290,14 @@ _ATTENTION = "flash_attn"
 _BITS, _QUANTISES = "quantization_bit", "quantization_method"
 _RANK, _TARGETS, _DROPOUT = "lora_rank", "lora_target", "lora_dropout"
 _DEFAULTS = {_MICRO_BATCH: 8, STEPS: 1, _LENGTH: 2048, _RANK: 8}
-_STAGES = ("pt", "sft")
-"""Stages of one forward and one backward pass over a batch; the others run further models."""
+_STAGES: dict[str, StepKindName] = {
+    "pt": PRETRAINING,
+    "sft": TUNING,
+    "dpo": "dpo",
+    "kto": "kto",
+}
+"""Kinds of a step by stage; reward models and PPO have none."""
+_LOSS = "pref_loss"
 _KERNELS = dict.fromkeys(("auto", "sdpa", "fa2"), "flash-2") | {
     "fa3": "flash-3",
     "disabled": "unfused",
@@ -299,16 +315,8 @@ _REFUSED = {
 _READ = frozenset(
     (
         *(_MODEL, _TRAINED, _STAGE, _MICRO_BATCH, STEPS, _LENGTH, _PACKING, _RECOMPUTES),
-        *(
-            _ATTENTION,
-            DEEPSPEED_FILE,
-            _FSDP,
-            _FSDP_SECTION,
-            "do_train",
-            "bf16",
-            "fp16",
-            "pure_bf16",
-        ),
+        *(_LOSS, _ATTENTION, DEEPSPEED_FILE, _FSDP, _FSDP_SECTION),
+        *("do_train", "bf16", "fp16", "pure_bf16"),
         *(_RANK, _TARGETS, _DROPOUT, _BITS, _QUANTISES, *_REFUSED),
     )
 )
@@ -366,6 +374,7 @@ def from_llamafactory(
         unread += of_adapters
         remarks = (*remarks, *remarks_on_experts(model, adapters["targets"]))
         remarks += (DROPPED,) if document.get(_DROPOUT) else ()
+    settings["kind"] = _llamafactory_kind(document, where)
     return replace(
         run,
         settings=run.settings | settings | {"adapters": adapters},
@@ -374,6 +383,20 @@ def from_llamafactory(
         unread=(*run.unread, *unread),
         remarks=remarks,
     )
+
+
+def _llamafactory_kind(document: dict[str, Any], where: str) -> StepKindName:
+    """What a step does. Raises InputError for stages and losses without a price."""
+    stage = str(document.get(_STAGE, TUNING))
+    if stage not in _STAGES:
+        what = "has no price yet: other models are run beside the one that is trained"
+        raise InputError(what, where=f"{where}: {_STAGE}", value=stage, allowed=tuple(_STAGES))
+    loss = document.get(_LOSS, "sigmoid")
+    if stage != "dpo" or loss not in ("orpo", "simpo"):
+        return _STAGES[stage]
+    if loss == "orpo":
+        return "orpo"
+    raise InputError("has no price yet", where=f"{where}: {_LOSS}", value=loss)
 
 
 def _check_kind(document: dict[str, Any], where: str) -> None:
@@ -385,10 +408,6 @@ def _check_kind(document: dict[str, Any], where: str) -> None:
         what = f"has no price: {PART_OF_A_MODEL}" if trained == "freeze" else "has no price yet"
         allowed = ("full", "lora")
         raise InputError(what, where=f"{where}: {_TRAINED}", value=trained, allowed=allowed)
-    stage = document.get(_STAGE, "sft")
-    if stage not in _STAGES:
-        what = "has no price yet: other models are run beside the one that is trained"
-        raise InputError(what, where=f"{where}: {_STAGE}", value=stage, allowed=_STAGES)
     refuse_fields(document, _REFUSED, where)
     if document.get(_BITS) not in (None, 4):
         what = "has no price: weights of 4 bits alone have one"
@@ -444,9 +463,12 @@ own (utils/schemas/config.py, check_auto_enable_lora_kernels)."""
 _CUT_LOSS = "cut_cross_entropy"
 _CUT_PLUGIN = "CutCrossEntropyPlugin"
 """It turns `cut_cross_entropy` on by itself (integrations/cut_cross_entropy/args.py)."""
+_RL = "rl"
+_RL_KINDS: dict[str, StepKindName] = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo"}
+"""IPO is another loss over the same passes."""
 _AXOLOTL_REFUSED = {
     **dict.fromkeys(
-        ("rl", "reward_model", "process_reward_model", "ebft", "diffusion", "num_labels"),
+        ("reward_model", "process_reward_model", "ebft", "diffusion", "num_labels"),
         "has no price yet: it is another step than that of language modelling",
     ),
     **dict.fromkeys(("unfrozen_parameters", "lisa_n_layers", "relora"), PART_OF_A_MODEL),
@@ -468,7 +490,7 @@ _AXOLOTL_READ = frozenset(
         *(_FSDP, _FSDP_SECTION, "fsdp_version", "dp_shard_size"),
         *(_TENSOR, _CONTEXT, _REPLICAS),
         *(_ADAPTER, _AXOLOTL_RANK, _LINEAR, _AXOLOTL_TARGETS, _PARAMETERS, _FOUR_BITS, _BNB),
-        *(_DROPOUT, *_LORA_KERNELS, _CUT_LOSS, *_AXOLOTL_REFUSED),
+        *(_DROPOUT, *_LORA_KERNELS, _CUT_LOSS, _RL, PRECOMPUTES, *_AXOLOTL_REFUSED),
     )
 )
 
@@ -497,6 +519,9 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
     """
     where = str(path)
     refuse_fields(document, _AXOLOTL_REFUSED, where)
+    kind: StepKindName = TUNING
+    if document.get(_RL):
+        kind = _axolotl_kind(document, where)
     numbers = positive_numbers(document, _AXOLOTL_DEFAULTS, where)
     micro_batch, steps = numbers[_AXOLOTL_MICRO_BATCH], numbers[STEPS]
     of_rank = whole_number(document, _RANK_BATCH, where)
@@ -525,6 +550,7 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
         remarks = (*remarks, PACKED)
     elif document.get("pad_to_sequence_len") is not True:
         remarks = (*remarks, PADDED)
+    settings |= kind_of_step(kind, document)
     adapters, of_adapters = _axolotl_adapters(document, where)
     if adapters is not None:
         remarks = (*remarks, *remarks_on_experts(model, adapters["targets"]))
@@ -539,6 +565,14 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
         unread=(*run.unread, *unread, *of_adapters),
         remarks=remarks,
     )
+
+
+def _axolotl_kind(document: dict[str, Any], where: str) -> StepKindName:
+    named = str(document[_RL])
+    if named not in _RL_KINDS:
+        what = "has no price yet: it is another step than those that are known"
+        raise InputError(what, where=f"{where}: {_RL}", value=named, allowed=tuple(_RL_KINDS))
+    return _RL_KINDS[named]
 
 
 def _axolotl_adapters(
@@ -575,7 +609,8 @@ def _axolotl_adapters(
         what = "names no matrix of a layer that is known"
         raise InputError(what, where=f"{where}: {_AXOLOTL_TARGETS}", value=modules, allowed=TARGETS)
     switches = [document.get(name) for name in _LORA_KERNELS]
-    fused = all(switch is None for switch in switches) and not document.get("trust_remote_code")
+    apart = document.get("trust_remote_code") or document.get(_RL)
+    fused = all(switch is None for switch in switches) and not apart
     unread += [
         name
         for name, on in zip(_LORA_KERNELS, switches, strict=True)

@@ -64,10 +64,12 @@ from meshwright.planner.runs.launches.launch_run import (
 )
 from meshwright.planner.runs.launches.megatron import from_megatron
 from meshwright.planner.runs.launches.recipes import (
+    from_llamafactory_v1,
     from_nanotron,
     from_nemo_rl,
     from_torchtune,
     from_verl,
+    is_llamafactory_v1,
     is_nanotron,
     is_nemo_rl,
     is_torchtune,
@@ -458,6 +460,8 @@ def _of_stack(document: dict[str, Any], path: Path, gpus: int | None = None) -> 
         run = with_optimizer(from_llamafactory(document, path, _filled_deepspeed), document, _OPTIM)
     elif is_axolotl(document):
         run = with_optimizer(from_axolotl(document, path, _filled_deepspeed), document, "optimizer")
+    elif is_llamafactory_v1(document):
+        run = from_llamafactory_v1(document, path, _filled_deepspeed)
     elif is_trainer(document):
         return with_optimizer(from_trainer(document, path, READERS, gpus), document, _OPTIM)
     else:
@@ -604,6 +608,8 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
     if settings.get("framework") in (DEEPSPEED.name, FSDP2.name):
         # Their files do not say what is trained; those of fine-tuning stacks do.
         settings.setdefault("adapters", inputs.adapters)
+        if "kind" not in settings:
+            settings |= {"kind": inputs.kind, "reference": inputs.reference}
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
     run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
     return on_its_hosts(run, launch)

@@ -1,9 +1,10 @@
-"""Recipes of frameworks as runs: torchtune's YAML, NeMo-RL's, nanotron's, and verl's overrides.
+"""Recipes of frameworks as runs: YAML of torchtune, NeMo-RL, nanotron and LLaMA-Factory's second trainer, and
+verl's overrides.
 
 Of reinforcement learning the update of the actor is read: a step over samples that are there already.
 Names and defaults are those of torchtune bd2a0fc7c (recipes/*_finetune_*.py), of NeMo-RL 7ea279abf
-(examples/configs, nemo_rl/models/policy), of nanotron 2411b022a (src/nanotron/config) and of verl b178a3cd5
-(verl/trainer/config).
+(examples/configs, nemo_rl/models/policy), of nanotron 2411b022a (src/nanotron/config), of verl b178a3cd5
+(verl/trainer/config) and of LLaMA-Factory ff6d4d12e (src/llamafactory/v1/config).
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from meshwright.planner.runs.launches.finetuning import (
     PACKED,
     PADDED,
     PART_OF_A_MODEL,
+    PLAIN,
+    STEPS,
+    TUNING,
+    ReadDeepSpeed,
     adapted_modules,
     adapters_mapping,
     file_beside,
@@ -237,6 +242,7 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
         "adapters": adapters,
     }
     settings["micro_batch"] = micro_batch
+    settings["kind"] = TUNING
     replicas = leaves.count("data_parallel_replicate_dim", 1)
     if replicas > 1:
         settings["shard_groups"] = replicas
@@ -309,7 +315,8 @@ _POLICY = "policy"
 _DTENSOR, _OF_MEGATRON = f"{_POLICY}.dtensor_cfg", f"{_POLICY}.megatron_cfg"
 _DEFAULTS = "defaults"
 _UPDATES = ("grpo", "ppo", "gdpo")
-_OTHER_SECTIONS = ("dpo", "rm", "distillation", "on_policy_distillation", "xtoken")
+_PAIRS = "dpo"
+_OTHER_SECTIONS = ("rm", "distillation", "on_policy_distillation", "xtoken")
 _MOST_PARENTS = 10
 
 
@@ -349,6 +356,9 @@ def from_nemo_rl(document: dict[str, Any], path: Path) -> LaunchRun:
     other = leaves.on(f"{_DTENSOR}.enabled", default=not by_megatron)
     if by_megatron and other:
         raise InputError("is on beside dtensor_cfg", where=f"{where}: {_OF_MEGATRON}.enabled")
+    if whole.get(_PAIRS) and not by_megatron:
+        what = "has no price without Megatron: its reference waits in the host's memory"
+        raise InputError(what, where=f"{where}: {_PAIRS}")
     named = leaves.get(f"{_POLICY}.model_name")
     model = None if named is None else known_model(named, path)
     read = _by_megatron if by_megatron else _by_dtensor
@@ -360,6 +370,10 @@ def from_nemo_rl(document: dict[str, Any], path: Path) -> LaunchRun:
         "gpus": _training_gpus(leaves),
         "precision": settings.get("precision", _half(leaves, where)),
     }
+    settings["kind"] = _PAIRS if whole.get(_PAIRS) else TUNING
+    if whole.get(_PAIRS) and settings["adapters"] is None:
+        # nemo_rl/models/policy/workers, use_reference_model: weights are exchanged with those on the host.
+        settings["reference"] = "offloaded"
     joined = ("sequence_packing", "dynamic_batching")
     laid_out = [leaves.on(f"{_POLICY}.{name}.enabled") for name in joined]
     remarks: list[str] = [END_TO_END if any(laid_out) else PADDED]
@@ -679,7 +693,7 @@ def _tuned_by_verl(
         settings["gpus"] = gpus
     adapters, unread = _verl_adapters(leaves, "model", where)
     remarks = [END_TO_END if leaves.on("use_remove_padding") else PADDED]
-    return settings | {"adapters": adapters}, remarks, unread
+    return settings | {"adapters": adapters, "kind": TUNING}, remarks, unread
 
 
 def _actors_update(leaves: _Leaves, path: Path) -> LaunchRun:
@@ -711,6 +725,7 @@ def _actors_update(leaves: _Leaves, path: Path) -> LaunchRun:
         "micro_batch": _dividing(of_rank, _sequences(leaves, _ACTOR, length, sequences, cp)),
         "precision": "bf16",
     }
+    settings["kind"] = TUNING
     settings["adapters"], of_adapters = _verl_adapters(leaves, _HF_MODEL, where)
     named = leaves.get(f"{_HF_MODEL}.path")
     unpadded = leaves.on(f"{_HF_MODEL}.use_remove_padding", default=by_megatron)
@@ -808,3 +823,133 @@ def _verl_adapters(
     place = f"{where}: {section}.target_modules"
     adapters, understood = _lora(leaves.count(name), said, place)
     return adapters, [] if understood else [f"{section}.target_modules"]
+
+
+# LLaMA-Factory's second trainer (USE_V1=1), whose parts are sections with a name.
+
+
+_TUNED_MODEL, _DISTRIBUTED, _PEFT, _QUANTISED = (
+    "model",
+    "dist_config",
+    "peft_config",
+    "quant_config",
+)
+_V1_KERNELS = {"sdpa": "flash-2", "flash_attention_2": "flash-2", "eager": "unfused"}
+BY_COMMAND = (
+    "what a step does is said by the command, llamafactory-cli sft or dpo: priced as fine-tuning"
+)
+_V1_OPTIMIZERS = {"muon": TRAINER_OPTIMIZERS["muon"]}
+
+
+def is_llamafactory_v1(document: Mapping[str, Any]) -> bool:
+    """Whether a mapping is for LLaMA-Factory's second trainer."""
+    named = isinstance(document.get(_TUNED_MODEL), str)
+    return named and any(name in document for name in ("model_class", _DISTRIBUTED, _PEFT))
+
+
+def from_llamafactory_v1(document: dict[str, Any], path: Path, read: ReadDeepSpeed) -> LaunchRun:
+    """The run of a configuration of LLaMA-Factory's second trainer; its GPUs are not part of it.
+
+    Parameters
+    ----------
+    document
+        Of a YAML file.
+    path
+        The file.
+    read
+        Reads the DeepSpeed configuration that it names.
+
+    Raises
+    ------
+    InputError
+        Nothing that is trained, parts without a price, or a value of the wrong kind.
+    """
+    where = str(path)
+    leaves = _Leaves(_leaves(document), where)
+    if leaves.get("train_dataset") is None:
+        raise InputError("is not there: nothing is trained", where=f"{where}: train_dataset")
+    micro_batch = leaves.count("micro_batch_size", 1)
+    kernel = str(leaves.get("flash_attn", "sdpa"))
+    if kernel not in _V1_KERNELS:
+        allowed, place = tuple(_V1_KERNELS), f"{where}: flash_attn"
+        raise InputError("is no kernel with a price", where=place, value=kernel, allowed=allowed)
+    run = _v1_sharding(leaves, path, read, micro_batch)
+    model = known_model(leaves.get(_TUNED_MODEL), path)
+    adapters, unread = _v1_adapters(leaves, where)
+    # Weights are kept at 32 bits, and products run at 16 unless bf16 is off.
+    if not leaves.on("bf16", default=True):
+        raise InputError("is off: training in 32 bits has no price", where=f"{where}: bf16")
+    settings: dict[str, Any] = {
+        "seq_len": leaves.count("cutoff_len", 2048),
+        "precision": "bf16",
+        "attention_kernel": _V1_KERNELS[kernel],
+        "adapters": adapters,
+        "kind": TUNING,
+    }
+    settings["micro_batch"] = micro_batch
+    checkpoints = leaves.on("enable_activation_checkpointing", default=True)
+    settings["recompute"] = "full" if checkpoints else "none"
+    context = leaves.count("cp_size", 1)
+    leaves.get("cp_mode")
+    if context > 1:
+        settings |= {"cp": context, "cp_comm": "a2a"}
+    batch = leaves.get("global_batch_size")
+    if batch is not None:
+        settings["global_batch"] = leaves.count("global_batch_size")
+    optimizer = _V1_OPTIMIZERS.get(str(leaves.values.get("optim_config.name")))
+    if optimizer is not None:
+        settings["optimizer"] = optimizer
+        leaves.get("optim_config.name")
+    batching = leaves.get("batching_strategy", "normal")
+    return LaunchRun(
+        settings=run.settings | settings,
+        model=model,
+        local_batch=micro_batch,
+        unread=(*run.unread, *unread, *leaves.unread("llamafactory-v1")),
+        remarks=(PADDED if batching == "normal" else END_TO_END, BY_COMMAND),
+    )
+
+
+def _v1_sharding(leaves: _Leaves, path: Path, read: ReadDeepSpeed, micro_batch: int) -> LaunchRun:
+    name = leaves.get(f"{_DISTRIBUTED}.name")
+    if name == "deepspeed":
+        field = f"{_DISTRIBUTED}.config_file"
+        found = file_beside(leaves.get(field), path, field)
+        known = {"train_micro_batch_size_per_gpu": micro_batch, STEPS: 1}
+        return read(found, known, str(found))
+    if name is None:
+        return PLAIN
+    if name != FSDP2.name:
+        allowed, place = (FSDP2.name, "deepspeed"), f"{path}: {_DISTRIBUTED}.name"
+        raise InputError("has no price", where=place, value=name, allowed=allowed)
+    reshards = leaves.on(f"{_DISTRIBUTED}.reshard_after_forward", default=True)
+    settings: dict[str, Any] = {"framework": FSDP2.name, "zero_stage": 3 if reshards else 2}
+    settings["overlap"] = {"dp": True}
+    replicas = leaves.count("mp_replicate_size", 1)
+    if replicas > 1:
+        settings["shard_groups"] = replicas
+    if leaves.on(f"{_DISTRIBUTED}.offload_params"):
+        settings["optimizer_offload"] = 100
+    return LaunchRun(settings=settings)
+
+
+def _v1_adapters(leaves: _Leaves, where: str) -> tuple[dict[str, Any] | None, list[str]]:
+    name = leaves.get(f"{_PEFT}.name")
+    bits, by = leaves.get(f"{_QUANTISED}.quantization_bit"), leaves.get(f"{_QUANTISED}.name")
+    if by not in (None, "bnb", "auto") or bits not in (None, 4):
+        what = "has no price: weights of 4 bits of bitsandbytes alone have one"
+        raise InputError(what, where=f"{where}: {_QUANTISED}.quantization_bit", value=bits or by)
+    if name is None:
+        return None, []
+    if name != "lora":
+        place = f"{where}: {_PEFT}.name"
+        raise InputError(PART_OF_A_MODEL, where=place, value=name, allowed=("lora",))
+    said = leaves.get(f"{_PEFT}.target_modules", "all")
+    every = said in ("all", ["all"])
+    field = f"{_PEFT}.target_modules"
+    adapters, understood = _lora(
+        leaves.count(f"{_PEFT}.r", 8), ALL_LINEAR if every else said, f"{where}: {field}"
+    )
+    narrow = bits == 4 or by == "bnb"
+    unread = [] if understood else [field]
+    return adapters | {"method": "qlora" if narrow else "lora"}, unread

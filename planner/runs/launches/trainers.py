@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from meshwright.costmodel.step_kinds import StepKindName
 from meshwright.documents import parse_mapping, read_text
 from meshwright.errors import InputError
 from meshwright.frameworks.megatron import MEGATRON, PYTORCH
@@ -34,13 +35,16 @@ from meshwright.planner.runs.launches.finetuning import (
     PADDED,
     PART_OF_A_MODEL,
     PLAIN,
+    PRECOMPUTES,
     STEPS,
+    TUNING,
     ReadDeepSpeed,
     adapted_modules,
     adapters_mapping,
     file_beside,
     half_precision,
     kernel_of,
+    kind_of_step,
     known_model,
     positive_numbers,
     refuse_fields,
@@ -317,13 +321,19 @@ _SWIFT = _Dialect(
     dropout=0.05,
 )
 _OTHER_STEPS = dict.fromkeys(
+    (*("num_generations", "reward_model", "reward_funcs", "teacher_model", "num_labels"),),
+    OTHER_STEP,
+)
+_OF_PREFERENCES = dict.fromkeys(
     (
-        *("rlhf_type", "beta", "max_prompt_length", "precompute_ref_log_probs", "num_generations"),
-        *("desirable_weight", "reward_model", "reward_funcs", "ref_model", "teacher_model"),
-        *("num_labels", "max_completion_length"),
+        *("beta", "max_prompt_length", PRECOMPUTES, "desirable_weight", "ref_model"),
+        "max_completion_length",
     ),
     OTHER_STEP,
 )
+"""Fields of preference training: without a word of which kind it is, they are refused."""
+_RLHF = "rlhf_type"
+_PREFERENCES: tuple[StepKindName, ...] = ("dpo", "kto", "orpo")
 _REFUSED = _OTHER_STEPS | {
     "load_in_8bit": "has no price: weights of 4 bits or of 16 have one",
     **dict.fromkeys(
@@ -360,6 +370,7 @@ _READ = frozenset(
             "sequence_parallel_size",
         ),
         *("deepspeed_autotp_size", *_TUNERS, *_TYPE, *_REFUSED),
+        *(_RLHF, *_OF_PREFERENCES),
     )
 )
 
@@ -374,7 +385,6 @@ _STAGED = re.compile(
     r"sdpo|ssd|distillation)\w*\.py$"
 )
 """Scripts of TRL and of those who keep to its names, by what they train."""
-_SFT = "sft"
 
 
 def trl_stage(line: CommandLine) -> str | None:
@@ -420,23 +430,28 @@ def from_trainer(
     InputError
         A kind of training without a price, a value of the wrong kind, or a file that is not there.
     """
-    if stage not in (None, _SFT):
-        raise InputError(OTHER_STEP, where=f"{path}: {stage}", value=stage, allowed=(_SFT,))
+    kind = None if stage is None else _kind_named(stage, f"{path}: {stage}")
     dialect = _SWIFT if _SWIFT_MODEL in fields and stage is None else _TRAINER
     of_trl = stage is not None or bool(_OF_TRL & fields.keys())
     if dialect is _TRAINER and of_trl and "max_seq_length" not in fields:
         dialect = _TRL
-    run = _from_fields(fields, dialect, path, readers, gpus)
+    run = _from_fields(fields, dialect, path, readers, gpus=gpus, kind=kind)
     if stage is None and gpus is None and run.settings["framework"] == PYTORCH.name:
         return replace(run, remarks=(*run.remarks, UNSHARDED))
     return run
 
 
 def _from_fields(
-    fields: dict[str, Any], dialect: _Dialect, path: Path, readers: Readers, gpus: int | None
+    fields: dict[str, Any],
+    dialect: _Dialect,
+    path: Path,
+    readers: Readers,
+    *,
+    gpus: int | None,
+    kind: StepKindName | None = None,
 ) -> LaunchRun:
     where = str(path)
-    _refuse(fields, where)
+    kind = _kind(fields, where, kind)
     numbers = positive_numbers(fields, {_MICRO_BATCH: dialect.micro_batch, STEPS: 1}, where)
     micro_batch, steps = numbers[_MICRO_BATCH], numbers[STEPS]
     of_all = dialect.is_swift and fields.get(STEPS) is None
@@ -453,6 +468,7 @@ def _from_fields(
         "recompute": _recompute(fields, dialect, run),
         "attention_kernel": _kernel(fields, dialect, where),
         "adapters": adapters,
+        **kind_of_step(kind, fields),
     }
     names = [name for name in dialect.length if fields.get(name) is not None]
     lengths = positive_numbers(fields, dict.fromkeys(names, 1), where)
@@ -487,12 +503,25 @@ def _from_fields(
     )
 
 
-def _refuse(fields: dict[str, Any], where: str) -> None:
-    """Raises InputError for another step than that of language modelling, and for part of a model."""
-    refuse_fields(fields, _REFUSED, where)
+def _kind_named(name: str, where: str) -> StepKindName:
+    """A kind of step by its name. Raises InputError for others than fine-tuning and preferences."""
+    for kind in (TUNING, *_PREFERENCES):
+        if name == kind:
+            return kind
+    allowed = (TUNING, *_PREFERENCES)
+    raise InputError("has no price yet", where=where, value=name, allowed=allowed)
+
+
+def _kind(fields: dict[str, Any], where: str, kind: StepKindName | None = None) -> StepKindName:
+    """What a step does. Raises InputError for what has no price, and for part of a model."""
+    if fields.get(_RLHF):
+        kind = _kind_named(str(fields[_RLHF]), f"{where}: {_RLHF}")
+    refused = _REFUSED if kind in _PREFERENCES else _REFUSED | _OF_PREFERENCES
+    refuse_fields(fields, refused, where)
     task = fields.get(_TASK)
     if task not in (None, "causal_lm"):
         raise InputError(OTHER_STEP, where=f"{where}: {_TASK}", value=task, allowed=("causal_lm",))
+    return TUNING if kind is None else kind
 
 
 def _laid_out(fields: Mapping[str, Any], *, packs: bool) -> str:
@@ -733,6 +762,8 @@ class SwiftCommand(NamedTuple):
     line: CommandLine
     """Its words, and those before it."""
     by_megatron: bool
+    stage: str
+    """sft, pt or rlhf."""
 
 
 def swift_command(line: CommandLine) -> SwiftCommand | None:
@@ -751,7 +782,8 @@ def swift_command(line: CommandLine) -> SwiftCommand | None:
         later = range(position + 2, len(words))
         end = next((index for index in later if words[index] in _PROGRAMS), len(words))
         by_megatron = word == _MEGATRON_PROGRAM or (script is not None and script[1] is not None)
-        return SwiftCommand(line.until(end), by_megatron)
+        stage = following if script is None else script[2]
+        return SwiftCommand(line.until(end), by_megatron, stage)
     return None
 
 
@@ -778,6 +810,8 @@ def from_swift(
         layers `megatron sft` splits.
     """
     fields, gpus = fields_of_line(command.line), launched_gpus(command.line)
+    if command.stage == "rlhf":
+        fields.setdefault(_RLHF, "dpo")
     if command.by_megatron:
         return _by_megatron(fields, path, gpus, model)
     visible = str(command.line.variable("CUDA_VISIBLE_DEVICES") or "")
@@ -788,14 +822,14 @@ def from_swift(
         where = f"{path}: NPROC_PER_NODE"
         raise InputError(f"is not set: it {what}", where=where)
     alone = 1 if gpus is None and _CONFIG_FILE not in fields else gpus
-    return _from_fields(fields, _SWIFT, path, readers, alone)
+    return _from_fields(fields, _SWIFT, path, readers, gpus=alone)
 
 
 def _by_megatron(
     fields: dict[str, Any], path: Path, gpus: int | None, model: ModelSpec | None
 ) -> LaunchRun:
     where = str(path)
-    _refuse(fields, where)
+    kind = _kind(fields, where)
     named = fields.get(_SWIFT_MODEL)
     name = None if named is None else known_model(named, path)
     if model is None:
@@ -809,6 +843,7 @@ def _by_megatron(
     words = _as_megatron(_MEGATRON_DEFAULTS | fields | {"seq_length": [*lengths, 1][0]})
     run = from_megatron(CommandLine(words, where), model, sized=False)
     settings = {**run.settings, "framework": MEGATRON.name, "adapters": adapters}
+    settings |= kind_of_step(kind, fields)
     if not lengths:
         # The longest that the model takes: whoever reads the file says how long samples are.
         del settings["seq_len"]

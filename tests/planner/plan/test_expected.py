@@ -106,4 +106,4 @@ def test_samples_have_the_posterior_s_mean_and_leave_memory_alone() -> None:
     for name in MEMORY_FACTORS:
         values = {getattr(sample.factors, name) for sample in samples}
         assert len(values) == 1, name
-    assert len(NAMES) == 19
+    assert len(NAMES) == 21

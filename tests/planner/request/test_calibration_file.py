@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+import meshwright
 from meshwright.costmodel.calibration import NAMES, Factors
 from meshwright.costmodel.rates import step_time_band
 from meshwright.errors import InputError
@@ -116,3 +117,19 @@ def test_the_band_of_another_device_stays_the_shipped_one() -> None:
         calibration=stack(FACTORS),
     )
     assert step_time_band(other.workload()).rows != 7
+
+
+@pytest.mark.slow
+def test_the_search_keeps_its_proof_under_terms_of_head_and_virtual_stages() -> None:
+    """A millisecond of each micro-batch at each virtual stage, and a slow head: brute force agrees."""
+    own = stack(Factors(head=1.8, virtual_stage_s=1e-3, exchange=0.7, grouped_gemm=0.8))
+    asked: dict[str, Any] = {"cluster": "dgx-a100", "gpus": 8, "global_batch": 32, "seq_len": 2048}
+    asked |= {"robustness": False, "pin": "pp=4,tp=2,recompute=none"}
+    proven = meshwright.plan("llama-2-7b", **asked, calibration=own)
+    listed = meshwright.plan("llama-2-7b", **asked, calibration=own, method="exhaustive")
+    assert proven.status == "optimal"
+    assert proven.objective.step_time_s == pytest.approx(listed.objective.step_time_s, rel=1e-12)
+    assert proven.layout is not None
+    assert proven.predicted is not None
+    waits_s = 1e-3 * proven.layout.vpp * proven.layout.num_micro_batches
+    assert proven.predicted.breakdown_s["pipeline_p2p"] > waits_s > 0.01

@@ -122,7 +122,8 @@ def test_what_changes_the_price_and_is_not_read_is_listed(
         ({"model_name_or_path": "some/Model-AWQ"}, "model_name_or_path: has weights of few bits"),
         ({"freeze_language_model": True}, "freeze_language_model: training of part"),
         ({"use_kt": True}, "use_kt: experts that run on the host"),
-        ({"stage": "dpo"}, "stage: has no price yet"),
+        ({"stage": "rm"}, "stage: has no price yet"),
+        ({"stage": "dpo", "pref_loss": "simpo"}, "pref_loss: has no price yet"),
         ({"do_train": None}, "do_train: is not true"),
         ({"bf16": None}, "needs bf16 or fp16"),
         ({"flash_attn": "fa9"}, "flash_attn: is no kernel with a price"),
@@ -229,6 +230,46 @@ def test_a_baseline_trains_what_the_plan_trains(tmp_path: Path) -> None:
     )
     assert found.baseline is not None
     assert found.baseline.speed_up is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({"stage": "pt"}, "pretrain"),
+        ({"stage": "dpo", "pref_beta": 0.1}, "dpo"),
+        ({"stage": "dpo", "pref_loss": "ipo"}, "dpo"),
+        ({"stage": "dpo", "pref_loss": "orpo"}, "orpo"),
+        ({"stage": "kto"}, "kto"),
+    ],
+)
+def test_stages_are_kinds_of_a_step(tmp_path: Path, changed: dict[str, Any], kind: str) -> None:
+    path = written(tmp_path, **changed)
+    assert read_launch(path).unread == ()
+    (priced,) = price_launch(path, ["cluster=dgx-h100", "gpus=8"])
+    work = priced.run.workload
+    assert (work.kind, work.global_batch) == (kind, 2 * 4 * 8)
+    assert (work.reference == "resident") == (kind in ("dpo", "kto"))
+
+
+def test_the_frozen_base_is_the_reference_of_plain_data_parallelism(tmp_path: Path) -> None:
+    path = written(tmp_path, **LORA, stage="dpo", pref_loss="orpo", deepspeed=None)
+    (priced,) = price_launch(path, ["cluster=dgx-h100", "gpus=8"])
+    assert (priced.run.workload.kind, priced.run.workload.reference) == ("orpo", None)
+
+
+def test_a_baseline_takes_the_steps_of_the_plan(tmp_path: Path) -> None:
+    path = written(tmp_path, stage="dpo", model_name_or_path="meta-llama/Llama-3.2-1B")
+    with pytest.raises(InputError, match="plan with --kind dpo"):
+        plan(
+            "llama-3.2-1b",
+            cluster="dgx-h100",
+            gpus=8,
+            global_batch=64,
+            seq_len=4096,
+            framework="deepspeed",
+            baseline=path,
+            time_limit_s=30,
+        )
 
 
 def test_a_model_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
@@ -394,6 +435,27 @@ def test_what_changes_axolotls_adapters_and_is_not_read_is_listed(
     assert read_launch(axolotl(tmp_path, **(ADAPTERS | changed))).unread == unread
 
 
+@pytest.mark.parametrize(
+    ("changed", "kind", "reference"),
+    [
+        ({"rl": "dpo"}, "dpo", None),
+        ({"rl": "ipo", "precompute_ref_log_probs": True}, "dpo", "precomputed"),
+        ({"rl": "orpo", "orpo_alpha": 0.1}, "orpo", None),
+        ({}, "sft", None),
+    ],
+)
+def test_axolotls_kinds_of_a_step(
+    tmp_path: Path, changed: dict[str, Any], kind: str, reference: str | None
+) -> None:
+    """Fused kernels of adapters are off by themselves beside preferences."""
+    fields = ADAPTERS | changed
+    fields |= dict.fromkeys(PEFT_ALONE, ...) if changed else {}
+    launch = read_launch(axolotl(tmp_path, **fields))
+    assert launch.settings["kind"] == kind
+    assert launch.settings.get("reference") == reference
+    assert launch.unread == ()
+
+
 def test_axolotls_batch_of_a_rank_gives_the_steps(tmp_path: Path) -> None:
     launch = read_launch(axolotl(tmp_path, gradient_accumulation_steps=..., batch_size=8))
     assert (launch.settings["micro_batch"], launch.local_batch) == (2, 8)
@@ -423,7 +485,7 @@ def test_what_axolotl_changes_and_is_not_read_is_listed(
         ({"adapter": "lora"}, "lora_r: is needed"),
         ({"adapter": "lora", "lora_r": 8}, "lora_target_modules: names no matrix"),
         ({"load_in_8bit": True}, "load_in_8bit: has no price"),
-        ({"rl": "dpo"}, "rl: has no price yet"),
+        ({"rl": "grpo"}, "rl: has no price yet"),
         ({"unfrozen_parameters": ["lm_head"]}, "unfrozen_parameters: training of part of a model"),
         ({"attn_implementation": "xformers"}, "attn_implementation: is no kernel with a price"),
         ({"bf16": False}, "needs bf16 or fp16"),

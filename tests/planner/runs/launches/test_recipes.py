@@ -173,6 +173,18 @@ def test_what_nemo_rl_changes_and_is_not_read(
     assert read_launch(changed("nemo_rl_base.yaml", tmp_path, changes)).unread == (unread,)
 
 
+def test_nemo_rls_reference_waits_on_the_host(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"grpo": None, "dpo": {"seed": 1, "sft_loss_weight": 0}}
+    changes |= {"policy.train_global_batch_size": 32, "policy.dtensor_cfg.enabled": False}
+    changes |= {"policy.megatron_cfg.enabled": True}
+    changes["policy.megatron_cfg.moe_shared_expert_overlap"] = False
+    path = changed("nemo_rl_base.yaml", tmp_path, changes)
+    (priced,) = price_launch(path, ["cluster=dgx-h100"])
+    work = priced.run.workload
+    assert (work.kind, work.reference, work.global_batch) == ("dpo", "offloaded", 32)
+    assert read_launch(path).unread == ()
+
+
 def test_nemo_rl_trains_adapters(tmp_path: Path) -> None:
     lora = {"enabled": True, "dim": 32, "match_all_linear": False, "target_modules": ["q_proj"]}
     changes: dict[str, Any] = {"grpo": None, "sft": {"seed": 1}}
@@ -185,7 +197,8 @@ def test_nemo_rl_trains_adapters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"dpo": {"beta": 0.1}}, "dpo: has no price yet"),
+        ({"rm": {"seed": 1}}, "rm: has no price yet"),
+        ({"dpo": {"seed": 1}}, "dpo: has no price without Megatron"),
         ({"policy.precision": "float32"}, "policy.precision: training in 32 bits"),
         ({"policy.megatron_cfg.enabled": True}, "megatron_cfg.enabled: is on beside"),
         ({"policy.train_micro_batch_size": None}, "train_micro_batch_size: is needed"),
@@ -323,3 +336,62 @@ def test_verls_losses_are_not_read(tmp_path: Path) -> None:
 
 def test_a_model_by_name_is_the_catalogs() -> None:
     assert read_launch(FILES / "nemo_rl_base.yaml").model == read_model("Qwen/Qwen3-8B").name
+
+
+V1: dict[str, Any] = {
+    "model": "Qwen/Qwen3-8B",
+    "model_class": "llm",
+    "train_dataset": "data/ours.yaml",
+    "dist_config": {"name": "fsdp2", "dcp_path": None},
+    "peft_config": {"name": "lora", "r": 16, "lora_alpha": 32, "target_modules": "all"},
+    "micro_batch_size": 2,
+    "cutoff_len": 4096,
+    "max_steps": 10,
+}
+
+
+def v1(folder: Path, **changes: Any) -> LaunchRun:
+    path = folder / "v1.yaml"
+    fields = {name: value for name, value in (V1 | changes).items() if value is not None}
+    path.write_text(yaml.safe_dump(fields), encoding="utf-8")
+    return read_launch(path)
+
+
+def test_llamafactorys_second_trainer(tmp_path: Path) -> None:
+    run = v1(tmp_path)
+    assert run.settings["adapters"] == {"method": "lora", "rank": 16, "targets": ["all-linear"]}
+    assert {
+        "framework": "fsdp2",
+        "zero_stage": 3,
+        "recompute": "full",
+    }.items() <= run.settings.items()
+    assert (run.local_batch, run.settings["seq_len"], run.unread) == (2, 4096, ())
+    narrow = v1(
+        tmp_path, quant_config={"name": "bnb", "quantization_bit": 4}, peft_config=V1["peft_config"]
+    )
+    assert narrow.settings["adapters"]["method"] == "qlora"
+    assert v1(tmp_path, peft_config=None).settings["adapters"] is None
+    muon = v1(tmp_path, peft_config=None, optim_config={"name": "muon"}, cp_size=2)
+    assert (muon.settings["optimizer"], muon.settings["cp"], muon.unread) == ("muon", 2, ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train_dataset": None}, "train_dataset: is not there"),
+        ({"dist_config": {"name": "fsdpturbo"}}, "dist_config.name: has no price"),
+        ({"peft_config": {"name": "freeze"}}, "peft_config.name: training of part"),
+        ({"quant_config": {"name": "bnb", "quantization_bit": 8}}, "quant_config.quantization_bit"),
+        ({"bf16": False}, "bf16: is off"),
+        ({"flash_attn": "xformers"}, "flash_attn: is no kernel"),
+    ],
+)
+def test_what_the_second_trainer_has_without_a_price(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=words):
+        v1(tmp_path, **changes)
+
+
+def test_the_second_trainers_kernels_are_not_read(tmp_path: Path) -> None:
+    assert v1(tmp_path, kernel_config={"name": "auto"}).unread == ("kernel_config.name",)

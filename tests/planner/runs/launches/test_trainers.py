@@ -130,6 +130,27 @@ def test_what_swift_says(words: str, settings: dict[str, Any], tmp_path: Path) -
     assert run.unread == ()
 
 
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ("trl dpo --model_name_or_path x --beta 0.1", {"kind": "dpo", "seq_len": 1024}),
+        ("trl kto --model_name_or_path x --max_length 512", {"kind": "kto", "seq_len": 512}),
+        (
+            "trl dpo --model_name_or_path x --precompute_ref_log_probs",
+            {"kind": "dpo", "reference": "precomputed"},
+        ),
+        (f"{SWIFT.replace('sft', 'rlhf')} --rlhf_type orpo --beta 0.1", {"kind": "orpo"}),
+        (SWIFT.replace("sft", "rlhf"), {"kind": "dpo", "micro_batch": 1}),
+        (f"{MEGATRON.replace('sft', 'rlhf')} --rlhf_type kto", {"kind": "kto", "seq_len": 4096}),
+        (SWIFT, {"kind": "sft"}),
+    ],
+)
+def test_kinds_of_a_step(words: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    run = launch(tmp_path, words)
+    assert {name: run.settings[name] for name in settings} == settings
+    assert run.unread == ()
+
+
 def test_swift_lays_samples_end_to_end_where_it_is_told(tmp_path: Path) -> None:
     assert END_TO_END in launch(tmp_path, f"{SWIFT} --padding_free true").remarks
     assert PADDED in launch(tmp_path, SWIFT).remarks
@@ -174,14 +195,14 @@ def test_what_is_not_read_is_listed(words: str, unread: str, tmp_path: Path) -> 
         (f"{HEAD.replace('--bf16 True', '')} {BATCH}", "needs bf16 or fp16"),
         (f"{HEAD} {BATCH} --deepspeed none.json", "deepspeed: is read with this file"),
         (f"{HEAD} {BATCH} --attn_implementation flex_attention", "is no kernel with a price"),
-        ("trl dpo --model_name_or_path x", "dpo: has no price yet"),
+        ("trl grpo --model_name_or_path x", "grpo: has no price yet"),
         (f"{SWIFT} --tuner_type adalora", "tuner_type: has no price yet"),
         (f"{SWIFT} --train_type longlora", "train_type: has no price yet"),
         (f"{SWIFT} --quant_method hqq --quant_bits 4", "quant_method: has no price"),
         (f"{SWIFT} --quant_bits 8", "quant_bits: has no price"),
         (f"{SWIFT} --freeze_llm true", "freeze_llm: training of part"),
         (f"{SWIFT} --task_type embedding", "task_type: has no price yet"),
-        (f"{SWIFT.replace('sft', 'rlhf')} --rlhf_type dpo", "rlhf_type: has no price yet"),
+        (f"{SWIFT.replace('sft', 'rlhf')} --rlhf_type grpo", "rlhf_type: has no price yet"),
         ("CUDA_VISIBLE_DEVICES=0,1 swift sft --model x", "NPROC_PER_NODE: is not set"),
         (f"{MEGATRON} --tuner_type lora_llm", "tuner_type: has no price yet"),
         (MEGATRON.replace("Qwen/Qwen3-8B", "ours"), "model: is not known"),
