@@ -1547,7 +1547,7 @@ def pipeline(
     forward_ms, backward_ms
         Milliseconds of a rank and micro-batch, above 0.
     compute_ms
-        Instead of both: milliseconds of a step, a third of it forward.
+        Instead of both, above 0: milliseconds of a step, a third of it forward.
     boundary_bytes
         Activations of a micro-batch between stages, bytes.
     layers
@@ -1637,7 +1637,8 @@ def overlap(
     plan
         A plan, or its file or folder: every axis of it.
     compute_s, comm_s, sync_s
-        Seconds of a step: compute, communication that may run beside it, and what can run beside nothing.
+        Seconds of a step, each at least 0: compute, communication that may run beside it, and what can run
+        beside nothing.
     size, alpha, beta
         Gradients of a rank, bytes, sent in chunks; start-up of a chunk, seconds, above 0; bytes a second of
         the link, above 0.
@@ -1646,7 +1647,8 @@ def overlap(
     passes
         2 for an all-reduce, 1 for a reduce-scatter.
     seq_len, cp, width, element_bytes
-        Ring attention: tokens of a sequence, ranks, width of keys, bytes of an element.
+        Ring attention: tokens of a sequence, ranks, width of keys, each at least 1; bytes of an element,
+        above 0.
 
     Returns
     -------

@@ -88,7 +88,7 @@ CHUNKED_LOSSES: Mapping[str, ChunkedLoss] = {
 
 
 def rows_of_a_chunk(workload: Workload, tokens: Floats) -> Floats:
-    """Tokens that the head takes at once.
+    """Tokens that the head takes at once (liger_kernel/ops/fused_linear_cross_entropy.py; trl/trainer/sft_trainer.py).
 
     Parameters
     ----------
@@ -112,6 +112,9 @@ def rows_of_a_chunk(workload: Workload, tokens: Floats) -> Floats:
 
 def head_passes_s(c: Context) -> tuple[Passes, Passes]:
     """Seconds of the head's products and of the rest of its loss.
+
+    Bytes and products of each are those of liger_kernel/ops/fused_linear_cross_entropy.py and of
+    trl/trainer/sft_trainer.py, _chunked_cross_entropy_loss.
 
     Parameters
     ----------
@@ -149,6 +152,8 @@ def head_passes_s(c: Context) -> tuple[Passes, Passes]:
 
 def loss_held_bytes(workload: Workload, tokens: Floats) -> Floats:
     """What the loss holds at its peak, beside the input of the head.
+
+    As the same kernels allocate it (liger_kernel/ops/fused_linear_cross_entropy.py).
 
     Parameters
     ----------

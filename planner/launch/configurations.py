@@ -453,7 +453,7 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
     }
     if inputs.kind == "orpo":
         fields["pref_loss"] = "orpo"
-    if not STEP_KINDS[inputs.kind].scores_tokens:
+    if not STEP_KINDS[inputs.kind].on_preferences:
         fields["packing"] = True
     if DEEPSPEED_FILE in files:
         fields["deepspeed"] = DEEPSPEED_FILE
@@ -481,7 +481,7 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
     inputs, layout = launch.inputs, launch.layout
     if inputs.reference not in (None, "resident", "precomputed"):
         raise _not_there("Axolotl", f"has no reference that is {inputs.reference}")
-    scores = STEP_KINDS[inputs.kind].scores_tokens
+    scores = STEP_KINDS[inputs.kind].on_preferences
     fields: dict[str, object] = {
         "base_model": _checkpoint(inputs.model),
         "sequence_len": inputs.seq_len,
