@@ -217,14 +217,11 @@ def test_verl(tmp_path: Path) -> None:
 def test_what_is_written_is_accepted(stack: str, tmp_path: Path) -> None:
     """Random layouts under DeepSpeed, with adapters and without, by the stack's own parser."""
     rng = random.Random(5)
-    target, name, added = {
-        "llamafactory": (
-            "llama-factory",
-            "llama_factory.yaml",
-            {"template": "qwen3", "dataset": "ours"},
-        ),
-        "axolotl": ("axolotl", "axolotl.yaml", {"datasets": [{"path": "ours", "type": "alpaca"}]}),
-    }[stack]
+    target, name = ("llama-factory", "llama_factory.yaml")
+    added: dict[str, Any] = {"template": "qwen3", "dataset": "ours"}
+    if stack == "axolotl":
+        target, name = ("axolotl", "axolotl.yaml")
+        added = {"datasets": [{"path": "ours", "type": "alpaca"}]}
     made, cases = [], []
     for _ in range(100):
         recomputed = rng.choice([0, 36])
@@ -260,7 +257,7 @@ def test_what_is_written_is_accepted(stack: str, tmp_path: Path) -> None:
         assert batch == plan.layout.micro_batch
         # LLaMA-Factory leaves a place of a pack for its padding (hparams/data_args.py, __post_init__).
         padding = 1 if stack == "llamafactory" else 0
-        length = answer.get("cutoff_len", answer.get("sequence_len"))
+        length = answer["cutoff_len" if padding else "sequence_len"]
         assert length + padding == plan.inputs.seq_len
         if plan.inputs.adapters is not None:
             assert answer.get("lora_rank", answer.get("lora_r")) == plan.inputs.adapters.rank
