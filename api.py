@@ -390,8 +390,8 @@ def plan(
         How the head and its cross-entropy run: liger or chunked, chunk by chunk of tokens; as the
         framework does, on the logits of all tokens, when None.
     kind
-        What a step does with a sample: pretrain, sft, dpo, kto or orpo. `global_batch` counts pairs of a
-        chosen and a rejected sequence in dpo and orpo, and `seq_len` is of each of them.
+        What a step does with a sample: pretrain, sft, dpo, kto, orpo or reward. `global_batch` counts
+        pairs of a chosen and a rejected sequence in dpo, orpo and reward, and `seq_len` is of each of them.
     reference
         Where the reference model of dpo and kto is: resident (when None), offloaded to the host's memory, or
         precomputed, its log-probabilities being in the data. Adapters have their frozen base as reference.

@@ -404,7 +404,7 @@ def _kind_options() -> Options:
         "--kind",
         type=ChoiceIn("costmodel.step_kinds", "KIND_NAMES"),
         default="pretrain",
-        help="Of training step; batches count pairs of dpo and orpo.",
+        help="Of training step; batches count pairs of dpo, orpo and reward.",
     )
     yield click.option(
         "--reference",

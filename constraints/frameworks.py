@@ -58,7 +58,7 @@ TRL_DEGREES = AtMost(
     name="trl-degrees",
     sentence="tp cp pp ep <= 1 in preference training: TRL runs whole sequences through a whole model",
     unit="ranks",
-    binds=lambda work: work.step_kind.scores_tokens,
+    binds=lambda work: work.step_kind.on_preferences,
     value=of("tp", "cp", "pp", "ep"),
     words="tp {tp} x cp {cp} x pp {pp} x ep {ep} under a trainer of TRL for preferences",
     remedy="Keep tp, cp, pp and ep at 1 and shard with dp, or choose the megatron framework.",

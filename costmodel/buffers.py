@@ -446,6 +446,8 @@ def _offloaded_at_hand(workload: Workload, layout: Layout) -> Floats:
 def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
     """max(bytes of a logit x T V / t, logits' 16-bit gradient and the head's 16-bit gradient 2 V h / t)."""
     model, tp = workload.model, np.asarray(layout.tp)
+    if not workload.step_kind.has_vocabulary_head:
+        return 0.0 * rank_tokens(workload, layout)
     if workload.loss is not None:
         held = loss_held_bytes(workload, rank_tokens(workload, layout))
         return held if workload.factors is None else held * workload.factors.loss_memory
@@ -586,12 +588,10 @@ def _stranded(workload: Workload, layout: Layout, profile: MemoryProfile) -> tup
     """Blocks that the allocator keeps and cannot use at the peak: on every rank, more with a table."""
     if profile.stranding == "none" or (profile.stranding == "step" and frozen(workload)):
         return 0.0, 0.0
-    if profile.stranding == "forward" and workload.loss is not None:
-        return (
-            0.0,
-            0.0,
-        )  # A chunk of logits fits into the blocks that a layer's forward pass leaves.
     if profile.stranding == "forward":
+        if workload.loss is not None or not workload.step_kind.has_vocabulary_head:
+            # Only a tensor of all logits is larger than the blocks that a layer's forward pass leaves.
+            return 0.0, 0.0
         stranded = _stranded_forward(workload, layout)
         return stranded, 0.0 * stranded
     return _stranded_by_step(workload, layout)

@@ -92,6 +92,8 @@ def head(c: Context) -> LayerTime:
         Seconds by part of one micro-batch on the last rank.
     """
     model, tokens = c.workload.model, c.tokens
+    if not c.workload.step_kind.has_vocabulary_head:
+        return _score_head(c)
     if c.workload.loss is not None:
         products, streamed = head_passes_s(c)
         of_norm = 4.0 * tokens * model.hidden / c.sequence_shards
@@ -116,6 +118,15 @@ def head(c: Context) -> LayerTime:
         memory_bound=streamed_passes_s(c, moved),
         tp_comm=Passes(c.tensor_pass_s, 2.0 * c.tensor_pass_s),
     )
+
+
+def _score_head(c: Context) -> LayerTime:
+    """Final norm and a head of one output, which reads all hidden states: 2 bytes an element."""
+    elements = c.tokens * c.workload.model.hidden
+    norm_f, norm_b = 4.0 * elements / c.sequence_shards, 6.0 * elements / c.sequence_shards
+    moved = streamed_passes_s(c, Passes(norm_f + 2.0 * elements, norm_b + 4.0 * elements))
+    none = Passes(0.0 * moved.forward, 0.0 * moved.backward)
+    return block_time(gemm=none, memory_bound=moved, tp_comm=none)
 
 
 # Seconds that copies of activations to the host and back keep a layer waiting.

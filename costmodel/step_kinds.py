@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-StepKindName = Literal["pretrain", "sft", "dpo", "kto", "orpo"]
+StepKindName = Literal["pretrain", "sft", "dpo", "kto", "orpo", "reward"]
 """Words of `--kind`."""
 ReferencePlace = Literal["resident", "offloaded", "precomputed"]
 """Words of `--reference`: beside the trained model in HBM; in the host's memory until it is used; nowhere,
@@ -38,14 +38,20 @@ class StepKind:
     reference_passes: int = 0
     """Forward passes of the reference, for each of these sequences."""
     losses: float = 1.0
-    """Times that a cross-entropy is taken of each sequence's logits, with gradients."""
-    scores_tokens: bool = False
-    """Whether the loss is of log-probabilities of tokens: preference training."""
+    """Times that a cross-entropy is taken of each sequence's logits, with gradients; 0 where the head has one
+    output, a score, and there are no logits."""
+    on_preferences: bool = False
+    """Whether it trains on preferences, with a trainer of its own."""
 
     @property
     def passes(self) -> tuple[float, ...]:
         """What its price depends on."""
         return self.sequences, self.own_passes, self.reference_passes, self.losses
+
+    @property
+    def has_vocabulary_head(self) -> bool:
+        """Whether the head has an output for each word of the vocabulary."""
+        return self.losses > 0
 
     @property
     def has_pairs(self) -> bool:
@@ -61,7 +67,7 @@ STEP_KINDS: Mapping[str, StepKind] = {
     ),
     "dpo": StepKind(
         title="direct preference optimisation (DPO, arXiv 2305.18290)",
-        scores_tokens=True,
+        on_preferences=True,
         source="trl/trainer/dpo_trainer.py, _compute_loss",
         sequences=2,
         reference_passes=1,
@@ -69,7 +75,7 @@ STEP_KINDS: Mapping[str, StepKind] = {
     # Beside a completion its prompt with that of another sample, which both models score without gradients.
     "kto": StepKind(
         title="Kahneman-Tversky optimisation (KTO, arXiv 2402.01306)",
-        scores_tokens=True,
+        on_preferences=True,
         source="trl/trainer/kto_trainer.py, _compute_loss and _compute_kl_logps",
         own_passes=1,
         reference_passes=2,
@@ -77,13 +83,20 @@ STEP_KINDS: Mapping[str, StepKind] = {
     # Of chosen sequences, half of all, the cross-entropy is taken besides.
     "orpo": StepKind(
         title="odds-ratio preference optimisation (ORPO, arXiv 2403.07691)",
-        scores_tokens=True,
+        on_preferences=True,
         source="trl/experimental/orpo/orpo_trainer.py, concatenated_forward",
         sequences=2,
         losses=1.5,
+    ),
+    "reward": StepKind(
+        title="a reward model (Bradley-Terry)",
+        on_preferences=True,
+        source="trl/trainer/reward_trainer.py, compute_loss",
+        sequences=2,
+        losses=0.0,
     ),
 }
 """Read in TRL at f2cd577 (1.10.0.dev0): its trainers put the chosen and the rejected sequences of a
 micro-batch into one forward pass, as do Megatron-SWIFT (swift/megatron/trainers/dpo_trainer.py) and NeMo-RL
 (examples/configs/dpo.yaml: the model runs twice as many sequences as there are samples)."""
-KIND_NAMES: tuple[StepKindName, ...] = ("pretrain", "sft", "dpo", "kto", "orpo")
+KIND_NAMES: tuple[StepKindName, ...] = ("pretrain", "sft", "dpo", "kto", "orpo", "reward")

@@ -57,6 +57,9 @@ TRL_STEPS = {
     "orpo": StepKindSetting(
         source="trl/experimental/orpo/orpo_trainer.py", rules=("trl-degrees",), installs="trl"
     ),
+    "reward": StepKindSetting(
+        source="trl/trainer/reward_trainer.py", rules=("trl-degrees",), installs="trl"
+    ),
 }
 """What trainers of TRL run, whatever shards the model; the training script is the user's."""
 LIGER_LOSS = Setting(

@@ -402,7 +402,12 @@ def _linear_attention_flops(model: ModelSpec) -> float:
 
 
 def flops_per_token(
-    model: ModelSpec, seq_len: float, *, frozen_weights: bool = False, forward_passes: int = 0
+    model: ModelSpec,
+    seq_len: float,
+    *,
+    frozen_weights: bool = False,
+    forward_passes: int = 0,
+    has_head: bool = True,
 ) -> float:
     """Model FLOPs of the forward and backward pass of one token in a sequence of `seq_len` tokens.
 
@@ -411,16 +416,17 @@ def flops_per_token(
     GPT this is 72 L h^2 (1 + s / 12h + V / 12Lh): Narayanan et al. 2021, arXiv 2104.04473, without its
     recomputed forward pass and with half its attention. Frozen weights have no gradient: 4 per weight; what
     is trained beside them does not count. Each of `forward_passes` without gradients is 2 per weight and a
-    third of the attention more.
+    third of the attention more. Without `has_head` those of the head over the vocabulary do not count.
 
     Raises ValueError for a sequence shorter than one token.
     """
     if seq_len < 1:
         raise ValueError(f"seq_len must be at least 1, got {seq_len}")
     products = BACKWARD_AND_FORWARD - 1 if frozen_weights else BACKWARD_AND_FORWARD
-    matrices = 2 * products * active_matmul_parameters(model)
+    weights = active_matmul_parameters(model) - (0 if has_head else model.vocab * model.hidden)
+    matrices = 2 * products * weights
     flops = matrices + attention_flops_per_token(model, seq_len)
     if forward_passes:
         attended = attention_flops_per_token(model, seq_len) / BACKWARD_AND_FORWARD
-        flops += forward_passes * (2 * active_matmul_parameters(model) + attended)
+        flops += forward_passes * (2 * weights + attended)
     return flops

@@ -470,7 +470,7 @@ def read_baseline(path: Path, inputs: PlanInputs) -> Baseline:
         what = "is not compared with a plan for packs of samples: plan with --seq-len for that"
         raise InputError(what, where=path_text(path))
     baseline = _baseline(path, inputs)
-    _same_kind(baseline.setup.workload, inputs, path)
+    _same_reference(baseline.setup.workload, inputs, path)
     return baseline
 
 
@@ -495,12 +495,12 @@ def _baseline(path: Path, inputs: PlanInputs) -> Baseline:
     return replace(_of_run("launch", run, inputs, path, remarks), unread=launch.unread)
 
 
-def _same_kind(today: Workload, inputs: PlanInputs, path: Path) -> None:
-    """Raises InputError where one of them scores sequences that the other does not, or has pairs."""
-    same_passes = today.step_kind.passes == STEP_KINDS[inputs.kind].passes
-    if not same_passes or today.reference != inputs.reference:
-        what = f"trains with {today.kind}: not compared with a plan for {inputs.kind}"
-        raise InputError(what, where=path_text(path))
+def _same_reference(today: Workload, inputs: PlanInputs, path: Path) -> None:
+    """Raises InputError where the reference model of a step is elsewhere than the plan's."""
+    if today.reference != inputs.reference:
+        place = today.reference or "not a model of its own"
+        what = f"has a reference that is {place}; the plan's is {inputs.reference}"
+        raise InputError(f"{what}: plan with the same --reference", where=path_text(path))
 
 
 def with_baseline(

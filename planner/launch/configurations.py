@@ -170,7 +170,7 @@ def deepspeed_start(launch: Launch) -> Start:
     DeepSpeed's or the Trainer's: then a script of one's own, which takes the configuration.
     """
     inputs = launch.inputs
-    own_script = inputs.adapters is not None or STEP_KINDS[inputs.kind].scores_tokens
+    own_script = inputs.adapters is not None or STEP_KINDS[inputs.kind].on_preferences
     own_script = own_script or inputs.loss is not None
     if own_script or launch.inputs.optimizer not in _BY_MEGATRON_DEEPSPEED:
         return _with_trainer(launch)
@@ -201,7 +201,7 @@ _BY_MEGATRON_DEEPSPEED = ("adam", "sgd")
 def _with_trainer(launch: Launch) -> Start:
     """A training script around the Trainer, such as one of transformers' or TRL's, under DeepSpeed."""
     uses = "PEFT" if launch.inputs.adapters is not None else "the Trainer of transformers"
-    if STEP_KINDS[launch.inputs.kind].scores_tokens:
+    if STEP_KINDS[launch.inputs.kind].on_preferences:
         uses = "a trainer of TRL"
     optimizer = DEEPSPEED.optimizers[launch.inputs.optimizer]
     by_trainer = optimizer.flag == TRAINER_FLAG
@@ -255,9 +255,11 @@ def _kind_notes(launch: Launch) -> Iterator[str]:
     if inputs.loss is not None:
         setting = record.losses[inputs.loss]
         yield f"Its loss is {inputs.loss}: {setting.flag} {setting.value}."
-    if not kind.scores_tokens:
+    if not kind.on_preferences:
         return
     yield f"The script's trainer is of {kind.title}, such as that of TRL."
+    if not kind.has_vocabulary_head:
+        yield "Its model has one output, a score, in place of a head over the vocabulary."
     if inputs.reference is None:
         return
     setting = record.references[inputs.reference]

@@ -94,7 +94,7 @@ class JobDoc(BaseModel):
     loss: str | None = None
     """Head and cross-entropy chunk by chunk: `liger` or `chunked`; the framework's own when absent."""
     kind: str = PRETRAINING
-    """Or `sft`, `dpo`, `kto`, `orpo`: what a step does with a sample, which is a pair in dpo and orpo."""
+    """Or `sft`, `dpo`, `kto`, `orpo`, `reward`: what a step does with a sample, a sequence or a pair."""
     reference: str | None = None
     """Where the reference model of dpo and kto is: `resident` (when absent), `offloaded` or `precomputed`."""
     objective: str = "nominal"

@@ -224,7 +224,7 @@ def _of_the_kind(request: PlanRequest) -> Iterator[str]:
     kind = STEP_KINDS[request.kind]
     if request.kind == PRETRAINING:
         return
-    if not kind.scores_tokens:
+    if not kind.on_preferences:
         yield (
             f"{request.kind} is priced as {PRETRAINING} is: prompts are masked in the loss alone"
         )

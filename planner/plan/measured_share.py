@@ -74,7 +74,7 @@ def evidence_of(plan: Plan) -> GainEvidence | None:
     if plan.layout is None or plan.predicted is None or plan.execution is None:
         return None
     other_work = inputs.adapters is not None or inputs.lengths is not None
-    if other_work or STEP_KINDS[inputs.kind].scores_tokens:
+    if other_work or STEP_KINDS[inputs.kind].on_preferences:
         return None
     asked = workload_of_plan(plan)
     near = nearest_recipes(asked, layout_from_document(plan.layout))

@@ -277,6 +277,7 @@ class PlanRequest:
             object.__setattr__(self, "adapters", self._checked_adapters(self.adapters))
         _one_of("kind", self.kind, KIND_NAMES)
         object.__setattr__(self, "reference", self._checked_reference())
+        object.__setattr__(self, "model", without_vocabulary_head(self.model, self.kind))
         check_loss(self.framework, self.kind, self.loss)
         if self.loss is not None and self.model.mtp_layers:
             what = f"{self.model.name} has multi-token prediction, whose loss is not priced so"
@@ -330,10 +331,10 @@ class PlanRequest:
         """Where the reference is. Raises InputError for what the framework does not have or is not priced."""
         is_frozen = self.adapters is not None
         place = checked_reference(self.framework, self.kind, self.reference, is_frozen=is_frozen)
-        if STEP_KINDS[self.kind].scores_tokens and self.lengths is not None:
+        if STEP_KINDS[self.kind].on_preferences and self.lengths is not None:
             what = "packs are not priced in preference training: give --seq-len, the most of a sequence"
             raise InputError(what, where="lengths")
-        if STEP_KINDS[self.kind].scores_tokens and self.model.indexer is not None:
+        if STEP_KINDS[self.kind].on_preferences and self.model.indexer is not None:
             what = f"{self.model.name} chooses the positions it attends to: only pretrain and sft are priced"
             raise InputError(what, where="kind", value=self.kind)
         return place
@@ -434,6 +435,31 @@ def checked_reference(
     return reference
 
 
+def without_vocabulary_head(model: ModelSpec, kind: str) -> ModelSpec:
+    """The model of a kind of step: a reward model has one output in place of a head over the vocabulary.
+
+    Its parameters are counted as those of a model whose head is the token table.
+
+    Parameters
+    ----------
+    model
+        As was asked.
+    kind
+        Any of `step_kinds.KIND_NAMES`.
+
+    Raises
+    ------
+    InputError
+        For a model with multi-token prediction, which has further heads.
+    """
+    if STEP_KINDS[kind].has_vocabulary_head:
+        return model
+    if model.mtp_layers:
+        what = f"is not priced for {model.name}, which predicts several tokens"
+        raise InputError(what, where="kind", value=kind)
+    return model if model.tied_embeddings else model.model_copy(update={"tied_embeddings": True})
+
+
 def check_loss(framework: str, kind: str, loss: str | None) -> None:
     """Raises InputError for a loss that a framework does not have, or that is not of a kind of step.
 
@@ -454,7 +480,7 @@ def check_loss(framework: str, kind: str, loss: str | None) -> None:
         has = [n for n in FRAMEWORK_NAMES if loss in planned(framework_named(n).losses)]
         what = f"is not planned with {record.title}; choose --framework {' or '.join(has)}"
         raise InputError(what, where="loss", value=loss)
-    if STEP_KINDS[kind].scores_tokens:
+    if STEP_KINDS[kind].on_preferences:
         what = f"is of a cross-entropy alone, not of {kind}: leave it out"
         raise InputError(what, where="loss", value=loss)
 

@@ -261,6 +261,7 @@ def predicted_document(
         length,
         frozen_weights=is_frozen,
         forward_passes=workload.scoring_passes,
+        has_head=workload.step_kind.has_vocabulary_head,
     )
     flops_per_s = tokens_per_s_per_gpu * flops
     levels = traffic_of_ranks(

@@ -148,8 +148,8 @@ class SettingsDoc(BaseModel):
     )
     kind: StepKindName = Field(
         default=PRETRAINING,
-        description="What a step does with a sample: pretrain, sft, dpo, kto or orpo. global_batch and "
-        "micro_batch count pairs of sequences in dpo and orpo.",
+        description="What a step does with a sample: pretrain, sft, dpo, kto, orpo or reward. global_batch "
+        "and micro_batch count pairs of sequences in dpo, orpo and reward.",
     )
     reference: ReferencePlace | None = Field(
         default=None,

@@ -22,6 +22,7 @@ from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.parameters import active_matmul_parameters, flops_per_token
 from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.request.plan_request import without_vocabulary_head
 
 MODEL = load_catalog_model("llama-3-8b")
 GIB = 2.0**30
@@ -273,3 +274,19 @@ def test_flops_of_scored_tokens() -> None:
     assert scored == pytest.approx(plain * 4 / 3)
     assert plain == flops_per_token(MODEL, 4096)
     assert plain > 6 * active_matmul_parameters(MODEL)
+
+
+def test_a_reward_model_has_no_head_over_the_vocabulary() -> None:
+    """Tables of 128,256 x 4,096 are once there, and no logits."""
+    model = without_vocabulary_head(MODEL, "reward")
+    scored = workload("reward", "fsdp2", model=model)
+    pairs = workload("dpo", "fsdp2", reference="precomputed")
+    parts, of_pairs = (stage_memory_parts_gib(w, layout(), WHOLE) for w in (scored, pairs))
+    table = 128256 * 4096
+    assert parts["logits"][0] == parts["fragmentation"][0] == 0.0
+    assert of_pairs["weights"][0] - parts["weights"][0] == pytest.approx(4.0 * table / 8 / GIB)
+    breakdown = priced(scored, layout()).breakdown_s
+    assert float(breakdown["head"]) < 0.02 * float(priced(pairs, layout()).breakdown_s["head"])
+    flops = [flops_per_token(m, 4096, has_head=m is MODEL) for m in (MODEL, model)]
+    assert flops[0] - flops[1] == 6.0 * table
+    assert without_vocabulary_head(MODEL, "dpo") is MODEL

@@ -90,13 +90,16 @@ def launch_text(framework: FrameworkName) -> str:
 
 
 def preference_texts(framework: FrameworkName) -> Iterator[str]:
-    """The launch files of plans that train preferences, with the reference in every place."""
+    """The launch files of plans that train preferences, with the reference in every place, or have a loss."""
     record = framework_named(framework)
     launched = [kind for kind, setting in record.step_kinds.items() if not setting.in_launch]
-    for place in planned(record.references) if "dpo" in launched else ():
+    asked: list[dict[str, object]] = [{"loss": loss} for loss in planned(record.losses)]
+    if "dpo" in launched:
+        asked += [{"kind": "dpo", "reference": place} for place in planned(record.references)]
+    for each in asked:
         plan = make_plan(dp=8)
         layout = plan.layout and plan.layout.model_copy(update={"zero_stage": 3})
-        inputs = {"framework": framework, "kind": "dpo", "reference": place}
+        inputs = {"framework": framework, **each}
         changed = plan.inputs.model_copy(update=inputs)
         files = plan_files(plan.model_copy(update={"inputs": changed, "layout": layout}))
         yield from (text for name, text in files.items() if name != "plan.yaml")

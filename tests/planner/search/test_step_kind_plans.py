@@ -94,6 +94,7 @@ def planned(framework: FrameworkName, kind: str = "dpo", **options: object) -> P
         ("deepspeed", "kto", {}),
         ("fsdp2", "dpo", {}),
         ("fsdp2", "orpo", {}),
+        ("fsdp2", "reward", {}),
         ("fsdp2", "dpo", {"train": "lora", "reference": "precomputed"}),
         ("torchtitan", "sft", {}),
     ],
@@ -216,8 +217,12 @@ def test_today_is_compared_with_the_same_kind_alone(tmp_path: Path) -> None:
     assert plan.baseline.tokens_per_step == 2 * 32 * 2048
     assert plan.baseline.speed_up is not None
     assert plan.baseline.speed_up >= 1.0
-    with pytest.raises(InputError, match="trains with dpo: not compared with a plan for pretrain"):
+    with pytest.raises(
+        InputError, match="steps of another kind than the plan: plan with --kind dpo"
+    ):
         planned("deepspeed", "pretrain", baseline=today)
+    with pytest.raises(InputError, match="a reference that is resident; the plan's is precomputed"):
+        planned("deepspeed", reference="precomputed", baseline=today)
 
 
 def test_a_loss_by_chunks_makes_room_and_is_told() -> None:
