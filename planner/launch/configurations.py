@@ -419,7 +419,16 @@ _START = {
     "# Add dataset, template and learning_rate.\n",
     _AXOLOTL: "# Start it on each node with axolotl train; add datasets and learning_rate.\n",
 }
-_STAGES = {"pretrain": "pt", "sft": "sft", "dpo": "dpo", "kto": "kto", "orpo": "dpo"}
+_STAGES = {
+    "pretrain": "pt",
+    "sft": "sft",
+    "dpo": "dpo",
+    "kto": "kto",
+    "orpo": "dpo",
+    "reward": "rm",
+}
+_RL = ("pretrain", "sft", "dpo", "kto", "orpo")
+"""Kinds of a step that Axolotl's `rl` says, or its absence."""
 _BY_ITSELF = {"sgd": "sgd", "muon": "muon", "adam-8bit": "adamw_torch_8bit"}
 """Optimizers that a script with FSDP2 makes, by the Trainer's names and the stacks'."""
 _RECOMPUTED, _HALF = ("none", "full"), ("bf16", "fp16")
@@ -479,6 +488,8 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
     """
     launch, files = _of_stack(plan, "Axolotl", degrees=("tp", "cp"))
     inputs, layout = launch.inputs, launch.layout
+    if inputs.kind not in _RL:
+        raise _not_there("Axolotl", f"is not written for {inputs.kind}")
     if inputs.reference not in (None, "resident", "precomputed"):
         raise _not_there("Axolotl", f"has no reference that is {inputs.reference}")
     scores = STEP_KINDS[inputs.kind].on_preferences

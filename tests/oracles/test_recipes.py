@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 import yaml
 
+from meshwright.model_specs.adapters import AdapterSpec
+from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.reader import read_launch
+from tests.plans import make_plan
 
 pytestmark = pytest.mark.oracle
 
@@ -208,3 +211,53 @@ def test_verl(tmp_path: Path) -> None:
         assert (settings["recompute"] == "full") == answer["checkpoints"]
         assert (settings["zero_stage"] == 3) == answer["reshards"]
         assert (adapters["rank"] if adapters else 0) == answer["lora_rank"]
+
+
+@pytest.mark.parametrize("stack", ["llamafactory", "axolotl"])
+def test_what_is_written_is_accepted(stack: str, tmp_path: Path) -> None:
+    """Random layouts under DeepSpeed, with adapters and without, by the stack's own parser."""
+    rng = random.Random(5)
+    target, name = ("llama-factory", "llama_factory.yaml")
+    added: dict[str, Any] = {"template": "qwen3", "dataset": "ours"}
+    if stack == "axolotl":
+        target, name = ("axolotl", "axolotl.yaml")
+        added = {"datasets": [{"path": "ours", "type": "alpaca"}]}
+    made, cases = [], []
+    for _ in range(100):
+        recomputed = rng.choice([0, 36])
+        plan = make_plan(
+            "qwen3-8b",
+            dp=rng.choice([1, 2, 4, 8]),
+            micro_batch=rng.choice([1, 2, 8]),
+            num_micro_batches=rng.choice([1, 4, 16]),
+            zero_stage=rng.choice([1, 2, 3]),
+            recompute="full" if recomputed else "none",
+            recompute_layers=recomputed,
+            seq_len=rng.choice([512, 4096]),
+        )
+        changes: dict[str, Any] = {"framework": "deepspeed"}
+        if rng.random() < 0.5:
+            changes["adapters"] = AdapterSpec(
+                method=rng.choice(["lora", "qlora"]),
+                rank=rng.choice([4, 64]),
+                targets=rng.choice([("all-linear",), ("q_proj", "down_proj")]),
+            )
+        plan = plan.model_copy(update={"inputs": plan.inputs.model_copy(update=changes)})
+        fields: dict[str, Any] = yaml.safe_load(plan_files(plan, target)[name])
+        # The parsers would ask for a GPU that has bf16, and for DeepSpeed's launcher.
+        kept = {key: value for key, value in fields.items() if key != "deepspeed"}
+        if stack == "llamafactory":
+            kept["bf16"] = False
+        made.append(plan)
+        cases.append(kept | added | {"learning_rate": 1e-4})
+    for plan, answer in zip(made, ask(stack, cases, tmp_path), strict=True):
+        assert plan.layout is not None
+        assert answer["gradient_accumulation_steps"] == plan.layout.num_micro_batches
+        batch = answer.get("per_device_train_batch_size", answer.get("micro_batch_size"))
+        assert batch == plan.layout.micro_batch
+        # LLaMA-Factory leaves a place of a pack for its padding (hparams/data_args.py, __post_init__).
+        padding = 1 if stack == "llamafactory" else 0
+        length = answer["cutoff_len" if padding else "sequence_len"]
+        assert length + padding == plan.inputs.seq_len
+        if plan.inputs.adapters is not None:
+            assert answer.get("lora_rank", answer.get("lora_r")) == plan.inputs.adapters.rank

@@ -294,8 +294,9 @@ _STAGES: dict[str, StepKindName] = {
     "sft": TUNING,
     "dpo": "dpo",
     "kto": "kto",
+    "rm": "reward",
 }
-"""Kinds of a step by stage; reward models and PPO have none."""
+"""Kinds of a step by stage; PPO has none."""
 _LOSS = "pref_loss"
 _KERNELS = dict.fromkeys(("auto", "sdpa", "fa2"), "flash-2") | {
     "fa3": "flash-3",

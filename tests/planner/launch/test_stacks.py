@@ -93,3 +93,12 @@ def test_what_they_cannot_start(made: dict[str, Any], words: str, target: str) -
         made_plan = made_plan.model_copy(update={"inputs": inputs})
     with pytest.raises(InfeasibleError, match=words):
         plan_files(made_plan, target)
+
+
+def test_reward_models_are_a_stage_of_one_of_them() -> None:
+    made = make_plan("qwen3-8b", dp=8)
+    changes = {"framework": "deepspeed", "kind": "reward"}
+    made = made.model_copy(update={"inputs": made.inputs.model_copy(update=changes)})
+    assert "stage: rm" in plan_files(made, "llama-factory")["llama_factory.yaml"]
+    with pytest.raises(InfeasibleError, match="is not written for reward"):
+        plan_files(made, "axolotl")

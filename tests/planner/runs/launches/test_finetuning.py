@@ -122,7 +122,7 @@ def test_what_changes_the_price_and_is_not_read_is_listed(
         ({"model_name_or_path": "some/Model-AWQ"}, "model_name_or_path: has weights of few bits"),
         ({"freeze_language_model": True}, "freeze_language_model: training of part"),
         ({"use_kt": True}, "use_kt: experts that run on the host"),
-        ({"stage": "rm"}, "stage: has no price yet"),
+        ({"stage": "ppo"}, "stage: has no price yet"),
         ({"stage": "dpo", "pref_loss": "simpo"}, "pref_loss: has no price yet"),
         ({"do_train": None}, "do_train: is not true"),
         ({"bf16": None}, "needs bf16 or fp16"),
@@ -240,6 +240,7 @@ def test_a_baseline_trains_what_the_plan_trains(tmp_path: Path) -> None:
         ({"stage": "dpo", "pref_loss": "ipo"}, "dpo"),
         ({"stage": "dpo", "pref_loss": "orpo"}, "orpo"),
         ({"stage": "kto"}, "kto"),
+        ({"stage": "rm"}, "reward"),
     ],
 )
 def test_stages_are_kinds_of_a_step(tmp_path: Path, changed: dict[str, Any], kind: str) -> None:
