@@ -266,7 +266,8 @@ def test_every_page_keeps_its_limits(
 ) -> None:
     """Bytes, time, words, nothing said twice, no word broken, nothing beyond the window, AA."""
     browser.dark(on=False)
-    path, drawn_ms = pages[kind], []
+    path = pages[kind]
+    drawn_ms: list[int] = []
     # The shortest of some, as the machine may be busy with others' work.
     while not drawn_ms or (min(drawn_ms) > MOST_MS and len(drawn_ms) < 10):
         shown(browser, path)
