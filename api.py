@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Precision,
         ScheduleName,
     )
+    from meshwright.costmodel.step_kinds import ReferencePlace, StepKindName
     from meshwright.frameworks.record import FrameworkName
     from meshwright.model_specs.schema import ModelSpec
     from meshwright.planner.analysis.rank_mapping import MappingOrder
@@ -300,6 +301,8 @@ def plan(
     train: str = "full",
     lora_rank: int | None = None,
     lora_targets: Iterable[str] | str | None = None,
+    kind: StepKindName = "pretrain",
+    reference: ReferencePlace | None = None,
     robustness: bool = True,
     baseline: FilePath | None = None,
     tokens: float | None = None,
@@ -332,7 +335,8 @@ def plan(
     precision
         bf16, fp16, fp8, mxfp8 or nvfp4.
     optimizer
-        adam, sgd or muon.
+        adam, sgd, muon, lion, adafactor, adam-8bit, paged-adam or paged-adam-8bit: what the framework has of
+        them.
     framework
         megatron, torchtitan, deepspeed or fsdp2: decides what a layout may use, and its launch files.
     pin
@@ -380,6 +384,12 @@ def plan(
         What is trained: full for every parameter, lora for adapters beside frozen weights, qlora for the same
         beside weights of 4 bits; the width of the adapters, 1 to 8192, 16 when None; and the matrices that
         have one, such as `"q_proj,v_proj"`, all-linear when None.
+    kind
+        What a step does with a sample: pretrain, sft, dpo, kto or orpo. `global_batch` counts pairs of a
+        chosen and a rejected sequence in dpo and orpo, and `seq_len` is of each of them.
+    reference
+        Where the reference model of dpo and kto is: resident (when None), offloaded to the host's memory, or
+        precomputed, its log-probabilities being in the data. Adapters have their frozen base as reference.
     robustness
         Whether to search again with the cost model off by its measured error, which takes about as long as
         the search itself.
@@ -457,6 +467,8 @@ def plan(
             train=train,
             lora_rank=lora_rank,
             lora_targets=lora_targets,
+            kind=kind,
+            reference=reference,
         )
         model_file = None if export_model is None else path_of(export_model, "export_model")
         from meshwright.planner.plan.document import with_digest

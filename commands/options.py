@@ -147,6 +147,7 @@ def plan_options(command: Command) -> Command:
         *_cluster_options(),
         *_workload_options(has_lengths=True),
         *_training_options(),
+        *_kind_options(),
         *_leeway_options(),
         *_search_options(),
         *_cost_options(),
@@ -389,6 +390,21 @@ def _training_options() -> Options:
         "--lora-targets",
         metavar="A,...",
         help="Matrices with an adapter: all-linear (when absent), or q_proj,v_proj and so on.",
+    )
+
+
+def _kind_options() -> Options:
+    """What a step does with a sample."""
+    yield default_option(
+        "--kind",
+        type=ChoiceIn("costmodel.step_kinds", "KIND_NAMES"),
+        default="pretrain",
+        help="Of training step; batches count pairs of dpo and orpo.",
+    )
+    yield click.option(
+        "--reference",
+        type=ChoiceIn("costmodel.step_kinds", "REFERENCE_PLACES"),
+        help="Where the reference model of dpo and kto is; resident when absent.",
     )
 
 

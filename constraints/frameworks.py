@@ -54,6 +54,32 @@ PEFT_DEGREES = AtMost(
 ZeRO (peft/docs/source/accelerate/fsdp.md and deepspeed.md)."""
 
 
+TRL_DEGREES = AtMost(
+    name="trl-degrees",
+    sentence="tp cp pp ep <= 1 in preference training: TRL runs whole sequences through a whole model",
+    unit="ranks",
+    binds=lambda work: work.step_kind.scores_tokens,
+    value=of("tp", "cp", "pp", "ep"),
+    words="tp {tp} x cp {cp} x pp {pp} x ep {ep} under a trainer of TRL for preferences",
+    remedy="Keep tp, cp, pp and ep at 1 and shard with dp, or choose the megatron framework.",
+)
+"""Chosen and rejected sequences are joined, and their log-probabilities summed, on one rank
+(trl/trainer/dpo_trainer.py, _compute_loss; trl/trainer/kto_trainer.py)."""
+
+DEEPSPEED_REFERENCE = AtLeast(
+    name="deepspeed-reference",
+    sentence="zero_stage >= 3 where the reference is offloaded: no other parameters leave the GPU",
+    unit="stages of ZeRO",
+    binds=lambda work: work.reference == "offloaded",
+    value=of("zero_stage"),
+    limit=of(number=3),
+    words="ZeRO stage {zero_stage} beside a reference in the host's memory",
+    remedy="Set the ZeRO stage to 3, or keep the reference resident.",
+)
+"""openrlhf/utils/deepspeed/deepspeed.py, get_ds_eval_config: stage 3 or none; DeepSpeed 0.19.8,
+deepspeed/runtime/zero/config.py, offload_param."""
+
+
 class DeepspeedExpertGroups(Rule):
     """dp mod ep = 0, and experts stand on one pipeline stage: expert groups are cut from the replicas.
 
@@ -164,6 +190,8 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     DEEPSPEED_PIPELINE_SHARDING,
     DeepspeedExpertGroups(),
     PEFT_DEGREES,
+    TRL_DEGREES,
+    DEEPSPEED_REFERENCE,
     DEEPSPEED_SCRIPT_OPTIMIZER,
     DEEPSPEED_MUON_ZERO,
     MatricesForMuon("deepspeed-muon-experts"),
@@ -218,6 +246,7 @@ FSDP2_RULES: tuple[Rule, ...] = (
     WHOLE_MAMBA,
     CAUSAL_CONTEXT,
     PEFT_DEGREES,
+    TRL_DEGREES,
     FSDP2_MUON_TENSOR,
     MatricesForMuon("fsdp2-muon-experts"),
 )

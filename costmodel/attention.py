@@ -29,6 +29,7 @@ from meshwright.costmodel.layer_context import (
 )
 from meshwright.costmodel.layout import Floats, Recompute
 from meshwright.costmodel.other_blocks import sparse_core_s
+from meshwright.costmodel.workload import sequences_in_micro_batch
 from meshwright.model_specs.parameters import attended_positions
 
 _FUSED_SOFTMAX_BYTES = (11.0, 16.0)
@@ -265,7 +266,7 @@ def _core_attention(c: Context, score_share: float) -> _Core:
         none = 0.0 * seconds.forward
         return _Core(seconds, Passes(none, none))
     heads, shards = model.heads / c.layout.tp, np.asarray(c.layout.cp)
-    batch = np.asarray(c.layout.micro_batch)
+    batch = sequences_in_micro_batch(c.workload, c.layout)
     flops = attention_pair_flops(seq, seq, heads, model.qk_head_dim, model.v_head_dim)
     flops = batch * flops / shards
     if c.constants.framework.flash_attention:

@@ -24,6 +24,8 @@ from meshwright.costmodel.states import (
     layer_parameters_on_gpu,
     optimizer_shards,
     queued_sharding,
+    rank_parameters,
+    reference_setting,
     table_parameters,
 )
 from meshwright.costmodel.workload import (
@@ -399,6 +401,10 @@ def transients(workload: Workload, layout: Layout, saved: SavedActivations) -> T
     unsharded = np.maximum(table_gradient - freed, 0.0) * (not frozen(workload))
     embedding = np.where(_shards_weights(layout), 0.0, unsharded)
     gathered, gathered_table, gathered_leading = _weights_at_hand(workload, layout, profile)
+    if workload.keeps_reference and reference_setting(workload).gathers_whole:
+        tables = 1.0 if model.tied_embeddings else 2.0
+        beside = gathered + tables * gathered_table
+        layer = np.maximum(layer, _whole_reference(workload, layout) - beside)
     stranded, stranded_table = _stranded(workload, layout, profile)
     buffers = _reduction_buffers(workload, layout, profile)
     buffers = buffers + _offload_buffers(workload, layout, profile)
@@ -444,13 +450,29 @@ def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> F
     per_logit = np.where(tp > 1, profile.split_logit_bytes, profile.logit_bytes)
     if workload.te_loss is not None:
         per_logit = np.asarray(_FUSED_LOGIT_BYTES if workload.te_loss else _PLAIN_LOGIT_BYTES)
-    logit_bytes = per_logit * logits
+    logit_bytes = workload.step_kind.losses * per_logit * logits
     head_gradient = 2.0 * model.vocab * model.hidden / tp * (not frozen(workload))
     peak = np.maximum(logit_bytes, 2.0 * logits + head_gradient)
     with_mtp: Floats = peak + logit_bytes * model.mtp_layers
     if workload.factors is not None:
         return with_mtp * workload.factors.loss_memory
     return with_mtp
+
+
+def _whole_reference(workload: Workload, layout: Layout) -> Floats:
+    """A reference that is gathered whole, at its peak, when the trained model has saved all its activations.
+
+    What is gathered is copied out of its buffer first (2, 2), then the pass has logits beside those of the
+    trained model, which are kept at 32 bits (trl/trainer/dpo_trainer.py, _compute_loss: the trained model
+    runs first; accelerate/utils/operations.py, convert_outputs_to_fp32): 4 a logit kept, and 6 as the 16-bit
+    ones are widened.
+    """
+    dense, expert = rank_parameters(workload.model, layout, None)
+    parameters = np.asarray(dense) + np.asarray(expert)
+    weights = np.where(_shards_weights(layout), 2.0 * parameters, 0.0)
+    logits = rank_tokens(workload, layout) * workload.model.vocab / np.asarray(layout.tp)
+    peak: Floats = np.maximum(2.0 * weights, weights + 6.0 * logits) + 4.0 * logits
+    return peak
 
 
 def _layer_at_work(

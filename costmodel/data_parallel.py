@@ -18,6 +18,7 @@ from meshwright.costmodel.states import (
     optimizer_shards,
     queued_sharding,
     rank_parameters,
+    reference_setting,
     table_parameters,
 )
 from meshwright.costmodel.workload import Workload
@@ -74,7 +75,9 @@ def data_parallel_traffic(
     waits for all reductions at the end of each backward pass, and under ZeRO 3 for its first layer at the
     beginning of each pass (megatron-core 0.19.2, megatron_fsdp.py, _root_post_backward). With shard
     groups, passes stay within one, and what is scattered is all-reduced over the groups besides (Zhang et al.
-    2022, MiCS, arXiv 2205.00119, section 3.4; PyTorch HSDP).
+    2022, MiCS, arXiv 2205.00119, section 3.4; PyTorch HSDP). Passes that score gather once more under ZeRO 3;
+    a reference that FSDP2 holds as one unit is gathered whole, ahead of its pass and under nothing
+    (trl/models/utils.py, prepare_fsdp: fully_shard of the model alone).
 
     Parameters
     ----------
@@ -137,6 +140,9 @@ def _traffic(c: Context, groups: list[_Group]) -> DataParallelTraffic:
     sharded_s = np.where(stage == 3, reductions * scatter.seconds, reductions * once.seconds)
     seconds = np.where(stage == 0, reduced.seconds, gathered_s + sharded_s)
     tail_s = np.where(stage == 0, reduced.bucket_s, np.where(stage == 3, 0.0, last_s))
+    if c.workload.keeps_reference and reference_setting(c.workload).gathers_whole:
+        whole_s = np.asarray(c.layout.num_micro_batches) * gather.seconds
+        tail_s = tail_s + np.where(stage == 3, c.workload.reference_passes * whole_s, 0.0)
     if queued_sharding(c.workload) is not None and np.any(stage >= 2):
         waits_s = reductions * scatter.bucket_s + gathers * gather.bucket_s
         tail_s = np.where(stage >= 2, waits_s, tail_s)
@@ -190,9 +196,20 @@ def passes_of_a_step(c: Context) -> tuple[Floats, Floats]:
     each = np.where(whole_step, 1, m)
     again = each if framework.gathers_each_micro_batch else 1
     of_a_step = np.where(stage == 2, again, 1)
-    gathers = np.where(stage == 3, np.where(whole_step, m, 2 * m), of_a_step)
+    scoring = _scoring_gathers(c)
+    gathers = np.where(stage == 3, np.where(whole_step, m, 2 * m) + scoring * m, of_a_step)
     often = each if framework.reduces_each_micro_batch else 1
     return gathers, np.where(stage >= 2, often, 1)
+
+
+def _scoring_gathers(c: Context) -> int:
+    """Gathers of every parameter in a micro-batch for passes that score, under ZeRO 3.
+
+    Frozen weights of a reference that no framework shards with the trained model's need none.
+    """
+    workload = c.workload
+    separate = workload.keeps_reference and not reference_setting(workload).is_sharded
+    return workload.step_kind.own_passes if separate else workload.scoring_passes
 
 
 def exposed_s(

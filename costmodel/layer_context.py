@@ -49,6 +49,8 @@ class Context:
     """What kernels reach on the workload's device."""
     links: Links
     """What collectives reach on each fabric level."""
+    forward_only: bool = False
+    """Whether layers are priced without their backward pass (`layer_kinds.kind_times`)."""
 
     @cached_property
     def tokens(self) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +76,9 @@ def head(c: Context) -> LayerTime:
     """Final norm, LM head and vocabulary-parallel cross entropy, at 16 and 32 bits.
 
     30 bytes a logit in 32 bits, 10 in one fused kernel (transformer_engine/pytorch/triton/cross_entropy.py;
-    docs/cost_model.md, "One layer").
+    docs/cost_model.md, "One layer"). Log-probabilities of tokens are their cross-entropies with the sign
+    turned, by the same kernels (swift/megatron/trainers/rlhf_mixin.py, get_logps; trl/trainer/utils.py,
+    selective_log_softmax).
 
     Parameters
     ----------
@@ -96,7 +98,8 @@ def head(c: Context) -> LayerTime:
         gemm_b = gemm_b + weight_gradient_s(model.hidden, vocab, tokens, c.rates, sixteen_bit=True)
     norm = 4.0 * tokens * model.hidden / c.sequence_shards
     logits = tokens * (model.vocab if c.constants.framework.whole_logits else vocab)
-    loss_f, loss_b = _FUSED_LOSS_BYTES if c.constants.framework.fused_loss else _LOSS_BYTES
+    each = _FUSED_LOSS_BYTES if c.constants.framework.fused_loss else _LOSS_BYTES
+    loss_f, loss_b = (c.workload.step_kind.losses * moved for moved in each)
     moved = Passes(norm + loss_f * logits, 1.5 * norm + loss_b * logits)
     return block_time(
         gemm=Passes(gemm_f, gemm_b),
@@ -296,6 +299,10 @@ def kind_times(c: Context) -> KindTimes:
     Layers that differ in their attention, by a window or by linear attention, and those of a hybrid pattern
     are priced kind by kind; `dense` and `moe` are then the means of the model's layers of either sort. A
     group that ends with a layer with experts has the mean of its layers (docs/cost_model.md, "One layer").
+    Where a kind of step scores sequences besides (`step_kinds.STEP_KINDS`), every layer, the token table and
+    the head have a part `scoring`: forward passes, in the step's own micro-batches, as Megatron-SWIFT runs
+    them (swift/megatron/trainers/dpo_trainer.py, forward_step). A pipeline that scores a whole batch first
+    (NeMo-RL) fills and drains as long: (m + p - 1) forward passes either way.
 
     Parameters
     ----------
@@ -307,6 +314,52 @@ def kind_times(c: Context) -> KindTimes:
     KindTimes
         Seconds of one micro-batch, shaped like the layouts broadcast against the placements.
     """
+    times = _times_of_training(c)
+    for scoring, passes in _scoring_contexts(c):
+        times = _with_scoring(times, _times_of_training(scoring), float(passes))
+    return times
+
+
+def _scoring_contexts(c: Context) -> list[tuple[Context, int]]:
+    """Forward passes without gradients, each as the context of a layer, with their number for a sequence.
+
+    No other micro-batch has its backward pass beside them, and nothing is saved that could be offloaded. A
+    reference has no adapters: PEFT disables them in the trained model (trl/trainer/dpo_trainer.py,
+    _compute_loss, use_adapter; swift/megatron/trainers/rlhf_mixin.py, null_ref_context).
+    """
+    workload = c.workload
+    if not workload.scoring_passes or c.forward_only:
+        return []
+    plain = replace(workload, ep_overlap=False, offload_modules="none")
+    own = replace(c, workload=plain, forward_only=True)
+    reference = own
+    if workload.adapters is not None:
+        base = replace(plain, adapters=workload.adapters.disabled())
+        reference = replace(own, workload=base)
+    passes = (own, workload.step_kind.own_passes), (reference, workload.reference_passes)
+    return [(context, number) for context, number in passes if number]
+
+
+def _with_scoring(times: KindTimes, scoring: KindTimes, passes: float) -> KindTimes:
+    """Every layer with forward passes beside it; multi-token prediction has no part in them."""
+    kinds: dict[str, Any] = {
+        name: kind and _scored(kind, getattr(scoring, name), passes)
+        for name, kind in vars(times).items()
+        if name not in ("unlike", "mtp")
+    }
+    rows = zip(times.unlike, scoring.unlike, strict=True)
+    unlike = tuple(_scored(kind, forward, passes) for kind, forward in rows)
+    return KindTimes(**kinds, mtp=times.mtp, unlike=unlike)
+
+
+def _scored(kind: KindTime, forward: KindTime, passes: float) -> KindTime:
+    """A layer with so many forward passes beside its own."""
+    parts = add(kind.parts, scaled(forward.parts, passes))
+    return KindTime(parts, kind.backward_s, kind.full_recompute)
+
+
+def _times_of_training(c: Context) -> KindTimes:
+    """`kind_times` without the passes that score."""
     model, stack = c.workload.model, c.constants.framework
     if model.unlike_layers:
         dense, moe, kinds = _unlike(c)
@@ -533,6 +586,8 @@ def _with_host(
     forward_excess = _host_excess_s(total(beside.layer.forward), beside.launch_s * share, power)
     forward_host = forward_excess * part_of_mean + gap * share
     forward_again = add(layer.forward, {"host": forward_host})
+    if c.forward_only:
+        return KindTime({"scoring": total(forward_again) + waits}, 0.0 * waits, {})
     full = scaled(forward_again, framework.recompute_fraction)
     backward_share = backward_s / np.maximum(forward_s + backward_s, 1e-12)
     return KindTime(parts, total(parts) * backward_share, {"recompute": total(full)})

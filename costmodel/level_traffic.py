@@ -211,7 +211,8 @@ def _data_parallel_bytes(c: Context, stages: Stages) -> FloatArray:
 
 
 def _pipeline_bytes(c: Context, payload: float, micro_batches: int) -> FloatArray:
-    """Every boundary between chunks carries an activation forward and a gradient backward.
+    """Every boundary between chunks carries an activation forward and a gradient backward; passes that score
+    carry one forward each.
 
     Of the hops along a group, size / inside - size / members cross a level; with vpp > 1 the last rank also
     feeds the first, across the outermost level that the group spans.
@@ -224,7 +225,8 @@ def _pipeline_bytes(c: Context, payload: float, micro_batches: int) -> FloatArra
     hops = np.where(crossed, size / inside - size / members, 0.0)
     outermost = np.arange(len(members)) == np.flatnonzero(crossed)[-1]
     crossing = vpp * hops + (vpp - 1) * outermost
-    sent: FloatArray = 2.0 * payload * micro_batches * crossing / size
+    times = 2.0 + c.workload.scoring_passes
+    sent: FloatArray = times * payload * micro_batches * crossing / size
     return sent
 
 

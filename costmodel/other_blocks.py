@@ -21,7 +21,7 @@ from meshwright.costmodel.layer_context import (
     tensor_parallel_s,
 )
 from meshwright.costmodel.layout import Floats
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import Workload, sequences_in_micro_batch
 from meshwright.model_specs.blocks import (
     GatedDeltaNetSpec,
     Mamba1Spec,
@@ -179,7 +179,7 @@ def _mamba_streamed_bytes(c: Context, spec: Mamba2Spec) -> Passes:
     """As `_streamed_bytes`. megatron/core/ssm/mamba_mixer.py, _ssm_training: its fused norm is not used."""
     model, tp = c.workload.model, np.asarray(c.layout.tp)
     width = spec.width / tp
-    several = np.asarray(c.layout.micro_batch) > 1
+    several = sequences_in_micro_batch(c.workload, c.layout) > 1
     operators = (
         (spec.convolved_width / tp, _CONVOLUTION_BYTES),
         (width, _GATE_BYTES),

@@ -18,7 +18,7 @@ from meshwright.costmodel.schedules import is_v_shaped, last_rank, on_both_ranks
 from meshwright.costmodel.stacks import memory_profile, stack_constants
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
-from meshwright.frameworks.record import QueuedSharding
+from meshwright.frameworks.record import QueuedSharding, ReferenceSetting
 from meshwright.model_specs.blocks import BlockShares
 from meshwright.model_specs.parameters import (
     attention_parameters,
@@ -256,6 +256,73 @@ def queued_sharding(workload: Workload) -> QueuedSharding | None:
     return setting if isinstance(setting, QueuedSharding) else None
 
 
+def reference_setting(workload: Workload) -> ReferenceSetting:
+    """How the software keeps a reference model of its own.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its framework and the place of its reference, `resident` where it says none.
+
+    Returns
+    -------
+    ReferenceSetting
+        Of the framework's record.
+
+    Raises
+    ------
+    KeyError
+        For a framework that keeps no reference there.
+    """
+    return framework_of_stack(workload.framework).references[workload.reference or "resident"]
+
+
+def reference_bytes(
+    workload: Workload, layout: Layout, shards: Ints, copies: float = 0.0
+) -> tuple[Floats, Floats]:
+    """Bytes of one parameter of a frozen reference model, on one GPU and in its host's memory.
+
+    A 16-bit weight, whole where the framework does not shard it: Megatron-SWIFT builds a second model beside
+    the one that is wrapped for data parallelism (swift/megatron/trainers/rlhf_mixin.py, prepare_model), TRL
+    gives it to DeepSpeed with ZeRO switched off below stage 3 (trl/models/utils.py, prepare_deepspeed). FSDP2
+    keeps shards of what was loaded, fp32, and where weights are not resharded after the forward pass the
+    gathered ones for good, as no backward pass gives them up (prepare_fsdp). What DeepSpeed's ZeRO 3 or a
+    swap of both models keeps on the host: `step_time.reference_copies_s` has the sources.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its kind, its reference and its software.
+    layout : Layout
+        One layout, or many of shape [n]; the ZeRO stage and the offloaded share are used.
+    shards : int or array of int
+        Data-parallel ranks that share the parameter, at least 1.
+    copies : float
+        Quantised copies beside a weight, bytes, at least 0.
+
+    Returns
+    -------
+    tuple of two floats or arrays
+        Bytes, at least 0; 0 where no reference of its own is kept.
+    """
+    if not workload.keeps_reference:
+        return 0.0, 0.0
+    setting, d = reference_setting(workload), np.asarray(shards, dtype=np.float64)
+    stage = np.asarray(layout.zero_stage)
+    if workload.reference == "offloaded":
+        of_shard = 2.0 / d
+        return 0.0 * of_shard, of_shard if setting.uploads_shards else np.full_like(of_shard, 4.0)
+    whole = np.full_like(d, 2.0 + copies) + 0.0 * stage
+    if not setting.is_sharded:
+        return whole, 0.0 * whole
+    of_shard = setting.shard_bytes / d
+    if not setting.gathers_whole:
+        return np.where(stage == 3, of_shard, whole), 0.0 * whole
+    gpu_share = 1.0 - np.asarray(layout.optimizer_offload) / 100.0
+    on_gpu = gpu_share * of_shard + np.where(stage == 3, 0.0, whole)
+    return on_gpu, (1.0 - gpu_share) * of_shard
+
+
 def state_bytes(
     workload: Workload,
     layout: Layout,
@@ -288,7 +355,8 @@ def state_bytes(
     Further copies of gradients are those of an optimizer that DeepSpeed takes for states on the GPU alone
     (deepspeed/runtime/engine.py, `_do_optimizer_sanity_check`). Other optimizers keep other moments
     (`optimizers.moments_bytes`), the paged ones on the host, and those that step whole matrices share them
-    among fewer ranks (`optimizers.stepping_ranks`).
+    among fewer ranks (`optimizers.stepping_ranks`). A reference model of its own counts among weights
+    (`reference_bytes`).
 
     Parameters
     ----------
@@ -357,6 +425,8 @@ def state_bytes(
         base = frozen * weight / 2.0 + copies
         weights = np.where(fsdp, 1.0 / d, 1.0) * base + trained * weights
         gradients, states = trained * gradients, trained * states
+    if workload.keeps_reference:
+        weights = weights + reference_bytes(workload, layout, shards, copies)[0]
     if workload.factors is not None:
         factor = workload.factors.state_memory
         return weights * factor, gradients * factor, states * factor
@@ -370,8 +440,8 @@ def offloaded_bytes(
 
     The fp32 weight, the moments and the gradient, which is copied there in fp32 each step
     (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py), what the stack's profile adds, and offloaded
-    16-bit shards (deepspeed/runtime/zero/partition_parameters.py, _partition_param). Paged optimizers keep
-    their moments there alone.
+    16-bit shards (deepspeed/runtime/zero/partition_parameters.py, _partition_param), with what a reference
+    keeps there (`reference_bytes`). Paged optimizers keep their moments there alone.
 
     Parameters
     ----------
@@ -397,6 +467,7 @@ def offloaded_bytes(
     states: Floats = kept * (FP32_BYTES + moments + _HOST_GRADIENT_BYTES + copies)
     if pages_states(workload):
         states = states + workload.trained_shares[experts] * share * moments
+    states = states + reference_bytes(workload, layout, shards)[1]
     return states + (_HOST_WEIGHT_BYTES * share if workload.offload_parameters else 0.0)
 
 

@@ -64,7 +64,12 @@ from meshwright.costmodel.schedules import (
 )
 from meshwright.costmodel.simulator import interleaved_s
 from meshwright.costmodel.stacks import memory_profile
-from meshwright.costmodel.states import optimizer_shards, rank_parameters, table_parameters
+from meshwright.costmodel.states import (
+    optimizer_shards,
+    rank_parameters,
+    reference_setting,
+    table_parameters,
+)
 from meshwright.costmodel.workload import Workload
 
 # Transfers between pipeline stages, and of what two of them hold alike.
@@ -76,11 +81,11 @@ def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
     Plain 1F1B waits for both directions of every micro-batch. The interleaved schedule, when asked to, runs
     them beside the compute of a virtual stage, which holds a layer at the least (`chunk_s`): what that does
     not cover is exposed, and the two slow each other down. Fill and drain are always exposed. An infinite
-    `chunk_s` stands for transfers that are hidden as far as can be.
+    `chunk_s` stands for transfers that are hidden as far as can be. Passes that score send forward alone.
     """
     layout, framework = c.layout, c.constants.framework
     pp, vpp, m = (np.asarray(x) for x in (layout.pp, layout.vpp, layout.num_micro_batches))
-    once, flushes = 2.0 * boundary_s(c), c.workload.flushes
+    once, flushes = (2.0 + c.workload.scoring_passes) * boundary_s(c), c.workload.flushes
     beside = np.maximum(once - chunk_s, framework.dp_interference * once)
     hidden = (vpp > 1) & c.workload.pp_overlap
     steady = np.where(hidden, beside, framework.p2p_exposed * once)
@@ -234,10 +239,13 @@ def _host_s(c: Context, parameters: Floats) -> Floats:
     micro_batches = np.asarray(layout.num_micro_batches)
     whole = memory_profile(c.workload.framework).unsharded_in_pipeline & (np.asarray(layout.pp) > 1)
     reduced = np.where(whole, 1, micro_batches)
+    scoring = (
+        1.0 + 0.5 * c.workload.scoring_passes
+    )  # beside the gathers of a forward and a backward pass
     moved = (
         framework.host_transfer_bytes
         + framework.host_accumulation_bytes * np.where(stage >= 2, reduced, 0)
-        + framework.host_gather_bytes * np.where(stage == 3, micro_batches, 0)
+        + framework.host_gather_bytes * np.where(stage == 3, micro_batches, 0) * scoring
     )
     pcie_bytes_per_s = 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
     sums_s = framework.host_sum_bytes * (reduced - 1) * parameters / _HOST_BYTES_PER_S
@@ -258,6 +266,44 @@ def _uploads_s(c: Context, parameters: Floats) -> Floats:
     moved = _WEIGHT_BYTES * (2.0 * micro_batches + after_step)
     rate = 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
     seconds: Floats = moved * np.asarray(parameters) / rate
+    return seconds
+
+
+_SWAPPED_TIMES = 3.0
+"""Weights that pass PCIe for one of a reference that takes the trained model's place once a step: those of
+the trained model down and up again, and its own up (NeMo-RL at 7ea279a, nemo_rl/models/policy/workers/
+megatron_policy_worker.py, use_reference_model)."""
+
+
+def reference_copies_s(c: Context, dense: Floats, expert: Floats) -> Floats:
+    """Seconds of the copies of an offloaded reference, priced as hidden under nothing.
+
+    Under DeepSpeed's ZeRO 3 its shards go up for each of its passes (OpenRLHF at 3c3be62, openrlhf/cli/
+    train_dpo.py, --ref.offload; deepspeed/runtime/zero/partition_parameters.py, _all_gather_dtype); elsewhere
+    it takes the trained model's place once a step (`_SWAPPED_TIMES`).
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts and rates.
+    dense, expert : float or array
+        Parameters on one GPU before data-parallel sharding, at least 0.
+
+    Returns
+    -------
+    float or array
+        Seconds of a step; 0 where no reference is offloaded.
+    """
+    if not c.workload.keeps_reference or c.workload.reference != "offloaded":
+        return 0.0
+    parameters = np.asarray(dense) + np.asarray(expert)
+    times: Floats = _SWAPPED_TIMES
+    if reference_setting(c.workload).uploads_shards:
+        of_dense, of_expert = optimizer_shards(c.layout)
+        parameters = dense / np.asarray(of_dense) + expert / np.asarray(of_expert)
+        times = c.workload.reference_passes * np.asarray(c.layout.num_micro_batches)
+    rate = 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
+    seconds: Floats = times * _WEIGHT_BYTES * parameters / rate
     return seconds
 
 
@@ -723,6 +769,9 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step, exposed: Float
     parts["dp_comm"] = exposed + tied_tables_s(across)
     parts["dp_comm"] = parts["dp_comm"] + step.broadcast_s
     parts["optimizer"] = optimizer_s(c, step.dense, step.expert)
+    if c.workload.keeps_reference:
+        copies_s = reference_copies_s(c, step.dense, step.expert)
+        parts["scoring"] = parts.get("scoring", 0.0) + copies_s + 0.0 * busiest
     if c.workload.lengths is not None and not c.workload.lengths.alike:
         parts["length_imbalance"] = step.imbalance_s + 0.0 * busiest
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest

@@ -36,7 +36,7 @@ class RankWork:
     """Of one micro-batch between layers, before tensor parallelism splits it."""
     layers: float
     recomputed: float
-    """Layers recomputed in full, among the others."""
+    """Those that run forward once more: recomputed in full, and once for each pass that scores."""
     moe_layers: float
     """Layers with experts, among the others; of a hybrid pattern those that have them."""
     moe_recomputed: float
@@ -62,14 +62,16 @@ def mean_rank_work(c: Context, stages: Stages) -> RankWork:
     model, pp = c.workload.model, len(stages)
     m = int(np.asarray(c.layout.num_micro_batches))
     counts = rank_counts(c, stages)
-    experts = model.blocks.experts
+    experts, scoring = model.blocks.experts, c.workload.scoring_passes
+    again = float(np.sum(counts.dense_recomputed + counts.moe_recomputed))
+    moe_again = experts * m * float(np.sum(counts.moe_recomputed)) / pp
     return RankWork(
         micro_batches=m,
         activation_bytes=2.0 * float(np.asarray(c.tokens)) * model.hidden,
         layers=m * model.layers / pp,
-        recomputed=m * float(np.sum(counts.dense_recomputed + counts.moe_recomputed)) / pp,
+        recomputed=m * again / pp + scoring * m * model.layers / pp,
         moe_layers=m * len(model.expert_layers) / pp,
-        moe_recomputed=experts * m * float(np.sum(counts.moe_recomputed)) / pp,
+        moe_recomputed=moe_again + scoring * m * len(model.expert_layers) / pp,
     )
 
 
@@ -303,7 +305,7 @@ def operations_of_a_step(c: Context, work: RankWork) -> dict[str, float]:
     is_replicated = int(np.asarray(layout.zero_stage)) == 0
     return {
         "tp": _TRANSFERS_PER_BLOCK * blocks + 2.0 * recomputed,
-        "pp": 2.0 * work.micro_batches * int(np.asarray(layout.vpp)),
+        "pp": (2.0 + c.workload.scoring_passes) * work.micro_batches * int(np.asarray(layout.vpp)),
         "ep": expert_passes(work),
         "dp": 2.0 if is_replicated else gathers + reductions,
     }
@@ -341,7 +343,7 @@ class GroupTraffic:
     expert_gathers: float
     """Ring passes of the all-gather dispatcher over the etp ep ranks of a group, in place of both."""
     boundary: float
-    """To the next pipeline rank, and as much back from it."""
+    """To the next pipeline rank and back from it, the mean of both; passes that score go forward alone."""
     wrap: float
     """From the last pipeline rank to the first, with virtual stages."""
 
@@ -372,6 +374,7 @@ def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTr
     tp, pp, vpp = (int(np.asarray(x)) for x in (layout.tp, layout.pp, layout.vpp))
     work = mean_rank_work(c, stages)
     hop = work.activation_bytes / tp * work.micro_batches * vpp if pp > 1 else 0.0
+    hop = (1.0 + 0.5 * c.workload.scoring_passes) * hop
     experts, expert_tensor = _expert_bytes(c, work, expert_blocks)
     return GroupTraffic(
         tensor=_ring(work.activation_bytes, tp) * tensor_passes(c, work),

@@ -21,6 +21,7 @@ from meshwright.costmodel.execution_names import (
 )
 from meshwright.costmodel.layout import Floats, Ints, Layout, Placement
 from meshwright.costmodel.lengths import PackedLengths
+from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS, StepKind
 from meshwright.frameworks.catalog import (
     DEFAULT_FRAMEWORK,
     as_compiled,
@@ -105,7 +106,7 @@ class Workload(RunSettings):
     gpus: int
     """GPUs in use, 1 to the cluster's size."""
     global_batch: int
-    """Sequences per step, at least 1."""
+    """Samples per step, at least 1: sequences, or pairs of them where `kind` has pairs."""
     seq_len: int
     """Tokens per sequence, at least 1."""
     precision: str = "bf16"
@@ -153,6 +154,11 @@ class Workload(RunSettings):
     """What is trained beside frozen weights; None where every parameter is trained."""
     lengths: PackedLengths | None = None
     """Samples in each sequence of `seq_len` tokens, which is a pack then; None where a sequence is one."""
+    kind: str = PRETRAINING
+    """What a step does with a sample: one of `step_kinds.KIND_NAMES`."""
+    reference: str | None = None
+    """Where a separate reference model is, one of `step_kinds.REFERENCE_PLACES`; None where there is none, or
+    where the frozen base beside adapters is the reference."""
 
     def __post_init__(self) -> None:
         has_both = bool(framework_of_stack(self.framework).eager_stack)
@@ -180,14 +186,34 @@ class Workload(RunSettings):
         return frozen_parameters(self.model, self.adapters).weight_bytes
 
     @property
+    def step_kind(self) -> StepKind:
+        """The passes of a step."""
+        return STEP_KINDS[self.kind]
+
+    @property
+    def reference_passes(self) -> int:
+        """Forward passes of the reference for each sequence; 0 where its log-probabilities are data."""
+        return 0 if self.reference == "precomputed" else self.step_kind.reference_passes
+
+    @property
+    def scoring_passes(self) -> int:
+        """Forward passes without gradients for each sequence, of the reference and of the model itself."""
+        return self.step_kind.own_passes + self.reference_passes
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether a reference model of its own runs in a step, from HBM or from the host."""
+        return self.reference_passes > 0 and self.adapters is None
+
+    @property
     def nodes(self) -> float:
         """How many nodes the GPUs fill."""
         return self.gpus / self.cluster.gpus_per_node
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens of a step, without the padding of packs."""
-        tokens = self.global_batch * self.seq_len
+        """Tokens of a step that are trained on, without the padding of packs."""
+        tokens = self.global_batch * self.step_kind.sequences * self.seq_len
         return tokens if self.lengths is None else tokens * self.lengths.fill
 
     def on(self, gpus: int) -> Workload:
@@ -252,15 +278,33 @@ class Workload(RunSettings):
         return np.asarray(even)
 
 
+def sequences_in_micro_batch(workload: Workload, layout: Layout) -> Ints:
+    """Sequences of a micro-batch: its samples, or twice as many in pairs.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its kind is used.
+    layout : Layout
+        One layout, or many of shape [n]; micro_batch is used.
+
+    Returns
+    -------
+    int or array of int
+        At least 1, shaped like the layout.
+    """
+    return np.asarray(layout.micro_batch) * workload.step_kind.sequences
+
+
 def rank_tokens(workload: Workload, layout: Layout) -> Floats:
-    """Tokens of one micro-batch on one rank: T = b s / cp, with b sequences of s tokens.
+    """Tokens of one micro-batch on one rank: T = b s / cp, with b sequences of s tokens, or 2 b in pairs.
 
     The T of docs/cost_model.md, "One layer".
 
     Parameters
     ----------
     workload : Workload
-        Its sequence length is used.
+        Its sequence length and its kind are used.
     layout : Layout
         One layout, or many of shape [n]; micro_batch and cp are used.
 
@@ -269,7 +313,7 @@ def rank_tokens(workload: Workload, layout: Layout) -> Floats:
     float or array
         Tokens, above 0, shaped like the layout.
     """
-    tokens = np.asarray(layout.micro_batch) * workload.seq_len
+    tokens = sequences_in_micro_batch(workload, layout) * workload.seq_len
     per_rank: Floats = tokens / layout.cp
     return per_rank
 

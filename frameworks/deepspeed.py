@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.frameworks.fsdp2 import PEFT_ADAPTERS
+from meshwright.frameworks.fsdp2 import PEFT_ADAPTERS, PRECOMPUTED, TRL_STEPS
 from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
 from meshwright.frameworks.record import (
     Argument,
@@ -14,6 +14,7 @@ from meshwright.frameworks.record import (
     GradientBuckets,
     OptimizerOffload,
     OptimizerSetting,
+    ReferenceSetting,
     Setting,
     ShardGroups,
     Stack,
@@ -221,6 +222,21 @@ DEEPSPEED = Framework(
     hybrid_layers=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
     adapters=PEFT_ADAPTERS,
+    step_kinds=TRL_STEPS,
+    references={
+        "resident": ReferenceSetting(
+            source="trl/models/utils.py", is_sharded=True, shard_bytes=2.0
+        ),
+        "offloaded": ReferenceSetting(
+            flag="--ref.offload",
+            source="openrlhf/cli/train_dpo.py",
+            rules=("deepspeed-reference",),
+            kinds=("dpo",),
+            is_sharded=True,
+            uploads_shards=True,
+        ),
+        "precomputed": PRECOMPUTED,
+    },
     degrees_remedy="ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence "
     "parallelism off.",
 )

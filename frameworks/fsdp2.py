@@ -8,9 +8,11 @@ from meshwright.frameworks.record import (
     Framework,
     OptimizerOffload,
     OptimizerSetting,
+    ReferenceSetting,
     Setting,
     ShardGroups,
     Stack,
+    StepKindSetting,
     TokenDispatcher,
 )
 
@@ -43,6 +45,23 @@ PEFT_ADAPTERS = {
     ),
 }
 """What a training script with PEFT trains, whatever shards it (peft/docs/source/accelerate/)."""
+
+
+_TRL = "trl/trainer/dpo_trainer.py"
+TRL_STEPS = {
+    "sft": StepKindSetting(source="trl/trainer/sft_trainer.py"),
+    "dpo": StepKindSetting(source=_TRL, rules=("trl-degrees",), installs="trl"),
+    "kto": StepKindSetting(
+        source="trl/trainer/kto_trainer.py", rules=("trl-degrees",), installs="trl"
+    ),
+    "orpo": StepKindSetting(
+        source="trl/experimental/orpo/orpo_trainer.py", rules=("trl-degrees",), installs="trl"
+    ),
+}
+"""What trainers of TRL run, whatever shards the model; the training script is the user's."""
+PRECOMPUTED = ReferenceSetting(
+    flag="precompute_ref_log_probs", value="True", source="trl/trainer/dpo_config.py"
+)
 
 
 MESH = "accelerate/parallelism_config.py"
@@ -147,6 +166,13 @@ FSDP2 = Framework(
     ),
     rank_orders={"tp-cp-dp": Setting(source=MESH)},
     adapters=PEFT_ADAPTERS,
+    step_kinds=TRL_STEPS,
+    references={
+        "resident": ReferenceSetting(
+            source="trl/models/utils.py", is_sharded=True, shard_bytes=4.0, gathers_whole=True
+        ),
+        "precomputed": PRECOMPUTED,
+    },
     degrees_remedy="Keep pp, vpp, ep and etp at 1 and sequence parallelism off; shard with "
     f"{RESHARDS} false (2) or true (3).",
 )

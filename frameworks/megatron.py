@@ -14,9 +14,11 @@ from meshwright.frameworks.record import (
     OptimizerOffload,
     OptimizerSetting,
     QueuedSharding,
+    ReferenceSetting,
     Setting,
     ShardGroups,
     Stack,
+    StepKindSetting,
     TokenDispatcher,
 )
 
@@ -426,6 +428,11 @@ def _attention(value: str, *, default: bool = False) -> Setting:
     )
 
 
+_PREFERENCES_ELSEWHERE = (
+    "scripts of Megatron-LM and Megatron-Bridge train on no preferences: give the plan's degrees, batch and "
+    "recomputation to Megatron-SWIFT (megatron rlhf) or to NeMo-RL, which run Megatron-Core"
+)
+
 MEGATRON = Framework(
     name="megatron",
     title="Megatron-LM",
@@ -633,6 +640,21 @@ MEGATRON = Framework(
             installs="megatron-bridge",
             fused=True,
         )
+    },
+    step_kinds={
+        "sft": StepKindSetting(source="megatron/bridge/training/finetune.py"),
+        "dpo": StepKindSetting(
+            source="swift/megatron/trainers/dpo_trainer.py", in_launch=_PREFERENCES_ELSEWHERE
+        ),
+        "kto": StepKindSetting(
+            source="swift/megatron/trainers/kto_trainer.py", in_launch=_PREFERENCES_ELSEWHERE
+        ),
+    },
+    references={
+        "resident": ReferenceSetting(source="swift/megatron/trainers/rlhf_mixin.py"),
+        "offloaded": ReferenceSetting(
+            source="nemo_rl/models/policy/workers/megatron_policy_worker.py", kinds=("dpo",)
+        ),
     },
     rank_orders={
         "tp-cp-ep-dp-pp": Setting(source=ARGUMENTS),

@@ -179,6 +179,32 @@ class AdapterSetting(Setting):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepKindSetting(Setting):
+    """One kind of training step."""
+
+    in_launch: str = ""
+    """Why launch files of the framework's own scripts cannot carry it; empty where they do, or where the
+    training script is the user's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceSetting(Setting):
+    """One place of a frozen reference model that runs forward in every step."""
+
+    kinds: tuple[str, ...] = ()
+    """Kinds of step that can have it there; empty for all that have a reference."""
+    is_sharded: bool = False
+    """Whether ZeRO 3 shards it as the trained model."""
+    shard_bytes: float = 0.0
+    """Of a weight in a shard."""
+    gathers_whole: bool = False
+    """Whether all its weights are gathered at once, ahead of its pass."""
+    uploads_shards: bool = False
+    """Whether shards come from the host for every pass; without, a model in the host's memory takes the
+    trained one's place once a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stack:
     """A software stack whose runs were measured, or that plans are made for.
 
@@ -264,6 +290,10 @@ class Framework:
 
     adapters: Mapping[str, AdapterSetting] = field(default_factory=dict)
     """Low-rank adapters beside frozen weights that can be trained in place of every parameter."""
+    step_kinds: Mapping[str, StepKindSetting] = field(default_factory=dict)
+    """What a step can do with its samples beside pretraining."""
+    references: Mapping[str, ReferenceSetting] = field(default_factory=dict)
+    """Where a reference model of preference training can be."""
     uneven_stages: bool = True
     """Whether launch files can say how many layers each pipeline stage has."""
     experts_follow_tp: bool = False

@@ -15,6 +15,7 @@ from meshwright.frameworks.record import (
     Setting,
     ShardGroups,
     Stack,
+    StepKindSetting,
     TokenDispatcher,
 )
 
@@ -216,6 +217,7 @@ TORCHTITAN = Framework(
     adapters={
         "lora": AdapterSetting(source="torchtitan/components/lora.py", planned=False),
     },
+    step_kinds={"sft": StepKindSetting(source="torchtitan/hf_datasets/text_datasets.py")},
     rank_orders={"tp-cp-dp-pp": Setting(source="torchtitan/distributed/parallel_dims.py")},
     own_rules=(
         "torchtitan-kv-heads",

@@ -37,6 +37,8 @@ ALL_LINEAR = "all-linear"
 EXPERTS = "experts"
 """The matrices of routed experts, adapters for each expert."""
 ROUTER = "router"
+NO_MATRIX = "none"
+"""In place of the matrices of disabled adapters."""
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
@@ -87,6 +89,16 @@ class AdapterSpec(BaseModel):
 
     matrices: Annotated[tuple[str, ...], Field(max_length=len(TARGETS) + 1)] = ()
     """What the targets stand for in the framework; taken as they are where this is empty."""
+
+    def disabled(self) -> AdapterSpec:
+        """The same frozen weights without an adapter beside any of them.
+
+        Returns
+        -------
+        AdapterSpec
+            Its `matrices` name none of any model.
+        """
+        return self.model_copy(update={"matrices": (NO_MATRIX,)})
 
     def has(self, name: str) -> bool:
         """Whether a matrix gets an adapter.

@@ -401,14 +401,17 @@ def _linear_attention_flops(model: ModelSpec) -> float:
     return 2.0 * (convolution + 4 * linear.value_width * linear.key_head_dim)
 
 
-def flops_per_token(model: ModelSpec, seq_len: float, *, frozen_weights: bool = False) -> float:
+def flops_per_token(
+    model: ModelSpec, seq_len: float, *, frozen_weights: bool = False, forward_passes: int = 0
+) -> float:
     """Model FLOPs of the forward and backward pass of one token in a sequence of `seq_len` tokens.
 
     6 per active matrix weight (two forward, four backward) plus attention with the causal mask counted half;
     the head and the MTP modules count; recomputation, norms, softmax and the optimizer do not. For a dense
     GPT this is 72 L h^2 (1 + s / 12h + V / 12Lh): Narayanan et al. 2021, arXiv 2104.04473, without its
     recomputed forward pass and with half its attention. Frozen weights have no gradient: 4 per weight; what
-    is trained beside them does not count.
+    is trained beside them does not count. Each of `forward_passes` without gradients is 2 per weight and a
+    third of the attention more.
 
     Raises ValueError for a sequence shorter than one token.
     """
@@ -416,4 +419,8 @@ def flops_per_token(model: ModelSpec, seq_len: float, *, frozen_weights: bool = 
         raise ValueError(f"seq_len must be at least 1, got {seq_len}")
     products = BACKWARD_AND_FORWARD - 1 if frozen_weights else BACKWARD_AND_FORWARD
     matrices = 2 * products * active_matmul_parameters(model)
-    return matrices + attention_flops_per_token(model, seq_len)
+    flops = matrices + attention_flops_per_token(model, seq_len)
+    if forward_passes:
+        attended = attention_flops_per_token(model, seq_len) / BACKWARD_AND_FORWARD
+        flops += forward_passes * (2 * active_matmul_parameters(model) + attended)
+    return flops

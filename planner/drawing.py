@@ -470,9 +470,10 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{count(number)} {plural or noun + 's'}"
 
 
-def batch_words(sequences: int, tokens: int) -> str:
-    """A batch of so many sequences of so many tokens: 2,048 sequences x 8,192 tokens."""
-    return f"{counted(sequences, 'sequence')} x {counted(tokens, 'token')}"
+def batch_words(samples: int, tokens: int, sequences: int = 1) -> str:
+    """A batch of samples of so many sequences of so many tokens: 2,048 sequences x 8,192 tokens."""
+    words = f"{counted(samples * sequences, 'sequence')} x {counted(tokens, 'token')}"
+    return f"{counted(samples, 'pair')} = {words}" if sequences > 1 else words
 
 
 _DURATIONS = (

@@ -15,6 +15,7 @@ from meshwright.costmodel.rates import calibrated_constants, peak_flops
 from meshwright.costmodel.ratios import overlap_ratio, ridge_flop_per_byte
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.states import rank_parameters
+from meshwright.costmodel.step_kinds import STEP_KINDS
 from meshwright.errors import InfeasibleError
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT
@@ -25,6 +26,7 @@ from meshwright.planner.calculators.roofline import (
 )
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import workload_of_plan
+from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_from_document
 
 Shape = tuple[float, float, float]
@@ -58,7 +60,7 @@ def plan_roofline(plan: Plan) -> dict[str, Any]:
     layout, inputs = plan.layout, plan.inputs
     device, precision = inputs.cluster.device, inputs.precision
     peak = peak_flops(device, precision)
-    shapes = products_of_a_layer(inputs.model, layout, inputs.seq_len)
+    shapes = products_of_a_layer(inputs.model, layout, tokens_of_a_sample(inputs))
     return {
         "device": device.name,
         "precision": precision,
@@ -74,6 +76,17 @@ def plan_roofline(plan: Plan) -> dict[str, Any]:
     }
 
 
+def tokens_of_a_sample(inputs: PlanInputs) -> int:
+    """Tokens of a sequence, or of both of a pair.
+
+    Parameters
+    ----------
+    inputs
+        Of a plan.
+    """
+    return STEP_KINDS[inputs.kind].sequences * inputs.seq_len
+
+
 def products_of_a_layer(model: ModelSpec, layout: LayoutDoc, seq_len: int) -> dict[str, Shape]:
     """Forward products [m, k] x [k, n] of one micro-batch on one GPU, by what they are for.
 
@@ -86,7 +99,7 @@ def products_of_a_layer(model: ModelSpec, layout: LayoutDoc, seq_len: int) -> di
     layout
         Degrees and micro-batch.
     seq_len
-        Tokens of a sequence.
+        Tokens of a sample.
 
     Returns
     -------
@@ -138,7 +151,7 @@ def _network(plan: Plan, layout: LayoutDoc, peak: float) -> dict[str, Any] | Non
     return network_roofline(
         peak,
         {name: rate for name, rate in rates.items() if name in crossed},
-        seq_len=plan.inputs.seq_len,
+        seq_len=tokens_of_a_sample(plan.inputs),
         batches=[factor * batch for factor in BATCH_FACTORS],
         gradient_bytes=float(constants.framework.gradient_bytes),
     )

@@ -24,6 +24,7 @@ from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rates import step_time_band
 from meshwright.costmodel.records import with_stragglers
 from meshwright.costmodel.schedules import schedule_name, traits
+from meshwright.costmodel.step_kinds import STEP_KINDS
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import LARGE_FILE_BYTES, parse_mapping, path_text, read_text
 from meshwright.errors import InputError
@@ -70,7 +71,7 @@ class Setup:
     @property
     def tokens(self) -> int:
         """Tokens of one step."""
-        return self.workload.global_batch * self.workload.seq_len
+        return round(self.workload.tokens_per_step)
 
     @property
     def step_time_s(self) -> float:
@@ -468,6 +469,12 @@ def read_baseline(path: Path, inputs: PlanInputs) -> Baseline:
     if inputs.lengths is not None:
         what = "is not compared with a plan for packs of samples: plan with --seq-len for that"
         raise InputError(what, where=path_text(path))
+    baseline = _baseline(path, inputs)
+    _same_kind(baseline.setup.workload, inputs, path)
+    return baseline
+
+
+def _baseline(path: Path, inputs: PlanInputs) -> Baseline:
     document = _document_if_any(path)
     if _describes_plan(document):
         other = read_feasible_plan(path)
@@ -486,6 +493,14 @@ def read_baseline(path: Path, inputs: PlanInputs) -> Baseline:
     unread = [f"{path.name}: {unread_words(name)}" for name in launch.unread]
     remarks = (*run.remarks, *launch.remarks, *_model_remarks(launch, inputs), *unread)
     return replace(_of_run("launch", run, inputs, path, remarks), unread=launch.unread)
+
+
+def _same_kind(today: Workload, inputs: PlanInputs, path: Path) -> None:
+    """Raises InputError where one of them scores sequences that the other does not, or has pairs."""
+    same_passes = today.step_kind.passes == STEP_KINDS[inputs.kind].passes
+    if not same_passes or today.reference != inputs.reference:
+        what = f"trains with {today.kind}: not compared with a plan for {inputs.kind}"
+        raise InputError(what, where=path_text(path))
 
 
 def with_baseline(

@@ -5,12 +5,14 @@ Keys were read in DeepSpeed 0.19.8, arguments in `megatron/arguments.py` of Mega
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
+from meshwright.costmodel.step_kinds import STEP_KINDS
 from meshwright.errors import InfeasibleError
-from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, framework_named
 from meshwright.frameworks.deepspeed import (
     BUCKET,
     DEEPSPEED,
@@ -160,10 +162,11 @@ def deepspeed_shortfalls(model: ModelSpec) -> Shortfalls:
 def deepspeed_start(launch: Launch) -> Start:
     """Megatron-DeepSpeed's pretrain_gpt.py, with a second configuration for HF models where one can be.
 
-    Adapters are those of PEFT, and other optimizers than Adam and SGD DeepSpeed's or the Trainer's: then a
-    script of one's own, which takes the configuration.
+    Adapters are those of PEFT, trainers of preferences those of TRL, and other optimizers than Adam and SGD
+    DeepSpeed's or the Trainer's: then a script of one's own, which takes the configuration.
     """
-    if launch.inputs.adapters is not None or launch.inputs.optimizer not in _BY_MEGATRON_DEEPSPEED:
+    own_script = launch.inputs.adapters is not None or STEP_KINDS[launch.inputs.kind].scores_tokens
+    if own_script or launch.inputs.optimizer not in _BY_MEGATRON_DEEPSPEED:
         return _with_trainer(launch)
     _require_even_stages(launch)
     args = megatron_deepspeed_args(launch)
@@ -192,6 +195,8 @@ _BY_MEGATRON_DEEPSPEED = ("adam", "sgd")
 def _with_trainer(launch: Launch) -> Start:
     """A training script around the Trainer, such as one of transformers' or TRL's, under DeepSpeed."""
     uses = "PEFT" if launch.inputs.adapters is not None else "the Trainer of transformers"
+    if STEP_KINDS[launch.inputs.kind].scores_tokens:
+        uses = "a trainer of TRL"
     optimizer = DEEPSPEED.optimizers[launch.inputs.optimizer]
     by_trainer = optimizer.flag == TRAINER_FLAG
     argument = f" {optimizer.flag} {optimizer.value}" if by_trainer else ""
@@ -209,8 +214,11 @@ def _with_trainer(launch: Launch) -> Start:
 def _script_notes(launch: Launch) -> tuple[str, ...]:
     """What the user's own script has to set by itself."""
     batch, seq_len = launch.layout.micro_batch, launch.inputs.seq_len
+    kind = STEP_KINDS[launch.inputs.kind]
+    pairs = " pairs" if kind.has_pairs else ""
     notes = [
-        f"The script's own batch size per process is {batch}, its sequence length {seq_len}.",
+        f"The script's own batch size per process is {batch}{pairs}, its sequence length {seq_len}.",
+        *_kind_notes(launch),
         _model_note(launch.inputs.model),
         *file_notes(launch.inputs.model),
     ]
@@ -232,6 +240,20 @@ def _script_notes(launch: Launch) -> tuple[str, ...]:
         if launch.layout.recompute == "full":
             notes.append("It turns gradient checkpointing on, with use_reentrant=False.")
     return tuple(notes)
+
+
+def _kind_notes(launch: Launch) -> Iterator[str]:
+    """What the script trains on where that is not text alone, and where its reference model is."""
+    inputs, record = launch.inputs, framework_named(launch.inputs.framework)
+    kind = STEP_KINDS[inputs.kind]
+    if not kind.scores_tokens:
+        return
+    yield f"The script's trainer is of {kind.title}, such as that of TRL."
+    if inputs.reference is None:
+        return
+    setting = record.references[inputs.reference]
+    said = f": {setting.flag} {setting.value}".rstrip() if setting.flag else ""
+    yield f"Its reference model is {inputs.reference}{said}."
 
 
 def _adapter_files(launch: Launch) -> dict[str, str]:

@@ -14,6 +14,7 @@ from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.data_parallel import bucket_parameters
 from meshwright.costmodel.stacks import stack_constants
+from meshwright.costmodel.step_kinds import PRETRAINING
 from meshwright.costmodel.workload import Execution, Workload, swapping_ranks
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.record import Argument, Framework
@@ -70,6 +71,14 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
         with its remedy.
     """
     layout = planned_layout(plan)
+    kind = framework.step_kinds.get(plan.inputs.kind)
+    if kind is None and plan.inputs.kind != PRETRAINING:
+        raise InfeasibleError(f"{framework.title} has no {plan.inputs.kind}: nothing to launch.")
+    if kind is not None and kind.in_launch:
+        raise InfeasibleError(f"No launch files for {plan.inputs.kind}: {kind.in_launch}.")
+    place = plan.inputs.reference
+    if place is not None and place not in framework.references:
+        raise InfeasibleError(f"{framework.title} keeps no reference that is {place}.")
     execution = _execution(plan, framework)
     workload = execution.applied(replace(planned_workload(plan.inputs), framework=framework.name))
     broken = _broken_rules(workload, layout)

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshwright.cluster_specs.reader import cluster_names
 from meshwright.costmodel.execution_names import DEFAULT_MEMORY_RISK
+from meshwright.costmodel.step_kinds import PRETRAINING
 from meshwright.documents import LARGE_FILE_BYTES, path_text, read_mapping, validation_message
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
@@ -90,6 +91,10 @@ class JobDoc(BaseModel):
     """Width of the adapters; 16 when absent."""
     lora_targets: str | tuple[str, ...] | None = None
     """Matrices that have one: `q_proj,v_proj`, or a list; all-linear when absent."""
+    kind: str = PRETRAINING
+    """Or `sft`, `dpo`, `kto`, `orpo`: what a step does with a sample, which is a pair in dpo and orpo."""
+    reference: str | None = None
+    """Where the reference model of dpo and kto is: `resident` (when absent), `offloaded` or `precomputed`."""
     objective: str = "nominal"
     """Or `expected`: the mean over the posterior of the calibration."""
     reserve_gib: Gibibytes = 0.0

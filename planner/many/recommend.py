@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from meshwright.cluster_specs.allocation import check_gpus
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS
 from meshwright.documents import csv_text, frame_of
 from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.drawing import Chart, LogScale, empty_chart, seconds
@@ -99,7 +100,8 @@ class SizeRequest:
         """The step time that is asked for, directly or as tokens per second."""
         if self.tokens_per_s is None:
             return self.step_time_s
-        tokens: float = self.plan["global_batch"] * self.plan["seq_len"]
+        kind = STEP_KINDS[str(self.plan.get("kind", PRETRAINING))]
+        tokens: float = self.plan["global_batch"] * kind.sequences * self.plan["seq_len"]
         return tokens / self.tokens_per_s
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.reader import MixedClusterSpec, read_mixed_cluster
+from meshwright.costmodel.step_kinds import PRETRAINING
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import RECORDS, planned
 from meshwright.model_specs.schema import ModelSpec
@@ -28,6 +29,8 @@ _NOT_MIXED: Mapping[str, object] = {
     "train": "full",
     "lora_rank": None,
     "lora_targets": None,
+    "kind": PRETRAINING,
+    "reference": None,
     "lengths": None,
     "pack_size": None,
     "packing": None,

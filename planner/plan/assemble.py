@@ -28,6 +28,7 @@ from meshwright.costmodel.records import (
     fit_probability,
     with_stragglers,
 )
+from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import program_version
 from meshwright.frameworks.catalog import framework_named
@@ -185,6 +186,7 @@ def warnings(
             f"launch files set sequences of {request.seq_len:,} tokens: that each is a pack of samples which "
             "attend to themselves alone is for the data and its loader to see to"
         )
+    yield from _of_the_kind(request)
     offload = framework_named(request.framework).optimizer_offload
     if int(best.layout.optimizer_offload) and offload is not None and not offload.measured:
         yield (
@@ -213,6 +215,30 @@ def warnings(
     free = {free_of(node, per_node) for node in request.cluster.nodes} - {0}
     if best.ranks is None and len(free) > 1:
         yield "some nodes are part-filled: the plan is priced as if every node had the same free GPUs"
+
+
+def _of_the_kind(request: PlanRequest) -> Iterator[str]:
+    """What a kind of step other than pretraining leaves to the run, and what stands behind its price."""
+    kind = STEP_KINDS[request.kind]
+    if request.kind == PRETRAINING:
+        return
+    if not kind.scores_tokens:
+        yield (
+            f"{request.kind} is priced as {PRETRAINING} is: prompts are masked in the loss alone"
+        )
+        return
+    setting = framework_named(request.framework).step_kinds[request.kind]
+    yield (
+        f"no measured run with stated settings stands behind {request.kind}: its passes are those of "
+        f"{setting.source}, every sequence with all {request.seq_len:,} tokens"
+    )
+    if request.reference == "precomputed":
+        yield (
+            "the step leaves out the reference's passes over the data before training: one forward pass of "
+            "every sequence"
+        )
+    if setting.in_launch:
+        yield f"no launch files are written for {request.kind}: {setting.in_launch}"
 
 
 def _longest_tokens(request: PlanRequest) -> int:
@@ -250,6 +276,9 @@ def software_needs(
     if inputs.adapters is not None and framework.adapters[inputs.adapters.method].installs:
         method = inputs.adapters.method
         needs.append(SoftwareNeed(software=framework.adapters[method].installs, needed_by=method))
+    kind = framework.step_kinds.get(inputs.kind)
+    if kind is not None and kind.installs:
+        needs.append(SoftwareNeed(software=kind.installs, needed_by=inputs.kind))
     precision = framework.precisions[inputs.precision].installs
     if precision:
         needs.append(SoftwareNeed(software=precision, needed_by=inputs.precision))

@@ -20,7 +20,7 @@ from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan, spans_of
 from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
 from meshwright.costmodel.footprint import usable_hbm_gib
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.measured_recipes import MeasuredRecipe, is_same_work, nearest_recipes
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.records import choices_in_pairs, measured_gain
@@ -177,22 +177,20 @@ def _measured_side(
 def _applied(recipe: MeasuredRecipe, asked: Workload) -> _Arranged | None:
     """A run's choices on another work; None where they break a rule there or a GPU would be too full."""
     of_run = dict(recipe.layout)
-    degrees = [of_run.get(axis, 1) for axis in ("tp", "cp", "pp")]
-    dp, over = divmod(asked.gpus, math.prod(degrees))
+    degrees = {axis: of_run.get(axis, 1) for axis in AXES if axis != "dp"}
+    dp, over = divmod(asked.gpus, math.prod(degrees.values()))
     micro_batch = of_run.get("micro_batch", 1)
     micro_batches, odd = divmod(asked.global_batch, max(dp, 1) * micro_batch)
     experts = of_run.get("ep", 1) * of_run.get("etp", 1)
-    if over or odd or not dp or not micro_batches or (asked.gpus // degrees[2]) % experts:
+    if over or odd or not dp or not micro_batches or (asked.gpus // degrees["pp"]) % experts:
         return None
-    plain: dict[str, Any] = {
-        name: 1 for name in LayoutDoc.model_fields if LayoutDoc.model_fields[name].is_required()
-    }
-    plain |= {"zero_stage": 0, "recompute": "none", "sequence_parallel": False, "stages": []}
-    fields = {**plain, **of_run, "dp": dp, "num_micro_batches": micro_batches}
+    plain = {name: BY_NAME[name].plain for name in LayoutDoc.model_fields if name in BY_NAME}
+    defaults: dict[str, Any] = {**plain, "sequence_parallel": False, "stages": []}
+    fields = {**defaults, **of_run, "dp": dp, "num_micro_batches": micro_batches}
     layout = layout_from_document(LayoutDoc.model_validate(fields))
     if of_run.get("recompute") == "full":
         layout = replace(layout, recompute_layers=ALL_LAYERS)
-    if (dp * degrees[1]) % int(layout.shard_groups):
+    if (dp * degrees["cp"]) % int(layout.shard_groups):
         return None
     try:
         stages = suiting_stages(asked, layout)

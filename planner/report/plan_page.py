@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from meshwright.costmodel.footprint import usable_hbm_gib
+from meshwright.costmodel.step_kinds import STEP_KINDS
 from meshwright.errors import InputError
 from meshwright.planner.analysis.neighbours import NearLayout, near_optimal, neighbours
 from meshwright.planner.analysis.roofline import roofline_of
@@ -247,8 +248,9 @@ def plan_page(plan: Plan, what_if: Mapping[str, Any] | None = None) -> str:
     """
     inputs = plan.inputs
     title = f"{inputs.model.name} on {inputs.cluster.name}"
+    sequences = inputs.global_batch * STEP_KINDS[inputs.kind].sequences
     words = (
-        f"{count(inputs.gpus)} GPUs ({inputs.cluster.device.name}), {count(inputs.global_batch)} sequences "
+        f"{count(inputs.gpus)} GPUs ({inputs.cluster.device.name}), {count(sequences)} sequences "
         f"of {count(inputs.seq_len)} tokens a step, {inputs.precision}, {inputs.framework}"
     )
     parts = [_answer_section(plan), *_charts(plan, what_if), _proof_section(plan)]

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.rates import peak_flops
+from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS
 from meshwright.model_specs.adapters import adapter_counts
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.planner.analysis.neighbours import Rival, rivals
@@ -325,14 +326,15 @@ def _memory(plan: Plan, predicted: Predicted) -> str:
 def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
     """What was asked for."""
     cluster, cut_use = inputs.cluster, inputs.max_cut_use
-    batch = batch_words(inputs.global_batch, inputs.seq_len)
+    sequences = STEP_KINDS[inputs.kind].sequences
+    batch = batch_words(inputs.global_batch, inputs.seq_len, sequences)
     if inputs.lengths is not None:
         batch = f"{batch}, {percent(inputs.lengths.fill)} full"
     return [
         ("model", inputs.model.name),
         ("cluster", f"{cluster.name}: {counted(inputs.gpus, 'GPU')}, {cluster.device.name}"),
         ("batch", f"{batch} = {count(inputs.tokens_per_step)} a step"),
-        ("training", f"{inputs.precision}, {inputs.optimizer}, {inputs.framework}"),
+        ("training", _training(inputs)),
         *_trained_line(inputs),
         ("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())),
         ("without", ", ".join(inputs.without)),
@@ -341,6 +343,16 @@ def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
         ("cuts used to at most", percent(cut_use, 0) if cut_use < 1 else ""),
         ("forbidden", ", ".join(inputs.forbids)),
     ]
+
+
+def _training(inputs: PlanInputs) -> str:
+    """Precision, optimizer and framework, and the kind of step where it is not pretraining."""
+    words: list[str] = [inputs.precision, inputs.optimizer, inputs.framework]
+    if inputs.kind != PRETRAINING:
+        words.append(inputs.kind)
+    if inputs.reference is not None:
+        words.append(f"reference {inputs.reference}")
+    return ", ".join(words)
 
 
 def lengths_text(lengths: LengthsDoc) -> str:

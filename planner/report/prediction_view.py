@@ -320,8 +320,8 @@ def headline(plan: Plan) -> str:
         more = f" and {len(others)} more are" if others else " is"
         return f"{planned} planned, not compared with today: {name}{more} not read"
     speed_up = f"{baseline.speed_up:.2f} x"
-    if baseline.tokens_per_step != plan.inputs.global_batch * plan.inputs.seq_len:
-        planned_rate = plan.inputs.global_batch * plan.inputs.seq_len / predicted.step_time_s
+    if baseline.tokens_per_step != plan.inputs.tokens_per_step:
+        planned_rate = plan.inputs.tokens_per_step / predicted.step_time_s
         rates = f"{count(planned_rate)} tokens/s against {count(baseline.tokens_per_s)} today"
         return f"{rates}: {speed_up}"
     if baseline.verdict == "breaks a rule":

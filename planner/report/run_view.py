@@ -61,7 +61,10 @@ def run_view(priced: PricedRun) -> View:
         ("run", run.id),
         ("model", workload.model.name),
         ("cluster", f"{cluster.name}: {count(workload.gpus)} GPUs, {cluster.device.name}"),
-        ("batch", batch_words(workload.global_batch, workload.seq_len)),
+        (
+            "batch",
+            batch_words(workload.global_batch, workload.seq_len, workload.step_kind.sequences),
+        ),
         ("training", f"{workload.precision}, {workload.optimizer}, {workload.framework}"),
     ]
     return [

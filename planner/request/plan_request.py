@@ -32,6 +32,14 @@ from meshwright.costmodel.execution_names import (
 from meshwright.costmodel.lengths import PackedLengths
 from meshwright.costmodel.rates import peak_memory_band
 from meshwright.costmodel.records import POINT_ESTIMATE, memory_margin
+from meshwright.costmodel.step_kinds import (
+    KIND_NAMES,
+    PRETRAINING,
+    REFERENCE_PLACES,
+    STEP_KINDS,
+    ReferencePlace,
+    StepKindName,
+)
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.errors import InputError, listed, near_miss, require_whole, shown
 from meshwright.frameworks.catalog import (
@@ -80,7 +88,7 @@ class PlanInputs(BaseModel):
     cluster: ClusterSpec
     gpus: Degree
     global_batch: Sequences
-    """Sequences."""
+    """Sequences, or pairs of them in kinds of steps that have pairs."""
     seq_len: Tokens
     """Tokens of a sequence."""
     precision: Precision = "bf16"
@@ -111,13 +119,17 @@ class PlanInputs(BaseModel):
     objective: Literal["nominal", "expected"] = "nominal"
     adapters: AdapterSpec | None = None
     """What is trained beside frozen weights; None where every parameter is trained."""
+    kind: StepKindName = PRETRAINING
+    """What a step does with a sample."""
+    reference: ReferencePlace | None = None
+    """Where a reference model of its own is; None where a step has none."""
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plans without adapters and packs say nothing of them, as those of earlier versions."""
+        """Plans without adapters, packs and preferences say nothing of them, as those of earlier versions."""
         data: dict[str, Any] = handler(self)
-        for name in ("adapters", "lengths"):
-            if getattr(self, name) is None:
+        for name in ("adapters", "kind", "reference", "lengths"):
+            if getattr(self, name) in (None, PRETRAINING):
                 data.pop(name, None)
         return data
 
@@ -126,8 +138,8 @@ class PlanInputs(BaseModel):
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens of a step, without the padding of packs."""
-        tokens = self.global_batch * self.seq_len
+        """Tokens of a step that are trained on, without the padding of packs."""
+        tokens = self.global_batch * STEP_KINDS[self.kind].sequences * self.seq_len
         return tokens if self.lengths is None else tokens * self.lengths.fill
 
     @model_validator(mode="before")
@@ -194,6 +206,11 @@ class PlanRequest:
     """What the user's own runs say of the constants."""
     adapters: AdapterSpec | None = None
     """What is trained beside frozen weights; None where every parameter is trained."""
+    kind: str = PRETRAINING
+    """What a step does with a sample: any of `step_kinds.KIND_NAMES`."""
+    reference: str | None = None
+    """Where a reference model of its own is, any of `step_kinds.REFERENCE_PLACES`; None for `resident` where
+    the kind of step has one, and the base beside adapters is not it."""
     objective: str = "nominal"
     """The step time with the nominal constants, or its mean over the posterior of a calibration."""
     lengths: PackedLengths | None = None
@@ -253,6 +270,8 @@ class PlanRequest:
             _one_of("inside_domain", axis, INSIDE_DOMAIN)
         if self.adapters is not None:
             object.__setattr__(self, "adapters", self._checked_adapters(self.adapters))
+        _one_of("kind", self.kind, KIND_NAMES)
+        object.__setattr__(self, "reference", self._checked_reference())
         check_names("without", self.without, WITHOUT)
         check_names("allow", self.allow, PERMISSIONS)
         object.__setattr__(
@@ -298,6 +317,18 @@ class PlanRequest:
             )
         return adapters
 
+    def _checked_reference(self) -> str | None:
+        """Where the reference is. Raises InputError for what the framework does not have or is not priced."""
+        is_frozen = self.adapters is not None
+        place = checked_reference(self.framework, self.kind, self.reference, is_frozen=is_frozen)
+        if STEP_KINDS[self.kind].scores_tokens and self.lengths is not None:
+            what = "packs are not priced in preference training: give --seq-len, the most of a sequence"
+            raise InputError(what, where="lengths")
+        if STEP_KINDS[self.kind].scores_tokens and self.model.indexer is not None:
+            what = f"{self.model.name} chooses the positions it attends to: only pretrain and sft are priced"
+            raise InputError(what, where="kind", value=self.kind)
+        return place
+
     @property
     def layout_pins(self) -> dict[str, int | str]:
         """The pins that bind the layout, not its execution."""
@@ -337,6 +368,61 @@ class PlanRequest:
 
 _OF_WORKLOAD = {f.name for f in fields(PlanRequest)} & {f.name for f in fields(Workload)}
 """What a workload takes from a request as it is."""
+
+
+def checked_reference(
+    framework: str, kind: str, reference: str | None, *, is_frozen: bool
+) -> str | None:
+    """Where the reference model of a kind of step is.
+
+    Parameters
+    ----------
+    framework
+        Any of `FRAMEWORK_NAMES`.
+    kind
+        Any of `step_kinds.KIND_NAMES`.
+    reference
+        As was asked, any of `step_kinds.REFERENCE_PLACES`; None for what the framework does by itself.
+    is_frozen
+        Whether adapters are trained beside frozen weights, which then are the reference.
+
+    Returns
+    -------
+    str or None
+        None where a step has no reference of its own.
+
+    Raises
+    ------
+    InputError
+        For a kind or a place that the framework does not have, and for a place without a reference.
+    """
+    record = framework_named(framework)
+    if kind != PRETRAINING and kind not in planned(record.step_kinds):
+        has = [n for n in FRAMEWORK_NAMES if kind in planned(framework_named(n).step_kinds)]
+        raise InputError(
+            f"is not planned with {record.title}; choose --framework {' or '.join(has)}",
+            where="kind",
+            value=kind,
+        )
+    scored = STEP_KINDS[kind].reference_passes > 0
+    if reference is None:
+        return "resident" if scored and not is_frozen else None
+    _one_of("reference", reference, REFERENCE_PLACES)
+    if not scored:
+        what = f"is of kinds with a reference model, and {kind} has none: leave it out"
+        raise InputError(what, where="reference", value=reference)
+    if is_frozen and reference != "precomputed":
+        what = "is of a second model, and the frozen base beside adapters is the reference: leave it out"
+        raise InputError(what, where="reference", value=reference)
+    places = [
+        place
+        for place, setting in record.references.items()
+        if setting.planned and kind in (setting.kinds or (kind,))
+    ]
+    if reference not in places:
+        what = f"is not planned with {record.title} and {kind}"
+        raise InputError(what, where="reference", value=reference, allowed=places)
+    return reference
 
 
 def parse_pins(text: str) -> dict[str, int | str]:

@@ -72,7 +72,7 @@ class RunPrediction:
 _REQUESTED = (
     "model", "cluster", "gpus", "global_batch", "seq_len", "precision", "optimizer", "framework",
     "expert_imbalance_by_ep", "expert_copies_by_ep", "reserve_gib", "calibration",
-    "memory_risk", "inside_domain", "max_cut_use", "adapters", "lengths",
+    "memory_risk", "inside_domain", "max_cut_use", "adapters", "kind", "reference", "lengths",
 )  # fmt: skip
 """What decides prices, of a plan's inputs."""
 
@@ -245,9 +245,9 @@ def predicted_document(
 ) -> Predicted:
     """The `predicted` part of a document; `places[r]` is the GPU of rank r in Megatron's default order.
 
-    MFU counts model FLOP over the peak of the run's precision. `error_band` is measured over predicted step
-    time on GPUs of this class with this framework, or with the group named in `basis`: 5th and 95th
-    percentile, and above it the chance of slow nodes.
+    MFU counts model FLOP, with those of passes that score, over the peak of the run's precision. `error_band`
+    is measured over predicted step time on GPUs of this class with this framework, or with the group named
+    in `basis`: 5th and 95th percentile, and above it the chance of slow nodes.
     """
     estimated = prediction.estimate
     step_time_s = float(estimated.step_time_s)
@@ -255,7 +255,12 @@ def predicted_document(
     length = workload.seq_len if lengths is None else lengths.mean_length(workload.seq_len)
     tokens_per_s_per_gpu = tokens / step_time_s / workload.gpus
     is_frozen = workload.adapters is not None
-    flops = flops_per_token(workload.model, length, frozen_weights=is_frozen)
+    flops = flops_per_token(
+        workload.model,
+        length,
+        frozen_weights=is_frozen,
+        forward_passes=workload.scoring_passes,
+    )
     flops_per_s = tokens_per_s_per_gpu * flops
     levels = traffic_of_ranks(
         workload,

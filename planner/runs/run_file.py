@@ -34,6 +34,7 @@ from meshwright.model_specs.reader import model_from_mapping, read_model, with_t
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.choices import NUMBERS, NUMERICS, OF_EXECUTION
 from meshwright.planner.request.executions import FP8_ATTENTION_ON
+from meshwright.planner.request.plan_request import checked_reference
 from meshwright.planner.runs.launches.command_line import fields_of, refuse_adapters
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_terms import (
@@ -485,6 +486,8 @@ def _run(
         **_execution_of(settings),
         **{name: getattr(settings, name) for name in _SAME_IN_WORKLOAD},
         adapters=_adapters(settings, model, profile),
+        kind=settings.kind,
+        reference=_reference(settings, profile),
         model=model,
         cluster=cluster,
         gpus=gpus,
@@ -622,6 +625,12 @@ def _adapters(settings: SettingsDoc, model: ModelSpec, profile: str) -> AdapterS
     return resolved(model, settings.adapters, fused=fused)
 
 
+def _reference(settings: SettingsDoc, profile: str) -> str | None:
+    """Where the reference model is, as the framework keeps it."""
+    framework, is_frozen = framework_of_stack(profile).name, settings.adapters is not None
+    return checked_reference(framework, settings.kind, settings.reference, is_frozen=is_frozen)
+
+
 def _readable_part(
     section: dict[str, Any], schema: type[BaseModel], place: str
 ) -> tuple[dict[str, Any], list[str]]:
@@ -678,7 +687,7 @@ def _measured(doc: MeasuredDoc | None, workload: Workload) -> Measured | None:
         return None
     step_time_s = doc.step_time_s
     if step_time_s is None and doc.tokens_per_s_per_gpu is not None:
-        tokens = workload.global_batch * workload.seq_len
+        tokens = workload.tokens_per_step
         step_time_s = tokens / (doc.tokens_per_s_per_gpu * workload.gpus)
     measured = _measurement(doc, step_time_s)
     figures = step_time_s is not None or doc.memory_gib is not None

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.execution_names import Optimizer, Precision, RecomputeName, ScheduleName
+from meshwright.costmodel.step_kinds import PRETRAINING, ReferencePlace, StepKindName
 from meshwright.costmodel.workload import AttentionKernel, Fp8Recipe
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.adapters import AdapterSpec
@@ -126,6 +127,16 @@ class SettingsDoc(BaseModel):
         default=None,
         description="Low-rank adapters that are trained beside frozen weights: method (lora, or qlora beside "
         "weights of 4 bits), rank, and targets, names of matrices. Every parameter is trained where absent.",
+    )
+    kind: StepKindName = Field(
+        default=PRETRAINING,
+        description="What a step does with a sample: pretrain, sft, dpo, kto or orpo. global_batch and "
+        "micro_batch count pairs of sequences in dpo and orpo.",
+    )
+    reference: ReferencePlace | None = Field(
+        default=None,
+        description="Where the reference model of dpo and kto is: resident (by default), offloaded to the "
+        "host, or precomputed, its log-probabilities being in the data. With adapters it is their base.",
     )
     overlap: OverlapDoc = OverlapDoc()
     framework: Words = DEFAULT_FRAMEWORK

@@ -341,6 +341,12 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 8, "zero_stage": 3},
         {"tp": 2, "dp": 4},
     ),
+    "trl-degrees": (workload(DENSE, kind="dpo"), {"dp": 8, "zero_stage": 3}, {"cp": 2, "dp": 4}),
+    "deepspeed-reference": (
+        workload(DENSE, kind="dpo", reference="offloaded"),
+        {"dp": 8, "zero_stage": 3},
+        {"dp": 8, "zero_stage": 2},
+    ),
     "megatron-flex-dispatcher": (workload(MOE, moe_dispatch="deepep"), {"ep": 2}, {"dp": 2}),
     "megatron-dispatcher-reach": (
         workload(MOE, cluster=cluster("ampere"), moe_dispatch="deepep"),

@@ -86,7 +86,20 @@ def launch_text(framework: FrameworkName) -> str:
         changed = plan.inputs.model_copy(update={"framework": framework, "optimizer": optimizer})
         files = plan_files(plan.model_copy(update={"inputs": changed, "layout": layout}))
         texts += [text for name, text in files.items() if name != "plan.yaml"]
-    return "\n".join(texts)
+    return "\n".join([*texts, *preference_texts(framework)])
+
+
+def preference_texts(framework: FrameworkName) -> Iterator[str]:
+    """The launch files of plans that train preferences, with the reference in every place."""
+    record = framework_named(framework)
+    launched = [kind for kind, setting in record.step_kinds.items() if not setting.in_launch]
+    for place in planned(record.references) if "dpo" in launched else ():
+        plan = make_plan(dp=8)
+        layout = plan.layout and plan.layout.model_copy(update={"zero_stage": 3})
+        inputs = {"framework": framework, "kind": "dpo", "reference": place}
+        changed = plan.inputs.model_copy(update=inputs)
+        files = plan_files(plan.model_copy(update={"inputs": changed, "layout": layout}))
+        yield from (text for name, text in files.items() if name != "plan.yaml")
 
 
 def hub_model(name: str) -> ModelSpec:

@@ -18,6 +18,7 @@ import yaml
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.calibration import Calibration
+from meshwright.costmodel.layout import AXES
 from meshwright.documents import parse_mapping, read_text
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import (
@@ -62,6 +63,16 @@ from meshwright.planner.runs.launches.launch_run import (
     with_optimizer,
 )
 from meshwright.planner.runs.launches.megatron import from_megatron
+from meshwright.planner.runs.launches.recipes import (
+    from_nanotron,
+    from_nemo_rl,
+    from_torchtune,
+    from_verl,
+    is_nanotron,
+    is_nemo_rl,
+    is_torchtune,
+    verl_program,
+)
 from meshwright.planner.runs.launches.torchtitan import (
     config_file_of,
     from_toml,
@@ -146,10 +157,10 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         "micro_batch": micro_batch,
         "zero_stage": whole_number(zero, "stage", where) or 0,
         "framework": DEEPSPEED.name,
-        "tp": whole_number(tensor_parallel, "autotp_size", where) or 1,
         "overlap": {"dp": bool(zero.get(OVERLAP, False))},
-        "moe_dispatch": "alltoall",
     }
+    settings["tp"] = whole_number(tensor_parallel, "autotp_size", where) or 1
+    settings["moe_dispatch"] = "alltoall"
     batch = whole_number(document, BATCH, where)
     if batch is not None:
         settings["global_batch"] = batch
@@ -271,14 +282,13 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
     keeps_parameters = fsdp.get(RESHARDS) in (False, "SHARD_GRAD_OP")
     settings: dict[str, Any] = {
         "dp": dp,
-        "tp": sizes["tp"],
-        "cp": sizes["cp"],
+        **{axis: size for axis, size in sizes.items() if axis in AXES},
         "framework": FSDP2.name,
         "zero_stage": 2 if keeps_parameters else 3,
-        "recompute": "full" if fsdp.get(RECOMPUTES) else "none",
         "overlap": {"dp": True},
-        "moe_dispatch": "alltoall",
     }
+    settings["recompute"] = "full" if fsdp.get(RECOMPUTES) else "none"
+    settings["moe_dispatch"] = "alltoall"
     if fsdp.get(OFFLOADS):
         settings["optimizer_offload"] = 100
     if sizes["dp_replicate"] > 1:
@@ -423,6 +433,9 @@ def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) ->
     command = swift_command(line)
     if command is not None:
         return from_swift(command, path, READERS, None if model is None else read_model(model))
+    program = verl_program(line)
+    if program is not None:
+        return from_verl(line, program, path)
     fields = fields_of_line(line)
     named = recipe_named(line)
     if named is not None:
@@ -447,7 +460,10 @@ def _of_stack(document: dict[str, Any], path: Path, gpus: int | None = None) -> 
     elif is_trainer(document):
         return with_optimizer(from_trainer(document, path, READERS, gpus), document, _OPTIM)
     else:
-        return None
+        run_of = next((read for is_kind, read in _RECIPES if is_kind(document)), None)
+        if run_of is None:
+            return None
+        run = run_of(document, path)
     return run if gpus is None else replace(run, settings=run.settings | {"gpus": gpus})
 
 
@@ -489,6 +505,11 @@ def _filled_deepspeed(
     return from_deepspeed(filled, where)
 
 
+_RECIPES = (
+    (is_torchtune, from_torchtune),
+    (is_nemo_rl, from_nemo_rl),
+    (is_nanotron, from_nanotron),
+)
 READERS = Readers(_filled_deepspeed, from_accelerate)
 
 

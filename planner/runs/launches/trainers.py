@@ -7,7 +7,9 @@ ms-swift 3602360a5 (swift/arguments, swift/trainers/arguments.py, swift/megatron
 
 from __future__ import annotations
 
+import ast
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple
 
 from meshwright.documents import parse_mapping, read_text
 from meshwright.errors import InputError
-from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.megatron import MEGATRON, PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
@@ -31,6 +33,7 @@ from meshwright.planner.runs.launches.finetuning import (
     PACKED,
     PADDED,
     PART_OF_A_MODEL,
+    PLAIN,
     STEPS,
     ReadDeepSpeed,
     adapted_modules,
@@ -67,6 +70,11 @@ OTHER_STEP = "has no price yet: it is another step than that of language modelli
 
 END_TO_END = "samples of a micro-batch lie end to end: each is priced at the full length"
 
+UNSHARDED = (
+    "how ranks share the model is said where the script is started, in accelerate's file for instance: it is "
+    "priced as plain data parallelism"
+)
+
 ReadAccelerate = Callable[[dict[str, Any], str], LaunchRun]
 
 
@@ -80,8 +88,19 @@ class Readers(NamedTuple):
 # A command line as a mapping from fields to values, as HfArgumentParser and swift's make one.
 
 
-_SUM = re.compile(r"\$\((?:expr |\( ?)(\d{1,9}(?: [/*] \d{1,9}){1,8}) ?\)?\)")
-"""Numbers divided and multiplied: $(expr 16 / 8) or $((16 / 8))."""
+_SUM = re.compile(r"\$\(expr (?P<expr>.*)\)|\$\(\((?P<shell>.*)\)\)", re.DOTALL)
+"""Numbers added, multiplied and divided: $(expr 16 / 8) or $((16 * (count + 1)))."""
+_VARIABLE = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
+_PLAIN_SUM = re.compile(r"[\d ()+*/-]{1,200}")
+_MOST_SUM = 200
+_DEEPEST = 8
+"""Variables in a sum whose values are sums in turn."""
+_SIGNS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+}
 _SET = re.compile(r"[A-Z][A-Z0-9_]*=")
 _SHELL = frozenset(("&&", "&", "|", "||", ";", ">", "2>&1", "-m", "wait", "done", "fi", "sleep"))
 
@@ -95,7 +114,7 @@ def fields_of_line(line: CommandLine) -> dict[str, Any]:
     {'bf16': True, 'lora_r': 8, 'names': ['a', 'b'], 's': 2}
     """
     fields: dict[str, Any] = {}
-    words, position = line.words, 0
+    words, position = joined_sums(line.words), 0
     while position < len(words):
         name = words[position]
         position += 1
@@ -105,7 +124,7 @@ def fields_of_line(line: CommandLine) -> dict[str, Any]:
         while position < len(words) and not _ends_values(words[position]):
             values.append(words[position])
             position += 1
-        fields[name[2:].replace("-", "_")] = _value(values)
+        fields[name[2:].replace("-", "_")] = _value(values, line)
     return fields
 
 
@@ -115,27 +134,56 @@ def _ends_values(word: str) -> bool:
     return begins or word in _SHELL or word.endswith((".py", ".sh"))
 
 
-def _value(words: list[str]) -> Any:
-    worked_out = _SUM.fullmatch(" ".join(words))
-    if worked_out is not None:
-        return _result(worked_out[1].split())
-    values = [_scalar(word) for word in words]
+def joined_sums(words: list[str]) -> list[str]:
+    """Words of a shell in which a sum with spaces, $(expr 16 / 8), is one word."""
+    joined: list[str] = []
+    for word in words:
+        open_before = (
+            bool(joined) and "$(" in joined[-1] and joined[-1].count("(") > joined[-1].count(")")
+        )
+        if open_before and len(joined[-1]) + len(word) < _MOST_SUM:
+            joined[-1] += f" {word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def script_value(text: str, line: CommandLine, depth: int = 0) -> Any:
+    """A value as YAML would have it; a sum of numbers and of the script's variables is worked out."""
+    whole = _SUM.fullmatch(text)
+    if whole is None or depth >= _DEEPEST:
+        return scalar(text)
+    terms = whole["expr"] or whole["shell"] or ""
+
+    def number(name: re.Match[str]) -> str:
+        return str(script_value(line.variable(name[1]) or "?", line, depth + 1))
+
+    plain = _VARIABLE.sub(number, terms[:_MOST_SUM])
+    if not _PLAIN_SUM.fullmatch(plain):
+        return text
+    try:
+        return _sum_of(ast.parse(plain.strip(), mode="eval").body)
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
+        return text
+
+
+def _sum_of(node: ast.expr) -> int:
+    """Raises ValueError for what is no sum of whole numbers."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+        return _SIGNS[type(node.op)](_sum_of(node.left), _sum_of(node.right))
+    raise ValueError(node)
+
+
+def _value(words: list[str], line: CommandLine) -> Any:
+    values = [script_value(word, line) for word in words]
     if not values:
         return True
     return values[0] if len(values) == 1 else values
 
 
-def _result(terms: list[str]) -> int | None:
-    """Of numbers and signs between them, from left to right, as a shell divides; None by zero."""
-    result = int(terms[0])
-    for sign, term in zip(terms[1::2], terms[2::2], strict=True):
-        if sign == "/" and not int(term):
-            return None
-        result = result // int(term) if sign == "/" else result * int(term)
-    return result
-
-
-def _scalar(word: str) -> Any:
+def scalar(word: str) -> Any:
     """A word as a number or a switch where it is one."""
     lowered = word.lower()
     if lowered in ("true", "false"):
@@ -376,7 +424,10 @@ def from_trainer(
     of_trl = stage is not None or bool(_OF_TRL & fields.keys())
     if dialect is _TRAINER and of_trl and "max_seq_length" not in fields:
         dialect = _TRL
-    return _from_fields(fields, dialect, path, readers, gpus)
+    run = _from_fields(fields, dialect, path, readers, gpus)
+    if stage is None and gpus is None and run.settings["framework"] == PYTORCH.name:
+        return replace(run, remarks=(*run.remarks, UNSHARDED))
+    return run
 
 
 def _from_fields(
@@ -542,7 +593,7 @@ def _accelerated(
     where = str(path)
     if "fsdp_config" in document or "parallelism_config" in document:
         return readers.accelerate(document, where)
-    run = LaunchRun(settings={"framework": "pytorch", "zero_stage": 0, "overlap": {"dp": True}})
+    run = PLAIN
     plugin = document.get(_BY_DEEPSPEED)
     if isinstance(plugin, dict):
         run = _by_plugin(plugin, path, readers, known)

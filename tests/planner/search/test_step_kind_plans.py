@@ -1,0 +1,219 @@
+"""Plans for every kind of step: against brute force, their files, what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import meshwright
+from meshwright.costmodel.step_kinds import STEP_KINDS
+from meshwright.documents import write_files
+from meshwright.errors import InfeasibleError, InputError
+from meshwright.frameworks.catalog import framework_named
+from meshwright.frameworks.catalog import planned as planned_values
+from meshwright.frameworks.record import FrameworkName
+from meshwright.model_specs.adapters import AdapterSpec
+from meshwright.planner.audit import audit_document, audit_plan
+from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.texts import plan_document, read_plan, workload_of_plan
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.runs.run_file import run_from_mapping
+from tests.planner.search.plain_oracle import least_step_time_s
+from tests.planner.search.test_plain_oracle import tiny_request
+from tests.planner.search.test_planner_optimum import check_against_brute_force, request, search
+
+
+def of_a_kind(asked: PlanRequest, seed: int) -> PlanRequest:
+    """A small problem of preference training, or of SFT, with a reference in any place that there is."""
+    draw = random.Random(f"kinds {seed}")
+    record = framework_named(asked.framework)
+    kind = draw.choice(planned_values(record.step_kinds))
+    changes: dict[str, object] = {"kind": kind}
+    if "lora" in planned_values(record.adapters) and draw.random() < 0.25:
+        changes["adapters"] = AdapterSpec(rank=16)
+    elif STEP_KINDS[kind].reference_passes:
+        places = [
+            name
+            for name, setting in record.references.items()
+            if kind in (setting.kinds or (kind,))
+        ]
+        changes["reference"] = draw.choice(places)
+    return replace(asked, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(3000, 3008))
+def test_the_search_equals_brute_force(seed: int) -> None:
+    check_against_brute_force(of_a_kind(request(seed), seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3008, 3040))
+def test_the_search_equals_brute_force_many(seed: int) -> None:
+    check_against_brute_force(of_a_kind(request(seed), seed))
+
+
+@pytest.mark.parametrize("seed", range(3100, 3110))
+def test_the_search_equals_brute_force_under_trl(seed: int) -> None:
+    framework = ("deepspeed", "fsdp2")[seed % 2]
+    plain = replace(request(seed), framework=framework, precision="bf16", pins={}, forbids=())
+    check_against_brute_force(of_a_kind(plain, seed))
+
+
+@pytest.mark.parametrize("seed", range(70, 74))
+def test_the_optimum_is_that_of_layouts_generated_apart(seed: int) -> None:
+    asked = of_a_kind(tiny_request(seed), seed)
+    outcome, least_s = search(asked), least_step_time_s(asked)
+    assert (outcome.best[0].step_time_s if outcome.best else None) == (
+        None if least_s is None else pytest.approx(least_s, rel=1e-9)
+    )
+
+
+def planned(framework: FrameworkName, kind: str = "dpo", **options: object) -> Plan:
+    settings: dict[str, object] = {"gpus": 8, "global_batch": 32, "seq_len": 2048}
+    return meshwright.plan(
+        "llama-3-8b",
+        cluster="dgx-h100",
+        framework=framework,
+        kind=kind,  # type: ignore[arg-type]
+        robustness=False,
+        time_limit_s=60,
+        **settings | options,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind", "options"),
+    [
+        ("deepspeed", "dpo", {"reference": "offloaded"}),
+        ("deepspeed", "kto", {}),
+        ("fsdp2", "dpo", {}),
+        ("fsdp2", "orpo", {}),
+        ("fsdp2", "dpo", {"train": "lora", "reference": "precomputed"}),
+        ("torchtitan", "sft", {}),
+    ],
+)
+def test_plans_of_every_kind_are_written_read_and_checked_again(
+    framework: FrameworkName, kind: str, options: dict[str, object], tmp_path: Path
+) -> None:
+    plan = planned(framework, kind, **options)
+    assert plan.status == "optimal"
+    inputs = plan_document(plan)["inputs"]
+    assert inputs["kind"] == kind
+    write_files(tmp_path, plan_files(plan), force=True)
+    again = workload_of_plan(read_plan(tmp_path / "plan.yaml"))
+    assert (again.kind, again.reference) == (kind, inputs.get("reference"))
+    assert audit_document(audit_plan(tmp_path))["passed"]
+
+
+def test_pretraining_says_nothing_of_kinds() -> None:
+    plain, named = (
+        meshwright.plan(
+            "llama-3-8b",
+            cluster="dgx-h100",
+            gpus=8,
+            global_batch=32,
+            seq_len=2048,
+            framework="fsdp2",
+            robustness=False,
+        ),
+        planned("fsdp2", "pretrain"),
+    )
+    assert not {"kind", "reference"} & set(plan_document(plain)["inputs"])
+    assert plain.layout == named.layout
+    assert plain.predicted == named.predicted
+
+
+def test_fine_tuning_is_planned_as_pretraining_and_says_so() -> None:
+    plan, plain = planned("fsdp2", "sft"), planned("fsdp2", "pretrain")
+    assert plan.predicted == plain.predicted
+    assert any("prompts are masked in the loss alone" in note for note in plan.warnings)
+
+
+def test_files_say_what_the_script_trains_on() -> None:
+    files = plan_files(planned("fsdp2", reference="precomputed"))
+    assert "pairs" in files["launch.sh"]
+    assert "precompute_ref_log_probs True" in files["launch.sh"]
+    under_deepspeed = plan_files(planned("deepspeed", reference="offloaded"))
+    assert '"$TRAIN_SCRIPT" --deepspeed "$here/ds_config.json"' in under_deepspeed["launch.sh"]
+    assert "--ref.offload" in under_deepspeed["launch.sh"]
+
+
+def test_what_no_launch_can_carry_is_planned_and_said() -> None:
+    plan = planned("megatron")
+    assert plan.status == "optimal"
+    assert any("Megatron-SWIFT" in note for note in plan.warnings)
+    with pytest.raises(InfeasibleError, match="NeMo-RL"):
+        plan_files(plan)
+    with pytest.raises(InfeasibleError, match="torchtitan has no dpo"):
+        plan_files(planned("fsdp2"), "torchtitan")
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind", "options", "words"),
+    [
+        ("torchtitan", "dpo", {}, "choose --framework megatron or deepspeed or fsdp2"),
+        ("megatron", "orpo", {}, "choose --framework deepspeed or fsdp2"),
+        ("fsdp2", "dpo", {"reference": "offloaded"}, "allowed: resident, precomputed"),
+        ("megatron", "kto", {"reference": "offloaded"}, "allowed: resident"),
+        ("fsdp2", "orpo", {"reference": "resident"}, "orpo has none"),
+        ("fsdp2", "dpo", {"train": "lora", "reference": "resident"}, "frozen base"),
+        ("fsdp2", "rlhf", {}, "is not known"),
+    ],
+)
+def test_what_is_not_planned_is_refused(
+    framework: FrameworkName, kind: str, options: dict[str, str], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        planned(framework, kind, **options)
+
+
+def test_trainers_of_preferences_take_whole_sequences() -> None:
+    plan = planned("fsdp2", pin="cp=2")
+    assert plan.status == "infeasible"
+    assert plan.infeasible is not None
+    assert "trl-degrees" in " ".join(plan.infeasible.conflict)
+
+
+def test_a_run_file_says_its_kind() -> None:
+    run = {
+        "seq_len": 2048,
+        "global_batch": 16,
+        "gpus": 8,
+        "framework": "deepspeed",
+        "zero_stage": 3,
+        "kind": "dpo",
+    }
+    row: dict[str, object] = {"model": "llama-3-8b", "cluster": "dgx-h100", "run": run}
+    work = run_from_mapping(row, where="row").workload
+    assert (work.kind, work.reference, work.tokens_per_step) == ("dpo", "resident", 65536)
+    row["run"] = {**run, "kind": "kto", "reference": "offloaded"}
+    with pytest.raises(InputError, match="is not planned with Megatron-DeepSpeed and kto"):
+        run_from_mapping(row, where="row")
+
+
+def test_today_is_compared_with_the_same_kind_alone(tmp_path: Path) -> None:
+    run = {
+        "seq_len": 2048,
+        "global_batch": 32,
+        "micro_batch": 1,
+        "gpus": 8,
+        "framework": "deepspeed",
+        "zero_stage": 3,
+        "recompute": "full",
+        "kind": "dpo",
+    }
+    today = tmp_path / "today.yaml"
+    row = {"model": "llama-3-8b", "cluster": "dgx-h100", "run": run}
+    today.write_text(json.dumps(row), encoding="utf-8")
+    plan = planned("deepspeed", baseline=today)
+    assert plan.baseline is not None
+    assert plan.baseline.tokens_per_step == 2 * 32 * 2048
+    assert plan.baseline.speed_up is not None
+    assert plan.baseline.speed_up >= 1.0
+    with pytest.raises(InputError, match="trains with dpo: not compared with a plan for pretrain"):
+        planned("deepspeed", "pretrain", baseline=today)
