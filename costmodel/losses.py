@@ -88,7 +88,9 @@ CHUNKED_LOSSES: Mapping[str, ChunkedLoss] = {
 
 
 def rows_of_a_chunk(workload: Workload, tokens: Floats) -> Floats:
-    """Tokens that the head takes at once (liger_kernel/ops/fused_linear_cross_entropy.py; trl/trainer/sft_trainer.py).
+    """Tokens that the head takes at once.
+
+    As liger_kernel/ops/fused_linear_cross_entropy.py and trl/trainer/sft_trainer.py cut them.
 
     Parameters
     ----------
