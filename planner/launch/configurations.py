@@ -413,6 +413,8 @@ FSDP2_WRITER = Writer(framework=FSDP2, start=accelerate_start)
 
 
 _LLAMA_FACTORY, _AXOLOTL = "llama_factory.yaml", "axolotl.yaml"
+_CONFIG_FILE = "deepspeed"
+"""Field of both that names the file of DeepSpeed."""
 _START = {
     _LLAMA_FACTORY: "# Start it on each node with llamafactory-cli train (FORCE_TORCHRUN=1), under FSDP2\n"
     "# with accelerate launch --config_file accelerate.yaml src/train.py.\n"
@@ -465,7 +467,7 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
     if not STEP_KINDS[inputs.kind].on_preferences:
         fields["packing"] = True
     if DEEPSPEED_FILE in files:
-        fields["deepspeed"] = DEEPSPEED_FILE
+        fields |= {_CONFIG_FILE: DEEPSPEED_FILE}
     optimizer = _trainers_optimizer(launch)
     if optimizer is not None:
         fields |= {"use_muon": True} if optimizer == "muon" else {"optim": optimizer}
@@ -513,7 +515,7 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
     if inputs.reference == "precomputed":
         fields[PRECOMPUTES] = True
     if DEEPSPEED_FILE in files:
-        fields["deepspeed"] = DEEPSPEED_FILE
+        fields |= {_CONFIG_FILE: DEEPSPEED_FILE}
     else:
         fields |= _axolotls_fsdp(launch)
         files = {}

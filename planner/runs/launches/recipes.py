@@ -18,7 +18,7 @@ from typing import Any
 from meshwright.costmodel.layout import AXES
 from meshwright.documents import parse_mapping, read_text
 from meshwright.errors import InputError
-from meshwright.frameworks.deepspeed import TRAINER_OPTIMIZERS
+from meshwright.frameworks.deepspeed import DEEPSPEED, TRAINER_OPTIMIZERS
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.model_specs.adapters import ALL_LINEAR
@@ -912,7 +912,7 @@ def from_llamafactory_v1(document: dict[str, Any], path: Path, read: ReadDeepSpe
 
 def _v1_sharding(leaves: _Leaves, path: Path, read: ReadDeepSpeed, micro_batch: int) -> LaunchRun:
     name = leaves.get(f"{_DISTRIBUTED}.name")
-    if name == "deepspeed":
+    if name == DEEPSPEED.name:
         field = f"{_DISTRIBUTED}.config_file"
         found = file_beside(leaves.get(field), path, field)
         known = {"train_micro_batch_size_per_gpu": micro_batch, STEPS: 1}
@@ -920,7 +920,7 @@ def _v1_sharding(leaves: _Leaves, path: Path, read: ReadDeepSpeed, micro_batch: 
     if name is None:
         return PLAIN
     if name != FSDP2.name:
-        allowed, place = (FSDP2.name, "deepspeed"), f"{path}: {_DISTRIBUTED}.name"
+        allowed, place = (FSDP2.name, DEEPSPEED.name), f"{path}: {_DISTRIBUTED}.name"
         raise InputError("has no price", where=place, value=name, allowed=allowed)
     reshards = leaves.on(f"{_DISTRIBUTED}.reshard_after_forward", default=True)
     settings: dict[str, Any] = {"framework": FSDP2.name, "zero_stage": 3 if reshards else 2}
