@@ -14,6 +14,7 @@ from meshwright.commands.options import (
     ChoiceIn,
     NumberList,
     calibration_option,
+    complete_cluster,
     default_option,
     value_option,
 )
@@ -57,7 +58,11 @@ def operation_word(text: str) -> str:
 )
 @click.option("--ranks", type=int, metavar="P", help="Members, packed tightly.")
 @value_option("--from log", PATH, "NCCL.log", "Fit alpha and beta to a log of nccl-tests.")
-@click.option("--cluster", help="Catalog name or cluster YAML; or give a link of your own.")
+@click.option(
+    "--cluster",
+    help="Catalog name or cluster YAML; or give a link of your own.",
+    shell_complete=complete_cluster,
+)
 @click.option(
     "--link", type=ChoiceIn("planner.calculators.collective", "LINKS"), help="A link by its name."
 )
@@ -107,7 +112,11 @@ def _draw(path: Path | None, kind: str, document: dict[str, Any]) -> None:
     default="bf16",
     show_default=True,
 )
-@click.option("--cluster", help="Catalog name or cluster YAML: the ridge at each of its levels.")
+@click.option(
+    "--cluster",
+    help="Catalog name or cluster YAML: the ridge at each of its levels.",
+    shell_complete=complete_cluster,
+)
 @value_option("--beta", _RATE, "R", "A network of your own: 900GB/s.")
 @value_option("--peak-tflops", click.FloatRange(0.001), "F", "Instead of a device's.")
 @default_option("--seq-len", default=2048, metavar="S", help="Tokens of a sequence.")

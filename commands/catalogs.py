@@ -7,7 +7,14 @@ from pathlib import Path
 
 import click
 
-from meshwright.commands.options import ChoiceIn, NearMissChoice, default_option, value_option
+from meshwright.commands.options import (
+    ChoiceIn,
+    NearMissChoice,
+    complete_cluster,
+    complete_model,
+    default_option,
+    value_option,
+)
 from meshwright.commands.terminal import (
     PATH,
     ProgressLine,
@@ -47,7 +54,7 @@ def schema_command(kind: str, as_json: bool) -> None:
 
 
 @click.command("model")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @value_option("--seq-len", click.IntRange(1, 16777216), "S", "Tokens.", default=4096)
 @common
 def model_command(model: str, seq_len: int, as_json: bool) -> None:
@@ -79,10 +86,16 @@ def model_command(model: str, seq_len: int, as_json: bool) -> None:
     help="How long --measure may take.",
 )
 @click.option(
-    "--model", metavar="MODEL", help="Whose shapes --measure times; mixtral-8x7b when absent."
+    "--model",
+    metavar="MODEL",
+    help="Whose shapes --measure times; mixtral-8x7b when absent.",
+    shell_complete=complete_model,
 )
 @click.option(
-    "--cluster", metavar="CLUSTER", help="What the machine is; the catalog's node when absent."
+    "--cluster",
+    metavar="CLUSTER",
+    help="What the machine is; the catalog's node when absent.",
+    shell_complete=complete_cluster,
 )
 @force_option
 @common

@@ -11,6 +11,7 @@ import click
 from meshwright.commands.options import (
     batch_options,
     calibration_option,
+    complete_model,
     fleet_options,
     recommend_options,
 )
@@ -180,7 +181,7 @@ def fleet_command(
 
 
 @click.command("recommend")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @recommend_options
 @calibration_option
 @force_option

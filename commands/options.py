@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from meshwright.errors import shown, suggestion
 from meshwright.planner.request.choices import (
@@ -16,6 +17,10 @@ from meshwright.planner.request.choices import (
     ALLOW_HOST,
     ALLOW_PLACED,
     ALLOW_UNMEASURED,
+    BY_NAME,
+    FORBIDS,
+    PERMISSIONS,
+    PINS,
     WITHOUT,
 )
 
@@ -129,9 +134,71 @@ def value_option(
     return click.option(*names.split(), type=kind, metavar=metavar, help=help, **settings)
 
 
-def _several(flag: str, help: str) -> Callable[[Any], Any]:
-    """An option that takes words with commas between them, as often as wanted."""
-    return click.option(flag, multiple=True, metavar="A,...", help=help)
+# What a shell completes (click, "Shell Completion"). Catalogs are read when a shell asks, not for `--help`.
+
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def complete_model(
+    context: click.Context, parameter: click.Parameter, typed: str
+) -> list[CompletionItem]:
+    """Models of the catalog, or names of the hub from an owner on; files where none begins so."""
+    from meshwright.model_specs.reader import catalog_names, hub_names
+
+    del context, parameter
+    return _beginning_so((*catalog_names(), *hub_names()), typed) or _files(typed)
+
+
+def complete_cluster(
+    context: click.Context, parameter: click.Parameter, typed: str
+) -> list[CompletionItem]:
+    """Clusters of the catalog; files where none begins so."""
+    from meshwright.cluster_specs.reader import cluster_names
+
+    del context, parameter
+    return _beginning_so(cluster_names(), typed) or _files(typed)
+
+
+def _complete_words(words: Callable[[], Sequence[str]]) -> Complete:
+    """The last of some words with commas between them."""
+
+    def completed(
+        context: click.Context, parameter: click.Parameter, typed: str
+    ) -> list[CompletionItem]:
+        del context, parameter
+        before, comma, last = typed.rpartition(",")
+        taken = set(before.split(","))
+        left = [word for word in words() if word not in taken and word.startswith(last)]
+        return [CompletionItem(f"{before}{comma}{word}") for word in left]
+
+    return completed
+
+
+def _pin_words() -> tuple[str, ...]:
+    """What pins may say: a name with `=` where a number follows, else with each of its values."""
+    choices = [BY_NAME[name] for name in PINS]
+    return tuple(f"{choice.name}={word}" for choice in choices for word in choice.words or ("",))
+
+
+def _beginning_so(names: Iterable[str], typed: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in names if name.startswith(typed)]
+
+
+def _files(typed: str) -> list[CompletionItem]:
+    return [CompletionItem(typed, type="file")]
+
+
+def _domain_words() -> tuple[str, ...]:
+    from meshwright.constraints.fabric import INSIDE_DOMAIN
+
+    return INSIDE_DOMAIN
+
+
+def _several(flag: str, help: str, words: Callable[[], Sequence[str]]) -> Callable[[Any], Any]:
+    """An option that takes some of its words with commas between them, as often as wanted."""
+    complete = _complete_words(words)
+    return click.option(flag, multiple=True, metavar="A,...", help=help, shell_complete=complete)
 
 
 def default_option(
@@ -160,7 +227,9 @@ def placing_options(command: Command) -> Command:
     """Adds where the ranks of a finished plan are to go."""
     options = [
         click.option(
-            "--cluster", help="Catalog name or cluster YAML; the plan's own cluster when absent."
+            "--cluster",
+            help="Catalog name or cluster YAML; the plan's own cluster when absent.",
+            shell_complete=complete_cluster,
         ),
         value_option("--nodes", str, "LIST|FILE", "Use only these nodes (host list)."),
     ]
@@ -179,15 +248,20 @@ def _leeway_options() -> Options:
         type=ChoiceIn("costmodel.execution_names", "DISPATCHERS"),
         help="Fix the dispatcher of tokens; deduplicated is deepep or hybridep, by device.",
     )
-    yield _several("--without", f"Software that is not there: {','.join(WITHOUT)}.")
+    yield _several(
+        "--without", f"Software that is not there: {','.join(WITHOUT)}.", words=lambda: WITHOUT
+    )
     yield _several(
         "--allow",
         f"What may change the run's numbers: {numbers}|all; or fill the hosts' memory: {hosts}; "
         f"or assume experts placed by --expert-loads: {placed}; "
         f"or rest on no measured run: {unmeasured}.",
+        words=lambda: (*PERMISSIONS, "all"),
     )
     yield _several(
-        "--inside-domain", "Axes whose groups must each lie in one NVLink domain: tp,cp,ep."
+        "--inside-domain",
+        "Axes whose groups must each lie in one NVLink domain: tp,cp,ep.",
+        words=_domain_words,
     )
 
 
@@ -315,7 +389,11 @@ def recommend_options(command: Command) -> Command:
     numbers, amounts = NumberList(int), NumberList(float)
     options = [
         click.option(
-            "--cluster", multiple=True, required=True, help="Name or YAML; more to compare."
+            "--cluster",
+            multiple=True,
+            required=True,
+            help="Name or YAML; more to compare.",
+            shell_complete=complete_cluster,
         ),
         value_option("--gpus", int, "N", "At most N GPUs; all of the cluster's when absent."),
         value_option("--step-time step_time_s", float, "S", "Target: seconds of a step, at most."),
@@ -334,7 +412,12 @@ def recommend_options(command: Command) -> Command:
 
 
 def _cluster_options() -> Options:
-    yield click.option("--cluster", required=True, help="Catalog name or cluster YAML.")
+    yield click.option(
+        "--cluster",
+        required=True,
+        help="Catalog name or cluster YAML.",
+        shell_complete=complete_cluster,
+    )
     yield value_option(
         "--gpus", int, "N", "Use the first N GPUs; all of the cluster's when absent."
     )
@@ -372,9 +455,13 @@ def _workload_options(*, has_lengths: bool = False) -> Options:
         help="Share of measured errors of memory with which the plan may not fit; 0.5: as predicted.",
     )
     yield click.option(
-        "--pin", multiple=True, metavar="A=X,...", help="Fix choices: tp=8,recompute=none."
+        "--pin",
+        multiple=True,
+        metavar="A=X,...",
+        help="Fix choices: tp=8,recompute=none.",
+        shell_complete=_complete_words(_pin_words),
     )
-    yield _several("--forbid", "Exclude choices: full-recompute,cp.")
+    yield _several("--forbid", "Exclude choices: full-recompute,cp.", words=lambda: FORBIDS)
 
 
 def _training_options() -> Options:

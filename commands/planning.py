@@ -13,6 +13,7 @@ from meshwright.commands.options import (
     TIME_LIMIT_S,
     ChoiceIn,
     calibration_option,
+    complete_model,
     cost_flags,
     default_option,
     plan_options,
@@ -35,7 +36,7 @@ READING = "reading model and cluster"
 
 
 @click.command("plan")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @plan_options
 @click.option(
     "--nodes", metavar="LIST|FILE", help="Use only these nodes (host list); else the Slurm job's."
