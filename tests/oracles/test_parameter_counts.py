@@ -100,6 +100,9 @@ def test_megatron_builds_every_catalog_model_whole(tmp_path: Path) -> None:
     for name, answer in answers.items():
         model = load_catalog_model(name)
         launched = as_launched(model, set(megatron_shortfalls(model)))
+        if name in NOT_LOCAL and not answer["ok"]:
+            assert "fused norm" in answer["error"], (name, answer)
+            continue
         if not answer["ok"] or built_count(answer) != trained_count(launched, VOCAB_MULTIPLE):
             wrong.append(f"{name}: {answer}, not {trained_count(launched, VOCAB_MULTIPLE)}")
     assert not wrong, "\n".join(wrong)
@@ -128,7 +131,7 @@ def test_torchtitan_builds_every_catalog_model_that_it_takes(tmp_path: Path) -> 
         if not answer["ok"] or built_count(answer) != expected:
             wrong.append(f"{name}: {answer}, not {expected}")
     assert not wrong, "\n".join(wrong)
-    assert len(answers) == 29
+    assert len(answers) == 39
 
 
 def answers_of_configs(target: str, folder: Path, **settings: Any) -> dict[str, dict[str, Any]]:
