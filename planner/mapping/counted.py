@@ -187,6 +187,8 @@ class CountedParams:
     most_ranks: int = 20_000
     """Ranks of all of them together, beyond the fewest."""
     fewest: int = 6
+    most_in_full: int = 500
+    """Orders of tensor groups on nodes that are all counted, where there are no more."""
 
 
 DEFAULT_COUNTED = CountedParams()
@@ -203,9 +205,11 @@ class CountedMappings:
     places: IntArray
     """(node, local GPU) of every free GPU, [free GPUs, 2]."""
     most: Placement
-    """Arrays [1, levels]: no mapping reaches further in any group."""
+    """Arrays [rows, levels]: every mapping that is not listed reaches no further than one of these; no rows
+    where all are listed.
+    """
     most_is_reached: bool
-    """Whether one of these mappings reaches as far in every group."""
+    """Whether of these mappings one reaches as far as each of `most` in every group."""
 
     def ranks(self, row: int) -> tuple[Place, ...]:
         """(node, local GPU) of every rank under one mapping."""
@@ -274,13 +278,22 @@ def _with_groups(
         for row, gpus in enumerate(found.gpus)
         if _groups_lie_as_priced(found.placement, row, blocks[:, gpus], layout)
     ]
-    placement = Placement(**{name: rows[kept] for name, rows in vars(found.placement).items()})
+    placement, most = _rows_of(found.placement, kept), found.most
+    if not len(most.tp):
+        left_out = [row for row in range(len(found.gpus)) if row not in kept]
+        most = _rows_of(found.placement, left_out)
     return replace(
         found,
         placement=placement,
         gpus=tuple(found.gpus[row] for row in kept),
-        most_is_reached=_reaches(placement, found.most, priced),
+        most=most,
+        most_is_reached=_reaches(placement, most, priced),
     )
+
+
+def _rows_of(placement: Placement, rows: Sequence[int]) -> Placement:
+    taken = np.array(rows, dtype=np.int64)
+    return Placement(**{name: column[taken] for name, column in vars(placement).items()})
 
 
 def counted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Place]) -> Placement:
@@ -317,7 +330,11 @@ def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> Counte
     limit = max(params.fewest, min(params.most, params.most_ranks // world))
     found: dict[tuple[int, ...], tuple[dict[str, IntArray], IntArray]] = {}
     seen = set()
-    for gpus in _rank_orders(cluster, layout):
+    every = None
+    if cluster.nvlink_domain <= cluster.gpus_per_node:
+        every = free.every_order(tp, world // tp, world, params.most_in_full)
+        limit = limit if every is None else len(every)
+    for gpus in _rank_orders(cluster, layout) if every is None else every:
         where = blocks[:, gpus]
         content = where.tobytes()
         if content in seen:
@@ -328,11 +345,14 @@ def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> Counte
         found.setdefault(tuple(of_priced.tolist()), (members, gpus))
         if len(seen) >= limit:
             break
-    rows = _not_behind(np.array(list(found), dtype=np.int64))
-    kept = [pair for row, pair in enumerate(found.values()) if row in rows]
+    kept = list(found.values())
+    if every is None:
+        rows = _not_behind(np.array(list(found), dtype=np.int64))
+        kept = [pair for row, pair in enumerate(kept) if row in rows]
     placement = Placement(**{name: np.stack([one[name] for one, _ in kept]) for name in GROUPS})
     most = most_members(cluster, free, layout)
     most = Placement(**{name: column[None] for name, column in vars(most).items()})
+    most = most if every is None else _rows_of(most, [])
     return CountedMappings(
         placement=placement,
         gpus=tuple(gpus.astype(np.int32) for _, gpus in kept),
@@ -353,9 +373,9 @@ def _not_behind(table: IntArray) -> set[int]:
 
 
 def _reaches(placement: Placement, most: Placement, priced: tuple[str, ...]) -> bool:
-    """Whether one mapping reaches as far as any could in every group that is priced."""
-    far = [getattr(placement, name) >= getattr(most, name) for name in priced]
-    return bool(np.any(np.all(np.concatenate(far, axis=1), axis=1)))
+    """Whether of the mappings one reaches as far as each row of `most` in every group that is priced."""
+    far = [getattr(placement, name)[:, None] >= getattr(most, name)[None] for name in priced]
+    return bool(np.all(np.any(np.all(np.concatenate(far, axis=2), axis=2), axis=0)))
 
 
 def _groups_lie_as_priced(placement: Placement, row: int, where: IntArray, layout: Layout) -> bool:

@@ -262,6 +262,67 @@ class FreeGpus:
                     seen.add(key)
                     yield self._run(used * unit, order)
 
+    def every_order(self, unit: int, units: int, gpus: int, most: int) -> list[IntArray] | None:
+        """The number of every GPU in turn, under every order of units on nodes that blocks tell apart.
+
+        Parameters
+        ----------
+        unit
+            GPUs of one, at least 1, all on one node.
+        units
+            How many, at least 1.
+        gpus
+            Of the allocation whose blocks count.
+        most
+            Orders at the most.
+
+        Returns
+        -------
+        list of array of int, shape [unit * units]
+            None where there are more than `most`, or a node lies in several blocks.
+        """
+        used = np.flatnonzero(self.free // unit)
+        blocks = self.blocks(gpus)
+        paths = blocks[:, self._first[used]].T
+        if np.any(blocks != blocks[:, self._first[self.places[:, 0]]]):
+            return None
+        room = (self.free // unit)[used]
+        like = _likeness(paths, room)
+        orders: list[tuple[int, ...]] = []
+        taken = [0] * len(used)
+
+        def extend(order: tuple[int, ...], touched: frozenset[tuple[int, int]]) -> bool:
+            """Whether no more than `most` were found."""
+            if len(order) == units:
+                orders.append(order)
+                return len(orders) <= most
+            seen = set()
+            for node in range(len(used)):
+                path = [(level, int(block)) for level, block in enumerate(paths[node])]
+                # A block without a rank yet is as good as any other like it.
+                sight = tuple(
+                    pair if pair in touched else like[pair] for pair in [*path, (-1, node)]
+                )
+                if taken[node] == room[node] or sight in seen:
+                    continue
+                seen.add(sight)
+                taken[node] += 1
+                ended = not extend((*order, node), touched | {*path, (-1, node)})
+                taken[node] -= 1
+                if ended:
+                    return False
+            return True
+
+        if not extend((), frozenset()):
+            return None
+        return [self._in_order(used, order, unit) for order in orders]
+
+    def _in_order(self, used: IntArray, order: tuple[int, ...], unit: int) -> IntArray:
+        """The GPUs of units on nodes in turn; a node gives its own from the first on."""
+        begun = [order[:at].count(node) for at, node in enumerate(order)]
+        start = self._first[used[list(order)]] + np.array(begun) * unit
+        return np.asarray((start[:, None] + np.arange(unit)).reshape(-1), dtype=np.int64)
+
     def _ways(self, unit: int, units: int, shares: Sequence[int]) -> Iterator[IntArray]:
         """Units to take of every node: the fullest nodes, nodes of the fullest leaves, equal shares, and the
         same of all of the fewest nodes and of all nodes as far as they go: a ring is as fast as its smallest
@@ -323,6 +384,26 @@ class FreeGpus:
             if piece > rising[-1] and piece % rising[-1] == 0:
                 rising.append(piece)
         return RunOfGpus(gpus=gpus, pieces=tuple(rising))
+
+
+def _likeness(paths: IntArray, room: IntArray) -> dict[tuple[int, int], object]:
+    """Of every block (level, number) and node (-1, position) what it holds: equal where two are alike.
+
+    `paths` has the blocks of every node, levels inside out, [nodes, levels]; `room` its units.
+    """
+    like: dict[tuple[int, int], object] = {
+        (-1, node): (int(units),) for node, units in enumerate(room)
+    }
+    inner = [(-1, node) for node in range(len(room))]
+    for level in range(paths.shape[1]):
+        own = [(level, int(block)) for block in paths[:, level]]
+        for pair in dict.fromkeys(own):
+            held = {
+                part: repr(like[part]) for part, of in zip(inner, own, strict=True) if of == pair
+            }
+            like[pair] = tuple(sorted(held.values()))
+        inner = own
+    return like
 
 
 def _taken(room: IntArray, order: IntArray, wanted: int) -> IntArray:

@@ -136,7 +136,7 @@ class PartsOfNodes:
         bounds = profile_bounds(
             self._workload, own, most, self._limit_gib, numbers_of_groups, or_less=True
         )
-        return [float(bound_s[0]) for bound_s in bounds]
+        return [float(bound_s.min()) for bound_s in bounds]
 
     def _is_all(self, layout: Layout, counted: CountedMappings) -> bool:
         """Whether no mapping that is not listed is faster than all that are.
@@ -144,7 +144,7 @@ class PartsOfNodes:
         One of these reaches as far as any, and nothing is faster for reaching less far; or none keeps the
         groups inside a domain that the workload names.
         """
-        if not np.all(keeps_inside(self._workload, layout, counted.most)):
+        if not np.any(keeps_inside(self._workload, layout, counted.most)):
             return True
         gpus = int(layout.gpus)
         if gpus not in self._is_monotone:

@@ -21,7 +21,7 @@ from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.errors import InputError
 from meshwright.planner.bounds.layer_split import balanced_stages
-from meshwright.planner.mapping.counted import counted_mappings
+from meshwright.planner.mapping.counted import counted_mappings, most_members
 from meshwright.planner.mapping.effective import free_gpus_of
 from meshwright.planner.mapping.profiles import profile_bounds
 from meshwright.planner.plan.document import Plan
@@ -93,10 +93,17 @@ def test_effective_members_are_those_of_the_recount_and_none_beats_the_most(seed
         by_list = recounted_placement(cluster, layout, list(counted.ranks(row)))
         for name in PRICED:
             assert getattr(by_list, name).tolist() == getattr(counted.placement, name)[row].tolist()
+    most = most_members(cluster, free_gpus_of(cluster), layout)
+    listed = {
+        tuple(getattr(counted.placement, name)[row].tobytes() for name in PRICED)
+        for row in range(len(counted.gpus))
+    }
     for ranks in shuffled(chance, cluster, layout, 40):
         by_list = recounted_placement(cluster, layout, ranks)
         for name in PRICED:
-            assert np.all(getattr(by_list, name) <= getattr(counted.most, name)[0]), name
+            assert np.all(getattr(by_list, name) <= getattr(most, name)), name
+        if not len(counted.most.tp):
+            assert tuple(getattr(by_list, name).tobytes() for name in PRICED) in listed
 
 
 def shuffled(
