@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from meshwright.costmodel.step_kinds import ReferencePlace, StepKindName
     from meshwright.frameworks.record import FrameworkName
     from meshwright.model_specs.schema import ModelSpec
-    from meshwright.planner.analysis.rank_mapping import MappingOrder
+    from meshwright.planner.analysis.traffic import MappingOrder
     from meshwright.planner.audit import Audit, Audits
     from meshwright.planner.experts.service import ExpertPlan
     from meshwright.planner.many.batch import BatchListener, BatchReport
@@ -709,8 +709,7 @@ def place_experts(
     InfeasibleError
         If no placement keeps to the limits.
     """
-    from meshwright.planner.experts.request import expert_request
-    from meshwright.planner.experts.service import plan_experts
+    from meshwright.planner.experts.service import expert_request, plan_experts
 
     given = {"loads": loads, "cluster": cluster, "gpus": gpus, "slots": slots, **options}
     return plan_experts(expert_request(given), progress)
@@ -777,7 +776,7 @@ def plan_mixed(
     InputError
         If an argument or a file cannot be used.
     """
-    from meshwright.planner.mixed.request import read_mixed_request
+    from meshwright.planner.mixed.document import read_mixed_request
     from meshwright.planner.mixed.service import make_mixed_plan, with_mixed_cost
     from meshwright.planner.plan.training_cost import Budget
 
@@ -928,7 +927,7 @@ def map(
     InfeasibleError
         If the layout does not fit, or breaks a rule there.
     """
-    from meshwright.planner.analysis.rank_mapping import map_plan, nodes_to_place_on
+    from meshwright.planner.analysis.traffic import map_plan, nodes_to_place_on
     from meshwright.planner.mapping.spread_build import ReachWeights
 
     laid_out = _laid_out(plan)
@@ -1483,7 +1482,7 @@ def roofline(
         If what is given does not make a question, or cannot be read.
     """
     from meshwright.errors import InputError
-    from meshwright.planner.calculators.roofline import (
+    from meshwright.planner.analysis.roofline import (
         network_roofline,
         peak_and_rates,
         roofline_document,

@@ -77,7 +77,7 @@ def map_(
     """
     with ProgressLine("starting"):
         from meshwright.documents import refuse_taken
-        from meshwright.planner.analysis.rank_mapping import (
+        from meshwright.planner.analysis.traffic import (
             map_plan,
             mapping_document,
             nodes_to_place_on,
@@ -134,7 +134,7 @@ def launch_command(
     with ProgressLine("placing ranks" if cluster or nodes else "writing launch files"):
         laid_out = read_feasible_plan(plan)
         if cluster is not None or nodes is not None:
-            from meshwright.planner.analysis.rank_mapping import map_plan, nodes_to_place_on
+            from meshwright.planner.analysis.traffic import map_plan, nodes_to_place_on
 
             laid_out = map_plan(laid_out, nodes_to_place_on(laid_out, cluster, nodes)).plan
         files = plan_files(laid_out, target)

@@ -22,7 +22,7 @@ import meshwright
 from meshwright.cli import main
 from meshwright.documents import json_text
 from meshwright.planner.drawing import rounded_seconds
-from meshwright.planner.experts.request import ExpertRequest
+from meshwright.planner.experts.service import ExpertRequest
 from meshwright.planner.many.fleet import FleetOptions
 from meshwright.planner.plan.texts import plan_document
 from tests.commands.test_documented_commands import SCRIPT

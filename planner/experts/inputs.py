@@ -1,4 +1,4 @@
-"""Reads measured routing: load arrays, token traces and what serving and training systems record."""
+"""Measured routing: load arrays and token traces as systems record them, and the ways that tokens take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.planner.experts.problem import MOST_ELEMENTS, Loads, check_loads
+from meshwright.planner.experts.packing import Solved
+from meshwright.planner.experts.problem import (
+    MOST_ELEMENTS,
+    TRAFFIC,
+    Ids,
+    Loads,
+    Slots,
+    SlotShape,
+    check_loads,
+)
 from meshwright.planner.experts.recorders import (
     LARGEST_FILE_BYTES,
     LARGEST_TEXT_BYTES,
@@ -301,3 +310,279 @@ def _named(arrays: Mapping[str, NDArray[Any]], path: Path, names: tuple[str, ...
         )
     # Of one, no copy: the largest file holds its numbers twice already.
     return np.concatenate(tables) if len(tables) > 1 else tables[0]
+
+
+# What is known of the ways that tokens take: which experts go together, and where tokens come from.
+
+
+# Which node of a placement stands where: tokens of a source rank find their experts on its node.
+
+
+_UNIT = 10**9
+
+
+def check_affinity(affinity: Loads, layers: int, experts: int, shape: SlotShape) -> None:
+    """Raises InputError unless affinity is finite, not negative, of shape [layers, GPUs, experts]."""
+    expected = (layers, shape.gpus, experts)
+    if affinity.shape != expected:
+        raise InputError(
+            f"affinity: must have the shape [layers, source ranks, experts], one rank for each GPU, "
+            f"{list(expected)}; got {list(affinity.shape)}"
+        )
+    if not np.isfinite(affinity).all() or affinity.min() < 0:
+        raise InputError("affinity: token counts must be finite and not negative")
+
+
+def local_choices(slots: Slots, affinity: Loads, nodes: int) -> Loads:
+    """Choices that stay if the experts of a node stood at a source's node, [sources' nodes, experts' nodes].
+
+    For one layer's slots [gpus, per GPU]. Replicas serve even shares, near sources first.
+    """
+    experts = affinity.shape[1]
+    replicas = np.stack([np.bincount(node, minlength=experts) for node in slots.reshape(nodes, -1)])
+    at_node = affinity.reshape(nodes, -1, experts).sum(axis=1)
+    share = replicas * (at_node.sum(axis=0) / np.maximum(replicas.sum(axis=0), 1))
+    return np.stack([np.minimum(source, share).sum(axis=1) for source in at_node])
+
+
+def cross_node_share(slots: Slots, affinity: Loads, nodes: int) -> float:
+    """Part of all choices of one layer that leave the source's node, replicas serving near sources first."""
+    local = np.trace(local_choices(slots, affinity, nodes))
+    return float(1 - local / max(affinity.sum(), 1e-300))
+
+
+def near_sources(solved: Solved, affinity: Loads, shape: SlotShape) -> Solved:
+    """The placement with whole nodes in the order in which the most choices stay: an assignment problem.
+
+    Nodes are alike: balance, bound, replicas and the nodes that a token touches stay as they are.
+    """
+    slots = solved.slots.copy()
+    for layer, counts in enumerate(affinity):
+        order = best_order(local_choices(slots[layer], counts, shape.nodes))
+        blocks = slots[layer].reshape(shape.nodes, shape.node_gpus, -1)
+        slots[layer] = blocks[order].reshape(slots[layer].shape)
+    return replace(solved, slots=slots)
+
+
+def best_order(benefit: Loads) -> Slots:
+    """Which node goes to each place, for the largest sum of kept [places, nodes]; who stays, among equals."""
+    from ortools.graph.python import linear_sum_assignment
+
+    nodes = len(benefit)
+    cost = np.rint((1 - benefit / max(float(benefit.max()), 1e-300)) * _UNIT).astype(np.int64)
+    cost[np.arange(nodes), np.arange(nodes)] -= 1
+    place, node = (x.ravel() for x in np.indices(cost.shape))
+    problem = linear_sum_assignment.SimpleLinearSumAssignment()
+    problem.add_arcs_with_cost(place, node, cost.ravel())
+    if problem.solve() != problem.OPTIMAL:
+        raise RuntimeError("the assignment of nodes to sources did not end with an optimum")
+    return np.array([problem.right_mate(i) for i in range(nodes)], dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flows:
+    """What is known of the tokens' ways, of all layers."""
+
+    tokens: NDArray[np.int32] | None = None
+    """Experts that each token chose, [layers, tokens, top-k]; -1 for a choice that was dropped."""
+    pairs: Loads | None = None
+    """Co-activation, [layers, experts, experts]; counts where there are no tokens."""
+    sources: Loads | None = None
+    """Tokens from each GPU to each expert, [layers, gpus, experts]."""
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to place by."""
+        return any(x is not None for x in (self.tokens, self.pairs, self.sources))
+
+    @property
+    def by_token(self) -> bool:
+        """Whether it is known which experts go together."""
+        return self.tokens is not None or self.pairs is not None
+
+    def layer(self, index: int) -> Flows:
+        """One layer's, thinned."""
+        tokens = self.tokens
+        if tokens is not None:
+            tokens = tokens[index : index + 1, :: -(-tokens.shape[1] // TRAFFIC.most_tokens)]
+        pairs = self.pairs[index : index + 1] if self.pairs is not None else None
+        sources = self.sources[index : index + 1] if self.sources is not None else None
+        return Flows(tokens=tokens, pairs=pairs, sources=sources)
+
+
+def read_flows(routing: Routing, co_activation: Path | None, shape: SlotShape) -> Flows:
+    """Of the loads' own file, or of `co_activation`: a token trace, or counts of pairs of experts.
+
+    Pairs count where there is no trace. Raises InputError for another shape than the loads.
+    """
+    _, layers, experts = routing.loads.shape
+    where = "co-activation" if co_activation is None else str(co_activation)
+    sources = routing.affinity
+    if routing.affinity_recorded and sources is not None and sources.shape[1] != shape.gpus:
+        sources = None
+    if sources is not None:
+        check_affinity(sources, layers, experts, shape)
+    tokens, pairs = routing.tokens, routing.co_activation
+    if co_activation is not None:
+        tokens, pairs = _read_together(co_activation)
+    if tokens is not None and (len(tokens) != layers or tokens.max() >= experts):
+        raise InputError(
+            f"{where}: a trace of {len(tokens)} layers and experts up to {tokens.max()}; the loads have "
+            f"{layers} layers of {experts} experts"
+        )
+    if co_activation is not None and tokens is None and pairs is None:
+        raise InputError(f"{where}: no topk_ids and no co_activation in it")
+    if pairs is not None:
+        pairs = _checked_pairs(pairs, layers, experts, where)
+    return Flows(tokens=tokens, pairs=None if tokens is not None else pairs, sources=sources)
+
+
+def _read_together(path: Path) -> tuple[NDArray[np.int32] | None, Loads | None]:
+    """A trace, or else pair counts [layers, experts, experts], one matrix standing for one layer."""
+    arrays = read_arrays(path)
+    if arrays is None or "topk_ids" in arrays:
+        routing = read_routing(path)
+        if (
+            routing.tokens is None
+            and routing.co_activation is None
+            and path.suffix.lower() == ".csv"
+        ):
+            return None, routing.loads
+        return routing.tokens, routing.co_activation
+    names = [name for name in ("co_activation", "load") if name in arrays] or list(arrays)[:1]
+    if not names or arrays[names[0]].dtype.kind not in "iuf" or arrays[names[0]].ndim not in (2, 3):
+        raise InputError(f"{path}: must hold topk_ids, or co_activation [layers, experts, experts]")
+    pairs = np.asarray(arrays[names[0]], dtype=np.float64)
+    return None, pairs if pairs.ndim == 3 else pairs[None]
+
+
+def _checked_pairs(pairs: Loads, layers: int, experts: int, where: str) -> Loads:
+    """Symmetric with a zero diagonal."""
+    if pairs.shape != (layers, experts, experts):
+        raise InputError(
+            f"{where}: co-activation must have the shape [layers, experts, experts], "
+            f"{[layers, experts, experts]}; got {list(pairs.shape)}"
+        )
+    if not np.isfinite(pairs).all() or pairs.min() < 0:
+        raise InputError(f"{where}: co-activation must be finite and not negative")
+    both = np.asarray((pairs + np.swapaxes(pairs, 1, 2)) / 2)
+    both[:, np.arange(experts), np.arange(experts)] = 0.0
+    return both
+
+
+# Which blocks of the fabric a token's experts lie in, and which replica of an expert a token goes to.
+#
+# By `turns` the n-th token that chose an expert takes replica n mod c, as the dispatchers of serving systems
+# do or come close to. By `touched` it takes a replica in a node that its other experts lie in, as far as
+# even shares of the replicas allow. What is modelled is a count over the trace, so the two agree exactly.
+
+
+REPLICA_RULES = ("turns", "touched")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """A level of the fabric: blocks of `gpus` GPUs, and what touching one more of them costs a token."""
+
+    name: str
+    gpus: int
+    weight: float
+
+
+def slot_choices(
+    tokens: NDArray[np.int32], slots: Slots, experts: int, near_gpus: int | None = None
+) -> Ids:
+    """The slot each choice goes to, [tokens, top-k], for tokens [tokens, top-k] and slots [gpus, per GPU].
+
+    Replicas take turns in the order of the tokens; with `near_gpus`, the GPUs of a node, tokens take replicas
+    by `touched`. -1 where the choice was dropped.
+    """
+    flat = slots.ravel()
+    order = np.argsort(flat, kind="stable")
+    counts = np.bincount(flat, minlength=experts)
+    first = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    chosen = tokens.ravel()
+    turn = _turns(chosen)
+    safe = np.maximum(chosen, 0)
+    slot = np.where(chosen >= 0, order[first[safe] + turn % counts[safe]], -1).reshape(tokens.shape)
+    if near_gpus is not None and near_gpus < len(slots):
+        _prefer_touched(tokens, slot, flat, slots.shape[1] * near_gpus)
+    return slot
+
+
+def _turns(key: NDArray[np.int32] | Ids) -> Ids:
+    """How many equal entries come before each."""
+    turn = np.zeros(len(key), dtype=np.int64)
+    by_key = np.argsort(key, kind="stable")
+    ordered = key[by_key]
+    turn[by_key] = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
+    return turn
+
+
+def _prefer_touched(
+    tokens: NDArray[np.int32], slot: Ids, slot_experts: Ids, node_slots: int
+) -> None:
+    """Changes the slots of choices whose expert, one after the other, has replicas on several nodes.
+
+    Every replica keeps its even share. Tokens with the fewest such nodes choose first, in their order; who
+    finds no share left on a node that it touches takes what is left.
+    """
+    nodes = len(slot_experts) // node_slots
+    node_of = np.arange(len(slot_experts)) // node_slots
+    spread = [
+        e
+        for e in np.unique(slot_experts).tolist()
+        if len(set(node_of[slot_experts == e].tolist())) > 1
+    ]
+    fixed = ~np.isin(tokens, spread) & (tokens >= 0)
+    touched = np.zeros((len(tokens), nodes), dtype=bool)
+    row, column = np.nonzero(fixed)
+    touched[row, slot[row, column] // node_slots] = True
+    for expert in spread:
+        replicas = np.flatnonzero(slot_experts == expert)
+        row, column = np.nonzero(tokens == expert)
+        share = len(row) // len(replicas) + (np.arange(len(replicas)) < len(row) % len(replicas))
+        quota = np.bincount(node_of[replicas], weights=share, minlength=nodes).astype(np.int64)
+        node = _shared_out(touched[row], quota)
+        # On one node the replicas' shares follow in the order of the tokens.
+        by_node = np.argsort(node, kind="stable")
+        slot[row[by_node], column[by_node]] = np.repeat(replicas, share)
+        touched[row, node] = True
+
+
+def _shared_out(touched: NDArray[np.bool_], quota: Ids) -> Ids:
+    """A node for each token [tokens], `quota` [nodes] in all, touched [tokens, nodes] ones where possible."""
+    node = np.full(len(touched), -1, dtype=np.int64)
+    remaining = quota.copy()
+    wanted = touched & (quota > 0)
+    options = wanted.sum(axis=1)
+    for count in range(1, int(options.max(initial=0)) + 1):
+        for block in np.flatnonzero(quota).tolist():
+            takers = np.flatnonzero((node < 0) & (options == count) & wanted[:, block])[
+                : remaining[block]
+            ]
+            node[takers] = block
+            remaining[block] -= len(takers)
+    node[node < 0] = np.repeat(np.arange(len(quota)), remaining)
+    return node
+
+
+def blocks_per_token(
+    tokens: NDArray[np.int32],
+    slots: Slots,
+    experts: int,
+    block_gpus: int,
+    near_gpus: int | None = None,
+) -> float:
+    """Mean number of different blocks of `block_gpus` GPUs that a token's experts lie in."""
+    choice = slot_choices(tokens, slots, experts, near_gpus)
+    return float(distinct(choice // (slots.shape[1] * block_gpus)).mean())
+
+
+def distinct(block: Ids) -> Ids:
+    """Different non-negative numbers in each row."""
+    ordered = np.sort(np.where(block >= 0, block, -1), axis=1)
+    fresh = np.concatenate(
+        [ordered[:, :1] >= 0, (ordered[:, 1:] != ordered[:, :-1]) & (ordered[:, 1:] >= 0)], axis=1
+    )
+    return np.asarray(fresh.sum(axis=1))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.experts.bound import balance_bound, partitions
-from meshwright.planner.experts.flows import Flows, Level, slot_choices
+from meshwright.planner.experts.inputs import Flows, Level, slot_choices
 from meshwright.planner.experts.packing import (
     Crew,
     SlotPacking,

@@ -19,8 +19,7 @@ import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.experts.flows import Flows, Level, distinct, slot_choices
-from meshwright.planner.experts.inputs import read_routing
+from meshwright.planner.experts.inputs import Flows, Level, distinct, read_routing, slot_choices
 from meshwright.planner.experts.less_traffic import less_traffic
 from meshwright.planner.experts.packing import SlotPacking, Solved, by_layer
 from meshwright.planner.experts.problem import Loads, PlacementLimits, Slots, SlotShape

@@ -1,4 +1,7 @@
-"""A batch from its jobs file to its results: what is done stays done, whatever happens to the process."""
+"""A batch from its jobs file to its results, and where jobs are done: processes of this machine, or Ray.
+
+What is done stays done, whatever happens to the process.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +9,391 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, get_args
+
+from pydantic import BaseModel, ConfigDict
 
 from meshwright.documents import csv_text, frame_of, uninterrupted, write_files
-from meshwright.errors import InputError
-from meshwright.planner.many.engines import (
-    COLUMNS,
-    Engine,
-    Task,
-    column_type,
-    failed_row,
-    local_engine,
-    request_of,
+from meshwright.errors import InputError, message_of
+from meshwright.planner.many.jobs import (
+    AnswerCache,
+    Job,
+    JobDoc,
+    Journal,
+    code_fingerprint,
+    read_jobs,
+    request_key,
 )
-from meshwright.planner.many.jobs import Job, Journal, code_fingerprint, read_jobs
-from meshwright.planner.plan.training_cost import Budget
-from meshwright.planner.solvers.processes import usable_cores
+from meshwright.planner.plan.training_cost import COST_FIELDS, Budget, cost_figures
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.solvers.clock import until
+from meshwright.planner.solvers.processes import end_pool, process_pool, usable_cores
 
 if TYPE_CHECKING:
     import pandas
+
+# A row of a batch's results: what was asked, how it ended, and the figures of the plan.
+
+
+class JobRow(BaseModel):
+    """The columns of results.csv, results.json and results.parquet; what there is none of is null."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    status: str
+    """That of the plan, or `failed`."""
+    model: str | None = None
+    cluster: str | None = None
+    gpus: int | None = None
+    global_batch: int | None = None
+    seq_len: int | None = None
+    precision: str | None = None
+    framework: str | None = None
+    step_time_s: float | None = None
+    lower_bound_s: float | None = None
+    gap: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    tflops_per_gpu: float | None = None
+    mfu: float | None = None
+    peak_memory_gib: float | None = None
+    """Of the fullest GPU."""
+    host_memory_gib: float | None = None
+    """Of a node, for what is offloaded; null where nothing is."""
+    tp: int | None = None
+    cp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
+    vpp: int | None = None
+    micro_batch: int | None = None
+    num_micro_batches: int | None = None
+    zero_stage: int | None = None
+    shard_groups: int | None = None
+    optimizer_offload: int | None = None
+    recompute: str | None = None
+    schedule: str | None = None
+    tokens: float | None = None
+    """Of the whole training."""
+    days: float | None = None
+    """That the training takes."""
+    gpu_hours: float | None = None
+    dollars: float | None = None
+    kwh: float | None = None
+    """Of the GPUs at their board power; hosts, network and cooling are left out."""
+    days_late: float | None = None
+    """Past the days that were asked for; null without a deadline."""
+    message: str = ""
+    """Why there is no plan."""
+
+
+COLUMNS = tuple(JobRow.model_fields)
+_ASKED = tuple(
+    name for name in COLUMNS if name in JobDoc.model_fields and name not in ("name", "days")
+)
+
+
+def column_type(name: str) -> type:
+    """The type of a column's values, beside null: str, int or float."""
+    annotation = JobRow.model_fields[name].annotation
+    for kind in (str, int, float):
+        if annotation is kind or kind in get_args(annotation):
+            return kind
+    raise TypeError(f"column {name} is of type {annotation}")
+
+
+def failed_row(fields: Mapping[str, Any], message: str) -> dict[str, Any]:
+    """The row of a job without an answer.
+
+    Parameters
+    ----------
+    fields
+        Of the job as its author wrote them; values of a wrong type are left out of the row.
+    message
+        What went wrong.
+    """
+    fitting = {
+        name: fields[name] for name in _ASKED if isinstance(fields.get(name), column_type(name))
+    }
+    row = JobRow(**fitting, name=str(fields["name"]), status="failed", message=message)
+    return row.model_dump()
+
+
+def job_row(job: JobDoc, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a job: what it asks for, under its own names, and the figures of its answer."""
+    fields = {name: getattr(job, name) for name in _ASKED}
+    return JobRow(**{**fields, **figures, "name": job.name}).model_dump()
+
+
+# One job from its fields to its files, in plain data, so that any process or machine can do it.
+
+
+_OF_A_JOB = {"name", "top", "time_limit", *COST_FIELDS}
+"""Fields of a job that a request does not read under the same name."""
+
+
+def request_of(job: JobDoc) -> PlanRequest:
+    """The plan request of a job. Raises InputError."""
+    from meshwright.planner.request.reader import read_request
+
+    options = job.model_dump(exclude=_OF_A_JOB)
+    return read_request(**options, top_k=job.top, time_limit_s=job.time_limit)
+
+
+def do_job(
+    fields: Mapping[str, Any], cache_folder: str | None, end_s: float = inf
+) -> dict[str, Any]:
+    """Plans one job.
+
+    Parameters
+    ----------
+    fields
+        Those of a JobDoc.
+    cache_folder
+        Where answers are kept; None keeps nothing.
+    end_s
+        When the job has to end, in seconds of the machine's monotonic clock.
+
+    Returns
+    -------
+    dict
+        Its `row` of results, its `files` by name, whether it was `cached`, and its `seconds`. Whatever goes
+        wrong is said in the row, status `failed`.
+    """
+    began = time.monotonic()
+    job = JobDoc.model_validate(fields)
+    cached, cost = False, {}
+    try:
+        request = request_of(job)
+        cache = AnswerCache(Path(cache_folder)) if cache_folder else None
+        # An answer that took its time is as good for a job with a time limit.
+        key = request_key(replace(request, time_limit_s=None))
+        answer = cache.get(key) if cache else None
+        cached = answer is not None
+        if answer is None:
+            with until(end_s):
+                answer = _answer(request)
+            if cache and request.time_limit_s is None:
+                cache.put(key, answer)
+        budget = Budget.of(job.model_dump(include=set(COST_FIELDS)))
+        cost = cost_figures(budget, answer["figures"], request.cluster)
+    except Exception as error:  # noqa: BLE001 - one job must not stop the others
+        figures = {"status": "failed", "message": message_of(error)[0]}
+        answer = {"figures": figures, "files": {}}
+    return {
+        "row": job_row(job, {**answer["figures"], **cost}),
+        "files": answer["files"],
+        "cached": cached,
+        "seconds": time.monotonic() - began,
+    }
+
+
+def _answer(request: PlanRequest) -> dict[str, Any]:
+    """What is kept of a plan: its figures and its files, without how long it took, which always differs."""
+    from meshwright.planner.launch.plan_files import plan_files
+    from meshwright.planner.plan.make_plan import make_plan
+
+    plan = make_plan(request, robustness=False, choices=False)
+    solver = plan.solver.model_copy(update={"wall_s": None})
+    plan = plan.model_copy(update={"solver": solver})
+    return {"figures": plan.figures(), "files": plan_files(plan) if plan.layout else {}}
+
+
+Task = tuple[int, Mapping[str, Any]]
+"""(position of the job, its fields)."""
+Done = tuple[int, dict[str, Any]]
+"""(position of the job, what `do_job` returned)."""
+Engine = Callable[[Iterable[Task]], Iterator[Done]]
+
+MOST_ATTEMPTS = 3
+JOBS_PER_PROCESS = 250
+"""After that many a worker process is replaced, so that nothing it keeps grows with the batch."""
+
+
+def given_up(fields: Mapping[str, Any], attempts: int) -> dict[str, Any]:
+    """The result of a job whose worker ended every time."""
+    words = f"its worker process ended {attempts} times (killed, or out of memory)"
+    return {"row": failed_row(fields, words), "files": {}, "cached": False, "seconds": 0.0}
+
+
+def local_engine(workers: int, cache_folder: str | None, end_s: float = inf) -> Engine:
+    """Processes of this machine; one worker is this process itself.
+
+    Jobs end at `end_s` of the monotonic clock.
+
+    A worker that ends takes the others of its pool with it: a new pool goes on with what was under way,
+    each of those jobs alone, so that the one at fault is found.
+    """
+
+    def here(tasks: Iterable[Task]) -> Iterator[Done]:
+        for position, fields in tasks:
+            yield position, do_job(fields, cache_folder, end_s)
+
+    def pooled(tasks: Iterable[Task]) -> Iterator[Done]:
+        return _Pool(workers, cache_folder, end_s).run(tasks)
+
+    return here if workers == 1 else pooled
+
+
+class _Pool:
+    """A pool of processes that is made anew when a worker ends."""
+
+    def __init__(self, workers: int, cache_folder: str | None, end_s: float) -> None:
+        self._workers, self._cache_folder, self._end_s = workers, cache_folder, end_s
+        self._under_way: dict[Future[dict[str, Any]], Task] = {}
+        self._attempts: Counter[int] = Counter()
+        self._suspects: deque[Task] = deque()
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Done]:
+        waiting = iter(tasks)
+        pool = self._new_pool()
+        try:
+            while True:
+                self._fill(pool, waiting)
+                if not self._under_way:
+                    return
+                finished, _ = wait(self._under_way, return_when=FIRST_COMPLETED)
+                broken = False
+                for future in finished:
+                    task = self._under_way.pop(future)
+                    try:
+                        yield task[0], future.result()
+                    except BrokenProcessPool:
+                        self._suspects.append(task)
+                        broken = True
+                if broken:
+                    self._suspects.extend(self._under_way.values())
+                    self._under_way.clear()
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    pool = self._new_pool()
+                    yield from self._given_up()
+        finally:
+            # All is done, or nobody wants the rest any more.
+            end_pool(pool)
+
+    def _new_pool(self) -> ProcessPoolExecutor:
+        return process_pool(self._workers, JOBS_PER_PROCESS)
+
+    def _fill(self, pool: ProcessPoolExecutor, waiting: Iterator[Task]) -> None:
+        """Keeps every worker busy and one job waiting for each; a job under suspicion runs alone."""
+        if self._suspects:
+            if not self._under_way:
+                self._submit(pool, self._suspects.popleft())
+            return
+        while len(self._under_way) < 2 * self._workers:
+            task = next(waiting, None)
+            if task is None:
+                return
+            self._submit(pool, task)
+
+    def _submit(self, pool: ProcessPoolExecutor, task: Task) -> None:
+        future = pool.submit(do_job, dict(task[1]), self._cache_folder, self._end_s)
+        self._under_way[future] = task
+
+    def _given_up(self) -> Iterator[Done]:
+        """Counts an attempt of every suspect; those with too many are given up."""
+        suspects = list(self._suspects)
+        self._suspects.clear()
+        for task in suspects:
+            self._attempts[task[0]] += 1
+            if self._attempts[task[0]] >= MOST_ATTEMPTS:
+                yield task[0], given_up(task[1], MOST_ATTEMPTS)
+            else:
+                self._suspects.append(task)
+
+
+# The jobs of a batch on a Ray cluster. Needs `pip install meshwright[ray]` on every machine of it.
+
+
+CONNECT_S = 5.0
+AHEAD = 2
+"""Jobs handed out for each core of the cluster, so that none waits for the next."""
+
+
+def ray_engine(address: str | None, cache_folder: str | None) -> Engine:
+    """Tasks on the cluster at `address` (`auto`: the one this machine belongs to; None: one of its own).
+
+    A job whose worker or machine is lost is done again elsewhere, up to three times. Answers are cached on
+    the machine that finds them. Raises InputError where Ray is missing or the cluster cannot be reached.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise InputError(
+            "Ray is not installed: pip install 'meshwright[ray]'", where="--engine ray"
+        ) from None
+    _check_address(address)
+    # A worker finds this program by its installation, not by a copy of the folder the user stands in.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            include_dashboard=False if address is None else None,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"no Ray cluster there ({error})", where="--ray-address", value=address
+        ) from None
+
+    def engine(tasks: Iterable[Task]) -> Iterator[Done]:
+        try:
+            yield from _run(ray, tasks, cache_folder)
+        finally:
+            ray.shutdown()
+
+    return engine
+
+
+def _check_address(address: str | None) -> None:
+    """Ray waits for minutes where nobody answers. Raises InputError within seconds."""
+    host, colon, port = (address or "").rpartition(":")
+    if not colon or "/" in host:
+        return
+    try:
+        with socket.create_connection((host, int(port)), timeout=CONNECT_S):
+            return
+    except (OSError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"no Ray cluster there ({error})", where="--ray-address", value=address
+        ) from None
+
+
+def _run(ray: Any, tasks: Iterable[Task], cache_folder: str | None) -> Iterator[Done]:
+    remote = ray.remote(num_cpus=1, max_retries=MOST_ATTEMPTS - 1)(do_job)
+    waiting = iter(tasks)
+    under_way: dict[Any, Task] = {}
+    while True:
+        limit = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        for task in islice(waiting, max(0, limit - len(under_way))):
+            under_way[remote.remote(dict(task[1]), cache_folder)] = task
+        if not under_way:
+            return
+        finished, _ = ray.wait(list(under_way), num_returns=1)
+        for reference in finished:
+            position, fields = under_way.pop(reference)
+            try:
+                yield position, ray.get(reference)
+            except ray.exceptions.RayError:
+                yield position, given_up(fields, MOST_ATTEMPTS)
+
+
+# A batch from its jobs file to its results: what is done stays done, whatever happens to the process.
+
 
 # The results of a batch as tables: CSV, JSON, Parquet.
 
@@ -227,7 +589,7 @@ def _refuse_mistakes(jobs: list[Job]) -> None:
 
 def _engine(options: BatchOptions, tasks: int, cache: str | None) -> Engine:
     if options.engine == "ray":
-        from meshwright.planner.many.engines import ray_engine
+        from meshwright.planner.many.batch import ray_engine
 
         return ray_engine(options.ray_address, cache)
     return local_engine(min(options.workers or usable_cores(), tasks), cache)

@@ -23,7 +23,7 @@ from meshwright.documents import csv_text
 from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.drawing import Drawing, distinct_colour, ink_on, shortened, text_width
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.many.engines import Task, local_engine
+from meshwright.planner.many.batch import Task, local_engine
 from meshwright.planner.many.jobs import JobDoc
 from meshwright.planner.many.sharing import (
     OBJECTIVES,

@@ -18,7 +18,7 @@ from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS
 from meshwright.documents import csv_text, frame_of
 from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.drawing import Chart, LogScale, empty_chart, seconds
-from meshwright.planner.many.engines import do_job, local_engine
+from meshwright.planner.many.batch import do_job, local_engine
 from meshwright.planner.many.jobs import JobDoc
 from meshwright.planner.plan.training_cost import SECONDS_PER_DAY, Budget
 from meshwright.planner.solvers.processes import usable_cores

@@ -38,6 +38,7 @@ from meshwright.costmodel.workload import Execution, Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import packed_context, shared_times
+from meshwright.planner.mixed.document import MixedRequest
 from meshwright.planner.mixed.kernel import (
     Composition,
     MixedKernel,
@@ -46,7 +47,6 @@ from meshwright.planner.mixed.kernel import (
     gains_by_grouping,
     leading_patterns,
 )
-from meshwright.planner.mixed.request import MixedRequest
 from meshwright.planner.request.choices import DEGREES
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.space import Space, space_of

@@ -22,12 +22,12 @@ from meshwright.planner.mixed.document import (
     AloneDoc,
     MixedPlan,
     MixedPredicted,
+    MixedRequest,
     MixedSolverDoc,
     RankDoc,
 )
 from meshwright.planner.mixed.kernel import MixedKernel, MixedPrice, least_again_s
 from meshwright.planner.mixed.promising import KernelMaker, PromisingRow, promising_rows
-from meshwright.planner.mixed.request import MixedRequest
 from meshwright.planner.mixed.verify import verify_mixed
 from meshwright.planner.plan.assemble import objective_of, software_needs
 from meshwright.planner.plan.document import CostDoc, Plan, Status, TrainingCost, with_digest

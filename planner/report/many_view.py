@@ -20,8 +20,7 @@ from meshwright.planner.drawing import (
     rounded_seconds,
     seconds,
 )
-from meshwright.planner.many.batch import BatchReport
-from meshwright.planner.many.engines import COLUMNS
+from meshwright.planner.many.batch import COLUMNS, BatchReport
 from meshwright.planner.many.fleet import Fleet, fleet_document
 from meshwright.planner.many.recommend import Recommendation, SizedPlan
 from meshwright.planner.many.sweep import SweepReport

@@ -16,7 +16,7 @@ from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
 from meshwright.planner.mapping.pricing import pricing_of
-from meshwright.planner.mixed.request import read_mixed_request
+from meshwright.planner.mixed.document import read_mixed_request
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request

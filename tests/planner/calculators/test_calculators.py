@@ -17,6 +17,7 @@ from meshwright.commands.calculators import operation_word
 from meshwright.costmodel.alpha_beta import ALGORITHMS, Link
 from meshwright.costmodel.calibration import Factors
 from meshwright.errors import InputError
+from meshwright.planner.analysis.roofline import roofline_document
 from meshwright.planner.calculators.collective import (
     Network,
     collective_document,
@@ -24,7 +25,6 @@ from meshwright.planner.calculators.collective import (
 )
 from meshwright.planner.calculators.formulas import read_bytes
 from meshwright.planner.calculators.pipeline import pipeline_document
-from meshwright.planner.calculators.roofline import roofline_document
 from meshwright.planner.runs.calibration.service import draft_stack
 
 RUN = {

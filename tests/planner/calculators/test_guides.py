@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from meshwright.cli import main
 from meshwright.cluster_specs.importers.facts import SourceText
 from meshwright.errors import InputError
+from meshwright.planner.analysis.roofline import network_roofline
 from meshwright.planner.analysis.traffic import plan_traffic, rank_matrix_csv, traffic_matrix
 from meshwright.planner.calculators.collective import fitted_document
 from meshwright.planner.calculators.pipeline import pipeline_document
-from meshwright.planner.calculators.roofline import network_roofline
 from meshwright.planner.calculators.volumes import TransformerShape, volumes_document
 from meshwright.planner.report.plan_words import meaning_of
 from tests.planner.analysis.test_trace import piped

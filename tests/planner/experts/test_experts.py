@@ -16,8 +16,7 @@ from benchmarks.expert_placement import greedy_balance
 from meshwright.cli import main
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.experts.bound import balance_bound, count_bound, pair_bound
-from meshwright.planner.experts.flows import Flows, Level, blocks_per_token
-from meshwright.planner.experts.inputs import read_routing
+from meshwright.planner.experts.inputs import Flows, Level, blocks_per_token, read_routing
 from meshwright.planner.experts.less_traffic import NodeExchange, layer_caps, less_of
 from meshwright.planner.experts.packing import SlotPacking, greedy_counts, has_duplicates, pack
 from meshwright.planner.experts.placements import count_moves, read_placement

@@ -23,7 +23,7 @@ from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
-from meshwright.planner.experts.flows import Flows
+from meshwright.planner.experts.inputs import Flows
 from meshwright.planner.experts.recorders import token_loads
 from meshwright.planner.experts.solve import PlacementEffort
 from meshwright.planner.experts.training import (

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.planner.experts.flows import read_flows
-from meshwright.planner.experts.inputs import read_routing
+from meshwright.planner.experts.inputs import read_flows, read_routing
 from meshwright.planner.experts.problem import SlotShape
 from meshwright.planner.experts.recorders import recorded
 from tests.planner.experts.safetensors_files import write_safetensors

@@ -15,7 +15,7 @@ from meshwright.cli import main
 from meshwright.costmodel.level_traffic import all_to_all_bytes
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
-from meshwright.planner.experts.flows import (
+from meshwright.planner.experts.inputs import (
     Flows,
     Level,
     blocks_per_token,
@@ -39,8 +39,7 @@ from meshwright.planner.experts.less_traffic import (
 from meshwright.planner.experts.packing import Solved, by_layer, has_duplicates
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.recorders import Routing, token_loads
-from meshwright.planner.experts.request import ExpertRequest, read_ground
-from meshwright.planner.experts.service import pairs_apart, traffic_row
+from meshwright.planner.experts.service import ExpertRequest, pairs_apart, read_ground, traffic_row
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
 
 

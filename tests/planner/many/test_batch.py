@@ -18,8 +18,14 @@ import pytest
 import yaml
 
 from meshwright.errors import InputError
-from meshwright.planner.many.batch import RESULT_FORMATS, BatchOptions, BatchReport, run_batch
-from meshwright.planner.many.engines import do_job, request_of
+from meshwright.planner.many.batch import (
+    RESULT_FORMATS,
+    BatchOptions,
+    BatchReport,
+    do_job,
+    request_of,
+    run_batch,
+)
 from meshwright.planner.many.jobs import AnswerCache, JobDoc, code_files, read_jobs, request_key
 from tests.places import ROOT
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.errors import InputError
-from meshwright.planner.many.engines import do_job
+from meshwright.planner.many.batch import do_job
 from meshwright.planner.many.recommend import Recommendation, SizedPlan, SizeRequest, plan_sizes
 
 PLAN = {"global_batch": 64, "seq_len": 2048}

@@ -11,9 +11,9 @@ import pytest
 
 from meshwright.cluster_specs.reader import MixedClusterSpec, PartSpec, load_cluster
 from meshwright.costmodel.mixed import mixed_step
+from meshwright.planner.mixed.document import MixedRequest, read_mixed_request
 from meshwright.planner.mixed.kernel import MixedKernel
 from meshwright.planner.mixed.promising import KernelMaker, promising_rows
-from meshwright.planner.mixed.request import MixedRequest, read_mixed_request
 from meshwright.planner.mixed.service import MixedParams, MixedSearch
 from meshwright.planner.request.choices import WITHOUT
 from tests.planner.mixed.test_mixed_optimum import CASES, SLOWLY, asked, compare

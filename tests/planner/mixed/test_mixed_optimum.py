@@ -22,9 +22,9 @@ from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import boundary_s
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.planner.bounds.mappings import packed_context, shared_times
+from meshwright.planner.mixed.document import MixedRequest, read_mixed_request
 from meshwright.planner.mixed.kernel import MixedKernel, leading_patterns
 from meshwright.planner.mixed.promising import KernelMaker, RowBounds, promising_rows
-from meshwright.planner.mixed.request import MixedRequest, read_mixed_request
 from meshwright.planner.mixed.service import MixedParams, MixedSearch
 from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request

@@ -14,7 +14,7 @@ from meshwright.cluster_specs.reader import load_cluster
 from meshwright.costmodel.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.costmodel.records import fit_probability, memory_band, memory_margin
 from meshwright.model_specs.reader import load_catalog_model
-from meshwright.planner.many.engines import request_of
+from meshwright.planner.many.batch import request_of
 from meshwright.planner.many.jobs import JobDoc
 from meshwright.planner.plan.make_plan import fastest_plan, make_plan
 from meshwright.planner.report.plan_view import memory_risk_view

@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.planner.analysis.neighbours import neighbours, single_choices
-from meshwright.planner.many.engines import do_job
+from meshwright.planner.many.batch import do_job
 from meshwright.planner.many.jobs import JobDoc
 from meshwright.planner.many.recommend import plan_sizes, read_size_request
 from meshwright.planner.many.sweep import sweep, what_if

@@ -14,7 +14,7 @@ from meshwright.costmodel import execution_names as names
 from meshwright.costmodel.execution_names import DISPATCHERS, OFFLOADED_MODULES, SCHEDULE_NAMES
 from meshwright.costmodel.layout import AXES
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES
-from meshwright.planner.many.engines import JobRow
+from meshwright.planner.many.batch import JobRow
 from meshwright.planner.many.fleet import FleetJobRow
 from meshwright.planner.many.recommend import SizeRow
 from meshwright.planner.plan.document import Plan
