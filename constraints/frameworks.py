@@ -23,6 +23,7 @@ from meshwright.constraints.rule import (
 from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, planned
+from meshwright.frameworks.deepspeed import SCRIPT_OPTIMIZERS
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.record import DEGREES_OF_FRAMEWORKS, Framework
 from meshwright.frameworks.torchtitan import TORCHTITAN
@@ -159,7 +160,7 @@ class MatricesForMuon(Rule):
         return as_excess(np.full_like(column(table, "tp"), int(wrong)))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        if plan.workload.optimizer != "muon" or plan.workload.model.moe is None:
+        if plan.workload.model.moe is None or not _of_muon(plan.workload):
             return None
         return self.finding(
             value=1,
@@ -168,22 +169,17 @@ class MatricesForMuon(Rule):
         )
 
 
-def _by_script(workload: Workload) -> bool:
-    """Whether Megatron-DeepSpeed's script has no argument for the optimizer."""
-    return workload.optimizer not in ("adam", "sgd")
-
-
 DEEPSPEED_SCRIPT_OPTIMIZER = AtMost(
     name="deepspeed-script-optimizer",
     sentence="tp pp ep <= 1 with other optimizers than adam and sgd",
     unit="ranks",
-    binds=_by_script,
+    binds=lambda work: work.optimizer not in SCRIPT_OPTIMIZERS,
     value=of("tp", "pp", "ep"),
     words="tp {tp} x pp {pp} x ep {ep} with {optimizer}",
     remedy="Keep tp, pp and ep at 1 and shard with dp, or train with adam or sgd.",
 )
-"""Megatron-DeepSpeed's script takes adam and sgd (megatron/arguments.py at 4efb479, --optimizer) and hands
-DeepSpeed its own; a script around the Trainer of transformers has the others and no such axes."""
+"""Megatron-DeepSpeed's script hands DeepSpeed its own; a script around the Trainer of transformers has the
+others and no such axes."""
 
 DEEPSPEED_MUON_ZERO = Requires(
     name="deepspeed-muon-zero",
@@ -566,7 +562,7 @@ class AllowedOptimizers(Rule):
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         wanted = plan.workload.optimizer
-        if any(wanted == optimizer for optimizer in self.optimizers):
+        if wanted in self.optimizers:
             return None
         known = wanted in self.framework.optimizers
         return self.finding(

@@ -19,9 +19,9 @@ from meshwright.constraints.rule import (
     as_excess,
     column,
     of,
-    takes_whole_matrices,
 )
 from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.optimizers import deals_out_matrices
 from meshwright.costmodel.workload import Workload, deduplicates
 
 
@@ -75,7 +75,7 @@ MEGATRON_SHARDING_OPTIMIZER = AtMost(
     name="megatron-zero-optimizer",
     sentence="zero_stage <= 1 with muon and lion, whose steps take whole matrices",
     unit="stages of ZeRO",
-    binds=takes_whole_matrices,
+    binds=deals_out_matrices,
     value=of("zero_stage"),
     words="ZeRO stage {zero_stage} with the {optimizer} optimizer",
     remedy="Lower the ZeRO stage to 1, or train with adam or sgd.",
@@ -94,19 +94,18 @@ class MegatronEmergingPrecision(Rule):
     of_workload = True
 
     def applies(self, workload: Workload) -> bool:
-        return takes_whole_matrices(workload)
+        return deals_out_matrices(workload)
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        wrong = takes_whole_matrices(table.workload) and table.workload.precision == "fp16"
+        wrong = deals_out_matrices(table.workload) and table.workload.precision == "fp16"
         return as_excess(np.full_like(column(table, "tp"), int(wrong)))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        optimizer, precision = plan.workload.optimizer, plan.workload.precision
-        if precision != "fp16" or optimizer in ("adam", "sgd"):
+        if plan.workload.precision != "fp16" or not deals_out_matrices(plan.workload):
             return None
         return self.finding(
             value=1,
-            words=f"{optimizer} in {precision}",
+            words=f"{plan.workload.optimizer} in fp16",
             remedy="Train in bf16, or with adam or sgd.",
         )
 
@@ -115,7 +114,7 @@ MEGATRON_EMERGING_EXPERT_BIAS = AtMost(
     name="megatron-emerging-expert-bias",
     sentence="zero_stage = 0 with muon and lion where experts have biases",
     unit="stages of ZeRO",
-    binds=lambda work: takes_whole_matrices(work) and has_experts(work) and has_linear_bias(work),
+    binds=lambda work: deals_out_matrices(work) and has_experts(work) and has_linear_bias(work),
     value=of("zero_stage"),
     limit=of(number=0),
     words="ZeRO stage {zero_stage} with {optimizer} and biases of experts",

@@ -219,11 +219,6 @@ def every_workload(workload: Workload) -> bool:
     return True
 
 
-def takes_whole_matrices(workload: Workload) -> bool:
-    """Whether Megatron hands the optimizer whole matrices: all of its own but adam and sgd."""
-    return workload.optimizer not in ("adam", "sgd")
-
-
 @dataclass(frozen=True, kw_only=True)
 class DeclaredRule(Rule):
     """What rules of all kinds state.

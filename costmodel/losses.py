@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from meshwright.costmodel.workload import Workload
 
 LossName = Literal["liger", "chunked"]
 """Words of `--loss`."""
-LOSS_NAMES: tuple[LossName, ...] = ("liger", "chunked")
+LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)
 
 
 @dataclass(frozen=True, kw_only=True)

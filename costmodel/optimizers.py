@@ -270,7 +270,7 @@ def keeps_more_of_tables(workload: Workload) -> bool:
     bool
         False of Adam, SGD and where adapters are trained in place of the model.
     """
-    if workload.optimizer in ("adam", "sgd") or workload.adapters is not None:
+    if workload.adapters is not None:
         return False
     other = moments_bytes(workload, tables=True) != moments_bytes(workload)
     return other or deals_out_matrices(workload)
@@ -460,14 +460,14 @@ def orthogonalising_s(c: Context, dense_shards: Ints, expert_shards: Ints) -> Fl
         return 0.0
     handed = _handed(workload)
     launch_s = c.constants.framework.piece_launch_s / _LAUNCHES_OF_A_PIECE
+    launches = _LAUNCHES + NEWTON_SCHULZ_STEPS * _PRODUCTS
     seconds: Floats = np.float64(0.0)
-    for each in counted_matrices(workload.model, fused=_handed(workload).fused_gate):
+    for each in counted_matrices(workload.model, fused=handed.fused_gate):
         shards, split = dense_shards, layout.tp
         number: Floats = each.number / np.asarray(layout.pp, dtype=np.float64)
         if each.expert:
             shards, split = expert_shards, layout.etp
             number = number / layout.ep
-        launches = _LAUNCHES + NEWTON_SCHULZ_STEPS * _PRODUCTS
         if handed.on_shards:
             each_s = _on_shards_s(c, *_edges(each, split), shards)
         else:

@@ -19,6 +19,7 @@ from meshwright.frameworks.deepspeed import (
     DEEPSPEED_ARGUMENTS,
     OPTIMIZER_TYPE,
     OVERLAP,
+    SCRIPT_OPTIMIZERS,
     TRAINER_FLAG,
     UNTESTED,
 )
@@ -172,7 +173,7 @@ def deepspeed_start(launch: Launch) -> Start:
     inputs = launch.inputs
     own_script = inputs.adapters is not None or STEP_KINDS[inputs.kind].on_preferences
     own_script = own_script or inputs.loss is not None
-    if own_script or launch.inputs.optimizer not in _BY_MEGATRON_DEEPSPEED:
+    if own_script or inputs.optimizer not in SCRIPT_OPTIMIZERS:
         return _with_trainer(launch)
     _require_even_stages(launch)
     args = megatron_deepspeed_args(launch)
@@ -193,9 +194,6 @@ def deepspeed_start(launch: Launch) -> Start:
     if layout.tp > 1 and layout.pp == 1 and launch.inputs.model.moe is None:
         files["ds_config_autotp.json"] = json_file(deepspeed_config(launch, autotp=True))
     return Start(program=program, args=args, files=files)
-
-
-_BY_MEGATRON_DEEPSPEED = ("adam", "sgd")
 
 
 def _with_trainer(launch: Launch) -> Start:
