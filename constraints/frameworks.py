@@ -67,6 +67,18 @@ TRL_DEGREES = AtMost(
 """Chosen and rejected sequences are joined, and their log-probabilities summed, on one rank
 (trl/trainer/dpo_trainer.py, _compute_loss; trl/trainer/kto_trainer.py)."""
 
+TRL_KTO_BATCH = AtLeast(
+    name="trl-kto-batch",
+    sentence="micro_batch >= 2 in kto: TRL pairs every prompt with another one's completion",
+    unit="sequences",
+    binds=lambda work: work.kind == "kto",
+    value=of("micro_batch"),
+    limit=of(number=2),
+    words="micro-batches of {micro_batch} under TRL's trainer of kto",
+    remedy="Take micro_batch 2 or more, or choose the megatron framework.",
+)
+"""trl/trainer/kto_trainer.py, KTOTrainer.__init__, raises below 2: completions rotate within a batch."""
+
 WHOLE_HEAD = AtMost(
     name="whole-head",
     sentence="tp pp ep <= 1 where the loss takes the head's product too: it reads the whole weight",
@@ -199,6 +211,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     DeepspeedExpertGroups(),
     PEFT_DEGREES,
     TRL_DEGREES,
+    TRL_KTO_BATCH,
     DEEPSPEED_REFERENCE,
     WHOLE_HEAD,
     DEEPSPEED_SCRIPT_OPTIMIZER,
@@ -256,6 +269,7 @@ FSDP2_RULES: tuple[Rule, ...] = (
     CAUSAL_CONTEXT,
     PEFT_DEGREES,
     TRL_DEGREES,
+    TRL_KTO_BATCH,
     WHOLE_HEAD,
     FSDP2_MUON_TENSOR,
     MatricesForMuon("fsdp2-muon-experts"),
