@@ -277,11 +277,8 @@ class PlanRequest:
             object.__setattr__(self, "adapters", self._checked_adapters(self.adapters))
         _one_of("kind", self.kind, KIND_NAMES)
         object.__setattr__(self, "reference", self._checked_reference())
-        object.__setattr__(self, "model", without_vocabulary_head(self.model, self.kind))
         check_loss(self.framework, self.kind, self.loss)
-        if self.loss is not None and self.model.mtp_layers:
-            what = f"{self.model.name} has multi-token prediction, whose loss is not priced so"
-            raise InputError(what, where="loss", value=self.loss)
+        check_model(self.model, self.kind, self.loss)
         check_names("without", self.without, WITHOUT)
         check_names("allow", self.allow, PERMISSIONS)
         object.__setattr__(
@@ -334,9 +331,6 @@ class PlanRequest:
         if STEP_KINDS[self.kind].on_preferences and self.lengths is not None:
             what = "packs are not priced in preference training: give --seq-len, the most of a sequence"
             raise InputError(what, where="lengths")
-        if STEP_KINDS[self.kind].on_preferences and self.model.indexer is not None:
-            what = f"{self.model.name} chooses the positions it attends to: only pretrain and sft are priced"
-            raise InputError(what, where="kind", value=self.kind)
         return place
 
     @property
@@ -435,10 +429,8 @@ def checked_reference(
     return reference
 
 
-def without_vocabulary_head(model: ModelSpec, kind: str) -> ModelSpec:
-    """The model of a kind of step: a reward model has one output in place of a head over the vocabulary.
-
-    Its parameters are counted as those of a model whose head is the token table.
+def check_model(model: ModelSpec, kind: str, loss: str | None) -> None:
+    """Raises InputError for a model whose steps of a kind, or with a loss, have no price.
 
     Parameters
     ----------
@@ -446,18 +438,19 @@ def without_vocabulary_head(model: ModelSpec, kind: str) -> ModelSpec:
         As was asked.
     kind
         Any of `step_kinds.KIND_NAMES`.
-
-    Raises
-    ------
-    InputError
-        For a model with multi-token prediction, which has further heads.
+    loss
+        Any of `losses.LOSS_NAMES`; None for what the framework does.
     """
-    if STEP_KINDS[kind].has_vocabulary_head:
-        return model
-    if model.mtp_layers:
+    asked = STEP_KINDS[kind]
+    if model.mtp_layers and not asked.has_vocabulary_head:
         what = f"is not priced for {model.name}, which predicts several tokens"
         raise InputError(what, where="kind", value=kind)
-    return model if model.tied_embeddings else model.model_copy(update={"tied_embeddings": True})
+    if model.mtp_layers and loss is not None:
+        what = f"{model.name} has multi-token prediction, whose loss is not priced so"
+        raise InputError(what, where="loss", value=loss)
+    if model.indexer is not None and asked.on_preferences:
+        what = f"{model.name} chooses the positions it attends to: only pretrain and sft are priced"
+        raise InputError(what, where="kind", value=kind)
 
 
 def check_loss(framework: str, kind: str, loss: str | None) -> None:

@@ -37,8 +37,8 @@ from meshwright.planner.request.choices import NUMBERS, NUMERICS, OF_EXECUTION
 from meshwright.planner.request.executions import FP8_ATTENTION_ON
 from meshwright.planner.request.plan_request import (
     check_loss,
+    check_model,
     checked_reference,
-    without_vocabulary_head,
 )
 from meshwright.planner.runs.launches.command_line import fields_of, refuse_adapters
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
@@ -481,7 +481,7 @@ def _run(
     profile, profile_remarks = software_profile(
         doc.run, published=published, calibration=calibration
     )
-    model = without_vocabulary_head(model, doc.run.kind)
+    check_model(model, doc.run.kind, doc.run.loss)
     settings = with_expert_tensor_degree(doc.run, model, framework_of_stack(profile))
     gpus, dp = gpus_and_dp(settings, cluster)
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
