@@ -235,6 +235,7 @@ DEEPSPEED = Framework(
             flag="--ref.offload",
             source="openrlhf/cli/train_dpo.py",
             rules=("deepspeed-reference",),
+            installs="openrlhf",
             kinds=("dpo",),
             is_sharded=True,
             uploads_shards=True,

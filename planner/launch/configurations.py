@@ -253,6 +253,8 @@ def _kind_notes(launch: Launch) -> Iterator[str]:
     if inputs.loss is not None:
         setting = record.losses[inputs.loss]
         yield f"Its loss is {inputs.loss}: {setting.flag} {setting.value}."
+    elif inputs.kind == "sft":
+        yield "Its loss takes all logits: TRL's SFTTrainer does with loss_type nll alone, unlike by itself."
     if not kind.on_preferences:
         return
     yield f"The script's trainer is of {kind.title}, such as that of TRL."
@@ -262,6 +264,7 @@ def _kind_notes(launch: Launch) -> Iterator[str]:
         return
     setting = record.references[inputs.reference]
     said = f": {setting.flag} {setting.value}".rstrip() if setting.flag else ""
+    said += f" of {setting.installs}" if setting.installs else ""
     yield f"Its reference model is {inputs.reference}{said}."
 
 
@@ -555,7 +558,9 @@ def _of_stack(plan: Plan, stack: str, degrees: tuple[str, ...]) -> tuple[Launch,
             stack, f"starts plans of {DEEPSPEED.name} and {FSDP2.name}, not of {framework}"
         )
     launch = legal_launch(plan, framework_named(framework))
-    layout = launch.layout
+    layout, loss = launch.layout, launch.inputs.loss
+    if loss is not None:
+        raise _not_there(stack, f"is not written for the {loss} loss")
     has = degrees if framework == FSDP2.name else ()
     wide = [
         axis for axis in ("tp", "cp", "pp", "ep") if axis not in has and getattr(layout, axis) > 1
