@@ -31,6 +31,7 @@ from meshwright.costmodel.execution_names import (
 )
 from meshwright.costmodel.lengths import PackedLengths
 from meshwright.costmodel.losses import LOSS_NAMES, LossName
+from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_memory_band
 from meshwright.costmodel.records import POINT_ESTIMATE, memory_margin
 from meshwright.costmodel.step_kinds import (
@@ -275,6 +276,7 @@ class PlanRequest:
             _one_of("inside_domain", axis, INSIDE_DOMAIN)
         if self.adapters is not None:
             object.__setattr__(self, "adapters", self._checked_adapters(self.adapters))
+            check_step_of_adapters(self.framework, self.optimizer)
         _one_of("kind", self.kind, KIND_NAMES)
         object.__setattr__(self, "reference", self._checked_reference())
         check_loss(self.framework, self.kind, self.loss)
@@ -427,6 +429,24 @@ def checked_reference(
         what = f"is not planned with {record.title} and {kind}"
         raise InputError(what, where="reference", value=reference, allowed=places)
     return reference
+
+
+def check_step_of_adapters(framework: str, optimizer: str) -> None:
+    """Raises InputError for an optimizer whose step on adapters has no price.
+
+    Parameters
+    ----------
+    framework
+        Any of `FRAMEWORK_NAMES`.
+    optimizer
+        Any of `OPTIMIZERS`.
+    """
+    setting = framework_named(framework).optimizers.get(optimizer)
+    if OPTIMIZER_TRAITS[optimizer].orthogonalises or (setting and setting.whole):
+        what = (
+            "steps whole matrices, which is not priced of adapters: choose another, or train full"
+        )
+        raise InputError(what, where="optimizer", value=optimizer)
 
 
 def check_model(model: ModelSpec, kind: str, loss: str | None) -> None:

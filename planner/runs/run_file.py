@@ -38,6 +38,7 @@ from meshwright.planner.request.executions import FP8_ATTENTION_ON
 from meshwright.planner.request.plan_request import (
     check_loss,
     check_model,
+    check_step_of_adapters,
     checked_reference,
 )
 from meshwright.planner.runs.launches.command_line import fields_of, refuse_adapters
@@ -626,6 +627,7 @@ def _adapters(settings: SettingsDoc, model: ModelSpec, profile: str) -> AdapterS
     """What is trained beside frozen weights, as the framework has it."""
     if settings.adapters is None:
         return None
+    check_step_of_adapters(framework_of_stack(profile).name, settings.optimizer)
     setting = framework_of_stack(profile).adapters.get(settings.adapters.method)
     # PyTorch's own data parallelism, a stack of Megatron's record, has PEFT's adapters.
     fused = setting is not None and setting.fused and profile != PYTORCH.name
