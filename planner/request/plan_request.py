@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -50,7 +50,7 @@ from meshwright.frameworks.catalog import (
     framework_named,
     planned,
 )
-from meshwright.frameworks.record import FrameworkName
+from meshwright.frameworks.record import Framework, FrameworkName, Setting
 from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, resolved
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.choices import (
@@ -305,19 +305,9 @@ class PlanRequest:
 
     def _checked_adapters(self, adapters: AdapterSpec) -> AdapterSpec:
         """As the framework has them. Raises InputError where it has none, or they stand beside nothing."""
-        record = framework_named(self.framework)
-        if adapters.method not in planned(record.adapters):
-            has = [
-                name
-                for name in FRAMEWORK_NAMES
-                if adapters.method in planned(framework_named(name).adapters)
-            ]
-            raise InputError(
-                f"is not planned with {record.title}; choose --framework {' or '.join(has)}",
-                where="train",
-                value=adapters.method,
-            )
-        adapters = resolved(self.model, adapters, fused=record.adapters[adapters.method].fused)
+        _require_planned("train", adapters.method, self.framework, lambda record: record.adapters)
+        setting = framework_named(self.framework).adapters[adapters.method]
+        adapters = resolved(self.model, adapters, fused=setting.fused)
         if not adapters.matrices or adapter_counts(self.model, adapters).total == 0:
             raise InputError(
                 f"is no matrix of {self.model.name}",
@@ -376,6 +366,17 @@ _OF_WORKLOAD = {f.name for f in fields(PlanRequest)} & {f.name for f in fields(W
 """What a workload takes from a request as it is."""
 
 
+def _require_planned(
+    where: str, value: str, framework: str, of: Callable[[Framework], Mapping[str, Setting]]
+) -> None:
+    """Raises InputError, with the frameworks that do, where plans of one may not take a value."""
+    if value not in planned(of(framework_named(framework))):
+        has = [name for name in FRAMEWORK_NAMES if value in planned(of(framework_named(name)))]
+        title = framework_named(framework).title
+        what = f"is not planned with {title}; choose --framework {' or '.join(has)}"
+        raise InputError(what, where=where, value=value)
+
+
 def checked_reference(
     framework: str, kind: str, reference: str | None, *, is_frozen: bool
 ) -> str | None:
@@ -403,13 +404,8 @@ def checked_reference(
         For a kind or a place that the framework does not have, and for a place without a reference.
     """
     record = framework_named(framework)
-    if kind != PRETRAINING and kind not in planned(record.step_kinds):
-        has = [n for n in FRAMEWORK_NAMES if kind in planned(framework_named(n).step_kinds)]
-        raise InputError(
-            f"is not planned with {record.title}; choose --framework {' or '.join(has)}",
-            where="kind",
-            value=kind,
-        )
+    if kind != PRETRAINING:
+        _require_planned("kind", kind, framework, lambda record: record.step_kinds)
     scored = STEP_KINDS[kind].reference_passes > 0
     if reference is None:
         return "resident" if scored and not is_frozen else None
@@ -488,11 +484,7 @@ def check_loss(framework: str, kind: str, loss: str | None) -> None:
     if loss is None:
         return
     _one_of("loss", loss, LOSS_NAMES)
-    record = framework_named(framework)
-    if loss not in planned(record.losses):
-        has = [n for n in FRAMEWORK_NAMES if loss in planned(framework_named(n).losses)]
-        what = f"is not planned with {record.title}; choose --framework {' or '.join(has)}"
-        raise InputError(what, where="loss", value=loss)
+    _require_planned("loss", loss, framework, lambda record: record.losses)
     if STEP_KINDS[kind].on_preferences:
         what = f"is of a cross-entropy alone, not of {kind}: leave it out"
         raise InputError(what, where="loss", value=loss)
