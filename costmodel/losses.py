@@ -1,7 +1,7 @@
 """Losses that take the head's product and the cross-entropy chunk by chunk, and never hold all logits.
 
 Symbols: T tokens of a micro-batch on a rank, R of a chunk, h hidden width, V vocabulary. A further loss is a
-row of `CHUNKED_LOSSES`.
+row of `CHUNKED_LOSSES` and a word of `LossName`.
 """
 
 from __future__ import annotations

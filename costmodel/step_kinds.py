@@ -1,8 +1,8 @@
 """Kinds of a training step: how many sequences a sample has, and which forward passes it asks for besides.
 
-Every kind runs its sequences forward and backward through the model that is trained. Preference training also
-scores them: forward passes without gradients, of a frozen reference or of the trained model itself, that end
-in log-probabilities of tokens. A further kind is a row of `STEP_KINDS`.
+Every kind runs its sequences forward and backward through the model that is trained. DPO and KTO also score
+them: forward passes without gradients, of a frozen reference or of the trained model itself, that end in
+log-probabilities of tokens. A further kind is a row of `STEP_KINDS` and a word of `StepKindName`.
 
 >>> STEP_KINDS["dpo"].sequences, STEP_KINDS["dpo"].reference_passes  # chosen and rejected, each scored once
 (2, 1)
