@@ -557,9 +557,11 @@ def streamed_bytes(workload: Workload, *, experts: bool = False) -> float:
 
 def _moved_bytes(workload: Workload, optimizer: str, *, experts: bool = False) -> float:
     traits = OPTIMIZER_TRAITS[optimizer]
+    own = _handed(workload).step_bytes if optimizer == workload.optimizer else 0.0
+    step_bytes = own or traits.step_bytes
     if traits.narrow or traits.factored:
-        return traits.step_bytes + 2.0 * moments_bytes(workload, experts=experts)
-    return traits.step_bytes + 2.0 * traits.moments * workload.moment_bytes
+        return step_bytes + 2.0 * moments_bytes(workload, experts=experts)
+    return step_bytes + 2.0 * traits.moments * workload.moment_bytes
 
 
 @lru_cache(maxsize=256)

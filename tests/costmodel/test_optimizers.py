@@ -182,6 +182,13 @@ def test_bytes_that_a_step_streams(optimizer: str, framework: str, expected: flo
     assert seconds(work, SHARDED) == pytest.approx(expected * parameters / rates.hbm_bytes_per_s)
 
 
+def test_lion_of_megatron_runs_some_kernels_a_parameter() -> None:
+    """34 and its moment twice, of matrices; Adam's 30 of all else."""
+    work = with_optimizer("lion", "megatron")
+    in_matrices = 6_979_321_856 / parameter_count(work.model)
+    assert streamed_bytes(work) == pytest.approx(42.0 * in_matrices + 30.0 * (1.0 - in_matrices))
+
+
 def test_products_of_newton_schulz() -> None:
     """2 by 3: into the square, the square squared, and back, a multiplication and an addition each."""
     into, squared, back = 2 * 2 * 2 * 3, 2 * 2 * 2 * 2, 2 * 2 * 2 * 3
