@@ -13,6 +13,7 @@ from meshwright.constraints.rule import (
     Finding,
     FinishedPlan,
     LayoutTable,
+    Refuses,
     Requires,
     Rule,
     When,
@@ -150,35 +151,21 @@ FSDP2_MUON_TENSOR = AtMost(
 """By choice: how torch.optim.Muon communicates over a mesh of two axes is not priced."""
 
 
-class MatricesForMuon(Rule):
+def _no_experts_for_muon(name: str) -> Rule:
     """Muon trains models without experts: those of transformers share a tensor of three dimensions.
 
     torch.optim.Muon takes matrices alone (torch 2.13, optim/_muon.py); experts are one parameter of all of
     them (transformers 5.23, models/mixtral/modeling_mixtral.py, MixtralExperts). DeepSpeed 0.19.8 tags a
     weight for Muon by its two dimensions (deepspeed/__init__.py).
     """
-
-    unit = "models"
-    of_workload = True
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def applies(self, workload: Workload) -> bool:
-        return _of_muon(workload) and workload.model.moe is not None
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        wrong = _of_muon(table.workload) and table.workload.model.moe is not None
-        return as_excess(np.full_like(column(table, "tp"), int(wrong)))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        if plan.workload.model.moe is None or not _of_muon(plan.workload):
-            return None
-        return self.finding(
-            value=1,
-            words=f"muon on the {plan.workload.model.moe.experts} experts of a layer",
-            remedy="Train with another optimizer, or choose the megatron framework.",
-        )
+    return Refuses(
+        name=name,
+        sentence="Muon trains models without experts, which share a tensor of three dimensions",
+        unit="models",
+        binds=lambda work: _of_muon(work) and work.model.moe is not None,
+        words="muon on a model with experts",
+        remedy="Train with another optimizer, or choose the megatron framework.",
+    )
 
 
 DEEPSPEED_SCRIPT_OPTIMIZER = AtMost(
@@ -216,7 +203,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     WHOLE_HEAD,
     DEEPSPEED_SCRIPT_OPTIMIZER,
     DEEPSPEED_MUON_ZERO,
-    MatricesForMuon("deepspeed-muon-experts"),
+    _no_experts_for_muon("deepspeed-muon-experts"),
 )
 
 
@@ -272,7 +259,7 @@ FSDP2_RULES: tuple[Rule, ...] = (
     TRL_KTO_BATCH,
     WHOLE_HEAD,
     FSDP2_MUON_TENSOR,
-    MatricesForMuon("fsdp2-muon-experts"),
+    _no_experts_for_muon("fsdp2-muon-experts"),
 )
 
 

@@ -13,6 +13,7 @@ from meshwright.constraints.rule import (
     Finding,
     FinishedPlan,
     LayoutTable,
+    Refuses,
     Requires,
     Rule,
     When,
@@ -82,33 +83,15 @@ MEGATRON_SHARDING_OPTIMIZER = AtMost(
 )
 """Megatron-FSDP steps with no other."""
 
-
-class MegatronEmergingPrecision(Rule):
-    """Muon and Lion do not train in fp16.
-
-    `_get_megatron_emerging_optimizer` of megatron/core/optimizer/__init__.py raises.
-    """
-
-    name = "megatron-emerging-precision"
-    unit = "formats"
-    of_workload = True
-
-    def applies(self, workload: Workload) -> bool:
-        return deals_out_matrices(workload)
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        wrong = deals_out_matrices(table.workload) and table.workload.precision == "fp16"
-        return as_excess(np.full_like(column(table, "tp"), int(wrong)))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        if plan.workload.precision != "fp16" or not deals_out_matrices(plan.workload):
-            return None
-        return self.finding(
-            value=1,
-            words=f"{plan.workload.optimizer} in fp16",
-            remedy="Train in bf16, or with adam or sgd.",
-        )
-
+MEGATRON_EMERGING_PRECISION = Refuses(
+    name="megatron-emerging-precision",
+    sentence="Muon and Lion do not train in fp16",
+    unit="formats",
+    binds=lambda work: deals_out_matrices(work) and work.precision == "fp16",
+    words="{optimizer} in {precision}",
+    remedy="Train in bf16, or with adam or sgd.",
+)
+"""`_get_megatron_emerging_optimizer` of megatron/core/optimizer/__init__.py raises."""
 
 MEGATRON_EMERGING_EXPERT_BIAS = AtMost(
     name="megatron-emerging-expert-bias",
@@ -427,7 +410,7 @@ class MegatronExpertOverlap(Rule):
 MEGATRON_RULES: tuple[Rule, ...] = (
     MEGATRON_SHARDING_NEEDS_ONE_STAGE,
     MEGATRON_SHARDING_OPTIMIZER,
-    MegatronEmergingPrecision(),
+    MEGATRON_EMERGING_PRECISION,
     MEGATRON_EMERGING_EXPERT_BIAS,
     MEGATRON_EXPERTS_NEED_SEQUENCE_PARALLEL,
     MEGATRON_EXPERT_BIAS_NEEDS_WHOLE_EXPERTS,
