@@ -366,34 +366,13 @@ _LAUNCHES_OF_A_PIECE = 8.0
 """Kernels in `piece_launch_s`: six to ten launches, as its source says."""
 
 
-def newton_schulz_flops(rows: float, columns: float, *, gram: bool = False) -> float:
-    """FLOP of orthogonalising one matrix: 5 (4 m^2 n + 2 m^3) with m its shorter and n its longer edge.
-
-    Each iteration squares X, A = X X^T, squares that, and multiplies X by the sum (Jordan et al. 2024,
-    "Runtime analysis"). Iterating on the square matrix alone, with one restart, takes 8 m^2 n + 28 m^3 in
-    all, where the matrix is no square (DeepSpeed 0.19.8, runtime/zero/muon/original_muon.py,
-    zeropower_via_gram_newtonschulz).
-
-    Parameters
-    ----------
-    rows, columns : float
-        Edges of the matrix, at least 1.
-    gram : bool
-        Whether the iteration is the second one.
-
-    Returns
-    -------
-    float
-        FLOP.
-    """
-    m, n = min(rows, columns), max(rows, columns)
-    if gram and n > m:
-        return 8.0 * m * m * n + 28.0 * m**3
-    return NEWTON_SCHULZ_STEPS * (4.0 * m * m * n + 2.0 * m**3)
-
-
 def newton_schulz_s(rows: Floats, columns: Floats, rates: Rates, *, gram: bool = False) -> Floats:
-    """Seconds of the products of `newton_schulz_flops`, in 16 bits on one GPU.
+    """Seconds of orthogonalising one matrix on one GPU, in 16 bits: 5 (4 m^2 n + 2 m^3) FLOP.
+
+    m is its shorter and n its longer edge. Each iteration squares X, A = X X^T, squares that, and multiplies
+    X by the sum (Jordan et al. 2024, "Runtime analysis"). Iterating on the square matrix alone, with one
+    restart, takes 8 m^2 n + 28 m^3 in all, where the matrix is no square (DeepSpeed 0.19.8, runtime/zero/
+    muon/original_muon.py, zeropower_via_gram_newtonschulz).
 
     Parameters
     ----------
