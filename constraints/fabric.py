@@ -21,9 +21,9 @@ from meshwright.constraints.rule import (
     as_excess,
     column,
     of,
-    takes_whole_matrices,
 )
 from meshwright.costmodel.layout import LAYER_AXES, Layout, Placement
+from meshwright.costmodel.optimizers import deals_out_matrices
 from meshwright.costmodel.workload import Workload
 
 ROUNDING = 1.0 + 1e-9
@@ -288,7 +288,7 @@ MEGATRON_SHARD_GROUPS_OPTIMIZER = AtMost(
     name="megatron-shard-groups-optimizer",
     sentence="shard_groups <= 1 with muon and lion, whose steps take whole matrices",
     unit="groups",
-    binds=takes_whole_matrices,
+    binds=deals_out_matrices,
     value=of("shard_groups"),
     words="{shard_groups} groups of shards with the {optimizer} optimizer",
     remedy="Shard over all replicas, or train with adam or sgd.",

@@ -13,6 +13,7 @@ from meshwright.constraints.rule import (
     Finding,
     FinishedPlan,
     LayoutTable,
+    Refuses,
     Requires,
     Rule,
     When,
@@ -23,6 +24,7 @@ from meshwright.constraints.rule import (
 from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, planned
+from meshwright.frameworks.deepspeed import SCRIPT_OPTIMIZERS
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.record import DEGREES_OF_FRAMEWORKS, Framework
 from meshwright.frameworks.torchtitan import TORCHTITAN
@@ -65,6 +67,18 @@ TRL_DEGREES = AtMost(
 )
 """Chosen and rejected sequences are joined, and their log-probabilities summed, on one rank
 (trl/trainer/dpo_trainer.py, _compute_loss; trl/trainer/kto_trainer.py)."""
+
+TRL_KTO_BATCH = AtLeast(
+    name="trl-kto-batch",
+    sentence="micro_batch >= 2 in kto: TRL pairs every prompt with another one's completion",
+    unit="sequences",
+    binds=lambda work: work.kind == "kto",
+    value=of("micro_batch"),
+    limit=of(number=2),
+    words="micro-batches of {micro_batch} under TRL's trainer of kto",
+    remedy="Take micro_batch 2 or more, or choose the megatron framework.",
+)
+"""trl/trainer/kto_trainer.py, KTOTrainer.__init__, raises below 2: completions rotate within a batch."""
 
 WHOLE_HEAD = AtMost(
     name="whole-head",
@@ -137,53 +151,34 @@ FSDP2_MUON_TENSOR = AtMost(
 """By choice: how torch.optim.Muon communicates over a mesh of two axes is not priced."""
 
 
-class MatricesForMuon(Rule):
+def _no_experts_for_muon(name: str) -> Rule:
     """Muon trains models without experts: those of transformers share a tensor of three dimensions.
 
     torch.optim.Muon takes matrices alone (torch 2.13, optim/_muon.py); experts are one parameter of all of
     them (transformers 5.23, models/mixtral/modeling_mixtral.py, MixtralExperts). DeepSpeed 0.19.8 tags a
     weight for Muon by its two dimensions (deepspeed/__init__.py).
     """
-
-    unit = "models"
-    of_workload = True
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def applies(self, workload: Workload) -> bool:
-        return _of_muon(workload) and workload.model.moe is not None
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        wrong = _of_muon(table.workload) and table.workload.model.moe is not None
-        return as_excess(np.full_like(column(table, "tp"), int(wrong)))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        if plan.workload.optimizer != "muon" or plan.workload.model.moe is None:
-            return None
-        return self.finding(
-            value=1,
-            words=f"muon on the {plan.workload.model.moe.experts} experts of a layer",
-            remedy="Train with another optimizer, or choose the megatron framework.",
-        )
-
-
-def _by_script(workload: Workload) -> bool:
-    """Whether Megatron-DeepSpeed's script has no argument for the optimizer."""
-    return workload.optimizer not in ("adam", "sgd")
+    return Refuses(
+        name=name,
+        sentence="Muon trains models without experts, which share a tensor of three dimensions",
+        unit="models",
+        binds=lambda work: _of_muon(work) and work.model.moe is not None,
+        words="muon on a model with experts",
+        remedy="Train with another optimizer, or choose the megatron framework.",
+    )
 
 
 DEEPSPEED_SCRIPT_OPTIMIZER = AtMost(
     name="deepspeed-script-optimizer",
     sentence="tp pp ep <= 1 with other optimizers than adam and sgd",
     unit="ranks",
-    binds=_by_script,
+    binds=lambda work: work.optimizer not in SCRIPT_OPTIMIZERS,
     value=of("tp", "pp", "ep"),
     words="tp {tp} x pp {pp} x ep {ep} with {optimizer}",
     remedy="Keep tp, pp and ep at 1 and shard with dp, or train with adam or sgd.",
 )
-"""Megatron-DeepSpeed's script takes adam and sgd (megatron/arguments.py at 4efb479, --optimizer) and hands
-DeepSpeed its own; a script around the Trainer of transformers has the others and no such axes."""
+"""Megatron-DeepSpeed's script hands DeepSpeed its own; a script around the Trainer of transformers has the
+others and no such axes."""
 
 DEEPSPEED_MUON_ZERO = Requires(
     name="deepspeed-muon-zero",
@@ -203,11 +198,12 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     DeepspeedExpertGroups(),
     PEFT_DEGREES,
     TRL_DEGREES,
+    TRL_KTO_BATCH,
     DEEPSPEED_REFERENCE,
     WHOLE_HEAD,
     DEEPSPEED_SCRIPT_OPTIMIZER,
     DEEPSPEED_MUON_ZERO,
-    MatricesForMuon("deepspeed-muon-experts"),
+    _no_experts_for_muon("deepspeed-muon-experts"),
 )
 
 
@@ -260,9 +256,10 @@ FSDP2_RULES: tuple[Rule, ...] = (
     CAUSAL_CONTEXT,
     PEFT_DEGREES,
     TRL_DEGREES,
+    TRL_KTO_BATCH,
     WHOLE_HEAD,
     FSDP2_MUON_TENSOR,
-    MatricesForMuon("fsdp2-muon-experts"),
+    _no_experts_for_muon("fsdp2-muon-experts"),
 )
 
 
@@ -566,7 +563,7 @@ class AllowedOptimizers(Rule):
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         wanted = plan.workload.optimizer
-        if any(wanted == optimizer for optimizer in self.optimizers):
+        if wanted in self.optimizers:
             return None
         known = wanted in self.framework.optimizers
         return self.finding(

@@ -13,15 +13,16 @@ from meshwright.constraints.rule import (
     Finding,
     FinishedPlan,
     LayoutTable,
+    Refuses,
     Requires,
     Rule,
     When,
     as_excess,
     column,
     of,
-    takes_whole_matrices,
 )
 from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.optimizers import deals_out_matrices
 from meshwright.costmodel.workload import Workload, deduplicates
 
 
@@ -75,47 +76,28 @@ MEGATRON_SHARDING_OPTIMIZER = AtMost(
     name="megatron-zero-optimizer",
     sentence="zero_stage <= 1 with muon and lion, whose steps take whole matrices",
     unit="stages of ZeRO",
-    binds=takes_whole_matrices,
+    binds=deals_out_matrices,
     value=of("zero_stage"),
     words="ZeRO stage {zero_stage} with the {optimizer} optimizer",
     remedy="Lower the ZeRO stage to 1, or train with adam or sgd.",
 )
 """Megatron-FSDP steps with no other."""
 
-
-class MegatronEmergingPrecision(Rule):
-    """Muon and Lion do not train in fp16.
-
-    `_get_megatron_emerging_optimizer` of megatron/core/optimizer/__init__.py raises.
-    """
-
-    name = "megatron-emerging-precision"
-    unit = "formats"
-    of_workload = True
-
-    def applies(self, workload: Workload) -> bool:
-        return takes_whole_matrices(workload)
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        wrong = takes_whole_matrices(table.workload) and table.workload.precision == "fp16"
-        return as_excess(np.full_like(column(table, "tp"), int(wrong)))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        optimizer, precision = plan.workload.optimizer, plan.workload.precision
-        if precision != "fp16" or optimizer in ("adam", "sgd"):
-            return None
-        return self.finding(
-            value=1,
-            words=f"{optimizer} in {precision}",
-            remedy="Train in bf16, or with adam or sgd.",
-        )
-
+MEGATRON_EMERGING_PRECISION = Refuses(
+    name="megatron-emerging-precision",
+    sentence="Muon and Lion do not train in fp16",
+    unit="formats",
+    binds=lambda work: deals_out_matrices(work) and work.precision == "fp16",
+    words="{optimizer} in {precision}",
+    remedy="Train in bf16, or with adam or sgd.",
+)
+"""`_get_megatron_emerging_optimizer` of megatron/core/optimizer/__init__.py raises."""
 
 MEGATRON_EMERGING_EXPERT_BIAS = AtMost(
     name="megatron-emerging-expert-bias",
     sentence="zero_stage = 0 with muon and lion where experts have biases",
     unit="stages of ZeRO",
-    binds=lambda work: takes_whole_matrices(work) and has_experts(work) and has_linear_bias(work),
+    binds=lambda work: deals_out_matrices(work) and has_experts(work) and has_linear_bias(work),
     value=of("zero_stage"),
     limit=of(number=0),
     words="ZeRO stage {zero_stage} with {optimizer} and biases of experts",
@@ -428,7 +410,7 @@ class MegatronExpertOverlap(Rule):
 MEGATRON_RULES: tuple[Rule, ...] = (
     MEGATRON_SHARDING_NEEDS_ONE_STAGE,
     MEGATRON_SHARDING_OPTIMIZER,
-    MegatronEmergingPrecision(),
+    MEGATRON_EMERGING_PRECISION,
     MEGATRON_EMERGING_EXPERT_BIAS,
     MEGATRON_EXPERTS_NEED_SEQUENCE_PARALLEL,
     MEGATRON_EXPERT_BIAS_NEEDS_WHOLE_EXPERTS,

@@ -313,7 +313,7 @@ def has_modules(model: ModelSpec, modules: Collection[str]) -> bool:
     model : ModelSpec
         Any.
     modules : collection of str
-        Of `meshwright.costmodel.layout.OFFLOADED_MODULES`, one by one.
+        Of `meshwright.costmodel.execution_names.OFFLOADED_MODULES`, one by one.
 
     Returns
     -------

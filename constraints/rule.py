@@ -7,6 +7,7 @@ Kinds of rules: a rule of one of these kinds is its sentence, its numbers and it
     AtLeast    value >= limit
     Equals     value = to
     Requires   a condition holds wherever others do
+    Refuses    no layout of a workload
 
 Number, divisor, value and limit are `Product`s of fields of the layout and of a number of the workload. Each
 kind is evaluated twice, by code that has nothing in common: `excess` by arrays over a table of layouts,
@@ -219,11 +220,6 @@ def every_workload(workload: Workload) -> bool:
     return True
 
 
-def takes_whole_matrices(workload: Workload) -> bool:
-    """Whether Megatron hands the optimizer whole matrices: all of its own but adam and sgd."""
-    return workload.optimizer not in ("adam", "sgd")
-
-
 @dataclass(frozen=True, kw_only=True)
 class DeclaredRule(Rule):
     """What rules of all kinds state.
@@ -364,6 +360,20 @@ class Requires(DeclaredRule):
 
     def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
         return None if _true_of_one(self.needs, plan.layout) else {"value": 1, "limit": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refuses(DeclaredRule):
+    """No layout is allowed of a workload that it binds."""
+
+    of_workload: ClassVar[bool] = True
+
+    def _over(self, table: LayoutTable) -> IntArray:
+        return np.ones_like(column(table, "tp"), dtype=np.int64)
+
+    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+        del plan
+        return {"value": 1, "limit": 0}
 
 
 def _of_each(product: Product, table: LayoutTable) -> IntArray:

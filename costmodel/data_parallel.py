@@ -205,7 +205,7 @@ def passes_of_a_step(c: Context) -> tuple[Floats, Floats]:
 def _scoring_gathers(c: Context) -> int:
     """Gathers of every parameter in a micro-batch for passes that score, under ZeRO 3.
 
-    Frozen weights of a reference that no framework shards with the trained model's need none.
+    A reference that is whole on every rank needs none.
     """
     workload = c.workload
     separate = workload.keeps_reference and not reference_setting(workload).is_sharded

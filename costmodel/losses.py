@@ -1,14 +1,14 @@
 """Losses that take the head's product and the cross-entropy chunk by chunk, and never hold all logits.
 
 Symbols: T tokens of a micro-batch on a rank, R of a chunk, h hidden width, V vocabulary. A further loss is a
-row of `CHUNKED_LOSSES`.
+row of `CHUNKED_LOSSES` and a word of `LossName`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from meshwright.costmodel.workload import Workload
 
 LossName = Literal["liger", "chunked"]
 """Words of `--loss`."""
-LOSS_NAMES: tuple[LossName, ...] = ("liger", "chunked")
+LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,16 +87,19 @@ def is_same_work(recipe: MeasuredRecipe, workload: Workload) -> bool:
     bool
         Models are the same with as many layers and parameters (within 0.5 %), whatever they are called.
     """
-    size = parameter_count(workload.model)
     return (
-        recipe.layers == workload.model.layers
-        and abs(recipe.parameters / size - 1.0) <= SAME_SIZE
+        _is_same_model(recipe, workload)
         and recipe.device == workload.cluster.device.name
         and recipe.gpus == workload.gpus
         and recipe.global_batch == workload.global_batch
         and recipe.seq_len == workload.seq_len
         and recipe.precision == workload.precision
     )
+
+
+def _is_same_model(recipe: MeasuredRecipe, workload: Workload) -> bool:
+    apart = abs(recipe.parameters / parameter_count(workload.model) - 1.0)
+    return recipe.layers == workload.model.layers and apart <= SAME_SIZE
 
 
 def distance(recipe: MeasuredRecipe, workload: Workload, layout: Layout) -> float:
@@ -117,15 +120,13 @@ def distance(recipe: MeasuredRecipe, workload: Workload, layout: Layout) -> floa
         of parameters, a half for each doubling of GPUs and of tokens in a sequence, one each for another
         device of the class, for another framework and for another model of the same size.
     """
-    model = workload.model
-    size = parameter_count(model)
+    size = parameter_count(workload.model)
     apart = len(priced_settings(workload, layout).symmetric_difference(recipe.settings))
     scale = abs(log2(recipe.gpus / workload.gpus)) + abs(log2(recipe.seq_len / workload.seq_len))
-    same_model = recipe.layers == model.layers and abs(recipe.parameters / size - 1) <= SAME_SIZE
     others = (
         recipe.device != workload.cluster.device.name,
         framework_of_stack(recipe.framework) is not framework_of_stack(workload.framework),
-        not same_model,
+        not _is_same_model(recipe, workload),
     )
     return apart + abs(log2(recipe.parameters / size)) + scale / 2.0 + sum(others)
 

@@ -270,7 +270,7 @@ def keeps_more_of_tables(workload: Workload) -> bool:
     bool
         False of Adam, SGD and where adapters are trained in place of the model.
     """
-    if workload.optimizer in ("adam", "sgd") or workload.adapters is not None:
+    if workload.adapters is not None:
         return False
     other = moments_bytes(workload, tables=True) != moments_bytes(workload)
     return other or deals_out_matrices(workload)
@@ -366,34 +366,13 @@ _LAUNCHES_OF_A_PIECE = 8.0
 """Kernels in `piece_launch_s`: six to ten launches, as its source says."""
 
 
-def newton_schulz_flops(rows: float, columns: float, *, gram: bool = False) -> float:
-    """FLOP of orthogonalising one matrix: 5 (4 m^2 n + 2 m^3) with m its shorter and n its longer edge.
-
-    Each iteration squares X, A = X X^T, squares that, and multiplies X by the sum (Jordan et al. 2024,
-    "Runtime analysis"). Iterating on the square matrix alone, with one restart, takes 8 m^2 n + 28 m^3 in
-    all, where the matrix is no square (DeepSpeed 0.19.8, runtime/zero/muon/original_muon.py,
-    zeropower_via_gram_newtonschulz).
-
-    Parameters
-    ----------
-    rows, columns : float
-        Edges of the matrix, at least 1.
-    gram : bool
-        Whether the iteration is the second one.
-
-    Returns
-    -------
-    float
-        FLOP.
-    """
-    m, n = min(rows, columns), max(rows, columns)
-    if gram and n > m:
-        return 8.0 * m * m * n + 28.0 * m**3
-    return NEWTON_SCHULZ_STEPS * (4.0 * m * m * n + 2.0 * m**3)
-
-
 def newton_schulz_s(rows: Floats, columns: Floats, rates: Rates, *, gram: bool = False) -> Floats:
-    """Seconds of the products of `newton_schulz_flops`, in 16 bits on one GPU.
+    """Seconds of orthogonalising one matrix on one GPU, in 16 bits: 5 (4 m^2 n + 2 m^3) FLOP.
+
+    m is its shorter and n its longer edge. Each iteration squares X, A = X X^T, squares that, and multiplies
+    X by the sum (Jordan et al. 2024, "Runtime analysis"). Iterating on the square matrix alone, with one
+    restart, takes 8 m^2 n + 28 m^3 in all, where the matrix is no square (DeepSpeed 0.19.8, runtime/zero/
+    muon/original_muon.py, zeropower_via_gram_newtonschulz).
 
     Parameters
     ----------
@@ -460,14 +439,14 @@ def orthogonalising_s(c: Context, dense_shards: Ints, expert_shards: Ints) -> Fl
         return 0.0
     handed = _handed(workload)
     launch_s = c.constants.framework.piece_launch_s / _LAUNCHES_OF_A_PIECE
+    launches = _LAUNCHES + NEWTON_SCHULZ_STEPS * _PRODUCTS
     seconds: Floats = np.float64(0.0)
-    for each in counted_matrices(workload.model, fused=_handed(workload).fused_gate):
+    for each in counted_matrices(workload.model, fused=handed.fused_gate):
         shards, split = dense_shards, layout.tp
         number: Floats = each.number / np.asarray(layout.pp, dtype=np.float64)
         if each.expert:
             shards, split = expert_shards, layout.etp
             number = number / layout.ep
-        launches = _LAUNCHES + NEWTON_SCHULZ_STEPS * _PRODUCTS
         if handed.on_shards:
             each_s = _on_shards_s(c, *_edges(each, split), shards)
         else:
@@ -557,9 +536,11 @@ def streamed_bytes(workload: Workload, *, experts: bool = False) -> float:
 
 def _moved_bytes(workload: Workload, optimizer: str, *, experts: bool = False) -> float:
     traits = OPTIMIZER_TRAITS[optimizer]
+    own = _handed(workload).step_bytes if optimizer == workload.optimizer else 0.0
+    step_bytes = own or traits.step_bytes
     if traits.narrow or traits.factored:
-        return traits.step_bytes + 2.0 * moments_bytes(workload, experts=experts)
-    return traits.step_bytes + 2.0 * traits.moments * workload.moment_bytes
+        return step_bytes + 2.0 * moments_bytes(workload, experts=experts)
+    return step_bytes + 2.0 * traits.moments * workload.moment_bytes
 
 
 @lru_cache(maxsize=256)

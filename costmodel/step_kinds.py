@@ -1,8 +1,8 @@
 """Kinds of a training step: how many sequences a sample has, and which forward passes it asks for besides.
 
-Every kind runs its sequences forward and backward through the model that is trained. Preference training also
-scores them: forward passes without gradients, of a frozen reference or of the trained model itself, that end
-in log-probabilities of tokens. A further kind is a row of `STEP_KINDS`.
+Every kind runs its sequences forward and backward through the model that is trained. DPO and KTO also score
+them: forward passes without gradients, of a frozen reference or of the trained model itself, that end in
+log-probabilities of tokens. A further kind is a row of `STEP_KINDS` and a word of `StepKindName`.
 
 >>> STEP_KINDS["dpo"].sequences, STEP_KINDS["dpo"].reference_passes  # chosen and rejected, each scored once
 (2, 1)
@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 StepKindName = Literal["pretrain", "sft", "dpo", "kto", "orpo", "reward"]
 """Words of `--kind`."""
+KIND_NAMES: tuple[StepKindName, ...] = get_args(StepKindName)
 ReferencePlace = Literal["resident", "offloaded", "precomputed"]
 """Words of `--reference`: beside the trained model in HBM; in the host's memory until it is used; nowhere,
 its log-probabilities having been written into the data before training."""
-REFERENCE_PLACES: tuple[ReferencePlace, ...] = ("resident", "offloaded", "precomputed")
+REFERENCE_PLACES: tuple[ReferencePlace, ...] = get_args(ReferencePlace)
 PRETRAINING: StepKindName = "pretrain"
 
 
@@ -99,4 +100,3 @@ STEP_KINDS: Mapping[str, StepKind] = {
 """Read in TRL at f2cd577 (1.10.0.dev0): its trainers put the chosen and the rejected sequences of a
 micro-batch into one forward pass, as do Megatron-SWIFT (swift/megatron/trainers/dpo_trainer.py) and NeMo-RL
 (examples/configs/dpo.yaml: the model runs twice as many sequences as there are samples)."""
-KIND_NAMES: tuple[StepKindName, ...] = ("pretrain", "sft", "dpo", "kto", "orpo", "reward")

@@ -14,6 +14,7 @@ d (`interleaves_unlike`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -191,47 +192,39 @@ def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     float or array
         Seconds of a step, at least 0.
     """
-    layout = c.layout
-    sharded = np.asarray(layout.zero_stage) >= 1
-    of_dense, of_expert = optimizer_shards(layout)
-    if c.workload.adapters is not None:
-        of_adapters, of_experts = c.workload.trained_shares
-        dense, expert = of_adapters * dense, of_experts * expert
-    dense_ranks, expert_ranks = (
-        np.where(sharded, of_dense, 1),
-        np.where(sharded, of_expert, 1),
-    )
-    parameters = dense / dense_ranks + expert / expert_ranks
-    offloaded = np.asarray(layout.optimizer_offload) / 100.0
-    if c.workload.optimizer in ("adam", "sgd"):
-        moved = streamed_bytes(c.workload)
-        on_gpu_s = (1.0 - offloaded) * moved * parameters / c.rates.hbm_bytes_per_s
-    else:
-        of_others_s = _other_optimizer_s(c, dense, expert, (dense_ranks, expert_ranks))
-        on_gpu_s = (1.0 - offloaded) * of_others_s
+    of_dense, of_expert = c.workload.trained_shares
+    numbers = of_dense * np.asarray(dense), of_expert * np.asarray(expert)
+    sharded = np.asarray(c.layout.zero_stage) >= 1
+    ranks = [np.where(sharded, shards, 1) for shards in optimizer_shards(c.layout)]
+    parameters = numbers[0] / ranks[0] + numbers[1] / ranks[1]
+    offloaded = np.asarray(c.layout.optimizer_offload) / 100.0
+    on_gpu_s = _on_gpu_s(c, numbers, ranks, 1.0 - offloaded)
     on_host_s = offloaded * _host_s(c, parameters)
     states_s: Floats = np.maximum(on_gpu_s, on_host_s)
     return states_s + _uploads_s(c, parameters) if c.workload.offload_parameters else states_s
 
 
-def _other_optimizer_s(
-    c: Context, dense: Floats, expert: Floats, ranks: tuple[Ints, Ints]
+def _on_gpu_s(
+    c: Context, numbers: Sequence[Floats], ranks: Sequence[Ints], share: Floats
 ) -> Floats:
-    """On the GPU, the step of another than Adam and SGD: streams, matrix products, pages."""
-    workload = c.workload
-    seconds: Floats = np.float64(0.0)
-    for of_experts, number in enumerate((dense, expert)):
-        held = np.asarray(number) / stepping_ranks(
-            workload, c.layout, ranks[of_experts], experts=bool(of_experts)
-        )
-        streamed = streamed_bytes(workload, experts=bool(of_experts))
-        seconds = seconds + streamed * held / c.rates.hbm_bytes_per_s
-        if pages_states(workload):
-            paged = 2.0 * moments_bytes(workload, experts=bool(of_experts)) * held
-            rate = 1e9 * _PCIE_SHARE * workload.cluster.device.pcie_gb_per_s
-            seconds = seconds + paged / rate
-    seconds = seconds + orthogonalising_s(c, *ranks)
-    return seconds
+    """Seconds of the step of a share of all parameters, dense ones and experts: streams, pages, products."""
+    workload, kinds = c.workload, (False, True)
+    dense, expert = (
+        number / stepping_ranks(workload, c.layout, shards, experts=experts)
+        for number, shards, experts in zip(numbers, ranks, kinds, strict=True)
+    )
+    moved, of_expert = (streamed_bytes(workload, experts=experts) for experts in kinds)
+    seconds = share * moved * (dense + of_expert / moved * expert) / c.rates.hbm_bytes_per_s
+    if pages_states(workload):
+        paged, of_expert = (moments_bytes(workload, experts=experts) for experts in kinds)
+        pages = 2.0 * (paged * dense + of_expert * expert)
+        seconds = seconds + share * pages / _pcie_bytes_per_s(c)
+    return seconds + share * orthogonalising_s(c, *ranks)
+
+
+def _pcie_bytes_per_s(c: Context) -> float:
+    """What copies of one GPU reach while all of its node copy (`_PCIE_SHARE`)."""
+    return 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
 
 
 def _host_s(c: Context, parameters: Floats) -> Floats:
@@ -242,17 +235,15 @@ def _host_s(c: Context, parameters: Floats) -> Floats:
     micro_batches = np.asarray(layout.num_micro_batches)
     whole = memory_profile(c.workload.framework).unsharded_in_pipeline & (np.asarray(layout.pp) > 1)
     reduced = np.where(whole, 1, micro_batches)
-    scoring = (
-        1.0 + 0.5 * c.workload.scoring_passes
-    )  # beside the gathers of a forward and a backward pass
+    # A pass that scores gathers once, beside the gathers of a forward and a backward pass.
+    scoring = 1.0 + 0.5 * c.workload.scoring_passes
     moved = (
         framework.host_transfer_bytes
         + framework.host_accumulation_bytes * np.where(stage >= 2, reduced, 0)
         + framework.host_gather_bytes * np.where(stage == 3, micro_batches, 0) * scoring
     )
-    pcie_bytes_per_s = 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
     sums_s = framework.host_sum_bytes * (reduced - 1) * parameters / _HOST_BYTES_PER_S
-    seconds: Floats = update_s + sums_s + moved * parameters / pcie_bytes_per_s
+    seconds: Floats = update_s + sums_s + moved * parameters / _pcie_bytes_per_s(c)
     return seconds
 
 
@@ -267,8 +258,7 @@ def _uploads_s(c: Context, parameters: Floats) -> Floats:
     on_host = np.asarray(c.layout.optimizer_offload) / 100.0
     after_step = 1.0 - 2.0 * on_host
     moved = _WEIGHT_BYTES * (2.0 * micro_batches + after_step)
-    rate = 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
-    seconds: Floats = moved * np.asarray(parameters) / rate
+    seconds: Floats = moved * np.asarray(parameters) / _pcie_bytes_per_s(c)
     return seconds
 
 
@@ -297,7 +287,7 @@ def reference_copies_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     float or array
         Seconds of a step; 0 where no reference is offloaded.
     """
-    if not c.workload.keeps_reference or c.workload.reference != "offloaded":
+    if c.workload.reference != "offloaded":
         return 0.0
     parameters = np.asarray(dense) + np.asarray(expert)
     times: Floats = _SWAPPED_TIMES
@@ -305,8 +295,7 @@ def reference_copies_s(c: Context, dense: Floats, expert: Floats) -> Floats:
         of_dense, of_expert = optimizer_shards(c.layout)
         parameters = dense / np.asarray(of_dense) + expert / np.asarray(of_expert)
         times = c.workload.reference_passes * np.asarray(c.layout.num_micro_batches)
-    rate = 1e9 * _PCIE_SHARE * c.workload.cluster.device.pcie_gb_per_s
-    seconds: Floats = times * _WEIGHT_BYTES * parameters / rate
+    seconds: Floats = times * _WEIGHT_BYTES * parameters / _pcie_bytes_per_s(c)
     return seconds
 
 

@@ -103,6 +103,7 @@ class Workload(RunSettings):
     """A model, a cluster and a batch, and how the software runs them."""
 
     model: ModelSpec
+    """Without a head of its own where the kind of step has none over the vocabulary."""
     cluster: ClusterSpec
     gpus: int
     """GPUs in use, 1 to the cluster's size."""
@@ -169,6 +170,10 @@ class Workload(RunSettings):
     def __post_init__(self) -> None:
         has_both = bool(framework_of_stack(self.framework).eager_stack)
         object.__setattr__(self, "compiled", has_both and stack_named(self.framework).compiled)
+        if not (self.step_kind.has_vocabulary_head or self.model.tied_embeddings):
+            # One output stands in place of the head: parameters are those of a model without one.
+            without_head = self.model.model_copy(update={"tied_embeddings": True})
+            object.__setattr__(self, "model", without_head)
 
     @cached_property
     def factors(self) -> Factors | None:

@@ -90,8 +90,10 @@ _configure_basic_optimizer)."""
 UNTESTED = "zero_allow_untested_optimizer"
 """Key without which ZeRO takes no others than DeepSpeed's own and PyTorch's Adam (runtime/zero/utils.py)."""
 TRAINER, TRAINER_FLAG = "transformers/training_args.py", "--optim"
+SCRIPT_OPTIMIZERS = ("adam", "sgd")
+"""What Megatron-DeepSpeed's script makes (megatron/arguments.py at 4efb479, --optimizer)."""
 _SCRIPT = ("deepspeed-script-optimizer",)
-"""Rules of optimizers that Megatron-DeepSpeed's script does not have: a script of one's own makes them."""
+"""Rules of the others: a script of one's own makes them."""
 
 
 def _stepped(flag: str, value: str, source: str, **others: Any) -> OptimizerSetting:
@@ -233,6 +235,7 @@ DEEPSPEED = Framework(
             flag="--ref.offload",
             source="openrlhf/cli/train_dpo.py",
             rules=("deepspeed-reference",),
+            installs="openrlhf",
             kinds=("dpo",),
             is_sharded=True,
             uploads_shards=True,

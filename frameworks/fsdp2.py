@@ -52,7 +52,7 @@ TRL_STEPS = {
     "sft": StepKindSetting(source="trl/trainer/sft_trainer.py"),
     "dpo": StepKindSetting(source=_TRL, rules=("trl-degrees",), installs="trl"),
     "kto": StepKindSetting(
-        source="trl/trainer/kto_trainer.py", rules=("trl-degrees",), installs="trl"
+        source="trl/trainer/kto_trainer.py", rules=("trl-degrees", "trl-kto-batch"), installs="trl"
     ),
     "orpo": StepKindSetting(
         source="trl/experimental/orpo/orpo_trainer.py", rules=("trl-degrees",), installs="trl"

@@ -401,7 +401,7 @@ def _optimizer(name: str, source: str, since: str, **others: Any) -> OptimizerSe
     )
 
 
-def _emerging(name: str, since: str) -> OptimizerSetting:
+def _emerging(name: str, since: str, **others: Any) -> OptimizerSetting:
     """One of the package that Megatron keeps apart: Adam has what is no matrix of a layer.
 
     Each rank owns whole matrices (megatron/core/optimizer/layer_wise_optimizer.py).
@@ -414,6 +414,7 @@ def _emerging(name: str, since: str) -> OptimizerSetting:
         whole=True,
         installs="emerging-optimizers, from github.com/NVIDIA-NeMo/Emerging-Optimizers",
         rules=("megatron-emerging-precision", "megatron-emerging-expert-bias"),
+        **others,
     )
 
 
@@ -504,7 +505,9 @@ MEGATRON = Framework(
         "adam": _optimizer("adam", OPTIMIZER, "0.8.0", default=True),
         "sgd": _optimizer("sgd", OPTIMIZER, "0.8.0"),
         "muon": _emerging("muon", "0.16.0"),
-        "lion": _emerging("lion", "0.19.0"),
+        # Weight decay 8, gradient and update 8, the weight 12, its 16 bits 6: emerging_optimizers/
+        # scalar_optimizers/base.py, `step`, and update_functions/lion.py, which is compiled.
+        "lion": _emerging("lion", "0.19.0", step_bytes=34.0),
     },
     dispatchers=DISPATCHERS,
     overlaps={

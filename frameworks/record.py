@@ -166,6 +166,8 @@ class OptimizerSetting(Setting):
     """Whether matrices are orthogonalised by way of their square."""
     fused_gate: bool = False
     """Whether gate and up projection are one matrix."""
+    step_bytes: float = 0.0
+    """Read and written of a parameter in a step, beside its moments; 0 where it runs as it does elsewhere."""
     wide_tables: bool = False
     """Whether states of the token table stay in 32 bits where others have 8."""
 

@@ -338,13 +338,13 @@ def file_faults(plan: Plan, expected: Mapping[str, str], folder: Path) -> Iterat
             yield f"{name} is missing"
 
 
-def target_of(plan: Plan, folder: Path) -> str:
+def target_of(plan: Plan, folder: Path) -> str | None:
     """The target whose files are in a folder: of those that can start the plan, the one with the fewest files
-    missing, and most of its own; the plan's framework where none can.
+    missing, and most of its own; None where none can.
     """
     own: str = plan.inputs.framework
     fewest_missing: tuple[float, int] = (float("inf"), 0)
-    best = own
+    best = None
     for target in (own, *(name for name in TARGETS if name != own)):
         try:
             names = plan_files(plan, target).keys() - {"plan.yaml"}

@@ -20,6 +20,7 @@ from meshwright.planner.launch.file_change import (
     run_of_file,
 )
 from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.launch.writer import unlaunched
 from meshwright.planner.plan.document import Plan, ScriptDiff
 from meshwright.planner.plan.texts import read_feasible_plan
 from meshwright.planner.plan.training_cost import Budget
@@ -90,7 +91,7 @@ def script_diff(path: Path, plan: Plan) -> ScriptDiff:
         return _document_diff(path, text, plan, document, files)
     wanted = next((files[name] for name in _ARGUMENTS if name in files), None)
     if wanted is None:
-        return ScriptDiff(note=_OTHER_KIND)
+        return ScriptDiff(note=unlaunched(plan.inputs) or _OTHER_KIND)
     diff = ScriptChange(path, text, plan, json.loads(wanted)).diff()
     exports = [
         f"{name}={value}"

@@ -19,6 +19,7 @@ from meshwright.frameworks.deepspeed import (
     DEEPSPEED_ARGUMENTS,
     OPTIMIZER_TYPE,
     OVERLAP,
+    SCRIPT_OPTIMIZERS,
     TRAINER_FLAG,
     UNTESTED,
 )
@@ -172,7 +173,7 @@ def deepspeed_start(launch: Launch) -> Start:
     inputs = launch.inputs
     own_script = inputs.adapters is not None or STEP_KINDS[inputs.kind].on_preferences
     own_script = own_script or inputs.loss is not None
-    if own_script or launch.inputs.optimizer not in _BY_MEGATRON_DEEPSPEED:
+    if own_script or inputs.optimizer not in SCRIPT_OPTIMIZERS:
         return _with_trainer(launch)
     _require_even_stages(launch)
     args = megatron_deepspeed_args(launch)
@@ -193,9 +194,6 @@ def deepspeed_start(launch: Launch) -> Start:
     if layout.tp > 1 and layout.pp == 1 and launch.inputs.model.moe is None:
         files["ds_config_autotp.json"] = json_file(deepspeed_config(launch, autotp=True))
     return Start(program=program, args=args, files=files)
-
-
-_BY_MEGATRON_DEEPSPEED = ("adam", "sgd")
 
 
 def _with_trainer(launch: Launch) -> Start:
@@ -255,6 +253,8 @@ def _kind_notes(launch: Launch) -> Iterator[str]:
     if inputs.loss is not None:
         setting = record.losses[inputs.loss]
         yield f"Its loss is {inputs.loss}: {setting.flag} {setting.value}."
+    elif inputs.kind == "sft":
+        yield "Its loss takes all logits: TRL's SFTTrainer does with loss_type nll alone, unlike by itself."
     if not kind.on_preferences:
         return
     yield f"The script's trainer is of {kind.title}, such as that of TRL."
@@ -264,6 +264,7 @@ def _kind_notes(launch: Launch) -> Iterator[str]:
         return
     setting = record.references[inputs.reference]
     said = f": {setting.flag} {setting.value}".rstrip() if setting.flag else ""
+    said += f" of {setting.installs}" if setting.installs else ""
     yield f"Its reference model is {inputs.reference}{said}."
 
 
@@ -557,7 +558,9 @@ def _of_stack(plan: Plan, stack: str, degrees: tuple[str, ...]) -> tuple[Launch,
             stack, f"starts plans of {DEEPSPEED.name} and {FSDP2.name}, not of {framework}"
         )
     launch = legal_launch(plan, framework_named(framework))
-    layout = launch.layout
+    layout, loss = launch.layout, launch.inputs.loss
+    if loss is not None:
+        raise _not_there(stack, f"is not written for the {loss} loss")
     has = degrees if framework == FSDP2.name else ()
     wide = [
         axis for axis in ("tp", "cp", "pp", "ep") if axis not in has and getattr(layout, axis) > 1

@@ -315,7 +315,7 @@ def bridge_overrides(plan: Plan) -> list[str]:
     The architecture is the recipe's own: only what the plan decided is set.
     """
     launch = legal_launch(plan, MEGATRON)
-    if launch.inputs.optimizer not in ("adam", "sgd"):
+    if MEGATRON.optimizers[launch.inputs.optimizer].whole:
         raise InfeasibleError(
             f"Megatron-Bridge reduces gradients whole for {launch.inputs.optimizer}, which the plan's price "
             "does not have: launch it with --target megatron."

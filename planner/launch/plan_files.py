@@ -22,7 +22,7 @@ from meshwright.planner.launch.megatron import MEGATRON_WRITER, bridge_files
 from meshwright.planner.launch.rank_files import FOLDER, mapping_files
 from meshwright.planner.launch.ranks import planned_layout
 from meshwright.planner.launch.torchtitan import TORCHTITAN_WRITER
-from meshwright.planner.launch.writer import LISTED_HOSTS, Writer
+from meshwright.planner.launch.writer import LISTED_HOSTS, Writer, unlaunched
 from meshwright.planner.mixed.document import MIXED_FILE, MixedPlan, mixed_text
 from meshwright.planner.mixed.service import MixedResult
 from meshwright.planner.plan.document import (
@@ -81,7 +81,8 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
     plan
         A plan with a layout.
     target
-        One of `TARGETS`; by default the plan's own framework, or its recipes where only they can say it.
+        One of `TARGETS`; by default the plan's own framework, or its recipes where only they can say it, or
+        none where its scripts have no such step: then the plan and its mapping alone.
 
     Raises
     ------
@@ -91,15 +92,14 @@ def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
         An unknown target.
     """
     planned_layout(plan)
+    written = {"plan.yaml": plan_text(plan)}
+    if target is None and unlaunched(plan.inputs):
+        return written | mapping_files(plan) | _long_rank_list(plan)
     target = target or _own_target(plan)
     if target not in TARGETS:
         raise InputError("unknown target", where="--target", value=target, allowed=TARGETS)
-    files = {"plan.yaml": plan_text(plan)}
     writer = _WRITERS.get(target, _WRITERS[plan.inputs.framework])
-    if target in _RECIPES:
-        files |= _RECIPES[target](plan)
-    else:
-        files |= writer.files(plan)
+    files = written | (_RECIPES[target](plan) if target in _RECIPES else writer.files(plan))
     if target in _SCHEDULERS:
         files |= _SCHEDULERS[target](plan)
     return files | mapping_files(plan, writer.framework) | _long_rank_list(plan)
@@ -145,7 +145,10 @@ def next_step(plan: Plan, directory: Path | None) -> str:
         written = "" if directory is None else f" Nothing was written to {directory}."
         return f"Next: {advice}.{written}"
     if directory is None:
-        return "Next: the same command with -o DIR writes this plan and the files that start it."
+        files = "its mapping" if unlaunched(plan.inputs) else "the files that start it"
+        return f"Next: the same command with -o DIR writes this plan and {files}."
+    if why := unlaunched(plan.inputs):
+        return f"Next: {why}."
     script = shlex.join(["bash", str(directory / "launch.sh"), "slurm"])
     return f"Next: {script}\n      (the first lines of that script say what to set)"
 

@@ -17,6 +17,7 @@ from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.step_kinds import PRETRAINING
 from meshwright.costmodel.workload import Execution, Workload, swapping_ranks
 from meshwright.errors import InfeasibleError
+from meshwright.frameworks.catalog import framework_named
 from meshwright.frameworks.record import Argument, Framework
 from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.ranks import PlacedRanks, placed_ranks, planned_layout
@@ -71,14 +72,16 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
         with its remedy.
     """
     layout = planned_layout(plan)
-    kind = framework.step_kinds.get(plan.inputs.kind)
-    if kind is None and plan.inputs.kind != PRETRAINING:
-        raise InfeasibleError(f"{framework.title} has no {plan.inputs.kind}: nothing to launch.")
-    if kind is not None and kind.in_launch:
-        raise InfeasibleError(f"No launch files for {plan.inputs.kind}: {kind.in_launch}.")
-    place = plan.inputs.reference
+    kind = plan.inputs.kind
+    if kind != PRETRAINING and kind not in framework.step_kinds:
+        raise InfeasibleError(f"{framework.title} has no {kind}: nothing to launch.")
+    if why := unlaunched(plan.inputs, framework):
+        raise InfeasibleError(f"No launch files for {kind}: {why}.")
+    place, loss = plan.inputs.reference, plan.inputs.loss
     if place is not None and place not in framework.references:
         raise InfeasibleError(f"{framework.title} keeps no reference that is {place}.")
+    if loss is not None and loss not in framework.losses:
+        raise InfeasibleError(f"{framework.title} has no {loss} loss.")
     execution = _execution(plan, framework)
     workload = execution.applied(replace(planned_workload(plan.inputs), framework=framework.name))
     broken = _broken_rules(workload, layout)
@@ -95,6 +98,13 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
         bucket_parameters=round(float(np.asarray(bucket))),
         context_sizes=(str(neighbours), str(layout.cp // neighbours)),
     )
+
+
+def unlaunched(inputs: PlanInputs, framework: Framework | None = None) -> str:
+    """Why scripts of a framework, the plan's own by default, have no such step; empty where they have it."""
+    record = framework or framework_named(inputs.framework)
+    setting = record.step_kinds.get(inputs.kind)
+    return "" if setting is None else setting.in_launch
 
 
 def _execution(plan: Plan, framework: Framework) -> Execution:

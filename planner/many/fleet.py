@@ -49,17 +49,6 @@ from meshwright.planner.plan.training_cost import COST_FIELDS, Budget, cost_figu
 from meshwright.planner.solvers.clock import current_end_s, is_over, limit_left_s, within
 from meshwright.planner.solvers.processes import usable_cores
 
-# Which nodes a job gets: leaves kept together. Sizes and times are fixed.
-#
-# Let n[j, l] be the units of job j on leaf l, and y[j, l], z[j, p] say whether it touches leaf l and pod p.
-# Minimise the sum of y + `pod_weight` * z, with sum over l of n[j, l] the job's size, and n[j, l] summed over
-# jobs that run together at most the units of l. Jobs that run together are looked at at every start: between
-# two starts nothing new is taken.
-#
-# Leaves are dealt out job by job first, in many orders; where that touches more than every job needs by
-# itself, CP-SAT goes on from the best of them.
-
-
 # Leaves dealt out job by job: what CP-SAT starts from, and often all there is to find.
 #
 # Each job goes into the pod where it touches the fewest leaves, of equal ones into the fullest. In a pod it
@@ -237,6 +226,17 @@ def _from_leaves(size: int, free: dict[str, int]) -> PerLeaf:
         taken[leaf] = min(size, free.pop(leaf))
         size -= taken[leaf]
     return taken
+
+
+# Which nodes a job gets: leaves kept together. Sizes and times are fixed.
+#
+# Let n[j, l] be the units of job j on leaf l, and y[j, l], z[j, p] say whether it touches leaf l and pod p.
+# Minimise the sum of y + `pod_weight` * z, with sum over l of n[j, l] the job's size, and n[j, l] summed over
+# jobs that run together at most the units of l. Jobs that run together are looked at at every start: between
+# two starts nothing new is taken.
+#
+# Leaves are dealt out job by job first, in many orders; where that touches more than every job needs by
+# itself, CP-SAT goes on from the best of them.
 
 
 @dataclass(frozen=True, kw_only=True)

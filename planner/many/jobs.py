@@ -25,7 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshwright.cluster_specs.reader import cluster_names
 from meshwright.costmodel.execution_names import DEFAULT_MEMORY_RISK
-from meshwright.costmodel.step_kinds import PRETRAINING
+from meshwright.costmodel.losses import LossName
+from meshwright.costmodel.step_kinds import PRETRAINING, ReferencePlace, StepKindName
 from meshwright.documents import LARGE_FILE_BYTES, path_text, read_mapping, validation_message
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
@@ -91,12 +92,12 @@ class JobDoc(BaseModel):
     """Width of the adapters; 16 when absent."""
     lora_targets: str | tuple[str, ...] | None = None
     """Matrices that have one: `q_proj,v_proj`, or a list; all-linear when absent."""
-    loss: str | None = None
-    """Head and cross-entropy chunk by chunk: `liger` or `chunked`; the framework's own when absent."""
-    kind: str = PRETRAINING
-    """Or `sft`, `dpo`, `kto`, `orpo`, `reward`: what a step does with a sample, a sequence or a pair."""
-    reference: str | None = None
-    """Where the reference model of dpo and kto is: `resident` (when absent), `offloaded` or `precomputed`."""
+    loss: LossName | None = None
+    """Head and cross-entropy chunk by chunk; the framework's own when absent."""
+    kind: StepKindName = PRETRAINING
+    """What a step does with a sample, a sequence or a pair."""
+    reference: ReferencePlace | None = None
+    """Where the reference model of dpo and kto is; `resident` when absent."""
     objective: str = "nominal"
     """Or `expected`: the mean over the posterior of the calibration."""
     reserve_gib: Gibibytes = 0.0

@@ -39,10 +39,7 @@ if TYPE_CHECKING:
     from meshwright.planner.solvers.or_tools import cp_model
 
 
-# The jobs of a fleet: what a batch job has, and what the sharing needs to know.
-
-
-# What a fleet's jobs can choose from: sizes, and what each job makes of each.
+# The jobs of a fleet, the sizes that each can choose from, and what it makes of each.
 
 
 MOST_FLEET_JOBS = 500

@@ -226,7 +226,8 @@ def _of_the_kind(request: PlanRequest) -> Iterator[str]:
         return
     if not kind.on_preferences:
         yield (
-            f"{request.kind} is priced as {PRETRAINING} is: prompts are masked in the loss alone"
+            f"{request.kind} is priced as {PRETRAINING} is: prompts are masked in the loss alone, which is "
+            "for the training script and its data to see to"
         )
         return
     setting = framework_named(request.framework).step_kinds[request.kind]
@@ -236,8 +237,8 @@ def _of_the_kind(request: PlanRequest) -> Iterator[str]:
     )
     if request.reference == "precomputed":
         yield (
-            "the step leaves out the reference's passes over the data before training: one forward pass of "
-            "every sequence"
+            "the step leaves out what the reference scores before training: "
+            f"{kind.reference_passes} forward of every sequence"
         )
     if setting.in_launch:
         yield f"no launch files are written for {request.kind}: {setting.in_launch}"
@@ -275,21 +276,22 @@ def software_needs(
         SoftwareNeed(software=packages, needed_by=kind)
         for kind, packages in layer_needs(framework, inputs.model).items()
     ]
-    if inputs.adapters is not None and framework.adapters[inputs.adapters.method].installs:
-        method = inputs.adapters.method
-        needs.append(SoftwareNeed(software=framework.adapters[method].installs, needed_by=method))
-    if inputs.loss is not None and framework.losses[inputs.loss].installs:
-        software = framework.losses[inputs.loss].installs
-        needs.append(SoftwareNeed(software=software, needed_by=f"{inputs.loss} loss"))
-    kind = framework.step_kinds.get(inputs.kind)
-    if kind is not None and kind.installs:
-        needs.append(SoftwareNeed(software=kind.installs, needed_by=inputs.kind))
-    precision = framework.precisions[inputs.precision].installs
-    if precision:
-        needs.append(SoftwareNeed(software=precision, needed_by=inputs.precision))
-    optimizer = framework.optimizers[inputs.optimizer].installs
-    if optimizer:
-        needs.append(SoftwareNeed(software=optimizer, needed_by=inputs.optimizer))
+    method = None if inputs.adapters is None else inputs.adapters.method
+    place = framework.references.get(inputs.reference or "")
+    # A place that one trainer alone has comes with that trainer.
+    kind = inputs.kind if place is None or not place.installs else None
+    asked = (
+        (framework.adapters, method, ""),
+        (framework.losses, inputs.loss, " loss"),
+        (framework.step_kinds, kind, ""),
+        (framework.references, inputs.reference, " reference"),
+        (framework.precisions, inputs.precision, ""),
+        (framework.optimizers, inputs.optimizer, ""),
+    )
+    for settings, name, noun in asked:
+        setting = settings.get(name or "")
+        if setting is not None and setting.installs:
+            needs.append(SoftwareNeed(software=setting.installs, needed_by=f"{name}{noun}"))
     for choice, value in compared_choices(layout, execution):
         setting = choice.setting(framework, value)
         software = "" if setting is None else _software(setting, inputs, layout)

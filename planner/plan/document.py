@@ -728,7 +728,8 @@ class Plan(BaseModel):
     choices: list[ExecutionChoice] | None = None
     """What each choice brings that is not plain, largest first; null where many plans are made at once."""
     evidence: GainEvidence | None = None
-    """Null for plans that train adapters or packs, of which no measured run is held beside plans."""
+    """Null for plans without a layout, and for those of adapters, packs of samples or preferences: runs that
+    plans are held beside train none of these."""
     installs: list[SoftwareNeed] = Field(default_factory=list)
     """What the plan needs beside the framework, chosen or pinned."""
     predicted: Predicted | None

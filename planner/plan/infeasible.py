@@ -55,13 +55,6 @@ from meshwright.planner.solvers.cp_sat import repeatable_solver
 # Layouts around a request without a plan, as tables for the rules: its own, and those with a wish lifted.
 
 
-# Which rules, pins and forbidden choices together leave no layout.
-#
-# Each becomes an assumption of a CP-SAT model without an objective. Layouts that break the same of them
-# are alike, so one representative of each kind stands for all; the solver's sufficient assumptions are
-# then thinned out one by one until every one that is left is needed.
-
-
 MOST_CANDIDATES = 200_000
 """Layouts around an infeasible request that are looked at."""
 PROBED_CANDIDATES = 2_000
@@ -223,6 +216,13 @@ def _priceable(layouts: Layout, request: PlanRequest) -> Layout:
     etp = np.minimum(layouts.etp, layouts.tp * layouts.cp * layouts.dp)
     vpp = np.minimum(layouts.vpp, np.maximum(request.model.layers // pp, 1))
     return replace(layouts, pp=pp, ep=ep, etp=etp, vpp=np.where(pp > 1, vpp, 1))
+
+
+# Which rules, pins and forbidden choices together leave no layout.
+#
+# Each becomes an assumption of a CP-SAT model without an objective. Layouts that break the same of them
+# are alike, so one representative of each kind stands for all; the solver's sufficient assumptions are
+# then thinned out one by one until every one that is left is needed.
 
 
 FloatArray = NDArray[np.float64]

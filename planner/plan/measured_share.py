@@ -67,8 +67,8 @@ def evidence_of(plan: Plan) -> GainEvidence | None:
     Returns
     -------
     GainEvidence or None
-        None for a plan without a layout, or of adapters, packs of samples or preferences: published runs are
-        of none of these.
+        None for a plan without a layout, or of adapters, packs of samples or preferences: runs of
+        `measured_recipes` train none of these.
     """
     inputs = plan.inputs
     if plan.layout is None or plan.predicted is None or plan.execution is None:

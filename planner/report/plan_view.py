@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_flops
 from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS
 from meshwright.model_specs.adapters import adapter_counts
@@ -149,7 +150,7 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
             ("layout", layout_line(plan.layout, experts=inputs.model.moe is not None)),
             ("installs", software),
             ("memory", _memory(plan, predicted)),
-            ("host memory", _host_memory(plan.layout, predicted, inputs)),
+            ("host memory", _host_memory(plan, predicted)),
             ("experts", _placed(plan)),
             ("lengths", optional(plan.lengths, lengths_text)),
         ]
@@ -286,9 +287,17 @@ def _reason(need: SoftwareNeed, choice: ExecutionChoice | None, step_time_s: flo
     return f"{percent(abs(share))} {'faster' if share < 0 else 'slower'} without"
 
 
-def _host_memory(layout: LayoutDoc, predicted: Predicted, inputs: PlanInputs) -> str:
+def _host_memory(plan: Plan, predicted: Predicted) -> str:
     """The hosts' memory that the plan needs, and what a host has where that is known."""
-    words = host_words(layout.optimizer_offload, predicted.host_memory_gib, inputs.optimizer)
+    assert plan.layout is not None
+    inputs, execution = plan.inputs, plan.execution
+    there = {
+        "moments": OPTIMIZER_TRAITS[inputs.optimizer].paged,
+        "reference": inputs.reference == "offloaded",
+        "activations": execution is not None and execution.offload_modules != "none",
+    }
+    others = [what for what, is_there in there.items() if is_there]
+    words = host_words(plan.layout.optimizer_offload, predicted.host_memory_gib, others)
     has_gib = inputs.cluster.host_memory_gib
     return f"{words} (it has {count(has_gib)})" if words and has_gib is not None else words
 

@@ -10,7 +10,6 @@ from math import ceil
 from typing import Any
 
 from meshwright.costmodel.data_parallel import LEAST_GAIN
-from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.planner.drawing import amount, count, counted, percent, seconds
 from meshwright.planner.plan.assemble import WORDS
 from meshwright.planner.plan.document import CostDoc, Plan, SolverReport, SpaceReport
@@ -96,7 +95,7 @@ def at_most(share: float) -> str:
 
 
 def host_words(
-    optimizer_offload: int | None, host_memory_gib: float | None, optimizer: str = "adam"
+    optimizer_offload: int | None, host_memory_gib: float | None, others: Sequence[str] = ()
 ) -> str:
     """What of a plan lies in the hosts' memory, and how much of it; empty where nothing does.
 
@@ -106,8 +105,8 @@ def host_words(
         Percent of the optimizer's states, 0 to 100.
     host_memory_gib
         Of a node.
-    optimizer
-        A paged one keeps its moments there.
+    others
+        What else lies there, in words.
 
     Returns
     -------
@@ -115,20 +114,18 @@ def host_words(
         >>> host_words(50, 1028.4)
         '1,028 GiB of every host: 50 % of the optimizer'
     """
-    if not optimizer_offload and not host_memory_gib:
+    held = [f"{optimizer_offload} % of the optimizer"] if optimizer_offload else []
+    if not held and not host_memory_gib:
         return ""
-    what = "moments" if OPTIMIZER_TRAITS[optimizer].paged else "activations"
-    if optimizer_offload:
-        what = f"{optimizer_offload} % of the optimizer"
-    if host_memory_gib is None:
-        return f"on the hosts: {what}"
-    return f"{host_memory_gib:,.0f} GiB of every host: {what}"
+    where = "on the hosts"
+    if host_memory_gib is not None:
+        where = f"{host_memory_gib:,.0f} GiB of every host"
+    return ": ".join(filter(None, (where, ", ".join([*held, *others]))))
 
 
 def row_host_words(row: Mapping[str, Any]) -> str:
     """The same of a row of results."""
-    optimizer = row.get("optimizer") or "adam"
-    return host_words(row.get("optimizer_offload"), row.get("host_memory_gib"), optimizer)
+    return host_words(row.get("optimizer_offload"), row.get("host_memory_gib"))
 
 
 # What a training takes, as views show it: days, dollars, kWh.

@@ -136,13 +136,14 @@ def _numerics(
     names = [name for name in planned(framework.numerics) if name in allow]
     sharded = pins.get("zero_stage") != 0
     narrow = precision not in ("bf16", "fp16")
+    setting = framework.optimizers.get(optimizer)
     attends = narrow and cluster.device.architecture in FP8_ATTENTION_ON
     if not framework.numerics:
         return {}
     goes = {
         "bf16-moments": optimizer == "adam" and sharded,
         # Layer-wise optimizers of this version lose updates of FP8 weights (Megatron-LM, pull request 5707).
-        "fp8-params": narrow and sharded and optimizer in ("adam", "sgd"),
+        "fp8-params": narrow and sharded and not (setting and setting.whole),
         "fp8-attention": attends,
     }
     taken = {name for name in names if goes.get(name, True)}

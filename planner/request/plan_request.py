@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -31,6 +31,7 @@ from meshwright.costmodel.execution_names import (
 )
 from meshwright.costmodel.lengths import PackedLengths
 from meshwright.costmodel.losses import LOSS_NAMES, LossName
+from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_memory_band
 from meshwright.costmodel.records import POINT_ESTIMATE, memory_margin
 from meshwright.costmodel.step_kinds import (
@@ -49,7 +50,7 @@ from meshwright.frameworks.catalog import (
     framework_named,
     planned,
 )
-from meshwright.frameworks.record import FrameworkName
+from meshwright.frameworks.record import Framework, FrameworkName, Setting
 from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, resolved
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.choices import (
@@ -275,13 +276,11 @@ class PlanRequest:
             _one_of("inside_domain", axis, INSIDE_DOMAIN)
         if self.adapters is not None:
             object.__setattr__(self, "adapters", self._checked_adapters(self.adapters))
+            check_step_of_adapters(self.framework, self.optimizer)
         _one_of("kind", self.kind, KIND_NAMES)
         object.__setattr__(self, "reference", self._checked_reference())
-        object.__setattr__(self, "model", without_vocabulary_head(self.model, self.kind))
         check_loss(self.framework, self.kind, self.loss)
-        if self.loss is not None and self.model.mtp_layers:
-            what = f"{self.model.name} has multi-token prediction, whose loss is not priced so"
-            raise InputError(what, where="loss", value=self.loss)
+        check_model(self.model, self.kind, self.loss)
         check_names("without", self.without, WITHOUT)
         check_names("allow", self.allow, PERMISSIONS)
         object.__setattr__(
@@ -306,19 +305,9 @@ class PlanRequest:
 
     def _checked_adapters(self, adapters: AdapterSpec) -> AdapterSpec:
         """As the framework has them. Raises InputError where it has none, or they stand beside nothing."""
-        record = framework_named(self.framework)
-        if adapters.method not in planned(record.adapters):
-            has = [
-                name
-                for name in FRAMEWORK_NAMES
-                if adapters.method in planned(framework_named(name).adapters)
-            ]
-            raise InputError(
-                f"is not planned with {record.title}; choose --framework {' or '.join(has)}",
-                where="train",
-                value=adapters.method,
-            )
-        adapters = resolved(self.model, adapters, fused=record.adapters[adapters.method].fused)
+        _require_planned("train", adapters.method, self.framework, lambda record: record.adapters)
+        setting = framework_named(self.framework).adapters[adapters.method]
+        adapters = resolved(self.model, adapters, fused=setting.fused)
         if not adapters.matrices or adapter_counts(self.model, adapters).total == 0:
             raise InputError(
                 f"is no matrix of {self.model.name}",
@@ -334,9 +323,6 @@ class PlanRequest:
         if STEP_KINDS[self.kind].on_preferences and self.lengths is not None:
             what = "packs are not priced in preference training: give --seq-len, the most of a sequence"
             raise InputError(what, where="lengths")
-        if STEP_KINDS[self.kind].on_preferences and self.model.indexer is not None:
-            what = f"{self.model.name} chooses the positions it attends to: only pretrain and sft are priced"
-            raise InputError(what, where="kind", value=self.kind)
         return place
 
     @property
@@ -380,6 +366,17 @@ _OF_WORKLOAD = {f.name for f in fields(PlanRequest)} & {f.name for f in fields(W
 """What a workload takes from a request as it is."""
 
 
+def _require_planned(
+    where: str, value: str, framework: str, of: Callable[[Framework], Mapping[str, Setting]]
+) -> None:
+    """Raises InputError, with the frameworks that do, where plans of one may not take a value."""
+    if value not in planned(of(framework_named(framework))):
+        has = [name for name in FRAMEWORK_NAMES if value in planned(of(framework_named(name)))]
+        title = framework_named(framework).title
+        what = f"is not planned with {title}; choose --framework {' or '.join(has)}"
+        raise InputError(what, where=where, value=value)
+
+
 def checked_reference(
     framework: str, kind: str, reference: str | None, *, is_frozen: bool
 ) -> str | None:
@@ -407,13 +404,8 @@ def checked_reference(
         For a kind or a place that the framework does not have, and for a place without a reference.
     """
     record = framework_named(framework)
-    if kind != PRETRAINING and kind not in planned(record.step_kinds):
-        has = [n for n in FRAMEWORK_NAMES if kind in planned(framework_named(n).step_kinds)]
-        raise InputError(
-            f"is not planned with {record.title}; choose --framework {' or '.join(has)}",
-            where="kind",
-            value=kind,
-        )
+    if kind != PRETRAINING:
+        _require_planned("kind", kind, framework, lambda record: record.step_kinds)
     scored = STEP_KINDS[kind].reference_passes > 0
     if reference is None:
         return "resident" if scored and not is_frozen else None
@@ -435,10 +427,26 @@ def checked_reference(
     return reference
 
 
-def without_vocabulary_head(model: ModelSpec, kind: str) -> ModelSpec:
-    """The model of a kind of step: a reward model has one output in place of a head over the vocabulary.
+def check_step_of_adapters(framework: str, optimizer: str) -> None:
+    """Raises InputError for an optimizer whose step on adapters has no price.
 
-    Its parameters are counted as those of a model whose head is the token table.
+    Parameters
+    ----------
+    framework
+        Any of `FRAMEWORK_NAMES`.
+    optimizer
+        Any of `OPTIMIZERS`.
+    """
+    setting = framework_named(framework).optimizers.get(optimizer)
+    if OPTIMIZER_TRAITS[optimizer].orthogonalises or (setting and setting.whole):
+        what = (
+            "steps whole matrices, which is not priced of adapters: choose another, or train full"
+        )
+        raise InputError(what, where="optimizer", value=optimizer)
+
+
+def check_model(model: ModelSpec, kind: str, loss: str | None) -> None:
+    """Raises InputError for a model whose steps of a kind, or with a loss, have no price.
 
     Parameters
     ----------
@@ -446,18 +454,19 @@ def without_vocabulary_head(model: ModelSpec, kind: str) -> ModelSpec:
         As was asked.
     kind
         Any of `step_kinds.KIND_NAMES`.
-
-    Raises
-    ------
-    InputError
-        For a model with multi-token prediction, which has further heads.
+    loss
+        Any of `losses.LOSS_NAMES`; None for what the framework does.
     """
-    if STEP_KINDS[kind].has_vocabulary_head:
-        return model
-    if model.mtp_layers:
+    asked = STEP_KINDS[kind]
+    if model.mtp_layers and not asked.has_vocabulary_head:
         what = f"is not priced for {model.name}, which predicts several tokens"
         raise InputError(what, where="kind", value=kind)
-    return model if model.tied_embeddings else model.model_copy(update={"tied_embeddings": True})
+    if model.mtp_layers and loss is not None:
+        what = f"{model.name} has multi-token prediction, whose loss is not priced so"
+        raise InputError(what, where="loss", value=loss)
+    if model.indexer is not None and asked.on_preferences:
+        what = f"{model.name} chooses the positions it attends to: only pretrain and sft are priced"
+        raise InputError(what, where="kind", value=kind)
 
 
 def check_loss(framework: str, kind: str, loss: str | None) -> None:
@@ -475,11 +484,7 @@ def check_loss(framework: str, kind: str, loss: str | None) -> None:
     if loss is None:
         return
     _one_of("loss", loss, LOSS_NAMES)
-    record = framework_named(framework)
-    if loss not in planned(record.losses):
-        has = [n for n in FRAMEWORK_NAMES if loss in planned(framework_named(n).losses)]
-        what = f"is not planned with {record.title}; choose --framework {' or '.join(has)}"
-        raise InputError(what, where="loss", value=loss)
+    _require_planned("loss", loss, framework, lambda record: record.losses)
     if STEP_KINDS[kind].on_preferences:
         what = f"is of a cross-entropy alone, not of {kind}: leave it out"
         raise InputError(what, where="loss", value=loss)

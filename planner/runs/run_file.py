@@ -37,8 +37,9 @@ from meshwright.planner.request.choices import NUMBERS, NUMERICS, OF_EXECUTION
 from meshwright.planner.request.executions import FP8_ATTENTION_ON
 from meshwright.planner.request.plan_request import (
     check_loss,
+    check_model,
+    check_step_of_adapters,
     checked_reference,
-    without_vocabulary_head,
 )
 from meshwright.planner.runs.launches.command_line import fields_of, refuse_adapters
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
@@ -481,7 +482,7 @@ def _run(
     profile, profile_remarks = software_profile(
         doc.run, published=published, calibration=calibration
     )
-    model = without_vocabulary_head(model, doc.run.kind)
+    check_model(model, doc.run.kind, doc.run.loss)
     settings = with_expert_tensor_degree(doc.run, model, framework_of_stack(profile))
     gpus, dp = gpus_and_dp(settings, cluster)
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
@@ -626,6 +627,7 @@ def _adapters(settings: SettingsDoc, model: ModelSpec, profile: str) -> AdapterS
     """What is trained beside frozen weights, as the framework has it."""
     if settings.adapters is None:
         return None
+    check_step_of_adapters(framework_of_stack(profile).name, settings.optimizer)
     setting = framework_of_stack(profile).adapters.get(settings.adapters.method)
     # PyTorch's own data parallelism, a stack of Megatron's record, has PEFT's adapters.
     fused = setting is not None and setting.fused and profile != PYTORCH.name

@@ -346,6 +346,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 8, "zero_stage": 3},
         {"tp": 2, "dp": 4},
     ),
+    "trl-kto-batch": (workload(DENSE, kind="kto"), {"dp": 8, "micro_batch": 2}, {"dp": 8}),
     "trl-degrees": (workload(DENSE, kind="dpo"), {"dp": 8, "zero_stage": 3}, {"cp": 2, "dp": 4}),
     "whole-head": (
         workload(DENSE, framework="fsdp2", loss="liger"),

@@ -17,7 +17,6 @@ from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.optimizers import (
     OPTIMIZER_TRAITS,
     moments_bytes,
-    newton_schulz_flops,
     newton_schulz_s,
     orthogonalising_s,
     stepping_ranks,
@@ -180,6 +179,21 @@ def test_bytes_that_a_step_streams(optimizer: str, framework: str, expected: flo
     rates = kernel_rates(work, calibrated_constants(work))
     parameters = parameter_count(work.model) / 8
     assert seconds(work, SHARDED) == pytest.approx(expected * parameters / rates.hbm_bytes_per_s)
+
+
+def test_lion_of_megatron_runs_some_kernels_a_parameter() -> None:
+    """34 and its moment twice, of matrices; Adam's 30 of all else."""
+    work = with_optimizer("lion", "megatron")
+    in_matrices = 6_979_321_856 / parameter_count(work.model)
+    assert streamed_bytes(work) == pytest.approx(42.0 * in_matrices + 30.0 * (1.0 - in_matrices))
+
+
+def newton_schulz_flops(rows: int, columns: int, *, gram: bool = False) -> float:
+    """By the formulas of `newton_schulz_s`."""
+    m, n = sorted((rows, columns))
+    if gram and n > m:
+        return 8.0 * m * m * n + 28.0 * m**3
+    return 5 * (4.0 * m * m * n + 2.0 * m**3)
 
 
 def test_products_of_newton_schulz() -> None:

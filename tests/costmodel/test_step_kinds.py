@@ -22,7 +22,6 @@ from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.parameters import active_matmul_parameters, flops_per_token
 from meshwright.model_specs.reader import load_catalog_model
-from meshwright.planner.request.plan_request import without_vocabulary_head
 
 MODEL = load_catalog_model("llama-3-8b")
 GIB = 2.0**30
@@ -278,8 +277,7 @@ def test_flops_of_scored_tokens() -> None:
 
 def test_a_reward_model_has_no_head_over_the_vocabulary() -> None:
     """Tables of 128,256 x 4,096 are once there, and no logits."""
-    model = without_vocabulary_head(MODEL, "reward")
-    scored = workload("reward", "fsdp2", model=model)
+    scored = workload("reward", "fsdp2")
     pairs = workload("dpo", "fsdp2", reference="precomputed")
     parts, of_pairs = (stage_memory_parts_gib(w, layout(), WHOLE) for w in (scored, pairs))
     table = 128256 * 4096
@@ -287,6 +285,6 @@ def test_a_reward_model_has_no_head_over_the_vocabulary() -> None:
     assert of_pairs["weights"][0] - parts["weights"][0] == pytest.approx(4.0 * table / 8 / GIB)
     breakdown = priced(scored, layout()).breakdown_s
     assert float(breakdown["head"]) < 0.02 * float(priced(pairs, layout()).breakdown_s["head"])
-    flops = [flops_per_token(m, 4096, has_head=m is MODEL) for m in (MODEL, model)]
+    flops = [flops_per_token(m, 4096, has_head=m is MODEL) for m in (MODEL, scored.model)]
     assert flops[0] - flops[1] == 6.0 * table
-    assert without_vocabulary_head(MODEL, "dpo") is MODEL
+    assert pairs.model is MODEL

@@ -217,6 +217,7 @@ def test_own_files_are_offered_by_their_names(tmp_path: Path) -> None:
         ({"time_limit": 61}, "time_limit: must be at most 60.0, got 61", None),
         ({"calibration": "/etc/passwd"}, "calibration", None),
         ({"gpu": 8}, "gpu: ", None),
+        ({"kind": "nope"}, "kind: not a value of this field, got 'nope'; allowed: pretrain", None),
     ],
 )
 def test_a_question_that_cannot_be_read_is_refused_at_once(

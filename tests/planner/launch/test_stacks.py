@@ -95,6 +95,15 @@ def test_what_they_cannot_start(made: dict[str, Any], words: str, target: str) -
         plan_files(made_plan, target)
 
 
+@pytest.mark.parametrize("target", [*NAMES, "torchtitan"])
+def test_a_loss_that_a_plan_counts_on_is_not_left_out(target: str) -> None:
+    made = make_plan("qwen3-8b", dp=8, zero_stage=3)
+    changes = {"framework": "fsdp2", "loss": "liger"}
+    made = made.model_copy(update={"inputs": made.inputs.model_copy(update=changes)})
+    with pytest.raises(InfeasibleError, match="liger loss"):
+        plan_files(made, target)
+
+
 def test_reward_models_are_a_stage_of_one_of_them() -> None:
     made = make_plan("qwen3-8b", dp=8)
     changes = {"framework": "deepspeed", "kind": "reward"}

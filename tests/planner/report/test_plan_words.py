@@ -58,6 +58,9 @@ def test_what_lies_on_the_hosts_stands_on_the_first_screen_in_rows_and_on_the_pa
     assert row_layout_text(row) == f"tp2 dp4; {words}"
     assert "GiB of every host" in plan_page(plan)
     assert host_words(0, None) == ""
+    other = {"kind": "dpo", "reference": "offloaded", "optimizer": "paged-adam"}
+    both = plan.model_copy(update={"inputs": plan.inputs.model_copy(update=other)})
+    assert f"{words}, moments, reference" in text(*first_screen(both), width=200)
 
 
 def test_recomputation_is_said_with_and_without_the_stages() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import meshwright
-from meshwright.errors import InfeasibleError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.catalog import RECORDS, planned
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.launches.reader import read_launch
@@ -136,6 +136,23 @@ def test_what_cannot_be_trained_is_refused_with_its_reason() -> None:
         outcome = plan_of(framework, optimizer)
         assert outcome.status == "infeasible"
         assert reason in outcome.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("framework", "optimizer"), [("fsdp2", "muon"), ("megatron", "muon"), ("megatron", "lion")]
+)
+def test_whole_matrices_are_not_stepped_of_adapters(framework: Any, optimizer: Any) -> None:
+    with pytest.raises(InputError, match="optimizer: steps whole matrices"):
+        meshwright.plan(
+            "llama-3-8b",
+            cluster="dgx-h100",
+            gpus=8,
+            global_batch=32,
+            seq_len=2048,
+            framework=framework,
+            optimizer=optimizer,
+            train="lora",
+        )
 
 
 def test_megatron_bridge_is_refused_with_muon(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.audit import audit_document, audit_plan
-from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.launch.plan_files import next_step, plan_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_document, read_plan, workload_of_plan
 from meshwright.planner.request.plan_request import PlanRequest
@@ -97,6 +97,7 @@ def planned(framework: FrameworkName, kind: str = "dpo", **options: object) -> P
         ("fsdp2", "reward", {}),
         ("fsdp2", "dpo", {"train": "lora", "reference": "precomputed"}),
         ("torchtitan", "sft", {}),
+        ("megatron", "dpo", {}),
     ],
 )
 def test_plans_of_every_kind_are_written_read_and_checked_again(
@@ -142,15 +143,19 @@ def test_files_say_what_the_script_trains_on() -> None:
     assert "precompute_ref_log_probs True" in files["launch.sh"]
     under_deepspeed = plan_files(planned("deepspeed", reference="offloaded"))
     assert '"$TRAIN_SCRIPT" --deepspeed "$here/ds_config.json"' in under_deepspeed["launch.sh"]
-    assert "--ref.offload" in under_deepspeed["launch.sh"]
+    assert "--ref.offload of openrlhf" in under_deepspeed["launch.sh"]
 
 
-def test_what_no_launch_can_carry_is_planned_and_said() -> None:
+def test_what_no_launch_can_carry_is_planned_saved_and_said(tmp_path: Path) -> None:
     plan = planned("megatron")
     assert plan.status == "optimal"
     assert any("Megatron-SWIFT" in note for note in plan.warnings)
+    files = plan_files(plan)
+    assert {"plan.yaml", "mapping/ranks.csv"} < files.keys()
+    assert not any(name.startswith("launch") for name in files)
+    assert "NeMo-RL" in next_step(plan, tmp_path)
     with pytest.raises(InfeasibleError, match="NeMo-RL"):
-        plan_files(plan)
+        plan_files(plan, "megatron")
     with pytest.raises(InfeasibleError, match="torchtitan has no dpo"):
         plan_files(planned("fsdp2"), "torchtitan")
 
@@ -195,6 +200,9 @@ def test_a_run_file_says_its_kind() -> None:
     assert (work.kind, work.reference, work.tokens_per_step) == ("dpo", "resident", 65536)
     row["run"] = {**run, "kind": "kto", "reference": "offloaded"}
     with pytest.raises(InputError, match="is not planned with Megatron-DeepSpeed and kto"):
+        run_from_mapping(row, where="row")
+    row |= {"model": "deepseek-v3", "run": {**run, "kind": "sft", "loss": "liger"}}
+    with pytest.raises(InputError, match="loss: deepseek-v3 has multi-token prediction"):
         run_from_mapping(row, where="row")
 
 
