@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from meshwright import api
-from meshwright.documents import finite, json_text, parse_mapping, program_version
+from meshwright.documents import finite, json_text, parse_mapping, program_version, read_text
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError, message_of
 from meshwright.planner.analysis.neighbours import neighbours, single_choices
 from meshwright.planner.audit import audit_document, audit_plan
@@ -301,13 +301,7 @@ class PlannerTools:
         return path
 
     def _file_text(self, name: str) -> str:
-        path = self._path(name)
-        try:
-            if path.stat().st_size > MOST_BYTES:
-                raise InputError(f"the file is larger than {MOST_BYTES} bytes", where=name)
-            return path.read_bytes().decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot be read: {error}", where=name) from None
+        return read_text(self._path(name), MOST_BYTES)
 
 
 TOOLS: Sequence[str] = (

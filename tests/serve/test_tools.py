@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -142,6 +143,12 @@ def test_what_cannot_be_asked_is_refused_in_words(
 ) -> None:
     with pytest.raises(InputError, match=words):
         ask(tools)
+
+
+def test_a_pipe_in_the_folder_is_no_file(tools: PlannerTools, folder: Path) -> None:
+    os.mkfifo(folder / "pipe.yaml")
+    with pytest.raises(InputError, match="this is a pipe or a device"):
+        tools.explain("pipe.yaml")
 
 
 @pytest.mark.slow

@@ -598,7 +598,7 @@ def _axolotl_adapters(
     targets, understood = adapted_modules(modules) if modules else ((), True)
     if not understood:
         unread.append(_AXOLOTL_TARGETS)
-    names = [parameters] if isinstance(parameters, str) else parameters
+    names = parameters if isinstance(parameters, list) else [parameters]
     if names:
         ends = {".".join(str(name).split(".")[-2:]) for name in names}
         targets = (*targets, EXPERTS)

@@ -7,19 +7,16 @@ is neither read nor known to have no bearing on the time is listed.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.layout import AXES
-from meshwright.documents import parse_mapping, read_text
+from meshwright.documents import parse_document, path_text, read_mapping, read_text
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import (
     BUCKET,
@@ -41,6 +38,7 @@ from meshwright.planner.runs.launches.bridge import (
 from meshwright.planner.runs.launches.command_line import (
     CommandLine,
     fields_of,
+    number_in,
     refuse_adapters,
     unread_words,
     words_of,
@@ -443,7 +441,7 @@ def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) ->
     named = recipe_named(line)
     if named is not None:
         found = file_beside(named, path, RECIPE)
-        fields = parse_mapping(read_text(found, MAX_FILE_BYTES), str(found)) | fields
+        fields = read_mapping(found, MAX_FILE_BYTES) | fields
     stage, gpus = trl_stage(line), launched_gpus(line)
     if stage is not None:
         run = from_trainer(fields, path, READERS, gpus, stage)
@@ -486,7 +484,7 @@ def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
     beside = path.parent / name
     if not beside.is_file():
         raise InputError(f"is read with {name}, which does not lie beside it", where=str(path))
-    document = parse_mapping(read_text(beside, MAX_FILE_BYTES), str(beside))
+    document = read_mapping(beside, MAX_FILE_BYTES)
     refuse_adapters(fields_of(document), str(beside))
     return document, str(beside)
 
@@ -500,7 +498,7 @@ def _filled_deepspeed(
     """
     document = source
     if isinstance(document, Path):
-        document = parse_mapping(read_text(document, MAX_FILE_BYTES), where)
+        document = read_mapping(document, MAX_FILE_BYTES)
     refuse_adapters(fields_of(document), where)
     filled = {key: value for key, value in document.items() if value != "auto"} | known
     for name in ("bf16", "fp16"):
@@ -571,7 +569,8 @@ def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[st
         if name in _TOP_FIELDS:
             top[name] = value
         else:
-            settings[name] = int(value) if name in _INTEGERS and value.isdigit() else value
+            number = number_in(value) if name in _INTEGERS else None
+            settings[name] = value if number is None else number
     if launch.micro_batches is not None and "micro_batch" not in settings:
         settings |= _micro_batch(launch.micro_batches, settings, where)
     settings = with_global_batch(
@@ -642,11 +641,6 @@ def launch_document(path: Path, text: str) -> object:
     """The file as JSON, YAML or TOML where it is one; None for a script or a command line."""
     if is_toml(text):
         return toml_document(text, str(path))
-    try:
-        if path.suffix == ".json" or text.lstrip()[:1] in ("[", "{"):
-            return json.loads(text)
-        if path.suffix in (".yaml", ".yml"):
-            return yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise InputError(f"cannot be read: {str(error)[:200]}", where=str(path)) from None
+    if path.suffix in (".json", ".yaml", ".yml") or text.lstrip()[:1] in ("[", "{"):
+        return parse_document(text, path_text(path))
     return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.costmodel.layout import AXES
-from meshwright.documents import parse_mapping, read_text
+from meshwright.documents import read_mapping
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import DEEPSPEED, TRAINER_OPTIMIZERS
 from meshwright.frameworks.fsdp2 import FSDP2
@@ -88,6 +88,13 @@ class _Leaves:
             what = "must be a whole number of at least 1"
             raise InputError(what, where=f"{self.where}: {name}", value=value)
         return value
+
+    def names(self, name: str) -> list[str]:
+        """A list of texts, empty where it is absent. Raises InputError for anything else."""
+        value = self.get(name, [])
+        if not isinstance(value, list):
+            raise InputError("must be a list", where=f"{self.where}: {name}", value=value)
+        return [str(each) for each in value]
 
     def degrees(self, section: str, axes: Mapping[str, str]) -> dict[str, Any]:
         """Degrees of the axes by the fields of a section that say them, 1 where they do not."""
@@ -282,13 +289,13 @@ def _tuned_adapters(
     leaves: _Leaves, builder: str, where: str
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """Adapters of a builder such as lora_llama3_8b, and what of them is not read."""
-    modules, rank = leaves.get("model.lora_attn_modules"), leaves.get("model.lora_rank")
+    modules, rank = leaves.names("model.lora_attn_modules"), leaves.get("model.lora_rank")
     of_mlp = leaves.on("model.apply_lora_to_mlp")
     if "lora_" not in builder:
         return None, []
     if rank is None:
         raise InputError("is needed", where=f"{where}: model.lora_rank")
-    said = [_OUTPUT.get(str(name), str(name)) for name in modules or []]
+    said = [_OUTPUT.get(name, name) for name in modules]
     said += _MLP if of_mlp else ()
     place = f"{where}: model.lora_attn_modules"
     targets, understood = adapted_modules(said)
@@ -400,7 +407,7 @@ def _with_parents(document: dict[str, Any], path: Path) -> dict[str, Any]:
         if not names:
             return whole
         found = file_beside(names[-1], place, _DEFAULTS)
-        parent = parse_mapping(read_text(found, MAX_FILE_BYTES), str(found))
+        parent = read_mapping(found, MAX_FILE_BYTES)
         named, place = [*names[:-1], *_listed(parent.pop(_DEFAULTS, None))], found
         whole = _over(parent, whole)
     raise InputError(
@@ -442,10 +449,14 @@ def _training_gpus(leaves: _Leaves) -> int:
         f"{_POLICY}.generation"
     ):
         return each * nodes
-    taken = leaves.get(f"{apart}.resources.num_nodes") or 0
-    of_node = leaves.get(f"{apart}.resources.gpus_per_node") or 0
-    left = each - of_node if nodes == 1 else each * (nodes - taken)
-    return max(1, left)
+    fields = [f"{apart}.resources.{name}" for name in ("num_nodes", "gpus_per_node")]
+    leaves.first(fields)
+    field = fields[nodes == 1]
+    taken = leaves.count(field)
+    left = each - taken if nodes == 1 else each * (nodes - taken)
+    if left < 1:
+        raise InputError("leaves no GPU to train on", where=f"{leaves.where}: {field}", value=taken)
+    return left
 
 
 def _by_dtensor(leaves: _Leaves, where: str) -> tuple[dict[str, Any], list[str]]:
@@ -511,7 +522,10 @@ def _by_megatron(leaves: _Leaves, where: str) -> tuple[dict[str, Any], list[str]
         settings["moe_dispatch"] = "deepep"
     share = leaves.get(f"{_OF_MEGATRON}.optimizer.optimizer_offload_fraction", 1.0)
     if leaves.on(f"{_OF_MEGATRON}.optimizer.optimizer_cpu_offload") and share:
-        settings["optimizer_offload"] = round(100 * float(share))
+        if not isinstance(share, int | float) or not 0 <= share <= 1:
+            field = f"{where}: {_OF_MEGATRON}.optimizer.optimizer_offload_fraction"
+            raise InputError("must be a number of 0 to 1", where=field, value=share)
+        settings["optimizer_offload"] = round(100 * share)
     fp8 = f"{_OF_MEGATRON}.fp8_cfg"
     recipe = leaves.get(f"{fp8}.fp8_recipe", "delayed")
     parameters = leaves.on(f"{fp8}.fp8_param")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.costmodel.step_kinds import StepKindName
-from meshwright.documents import parse_mapping, read_text
+from meshwright.documents import read_mapping
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import BUCKET
 from meshwright.frameworks.fsdp2 import PRECOMPUTES
@@ -27,6 +27,7 @@ from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.command_line import (
     CommandLine,
+    number_in,
     trains_a_part,
 )
 from meshwright.planner.runs.launches.finetuning import (
@@ -215,10 +216,9 @@ def launched_gpus(line: CommandLine) -> int | None:
         count, times = fields.get(each), 1 if nodes is None else fields.get(nodes, 1)
         if type(count) is int and type(times) is int:
             return count * times
-    each_node, all_nodes = line.variable("NPROC_PER_NODE"), line.variable("NNODES") or "1"
-    if each_node is None or not (each_node.isdigit() and all_nodes.isdigit()):
-        return None
-    return int(each_node) * int(all_nodes)
+    names = {"NPROC_PER_NODE": "", "NNODES": "1"}
+    each_node, all_nodes = (number_in(line.variable(n) or usual) for n, usual in names.items())
+    return None if each_node is None or all_nodes is None else each_node * all_nodes
 
 
 _TRAINS = frozenset(("train", "sft", "pt", "axolotl.cli.train", f"--{RECIPE}"))
@@ -606,9 +606,7 @@ def _sharding(
     if by_file is None or named is not None:
         return sharded(fields, dialect.kind, path, readers.deepspeed, batch)
     found = file_beside(by_file, path, _CONFIG_FILE)
-    return _accelerated(
-        parse_mapping(read_text(found, MAX_FILE_BYTES), str(found)), found, readers, known
-    )
+    return _accelerated(read_mapping(found, MAX_FILE_BYTES), found, readers, known)
 
 
 def _preset(name: str) -> dict[str, Any]:

@@ -129,6 +129,7 @@ def test_torchtune_over_further_axes(tmp_path: Path) -> None:
         ({"teacher_model___component_": "x"}, "teacher_model: has no price yet"),
         ({"model__decoder_trainable": "frozen"}, "model.decoder_trainable: training of part"),
         ({"model__lora_rank": None}, "model.lora_rank: is needed"),
+        ({"model__lora_attn_modules": 5}, "model.lora_attn_modules: must be a list"),
         ({"batch_size": 0}, "batch_size: must be a whole number"),
     ],
 )
@@ -203,6 +204,19 @@ def test_nemo_rl_trains_adapters(tmp_path: Path) -> None:
         ({"policy.megatron_cfg.enabled": True}, "megatron_cfg.enabled: is on beside"),
         ({"policy.train_micro_batch_size": None}, "train_micro_batch_size: is needed"),
         ({"defaults": "none.yaml"}, "defaults: is read with this file"),
+        (
+            {
+                "policy.generation.colocated": {
+                    "enabled": False,
+                    "resources": {"gpus_per_node": "x"},
+                }
+            },
+            "gpus_per_node: must be a whole number",
+        ),
+        (
+            {"policy.generation.colocated": {"enabled": False, "resources": {"gpus_per_node": 64}}},
+            "gpus_per_node: leaves no GPU to train on",
+        ),
         (
             {"policy.dtensor_cfg.automodel_kwargs.freeze_config.freeze_language_model": True},
             "freeze_language_model: training of part",
