@@ -83,7 +83,8 @@ def sharded(
         known = {"train_micro_batch_size_per_gpu": batch[0], STEPS: batch[1]}
         found = file_beside(named, path, DEEPSPEED_FILE)
         return read(found, known, str(found))
-    if document.get(_FSDP) or document.get(_FSDP_SECTION):
+    # Transformers heeds the section only where `fsdp` is on (training_args.py, _process_fsdp_args).
+    if document.get(_FSDP) or (kind == _AXOLOTL and document.get(_FSDP_SECTION)):
         return fully_sharded(document, kind, str(path))
     return PLAIN
 
@@ -158,11 +159,13 @@ def file_beside(named: object, path: Path, field: str) -> Path:
 
 _FSDP, _FSDP_SECTION, _PREFIX = "fsdp", "fsdp_config", "fsdp_"
 """In files for accelerate, and before FSDP's second version, the section's keys begin with the last."""
-_OFFLOADS, _RESHARDS = "offload_params", "reshard_after_forward"
-_FSDP_RECOMPUTES, _STRATEGY = "activation_checkpointing", "sharding_strategy"
-_KEEPS = frozenset(("shard_grad_op", "2"))
-_GROUPS = frozenset(("hybrid_shard", "hybrid_shard_zero2", "4", "5"))
-"""Groups of a node's GPUs, how many a node has not being said."""
+_OFFLOADS = ("offload_params", "cpu_offload")
+"""Accelerate's name, and transformers'."""
+_FSDP_RECOMPUTES = "activation_checkpointing"
+_STRATEGIES = ("sharding_strategy", "reshard_after_forward")
+_KEEPS, _WHOLE = frozenset(("shard_grad_op", "2", "false")), frozenset(("no_shard", "3"))
+_PLAIN_WORDS = frozenset(("full_shard", "1", "true", "auto_wrap", "offload", ""))
+"""Of other words hybrid_shard stands for groups of a node's GPUs, how many a node has not being said."""
 
 
 def fully_sharded(document: Mapping[str, Any], kind: str, where: str) -> LaunchRun:
@@ -187,23 +190,24 @@ def fully_sharded(document: Mapping[str, Any], kind: str, where: str) -> LaunchR
         for key, value in section_of(document, _FSDP_SECTION, where).items()
     }
     said = document.get(_FSDP) or ()
-    words = {str(word) for word in (said if isinstance(said, list) else str(said).split())}
-    words.add(str(section.get(_STRATEGY) or "").lower())
-    keeps = section.get(_RESHARDS) in (False, "SHARD_GRAD_OP") or bool(words & _KEEPS)
+    named = [*said] if isinstance(said, list) else str(said).split() if said else []
+    words = {str(word).lower() for word in (*named, *(section.get(key, "") for key in _STRATEGIES))}
     settings: dict[str, Any] = {
         "framework": FSDP2.name,
-        "zero_stage": 2 if keeps else 3,
+        "zero_stage": 2 if words & _KEEPS else 3,
         "overlap": {"dp": True},
     }
-    if section.get(_OFFLOADS) or "offload" in words:
+    if words & _WHOLE:
+        settings = dict(PLAIN.settings)
+    if any(section.get(key) for key in _OFFLOADS) or "offload" in words:
         settings["optimizer_offload"] = 100
     if section.get(_FSDP_RECOMPUTES):
         settings["recompute"] = "full"
     # Options that are off change nothing.
     on = {key: value for key, value in section.items() if value}
-    read = (_OFFLOADS, _RESHARDS, _FSDP_RECOMPUTES, _STRATEGY)
+    read = (*_OFFLOADS, *_STRATEGIES, _FSDP_RECOMPUTES)
     unread = unread_keys(on, kind, read, _FSDP_SECTION)
-    unread += [_FSDP] if words & _GROUPS else []
+    unread += [_FSDP] if words - _PLAIN_WORDS - _KEEPS - _WHOLE else []
     return LaunchRun(settings=settings, unread=tuple(unread))
 
 
@@ -284,7 +288,9 @@ def remarks_on_experts(model: str | None, targets: Collection[str]) -> tuple[str
 _KIND = "llamafactory"
 _MODEL, _TRAINED, _STAGE = "model_name_or_path", "finetuning_type", "stage"
 _MICRO_BATCH = "per_device_train_batch_size"
-_LENGTH, _PACKING, _RECOMPUTES = "cutoff_len", "packing", "disable_gradient_checkpointing"
+_LENGTH, _RECOMPUTES = "cutoff_len", "disable_gradient_checkpointing"
+_PACKING, _NEAT_PACKING = "packing", "neat_packing"
+"""The latter keeps samples of a pack from attending to each other, and turns the former on (data_args.py)."""
 _ATTENTION = "flash_attn"
 _BITS, _QUANTISES = "quantization_bit", "quantization_method"
 _RANK, _TARGETS, _DROPOUT = "lora_rank", "lora_target", "lora_dropout"
@@ -314,7 +320,8 @@ _REFUSED = {
 }
 _READ = frozenset(
     (
-        *(_MODEL, _TRAINED, _STAGE, _MICRO_BATCH, STEPS, _LENGTH, _PACKING, _RECOMPUTES),
+        *(_MODEL, _TRAINED, _STAGE, _MICRO_BATCH, STEPS, _LENGTH, _RECOMPUTES),
+        *(_PACKING, _NEAT_PACKING),
         *(_LOSS, _ATTENTION, DEEPSPEED_FILE, _FSDP, _FSDP_SECTION),
         *("do_train", "bf16", "fp16", "pure_bf16"),
         *(_RANK, _TARGETS, _DROPOUT, _BITS, _QUANTISES, *_REFUSED),
@@ -366,7 +373,10 @@ def from_llamafactory(
     batch = numbers[_MICRO_BATCH], numbers[STEPS]
     run = sharded(document, _KIND, path, read_deepspeed, batch)
     remarks = run.remarks
-    if not document.get(_PACKING, document.get(_STAGE) == "pt"):
+    packs = document.get(_PACKING)
+    if document.get(_NEAT_PACKING):
+        remarks = (*remarks, PACKED)
+    elif packs is False or (packs is None and document.get(_STAGE) != "pt"):
         remarks = (*remarks, PADDED)
     adapters = None
     if document.get(_TRAINED, "lora") == "lora":
@@ -442,6 +452,7 @@ def _llamafactory_adapters(
 # Axolotl.
 
 
+_AXOLOTL = "axolotl"
 _BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH = "base_model", "sequence_len", "micro_batch_size"
 _AXOLOTL_DEFAULTS = {_AXOLOTL_MICRO_BATCH: 1, STEPS: 1, _AXOLOTL_LENGTH: 512}
 _TENSOR, _CONTEXT, _REPLICAS = "tensor_parallel_size", "context_parallel_size", "dp_replicate_size"
@@ -525,11 +536,12 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
     numbers = positive_numbers(document, _AXOLOTL_DEFAULTS, where)
     micro_batch, steps = numbers[_AXOLOTL_MICRO_BATCH], numbers[STEPS]
     of_rank = whole_number(document, _RANK_BATCH, where)
-    if of_rank is not None and document.get(STEPS) is None:
-        # As utils/config/__init__.py, normalize_config, has it.
+    if of_rank is not None and document.get(STEPS, 1) is None:
+        # Of both the steps go before, which are 1 where they are left out and not null
+        # (utils/schemas/training.py; utils/config/__init__.py, normalize_config).
         steps = max(of_rank // micro_batch, 1)
-    run = sharded(document, "axolotl", path, read_deepspeed, (micro_batch, steps))
-    unread = unread_keys(document, "axolotl", _AXOLOTL_READ)
+    run = sharded(document, _AXOLOTL, path, read_deepspeed, (micro_batch, steps))
+    unread = unread_keys(document, _AXOLOTL, _AXOLOTL_READ)
     checkpoints = document.get(_CHECKPOINTS) or False
     if checkpoints not in (True, False):
         unread.append(_CHECKPOINTS)

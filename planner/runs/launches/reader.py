@@ -25,7 +25,7 @@ from meshwright.frameworks.deepspeed import (
     OVERLAP,
     OWN_OPTIMIZERS,
 )
-from meshwright.frameworks.fsdp2 import FSDP2, OFFLOADS, PRECISION, RECOMPUTES, RESHARDS, SIZES
+from meshwright.frameworks.fsdp2 import FSDP2, PRECISION, SIZES
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanInputs
@@ -47,6 +47,7 @@ from meshwright.planner.runs.launches.finetuning import (
     file_beside,
     from_axolotl,
     from_llamafactory,
+    fully_sharded,
     is_axolotl,
     is_llamafactory,
 )
@@ -253,7 +254,6 @@ def _offloaded_percent(zero: dict[str, Any], offload: dict[str, Any], where: str
 
 
 _ACCELERATE_READ = (PRECISION, "num_processes", "fsdp_config", "parallelism_config")
-_FSDP_READ = (RESHARDS, RECOMPUTES, OFFLOADS, "fsdp_auto_wrap_policy")
 _PRECISIONS = tuple(FSDP2.precisions)
 
 
@@ -272,37 +272,30 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
     InputError
         A value of the wrong kind.
     """
-    fsdp = section_of(document, "fsdp_config", where)
+    run = fully_sharded(document, "accelerate", where)
     mesh = section_of(document, "parallelism_config", where)
     sizes = {axis: whole_number(mesh, key, where) or 1 for axis, key in SIZES.items()}
     gpus = whole_number(document, "num_processes", where)
     dp = sizes["dp_replicate"] * sizes["dp_shard"]
     if gpus is not None and dp == 1:
         dp = gpus // (sizes["tp"] * sizes["cp"])
-    keeps_parameters = fsdp.get(RESHARDS) in (False, "SHARD_GRAD_OP")
     settings: dict[str, Any] = {
         "dp": dp,
         **{axis: size for axis, size in sizes.items() if axis in AXES},
-        "framework": FSDP2.name,
-        "zero_stage": 2 if keeps_parameters else 3,
-        "overlap": {"dp": True},
+        "recompute": "none",
+        "moe_dispatch": "alltoall",
+        **run.settings,
     }
-    settings["recompute"] = "full" if fsdp.get(RECOMPUTES) else "none"
-    settings["moe_dispatch"] = "alltoall"
-    if fsdp.get(OFFLOADS):
-        settings["optimizer_offload"] = 100
     if sizes["dp_replicate"] > 1:
         # Weights are sharded over dp_shard and cp together (accelerate/parallelism_config.py).
         settings["shard_groups"] = sizes["dp_replicate"]
     if document.get(PRECISION) in _PRECISIONS:
         settings["precision"] = document[PRECISION]
-    # Options that are off, and axes of one GPU, change nothing.
-    switched_on = {key: value for key, value in fsdp.items() if value}
+    # Axes of one GPU change nothing.
     wide = {key: size for key, size in mesh.items() if size not in (1, None)}
     unread = unread_keys(document, "accelerate", _ACCELERATE_READ)
-    unread += unread_keys(switched_on, "accelerate", _FSDP_READ, "fsdp_config")
     unread += unread_keys(wide, "accelerate", SIZES.values(), "parallelism_config")
-    return LaunchRun(settings=settings, unread=tuple(unread))
+    return LaunchRun(settings=settings, unread=(*run.unread, *unread))
 
 
 _ACCUMULATION = re.compile(

@@ -20,7 +20,7 @@ from meshwright.costmodel.step_kinds import StepKindName
 from meshwright.documents import read_mapping
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import BUCKET
-from meshwright.frameworks.fsdp2 import PRECOMPUTES
+from meshwright.frameworks.fsdp2 import FSDP2, PRECOMPUTES
 from meshwright.frameworks.megatron import MEGATRON, PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS
 from meshwright.model_specs.reader import read_model
@@ -44,6 +44,7 @@ from meshwright.planner.runs.launches.finetuning import (
     adapted_modules,
     adapters_mapping,
     file_beside,
+    fully_sharded,
     half_precision,
     kernel_of,
     kind_of_step,
@@ -322,7 +323,10 @@ _SWIFT = _Dialect(
     dropout=0.05,
 )
 _OTHER_STEPS = dict.fromkeys(
-    (*("num_generations", "reward_model", "reward_funcs", "teacher_model", "num_labels"),),
+    (
+        *("num_generations", "reward_model", "reward_model_path", "reward_funcs"),
+        *("teacher_model", "num_labels"),
+    ),
     OTHER_STEP,
 )
 _OF_PREFERENCES = dict.fromkeys(
@@ -355,6 +359,7 @@ _TUNERS = ("tuner_type", "train_type", "sft_type")
 """The names of ms-swift's field, the latest first."""
 _QUANTISES, _BITS = "quant_method", "quant_bits"
 _DROPOUT, _TASK = "lora_dropout", "task_type"
+_LOSS, _CHUNKED = "loss_type", "chunked_nll"
 _TYPE = ("torch_dtype", "dtype")
 _READ = frozenset(
     (
@@ -452,6 +457,8 @@ def _from_fields(
     kind: StepKindName | None = None,
 ) -> LaunchRun:
     where = str(path)
+    # A kind is given with TRL's own scripts; others may be of a version that had all logits.
+    in_chunks = dialect is _TRL and kind == TUNING and _chunks_loss(fields)
     kind = _kind(fields, where, kind)
     numbers = positive_numbers(fields, {_MICRO_BATCH: dialect.micro_batch, STEPS: 1}, where)
     micro_batch, steps = numbers[_MICRO_BATCH], numbers[STEPS]
@@ -476,6 +483,10 @@ def _from_fields(
     length = lengths[names[0]] if names else dialect.default_length
     if length is not None:
         settings["seq_len"] = length
+    if in_chunks and run.settings["framework"] == FSDP2.name:
+        settings["loss"] = "chunked"
+    elif in_chunks:
+        unread.append(_LOSS)
     if gpus is not None and "dp" not in run.settings:
         settings["gpus"] = gpus
     if of_all and gpus is None:
@@ -487,6 +498,7 @@ def _from_fields(
     read = _READ | {
         *(dialect.model, *dialect.length, *dialect.attention),
         *(dialect.rank, dialect.targets, dialect.parameters),
+        *([_LOSS] if in_chunks else []),
     }
     unread += unread_keys(fields, dialect.kind, read)
     trained = [name for name in unread if trains_a_part(name, str(fields.get(name, "")))]
@@ -502,6 +514,12 @@ def _from_fields(
         unread=(*run.unread, *unread),
         remarks=(*run.remarks, _laid_out(fields, packs=packs), *remarks),
     )
+
+
+def _chunks_loss(fields: Mapping[str, Any]) -> bool:
+    """Whether TRL's fine-tuning takes its loss in chunks, as by default (trl/trainer/sft_config.py)."""
+    usual = "nll" if fields.get("use_liger_kernel") is True else _CHUNKED
+    return (fields.get(_LOSS) or usual) == _CHUNKED
 
 
 def _kind_named(name: str, where: str) -> StepKindName:
@@ -575,11 +593,11 @@ _PRESETS: dict[str, dict[str, Any]] = {
 }
 """ms-swift's own files by the word for them (swift/config/*.json)."""
 _PRESET_BUCKET = 200_000_000
-_FSDP_PRESET = {
-    "fsdp": "full_shard auto_wrap",
-    "fsdp_config": {"reshard_after_forward": True, "activation_checkpointing": True},
+_FSDP_WORDS = "full_shard auto_wrap"
+_FSDP_PRESET: dict[str, Any] = {
+    "fsdp_config": {"reshard_after_forward": True, "activation_checkpointing": True}
 }
-"""ms-swift's `--fsdp fsdp2` (swift/config/fsdp2.json)."""
+"""ms-swift's `--fsdp fsdp2` (swift/config/fsdp2.json); other words are files (sft_args.py, _init_fsdp)."""
 _BY_DEEPSPEED = "deepspeed_config"
 _DEVICES = ("offload_optimizer", "offload_param")
 
@@ -601,8 +619,12 @@ def _sharding(
         if tensor is not None:
             document = {**document, "tensor_parallel": {"autotp_size": tensor}}
         return readers.deepspeed(document, known, f"{where}: {DEEPSPEED_FILE}")
-    if fields.get("fsdp") == _SECOND_FSDP and dialect.is_swift:
-        return sharded(dict(_FSDP_PRESET), dialect.kind, path, readers.deepspeed, batch)
+    if dialect.is_swift and fields.get("fsdp"):
+        by_name = fields["fsdp"] == _SECOND_FSDP
+        document = (
+            _FSDP_PRESET if by_name else read_mapping(file_beside(fields["fsdp"], path, "fsdp"))
+        )
+        return fully_sharded({"fsdp": _FSDP_WORDS} | document, dialect.kind, where)
     if by_file is None or named is not None:
         return sharded(fields, dialect.kind, path, readers.deepspeed, batch)
     found = file_beside(by_file, path, _CONFIG_FILE)

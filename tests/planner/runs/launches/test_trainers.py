@@ -67,6 +67,38 @@ def test_a_recipe_and_an_accelerate_file_beside_a_script() -> None:
     assert not any("not read" in remark for remark in run.remarks)
 
 
+@pytest.mark.parametrize(
+    ("words", "loss", "unread"),
+    [
+        ("--fsdp full_shard", "chunked", ()),
+        ("--fsdp full_shard --loss_type chunked_nll", "chunked", ()),
+        ("--fsdp full_shard --loss_type nll", None, ()),
+        ("", None, ("loss_type",)),
+        ("--use_liger_kernel", None, ("use_liger_kernel",)),
+    ],
+)
+def test_trls_fine_tuning_takes_its_loss_in_chunks(
+    words: str, loss: str | None, unread: tuple[str, ...], tmp_path: Path
+) -> None:
+    """It was priced with all logits."""
+    run = launch(tmp_path, f"trl sft --model_name_or_path Qwen/Qwen3-8B {BATCH} {words}")
+    assert run.settings.get("loss") == loss
+    assert run.unread == unread
+
+
+def test_swift_reads_the_file_of_fsdp_that_is_named(tmp_path: Path) -> None:
+    """Any other word than fsdp2 was full sharding."""
+    (tmp_path / "own.json").write_text(
+        '{"fsdp": "shard_grad_op offload", "fsdp_config": {"activation_checkpointing": true}}',
+        encoding="utf-8",
+    )
+    run = launch(tmp_path, f"{SWIFT} --fsdp own.json --gradient_checkpointing false")
+    assert (run.settings["zero_stage"], run.settings["optimizer_offload"]) == (2, 100)
+    assert run.settings["recompute"] == "full"
+    with pytest.raises(InputError, match="fsdp: is read with this file"):
+        launch(tmp_path, f"{SWIFT} --fsdp other.json")
+
+
 def test_flags_are_fields() -> None:
     script = (
         'N=4\nA=1 B=2 swift sft --a $(expr 64 / $N / 2) --b x y --c --d "1e-4" --e False\nC=3 ls\n'
