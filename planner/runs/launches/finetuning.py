@@ -40,6 +40,9 @@ LINEAR_EXPERTS = (
     "transformers: priced as PEFT's all-linear, experts and router included"
 )
 PART_OF_A_MODEL = "training of part of a model has no price yet"
+OTHER_STEP = "has no price yet: it is another step than that of language modelling"
+EIGHT_BITS = "has no price: weights of 4 bits or of 16 have one"
+FOUR_BITS_ALONE = "has no price: weights of 4 bits of bitsandbytes alone have one"
 
 ReadDeepSpeed = Callable[[Path | dict[str, Any], dict[str, Any], str], LaunchRun]
 """The run of a DeepSpeed file or mapping, with the values that the caller knows in place of its `auto`; what
@@ -270,6 +273,65 @@ def adapted_modules(said: object) -> tuple[tuple[str, ...], bool]:
     return tuple(found), understood
 
 
+def adapter_targets(
+    fields: Mapping[str, object],
+    modules: str,
+    where: str,
+    usual: tuple[str, ...] = (),
+    parameters: str = "",
+) -> tuple[tuple[str, ...], list[str]]:
+    """Matrices that get an adapter by what a configuration names.
+
+    Parameters
+    ----------
+    fields
+        Of the configuration.
+    modules
+        The one that has names of modules, or a pattern; `all` and `all-linear` stand for all linear modules.
+    where
+        The file's name.
+    usual
+        Taken where it names none.
+    parameters
+        The one that has names of parameters without a module of their own, those of experts.
+
+    Returns
+    -------
+    tuple
+        Words of `--lora-targets`, and those of the two fields that are not fully understood.
+
+    Raises
+    ------
+    InputError
+        No matrix of a layer that is known.
+    """
+    said, tensors = fields.get(modules), fields.get(parameters)
+    targets, unread = usual, []
+    if said in ("all", ["all"], ALL_LINEAR, [ALL_LINEAR]):
+        targets = (ALL_LINEAR,)
+    elif said:
+        targets, understood = adapted_modules(said)
+        unread += [] if understood else [modules]
+    if tensors:
+        names = tensors if isinstance(tensors, list) else [tensors]
+        ends = {".".join(str(name).split(".")[-2:]) for name in names}
+        targets = (*targets, EXPERTS)
+        unread += [] if ends == EXPERT_PARAMETERS else [parameters]
+    if not targets:
+        what = "names no matrix of a layer that is known"
+        allowed = (ALL_LINEAR, *TARGETS)
+        raise InputError(what, where=f"{where}: {modules}", value=said, allowed=allowed)
+    return targets, unread
+
+
+def has_four_bits(fields: Mapping[str, object], bits: str, method: str, where: str) -> bool:
+    """Whether frozen weights have 4 bits of bitsandbytes. Raises InputError for other bits and methods."""
+    for name, allowed in ((method, (None, "bnb", "bitsandbytes", "auto")), (bits, (None, 4))):
+        if fields.get(name) not in allowed:
+            raise InputError(FOUR_BITS_ALONE, where=f"{where}: {name}", value=fields[name])
+    return fields.get(bits) == 4
+
+
 def adapters_mapping(method: str, rank: int | None, targets: Iterable[str]) -> dict[str, Any]:
     """What is trained beside frozen weights, as a run file has it."""
     return {"method": method, "rank": rank, "targets": list(dict.fromkeys(targets))}
@@ -419,12 +481,7 @@ def _check_kind(document: dict[str, Any], where: str) -> None:
         allowed = ("full", "lora")
         raise InputError(what, where=f"{where}: {_TRAINED}", value=trained, allowed=allowed)
     refuse_fields(document, _REFUSED, where)
-    if document.get(_BITS) not in (None, 4):
-        what = "has no price: weights of 4 bits alone have one"
-        raise InputError(what, where=f"{where}: {_BITS}", value=document[_BITS], allowed=("4",))
-    if document.get(_QUANTISES, "bnb") not in ("bnb", "bitsandbytes"):
-        what = "has no price: weights of 4 bits of bitsandbytes alone have one"
-        raise InputError(what, where=f"{where}: {_QUANTISES}", value=document[_QUANTISES])
+    has_four_bits(document, _BITS, _QUANTISES, where)
     refuse_narrow(document[_MODEL], f"{where}: {_MODEL}")
 
 
@@ -440,13 +497,10 @@ def _llamafactory_adapters(
 ) -> tuple[dict[str, Any], list[str]]:
     """Adapters of a configuration, and what of them is not read."""
     said = document.get(_TARGETS, "all")
-    names = said if isinstance(said, list) else [name.strip() for name in str(said).split(",")]
-    targets, understood = ((ALL_LINEAR,), True) if names == ["all"] else adapted_modules(names)
-    if not targets:
-        what = "names no matrix of a layer that is known"
-        raise InputError(what, where=f"{where}: {_TARGETS}", value=said, allowed=("all", *TARGETS))
-    method = "qlora" if document.get(_BITS) == 4 else "lora"
-    return adapters_mapping(method, rank, targets), [] if understood else [_TARGETS]
+    names = [name.strip() for name in said.split(",")] if isinstance(said, str) else said
+    targets, unread = adapter_targets({_TARGETS: names}, _TARGETS, where)
+    method = "qlora" if has_four_bits(document, _BITS, _QUANTISES, where) else "lora"
+    return adapters_mapping(method, rank, targets), unread
 
 
 # Axolotl.
@@ -480,11 +534,11 @@ _RL_KINDS: dict[str, StepKindName] = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", 
 _AXOLOTL_REFUSED = {
     **dict.fromkeys(
         ("reward_model", "process_reward_model", "ebft", "diffusion", "num_labels"),
-        "has no price yet: it is another step than that of language modelling",
+        OTHER_STEP,
     ),
     **dict.fromkeys(("unfrozen_parameters", "lisa_n_layers", "relora"), PART_OF_A_MODEL),
-    "load_in_8bit": "has no price: weights of 4 bits or of 16 have one",
-    "gptq": "has no price: weights of 4 bits of bitsandbytes alone have one",
+    "load_in_8bit": EIGHT_BITS,
+    "gptq": FOUR_BITS_ALONE,
 }
 _AXOLOTL_READ = frozenset(
     (
@@ -605,21 +659,9 @@ def _axolotl_adapters(
     rank = whole_number(document, _AXOLOTL_RANK, where)
     if rank is None:
         raise InputError("is needed beside an adapter", where=f"{where}: {_AXOLOTL_RANK}")
-    unread = []
-    modules, parameters = document.get(_AXOLOTL_TARGETS) or [], document.get(_PARAMETERS) or []
-    targets, understood = adapted_modules(modules) if modules else ((), True)
-    if not understood:
-        unread.append(_AXOLOTL_TARGETS)
-    names = parameters if isinstance(parameters, list) else [parameters]
-    if names:
-        ends = {".".join(str(name).split(".")[-2:]) for name in names}
-        targets = (*targets, EXPERTS)
-        unread += [] if ends == EXPERT_PARAMETERS else [_PARAMETERS]
-    if document.get(_LINEAR):
-        targets = (ALL_LINEAR, *targets)
-    if not targets:
-        what = "names no matrix of a layer that is known"
-        raise InputError(what, where=f"{where}: {_AXOLOTL_TARGETS}", value=modules, allowed=TARGETS)
+    every = (ALL_LINEAR,) if document.get(_LINEAR) else ()
+    targets, unread = adapter_targets(document, _AXOLOTL_TARGETS, where, every, _PARAMETERS)
+    targets = (*every, *targets)
     switches = [document.get(name) for name in _LORA_KERNELS]
     apart = document.get("trust_remote_code") or document.get(_RL)
     fused = all(switch is None for switch in switches) and not apart

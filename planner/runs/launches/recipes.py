@@ -26,6 +26,7 @@ from meshwright.model_specs.huggingface import model_from_huggingface
 from meshwright.planner.runs.launches.command_line import CommandLine
 from meshwright.planner.runs.launches.finetuning import (
     DROPPED,
+    OTHER_STEP,
     PACKED,
     PADDED,
     PART_OF_A_MODEL,
@@ -33,16 +34,16 @@ from meshwright.planner.runs.launches.finetuning import (
     STEPS,
     TUNING,
     ReadDeepSpeed,
-    adapted_modules,
+    adapter_targets,
     adapters_mapping,
     file_beside,
+    has_four_bits,
     known_model,
     remarks_on_experts,
 )
 from meshwright.planner.runs.launches.launch_run import LaunchRun, is_harmless
 from meshwright.planner.runs.launches.trainers import (
     END_TO_END,
-    OTHER_STEP,
     joined_sums,
     script_value,
 )
@@ -95,6 +96,20 @@ class _Leaves:
         if not isinstance(value, list):
             raise InputError("must be a list", where=f"{self.where}: {name}", value=value)
         return [str(each) for each in value]
+
+    def half(self, name: str) -> str:
+        """bf16 or fp16 by the name of a type, bfloat16 by default. Raises InputError for other types."""
+        said = self.get(name, "bfloat16")
+        if said not in ("bfloat16", "float16"):
+            what = "training in 32 bits has no price"
+            raise InputError(what, where=f"{self.where}: {name}", value=said)
+        return "bf16" if said == "bfloat16" else "fp16"
+
+    def lora(self, rank: int, modules: str) -> tuple[dict[str, Any], list[str]]:
+        """Adapters of the modules that a value names, by default all linear ones; and what is not read."""
+        self.get(modules)
+        targets, unread = adapter_targets(self.values, modules, self.where, (ALL_LINEAR,))
+        return adapters_mapping("lora", rank, targets), unread
 
     def degrees(self, section: str, axes: Mapping[str, str]) -> dict[str, Any]:
         """Degrees of the axes by the fields of a section that say them, 1 where they do not."""
@@ -159,16 +174,6 @@ def _resolved(text: str, values: Mapping[str, Any]) -> Any:
     if product is not None:
         return int(product[1]) * int(product[2])
     return _REFERENCE.sub(lambda name: str(values.get(name[1]))[:MOST_LETTERS], text)[:MOST_LETTERS]
-
-
-def _lora(rank: int, said: object, place: str) -> tuple[dict[str, Any], bool]:
-    """Adapters of some rank, of all linear modules where none is named, and whether all names are known."""
-    if said in (None, [], ALL_LINEAR, [ALL_LINEAR]):
-        return adapters_mapping("lora", rank, (ALL_LINEAR,)), True
-    targets, understood = adapted_modules(said)
-    if not targets:
-        raise InputError("names no matrix of a layer that is known", where=place, value=said)
-    return adapters_mapping("lora", rank, targets), understood
 
 
 # torchtune.
@@ -297,12 +302,9 @@ def _tuned_adapters(
         raise InputError("is needed", where=f"{where}: model.lora_rank")
     said = [_OUTPUT.get(name, name) for name in modules]
     said += _MLP if of_mlp else ()
-    place = f"{where}: model.lora_attn_modules"
-    targets, understood = adapted_modules(said)
-    if not targets:
-        raise InputError("names no matrix of a layer that is known", where=place, value=modules)
+    named = "model.lora_attn_modules"
+    targets, unread = adapter_targets({named: said}, named, where)
     narrow = "qlora_" in builder or leaves.on("model.quantize_base")
-    unread = [] if understood else ["model.lora_attn_modules"]
     method = "qlora" if narrow else "lora"
     return adapters_mapping(method, leaves.count("model.lora_rank"), targets), unread
 
@@ -375,7 +377,7 @@ def from_nemo_rl(document: dict[str, Any], path: Path) -> LaunchRun:
         "micro_batch": leaves.count(f"{_POLICY}.train_micro_batch_size"),
         "seq_len": leaves.count(f"{_POLICY}.max_total_sequence_length"),
         "gpus": _training_gpus(leaves),
-        "precision": settings.get("precision", _half(leaves, where)),
+        "precision": settings.get("precision", leaves.half(f"{_POLICY}.precision")),
     }
     settings["kind"] = _PAIRS if whole.get(_PAIRS) else TUNING
     if whole.get(_PAIRS) and settings["adapters"] is None:
@@ -433,14 +435,6 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _half(leaves: _Leaves, where: str) -> str:
-    said = leaves.get(f"{_POLICY}.precision", "bfloat16")
-    if said not in ("bfloat16", "float16"):
-        what = "training in 32 bits has no price"
-        raise InputError(what, where=f"{where}: {_POLICY}.precision", value=said)
-    return "bf16" if said == "bfloat16" else "fp16"
-
-
 def _training_gpus(leaves: _Leaves) -> int:
     """GPUs of the actor: all of the cluster, but those that generate alone."""
     each, nodes = leaves.count("cluster.gpus_per_node", 1), leaves.count("cluster.num_nodes", 1)
@@ -479,11 +473,10 @@ def _by_dtensor(leaves: _Leaves, where: str) -> tuple[dict[str, Any], list[str]]
         settings["optimizer_offload"] = 100
     lora = f"{_DTENSOR}.lora_cfg"
     if leaves.on(f"{lora}.enabled"):
-        named = leaves.get(f"{lora}.target_modules")
-        said = ALL_LINEAR if leaves.on(f"{lora}.match_all_linear", default=True) else named
-        place = f"{where}: {lora}.target_modules"
-        settings["adapters"], understood = _lora(leaves.count(f"{lora}.dim", 8), said, place)
-        unread += [] if understood else [f"{lora}.target_modules"]
+        rank, modules = leaves.count(f"{lora}.dim", 8), f"{lora}.target_modules"
+        settings["adapters"], unread = leaves.lora(rank, modules)
+        if leaves.on(f"{lora}.match_all_linear", default=True):
+            settings["adapters"], unread = adapters_mapping("lora", rank, (ALL_LINEAR,)), []
         unread += [
             f"{lora}.{name}"
             for name in ("exclude_modules", "dropout", "use_triton")
@@ -533,10 +526,8 @@ def _by_megatron(leaves: _Leaves, where: str) -> tuple[dict[str, Any], list[str]
         settings |= {"precision": "fp8", "fp8_recipe": recipe, "fp8_params": parameters}
     peft = f"{_OF_MEGATRON}.peft"
     if leaves.on(f"{peft}.enabled"):
-        place = f"{where}: {peft}.target_modules"
-        said = leaves.get(f"{peft}.target_modules")
-        settings["adapters"], understood = _lora(leaves.count(f"{peft}.dim", 8), said, place)
-        unread += [] if understood else [f"{peft}.target_modules"]
+        rank = leaves.count(f"{peft}.dim", 8)
+        settings["adapters"], unread = leaves.lora(rank, f"{peft}.target_modules")
         unread += [
             f"{peft}.{name}"
             for name in ("exclude_modules", "dropout")
@@ -583,10 +574,6 @@ def from_nanotron(document: dict[str, Any], path: Path) -> LaunchRun:
     micro_batch = leaves.count("tokens.micro_batch_size")
     steps = leaves.count("tokens.batch_accumulation_per_replica", 1)
     mode = str(leaves.get("parallelism.tp_mode", "ALL_REDUCE")).upper()
-    dtype = leaves.get("model.dtype", "bfloat16")
-    if dtype not in ("bfloat16", "float16"):
-        what = "training in 32 bits has no price"
-        raise InputError(what, where=f"{where}: model.dtype", value=dtype)
     zero = leaves.get("optimizer.zero_stage", 0)
     sums = leaves.on("optimizer.accumulate_grad_in_fp32", default=True)
     settings: dict[str, Any] = {
@@ -594,7 +581,7 @@ def from_nanotron(document: dict[str, Any], path: Path) -> LaunchRun:
         "framework": "nanotron",
         "seq_len": leaves.count("tokens.sequence_length"),
         "global_batch": micro_batch * steps * degrees["dp"],
-        "precision": "bf16" if dtype == "bfloat16" else "fp16",
+        "precision": leaves.half("model.dtype"),
         "zero_stage": zero if type(zero) is int else 0,
         "recompute": "full" if leaves.on("parallelism.recompute_layer") else "none",
         "overlap": {"dp": True, "tp": leaves.on("parallelism.tp_linear_async_communication")},
@@ -672,7 +659,7 @@ def from_verl(line: CommandLine, program: str, path: Path) -> LaunchRun:
     leaves = _Leaves({name: script_value(text, line) for name, text in said.items()}, where)
     if program == _UPDATE:
         return _actors_update(leaves, path)
-    settings, remarks, unread = _tuned_by_verl(leaves, line, where)
+    settings, remarks, unread = _tuned_by_verl(leaves, line)
     named = leaves.first(("model.partial_pretrain", "model.path"))
     model = None if named is None else known_model(named, path)
     return LaunchRun(
@@ -684,7 +671,7 @@ def from_verl(line: CommandLine, program: str, path: Path) -> LaunchRun:
 
 
 def _tuned_by_verl(
-    leaves: _Leaves, line: CommandLine, where: str
+    leaves: _Leaves, line: CommandLine
 ) -> tuple[dict[str, Any], list[str], list[str]]:
     gpus = line.torchrun_gpus()
     length = leaves.count("data.max_length", 1024)
@@ -705,25 +692,23 @@ def _tuned_by_verl(
     }
     if gpus is not None:
         settings["gpus"] = gpus
-    adapters, unread = _verl_adapters(leaves, "model", where)
+    adapters, unread = _verl_adapters(leaves, "model")
     remarks = [END_TO_END if leaves.on("use_remove_padding") else PADDED]
     return settings | {"adapters": adapters, "kind": TUNING}, remarks, unread
 
 
 def _actors_update(leaves: _Leaves, path: Path) -> LaunchRun:
-    where = str(path)
     lengths = [leaves.count(name, usual) for name, usual in _LEFT_OUT.items()]
     length = sum(lengths)
     by_megatron = leaves.get(f"{_ACTOR}.strategy") == _BY_MEGATRON or any(
         name.startswith(f"{_ACTOR}.megatron.") for name in leaves.values
     )
     if by_megatron:
-        settings, unread = _megatron_of_verl(leaves)
+        settings = _megatron_of_verl(leaves)
     else:
         settings = _fsdp_of_verl(leaves, f"{_ACTOR}.fsdp_config", f"{_ACTOR}.")
         checkpoints = leaves.on(f"{_HF_MODEL}.enable_gradient_checkpointing", default=True)
         settings["recompute"] = "full" if checkpoints else "none"
-        unread = []
     of_gpu, of_all = f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.ppo_micro_batch_size"
     sequences = leaves.get(of_gpu)
     gpus = leaves.count("trainer.n_gpus_per_node", 8) * leaves.count("trainer.nnodes", 1)
@@ -740,13 +725,13 @@ def _actors_update(leaves: _Leaves, path: Path) -> LaunchRun:
         "precision": "bf16",
     }
     settings["kind"] = TUNING
-    settings["adapters"], of_adapters = _verl_adapters(leaves, _HF_MODEL, where)
+    settings["adapters"], unread = _verl_adapters(leaves, _HF_MODEL)
     named = leaves.get(f"{_HF_MODEL}.path")
     unpadded = leaves.on(f"{_HF_MODEL}.use_remove_padding", default=by_megatron)
     return LaunchRun(
         settings=settings,
         model=None if named is None else known_model(named, path),
-        unread=(*unread, *of_adapters, *leaves.unread("verl")),
+        unread=(*unread, *leaves.unread("verl")),
         remarks=(END_TO_END if unpadded else PADDED, ACTOR),
     )
 
@@ -796,7 +781,7 @@ def _fsdp_of_verl(leaves: _Leaves, section: str, of_ulysses: str) -> dict[str, A
     return settings
 
 
-def _megatron_of_verl(leaves: _Leaves) -> tuple[dict[str, Any], list[str]]:
+def _megatron_of_verl(leaves: _Leaves) -> dict[str, Any]:
     section, transformer = f"{_ACTOR}.megatron", f"{_ACTOR}.megatron.override_transformer_config"
     leaves.get(f"{_ACTOR}.strategy")
     tp = leaves.count(f"{section}.tensor_model_parallel_size", 1)
@@ -820,23 +805,18 @@ def _megatron_of_verl(leaves: _Leaves) -> tuple[dict[str, Any], list[str]]:
     layers = leaves.get(f"{transformer}.recompute_num_layers")
     if kind == "full" and method == "block" and type(layers) is int:
         settings["recompute_layers"] = layers
-    return settings, []
+    return settings
 
 
-def _verl_adapters(
-    leaves: _Leaves, section: str, where: str
-) -> tuple[dict[str, Any] | None, list[str]]:
-    names = (f"{section}.lora_rank", f"{section}.lora.rank")
-    rank, said = (
-        leaves.first(names, 0),
-        leaves.first((f"{section}.target_modules", f"{section}.lora.target_modules")),
-    )
-    if not rank:
+def _verl_adapters(leaves: _Leaves, section: str) -> tuple[dict[str, Any] | None, list[str]]:
+    ranks = (f"{section}.lora_rank", f"{section}.lora.rank")
+    modules = (f"{section}.target_modules", f"{section}.lora.target_modules")
+    leaves.first(modules)
+    if not leaves.first(ranks, 0):
         return None, []
-    name = next(name for name in names if leaves.get(name))
-    place = f"{where}: {section}.target_modules"
-    adapters, understood = _lora(leaves.count(name), said, place)
-    return adapters, [] if understood else [f"{section}.target_modules"]
+    rank = next(name for name in ranks if leaves.get(name))
+    named = next((name for name in modules if leaves.get(name)), modules[0])
+    return leaves.lora(leaves.count(rank), named)
 
 
 # LLaMA-Factory's second trainer (USE_V1=1), whose parts are sections with a name.
@@ -852,6 +832,7 @@ _V1_KERNELS = {"sdpa": "flash-2", "flash_attention_2": "flash-2", "eager": "unfu
 BY_COMMAND = (
     "what a step does is said by the command, llamafactory-cli sft or dpo: priced as fine-tuning"
 )
+_WEIGHTS = ("quantization_bit", "name")
 _V1_OPTIMIZERS = {"muon": TRAINER_OPTIMIZERS["muon"]}
 
 
@@ -948,22 +929,13 @@ def _v1_sharding(leaves: _Leaves, path: Path, read: ReadDeepSpeed, micro_batch: 
 
 
 def _v1_adapters(leaves: _Leaves, where: str) -> tuple[dict[str, Any] | None, list[str]]:
-    name = leaves.get(f"{_PEFT}.name")
-    bits, by = leaves.get(f"{_QUANTISED}.quantization_bit"), leaves.get(f"{_QUANTISED}.name")
-    if by not in (None, "bnb", "auto") or bits not in (None, 4):
-        what = "has no price: weights of 4 bits of bitsandbytes alone have one"
-        raise InputError(what, where=f"{where}: {_QUANTISED}.quantization_bit", value=bits or by)
+    name, bits, by = leaves.get(f"{_PEFT}.name"), *(f"{_QUANTISED}.{each}" for each in _WEIGHTS)
+    said = leaves.get(bits), leaves.get(by)
+    narrow = has_four_bits(leaves.values, bits, by, where) or "bnb" in said
     if name is None:
         return None, []
     if name != "lora":
         place = f"{where}: {_PEFT}.name"
         raise InputError(PART_OF_A_MODEL, where=place, value=name, allowed=("lora",))
-    said = leaves.get(f"{_PEFT}.target_modules", "all")
-    every = said in ("all", ["all"])
-    field = f"{_PEFT}.target_modules"
-    adapters, understood = _lora(
-        leaves.count(f"{_PEFT}.r", 8), ALL_LINEAR if every else said, f"{where}: {field}"
-    )
-    narrow = bits == 4 or by == "bnb"
-    unread = [] if understood else [field]
+    adapters, unread = leaves.lora(leaves.count(f"{_PEFT}.r", 8), f"{_PEFT}.target_modules")
     return adapters | {"method": "qlora" if narrow else "lora"}, unread

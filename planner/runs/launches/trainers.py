@@ -22,7 +22,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import BUCKET
 from meshwright.frameworks.fsdp2 import FSDP2, PRECOMPUTES
 from meshwright.frameworks.megatron import MEGATRON, PYTORCH
-from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS
+from meshwright.model_specs.adapters import ALL_LINEAR
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.command_line import (
@@ -33,7 +33,8 @@ from meshwright.planner.runs.launches.command_line import (
 from meshwright.planner.runs.launches.finetuning import (
     DEEPSPEED_FILE,
     DROPPED,
-    EXPERT_PARAMETERS,
+    EIGHT_BITS,
+    OTHER_STEP,
     PACKED,
     PADDED,
     PART_OF_A_MODEL,
@@ -41,11 +42,12 @@ from meshwright.planner.runs.launches.finetuning import (
     STEPS,
     TUNING,
     ReadDeepSpeed,
-    adapted_modules,
+    adapter_targets,
     adapters_mapping,
     file_beside,
     fully_sharded,
     half_precision,
+    has_four_bits,
     kernel_of,
     kind_of_step,
     known_model,
@@ -75,8 +77,6 @@ _SECOND_FSDP = "fsdp2"
 """Word of ms-swift for its preset of FSDP2."""
 
 PEFT_DEFAULT = "no target modules are named: q_proj and v_proj, which PEFT takes for most families"
-OTHER_STEP = "has no price yet: it is another step than that of language modelling"
-
 END_TO_END = "samples of a micro-batch lie end to end: each is priced at the full length"
 
 UNSHARDED = (
@@ -340,7 +340,7 @@ _OF_PREFERENCES = dict.fromkeys(
 _RLHF = "rlhf_type"
 _PREFERENCES: tuple[StepKindName, ...] = ("dpo", "kto", "orpo")
 _REFUSED = _OTHER_STEPS | {
-    "load_in_8bit": "has no price: weights of 4 bits or of 16 have one",
+    "load_in_8bit": EIGHT_BITS,
     **dict.fromkeys(
         (
             *(
@@ -687,8 +687,7 @@ def _adapters(
     fields: dict[str, Any], dialect: _Dialect, model: str | None, where: str
 ) -> tuple[dict[str, Any] | None, list[str], list[str]]:
     """Adapters of a script, None where every parameter is trained; remarks; and what is not read."""
-    unread: list[str] = []
-    narrow = _is_narrow(fields, where)
+    narrow = has_four_bits(fields, _BITS, _QUANTISES, where) or fields.get(_FOUR_BITS) is True
     if not _trains_adapters(fields, dialect, where):
         if narrow:
             what = "needs adapters: weights of 4 bits are not trained themselves"
@@ -698,27 +697,10 @@ def _adapters(
     refuse_narrow(named, f"{where}: {dialect.model}")
     defaults = {dialect.rank: dialect.default_rank}
     rank = positive_numbers(fields, defaults, where)[dialect.rank]
-    said = fields.get(dialect.targets)
-    remarks: list[str] = []
-    targets: tuple[str, ...] = (ALL_LINEAR,)
-    understood = True
-    if said is None and not dialect.is_swift:
-        targets = ("q_proj", "v_proj")
-        remarks.append(PEFT_DEFAULT)
-    elif said not in (None, ALL_LINEAR, [ALL_LINEAR], "all", ["all"]):
-        targets, understood = adapted_modules(said)
-    if fields.get(dialect.parameters):
-        names = fields[dialect.parameters]
-        names = names if isinstance(names, list) else [names]
-        targets = (*targets, EXPERTS)
-        whole = {".".join(str(name).split(".")[-2:]) for name in names} == EXPERT_PARAMETERS
-        unread += [] if whole else [dialect.parameters]
-    if not targets:
-        what = "names no matrix of a layer that is known"
-        place = f"{where}: {dialect.targets}"
-        raise InputError(what, where=place, value=said, allowed=(ALL_LINEAR, *TARGETS))
-    if not understood:
-        unread.append(dialect.targets)
+    usual = (ALL_LINEAR,) if dialect.is_swift else ("q_proj", "v_proj")
+    names = dialect.targets, where, usual, dialect.parameters
+    targets, unread = adapter_targets(fields, *names)
+    remarks = [] if dialect.is_swift or fields.get(dialect.targets) else [PEFT_DEFAULT]
     if not dialect.is_swift and narrow and not fields.get(_NESTED):
         unread.append(_NESTED)
     if fields.get(_DROPOUT, dialect.dropout):
@@ -745,16 +727,6 @@ def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -
             what = f"is read beside {_ADAPTERS}: true, as TRL has it; nothing is said of it"
             raise InputError(what, where=f"{where}: {name}", value=fields[name])
     return False
-
-
-def _is_narrow(fields: Mapping[str, Any], where: str) -> bool:
-    """Whether frozen weights have 4 bits of bitsandbytes. Raises InputError for others of few bits."""
-    bits, method = fields.get(_BITS), fields.get(_QUANTISES)
-    if method not in (None, "bnb") or bits not in (None, 4):
-        name = _QUANTISES if method not in (None, "bnb") else _BITS
-        what = "has no price: weights of 4 bits of bitsandbytes alone have one"
-        raise InputError(what, where=f"{where}: {name}", value=fields[name])
-    return fields.get(_FOUR_BITS) is True or bits == 4
 
 
 # `megatron sft` of ms-swift: Megatron's arguments with underscores, switches with values, and other defaults.

@@ -383,7 +383,7 @@ def test_llamafactorys_second_trainer(tmp_path: Path) -> None:
     narrow = v1(
         tmp_path, quant_config={"name": "bnb", "quantization_bit": 4}, peft_config=V1["peft_config"]
     )
-    assert narrow.settings["adapters"]["method"] == "qlora"
+    assert (narrow.settings["adapters"]["method"], narrow.unread) == ("qlora", ())
     assert v1(tmp_path, peft_config=None).settings["adapters"] is None
     muon = v1(tmp_path, peft_config=None, optim_config={"name": "muon"}, cp_size=2)
     assert (muon.settings["optimizer"], muon.settings["cp"], muon.unread) == ("muon", 2, ())
