@@ -156,6 +156,10 @@ def test_a_link_out_of_the_folder_is_no_file_of_it(tools: PlannerTools, folder: 
     (folder / "link.yaml").symlink_to(folder.parent / "secret.yaml")
     with pytest.raises(InputError, match="no such file"):
         tools.verify("link.yaml")
+    (folder / "linked").mkdir()
+    (folder / "linked" / "plan.yaml").symlink_to(folder.parent / "secret.yaml")
+    with pytest.raises(InputError, match="is a link out of the plan's folder"):
+        tools.verify("linked")
 
 
 def test_no_files_are_named_without_a_folder() -> None:
