@@ -32,6 +32,7 @@ from meshwright.planner.runs.launches.launch_run import (
 STEPS = "gradient_accumulation_steps"
 DEEPSPEED_FILE = "deepspeed"
 PADDED = "sequences of a micro-batch are padded to the longest: all are priced at the full length"
+END_TO_END = "samples of a micro-batch lie end to end: each is priced at the full length"
 TUNING: StepKindName = "sft"
 PACKED = "packed documents do not attend to each other: attention is priced as of one long sequence"
 DROPPED = "dropout before adapters is not priced"

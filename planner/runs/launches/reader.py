@@ -1,8 +1,9 @@
 """The way back: what people run today, as a run file that `estimate` prices and `plan` can be asked to beat.
 
 Reads a Megatron-LM or Megatron-DeepSpeed command line (a script, or a JSON list of arguments), torchtitan
-flags or its TOML file, a DeepSpeed JSON, an accelerate YAML, or one of LLaMA-Factory or Axolotl. A flag that
-is neither read nor known to have no bearing on the time is listed.
+flags or its TOML file, a DeepSpeed JSON, an accelerate YAML, and configurations and commands of fine-tuning
+stacks (`finetuning.py`, `trainers.py`, `recipes.py`, `reinforcement.py`). A flag that is neither read nor known
+to have no bearing on the time is listed.
 """
 
 from __future__ import annotations
@@ -65,14 +66,22 @@ from meshwright.planner.runs.launches.megatron import from_megatron
 from meshwright.planner.runs.launches.recipes import (
     from_llamafactory_v1,
     from_nanotron,
-    from_nemo_rl,
     from_torchtune,
-    from_verl,
     is_llamafactory_v1,
     is_nanotron,
-    is_nemo_rl,
     is_torchtune,
+)
+from meshwright.planner.runs.launches.reinforcement import (
+    from_nemo_rl,
+    from_verl,
+    is_nemo_rl,
     verl_program,
+)
+from meshwright.planner.runs.launches.script_fields import (
+    RECIPE,
+    fields_of_line,
+    launched_gpus,
+    recipe_named,
 )
 from meshwright.planner.runs.launches.torchtitan import (
     config_file_of,
@@ -83,14 +92,10 @@ from meshwright.planner.runs.launches.torchtitan import (
     toml_document,
 )
 from meshwright.planner.runs.launches.trainers import (
-    RECIPE,
     Readers,
-    fields_of_line,
     from_swift,
     from_trainer,
     is_trainer,
-    launched_gpus,
-    recipe_named,
     swift_command,
     trl_stage,
 )
@@ -521,8 +526,9 @@ def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:
         return from_deepspeed(document, where)
     raise InputError(
         "neither a DeepSpeed configuration (train_batch_size), nor an accelerate one (fsdp_config), nor one "
-        "of LLaMA-Factory (model_name_or_path, template), Axolotl (base_model, sequence_len) or transformers "
-        "(per_device_train_batch_size)",
+        "of LLaMA-Factory (model_name_or_path, template), Axolotl (base_model, sequence_len), transformers "
+        "(per_device_train_batch_size), torchtune (model._component_), NeMo-RL (policy) or nanotron "
+        "(model.model_config)",
         where=where,
     )
 

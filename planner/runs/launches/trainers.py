@@ -7,9 +7,7 @@ ms-swift 3602360a5 (swift/arguments, swift/trainers/arguments.py, swift/megatron
 
 from __future__ import annotations
 
-import ast
 import math
-import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,13 +25,13 @@ from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.command_line import (
     CommandLine,
-    number_in,
     trains_a_part,
 )
 from meshwright.planner.runs.launches.finetuning import (
     DEEPSPEED_FILE,
     DROPPED,
     EIGHT_BITS,
+    END_TO_END,
     OTHER_STEP,
     PACKED,
     PADDED,
@@ -64,12 +62,13 @@ from meshwright.planner.runs.launches.launch_run import (
     whole_number,
 )
 from meshwright.planner.runs.launches.megatron import from_megatron
+from meshwright.planner.runs.launches.script_fields import RECIPE, fields_of_line, launched_gpus
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES
 
 _MICRO_BATCH = "per_device_train_batch_size"
 _MODEL, _SWIFT_MODEL = "model_name_or_path", "model"
 _CHECKPOINTS = "gradient_checkpointing"
-_CONFIG_FILE, RECIPE = "config_file", "config"
+_CONFIG_FILE = "config_file"
 _ADAPTERS = "use_peft"
 _PACKING, _PADDING_FREE = "packing", "padding_free"
 _SWIFT_BATCH = 16
@@ -77,8 +76,6 @@ _SECOND_FSDP = "fsdp2"
 """Word of ms-swift for its preset of FSDP2."""
 
 PEFT_DEFAULT = "no target modules are named: q_proj and v_proj, which PEFT takes for most families"
-END_TO_END = "samples of a micro-batch lie end to end: each is priced at the full length"
-
 UNSHARDED = (
     "how ranks share the model is said where the script is started, in accelerate's file for instance: it is "
     "priced as plain data parallelism"
@@ -92,150 +89,6 @@ class Readers(NamedTuple):
 
     deepspeed: ReadDeepSpeed
     accelerate: ReadAccelerate
-
-
-# A command line as a mapping from fields to values, as HfArgumentParser and swift's make one.
-
-
-_SUM = re.compile(r"\$\(expr (?P<expr>.*)\)|\$\(\((?P<shell>.*)\)\)", re.DOTALL)
-"""Numbers added, multiplied and divided: $(expr 16 / 8) or $((16 * (count + 1)))."""
-_VARIABLE = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
-_PLAIN_SUM = re.compile(r"[\d ()+*/-]{1,200}")
-_MOST_SUM = 200
-_DEEPEST = 8
-"""Variables in a sum whose values are sums in turn."""
-_SIGNS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-}
-_SET = re.compile(r"[A-Z][A-Z0-9_]*=")
-_SHELL = frozenset(("&&", "&", "|", "||", ";", ">", "2>&1", "-m", "wait", "done", "fi", "sleep"))
-
-
-def fields_of_line(line: CommandLine) -> dict[str, Any]:
-    """Flags of a command line by their names without dashes, with values as YAML would have them.
-
-    Several values make a list, and none true. Numbers that the script divides or multiplies are worked out.
-
-    >>> fields_of_line(CommandLine("--bf16 --lora-r 8 --names a b --s $(expr 16 / 8)".split(), "x"))
-    {'bf16': True, 'lora_r': 8, 'names': ['a', 'b'], 's': 2}
-    """
-    fields: dict[str, Any] = {}
-    words, position = joined_sums(line.words), 0
-    while position < len(words):
-        name = words[position]
-        position += 1
-        if not name.startswith("--") or len(name) <= 2:
-            continue
-        values = []
-        while position < len(words) and not _ends_values(words[position]):
-            values.append(words[position])
-            position += 1
-        fields[name[2:].replace("-", "_")] = _value(values, line)
-    return fields
-
-
-def _ends_values(word: str) -> bool:
-    """Whether a word begins another flag, another command or a script."""
-    begins = word.startswith("--") or _SET.match(word) is not None
-    return begins or word in _SHELL or word.endswith((".py", ".sh"))
-
-
-def joined_sums(words: list[str]) -> list[str]:
-    """Words of a shell in which a sum with spaces, $(expr 16 / 8), is one word."""
-    joined: list[str] = []
-    for word in words:
-        open_before = (
-            bool(joined) and "$(" in joined[-1] and joined[-1].count("(") > joined[-1].count(")")
-        )
-        if open_before and len(joined[-1]) + len(word) < _MOST_SUM:
-            joined[-1] += f" {word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-def script_value(text: str, line: CommandLine, depth: int = 0) -> Any:
-    """A value as YAML would have it; a sum of numbers and of the script's variables is worked out."""
-    whole = _SUM.fullmatch(text)
-    if whole is None or depth >= _DEEPEST:
-        return scalar(text)
-    terms = whole["expr"] or whole["shell"] or ""
-
-    def number(name: re.Match[str]) -> str:
-        return str(script_value(line.variable(name[1]) or "?", line, depth + 1))
-
-    plain = _VARIABLE.sub(number, terms[:_MOST_SUM])
-    if not _PLAIN_SUM.fullmatch(plain):
-        return text
-    try:
-        return _sum_of(ast.parse(plain.strip(), mode="eval").body)
-    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
-        return text
-
-
-def _sum_of(node: ast.expr) -> int:
-    """Raises ValueError for what is no sum of whole numbers."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
-        return _SIGNS[type(node.op)](_sum_of(node.left), _sum_of(node.right))
-    raise ValueError(node)
-
-
-def _value(words: list[str], line: CommandLine) -> Any:
-    values = [script_value(word, line) for word in words]
-    if not values:
-        return True
-    return values[0] if len(values) == 1 else values
-
-
-def scalar(word: str) -> Any:
-    """A word as a number or a switch where it is one."""
-    lowered = word.lower()
-    if lowered in ("true", "false"):
-        return lowered == "true"
-    if lowered in ("none", "null"):
-        return None
-    for number in (int, float):
-        try:
-            return number(word)
-        except ValueError:
-            continue
-    return word
-
-
-def launched_gpus(line: CommandLine) -> int | None:
-    """Processes that torchrun, accelerate, deepspeed or swift starts; None where it is not said."""
-    gpus = line.torchrun_gpus()
-    if gpus is not None:
-        return gpus
-    fields = fields_of_line(line)
-    for each, nodes in (("num_processes", None), ("num_gpus", "num_nodes")):
-        count, times = fields.get(each), 1 if nodes is None else fields.get(nodes, 1)
-        if type(count) is int and type(times) is int:
-            return count * times
-    names = {"NPROC_PER_NODE": "", "NNODES": "1"}
-    each_node, all_nodes = (number_in(line.variable(n) or usual) for n, usual in names.items())
-    return None if each_node is None or all_nodes is None else each_node * all_nodes
-
-
-_TRAINS = frozenset(("train", "sft", "pt", "axolotl.cli.train", f"--{RECIPE}"))
-
-
-def recipe_named(line: CommandLine) -> str | None:
-    """The YAML file that a training command names, `trl sft --config x.yaml` or `axolotl train x.yaml`.
-
-    >>> recipe_named(CommandLine("llamafactory-cli train lora.yaml".split(), "run.sh"))
-    'lora.yaml'
-    """
-    pairs = zip(line.words, line.words[1:], strict=False)
-    named = (
-        after for word, after in pairs if word in _TRAINS and after.endswith((".yaml", ".yml"))
-    )
-    return next(named, None)
 
 
 # What TRL's scripts and those of ms-swift call alike things.

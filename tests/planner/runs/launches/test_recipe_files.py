@@ -11,11 +11,10 @@ import yaml
 from meshwright.errors import InputError
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import read_model
-from meshwright.planner.runs.launches.finetuning import PACKED, PADDED
+from meshwright.planner.runs.launches.finetuning import END_TO_END, PACKED, PADDED
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
-from meshwright.planner.runs.launches.recipes import ACTOR
-from meshwright.planner.runs.launches.trainers import END_TO_END
+from meshwright.planner.runs.launches.reinforcement import ACTOR
 from tests.places import DATA
 
 FILES = DATA / "launches"
