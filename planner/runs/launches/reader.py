@@ -2,8 +2,8 @@
 
 Reads a Megatron-LM or Megatron-DeepSpeed command line (a script, or a JSON list of arguments), torchtitan
 flags or its TOML file, a DeepSpeed JSON, an accelerate YAML, and configurations and commands of fine-tuning
-stacks (`finetuning.py`, `trainers.py`, `recipes.py`, `reinforcement.py`). A flag that is neither read nor known
-to have no bearing on the time is listed.
+stacks (`finetuning.py`, `trainers.py`, `recipes.py`, `reinforcement.py`). A flag that is neither read nor
+known to have no bearing on the time is listed.
 """
 
 from __future__ import annotations
