@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_flops
 from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS
 from meshwright.model_specs.adapters import adapter_counts
@@ -288,7 +289,11 @@ def _reason(need: SoftwareNeed, choice: ExecutionChoice | None, step_time_s: flo
 
 def _host_memory(layout: LayoutDoc, predicted: Predicted, inputs: PlanInputs) -> str:
     """The hosts' memory that the plan needs, and what a host has where that is known."""
-    words = host_words(layout.optimizer_offload, predicted.host_memory_gib, inputs.optimizer)
+    there = ["moments"] if OPTIMIZER_TRAITS[inputs.optimizer].paged else []
+    there += ["the reference model"] if inputs.reference == "offloaded" else []
+    if not there and not layout.optimizer_offload:
+        there = ["activations"]
+    words = host_words(layout.optimizer_offload, predicted.host_memory_gib, " and ".join(there))
     has_gib = inputs.cluster.host_memory_gib
     return f"{words} (it has {count(has_gib)})" if words and has_gib is not None else words
 

@@ -10,7 +10,6 @@ from math import ceil
 from typing import Any
 
 from meshwright.costmodel.data_parallel import LEAST_GAIN
-from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.planner.drawing import amount, count, counted, percent, seconds
 from meshwright.planner.plan.assemble import WORDS
 from meshwright.planner.plan.document import CostDoc, Plan, SolverReport, SpaceReport
@@ -96,7 +95,7 @@ def at_most(share: float) -> str:
 
 
 def host_words(
-    optimizer_offload: int | None, host_memory_gib: float | None, optimizer: str = "adam"
+    optimizer_offload: int | None, host_memory_gib: float | None, others: str = ""
 ) -> str:
     """What of a plan lies in the hosts' memory, and how much of it; empty where nothing does.
 
@@ -106,29 +105,28 @@ def host_words(
         Percent of the optimizer's states, 0 to 100.
     host_memory_gib
         Of a node.
-    optimizer
-        A paged one keeps its moments there.
+    others
+        What else lies there, where that is known.
 
     Returns
     -------
     str
         >>> host_words(50, 1028.4)
         '1,028 GiB of every host: 50 % of the optimizer'
+        >>> host_words(0, 15.3, "the reference model")
+        '15 GiB of every host: the reference model'
     """
-    if not optimizer_offload and not host_memory_gib:
-        return ""
-    what = "moments" if OPTIMIZER_TRAITS[optimizer].paged else "activations"
-    if optimizer_offload:
-        what = f"{optimizer_offload} % of the optimizer"
-    if host_memory_gib is None:
-        return f"on the hosts: {what}"
-    return f"{host_memory_gib:,.0f} GiB of every host: {what}"
+    states = f"{optimizer_offload} % of the optimizer" if optimizer_offload else ""
+    what = " and ".join(filter(None, (states, others)))
+    if not host_memory_gib:
+        return f"on the hosts: {what}" if states else ""
+    amount = f"{host_memory_gib:,.0f} GiB of every host"
+    return f"{amount}: {what}" if what else amount
 
 
 def row_host_words(row: Mapping[str, Any]) -> str:
     """The same of a row of results."""
-    optimizer = row.get("optimizer") or "adam"
-    return host_words(row.get("optimizer_offload"), row.get("host_memory_gib"), optimizer)
+    return host_words(row.get("optimizer_offload"), row.get("host_memory_gib"))
 
 
 # What a training takes, as views show it: days, dollars, kWh.
