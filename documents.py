@@ -68,19 +68,21 @@ def read_text(path: Path, largest_bytes: int = SMALL_FILE_BYTES) -> str:
 
 
 def _bytes_of(path: Path, where: str, byte_count: int) -> bytes:
-    if not path.is_file():
-        raise InputError(_why_unreadable(path), where=where)
+    require_file(path, where)
     with path.open("rb") as file:
         return file.read(byte_count)
 
 
-def _why_unreadable(path: Path) -> str:
-    """What a path is that is no file."""
+def require_file(path: Path, where: str) -> None:
+    """Raises InputError, with what it is, for a path that is no file: pipes and devices may never end."""
+    if path.is_file():
+        return
+    what = "no such file"
     if path.is_dir():
-        return "this is a directory, not a file"
-    if path.exists():
-        return "this is a pipe or a device, not a file: write what it gives to a file first"
-    return "no such file"
+        what = "this is a directory, not a file"
+    elif path.exists():
+        what = "this is a pipe or a device, not a file: write what it gives to a file first"
+    raise InputError(what, where=where)
 
 
 def is_file(text: str) -> bool:
@@ -139,7 +141,7 @@ def parse_mapping(text: str, where: str) -> dict[str, object]:
     InputError
         For any other document, an alias, a key given twice, or nesting deeper than `DEEPEST`.
     """
-    data = _parse_json(text, where) if text.lstrip().startswith("{") else _parse_yaml(text, where)
+    data = parse_document(text, where)
     if data is None:
         raise InputError("the document is empty", where=where)
     if not isinstance(data, dict):
@@ -148,6 +150,12 @@ def parse_mapping(text: str, where: str) -> dict[str, object]:
         if not isinstance(key, str):
             raise InputError("field names must be texts", where=where, value=key)
     return data
+
+
+def parse_document(text: str, where: str) -> object:
+    """A JSON or YAML document of any kind, None where it is empty; bounded as `parse_mapping` is."""
+    is_json = text.lstrip()[:1] in ("{", "[")
+    return _parse_json(text, where) if is_json else _parse_yaml(text, where)
 
 
 def compose(text: str, where: str) -> yaml.Node:

@@ -437,7 +437,7 @@ def answer_fewest(fields: Fields, say: Say) -> Answer:
     verdict = {"verdict": _html(recommend_view(found)), "reached": bool(found.reached)}
     if not shown.has_plan:
         return {"answer": verdict, "texts": {}}
-    planned = _read(shown.files["plan.yaml"])
+    planned = plan_of(shown.files["plan.yaml"])
     priced = with_cost(planned, Budget.of(fields))
     answer = shown_plan(priced if priced is planned else with_digest(priced))
     return {**answer, "answer": {**answer["answer"], **verdict}}
@@ -446,7 +446,7 @@ def answer_fewest(fields: Fields, say: Say) -> Answer:
 def answer_comparison(fields: Fields, say: Say) -> Answer:
     """Where two plans differ, as `meshwright compare` says it."""
     del say
-    plans = _read(fields["first"]), _read(fields["second"])
+    plans = plan_of(fields["first"]), plan_of(fields["second"])
     first, second = (", ".join([_title(plan), *_pinned(plan)]) for plan in plans)
     return {"answer": {"html": _html(compare_view((first, second), plans))}, "texts": {}}
 
@@ -456,7 +456,7 @@ def answer_launch(fields: Fields, say: Say) -> Answer:
     del say
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as files:
-        for name, text in plan_files(_read(fields["plan"]), fields["target"] or None).items():
+        for name, text in plan_files(plan_of(fields["plan"]), fields["target"] or None).items():
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = (0o755 if name.endswith(".sh") else 0o644) << 16
@@ -467,11 +467,11 @@ def answer_launch(fields: Fields, say: Say) -> Answer:
 def answer_report(fields: Fields, say: Say) -> Answer:
     """A plan as the page that `meshwright report` writes."""
     del say
-    return {"answer": {}, "texts": {"report.html": plan_page(_read(fields["plan"]))}}
+    return {"answer": {}, "texts": {"report.html": plan_page(plan_of(fields["plan"]))}}
 
 
-def _read(text: str) -> Plan:
-    """The plan of a text that this program wrote before."""
+def plan_of(text: str) -> Plan:
+    """The plan of the text of a plan file. Raises InputError for another."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.yaml"
         path.write_text(text, encoding="utf-8")

@@ -17,13 +17,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from meshwright import api
-from meshwright.documents import finite, json_text, parse_mapping, program_version
+from meshwright.documents import finite, json_text, parse_mapping, program_version, read_text
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError, message_of
 from meshwright.planner.analysis.neighbours import neighbours, single_choices
 from meshwright.planner.audit import audit_document, audit_plan
 from meshwright.planner.many.recommend import plan_sizes
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.texts import plan_text, read_plan
+from meshwright.planner.plan.texts import plan_text
 from meshwright.planner.report.explain_view import (
     audit_view,
     compare_view,
@@ -229,7 +229,12 @@ class PlannerTools:
         """
         if self._is_answer(plan):
             return self._ask(_answer_verify, {"plan": self._plan(plan)}, LONGEST_S)
-        return self._ask(_answer_verify, {"path": str(self._path(plan))}, LONGEST_S)
+        path = self._path(plan)
+        for each in (*path.glob("*"), *path.glob("*/*")):
+            # What `verify` reads beside the plan.
+            if not each.resolve().is_relative_to(path):
+                raise InputError("is a link out of the plan's folder", where=each.name)
+        return self._ask(_answer_verify, {"path": str(path)}, LONGEST_S)
 
     def _ask(self, function: Function, fields: Fields, limit_s: float) -> dict[str, Any]:
         """The answer to a question; raises InputError with the planner's words where there is none."""
@@ -301,13 +306,7 @@ class PlannerTools:
         return path
 
     def _file_text(self, name: str) -> str:
-        path = self._path(name)
-        try:
-            if path.stat().st_size > MOST_BYTES:
-                raise InputError(f"the file is larger than {MOST_BYTES} bytes", where=name)
-            return path.read_bytes().decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot be read: {error}", where=name) from None
+        return read_text(self._path(name), MOST_BYTES)
 
 
 TOOLS: Sequence[str] = (
@@ -383,7 +382,7 @@ def _library() -> tuple[Any, Any]:
 
 def _answer_plan(fields: Fields, say: Say) -> Answer:
     shown = answers.answer_plan(fields, say)
-    return {**shown, "answer": _told(_read(shown["texts"]["plan.yaml"]))}
+    return {**shown, "answer": _told(answers.plan_of(shown["texts"]["plan.yaml"]))}
 
 
 def _told(plan: Plan) -> dict[str, Any]:
@@ -413,7 +412,7 @@ def _answer_fewest(fields: Fields, say: Say) -> Answer:
     best = (*found.reached, *found.missed)[0]
     if not best.has_plan:
         return {"answer": answer, "texts": {}}
-    plan = _read(best.files["plan.yaml"])
+    plan = answers.plan_of(best.files["plan.yaml"])
     told = _told(plan)
     answer |= {"gpus": plan.inputs.gpus, "layout": told["layout"], "figures": told["figures"]}
     return {"answer": answer, "texts": {"plan.yaml": plan_text(plan)}}
@@ -434,7 +433,7 @@ def _answer_validate(fields: Fields, say: Say) -> Answer:
 
 
 def _answer_explain(fields: Fields, say: Say) -> Answer:
-    plan = _read(fields["plan"])
+    plan = answers.plan_of(fields["plan"])
     if plan.layout is None:
         raise InfeasibleError(f"the plan has no layout (status {plan.status})")
     changes = neighbours(plan)
@@ -446,7 +445,7 @@ def _answer_explain(fields: Fields, say: Say) -> Answer:
 
 def _answer_compare(fields: Fields, say: Say) -> Answer:
     del say
-    plans = _read(fields["first"]), _read(fields["second"])
+    plans = answers.plan_of(fields["first"]), answers.plan_of(fields["second"])
     names = ("first", "second")
     document = finite(comparison(plans))
     return {"answer": {**document, "text": view_text(compare_view(names, plans))}, "texts": {}}
@@ -466,8 +465,3 @@ def _written(folder: str, name: str, text: str) -> Path:
     path = Path(folder) / name
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def _read(text: str) -> Plan:
-    with tempfile.TemporaryDirectory() as folder:
-        return read_plan(_written(folder, "plan.yaml", text))

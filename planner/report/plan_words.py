@@ -113,6 +113,8 @@ def host_words(
     str
         >>> host_words(50, 1028.4)
         '1,028 GiB of every host: 50 % of the optimizer'
+        >>> host_words(0, 15.3, ["reference"])
+        '15 GiB of every host: reference'
     """
     held = [f"{optimizer_offload} % of the optimizer"] if optimizer_offload else []
     if not held and not host_memory_gib:

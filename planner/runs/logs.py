@@ -22,7 +22,7 @@ from typing import Any, Literal
 import yaml
 
 from meshwright.costmodel.calibration import Calibration
-from meshwright.documents import parse_mapping, path_text, read_text, write_files
+from meshwright.documents import path_text, read_mapping, read_text, require_file, write_files
 from meshwright.errors import InputError
 from meshwright.planner.runs.prediction import PricedRun, price_run
 from meshwright.planner.runs.run_file import (
@@ -224,7 +224,7 @@ def price_logged(
     InputError
         If a file cannot be used, or an `output` exists.
     """
-    document = parse_mapping(read_text(path, MAX_FILE_BYTES), str(path))
+    document = read_mapping(path, MAX_FILE_BYTES)
     rows = document.get("runs", [document])
     if not isinstance(rows, list) or len(rows) != 1 or not isinstance(rows[0], dict):
         raise InputError("must hold one run, as the log is of one", where=path_text(path))
@@ -305,8 +305,11 @@ def _of_text(path: Path) -> LoggedRun:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines of a text, cut where they are longer than any that is read."""
-    _refuse_large(path)
+    require_file(path, path_text(path))
     try:
+        if path.stat().st_size > MOST_LOG_BYTES:
+            what = f"is larger than {MOST_LOG_BYTES // 2**20} MiB: cut it to its last steps"
+            raise InputError(what, where=path_text(path), value=path.stat().st_size)
         with path.open("rb") as stream:
             number, goes_on = 0, False
             while part := stream.readline(LONGEST_LINE):
@@ -316,16 +319,6 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 goes_on = not part.endswith(b"\n")
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", where=path_text(path)) from None
-
-
-def _refuse_large(path: Path) -> None:
-    try:
-        size = path.stat().st_size
-    except (OSError, ValueError):
-        raise InputError("no such file", where=path_text(path)) from None
-    if size > MOST_LOG_BYTES:
-        what = f"is larger than {MOST_LOG_BYTES // 2**20} MiB: cut it to its last steps"
-        raise InputError(what, where=path_text(path), value=size)
 
 
 def _number(text: str, where: str) -> float:
@@ -465,7 +458,7 @@ def _of_mlflow(path: Path) -> LoggedRun:
 def _of_events(path: Path) -> LoggedRun:
     files = [path]
     if path.is_dir():
-        files = sorted(path.glob("events.out.tfevents*"))
+        files = sorted(path.glob("*tfevents*"))
         if not files:
             raise InputError(
                 "holds neither TensorBoard's event files nor MLflow's metrics",
@@ -473,6 +466,8 @@ def _of_events(path: Path) -> LoggedRun:
             )
     if len(files) > _MOST_EVENT_FILES:
         raise InputError(f"holds more than {_MOST_EVENT_FILES} event files", where=path_text(path))
+    for file in files:
+        require_file(file, path_text(file))
     if sum(file.stat().st_size for file in files) > MOST_EVENT_BYTES:
         raise InputError(
             f"holds more than {MOST_EVENT_BYTES // 2**20} MiB of event files", where=path_text(path)

@@ -545,7 +545,7 @@ def megatron_exchange(said: Said, cp: int) -> dict[str, Any]:
     if kind != HIERARCHICAL:
         named = cp_comm_kind(kind)
         return {} if named == "p2p" else {"cp_comm": named}
-    if len(sizes) != 2 or not all(size.isdigit() and len(size) < 8 for size in sizes):
+    if len(sizes) != 2 or not all(size.isdecimal() and len(size) < 8 for size in sizes):
         what = f"has to be two whole numbers where {said.flag('cp_comm')} is {HIERARCHICAL}"
         raise said.error("context_sizes", what, " ".join(sizes))
     degrees = [int(size) for size in sizes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -144,11 +145,21 @@ def test_what_cannot_be_asked_is_refused_in_words(
         ask(tools)
 
 
+def test_a_pipe_in_the_folder_is_no_file(tools: PlannerTools, folder: Path) -> None:
+    os.mkfifo(folder / "pipe.yaml")
+    with pytest.raises(InputError, match="this is a pipe or a device"):
+        tools.explain("pipe.yaml")
+
+
 @pytest.mark.slow
 def test_a_link_out_of_the_folder_is_no_file_of_it(tools: PlannerTools, folder: Path) -> None:
     (folder / "link.yaml").symlink_to(folder.parent / "secret.yaml")
     with pytest.raises(InputError, match="no such file"):
         tools.verify("link.yaml")
+    (folder / "linked").mkdir()
+    (folder / "linked" / "plan.yaml").symlink_to(folder.parent / "secret.yaml")
+    with pytest.raises(InputError, match="is a link out of the plan's folder"):
+        tools.verify("linked")
 
 
 def test_no_files_are_named_without_a_folder() -> None:

@@ -658,78 +658,6 @@ def _case(point: MeasuredPoint) -> Case:
     return Case(kind=kind, precision=point.precision, sizes=point.sizes)
 
 
-def calibrate_machine(
-    timer: Timer,
-    draft: Calibration,
-    workload: Workload,
-    *,
-    minutes: float = DEFAULT_MINUTES,
-    progress: Callable[[str], None] | None = None,
-) -> MachineReport:
-    """Times the operations of a model on a machine and fits the constants of its device to them.
-
-    Parameters
-    ----------
-    timer : Timer
-    draft : Calibration
-        A stack of which nothing was measured yet (`service.draft_stack`).
-    workload : Workload
-        The model whose shapes are timed, on the cluster that the machine is taken for.
-    minutes : float
-        How long it may take, 0.05 to 120.
-    progress : callable, optional
-        Called with a line now and then.
-
-    Returns
-    -------
-    MachineReport
-
-    Raises
-    ------
-    InputError
-        For minutes out of range, and where nothing could be timed.
-    """
-    if not 0.05 <= minutes <= MOST_MINUTES:
-        raise InputError(f"must be from 0.05 to {MOST_MINUTES:g}", where="--minutes", value=minutes)
-    began = time.monotonic()
-    cluster = workload.cluster
-    alone = AloneTimes(cluster)
-    cases = cases_of(workload.model, cluster, timer.sizes, timer.gpus)
-    points, notes = measured_points(timer, cases, alone, minutes, progress)
-    if not points:
-        raise InputError(
-            "nothing could be timed; give it more time, or a smaller --model", where="--minutes"
-        )
-    fitted = fitted_machine(points, alone)
-    x = np.zeros(len(NAMES))
-    for name, log in zip(fitted.names, fitted.logs, strict=True):
-        x[NAMES.index(name)] = log / PRIORS[name].spread
-    update = {
-        "factors": factors_at(x),
-        "mean": tuple(float(value) for value in x),
-        "covariance": tuple(tuple(row) for row in _covariance(fitted).tolist()),
-        "measured": MeasuredMachine(
-            device=timer.device[:200],
-            software=timer.software[:200],
-            gpus=timer.gpus,
-            model=workload.model.name,
-            wall_s=time.monotonic() - began,
-            points=tuple(points),
-        ),
-    }
-    calibration = Calibration.model_validate({**draft.model_dump(), **_plain(update)})
-    rests = zip(fitted.names, fitted.rests, strict=True)
-    moved = [_moved(name, own, calibration, workload) for name, own in rests]
-    at_the_edge = np.abs(fitted.logs) > 0.99 * math.log(MOST)
-    far = [name for name, edge in zip(fitted.names, at_the_edge, strict=True) if edge]
-    if far:
-        notes.append(
-            f"{', '.join(far)}: off by a factor of {MOST:g}, the most that a stack file holds; is --cluster "
-            "the machine that was timed?"
-        )
-    return MachineReport(calibration=calibration, moved=tuple(moved), notes=tuple(notes))
-
-
 def _plain(update: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value.model_dump() if hasattr(value, "model_dump") else value
@@ -813,6 +741,8 @@ def machine_report(
     InputError
         For an unknown stack, for minutes out of range, and where nothing could be timed.
     """
+    if not 0.05 <= minutes <= MOST_MINUTES:
+        raise InputError(f"must be from 0.05 to {MOST_MINUTES:g}", where="--minutes", value=minutes)
     stack = stack_in_words(like or DEFAULT_STACK)
     if stack is None:
         raise InputError("not a known stack", where="--like", value=like, allowed=STACK_NAMES)
@@ -826,4 +756,39 @@ def machine_report(
         global_batch=1,
         framework=stack.name,
     )
-    return calibrate_machine(timer, draft, workload, minutes=minutes, progress=progress)
+    began = time.monotonic()
+    alone = AloneTimes(cluster)
+    cases = cases_of(model, cluster, timer.sizes, timer.gpus)
+    points, notes = measured_points(timer, cases, alone, minutes, progress)
+    if not points:
+        raise InputError(
+            "nothing could be timed; give it more time, or a smaller --model", where="--minutes"
+        )
+    fitted = fitted_machine(points, alone)
+    x = np.zeros(len(NAMES))
+    for factor, log in zip(fitted.names, fitted.logs, strict=True):
+        x[NAMES.index(factor)] = log / PRIORS[factor].spread
+    update = {
+        "factors": factors_at(x),
+        "mean": tuple(float(value) for value in x),
+        "covariance": tuple(tuple(row) for row in _covariance(fitted).tolist()),
+        "measured": MeasuredMachine(
+            device=timer.device[:200],
+            software=timer.software[:200],
+            gpus=timer.gpus,
+            model=workload.model.name,
+            wall_s=time.monotonic() - began,
+            points=tuple(points),
+        ),
+    }
+    calibration = Calibration.model_validate({**draft.model_dump(), **_plain(update)})
+    rests = zip(fitted.names, fitted.rests, strict=True)
+    moved = [_moved(factor, own, calibration, workload) for factor, own in rests]
+    at_the_edge = np.abs(fitted.logs) > 0.99 * math.log(MOST)
+    far = [factor for factor, edge in zip(fitted.names, at_the_edge, strict=True) if edge]
+    if far:
+        notes.append(
+            f"{', '.join(far)}: off by a factor of {MOST:g}, the most that a stack file holds; is --cluster "
+            "the machine that was timed?"
+        )
+    return MachineReport(calibration=calibration, moved=tuple(moved), notes=tuple(notes))

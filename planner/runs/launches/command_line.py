@@ -256,7 +256,8 @@ class CommandLine:
     def _started(self, flag: str, otherwise: int | None) -> int | None:
         """The number after a flag of torchrun, in either spelling."""
         value = self.text(flag) or self.text(_underscored(flag)) or ""
-        return int(value) if value.isdigit() else otherwise
+        number = number_in(value)
+        return otherwise if number is None else number
 
     def _has_either(self, flag: str) -> bool:
         return flag in self.words or _underscored(flag) in self.words
@@ -393,9 +394,15 @@ def words_of(script: str, where: str) -> CommandLine:
         if len(words) > MOST_WORDS:
             raise InputError(f"more than {MOST_WORDS} words", where=where)
     job = _batch_job(script)
-    if variables.get("WORLD_SIZE", "").isdigit():
-        job["world"] = int(variables["WORLD_SIZE"])
+    world = number_in(variables.get("WORLD_SIZE", ""))
+    if world is not None:
+        job["world"] = world
     return CommandLine(filter(None, words), where, job, variables)
+
+
+def number_in(text: str) -> int | None:
+    """A text of 1 to 18 digits as a number; None for any other."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def _before_a_command(value: str) -> bool:

@@ -32,6 +32,7 @@ from meshwright.planner.runs.launches.launch_run import (
 STEPS = "gradient_accumulation_steps"
 DEEPSPEED_FILE = "deepspeed"
 PADDED = "sequences of a micro-batch are padded to the longest: all are priced at the full length"
+END_TO_END = "samples of a micro-batch lie end to end: each is priced at the full length"
 TUNING: StepKindName = "sft"
 PACKED = "packed documents do not attend to each other: attention is priced as of one long sequence"
 DROPPED = "dropout before adapters is not priced"
@@ -40,6 +41,9 @@ LINEAR_EXPERTS = (
     "transformers: priced as PEFT's all-linear, experts and router included"
 )
 PART_OF_A_MODEL = "training of part of a model has no price yet"
+OTHER_STEP = "has no price yet: it is another step than that of language modelling"
+EIGHT_BITS = "has no price: weights of 4 bits or of 16 have one"
+FOUR_BITS_ALONE = "has no price: weights of 4 bits of bitsandbytes alone have one"
 
 ReadDeepSpeed = Callable[[Path | dict[str, Any], dict[str, Any], str], LaunchRun]
 """The run of a DeepSpeed file or mapping, with the values that the caller knows in place of its `auto`; what
@@ -83,7 +87,8 @@ def sharded(
         known = {"train_micro_batch_size_per_gpu": batch[0], STEPS: batch[1]}
         found = file_beside(named, path, DEEPSPEED_FILE)
         return read(found, known, str(found))
-    if document.get(_FSDP) or document.get(_FSDP_SECTION):
+    # Transformers heeds the section only where `fsdp` is on (training_args.py, _process_fsdp_args).
+    if document.get(_FSDP) or (kind == _AXOLOTL and document.get(_FSDP_SECTION)):
         return fully_sharded(document, kind, str(path))
     return PLAIN
 
@@ -158,11 +163,13 @@ def file_beside(named: object, path: Path, field: str) -> Path:
 
 _FSDP, _FSDP_SECTION, _PREFIX = "fsdp", "fsdp_config", "fsdp_"
 """In files for accelerate, and before FSDP's second version, the section's keys begin with the last."""
-_OFFLOADS, _RESHARDS = "offload_params", "reshard_after_forward"
-_FSDP_RECOMPUTES, _STRATEGY = "activation_checkpointing", "sharding_strategy"
-_KEEPS = frozenset(("shard_grad_op", "2"))
-_GROUPS = frozenset(("hybrid_shard", "hybrid_shard_zero2", "4", "5"))
-"""Groups of a node's GPUs, how many a node has not being said."""
+_OFFLOADS = ("offload_params", "cpu_offload")
+"""Accelerate's name, and transformers'."""
+_FSDP_RECOMPUTES = "activation_checkpointing"
+_STRATEGIES = ("sharding_strategy", "reshard_after_forward")
+_KEEPS, _WHOLE = frozenset(("shard_grad_op", "2", "false")), frozenset(("no_shard", "3"))
+_PLAIN_WORDS = frozenset(("full_shard", "1", "true", "auto_wrap", "offload", ""))
+"""Of other words hybrid_shard stands for groups of a node's GPUs, how many a node has not being said."""
 
 
 def fully_sharded(document: Mapping[str, Any], kind: str, where: str) -> LaunchRun:
@@ -187,23 +194,24 @@ def fully_sharded(document: Mapping[str, Any], kind: str, where: str) -> LaunchR
         for key, value in section_of(document, _FSDP_SECTION, where).items()
     }
     said = document.get(_FSDP) or ()
-    words = {str(word) for word in (said if isinstance(said, list) else str(said).split())}
-    words.add(str(section.get(_STRATEGY) or "").lower())
-    keeps = section.get(_RESHARDS) in (False, "SHARD_GRAD_OP") or bool(words & _KEEPS)
+    named = [*said] if isinstance(said, list) else str(said).split() if said else []
+    words = {str(word).lower() for word in (*named, *(section.get(key, "") for key in _STRATEGIES))}
     settings: dict[str, Any] = {
         "framework": FSDP2.name,
-        "zero_stage": 2 if keeps else 3,
+        "zero_stage": 2 if words & _KEEPS else 3,
         "overlap": {"dp": True},
     }
-    if section.get(_OFFLOADS) or "offload" in words:
+    if words & _WHOLE:
+        settings = dict(PLAIN.settings)
+    if any(section.get(key) for key in _OFFLOADS) or "offload" in words:
         settings["optimizer_offload"] = 100
     if section.get(_FSDP_RECOMPUTES):
         settings["recompute"] = "full"
     # Options that are off change nothing.
     on = {key: value for key, value in section.items() if value}
-    read = (_OFFLOADS, _RESHARDS, _FSDP_RECOMPUTES, _STRATEGY)
+    read = (*_OFFLOADS, *_STRATEGIES, _FSDP_RECOMPUTES)
     unread = unread_keys(on, kind, read, _FSDP_SECTION)
-    unread += [_FSDP] if words & _GROUPS else []
+    unread += [_FSDP] if words - _PLAIN_WORDS - _KEEPS - _WHOLE else []
     return LaunchRun(settings=settings, unread=tuple(unread))
 
 
@@ -266,6 +274,65 @@ def adapted_modules(said: object) -> tuple[tuple[str, ...], bool]:
     return tuple(found), understood
 
 
+def adapter_targets(
+    fields: Mapping[str, object],
+    modules: str,
+    where: str,
+    usual: tuple[str, ...] = (),
+    parameters: str = "",
+) -> tuple[tuple[str, ...], list[str]]:
+    """Matrices that get an adapter by what a configuration names.
+
+    Parameters
+    ----------
+    fields
+        Of the configuration.
+    modules
+        The one that has names of modules, or a pattern; `all` and `all-linear` stand for all linear modules.
+    where
+        The file's name.
+    usual
+        Taken where it names none.
+    parameters
+        The one that has names of parameters without a module of their own, those of experts.
+
+    Returns
+    -------
+    tuple
+        Words of `--lora-targets`, and those of the two fields that are not fully understood.
+
+    Raises
+    ------
+    InputError
+        No matrix of a layer that is known.
+    """
+    said, tensors = fields.get(modules), fields.get(parameters)
+    targets, unread = usual, []
+    if said in ("all", ["all"], ALL_LINEAR, [ALL_LINEAR]):
+        targets = (ALL_LINEAR,)
+    elif said:
+        targets, understood = adapted_modules(said)
+        unread += [] if understood else [modules]
+    if tensors:
+        names = tensors if isinstance(tensors, list) else [tensors]
+        ends = {".".join(str(name).split(".")[-2:]) for name in names}
+        targets = (*targets, EXPERTS)
+        unread += [] if ends == EXPERT_PARAMETERS else [parameters]
+    if not targets:
+        what = "names no matrix of a layer that is known"
+        allowed = (ALL_LINEAR, *TARGETS)
+        raise InputError(what, where=f"{where}: {modules}", value=said, allowed=allowed)
+    return targets, unread
+
+
+def has_four_bits(fields: Mapping[str, object], bits: str, method: str, where: str) -> bool:
+    """Whether frozen weights have 4 bits of bitsandbytes. Raises InputError for other bits and methods."""
+    for name, allowed in ((method, (None, "bnb", "bitsandbytes", "auto")), (bits, (None, 4))):
+        if fields.get(name) not in allowed:
+            raise InputError(FOUR_BITS_ALONE, where=f"{where}: {name}", value=fields[name])
+    return fields.get(bits) == 4
+
+
 def adapters_mapping(method: str, rank: int | None, targets: Iterable[str]) -> dict[str, Any]:
     """What is trained beside frozen weights, as a run file has it."""
     return {"method": method, "rank": rank, "targets": list(dict.fromkeys(targets))}
@@ -284,7 +351,9 @@ def remarks_on_experts(model: str | None, targets: Collection[str]) -> tuple[str
 _KIND = "llamafactory"
 _MODEL, _TRAINED, _STAGE = "model_name_or_path", "finetuning_type", "stage"
 _MICRO_BATCH = "per_device_train_batch_size"
-_LENGTH, _PACKING, _RECOMPUTES = "cutoff_len", "packing", "disable_gradient_checkpointing"
+_LENGTH, _RECOMPUTES = "cutoff_len", "disable_gradient_checkpointing"
+_PACKING, _NEAT_PACKING = "packing", "neat_packing"
+"""The latter keeps samples of a pack from attending to each other, and turns the former on (data_args.py)."""
 _ATTENTION = "flash_attn"
 _BITS, _QUANTISES = "quantization_bit", "quantization_method"
 _RANK, _TARGETS, _DROPOUT = "lora_rank", "lora_target", "lora_dropout"
@@ -314,7 +383,8 @@ _REFUSED = {
 }
 _READ = frozenset(
     (
-        *(_MODEL, _TRAINED, _STAGE, _MICRO_BATCH, STEPS, _LENGTH, _PACKING, _RECOMPUTES),
+        *(_MODEL, _TRAINED, _STAGE, _MICRO_BATCH, STEPS, _LENGTH, _RECOMPUTES),
+        *(_PACKING, _NEAT_PACKING),
         *(_LOSS, _ATTENTION, DEEPSPEED_FILE, _FSDP, _FSDP_SECTION),
         *("do_train", "bf16", "fp16", "pure_bf16"),
         *(_RANK, _TARGETS, _DROPOUT, _BITS, _QUANTISES, *_REFUSED),
@@ -366,7 +436,10 @@ def from_llamafactory(
     batch = numbers[_MICRO_BATCH], numbers[STEPS]
     run = sharded(document, _KIND, path, read_deepspeed, batch)
     remarks = run.remarks
-    if not document.get(_PACKING, document.get(_STAGE) == "pt"):
+    packs = document.get(_PACKING)
+    if document.get(_NEAT_PACKING):
+        remarks = (*remarks, PACKED)
+    elif packs is False or (packs is None and document.get(_STAGE) != "pt"):
         remarks = (*remarks, PADDED)
     adapters = None
     if document.get(_TRAINED, "lora") == "lora":
@@ -409,12 +482,7 @@ def _check_kind(document: dict[str, Any], where: str) -> None:
         allowed = ("full", "lora")
         raise InputError(what, where=f"{where}: {_TRAINED}", value=trained, allowed=allowed)
     refuse_fields(document, _REFUSED, where)
-    if document.get(_BITS) not in (None, 4):
-        what = "has no price: weights of 4 bits alone have one"
-        raise InputError(what, where=f"{where}: {_BITS}", value=document[_BITS], allowed=("4",))
-    if document.get(_QUANTISES, "bnb") not in ("bnb", "bitsandbytes"):
-        what = "has no price: weights of 4 bits of bitsandbytes alone have one"
-        raise InputError(what, where=f"{where}: {_QUANTISES}", value=document[_QUANTISES])
+    has_four_bits(document, _BITS, _QUANTISES, where)
     refuse_narrow(document[_MODEL], f"{where}: {_MODEL}")
 
 
@@ -430,18 +498,16 @@ def _llamafactory_adapters(
 ) -> tuple[dict[str, Any], list[str]]:
     """Adapters of a configuration, and what of them is not read."""
     said = document.get(_TARGETS, "all")
-    names = said if isinstance(said, list) else [name.strip() for name in str(said).split(",")]
-    targets, understood = ((ALL_LINEAR,), True) if names == ["all"] else adapted_modules(names)
-    if not targets:
-        what = "names no matrix of a layer that is known"
-        raise InputError(what, where=f"{where}: {_TARGETS}", value=said, allowed=("all", *TARGETS))
-    method = "qlora" if document.get(_BITS) == 4 else "lora"
-    return adapters_mapping(method, rank, targets), [] if understood else [_TARGETS]
+    names = [name.strip() for name in said.split(",")] if isinstance(said, str) else said
+    targets, unread = adapter_targets({_TARGETS: names}, _TARGETS, where)
+    method = "qlora" if has_four_bits(document, _BITS, _QUANTISES, where) else "lora"
+    return adapters_mapping(method, rank, targets), unread
 
 
 # Axolotl.
 
 
+_AXOLOTL = "axolotl"
 _BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH = "base_model", "sequence_len", "micro_batch_size"
 _AXOLOTL_DEFAULTS = {_AXOLOTL_MICRO_BATCH: 1, STEPS: 1, _AXOLOTL_LENGTH: 512}
 _TENSOR, _CONTEXT, _REPLICAS = "tensor_parallel_size", "context_parallel_size", "dp_replicate_size"
@@ -469,11 +535,11 @@ _RL_KINDS: dict[str, StepKindName] = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", 
 _AXOLOTL_REFUSED = {
     **dict.fromkeys(
         ("reward_model", "process_reward_model", "ebft", "diffusion", "num_labels"),
-        "has no price yet: it is another step than that of language modelling",
+        OTHER_STEP,
     ),
     **dict.fromkeys(("unfrozen_parameters", "lisa_n_layers", "relora"), PART_OF_A_MODEL),
-    "load_in_8bit": "has no price: weights of 4 bits or of 16 have one",
-    "gptq": "has no price: weights of 4 bits of bitsandbytes alone have one",
+    "load_in_8bit": EIGHT_BITS,
+    "gptq": FOUR_BITS_ALONE,
 }
 _AXOLOTL_READ = frozenset(
     (
@@ -525,11 +591,12 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
     numbers = positive_numbers(document, _AXOLOTL_DEFAULTS, where)
     micro_batch, steps = numbers[_AXOLOTL_MICRO_BATCH], numbers[STEPS]
     of_rank = whole_number(document, _RANK_BATCH, where)
-    if of_rank is not None and document.get(STEPS) is None:
-        # As utils/config/__init__.py, normalize_config, has it.
+    if of_rank is not None and document.get(STEPS, 1) is None:
+        # Of both the steps go before, which are 1 where they are left out and not null
+        # (utils/schemas/training.py; utils/config/__init__.py, normalize_config).
         steps = max(of_rank // micro_batch, 1)
-    run = sharded(document, "axolotl", path, read_deepspeed, (micro_batch, steps))
-    unread = unread_keys(document, "axolotl", _AXOLOTL_READ)
+    run = sharded(document, _AXOLOTL, path, read_deepspeed, (micro_batch, steps))
+    unread = unread_keys(document, _AXOLOTL, _AXOLOTL_READ)
     checkpoints = document.get(_CHECKPOINTS) or False
     if checkpoints not in (True, False):
         unread.append(_CHECKPOINTS)
@@ -593,21 +660,9 @@ def _axolotl_adapters(
     rank = whole_number(document, _AXOLOTL_RANK, where)
     if rank is None:
         raise InputError("is needed beside an adapter", where=f"{where}: {_AXOLOTL_RANK}")
-    unread = []
-    modules, parameters = document.get(_AXOLOTL_TARGETS) or [], document.get(_PARAMETERS) or []
-    targets, understood = adapted_modules(modules) if modules else ((), True)
-    if not understood:
-        unread.append(_AXOLOTL_TARGETS)
-    names = [parameters] if isinstance(parameters, str) else parameters
-    if names:
-        ends = {".".join(str(name).split(".")[-2:]) for name in names}
-        targets = (*targets, EXPERTS)
-        unread += [] if ends == EXPERT_PARAMETERS else [_PARAMETERS]
-    if document.get(_LINEAR):
-        targets = (ALL_LINEAR, *targets)
-    if not targets:
-        what = "names no matrix of a layer that is known"
-        raise InputError(what, where=f"{where}: {_AXOLOTL_TARGETS}", value=modules, allowed=TARGETS)
+    every = (ALL_LINEAR,) if document.get(_LINEAR) else ()
+    targets, unread = adapter_targets(document, _AXOLOTL_TARGETS, where, every, _PARAMETERS)
+    targets = (*every, *targets)
     switches = [document.get(name) for name in _LORA_KERNELS]
     apart = document.get("trust_remote_code") or document.get(_RL)
     fused = all(switch is None for switch in switches) and not apart

@@ -22,7 +22,7 @@ from meshwright.frameworks.megatron import (
 )
 from meshwright.model_specs.blocks import LINEAR, WINDOWED, order_fields
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.runs.launches.command_line import CommandLine, Said
+from meshwright.planner.runs.launches.command_line import CommandLine, Said, number_in
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.run_terms import (
     cuda_graph_kind,
@@ -304,8 +304,9 @@ def _linear_attention(said: Said, layers: int) -> dict[str, Any]:
     if variant != DELTA_NET:
         what = f"only {DELTA_NET}, and {SPARSE} with {said.flag('latent')}, can be priced"
         raise said.error("attention_variant", what, variant)
-    if frequency.isdecimal():
-        return {"linear_attention": sizes, "full_attention_every": int(frequency)}
+    every = number_in(frequency)
+    if every is not None:
+        return {"linear_attention": sizes, "full_attention_every": every}
     order = _attention_order(said, "linear_every", frequency, layers, LINEAR)
     return {"linear_attention": sizes, **order}
 

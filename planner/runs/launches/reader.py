@@ -1,25 +1,23 @@
 """The way back: what people run today, as a run file that `estimate` prices and `plan` can be asked to beat.
 
 Reads a Megatron-LM or Megatron-DeepSpeed command line (a script, or a JSON list of arguments), torchtitan
-flags or its TOML file, a DeepSpeed JSON, an accelerate YAML, or one of LLaMA-Factory or Axolotl. A flag that
-is neither read nor known to have no bearing on the time is listed.
+flags or its TOML file, a DeepSpeed JSON, an accelerate YAML, and configurations and commands of fine-tuning
+stacks (`finetuning.py`, `trainers.py`, `recipes.py`, `reinforcement.py`). A flag that is neither read nor
+known to have no bearing on the time is listed.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.layout import AXES
-from meshwright.documents import parse_mapping, read_text
+from meshwright.documents import parse_document, path_text, read_mapping, read_text
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import (
     BUCKET,
@@ -28,7 +26,7 @@ from meshwright.frameworks.deepspeed import (
     OVERLAP,
     OWN_OPTIMIZERS,
 )
-from meshwright.frameworks.fsdp2 import FSDP2, OFFLOADS, PRECISION, RECOMPUTES, RESHARDS, SIZES
+from meshwright.frameworks.fsdp2 import FSDP2, PRECISION, SIZES
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanInputs
@@ -41,6 +39,7 @@ from meshwright.planner.runs.launches.bridge import (
 from meshwright.planner.runs.launches.command_line import (
     CommandLine,
     fields_of,
+    number_in,
     refuse_adapters,
     unread_words,
     words_of,
@@ -49,6 +48,7 @@ from meshwright.planner.runs.launches.finetuning import (
     file_beside,
     from_axolotl,
     from_llamafactory,
+    fully_sharded,
     is_axolotl,
     is_llamafactory,
 )
@@ -66,14 +66,22 @@ from meshwright.planner.runs.launches.megatron import from_megatron
 from meshwright.planner.runs.launches.recipes import (
     from_llamafactory_v1,
     from_nanotron,
-    from_nemo_rl,
     from_torchtune,
-    from_verl,
     is_llamafactory_v1,
     is_nanotron,
-    is_nemo_rl,
     is_torchtune,
+)
+from meshwright.planner.runs.launches.reinforcement import (
+    from_nemo_rl,
+    from_verl,
+    is_nemo_rl,
     verl_program,
+)
+from meshwright.planner.runs.launches.script_fields import (
+    RECIPE,
+    fields_of_line,
+    launched_gpus,
+    recipe_named,
 )
 from meshwright.planner.runs.launches.torchtitan import (
     config_file_of,
@@ -84,14 +92,10 @@ from meshwright.planner.runs.launches.torchtitan import (
     toml_document,
 )
 from meshwright.planner.runs.launches.trainers import (
-    RECIPE,
     Readers,
-    fields_of_line,
     from_swift,
     from_trainer,
     is_trainer,
-    launched_gpus,
-    recipe_named,
     swift_command,
     trl_stage,
 )
@@ -255,7 +259,6 @@ def _offloaded_percent(zero: dict[str, Any], offload: dict[str, Any], where: str
 
 
 _ACCELERATE_READ = (PRECISION, "num_processes", "fsdp_config", "parallelism_config")
-_FSDP_READ = (RESHARDS, RECOMPUTES, OFFLOADS, "fsdp_auto_wrap_policy")
 _PRECISIONS = tuple(FSDP2.precisions)
 
 
@@ -274,37 +277,30 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
     InputError
         A value of the wrong kind.
     """
-    fsdp = section_of(document, "fsdp_config", where)
+    run = fully_sharded(document, "accelerate", where)
     mesh = section_of(document, "parallelism_config", where)
     sizes = {axis: whole_number(mesh, key, where) or 1 for axis, key in SIZES.items()}
     gpus = whole_number(document, "num_processes", where)
     dp = sizes["dp_replicate"] * sizes["dp_shard"]
     if gpus is not None and dp == 1:
         dp = gpus // (sizes["tp"] * sizes["cp"])
-    keeps_parameters = fsdp.get(RESHARDS) in (False, "SHARD_GRAD_OP")
     settings: dict[str, Any] = {
         "dp": dp,
         **{axis: size for axis, size in sizes.items() if axis in AXES},
-        "framework": FSDP2.name,
-        "zero_stage": 2 if keeps_parameters else 3,
-        "overlap": {"dp": True},
+        "recompute": "none",
+        "moe_dispatch": "alltoall",
+        **run.settings,
     }
-    settings["recompute"] = "full" if fsdp.get(RECOMPUTES) else "none"
-    settings["moe_dispatch"] = "alltoall"
-    if fsdp.get(OFFLOADS):
-        settings["optimizer_offload"] = 100
     if sizes["dp_replicate"] > 1:
         # Weights are sharded over dp_shard and cp together (accelerate/parallelism_config.py).
         settings["shard_groups"] = sizes["dp_replicate"]
     if document.get(PRECISION) in _PRECISIONS:
         settings["precision"] = document[PRECISION]
-    # Options that are off, and axes of one GPU, change nothing.
-    switched_on = {key: value for key, value in fsdp.items() if value}
+    # Axes of one GPU change nothing.
     wide = {key: size for key, size in mesh.items() if size not in (1, None)}
     unread = unread_keys(document, "accelerate", _ACCELERATE_READ)
-    unread += unread_keys(switched_on, "accelerate", _FSDP_READ, "fsdp_config")
     unread += unread_keys(wide, "accelerate", SIZES.values(), "parallelism_config")
-    return LaunchRun(settings=settings, unread=tuple(unread))
+    return LaunchRun(settings=settings, unread=(*run.unread, *unread))
 
 
 _ACCUMULATION = re.compile(
@@ -443,7 +439,7 @@ def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) ->
     named = recipe_named(line)
     if named is not None:
         found = file_beside(named, path, RECIPE)
-        fields = parse_mapping(read_text(found, MAX_FILE_BYTES), str(found)) | fields
+        fields = read_mapping(found, MAX_FILE_BYTES) | fields
     stage, gpus = trl_stage(line), launched_gpus(line)
     if stage is not None:
         run = from_trainer(fields, path, READERS, gpus, stage)
@@ -486,7 +482,7 @@ def _beside(path: Path, name: str) -> tuple[dict[str, Any], str]:
     beside = path.parent / name
     if not beside.is_file():
         raise InputError(f"is read with {name}, which does not lie beside it", where=str(path))
-    document = parse_mapping(read_text(beside, MAX_FILE_BYTES), str(beside))
+    document = read_mapping(beside, MAX_FILE_BYTES)
     refuse_adapters(fields_of(document), str(beside))
     return document, str(beside)
 
@@ -500,7 +496,7 @@ def _filled_deepspeed(
     """
     document = source
     if isinstance(document, Path):
-        document = parse_mapping(read_text(document, MAX_FILE_BYTES), where)
+        document = read_mapping(document, MAX_FILE_BYTES)
     refuse_adapters(fields_of(document), where)
     filled = {key: value for key, value in document.items() if value != "auto"} | known
     for name in ("bf16", "fp16"):
@@ -530,8 +526,9 @@ def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:
         return from_deepspeed(document, where)
     raise InputError(
         "neither a DeepSpeed configuration (train_batch_size), nor an accelerate one (fsdp_config), nor one "
-        "of LLaMA-Factory (model_name_or_path, template), Axolotl (base_model, sequence_len) or transformers "
-        "(per_device_train_batch_size)",
+        "of LLaMA-Factory (model_name_or_path, template), Axolotl (base_model, sequence_len), transformers "
+        "(per_device_train_batch_size), torchtune (model._component_), NeMo-RL (policy) or nanotron "
+        "(model.model_config)",
         where=where,
     )
 
@@ -571,7 +568,8 @@ def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[st
         if name in _TOP_FIELDS:
             top[name] = value
         else:
-            settings[name] = int(value) if name in _INTEGERS and value.isdigit() else value
+            number = number_in(value) if name in _INTEGERS else None
+            settings[name] = value if number is None else number
     if launch.micro_batches is not None and "micro_batch" not in settings:
         settings |= _micro_batch(launch.micro_batches, settings, where)
     settings = with_global_batch(
@@ -642,11 +640,6 @@ def launch_document(path: Path, text: str) -> object:
     """The file as JSON, YAML or TOML where it is one; None for a script or a command line."""
     if is_toml(text):
         return toml_document(text, str(path))
-    try:
-        if path.suffix == ".json" or text.lstrip()[:1] in ("[", "{"):
-            return json.loads(text)
-        if path.suffix in (".yaml", ".yml"):
-            return yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise InputError(f"cannot be read: {str(error)[:200]}", where=str(path)) from None
+    if path.suffix in (".json", ".yaml", ".yml") or text.lstrip()[:1] in ("[", "{"):
+        return parse_document(text, path_text(path))
     return None

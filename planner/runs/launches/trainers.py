@@ -7,9 +7,7 @@ ms-swift 3602360a5 (swift/arguments, swift/trainers/arguments.py, swift/megatron
 
 from __future__ import annotations
 
-import ast
 import math
-import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,12 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.costmodel.step_kinds import StepKindName
-from meshwright.documents import parse_mapping, read_text
+from meshwright.documents import read_mapping
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import BUCKET
-from meshwright.frameworks.fsdp2 import PRECOMPUTES
+from meshwright.frameworks.fsdp2 import FSDP2, PRECOMPUTES
 from meshwright.frameworks.megatron import MEGATRON, PYTORCH
-from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS
+from meshwright.model_specs.adapters import ALL_LINEAR
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.command_line import (
@@ -32,7 +30,9 @@ from meshwright.planner.runs.launches.command_line import (
 from meshwright.planner.runs.launches.finetuning import (
     DEEPSPEED_FILE,
     DROPPED,
-    EXPERT_PARAMETERS,
+    EIGHT_BITS,
+    END_TO_END,
+    OTHER_STEP,
     PACKED,
     PADDED,
     PART_OF_A_MODEL,
@@ -40,10 +40,12 @@ from meshwright.planner.runs.launches.finetuning import (
     STEPS,
     TUNING,
     ReadDeepSpeed,
-    adapted_modules,
+    adapter_targets,
     adapters_mapping,
     file_beside,
+    fully_sharded,
     half_precision,
+    has_four_bits,
     kernel_of,
     kind_of_step,
     known_model,
@@ -60,12 +62,13 @@ from meshwright.planner.runs.launches.launch_run import (
     whole_number,
 )
 from meshwright.planner.runs.launches.megatron import from_megatron
+from meshwright.planner.runs.launches.script_fields import RECIPE, fields_of_line, launched_gpus
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES
 
 _MICRO_BATCH = "per_device_train_batch_size"
 _MODEL, _SWIFT_MODEL = "model_name_or_path", "model"
 _CHECKPOINTS = "gradient_checkpointing"
-_CONFIG_FILE, RECIPE = "config_file", "config"
+_CONFIG_FILE = "config_file"
 _ADAPTERS = "use_peft"
 _PACKING, _PADDING_FREE = "packing", "padding_free"
 _SWIFT_BATCH = 16
@@ -73,10 +76,6 @@ _SECOND_FSDP = "fsdp2"
 """Word of ms-swift for its preset of FSDP2."""
 
 PEFT_DEFAULT = "no target modules are named: q_proj and v_proj, which PEFT takes for most families"
-OTHER_STEP = "has no price yet: it is another step than that of language modelling"
-
-END_TO_END = "samples of a micro-batch lie end to end: each is priced at the full length"
-
 UNSHARDED = (
     "how ranks share the model is said where the script is started, in accelerate's file for instance: it is "
     "priced as plain data parallelism"
@@ -90,151 +89,6 @@ class Readers(NamedTuple):
 
     deepspeed: ReadDeepSpeed
     accelerate: ReadAccelerate
-
-
-# A command line as a mapping from fields to values, as HfArgumentParser and swift's make one.
-
-
-_SUM = re.compile(r"\$\(expr (?P<expr>.*)\)|\$\(\((?P<shell>.*)\)\)", re.DOTALL)
-"""Numbers added, multiplied and divided: $(expr 16 / 8) or $((16 * (count + 1)))."""
-_VARIABLE = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
-_PLAIN_SUM = re.compile(r"[\d ()+*/-]{1,200}")
-_MOST_SUM = 200
-_DEEPEST = 8
-"""Variables in a sum whose values are sums in turn."""
-_SIGNS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-}
-_SET = re.compile(r"[A-Z][A-Z0-9_]*=")
-_SHELL = frozenset(("&&", "&", "|", "||", ";", ">", "2>&1", "-m", "wait", "done", "fi", "sleep"))
-
-
-def fields_of_line(line: CommandLine) -> dict[str, Any]:
-    """Flags of a command line by their names without dashes, with values as YAML would have them.
-
-    Several values make a list, and none true. Numbers that the script divides or multiplies are worked out.
-
-    >>> fields_of_line(CommandLine("--bf16 --lora-r 8 --names a b --s $(expr 16 / 8)".split(), "x"))
-    {'bf16': True, 'lora_r': 8, 'names': ['a', 'b'], 's': 2}
-    """
-    fields: dict[str, Any] = {}
-    words, position = joined_sums(line.words), 0
-    while position < len(words):
-        name = words[position]
-        position += 1
-        if not name.startswith("--") or len(name) <= 2:
-            continue
-        values = []
-        while position < len(words) and not _ends_values(words[position]):
-            values.append(words[position])
-            position += 1
-        fields[name[2:].replace("-", "_")] = _value(values, line)
-    return fields
-
-
-def _ends_values(word: str) -> bool:
-    """Whether a word begins another flag, another command or a script."""
-    begins = word.startswith("--") or _SET.match(word) is not None
-    return begins or word in _SHELL or word.endswith((".py", ".sh"))
-
-
-def joined_sums(words: list[str]) -> list[str]:
-    """Words of a shell in which a sum with spaces, $(expr 16 / 8), is one word."""
-    joined: list[str] = []
-    for word in words:
-        open_before = (
-            bool(joined) and "$(" in joined[-1] and joined[-1].count("(") > joined[-1].count(")")
-        )
-        if open_before and len(joined[-1]) + len(word) < _MOST_SUM:
-            joined[-1] += f" {word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-def script_value(text: str, line: CommandLine, depth: int = 0) -> Any:
-    """A value as YAML would have it; a sum of numbers and of the script's variables is worked out."""
-    whole = _SUM.fullmatch(text)
-    if whole is None or depth >= _DEEPEST:
-        return scalar(text)
-    terms = whole["expr"] or whole["shell"] or ""
-
-    def number(name: re.Match[str]) -> str:
-        return str(script_value(line.variable(name[1]) or "?", line, depth + 1))
-
-    plain = _VARIABLE.sub(number, terms[:_MOST_SUM])
-    if not _PLAIN_SUM.fullmatch(plain):
-        return text
-    try:
-        return _sum_of(ast.parse(plain.strip(), mode="eval").body)
-    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
-        return text
-
-
-def _sum_of(node: ast.expr) -> int:
-    """Raises ValueError for what is no sum of whole numbers."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
-        return _SIGNS[type(node.op)](_sum_of(node.left), _sum_of(node.right))
-    raise ValueError(node)
-
-
-def _value(words: list[str], line: CommandLine) -> Any:
-    values = [script_value(word, line) for word in words]
-    if not values:
-        return True
-    return values[0] if len(values) == 1 else values
-
-
-def scalar(word: str) -> Any:
-    """A word as a number or a switch where it is one."""
-    lowered = word.lower()
-    if lowered in ("true", "false"):
-        return lowered == "true"
-    if lowered in ("none", "null"):
-        return None
-    for number in (int, float):
-        try:
-            return number(word)
-        except ValueError:
-            continue
-    return word
-
-
-def launched_gpus(line: CommandLine) -> int | None:
-    """Processes that torchrun, accelerate, deepspeed or swift starts; None where it is not said."""
-    gpus = line.torchrun_gpus()
-    if gpus is not None:
-        return gpus
-    fields = fields_of_line(line)
-    for each, nodes in (("num_processes", None), ("num_gpus", "num_nodes")):
-        count, times = fields.get(each), 1 if nodes is None else fields.get(nodes, 1)
-        if type(count) is int and type(times) is int:
-            return count * times
-    each_node, all_nodes = line.variable("NPROC_PER_NODE"), line.variable("NNODES") or "1"
-    if each_node is None or not (each_node.isdigit() and all_nodes.isdigit()):
-        return None
-    return int(each_node) * int(all_nodes)
-
-
-_TRAINS = frozenset(("train", "sft", "pt", "axolotl.cli.train", f"--{RECIPE}"))
-
-
-def recipe_named(line: CommandLine) -> str | None:
-    """The YAML file that a training command names, `trl sft --config x.yaml` or `axolotl train x.yaml`.
-
-    >>> recipe_named(CommandLine("llamafactory-cli train lora.yaml".split(), "run.sh"))
-    'lora.yaml'
-    """
-    pairs = zip(line.words, line.words[1:], strict=False)
-    named = (
-        after for word, after in pairs if word in _TRAINS and after.endswith((".yaml", ".yml"))
-    )
-    return next(named, None)
 
 
 # What TRL's scripts and those of ms-swift call alike things.
@@ -322,7 +176,10 @@ _SWIFT = _Dialect(
     dropout=0.05,
 )
 _OTHER_STEPS = dict.fromkeys(
-    (*("num_generations", "reward_model", "reward_funcs", "teacher_model", "num_labels"),),
+    (
+        *("num_generations", "reward_model", "reward_model_path", "reward_funcs"),
+        *("teacher_model", "num_labels"),
+    ),
     OTHER_STEP,
 )
 _OF_PREFERENCES = dict.fromkeys(
@@ -336,7 +193,7 @@ _OF_PREFERENCES = dict.fromkeys(
 _RLHF = "rlhf_type"
 _PREFERENCES: tuple[StepKindName, ...] = ("dpo", "kto", "orpo")
 _REFUSED = _OTHER_STEPS | {
-    "load_in_8bit": "has no price: weights of 4 bits or of 16 have one",
+    "load_in_8bit": EIGHT_BITS,
     **dict.fromkeys(
         (
             *(
@@ -355,6 +212,7 @@ _TUNERS = ("tuner_type", "train_type", "sft_type")
 """The names of ms-swift's field, the latest first."""
 _QUANTISES, _BITS = "quant_method", "quant_bits"
 _DROPOUT, _TASK = "lora_dropout", "task_type"
+_LOSS, _CHUNKED = "loss_type", "chunked_nll"
 _TYPE = ("torch_dtype", "dtype")
 _READ = frozenset(
     (
@@ -452,6 +310,8 @@ def _from_fields(
     kind: StepKindName | None = None,
 ) -> LaunchRun:
     where = str(path)
+    # A kind is given with TRL's own scripts; others may be of a version that had all logits.
+    in_chunks = dialect is _TRL and kind == TUNING and _chunks_loss(fields)
     kind = _kind(fields, where, kind)
     numbers = positive_numbers(fields, {_MICRO_BATCH: dialect.micro_batch, STEPS: 1}, where)
     micro_batch, steps = numbers[_MICRO_BATCH], numbers[STEPS]
@@ -476,6 +336,10 @@ def _from_fields(
     length = lengths[names[0]] if names else dialect.default_length
     if length is not None:
         settings["seq_len"] = length
+    if in_chunks and run.settings["framework"] == FSDP2.name:
+        settings["loss"] = "chunked"
+    elif in_chunks:
+        unread.append(_LOSS)
     if gpus is not None and "dp" not in run.settings:
         settings["gpus"] = gpus
     if of_all and gpus is None:
@@ -487,6 +351,7 @@ def _from_fields(
     read = _READ | {
         *(dialect.model, *dialect.length, *dialect.attention),
         *(dialect.rank, dialect.targets, dialect.parameters),
+        *([_LOSS] if in_chunks else []),
     }
     unread += unread_keys(fields, dialect.kind, read)
     trained = [name for name in unread if trains_a_part(name, str(fields.get(name, "")))]
@@ -502,6 +367,12 @@ def _from_fields(
         unread=(*run.unread, *unread),
         remarks=(*run.remarks, _laid_out(fields, packs=packs), *remarks),
     )
+
+
+def _chunks_loss(fields: Mapping[str, Any]) -> bool:
+    """Whether TRL's fine-tuning takes its loss in chunks, as by default (trl/trainer/sft_config.py)."""
+    usual = "nll" if fields.get("use_liger_kernel") is True else _CHUNKED
+    return (fields.get(_LOSS) or usual) == _CHUNKED
 
 
 def _kind_named(name: str, where: str) -> StepKindName:
@@ -575,11 +446,11 @@ _PRESETS: dict[str, dict[str, Any]] = {
 }
 """ms-swift's own files by the word for them (swift/config/*.json)."""
 _PRESET_BUCKET = 200_000_000
-_FSDP_PRESET = {
-    "fsdp": "full_shard auto_wrap",
-    "fsdp_config": {"reshard_after_forward": True, "activation_checkpointing": True},
+_FSDP_WORDS = "full_shard auto_wrap"
+_FSDP_PRESET: dict[str, Any] = {
+    "fsdp_config": {"reshard_after_forward": True, "activation_checkpointing": True}
 }
-"""ms-swift's `--fsdp fsdp2` (swift/config/fsdp2.json)."""
+"""ms-swift's `--fsdp fsdp2` (swift/config/fsdp2.json); other words are files (sft_args.py, _init_fsdp)."""
 _BY_DEEPSPEED = "deepspeed_config"
 _DEVICES = ("offload_optimizer", "offload_param")
 
@@ -601,14 +472,16 @@ def _sharding(
         if tensor is not None:
             document = {**document, "tensor_parallel": {"autotp_size": tensor}}
         return readers.deepspeed(document, known, f"{where}: {DEEPSPEED_FILE}")
-    if fields.get("fsdp") == _SECOND_FSDP and dialect.is_swift:
-        return sharded(dict(_FSDP_PRESET), dialect.kind, path, readers.deepspeed, batch)
+    if dialect.is_swift and fields.get("fsdp"):
+        by_name = fields["fsdp"] == _SECOND_FSDP
+        document = (
+            _FSDP_PRESET if by_name else read_mapping(file_beside(fields["fsdp"], path, "fsdp"))
+        )
+        return fully_sharded({"fsdp": _FSDP_WORDS} | document, dialect.kind, where)
     if by_file is None or named is not None:
         return sharded(fields, dialect.kind, path, readers.deepspeed, batch)
     found = file_beside(by_file, path, _CONFIG_FILE)
-    return _accelerated(
-        parse_mapping(read_text(found, MAX_FILE_BYTES), str(found)), found, readers, known
-    )
+    return _accelerated(read_mapping(found, MAX_FILE_BYTES), found, readers, known)
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -667,8 +540,7 @@ def _adapters(
     fields: dict[str, Any], dialect: _Dialect, model: str | None, where: str
 ) -> tuple[dict[str, Any] | None, list[str], list[str]]:
     """Adapters of a script, None where every parameter is trained; remarks; and what is not read."""
-    unread: list[str] = []
-    narrow = _is_narrow(fields, where)
+    narrow = has_four_bits(fields, _BITS, _QUANTISES, where) or fields.get(_FOUR_BITS) is True
     if not _trains_adapters(fields, dialect, where):
         if narrow:
             what = "needs adapters: weights of 4 bits are not trained themselves"
@@ -678,27 +550,10 @@ def _adapters(
     refuse_narrow(named, f"{where}: {dialect.model}")
     defaults = {dialect.rank: dialect.default_rank}
     rank = positive_numbers(fields, defaults, where)[dialect.rank]
-    said = fields.get(dialect.targets)
-    remarks: list[str] = []
-    targets: tuple[str, ...] = (ALL_LINEAR,)
-    understood = True
-    if said is None and not dialect.is_swift:
-        targets = ("q_proj", "v_proj")
-        remarks.append(PEFT_DEFAULT)
-    elif said not in (None, ALL_LINEAR, [ALL_LINEAR], "all", ["all"]):
-        targets, understood = adapted_modules(said)
-    if fields.get(dialect.parameters):
-        names = fields[dialect.parameters]
-        names = names if isinstance(names, list) else [names]
-        targets = (*targets, EXPERTS)
-        whole = {".".join(str(name).split(".")[-2:]) for name in names} == EXPERT_PARAMETERS
-        unread += [] if whole else [dialect.parameters]
-    if not targets:
-        what = "names no matrix of a layer that is known"
-        place = f"{where}: {dialect.targets}"
-        raise InputError(what, where=place, value=said, allowed=(ALL_LINEAR, *TARGETS))
-    if not understood:
-        unread.append(dialect.targets)
+    usual = (ALL_LINEAR,) if dialect.is_swift else ("q_proj", "v_proj")
+    names = dialect.targets, where, usual, dialect.parameters
+    targets, unread = adapter_targets(fields, *names)
+    remarks = [] if dialect.is_swift or fields.get(dialect.targets) else [PEFT_DEFAULT]
     if not dialect.is_swift and narrow and not fields.get(_NESTED):
         unread.append(_NESTED)
     if fields.get(_DROPOUT, dialect.dropout):
@@ -725,16 +580,6 @@ def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -
             what = f"is read beside {_ADAPTERS}: true, as TRL has it; nothing is said of it"
             raise InputError(what, where=f"{where}: {name}", value=fields[name])
     return False
-
-
-def _is_narrow(fields: Mapping[str, Any], where: str) -> bool:
-    """Whether frozen weights have 4 bits of bitsandbytes. Raises InputError for others of few bits."""
-    bits, method = fields.get(_BITS), fields.get(_QUANTISES)
-    if method not in (None, "bnb") or bits not in (None, 4):
-        name = _QUANTISES if method not in (None, "bnb") else _BITS
-        what = "has no price: weights of 4 bits of bitsandbytes alone have one"
-        raise InputError(what, where=f"{where}: {name}", value=fields[name])
-    return fields.get(_FOUR_BITS) is True or bits == 4
 
 
 # `megatron sft` of ms-swift: Megatron's arguments with underscores, switches with values, and other defaults.

@@ -4,4 +4,5 @@ accelerate launch --config_file zero3.yaml --num_processes 8 \
     --config trl_sft.yaml \
     --per_device_train_batch_size 2 \
     --dtype bfloat16 \
+    --loss_type nll \
     --output_dir out

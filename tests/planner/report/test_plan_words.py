@@ -63,6 +63,18 @@ def test_what_lies_on_the_hosts_stands_on_the_first_screen_in_rows_and_on_the_pa
     assert f"{words}, moments, reference" in text(*first_screen(both), width=200)
 
 
+def test_a_reference_model_on_the_hosts_is_no_activation() -> None:
+    """Its 16-bit weights were called activations; rows, which do not say what lies there, said so too."""
+    plan = priced_plan("llama-3-8b", tp=1, dp=8, zero_stage=3)
+    inputs = plan.inputs.model_copy(update={"kind": "dpo", "reference": "offloaded"})
+    assert plan.predicted is not None
+    predicted = plan.predicted.model_copy(update={"host_memory_gib": 15.2})
+    shown = plan.model_copy(update={"inputs": inputs, "predicted": predicted})
+    words = "15 GiB of every host: reference"
+    assert words in text(*first_screen(shown), width=200)
+    assert row_layout_text({"tp": 1, "host_memory_gib": 15.2}).endswith("15 GiB of every host")
+
+
 def test_recomputation_is_said_with_and_without_the_stages() -> None:
     plan = priced_plan(tp=2, dp=4, num_micro_batches=16, recompute="full", recompute_layers=2)
     assert plan.layout is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,15 @@ def test_folders_and_files_that_are_no_logs(tmp_path: Path) -> None:
         InputError, match="iteration-time: line 1: must be a time, a value and a step"
     ):
         read_log(tmp_path)
+
+
+def test_pipes_and_devices_are_no_logs(tmp_path: Path) -> None:
+    """They were read until somebody wrote to them, or without an end."""
+    os.mkfifo(tmp_path / "events.out.tfevents.1")
+    os.mkfifo(tmp_path / "train.log")
+    for path in (tmp_path / "train.log", tmp_path, Path("/dev/zero")):
+        with pytest.raises(InputError, match="this is a pipe or a device"):
+            read_log(path)
 
 
 def test_logs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,13 +95,45 @@ def test_defaults_are_those_of_the_stack(tmp_path: Path) -> None:
     assert launch.local_batch == 8
 
 
+def test_packs_whose_samples_do_not_attend_to_each_other(tmp_path: Path) -> None:
+    """`neat_packing` turns `packing` on: samples were said to be padded."""
+    launch = read_launch(written(tmp_path, packing=None, neat_packing=True))
+    assert PACKED in launch.remarks
+    assert PADDED not in launch.remarks
+    assert launch.unread == ()
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "section", "settings", "unread"),
+    [
+        ("full_shard", {"reshard_after_forward": "SHARD_GRAD_OP"}, {"zero_stage": 2}, ()),
+        ("full_shard", {"cpu_offload": True}, {"zero_stage": 3, "optimizer_offload": 100}, ()),
+        ("no_shard", {}, {"framework": "pytorch", "zero_stage": 0}, ()),
+        ("hybrid_shard", {}, {"zero_stage": 3}, ("fsdp",)),
+        ("some_shard", {}, {"zero_stage": 3}, ("fsdp",)),
+        (True, {"fsdp_reshard_after_forward": False}, {"zero_stage": 2}, ()),
+        # Without `fsdp` nobody reads the section.
+        (None, {"reshard_after_forward": True}, {"framework": "pytorch", "zero_stage": 0}, ()),
+    ],
+)
+def test_what_fsdp_says(
+    fsdp: object,
+    section: dict[str, Any],
+    settings: dict[str, Any],
+    unread: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    run = read_launch(written(tmp_path, deepspeed=None, fsdp=fsdp, fsdp_config=section))
+    assert {name: run.settings.get(name) for name in settings} == settings
+    assert run.unread == unread
+
+
 @pytest.mark.parametrize(
     "changed",
     [
         {"enable_liger_kernel": True},
         {"optim": "ademamix"},
         {"pure_bf16": True},
-        {"neat_packing": True},
         {"some_new_switch": 3},
     ],
 )
@@ -457,9 +489,12 @@ def test_axolotls_kinds_of_a_step(
     assert launch.unread == ()
 
 
-def test_axolotls_batch_of_a_rank_gives_the_steps(tmp_path: Path) -> None:
-    launch = read_launch(axolotl(tmp_path, gradient_accumulation_steps=..., batch_size=8))
+def test_axolotls_batch_of_a_rank_gives_the_steps_where_these_are_null(tmp_path: Path) -> None:
+    """Steps that are left out are 1 by its schema, whatever the batch: they were taken from it."""
+    launch = read_launch(axolotl(tmp_path, gradient_accumulation_steps=None, batch_size=8))
     assert (launch.settings["micro_batch"], launch.local_batch) == (2, 8)
+    launch = read_launch(axolotl(tmp_path, gradient_accumulation_steps=..., batch_size=8))
+    assert launch.local_batch == 2
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,11 @@ BATCHES = {"train_micro_batch_size_per_gpu": 1, "train_batch_size": 8}
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.json", "{", "cannot be read"),
+        ("a.json", "{", "not valid JSON"),
+        ("a.yaml", "a: &a [1, 1]\nb: &b [*a, *a]\n", "line 2: YAML aliases"),
+        ("a.yaml", "cutoff_len: 1\ncutoff_len: 2\n", "'cutoff_len' is given twice"),
+        ("a.yaml", f"a: {'[' * 5000}{']' * 5000}", "nested more than"),
+        ("a.json", "[" * 100_000, "nested too deeply"),
         ("a.json", json.dumps({"x": 1}), "neither a DeepSpeed"),
         ("a.json", json.dumps({"train_micro_batch_size_per_gpu": "two"}), "whole number"),
         ("a.sh", "pretrain_gpt.py --num-layers 2", "--hidden-size"),
@@ -278,6 +282,16 @@ def test_bad_launch_files(name: str, text: str, words: str, tmp_path: Path) -> N
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=words):
         read_launch(tmp_path / name)
+
+
+@pytest.mark.parametrize("count", ["²", "9" * 5000])
+def test_words_that_only_look_like_numbers_are_none(count: str, tmp_path: Path) -> None:
+    """Both are digits to `str.isdigit`, and raised ValueError."""
+    script = tmp_path / "a.sh"
+    script.write_text(f"torchrun --nnodes {count} --nproc-per-node 8 {TINY}\n", encoding="utf-8")
+    assert "gpus" not in read_launch(script).settings
+    with pytest.raises(InputError, match="gpus"):
+        list(price_launch(script, ["cluster=dgx-h100", "global_batch=8", f"gpus={count}"]))
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

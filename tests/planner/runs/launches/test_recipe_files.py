@@ -11,11 +11,10 @@ import yaml
 from meshwright.errors import InputError
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import read_model
-from meshwright.planner.runs.launches.finetuning import PACKED, PADDED
+from meshwright.planner.runs.launches.finetuning import END_TO_END, PACKED, PADDED
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
-from meshwright.planner.runs.launches.recipes import ACTOR
-from meshwright.planner.runs.launches.trainers import END_TO_END
+from meshwright.planner.runs.launches.reinforcement import ACTOR
 from tests.places import DATA
 
 FILES = DATA / "launches"
@@ -129,6 +128,7 @@ def test_torchtune_over_further_axes(tmp_path: Path) -> None:
         ({"teacher_model___component_": "x"}, "teacher_model: has no price yet"),
         ({"model__decoder_trainable": "frozen"}, "model.decoder_trainable: training of part"),
         ({"model__lora_rank": None}, "model.lora_rank: is needed"),
+        ({"model__lora_attn_modules": 5}, "model.lora_attn_modules: must be a list"),
         ({"batch_size": 0}, "batch_size: must be a whole number"),
     ],
 )
@@ -203,6 +203,19 @@ def test_nemo_rl_trains_adapters(tmp_path: Path) -> None:
         ({"policy.megatron_cfg.enabled": True}, "megatron_cfg.enabled: is on beside"),
         ({"policy.train_micro_batch_size": None}, "train_micro_batch_size: is needed"),
         ({"defaults": "none.yaml"}, "defaults: is read with this file"),
+        (
+            {
+                "policy.generation.colocated": {
+                    "enabled": False,
+                    "resources": {"gpus_per_node": "x"},
+                }
+            },
+            "gpus_per_node: must be a whole number",
+        ),
+        (
+            {"policy.generation.colocated": {"enabled": False, "resources": {"gpus_per_node": 64}}},
+            "gpus_per_node: leaves no GPU to train on",
+        ),
         (
             {"policy.dtensor_cfg.automodel_kwargs.freeze_config.freeze_language_model": True},
             "freeze_language_model: training of part",
@@ -369,7 +382,7 @@ def test_llamafactorys_second_trainer(tmp_path: Path) -> None:
     narrow = v1(
         tmp_path, quant_config={"name": "bnb", "quantization_bit": 4}, peft_config=V1["peft_config"]
     )
-    assert narrow.settings["adapters"]["method"] == "qlora"
+    assert (narrow.settings["adapters"]["method"], narrow.unread) == ("qlora", ())
     assert v1(tmp_path, peft_config=None).settings["adapters"] is None
     muon = v1(tmp_path, peft_config=None, optim_config={"name": "muon"}, cp_size=2)
     assert (muon.settings["optimizer"], muon.settings["cp"], muon.unread) == ("muon", 2, ())

@@ -10,14 +10,11 @@ import yaml
 
 from meshwright.errors import InputError
 from meshwright.planner.runs.launches.command_line import words_of
-from meshwright.planner.runs.launches.finetuning import DROPPED, PACKED, PADDED
+from meshwright.planner.runs.launches.finetuning import DROPPED, END_TO_END, PACKED, PADDED
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
-from meshwright.planner.runs.launches.trainers import (
-    END_TO_END,
-    PEFT_DEFAULT,
-    fields_of_line,
-)
+from meshwright.planner.runs.launches.script_fields import fields_of_line
+from meshwright.planner.runs.launches.trainers import PEFT_DEFAULT
 from tests.places import DATA
 
 FILES = DATA / "launches"
@@ -65,6 +62,38 @@ def test_a_recipe_and_an_accelerate_file_beside_a_script() -> None:
     assert (work.adapters.method, work.adapters.targets) == ("qlora", ("q_proj", "v_proj"))
     assert PACKED in run.remarks
     assert not any("not read" in remark for remark in run.remarks)
+
+
+@pytest.mark.parametrize(
+    ("words", "loss", "unread"),
+    [
+        ("--fsdp full_shard", "chunked", ()),
+        ("--fsdp full_shard --loss_type chunked_nll", "chunked", ()),
+        ("--fsdp full_shard --loss_type nll", None, ()),
+        ("", None, ("loss_type",)),
+        ("--use_liger_kernel", None, ("use_liger_kernel",)),
+    ],
+)
+def test_trls_fine_tuning_takes_its_loss_in_chunks(
+    words: str, loss: str | None, unread: tuple[str, ...], tmp_path: Path
+) -> None:
+    """It was priced with all logits."""
+    run = launch(tmp_path, f"trl sft --model_name_or_path Qwen/Qwen3-8B {BATCH} {words}")
+    assert run.settings.get("loss") == loss
+    assert run.unread == unread
+
+
+def test_swift_reads_the_file_of_fsdp_that_is_named(tmp_path: Path) -> None:
+    """Any other word than fsdp2 was full sharding."""
+    (tmp_path / "own.json").write_text(
+        '{"fsdp": "shard_grad_op offload", "fsdp_config": {"activation_checkpointing": true}}',
+        encoding="utf-8",
+    )
+    run = launch(tmp_path, f"{SWIFT} --fsdp own.json --gradient_checkpointing false")
+    assert (run.settings["zero_stage"], run.settings["optimizer_offload"]) == (2, 100)
+    assert run.settings["recompute"] == "full"
+    with pytest.raises(InputError, match="fsdp: is read with this file"):
+        launch(tmp_path, f"{SWIFT} --fsdp other.json")
 
 
 def test_flags_are_fields() -> None:
