@@ -18,7 +18,7 @@ from meshwright.costmodel.activations import (
     saved_activations,
 )
 from meshwright.costmodel.buffers import transients, workspace_bytes
-from meshwright.costmodel.layout import Floats, Layout, Recompute
+from meshwright.costmodel.layout import Floats, Layout, Recompute, in_shape
 from meshwright.costmodel.optimizers import keeps_more_of_tables
 from meshwright.costmodel.rank_load import Stages, layer_counts, recomputed_layers
 from meshwright.costmodel.schedules import (
@@ -353,7 +353,7 @@ def layer_bytes(workload: Workload, layout: Layout, saved: SavedActivations) -> 
         main = (states, *saved.main)
     shape = layout.broadcast_shape()
     return LayerBytes(
-        *(np.broadcast_to(np.asarray(x, dtype=np.float64), shape) for x in (*main, *leading))
+        *(in_shape(np.asarray(x, dtype=np.float64), shape) for x in (*main, *leading))
     )
 
 
@@ -590,7 +590,7 @@ def _beside_layers(workload: Workload, layout: Layout, saved: SavedActivations) 
     )
     shape = layout.broadcast_shape()
     rows = (everywhere + workspace_bytes(workload), *ends)
-    return _BesideLayers(*(np.broadcast_to(np.asarray(row), shape) for row in rows))
+    return _BesideLayers(*(in_shape(row, shape) for row in rows))
 
 
 def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> NDArray[np.float64]:

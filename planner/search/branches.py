@@ -16,7 +16,7 @@ from meshwright.constraints.fabric import NvlinkDomain
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.estimate import LayerCosts
-from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute
+from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute, is_among
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.workload import Execution
 from meshwright.planner.bounds.combination_costs import (
@@ -84,10 +84,7 @@ class Branch:
 
     def has(self, degrees: Layout) -> NDArray[np.bool_]:
         """Which degrees of the space of all are in this branch's, [n]."""
-        own = [
-            np.isin(np.asarray(getattr(degrees, name)), getattr(self.space, name))
-            for name in NARROWED
-        ]
+        own = [is_among(getattr(degrees, name), getattr(self.space, name)) for name in NARROWED]
         return np.asarray(np.logical_and.reduce(own))
 
     def legal(
