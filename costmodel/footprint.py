@@ -6,6 +6,7 @@ puts them together per rank, and bounds them over all splits of the layers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -229,6 +230,47 @@ def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDAr
     """
     parts = stage_memory_parts_gib(workload, layout, stages)
     return np.asarray(np.sum(list(parts.values()), axis=0), dtype=np.float64)
+
+
+_ANY_RATES = {"nvlink_gb_per_s": 1.0, "nic_gbps_per_gpu": 1.0}
+"""Rates of a cluster that no byte depends on."""
+_ANY_DEVICE_RATES = {
+    "peak_bf16_tflops": 1.0,
+    "peak_fp16_tflops": 1.0,
+    "peak_fp8_tflops": 1.0,
+    "peak_fp4_tflops": 1.0,
+    "hbm_gb_per_s": 1.0,
+}
+"""The same of a device."""
+
+
+def as_memory_sees(workload: Workload) -> Workload:
+    """A workload that stands for all that need the same memory: rates and what only hides traffic left out.
+
+    Overlapped tensor parallelism matters where a forward pass leaves the gathered input's blocks behind
+    (`buffers.transients`); the overlap of expert parallelism nowhere.
+
+    Parameters
+    ----------
+    workload : Workload
+        Any.
+
+    Returns
+    -------
+    Workload
+        Its layouts need as many bytes as the given workload's; equal for workloads that differ in no more.
+    """
+    leaves_blocks = memory_profile(workload.framework).stranding == "forward"
+    cluster = workload.cluster
+    device = cluster.device.model_copy(update=_ANY_DEVICE_RATES)
+    levels = tuple(level.model_copy(update={"oversubscription": 1.0}) for level in cluster.levels)
+    cluster = cluster.model_copy(update={"device": device, "levels": levels, **_ANY_RATES})
+    return replace(
+        workload,
+        cluster=cluster,
+        ep_overlap=False,
+        tp_overlap=workload.tp_overlap and leaves_blocks,
+    )
 
 
 def usable_hbm_gib(workload: Workload) -> float:
