@@ -19,7 +19,7 @@ from meshwright.constraints.rule import (
     column,
     of,
 )
-from meshwright.costmodel.layout import Ints
+from meshwright.costmodel.layout import Ints, is_among
 from meshwright.costmodel.schedules import (
     Schedule,
     has_trait,
@@ -201,7 +201,7 @@ class AllowedSchedules(Rule):
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         codes = {int(schedule_named(name)) for name in self.allowed}
-        return as_excess(~np.isin(column(table, "schedule"), list(codes)))
+        return as_excess(~is_among(column(table, "schedule"), codes))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         name = schedule_name(int(plan.layout.schedule), 1)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.layout import Layout, Placement, in_shape
+from meshwright.costmodel.layout import Layout, Placement, in_shape, is_among
 from meshwright.costmodel.schedules import traits
 from meshwright.costmodel.workload import Workload
 
@@ -166,10 +166,14 @@ IntArray = NDArray[np.int64]
 
 def column(table: LayoutTable, name: str) -> IntArray:
     """One field of every layout, shape [n]; booleans become 0 and 1."""
-    shape, rows = np.shape(table.memory_gib), table.layouts.broadcast_shape()
+    values = np.asarray(getattr(table.layouts, name), dtype=np.int64)
+    shape = np.shape(table.memory_gib)
+    if values.shape == shape and len(shape) == 1 and shape != (1,):
+        return values
+    rows = table.layouts.broadcast_shape()
     if shape != rows:
         shape = np.broadcast_shapes(rows, shape)
-    return in_shape(np.asarray(getattr(table.layouts, name), dtype=np.int64), shape)
+    return in_shape(values, shape)
 
 
 def as_excess(
@@ -388,7 +392,7 @@ def _true_of_each(condition: When, table: LayoutTable) -> NDArray[np.bool_]:
     """Whether a condition holds, for every layout of a table; shape [n]."""
     values = column(table, condition.name)
     if condition.among is not None:
-        return np.isin(values, condition.among)
+        return is_among(values, condition.among)
     return (values >= condition.least) & (values <= condition.most)
 
 

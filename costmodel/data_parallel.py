@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.collectives import all_reduce_s, chain_latency_s, long_ring_pass_s
 from meshwright.costmodel.layer_context import Context
-from meshwright.costmodel.layout import Floats, Layout
+from meshwright.costmodel.layout import Floats, Layout, is_among
 from meshwright.costmodel.schedules import has_trait
 from meshwright.costmodel.stacks import FrameworkConstants
 from meshwright.costmodel.states import (
@@ -537,7 +537,7 @@ def size_range(c: Context) -> SizeRange | None:
     if record is None or is_fixed or not workload.dp_overlap:
         return None
     stage, vpp, pp = (np.asarray(x) for x in (layout.zero_stage, layout.vpp, layout.pp))
-    is_open = np.isin(stage, record.zero_stages) & (vpp == 1)
+    is_open = is_among(stage, record.zero_stages) & (vpp == 1)
     if framework.reduces_after_backward:
         is_open = is_open & (pp == 1)
     if not framework.bucket_parameters or not np.any(is_open):

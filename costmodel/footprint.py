@@ -6,6 +6,7 @@ puts them together per rank, and bounds them over all splits of the layers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from meshwright.costmodel.activations import (
     saved_activations,
 )
 from meshwright.costmodel.buffers import transients, workspace_bytes
-from meshwright.costmodel.layout import Floats, Layout, Recompute
+from meshwright.costmodel.layout import Floats, Layout, Recompute, in_shape
 from meshwright.costmodel.optimizers import keeps_more_of_tables
 from meshwright.costmodel.rank_load import Stages, layer_counts, recomputed_layers
 from meshwright.costmodel.schedules import (
@@ -231,6 +232,47 @@ def stage_memory_gib(workload: Workload, layout: Layout, stages: Stages) -> NDAr
     return np.asarray(np.sum(list(parts.values()), axis=0), dtype=np.float64)
 
 
+_ANY_RATES = {"nvlink_gb_per_s": 1.0, "nic_gbps_per_gpu": 1.0}
+"""Rates of a cluster that no byte depends on."""
+_ANY_DEVICE_RATES = {
+    "peak_bf16_tflops": 1.0,
+    "peak_fp16_tflops": 1.0,
+    "peak_fp8_tflops": 1.0,
+    "peak_fp4_tflops": 1.0,
+    "hbm_gb_per_s": 1.0,
+}
+"""The same of a device."""
+
+
+def as_memory_sees(workload: Workload) -> Workload:
+    """A workload that stands for all that need the same memory: rates and what only hides traffic left out.
+
+    Overlapped tensor parallelism matters where a forward pass leaves the gathered input's blocks behind
+    (`buffers.transients`); the overlap of expert parallelism nowhere.
+
+    Parameters
+    ----------
+    workload : Workload
+        Any.
+
+    Returns
+    -------
+    Workload
+        Its layouts need as many bytes as the given workload's; equal for workloads that differ in no more.
+    """
+    leaves_blocks = memory_profile(workload.framework).stranding == "forward"
+    cluster = workload.cluster
+    device = cluster.device.model_copy(update=_ANY_DEVICE_RATES)
+    levels = tuple(level.model_copy(update={"oversubscription": 1.0}) for level in cluster.levels)
+    cluster = cluster.model_copy(update={"device": device, "levels": levels, **_ANY_RATES})
+    return replace(
+        workload,
+        cluster=cluster,
+        ep_overlap=False,
+        tp_overlap=workload.tp_overlap and leaves_blocks,
+    )
+
+
 def usable_hbm_gib(workload: Workload) -> float:
     """What `stage_memory_gib` may reach on one GPU: (0.94 HBM - 1.5 GiB - the user's reserve) / margin.
 
@@ -353,7 +395,7 @@ def layer_bytes(workload: Workload, layout: Layout, saved: SavedActivations) -> 
         main = (states, *saved.main)
     shape = layout.broadcast_shape()
     return LayerBytes(
-        *(np.broadcast_to(np.asarray(x, dtype=np.float64), shape) for x in (*main, *leading))
+        *(in_shape(np.asarray(x, dtype=np.float64), shape) for x in (*main, *leading))
     )
 
 
@@ -590,7 +632,7 @@ def _beside_layers(workload: Workload, layout: Layout, saved: SavedActivations) 
     )
     shape = layout.broadcast_shape()
     rows = (everywhere + workspace_bytes(workload), *ends)
-    return _BesideLayers(*(np.broadcast_to(np.asarray(row), shape) for row in rows))
+    return _BesideLayers(*(in_shape(row, shape) for row in rows))
 
 
 def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> NDArray[np.float64]:

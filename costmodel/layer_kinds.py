@@ -29,7 +29,7 @@ from meshwright.costmodel.layer_context import (
     streamed_passes_s,
     total,
 )
-from meshwright.costmodel.layout import Floats
+from meshwright.costmodel.layout import Floats, in_shape
 from meshwright.costmodel.losses import head_passes_s
 from meshwright.costmodel.other_blocks import (
     indexer_block,
@@ -246,7 +246,7 @@ class KindTime:
 
 def _of_layouts(seconds: Floats, index: NDArray[np.intp], size: int) -> NDArray[np.float64]:
     """Seconds of the layouts at some positions among `size`."""
-    return np.broadcast_to(np.asarray(seconds, dtype=np.float64), (size,))[index]
+    return in_shape(np.asarray(seconds, dtype=np.float64), (size,))[index]
 
 
 @dataclass(frozen=True)

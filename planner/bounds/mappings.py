@@ -31,7 +31,7 @@ from meshwright.costmodel.estimate import LayerCosts, costs_of_layers
 from meshwright.costmodel.footprint import OF_PIPELINE
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import AXES, LAYER_AXES, Floats, Ints, Layout, Placement
+from meshwright.costmodel.layout import AXES, LAYER_AXES, Floats, Ints, Layout, Placement, in_shape
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.rates import calibrated_constants, links_of
 from meshwright.costmodel.states import rank_parameters
@@ -87,7 +87,7 @@ def rows_by_value(
     """
     shape = layouts.broadcast_shape()
     columns = [
-        np.broadcast_to(np.asarray(getattr(layouts, name), dtype=np.int64), shape) for name in names
+        in_shape(np.asarray(getattr(layouts, name), dtype=np.int64), shape) for name in names
     ]
     for group in groups:
         columns += list(np.asarray(getattr(placement, group)).T)

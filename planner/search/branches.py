@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from math import inf
 from operator import or_
 
@@ -16,9 +16,10 @@ from meshwright.constraints.fabric import NvlinkDomain
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.estimate import LayerCosts
-from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute
+from meshwright.costmodel.footprint import as_memory_sees
+from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute, is_among
 from meshwright.costmodel.stacks import memory_profile
-from meshwright.costmodel.workload import Execution
+from meshwright.costmodel.workload import Execution, Workload
 from meshwright.planner.bounds.combination_costs import (
     CombinationCosts,
     ShapeTable,
@@ -37,6 +38,7 @@ from meshwright.planner.search.space import Space
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
 
 NARROWED = LAYER_AXES
 """Axes of which an execution may exclude degrees."""
@@ -84,10 +86,7 @@ class Branch:
 
     def has(self, degrees: Layout) -> NDArray[np.bool_]:
         """Which degrees of the space of all are in this branch's, [n]."""
-        own = [
-            np.isin(np.asarray(getattr(degrees, name)), getattr(self.space, name))
-            for name in NARROWED
-        ]
+        own = [is_among(getattr(degrees, name), getattr(self.space, name)) for name in NARROWED]
         return np.asarray(np.logical_and.reduce(own))
 
     def legal(
@@ -120,12 +119,11 @@ class Branch:
         read = [(rule, rule.fields_read()) for rule in self.rules]
         return tuple(rule for rule, names in read if names is not None and names <= DEGREE_FIELDS)
 
-    def _legal_degrees(self, degrees: Layout, certificate: Certificate) -> Layout:
-        """Degrees of which no rule forbids every layout."""
+    def _legal_degrees(self, degrees: Layout, certificate: Certificate) -> BoolArray:
+        """Of which degrees no rule forbids every layout, [n]."""
         counts = self.space.layouts_per_degrees(degrees)
         memory_gib = np.zeros(len(counts))
-        rules = self._rules_of_degrees
-        return degrees.take(self._kept(rules, degrees, memory_gib, counts, certificate))
+        return self._kept(self._rules_of_degrees, degrees, memory_gib, counts, certificate)
 
     def _legal_in_any_memory(
         self, layouts: Layout, counts: IntArray, certificate: Certificate
@@ -142,14 +140,30 @@ class Branch:
         return layouts.take(keep)
 
     def expanded(
-        self, degrees: Layout, cutoff_s: float, certificate: Certificate
+        self,
+        degrees: Layout,
+        cutoff_s: float,
+        certificate: Certificate,
+        fits: BoolArray | None = None,
     ) -> tuple[Layout, FloatArray, FloatArray]:
-        """Legal layouts of some degrees that may beat the cutoff, with least memory and bound, [n]."""
-        degrees = self._legal_degrees(degrees, certificate)
-        if not degrees.broadcast_shape()[0]:
+        """Legal layouts of some degrees that may beat the cutoff, with least memory and bound, [n].
+
+        `fits` is what `fitting` says of the degrees, where that is known.
+        """
+        legal = self._legal_degrees(degrees, certificate)
+        degrees = degrees.take(legal)
+        if not legal.any():
             return degrees, np.zeros(0), np.zeros(0)
-        degrees = self._placed(self._roomy(degrees, certificate), cutoff_s, certificate)
-        variants = self._promising(self.space.variants(degrees), cutoff_s, certificate)
+        fits = self.fitting(degrees) if fits is None else fits[legal]
+        roomy = fits.any(axis=1)
+        too_large = self.space.layouts_per_degrees(degrees.take(~roomy))
+        certificate.rule_out(HbmCapacity.name, int(too_large.sum()))
+        degrees, fits = degrees.take(roomy), fits[roomy]
+        if not len(fits):
+            return degrees, np.zeros(0), np.zeros(0)
+        placed = self._placed(degrees, cutoff_s, certificate)
+        degrees, fits = degrees.take(placed), fits[placed]
+        variants = self._promising(degrees, fits, cutoff_s, certificate)
         layouts = self.space.grouped(self.space.scheduled(variants))
         layouts = self._worth_offloading(layouts, cutoff_s, certificate)
         return self.promising_layouts(self.space.offloaded(layouts), cutoff_s, certificate)
@@ -206,18 +220,18 @@ class Branch:
         """Never above the price with any schedule, and any number of shard groups that the space has, [n]."""
         return self.pricing.lower_bound_s(layouts, self.space.shard_groups, any_schedule=True)
 
-    def _placed(self, degrees: Layout, cutoff_s: float, certificate: Certificate) -> Layout:
-        """Drops degrees that are too slow wherever their groups lie. Few are left as they are.
+    def _placed(self, degrees: Layout, cutoff_s: float, certificate: Certificate) -> BoolArray:
+        """Which degrees are not too slow wherever their groups lie, [n]. Few are left as they are.
 
         It is asked of those with room alone: a bound of memory takes a fraction of the time and drops most.
         """
         if self._is_few(degrees) or not np.isfinite(cutoff_s):
-            return degrees
+            return np.ones(degrees.broadcast_shape(), dtype=np.bool_)
         bound_s = self.pricing.degrees_bound_s(degrees, self.space.smallest_bubble)
         too_slow = bound_s >= cutoff_s
         slow_layouts = self.space.layouts_per_degrees(degrees.take(too_slow))
         certificate.bounded_out += int(slow_layouts.sum())
-        return degrees.take(~too_slow)
+        return ~too_slow
 
     def _is_few(self, degrees: Layout) -> bool:
         """Whether bounding all variants of some degrees takes no longer than bounding some."""
@@ -234,30 +248,35 @@ class Branch:
         """With the recomputations that keep least alone."""
         return replace(self.space, recompute=sparing_recompute(self.space))
 
-    def _roomy(self, degrees: Layout, certificate: Certificate) -> Layout:
-        """Drops degrees of which no layout fits: by states, then by recomputations that keep least.
+    def fitting(self, degrees: Layout) -> BoolArray:
+        """Which variants of some degrees may fit, however many virtual stages they get, [n, variants].
 
-        The second is left out for few.
+        Neither virtual stages nor another schedule than 1F1B saves memory. States are asked first, then, for
+        many degrees, recomputations that keep least: both take less time and drop most.
         """
+        count = degrees.broadcast_shape()[0]
+        fits = np.zeros((count, len(self.space.zero) * len(self.space.recompute)), dtype=np.bool_)
+        if not count:
+            return fits
         plain = self.space.most_offloaded(self._plain.variants(degrees))
-        degrees = self._fitting(degrees, self.pricing.states_gib(plain), certificate)
-        if self._is_few(degrees):
-            return degrees
-        return self._fitting(
-            degrees, self._least_memory_gib(self._sparing.variants(degrees)), certificate
-        )
+        rows = np.flatnonzero(self._has_room(count, self.pricing.states_gib(plain)).any(axis=1))
+        if len(rows) and not self._is_few(degrees.take(rows)):
+            sparing = self._least_memory_gib(self._sparing.variants(degrees.take(rows)))
+            rows = rows[self._has_room(len(rows), sparing).any(axis=1)]
+        if len(rows):
+            every = self._least_memory_gib(self.space.variants(degrees.take(rows)))
+            fits[rows] = self._has_room(len(rows), every)
+        return fits
 
-    def _fitting(self, degrees: Layout, memory_gib: FloatArray, certificate: Certificate) -> Layout:
-        """Degrees of which one of their variants, one after the other in `memory_gib`, fits."""
-        least_gib = memory_gib.reshape(degrees.broadcast_shape()[0], -1).min(axis=1)
-        table = Candidates(workload=self.pricing.workload, layouts=degrees, memory_gib=least_gib)
+    def _has_room(self, count: int, memory_gib: FloatArray) -> BoolArray:
+        """Which of so many degrees' variants, one after the other in `memory_gib`, fit, [count, variants]."""
+        layouts = Layout(tp=np.ones(len(memory_gib), dtype=np.int64))
+        table = Candidates(workload=self.pricing.workload, layouts=layouts, memory_gib=memory_gib)
+        fits = np.ones(len(memory_gib), dtype=np.bool_)
         for rule in self.rules:
             if rule.name == HbmCapacity.name:
                 fits = rule.excess(table) <= 0
-                too_large = self.space.layouts_per_degrees(degrees.take(~fits))
-                certificate.rule_out(rule.name, int(too_large.sum()))
-                return degrees.take(fits)
-        return degrees
+        return fits.reshape(count, -1)
 
     def _least_memory_gib(self, variants: Layout) -> FloatArray:
         """Of some variants with the least share, whatever share of the optimizer they offload, [n].
@@ -271,24 +290,19 @@ class Branch:
             return np.minimum(least_gib, self.pricing.recomputed_memory_gib(variants))
         return least_gib
 
-    def _promising(self, variants: Layout, cutoff_s: float, certificate: Certificate) -> Layout:
-        """Drops layouts that, however many virtual stages they get, cannot fit or beat the cutoff.
+    def _promising(
+        self, degrees: Layout, fits: BoolArray, cutoff_s: float, certificate: Certificate
+    ) -> Layout:
+        """Variants that fit and that, however many virtual stages they get, may beat the cutoff.
 
-        Neither virtual stages nor another schedule than 1F1B saves memory. Of the step T = m a + (S - a) x +
-        ..., with S <= pp a and x = 1 / v for 1F1B, others save at most the factor
-        (m + (pp - 1) x) / (m + (pp - 1) / v).
+        Of the step T = m a + (S - a) x + ..., with S <= pp a and x = 1 / v for 1F1B, others save at most the
+        factor (m + (pp - 1) x) / (m + (pp - 1) / v).
         """
+        variants, has_room = self.space.variants(degrees), fits.ravel()
         counts = self.space.layouts_per_variant(variants)
-        variants, counts = variants.take(counts > 0), counts[counts > 0]
-        if not len(counts):
-            return variants
-        memory_gib = self._least_memory_gib(variants)
-        table = Candidates(workload=self.pricing.workload, layouts=variants, memory_gib=memory_gib)
-        for rule in self.rules:
-            if rule.name == HbmCapacity.name:
-                fits = rule.excess(table) <= 0
-                certificate.rule_out(rule.name, int(counts[~fits].sum()))
-                variants, counts = variants.take(fits), counts[fits]
+        certificate.rule_out(HbmCapacity.name, int(counts[~has_room].sum()))
+        kept = has_room & (counts > 0)
+        variants, counts = variants.take(kept), counts[kept]
         if not np.isfinite(cutoff_s) or not len(counts):
             return variants
         bound_s = self._any_pipeline_bound_s(variants)
@@ -331,6 +345,115 @@ def sparing_recompute(space: Space) -> tuple[int, ...]:
 def as_array(layout: Layout) -> Layout:
     """One layout as an array of one."""
     return Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
+
+
+# What of degrees fits, asked once for executions and searches that need the same memory.
+
+
+MOST_KEPT = 1 << 13
+"""Degrees of which it is kept what fits."""
+OF_MEMORY = (*DEGREES, "micro_batch")
+"""What tells degrees with a micro-batch of one request apart."""
+
+
+class KnownRoom:
+    """Which variants of degrees fit, as `Branch.fitting` says, kept for those that come again."""
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, int] = {}
+        self._fits: list[BoolArray] = []
+
+    def fits(self, degrees: Layout, fitting: Callable[[Layout], BoolArray]) -> BoolArray:
+        """What fits of some degrees, [n, variants], n at least 1; `fitting` is asked for unknown ones."""
+        columns = [np.asarray(getattr(degrees, name), dtype=np.int64) for name in OF_MEMORY]
+        keys = [key.tobytes() for key in np.stack(columns, axis=1)]
+        if len(self._rows) > MOST_KEPT:
+            self._rows, self._fits = {}, []
+        new = [row for row, key in enumerate(keys) if key not in self._rows]
+        if new:
+            self._rows |= {keys[row]: len(self._rows) + at for at, row in enumerate(new)}
+            self._fits.append(fitting(degrees.take(np.array(new))))
+            self._fits = [np.concatenate(self._fits)]
+        return np.asarray(self._fits[0][[self._rows[key] for key in keys]])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _OfMemory:
+    """A branch as a key: equal for those whose variants fit alike."""
+
+    workload: Workload
+    """As memory sees it."""
+    variants: tuple[object, ...]
+
+    def __hash__(self) -> int:
+        run = self.workload
+        settings = (run.moe_dispatch, run.cp_comm, run.cuda_graph, run.memory_margin, run.gpus)
+        return hash((id(run.model), settings, self.variants))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _OfMemory):
+            return False
+        return self.variants == other.variants and self.workload == other.workload
+
+
+@lru_cache(maxsize=96)
+def _known_room(asked: _OfMemory) -> KnownRoom:
+    """Of one request's executions; what is asked about its plan is searched with the same ones."""
+    del asked
+    return KnownRoom()
+
+
+class RoomOfBranches:
+    """What fits of degrees under each branch: those that need as much memory are asked once.
+
+    They may differ in what they recompute: the one that recomputes most ways answers for the others.
+    """
+
+    def __init__(self, branches: Sequence[Branch]) -> None:
+        self._branches = branches
+        groups: dict[_OfMemory, list[int]] = {}
+        for index, branch in enumerate(branches):
+            groups.setdefault(_of_memory(branch), []).append(index)
+        self._groups = [part for own in groups.values() for part in self._nested(own)]
+        self._known = [
+            _known_room(_of_memory(branches[own[0]], branches[own[0]].space.recompute))
+            for own in self._groups
+        ]
+
+    def _nested(self, group: list[int]) -> list[list[int]]:
+        """The group with its widest branch first, or each branch apart where none has the ways of all."""
+        widest = max(group, key=lambda index: len(self._branches[index].space.recompute))
+        ways = set(self._branches[widest].space.recompute)
+        if all(ways.issuperset(self._branches[index].space.recompute) for index in group):
+            return [[widest, *(index for index in group if index != widest)]]
+        return [[index] for index in group]
+
+    def fits(self, degrees: Layout, wanted: Mapping[int, IntArray]) -> dict[int, BoolArray]:
+        """By branch, which variants of its `wanted` rows among some degrees [n] fit, [rows, variants]."""
+        found: dict[int, BoolArray] = {}
+        for group, known in zip(self._groups, self._known, strict=True):
+            own = {index: wanted[index] for index in group if len(wanted.get(index, ()))}
+            if not own:
+                continue
+            leader = self._branches[group[0]]
+            rows = np.unique(np.concatenate(list(own.values())))
+            fits = known.fits(degrees.take(rows), leader.fitting)
+            by_way = fits.reshape(len(rows), -1, len(leader.space.recompute))
+            for index, each in own.items():
+                ways = [
+                    leader.space.recompute.index(mask)
+                    for mask in self._branches[index].space.recompute
+                ]
+                of_branch = by_way[np.searchsorted(rows, each)][:, :, ways]
+                found[index] = of_branch.reshape(len(each), -1)
+        return found
+
+
+def _of_memory(branch: Branch, recompute: tuple[int, ...] = ()) -> _OfMemory:
+    """`recompute` tells branches apart that recompute in unlike ways."""
+    space, workload = branch.space, as_memory_sees(branch.pricing.workload)
+    variants = (tuple(space.zero), tuple(space.offloads), recompute)
+    return _OfMemory(workload=replace(workload, chooses_buckets=False), variants=variants)
 
 
 # Degrees with a micro-batch, in the order of their bounds, for all executions at once and for each.
@@ -376,24 +499,33 @@ class DegreeScan:
         return compute_bound_s(self._space.workload, degrees, own_costs, bubble)
 
     def by_branch(
-        self, rows: IntArray, cutoff_s: Callable[[], float]
-    ) -> Iterator[tuple[int, Layout, int]]:
-        """Each branch, its degrees among some rows that may beat the cutoff, and its other layouts.
+        self, rows: IntArray, cutoff_s: Callable[[], float], room: RoomOfBranches | None = None
+    ) -> Iterator[tuple[int, Layout, BoolArray | None, int]]:
+        """Each branch, its degrees among some rows that may beat the cutoff, which of their variants fit if
+        `room` is asked, and its other layouts.
 
         Least bounds first. The cutoff is asked for each branch: it falls when one before has a price.
         """
         degrees = self._degrees.take(rows)
         bounded = []
         for index, branch in enumerate(self._branches):
-            own = rows[branch.has(degrees)]
+            own = np.flatnonzero(branch.has(degrees))
             if len(own):
-                bound_s = self._bounds_s(self._table.costs[index], own)
+                bound_s = self._bounds_s(self._table.costs[index], rows[own])
                 bounded.append((float(bound_s.min()), index, own, bound_s))
+        fits: dict[int, BoolArray] = {}
+        first_s = cutoff_s()
+        if room is not None:
+            wanted = {index: own[bound_s < first_s] for _, index, own, bound_s in bounded}
+            fits = room.fits(degrees, wanted)
         for _, index, own, bound_s in sorted(bounded, key=lambda each: each[:2]):
             good = bound_s < cutoff_s()
             space = self._branches[index].space
-            others = space.layouts_per_degrees(self._degrees.take(own[~good]))
-            yield index, self._degrees.take(own[good]), int(others.sum())
+            others = space.layouts_per_degrees(degrees.take(own[~good]))
+            own_fits = fits.get(index)
+            if own_fits is not None:
+                own_fits = own_fits[good[bound_s < first_s]]
+            yield index, degrees.take(own[good]), own_fits, int(others.sum())
 
     def promising(self, cutoff_s: float) -> Layout:
         """Degrees that may beat the cutoff, least bounds first."""

@@ -44,6 +44,7 @@ from meshwright.planner.search.branches import (
     Chooser,
     DegreeScan,
     LayoutPool,
+    RoomOfBranches,
     as_array,
 )
 from meshwright.planner.search.choosers import KernelChooser, SlotChooser
@@ -52,6 +53,7 @@ from meshwright.planner.search.pricing import Certificate, Outcome, Pricing, Sea
 from meshwright.planner.search.space import Space, space_of
 
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 Progress = Callable[[str], None]
 
 
@@ -179,6 +181,11 @@ class LayoutSearch:
         workloads = [branch.pricing.workload for branch in self._branches]
         return shape_table(workloads, self._space.shapes())
 
+    @cached_property
+    def _room(self) -> RoomOfBranches:
+        """What fits of degrees."""
+        return RoomOfBranches(self._branches)
+
     def _price_first(self, layout: Layout) -> None:
         """Prices one layout under each execution, as long as that may be faster than those before.
 
@@ -189,7 +196,7 @@ class LayoutSearch:
         scan = DegreeScan(
             self._space, self._branches, self._table, as_array(layout), self._remaining_s
         )
-        for index, alone, _ in scan.by_branch(np.arange(1), lambda: self._cutoff_s):
+        for index, alone, _, _ in scan.by_branch(np.arange(1), lambda: self._cutoff_s):
             self._remaining_s()
             branch = self._branches[index]
             layouts, _, bound_s = branch.promising_layouts(alone, self._cutoff_s, self.certificate)
@@ -237,10 +244,11 @@ class LayoutSearch:
             self._unexplored_s = min(float(bound_s[order[position]]), later_s)
             batch = order[position : position + size]
             batch = batch[bound_s[batch] < self._cutoff_s]
-            for index, degrees, left_out in scan.by_branch(batch, lambda: self._cutoff_s):
+            branches = scan.by_branch(batch, lambda: self._cutoff_s, self._room)
+            for index, degrees, fits, left_out in branches:
                 self.certificate.bounded_out += left_out
                 self._remaining_s()
-                self._expand(index, degrees)
+                self._expand(index, degrees, fits)
                 if self._pool.least_s() < self._params.promising * self._price_s:
                     self._improve(together)  # a price leaves the other executions little to expand
             is_stuck = not self._improve(together)
@@ -265,11 +273,11 @@ class LayoutSearch:
         for row, bounds in enumerate(branch.mapping_bounds(layouts)):
             self.chooser.add(index, layouts.scalar(row), bounds)
 
-    def _expand(self, index: int, degrees: Layout) -> None:
-        """Puts the layouts of some degrees under one execution into the pool."""
+    def _expand(self, index: int, degrees: Layout, fits: BoolArray | None) -> None:
+        """Puts the layouts of some degrees under one execution, of which `fits`, into the pool."""
         if len(np.asarray(degrees.pp)):
             layouts, _, bound_s = self._branches[index].expanded(
-                degrees, self._cutoff_s, self.certificate
+                degrees, self._cutoff_s, self.certificate, fits
             )
             self._pool.add(index, layouts, bound_s)
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.megatron import refused_recompute
 from meshwright.constraints.pipeline import may_have_empty_ends
-from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.layout import Layout, Recompute, is_among
 from meshwright.costmodel.schedules import LEAST_BUBBLE_SHARE, schedule_name, schedule_named, traits
 from meshwright.costmodel.workload import (
     HIERARCHICAL,
@@ -318,14 +318,14 @@ class Space:
     def grouped(self, layouts: Layout) -> Layout:
         """The given layouts with every number of shard groups that they go with, in their order."""
         groups = np.array(self.shard_groups, dtype=np.int64)
-        goes = self._divided(layouts) & np.isin(layouts.zero_stage, self.sharded)[:, None]
+        goes = self._divided(layouts) & is_among(layouts.zero_stage, self.sharded)[:, None]
         rows, columns = np.nonzero(goes | (groups == 1))
         return replace(layouts.take(rows), shard_groups=groups[columns])
 
     def group_counts(self, layouts: Layout) -> IntArray:
         """How many numbers of shard groups above 1 the given layouts go with, shape [n]."""
         dp, cp = (np.atleast_1d(np.asarray(x)) for x in (layouts.dp, layouts.cp))
-        sharded = np.isin(layouts.zero_stage, self.sharded)
+        sharded = is_among(layouts.zero_stage, self.sharded)
         return np.asarray(self._several[dp, (cp > 1).astype(np.int64)] * sharded)
 
     def _divided(self, layouts: Layout) -> NDArray[np.bool_]:

@@ -1,0 +1,107 @@
+"""What fits of degrees is asked once for executions, and for clusters, that need the same memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.costmodel.footprint import as_memory_sees
+from meshwright.costmodel.rates import peak_memory_band, step_time_band
+from meshwright.planner.mapping.pricing import pricing_of
+from meshwright.planner.plan.robustness import changes
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.reader import read_request
+from meshwright.planner.search import branches
+from meshwright.planner.search.branches import Branch, KnownRoom, RoomOfBranches
+from meshwright.planner.search.loop import branches_of
+from meshwright.planner.search.space import space_of
+
+CASES: dict[str, dict[str, Any]] = {
+    "experts": {"model": "qwen3-30b-a3b", "cluster": "dgx-h100", "gpus": 8},
+    "latent attention": {"model": "deepseek-v2-lite", "cluster": "h100-leaf-3to1", "gpus": 8},
+    "dense": {"model": "llama-3-8b", "cluster": "superpod-a100", "gpus": 4, "reserve_gib": 30.0},
+    "torchtitan": {
+        "model": "llama-3-8b",
+        "cluster": "dgx-h100",
+        "gpus": 4,
+        "framework": "torchtitan",
+        "reserve_gib": 50.0,
+    },
+    "deepspeed": {
+        "model": "qwen3-8b",
+        "cluster": "dgx-h100",
+        "gpus": 4,
+        "framework": "deepspeed",
+        "reserve_gib": 40.0,
+    },
+}
+
+
+def _request(name: str) -> PlanRequest:
+    return read_request(global_batch=16, seq_len=4096, **CASES[name])
+
+
+def _own_rows(branch: Branch, request: PlanRequest) -> Any:
+    degrees = space_of(request).degrees(request.gpus)
+    return degrees, np.flatnonzero(branch.has(degrees))[::7]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_branch_hears_what_it_would_find_itself(name: str) -> None:
+    request = _request(name)
+    own = branches_of(request, pricing_of)
+    degrees, _ = _own_rows(own[0], request)
+    wanted = {index: _own_rows(branch, request)[1] for index, branch in enumerate(own)}
+    for _ in range(2):  # the second time all of it is known
+        found = RoomOfBranches(own).fits(degrees, wanted)
+        for index, branch in enumerate(own):
+            expected = branch.fitting(degrees.take(wanted[index]))
+            assert np.array_equal(found.get(index, expected[:0]), expected), branch.execution
+    assert any(each.any() for each in found.values())
+    assert not all(each.all() for each in found.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_byte_depends_on_a_rate(name: str) -> None:
+    request = _request(name)
+    workload = request.workload()
+    bands = step_time_band(workload), peak_memory_band(workload)
+    branch = branches_of(request, pricing_of)[0]
+    degrees, rows = _own_rows(branch, request)
+    variants = branch.space.variants(degrees.take(rows))
+    needed_gib = branch.pricing.recomputed_memory_gib(variants)
+    seen = as_memory_sees(branch.pricing.workload)
+    slower = [change for change in changes(request, *bands) if not change.memory]
+    assert slower
+    for change in slower:
+        other = branches_of(change.applied(request), pricing_of)[0].pricing
+        assert as_memory_sees(other.workload) == seen, change.words
+        assert np.array_equal(other.recomputed_memory_gib(variants), needed_gib)
+
+
+def test_less_memory_is_another_question() -> None:
+    request = _request("experts")
+    bands = step_time_band(request.workload()), peak_memory_band(request.workload())
+    seen = as_memory_sees(request.workload())
+    other = [change for change in changes(request, *bands) if change.memory]
+    assert other
+    for change in other:
+        assert as_memory_sees(change.applied(request).workload()) != seen
+
+
+def test_known_degrees_are_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches, "MOST_KEPT", 60)
+    request, asked = _request("dense"), []
+    degrees = space_of(request).degrees(request.gpus)
+    room = KnownRoom()
+
+    def fitting(some: Any) -> Any:
+        asked.append(len(some.tp))
+        return np.stack([some.tp > 1, some.pp > 1], axis=1)
+
+    for rows in (np.arange(40), np.arange(20, 70), np.arange(70), np.arange(10)):
+        own = degrees.take(rows)
+        assert np.array_equal(room.fits(own, fitting), np.stack([own.tp > 1, own.pp > 1], axis=1))
+    assert asked == [40, 30, 70, 10]
