@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.costmodel.adapters import inner_bytes, keeps_input
+from meshwright.costmodel.adapters import inner_bytes, keeps_input, kept_outputs_bytes
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.other_blocks import CHUNK, saved_bytes, sparse_saved
 from meshwright.costmodel.stacks import memory_profile, stack_constants
@@ -449,7 +449,7 @@ def _between_adapters(workload: Workload, shares: BlockShares) -> float:
     if workload.model.moe is not None and workload.model.moe.shared_width:
         blocks += shares.experts
     mlp = inner_bytes(workload, *_MLP_INPUTS) + inner_bytes(workload, "down_proj")
-    return mixers + blocks * mlp
+    return mixers + blocks * mlp + kept_outputs_bytes(workload, shares)
 
 
 def _dense_saved(width: float, workload: Workload, layout: Layout, narrow: float) -> Floats:

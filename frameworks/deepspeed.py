@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from meshwright.frameworks.fsdp2 import LIGER_LOSS, PEFT_ADAPTERS, PRECOMPUTED, TRL_STEPS
+from meshwright.frameworks.fsdp2 import (
+    EIGHT_BIT_ADAPTERS,
+    LIGER_LOSS,
+    PEFT_ADAPTERS,
+    PRECOMPUTED,
+    TRL_STEPS,
+    WHOLE_BASE,
+)
 from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
 from meshwright.frameworks.record import (
     Argument,
@@ -221,7 +229,11 @@ DEEPSPEED = Framework(
     sparse_attention=None,
     hybrid_layers=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
-    adapters=PEFT_ADAPTERS,
+    adapters=PEFT_ADAPTERS
+    | EIGHT_BIT_ADAPTERS
+    | {
+        "qdora": replace(PEFT_ADAPTERS["qdora"], rules=(*PEFT_ADAPTERS["qdora"].rules, WHOLE_BASE)),
+    },
     # TRL's chunked loss has 32-bit products without autocast, which no rate is known of.
     losses={"liger": LIGER_LOSS},
     step_kinds=TRL_STEPS,

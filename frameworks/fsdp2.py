@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from meshwright.frameworks.record import (
     AdapterSetting,
     ContextExchange,
@@ -43,8 +45,35 @@ PEFT_ADAPTERS = {
         rules=("peft-degrees",),
         installs="peft and bitsandbytes",
     ),
+    "dora": AdapterSetting(
+        flag=ADAPTER_FILE,
+        source="peft/tuners/lora/dora.py",
+        rules=("peft-degrees",),
+        installs="peft",
+    ),
+    "qdora": AdapterSetting(
+        flag=ADAPTER_FILE,
+        source="peft/tuners/lora/bnb.py",
+        rules=("peft-degrees",),
+        installs="peft and bitsandbytes",
+    ),
 }
 """What a training script with PEFT trains, whatever shards it (peft/docs/source/accelerate/)."""
+WHOLE_BASE = "peft-whole-base"
+"""Name of the rule that keeps frozen weights of few bits whole."""
+EIGHT_BIT_ADAPTERS = {
+    name: AdapterSetting(
+        flag=ADAPTER_FILE,
+        source=source,
+        rules=("peft-degrees", WHOLE_BASE),
+        installs="peft and bitsandbytes",
+    )
+    for name, source in (
+        ("lora-8bit", "transformers/quantizers/quantizer_bnb_8bit.py"),
+        ("dora-8bit", "peft/tuners/lora/bnb.py"),
+    )
+}
+"""Beside weights of 8 bits, which FSDP does not shard (peft, issue 2833)."""
 
 
 _TRL = "trl/trainer/dpo_trainer.py"
@@ -176,7 +205,8 @@ FSDP2 = Framework(
         rules=("fsdp2-mamba",),
     ),
     rank_orders={"tp-cp-dp": Setting(source=MESH)},
-    adapters=PEFT_ADAPTERS,
+    adapters=PEFT_ADAPTERS
+    | {name: replace(each, planned=False) for name, each in EIGHT_BIT_ADAPTERS.items()},
     losses={
         "liger": LIGER_LOSS,
         "chunked": Setting(

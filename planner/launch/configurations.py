@@ -233,7 +233,9 @@ def _script_notes(launch: Launch) -> tuple[str, ...]:
         notes.append(
             f"The script trains adapters alone: LoraConfig of PEFT reads them from {ADAPTER_FILE}."
         )
-        if adapters.method == "qlora":
+        if adapters.base_bits == 8:
+            notes.append("It loads the model with BitsAndBytesConfig(load_in_8bit=True).")
+        elif adapters.base_bits == 4:
             notes.append(
                 "It loads the model with BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', "
                 "bnb_4bit_use_double_quant=True, bnb_4bit_quant_storage=torch.bfloat16)."
@@ -285,6 +287,8 @@ def _adapter_files(launch: Launch) -> dict[str, str]:
         "lora_dropout": 0.0,
         "target_modules": peft_modules(adapters),
     }
+    if adapters.decomposed:
+        config["use_dora"] = True
     return {ADAPTER_FILE: json_file(config)}
 
 
@@ -475,8 +479,11 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
         modules = peft_modules(inputs.adapters)
         fields |= {"finetuning_type": "lora", "lora_rank": inputs.adapters.rank}
         fields["lora_target"] = "all" if isinstance(modules, str) else ",".join(modules)
-        if inputs.adapters.method == "qlora":
-            fields |= {"quantization_bit": 4, "quantization_method": "bnb"}
+        bits = inputs.adapters.base_bits
+        if bits < 16:
+            fields |= {"quantization_bit": bits, "quantization_method": "bnb"}
+        if inputs.adapters.decomposed:
+            fields["use_dora"] = True
     return files | {
         _LLAMA_FACTORY: _START[_LLAMA_FACTORY] + yaml.safe_dump(fields, sort_keys=False)
     }
@@ -520,8 +527,12 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
         fields |= _axolotls_fsdp(launch)
         files = {}
     if inputs.adapters is not None:
-        modules, narrow = peft_modules(inputs.adapters), inputs.adapters.method == "qlora"
-        fields |= {"adapter": inputs.adapters.method, "load_in_4bit": narrow}
+        modules, bits = peft_modules(inputs.adapters), inputs.adapters.base_bits
+        fields |= {"adapter": "qlora" if bits == 4 else "lora", "load_in_4bit": bits == 4}
+        if bits == 8:
+            fields["load_in_8bit"] = True
+        if inputs.adapters.decomposed:
+            fields["peft_use_dora"] = True
         fields |= {"lora_r": inputs.adapters.rank, "lora_alpha": 2 * inputs.adapters.rank}
         if isinstance(modules, str):
             fields["lora_target_linear"] = True

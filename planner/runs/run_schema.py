@@ -139,7 +139,8 @@ class SettingsDoc(BaseModel):
     adapters: AdapterSpec | None = Field(
         default=None,
         description="Low-rank adapters that are trained beside frozen weights: method (lora, or qlora beside "
-        "weights of 4 bits), rank, and targets, names of matrices. Every parameter is trained where absent.",
+        "weights of 4 bits, lora-8bit beside those of 8; dora, qdora, dora-8bit with magnitudes), rank, and "
+        "targets, names of matrices. Every parameter is trained where absent.",
     )
     loss: LossName | None = Field(
         default=None,

@@ -346,6 +346,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 8, "zero_stage": 3},
         {"tp": 2, "dp": 4},
     ),
+    "peft-whole-base": (
+        workload(DENSE, adapters=AdapterSpec(method="lora-8bit"), framework="deepspeed"),
+        {"dp": 8, "zero_stage": 2},
+        {"dp": 8, "zero_stage": 3},
+    ),
     "trl-degrees": (workload(DENSE, kind="dpo"), {"dp": 8, "zero_stage": 3}, {"cp": 2, "dp": 4}),
     "whole-head": (
         workload(DENSE, framework="fsdp2", loss="liger"),

@@ -17,7 +17,7 @@ from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS, StepKindNam
 from meshwright.errors import InputError
 from meshwright.frameworks.fsdp2 import FSDP2, PRECOMPUTES
 from meshwright.frameworks.megatron import PYTORCH
-from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS
+from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS, adapter_method
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.runs.launches.launch_run import (
     LaunchRun,
@@ -288,6 +288,7 @@ _LENGTH, _PACKING, _RECOMPUTES = "cutoff_len", "packing", "disable_gradient_chec
 _ATTENTION = "flash_attn"
 _BITS, _QUANTISES = "quantization_bit", "quantization_method"
 _RANK, _TARGETS, _DROPOUT = "lora_rank", "lora_target", "lora_dropout"
+_DECOMPOSES = "use_dora"
 _DEFAULTS = {_MICRO_BATCH: 8, STEPS: 1, _LENGTH: 2048, _RANK: 8}
 _STAGES: dict[str, StepKindName] = {
     "pt": PRETRAINING,
@@ -317,7 +318,7 @@ _READ = frozenset(
         *(_MODEL, _TRAINED, _STAGE, _MICRO_BATCH, STEPS, _LENGTH, _PACKING, _RECOMPUTES),
         *(_LOSS, _ATTENTION, DEEPSPEED_FILE, _FSDP, _FSDP_SECTION),
         *("do_train", "bf16", "fp16", "pure_bf16"),
-        *(_RANK, _TARGETS, _DROPOUT, _BITS, _QUANTISES, *_REFUSED),
+        *(_RANK, _TARGETS, _DROPOUT, _DECOMPOSES, _BITS, _QUANTISES, *_REFUSED),
     )
 )
 _NARROW_NAME = re.compile(r"gptq|awq|aqlm|-int[48]\b", re.IGNORECASE)
@@ -409,11 +410,11 @@ def _check_kind(document: dict[str, Any], where: str) -> None:
         allowed = ("full", "lora")
         raise InputError(what, where=f"{where}: {_TRAINED}", value=trained, allowed=allowed)
     refuse_fields(document, _REFUSED, where)
-    if document.get(_BITS) not in (None, 4):
-        what = "has no price: weights of 4 bits alone have one"
-        raise InputError(what, where=f"{where}: {_BITS}", value=document[_BITS], allowed=("4",))
+    if document.get(_BITS) not in (None, 4, 8):
+        what = "has no price: weights of 4 and 8 bits alone have one"
+        raise InputError(what, where=f"{where}: {_BITS}", value=document[_BITS], allowed=("4", "8"))
     if document.get(_QUANTISES, "bnb") not in ("bnb", "bitsandbytes"):
-        what = "has no price: weights of 4 bits of bitsandbytes alone have one"
+        what = "has no price: weights of few bits of bitsandbytes alone have one"
         raise InputError(what, where=f"{where}: {_QUANTISES}", value=document[_QUANTISES])
     refuse_narrow(document[_MODEL], f"{where}: {_MODEL}")
 
@@ -435,8 +436,19 @@ def _llamafactory_adapters(
     if not targets:
         what = "names no matrix of a layer that is known"
         raise InputError(what, where=f"{where}: {_TARGETS}", value=said, allowed=("all", *TARGETS))
-    method = "qlora" if document.get(_BITS) == 4 else "lora"
-    return adapters_mapping(method, rank, targets), [] if understood else [_TARGETS]
+    decomposed = document.get(_DECOMPOSES) is True
+    method = adapter_method(document.get(_BITS) or 16, decomposed=decomposed)
+    unread = [] if understood else [_TARGETS]
+    unread += unread_dropout(document, decomposed=decomposed)
+    return adapters_mapping(method, rank, targets), unread
+
+
+def unread_dropout(
+    fields: Mapping[str, Any], *, decomposed: bool, default: float = 0.0
+) -> list[str]:
+    """The dropout of DoRA's input, with which the frozen product runs twice; none where there is none."""
+    drops = decomposed and bool(fields.get(_DROPOUT, default))
+    return [_DROPOUT] if drops else []
 
 
 # Axolotl.
@@ -456,7 +468,8 @@ _IMPLEMENTATIONS = {
 _RANK_BATCH = "batch_size"
 _ADAPTER, _AXOLOTL_RANK, _LINEAR = "adapter", "lora_r", "lora_target_linear"
 _AXOLOTL_TARGETS, _PARAMETERS = "lora_target_modules", "lora_target_parameters"
-_FOUR_BITS, _BNB = "load_in_4bit", "bnb_config_kwargs"
+_FOUR_BITS, _EIGHT_BITS, _BNB = "load_in_4bit", "load_in_8bit", "bnb_config_kwargs"
+_AXOLOTL_DECOMPOSES = "peft_use_dora"
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 """Fused products of adapters: on where nothing is said of any of them, unless the model brings code of its
 own (utils/schemas/config.py, check_auto_enable_lora_kernels)."""
@@ -472,8 +485,7 @@ _AXOLOTL_REFUSED = {
         "has no price yet: it is another step than that of language modelling",
     ),
     **dict.fromkeys(("unfrozen_parameters", "lisa_n_layers", "relora"), PART_OF_A_MODEL),
-    "load_in_8bit": "has no price: weights of 4 bits or of 16 have one",
-    "gptq": "has no price: weights of 4 bits of bitsandbytes alone have one",
+    "gptq": "has no price: weights of few bits of bitsandbytes alone have one",
 }
 _AXOLOTL_READ = frozenset(
     (
@@ -490,6 +502,7 @@ _AXOLOTL_READ = frozenset(
         *(_FSDP, _FSDP_SECTION, "fsdp_version", "dp_shard_size"),
         *(_TENSOR, _CONTEXT, _REPLICAS),
         *(_ADAPTER, _AXOLOTL_RANK, _LINEAR, _AXOLOTL_TARGETS, _PARAMETERS, _FOUR_BITS, _BNB),
+        *(_EIGHT_BITS, _AXOLOTL_DECOMPOSES),
         *(_DROPOUT, *_LORA_KERNELS, _CUT_LOSS, _RL, PRECOMPUTES, *_AXOLOTL_REFUSED),
     )
 )
@@ -580,7 +593,11 @@ def _axolotl_adapters(
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """Adapters of a configuration, None where every parameter is trained, and what of them is not read."""
     adapter, narrow = document.get(_ADAPTER), document.get(_FOUR_BITS) is True
+    halved = document.get(_EIGHT_BITS) is True
     if not adapter:
+        if halved:
+            what = "needs an adapter: weights of 8 bits are not trained themselves"
+            raise InputError(what, where=f"{where}: {_EIGHT_BITS}")
         return None, []
     if adapter not in ("lora", "qlora"):
         allowed = ("lora", "qlora")
@@ -589,6 +606,8 @@ def _axolotl_adapters(
         )
     if adapter == "qlora" and not narrow:
         raise InputError("must be true under adapter: qlora", where=f"{where}: {_FOUR_BITS}")
+    if halved and narrow:
+        raise InputError(f"cannot be true beside {_FOUR_BITS}", where=f"{where}: {_EIGHT_BITS}")
     refuse_narrow(document[_BASE], f"{where}: {_BASE}")
     rank = whole_number(document, _AXOLOTL_RANK, where)
     if rank is None:
@@ -619,4 +638,7 @@ def _axolotl_adapters(
     quantised = document.get(_BNB) or {}
     if quantised not in ({}, {"bnb_4bit_use_double_quant": True}):
         unread.append(_BNB)
-    return adapters_mapping("qlora" if narrow else "lora", rank, targets), unread
+    decomposed = document.get(_AXOLOTL_DECOMPOSES) is True
+    unread += unread_dropout(document, decomposed=decomposed)
+    method = adapter_method(4 if narrow else 8 if halved else 16, decomposed=decomposed)
+    return adapters_mapping(method, rank, targets), unread

@@ -21,7 +21,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import DEEPSPEED, TRAINER_OPTIMIZERS
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.megatron import MEGATRON
-from meshwright.model_specs.adapters import ALL_LINEAR
+from meshwright.model_specs.adapters import ALL_LINEAR, adapter_method
 from meshwright.model_specs.huggingface import model_from_huggingface
 from meshwright.planner.runs.launches.command_line import CommandLine
 from meshwright.planner.runs.launches.finetuning import (
@@ -296,7 +296,8 @@ def _tuned_adapters(
         raise InputError("names no matrix of a layer that is known", where=place, value=modules)
     narrow = "qlora_" in builder or leaves.on("model.quantize_base")
     unread = [] if understood else ["model.lora_attn_modules"]
-    method = "qlora" if narrow else "lora"
+    decomposed = leaves.on("model.use_dora")
+    method = adapter_method(4 if narrow else 16, decomposed=decomposed)
     return adapters_mapping(method, leaves.count("model.lora_rank"), targets), unread
 
 

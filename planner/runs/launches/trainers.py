@@ -22,7 +22,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import BUCKET
 from meshwright.frameworks.fsdp2 import PRECOMPUTES
 from meshwright.frameworks.megatron import MEGATRON, PYTORCH
-from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS
+from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS, adapter_method
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.command_line import (
@@ -52,6 +52,7 @@ from meshwright.planner.runs.launches.finetuning import (
     refuse_narrow,
     remarks_on_experts,
     sharded,
+    unread_dropout,
 )
 from meshwright.planner.runs.launches.launch_run import (
     LaunchRun,
@@ -336,7 +337,6 @@ _OF_PREFERENCES = dict.fromkeys(
 _RLHF = "rlhf_type"
 _PREFERENCES: tuple[StepKindName, ...] = ("dpo", "kto", "orpo")
 _REFUSED = _OTHER_STEPS | {
-    "load_in_8bit": "has no price: weights of 4 bits or of 16 have one",
     **dict.fromkeys(
         (
             *(
@@ -350,7 +350,8 @@ _REFUSED = _OTHER_STEPS | {
         PART_OF_A_MODEL,
     ),
 }
-_FOUR_BITS, _NESTED = "load_in_4bit", "use_bnb_nested_quant"
+_FOUR_BITS, _EIGHT_BITS, _NESTED = "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant"
+_DECOMPOSES = "use_dora"
 _TUNERS = ("tuner_type", "train_type", "sft_type")
 """The names of ms-swift's field, the latest first."""
 _QUANTISES, _BITS = "quant_method", "quant_bits"
@@ -364,6 +365,8 @@ _READ = frozenset(
             _PADDING_FREE,
             _ADAPTERS,
             _FOUR_BITS,
+            _EIGHT_BITS,
+            _DECOMPOSES,
             _NESTED,
             _QUANTISES,
             _BITS,
@@ -668,11 +671,11 @@ def _adapters(
 ) -> tuple[dict[str, Any] | None, list[str], list[str]]:
     """Adapters of a script, None where every parameter is trained; remarks; and what is not read."""
     unread: list[str] = []
-    narrow = _is_narrow(fields, where)
+    bits = _base_bits(fields, where)
     if not _trains_adapters(fields, dialect, where):
-        if narrow:
-            what = "needs adapters: weights of 4 bits are not trained themselves"
-            raise InputError(what, where=f"{where}: {_FOUR_BITS}")
+        if bits < 16:
+            what = f"needs adapters: weights of {bits} bits are not trained themselves"
+            raise InputError(what, where=f"{where}: {_FOUR_BITS if bits == 4 else _EIGHT_BITS}")
         return None, [], []
     named = fields.get(dialect.model)
     refuse_narrow(named, f"{where}: {dialect.model}")
@@ -699,12 +702,15 @@ def _adapters(
         raise InputError(what, where=place, value=said, allowed=(ALL_LINEAR, *TARGETS))
     if not understood:
         unread.append(dialect.targets)
-    if not dialect.is_swift and narrow and not fields.get(_NESTED):
+    if not dialect.is_swift and bits == 4 and not fields.get(_NESTED):
         unread.append(_NESTED)
     if fields.get(_DROPOUT, dialect.dropout):
         remarks.append(DROPPED)
     remarks += remarks_on_experts(model, targets)
-    return adapters_mapping("qlora" if narrow else "lora", rank, targets), remarks, unread
+    decomposed = fields.get(_DECOMPOSES) is True
+    unread += unread_dropout(fields, decomposed=decomposed, default=dialect.dropout)
+    method = adapter_method(bits, decomposed=decomposed)
+    return adapters_mapping(method, rank, targets), remarks, unread
 
 
 def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -> bool:
@@ -727,14 +733,19 @@ def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -
     return False
 
 
-def _is_narrow(fields: Mapping[str, Any], where: str) -> bool:
-    """Whether frozen weights have 4 bits of bitsandbytes. Raises InputError for others of few bits."""
+def _base_bits(fields: Mapping[str, Any], where: str) -> int:
+    """Bits of frozen weights, fewer than 16 by bitsandbytes. Raises InputError for others of few bits."""
     bits, method = fields.get(_BITS), fields.get(_QUANTISES)
-    if method not in (None, "bnb") or bits not in (None, 4):
+    if method not in (None, "bnb") or bits not in (None, 4, 8):
         name = _QUANTISES if method not in (None, "bnb") else _BITS
-        what = "has no price: weights of 4 bits of bitsandbytes alone have one"
+        what = "has no price: weights of few bits of bitsandbytes alone have one"
         raise InputError(what, where=f"{where}: {name}", value=fields[name])
-    return fields.get(_FOUR_BITS) is True or bits == 4
+    four, eight = (fields.get(name) is True for name in (_FOUR_BITS, _EIGHT_BITS))
+    if four and eight:
+        raise InputError(f"cannot be true beside {_FOUR_BITS}", where=f"{where}: {_EIGHT_BITS}")
+    if four or bits == 4:
+        return 4
+    return 8 if eight or bits == 8 else 16
 
 
 # `megatron sft` of ms-swift: Megatron's arguments with underscores, switches with values, and other defaults.
