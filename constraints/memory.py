@@ -21,7 +21,8 @@ from meshwright.constraints.rule import (
     of,
     set_bits,
 )
-from meshwright.costmodel.activations import offloads, offloads_any
+from meshwright.costmodel.activations import offloads, offloads_any, offloads_inputs
+from meshwright.costmodel.execution_names import OFFLOADED_INPUTS
 from meshwright.costmodel.footprint import (
     ALLOCATOR_SHARE,
     CONTEXT_GIB,
@@ -318,8 +319,10 @@ def has_modules(model: ModelSpec, modules: Collection[str]) -> bool:
     Returns
     -------
     bool
-        False where there are no experts, or where not every layer attends alike.
+        False where there are no experts, or where not every layer attends alike, and of inputs of layers.
     """
+    if {*modules} & {*OFFLOADED_INPUTS}:
+        return False
     of_experts = any(module in _EXPERT_MODULES for module in modules)
     of_attention = any(module not in _EXPERT_MODULES for module in modules)
     alike = model.indexer is None and not model.linear_layers
@@ -399,6 +402,8 @@ class MegatronOffloadedModules(Rule):
             broken.append("Mamba blocks")
         if work.cuda_graph == "full":
             broken.append("a CUDA graph of the whole step")
+        if work.offload_modules in OFFLOADED_INPUTS:
+            broken.append("Megatron's modules")
         if not broken:
             return None
         return self.finding(
@@ -406,6 +411,10 @@ class MegatronOffloadedModules(Rule):
             words=f"offloading {' '.join(modules)} does not go with {' and '.join(broken)}",
             remedy="Offload other modules or nothing, or capture attention and router only.",
         )
+
+
+def _masks_with(needed: Recompute) -> tuple[int, ...]:
+    return tuple(mask for mask in range(2 * int(max(Recompute))) if mask & int(needed))
 
 
 def _masks_without(refused: Recompute) -> tuple[int, ...]:
@@ -455,6 +464,34 @@ def offload_refuses_recompute(workload: Workload, mask: NDArray[np.int64]) -> ND
     if offloads(workload, "core_attn"):
         refused |= int(Recompute.MLA_UP_PROJECTION)
     return np.asarray((mask & refused) > 0)
+
+
+OFFLOAD_RECOMPUTED = Requires(
+    name="offload-recomputed",
+    sentence="full recomputation where inputs of layers are offloaded",
+    unit="settings",
+    binds=offloads_inputs,
+    needs=When("recompute", among=_masks_with(Recompute.FULL)),
+    words="inputs of layers offloaded that are not recomputed in full",
+    remedy="Recompute every layer, or offload nothing.",
+)
+"""accelerate asks for it (accelerate/utils/dataclasses.py, activation_checkpointing_offload), and DeepSpeed's
+checkpoints are such inputs. Hooks of TRL and torchtune take other saved tensors too; by choice, not without
+recomputation: under FSDP2 gathered weights, which views of linear layers save, would go to the host with
+them (trl/models/activation_offloading.py, update_model_params knows the sharded ones)."""
+
+SAVED_TENSORS_DEGREES = AtMost(
+    name="saved-tensors-degrees",
+    sentence="pp ep <= 1 where a trainer's hooks offload saved tensors",
+    unit="ranks",
+    binds=lambda work: work.offload_modules == "saved_tensors",
+    value=of("pp", "ep"),
+    words="pp {pp} x ep {ep} under a trainer that has no such axes",
+    remedy="Keep pp and ep at 1, or offload layer_inputs or nothing.",
+)
+"""TRL's trainers, torchtune's recipes and Axolotl run whole models (trl/trainer/sft_trainer.py)."""
+
+INPUT_OFFLOAD_RULES: tuple[Rule, ...] = (OFFLOAD_RECOMPUTED, SAVED_TENSORS_DEGREES)
 
 
 MEGATRON_ACTIVATION_RULES: tuple[Rule, ...] = (

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.activations import (
-    LAYERS_AT_HAND,
     SavedActivations,
     activation_bytes_per_layer,
+    layers_at_hand,
     offloaded_per_layer,
     offloads_any,
 )
@@ -435,12 +435,12 @@ def _largest_saved(workload: Workload, layout: Layout) -> Floats:
 
 
 def _offloaded_at_hand(workload: Workload, layout: Layout) -> Floats:
-    """Offloaded tensors that are in HBM all the same: of the layer at work, and of its neighbour."""
+    """Offloaded tensors that are in HBM all the same: of the layer at work, and of its neighbours."""
     largest: Floats = 0.0
     if offloads_any(workload):
         for shares in workload.model.blocks.kinds():
             largest = np.maximum(largest, offloaded_per_layer(workload, layout, shares).freed)
-    return LAYERS_AT_HAND * largest
+    return layers_at_hand(workload) * largest
 
 
 def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:

@@ -15,6 +15,7 @@ from meshwright.costmodel.activations import (
     SavedActivations,
     offloaded_per_layer,
     offloads_any,
+    offloads_inputs,
     saved_activations,
 )
 from meshwright.costmodel.buffers import transients, workspace_bytes
@@ -187,6 +188,8 @@ def _offloaded_activations(
         for experts in (False, model.moe is not None)
     )
     copied = SavedActivations((dense, 0.0), (main, 0.0))
+    if offloads_inputs(workload):
+        copied = SavedActivations((0.0, dense), (0.0, main))
     return _in_all_micro_batches(workload, layout, stages, copied)
 
 

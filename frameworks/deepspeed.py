@@ -11,6 +11,7 @@ from meshwright.frameworks.fsdp2 import (
     LIGER_LOSS,
     PEFT_ADAPTERS,
     PRECOMPUTED,
+    SAVED_TENSORS,
     TRL_STEPS,
     WHOLE_BASE,
 )
@@ -20,6 +21,7 @@ from meshwright.frameworks.record import (
     ContextExchange,
     Framework,
     GradientBuckets,
+    InputOffload,
     OptimizerOffload,
     OptimizerSetting,
     ReferenceSetting,
@@ -70,6 +72,7 @@ DEEPSPEED_ARGUMENTS = (
     *_of_megatron("rope.fraction", "tied_embeddings"),
     Argument("pipelined", "--no-pipeline-parallel", "switch", True),
     Argument("checkpoints", "--deepspeed-activation-checkpointing", "switch"),
+    Argument("offloads_inputs", "--checkpoint-in-cpu", "switch"),
     Argument("recomputes_all", "--checkpoint-activations", "switch"),
     # Else it makes an optimizer of the GPU, with which DeepSpeed offloads nothing.
     Argument("cpu_optimizer", "--cpu-optimizer", "switch"),
@@ -203,6 +206,14 @@ DEEPSPEED = Framework(
             source=OFFLOAD,
             planned=False,
         ),
+        "layer_inputs": InputOffload(
+            flag=_FLAGS["offloads_inputs"],
+            source="deepspeed/runtime/activation_checkpointing/offload_activations.py",
+            hides=True,
+            layers_at_hand=3.0,
+            rules=("offload-recomputed",),
+        ),
+        "saved_tensors": SAVED_TENSORS,
     },
     optimizer_offload=OptimizerOffload(
         flag="zero_optimization.offload_optimizer.device",

@@ -8,6 +8,7 @@ from meshwright.frameworks.record import (
     AdapterSetting,
     ContextExchange,
     Framework,
+    InputOffload,
     OptimizerOffload,
     OptimizerSetting,
     ReferenceSetting,
@@ -99,6 +100,18 @@ LIGER_LOSS = Setting(
     installs="liger-kernel",
 )
 """Of a Trainer's arguments, whatever shards the model."""
+SAVED_TENSORS = InputOffload(
+    flag="activation_offloading",
+    value="True",
+    source="trl/models/activation_offloading.py",
+    hides=True,
+    layers_at_hand=5.0,
+    rules=("offload-recomputed", "saved-tensors-degrees"),
+    installs="trl",
+)
+"""Hooks of TRL's trainers, torchtune and Axolotl: copies on one stream of their own, at most five tensors
+waiting for it; in the backward pass those of a layer come while the one behind it computes, for the stream
+waits for the one before alone (OffloadActivations, max_fwd_stash_size and unpack_tensor_with_streams)."""
 PRECOMPUTES = "precompute_ref_log_probs"
 """The switch of TRL, and of stacks that use its trainers."""
 PRECOMPUTED = ReferenceSetting(flag=PRECOMPUTES, value="True", source="trl/trainer/dpo_config.py")
@@ -114,6 +127,7 @@ RESHARDS, RECOMPUTES, OFFLOADS = (
     for name in ("reshard_after_forward", "activation_checkpointing", "offload_params")
 )
 """Switches of `fsdp_config`."""
+OFFLOADS_INPUTS = f"{RECOMPUTES}_offload"
 PRECISION = "mixed_precision"
 SIZES = {
     axis: f"parallelism_config_{axis}_size" for axis in ("dp_replicate", "dp_shard", "tp", "cp")
@@ -171,11 +185,14 @@ FSDP2 = Framework(
     },
     cuda_graphs={"none": Setting(source=LAUNCH)},
     offloads={
-        "activations": Setting(
-            flag=f"fsdp_config.{RECOMPUTES}_offload",
-            source=LAUNCH,
-            planned=False,
+        # save_on_cpu copies on the stream that computes (torch/autograd/graph.py).
+        "layer_inputs": InputOffload(
+            flag=f"fsdp_config.{OFFLOADS_INPUTS}",
+            value="true",
+            source="accelerate/utils/fsdp_utils.py",
+            rules=("offload-recomputed",),
         ),
+        "saved_tensors": SAVED_TENSORS,
     },
     # Parameters and gradients go with the states.
     optimizer_offload=OptimizerOffload(

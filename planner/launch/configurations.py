@@ -26,10 +26,12 @@ from meshwright.frameworks.fsdp2 import (
     ADAPTER_FILE,
     FSDP2,
     OFFLOADS,
+    OFFLOADS_INPUTS,
     PRECISION,
     PRECOMPUTES,
     RECOMPUTES,
     RESHARDS,
+    SAVED_TENSORS,
     SIZES,
 )
 from meshwright.model_specs.adapters import EXPERTS, peft_modules
@@ -103,6 +105,8 @@ def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
             "partition_activations": False,
             "number_checkpoints": inputs.model.layers,
         }
+        if launch.execution.offload_modules == "layer_inputs":
+            document["activation_checkpointing"]["cpu_checkpointing"] = True
     if autotp:
         document["tensor_parallel"] = {"autotp_size": layout.tp}
     return document
@@ -135,6 +139,7 @@ def megatron_deepspeed_args(launch: Launch) -> list[str]:
         "rope.fraction": model.rope.fraction if rotary else None,
         "pipelined": layout.pp > 1,
         "checkpoints": recomputes,
+        "offloads_inputs": launch.execution.offload_modules == "layer_inputs",
         "recomputes_all": recomputes,
         "cpu_optimizer": layout.optimizer_offload > 0,
         "deepspeed_engine": True,
@@ -172,6 +177,7 @@ def deepspeed_start(launch: Launch) -> Start:
     inputs = launch.inputs
     own_script = inputs.adapters is not None or STEP_KINDS[inputs.kind].on_preferences
     own_script = own_script or inputs.loss is not None
+    own_script = own_script or launch.execution.offload_modules == "saved_tensors"
     if own_script or launch.inputs.optimizer not in _BY_MEGATRON_DEEPSPEED:
         return _with_trainer(launch)
     _require_even_stages(launch)
@@ -257,6 +263,14 @@ def _kind_notes(launch: Launch) -> Iterator[str]:
     if inputs.loss is not None:
         setting = record.losses[inputs.loss]
         yield f"Its loss is {inputs.loss}: {setting.flag} {setting.value}."
+    if inputs.framework == DEEPSPEED.name and launch.execution.offload_modules == "layer_inputs":
+        yield (
+            "Its layers are checkpointed by deepspeed.checkpointing.checkpoint, which ds_config.json tells "
+            "to keep inputs on the host; torch's own does not ask it."
+        )
+    if launch.execution.offload_modules == "saved_tensors":
+        hooks = record.offloads["saved_tensors"]
+        yield f"Its trainer moves saved tensors to the host: {hooks.flag} {hooks.value}, as TRL's have it."
     if not kind.on_preferences:
         return
     yield f"The script's trainer is of {kind.title}, such as that of TRL."
@@ -337,6 +351,9 @@ _HOST_NOTE = (
 def accelerate_config(launch: Launch) -> dict[str, Any]:
     """The document of accelerate.yaml; the node's rank and the master's address come on the command line."""
     layout, placed = launch.layout, launch.placed
+    inputs = {}
+    if launch.execution.offload_modules == "layer_inputs":
+        inputs[OFFLOADS_INPUTS] = True
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP",
@@ -353,6 +370,7 @@ def accelerate_config(launch: Launch) -> dict[str, Any]:
             RESHARDS: layout.zero_stage == 3,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             RECOMPUTES: layout.recompute == "full",
+            **inputs,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
             OFFLOADS: layout.optimizer_offload > 0,
         },
@@ -466,6 +484,7 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
         "flash_attn": "fa3" if _is_newer_flash(launch) else "fa2",
         "output_dir": "saves",
     }
+    _no_offload("LLaMA-Factory", launch, "layer_inputs", "saved_tensors")
     if inputs.kind == "orpo":
         fields["pref_loss"] = "orpo"
     if not STEP_KINDS[inputs.kind].on_preferences:
@@ -517,6 +536,9 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
         else "flash_attention_2",
         "output_dir": "outputs",
     }
+    _no_offload("Axolotl", launch, "layer_inputs")
+    if launch.execution.offload_modules == "saved_tensors":
+        fields[SAVED_TENSORS.flag] = True
     if scores:
         fields["rl"] = inputs.kind
     if inputs.reference == "precomputed":
@@ -541,6 +563,13 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
         # The plan prices PEFT's own products.
         fields |= dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
     return files | {_AXOLOTL: _START[_AXOLOTL] + yaml.safe_dump(fields, sort_keys=False)}
+
+
+def _no_offload(stack: str, launch: Launch, *refused: str) -> None:
+    """Raises InfeasibleError where a stack has no field for what a plan offloads."""
+    modules = launch.execution.offload_modules
+    if modules in refused:
+        raise _not_there(stack, f"has no field for {modules}: pin offload_modules=none")
 
 
 def _axolotls_fsdp(launch: Launch) -> dict[str, object]:

@@ -208,7 +208,9 @@ class SettingsDoc(BaseModel):
         default=[],
         max_length=20,
         description="Modules whose saved tensors lie in the host's memory until the backward pass: any of "
-        "core_attn, attn_proj (with core_attn), expert_fc1 and moe_act, as in Megatron's --offload-modules.",
+        "core_attn, attn_proj (with core_attn), expert_fc1 and moe_act, as in Megatron's --offload-modules. "
+        "Or inputs of fully recomputed layers: layer_inputs by a switch of accelerate or DeepSpeed, "
+        "saved_tensors by the hooks of TRL, torchtune and Axolotl.",
     )
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None,

@@ -351,6 +351,16 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 8, "zero_stage": 2},
         {"dp": 8, "zero_stage": 3},
     ),
+    "offload-recomputed": (
+        workload(DENSE, framework="fsdp2", offload_modules="layer_inputs"),
+        {"dp": 8, "zero_stage": 3, "recompute": Recompute.FULL},
+        {"dp": 8, "zero_stage": 3},
+    ),
+    "saved-tensors-degrees": (
+        workload(DENSE, framework="deepspeed", offload_modules="saved_tensors"),
+        {"dp": 8, "recompute": Recompute.FULL},
+        {"pp": 2, "dp": 4, "recompute": Recompute.FULL},
+    ),
     "trl-degrees": (workload(DENSE, kind="dpo"), {"dp": 8, "zero_stage": 3}, {"cp": 2, "dp": 4}),
     "whole-head": (
         workload(DENSE, framework="fsdp2", loss="liger"),

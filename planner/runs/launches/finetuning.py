@@ -15,7 +15,7 @@ from typing import Any
 
 from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS, StepKindName
 from meshwright.errors import InputError
-from meshwright.frameworks.fsdp2 import FSDP2, PRECOMPUTES
+from meshwright.frameworks.fsdp2 import FSDP2, OFFLOADS_INPUTS, PRECOMPUTES, SAVED_TENSORS
 from meshwright.frameworks.megatron import PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS, adapter_method
 from meshwright.model_specs.reader import read_model
@@ -106,6 +106,20 @@ def kind_of_step(kind: StepKindName, document: Mapping[str, Any]) -> dict[str, A
     return {"kind": kind}
 
 
+def offloaded_tensors(
+    document: Mapping[str, Any], name: str, recompute: str
+) -> tuple[dict[str, Any], list[str]]:
+    """What the hooks of a trainer move to the host, as a run file has it; and their switch where it has no
+    price: another way than theirs, or without recomputation, where they move gathered weights too.
+    """
+    said = document.get(name)
+    if said in (None, False):
+        return {}, []
+    if said is not True or recompute != "full":
+        return {}, [name]
+    return {"offload_modules": ["saved_tensors"]}, []
+
+
 def half_precision(document: dict[str, Any], where: str) -> str:
     for name in ("bf16", "fp16"):
         if document.get(name) in (True, "auto"):
@@ -160,6 +174,7 @@ _FSDP, _FSDP_SECTION, _PREFIX = "fsdp", "fsdp_config", "fsdp_"
 """In files for accelerate, and before FSDP's second version, the section's keys begin with the last."""
 _OFFLOADS, _RESHARDS = "offload_params", "reshard_after_forward"
 _FSDP_RECOMPUTES, _STRATEGY = "activation_checkpointing", "sharding_strategy"
+_FSDP_OFFLOADS_INPUTS = OFFLOADS_INPUTS.removeprefix("fsdp_")
 _KEEPS = frozenset(("shard_grad_op", "2"))
 _GROUPS = frozenset(("hybrid_shard", "hybrid_shard_zero2", "4", "5"))
 """Groups of a node's GPUs, how many a node has not being said."""
@@ -199,9 +214,11 @@ def fully_sharded(document: Mapping[str, Any], kind: str, where: str) -> LaunchR
         settings["optimizer_offload"] = 100
     if section.get(_FSDP_RECOMPUTES):
         settings["recompute"] = "full"
+        if section.get(_FSDP_OFFLOADS_INPUTS):
+            settings["offload_modules"] = ["layer_inputs"]
     # Options that are off change nothing.
     on = {key: value for key, value in section.items() if value}
-    read = (_OFFLOADS, _RESHARDS, _FSDP_RECOMPUTES, _STRATEGY)
+    read = (_OFFLOADS, _RESHARDS, _FSDP_RECOMPUTES, _FSDP_OFFLOADS_INPUTS, _STRATEGY)
     unread = unread_keys(on, kind, read, _FSDP_SECTION)
     unread += [_FSDP] if words & _GROUPS else []
     return LaunchRun(settings=settings, unread=tuple(unread))
@@ -502,7 +519,7 @@ _AXOLOTL_READ = frozenset(
         *(_FSDP, _FSDP_SECTION, "fsdp_version", "dp_shard_size"),
         *(_TENSOR, _CONTEXT, _REPLICAS),
         *(_ADAPTER, _AXOLOTL_RANK, _LINEAR, _AXOLOTL_TARGETS, _PARAMETERS, _FOUR_BITS, _BNB),
-        *(_EIGHT_BITS, _AXOLOTL_DECOMPOSES),
+        *(_EIGHT_BITS, _AXOLOTL_DECOMPOSES, SAVED_TENSORS.flag),
         *(_DROPOUT, *_LORA_KERNELS, _CUT_LOSS, _RL, PRECOMPUTES, *_AXOLOTL_REFUSED),
     )
 )
@@ -553,6 +570,9 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
         "recompute": "full" if checkpoints else run.settings.get("recompute", "none"),
         "attention_kernel": kernel_of(document, _IMPLEMENTATION, _IMPLEMENTATIONS, where),
     }
+    offloaded, of_hooks = offloaded_tensors(document, SAVED_TENSORS.flag, settings["recompute"])
+    settings |= offloaded
+    unread += of_hooks
     degrees = {"tp": _TENSOR, "cp": _CONTEXT}
     settings |= {axis: whole_number(document, key, where) or 1 for axis, key in degrees.items()}
     replicas = whole_number(document, _REPLICAS, where) or 1

@@ -28,7 +28,15 @@ from meshwright.frameworks.deepspeed import (
     OVERLAP,
     OWN_OPTIMIZERS,
 )
-from meshwright.frameworks.fsdp2 import FSDP2, OFFLOADS, PRECISION, RECOMPUTES, RESHARDS, SIZES
+from meshwright.frameworks.fsdp2 import (
+    FSDP2,
+    OFFLOADS,
+    OFFLOADS_INPUTS,
+    PRECISION,
+    RECOMPUTES,
+    RESHARDS,
+    SIZES,
+)
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanInputs
@@ -108,7 +116,8 @@ DEFAULT_BUCKET = 500_000_000
 BATCH, MICRO_BATCH = "train_batch_size", "train_micro_batch_size_per_gpu"
 _STEPS = "gradient_accumulation_steps"
 _DEEPSPEED_READ = "zero_optimization bf16 fp16 tensor_parallel activation_checkpointing"
-_INNER_READ = ("enabled", "number_checkpoints", "autotp_size")
+_ON_HOST = "cpu_checkpointing"
+_INNER_READ = ("enabled", "number_checkpoints", "autotp_size", _ON_HOST)
 _ZERO_READ = "stage mics_shard_size offload_optimizer offload_param cpu_offload cpu_offload_param"
 _OFFLOAD_READ = ("device", "ratio")
 """Without pinned memory transfers are slower; prices assume that it is pinned, as it is by default."""
@@ -183,14 +192,21 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         settings["optimizer"] = optimizer
     if section_of(document, "fp16", where).get("enabled") is True:
         settings["precision"] = "fp16"
-    if section_of(document, "activation_checkpointing", where).get("number_checkpoints"):
-        settings["recompute"] = "full"
+    settings |= _checkpoints(section_of(document, "activation_checkpointing", where))
     unread = _unread(document, zero, where)
     if own is not None and str(own).lower() not in OWN_OPTIMIZERS:
         unread.append(OPTIMIZER_TYPE)
     if settings["zero_stage"] == 3 and bucket not in (None, "auto", DEFAULT_BUCKET):
         unread.append(f"zero_optimization.{BUCKET}")
     return LaunchRun(settings=settings, unread=tuple(unread))
+
+
+def _checkpoints(section: dict[str, Any]) -> dict[str, Any]:
+    """Recomputation, and that its inputs lie in the host's memory; empty where nothing is recomputed."""
+    if not section.get("number_checkpoints"):
+        return {}
+    inputs = {"offload_modules": ["layer_inputs"]} if section.get(_ON_HOST) is True else {}
+    return {"recompute": "full", **inputs}
 
 
 def _unread(document: dict[str, Any], zero: dict[str, Any], where: str) -> list[str]:
@@ -255,7 +271,7 @@ def _offloaded_percent(zero: dict[str, Any], offload: dict[str, Any], where: str
 
 
 _ACCELERATE_READ = (PRECISION, "num_processes", "fsdp_config", "parallelism_config")
-_FSDP_READ = (RESHARDS, RECOMPUTES, OFFLOADS, "fsdp_auto_wrap_policy")
+_FSDP_READ = (RESHARDS, RECOMPUTES, OFFLOADS_INPUTS, OFFLOADS, "fsdp_auto_wrap_policy")
 _PRECISIONS = tuple(FSDP2.precisions)
 
 
@@ -290,6 +306,8 @@ def from_accelerate(document: dict[str, Any], where: str) -> LaunchRun:
         "overlap": {"dp": True},
     }
     settings["recompute"] = "full" if fsdp.get(RECOMPUTES) else "none"
+    if fsdp.get(OFFLOADS_INPUTS):
+        settings["offload_modules"] = ["layer_inputs"]
     settings["moe_dispatch"] = "alltoall"
     if fsdp.get(OFFLOADS):
         settings["optimizer_offload"] = 100
@@ -507,6 +525,9 @@ def _filled_deepspeed(
         filled.pop(name, None)
     zero = section_of(filled, "zero_optimization", where)
     filled["zero_optimization"] = {key: value for key, value in zero.items() if value != "auto"}
+    # The Trainer's checkpoints are torch's own, which ask nothing of DeepSpeed's section.
+    own = section_of(filled, "activation_checkpointing", where)
+    filled["activation_checkpointing"] = {k: own[k] for k in own if k != _ON_HOST}
     return from_deepspeed(filled, where)
 
 

@@ -243,6 +243,11 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
     }
     settings["micro_batch"] = micro_batch
     settings["kind"] = TUNING
+    if leaves.on("enable_activation_offloading"):
+        if settings["recompute"] == "full":
+            settings["offload_modules"] = ["saved_tensors"]
+        else:
+            unread.append("enable_activation_offloading")
     replicas = leaves.count("data_parallel_replicate_dim", 1)
     if replicas > 1:
         settings["shard_groups"] = replicas

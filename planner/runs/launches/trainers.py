@@ -20,7 +20,7 @@ from meshwright.costmodel.step_kinds import StepKindName
 from meshwright.documents import parse_mapping, read_text
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import BUCKET
-from meshwright.frameworks.fsdp2 import PRECOMPUTES
+from meshwright.frameworks.fsdp2 import PRECOMPUTES, SAVED_TENSORS
 from meshwright.frameworks.megatron import MEGATRON, PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS, adapter_method
 from meshwright.model_specs.reader import read_model
@@ -47,6 +47,7 @@ from meshwright.planner.runs.launches.finetuning import (
     kernel_of,
     kind_of_step,
     known_model,
+    offloaded_tensors,
     positive_numbers,
     refuse_fields,
     refuse_narrow,
@@ -367,6 +368,7 @@ _READ = frozenset(
             _FOUR_BITS,
             _EIGHT_BITS,
             _DECOMPOSES,
+            SAVED_TENSORS.flag,
             _NESTED,
             _QUANTISES,
             _BITS,
@@ -474,6 +476,8 @@ def _from_fields(
         "adapters": adapters,
         **kind_of_step(kind, fields),
     }
+    offloaded, of_hooks = offloaded_tensors(fields, SAVED_TENSORS.flag, settings["recompute"])
+    settings |= offloaded
     names = [name for name in dialect.length if fields.get(name) is not None]
     lengths = positive_numbers(fields, dict.fromkeys(names, 1), where)
     length = lengths[names[0]] if names else dialect.default_length
@@ -491,7 +495,7 @@ def _from_fields(
         *(dialect.model, *dialect.length, *dialect.attention),
         *(dialect.rank, dialect.targets, dialect.parameters),
     }
-    unread += unread_keys(fields, dialect.kind, read)
+    unread += [*of_hooks, *unread_keys(fields, dialect.kind, read)]
     trained = [name for name in unread if trains_a_part(name, str(fields.get(name, "")))]
     if trained and adapters is None:
         what = "training of other adapters, or of part of a model, has no price yet"
