@@ -511,6 +511,10 @@ def mean_states_gib(workload: Workload, layout: Layout) -> NDArray[np.float64]:
     return np.broadcast_to(np.asarray(mean), layout.broadcast_shape())
 
 
+_LEAST_BYTES = 1e-3
+"""Of a layer in a bound: far below the rounding that bounds allow for."""
+
+
 class _HeldByRanks(NamedTuple):
     """What the ranks of layouts of one pp hold unequally, bytes."""
 
@@ -544,7 +548,8 @@ def _mean_held(
     layer, flying, ends = held
     model = workload.model
     leading = model.dense_layers if model.moe_layers else 0
-    weight = 1.0 / (layer.states[:, None] + saved[:, None] * flying)
+    # Where states and saved inputs are the host's, a layer has no byte on the GPU.
+    weight = 1.0 / np.maximum(layer.states[:, None] + saved[:, None] * flying, _LEAST_BYTES)
     weight_sum = np.sum(weight, axis=1)
     layers = model.layers - leading + np.sum(ends * weight, axis=1)
     if leading:

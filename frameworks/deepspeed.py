@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.frameworks.fsdp2 import (
     EIGHT_BIT_ADAPTERS,
+    INPUT_OFFLOAD_RULES,
     LIGER_LOSS,
     PEFT_ADAPTERS,
     PRECOMPUTED,
@@ -211,7 +212,7 @@ DEEPSPEED = Framework(
             source="deepspeed/runtime/activation_checkpointing/offload_activations.py",
             hides=True,
             layers_at_hand=3.0,
-            rules=("offload-recomputed",),
+            rules=INPUT_OFFLOAD_RULES,
         ),
         "saved_tensors": SAVED_TENSORS,
     },

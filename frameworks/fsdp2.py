@@ -100,13 +100,15 @@ LIGER_LOSS = Setting(
     installs="liger-kernel",
 )
 """Of a Trainer's arguments, whatever shards the model."""
+INPUT_OFFLOAD_RULES = ("offload-recomputed", "offloaded-inputs-degrees", "host-inputs")
+"""Rules of inputs of recomputed layers on the host."""
 SAVED_TENSORS = InputOffload(
     flag="activation_offloading",
     value="True",
     source="trl/models/activation_offloading.py",
     hides=True,
     layers_at_hand=5.0,
-    rules=("offload-recomputed", "saved-tensors-degrees"),
+    rules=INPUT_OFFLOAD_RULES,
     installs="trl",
 )
 """Hooks of TRL's trainers, torchtune and Axolotl: copies on one stream of their own, at most five tensors
@@ -190,7 +192,7 @@ FSDP2 = Framework(
             flag=f"fsdp_config.{OFFLOADS_INPUTS}",
             value="true",
             source="accelerate/utils/fsdp_utils.py",
-            rules=("offload-recomputed",),
+            rules=INPUT_OFFLOAD_RULES,
         ),
         "saved_tensors": SAVED_TENSORS,
     },

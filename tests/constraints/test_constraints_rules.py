@@ -356,10 +356,20 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 8, "zero_stage": 3, "recompute": Recompute.FULL},
         {"dp": 8, "zero_stage": 3},
     ),
-    "saved-tensors-degrees": (
+    "offloaded-inputs-degrees": (
         workload(DENSE, framework="deepspeed", offload_modules="saved_tensors"),
         {"dp": 8, "recompute": Recompute.FULL},
         {"pp": 2, "dp": 4, "recompute": Recompute.FULL},
+    ),
+    "host-inputs": (
+        workload(
+            DENSE,
+            framework="fsdp2",
+            offload_modules="layer_inputs",
+            cluster=with_host_gib(1.0).cluster,
+        ),
+        {"dp": 8, "zero_stage": 3, "recompute": Recompute.FULL},
+        {"dp": 8, "zero_stage": 3, "recompute": Recompute.FULL, "micro_batch": 2},
     ),
     "trl-degrees": (workload(DENSE, kind="dpo"), {"dp": 8, "zero_stage": 3}, {"cp": 2, "dp": 4}),
     "whole-head": (

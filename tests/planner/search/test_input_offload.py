@@ -16,7 +16,6 @@ from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.texts import plan_document
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
@@ -53,14 +52,13 @@ def test_without_leave_nothing_is_offloaded() -> None:
     with pytest.raises(InputError, match="offload_modules"):
         request(pin="offload_modules=core_attn")
     with pytest.raises(InputError, match="offload_modules"):
-        request(framework="torchtitan", pin="offload_modules=layer_inputs")
+        request(framework="torchtitan", loss=None, pin="offload_modules=layer_inputs")
 
 
 def test_a_million_tokens_fit_with_inputs_on_the_host() -> None:
     """As trl's pull request 6846 ran them: 56.2 GB and 364 to 380 s, and no room without."""
-    with pytest.raises(InfeasibleError):
-        planned()
-    found = planned(allow="activation-offload")
+    assert planned().status == "infeasible"
+    found = planned(allow="activation-offload", pin="zero_stage=3")
     assert found.status == "optimal"
     assert found.execution.offload_modules == "saved_tensors"
     assert (found.layout.cp, found.layout.recompute) == (8, "full")
@@ -68,17 +66,20 @@ def test_a_million_tokens_fit_with_inputs_on_the_host() -> None:
     assert peak_gb == pytest.approx(56.2, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["fsdp2", "deepspeed"])
-@pytest.mark.parametrize("hbm_gib", [16.0, 24.0])
+@pytest.mark.parametrize("hbm_gib", [6.0, 8.0])
 def test_the_search_equals_brute_force(framework: str, hbm_gib: float) -> None:
     asked = request(
         framework=framework,
         model="llama-3.2-1b",
         loss=None,
-        global_batch=8,
+        gpus=4,
+        global_batch=4,
         seq_len=16384,
         allow="activation-offload",
         forbid="optimizer-offload,shard-groups",
+        pin="tp=1",
     )
     device = asked.cluster.device.model_copy(update={"hbm_gib": hbm_gib})
     asked = replace(asked, cluster=asked.cluster.model_copy(update={"device": device}))
@@ -95,7 +96,7 @@ def test_the_search_equals_brute_force(framework: str, hbm_gib: float) -> None:
 def written(folder: Path, target: str | None = None, **changes: Any) -> Plan:
     plan = planned(**changes)
     files = plan_files(plan) if target is None else plan_files(plan, target)
-    write_files(files, folder)
+    write_files(folder, files)
     return plan
 
 
@@ -107,8 +108,7 @@ def test_accelerate_has_a_switch_for_it(tmp_path: Path) -> None:
     run = read_launch(path)
     assert run.settings["offload_modules"] == ["layer_inputs"]
     assert run.unread == ()
-    again = run_from_mapping(plan_document(plan)["run"]) if "run" in plan_document(plan) else None
-    assert again is None or again.workload.offload_modules == "layer_inputs"
+    assert plan.execution.offload_modules == "layer_inputs"
 
 
 def test_hooks_are_the_trainers(tmp_path: Path) -> None:
@@ -170,4 +170,4 @@ def test_runs_that_have_no_price(settings: dict[str, Any], words: str) -> None:
         | settings,
     }
     with pytest.raises(InputError, match=words):
-        run_from_mapping(document)
+        run_from_mapping(document, where="run")
