@@ -175,7 +175,22 @@ def offloaded_states_gib(workload: Workload, layout: Layout, stages: Stages) -> 
     of_dense = offloaded_bytes(workload, layout, dense_shards)
     of_expert = offloaded_bytes(workload, layout, expert_shards, experts=True)
     together = dense * of_dense + expert * of_expert
+    together = together + _drive_buffers(workload, layout, dense + expert)
     return np.broadcast_to(np.asarray(together / GIB), (len(stages),))
+
+
+_SUB_GROUP, _STATE_BUFFERS, _WEIGHT_BUFFER_BYTES = 1e9, 4.0 * 4.0, 5.0 * 2.0 * 1e8
+"""Parameters that DeepSpeed updates at a time; bytes of each in four fp32 buffers (weight, gradient and two
+moments); and five buffers of 1e8 16-bit weights (DeepSpeed 0.19.8, runtime/zero/config.py, sub_group_size;
+offload_config.py, buffer_count and buffer_size)."""
+
+
+def _drive_buffers(workload: Workload, layout: Layout, parameters: Floats) -> Floats:
+    """Bytes of the host's memory through which a rank's states and shards pass to its drives."""
+    shards, _ = optimizer_shards(layout)
+    own = np.asarray(parameters) / shards * workload.trained_shares[0]
+    states = _STATE_BUFFERS * np.minimum(own, _SUB_GROUP) * workload.optimizer_on_drives
+    return states + _WEIGHT_BUFFER_BYTES * workload.parameters_on_drives
 
 
 def _offloaded_activations(

@@ -204,6 +204,15 @@ class SettingsDoc(BaseModel):
         description="Whether the 16-bit shards of ZeRO 3 lie in the host's memory, and are copied up for "
         "every forward and backward pass: DeepSpeed's offload_param with device cpu.",
     )
+    optimizer_on_drives: Flag = Field(
+        default=False,
+        description="Whether the offloaded optimizer's states lie on the node's drives: DeepSpeed's "
+        "offload_optimizer with device nvme, under ZeRO 3. The cluster's nvme_gb_per_s is their rate.",
+    )
+    parameters_on_drives: Flag = Field(
+        default=False,
+        description="Whether shards of parameter_offload lie there: offload_param with device nvme.",
+    )
     offload_modules: Annotated[list[Words], BeforeValidator(_split_words)] = Field(
         default=[],
         max_length=20,

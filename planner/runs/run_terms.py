@@ -604,6 +604,7 @@ def check_offload(workload: Workload, layout: Layout) -> None:
             where="run.parameter_offload",
             value=f"{record.name}, zero_stage {layout.zero_stage}",
         )
+    _check_drives(workload, layout)
     modules, where = workload.offload_modules, "run.offload_modules"
     if offloads_inputs(workload):
         if input_offload(workload.framework, modules) is None:
@@ -614,6 +615,32 @@ def check_offload(workload: Workload, layout: Layout) -> None:
             )
     elif offloads_any(workload) and "activations" not in planned(record.offloads):
         raise InputError("has a price with Megatron only", where=where, value=modules)
+
+
+def _check_drives(workload: Workload, layout: Layout) -> None:
+    """Raises InputError where drives keep what is not offloaded, or their rate is not known."""
+    needed = {
+        "optimizer_on_drives": (
+            workload.optimizer_on_drives,
+            "optimizer_offload: 100 and zero_stage: 3",
+            int(layout.optimizer_offload) == 100 and int(layout.zero_stage) == 3,
+        ),
+        "parameters_on_drives": (
+            workload.parameters_on_drives,
+            "parameter_offload: true",
+            workload.offload_parameters,
+        ),
+    }
+    record = framework_of_stack(workload.framework)
+    for name, (is_asked, beside, is_there) in needed.items():
+        if not is_asked:
+            continue
+        if "parameters" not in record.offloads or not is_there:
+            what = f"is DeepSpeed's, beside {beside}"
+            raise InputError(what, where=f"run.{name}", value=record.name)
+        if workload.cluster.nvme_gb_per_s is None:
+            what = "needs the rate of a node's drives: set it in the cluster file, in GB/s"
+            raise InputError(what, where=f"{workload.cluster.name}: nvme_gb_per_s", value=None)
 
 
 def offloaded_modules(said: Said) -> dict[str, Any]:
