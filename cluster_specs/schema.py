@@ -142,6 +142,8 @@ class ClusterSpec(BaseModel):
     """One direction and GPU; the device's own figure when absent."""
     host_memory_gib: Positive | None = None
     """Of a node, as far as a run may use it for what its GPUs offload; not limited when absent."""
+    nvme_gb_per_s: Rate | None = None
+    """Of a node's drives together, while all its GPUs read or write; for runs that keep something there."""
     nic_gbps_per_gpu: Rate
     """Gigabit per second and direction: the node's NICs divided by its GPUs."""
     nic_medium: Medium = "infiniband"

@@ -470,7 +470,7 @@ def _training_options() -> Options:
         "--train",
         type=ChoiceIn("model_specs.adapters", "TRAINED"),
         default="full",
-        help="Every parameter; adapters beside frozen weights; the same beside weights of 4 bits.",
+        help="Every parameter; adapters beside frozen weights of 16, 8 or 4 bits; the same with magnitudes.",
     )
     yield value_option("--lora-rank", int, "R", "Width of the adapters; 16 when absent.")
     yield click.option(

@@ -56,6 +56,29 @@ PEFT_DEGREES = AtMost(
 ZeRO (peft/docs/source/accelerate/fsdp.md and deepspeed.md)."""
 
 
+def _has_whole_base(work: Workload) -> bool:
+    """Whether frozen weights have 8 bits, or 4 beside DoRA."""
+    adapters = work.adapters
+    return adapters is not None and (
+        adapters.base_bits == 8 or (adapters.base_bits == 4 and adapters.decomposed)
+    )
+
+
+PEFT_WHOLE_BASE = AtMost(
+    name="peft-whole-base",
+    sentence="zero_stage <= 2 beside weights of 8 bits, and of 4 bits under DoRA",
+    unit="stages of ZeRO",
+    binds=_has_whole_base,
+    value=of("zero_stage"),
+    limit=of(number=2),
+    words="ZeRO stage {zero_stage} of frozen weights that PEFT does not have sharded",
+    remedy="Lower the ZeRO stage to 2, or train lora or qlora.",
+)
+"""ZeRO 3 has been tried with LoRA beside weights of 4 bits (peft/docs/source/accelerate/deepspeed.md); with
+QDoRA there are reports of trouble (peft/docs/source/developer_guides/lora.md, caveats of DoRA), and 8-bit
+weights are not sharded at all (peft, issue 2833; LLaMA-Factory, issue 3543)."""
+
+
 TRL_DEGREES = AtMost(
     name="trl-degrees",
     sentence="tp cp pp ep <= 1 in preference training: TRL runs whole sequences through a whole model",
@@ -197,6 +220,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     DEEPSPEED_PIPELINE_SHARDING,
     DeepspeedExpertGroups(),
     PEFT_DEGREES,
+    PEFT_WHOLE_BASE,
     TRL_DEGREES,
     TRL_KTO_BATCH,
     DEEPSPEED_REFERENCE,

@@ -21,7 +21,13 @@ from meshwright.constraints.rule import (
     of,
     set_bits,
 )
-from meshwright.costmodel.activations import offloads, offloads_any
+from meshwright.costmodel.activations import (
+    offloaded_per_layer,
+    offloads,
+    offloads_any,
+    offloads_inputs,
+)
+from meshwright.costmodel.execution_names import OFFLOADED_INPUTS
 from meshwright.costmodel.footprint import (
     ALLOCATOR_SHARE,
     CONTEXT_GIB,
@@ -318,8 +324,10 @@ def has_modules(model: ModelSpec, modules: Collection[str]) -> bool:
     Returns
     -------
     bool
-        False where there are no experts, or where not every layer attends alike.
+        False where there are no experts, or where not every layer attends alike, and of inputs of layers.
     """
+    if {*modules} & {*OFFLOADED_INPUTS}:
+        return False
     of_experts = any(module in _EXPERT_MODULES for module in modules)
     of_attention = any(module not in _EXPERT_MODULES for module in modules)
     alike = model.indexer is None and not model.linear_layers
@@ -399,6 +407,8 @@ class MegatronOffloadedModules(Rule):
             broken.append("Mamba blocks")
         if work.cuda_graph == "full":
             broken.append("a CUDA graph of the whole step")
+        if work.offload_modules in OFFLOADED_INPUTS:
+            broken.append("Megatron's modules")
         if not broken:
             return None
         return self.finding(
@@ -406,6 +416,10 @@ class MegatronOffloadedModules(Rule):
             words=f"offloading {' '.join(modules)} does not go with {' and '.join(broken)}",
             remedy="Offload other modules or nothing, or capture attention and router only.",
         )
+
+
+def _masks_with(needed: Recompute) -> tuple[int, ...]:
+    return tuple(mask for mask in range(2 * int(max(Recompute))) if mask & int(needed))
 
 
 def _masks_without(refused: Recompute) -> tuple[int, ...]:
@@ -450,11 +464,95 @@ def offload_refuses_recompute(workload: Workload, mask: NDArray[np.int64]) -> ND
     array of bool, shape [n]
     """
     refused = 0
+    if offloads_inputs(workload):
+        return np.asarray((mask & int(Recompute.FULL)) == 0)
     if offloads_any(workload):
         refused |= int(Recompute.FULL)
     if offloads(workload, "core_attn"):
         refused |= int(Recompute.MLA_UP_PROJECTION)
     return np.asarray((mask & refused) > 0)
+
+
+OFFLOAD_RECOMPUTED = Requires(
+    name="offload-recomputed",
+    sentence="full recomputation where inputs of layers are offloaded",
+    unit="settings",
+    binds=offloads_inputs,
+    needs=When("recompute", among=_masks_with(Recompute.FULL)),
+    words="inputs of layers offloaded that are not recomputed in full",
+    remedy="Recompute every layer, or offload nothing.",
+)
+"""accelerate asks for it (accelerate/utils/dataclasses.py, activation_checkpointing_offload), and DeepSpeed's
+checkpoints are such inputs. Hooks of TRL and torchtune take other saved tensors too; by choice, not without
+recomputation: under FSDP2 gathered weights, which views of linear layers save, would go to the host with
+them (trl/models/activation_offloading.py, update_model_params knows the sharded ones)."""
+
+OFFLOADED_INPUTS_DEGREES = AtMost(
+    name="offloaded-inputs-degrees",
+    sentence="pp ep <= 1 where inputs of layers are offloaded",
+    unit="ranks",
+    binds=offloads_inputs,
+    value=of("pp", "ep"),
+    words="pp {pp} x ep {ep} beside inputs of layers on the host",
+    remedy="Keep pp and ep at 1, or offload nothing.",
+)
+"""TRL's trainers, torchtune's recipes and Axolotl run whole models (trl/trainer/sft_trainer.py). By choice of
+DeepSpeed's checkpoints too: those of a pipeline's micro-batches in flight would all wait on the host."""
+
+
+class HostInputs(Rule):
+    """GPUs of a node in use x inputs of layers, parameters and states that each keeps there <= the cluster's
+    host_memory_gib.
+    """
+
+    name = "host-inputs"
+    unit = "GiB"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.cluster.host_memory_gib is not None and offloads_inputs(workload)
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        workload, layouts = table.workload, table.layouts
+        experts = workload.model.moe is not None
+        blocks = workload.model.blocks_of(experts=experts)
+        inputs = workload.model.layers * offloaded_per_layer(workload, layouts, blocks).copied
+        dense, expert = rank_parameters(workload.model, layouts, None)
+        of_dense, of_expert = (
+            offloaded_bytes(workload, layouts, shards) for shards in optimizer_shards(layouts)
+        )
+        each_gib = (inputs + dense * of_dense + expert * of_expert) / GIB
+        gpus = np.minimum(workload.cluster.gpus_per_node, np.asarray(layouts.gpus))
+        return as_excess(gpus * np.asarray(each_gib, dtype=np.float64) - _host_gib(workload))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        work, layout, limit = plan.workload, plan.layout, _host_gib(plan.workload)
+        if not self.applies(work):
+            return None
+        gpus = min(work.cluster.gpus_per_node, int(layout.gpus))
+        tokens = work.seq_len * int(layout.micro_batch) * work.step_kind.sequences // int(layout.cp)
+        layers = sum(sum(rank) for rank in plan.stages)
+        shards = int(layout.tp) if layout.sequence_parallel else 1
+        inputs_gib = layers * tokens * 2 * work.model.hidden / shards / GIB
+        states_gib = float(np.max(offloaded_states_gib(work, layout, plan.stages)))
+        held_gib = gpus * (inputs_gib + states_gib)
+        if held_gib <= limit:
+            return None
+        return self.finding(
+            value=held_gib,
+            limit=limit,
+            words=(
+                f"{gpus} GPUs of a node keep {held_gib:.0f} GiB of inputs and states on their host, "
+                f"{held_gib - limit:.0f} more than the {limit:g} that it has"
+            ),
+            remedy="Lower micro_batch, raise cp, offload less, or raise host_memory_gib.",
+        )
+
+
+INPUT_OFFLOAD_RULES: tuple[Rule, ...] = (
+    OFFLOAD_RECOMPUTED,
+    OFFLOADED_INPUTS_DEGREES,
+    HostInputs(),
+)
 
 
 MEGATRON_ACTIVATION_RULES: tuple[Rule, ...] = (

@@ -69,6 +69,7 @@ from meshwright.constraints.megatron import (
 from meshwright.constraints.memory import (
     DEEPSPEED_OFFLOAD_RULES,
     FSDP_OFFLOAD_RULES,
+    INPUT_OFFLOAD_RULES,
     MEGATRON_ACTIVATION_RULES,
     MEGATRON_OFFLOAD_RULES,
     OFFLOADED_SHARE,
@@ -152,9 +153,11 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         TORCHTITAN_TOKEN_PREDICTION,
         *DEEPSPEED_RULES,
         *DEEPSPEED_OFFLOAD_RULES,
+        *INPUT_OFFLOAD_RULES,
         *FSDP2_RULES,
         *FSDP2_GROUP_RULES,
         *FSDP_OFFLOAD_RULES,
+        *INPUT_OFFLOAD_RULES,
     )
 }
 """Rules by name that bind a framework only where its record names them, in the order of questions."""

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.costmodel.adapters import inner_bytes, keeps_input
+from meshwright.costmodel.adapters import inner_bytes, keeps_input, kept_outputs_bytes
+from meshwright.costmodel.execution_names import OFFLOADED_INPUTS
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.other_blocks import CHUNK, saved_bytes, sparse_saved
 from meshwright.costmodel.stacks import memory_profile, stack_constants
@@ -24,6 +25,7 @@ from meshwright.costmodel.workload import (
     sequence_shards,
     swaps_heads,
 )
+from meshwright.frameworks.catalog import input_offload
 from meshwright.model_specs.blocks import BlockShares
 from meshwright.model_specs.schema import ModelSpec
 
@@ -79,6 +81,41 @@ def offloads_any(workload: Workload) -> bool:
     return workload.offload_modules != "none"
 
 
+def offloads_inputs(workload: Workload) -> bool:
+    """Whether inputs of fully recomputed layers go to the host.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `offload_modules`.
+
+    Returns
+    -------
+    bool
+        True for layer_inputs and saved_tensors. Of a recomputed layer nothing else is saved: its input goes
+        through the hooks of saved tensors, what its second forward pass saves does not (torch 2.13,
+        utils/checkpoint.py, _NoopSaveInputs and _checkpoint_hook).
+    """
+    return workload.offload_modules in OFFLOADED_INPUTS
+
+
+def layers_at_hand(workload: Workload) -> float:
+    """Layers whose offloaded tensors are in HBM at a time.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its framework and what it offloads.
+
+    Returns
+    -------
+    float
+        1 or more; `InputOffload` of the framework's record has the source.
+    """
+    setting = input_offload(workload.framework, workload.offload_modules)
+    return LAYERS_AT_HAND if setting is None else setting.layers_at_hand
+
+
 def _offloaded_per_token(
     workload: Workload, layout: Layout, tokens: Floats, narrow: float, shares: BlockShares
 ) -> Offloaded:
@@ -88,6 +125,10 @@ def _offloaded_per_token(
     """
     freed: Floats = 0.0 * tokens
     copied: Floats = 0.0 * tokens
+    if offloads_inputs(workload):
+        # One input a layer, of at least 1,024 bytes (`min_offload_size` of the hooks).
+        inputs = freed + 2.0 * workload.model.hidden / sequence_shards(layout)
+        return Offloaded(inputs, inputs)
     if shares.attention and offloads(workload, "core_attn"):
         attention = _of_attention(workload, layout, tokens, narrow)
         freed = freed + shares.attention * attention.freed
@@ -216,10 +257,13 @@ def activation_bytes_per_layer(
         saved = saved + _between_adapters(workload, shares)
     if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
         saved = saved + _quantised_besides(model, layout, narrow, shares)
+    inputs = tokens * 2.0 * model.hidden / sequence
+    if offloads_inputs(workload):
+        return tokens * saved, 0.0 * inputs
     if offloads_any(workload):
         plain_tokens = rank_tokens(workload, layout)
         saved = saved - _offloaded_per_token(workload, layout, plain_tokens, narrow, shares).freed
-    return tokens * saved, tokens * 2.0 * model.hidden / sequence
+    return tokens * saved, inputs
 
 
 def offloaded_per_layer(workload: Workload, layout: Layout, shares: BlockShares) -> Offloaded:
@@ -233,6 +277,9 @@ def offloaded_per_layer(workload: Workload, layout: Layout, shares: BlockShares)
         attn_proj    its input, that output: with it, the output leaves HBM and is copied twice
         expert_fc1   the input of the experts' first product
         moe_act      the input of the experts' activation function
+
+    Of layers that are recomputed in full other frameworks copy the input (`offloads_inputs`): 2 h bytes a
+    token.
 
     Parameters
     ----------
@@ -449,7 +496,7 @@ def _between_adapters(workload: Workload, shares: BlockShares) -> float:
     if workload.model.moe is not None and workload.model.moe.shared_width:
         blocks += shares.experts
     mlp = inner_bytes(workload, *_MLP_INPUTS) + inner_bytes(workload, "down_proj")
-    return mixers + blocks * mlp
+    return mixers + blocks * mlp + kept_outputs_bytes(workload, shares)
 
 
 def _dense_saved(width: float, workload: Workload, layout: Layout, narrow: float) -> Floats:

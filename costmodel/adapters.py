@@ -7,6 +7,7 @@ last falls away (LoRA, arXiv 2106.09685, section 4.2).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,12 @@ from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
 from meshwright.costmodel.layer_context import Context, Passes
 from meshwright.costmodel.layout import Floats
 from meshwright.costmodel.workload import Workload
-from meshwright.model_specs.adapters import EXPERTS, adapted_matrices
+from meshwright.model_specs.adapters import (
+    EXPERTS,
+    adapted_matrices,
+    adapted_outputs_of_blocks,
+    layer_matrices,
+)
 from meshwright.model_specs.blocks import BlockShares
 
 _FUSED = {
@@ -22,12 +28,41 @@ _FUSED = {
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 """Matrices that some models keep as one, which then has one adapter."""
+_DECOMPOSED_BYTES = (14.0, 30.0)
+"""Of an element of the output of a matrix with DoRA, over those of LoRA (peft/tuners/lora/dora.py, forward).
+Forward the frozen output is scaled (4), the adapter's scaled once more (4), and one more sum taken (6);
+backward both are scaled (8), their gradients' products with them are written and summed (16), and the two
+gradients of the frozen output are added (6)."""
+_NORM_BYTES = 12.0
+"""Of a weight of an adapted matrix in each forward pass of DoRA: B A scaled (4), added to it (6), and the
+norm of the sum read (2) (peft/tuners/lora/dora.py, get_weight_norm); all of 16 bits, as FSDP2's mixed
+precision and DeepSpeed hand them over."""
+_KEPT_BYTES = 4.0
+"""Of an element of the output of a matrix with DoRA: the frozen output and the adapter's, which the gradients
+of the magnitudes need."""
+_NORMED_BYTES: dict[int, float] = {16: 6.0, 8: 10.0, 4: 8.0}
+"""Of a weight at its norm, by the bits of the base: B A (2), scaled (2), the sum (2), and the widened weight
+(2); at 8 bits, before, B A and two tensors of 32 bits (`_INT8_NORM_BYTES` has the source)."""
+_EYE_BYTES = 2.0
+"""Of the identity that A and B are multiplied with to get B A: written (get_lora_weight)."""
+_INT8_SPEED = 2.0
+"""FLOP/s of products of 8-bit integers over those of 16 bits (datasheets of A100: 624 and 312; of H100: 1979
+and 989)."""
+_INT8_INPUT_BYTES, _INT8_OUTPUT_BYTES, _INT8_CAST_BYTES = 12.0, 6.0, 4.0
+"""Of an element of the input of a matrix of 8 bits: outliers sought by their size (9) and the rest quantised
+(3); of its output, which comes as 32-bit integers: scaled to fp16 (6); of each, where the run is not in fp16:
+a cast (bitsandbytes, autograd/_functions.py, MatMul8bitLt.forward; backends/cuda/ops.py,
+int8_vectorwise_quant). The product of outliers is left out: in a few columns, by the data (LLM.int8(), arXiv
+2208.07339, section 4)."""
+_INT8_ACCUMULATED_BYTES = 4.0
 SUMMED_BYTES, _SCALE_BYTES = 6.0, 4.0
 """Of an element of an adapter's output: read twice and written as it is added to the matrix's own, and read
 and written as it is scaled (peft/tuners/lora/layer.py, Linear.forward). Backward the gradient is scaled, and
 the adapter's part of the gradient of the input is added to the matrix's."""
-_WIDE_BYTES = 2.0
-"""Of a weight of 4 bits as products read it."""
+_WIDE_BYTES, _INT8_WIDE_BYTES, _INT8_NORM_BYTES = 2.0, 6.0, 18.0
+"""Of a weight of 4 bits as products read it; of one of 8 beside itself as the backward pass widens it: it is
+written and then scaled in place (MatMul8bitLt.backward); and as DoRA's norm reads it: by way of 32 bits
+(peft/utils/integrations.py, dequantize_bnb_weight; bitsandbytes, _ops.py, int8_vectorwise_dequant)."""
 
 Outputs = Mapping[str, Floats]
 """Names of matrices that share an input, and the outputs of each on one rank."""
@@ -113,14 +148,71 @@ def adapter_passes_s(c: Context, tokens: Floats, inputs: Floats, outputs: Output
         by_weight = by_weight + weight_gradient_s(inputs, rank, tokens, rates, sixteen_bit=True)
         moved = tokens * (_SCALE_BYTES * width + SUMMED_BYTES * inputs)
         backward = backward + by_input + by_weight + streamed_s(moved, rates)
+        if c.workload.adapters.decomposed:
+            scaled_f, scaled_b = (streamed_s(n * tokens * width, rates) for n in _DECOMPOSED_BYTES)
+            forward = forward + scaled_f + _norm_s(c, inputs, width)
+            backward = backward + scaled_b
     return Passes(forward, backward)
 
 
-def widening_s(c: Context, elements: Floats) -> Floats:
-    """Making weights of 4 bits readable to a product, in each pass in which one reads them.
+def _norm_s(c: Context, inputs: Floats, outputs: Floats) -> Floats:
+    """Norms of the rows of W + B A, which DoRA divides by: B A by way of an identity, summed and squared.
 
-    They are read, and written at 16 bits (bitsandbytes, autograd/_functions.py, MatMul4Bit: `dequantize_4bit`
-    in the forward and in the backward pass).
+    They are taken in each forward pass of a micro-batch, and without a gradient (DoRA, arXiv 2402.09353,
+    section 4.3; peft/tuners/lora/dora.py, get_lora_weight and get_weight_norm).
+    """
+    adapters, rates = c.workload.adapters, c.rates
+    assert adapters is not None
+    rank = float(adapters.rank)
+    products = gemm_s(inputs, rank, inputs, rates, sixteen_bit=True)
+    products = products + gemm_s(inputs, outputs, rank, rates, sixteen_bit=True)
+    narrow = c.workload.frozen_weight_bytes[1]
+    widened = {16: 0.0, 8: narrow + _INT8_NORM_BYTES, 4: narrow + _WIDE_BYTES}[adapters.base_bits]
+    moved = (_NORM_BYTES + widened) * inputs * outputs + _EYE_BYTES * inputs * inputs
+    return products + streamed_s(moved, rates)
+
+
+def frozen_passes_s(c: Context, tokens: Floats, n: Floats, k: Floats, matrices: int) -> Passes:
+    """The products of y[tokens, n] = x[tokens, k] W with a frozen W: no gradient of W.
+
+    One of 4 bits is widened in both passes. One of 8 bits multiplies a quantised input forward, at the rate
+    of 8-bit integers, and is widened backward (LLM.int8(), arXiv 2208.07339; bitsandbytes,
+    autograd/_functions.py, MatMul8bitLt).
+
+    Parameters
+    ----------
+    c : Context
+        Workload and rates.
+    tokens : float or array
+        Rows, at least 0.
+    n, k : float or array
+        Width of the output and of the input on one rank, above 0.
+    matrices : int
+        What n is the sum of, at least 1: each quantises the input for itself.
+
+    Returns
+    -------
+    Passes
+        Seconds, above 0.
+    """
+    backward, widened_s = gemm_s(tokens, k, n, c.rates), widening_s(c, n * k)
+    adapters = c.workload.adapters
+    if adapters is None or adapters.base_bits != 8:
+        return Passes(gemm_s(tokens, n, k, c.rates) + widened_s, backward + widened_s)
+    rate = _INT8_SPEED * c.rates.head_gemm_flops
+    narrow = replace(c.rates, gemm_flops=rate, operand_bytes=1.0)
+    forward = gemm_s(tokens, n, k, narrow, output_bytes=_INT8_ACCUMULATED_BYTES)
+    cast = 0.0 if c.workload.precision == "fp16" else _INT8_CAST_BYTES
+    moved = (_INT8_INPUT_BYTES + cast) * matrices * k + (_INT8_OUTPUT_BYTES + cast) * n
+    return Passes(forward + streamed_s(moved * tokens, c.rates), backward + widened_s)
+
+
+def widening_s(c: Context, elements: Floats) -> Floats:
+    """Making weights of few bits readable to a product of 16 bits.
+
+    Those of 4 bits are read, and written at 16, in each pass in which one reads them (bitsandbytes,
+    autograd/_functions.py, MatMul4Bit: `dequantize_4bit` in the forward and in the backward pass); those of 8
+    in the backward pass (MatMul8bitLt.backward), and of experts in both.
 
     Parameters
     ----------
@@ -132,20 +224,51 @@ def widening_s(c: Context, elements: Floats) -> Floats:
     Returns
     -------
     float or array
-        Seconds; 0 where weights are not of 4 bits.
+        Seconds; 0 where weights are of 16 bits.
     """
     adapters = c.workload.adapters
-    if adapters is None or adapters.method != "qlora":
+    if adapters is None or adapters.base_bits == 16:
         return 0.0 * np.asarray(elements, dtype=np.float64)
     narrow = c.workload.frozen_weight_bytes[1]
-    return streamed_s((narrow + _WIDE_BYTES) * np.asarray(elements), c.rates)
+    wide = _WIDE_BYTES if adapters.base_bits == 4 else _INT8_WIDE_BYTES
+    return streamed_s((narrow + wide) * np.asarray(elements), c.rates)
+
+
+def normed_bytes(workload: Workload) -> float:
+    """What is in HBM while DoRA takes the norms of the largest matrix that it adapts.
+
+    B A, itself scaled, and its sum with the matrix, of 16 bits each; of few bits, the matrix widened too
+    (peft/tuners/lora/dora.py, get_weight_norm). Beside them lies the identity that A and B are multiplied
+    with.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `adapters`, beside whole matrices.
+
+    Returns
+    -------
+    float
+        Bytes; 0 but of DoRA.
+    """
+    adapters = workload.adapters
+    if adapters is None or not adapters.decomposed:
+        return 0.0
+    each = _NORMED_BYTES[adapters.base_bits]
+    sizes = (
+        each * matrix.inputs * matrix.outputs + _EYE_BYTES * matrix.inputs**2
+        for matrix in layer_matrices(workload.model)
+        if adapters.has(matrix.name)
+    )
+    return max(sizes, default=0.0)
 
 
 def keeps_input(workload: Workload, *names: str) -> bool:
     """Whether some product of matrices that share an input needs it in the backward pass.
 
     A frozen matrix gives the gradient of its input without it (torch, autograd of `linear`: the input is
-    saved where the weight has a gradient).
+    saved where the weight has a gradient). One of 8 bits keeps it all the same (bitsandbytes,
+    autograd/_functions.py, MatMul8bitLt.forward, tensors of its context).
 
     Parameters
     ----------
@@ -159,7 +282,7 @@ def keeps_input(workload: Workload, *names: str) -> bool:
     bool
         True where every parameter is trained.
     """
-    if workload.adapters is None:
+    if workload.adapters is None or workload.adapters.base_bits == 8:
         return True
     return bool(adapted_outputs(workload, dict.fromkeys(names, 1.0)))
 
@@ -184,11 +307,41 @@ def inner_bytes(workload: Workload, *names: str) -> float:
     return 2.0 * workload.adapters.rank * len(adapted_outputs(workload, dict.fromkeys(names, 1.0)))
 
 
+def kept_outputs_bytes(workload: Workload, shares: BlockShares) -> float:
+    """Bytes a token of outputs that DoRA keeps, over what LoRA does: frozen and adapter's apart.
+
+    The gradient of a magnitude is the sum over tokens of the output's gradient and what it scales
+    (peft/tuners/lora/dora.py, forward; autograd of a product).
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `adapters`.
+    shares : BlockShares
+        Blocks of the layer.
+
+    Returns
+    -------
+    float
+        At least 0; 0 but of DoRA.
+    """
+    if workload.adapters is None or not workload.adapters.decomposed:
+        return 0.0
+    outputs = adapted_outputs_of_blocks(workload.model, workload.adapters)
+    elements = shares.attention * outputs.attention + shares.mamba * outputs.mamba
+    elements += shares.feed_forward * outputs.feed_forward
+    return _KEPT_BYTES * (elements + shares.experts * outputs.shared_experts)
+
+
 _ADAPTER_LAUNCHES = 5.0
 """Kernels of an adapter forward: two products, a cast, scaling and sum (peft/tuners/lora/layer.py)."""
-_WIDENING_LAUNCHES = 2.0
-"""Kernels that make a weight of 4 bits readable: its scales, and itself (bitsandbytes, functional.py,
-dequantize_4bit)."""
+_DECOMPOSED_LAUNCHES = 12.0
+"""Kernels of DoRA beside those: an identity, two products, scaling, sum and norm; of the outputs a quotient,
+a difference, three products and sums (peft/tuners/lora/dora.py)."""
+_WIDENING_LAUNCHES: dict[int, float] = {16: 0.0, 8: 11.0, 4: 2.0}
+"""Kernels forward around a weight of few bits. At 4: its scales, and itself (bitsandbytes, functional.py,
+dequantize_4bit). At 8: two casts, size, comparison and choice of outliers (5), quantising and zeroing (2),
+scaling the result, and the outliers' own product (backends/cuda/ops.py)."""
 _LAYER_LAUNCHES, _EAGER_LAYER_LAUNCHES = 13.0, 36.0
 """Kernels of a layer forward: of Transformer Engine (`buffers.graph_bytes`, a third of its nodes), and one
 PyTorch operator at a time: six a norm, ten of rotary embeddings, seven products, attention, two sums and two
@@ -227,9 +380,11 @@ def adapter_launches(c: Context, shares: BlockShares) -> float:
     number += shares.attention * _adapters(workload, in_blocks["attention"])
     number += shares.mamba * _adapters(workload, in_blocks["mamba"])
     launches = _ADAPTER_LAUNCHES * number
-    if workload.adapters.method == "qlora":
+    if workload.adapters.decomposed:
+        launches += _DECOMPOSED_LAUNCHES * number
+    if workload.adapters.base_bits < 16:
         matrices = 4.0 * shares.attention + 3.0 * blocks + 2.0 * shares.mamba
-        launches += _WIDENING_LAUNCHES * matrices
+        launches += _WIDENING_LAUNCHES[workload.adapters.base_bits] * matrices
     eager = c.constants.framework.eager_operators
     return launches / (_EAGER_LAYER_LAUNCHES if eager else _LAYER_LAUNCHES)
 

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.activations import (
-    LAYERS_AT_HAND,
     SavedActivations,
     activation_bytes_per_layer,
+    layers_at_hand,
     offloaded_per_layer,
     offloads_any,
 )
-from meshwright.costmodel.adapters import frozen
+from meshwright.costmodel.adapters import frozen, normed_bytes
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
 from meshwright.costmodel.losses import loss_held_bytes
 from meshwright.costmodel.stacks import MemoryProfile, memory_profile, stack_constants
@@ -435,12 +435,12 @@ def _largest_saved(workload: Workload, layout: Layout) -> Floats:
 
 
 def _offloaded_at_hand(workload: Workload, layout: Layout) -> Floats:
-    """Offloaded tensors that are in HBM all the same: of the layer at work, and of its neighbour."""
+    """Offloaded tensors that are in HBM all the same: of the layer at work, and of its neighbours."""
     largest: Floats = 0.0
     if offloads_any(workload):
         for shares in workload.model.blocks.kinds():
             largest = np.maximum(largest, offloaded_per_layer(workload, layout, shares).freed)
-    return LAYERS_AT_HAND * largest
+    return layers_at_hand(workload) * largest
 
 
 def _loss_bytes(workload: Workload, layout: Layout, profile: MemoryProfile) -> Floats:
@@ -555,9 +555,11 @@ def _weights_at_hand(
         tables = table
     _, element = workload.frozen_weight_bytes
     gathered = np.where(sharded, element * at_hand, 0.0)
-    if workload.adapters is not None and workload.adapters.method == "qlora":
+    if workload.adapters is not None and workload.adapters.base_bits < 16:
         widened = _widest_columns(model) * model.hidden / np.asarray(layout.tp)
-        gathered = gathered + 2.0 * widened
+        gathered = gathered + np.maximum(2.0 * widened, normed_bytes(workload))
+    else:
+        gathered = gathered + normed_bytes(workload)
     gathered_table = np.where(sharded, 2.0 * tables, 0.0)
     if not profile.placeholder_gradients or frozen(workload):
         return gathered, gathered_table, 0.0 * gathered

@@ -12,6 +12,8 @@ GraphScope = Literal["none", "feed_forward", "partial", "full"]
 ContextExchange = Literal["p2p", "a2a", "a2a+p2p", "all_gather"]
 OffloadedModules = Literal[
     "none",
+    "layer_inputs",
+    "saved_tensors",
     "core_attn",
     "core_attn+attn_proj",
     "expert_fc1",
@@ -24,11 +26,14 @@ OffloadedModules = Literal[
     "core_attn+attn_proj+moe_act",
     "core_attn+attn_proj+expert_fc1+moe_act",
 ]
-"""Modules of a layer whose saved tensors wait for the backward pass in the host's memory: those of Megatron's
-`--offload-modules` that are priced, where the attention projection goes with attention only."""
+"""What waits for the backward pass in the host's memory. Inputs of recomputed layers, by the framework's own
+switch or by a trainer's hooks on all saved tensors; or tensors that modules of a layer save: those of
+Megatron's `--offload-modules` that are priced, where the attention projection goes with attention only."""
 StateType = Literal["fp32", "bf16"]
 DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)
 OFFLOADED_MODULES: tuple[str, ...] = get_args(OffloadedModules)
+OFFLOADED_INPUTS = ("layer_inputs", "saved_tensors")
+"""Those that are no modules of a layer."""
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 Optimizer = Literal[

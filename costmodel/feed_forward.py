@@ -14,6 +14,7 @@ from meshwright.costmodel.adapters import (
     adapter_passes_s,
     adapts_experts,
     frozen,
+    frozen_passes_s,
     widening_s,
 )
 from meshwright.costmodel.collectives import Links, all_to_all_s, members_inside, ring_pass_s
@@ -47,7 +48,8 @@ from meshwright.model_specs.adapters import expert_adapters
 def linear(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -> Passes:
     """The GEMMs of y[tokens, n] = x[tokens, k] W: one forward; input and weight gradient backward.
 
-    A frozen W has no weight gradient, but perhaps adapters beside it (`adapters.adapter_passes_s`).
+    A frozen W has no weight gradient, but perhaps adapters beside it (`adapters.frozen_passes_s`
+    and `adapters.adapter_passes_s`).
 
     Parameters
     ----------
@@ -65,11 +67,12 @@ def linear(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -
     Passes
         Seconds, above 0; `kernels.gemm_s` and `kernels.weight_gradient_s` have the formula and its source.
     """
+    if frozen(c.workload):
+        beside = adapter_passes_s(c, tokens, k, outputs)
+        base = frozen_passes_s(c, tokens, n, k, len(outputs))
+        return Passes(base.forward + beside.forward, base.backward + beside.backward)
     forward, backward = gemm_s(tokens, n, k, c.rates), gemm_s(tokens, k, n, c.rates)
-    if not frozen(c.workload):
-        return Passes(forward, backward + weight_gradient_s(k, n, tokens, c.rates))
-    beside, widened_s = adapter_passes_s(c, tokens, k, outputs), widening_s(c, n * k)
-    return Passes(forward + widened_s + beside.forward, backward + widened_s + beside.backward)
+    return Passes(forward, backward + weight_gradient_s(k, n, tokens, c.rates))
 
 
 def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:

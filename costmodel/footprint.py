@@ -16,6 +16,7 @@ from meshwright.costmodel.activations import (
     SavedActivations,
     offloaded_per_layer,
     offloads_any,
+    offloads_inputs,
     saved_activations,
 )
 from meshwright.costmodel.buffers import transients, workspace_bytes
@@ -175,7 +176,22 @@ def offloaded_states_gib(workload: Workload, layout: Layout, stages: Stages) -> 
     of_dense = offloaded_bytes(workload, layout, dense_shards)
     of_expert = offloaded_bytes(workload, layout, expert_shards, experts=True)
     together = dense * of_dense + expert * of_expert
+    together = together + _drive_buffers(workload, layout, dense + expert)
     return np.broadcast_to(np.asarray(together / GIB), (len(stages),))
+
+
+_SUB_GROUP, _STATE_BUFFERS, _WEIGHT_BUFFER_BYTES = 1e9, 4.0 * 4.0, 5.0 * 2.0 * 1e8
+"""Parameters that DeepSpeed updates at a time; bytes of each in four fp32 buffers (weight, gradient and two
+moments); and five buffers of 1e8 16-bit weights (DeepSpeed 0.19.8, runtime/zero/config.py, sub_group_size;
+offload_config.py, buffer_count and buffer_size)."""
+
+
+def _drive_buffers(workload: Workload, layout: Layout, parameters: Floats) -> Floats:
+    """Bytes of the host's memory through which a rank's states and shards pass to its drives."""
+    shards, _ = optimizer_shards(layout)
+    own = np.asarray(parameters) / shards * workload.trained_shares[0]
+    states = _STATE_BUFFERS * np.minimum(own, _SUB_GROUP) * workload.optimizer_on_drives
+    return states + _WEIGHT_BUFFER_BYTES * workload.parameters_on_drives
 
 
 def _offloaded_activations(
@@ -188,6 +204,8 @@ def _offloaded_activations(
         for experts in (False, model.moe is not None)
     )
     copied = SavedActivations((dense, 0.0), (main, 0.0))
+    if offloads_inputs(workload):
+        copied = SavedActivations((0.0, dense), (0.0, main))
     return _in_all_micro_batches(workload, layout, stages, copied)
 
 
@@ -550,6 +568,10 @@ def mean_states_gib(workload: Workload, layout: Layout) -> NDArray[np.float64]:
     return np.broadcast_to(np.asarray(mean), layout.broadcast_shape())
 
 
+_LEAST_BYTES = 1e-3
+"""Of a layer in a bound: far below the rounding that bounds allow for."""
+
+
 class _HeldByRanks(NamedTuple):
     """What the ranks of layouts of one pp hold unequally, bytes."""
 
@@ -583,7 +605,8 @@ def _mean_held(
     layer, flying, ends = held
     model = workload.model
     leading = model.dense_layers if model.moe_layers else 0
-    weight = 1.0 / (layer.states[:, None] + saved[:, None] * flying)
+    # Where states and saved inputs are the host's, a layer has no byte on the GPU.
+    weight = 1.0 / np.maximum(layer.states[:, None] + saved[:, None] * flying, _LEAST_BYTES)
     weight_sum = np.sum(weight, axis=1)
     layers = model.layers - leading + np.sum(ends * weight, axis=1)
     if leading:

@@ -37,6 +37,7 @@ from meshwright.costmodel.other_blocks import (
     mamba1_block,
     mamba_block,
 )
+from meshwright.frameworks.catalog import input_offload
 from meshwright.model_specs.blocks import LINEAR, WINDOWED, BlockShares, pattern_shares
 
 # Seconds of what stands before and behind the layers: token table, head and loss.
@@ -144,7 +145,9 @@ def with_copies(c: Context, sent: LayerTime, layer: LayerTime, shares: BlockShar
     run on streams of their own, forward to the host and backward from it, and take as long either way. What
     is not on the host when the layer ends is still in HBM; what is not back keeps its backward pass waiting:
     either pass lasts at least as long as its copies. Where experts exchange tokens over the network, those
-    pass the same PCIe link between GPU and NIC, whether compute hides them or not.
+    pass the same PCIe link between GPU and NIC, whether compute hides them or not. Inputs of recomputed
+    layers may be copied on the stream that computes, and hide under nothing (`InputOffload` of the
+    framework's record).
 
     Parameters
     ----------
@@ -166,6 +169,13 @@ def with_copies(c: Context, sent: LayerTime, layer: LayerTime, shares: BlockShar
         return layer
     rate = COPY_SHARE * c.workload.cluster.device.pcie_gb_per_s * 1e9
     copy_s = np.asarray(offloaded_per_layer(c.workload, c.layout, shares).copied) / rate
+    setting = input_offload(c.workload.framework, c.workload.offload_modules)
+    if setting is not None and not setting.hides:
+        return LayerTime(
+            {**layer.forward, "offload": copy_s},
+            {**layer.backward, "offload": copy_s},
+            layer.recompute,
+        )
     forward_s, backward_s = total(layer.forward), total(layer.backward) + total(layer.recompute)
     busy_f, busy_b = (copy_s + _over_network_s(c, parts) for parts in (sent.forward, sent.backward))
     return LayerTime(
@@ -609,7 +619,9 @@ def _with_host(
     forward_s, backward_s = total(layer.forward), total(layer.backward)
     forward_excess = _host_excess_s(total(beside.layer.forward), beside.launch_s * share, power)
     forward_host = forward_excess * part_of_mean + gap * share
-    forward_again = add(layer.forward, {"host": forward_host})
+    # What goes to the host goes there once, however often its layer runs forward.
+    again = {name: part for name, part in layer.forward.items() if name != "offload"}
+    forward_again = add(again, {"host": forward_host})
     if c.forward_only:
         return KindTime({"scoring": total(forward_again) + waits}, 0.0 * waits, {})
     full = scaled(forward_again, framework.recompute_fraction)

@@ -441,7 +441,8 @@ def offloaded_bytes(
     The fp32 weight, the moments and the gradient, which is copied there in fp32 each step
     (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py), what the stack's profile adds, and offloaded
     16-bit shards (deepspeed/runtime/zero/partition_parameters.py, _partition_param), with what a reference
-    keeps there (`reference_bytes`). Paged optimizers keep their moments there alone.
+    keeps there (`reference_bytes`). Paged optimizers keep their moments there alone. States on drives, and
+    shards, leave the buffers that they pass through (`footprint.offloaded_states_gib`).
 
     Parameters
     ----------
@@ -464,11 +465,13 @@ def offloaded_bytes(
     kept: Floats = np.asarray(layout.optimizer_offload) / 100.0 * share
     kept = kept * workload.trained_shares[experts]
     copies = memory_profile(workload.framework).host_copies_bytes
-    states: Floats = kept * (FP32_BYTES + moments + _HOST_GRADIENT_BYTES + copies)
+    each = 0.0 if workload.optimizer_on_drives else FP32_BYTES + moments + _HOST_GRADIENT_BYTES
+    states: Floats = kept * (each + copies)
     if pages_states(workload):
         states = states + workload.trained_shares[experts] * share * moments
     states = states + reference_bytes(workload, layout, shards)[1]
-    return states + (_HOST_WEIGHT_BYTES * share if workload.offload_parameters else 0.0)
+    on_host = workload.offload_parameters and not workload.parameters_on_drives
+    return states + (_HOST_WEIGHT_BYTES * share if on_host else 0.0)
 
 
 def _narrow_weight_bytes(workload: Workload) -> float:

@@ -199,7 +199,7 @@ def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     parameters = numbers[0] / ranks[0] + numbers[1] / ranks[1]
     offloaded = np.asarray(c.layout.optimizer_offload) / 100.0
     on_gpu_s = _on_gpu_s(c, numbers, ranks, 1.0 - offloaded)
-    on_host_s = offloaded * _host_s(c, parameters)
+    on_host_s = offloaded * (_host_s(c, parameters) + _states_on_drives_s(c, parameters))
     states_s: Floats = np.maximum(on_gpu_s, on_host_s)
     return states_s + _uploads_s(c, parameters) if c.workload.offload_parameters else states_s
 
@@ -259,7 +259,35 @@ def _uploads_s(c: Context, parameters: Floats) -> Floats:
     after_step = 1.0 - 2.0 * on_host
     moved = _WEIGHT_BYTES * (2.0 * micro_batches + after_step)
     seconds: Floats = moved * np.asarray(parameters) / _pcie_bytes_per_s(c)
+    if c.workload.parameters_on_drives:
+        # Read for each pass, and written once new (runtime/swap_tensor/partitioned_param_swapper.py).
+        moved = _WEIGHT_BYTES * (2.0 * micro_batches + 1.0)
+        seconds = seconds + moved * np.asarray(parameters) / _drives_bytes_per_s(c)
     return seconds
+
+
+_STATE_BYTES_ON_DRIVES = 4.0 + (12.0 + 4.0) + 12.0
+"""Of a parameter in a step: its fp32 gradient written; fp32 weight, moments and gradient read; weight and
+moments written (DeepSpeed 0.19.8, runtime/swap_tensor/optimizer_utils.py and pipelined_optimizer_swapper.py;
+runtime/zero/stage3.py, _optimizer_states_and_gradient_swap_in and _out)."""
+
+
+def _states_on_drives_s(c: Context, parameters: Floats) -> Floats:
+    """Seconds of reading and writing the states on drives, sub-group by sub-group around its update.
+
+    Nothing hides them: `pipeline_read` and `pipeline_write` are off by default (DeepSpeed 0.19.8,
+    runtime/zero/offload_config.py).
+    """
+    if not c.workload.optimizer_on_drives:
+        return 0.0 * np.asarray(parameters)
+    return _STATE_BYTES_ON_DRIVES * np.asarray(parameters) / _drives_bytes_per_s(c)
+
+
+def _drives_bytes_per_s(c: Context) -> float:
+    """Of one GPU, while all of its node read or write at once."""
+    cluster = c.workload.cluster
+    assert cluster.nvme_gb_per_s is not None
+    return 1e9 * cluster.nvme_gb_per_s / min(cluster.gpus_per_node, c.workload.gpus)
 
 
 _SWAPPED_TIMES = 3.0

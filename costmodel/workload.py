@@ -148,6 +148,10 @@ class Workload(RunSettings):
     pass, instead of gathering them again."""
     offload_parameters: bool = False
     """Whether the 16-bit shards of ZeRO 3 lie in the host's memory too (DeepSpeed's `offload_param`)."""
+    optimizer_on_drives: bool = False
+    """Whether an offloaded optimizer's states lie on the node's drives (DeepSpeed, device nvme)."""
+    parameters_on_drives: bool = False
+    """Whether the 16-bit shards of `offload_parameters` lie there."""
     chooses_buckets: bool = False
     """Whether a layout may have buckets of another size where that saves enough
     (`data_parallel.size_range`)."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 from meshwright.frameworks.deepspeed import DEEPSPEED
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.megatron import MEGATRON, PYTORCH
-from meshwright.frameworks.record import Framework, FrameworkName, Setting, Stack
+from meshwright.frameworks.record import Framework, FrameworkName, InputOffload, Setting, Stack
 from meshwright.frameworks.torchtitan import TORCHTITAN
 
 RECORDS: tuple[Framework, ...] = (MEGATRON, TORCHTITAN, DEEPSPEED, FSDP2)
@@ -55,6 +55,19 @@ def binding_framework(stack_name: str) -> Framework | None:
     """The record whose rules bind a software stack; None where those of no record do."""
     record, stack = _stacks_by_name()[stack_name]
     return record if stack.bound else None
+
+
+def input_offload(stack_name: str, modules: str) -> InputOffload | None:
+    """How a stack moves inputs of layers to the host; None where what it offloads is something else.
+
+    A loop over eager PyTorch has the hooks of trainers, whoever shards it or not.
+
+    >>> input_offload("deepspeed", "layer_inputs").hides
+    True
+    """
+    record = FSDP2 if stack_name == PYTORCH.name else framework_of_stack(stack_name)
+    setting = record.offloads.get(modules)
+    return setting if isinstance(setting, InputOffload) else None
 
 
 def stack_in_words(text: str) -> Stack | None:

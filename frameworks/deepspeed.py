@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from meshwright.frameworks.fsdp2 import LIGER_LOSS, PEFT_ADAPTERS, PRECOMPUTED, TRL_STEPS
+from meshwright.frameworks.fsdp2 import (
+    EIGHT_BIT_ADAPTERS,
+    INPUT_OFFLOAD_RULES,
+    LIGER_LOSS,
+    PEFT_ADAPTERS,
+    PRECOMPUTED,
+    SAVED_TENSORS,
+    TRL_STEPS,
+    WHOLE_BASE,
+)
 from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
 from meshwright.frameworks.record import (
     Argument,
     ContextExchange,
     Framework,
     GradientBuckets,
+    InputOffload,
     OptimizerOffload,
     OptimizerSetting,
     ReferenceSetting,
@@ -62,6 +73,7 @@ DEEPSPEED_ARGUMENTS = (
     *_of_megatron("rope.fraction", "tied_embeddings"),
     Argument("pipelined", "--no-pipeline-parallel", "switch", True),
     Argument("checkpoints", "--deepspeed-activation-checkpointing", "switch"),
+    Argument("offloads_inputs", "--checkpoint-in-cpu", "switch"),
     Argument("recomputes_all", "--checkpoint-activations", "switch"),
     # Else it makes an optimizer of the GPU, with which DeepSpeed offloads nothing.
     Argument("cpu_optimizer", "--cpu-optimizer", "switch"),
@@ -197,6 +209,14 @@ DEEPSPEED = Framework(
             source=OFFLOAD,
             planned=False,
         ),
+        "layer_inputs": InputOffload(
+            flag=_FLAGS["offloads_inputs"],
+            source="deepspeed/runtime/activation_checkpointing/offload_activations.py",
+            hides=True,
+            layers_at_hand=3.0,
+            rules=INPUT_OFFLOAD_RULES,
+        ),
+        "saved_tensors": SAVED_TENSORS,
     },
     optimizer_offload=OptimizerOffload(
         flag="zero_optimization.offload_optimizer.device",
@@ -223,7 +243,11 @@ DEEPSPEED = Framework(
     sparse_attention=None,
     hybrid_layers=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
-    adapters=PEFT_ADAPTERS,
+    adapters=PEFT_ADAPTERS
+    | EIGHT_BIT_ADAPTERS
+    | {
+        "qdora": replace(PEFT_ADAPTERS["qdora"], rules=(*PEFT_ADAPTERS["qdora"].rules, WHOLE_BASE)),
+    },
     # TRL's chunked loss has 32-bit products without autocast, which no rate is known of.
     losses={"liger": LIGER_LOSS},
     step_kinds=TRL_STEPS,

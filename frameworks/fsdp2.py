@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from meshwright.frameworks.record import (
     AdapterSetting,
     ContextExchange,
     Framework,
+    InputOffload,
     OptimizerOffload,
     OptimizerSetting,
     ReferenceSetting,
@@ -43,8 +46,35 @@ PEFT_ADAPTERS = {
         rules=("peft-degrees",),
         installs="peft and bitsandbytes",
     ),
+    "dora": AdapterSetting(
+        flag=ADAPTER_FILE,
+        source="peft/tuners/lora/dora.py",
+        rules=("peft-degrees",),
+        installs="peft",
+    ),
+    "qdora": AdapterSetting(
+        flag=ADAPTER_FILE,
+        source="peft/tuners/lora/bnb.py",
+        rules=("peft-degrees",),
+        installs="peft and bitsandbytes",
+    ),
 }
 """What a training script with PEFT trains, whatever shards it (peft/docs/source/accelerate/)."""
+WHOLE_BASE = "peft-whole-base"
+"""Name of the rule that keeps frozen weights of few bits whole."""
+EIGHT_BIT_ADAPTERS = {
+    name: AdapterSetting(
+        flag=ADAPTER_FILE,
+        source=source,
+        rules=("peft-degrees", WHOLE_BASE),
+        installs="peft and bitsandbytes",
+    )
+    for name, source in (
+        ("lora-8bit", "transformers/quantizers/quantizer_bnb_8bit.py"),
+        ("dora-8bit", "peft/tuners/lora/bnb.py"),
+    )
+}
+"""Beside weights of 8 bits, which FSDP does not shard (peft, issue 2833)."""
 
 
 _TRL = "trl/trainer/dpo_trainer.py"
@@ -70,6 +100,20 @@ LIGER_LOSS = Setting(
     installs="liger-kernel",
 )
 """Of a Trainer's arguments, whatever shards the model."""
+INPUT_OFFLOAD_RULES = ("offload-recomputed", "offloaded-inputs-degrees", "host-inputs")
+"""Rules of inputs of recomputed layers on the host."""
+SAVED_TENSORS = InputOffload(
+    flag="activation_offloading",
+    value="True",
+    source="trl/models/activation_offloading.py",
+    hides=True,
+    layers_at_hand=5.0,
+    rules=INPUT_OFFLOAD_RULES,
+    installs="trl",
+)
+"""Hooks of TRL's trainers, torchtune and Axolotl: copies on one stream of their own, at most five tensors
+waiting for it; in the backward pass those of a layer come while the one behind it computes, for the stream
+waits for the one before alone (OffloadActivations, max_fwd_stash_size and unpack_tensor_with_streams)."""
 PRECOMPUTES = "precompute_ref_log_probs"
 """The switch of TRL, and of stacks that use its trainers."""
 PRECOMPUTED = ReferenceSetting(flag=PRECOMPUTES, value="True", source="trl/trainer/dpo_config.py")
@@ -85,6 +129,7 @@ RESHARDS, RECOMPUTES, OFFLOADS = (
     for name in ("reshard_after_forward", "activation_checkpointing", "offload_params")
 )
 """Switches of `fsdp_config`."""
+OFFLOADS_INPUTS = f"{RECOMPUTES}_offload"
 PRECISION = "mixed_precision"
 SIZES = {
     axis: f"parallelism_config_{axis}_size" for axis in ("dp_replicate", "dp_shard", "tp", "cp")
@@ -142,11 +187,14 @@ FSDP2 = Framework(
     },
     cuda_graphs={"none": Setting(source=LAUNCH)},
     offloads={
-        "activations": Setting(
-            flag=f"fsdp_config.{RECOMPUTES}_offload",
-            source=LAUNCH,
-            planned=False,
+        # save_on_cpu copies on the stream that computes (torch/autograd/graph.py).
+        "layer_inputs": InputOffload(
+            flag=f"fsdp_config.{OFFLOADS_INPUTS}",
+            value="true",
+            source="accelerate/utils/fsdp_utils.py",
+            rules=INPUT_OFFLOAD_RULES,
         ),
+        "saved_tensors": SAVED_TENSORS,
     },
     # Parameters and gradients go with the states.
     optimizer_offload=OptimizerOffload(
@@ -176,7 +224,8 @@ FSDP2 = Framework(
         rules=("fsdp2-mamba",),
     ),
     rank_orders={"tp-cp-dp": Setting(source=MESH)},
-    adapters=PEFT_ADAPTERS,
+    adapters=PEFT_ADAPTERS
+    | {name: replace(each, planned=False) for name, each in EIGHT_BIT_ADAPTERS.items()},
     losses={
         "liger": LIGER_LOSS,
         "chunked": Setting(

@@ -151,6 +151,16 @@ class OptimizerOffload(Setting):
 
 
 @dataclass(frozen=True, kw_only=True)
+class InputOffload(Setting):
+    """Inputs of fully recomputed layers in the host's memory until the layer's backward pass."""
+
+    hides: bool = False
+    """Whether copies run on a stream of their own, beside the passes of layers."""
+    layers_at_hand: float = 1.0
+    """Layers whose inputs are in HBM at a time, those on their way to the host among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizerSetting(Setting):
     """An optimizer, and what of the parameters it is handed."""
 
@@ -269,7 +279,8 @@ class Framework:
     """How context parallelism moves keys and values: p2p (ring), a2a (heads for tokens), all_gather, ..."""
     cuda_graphs: Mapping[str, Setting]
     offloads: Mapping[str, Setting]
-    """activations, parameters: what else can lie in the host's memory."""
+    """What else can lie in the host's memory: parameters; activations of single modules; layer_inputs, and
+    saved_tensors that a trainer's hooks move, where layers are recomputed."""
     optimizer_offload: OptimizerOffload | None
     """Optimizer states in the host's memory; None where they go with the parameters or not at all."""
     shard_groups: ShardGroups | None

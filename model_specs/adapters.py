@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,13 +24,51 @@ from meshwright.model_specs.parameters import (
 )
 from meshwright.model_specs.schema import ModelSpec
 
-EVERY_PARAMETER = "full"
-TRAINED = (EVERY_PARAMETER, "lora", "qlora")
-"""Words of `--train`."""
 MOST_RANK = 8192
 
-AdapterMethod = Literal["lora", "qlora"]
-"""Adapters beside 16-bit weights, or beside weights of 4 bits (QLoRA, arXiv 2305.14314)."""
+AdapterMethod = Literal["lora", "lora-8bit", "qlora", "dora", "dora-8bit", "qdora"]
+"""Adapters beside weights of 16 bits, of 8 (LLM.int8(), arXiv 2208.07339) or of 4 (QLoRA, arXiv 2305.14314);
+and the same with a magnitude for each output (DoRA, arXiv 2402.09353)."""
+EVERY_PARAMETER = "full"
+TRAINED = (EVERY_PARAMETER, *get_args(AdapterMethod))
+"""Words of `--train`."""
+BaseBits = Literal[4, 8, 16]
+
+
+class _Traits(NamedTuple):
+    """What a method is made of."""
+
+    base_bits: BaseBits
+    decomposed: bool
+
+
+_TRAITS: dict[AdapterMethod, _Traits] = {
+    "lora": _Traits(16, False),
+    "lora-8bit": _Traits(8, False),
+    "qlora": _Traits(4, False),
+    "dora": _Traits(16, True),
+    "dora-8bit": _Traits(8, True),
+    "qdora": _Traits(4, True),
+}
+
+
+def adapter_method(base_bits: int, *, decomposed: bool = False) -> AdapterMethod:
+    """The word for adapters beside weights of so many bits.
+
+    Parameters
+    ----------
+    base_bits : int
+        Of a frozen weight: 4, 8 or 16.
+    decomposed : bool
+        Whether each output has a magnitude of its own, as DoRA has it.
+
+    Returns
+    -------
+    AdapterMethod
+        One of `TRAINED`, `full` left out.
+    """
+    return next(word for word, traits in _TRAITS.items() if traits == (base_bits, decomposed))
+
 
 ALL_LINEAR = "all-linear"
 """Every matrix of a layer; the framework says which these are (`resolved`)."""
@@ -69,9 +107,10 @@ TARGETS = (
 )
 """Words of `--lora-targets`."""
 
-_NF4_BYTES = 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)
+_NF4_BYTES, _INT8_BYTES, _INT8_SCALE_BYTES = 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0), 1.0, 4.0
 """Of a weight at 4 bits: a scale of 8 bits for each block of 64, and one of 32 bits for 256 of those (QLoRA,
-arXiv 2305.14314, section 3, double quantisation)."""
+arXiv 2305.14314, section 3, double quantisation). At 8 bits: itself, and a scale of 32 bits for each output
+(bitsandbytes, nn/modules.py, Int8Params: CB and SCB)."""
 
 
 class AdapterSpec(BaseModel):
@@ -89,6 +128,16 @@ class AdapterSpec(BaseModel):
 
     matrices: Annotated[tuple[str, ...], Field(max_length=len(TARGETS) + 1)] = ()
     """What the targets stand for in the framework; taken as they are where this is empty."""
+
+    @property
+    def base_bits(self) -> BaseBits:
+        """Bits of a frozen weight of a matrix."""
+        return _TRAITS[self.method].base_bits
+
+    @property
+    def decomposed(self) -> bool:
+        """Whether each output of an adapted matrix has a magnitude that is trained too."""
+        return _TRAITS[self.method].decomposed
 
     def disabled(self) -> AdapterSpec:
         """The same frozen weights without an adapter beside any of them.
@@ -175,7 +224,9 @@ def read_adapters(
         for name, value in (("lora_rank", rank), ("lora_targets", targets)):
             if value is not None:
                 raise InputError(
-                    "is of adapters: train lora or qlora, or leave it out", where=name, value=value
+                    "is of adapters: train lora or one of its kind, or leave it out",
+                    where=name,
+                    value=value,
                 )
         return None
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
@@ -381,7 +432,8 @@ def resolved(model: ModelSpec, adapters: AdapterSpec, *, fused: bool) -> Adapter
     Raises
     ------
     InputError
-        Where PEFT would refuse them.
+        Where PEFT would refuse them, as it does DoRA beside experts (peft 0.21, tuners/lora/layer.py,
+        ParamWrapper).
     """
     have = {matrix.name for matrix in layer_matrices(model)} | {EXPERTS}
     names, moe = {*_expanded(adapters.targets)} & have, model.moe
@@ -396,6 +448,12 @@ def resolved(model: ModelSpec, adapters: AdapterSpec, *, fused: bool) -> Adapter
         if not names.issuperset({*_FEED_FORWARD} & have):
             raise InputError(
                 "PEFT adapts gate, up and down projection of experts together: name all of them or none",
+                where="lora_targets",
+                value=",".join(adapters.targets),
+            )
+        if adapters.decomposed:
+            raise InputError(
+                "names experts, beside which PEFT has no DoRA: leave gate_proj, up_proj and down_proj out",
                 where="lora_targets",
                 value=",".join(adapters.targets),
             )
@@ -455,8 +513,50 @@ def adapted_matrices(model: ModelSpec, adapters: AdapterSpec) -> frozenset[str]:
 
 
 def _parameters(adapters: AdapterSpec, matrices: tuple[Matrix, ...]) -> int:
-    each = (matrix.inputs + matrix.outputs for matrix in matrices if adapters.has(matrix.name))
-    return adapters.rank * sum(each)
+    """Of the adapters beside matrices: r (k + n), and n magnitudes of DoRA."""
+    adapted = [matrix for matrix in matrices if adapters.has(matrix.name)]
+    pairs = adapters.rank * sum(matrix.inputs + matrix.outputs for matrix in adapted)
+    return pairs + adapters.decomposed * sum(matrix.outputs for matrix in adapted)
+
+
+class AdaptedOutputs(NamedTuple):
+    """Outputs of the adapted matrices of one block of each kind, added up."""
+
+    attention: int
+    mamba: int
+    feed_forward: int
+    shared_experts: int
+
+
+@lru_cache(maxsize=256)
+def adapted_outputs_of_blocks(model: ModelSpec, adapters: AdapterSpec) -> AdaptedOutputs:
+    """How wide the outputs are of the matrices that have an adapter.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Its widths are used; where layers with linear attention stand beside others, the mean of both.
+    adapters : AdapterSpec
+        Its targets.
+
+    Returns
+    -------
+    AdaptedOutputs
+        Elements a token, at least 0.
+    """
+
+    def outputs(matrices: tuple[Matrix, ...]) -> int:
+        return sum(matrix.outputs for matrix in matrices if adapters.has(matrix.name))
+
+    linear, mamba = (outputs(each) for each in _mixer_matrices(model))
+    attention = outputs(_attention_matrices(model))
+    if model.linear_layers:
+        softmax = model.layers - model.linear_layers
+        attention = (softmax * attention + model.linear_layers * linear) // model.layers
+    shared = 0 if model.moe is None else model.moe.shared_width
+    blocks = (model.ffn_hidden, shared)
+    of_blocks = (outputs(_feed_forward_matrices(model, n)) if n else 0 for n in blocks)
+    return AdaptedOutputs(attention, mamba, *of_blocks)
 
 
 class AdapterCounts(NamedTuple):
@@ -474,9 +574,10 @@ class AdapterCounts(NamedTuple):
 
 
 def adapter_counts(model: ModelSpec, adapters: AdapterSpec) -> AdapterCounts:
-    """Parameters of the adapters of all layers: r (k + n) beside each matrix.
+    """Parameters of the adapters of all layers: r (k + n) beside each matrix, and n more under DoRA.
 
-    Source: LoRA, arXiv 2106.09685, section 4.1. Multi-token-prediction modules have none.
+    Source: LoRA, arXiv 2106.09685, section 4.1; DoRA, arXiv 2402.09353, equation 5, and peft 0.21,
+    tuners/lora/dora.py, DoraLinearLayer.update_layer. Multi-token-prediction modules have none.
 
     Parameters
     ----------
@@ -528,8 +629,9 @@ class FrozenParameters(NamedTuple):
 def frozen_parameters(model: ModelSpec, adapters: AdapterSpec) -> FrozenParameters:
     """Adapters beside a frozen parameter, and its bytes.
 
-    Under QLoRA the matrices of layers have 4 bits, and token tables, head and norms 16: linear layers alone
-    are replaced (QLoRA, arXiv 2305.14314, section 3; transformers, integrations/bitsandbytes.py).
+    Beside weights of 4 or 8 bits the matrices of layers have so many, and token tables, head and norms 16:
+    linear layers alone are replaced (QLoRA, arXiv 2305.14314, section 3; transformers,
+    integrations/bitsandbytes.py, replace_with_bnb_linear).
 
     Parameters
     ----------
@@ -550,11 +652,26 @@ def frozen_parameters(model: ModelSpec, adapters: AdapterSpec) -> FrozenParamete
     experts = 0 if moe is None else with_experts * moe.experts * expert_parameters(model)
     dense = parameter_count(model) - experts
     trained = (counts.dense / dense, counts.experts / experts if experts else 0.0)
-    if adapters.method == "lora":
+    if adapters.base_bits == 16:
         return FrozenParameters(trained, (2.0, 2.0))
     matrices = _dense_matrices(model)
-    dense_bytes = (_NF4_BYTES * matrices + 2.0 * (dense - matrices)) / dense
-    return FrozenParameters(trained, (dense_bytes, _NF4_BYTES))
+    of_dense = of_expert = _NF4_BYTES
+    if adapters.base_bits == 8:
+        of_dense, of_expert = (_eight_bit_bytes(model, expert=expert) for expert in (False, True))
+    dense_bytes = (of_dense * matrices + 2.0 * (dense - matrices)) / dense
+    return FrozenParameters(trained, (dense_bytes, of_expert))
+
+
+def _eight_bit_bytes(model: ModelSpec, *, expert: bool) -> float:
+    """Of a weight with its share of the scales of its matrix, in the mean."""
+    counted = [
+        (each.matrix, each.number)
+        for each in counted_matrices(model, fused=False)
+        if each.expert == expert and each.matrix.name != ROUTER
+    ]
+    weights = sum(number * matrix.inputs * matrix.outputs for matrix, number in counted)
+    scales = sum(number * matrix.outputs for matrix, number in counted)
+    return _INT8_BYTES + _INT8_SCALE_BYTES * (scales / weights if weights else 0.0)
 
 
 def _dense_matrices(model: ModelSpec) -> int:

@@ -19,6 +19,7 @@ from pydantic import Field
 from meshwright import api
 from meshwright.documents import finite, json_text, parse_mapping, program_version, read_text
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError, message_of
+from meshwright.model_specs.adapters import AdapterMethod
 from meshwright.planner.analysis.neighbours import neighbours, single_choices
 from meshwright.planner.audit import audit_document, audit_plan
 from meshwright.planner.many.recommend import plan_sizes
@@ -103,7 +104,7 @@ class PlannerTools:
         forbid: Words | None = None,
         without: Words | None = None,
         allow: Words | None = None,
-        train: Literal["full", "lora", "qlora"] = "full",
+        train: Literal["full", AdapterMethod] = "full",
         reserve_gib: float = 0.0,
         tokens: float | None = None,
         days: float | None = None,

@@ -27,10 +27,12 @@ from meshwright.frameworks.fsdp2 import (
     ADAPTER_FILE,
     FSDP2,
     OFFLOADS,
+    OFFLOADS_INPUTS,
     PRECISION,
     PRECOMPUTES,
     RECOMPUTES,
     RESHARDS,
+    SAVED_TENSORS,
     SIZES,
 )
 from meshwright.model_specs.adapters import EXPERTS, peft_modules
@@ -104,6 +106,8 @@ def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
             "partition_activations": False,
             "number_checkpoints": inputs.model.layers,
         }
+        if launch.execution.offload_modules == "layer_inputs":
+            document["activation_checkpointing"]["cpu_checkpointing"] = True
     if autotp:
         document["tensor_parallel"] = {"autotp_size": layout.tp}
     return document
@@ -136,6 +140,7 @@ def megatron_deepspeed_args(launch: Launch) -> list[str]:
         "rope.fraction": model.rope.fraction if rotary else None,
         "pipelined": layout.pp > 1,
         "checkpoints": recomputes,
+        "offloads_inputs": launch.execution.offload_modules == "layer_inputs",
         "recomputes_all": recomputes,
         "cpu_optimizer": layout.optimizer_offload > 0,
         "deepspeed_engine": True,
@@ -173,6 +178,7 @@ def deepspeed_start(launch: Launch) -> Start:
     inputs = launch.inputs
     own_script = inputs.adapters is not None or STEP_KINDS[inputs.kind].on_preferences
     own_script = own_script or inputs.loss is not None
+    own_script = own_script or launch.execution.offload_modules == "saved_tensors"
     if own_script or inputs.optimizer not in SCRIPT_OPTIMIZERS:
         return _with_trainer(launch)
     _require_even_stages(launch)
@@ -231,7 +237,9 @@ def _script_notes(launch: Launch) -> tuple[str, ...]:
         notes.append(
             f"The script trains adapters alone: LoraConfig of PEFT reads them from {ADAPTER_FILE}."
         )
-        if adapters.method == "qlora":
+        if adapters.base_bits == 8:
+            notes.append("It loads the model with BitsAndBytesConfig(load_in_8bit=True).")
+        elif adapters.base_bits == 4:
             notes.append(
                 "It loads the model with BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', "
                 "bnb_4bit_use_double_quant=True, bnb_4bit_quant_storage=torch.bfloat16)."
@@ -255,6 +263,14 @@ def _kind_notes(launch: Launch) -> Iterator[str]:
         yield f"Its loss is {inputs.loss}: {setting.flag} {setting.value}."
     elif inputs.kind == "sft":
         yield "Its loss takes all logits: TRL's SFTTrainer does with loss_type nll alone, unlike by itself."
+    if inputs.framework == DEEPSPEED.name and launch.execution.offload_modules == "layer_inputs":
+        yield (
+            "Its layers are checkpointed by deepspeed.checkpointing.checkpoint, which ds_config.json tells "
+            "to keep inputs on the host; torch's own does not ask it."
+        )
+    if launch.execution.offload_modules == "saved_tensors":
+        hooks = record.offloads["saved_tensors"]
+        yield f"Its trainer moves saved tensors to the host: {hooks.flag} {hooks.value}, as TRL's have it."
     if not kind.on_preferences:
         return
     yield f"The script's trainer is of {kind.title}, such as that of TRL."
@@ -286,6 +302,8 @@ def _adapter_files(launch: Launch) -> dict[str, str]:
         "lora_dropout": 0.0,
         "target_modules": peft_modules(adapters),
     }
+    if adapters.decomposed:
+        config["use_dora"] = True
     return {ADAPTER_FILE: json_file(config)}
 
 
@@ -334,6 +352,9 @@ _HOST_NOTE = (
 def accelerate_config(launch: Launch) -> dict[str, Any]:
     """The document of accelerate.yaml; the node's rank and the master's address come on the command line."""
     layout, placed = launch.layout, launch.placed
+    inputs = {}
+    if launch.execution.offload_modules == "layer_inputs":
+        inputs[OFFLOADS_INPUTS] = True
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP",
@@ -350,6 +371,7 @@ def accelerate_config(launch: Launch) -> dict[str, Any]:
             RESHARDS: layout.zero_stage == 3,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             RECOMPUTES: layout.recompute == "full",
+            **inputs,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
             OFFLOADS: layout.optimizer_offload > 0,
         },
@@ -463,6 +485,7 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
         "flash_attn": "fa3" if _is_newer_flash(launch) else "fa2",
         "output_dir": "saves",
     }
+    _no_offload("LLaMA-Factory", launch, "layer_inputs", "saved_tensors")
     if inputs.kind == "orpo":
         fields["pref_loss"] = "orpo"
     if not STEP_KINDS[inputs.kind].on_preferences:
@@ -476,8 +499,11 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
         modules = peft_modules(inputs.adapters)
         fields |= {"finetuning_type": "lora", "lora_rank": inputs.adapters.rank}
         fields["lora_target"] = "all" if isinstance(modules, str) else ",".join(modules)
-        if inputs.adapters.method == "qlora":
-            fields |= {"quantization_bit": 4, "quantization_method": "bnb"}
+        bits = inputs.adapters.base_bits
+        if bits < 16:
+            fields |= {"quantization_bit": bits, "quantization_method": "bnb"}
+        if inputs.adapters.decomposed:
+            fields["use_dora"] = True
     return files | {
         _LLAMA_FACTORY: _START[_LLAMA_FACTORY] + yaml.safe_dump(fields, sort_keys=False)
     }
@@ -511,6 +537,9 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
         else "flash_attention_2",
         "output_dir": "outputs",
     }
+    _no_offload("Axolotl", launch, "layer_inputs")
+    if launch.execution.offload_modules == "saved_tensors":
+        fields[SAVED_TENSORS.flag] = True
     if scores:
         fields["rl"] = inputs.kind
     if inputs.reference == "precomputed":
@@ -521,8 +550,12 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
         fields |= _axolotls_fsdp(launch)
         files = {}
     if inputs.adapters is not None:
-        modules, narrow = peft_modules(inputs.adapters), inputs.adapters.method == "qlora"
-        fields |= {"adapter": inputs.adapters.method, "load_in_4bit": narrow}
+        modules, bits = peft_modules(inputs.adapters), inputs.adapters.base_bits
+        fields |= {"adapter": "qlora" if bits == 4 else "lora", "load_in_4bit": bits == 4}
+        if bits == 8:
+            fields["load_in_8bit"] = True
+        if inputs.adapters.decomposed:
+            fields["peft_use_dora"] = True
         fields |= {"lora_r": inputs.adapters.rank, "lora_alpha": 2 * inputs.adapters.rank}
         if isinstance(modules, str):
             fields["lora_target_linear"] = True
@@ -531,6 +564,13 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
         # The plan prices PEFT's own products.
         fields |= dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
     return files | {_AXOLOTL: _START[_AXOLOTL] + yaml.safe_dump(fields, sort_keys=False)}
+
+
+def _no_offload(stack: str, launch: Launch, *refused: str) -> None:
+    """Raises InfeasibleError where a stack has no field for what a plan offloads."""
+    modules = launch.execution.offload_modules
+    if modules in refused:
+        raise _not_there(stack, f"has no field for {modules}: pin offload_modules=none")
 
 
 def _axolotls_fsdp(launch: Launch) -> dict[str, object]:

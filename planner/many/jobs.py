@@ -87,7 +87,7 @@ class JobDoc(BaseModel):
     calibration: Text | None = None
     """A stack file that `meshwright calibrate` wrote; a relative path starts at the jobs file."""
     train: str = EVERY_PARAMETER
-    """Or `lora`, `qlora`: adapters beside frozen weights."""
+    """Or `lora`, `qlora` and their kin: adapters beside frozen weights."""
     lora_rank: int | None = None
     """Width of the adapters; 16 when absent."""
     lora_targets: str | tuple[str, ...] | None = None

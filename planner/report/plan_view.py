@@ -254,11 +254,11 @@ def _trained_line(inputs: PlanInputs) -> list[tuple[str, str]]:
         return []
     trained = adapter_counts(inputs.model, adapters).total
     share = trained / parameter_count(inputs.model)
-    weights = "16-bit" if adapters.method == "lora" else "4-bit"
     targets = ", ".join(adapters.targets)
+    magnitudes = " and magnitudes" if adapters.decomposed else ""
     words = (
-        f"adapters of rank {adapters.rank} on {targets}: {trained:,} parameters, {share:.2%} of the "
-        f"model's, beside frozen {weights} weights"
+        f"adapters of rank {adapters.rank}{magnitudes} on {targets}: {trained:,} parameters, {share:.2%} of "
+        f"the model's, beside frozen {adapters.base_bits}-bit weights"
     )
     return [("trained", words)]
 

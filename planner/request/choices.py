@@ -107,7 +107,10 @@ class Choice:
         if not self.record:
             return None
         own = getattr(framework, self.record)
-        setting: Setting | None = own.get(self.entry or value) if isinstance(own, Mapping) else own
+        if not isinstance(own, Mapping):
+            whole: Setting | None = own
+            return whole
+        setting: Setting | None = own.get(value) or own.get(self.entry)
         return setting
 
 

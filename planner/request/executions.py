@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.constraints.memory import has_mamba, has_modules
-from meshwright.costmodel.execution_names import OFFLOADED_MODULES
+from meshwright.costmodel.execution_names import OFFLOADED_INPUTS, OFFLOADED_MODULES
 from meshwright.costmodel.workload import GATHERS, HIERARCHICAL, Execution
 from meshwright.errors import InputError, listed, near_miss, shown
 from meshwright.frameworks.catalog import planned
@@ -172,10 +172,17 @@ def _offloads(
 ) -> tuple[str, ...]:
     """Sets of modules whose activations may lie in the hosts' memory, none first; a pin is leave enough."""
     asked = "activation-offload" in allow or "offload_modules" in pins
-    if not asked or "activations" not in planned(framework.offloads) or has_mamba(model):
+    names, modules = planned(framework.offloads), ()
+    if not asked:
         return ("none",)
-    some = (name for name in OFFLOADED_MODULES if name != "none")
-    return ("none", *(name for name in some if has_modules(model, name.split("+"))))
+    inputs = tuple(name for name in OFFLOADED_INPUTS if name in names)
+    if "activations" in names and not has_mamba(model):
+        modules = tuple(
+            name
+            for name in OFFLOADED_MODULES
+            if name != "none" and has_modules(model, name.split("+"))
+        )
+    return ("none", *inputs, *modules)
 
 
 def _compilations(framework: Framework, precision: str) -> tuple[bool, ...]:

@@ -505,6 +505,8 @@ def _run(
         or attention_kernel_of_release(settings.framework),
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
         offload_parameters=settings.parameter_offload,
+        optimizer_on_drives=settings.optimizer_on_drives,
+        parameters_on_drives=settings.parameters_on_drives,
         keeps_gathered_inputs=settings.keeps_gathered_inputs
         or recipe_switch(settings.recipe, "tp_recompute_allgather") is False,
         flushes=settings.flushes,

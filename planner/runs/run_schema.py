@@ -139,7 +139,8 @@ class SettingsDoc(BaseModel):
     adapters: AdapterSpec | None = Field(
         default=None,
         description="Low-rank adapters that are trained beside frozen weights: method (lora, or qlora beside "
-        "weights of 4 bits), rank, and targets, names of matrices. Every parameter is trained where absent.",
+        "weights of 4 bits, lora-8bit beside those of 8; dora, qdora, dora-8bit with magnitudes), rank, and "
+        "targets, names of matrices. Every parameter is trained where absent.",
     )
     loss: LossName | None = Field(
         default=None,
@@ -203,11 +204,22 @@ class SettingsDoc(BaseModel):
         description="Whether the 16-bit shards of ZeRO 3 lie in the host's memory, and are copied up for "
         "every forward and backward pass: DeepSpeed's offload_param with device cpu.",
     )
+    optimizer_on_drives: Flag = Field(
+        default=False,
+        description="Whether the offloaded optimizer's states lie on the node's drives: DeepSpeed's "
+        "offload_optimizer with device nvme, under ZeRO 3. The cluster's nvme_gb_per_s is their rate.",
+    )
+    parameters_on_drives: Flag = Field(
+        default=False,
+        description="Whether shards of parameter_offload lie there: offload_param with device nvme.",
+    )
     offload_modules: Annotated[list[Words], BeforeValidator(_split_words)] = Field(
         default=[],
         max_length=20,
         description="Modules whose saved tensors lie in the host's memory until the backward pass: any of "
-        "core_attn, attn_proj (with core_attn), expert_fc1 and moe_act, as in Megatron's --offload-modules.",
+        "core_attn, attn_proj (with core_attn), expert_fc1 and moe_act, as in Megatron's --offload-modules. "
+        "Or inputs of fully recomputed layers: layer_inputs by a switch of accelerate or DeepSpeed, "
+        "saved_tensors by the hooks of TRL, torchtune and Axolotl.",
     )
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None,

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from meshwright.costmodel.activations import offloads_any
+from meshwright.costmodel.activations import offloads_any, offloads_inputs
 from meshwright.costmodel.estimate import Stages
 from meshwright.costmodel.execution_names import (
+    OFFLOADED_INPUTS,
     OFFLOADED_MODULES,
     RecomputeName,
     ScheduleName,
@@ -31,7 +32,7 @@ from meshwright.costmodel.workload import (
     swapping_ranks,
 )
 from meshwright.errors import InputError
-from meshwright.frameworks.catalog import framework_of_stack, planned
+from meshwright.frameworks.catalog import framework_of_stack, input_offload, planned
 from meshwright.planner.request.choices import NUMBERS
 from meshwright.planner.request.executions import check_names
 from meshwright.planner.request.plan_request import Degree, RecomputeModule
@@ -580,7 +581,12 @@ def offloaded_set(modules: Sequence[str], where: str = "run.offload_modules") ->
     InputError
         For a module that has no price, and for attn_proj without core_attn, which Megatron refuses.
     """
-    check_names(where, modules, _OFFLOADED, "is not a module whose offloading has a price")
+    if len(modules) == 1 and modules[0] in OFFLOADED_INPUTS:
+        return modules[0]
+    known = (*OFFLOADED_INPUTS, *_OFFLOADED)
+    check_names(where, modules, known, "is not a module whose offloading has a price")
+    if set(modules) & {*OFFLOADED_INPUTS}:
+        raise InputError("goes alone", where=where, value="+".join(modules))
     name = "+".join(module for module in _OFFLOADED if module in modules) or "none"
     if name not in OFFLOADED_MODULES:
         raise InputError("attn_proj goes with core_attn only: name both", where=where, value=name)
@@ -598,12 +604,43 @@ def check_offload(workload: Workload, layout: Layout) -> None:
             where="run.parameter_offload",
             value=f"{record.name}, zero_stage {layout.zero_stage}",
         )
-    if offloads_any(workload) and "activations" not in planned(record.offloads):
-        raise InputError(
-            "has a price with Megatron only",
-            where="run.offload_modules",
-            value=workload.offload_modules,
-        )
+    _check_drives(workload, layout)
+    modules, where = workload.offload_modules, "run.offload_modules"
+    if offloads_inputs(workload):
+        if input_offload(workload.framework, modules) is None:
+            raise InputError(f"has no price with {record.name}", where=where, value=modules)
+        if not (layout.recompute & Recompute.FULL):
+            raise InputError(
+                "has a price beside full recomputation alone", where=where, value=modules
+            )
+    elif offloads_any(workload) and "activations" not in planned(record.offloads):
+        raise InputError("has a price with Megatron only", where=where, value=modules)
+
+
+def _check_drives(workload: Workload, layout: Layout) -> None:
+    """Raises InputError where drives keep what is not offloaded, or their rate is not known."""
+    needed = {
+        "optimizer_on_drives": (
+            workload.optimizer_on_drives,
+            "optimizer_offload: 100 and zero_stage: 3",
+            int(layout.optimizer_offload) == 100 and int(layout.zero_stage) == 3,
+        ),
+        "parameters_on_drives": (
+            workload.parameters_on_drives,
+            "parameter_offload: true",
+            workload.offload_parameters,
+        ),
+    }
+    record = framework_of_stack(workload.framework)
+    for name, (is_asked, beside, is_there) in needed.items():
+        if not is_asked:
+            continue
+        if "parameters" not in record.offloads or not is_there:
+            what = f"is DeepSpeed's, beside {beside}"
+            raise InputError(what, where=f"run.{name}", value=record.name)
+        if workload.cluster.nvme_gb_per_s is None:
+            what = "needs the rate of a node's drives: set it in the cluster file, in GB/s"
+            raise InputError(what, where=f"{workload.cluster.name}: nvme_gb_per_s", value=None)
 
 
 def offloaded_modules(said: Said) -> dict[str, Any]:

@@ -347,6 +347,31 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"tp": 2, "dp": 4},
     ),
     "trl-kto-batch": (workload(DENSE, kind="kto"), {"dp": 8, "micro_batch": 2}, {"dp": 8}),
+    "peft-whole-base": (
+        workload(DENSE, adapters=AdapterSpec(method="lora-8bit"), framework="deepspeed"),
+        {"dp": 8, "zero_stage": 2},
+        {"dp": 8, "zero_stage": 3},
+    ),
+    "offload-recomputed": (
+        workload(DENSE, framework="fsdp2", offload_modules="layer_inputs"),
+        {"dp": 8, "zero_stage": 3, "recompute": Recompute.FULL},
+        {"dp": 8, "zero_stage": 3},
+    ),
+    "offloaded-inputs-degrees": (
+        workload(DENSE, framework="deepspeed", offload_modules="saved_tensors"),
+        {"dp": 8, "recompute": Recompute.FULL},
+        {"pp": 2, "dp": 4, "recompute": Recompute.FULL},
+    ),
+    "host-inputs": (
+        workload(
+            DENSE,
+            framework="fsdp2",
+            offload_modules="layer_inputs",
+            cluster=with_host_gib(1.0).cluster,
+        ),
+        {"dp": 8, "zero_stage": 3, "recompute": Recompute.FULL},
+        {"dp": 8, "zero_stage": 3, "recompute": Recompute.FULL, "micro_batch": 2},
+    ),
     "trl-degrees": (workload(DENSE, kind="dpo"), {"dp": 8, "zero_stage": 3}, {"cp": 2, "dp": 4}),
     "whole-head": (
         workload(DENSE, framework="fsdp2", loss="liger"),

@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.activations import activation_bytes_per_layer
+from meshwright.costmodel.adapters import normed_bytes
 from meshwright.costmodel.collectives import long_ring_pass_s
 from meshwright.costmodel.data_parallel import data_parallel_traffic
 from meshwright.costmodel.feed_forward import linear
@@ -172,3 +173,69 @@ def test_flops_of_frozen_weights() -> None:
     trained, frozen = (flops_per_token(MODEL, 4096, frozen_weights=flag) for flag in (False, True))
     matrices = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128_256 * 4096
     assert trained - frozen == pytest.approx(2.0 * matrices)
+
+
+def test_magnitudes_by_hand() -> None:
+    """Norms of W + B A forward, and outputs that are scaled, by their bytes and products."""
+    lora, dora = (
+        context(workload(AdapterSpec(method=m, rank=8)), layout()) for m in ("lora", "dora")
+    )
+    tokens, n, k = 4096.0, 4096.0, 14336.0
+    plain, decomposed = (linear(c, tokens, n, k, {"down_proj": n}) for c in (lora, dora))
+    rate = lora.rates.hbm_bytes_per_s
+    products = gemm_s(k, 8.0, k, lora.rates) + gemm_s(k, n, 8.0, lora.rates)
+    norm_s = products + (12.0 * n * k + 2.0 * k * k) / rate
+    assert decomposed.forward - plain.forward == pytest.approx(norm_s + 14 * tokens * n / rate)
+    assert decomposed.backward - plain.backward == pytest.approx(30 * tokens * n / rate)
+    untouched = linear(dora, tokens, n, k, {"unknown": n})
+    assert untouched.forward == gemm_s(tokens, n, k, lora.rates)
+
+
+def test_what_magnitudes_keep_by_hand() -> None:
+    """The frozen output and the adapter's of every adapted matrix, 2 bytes each."""
+    one = layout()
+    kept = [
+        np.asarray(
+            activation_bytes_per_layer(workload(AdapterSpec(method=m, rank=8)), one, experts=False)[
+                0
+            ]
+        )
+        for m in ("lora", "dora")
+    ]
+    outputs = 4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096
+    assert kept[1] - kept[0] == pytest.approx(4096 * 4 * outputs)
+
+
+def test_norms_need_room_for_the_largest_matrix() -> None:
+    sizes = [normed_bytes(workload(AdapterSpec(method=m))) for m in ("lora", "dora", "dora-8bit")]
+    assert sizes == [
+        0.0,
+        6 * 4096 * 14336 + 2 * 14336**2,
+        10 * 4096 * 14336 + 2 * 14336**2,
+    ]
+
+
+def test_weights_of_eight_bits_multiply_as_integers_and_are_widened_backward() -> None:
+    work = workload(AdapterSpec(method="lora-8bit", targets=("q_proj",)), framework="deepspeed")
+    c = context(work, layout(zero_stage=2))
+    tokens, n, k = 8192.0, 4096.0, 14336.0
+    passes, wide = linear(c, tokens, n, k, {"down_proj": n}), gemm_s(tokens, n, k, c.rates)
+    rate = c.rates.hbm_bytes_per_s
+    quantised_s = tokens * (16.0 * k + 10.0 * n) / rate
+    assert 0.5 < (passes.forward - quantised_s) / wide < 0.75
+    element = work.frozen_weight_bytes[1]
+    expected = gemm_s(tokens, k, n, c.rates) + (element + 6.0) * n * k / rate
+    assert passes.backward == pytest.approx(expected)
+    half = context(replace(work, precision="fp16"), layout(zero_stage=2))
+    uncast = linear(half, tokens, n, k, {"down_proj": n})
+    assert passes.forward - uncast.forward == pytest.approx(tokens * 4.0 * (k + n) / rate)
+
+
+def test_inputs_of_matrices_of_eight_bits_are_kept() -> None:
+    q_only = AdapterSpec(method="lora-8bit", targets=("q_proj",)), AdapterSpec(targets=("q_proj",))
+    eight, sixteen = (
+        np.asarray(activation_bytes_per_layer(workload(a), layout(), experts=False)[0])
+        for a in q_only
+    )
+    # Inputs of the gate and up projections, and of the last.
+    assert eight - sixteen == pytest.approx(4096 * 2 * (4096 + 14336), rel=1e-6)

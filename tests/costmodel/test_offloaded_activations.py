@@ -12,7 +12,7 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.activations import offloaded_per_layer, saved_activations
 from meshwright.costmodel.buffers import transients
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_parts_gib
-from meshwright.costmodel.execution_names import OFFLOADED_MODULES
+from meshwright.costmodel.execution_names import OFFLOADED_INPUTS, OFFLOADED_MODULES
 from meshwright.costmodel.footprint import GIB, offloaded_gib
 from meshwright.costmodel.layer_context import LayerTime
 from meshwright.costmodel.layer_kinds import with_copies
@@ -30,6 +30,7 @@ OUTPUT = 2 * 4096
 EXPERT_INPUT = 2 * 2 * 4096
 ACTIVATION_INPUT = 2 * 2 * 2 * 14_336
 EVERYTHING = OFFLOADED_MODULES[-1]
+MODULES = tuple(name for name in OFFLOADED_MODULES if name not in OFFLOADED_INPUTS)
 SPREAD = Layout(dp=8, ep=8, num_micro_batches=2)
 
 
@@ -93,7 +94,7 @@ def test_queries_that_are_recomputed_are_not_offloaded() -> None:
     assert per_token(work, again)[0] == 0
 
 
-@pytest.mark.parametrize("modules", OFFLOADED_MODULES)
+@pytest.mark.parametrize("modules", MODULES)
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "mxfp8"])
 def test_what_leaves_was_saved(modules: str, precision: str) -> None:
     """Two layers of it are at hand all the same: one at work, one on its way."""
@@ -149,7 +150,7 @@ def test_what_goes_over_the_network_takes_the_same_link() -> None:
 def test_a_step_is_never_shorter_and_its_parts_add_up() -> None:
     stages = ((32,),)
     steps = {}
-    for modules in OFFLOADED_MODULES:
+    for modules in MODULES:
         work = workload(modules)
         found = estimate_layout(work, SPREAD, nested_placement(work.cluster, SPREAD), stages)
         steps[modules] = float(np.asarray(found.step_time_s))
@@ -173,3 +174,93 @@ def test_memory_moves_to_the_host() -> None:
         assert left_gib == pytest.approx(layers * 151_552 * 4096 / GIB)
         assert host_gib[rank] == pytest.approx(layers * 159_744 * 4096 / GIB)
     assert list(offloaded_gib(plain, layout, stages)) == [0, 0]
+
+
+# Inputs of layers that are recomputed in full.
+
+
+DENSE = load_catalog_model("llama-3-8b")
+"""32 layers, 4,096 wide."""
+RECOMPUTED = Layout(
+    dp=8, num_micro_batches=1, zero_stage=3, recompute=Recompute.FULL, recompute_layers=32
+)
+INPUT = 4096 * 2 * 4096
+
+
+def inputs_of(modules: Any, framework: str = "fsdp2") -> Workload:
+    return Workload(
+        model=DENSE,
+        cluster=read_cluster("dgx-h100"),
+        gpus=8,
+        global_batch=8,
+        seq_len=4096,
+        framework=framework,
+        offload_modules=modules,
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "modules", "at_hand"),
+    [
+        ("fsdp2", "layer_inputs", 1),
+        ("fsdp2", "saved_tensors", 5),
+        ("deepspeed", "layer_inputs", 3),
+        ("pytorch", "saved_tensors", 5),
+    ],
+)
+def test_inputs_leave_but_for_those_at_hand(framework: str, modules: str, at_hand: int) -> None:
+    """An input is 2 bytes an element; of each micro-batch in flight the host has 32."""
+    stages = ((32,),)
+    plain, work = (inputs_of(each, framework) for each in ("none", modules))
+    before, after = (stage_memory_parts_gib(w, RECOMPUTED, stages) for w in (plain, work))
+    assert before["activations"][0] - after["activations"][0] == pytest.approx(32 * INPUT / GIB)
+    layers = [
+        transients(w, RECOMPUTED, saved_activations(w, RECOMPUTED)).layer for w in (plain, work)
+    ]
+    assert layers[1] - layers[0] == pytest.approx(at_hand * INPUT)
+    assert list(offloaded_gib(work, RECOMPUTED, stages)) == [pytest.approx(32 * INPUT / GIB)]
+
+
+def test_copies_of_inputs_hide_on_a_stream_of_their_own_alone() -> None:
+    """51.2 GB/s of PCIe 5.0: 0.66 ms each way for a layer, once, however often it runs forward."""
+    copy_s, layer = INPUT / 51.2e9, LayerTime({"gemm": 0.004}, {"gemm": 0.0005}, {})
+    found = {}
+    for modules in ("layer_inputs", "saved_tensors"):
+        work = inputs_of(modules)
+        context = make_context(work, RECOMPUTED, nested_placement(work.cluster, RECOMPUTED))
+        copied = with_copies(context, layer, layer, DENSE.blocks)
+        found[modules] = [float(copied.forward["offload"]), float(copied.backward["offload"])]
+    assert found["layer_inputs"] == pytest.approx([copy_s, copy_s])
+    assert found["saved_tensors"] == pytest.approx([0.0, copy_s - 0.0005])
+
+
+def test_recomputation_copies_nothing() -> None:
+    stages, steps = ((32,),), {}
+    for modules in ("none", "layer_inputs"):
+        work = inputs_of(modules)
+        placed = nested_placement(work.cluster, RECOMPUTED)
+        steps[modules] = estimate_layout(work, RECOMPUTED, placed, stages).breakdown_s
+    # The host's launches beside it have more time.
+    again = [float(np.asarray(steps[name]["recompute"])) for name in ("layer_inputs", "none")]
+    assert again[0] == pytest.approx(again[1], rel=1e-4)
+    assert steps["layer_inputs"]["offload"] == pytest.approx(2 * 32 * INPUT / 51.2e9)
+
+
+def test_a_published_run_of_a_million_tokens() -> None:
+    """Qwen3-0.6B on 8 H100: 27.9 GB, and 20.8 with inputs on the host (accelerate, pull request 4175)."""
+    layout = Layout(cp=8, zero_stage=3, recompute=Recompute.FULL, recompute_layers=28)
+    peaks = []
+    for modules in ("none", "layer_inputs"):
+        work = Workload(
+            model=load_catalog_model("qwen3-0.6b"),
+            cluster=read_cluster("dgx-h100"),
+            gpus=8,
+            global_batch=1,
+            seq_len=2**20,
+            framework="fsdp2",
+            loss="chunked",
+            offload_modules=modules,
+        )
+        parts = stage_memory_parts_gib(work, layout, ((28,),))
+        peaks.append(sum(float(part[0]) for part in parts.values()) * GIB / 1e9)
+    assert peaks[0] - peaks[1] == pytest.approx(27.9 - 20.8, rel=0.05)

@@ -7,8 +7,11 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.model_specs.adapters import (
     TARGETS,
+    TRAINED,
+    AdapterMethod,
     AdapterSpec,
     adapter_counts,
+    adapter_method,
     frozen_parameters,
     peft_modules,
     read_adapters,
@@ -128,3 +131,39 @@ def test_every_target_is_a_matrix_of_some_model() -> None:
     }
     # Mamba-1 and linear attention: the catalog has no model with them.
     assert unused == {"x_proj", "dt_proj", "in_proj_ba"} | indexer
+
+
+def test_magnitudes_are_one_for_each_output() -> None:
+    # Llama 3 8B: outputs of q, k, v, o, gate, up and down projection.
+    outputs = 4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096
+    model = load_catalog_model("llama-3-8b")
+    plain, decomposed = (
+        adapter_counts(model, AdapterSpec(method=method, rank=8)).total
+        for method in ("lora", "dora")
+    )
+    assert decomposed - plain == 32 * outputs == 1_376_256
+
+
+def test_weights_of_eight_bits_by_hand() -> None:
+    model = load_catalog_model("llama-2-7b")
+    frozen = frozen_parameters(model, AdapterSpec(method="lora-8bit", rank=1))
+    matrices = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    scales = 32 * (5 * 4096 + 2 * 11008)  # of 32 bits, one for each output
+    rest = parameter_count(model) - matrices
+    expected = (matrices + 4 * scales + 2 * rest) / (matrices + rest)
+    assert frozen.weight_bytes[0] == pytest.approx(expected)
+
+
+def test_peft_has_no_magnitudes_beside_experts() -> None:
+    model = load_catalog_model("mixtral-8x7b")
+    with pytest.raises(InputError, match="beside which PEFT has no DoRA"):
+        resolved(model, AdapterSpec(method="dora"), fused=False)
+    asked = AdapterSpec(method="dora", rank=4, targets=("q_proj",))
+    counts = adapter_counts(model, resolved(model, asked, fused=False))
+    assert counts.total == 32 * (4 * (4096 + 4096) + 4096)
+
+
+@pytest.mark.parametrize("method", [word for word in TRAINED if word != "full"])
+def test_a_method_is_its_bits_and_whether_it_has_magnitudes(method: AdapterMethod) -> None:
+    adapters = AdapterSpec(method=method)
+    assert adapter_method(adapters.base_bits, decomposed=adapters.decomposed) == method

@@ -199,7 +199,12 @@ def ask_peft_built(case: dict[str, Any]) -> dict[str, Any]:
     with torch.device("meta"):
         model = get_peft_model(
             AutoModelForCausalLM.from_config(config),
-            LoraConfig(r=case["rank"], target_modules=case["targets"], task_type="CAUSAL_LM"),
+            LoraConfig(
+                r=case["rank"],
+                target_modules=case["targets"],
+                task_type="CAUSAL_LM",
+                use_dora=case.get("decomposed", False),
+            ),
         )
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     return {

@@ -189,6 +189,26 @@ NOT_AS_PEFT = {"granite-4.0-h-small", "llama-4-maverick", "llama-4-scout", "qwen
 """Of Llama 4, Granite and Qwen1.5-MoE, PEFT 0.21 leaves routed experts alone, which the plan counts."""
 
 
+def test_peft_trains_as_many_magnitudes_beside_every_dense_config_json(tmp_path: Path) -> None:
+    answers = answers_of_configs(
+        "peft_built", tmp_path, rank=8, targets="all-linear", decomposed=True
+    )
+    wrong, equal = [], 0
+    for name, answer in answers.items():
+        model = read_model(CONFIGS / f"{name}.json")
+        if not answer["ok"] or name in NOT_AS_PEFT or model.moe is not None:
+            continue
+        whole = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+        targets = whole if name in IN_ONE else ("all-linear",)
+        asked = AdapterSpec(method="dora", rank=8, targets=targets)
+        expected = adapter_counts(model, resolved(model, asked, fused=False)).total
+        equal += answer["trained"] == expected
+        if answer["trained"] != expected:
+            wrong.append(f"{name}: {answer}, not {expected}")
+    assert not wrong, "\n".join(wrong)
+    assert equal >= 20
+
+
 def test_peft_trains_as_many_parameters_beside_every_config_json(tmp_path: Path) -> None:
     answers = answers_of_configs("peft_built", tmp_path, rank=8, targets="all-linear")
     wrong, equal = [], 0

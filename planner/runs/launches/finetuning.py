@@ -15,9 +15,9 @@ from typing import Any
 
 from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS, StepKindName
 from meshwright.errors import InputError
-from meshwright.frameworks.fsdp2 import FSDP2, PRECOMPUTES
+from meshwright.frameworks.fsdp2 import FSDP2, OFFLOADS_INPUTS, PRECOMPUTES, SAVED_TENSORS
 from meshwright.frameworks.megatron import PYTORCH
-from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS
+from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS, adapter_method
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.runs.launches.launch_run import (
     LaunchRun,
@@ -42,8 +42,7 @@ LINEAR_EXPERTS = (
 )
 PART_OF_A_MODEL = "training of part of a model has no price yet"
 OTHER_STEP = "has no price yet: it is another step than that of language modelling"
-EIGHT_BITS = "has no price: weights of 4 bits or of 16 have one"
-FOUR_BITS_ALONE = "has no price: weights of 4 bits of bitsandbytes alone have one"
+FEW_BITS_ALONE = "has no price: weights of 4 or 8 bits of bitsandbytes alone have one"
 
 ReadDeepSpeed = Callable[[Path | dict[str, Any], dict[str, Any], str], LaunchRun]
 """The run of a DeepSpeed file or mapping, with the values that the caller knows in place of its `auto`; what
@@ -111,6 +110,20 @@ def kind_of_step(kind: StepKindName, document: Mapping[str, Any]) -> dict[str, A
     return {"kind": kind}
 
 
+def offloaded_tensors(
+    document: Mapping[str, Any], name: str, recompute: str
+) -> tuple[dict[str, Any], list[str]]:
+    """What the hooks of a trainer move to the host, as a run file has it; and their switch where it has no
+    price: another way than theirs, or without recomputation, where they move gathered weights too.
+    """
+    said = document.get(name)
+    if said in (None, False):
+        return {}, []
+    if said is not True or recompute != "full":
+        return {}, [name]
+    return {"offload_modules": ["saved_tensors"]}, []
+
+
 def half_precision(document: dict[str, Any], where: str) -> str:
     for name in ("bf16", "fp16"):
         if document.get(name) in (True, "auto"):
@@ -170,6 +183,7 @@ _STRATEGIES = ("sharding_strategy", "reshard_after_forward")
 _KEEPS, _WHOLE = frozenset(("shard_grad_op", "2", "false")), frozenset(("no_shard", "3"))
 _PLAIN_WORDS = frozenset(("full_shard", "1", "true", "auto_wrap", "offload", ""))
 """Of other words hybrid_shard stands for groups of a node's GPUs, how many a node has not being said."""
+_FSDP_OFFLOADS_INPUTS = OFFLOADS_INPUTS.removeprefix("fsdp_")
 
 
 def fully_sharded(document: Mapping[str, Any], kind: str, where: str) -> LaunchRun:
@@ -207,9 +221,11 @@ def fully_sharded(document: Mapping[str, Any], kind: str, where: str) -> LaunchR
         settings["optimizer_offload"] = 100
     if section.get(_FSDP_RECOMPUTES):
         settings["recompute"] = "full"
+        if section.get(_FSDP_OFFLOADS_INPUTS):
+            settings["offload_modules"] = ["layer_inputs"]
     # Options that are off change nothing.
     on = {key: value for key, value in section.items() if value}
-    read = (*_OFFLOADS, *_STRATEGIES, _FSDP_RECOMPUTES)
+    read = (*_OFFLOADS, *_STRATEGIES, _FSDP_RECOMPUTES, _FSDP_OFFLOADS_INPUTS)
     unread = unread_keys(on, kind, read, _FSDP_SECTION)
     unread += [_FSDP] if words - _PLAIN_WORDS - _KEEPS - _WHOLE else []
     return LaunchRun(settings=settings, unread=tuple(unread))
@@ -325,12 +341,14 @@ def adapter_targets(
     return targets, unread
 
 
-def has_four_bits(fields: Mapping[str, object], bits: str, method: str, where: str) -> bool:
-    """Whether frozen weights have 4 bits of bitsandbytes. Raises InputError for other bits and methods."""
-    for name, allowed in ((method, (None, "bnb", "bitsandbytes", "auto")), (bits, (None, 4))):
+def bits_of_base(fields: Mapping[str, object], bits: str, method: str, where: str) -> int:
+    """Bits of a frozen weight, 16 where bitsandbytes narrows none. Raises InputError for other bits and
+    methods.
+    """
+    for name, allowed in ((method, (None, "bnb", "bitsandbytes", "auto")), (bits, (None, 4, 8))):
         if fields.get(name) not in allowed:
-            raise InputError(FOUR_BITS_ALONE, where=f"{where}: {name}", value=fields[name])
-    return fields.get(bits) == 4
+            raise InputError(FEW_BITS_ALONE, where=f"{where}: {name}", value=fields[name])
+    return next((width for width in (4, 8) if fields.get(bits) == width), 16)
 
 
 def adapters_mapping(method: str, rank: int | None, targets: Iterable[str]) -> dict[str, Any]:
@@ -357,6 +375,7 @@ _PACKING, _NEAT_PACKING = "packing", "neat_packing"
 _ATTENTION = "flash_attn"
 _BITS, _QUANTISES = "quantization_bit", "quantization_method"
 _RANK, _TARGETS, _DROPOUT = "lora_rank", "lora_target", "lora_dropout"
+_DECOMPOSES = "use_dora"
 _DEFAULTS = {_MICRO_BATCH: 8, STEPS: 1, _LENGTH: 2048, _RANK: 8}
 _STAGES: dict[str, StepKindName] = {
     "pt": PRETRAINING,
@@ -387,7 +406,7 @@ _READ = frozenset(
         *(_PACKING, _NEAT_PACKING),
         *(_LOSS, _ATTENTION, DEEPSPEED_FILE, _FSDP, _FSDP_SECTION),
         *("do_train", "bf16", "fp16", "pure_bf16"),
-        *(_RANK, _TARGETS, _DROPOUT, _BITS, _QUANTISES, *_REFUSED),
+        *(_RANK, _TARGETS, _DROPOUT, _DECOMPOSES, _BITS, _QUANTISES, *_REFUSED),
     )
 )
 _NARROW_NAME = re.compile(r"gptq|awq|aqlm|-int[48]\b", re.IGNORECASE)
@@ -482,7 +501,7 @@ def _check_kind(document: dict[str, Any], where: str) -> None:
         allowed = ("full", "lora")
         raise InputError(what, where=f"{where}: {_TRAINED}", value=trained, allowed=allowed)
     refuse_fields(document, _REFUSED, where)
-    has_four_bits(document, _BITS, _QUANTISES, where)
+    bits_of_base(document, _BITS, _QUANTISES, where)
     refuse_narrow(document[_MODEL], f"{where}: {_MODEL}")
 
 
@@ -500,8 +519,18 @@ def _llamafactory_adapters(
     said = document.get(_TARGETS, "all")
     names = [name.strip() for name in said.split(",")] if isinstance(said, str) else said
     targets, unread = adapter_targets({_TARGETS: names}, _TARGETS, where)
-    method = "qlora" if has_four_bits(document, _BITS, _QUANTISES, where) else "lora"
-    return adapters_mapping(method, rank, targets), unread
+    decomposed = document.get(_DECOMPOSES) is True
+    bits = bits_of_base(document, _BITS, _QUANTISES, where)
+    unread += unread_dropout(document, decomposed=decomposed)
+    return adapters_mapping(adapter_method(bits, decomposed=decomposed), rank, targets), unread
+
+
+def unread_dropout(
+    fields: Mapping[str, Any], *, decomposed: bool, default: float = 0.0
+) -> list[str]:
+    """The dropout of DoRA's input, with which the frozen product runs twice; none where there is none."""
+    drops = decomposed and bool(fields.get(_DROPOUT, default))
+    return [_DROPOUT] if drops else []
 
 
 # Axolotl.
@@ -522,7 +551,8 @@ _IMPLEMENTATIONS = {
 _RANK_BATCH = "batch_size"
 _ADAPTER, _AXOLOTL_RANK, _LINEAR = "adapter", "lora_r", "lora_target_linear"
 _AXOLOTL_TARGETS, _PARAMETERS = "lora_target_modules", "lora_target_parameters"
-_FOUR_BITS, _BNB = "load_in_4bit", "bnb_config_kwargs"
+_FOUR_BITS, _EIGHT_BITS, _BNB = "load_in_4bit", "load_in_8bit", "bnb_config_kwargs"
+_AXOLOTL_DECOMPOSES = "peft_use_dora"
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 """Fused products of adapters: on where nothing is said of any of them, unless the model brings code of its
 own (utils/schemas/config.py, check_auto_enable_lora_kernels)."""
@@ -538,8 +568,7 @@ _AXOLOTL_REFUSED = {
         OTHER_STEP,
     ),
     **dict.fromkeys(("unfrozen_parameters", "lisa_n_layers", "relora"), PART_OF_A_MODEL),
-    "load_in_8bit": EIGHT_BITS,
-    "gptq": FOUR_BITS_ALONE,
+    "gptq": FEW_BITS_ALONE,
 }
 _AXOLOTL_READ = frozenset(
     (
@@ -556,6 +585,7 @@ _AXOLOTL_READ = frozenset(
         *(_FSDP, _FSDP_SECTION, "fsdp_version", "dp_shard_size"),
         *(_TENSOR, _CONTEXT, _REPLICAS),
         *(_ADAPTER, _AXOLOTL_RANK, _LINEAR, _AXOLOTL_TARGETS, _PARAMETERS, _FOUR_BITS, _BNB),
+        *(_EIGHT_BITS, _AXOLOTL_DECOMPOSES, SAVED_TENSORS.flag),
         *(_DROPOUT, *_LORA_KERNELS, _CUT_LOSS, _RL, PRECOMPUTES, *_AXOLOTL_REFUSED),
     )
 )
@@ -607,6 +637,9 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
         "recompute": "full" if checkpoints else run.settings.get("recompute", "none"),
         "attention_kernel": kernel_of(document, _IMPLEMENTATION, _IMPLEMENTATIONS, where),
     }
+    offloaded, of_hooks = offloaded_tensors(document, SAVED_TENSORS.flag, settings["recompute"])
+    settings |= offloaded
+    unread += of_hooks
     degrees = {"tp": _TENSOR, "cp": _CONTEXT}
     settings |= {axis: whole_number(document, key, where) or 1 for axis, key in degrees.items()}
     replicas = whole_number(document, _REPLICAS, where) or 1
@@ -647,7 +680,11 @@ def _axolotl_adapters(
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """Adapters of a configuration, None where every parameter is trained, and what of them is not read."""
     adapter, narrow = document.get(_ADAPTER), document.get(_FOUR_BITS) is True
+    halved = document.get(_EIGHT_BITS) is True
     if not adapter:
+        if halved:
+            what = "needs an adapter: weights of 8 bits are not trained themselves"
+            raise InputError(what, where=f"{where}: {_EIGHT_BITS}")
         return None, []
     if adapter not in ("lora", "qlora"):
         allowed = ("lora", "qlora")
@@ -656,6 +693,8 @@ def _axolotl_adapters(
         )
     if adapter == "qlora" and not narrow:
         raise InputError("must be true under adapter: qlora", where=f"{where}: {_FOUR_BITS}")
+    if halved and narrow:
+        raise InputError(f"cannot be true beside {_FOUR_BITS}", where=f"{where}: {_EIGHT_BITS}")
     refuse_narrow(document[_BASE], f"{where}: {_BASE}")
     rank = whole_number(document, _AXOLOTL_RANK, where)
     if rank is None:
@@ -674,4 +713,7 @@ def _axolotl_adapters(
     quantised = document.get(_BNB) or {}
     if quantised not in ({}, {"bnb_4bit_use_double_quant": True}):
         unread.append(_BNB)
-    return adapters_mapping("qlora" if narrow else "lora", rank, targets), unread
+    decomposed = document.get(_AXOLOTL_DECOMPOSES) is True
+    unread += unread_dropout(document, decomposed=decomposed)
+    method = adapter_method(4 if narrow else 8 if halved else 16, decomposed=decomposed)
+    return adapters_mapping(method, rank, targets), unread

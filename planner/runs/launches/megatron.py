@@ -528,7 +528,8 @@ def _recompute(said: Said) -> dict[str, Any]:
     layers = said["recompute_layers"]
     if said["recompute_method"] == "block" and layers:
         return {"recompute": kind, "recompute_layers": layers}
-    return {"recompute": kind}
+    inputs = {"offload_modules": ["layer_inputs"]} if said["offloads_inputs"] else {}
+    return {"recompute": kind, **inputs}
 
 
 def _stages(said: Said, pp: int, layers: int) -> dict[str, Any]:

@@ -112,9 +112,10 @@ DEFAULT_BUCKET = 500_000_000
 BATCH, MICRO_BATCH = "train_batch_size", "train_micro_batch_size_per_gpu"
 _STEPS = "gradient_accumulation_steps"
 _DEEPSPEED_READ = "zero_optimization bf16 fp16 tensor_parallel activation_checkpointing"
-_INNER_READ = ("enabled", "number_checkpoints", "autotp_size")
+_ON_HOST = "cpu_checkpointing"
+_INNER_READ = ("enabled", "number_checkpoints", "autotp_size", _ON_HOST)
 _ZERO_READ = "stage mics_shard_size offload_optimizer offload_param cpu_offload cpu_offload_param"
-_OFFLOAD_READ = ("device", "ratio")
+_OFFLOAD_READ = ("device", "ratio", "nvme_path")
 """Without pinned memory transfers are slower; prices assume that it is pinned, as it is by default."""
 
 
@@ -130,6 +131,8 @@ def with_configuration(run: LaunchRun, document: dict[str, Any], where: str) -> 
         "bucket_parameters",
         "optimizer_offload",
         "parameter_offload",
+        "optimizer_on_drives",
+        "parameters_on_drives",
     )
     said = {name: own[name] for name in only_here if name in own}
     return replace(run, settings=run.settings | said)
@@ -187,14 +190,21 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         settings["optimizer"] = optimizer
     if section_of(document, "fp16", where).get("enabled") is True:
         settings["precision"] = "fp16"
-    if section_of(document, "activation_checkpointing", where).get("number_checkpoints"):
-        settings["recompute"] = "full"
+    settings |= _checkpoints(section_of(document, "activation_checkpointing", where))
     unread = _unread(document, zero, where)
     if own is not None and str(own).lower() not in OWN_OPTIMIZERS:
         unread.append(OPTIMIZER_TYPE)
     if settings["zero_stage"] == 3 and bucket not in (None, "auto", DEFAULT_BUCKET):
         unread.append(f"zero_optimization.{BUCKET}")
     return LaunchRun(settings=settings, unread=tuple(unread))
+
+
+def _checkpoints(section: dict[str, Any]) -> dict[str, Any]:
+    """Recomputation, and that its inputs lie in the host's memory; empty where nothing is recomputed."""
+    if not section.get("number_checkpoints"):
+        return {}
+    inputs = {"offload_modules": ["layer_inputs"]} if section.get(_ON_HOST) is True else {}
+    return {"recompute": "full", **inputs}
 
 
 def _unread(document: dict[str, Any], zero: dict[str, Any], where: str) -> list[str]:
@@ -218,22 +228,28 @@ def _offloaded(zero: dict[str, Any], stage: int, where: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if _offloads_parameters(zero, stage, where):
         settings["parameter_offload"] = True
+        if section_of(zero, "offload_param", where).get("device") == _DRIVES:
+            settings["parameters_on_drives"] = True
     percent = _offloaded_percent(zero, section_of(zero, "offload_optimizer", where), where)
     if percent:
         settings["optimizer_offload"] = percent
+        if section_of(zero, "offload_optimizer", where).get("device") == _DRIVES:
+            settings["optimizer_on_drives"] = True
     return settings
 
 
+_DRIVES = "nvme"
+_PLACES = ("cpu", _DRIVES)
+
+
 def _offloads_parameters(zero: dict[str, Any], stage: int, where: str) -> bool:
-    """Whether parameters lie in the host's memory. Raises InputError for drives, whose rate is not known."""
+    """Whether parameters lie off the GPU. Raises InputError for other places than the host and drives."""
     place = f"{where}: zero_optimization.offload_param"
     device = section_of(zero, "offload_param", where).get("device", "none")
-    if device == "nvme":
-        what = "has no price: the rate of the drives is not known; put them on the host, device cpu"
+    if device not in ("none", *_PLACES):
+        what = "only none, cpu and nvme can be priced"
         raise InputError(what, where=f"{place}.device", value=device)
-    if device not in ("none", "cpu"):
-        raise InputError("only none or cpu can be priced", where=f"{place}.device", value=device)
-    asked = device == "cpu" or zero.get("cpu_offload_param") is True
+    asked = device in _PLACES or zero.get("cpu_offload_param") is True
     # Below stage 3 parameters are whole on every rank, and DeepSpeed leaves them there.
     return asked and stage == 3
 
@@ -241,18 +257,19 @@ def _offloads_parameters(zero: dict[str, Any], stage: int, where: str) -> bool:
 def _offloaded_percent(zero: dict[str, Any], offload: dict[str, Any], where: str) -> int:
     """Of the optimizer's states, to a whole number; `cpu_offload` is the key of old versions.
 
-    Raises InputError for another device than the host's memory, whose price is not known, and for a ratio
-    that is no number of 0 to 1.
+    Raises InputError for another device than the host's memory and drives, and for a ratio that is no number
+    of 0 to 1.
     """
     place = f"{where}: zero_optimization.offload_optimizer"
     device = offload.get("device", "none")
-    if device not in ("none", "cpu"):
-        raise InputError("only none or cpu can be priced", where=f"{place}.device", value=device)
+    if device not in ("none", *_PLACES):
+        what = "only none, cpu and nvme can be priced"
+        raise InputError(what, where=f"{place}.device", value=device)
     ratio = offload.get("ratio", 1.0)
     is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
     if not is_number or not 0 <= ratio <= 1:
         raise InputError("must be a number of 0 to 1", where=f"{place}.ratio", value=ratio)
-    return round(100 * ratio) if device == "cpu" or zero.get("cpu_offload") is True else 0
+    return round(100 * ratio) if device in _PLACES or zero.get("cpu_offload") is True else 0
 
 
 # An accelerate configuration with FSDP2 as a run; model, batch and cluster are not part of it.
@@ -503,6 +520,9 @@ def _filled_deepspeed(
         filled.pop(name, None)
     zero = section_of(filled, "zero_optimization", where)
     filled["zero_optimization"] = {key: value for key, value in zero.items() if value != "auto"}
+    # The Trainer's checkpoints are torch's own, which ask nothing of DeepSpeed's section.
+    own = section_of(filled, "activation_checkpointing", where)
+    filled["activation_checkpointing"] = {k: own[k] for k in own if k != _ON_HOST}
     return from_deepspeed(filled, where)
 
 

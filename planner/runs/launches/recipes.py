@@ -15,6 +15,7 @@ from meshwright.costmodel.layout import AXES
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import DEEPSPEED, TRAINER_OPTIMIZERS
 from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.model_specs.adapters import adapter_method
 from meshwright.model_specs.huggingface import model_from_huggingface
 from meshwright.planner.runs.launches.finetuning import (
     DROPPED,
@@ -29,8 +30,8 @@ from meshwright.planner.runs.launches.finetuning import (
     ReadDeepSpeed,
     adapter_targets,
     adapters_mapping,
+    bits_of_base,
     file_beside,
-    has_four_bits,
     known_model,
 )
 from meshwright.planner.runs.launches.launch_run import LaunchRun
@@ -119,6 +120,11 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
     }
     settings["micro_batch"] = micro_batch
     settings["kind"] = TUNING
+    if leaves.on("enable_activation_offloading"):
+        if settings["recompute"] == "full":
+            settings["offload_modules"] = ["saved_tensors"]
+        else:
+            unread.append("enable_activation_offloading")
     replicas = leaves.count("data_parallel_replicate_dim", 1)
     if replicas > 1:
         settings["shard_groups"] = replicas
@@ -169,7 +175,8 @@ def _tuned_adapters(
     named = "model.lora_attn_modules"
     targets, unread = adapter_targets({named: said}, named, where)
     narrow = "qlora_" in builder or leaves.on("model.quantize_base")
-    method = "qlora" if narrow else "lora"
+    decomposed = leaves.on("model.use_dora")
+    method = adapter_method(4 if narrow else 16, decomposed=decomposed)
     return adapters_mapping(method, leaves.count("model.lora_rank"), targets), unread
 
 
@@ -366,11 +373,12 @@ def _v1_sharding(
 def _v1_adapters(leaves: NestedFields, where: str) -> tuple[dict[str, Any] | None, list[str]]:
     name, bits, by = leaves.get(f"{_PEFT}.name"), *(f"{_QUANTISED}.{each}" for each in _WEIGHTS)
     said = leaves.get(bits), leaves.get(by)
-    narrow = has_four_bits(leaves.values, bits, by, where) or "bnb" in said
+    width = bits_of_base(leaves.values, bits, by, where)
+    width = 4 if width == 16 and "bnb" in said else width
     if name is None:
         return None, []
     if name != "lora":
         place = f"{where}: {_PEFT}.name"
         raise InputError(PART_OF_A_MODEL, where=place, value=name, allowed=("lora",))
     adapters, unread = leaves.lora(leaves.count(f"{_PEFT}.r", 8), f"{_PEFT}.target_modules")
-    return adapters | {"method": "qlora" if narrow else "lora"}, unread
+    return adapters | {"method": adapter_method(width)}, unread

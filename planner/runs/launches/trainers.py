@@ -18,9 +18,9 @@ from meshwright.costmodel.step_kinds import StepKindName
 from meshwright.documents import read_mapping
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import BUCKET
-from meshwright.frameworks.fsdp2 import FSDP2, PRECOMPUTES
+from meshwright.frameworks.fsdp2 import FSDP2, PRECOMPUTES, SAVED_TENSORS
 from meshwright.frameworks.megatron import MEGATRON, PYTORCH
-from meshwright.model_specs.adapters import ALL_LINEAR
+from meshwright.model_specs.adapters import ALL_LINEAR, adapter_method
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.command_line import (
@@ -30,7 +30,6 @@ from meshwright.planner.runs.launches.command_line import (
 from meshwright.planner.runs.launches.finetuning import (
     DEEPSPEED_FILE,
     DROPPED,
-    EIGHT_BITS,
     END_TO_END,
     OTHER_STEP,
     PACKED,
@@ -42,18 +41,20 @@ from meshwright.planner.runs.launches.finetuning import (
     ReadDeepSpeed,
     adapter_targets,
     adapters_mapping,
+    bits_of_base,
     file_beside,
     fully_sharded,
     half_precision,
-    has_four_bits,
     kernel_of,
     kind_of_step,
     known_model,
+    offloaded_tensors,
     positive_numbers,
     refuse_fields,
     refuse_narrow,
     remarks_on_experts,
     sharded,
+    unread_dropout,
 )
 from meshwright.planner.runs.launches.launch_run import (
     LaunchRun,
@@ -193,7 +194,6 @@ _OF_PREFERENCES = dict.fromkeys(
 _RLHF = "rlhf_type"
 _PREFERENCES: tuple[StepKindName, ...] = ("dpo", "kto", "orpo")
 _REFUSED = _OTHER_STEPS | {
-    "load_in_8bit": EIGHT_BITS,
     **dict.fromkeys(
         (
             *(
@@ -207,7 +207,8 @@ _REFUSED = _OTHER_STEPS | {
         PART_OF_A_MODEL,
     ),
 }
-_FOUR_BITS, _NESTED = "load_in_4bit", "use_bnb_nested_quant"
+_FOUR_BITS, _EIGHT_BITS, _NESTED = "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant"
+_DECOMPOSES = "use_dora"
 _TUNERS = ("tuner_type", "train_type", "sft_type")
 """The names of ms-swift's field, the latest first."""
 _QUANTISES, _BITS = "quant_method", "quant_bits"
@@ -222,6 +223,9 @@ _READ = frozenset(
             _PADDING_FREE,
             _ADAPTERS,
             _FOUR_BITS,
+            _EIGHT_BITS,
+            _DECOMPOSES,
+            SAVED_TENSORS.flag,
             _NESTED,
             _QUANTISES,
             _BITS,
@@ -331,6 +335,8 @@ def _from_fields(
         "adapters": adapters,
         **kind_of_step(kind, fields),
     }
+    offloaded, of_hooks = offloaded_tensors(fields, SAVED_TENSORS.flag, settings["recompute"])
+    settings |= offloaded
     names = [name for name in dialect.length if fields.get(name) is not None]
     lengths = positive_numbers(fields, dict.fromkeys(names, 1), where)
     length = lengths[names[0]] if names else dialect.default_length
@@ -353,7 +359,7 @@ def _from_fields(
         *(dialect.rank, dialect.targets, dialect.parameters),
         *([_LOSS] if in_chunks else []),
     }
-    unread += unread_keys(fields, dialect.kind, read)
+    unread += [*of_hooks, *unread_keys(fields, dialect.kind, read)]
     trained = [name for name in unread if trains_a_part(name, str(fields.get(name, "")))]
     if trained and adapters is None:
         what = "training of other adapters, or of part of a model, has no price yet"
@@ -540,11 +546,11 @@ def _adapters(
     fields: dict[str, Any], dialect: _Dialect, model: str | None, where: str
 ) -> tuple[dict[str, Any] | None, list[str], list[str]]:
     """Adapters of a script, None where every parameter is trained; remarks; and what is not read."""
-    narrow = has_four_bits(fields, _BITS, _QUANTISES, where) or fields.get(_FOUR_BITS) is True
+    bits = _base_bits(fields, where)
     if not _trains_adapters(fields, dialect, where):
-        if narrow:
-            what = "needs adapters: weights of 4 bits are not trained themselves"
-            raise InputError(what, where=f"{where}: {_FOUR_BITS}")
+        if bits < 16:
+            what = f"needs adapters: weights of {bits} bits are not trained themselves"
+            raise InputError(what, where=f"{where}: {_FOUR_BITS if bits == 4 else _EIGHT_BITS}")
         return None, [], []
     named = fields.get(dialect.model)
     refuse_narrow(named, f"{where}: {dialect.model}")
@@ -554,12 +560,15 @@ def _adapters(
     names = dialect.targets, where, usual, dialect.parameters
     targets, unread = adapter_targets(fields, *names)
     remarks = [] if dialect.is_swift or fields.get(dialect.targets) else [PEFT_DEFAULT]
-    if not dialect.is_swift and narrow and not fields.get(_NESTED):
+    if not dialect.is_swift and bits == 4 and not fields.get(_NESTED):
         unread.append(_NESTED)
     if fields.get(_DROPOUT, dialect.dropout):
         remarks.append(DROPPED)
     remarks += remarks_on_experts(model, targets)
-    return adapters_mapping("qlora" if narrow else "lora", rank, targets), remarks, unread
+    decomposed = fields.get(_DECOMPOSES) is True
+    unread += unread_dropout(fields, decomposed=decomposed, default=dialect.dropout)
+    method = adapter_method(bits, decomposed=decomposed)
+    return adapters_mapping(method, rank, targets), remarks, unread
 
 
 def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -> bool:
@@ -580,6 +589,15 @@ def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -
             what = f"is read beside {_ADAPTERS}: true, as TRL has it; nothing is said of it"
             raise InputError(what, where=f"{where}: {name}", value=fields[name])
     return False
+
+
+def _base_bits(fields: Mapping[str, Any], where: str) -> int:
+    """Bits of a frozen weight. Raises InputError for others of few bits, and for two numbers of them."""
+    said = bits_of_base(fields, _BITS, _QUANTISES, where)
+    four, eight = (fields.get(name) is True for name in (_FOUR_BITS, _EIGHT_BITS))
+    if four and eight:
+        raise InputError(f"cannot be true beside {_FOUR_BITS}", where=f"{where}: {_EIGHT_BITS}")
+    return 4 if four else 8 if eight else said
 
 
 # `megatron sft` of ms-swift: Megatron's arguments with underscores, switches with values, and other defaults.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from meshwright.costmodel import activations as offloaded_activations
-from meshwright.costmodel.execution_names import OFFLOADED_MODULES
+from meshwright.costmodel.execution_names import OFFLOADED_INPUTS, OFFLOADED_MODULES
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.catalog import framework_named
@@ -38,6 +38,7 @@ from tests.planner.search.test_executions import asked
 from tests.planner.search.test_planner_optimum import best_by_brute_force
 from tests.plans import make_plan as plan_of
 
+MODULES = tuple(name for name in OFFLOADED_MODULES if name not in OFFLOADED_INPUTS)
 OF_ATTENTION = ("none", "core_attn", "core_attn+attn_proj")
 NEXT = str(DATA / "hf_configs" / "qwen3-next-80b-a3b.json")
 ALLOWED = ("activation-offload",)
@@ -67,7 +68,7 @@ def short_of_memory(seed: int, hbm_gib: float) -> PlanRequest:
 
 def brute_force(request: PlanRequest) -> float | None:
     """The least step time over every set of modules and every layout that its rules allow."""
-    sets: Sequence[str] = OF_ATTENTION if request.model.moe is None else OFFLOADED_MODULES
+    sets: Sequence[str] = OF_ATTENTION if request.model.moe is None else MODULES
     plain = request.execution_options.executions()[0]
     times = []
     for modules in sets:
@@ -132,7 +133,7 @@ def test_modules_are_offloaded_only_where_that_is_allowed() -> None:
     assert offered(request()) == ("none",)
     assert offered(request(allow="all")) == ("none",)
     assert offered(request(allow="activation-offload")) == OF_ATTENTION
-    assert offered(request(**both)) == OFFLOADED_MODULES
+    assert offered(request(**both)) == MODULES
     of_experts = ("none", "expert_fc1", "moe_act", "expert_fc1+moe_act")
     assert offered(request(model=NEXT, allow="activation-offload")) == of_experts
     assert offered(request(**both, framework="torchtitan")) == ("none",)
@@ -189,7 +190,7 @@ def offloading(modules: str, **changes: Any) -> Any:
     return plan.model_copy(update={"execution": execution})
 
 
-@pytest.mark.parametrize("modules", [name for name in OFFLOADED_MODULES if name != "none"])
+@pytest.mark.parametrize("modules", [name for name in MODULES if name != "none"])
 def test_launch_files_offload_and_are_read_back(modules: str, tmp_path: Path) -> None:
     plan = offloading(modules)
     own, again = priced(plan), read_back(plan, tmp_path)

@@ -149,7 +149,7 @@ def test_what_changes_the_price_and_is_not_read_is_listed(
         ({"finetuning_type": "oft"}, "finetuning_type: has no price yet"),
         ({"finetuning_type": "freeze"}, "finetuning_type: .*part of a model"),
         ({"finetuning_type": "lora", "lora_target": "lm_head"}, "lora_target: names no matrix"),
-        ({"finetuning_type": "lora", "quantization_bit": 8}, "quantization_bit: has no price"),
+        ({"finetuning_type": "lora", "quantization_bit": 3}, "quantization_bit: has no price"),
         ({"quantization_method": "hqq"}, "quantization_method: has no price"),
         ({"model_name_or_path": "some/Model-AWQ"}, "model_name_or_path: has weights of few bits"),
         ({"freeze_language_model": True}, "freeze_language_model: training of part"),
@@ -205,6 +205,20 @@ def test_adapters_are_priced_as_peft_has_them(
     assert adapter_counts(work.model, work.adapters).total == 36 * of_layer
 
 
+@pytest.mark.parametrize(
+    ("changed", "method"),
+    [
+        ({"use_dora": True}, "dora"),
+        ({"use_dora": True, "quantization_bit": 4}, "qdora"),
+        ({"quantization_bit": 8}, "lora-8bit"),
+        ({"use_dora": True, "quantization_bit": 8}, "dora-8bit"),
+    ],
+)
+def test_methods_by_their_fields(changed: dict[str, Any], method: str, tmp_path: Path) -> None:
+    launch = read_launch(written(tmp_path, **LORA, **changed))
+    assert (launch.settings["adapters"]["method"], launch.unread) == (method, ())
+
+
 def test_a_run_file_of_adapters_is_written_and_read_again(tmp_path: Path) -> None:
     path, output = written(tmp_path, **LORA, quantization_bit=4), tmp_path / "run.yaml"
     (first,) = price_launch(path, ["cluster=dgx-h100", "gpus=8"], output)
@@ -219,7 +233,8 @@ def test_a_run_file_of_adapters_is_written_and_read_again(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changed", "unread"),
     [
-        ({"use_dora": True}, "use_dora"),
+        ({"use_dora": True, "lora_dropout": 0.1}, "lora_dropout"),
+        ({"use_dora": True, "quantization_bit": 8}, None),
         ({"additional_target": "embed_tokens,lm_head"}, "additional_target"),
         ({"quantization_bit": 4, "double_quantization": False}, "double_quantization"),
         ({"lora_target": "q_proj,vision.fc1"}, "lora_target"),
@@ -419,6 +434,11 @@ ADAPTERS: dict[str, Any] = {
     [
         ({}, "qlora", ["q_proj", "v_proj"]),
         ({"adapter": "lora", "load_in_4bit": False}, "lora", ["q_proj", "v_proj"]),
+        (
+            {"adapter": "lora", "load_in_4bit": False, "load_in_8bit": True},
+            "lora-8bit",
+            ["q_proj", "v_proj"],
+        ),
         ({"lora_target_linear": True}, "qlora", ["all-linear", "q_proj", "v_proj"]),
         (
             {"lora_target_modules": r"model.layers.[\d]+.(mlp|self_attn).(up|down|gate|o)_proj"},
@@ -447,7 +467,7 @@ def test_axolotl_trains_adapters(
         (dict.fromkeys(PEFT_ALONE, ...), tuple(PEFT_ALONE)),
         (dict.fromkeys(PEFT_ALONE, ...) | {"trust_remote_code": True}, ()),
         ({"lora_mlp_kernel": True}, ("lora_mlp_kernel",)),
-        ({"peft_use_dora": True}, ("peft_use_dora",)),
+        ({"peft_use_dora": True}, ("lora_dropout",)),
         ({"lora_modules_to_save": ["lm_head"]}, ("lora_modules_to_save",)),
         ({"bnb_config_kwargs": {"bnb_4bit_use_double_quant": True}}, ()),
         ({"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}}, ("bnb_config_kwargs",)),
@@ -520,7 +540,8 @@ def test_what_axolotl_changes_and_is_not_read_is_listed(
         ({"adapter": "qlora"}, "load_in_4bit: must be true"),
         ({"adapter": "lora"}, "lora_r: is needed"),
         ({"adapter": "lora", "lora_r": 8}, "lora_target_modules: names no matrix"),
-        ({"load_in_8bit": True}, "load_in_8bit: has no price"),
+        ({"load_in_8bit": True}, "load_in_8bit: needs an adapter"),
+        (ADAPTERS | {"load_in_8bit": True}, "load_in_8bit: cannot be true beside load_in_4bit"),
         ({"rl": "grpo"}, "rl: has no price yet"),
         ({"unfrozen_parameters": ["lm_head"]}, "unfrozen_parameters: training of part of a model"),
         ({"attn_implementation": "xformers"}, "attn_implementation: is no kernel with a price"),

@@ -68,12 +68,61 @@ def test_shards_leave_the_gpu_and_come_up_twice_a_micro_batch(
     assert more_s / once == pytest.approx(passes / (2 + (-1 if states else 1)), rel=1e-3)
 
 
-def test_drives_are_refused_by_name(tmp_path: Path) -> None:
+def test_other_places_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
-    for device, words in (("nvme", "the rate of the drives is not known"), ("tape", "none or cpu")):
-        path.write_text(config(offload_param={"device": device}), encoding="utf-8")
-        with pytest.raises(InputError, match=f"offload_param.device: .*{words}"):
+    for name in ("offload_param", "offload_optimizer"):
+        path.write_text(config(**{name: {"device": "tape"}}), encoding="utf-8")
+        with pytest.raises(InputError, match=f"{name}.device: only none, cpu and nvme"):
             read_launch(path)
+
+
+DRIVES: dict[str, Any] = {"device": "nvme", "nvme_path": "/local"}
+
+
+def on_drives(folder: Path, text: str, rate: float | None = 16.0) -> PricedRun:
+    """On a node whose eight GPUs share drives of 16 GB/s, 2 GB/s each."""
+    cluster = "base: dgx-a100\n" + ("" if rate is None else f"nvme_gb_per_s: {rate}\n")
+    (folder / "drives.yaml").write_text(cluster, encoding="utf-8")
+    (folder / "ds.json").write_text(text, encoding="utf-8")
+    given = [*GIVEN[:1], f"cluster={folder / 'drives.yaml'}", *GIVEN[2:]]
+    (run,) = price_launch(folder / "ds.json", given)
+    return run
+
+
+def test_drives_are_priced_by_their_rate(tmp_path: Path) -> None:
+    """A rank has 1.004e9 parameters: 32 bytes of each pass the drives for its states in a step, and of its
+    weights 2 in both passes of two micro-batches and once new.
+    """
+    own = parameter_count(load_catalog_model("llama-3-8b")) / 8
+    host = config(offload_param=HOST, offload_optimizer=HOST)
+    on_host = on_drives(tmp_path, host).predicted
+    states = on_drives(tmp_path, config(offload_param=HOST, offload_optimizer=DRIVES))
+    both = on_drives(tmp_path, config(offload_param=DRIVES, offload_optimizer=DRIVES)).predicted
+    assert states.run.remarks == ()
+    seconds = [p.breakdown_s["optimizer"] for p in (on_host, states.predicted, both)]
+    assert seconds[1] - seconds[0] == pytest.approx(32 * own / 2e9, rel=1e-3)
+    assert seconds[2] - seconds[1] == pytest.approx(2 * 5 * own / 2e9, rel=1e-3)
+    held = [p.host_memory_gib or 0.0 for p in (on_host, states.predicted, both)]
+    # Buffers of 1e9 parameters for states, and of 5e8 weights.
+    assert held[0] - held[1] == pytest.approx(8 * 16 * (own - min(own, 1e9)) / GIB, abs=0.5)
+    assert held[1] - held[2] == pytest.approx(8 * (2 * own - 1e9) / GIB, rel=1e-3)
+    gpu = [p.memory_gib[0] for p in (on_host, both)]
+    assert gpu[0] == gpu[1]
+
+
+def test_drives_need_a_rate_and_what_lies_on_them(tmp_path: Path) -> None:
+    text = config(offload_param=DRIVES, offload_optimizer=DRIVES)
+    with pytest.raises(InputError, match="nvme_gb_per_s: needs the rate"):
+        on_drives(tmp_path, text, rate=None)
+    run: dict[str, object] = {"gpus": 8, "seq_len": 4096, "global_batch": 8, "zero_stage": 3}
+    run |= {"framework": "deepspeed"}
+    row = {"model": "llama-3-8b", "cluster": "dgx-a100"}
+    for name, beside in (
+        ("optimizer_on_drives", "optimizer_offload: 100"),
+        ("parameters_on_drives", "parameter_offload: true"),
+    ):
+        with pytest.raises(InputError, match=f"run.{name}: is DeepSpeed's, beside {beside}"):
+            run_from_mapping(row | {"run": run | {name: True}}, where="run")
 
 
 @pytest.mark.parametrize(

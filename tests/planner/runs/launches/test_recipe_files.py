@@ -89,7 +89,6 @@ def test_torchtunes_builders_name_models(builder: str, model: str | None, tmp_pa
         ),
         ({"compile": True}, "compile"),
         ({"optimizer___component_": "torch.optim.Adagrad"}, "optimizer._component_"),
-        ({"model__use_dora": True}, "model.use_dora"),
         ({"model__apply_lora_to_output": True}, "model.apply_lora_to_output"),
         ({"a_new_key": 1}, "a_new_key"),
     ],

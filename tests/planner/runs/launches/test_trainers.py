@@ -140,6 +140,32 @@ def test_adapters_of_trl(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "method"),
+    [
+        ("--use_dora --lora_dropout 0", "dora"),
+        ("--load_in_8bit", "lora-8bit"),
+        ("--load_in_8bit --use_dora --lora_dropout 0", "dora-8bit"),
+        ("--load_in_4bit --use_bnb_nested_quant --use_dora --lora_dropout 0", "qdora"),
+    ],
+)
+def test_methods_of_trl(words: str, method: str, tmp_path: Path) -> None:
+    run = launch(tmp_path, f"{HEAD} {BATCH} --use_peft {words}")
+    assert (run.settings["adapters"]["method"], run.unread) == (method, ())
+
+
+@pytest.mark.parametrize(
+    ("words", "method"),
+    [
+        ("--use_dora true", "dora"),
+        ("--quant_method bnb --quant_bits 8", "lora-8bit"),
+    ],
+)
+def test_methods_of_swift(words: str, method: str, tmp_path: Path) -> None:
+    run = launch(tmp_path, f"{SWIFT} {words}")
+    assert run.settings["adapters"]["method"] == method
+
+
+@pytest.mark.parametrize(
     ("words", "settings"),
     [
         # Without a number of steps 16 sequences are one step: two times one on eight GPUs.
@@ -202,10 +228,9 @@ def test_megatron_trains_adapters_as_the_bridge_names_them(tmp_path: Path) -> No
         (f"{HEAD} {BATCH} --optim ademamix", "optim"),
         (f"{HEAD} {BATCH} --use_liger_kernel", "use_liger_kernel"),
         (f"{HEAD} {BATCH} --use_peft --load_in_4bit --lora_r 8", "use_bnb_nested_quant"),
-        (f"{HEAD} {BATCH} --use_peft --use_dora", "use_dora"),
+        (f"{HEAD} {BATCH} --use_peft --use_dora", "lora_dropout"),
         (f"{HEAD} {BATCH} --a_flag_of_next_year 3", "a_flag_of_next_year"),
         (f"{SWIFT} --use_liger_kernel true", "use_liger_kernel"),
-        (f"{SWIFT} --use_dora true", "use_dora"),
         (f"{MEGATRON} --moe_shared_expert_overlap true", "moe_shared_expert_overlap"),
     ],
 )
@@ -216,7 +241,8 @@ def test_what_is_not_read_is_listed(words: str, unread: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "refused"),
     [
-        (f"{HEAD} {BATCH} --load_in_8bit", "load_in_8bit: has no price"),
+        (f"{HEAD} {BATCH} --load_in_8bit", "load_in_8bit: needs adapters"),
+        (f"{HEAD} {BATCH} --use_peft --load_in_8bit --load_in_4bit", "cannot be true beside"),
         (f"{HEAD} {BATCH} --load_in_4bit", "load_in_4bit: needs adapters"),
         (f"{HEAD} {BATCH} --lora_r 8", "lora_r: is read beside use_peft"),
         (f"{HEAD} {BATCH} --beta 0.1", "beta: has no price yet"),
@@ -228,7 +254,7 @@ def test_what_is_not_read_is_listed(words: str, unread: str, tmp_path: Path) -> 
         (f"{SWIFT} --tuner_type adalora", "tuner_type: has no price yet"),
         (f"{SWIFT} --train_type longlora", "train_type: has no price yet"),
         (f"{SWIFT} --quant_method hqq --quant_bits 4", "quant_method: has no price"),
-        (f"{SWIFT} --quant_bits 8", "quant_bits: has no price"),
+        (f"{SWIFT} --quant_bits 3", "quant_bits: has no price"),
         (f"{SWIFT} --freeze_llm true", "freeze_llm: training of part"),
         (f"{SWIFT} --task_type embedding", "task_type: has no price yet"),
         (f"{SWIFT.replace('sft', 'rlhf')} --rlhf_type grpo", "rlhf_type: has no price yet"),
