@@ -172,7 +172,8 @@ def _offloads(
 ) -> tuple[str, ...]:
     """Sets of modules whose activations may lie in the hosts' memory, none first; a pin is leave enough."""
     asked = "activation-offload" in allow or "offload_modules" in pins
-    names, modules = planned(framework.offloads), ()
+    names = planned(framework.offloads)
+    modules: tuple[str, ...] = ()
     if not asked:
         return ("none",)
     inputs = tuple(name for name in OFFLOADED_INPUTS if name in names)

@@ -637,7 +637,9 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
         "recompute": "full" if checkpoints else run.settings.get("recompute", "none"),
         "attention_kernel": kernel_of(document, _IMPLEMENTATION, _IMPLEMENTATIONS, where),
     }
-    offloaded, of_hooks = offloaded_tensors(document, SAVED_TENSORS.flag, settings["recompute"])
+    offloaded, of_hooks = offloaded_tensors(
+        document, SAVED_TENSORS.flag, str(settings["recompute"])
+    )
     settings |= offloaded
     unread += of_hooks
     degrees = {"tp": _TENSOR, "cp": _CONTEXT}
