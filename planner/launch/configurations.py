@@ -613,8 +613,10 @@ def _of_stack(plan: Plan, stack: str, degrees: tuple[str, ...]) -> tuple[Launch,
         )
     _adapter_files(launch)
     if framework == FSDP2.name:
-        text = yaml.safe_dump(accelerate_config(launch), sort_keys=False)
-        return launch, {"accelerate.yaml": text}
+        config = accelerate_config(launch)
+        # The stack wraps layers itself: wrapped twice, they would run forward three times.
+        config["fsdp_config"][RECOMPUTES] = False
+        return launch, {"accelerate.yaml": yaml.safe_dump(config, sort_keys=False)}
     return launch, {DEEPSPEED_FILE: json_file(deepspeed_config(launch))}
 
 

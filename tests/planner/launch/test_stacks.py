@@ -106,6 +106,17 @@ def test_a_loss_that_a_plan_counts_on_is_not_left_out(target: str) -> None:
         plan_files(made, target)
 
 
+def test_layers_are_recomputed_once() -> None:
+    """LLaMA-Factory wraps layers itself; accelerate's file had FSDP wrap them again."""
+    made = make_plan("qwen3-8b", dp=8, zero_stage=3, recompute="full", recompute_layers=10**6)
+    changes = {"framework": "fsdp2", "kind": "sft"}
+    made = made.model_copy(update={"inputs": made.inputs.model_copy(update=changes)})
+    files = plan_files(made, "llama-factory")
+    assert "disable_gradient_checkpointing: false" in files["llama_factory.yaml"]
+    assert "fsdp_activation_checkpointing: false" in files["accelerate.yaml"]
+    assert "gradient_checkpointing: true" in plan_files(made, "axolotl")["axolotl.yaml"]
+
+
 def test_reward_models_are_a_stage_of_one_of_them() -> None:
     made = make_plan("qwen3-8b", dp=8)
     changes = {"framework": "deepspeed", "kind": "reward"}
