@@ -20,7 +20,10 @@ Bools = bool | NDArray[np.bool_]
 
 
 class Recompute(IntFlag):
-    """Which activations are dropped after the forward pass and computed again in the backward pass."""
+    """Which activations are dropped after the forward pass and computed again in the backward pass.
+
+    Beside an array a member is written as `int`: NumPy takes many times as long to make out an enumeration.
+    """
 
     NONE = 0
     CORE_ATTENTION = 1
