@@ -99,7 +99,8 @@ class Layout:
         IndexError
             For a position that is not there.
         """
-        shape, taken, values = self.broadcast_shape(), {}, vars(self)
+        shape, values = self.broadcast_shape(), vars(self)
+        taken: dict[int, NDArray[Any]] = {}
         for value in values.values():
             if id(value) not in taken:
                 taken[id(value)] = in_shape(value, shape)[index]
