@@ -158,7 +158,7 @@ class ScheduleShape(Rule):
         codes = column(table, "schedule")
         pp, vpp = column(table, "pp"), column(table, "vpp")
         m = column(table, "num_micro_batches")
-        faults = ((codes != Schedule.ONE_F_ONE_B) & (pp == 1)).astype(np.int64)
+        faults = ((codes != int(Schedule.ONE_F_ONE_B)) & (pp == 1)).astype(np.int64)
         for schedule in Schedule:
             chosen = codes == schedule
             if not chosen.any():

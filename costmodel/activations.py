@@ -154,7 +154,7 @@ def _of_attention(workload: Workload, layout: Layout, tokens: Floats, narrow: fl
     query, key, value = (_leaving(tokens, width) for width in widths)
     inputs = np.asarray(2.0 * (query + key + value), dtype=np.float64)
     if latent:
-        again = np.asarray(layout.recompute) & Recompute.MLA_UP_PROJECTION
+        again = np.asarray(layout.recompute) & int(Recompute.MLA_UP_PROJECTION)
         inputs = inputs * np.where(again, 0.0, 1.0)
     output = _leaving(tokens, heads * model.v_head_dim)
     freed, copied = inputs, inputs + 2.0 * output
@@ -225,12 +225,12 @@ def activation_bytes_per_layer(
     """
     model, mask = workload.model, np.asarray(layout.recompute)
     sequence, narrow = sequence_shards(layout), _saved_input_bytes(workload)
-    by_operators = (mask & Recompute.OPERATORS) != 0
+    by_operators = (mask & int(Recompute.OPERATORS)) != 0
     block_input = 2.0 * model.hidden / sequence
     normed = np.where(by_operators, 0.0, narrow * model.hidden) / sequence
     before_mlp = normed * keeps_input(workload, *_MLP_INPUTS)
     before_mixers = normed * keeps_input(workload, *_MIXER_INPUTS)
-    kept_apart = np.where(mask & Recompute.LAYERNORM, 0.0, normed)
+    kept_apart = np.where(mask & int(Recompute.LAYERNORM), 0.0, normed)
     before_attention = kept_apart if norm_before_attention_apart(model) else before_mixers
     shares = blocks or model.blocks_of(experts=experts)
     around_attention = block_input + before_attention
@@ -247,7 +247,7 @@ def activation_bytes_per_layer(
         saved = saved + shares.experts * routed
     if shares.feed_forward:
         mlp = between + before_mlp + _dense_saved(model.ffn_hidden, workload, layout, narrow)
-        mlp = np.where(mask & Recompute.MLP, block_input, mlp)
+        mlp = np.where(mask & int(Recompute.MLP), block_input, mlp)
         saved = saved + shares.feed_forward * mlp
     tokens = rank_tokens(workload, layout)
     if workload.factors is not None:
@@ -465,7 +465,7 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     if model.attention is not None:
         keys = 2.0 * heads * (model.qk_head_dim + model.v_head_dim)
         latent = 2.0 * 2.0 * ((model.attention.q_lora_rank or 0) + model.attention.kv_lora_rank)
-        kept = np.where(mask & Recompute.MLA_UP_PROJECTION, 0.0, 1.0)
+        kept = np.where(mask & int(Recompute.MLA_UP_PROJECTION), 0.0, 1.0)
         if model.indexer is not None:
             return sparse_saved(workload, tp, kept) + latent + output
         return kept * (query + keys) + latent + output
@@ -478,10 +478,10 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
         if stack.fused_softmax and model.position == "rope":
             per_score -= _DROPOUT_BYTES
         score_bytes = per_score * heads * workload.seq_len
-        scores = np.where(mask & Recompute.CORE_ATTENTION, 0.0, score_bytes)
+        scores = np.where(mask & int(Recompute.CORE_ATTENTION), 0.0, score_bytes)
     rotated = query + keys + values if model.position == "rope" and model.qk_norm else 0.0
     every_output = query + keys + values + rotated
-    projected = np.where(mask & Recompute.OPERATORS, query + values, every_output)
+    projected = np.where(mask & int(Recompute.OPERATORS), query + values, every_output)
     # The gate, and its product with the output, which the last projection reads.
     gated = (query + output) * model.attention_output_gate
     return projected + output + scores + gated
@@ -507,7 +507,7 @@ def _dense_saved(width: float, workload: Workload, layout: Layout, narrow: float
     model = workload.model
     matrices = 2.0 if model.gated else 1.0
     narrow = narrow * keeps_input(workload, "down_proj")
-    by_operators = np.asarray(layout.recompute) & Recompute.OPERATORS
+    by_operators = np.asarray(layout.recompute) & int(Recompute.OPERATORS)
     per_element = np.where(by_operators, 2.0, 2.0 * matrices + narrow)
     saved: Floats = per_element * width / layout.tp
     return saved
@@ -525,7 +525,7 @@ def _moe_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
     tp = np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
     width = moe.moe_ffn_hidden
-    activated = np.where(mask & Recompute.MOE_ACTIVATION, 0.0, narrow * width)
+    activated = np.where(mask & int(Recompute.MOE_ACTIVATION), 0.0, narrow * width)
     gathered = narrow * model.hidden * np.asarray(layout.etp)
     per_copy = gathered + 2.0 * matrices * width + activated
     saved: Floats = workload.imbalance(layout.ep) * moe.top_k / tp * per_copy

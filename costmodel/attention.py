@@ -209,22 +209,22 @@ def _recomputed(
     """
     mask = np.asarray(c.layout.recompute)
     norm_bytes = c.element_bytes.norm[0] * c.hidden_elements
-    of_norm = mask & Recompute.OPERATORS
+    of_norm = mask & int(Recompute.OPERATORS)
     if norm_before_attention_apart(c.workload.model):
-        of_norm = mask & (Recompute.OPERATORS | Recompute.LAYERNORM)
-    of_core = mask & Recompute.CORE_ATTENTION
-    of_inner = mask & (Recompute.MLA_UP_PROJECTION | Recompute.OPERATORS)
+        of_norm = mask & int(Recompute.OPERATORS | Recompute.LAYERNORM)
+    of_core = mask & int(Recompute.CORE_ATTENTION)
+    of_inner = mask & int(Recompute.MLA_UP_PROJECTION | Recompute.OPERATORS)
     projected = widths.query + widths.key_value + widths.gate
     keys_s = gemms.inputs.forward * widths.keys / projected
     every_second = gemms.output.forward + keys_s
     streamed = np.where(of_norm, streamed_s(norm_bytes, c.rates), 0.0)
     streamed = streamed + np.where(of_core, streamed_s(core.score_bytes.forward, c.rates), 0.0)
     streamed = streamed + np.where(of_inner, streamed_s(inner_bytes, c.rates), 0.0)
-    up_s = np.where(mask & Recompute.MLA_UP_PROJECTION, gemms.up_forward, 0.0)
+    up_s = np.where(mask & int(Recompute.MLA_UP_PROJECTION), gemms.up_forward, 0.0)
     return {
         "attention": np.where(of_core, core.seconds.forward, 0.0),
         "memory_bound": streamed,
-        "gemm": up_s + np.where(mask & Recompute.OPERATORS, every_second, 0.0),
+        "gemm": up_s + np.where(mask & int(Recompute.OPERATORS), every_second, 0.0),
     }
 
 
@@ -332,8 +332,8 @@ def unlike_attention_s(c: Context, *, fully_recomputed: bool = True) -> Floats:
         np.minimum(np.asarray(layout.recompute_layers) * chunks, model.layers) / model.layers
     )
     recomputed = recomputed * c.constants.framework.recompute_fraction
-    forward_passes = 1.0 + np.where(mask & Recompute.FULL, recomputed, 0.0) * fully_recomputed
-    forward_passes = forward_passes + np.where(mask & Recompute.CORE_ATTENTION, 1.0, 0.0)
+    forward_passes = 1.0 + np.where(mask & int(Recompute.FULL), recomputed, 0.0) * fully_recomputed
+    forward_passes = forward_passes + np.where(mask & int(Recompute.CORE_ATTENTION), 1.0, 0.0)
     layers = full + windowed + model.mtp_layers * (full + windowed) / model.layers
     seconds: Floats = layers * (forward_passes * core.forward + core.backward) / layout.pp
     return seconds

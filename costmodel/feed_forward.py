@@ -131,12 +131,12 @@ def _recomputed(
     else the last, which checkpointing that stops early leaves out.
     """
     mask = np.asarray(c.layout.recompute)
-    by_operators = mask & Recompute.OPERATORS
+    by_operators = mask & int(Recompute.OPERATORS)
     streamed = np.where(by_operators, norm_bytes + activation_bytes, 0.0)
     gemm = 0.0 * up_s
     if c.workload.model.gated:
         gemm = np.where(by_operators, 0.5 * up_s, 0.0)
-    all_of_it = np.where((mask & Recompute.MLP) != 0, 1.0, 0.0)
+    all_of_it = np.where((mask & int(Recompute.MLP)) != 0, 1.0, 0.0)
     parts: Parts = {"memory_bound": streamed_s(streamed, c.rates), "gemm": gemm}
     return add(scaled(forward, all_of_it), parts)
 
@@ -227,9 +227,9 @@ def moe_mlp(c: Context) -> LayerTime:
 def _recomputed_bytes(c: Context, activation_bytes: Floats) -> Floats:
     """Bytes of the memory-bound operators that selective recomputation runs again."""
     mask = np.asarray(c.layout.recompute)
-    of_norm = mask & (Recompute.LAYERNORM | Recompute.OPERATORS)
+    of_norm = mask & int(Recompute.LAYERNORM | Recompute.OPERATORS)
     norm_bytes = c.element_bytes.norm[0] * c.hidden_elements
-    again = np.where(mask & Recompute.MOE_ACTIVATION, activation_bytes, 0.0)
+    again = np.where(mask & int(Recompute.MOE_ACTIVATION), activation_bytes, 0.0)
     return again + np.where(of_norm, norm_bytes, 0.0)
 
 

@@ -530,7 +530,7 @@ def peak_bounds(workload: Workload, layout: Layout) -> PeakBounds:
         ends[:, -1] += beside.last[rows]
         held = _HeldByRanks(layer.rows(rows), flying, ends)
         kept[rows], relief[rows], recomputed[rows] = _least_peaks(workload, held)
-    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
+    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
     relief = np.where(full, relief * layout.vpp, 0.0)
     return PeakBounds(kept, relief, recomputed, beside.everywhere)
 
@@ -648,7 +648,7 @@ def _beside_layers(workload: Workload, layout: Layout, saved: SavedActivations) 
     other_table = 0.0 if workload.model.tied_embeddings else 1.0
     at_both = at_table + at_head + beside_table + other_table * extra.gathered_table
     at_both = at_both + np.maximum(table_work, head_work)
-    plain = np.where(np.asarray(layout.schedule) == Schedule.DUALPIPE, 0.0, 1.0)
+    plain = np.where(np.asarray(layout.schedule) == int(Schedule.DUALPIPE), 0.0, 1.0)
     ends = (
         plain * np.where(both, at_both, at_table + beside_table + table_work),
         plain * np.where(both, 0.0, at_head + beside_table + head_work),
@@ -684,7 +684,7 @@ def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> ND
     pp = np.broadcast_to(np.asarray(layout.pp), shape)[:, None]
     vpp = np.broadcast_to(np.asarray(layout.vpp), shape)[:, None]
     ranks = np.arange(int(pp.max(initial=1)))
-    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
+    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
     per_stage = np.broadcast_to(np.where(full, layout.recompute_layers, 0), shape)
     recomputed = per_stage[:, None] * vpp
     beside = _beside_layers(workload, layout, saved)

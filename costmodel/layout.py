@@ -20,7 +20,10 @@ Bools = bool | NDArray[np.bool_]
 
 
 class Recompute(IntFlag):
-    """Which activations are dropped after the forward pass and computed again in the backward pass."""
+    """Which activations are dropped after the forward pass and computed again in the backward pass.
+
+    Beside an array a member is written as `int`: NumPy takes many times as long to make out an enumeration.
+    """
 
     NONE = 0
     CORE_ATTENTION = 1
@@ -96,7 +99,8 @@ class Layout:
         IndexError
             For a position that is not there.
         """
-        shape, taken, values = self.broadcast_shape(), {}, vars(self)
+        shape, values = self.broadcast_shape(), vars(self)
+        taken: dict[int, NDArray[Any]] = {}
         for value in values.values():
             if id(value) not in taken:
                 taken[id(value)] = in_shape(value, shape)[index]

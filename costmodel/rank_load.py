@@ -49,7 +49,7 @@ def recomputed_layers(layout: Layout) -> int:
     int
         0 where it recomputes none in full; may be larger than a stage, which means all.
     """
-    if not int(np.asarray(layout.recompute)) & Recompute.FULL:
+    if not int(np.asarray(layout.recompute)) & int(Recompute.FULL):
         return 0
     return int(np.asarray(layout.recompute_layers))
 
@@ -560,7 +560,7 @@ def _least_in_order_s(c: Context, times: KindTimes, shape: tuple[int, ...]) -> N
     model, layout = c.workload.model, c.layout
     pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layout.pp, layout.vpp))
     busiest_s = np.zeros(shape)
-    one_part = (vpp == 1) & (pp > 1) & (np.asarray(layout.schedule) != Schedule.DUALPIPE)
+    one_part = (vpp == 1) & (pp > 1) & (np.asarray(layout.schedule) != int(Schedule.DUALPIPE))
     own = np.flatnonzero(np.broadcast_to(one_part, shape))
     if not len(own):
         return busiest_s
@@ -609,7 +609,7 @@ def distinct_columns(columns: NDArray[np.float64]) -> tuple[NDArray[np.int64], N
 
 def _recomputes_all(c: Context) -> NDArray[np.bool_]:
     """Which layouts compute all layers of every virtual stage again."""
-    full = (np.asarray(c.layout.recompute) & Recompute.FULL) != 0
+    full = (np.asarray(c.layout.recompute) & int(Recompute.FULL)) != 0
     return np.asarray(full & (np.asarray(c.layout.recompute_layers) >= c.workload.model.layers))
 
 
@@ -735,7 +735,7 @@ def _fewest_recomputed(layers: int, layout: Layout) -> NDArray[np.float64]:
     """
     chunks = np.asarray(layout.pp) * layout.vpp
     per_chunk = np.asarray(layout.recompute_layers)
-    full = (np.asarray(layout.recompute) & Recompute.FULL) != 0
+    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
     in_one = np.minimum(per_chunk, layers - chunks + 1)
     fewest = np.minimum(chunks - 1 + in_one, layers)
     return np.where(full & (per_chunk > 0), fewest, 0)
@@ -780,7 +780,7 @@ def layer_bubble_share(c: Context, times: KindTimes) -> Floats:
     schedule = np.asarray(c.layout.schedule)
     if not has_trait(schedule, "splits_backward").any():
         return 1.0
-    full = (np.asarray(c.layout.recompute) & Recompute.FULL) != 0
+    full = (np.asarray(c.layout.recompute) & int(Recompute.FULL)) != 0
     forward: Floats = 0.0
     backward: Floats = 0.0
     weight: Floats = 0.0

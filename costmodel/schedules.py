@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,8 +226,13 @@ def has_trait(schedule: Ints, trait: str) -> NDArray[np.bool_]:
     array of bool
         Shaped like `schedule`.
     """
-    table = np.array([bool(getattr(_TRAITS[name], trait)) for name in Schedule])
-    return np.asarray(table[np.asarray(schedule)])
+    return np.asarray(_having(trait)[np.asarray(schedule)])
+
+
+@cache
+def _having(trait: str) -> NDArray[np.bool_]:
+    """By value of `Schedule`, whether it has a trait."""
+    return np.array([bool(getattr(_TRAITS[name], trait)) for name in Schedule])
 
 
 def is_v_shaped(layout: Layout) -> bool:
@@ -296,16 +302,20 @@ def bubble_share(
     f, b = np.asarray(forward_s, dtype=np.float64), np.asarray(backward_s, dtype=np.float64)
     w = np.minimum(np.asarray(weight_s), np.minimum(f, b / 2))
     i = b - w
-    length = np.where(names == Schedule.DUALPIPE, ranks / 2, ranks)
+    length = np.where(names == int(Schedule.DUALPIPE), ranks / 2, ranks)
     hops = np.maximum(length - 1, 0.0)
     zb_h1 = np.maximum(f + i - w, i)
     zb_v = np.maximum(i, 2 * (i - w))
     dual_v = np.maximum(2 * f + i - w, f + 2 * i - w - f / np.maximum(hops, 1.0))
     dual = dual_v * hops / np.maximum(ranks - 1, 1.0)
     bubble = np.select(
-        [names == Schedule.ZB_H1, names == Schedule.ZBV, names == Schedule.DUALPIPE_V],
+        [
+            names == int(Schedule.ZB_H1),
+            names == int(Schedule.ZBV),
+            names == int(Schedule.DUALPIPE_V),
+        ],
         [zb_h1, zb_v, dual_v],
-        np.where(names == Schedule.DUALPIPE, dual, f + b),
+        np.where(names == int(Schedule.DUALPIPE), dual, f + b),
     )
     share: Floats = bubble / (f + b)
     return share
@@ -338,14 +348,14 @@ def in_flight(layout: Layout, rank: Ints) -> Floats:
     one_f_one_b: Floats = np.where(vpp > 1, np.minimum(ahead, m * vpp) / vpp, plain)
     if not schedule.any():  # most searches know no other, and ask this of millions of layouts
         return one_f_one_b
-    breadth = (schedule == Schedule.GPIPE) | (schedule == Schedule.BREADTH_FIRST)
+    breadth = (schedule == int(Schedule.GPIPE)) | (schedule == int(Schedule.BREADTH_FIRST))
     shaped = 0 * plain
     flying: Floats = np.select(
         [
-            schedule == Schedule.ONE_F_ONE_B,
+            schedule == int(Schedule.ONE_F_ONE_B),
             breadth,
-            schedule == Schedule.DUALPIPE_V,
-            schedule == Schedule.DUALPIPE,
+            schedule == int(Schedule.DUALPIPE_V),
+            schedule == int(Schedule.DUALPIPE),
         ],
         [one_f_one_b, m + shaped, pp + 0.5 + shaped, (pp + 1) / 2 + shaped],
         np.minimum(m, pp) + shaped,

@@ -386,7 +386,7 @@ def imbalance_s(c: Context, *, fully_recomputed: bool = True) -> Floats:
     of_experts = np.asarray(layout.ep) * layout.etp // (np.asarray(layout.tp) * layout.cp)
     in_step = np.clip(np.where(each_time, np.maximum(sharding, of_experts), of_experts), 1, dp)
     schedule = np.asarray(layout.schedule)
-    forward_first = (schedule == Schedule.GPIPE) | (schedule == Schedule.BREADTH_FIRST)
+    forward_first = (schedule == int(Schedule.GPIPE)) | (schedule == int(Schedule.BREADTH_FIRST))
     packs, loads = layout.micro_batch, lengths.loads
     slowest = mean_slowest(
         loads,

@@ -287,7 +287,7 @@ def combination_costs(
     lines = _lines(step, work_s, again_s, layers=model.layers, leading=leading)
     in_front = np.asarray(has_trait(layouts.schedule, "v_shaped"))
     # A DualPipe rank works for its mirror's stage too: its layers do not say how long it takes.
-    known = np.asarray(layouts.schedule) != Schedule.DUALPIPE
+    known = np.asarray(layouts.schedule) != int(Schedule.DUALPIPE)
     by_name = {
         "layer_s": known * np.asarray(main_s),
         "leading_s": known * np.asarray(leading_s),

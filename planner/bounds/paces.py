@@ -709,7 +709,7 @@ def busiest_in_rooms_s(
     owner = np.repeat(np.arange(len(counts)), counts)
     end_rank = last_rank(context.layout.schedule, context.layout.pp)
     # A DualPipe rank works for its mirror's stage too: what it holds says nothing of its own load.
-    mirrored = (np.asarray(layouts.schedule) == Schedule.DUALPIPE)[:, None]
+    mirrored = (np.asarray(layouts.schedule) == int(Schedule.DUALPIPE))[:, None]
     again_s, layer_s, vpp, end_rank = (
         np.broadcast_to(np.asarray(value), owner.shape)
         for value in (
@@ -776,7 +776,7 @@ def _in_order_and_rooms_s(
     """
     model, shape = workload.model, layouts.broadcast_shape()
     pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layouts.pp, layouts.vpp))
-    mirrored = np.broadcast_to(np.asarray(layouts.schedule) == Schedule.DUALPIPE, shape)
+    mirrored = np.broadcast_to(np.asarray(layouts.schedule) == int(Schedule.DUALPIPE), shape)
     own = (vpp == 1) & (pp > 1) & ~mirrored
     counts, busiest_s = counts_in_order(model.unlike_layers, model.layers_in_group), np.zeros(shape)
     recomputed = np.minimum(times.recomputed, model.layers)

@@ -93,7 +93,8 @@ def test_less_memory_is_another_question() -> None:
 
 def test_known_degrees_are_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(branches, "MOST_KEPT", 60)
-    request, asked = _request("dense"), []
+    request = _request("dense")
+    asked: list[int] = []
     degrees = space_of(request).degrees(request.gpus)
     room = KnownRoom()
 
