@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.frameworks.fsdp2 import LIGER_LOSS, PEFT_ADAPTERS, PRECOMPUTED, TRL_STEPS
+from meshwright.frameworks.fsdp2 import (
+    LIGER_LOSS,
+    PEFT_ADAPTERS,
+    PRECOMPUTED,
+    TRANSFORMERS_ENCODERS,
+    TRL_STEPS,
+)
 from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
 from meshwright.frameworks.record import (
     Argument,
@@ -225,6 +231,7 @@ DEEPSPEED = Framework(
     # TRL's chunked loss has 32-bit products without autocast, which no rate is known of.
     losses={"liger": LIGER_LOSS},
     step_kinds=TRL_STEPS,
+    image_encoders=TRANSFORMERS_ENCODERS,
     references={
         "resident": ReferenceSetting(
             source="trl/models/utils.py", is_sharded=True, shard_bytes=2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from meshwright.model_specs.blocks import Count, CountOrZero, Flag
 
@@ -40,6 +40,8 @@ class EncoderUse(BaseModel):
     trained: Flag
     tensor_parallel: Flag = False
     """Whether tensor ranks share its matrices; without, each of them runs the whole encoder."""
+    context_parallel: Flag = False
+    """Whether it runs beside context parallelism, whole on each of the ranks."""
     recomputed: Flag = False
     """Whether full recomputation of layers recomputes those of the encoder too."""
 
@@ -98,6 +100,11 @@ class VisionSpec(BaseModel):
         return self.kind == "qwen2_5_vl"
 
     @property
+    def crosses(self) -> bool:
+        """Whether its tokens are those of cross-attention, beside the tokens of a sequence."""
+        return self.kind == "mllama"
+
+    @property
     def patch_width(self) -> int:
         """Numbers of a patch: three colours of its pixels and frames."""
         return 3 * self.temporal_patch * self.patch_size**2
@@ -109,6 +116,6 @@ class VisionSpec(BaseModel):
 
     @property
     def merged(self) -> int:
-        """Width that the projector reads: of the patches of a token side by side, or of one of them pooled."""
+        """Width that the projector reads: of the patches of a token side by side, or pooled to one."""
         beside = 1 if self.kind == "siglip" else self.patches_per_token
         return self.merged_width or beside * self.hidden

@@ -52,6 +52,7 @@ from meshwright.frameworks.catalog import (
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, resolved
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.model_specs.vision import EncoderUse, ImageInput
 from meshwright.planner.request.choices import (
     ALLOW_PLACED,
     BY_NAME,
@@ -122,6 +123,8 @@ class PlanInputs(BaseModel):
     """What is trained beside frozen weights; None where every parameter is trained."""
     loss: LossName | None = None
     """How the head and its cross-entropy run; None for what the framework does."""
+    images: ImageInput | None = None
+    """What sequences hold of images; None where text alone is trained on."""
     kind: StepKindName = PRETRAINING
     """What a step does with a sample."""
     reference: ReferencePlace | None = None
@@ -131,7 +134,7 @@ class PlanInputs(BaseModel):
     def _without_what_is_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans without adapters, packs and preferences say nothing of them, as those of earlier versions."""
         data: dict[str, Any] = handler(self)
-        for name in ("adapters", "loss", "kind", "reference", "lengths"):
+        for name in ("adapters", "loss", "images", "kind", "reference", "lengths"):
             if getattr(self, name) in (None, PRETRAINING):
                 data.pop(name, None)
         return data
@@ -211,6 +214,8 @@ class PlanRequest:
     """What is trained beside frozen weights; None where every parameter is trained."""
     loss: str | None = None
     """How the head and its cross-entropy run, any of `LOSS_NAMES`; None for what the framework does."""
+    images: ImageInput | None = None
+    """What sequences hold of images; None for text alone, to which the model has no encoder then."""
     kind: str = PRETRAINING
     """What a step does with a sample: any of `step_kinds.KIND_NAMES`."""
     reference: str | None = None
@@ -275,6 +280,7 @@ class PlanRequest:
             _one_of("inside_domain", axis, INSIDE_DOMAIN)
         if self.adapters is not None:
             object.__setattr__(self, "adapters", self._checked_adapters(self.adapters))
+        object.__setattr__(self, "model", self._with_encoder())
         _one_of("kind", self.kind, KIND_NAMES)
         object.__setattr__(self, "reference", self._checked_reference())
         object.__setattr__(self, "model", without_vocabulary_head(self.model, self.kind))
@@ -338,6 +344,47 @@ class PlanRequest:
             what = f"{self.model.name} chooses the positions it attends to: only pretrain and sft are priced"
             raise InputError(what, where="kind", value=self.kind)
         return place
+
+    def _with_encoder(self) -> ModelSpec:
+        """The model with what this run makes of its image encoder; without one for text alone.
+
+        Raises InputError where the model has none, the framework runs none of its kind, or tokens do not fit.
+        """
+        model, images = self.model, self.images
+        if images is None:
+            return model if model.vision is None else model.model_copy(update={"vision": None})
+        where, vision = "image_tokens", model.vision
+        if vision is None:
+            what = f"{model.name} has no image encoder: give a config.json with vision_config"
+            raise InputError(what, where=where, value=images.tokens)
+        record = framework_named(self.framework)
+        setting = record.image_encoders.get(vision.kind)
+        if setting is None or not setting.planned:
+            has = [
+                name
+                for name in FRAMEWORK_NAMES
+                if vision.kind in planned(framework_named(name).image_encoders)
+            ]
+            what = f"the image encoder of {model.name} ({vision.kind}) is not planned with {record.title}"
+            raise InputError(f"{what}; choose --framework {' or '.join(has)}", where=where)
+        if not vision.crosses and images.tokens > self.seq_len:
+            what = f"are among the {self.seq_len} tokens of a sequence: give no more of them"
+            raise InputError(what, where=where, value=images.tokens)
+        usual = 1 if vision.image_tokens is None else max(images.tokens // vision.image_tokens, 1)
+        number = images.per_sequence or usual
+        of_image = vision.image_tokens or max(images.tokens // number, 1)
+        if images.tokens != number * of_image:
+            what = f"must be {number} images of {of_image} tokens each: {number * of_image}"
+            raise InputError(what, where=where, value=images.tokens)
+        use = EncoderUse(
+            tokens=images.tokens,
+            images=number,
+            trained=not images.frozen and self.adapters is None,
+            tensor_parallel=setting.tensor_parallel,
+            context_parallel=setting.context_parallel,
+            recomputed=setting.recomputed,
+        )
+        return model.model_copy(update={"vision": vision.model_copy(update={"use": use})})
 
     @property
     def layout_pins(self) -> dict[str, int | str]:
