@@ -241,6 +241,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]} ..."
 
 
+AND_ENCODER = " and vision_config"
+"""What the source of a model ends in whose image encoder was read."""
 _TEXT_PARTS = ("text_config", "language_config", "llm_config")
 """Where multimodal wrappers keep their language model."""
 _DEEPEST = 4
@@ -290,7 +292,8 @@ def model_from_huggingface(
     fields["source"] = f"config.json, {prefix.rstrip('.')} alone" if prefix else "config.json"
     vision = vision_fields(data, where, fields)
     if vision:
-        fields["vision"] = vision
+        part_name = prefix.rstrip(".") or "language model"
+        fields |= {"vision": vision, "source": f"config.json, {part_name}{AND_ENCODER}"}
     try:
         return ModelSpec.model_validate(fields)
     except ValidationError as error:

@@ -428,7 +428,11 @@ def stated_fields(model: ModelSpec) -> dict[str, object]:
     500000.0
     """
     fields = _differing(model, "")
-    return {name: value for name, value in fields.items() if name not in _ABOUT_THE_FILE}
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in _ABOUT_THE_FILE and not name.startswith("vision.use.")
+    }
 
 
 def _differing(part: BaseModel, prefix: str) -> dict[str, object]:

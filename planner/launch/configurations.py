@@ -171,7 +171,7 @@ def deepspeed_start(launch: Launch) -> Start:
     """
     inputs = launch.inputs
     own_script = inputs.adapters is not None or STEP_KINDS[inputs.kind].on_preferences
-    own_script = own_script or inputs.loss is not None
+    own_script = own_script or inputs.loss is not None or inputs.model.encoder is not None
     if own_script or launch.inputs.optimizer not in _BY_MEGATRON_DEEPSPEED:
         return _with_trainer(launch)
     _require_even_stages(launch)
@@ -255,6 +255,14 @@ def _kind_notes(launch: Launch) -> Iterator[str]:
     if inputs.loss is not None:
         setting = record.losses[inputs.loss]
         yield f"Its loss is {inputs.loss}: {setting.flag} {setting.value}."
+    vision = inputs.model.encoder
+    if vision is not None and vision.use is not None:
+        yield (
+            f"Its model reads images (AutoModelForImageTextToText), {vision.use.tokens} tokens of each "
+            f"sequence in {vision.use.images} of them."
+        )
+        if not vision.use.trained:
+            yield f"It freezes the image encoder: {record.image_encoders[vision.kind].freezes}."
     if not kind.on_preferences:
         return
     yield f"The script's trainer is of {kind.title}, such as that of TRL."

@@ -76,6 +76,12 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
         raise InfeasibleError(f"{framework.title} has no {plan.inputs.kind}: nothing to launch.")
     if kind is not None and kind.in_launch:
         raise InfeasibleError(f"No launch files for {plan.inputs.kind}: {kind.in_launch}.")
+    vision = plan.inputs.model.encoder
+    encoder = None if vision is None else framework.image_encoders.get(vision.kind)
+    if vision is not None and encoder is None:
+        raise InfeasibleError(f"{framework.title} runs no image encoder of {vision.kind}.")
+    if encoder is not None and encoder.in_launch:
+        raise InfeasibleError(f"No launch files for images: {encoder.in_launch}.")
     place = plan.inputs.reference
     if place is not None and place not in framework.references:
         raise InfeasibleError(f"{framework.title} keeps no reference that is {place}.")

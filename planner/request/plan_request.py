@@ -51,6 +51,7 @@ from meshwright.frameworks.catalog import (
 )
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, resolved
+from meshwright.model_specs.huggingface import AND_ENCODER
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.model_specs.vision import EncoderUse, ImageInput
 from meshwright.planner.request.choices import (
@@ -352,7 +353,7 @@ class PlanRequest:
         """
         model, images = self.model, self.images
         if images is None:
-            return model if model.vision is None else model.model_copy(update={"vision": None})
+            return model if model.vision is None else without_encoder(model)
         where, vision = "image_tokens", model.vision
         if vision is None:
             what = f"{model.name} has no image encoder: give a config.json with vision_config"
@@ -480,6 +481,14 @@ def checked_reference(
         what = f"is not planned with {record.title} and {kind}"
         raise InputError(what, where="reference", value=reference, allowed=places)
     return reference
+
+
+def without_encoder(model: ModelSpec) -> ModelSpec:
+    """The language model alone, of a model with an image encoder."""
+    source = model.source
+    if source is not None and source.endswith(AND_ENCODER):
+        source = f"{source.removesuffix(AND_ENCODER)} alone"
+    return model.model_copy(update={"vision": None, "source": source})
 
 
 def without_vocabulary_head(model: ModelSpec, kind: str) -> ModelSpec:
