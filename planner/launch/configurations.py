@@ -470,6 +470,10 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
         "flash_attn": "fa3" if _is_newer_flash(launch) else "fa2",
         "output_dir": "saves",
     }
+    vision = inputs.model.encoder
+    if vision is not None and vision.use is not None:
+        frozen = not vision.use.trained
+        fields |= {"freeze_vision_tower": frozen, "freeze_multi_modal_projector": frozen}
     if inputs.kind == "orpo":
         fields["pref_loss"] = "orpo"
     if not STEP_KINDS[inputs.kind].on_preferences:
@@ -498,6 +502,8 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
     """
     launch, files = _of_stack(plan, "Axolotl", degrees=("tp", "cp"))
     inputs, layout = launch.inputs, launch.layout
+    if inputs.model.encoder is not None:
+        raise _not_there("Axolotl", "is not written for images")
     if inputs.kind not in _RL:
         raise _not_there("Axolotl", f"is not written for {inputs.kind}")
     if inputs.reference not in (None, "resident", "precomputed"):
