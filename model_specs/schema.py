@@ -421,7 +421,7 @@ _ABOUT_THE_FILE = frozenset(
 
 
 def stated_fields(model: ModelSpec) -> dict[str, object]:
-    """The fields that are not at their default and bear on what the model computes, by dotted name.
+    """The fields that are not at their default and bear on what the language model computes, by dotted name.
 
     >>> from meshwright.model_specs.reader import load_catalog_model
     >>> stated_fields(load_catalog_model("llama-3-8b"))["rope.base"]
@@ -431,7 +431,7 @@ def stated_fields(model: ModelSpec) -> dict[str, object]:
     return {
         name: value
         for name, value in fields.items()
-        if name not in _ABOUT_THE_FILE and not name.startswith("vision.use.")
+        if name not in _ABOUT_THE_FILE and not name.startswith("vision.")
     }
 
 

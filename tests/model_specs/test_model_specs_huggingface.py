@@ -170,6 +170,9 @@ def test_wrong_encoders_are_refused_by_their_field(
         ("nemotron-3-nano-30b-a3b", "nemotron-3-nano-30b-a3b"),
         ("mamba-codestral-7b", "mamba-codestral-7b"),
         ("falcon-h1-34b", "falcon-h1-34b"),
+        ("qwen2.5-vl-7b", "qwen2.5-vl-7b"),
+        ("qwen3-vl-8b", "qwen3-vl-8b"),
+        ("qwen3-vl-30b-a3b", "qwen3-vl-30b-a3b"),
     ],
 )
 def test_config_and_catalog_agree(fixture: str, name: str) -> None:

@@ -135,7 +135,7 @@ def test_torchtitan_builds_every_catalog_model_that_it_takes(tmp_path: Path) -> 
         if not answer["ok"] or built_count(answer) != expected:
             wrong.append(f"{name}: {answer}, not {expected}")
     assert not wrong, "\n".join(wrong)
-    assert len(answers) == 39
+    assert len(answers) == 41
 
 
 def answers_of_configs(

@@ -19,8 +19,8 @@ from meshwright.planner.launch.configurations import axolotl_files, llamafactory
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_document, read_plan, workload_of_plan
-from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.report.plan_view import first_screen
+from meshwright.planner.request.plan_request import PlanRequest
 from tests.places import DATA
 from tests.planner.report.test_views import text
 from tests.planner.search.test_planner_optimum import check_against_brute_force, request
