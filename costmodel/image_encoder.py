@@ -184,7 +184,7 @@ def projections(vision: VisionSpec, use: EncoderUse) -> list[tuple[float, int, i
     """Matrix products around the layers: rows of a sequence, outputs and inputs.
 
     Patches come in; two products of the projector hand tokens over, one behind SigLIP and Llama 3.2's
-    encoder (the files that `parameters.encoder_parameters` names).
+    encoder (model_specs/parameters.py names the files).
 
     Parameters
     ----------
