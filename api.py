@@ -302,6 +302,9 @@ def plan(
     train: str = "full",
     lora_rank: int | None = None,
     lora_targets: Iterable[str] | str | None = None,
+    image_tokens: int = 0,
+    images_per_sequence: int | None = None,
+    freeze_encoder: bool = False,
     loss: LossName | None = None,
     kind: StepKindName = "pretrain",
     reference: ReferencePlace | None = None,
@@ -386,6 +389,10 @@ def plan(
         What is trained: full for every parameter, lora for adapters beside frozen weights, qlora for the same
         beside weights of 4 bits; the width of the adapters, 1 to 8192, 16 when None; and the matrices that
         have one, such as `"q_proj,v_proj"`, all-linear when None.
+    image_tokens, images_per_sequence, freeze_encoder
+        Tokens of a sequence that are of images, as the language model reads them, 0 for text alone without
+        the encoder; the images that share them, 1 or more, one or as many as a fixed size makes when None;
+        and whether encoder and projector are left as they are, as they are beside adapters.
     loss
         How the head and its cross-entropy run: liger or chunked, chunk by chunk of tokens; as the
         framework does, on the logits of all tokens, when None.
@@ -472,6 +479,9 @@ def plan(
             train=train,
             lora_rank=lora_rank,
             lora_targets=lora_targets,
+            image_tokens=image_tokens,
+            images_per_sequence=images_per_sequence,
+            freeze_encoder=freeze_encoder,
             loss=loss,
             kind=kind,
             reference=reference,

@@ -214,6 +214,7 @@ def plan_options(command: Command) -> Command:
         *_cluster_options(),
         *_workload_options(has_lengths=True),
         *_training_options(),
+        *_image_options(),
         *_kind_options(),
         *_leeway_options(),
         *_search_options(),
@@ -477,6 +478,25 @@ def _training_options() -> Options:
         "--lora-targets",
         metavar="A,...",
         help="Matrices with an adapter: all-linear (when absent), or q_proj,v_proj and so on.",
+    )
+
+
+def _image_options() -> Options:
+    """Images in front of the language model."""
+    yield default_option(
+        "--image-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Tokens of a sequence that are of images; 0: text alone, without the encoder.",
+    )
+    yield value_option(
+        "--images-per-sequence", int, "K", "Images that share them; one when absent."
+    )
+    yield click.option(
+        "--freeze-encoder",
+        is_flag=True,
+        help="Leave the image encoder and its projector as they are.",
     )
 
 

@@ -10,6 +10,7 @@ from meshwright.constraints.pipeline import TORCHTITAN_SCHEDULE_RULES
 from meshwright.constraints.rule import (
     AtLeast,
     AtMost,
+    Divides,
     Finding,
     FinishedPlan,
     LayoutTable,
@@ -114,6 +115,50 @@ WHOLE_HEAD = AtMost(
 )
 """LigerFusedLinearCrossEntropy and TRL's chunked loss take the weight of `lm_head` as one tensor
 (liger_kernel/ops/fused_linear_cross_entropy.py; trl/trainer/sft_trainer.py, _patch_chunked_ce_lm_head)."""
+
+ENCODER_DEGREES = AtMost(
+    name="encoder-degrees",
+    sentence="tp cp pp ep <= 1 with images: an encoder of transformers stands in front of a whole model",
+    unit="ranks",
+    binds=lambda work: work.model.encoder is not None,
+    value=of("tp", "cp", "pp", "ep"),
+    words="tp {tp} x cp {cp} x pp {pp} x ep {ep} for a model that reads images",
+    remedy="Keep tp, cp, pp and ep at 1 and shard with dp, or choose the megatron framework.",
+)
+"""Plans for tensor parallelism name the language model's matrices alone, and images are not cut with the
+sequence (transformers/models/qwen2_5_vl/configuration_qwen2_5_vl.py, base_model_tp_plan)."""
+
+ENCODER_CONTEXT = AtMost(
+    name="encoder-context",
+    sentence="cp <= 1 with images whose encoder does not run beside context parallelism",
+    unit="context-parallel ranks",
+    binds=lambda work: work.model.encoder is not None and not _use_of(work, "context_parallel"),
+    value=of("cp"),
+    words="cp {cp} for a model whose images are not cut with the sequence",
+    remedy="Set cp to 1.",
+)
+"""Gemma 3 refuses it, and Qwen2.5-VL hands whole sequences on (megatron/bridge/models/gemma_vl/
+gemma3_vl_provider.py, provide; models/qwen_vl/modeling_qwen25_vl.py, Qwen25VLModel.forward)."""
+
+
+ENCODER_HEADS = Divides(
+    name="encoder-heads",
+    sentence="heads of the image encoder mod tp = 0 where tensor parallelism cuts it",
+    unit="heads left over",
+    binds=lambda work: _use_of(work, "tensor_parallel"),
+    number=of(number=lambda work: 0 if work.model.encoder is None else work.model.encoder.heads),
+    by=of("tp"),
+    words="{number} heads of the image encoder do not divide by tp {tp}",
+    remedy="Take a tp that divides {number}.",
+)
+"""Its layers are those of the language model (megatron/bridge/models/qwen_vl/modelling_qwen3_vl/model.py)."""
+
+
+def _use_of(workload: Workload, field: str) -> bool:
+    """A field of what the run makes of its image encoder; False without one."""
+    vision = workload.model.encoder
+    return vision is not None and bool(getattr(vision.use, field))
+
 
 DEEPSPEED_REFERENCE = AtLeast(
     name="deepspeed-reference",
@@ -223,6 +268,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     PEFT_WHOLE_BASE,
     TRL_DEGREES,
     TRL_KTO_BATCH,
+    ENCODER_DEGREES,
     DEEPSPEED_REFERENCE,
     WHOLE_HEAD,
     DEEPSPEED_SCRIPT_OPTIMIZER,

@@ -20,6 +20,8 @@ from meshwright.constraints.fabric import (
 )
 from meshwright.constraints.frameworks import (
     DEEPSPEED_RULES,
+    ENCODER_CONTEXT,
+    ENCODER_HEADS,
     FSDP2_RULES,
     TORCHTITAN_RULES,
     TORCHTITAN_TOKEN_PREDICTION,
@@ -148,6 +150,8 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         MegatronHybrid(),
         MegatronTokenPrediction(),
         MegatronSparseAttention(),
+        ENCODER_CONTEXT,
+        ENCODER_HEADS,
         *TORCHTITAN_RULES,
         *TORCHTITAN_GROUP_RULES,
         TORCHTITAN_TOKEN_PREDICTION,

@@ -20,6 +20,7 @@ from meshwright.costmodel.activations import (
     saved_activations,
 )
 from meshwright.costmodel.buffers import transients, workspace_bytes
+from meshwright.costmodel.image_encoder import encoder_of, encoder_saved_bytes
 from meshwright.costmodel.layout import Floats, Layout, Recompute, in_shape
 from meshwright.costmodel.optimizers import keeps_more_of_tables
 from meshwright.costmodel.rank_load import Stages, layer_counts, recomputed_layers
@@ -32,7 +33,9 @@ from meshwright.costmodel.schedules import (
 )
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.states import (
+    encoder_parameters_on_gpu,
     end_parameters,
+    frozen_encoder_bytes,
     layer_parameters_on_gpu,
     offloaded_bytes,
     optimizer_shards,
@@ -99,7 +102,23 @@ def stage_memory_parts_gib(
         "fragmentation": extra.stranded + np.minimum(tables, 1) * extra.stranded_table,
         "workspace": workspace_bytes(workload),
     }
+    if encoder_of(workload) is not None:
+        parts["image_encoder"] = _encoder_in_all_micro_batches(workload, layout, rank)
     return {name: np.broadcast_to(np.asarray(part) / GIB, (pp,)) for name, part in parts.items()}
+
+
+def _encoder_in_all_micro_batches(
+    workload: Workload, layout: Layout, rank: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """What every rank holds of the image encoder: states, and activations of all micro-batches in flight."""
+    held = np.asarray(frozen_encoder_bytes(workload, layout))
+    found = encoder_of(workload)
+    if found is not None and found[1].trained:
+        each = state_bytes_per_parameter(workload, layout, optimizer_shards(layout)[0])
+        held = np.asarray(each) * encoder_parameters_on_gpu(found[0], layout)
+    saved = np.asarray(encoder_saved_bytes(workload, layout))
+    of_first = held + saved * np.asarray(in_flight(layout, rank))
+    return np.asarray(on_both_ranks(np.where(rank == 0, of_first, 0.0), layout.schedule))
 
 
 def _tables_on_rank(
@@ -112,8 +131,11 @@ def _tables_on_rank(
 
 
 def _states(workload: Workload, layout: Layout, stages: Stages) -> dict[str, Floats]:
-    """Weights, gradients and optimizer states of every rank."""
-    dense, expert = rank_parameters(workload.model, layout, stages)
+    """Weights, gradients and optimizer states of every rank, without those of an image encoder."""
+    language = workload.model
+    if language.vision is not None:
+        language = language.model_copy(update={"vision": None})
+    dense, expert = rank_parameters(language, layout, stages)
     dense_shards, expert_shards = optimizer_shards(layout)
     of_dense = state_bytes(workload, layout, dense_shards)
     of_expert = state_bytes(workload, layout, expert_shards, experts=True)
@@ -640,6 +662,9 @@ def _beside_layers(workload: Workload, layout: Layout, saved: SavedActivations) 
     mtp_saved = workload.model.mtp_layers * saved.main[0] * in_flight(layout, head_rank)
     table_more, head_more = table_excess(workload, layout)
     at_table = first * per_dense + table_more + extra.gathered_leading_first
+    if encoder_of(workload) is not None:
+        at_table = at_table + frozen_encoder_bytes(workload, layout)
+        at_table = at_table + encoder_saved_bytes(workload, layout) * in_flight(layout, 0)
     at_head = last * per_dense + experts * per_expert + mtp_saved + extra.head_input_last
     at_head = at_head + head_more
     table_work = np.maximum(extra.embedding_first - extra.layer, 0.0)

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
 from meshwright.costmodel.adapters import adapter_launches, frozen
 from meshwright.costmodel.attention import attention_block, full_share, one_window_share
-from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, moe_mlp
+from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, linear, moe_mlp
+from meshwright.costmodel.image_encoder import (
+    encoder_context,
+    encoder_of,
+    projections,
+    score_share,
+)
 from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
     Context,
@@ -29,7 +35,7 @@ from meshwright.costmodel.layer_context import (
     streamed_passes_s,
     total,
 )
-from meshwright.costmodel.layout import Floats, in_shape
+from meshwright.costmodel.layout import Floats, Recompute, in_shape
 from meshwright.costmodel.losses import head_passes_s
 from meshwright.costmodel.other_blocks import (
     indexer_block,
@@ -406,6 +412,8 @@ def _times_of_training(c: Context) -> KindTimes:
         assert main is not None
         mtp = _mtp_module(c, main, head_time)
     embedding_time = _with_host(c, embedding(c), stack.launch_layer_s / 4)
+    if encoder_of(c.workload) is not None:
+        embedding_time = _with_encoder(c, embedding_time)
     return KindTimes(dense, moe, embedding_time, head_time, mtp, tuple(kinds.values()))
 
 
@@ -454,8 +462,8 @@ def _mixers(c: Context, shares: BlockShares) -> tuple[LayerTime, ...]:
     if shares.attention:
         attention = _softmax_attention(c)
         if model.linear_layers:
-            linear = portion(linear_attention_block(c), model.linear_fraction)
-            attention = joined(linear, portion(attention, 1.0 - model.linear_fraction))
+            recurrent = portion(linear_attention_block(c), model.linear_fraction)
+            attention = joined(recurrent, portion(attention, 1.0 - model.linear_fraction))
         blocks.append(portion(attention, shares.attention))
     if shares.mamba:
         mamba = mamba_block(c) if model.mamba1 is None else mamba1_block(c)
@@ -532,6 +540,42 @@ def _unlike(c: Context) -> tuple[KindTime | None, KindTime | None, dict[str, Kin
         means.append(_mean_of([(kinds[symbols], share) for symbols, share in shares.items()]))
     by_kind = {symbols: kinds[symbols] for symbols in dict.fromkeys(order)}
     return means[0], means[1], by_kind
+
+
+def _with_encoder(c: Context, first: KindTime) -> KindTime:
+    """What the first rank runs ahead of its layers, with the image encoder as a part `image_encoder`.
+
+    Layers, and products around them. A frozen encoder runs forward alone; one whose layers are recomputed in
+    full runs their forward pass once more. The host waits for the device in every forward pass, as it lays
+    images into the sequence, and so has all launches of the encoder's ahead of it; backward it has run ahead
+    in the language model (transformers/models/qwen2_5_vl/modeling_qwen2_5_vl.py, get_placeholder_mask).
+    """
+    found = encoder_of(c.workload)
+    assert found is not None
+    vision, use = found
+    own = encoder_context(c, vision, use)
+    attention = attention_block(own, score_share(vision, use))
+    on_device = _on_device(own, (attention,), _TRANSFORMER)
+    layer = _with_host(own, on_device.layer, 0.0)
+    host_s = vision.layers * on_device.launch_s * _host_share(own)
+    device_s = vision.layers * total(on_device.layer.forward)
+    waits_s = _host_excess_s(device_s, host_s, c.constants.shared["launch_norm"])
+    sequences = np.asarray(own.layout.micro_batch, dtype=np.float64) / use.images
+    tp = np.asarray(own.layout.tp)
+    products = [
+        linear(own, rows * sequences, n / tp, k, {}) for rows, n, k in projections(vision, use)
+    ]
+    backward_s = vision.layers * np.asarray(layer.backward_s)
+    seconds = vision.layers * layer.seconds + waits_s + sum(each.forward for each in products)
+    if not own.forward_only:
+        around_s = sum(each.backward for each in products)
+        again = (np.asarray(own.layout.recompute) & Recompute.FULL) != 0
+        again_s = np.where(again, vision.layers * layer.recompute_s, 0.0)
+        seconds = seconds + around_s + again_s
+        backward_s = backward_s + around_s + again_s
+    name = "scoring" if c.forward_only else "image_encoder"
+    parts = add(first.parts, {name: seconds})
+    return KindTime(parts, first.backward_s + backward_s, first.full_recompute)
 
 
 def _mean_on_device(kinds: Sequence[tuple[_OnDevice, float]]) -> _OnDevice | None:

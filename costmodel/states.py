@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from meshwright.costmodel.image_encoder import encoder_of
 from meshwright.costmodel.kernels import OPERAND_BYTES
 from meshwright.costmodel.layout import Floats, Ints, Layout
 from meshwright.costmodel.optimizers import (
@@ -16,6 +19,7 @@ from meshwright.costmodel.optimizers import (
 from meshwright.costmodel.rank_load import Stages, layer_counts
 from meshwright.costmodel.schedules import is_v_shaped, last_rank, on_both_ranks
 from meshwright.costmodel.stacks import memory_profile, stack_constants
+from meshwright.costmodel.step_kinds import PRETRAINING
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.frameworks.record import QueuedSharding, ReferenceSetting
@@ -25,6 +29,8 @@ from meshwright.model_specs.parameters import (
     dense_layer_parameters,
     dense_mlp_parameters,
     embedding_parameters,
+    encoder_end_parameters,
+    encoder_layers,
     expert_parameters,
     linear_attention_parameters,
     mamba_parameters,
@@ -37,6 +43,7 @@ from meshwright.model_specs.parameters import (
     whole_linear_attention_parameters,
 )
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.model_specs.vision import VisionSpec
 
 StateBytes = tuple[Floats, Floats, Floats]
 """Bytes of weights, of gradients, of optimizer states."""
@@ -150,8 +157,9 @@ def end_parameters(
 ) -> tuple[Floats, Floats, Floats]:
     """Parameters on one GPU of the ranks with the token table and with the head, beside their layers.
 
-    The last rank holds the MTP modules and, to feed them, its own copy of the token table (megatron-core
-    gpt_model.py builds an embedding on the first rank and on that of the MTP modules).
+    An image encoder that is trained counts on the first (`encoder_parameters_on_gpu`). The last rank holds
+    the MTP modules and, to feed them, its own copy of the token table (megatron-core gpt_model.py builds an
+    embedding on the first rank and on that of the MTP modules).
 
     Parameters
     ----------
@@ -173,7 +181,38 @@ def end_parameters(
     table = embedding_parameters(model) / tp
     main = dense if model.moe is None else rest
     mtp_dense = model.mtp_layers * main + _mtp_join_parameters(model) / tp
-    return table, _tables_at_head(model, layout) * table + mtp_dense, model.mtp_layers * experts
+    first, vision = table, model.encoder
+    if vision is not None and vision.use is not None and vision.use.trained:
+        first = table + encoder_parameters_on_gpu(vision, layout)
+    return first, _tables_at_head(model, layout) * table + mtp_dense, model.mtp_layers * experts
+
+
+def encoder_parameters_on_gpu(vision: VisionSpec, layout: Layout) -> Floats:
+    """Parameters of an image encoder on one GPU of the first pipeline rank, before data-parallel sharding.
+
+    Whole on every tensor rank, but where the framework cuts it: Megatron-Bridge builds the encoder on the
+    first pipeline stage, from transformers' own class (models/qwen_vl/modeling_qwen25_vl.py, Qwen25VLModel;
+    models/gemma_vl/modeling_gemma3_vl.py) or of Megatron's layers (models/qwen_vl/modelling_qwen3_vl/
+    model.py, Qwen3VLModel).
+
+    Parameters
+    ----------
+    vision : VisionSpec
+        With its `use`.
+    layout : Layout
+        One layout, or many of shape [n]; tp is used.
+
+    Returns
+    -------
+    float or array
+        Parameters, above 0, shaped like the layout.
+    """
+    layers, ends = encoder_layers(vision), encoder_end_parameters(vision)
+    tp = np.asarray(layout.tp)
+    if vision.use is None or not vision.use.tensor_parallel:
+        whole: Floats = vision.layers * dense_layer_parameters(layers) + ends + 0.0 * tp
+        return whole
+    return vision.layers * layer_parameters_on_gpu(layers, layout)[0] + ends / tp
 
 
 def _tables_at_head(model: ModelSpec, layout: Layout) -> Ints:
@@ -431,6 +470,33 @@ def state_bytes(
         factor = workload.factors.state_memory
         return weights * factor, gradients * factor, states * factor
     return weights, gradients, states
+
+
+def frozen_encoder_bytes(workload: Workload, layout: Layout) -> Floats:
+    """Weights of a frozen encoder on one GPU of the first rank, sharded as others are under ZeRO 3.
+
+    Parameters
+    ----------
+    workload : Workload
+        Of the whole model.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    float or array
+        Bytes, at least 0; 0 without an encoder that is frozen.
+    """
+    found = encoder_of(workload)
+    if found is None or found[1].trained:
+        return 0.0
+    shards = optimizer_shards(layout)[0]
+    plain = replace(workload, adapters=None, precision="bf16", fp8_recipe=None)
+    if workload.adapters is not None:
+        plain = replace(plain, reference=None, kind=PRETRAINING)
+    weights = np.asarray(state_bytes(plain, layout, shards)[0])
+    held: Floats = weights * np.asarray(encoder_parameters_on_gpu(found[0], layout))
+    return held
 
 
 def offloaded_bytes(

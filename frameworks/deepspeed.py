@@ -13,6 +13,7 @@ from meshwright.frameworks.fsdp2 import (
     PEFT_ADAPTERS,
     PRECOMPUTED,
     SAVED_TENSORS,
+    TRANSFORMERS_ENCODERS,
     TRL_STEPS,
     WHOLE_BASE,
 )
@@ -251,6 +252,7 @@ DEEPSPEED = Framework(
     # TRL's chunked loss has 32-bit products without autocast, which no rate is known of.
     losses={"liger": LIGER_LOSS},
     step_kinds=TRL_STEPS,
+    image_encoders=TRANSFORMERS_ENCODERS,
     references={
         "resident": ReferenceSetting(
             source="trl/models/utils.py", is_sharded=True, shard_bytes=2.0

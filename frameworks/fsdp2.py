@@ -7,6 +7,7 @@ from dataclasses import replace
 from meshwright.frameworks.record import (
     AdapterSetting,
     ContextExchange,
+    EncoderSetting,
     Framework,
     InputOffload,
     OptimizerOffload,
@@ -92,6 +93,23 @@ TRL_STEPS = {
     ),
 }
 """What trainers of TRL run, whatever shards the model; the training script is the user's."""
+_IMAGES = {
+    "qwen2_vl": "qwen2_vl/modeling_qwen2_vl.py",
+    "qwen2_5_vl": "qwen2_5_vl/modeling_qwen2_5_vl.py",
+    "qwen3_vl": "qwen3_vl/modeling_qwen3_vl.py",
+    "siglip": "gemma3/modeling_gemma3.py",
+    "mllama": "mllama/modeling_mllama.py",
+}
+TRANSFORMERS_ENCODERS = {
+    kind: EncoderSetting(
+        source=f"transformers/models/{file}",
+        rules=("encoder-degrees",),
+        recomputed=True,
+        freezes="requires_grad_(False) of its vision tower and projector",
+    )
+    for kind, file in _IMAGES.items()
+}
+"""Models of transformers, whole on every rank but for its shards; their layers are checkpointed alike."""
 LIGER_LOSS = Setting(
     flag="use_liger_kernel",
     value="True",
@@ -237,6 +255,7 @@ FSDP2 = Framework(
         ),
     },
     step_kinds=TRL_STEPS,
+    image_encoders=TRANSFORMERS_ENCODERS,
     references={
         "resident": ReferenceSetting(
             source="trl/models/utils.py", is_sharded=True, shard_bytes=4.0, gathers_whole=True

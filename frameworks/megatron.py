@@ -9,6 +9,7 @@ from meshwright.frameworks.record import (
     AdapterSetting,
     Argument,
     ContextExchange,
+    EncoderSetting,
     Framework,
     GradientBuckets,
     OptimizerOffload,
@@ -429,6 +430,28 @@ def _attention(value: str, *, default: bool = False) -> Setting:
     )
 
 
+_IMAGES_ELSEWHERE = (
+    "pretrain_gpt.py of Megatron-LM builds no image encoder: set the plan's degrees in a recipe of "
+    "Megatron-Bridge"
+)
+_FREEZES = "freeze_vision_model and freeze_vision_projection of the provider"
+_BRIDGE = "megatron/bridge/models"
+
+
+def _encoder(source: str, *rules: str, whole: bool = True) -> EncoderSetting:
+    """An encoder of Megatron-Bridge: `whole` where transformers' own class is, else of Megatron's layers."""
+    return EncoderSetting(
+        source=f"{_BRIDGE}/{source}",
+        tensor_parallel=not whole,
+        context_parallel=not whole,
+        recomputed=not whole,
+        rules=rules,
+        installs="megatron-bridge",
+        freezes=_FREEZES,
+        in_launch=_IMAGES_ELSEWHERE,
+    )
+
+
 _PREFERENCES_ELSEWHERE = (
     "scripts of Megatron-LM and Megatron-Bridge train on no preferences: give the plan's degrees, batch and "
     "recomputation to Megatron-SWIFT (megatron rlhf) or to NeMo-RL, which run Megatron-Core"
@@ -652,6 +675,11 @@ MEGATRON = Framework(
         "kto": StepKindSetting(
             source="swift/megatron/trainers/kto_trainer.py", in_launch=_PREFERENCES_ELSEWHERE
         ),
+    },
+    image_encoders={
+        "qwen2_5_vl": _encoder("qwen_vl/modeling_qwen25_vl.py", "encoder-context"),
+        "qwen3_vl": _encoder("qwen_vl/modelling_qwen3_vl/model.py", "encoder-heads", whole=False),
+        "siglip": _encoder("gemma_vl/gemma3_vl_provider.py", "encoder-context"),
     },
     references={
         "resident": ReferenceSetting(source="swift/megatron/trainers/rlhf_mixin.py"),

@@ -191,6 +191,22 @@ class AdapterSetting(Setting):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EncoderSetting(Setting):
+    """An image encoder in front of the language model, on the first pipeline stage."""
+
+    tensor_parallel: bool = False
+    """Whether tensor ranks share its matrices; without, each of them runs the whole encoder."""
+    context_parallel: bool = False
+    """Whether it runs beside context parallelism."""
+    recomputed: bool = False
+    """Whether full recomputation of layers recomputes those of the encoder too."""
+    freezes: str = ""
+    """What of a training script's settings leaves encoder and projector as they are."""
+    in_launch: str = ""
+    """Why launch files cannot carry it; empty where the training script is the user's."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepKindSetting(Setting):
     """One kind of training step."""
 
@@ -307,6 +323,8 @@ class Framework:
     """Losses that never hold all logits, which a run can say; others than the framework's own."""
     step_kinds: Mapping[str, StepKindSetting] = field(default_factory=dict)
     """What a step can do with its samples beside pretraining."""
+    image_encoders: Mapping[str, EncoderSetting] = field(default_factory=dict)
+    """Image encoders that run in front of a language model, by `VisionSpec.kind`."""
     references: Mapping[str, ReferenceSetting] = field(default_factory=dict)
     """Where a reference model of preference training can be."""
     uneven_stages: bool = True

@@ -320,9 +320,13 @@ def rope_fields(config: ConfigFields, *, base: float = 10_000.0, fraction: float
 
 
 def _rope_scaling(config: ConfigFields, scaling: ConfigFields) -> Fields | None:
-    """Fields of `RopeScaling`; None for a section that scales nothing."""
+    """Fields of `RopeScaling`; None for a section that scales nothing.
+
+    Positions of images in three dimensions (Qwen2-VL) turn by the same angles as those of text.
+    """
+    scaling.passed_over("mrope_section", "mrope_interleaved")
     kind = scaling.text("rope_type", scaling.text("type", "default"))
-    if kind == "default":
+    if kind in ("default", "mrope"):
         return None
     kind = {"su": "longrope"}.get(kind, kind)
     if kind not in ROPE_SCALINGS:

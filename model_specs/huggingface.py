@@ -11,6 +11,7 @@ from meshwright.documents import validation_message
 from meshwright.errors import InputError, near_miss, shown
 from meshwright.model_specs.config_fields import ConfigFields, read_fields
 from meshwright.model_specs.huggingface_families import FAMILIES
+from meshwright.model_specs.huggingface_vision import HAS_ENCODER, vision_fields
 from meshwright.model_specs.schema import ModelSpec
 
 # Hugging Face models that cannot be read: why, and the model YAML that would say the same.
@@ -28,8 +29,8 @@ _LINEAR_ATTENTION = (
     "can be priced"
 )
 _VISION = (
-    "vision towers are not supported; the language model beside one is read where it stands in a part "
-    "of its own, such as text_config"
+    "vision towers of this family are not supported; the language model beside one is read where it stands "
+    "in a part of its own, such as text_config"
 )
 _SPARSE = (
     "attention to positions that an indexer chooses is not supported in this family: only that of "
@@ -47,7 +48,7 @@ REFUSING_FIELDS = {
     "layernorm_linear_attention_alpha": _LINEAR_ATTENTION,
     "attn_type_list": _LINEAR_ATTENTION,
     "index_topk": _SPARSE,
-    "cross_attention_layers": "layers that attend to another model's output are not supported",
+    "cross_attention_layers": "layers that attend to another model's output are not supported in this family",
     "vision_config": _VISION,
     "image_size": _VISION,
     "patch_size": _VISION,
@@ -179,6 +180,7 @@ begin_suppress_tokens suppress_tokens bad_words_ids prefix max_length min_length
 top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size num_beams num_beam_groups
 diversity_penalty early_stopping task_specific_params summary_type summary_use_proj summary_activation
 summary_proj_to_labels summary_first_dropout boi_token_index eoi_token_index image_token_index
+image_token_id video_token_id vision_token_id vision_start_token_id vision_end_token_id
 """
 _SAID_OTHERWISE = """
 max_position_embeddings original_max_position_embeddings initial_context_length n_ctx qk_head_dim
@@ -239,10 +241,21 @@ def _shown(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]} ..."
 
 
+AND_ENCODER = " and vision_config"
+"""What the source of a model ends in whose image encoder was read."""
 _TEXT_PARTS = ("text_config", "language_config", "llm_config")
 """Where multimodal wrappers keep their language model."""
 _DEEPEST = 4
-_NESTED_DEFAULTS = {"gemma3": "gemma3_text", "llama4": "llama4_text", "llava": "llama"}
+_NESTED_DEFAULTS = {
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "llava": "llama",
+    "mllama": "mllama_text_model",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+}
 """`model_type` of a text part that does not say, by that of its wrapper."""
 
 
@@ -259,7 +272,8 @@ def known_model_types() -> tuple[str, ...]:
 def model_from_huggingface(
     data: Mapping[str, object], where: str, name: str | None = None
 ) -> ModelSpec:
-    """The model that a config.json describes; of a multimodal one, its text part alone.
+    """The model that a config.json describes; of a multimodal one its text part, and its image encoder where
+    that is one of `huggingface_vision`.
 
     `where` names the file in errors; the model is called `name`, or what the file says it was loaded from.
     Raises InputError on an unknown `model_type` and on missing, ill-typed or inconsistent fields.
@@ -269,10 +283,17 @@ def model_from_huggingface(
         name = config_name if isinstance(config_name, str) and 0 < len(config_name) <= 200 else None
     part, model_type, prefix = _text_part(data, where)
     config = ConfigFields(part, where, prefix)
+    if not prefix and model_type in HAS_ENCODER:
+        # Older files have the text part's fields beside the encoder's section.
+        config.passed_over("vision_config")
     fields = read_fields(config, *FAMILIES[model_type].parts)
     fields["left_out"] = left_out(config)
     fields["name"] = (name or model_type)[:200]
     fields["source"] = f"config.json, {prefix.rstrip('.')} alone" if prefix else "config.json"
+    vision = vision_fields(data, where, fields)
+    if vision:
+        part_name = prefix.rstrip(".") or "language model"
+        fields |= {"vision": vision, "source": f"config.json, {part_name}{AND_ENCODER}"}
     try:
         return ModelSpec.model_validate(fields)
     except ValidationError as error:

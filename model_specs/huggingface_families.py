@@ -522,6 +522,13 @@ def _qwen_dense_layers(config: ConfigFields) -> dict[str, int]:
     raise config.fail(name, what)
 
 
+def _qwen3_vl_experts(config: ConfigFields) -> Fields | None:
+    """Routed experts, whose weights always add up to 1 (modeling_qwen3_vl_moe.py)."""
+    config.passed_over("norm_topk_prob")
+    moe = _qwen_experts(config)
+    return moe and moe | {"router_normalized": True}
+
+
 _QWEN2: Record = {**DECODER, "attention_bias": True}
 _QWEN3: Record = {**DECODER, "head_dim": integer("head_dim", 128), "qk_norm": True, **BIASES}
 
@@ -819,6 +826,27 @@ def _opt_width(config: ConfigFields) -> Fields:
     return {}
 
 
+# The language model of Llama 3.2 Vision.
+
+_CROSS_ATTENTION = (
+    "layers with cross-attention to images are counted as layers with attention to the text, whose widths "
+    "they have"
+)
+
+
+def _cross_layers(config: ConfigFields) -> str:
+    config.passed_over("cross_attention_layers")
+    return _CROSS_ATTENTION
+
+
+_MLLAMA: Record = {
+    **DECODER,
+    **SMALLER_EPSILON,
+    "rope": rope(base=5e5),
+    "attention_note": _cross_layers,
+}
+
+
 # OLMo 2 and 3: the two norms of a layer come after its blocks, and keys and queries have wide ones.
 
 _OLMO: Record = {
@@ -859,6 +887,9 @@ class Family:
 
 _GEMMA3_PARTS = (_GEMMA3, _gemma_scale, _gemma3_windows)
 _LLAMA4_PARTS = (_LLAMA4, _llama4_chunks)
+_QWEN2_PARTS = (_QWEN2, _qwen_windows)
+# Layers of the text part of Qwen3-VL know no window (modeling_qwen3_vl.py).
+_QWEN3_VL_PARTS: tuple[Part, ...] = ({**_QWEN3, "rope": rope(base=5e5)},)
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(
@@ -868,7 +899,7 @@ FAMILIES: dict[str, Family] = {
     "llama4_text": Family("Llama4ForCausalLM", _LLAMA4_PARTS),
     "mistral": Family("MistralForCausalLM", (DECODER, _window_everywhere(4096))),
     "mixtral": Family("MixtralForCausalLM", (_MIXTRAL, _window_everywhere(None))),
-    "qwen2": Family("Qwen2ForCausalLM", (_QWEN2, _qwen_windows)),
+    "qwen2": Family("Qwen2ForCausalLM", _QWEN2_PARTS),
     "qwen2_moe": Family("Qwen2MoeForCausalLM", (_QWEN2, _qwen2_moe_windows, _qwen2_experts)),
     "qwen3": Family("Qwen3ForCausalLM", (_QWEN3, _qwen_windows)),
     "qwen3_moe": Family(
@@ -901,6 +932,13 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family("Gemma2ForCausalLM", (_GEMMA2, _gemma_scale, _windows(4096, 2))),
     "gemma3": Family("Gemma3ForConditionalGeneration", _GEMMA3_PARTS),
     "gemma3_text": Family("Gemma3ForCausalLM", _GEMMA3_PARTS),
+    "qwen2_vl": Family("Qwen2VLForConditionalGeneration", _QWEN2_PARTS),
+    "qwen2_vl_text": Family("", _QWEN2_PARTS),
+    "qwen2_5_vl": Family("Qwen2_5_VLForConditionalGeneration", _QWEN2_PARTS),
+    "qwen2_5_vl_text": Family("", _QWEN2_PARTS),
+    "qwen3_vl_text": Family("", _QWEN3_VL_PARTS),
+    "qwen3_vl_moe_text": Family("", (*_QWEN3_VL_PARTS, {"moe": _qwen3_vl_experts})),
+    "mllama_text_model": Family("", (_MLLAMA,)),
     "gpt2": Family("GPT2LMHeadModel", (_GPT2,)),
     "gpt_neox": Family("GPTNeoXForCausalLM", (_GPT_NEOX,)),
     "falcon": Family("FalconForCausalLM", (_FALCON, _falcon_blocks)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from meshwright.model_specs.blocks import Mamba1Spec, MlaSpec
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.model_specs.vision import VisionSpec
 
 
 def parameter_count(model: ModelSpec) -> int:
@@ -286,6 +287,61 @@ def feed_forward_parameters(model: ModelSpec, width: int, *, bias: bool) -> int:
     matrices_in = 2 if model.gated else 1
     weights = (matrices_in + 1) * model.hidden * width
     return weights + (matrices_in * width + model.hidden if bias and width else 0)
+
+
+# The image encoder in front of a language model.
+
+
+def encoder_layers(vision: VisionSpec) -> ModelSpec:
+    """The layers of an image encoder as those of a language model, whose attention is causal there."""
+    gated = vision.gated
+    return ModelSpec(
+        name="image encoder",
+        layers=vision.layers,
+        hidden=vision.hidden,
+        ffn_hidden=vision.ffn_hidden,
+        heads=vision.heads,
+        kv_heads=vision.heads,
+        vocab=1,
+        activation="swiglu" if gated else "gelu",
+        norm="rmsnorm" if gated else "layernorm",
+        position="none" if vision.kind in ("siglip", "mllama") else "rope",
+        attention_bias=vision.kind != "mllama",
+        attention_output_bias=vision.kind != "mllama",
+        mlp_bias=True,
+    )
+
+
+def encoder_parameters(vision: VisionSpec) -> int:
+    """Image encoder and projector, as transformers 5.23 builds them.
+
+    Files modeling_qwen2_vl.py, modeling_qwen2_5_vl.py, modeling_qwen3_vl.py, modeling_siglip.py,
+    modeling_gemma3.py and modeling_mllama.py of its models. With what the language model has for images
+    alone (`VisionSpec.beside`).
+    """
+    layers = vision.layers * dense_layer_parameters(encoder_layers(vision))
+    return layers + encoder_end_parameters(vision)
+
+
+def encoder_end_parameters(vision: VisionSpec) -> int:
+    """Of `encoder_parameters`, those around the layers: patches, positions, norms, projectors."""
+    hidden, out = vision.hidden, vision.out_hidden
+    patches = vision.patch_width * hidden + vision.positions * hidden
+    if vision.kind == "mllama":
+        # Norms ahead of the layers and behind them; the projector has a bias.
+        return patches + 4 * hidden + (vision.merged + 1) * out + vision.beside
+    if vision.kind == "siglip":
+        head = 0
+        if vision.pooling_head:
+            attention, mlp = 4 * hidden * (hidden + 1), 2 * hidden * vision.ffn_hidden
+            head = hidden + attention + 2 * hidden + mlp + vision.ffn_hidden + hidden
+        bias_and_norms = hidden + 2 * hidden + hidden
+        return patches + bias_and_norms + head + hidden * out
+    products = vision.merged * (vision.merged + 1) + (vision.merged + 1) * out
+    if vision.kind == "qwen3_vl":
+        further = vision.deepstack * (2 * vision.merged + products)
+        return patches + hidden + 2 * hidden + products + further
+    return patches + (1 if vision.gated else 2) * hidden + products
 
 
 # Products of weights and activations that a token takes part in, and the FLOPs of training on it.

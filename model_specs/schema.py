@@ -28,6 +28,7 @@ from meshwright.model_specs.blocks import (
     letters,
     pattern_shares,
 )
+from meshwright.model_specs.vision import VisionSpec
 
 Activation = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu"]
 Position = Literal["rope", "learned", "alibi", "none"]
@@ -135,6 +136,8 @@ class ModelSpec(BaseModel):
     """Multi-token-prediction modules (DeepSeek-V3, 2.2): one extra layer each, and the head once more. They
     are trained, but not part of the totals that authors state."""
     moe: MoeSpec | None = None
+    vision: VisionSpec | None = Field(default=None, exclude_if=lambda vision: vision is None)
+    """The image encoder in front of it, which no other field and no count of the language model holds."""
     published_parameters: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Total parameters as published (see `source`), above 0, for the tests."""
     source: str | None = Field(default=None, max_length=2000)
@@ -159,6 +162,10 @@ class ModelSpec(BaseModel):
             raise ValueError("ffn_hidden must be at least 1 in a dense model")
         if self.moe is not None and self.moe.dense_layers and self.ffn_hidden == 0:
             raise ValueError("ffn_hidden must be at least 1 when moe.dense_layers is")
+        if self.vision is not None and self.vision.out_hidden != self.hidden:
+            raise ValueError(
+                f"vision.out_hidden {self.vision.out_hidden} must be hidden {self.hidden}"
+            )
         self._check_windows()
         if self.linear_attention is not None:
             self._check_linear_attention()
@@ -269,6 +276,11 @@ class ModelSpec(BaseModel):
     def layers_in_group(self) -> int:
         """Layers of which the last alone has experts, and which a pipeline does not part; else 1."""
         return 1 if self.moe is None else self.moe.every
+
+    @property
+    def encoder(self) -> VisionSpec | None:
+        """The image encoder that runs; None where text alone is trained on."""
+        return None if self.vision is None or self.vision.use is None else self.vision
 
     @property
     def gated(self) -> bool:
@@ -409,14 +421,18 @@ _ABOUT_THE_FILE = frozenset(
 
 
 def stated_fields(model: ModelSpec) -> dict[str, object]:
-    """The fields that are not at their default and bear on what the model computes, by dotted name.
+    """The fields that are not at their default and bear on what the language model computes, by dotted name.
 
     >>> from meshwright.model_specs.reader import load_catalog_model
     >>> stated_fields(load_catalog_model("llama-3-8b"))["rope.base"]
     500000.0
     """
     fields = _differing(model, "")
-    return {name: value for name, value in fields.items() if name not in _ABOUT_THE_FILE}
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in _ABOUT_THE_FILE and not name.startswith("vision.")
+    }
 
 
 def _differing(part: BaseModel, prefix: str) -> dict[str, object]:

@@ -35,7 +35,7 @@ from meshwright.frameworks.fsdp2 import (
     SAVED_TENSORS,
     SIZES,
 )
-from meshwright.model_specs.adapters import EXPERTS, peft_modules
+from meshwright.model_specs.adapters import EXPERTS, AdapterSpec, peft_modules
 from meshwright.model_specs.reader import hub_names, read_model
 from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.writer import (
@@ -177,7 +177,7 @@ def deepspeed_start(launch: Launch) -> Start:
     """
     inputs = launch.inputs
     own_script = inputs.adapters is not None or STEP_KINDS[inputs.kind].on_preferences
-    own_script = own_script or inputs.loss is not None
+    own_script = own_script or inputs.loss is not None or inputs.model.encoder is not None
     own_script = own_script or launch.execution.offload_modules == "saved_tensors"
     if own_script or inputs.optimizer not in SCRIPT_OPTIMIZERS:
         return _with_trainer(launch)
@@ -271,6 +271,14 @@ def _kind_notes(launch: Launch) -> Iterator[str]:
     if launch.execution.offload_modules == "saved_tensors":
         hooks = record.offloads["saved_tensors"]
         yield f"Its trainer moves saved tensors to the host: {hooks.flag} {hooks.value}, as TRL's have it."
+    vision = inputs.model.encoder
+    if vision is not None and vision.use is not None:
+        yield (
+            f"Its model reads images (AutoModelForImageTextToText), {vision.use.tokens} tokens of each "
+            f"sequence in {vision.use.images} of them."
+        )
+        if not vision.use.trained:
+            yield f"It freezes the image encoder: {record.image_encoders[vision.kind].freezes}."
     if not kind.on_preferences:
         return
     yield f"The script's trainer is of {kind.title}, such as that of TRL."
@@ -486,6 +494,10 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
         "output_dir": "saves",
     }
     _no_offload("LLaMA-Factory", launch, "layer_inputs", "saved_tensors")
+    vision = inputs.model.encoder
+    if vision is not None and vision.use is not None:
+        frozen = not vision.use.trained
+        fields |= {"freeze_vision_tower": frozen, "freeze_multi_modal_projector": frozen}
     if inputs.kind == "orpo":
         fields["pref_loss"] = "orpo"
     if not STEP_KINDS[inputs.kind].on_preferences:
@@ -496,17 +508,22 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
     if optimizer is not None:
         fields |= {"use_muon": True} if optimizer == "muon" else {"optim": optimizer}
     if inputs.adapters is not None:
-        modules = peft_modules(inputs.adapters)
-        fields |= {"finetuning_type": "lora", "lora_rank": inputs.adapters.rank}
-        fields["lora_target"] = "all" if isinstance(modules, str) else ",".join(modules)
-        bits = inputs.adapters.base_bits
-        if bits < 16:
-            fields |= {"quantization_bit": bits, "quantization_method": "bnb"}
-        if inputs.adapters.decomposed:
-            fields["use_dora"] = True
+        fields |= _llamafactory_adapters(inputs.adapters)
     return files | {
         _LLAMA_FACTORY: _START[_LLAMA_FACTORY] + yaml.safe_dump(fields, sort_keys=False)
     }
+
+
+def _llamafactory_adapters(adapters: AdapterSpec) -> dict[str, object]:
+    modules = peft_modules(adapters)
+    fields: dict[str, object] = {
+        "finetuning_type": "lora",
+        "lora_rank": adapters.rank,
+        "lora_target": "all" if isinstance(modules, str) else ",".join(modules),
+    }
+    if adapters.base_bits < 16:
+        fields |= {"quantization_bit": adapters.base_bits, "quantization_method": "bnb"}
+    return fields | ({"use_dora": True} if adapters.decomposed else {})
 
 
 def axolotl_files(plan: Plan) -> dict[str, str]:
@@ -517,6 +534,8 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
     """
     launch, files = _of_stack(plan, "Axolotl", degrees=("tp", "cp"))
     inputs, layout = launch.inputs, launch.layout
+    if inputs.model.encoder is not None:
+        raise _not_there("Axolotl", "is not written for images")
     if inputs.kind not in _RL:
         raise _not_there("Axolotl", f"is not written for {inputs.kind}")
     if inputs.reference not in (None, "resident", "precomputed"):
@@ -550,20 +569,28 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
         fields |= _axolotls_fsdp(launch)
         files = {}
     if inputs.adapters is not None:
-        modules, bits = peft_modules(inputs.adapters), inputs.adapters.base_bits
-        fields |= {"adapter": "qlora" if bits == 4 else "lora", "load_in_4bit": bits == 4}
-        if bits == 8:
-            fields["load_in_8bit"] = True
-        if inputs.adapters.decomposed:
-            fields["peft_use_dora"] = True
-        fields |= {"lora_r": inputs.adapters.rank, "lora_alpha": 2 * inputs.adapters.rank}
-        if isinstance(modules, str):
-            fields["lora_target_linear"] = True
-        else:
-            fields["lora_target_modules"] = modules
-        # The plan prices PEFT's own products.
-        fields |= dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
+        fields |= _axolotl_adapters(inputs.adapters)
     return files | {_AXOLOTL: _START[_AXOLOTL] + yaml.safe_dump(fields, sort_keys=False)}
+
+
+def _axolotl_adapters(adapters: AdapterSpec) -> dict[str, object]:
+    modules, bits = peft_modules(adapters), adapters.base_bits
+    fields: dict[str, object] = {
+        "adapter": "qlora" if bits == 4 else "lora",
+        "load_in_4bit": bits == 4,
+        "lora_r": adapters.rank,
+        "lora_alpha": 2 * adapters.rank,
+    }
+    if bits == 8:
+        fields["load_in_8bit"] = True
+    if adapters.decomposed:
+        fields["peft_use_dora"] = True
+    if isinstance(modules, str):
+        fields["lora_target_linear"] = True
+    else:
+        fields["lora_target_modules"] = modules
+    # The plan prices PEFT's own products.
+    return fields | dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
 
 
 def _no_offload(stack: str, launch: Launch, *refused: str) -> None:

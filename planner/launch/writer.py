@@ -72,11 +72,13 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
         with its remedy.
     """
     layout = planned_layout(plan)
-    kind = plan.inputs.kind
+    kind, vision = plan.inputs.kind, plan.inputs.model.encoder
     if kind != PRETRAINING and kind not in framework.step_kinds:
         raise InfeasibleError(f"{framework.title} has no {kind}: nothing to launch.")
-    if why := unlaunched(plan.inputs, framework):
-        raise InfeasibleError(f"No launch files for {kind}: {why}.")
+    if vision is not None and vision.kind not in framework.image_encoders:
+        raise InfeasibleError(f"{framework.title} runs no image encoder of {vision.kind}.")
+    for what, why in _unlaunched(plan.inputs, framework).items():
+        raise InfeasibleError(f"No launch files for {what}: {why}.")
     place, loss = plan.inputs.reference, plan.inputs.loss
     if place is not None and place not in framework.references:
         raise InfeasibleError(f"{framework.title} keeps no reference that is {place}.")
@@ -100,11 +102,18 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
     )
 
 
-def unlaunched(inputs: PlanInputs, framework: Framework | None = None) -> str:
-    """Why scripts of a framework, the plan's own by default, have no such step; empty where they have it."""
-    record = framework or framework_named(inputs.framework)
-    setting = record.step_kinds.get(inputs.kind)
-    return "" if setting is None else setting.in_launch
+def unlaunched(inputs: PlanInputs) -> str:
+    """Why scripts of the plan's framework have no such step or model; empty where they have it."""
+    return next(iter(_unlaunched(inputs, framework_named(inputs.framework)).values()), "")
+
+
+def _unlaunched(inputs: PlanInputs, framework: Framework) -> dict[str, str]:
+    """What of a plan no launch file carries, and why."""
+    vision, kind = inputs.model.encoder, framework.step_kinds.get(inputs.kind)
+    encoder = None if vision is None else framework.image_encoders.get(vision.kind)
+    found: dict[str, str] = {inputs.kind: "" if kind is None else kind.in_launch}
+    found["images"] = "" if encoder is None else encoder.in_launch
+    return {what: why for what, why in found.items() if why}
 
 
 def _execution(plan: Plan, framework: Framework) -> Execution:

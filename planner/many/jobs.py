@@ -92,6 +92,12 @@ class JobDoc(BaseModel):
     """Width of the adapters; 16 when absent."""
     lora_targets: str | tuple[str, ...] | None = None
     """Matrices that have one: `q_proj,v_proj`, or a list; all-linear when absent."""
+    image_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Of all images of a sequence, as the language model reads them; 0: text alone."""
+    images_per_sequence: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Images that share them evenly; one, or as many as a fixed size makes, when absent."""
+    freeze_encoder: bool = False
+    """Whether the image encoder and its projector are left as they are."""
     loss: LossName | None = None
     """Head and cross-entropy chunk by chunk; the framework's own when absent."""
     kind: StepKindName = PRETRAINING

@@ -188,6 +188,7 @@ def warnings(
         )
     if request.loss == "liger":
         yield "of Liger's kernels the loss alone is priced, not its norms, rotations and gates"
+    yield from _of_images(request)
     yield from _of_the_kind(request)
     offload = framework_named(request.framework).optimizer_offload
     if int(best.layout.optimizer_offload) and offload is not None and not offload.measured:
@@ -244,6 +245,29 @@ def _of_the_kind(request: PlanRequest) -> Iterator[str]:
         yield f"no launch files are written for {request.kind}: {setting.in_launch}"
 
 
+def _of_images(request: PlanRequest) -> Iterator[str]:
+    """What the price of images leaves out, and whether launch files say anything of them."""
+    vision = request.model.encoder
+    if vision is None or vision.use is None:
+        return
+    setting = framework_named(request.framework).image_encoders[vision.kind]
+    yield (
+        "no measured run stands behind the image encoder: every sequence has the same images; FLOP/s and MFU "
+        "count the language model alone"
+    )
+    if request.adapters is not None:
+        yield "the image encoder is frozen and has no adapters"
+    elif not vision.use.trained:
+        yield f"a frozen image encoder is for the training script to set: {setting.freezes}"
+    if vision.crosses:
+        yield (
+            f"{request.model.name} reads images by cross-attention, whose layers are priced as layers with "
+            "attention to the text"
+        )
+    if setting.in_launch:
+        yield f"no launch files are written for images: {setting.in_launch}"
+
+
 def _longest_tokens(request: PlanRequest) -> int:
     """Positions that a sequence has: in packs every sample begins at the first."""
     if request.lengths is None:
@@ -280,9 +304,11 @@ def software_needs(
     place = framework.references.get(inputs.reference or "")
     # A place that one trainer alone has comes with that trainer.
     kind = inputs.kind if place is None or not place.installs else None
+    vision = inputs.model.encoder
     asked = (
         (framework.adapters, method, ""),
         (framework.losses, inputs.loss, " loss"),
+        (framework.image_encoders, None if vision is None else vision.kind, " image encoder"),
         (framework.step_kinds, kind, ""),
         (framework.references, inputs.reference, " reference"),
         (framework.precisions, inputs.precision, ""),

@@ -13,6 +13,7 @@ from meshwright.errors import InputError
 from meshwright.model_specs.blocks import BLOCK_NAMES, repeated_part, runs
 from meshwright.model_specs.parameters import (
     active_parameter_count,
+    encoder_parameters,
     flops_per_token,
     parameter_count,
 )
@@ -121,8 +122,10 @@ _LEVEL_FIELDS = {"name", "gpus", "oversubscription", "rails", "joined"}
 
 def model_document(model: ModelSpec, seq_len: int) -> dict[str, Any]:
     """What was read of a model: its fields, its parameters, and the FLOP of training it on one token."""
+    vision = model.vision
     return {
         **model.model_dump(mode="json", exclude_none=True),
+        **({} if vision is None else {"encoder_parameters": encoder_parameters(vision)}),
         "layer_kinds": list(model.layer_kinds),
         "head_dim": model.qk_head_dim,
         "parameters": parameter_count(model),
@@ -150,6 +153,7 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
         ("vocabulary", f"{count(model.vocab)}{embeddings}"),
         ("positions", model.position),
         ("multi-token prediction", prediction),
+        *_encoder(model),
         ("parameters", parameters),
         ("active parameters", active),
         ("FLOP per token", f"{gflop}, both passes, at {count(seq_len)} tokens"),
@@ -160,6 +164,19 @@ def model_view(model: ModelSpec, seq_len: int) -> View:
         "source: ": model.source,
     }
     return [Facts(rows), *(line(Words(name, "dim"), text) for name, text in notes.items() if text)]
+
+
+def _encoder(model: ModelSpec) -> Iterator[tuple[str, str]]:
+    """The image encoder in front of the language model, which the other rows leave out."""
+    vision = model.vision
+    if vision is None:
+        return
+    own = encoder_parameters(vision)
+    widths = f"width {count(vision.hidden)}, feed-forward {count(vision.ffn_hidden)}"
+    heads = f"{vision.heads} heads, patches of {vision.patch_size}"
+    yield "image encoder", f"{vision.kind}, {counted(vision.layers, 'layer')}, {widths}, {heads}"
+    together = count(own + parameter_count(model))
+    yield "encoder parameters", f"{count(own)} ({amount(own)}); {together} with the model's"
 
 
 def _layers(model: ModelSpec) -> Iterator[tuple[str, str]]:

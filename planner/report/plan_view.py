@@ -11,7 +11,7 @@ from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_flops
 from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS
 from meshwright.model_specs.adapters import adapter_counts
-from meshwright.model_specs.parameters import parameter_count
+from meshwright.model_specs.parameters import encoder_parameters, parameter_count
 from meshwright.planner.analysis.neighbours import Rival, rivals
 from meshwright.planner.drawing import (
     batch_words,
@@ -347,6 +347,7 @@ def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
         ("batch", f"{batch} = {count(inputs.tokens_per_step)} a step"),
         ("training", _training(inputs)),
         *_trained_line(inputs),
+        *_images_line(inputs),
         ("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())),
         ("without", ", ".join(inputs.without)),
         ("allowed", ", ".join(inputs.allow)),
@@ -354,6 +355,21 @@ def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
         ("cuts used to at most", percent(cut_use, 0) if cut_use < 1 else ""),
         ("forbidden", ", ".join(inputs.forbids)),
     ]
+
+
+def _images_line(inputs: PlanInputs) -> list[tuple[str, str]]:
+    """What sequences hold of images, and the encoder that reads them."""
+    vision = inputs.model.encoder
+    if vision is None or vision.use is None:
+        return []
+    use = vision.use
+    held = "shared by the tensor ranks" if use.tensor_parallel else "whole on every tensor rank"
+    words = (
+        f"{use.tokens:,} tokens of a sequence, of {counted(use.images, 'image')}; encoder of "
+        f"{encoder_parameters(vision):,} parameters {'trained' if use.trained else 'frozen'}, {held} of the "
+        "first pipeline rank"
+    )
+    return [("images", words)]
 
 
 def _training(inputs: PlanInputs) -> str:

@@ -52,7 +52,9 @@ from meshwright.frameworks.catalog import (
 )
 from meshwright.frameworks.record import Framework, FrameworkName, Setting
 from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, resolved
+from meshwright.model_specs.huggingface import AND_ENCODER
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.model_specs.vision import EncoderUse, ImageInput
 from meshwright.planner.request.choices import (
     ALLOW_PLACED,
     BY_NAME,
@@ -123,6 +125,8 @@ class PlanInputs(BaseModel):
     """What is trained beside frozen weights; None where every parameter is trained."""
     loss: LossName | None = None
     """How the head and its cross-entropy run; None for what the framework does."""
+    images: ImageInput | None = None
+    """What sequences hold of images; None where text alone is trained on."""
     kind: StepKindName = PRETRAINING
     """What a step does with a sample."""
     reference: ReferencePlace | None = None
@@ -132,7 +136,7 @@ class PlanInputs(BaseModel):
     def _without_what_is_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans without adapters, packs and preferences say nothing of them, as those of earlier versions."""
         data: dict[str, Any] = handler(self)
-        for name in ("adapters", "loss", "kind", "reference", "lengths"):
+        for name in ("adapters", "loss", "images", "kind", "reference", "lengths"):
             if getattr(self, name) in (None, PRETRAINING):
                 data.pop(name, None)
         return data
@@ -212,6 +216,8 @@ class PlanRequest:
     """What is trained beside frozen weights; None where every parameter is trained."""
     loss: str | None = None
     """How the head and its cross-entropy run, any of `LOSS_NAMES`; None for what the framework does."""
+    images: ImageInput | None = None
+    """What sequences hold of images; None for text alone, to which the model has no encoder then."""
     kind: str = PRETRAINING
     """What a step does with a sample: any of `step_kinds.KIND_NAMES`."""
     reference: str | None = None
@@ -277,6 +283,7 @@ class PlanRequest:
         if self.adapters is not None:
             object.__setattr__(self, "adapters", self._checked_adapters(self.adapters))
             check_step_of_adapters(self.framework, self.optimizer)
+        object.__setattr__(self, "model", self._with_encoder())
         _one_of("kind", self.kind, KIND_NAMES)
         object.__setattr__(self, "reference", self._checked_reference())
         check_loss(self.framework, self.kind, self.loss)
@@ -324,6 +331,47 @@ class PlanRequest:
             what = "packs are not priced in preference training: give --seq-len, the most of a sequence"
             raise InputError(what, where="lengths")
         return place
+
+    def _with_encoder(self) -> ModelSpec:
+        """The model with what this run makes of its image encoder; without one for text alone.
+
+        Raises InputError where the model has none, the framework runs none of its kind, or tokens do not fit.
+        """
+        model, images = self.model, self.images
+        if images is None:
+            return model if model.vision is None else without_encoder(model)
+        where, vision = "image_tokens", model.vision
+        if vision is None:
+            what = f"{model.name} has no image encoder: give a config.json with vision_config"
+            raise InputError(what, where=where, value=images.tokens)
+        record = framework_named(self.framework)
+        setting = record.image_encoders.get(vision.kind)
+        if setting is None or not setting.planned:
+            has = [
+                name
+                for name in FRAMEWORK_NAMES
+                if vision.kind in planned(framework_named(name).image_encoders)
+            ]
+            what = f"the image encoder of {model.name} ({vision.kind}) is not planned with {record.title}"
+            raise InputError(f"{what}; choose --framework {' or '.join(has)}", where=where)
+        if not vision.crosses and images.tokens > self.seq_len:
+            what = f"are among the {self.seq_len} tokens of a sequence: give no more of them"
+            raise InputError(what, where=where, value=images.tokens)
+        usual = 1 if vision.image_tokens is None else max(images.tokens // vision.image_tokens, 1)
+        number = images.per_sequence or usual
+        of_image = vision.image_tokens or max(images.tokens // number, 1)
+        if images.tokens != number * of_image:
+            what = f"must be {number} images of {of_image} tokens each: {number * of_image}"
+            raise InputError(what, where=where, value=images.tokens)
+        use = EncoderUse(
+            tokens=images.tokens,
+            images=number,
+            trained=not images.frozen and self.adapters is None,
+            tensor_parallel=setting.tensor_parallel,
+            context_parallel=setting.context_parallel,
+            recomputed=setting.recomputed,
+        )
+        return model.model_copy(update={"vision": vision.model_copy(update={"use": use})})
 
     @property
     def layout_pins(self) -> dict[str, int | str]:
@@ -425,6 +473,14 @@ def checked_reference(
         what = f"is not planned with {record.title} and {kind}"
         raise InputError(what, where="reference", value=reference, allowed=places)
     return reference
+
+
+def without_encoder(model: ModelSpec) -> ModelSpec:
+    """The language model alone, of a model with an image encoder."""
+    source = model.source
+    if source is not None and source.endswith(AND_ENCODER):
+        source = f"{source.removesuffix(AND_ENCODER)} alone"
+    return model.model_copy(update={"vision": None, "source": source})
 
 
 def check_step_of_adapters(framework: str, optimizer: str) -> None:

@@ -30,6 +30,7 @@ from meshwright.errors import InputError, refuse_unknown
 from meshwright.model_specs.adapters import EVERY_PARAMETER, read_adapters
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.model_specs.vision import ImageInput
 from meshwright.planner.request.executions import parse_allow, parse_without
 from meshwright.planner.request.plan_request import (
     PlanRequest,
@@ -120,6 +121,9 @@ def read_request(
     train: str = EVERY_PARAMETER,
     lora_rank: int | None = None,
     lora_targets: Iterable[str] | str | None = None,
+    image_tokens: int = 0,
+    images_per_sequence: int | None = None,
+    freeze_encoder: bool = False,
     seq_len: int | None = None,
     lengths: str | PathLike[str] | None = None,
     pack_size: int | None = None,
@@ -152,6 +156,8 @@ def read_request(
         Host list, or a file of them, that the choice of nodes is limited to (`limited_to_nodes`).
     train, lora_rank, lora_targets
         What is trained (`read_adapters`).
+    image_tokens, images_per_sequence, freeze_encoder
+        What sequences hold of images (`read_images`).
     seq_len
         Tokens per sequence; None with `lengths`.
     lengths
@@ -189,6 +195,7 @@ def read_request(
         expert_loads=measured,
         calibration=read_calibration(calibration),
         adapters=read_adapters(train, lora_rank, lora_targets),
+        images=read_images(image_tokens, images_per_sequence, frozen=freeze_encoder),
         pins=pins,
         without=parse_without([without] if isinstance(without, str) else without),
         allow=parse_allow([allow] if isinstance(allow, str) else allow),
@@ -223,6 +230,44 @@ def check_options(options: Collection[str], *others: str) -> None:
     for name in _WITHOUT_DEFAULT:
         if name not in options:
             raise InputError("is missing: give a whole number", where=name)
+
+
+def read_images(
+    tokens: int, per_sequence: int | None = None, *, frozen: bool = False
+) -> ImageInput | None:
+    """What sequences hold of images.
+
+    Parameters
+    ----------
+    tokens
+        Of all images of a sequence, as the language model reads them; 0 for text alone.
+    per_sequence
+        Images that share them evenly, at least 1; None for one, or for as many as a fixed size makes.
+    frozen
+        Whether the encoder and its projector are left as they are.
+
+    Returns
+    -------
+    ImageInput or None
+        None for text alone.
+
+    Raises
+    ------
+    InputError
+        Out of range, and where more is said of images that there are none of.
+    """
+    if tokens == 0 and not isinstance(tokens, bool):
+        for name, value in (
+            ("images_per_sequence", per_sequence),
+            ("freeze_encoder", frozen or None),
+        ):
+            if value is not None:
+                raise InputError("goes with image_tokens alone", where=name, value=value)
+        return None
+    try:
+        return ImageInput(tokens=tokens, per_sequence=per_sequence, frozen=frozen)
+    except ValidationError as error:
+        raise InputError(validation_message(error, "images", ImageInput)) from None
 
 
 def _sequences(

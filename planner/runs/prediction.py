@@ -73,7 +73,7 @@ _REQUESTED = (
     "model", "cluster", "gpus", "global_batch", "seq_len", "precision", "optimizer", "framework",
     "expert_imbalance_by_ep", "expert_copies_by_ep", "reserve_gib", "calibration",
     "memory_risk", "inside_domain", "max_cut_use", "adapters", "loss", "kind", "reference",
-    "lengths",
+    "lengths", "images",
 )  # fmt: skip
 """What decides prices, of a plan's inputs."""
 

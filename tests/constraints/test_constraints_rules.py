@@ -33,6 +33,7 @@ from meshwright.model_specs.blocks import (
 )
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.model_specs.vision import EncoderUse, VisionSpec
 
 DENSE = ModelSpec(layers=12, hidden=1024, ffn_hidden=4096, heads=16, kv_heads=4, vocab=32000)
 MLA = MlaSpec(
@@ -56,6 +57,21 @@ BIASED = MOE.model_copy(
 WINDOWED = DENSE.model_copy(update={"sliding_window": 512, "full_attention_every": 2})
 SINKS = DENSE.model_copy(update={"attention_sinks": True})
 TIED = DENSE.model_copy(update={"tied_embeddings": True})
+SEEING = DENSE.model_copy(
+    update={
+        "vision": VisionSpec(
+            kind="qwen3_vl",
+            layers=4,
+            hidden=96,
+            ffn_hidden=384,
+            heads=12,
+            out_hidden=1024,
+            patch_size=16,
+            merge=2,
+            use=EncoderUse(tokens=64, images=1, trained=True, tensor_parallel=True),
+        )
+    }
+)
 LINEAR = DENSE.model_copy(
     update={
         "linear_attention": GatedDeltaNetSpec(
@@ -373,6 +389,13 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 8, "zero_stage": 3, "recompute": Recompute.FULL, "micro_batch": 2},
     ),
     "trl-degrees": (workload(DENSE, kind="dpo"), {"dp": 8, "zero_stage": 3}, {"cp": 2, "dp": 4}),
+    "encoder-degrees": (
+        workload(SEEING, framework="fsdp2"),
+        {"dp": 8, "zero_stage": 3},
+        {"tp": 2, "dp": 4},
+    ),
+    "encoder-context": (workload(SEEING), {"tp": 4}, {"cp": 2}),
+    "encoder-heads": (workload(SEEING), {"tp": 4}, {"tp": 8}),
     "whole-head": (
         workload(DENSE, framework="fsdp2", loss="liger"),
         {"cp": 2, "dp": 4, "zero_stage": 3},

@@ -159,14 +159,18 @@ def import_transformers_built() -> None:
 
 
 def ask_transformers_built(case: dict[str, Any]) -> dict[str, Any]:
-    """What a training script builds of a config.json, its language part alone."""
+    """What a training script builds of a config.json: its language part, or the `whole` that reads images."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     document = json.loads(Path(case["file"]).read_text(encoding="utf-8"))
-    config = AutoConfig.for_model(**document).get_text_config()
+    config = AutoConfig.for_model(**document)
+    whole = case.get("whole", False)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        if whole:
+            model = AutoModelForImageTextToText.from_config(config)
+        else:
+            model = AutoModelForCausalLM.from_config(config.get_text_config())
     return counts(model, 1)
 
 

@@ -15,7 +15,11 @@ from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, resolved
-from meshwright.model_specs.parameters import mtp_parameters, parameter_count
+from meshwright.model_specs.parameters import (
+    encoder_parameters,
+    mtp_parameters,
+    parameter_count,
+)
 from meshwright.model_specs.reader import catalog_names, load_catalog_model, read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.megatron_model import VOCAB_MULTIPLE, megatron_shortfalls
@@ -131,12 +135,15 @@ def test_torchtitan_builds_every_catalog_model_that_it_takes(tmp_path: Path) -> 
         if not answer["ok"] or built_count(answer) != expected:
             wrong.append(f"{name}: {answer}, not {expected}")
     assert not wrong, "\n".join(wrong)
-    assert len(answers) == 39
+    assert len(answers) == 41
 
 
-def answers_of_configs(target: str, folder: Path, **settings: Any) -> dict[str, dict[str, Any]]:
-    """What a target builds of every config.json among the tests' data."""
-    names = sorted(path.stem for path in CONFIGS.glob("*.json"))
+def answers_of_configs(
+    target: str, folder: Path, *, seeing: bool = False, **settings: Any
+) -> dict[str, dict[str, Any]]:
+    """What a target builds of every config.json among the data, of those with image encoders or others."""
+    models = {path.stem: read_model(path) for path in sorted(CONFIGS.glob("*.json"))}
+    names = [name for name, model in models.items() if (model.vision is not None) == seeing]
     cases = []
     for name in names:
         document = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
@@ -157,6 +164,16 @@ def test_transformers_builds_what_is_read_of_every_config_json(tmp_path: Path) -
         if not answer["ok"] or built_count(answer) != expected:
             wrong.append(f"{name}: {answer}, not {expected}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_transformers_builds_the_image_encoders_that_are_read(tmp_path: Path) -> None:
+    answers = answers_of_configs("transformers_built", tmp_path, seeing=True, whole=True)
+    assert len(answers) >= 8
+    for name, answer in answers.items():
+        model = read_model(CONFIGS / f"{name}.json")
+        assert model.vision is not None
+        expected = parameter_count(model) + encoder_parameters(model.vision)
+        assert (answer["ok"], answer.get("weights")) == (True, expected), (name, answer)
 
 
 def test_bridge_builds_what_is_read_of_every_config_json_that_it_takes(tmp_path: Path) -> None:
