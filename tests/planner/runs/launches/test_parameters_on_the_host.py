@@ -71,7 +71,8 @@ def test_shards_leave_the_gpu_and_come_up_twice_a_micro_batch(
 def test_other_places_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
     for name in ("offload_param", "offload_optimizer"):
-        path.write_text(config(**{name: {"device": "tape"}}), encoding="utf-8")
+        tape: dict[str, Any] = {name: {"device": "tape"}}
+        path.write_text(config(**tape), encoding="utf-8")
         with pytest.raises(InputError, match=f"{name}.device: only none, cpu and nvme"):
             read_launch(path)
 
