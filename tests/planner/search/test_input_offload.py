@@ -60,6 +60,9 @@ def test_a_million_tokens_fit_with_inputs_on_the_host() -> None:
     assert planned().status == "infeasible"
     found = planned(allow="activation-offload", pin="zero_stage=3")
     assert found.status == "optimal"
+    assert found.execution is not None
+    assert found.layout is not None
+    assert found.predicted is not None
     assert found.execution.offload_modules == "saved_tensors"
     assert (found.layout.cp, found.layout.recompute) == (8, "full")
     peak_gb = max(found.predicted.memory_gib) * 2**30 / 1e9
@@ -108,6 +111,7 @@ def test_accelerate_has_a_switch_for_it(tmp_path: Path) -> None:
     run = read_launch(path)
     assert run.settings["offload_modules"] == ["layer_inputs"]
     assert run.unread == ()
+    assert plan.execution is not None
     assert plan.execution.offload_modules == "layer_inputs"
 
 
@@ -128,6 +132,7 @@ def test_deepspeed_is_told_twice(tmp_path: Path) -> None:
     assert read_launch(path).settings["offload_modules"] == ["layer_inputs"]
     scripts = [p for p in tmp_path.rglob("*.sh") if "--checkpoint-in-cpu" in p.read_text("utf-8")]
     assert scripts
+    assert plan.execution is not None
     assert plan.execution.offload_modules == "layer_inputs"
 
 
@@ -140,6 +145,7 @@ def test_axolotl_has_the_hooks_and_llama_factory_has_neither(tmp_path: Path) -> 
     run = read_launch(tmp_path / "axolotl.yaml")
     assert (run.settings["offload_modules"], run.unread) == (["saved_tensors"], ())
     (priced,) = price_launch(tmp_path / "axolotl.yaml", ["cluster=dgx-h100", "gpus=8"])
+    assert plan.predicted is not None
     assert priced.predicted.step_time_s == pytest.approx(plan.predicted.step_time_s, rel=1e-9)
     with pytest.raises(InfeasibleError, match="has no field for saved_tensors"):
         plan_files(plan, "llama-factory")
