@@ -89,7 +89,7 @@ PUBLISHED = {
     "qwen3-next-80b-a3b": 79_674_391_296,  # built; 80B on the model card
 }
 
-# Parameters of language model and image encoder together, as transformers 5.23 builds them on the meta device.
+# Parameters of language model and image encoder together, as transformers 5.23 builds them.
 WITH_ENCODER = {
     "gemma-3-27b": 27_432_406_640,
     "gemma-3-4b": 4_300_079_472,
