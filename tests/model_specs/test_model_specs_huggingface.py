@@ -52,7 +52,7 @@ PUBLISHED = {
     "glm-5": 743_911_218_432,  # built; 744B in its release notes (Z.ai, February 2026)
     "glm-4.5-air": 106_852_251_264,  # built; 106B in arXiv 2508.06471, table 1
     "gpt-oss-20b": 20_914_757_184,
-    "gemma-3-27b": 27_432_406_640 - 423_060_336,  # the hub's total less the encoder counted below
+    "gemma-3-27b": 27_432_406_640 - 423_060_336,  # built, less the encoder counted below
     "gpt2": 124_439_808,
     "granite-4.0-h-small": 32_207_337_984,  # built; 32B on the model card
     "jamba-1.5-large": 398_555_145_696,  # built; 398B in arXiv 2408.12570
@@ -89,7 +89,7 @@ PUBLISHED = {
     "qwen3-next-80b-a3b": 79_674_391_296,  # built; 80B on the model card
 }
 
-# Totals of language model and image encoder together, as the hub states them (safetensors).
+# Parameters of language model and image encoder together, as transformers 5.23 builds them.
 WITH_ENCODER = {
     "gemma-3-27b": 27_432_406_640,
     "gemma-3-4b": 4_300_079_472,
