@@ -211,7 +211,7 @@ def in_shape(values: Any, shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def is_among(values: Ints, allowed: Iterable[int]) -> NDArray[np.bool_]:
-    """Whether values are among a handful of others; NumPy's own test sorts them or builds a table, for longer.
+    """Whether values are among a handful of others; NumPy's own test sorts or builds a table.
 
     Parameters
     ----------
