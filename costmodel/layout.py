@@ -22,7 +22,8 @@ Bools = bool | NDArray[np.bool_]
 class Recompute(IntFlag):
     """Which activations are dropped after the forward pass and computed again in the backward pass.
 
-    Beside an array a member is written as `int`: NumPy takes many times as long to make out an enumeration.
+    Beside an array a member is written as an integer: NumPy takes many times as long to make out an
+    enumeration.
     """
 
     NONE = 0
@@ -203,14 +204,14 @@ def in_shape(values: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         return array
     if array.ndim:
         return np.broadcast_to(array, shape)
-    # What `np.broadcast_to` makes of a number, in a quarter of its time.
+    # As NumPy broadcasts a number, in a quarter of its time.
     same: NDArray[Any] = np.ndarray(shape, array.dtype, array, strides=(0,) * len(shape))
     same.flags.writeable = False
     return same
 
 
 def is_among(values: Ints, allowed: Iterable[int]) -> NDArray[np.bool_]:
-    """Whether values are among a handful of others; quicker than `np.isin`, which sorts or builds a table.
+    """Whether values are among a handful of others; NumPy's own test sorts or builds a table.
 
     Parameters
     ----------
