@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.argument("plan", type=PATH, metavar="PLAN")
 @placing_options
 @click.option(
-    "--objective", type=ChoiceIn("planner.analysis.rank_mapping", "OBJECTIVES"), default="traffic",
+    "--objective", type=ChoiceIn("planner.analysis.traffic", "OBJECTIVES"), default="traffic",
     show_default=True,
     help="traffic: all up-links' time together. "
     "spread: pods, then leaves, that a group touches at most, then traffic.",
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--order",
-    type=ChoiceIn("planner.analysis.rank_mapping", "ORDERS"),
+    type=ChoiceIn("planner.analysis.traffic", "ORDERS"),
     default="best",
     show_default=True,
     help="hostname leaves no choice at all.",

@@ -578,7 +578,7 @@ def _routing_options() -> Options:
     )
     yield default_option(
         "--replica-choice",
-        type=ChoiceIn("planner.experts.flows", "REPLICA_RULES"),
+        type=ChoiceIn("planner.experts.inputs", "REPLICA_RULES"),
         default="turns",
         help="Replica that a token takes: each in turn, or one in a node that it touches anyway.",
     )
