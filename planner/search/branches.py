@@ -255,7 +255,8 @@ class Branch:
         many degrees, recomputations that keep least: both take less time and drop most.
         """
         count = degrees.broadcast_shape()[0]
-        fits = np.zeros((count, len(self.space.zero) * len(self.space.recompute)), dtype=np.bool_)
+        stages, ways = self.space.states_and_ways
+        fits = np.zeros((count, stages * ways), dtype=np.bool_)
         if not count:
             return fits
         plain = self.space.most_offloaded(self._plain.variants(degrees))
@@ -438,14 +439,14 @@ class RoomOfBranches:
             leader = self._branches[group[0]]
             rows = np.unique(np.concatenate(list(own.values())))
             fits = known.fits(degrees.take(rows), leader.fitting)
-            by_way = fits.reshape(len(rows), -1, len(leader.space.recompute))
+            by_way = fits.reshape(len(rows), *leader.space.states_and_ways)
             for index, each in own.items():
                 ways = [
                     leader.space.recompute.index(mask)
                     for mask in self._branches[index].space.recompute
                 ]
                 of_branch = by_way[np.searchsorted(rows, each)][:, :, ways]
-                found[index] = of_branch.reshape(len(each), -1)
+                found[index] = of_branch.reshape(len(each), of_branch.shape[1] * len(ways))
         return found
 
 
