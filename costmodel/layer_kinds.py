@@ -661,16 +661,20 @@ def _with_host(
     gap *= 0.5 * shares.total
     parts = add(parts, {"host": excess + waits + gap * _PASSES * share})
     forward_s, backward_s = total(layer.forward), total(layer.backward)
-    forward_excess = _host_excess_s(total(beside.layer.forward), beside.launch_s * share, power)
+    again_s = total(_without_copies(beside.layer.forward))
+    forward_excess = _host_excess_s(again_s, beside.launch_s * share, power)
     forward_host = forward_excess * part_of_mean + gap * share
-    # What goes to the host goes there once, however often its layer runs forward.
-    again = {name: part for name, part in layer.forward.items() if name != "offload"}
-    forward_again = add(again, {"host": forward_host})
+    forward_again = add(_without_copies(layer.forward), {"host": forward_host})
     if c.forward_only:
         return KindTime({"scoring": total(forward_again) + waits}, 0.0 * waits, {})
     full = scaled(forward_again, framework.recompute_fraction)
     backward_share = backward_s / np.maximum(forward_s + backward_s, 1e-12)
     return KindTime(parts, total(parts) * backward_share, {"recompute": total(full)})
+
+
+def _without_copies(forward: Parts) -> Parts:
+    """A forward pass that runs again: what goes to the host goes there once."""
+    return {name: part for name, part in forward.items() if name != "offload"}
 
 
 def _host_share(c: Context) -> float:
