@@ -262,7 +262,7 @@ class FreeGpus:
                     seen.add(key)
                     yield self._run(used * unit, order)
 
-    def every_order(self, unit: int, units: int, gpus: int, most: int) -> list[IntArray] | None:
+    def every_order(self, unit: int, units: int, gpus: int, limit: int) -> list[IntArray] | None:
         """The number of every GPU in turn, under every order of units on nodes that blocks tell apart.
 
         Parameters
@@ -273,13 +273,13 @@ class FreeGpus:
             How many, at least 1.
         gpus
             Of the allocation whose blocks count.
-        most
+        limit
             Orders at the most.
 
         Returns
         -------
         list of array of int, shape [unit * units]
-            None where there are more than `most`, or a node lies in several blocks.
+            None where there are more than `limit`, or a node lies in several blocks.
         """
         used = np.flatnonzero(self.free // unit)
         blocks = self.blocks(gpus)
@@ -292,10 +292,10 @@ class FreeGpus:
         taken = [0] * len(used)
 
         def extend(order: tuple[int, ...], touched: frozenset[tuple[int, int]]) -> bool:
-            """Whether no more than `most` were found."""
+            """Whether no more than `limit` were found."""
             if len(order) == units:
                 orders.append(order)
-                return len(orders) <= most
+                return len(orders) <= limit
             seen = set()
             for node in range(len(used)):
                 path = [(level, int(block)) for level, block in enumerate(paths[node])]
@@ -396,13 +396,13 @@ def _likeness(paths: IntArray, room: IntArray) -> dict[tuple[int, int], object]:
     }
     inner = [(-1, node) for node in range(len(room))]
     for level in range(paths.shape[1]):
-        own = [(level, int(block)) for block in paths[:, level]]
-        for pair in dict.fromkeys(own):
-            held = {
-                part: repr(like[part]) for part, of in zip(inner, own, strict=True) if of == pair
+        pairs = [(level, int(block)) for block in paths[:, level]]
+        for pair in dict.fromkeys(pairs):
+            parts = {
+                part: repr(like[part]) for part, of in zip(inner, pairs, strict=True) if of == pair
             }
-            like[pair] = tuple(sorted(held.values()))
-        inner = own
+            like[pair] = tuple(sorted(parts.values()))
+        inner = pairs
     return like
 
 

@@ -415,10 +415,10 @@ class RoomOfBranches:
         groups: dict[_OfMemory, list[int]] = {}
         for index, branch in enumerate(branches):
             groups.setdefault(_of_memory(branch), []).append(index)
-        self._groups = [part for own in groups.values() for part in self._nested(own)]
+        self._groups = [part for alike in groups.values() for part in self._nested(alike)]
         self._known = [
-            _known_room(_of_memory(branches[own[0]], branches[own[0]].space.recompute))
-            for own in self._groups
+            _known_room(_of_memory(branches[group[0]], branches[group[0]].space.recompute))
+            for group in self._groups
         ]
 
     def _nested(self, group: list[int]) -> list[list[int]]:
@@ -432,21 +432,21 @@ class RoomOfBranches:
     def fits(self, degrees: Layout, wanted: Mapping[int, IntArray]) -> dict[int, BoolArray]:
         """By branch, which variants of its `wanted` rows among some degrees [n] fit, [rows, variants]."""
         found: dict[int, BoolArray] = {}
-        for group, known in zip(self._groups, self._known, strict=True):
-            own = {index: wanted[index] for index in group if len(wanted.get(index, ()))}
-            if not own:
+        for group, room in zip(self._groups, self._known, strict=True):
+            rows_of = {index: wanted[index] for index in group if len(wanted.get(index, ()))}
+            if not rows_of:
                 continue
             leader = self._branches[group[0]]
-            rows = np.unique(np.concatenate(list(own.values())))
-            fits = known.fits(degrees.take(rows), leader.fitting)
+            rows = np.unique(np.concatenate(list(rows_of.values())))
+            fits = room.fits(degrees.take(rows), leader.fitting)
             by_way = fits.reshape(len(rows), *leader.space.states_and_ways)
-            for index, each in own.items():
+            for index, asked_rows in rows_of.items():
                 ways = [
                     leader.space.recompute.index(mask)
                     for mask in self._branches[index].space.recompute
                 ]
-                of_branch = by_way[np.searchsorted(rows, each)][:, :, ways]
-                found[index] = of_branch.reshape(len(each), of_branch.shape[1] * len(ways))
+                of_branch = by_way[np.searchsorted(rows, asked_rows)][:, :, ways]
+                found[index] = of_branch.reshape(len(asked_rows), of_branch.shape[1] * len(ways))
         return found
 
 
@@ -510,23 +510,25 @@ class DegreeScan:
         degrees = self._degrees.take(rows)
         bounded = []
         for index, branch in enumerate(self._branches):
-            own = np.flatnonzero(branch.has(degrees))
-            if len(own):
-                bound_s = self._bounds_s(self._table.costs[index], rows[own])
-                bounded.append((float(bound_s.min()), index, own, bound_s))
+            in_branch = np.flatnonzero(branch.has(degrees))
+            if len(in_branch):
+                bound_s = self._bounds_s(self._table.costs[index], rows[in_branch])
+                bounded.append((float(bound_s.min()), index, in_branch, bound_s))
         fits: dict[int, BoolArray] = {}
         first_s = cutoff_s()
         if room is not None:
-            wanted = {index: own[bound_s < first_s] for _, index, own, bound_s in bounded}
+            wanted = {
+                index: in_branch[bound_s < first_s] for _, index, in_branch, bound_s in bounded
+            }
             fits = room.fits(degrees, wanted)
-        for _, index, own, bound_s in sorted(bounded, key=lambda each: each[:2]):
+        for _, index, in_branch, bound_s in sorted(bounded, key=lambda each: each[:2]):
             good = bound_s < cutoff_s()
             space = self._branches[index].space
-            others = space.layouts_per_degrees(degrees.take(own[~good]))
+            others = space.layouts_per_degrees(degrees.take(in_branch[~good]))
             own_fits = fits.get(index)
             if own_fits is not None:
                 own_fits = own_fits[good[bound_s < first_s]]
-            yield index, degrees.take(own[good]), own_fits, int(others.sum())
+            yield index, degrees.take(in_branch[good]), own_fits, int(others.sum())
 
     def promising(self, cutoff_s: float) -> Layout:
         """Degrees that may beat the cutoff, least bounds first."""

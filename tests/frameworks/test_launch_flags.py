@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import meshwright
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES, RECORDS, framework_named, planned
@@ -73,8 +74,11 @@ def launch_text(framework: FrameworkName) -> str:
         for name in ("qwen3-next-80b-a3b", "deepseek-v3.2"):
             texts += plan_files(make_plan(hub_model(name), dp=8), framework).values()
     for method in planned(framework_named(framework).adapters):
-        plan, stage = make_plan(dp=8), 1 if framework == "megatron" else 3
-        inputs = {"adapters": AdapterSpec.model_validate({"method": method})}
+        adapters = AdapterSpec.model_validate({"method": method})
+        # PEFT shards no weights of 8 bits, and none of 4 under DoRA.
+        whole = adapters.base_bits == 8 or (adapters.decomposed and adapters.base_bits == 4)
+        plan, stage = make_plan(dp=8), 1 if framework == "megatron" else 2 if whole else 3
+        inputs = {"adapters": adapters}
         layout = plan.layout and plan.layout.model_copy(update={"zero_stage": stage})
         changed = plan.inputs.model_copy(update={"framework": framework, **inputs})
         files = plan_files(plan.model_copy(update={"inputs": changed, "layout": layout}))
@@ -86,7 +90,23 @@ def launch_text(framework: FrameworkName) -> str:
         changed = plan.inputs.model_copy(update={"framework": framework, "optimizer": optimizer})
         files = plan_files(plan.model_copy(update={"inputs": changed, "layout": layout}))
         texts += [text for name, text in files.items() if name != "plan.yaml"]
-    return "\n".join([*texts, *preference_texts(framework)])
+    return "\n".join([*texts, *preference_texts(framework), *offload_texts(framework)])
+
+
+def offload_texts(framework: FrameworkName) -> Iterator[str]:
+    """The launch files of plans with inputs of recomputed layers on the host; Megatron offloads others."""
+    for modules in () if framework == "megatron" else planned(framework_named(framework).offloads):
+        plan = meshwright.plan(
+            "llama-3-8b",
+            cluster="dgx-h100",
+            gpus=8,
+            global_batch=64,
+            seq_len=8192,
+            framework=framework,
+            pin=f"offload_modules={modules},recompute=full",
+            robustness=False,
+        )
+        yield from (text for name, text in plan_files(plan).items() if name != "plan.yaml")
 
 
 def preference_texts(framework: FrameworkName) -> Iterator[str]:

@@ -123,8 +123,9 @@ def test_megatron_plans_are_for_recipes_of_bridge() -> None:
     plan = planned("megatron", pin="tp=2,pp=2")
     assert any("Megatron-Bridge" in warning for warning in plan.warnings)
     assert "megatron-bridge" in [need.software for need in plan.installs]
+    assert not [name for name in plan_files(plan) if name.endswith(".sh")]
     with pytest.raises(InfeasibleError, match="No launch files for images"):
-        plan_files(plan)
+        plan_files(plan, "megatron")
 
 
 @pytest.mark.parametrize(

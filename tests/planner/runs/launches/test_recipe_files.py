@@ -393,7 +393,7 @@ def test_llamafactorys_second_trainer(tmp_path: Path) -> None:
         ({"train_dataset": None}, "train_dataset: is not there"),
         ({"dist_config": {"name": "fsdpturbo"}}, "dist_config.name: has no price"),
         ({"peft_config": {"name": "freeze"}}, "peft_config.name: training of part"),
-        ({"quant_config": {"name": "bnb", "quantization_bit": 8}}, "quant_config.quantization_bit"),
+        ({"quant_config": {"name": "bnb", "quantization_bit": 3}}, "quant_config.quantization_bit"),
         ({"bf16": False}, "bf16: is off"),
         ({"flash_attn": "xformers"}, "flash_attn: is no kernel"),
     ],
