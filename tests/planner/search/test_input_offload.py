@@ -71,7 +71,7 @@ def test_a_million_tokens_fit_with_inputs_on_the_host() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["fsdp2", "deepspeed"])
-@pytest.mark.parametrize("hbm_gib", [6.0, 8.0])
+@pytest.mark.parametrize("hbm_gib", [pytest.param(6.0, marks=pytest.mark.soak), 8.0])
 def test_the_search_equals_brute_force(framework: str, hbm_gib: float) -> None:
     asked = request(
         framework=framework,
