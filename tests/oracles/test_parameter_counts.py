@@ -223,7 +223,7 @@ def test_peft_trains_as_many_magnitudes_beside_every_dense_config_json(tmp_path:
         if answer["trained"] != expected:
             wrong.append(f"{name}: {answer}, not {expected}")
     assert not wrong, "\n".join(wrong)
-    assert equal >= 20
+    assert equal >= 17
 
 
 def test_peft_trains_as_many_parameters_beside_every_config_json(tmp_path: Path) -> None:

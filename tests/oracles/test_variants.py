@@ -42,6 +42,8 @@ JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
         "replicas-by-shard-groups": GROUPS,
         "megatron-expert-shard-groups": GROUPS,
         "shard-groups-of-several": "choice: one rank shards nothing, as under ZeRO 0",
+        "megatron-context-windows": "raised by Transformer Engine's attention, on a GPU",
+        "mamba-groups-by-tp-cp": "asserted by mamba_mixer.py, whose kernels need a GPU",
     },
     "torchtitan": {
         "shard-groups-of-several": "choice: one rank shards nothing, as under ZeRO 0",
