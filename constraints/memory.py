@@ -35,7 +35,7 @@ from meshwright.costmodel.footprint import (
     offloaded_states_gib,
     usable_hbm_gib,
 )
-from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.states import offloaded_bytes, optimizer_shards, rank_parameters
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.schema import ModelSpec
@@ -91,14 +91,7 @@ class HostMemory(Rule):
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         """With parameters spread evenly over the ranks: no split keeps less on its fullest host."""
         workload, layouts = table.workload, table.layouts
-        dense, expert = rank_parameters(workload.model, layouts, None)
-        of_dense, of_expert = (
-            offloaded_bytes(workload, layouts, shards) for shards in optimizer_shards(layouts)
-        )
-        each_gib = (dense * of_dense + expert * of_expert) / GIB
-        gpus = np.minimum(workload.cluster.gpus_per_node, np.asarray(layouts.gpus))
-        held_gib = gpus * np.asarray(each_gib, dtype=np.float64)
-        return as_excess(held_gib - _host_gib(workload))
+        return _host_excess(workload, layouts, _even_states(workload, layouts))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         limit = _host_gib(plan.workload)
@@ -116,6 +109,22 @@ class HostMemory(Rule):
             ),
             remedy="Offload a smaller share, shard over more ranks, or raise host_memory_gib.",
         )
+
+
+def _even_states(workload: Workload, layouts: Layout) -> Floats:
+    """Bytes that a GPU keeps on its host, with parameters spread evenly over the ranks."""
+    dense, expert = rank_parameters(workload.model, layouts, None)
+    of_dense, of_expert = (
+        offloaded_bytes(workload, layouts, shards) for shards in optimizer_shards(layouts)
+    )
+    held: Floats = dense * of_dense + expert * of_expert
+    return held
+
+
+def _host_excess(workload: Workload, layouts: Layout, each: Floats) -> NDArray[np.float64]:
+    """GiB over what a host has, with so many bytes of each GPU of a node in use."""
+    gpus = np.minimum(workload.cluster.gpus_per_node, np.asarray(layouts.gpus))
+    return as_excess(gpus * np.asarray(each / GIB, dtype=np.float64) - _host_gib(workload))
 
 
 def _host_gib(workload: Workload) -> float:
@@ -516,13 +525,7 @@ class HostInputs(Rule):
         experts = workload.model.moe is not None
         blocks = workload.model.blocks_of(experts=experts)
         inputs = workload.model.layers * offloaded_per_layer(workload, layouts, blocks).copied
-        dense, expert = rank_parameters(workload.model, layouts, None)
-        of_dense, of_expert = (
-            offloaded_bytes(workload, layouts, shards) for shards in optimizer_shards(layouts)
-        )
-        each_gib = (inputs + dense * of_dense + expert * of_expert) / GIB
-        gpus = np.minimum(workload.cluster.gpus_per_node, np.asarray(layouts.gpus))
-        return as_excess(gpus * np.asarray(each_gib, dtype=np.float64) - _host_gib(workload))
+        return _host_excess(workload, layouts, inputs + _even_states(workload, layouts))
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         work, layout, limit = plan.workload, plan.layout, _host_gib(plan.workload)

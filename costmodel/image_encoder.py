@@ -183,8 +183,7 @@ def score_share(vision: VisionSpec, use: EncoderUse) -> float:
 def projections(vision: VisionSpec, use: EncoderUse) -> list[tuple[float, int, int]]:
     """Matrix products around the layers: rows of a sequence, outputs and inputs.
 
-    Patches come in; two products of the projector hand tokens over, one behind SigLIP and Llama 3.2's
-    encoder (model_specs/parameters.py names the files).
+    Patches come in; the projector hands tokens over (model_specs/parameters.py names the files).
 
     Parameters
     ----------
@@ -199,7 +198,7 @@ def projections(vision: VisionSpec, use: EncoderUse) -> list[tuple[float, int, i
     tokens = float(use.tokens)
     products = [(tokens * vision.patches_per_token, vision.hidden, vision.patch_width)]
     for _ in range(1 + vision.deepstack):
-        if vision.kind not in ("siglip", "mllama"):
+        if vision.merger_products == 2:
             products.append((tokens, vision.merged, vision.merged))
         products.append((tokens, vision.out_hidden, vision.merged))
     return products

@@ -34,46 +34,29 @@ FSDP_OFFLOAD_RULES = (
 
 ADAPTER_FILE = "adapter_config.json"
 """PEFT's own file of an adapter (peft/utils/constants.py, CONFIG_NAME)."""
-PEFT_ADAPTERS = {
-    "lora": AdapterSetting(
-        flag=ADAPTER_FILE,
-        source="peft/tuners/lora/config.py",
-        rules=("peft-degrees",),
-        installs="peft",
-    ),
-    "qlora": AdapterSetting(
-        flag=ADAPTER_FILE,
-        source="transformers/integrations/bitsandbytes.py",
-        rules=("peft-degrees",),
-        installs="peft and bitsandbytes",
-    ),
-    "dora": AdapterSetting(
-        flag=ADAPTER_FILE,
-        source="peft/tuners/lora/dora.py",
-        rules=("peft-degrees",),
-        installs="peft",
-    ),
-    "qdora": AdapterSetting(
-        flag=ADAPTER_FILE,
-        source="peft/tuners/lora/bnb.py",
-        rules=("peft-degrees",),
-        installs="peft and bitsandbytes",
-    ),
-}
-"""What a training script with PEFT trains, whatever shards it (peft/docs/source/accelerate/)."""
+_BITSANDBYTES = "peft and bitsandbytes"
+
+
+def _of_peft(source: str, *rules: str, installs: str = "peft") -> AdapterSetting:
+    """What PEFT trains beside frozen weights, by its file and under its rules."""
+    rules = ("peft-degrees", *rules)
+    return AdapterSetting(flag=ADAPTER_FILE, source=source, rules=rules, installs=installs)
+
+
 WHOLE_BASE = "peft-whole-base"
 """Name of the rule that keeps frozen weights of few bits whole."""
+PEFT_ADAPTERS = {
+    "lora": _of_peft("peft/tuners/lora/config.py"),
+    "qlora": _of_peft("transformers/integrations/bitsandbytes.py", installs=_BITSANDBYTES),
+    "dora": _of_peft("peft/tuners/lora/dora.py"),
+    "qdora": _of_peft("peft/tuners/lora/bnb.py", installs=_BITSANDBYTES),
+}
+"""What a training script with PEFT trains, whatever shards it (peft/docs/source/accelerate/)."""
 EIGHT_BIT_ADAPTERS = {
-    name: AdapterSetting(
-        flag=ADAPTER_FILE,
-        source=source,
-        rules=("peft-degrees", WHOLE_BASE),
-        installs="peft and bitsandbytes",
-    )
-    for name, source in (
-        ("lora-8bit", "transformers/quantizers/quantizer_bnb_8bit.py"),
-        ("dora-8bit", "peft/tuners/lora/bnb.py"),
-    )
+    "lora-8bit": _of_peft(
+        "transformers/quantizers/quantizer_bnb_8bit.py", WHOLE_BASE, installs=_BITSANDBYTES
+    ),
+    "dora-8bit": _of_peft("peft/tuners/lora/bnb.py", WHOLE_BASE, installs=_BITSANDBYTES),
 }
 """Beside weights of 8 bits, which FSDP does not shard (peft, issue 2833)."""
 

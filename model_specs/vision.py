@@ -100,6 +100,11 @@ class VisionSpec(BaseModel):
         return self.kind == "qwen2_5_vl"
 
     @property
+    def merger_products(self) -> int:
+        """Matrix products that hand tokens over: two of Qwen's mergers, one behind SigLIP and Llama 3.2's."""
+        return 1 if self.kind in ("siglip", "mllama") else 2
+
+    @property
     def crosses(self) -> bool:
         """Whether its tokens are those of cross-attention, beside the tokens of a sequence."""
         return self.kind == "mllama"

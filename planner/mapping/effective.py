@@ -202,6 +202,8 @@ def _expert_members(by_slot: IntArray, blocks: int, degree: int) -> int:
 
 MOST_WAYS = 6
 """Ways to take the nodes that are looked at for a layout."""
+MOST_ORDERED = 64
+"""Nodes, and units on them, of which every order is sought."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -279,9 +281,12 @@ class FreeGpus:
         Returns
         -------
         list of array of int, shape [unit * units]
-            None where there are more than `limit`, or a node lies in several blocks.
+            None where there are more than `limit`, a node lies in several blocks, or nodes or units are more
+            than `MOST_ORDERED`.
         """
         used = np.flatnonzero(self.free // unit)
+        if max(len(used), units) > MOST_ORDERED:
+            return None
         blocks = self.blocks(gpus)
         paths = blocks[:, self._first[used]].T
         if np.any(blocks != blocks[:, self._first[self.places[:, 0]]]):

@@ -344,16 +344,11 @@ class PlanRequest:
         if vision is None:
             what = f"{model.name} has no image encoder: give a config.json with vision_config"
             raise InputError(what, where=where, value=images.tokens)
-        record = framework_named(self.framework)
-        setting = record.image_encoders.get(vision.kind)
-        if setting is None or not setting.planned:
-            has = [
-                name
-                for name in FRAMEWORK_NAMES
-                if vision.kind in planned(framework_named(name).image_encoders)
-            ]
-            what = f"the image encoder of {model.name} ({vision.kind}) is not planned with {record.title}"
-            raise InputError(f"{what}; choose --framework {' or '.join(has)}", where=where)
+        encoder = f"the image encoder of {model.name} ({vision.kind}) "
+        _require_planned(
+            where, vision.kind, self.framework, lambda record: record.image_encoders, encoder
+        )
+        setting = framework_named(self.framework).image_encoders[vision.kind]
         if not vision.crosses and images.tokens > self.seq_len:
             what = f"are among the {self.seq_len} tokens of a sequence: give no more of them"
             raise InputError(what, where=where, value=images.tokens)
@@ -415,13 +410,19 @@ _OF_WORKLOAD = {f.name for f in fields(PlanRequest)} & {f.name for f in fields(W
 
 
 def _require_planned(
-    where: str, value: str, framework: str, of: Callable[[Framework], Mapping[str, Setting]]
+    where: str,
+    value: str,
+    framework: str,
+    of: Callable[[Framework], Mapping[str, Setting]],
+    subject: str = "",
 ) -> None:
-    """Raises InputError, with the frameworks that do, where plans of one may not take a value."""
+    """Raises InputError, with the frameworks that do, where plans of one may not take a value. `subject` says
+    what the value is of, where its field does not.
+    """
     if value not in planned(of(framework_named(framework))):
         has = [name for name in FRAMEWORK_NAMES if value in planned(of(framework_named(name)))]
         title = framework_named(framework).title
-        what = f"is not planned with {title}; choose --framework {' or '.join(has)}"
+        what = f"{subject}is not planned with {title}; choose --framework {' or '.join(has)}"
         raise InputError(what, where=where, value=value)
 
 

@@ -351,6 +351,18 @@ def bits_of_base(fields: Mapping[str, object], bits: str, method: str, where: st
     return next((width for width in (4, 8) if fields.get(bits) == width), 16)
 
 
+FOUR_BITS, EIGHT_BITS = "load_in_4bit", "load_in_8bit"
+"""Switches of transformers' BitsAndBytesConfig, of the same names in TRL and Axolotl."""
+
+
+def loaded_bits(fields: Mapping[str, object], where: str) -> int:
+    """Bits of a frozen weight by its switches, 16 where both are off. Raises InputError where both are on."""
+    four, eight = (fields.get(name) is True for name in (FOUR_BITS, EIGHT_BITS))
+    if four and eight:
+        raise InputError(f"cannot be true beside {FOUR_BITS}", where=f"{where}: {EIGHT_BITS}")
+    return 4 if four else 8 if eight else 16
+
+
 def adapters_mapping(method: str, rank: int | None, targets: Iterable[str]) -> dict[str, Any]:
     """What is trained beside frozen weights, as a run file has it."""
     return {"method": method, "rank": rank, "targets": list(dict.fromkeys(targets))}
@@ -551,7 +563,7 @@ _IMPLEMENTATIONS = {
 _RANK_BATCH = "batch_size"
 _ADAPTER, _AXOLOTL_RANK, _LINEAR = "adapter", "lora_r", "lora_target_linear"
 _AXOLOTL_TARGETS, _PARAMETERS = "lora_target_modules", "lora_target_parameters"
-_FOUR_BITS, _EIGHT_BITS, _BNB = "load_in_4bit", "load_in_8bit", "bnb_config_kwargs"
+_BNB = "bnb_config_kwargs"
 _AXOLOTL_DECOMPOSES = "peft_use_dora"
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 """Fused products of adapters: on where nothing is said of any of them, unless the model brings code of its
@@ -584,8 +596,8 @@ _AXOLOTL_READ = frozenset(
         ),
         *(_FSDP, _FSDP_SECTION, "fsdp_version", "dp_shard_size"),
         *(_TENSOR, _CONTEXT, _REPLICAS),
-        *(_ADAPTER, _AXOLOTL_RANK, _LINEAR, _AXOLOTL_TARGETS, _PARAMETERS, _FOUR_BITS, _BNB),
-        *(_EIGHT_BITS, _AXOLOTL_DECOMPOSES, SAVED_TENSORS.flag),
+        *(_ADAPTER, _AXOLOTL_RANK, _LINEAR, _AXOLOTL_TARGETS, _PARAMETERS, FOUR_BITS, _BNB),
+        *(EIGHT_BITS, _AXOLOTL_DECOMPOSES, SAVED_TENSORS.flag),
         *(_DROPOUT, *_LORA_KERNELS, _CUT_LOSS, _RL, PRECOMPUTES, *_AXOLOTL_REFUSED),
     )
 )
@@ -681,22 +693,20 @@ def _axolotl_adapters(
     document: dict[str, Any], where: str
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """Adapters of a configuration, None where every parameter is trained, and what of them is not read."""
-    adapter, narrow = document.get(_ADAPTER), document.get(_FOUR_BITS) is True
-    halved = document.get(_EIGHT_BITS) is True
+    adapter = document.get(_ADAPTER)
     if not adapter:
-        if halved:
+        if document.get(EIGHT_BITS) is True:
             what = "needs an adapter: weights of 8 bits are not trained themselves"
-            raise InputError(what, where=f"{where}: {_EIGHT_BITS}")
+            raise InputError(what, where=f"{where}: {EIGHT_BITS}")
         return None, []
     if adapter not in ("lora", "qlora"):
         allowed = ("lora", "qlora")
         raise InputError(
             "has no price yet", where=f"{where}: {_ADAPTER}", value=adapter, allowed=allowed
         )
-    if adapter == "qlora" and not narrow:
-        raise InputError("must be true under adapter: qlora", where=f"{where}: {_FOUR_BITS}")
-    if halved and narrow:
-        raise InputError(f"cannot be true beside {_FOUR_BITS}", where=f"{where}: {_EIGHT_BITS}")
+    bits = loaded_bits(document, where)
+    if adapter == "qlora" and bits != 4:
+        raise InputError("must be true under adapter: qlora", where=f"{where}: {FOUR_BITS}")
     refuse_narrow(document[_BASE], f"{where}: {_BASE}")
     rank = whole_number(document, _AXOLOTL_RANK, where)
     if rank is None:
@@ -717,5 +727,5 @@ def _axolotl_adapters(
         unread.append(_BNB)
     decomposed = document.get(_AXOLOTL_DECOMPOSES) is True
     unread += unread_dropout(document, decomposed=decomposed)
-    method = adapter_method(4 if narrow else 8 if halved else 16, decomposed=decomposed)
+    method = adapter_method(bits, decomposed=decomposed)
     return adapters_mapping(method, rank, targets), unread

@@ -30,7 +30,9 @@ from meshwright.planner.runs.launches.command_line import (
 from meshwright.planner.runs.launches.finetuning import (
     DEEPSPEED_FILE,
     DROPPED,
+    EIGHT_BITS,
     END_TO_END,
+    FOUR_BITS,
     OTHER_STEP,
     PACKED,
     PADDED,
@@ -48,6 +50,7 @@ from meshwright.planner.runs.launches.finetuning import (
     kernel_of,
     kind_of_step,
     known_model,
+    loaded_bits,
     offloaded_tensors,
     positive_numbers,
     refuse_fields,
@@ -207,7 +210,7 @@ _REFUSED = _OTHER_STEPS | {
         PART_OF_A_MODEL,
     ),
 }
-_FOUR_BITS, _EIGHT_BITS, _NESTED = "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant"
+_NESTED = "use_bnb_nested_quant"
 _DECOMPOSES = "use_dora"
 _TUNERS = ("tuner_type", "train_type", "sft_type")
 """The names of ms-swift's field, the latest first."""
@@ -222,8 +225,8 @@ _READ = frozenset(
         *(
             _PADDING_FREE,
             _ADAPTERS,
-            _FOUR_BITS,
-            _EIGHT_BITS,
+            FOUR_BITS,
+            EIGHT_BITS,
             _DECOMPOSES,
             SAVED_TENSORS.flag,
             _NESTED,
@@ -550,7 +553,7 @@ def _adapters(
     if not _trains_adapters(fields, dialect, where):
         if bits < 16:
             what = f"needs adapters: weights of {bits} bits are not trained themselves"
-            raise InputError(what, where=f"{where}: {_FOUR_BITS if bits == 4 else _EIGHT_BITS}")
+            raise InputError(what, where=f"{where}: {FOUR_BITS if bits == 4 else EIGHT_BITS}")
         return None, [], []
     named = fields.get(dialect.model)
     refuse_narrow(named, f"{where}: {dialect.model}")
@@ -592,12 +595,10 @@ def _trains_adapters(fields: Mapping[str, Any], dialect: _Dialect, where: str) -
 
 
 def _base_bits(fields: Mapping[str, Any], where: str) -> int:
-    """Bits of a frozen weight. Raises InputError for others of few bits, and for two numbers of them."""
+    """Bits of a frozen weight: a switch counts before a number. Raises InputError for others of few bits."""
     said = bits_of_base(fields, _BITS, _QUANTISES, where)
-    four, eight = (fields.get(name) is True for name in (_FOUR_BITS, _EIGHT_BITS))
-    if four and eight:
-        raise InputError(f"cannot be true beside {_FOUR_BITS}", where=f"{where}: {_EIGHT_BITS}")
-    return 4 if four else 8 if eight else said
+    switched = loaded_bits(fields, where)
+    return said if switched == 16 else switched
 
 
 # `megatron sft` of ms-swift: Megatron's arguments with underscores, switches with values, and other defaults.

@@ -7,6 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from meshwright.cluster_specs.schema import NodeSpec
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import members_by_level
 from meshwright.planner.mapping.counted import counted_mappings
@@ -56,3 +57,14 @@ def test_a_list_without_gaps_leaves_no_bound_of_others() -> None:
 def test_too_many_orders_are_not_listed() -> None:
     cluster = random_cluster(np.random.default_rng(3), most_nodes=4, halves=True)
     assert free_gpus_of(cluster).every_order(1, 16, 16, 500) is None
+
+
+def test_large_lists_are_not_ordered() -> None:
+    """A unit was a call deep: a thousand of them ended in an error of the interpreter."""
+    nodes = tuple(NodeSpec(name=f"n{at}", free_gpus=4) for at in range(1500))
+    cluster = random_cluster(np.random.default_rng(3), most_nodes=4, halves=True)
+    large = cluster.model_copy(update={"nodes": nodes, "gpus": 6000})
+    assert free_gpus_of(large).every_order(4, 1200, 4800, 500) is None
+    counted = counted_mappings(large, Layout(tp=4, cp=1, dp=1200, pp=1), experts=False)
+    assert counted is not None
+    assert len(counted.most.tp) == 1
