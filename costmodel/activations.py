@@ -11,7 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.costmodel.adapters import inner_bytes, keeps_input, kept_outputs_bytes
+from meshwright.costmodel.adapters import (
+    adapted_outputs,
+    adapters_copy_inputs,
+    copied_inputs,
+    frozen,
+    inner_bytes,
+    keeps_input,
+    kept_outputs_bytes,
+)
 from meshwright.costmodel.execution_names import OFFLOADED_INPUTS
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.other_blocks import CHUNK, saved_bytes, sparse_saved
@@ -186,8 +194,10 @@ _SCORE_BYTES = 5.0
 """Of an attention score that is kept: softmax output, dropout output and its mask."""
 _PLAIN_SCORE_BYTES = 6.0
 """Of a score that PyTorch's separate operators keep: softmax output at 32 bits, and its 16-bit cast."""
-_EAGER_NORM_BYTES = 6.0
-"""Of an element under an RMSNorm of PyTorch's operators: the 32-bit input, and the product at 16 bits."""
+_EAGER_NORM_BYTES, _EAGER_NORM_WEIGHT_BYTES = 2.0, 2.0
+"""Of an element under an RMSNorm of PyTorch's operators: its 32-bit input in the place of the 16-bit one, and
+what the gradient of its weight needs, the product at 16 bits (transformers/models/llama/modeling_llama.py,
+LlamaRMSNorm)."""
 _DROPOUT_BYTES = 3.0
 """Of `_SCORE_BYTES`, what dropout keeps; models with rotary embeddings are trained without."""
 
@@ -365,23 +375,24 @@ def _operator_outputs(workload: Workload, layout: Layout) -> Floats:
 def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Floats:
     """Bytes a token that eager stacks keep beside what fused kernels do.
 
-    Rotary embeddings and a gate each run on their own: queries and keys from before and after the first, and
-    what the activation function returns (nanotron, models/llama.py, GLUActivation). Sequence parallelism that
+    Rotary embeddings, norms and a gate each run on their own: queries and keys from before and after the
+    first, and what the activation function returns (nanotron, models/llama.py, GLUActivation). Sequence
+    parallelism that
     does not gather again for the backward pass keeps the gathered inputs of both column-parallel products
     (nanotron, parallel/tensor_parallel/functional.py, tp_recompute_allgather; huggingface/nanotron pull
     request 208: 69 GB instead of 61).
     """
     model, tp, profile = workload.model, np.asarray(layout.tp), memory_profile(workload.framework)
     kept: Floats = 0.0
-    if profile.separate_operators:
-        if model.position == "rope" and model.attention is None:
-            heads = model.heads / tp + np.maximum(model.kv_heads / tp, 1.0)
-            kept = kept + shares.attention * 2.0 * heads * model.qk_head_dim
-        if model.norm == "rmsnorm" and not stack_constants(workload).fused_norm:
-            norms = shares.total * _EAGER_NORM_BYTES * model.hidden
-            kept = kept + norms / sequence_shards(layout)
-        if model.gated:
-            kept = kept + shares.feed_forward * 2.0 * model.ffn_hidden / tp
+    apart = profile.separate_operators
+    if "rotary" in apart and model.position == "rope" and model.attention is None:
+        heads = model.heads / tp + np.maximum(model.kv_heads / tp, 1.0)
+        kept = kept + shares.attention * 2.0 * heads * model.qk_head_dim
+    if "norm" in apart and model.norm == "rmsnorm" and not stack_constants(workload).fused_norm:
+        per_element = _EAGER_NORM_BYTES + _EAGER_NORM_WEIGHT_BYTES * (not frozen(workload))
+        kept = kept + shares.total * per_element * model.hidden / sequence_shards(layout)
+    if "gate" in apart and model.gated:
+        kept = kept + shares.feed_forward * 2.0 * model.ffn_hidden / tp
     if workload.keeps_gathered_inputs:
         rest = 1.0 - 1.0 / sequence_shards(layout)
         kept = kept + shares.total * 2.0 * model.hidden * rest
@@ -488,14 +499,26 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
 
 
 def _between_adapters(workload: Workload, shares: BlockShares) -> float:
-    """Bytes a token between the products of adapters, on every rank whole."""
+    """Bytes a token between the products of adapters and of inputs of their own, on every rank whole."""
+    model = workload.model
     mixers = (shares.attention + shares.mamba) * inner_bytes(workload, *_MIXER_INPUTS)
+    mixers += (
+        (shares.attention + shares.mamba)
+        * copied_inputs(workload, *_MIXER_INPUTS)
+        * 2.0
+        * model.hidden
+    )
     mixers += shares.attention * inner_bytes(workload, "o_proj")
+    if adapted_outputs(workload, {"o_proj": 1.0}):
+        # The kernel of attention keeps its output itself.
+        own_bytes = 2.0 * model.heads * model.v_head_dim * adapters_copy_inputs(workload)
+        mixers += shares.attention * own_bytes
     mixers += shares.mamba * inner_bytes(workload, "out_proj")
     blocks = shares.feed_forward
     if workload.model.moe is not None and workload.model.moe.shared_width:
         blocks += shares.experts
     mlp = inner_bytes(workload, *_MLP_INPUTS) + inner_bytes(workload, "down_proj")
+    mlp += copied_inputs(workload, *_MLP_INPUTS) * 2.0 * model.hidden
     return mixers + blocks * mlp + kept_outputs_bytes(workload, shares)
 
 

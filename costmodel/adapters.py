@@ -59,6 +59,8 @@ SUMMED_BYTES, _SCALE_BYTES = 6.0, 4.0
 """Of an element of an adapter's output: read twice and written as it is added to the matrix's own, and read
 and written as it is scaled (peft/tuners/lora/layer.py, Linear.forward). Backward the gradient is scaled, and
 the adapter's part of the gradient of the input is added to the matrix's."""
+_COPIED_BYTES = 12.0
+"""Of an element of an adapter's input, widened (2, 4) and narrowed again (4, 2); and of its gradient."""
 _WIDE_BYTES, _INT8_WIDE_BYTES, _INT8_NORM_BYTES = 2.0, 6.0, 18.0
 """Of a weight of 4 bits as products read it; of one of 8 beside itself as the backward pass widens it: it is
 written and then scaled in place (MatMul8bitLt.backward); and as DoRA's norm reads it: by way of 32 bits
@@ -137,17 +139,21 @@ def adapter_passes_s(c: Context, tokens: Floats, inputs: Floats, outputs: Output
     if c.workload.adapters is None:
         return Passes(forward, backward)
     rank, rates = float(c.workload.adapters.rank), c.rates
+    copied_s: Floats = none
+    if adapters_copy_inputs(c.workload):
+        copied_s = streamed_s(_COPIED_BYTES * tokens * inputs, rates)
     for width in widths:
         down = gemm_s(tokens, rank, inputs, rates, sixteen_bit=True)
         up = gemm_s(tokens, width, rank, rates, sixteen_bit=True)
         forward = forward + down + up
         forward = forward + streamed_s((SUMMED_BYTES + _SCALE_BYTES) * tokens * width, rates)
+        forward = forward + copied_s
         by_input = gemm_s(tokens, rank, width, rates, sixteen_bit=True)
         by_input = by_input + gemm_s(tokens, inputs, rank, rates, sixteen_bit=True)
         by_weight = weight_gradient_s(rank, width, tokens, rates, sixteen_bit=True)
         by_weight = by_weight + weight_gradient_s(inputs, rank, tokens, rates, sixteen_bit=True)
         moved = tokens * (_SCALE_BYTES * width + SUMMED_BYTES * inputs)
-        backward = backward + by_input + by_weight + streamed_s(moved, rates)
+        backward = backward + by_input + by_weight + streamed_s(moved, rates) + copied_s
         if c.workload.adapters.decomposed:
             scaled_f, scaled_b = (streamed_s(n * tokens * width, rates) for n in _DECOMPOSED_BYTES)
             forward = forward + scaled_f + _norm_s(c, inputs, width)
@@ -307,6 +313,47 @@ def inner_bytes(workload: Workload, *names: str) -> float:
     return 2.0 * workload.adapters.rank * len(adapted_outputs(workload, dict.fromkeys(names, 1.0)))
 
 
+def adapters_copy_inputs(workload: Workload) -> bool:
+    """Whether each adapter widens its input to its own 32 bits, and autocast narrows it again.
+
+    PEFT keeps adapters at 32 bits, and beside 16-bit weights casts to that (peft/tuners/tuners_utils.py,
+    `_cast_input_dtype`; autocast of `linear`). Beside weights of fewer bits it leaves the input to autocast
+    (peft/tuners/lora/bnb.py, forward).
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `adapters` and `autocast` are used.
+
+    Returns
+    -------
+    bool
+        False where every parameter is trained.
+    """
+    adapters = workload.adapters
+    return adapters is not None and adapters.base_bits == 16 and workload.autocast
+
+
+def copied_inputs(workload: Workload, *names: str) -> int:
+    """Copies of the input of matrices that share it, beyond the first, that their adapters keep.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its `adapters` and `autocast` are used.
+    *names : str
+        The matrices.
+
+    Returns
+    -------
+    int
+        At least 0; 0 where adapters share the input.
+    """
+    if not adapters_copy_inputs(workload):
+        return 0
+    return max(len(adapted_outputs(workload, dict.fromkeys(names, 1.0))) - 1, 0)
+
+
 def kept_outputs_bytes(workload: Workload, shares: BlockShares) -> float:
     """Bytes a token of outputs that DoRA keeps, over what LoRA does: frozen and adapter's apart.
 
@@ -333,8 +380,9 @@ def kept_outputs_bytes(workload: Workload, shares: BlockShares) -> float:
     return _KEPT_BYTES * (elements + shares.experts * outputs.shared_experts)
 
 
-_ADAPTER_LAUNCHES = 5.0
-"""Kernels of an adapter forward: two products, a cast, scaling and sum (peft/tuners/lora/layer.py)."""
+_ADAPTER_LAUNCHES, _COPIED_ADAPTER_LAUNCHES = 4.0, 8.0
+"""Kernels of an adapter forward: two products, scaling and sum; and with casts of its input, there and back,
+and of both its matrices (peft/tuners/lora/layer.py)."""
 _DECOMPOSED_LAUNCHES = 12.0
 """Kernels of DoRA beside those: an identity, two products, scaling, sum and norm; of the outputs a quotient,
 a difference, three products and sums (peft/tuners/lora/dora.py)."""
@@ -379,7 +427,8 @@ def adapter_launches(c: Context, shares: BlockShares) -> float:
     number = blocks * _adapters(workload, (("gate_proj", "up_proj"), ("down_proj",)))
     number += shares.attention * _adapters(workload, in_blocks["attention"])
     number += shares.mamba * _adapters(workload, in_blocks["mamba"])
-    launches = _ADAPTER_LAUNCHES * number
+    copied = adapters_copy_inputs(workload)
+    launches = (_COPIED_ADAPTER_LAUNCHES if copied else _ADAPTER_LAUNCHES) * number
     if workload.adapters.decomposed:
         launches += _DECOMPOSED_LAUNCHES * number
     if workload.adapters.base_bits < 16:

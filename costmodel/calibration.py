@@ -365,11 +365,14 @@ class Calibration(BaseModel):
         -------
         Factors
             Those of device and network where the device was measured, the others where the framework was;
-            what was not measured stays as shipped (1, or 0 for what comes on top).
+            what was not measured stays as shipped (1, or 0 for what comes on top). Launches that a machine
+            timed by itself, without a run, are its host's, whatever the framework.
         """
         names: set[str] = set()
         if device == self.device:
             names |= set(DEVICE_FACTORS)
+            if self.measured is not None and not self.step_time.rows:
+                names.add("launch")
         if self.runs_as(framework):
             names |= set(NAMES) - set(DEVICE_FACTORS)
         return Factors(**{name: getattr(self.factors, name) for name in names})

@@ -20,8 +20,17 @@ from meshwright.costmodel.records import (
     layered_values,
     memory_band,
 )
-from meshwright.costmodel.stacks import FrameworkConstants, named_framework_constants, of_run
+from meshwright.costmodel.stacks import (
+    OF_PYTORCH,
+    FrameworkConstants,
+    named_framework_constants,
+    of_run,
+)
 from meshwright.costmodel.workload import Workload
+
+_PREFERS_CUDNN = ("hopper", "blackwell")
+"""Where PyTorch's attention is cuDNN's: compute capabilities 9 and 10, from cuDNN 9.15.1 on (torch 2.13,
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +287,7 @@ def device_rates(spec: DeviceSpec, precision: str, constants: Constants) -> Rate
         2.5: device.attention_cudnn9_fraction,
         3: device.attention_forward_fraction,
     }
+    by_generation[OF_PYTORCH] = by_generation[3 if spec.architecture in _PREFERS_CUDNN else 2]
     # Power-limited clocks: tensor cores run at a rate that follows the board's power limit.
     power = 1.0
     if device.tdp_exponent:

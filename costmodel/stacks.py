@@ -10,6 +10,8 @@ from meshwright.costmodel.records import Overrides, data_table, layered_values, 
 from meshwright.costmodel.workload import AttentionKernel, Workload
 
 _FLASH_GENERATIONS = {"flash-1": 1, "flash-2": 2, "cudnn-9.0": 2.5, "flash-3": 3}
+OF_PYTORCH = 2.9
+"""Generation of what PyTorch's own attention takes."""
 _WRITTEN_ONCE_BYTES = 2.0
 """A weight gradient that is written and not added to; a kernel that adds reads and writes each element."""
 
@@ -307,8 +309,8 @@ class MemoryProfile:
     """Whether inputs of matrix products are saved for the backward pass quantised."""
     keeps_unread_outputs: bool
     """Whether operator-level recomputation stores outputs that no backward pass reads."""
-    separate_operators: bool
-    """Whether rotary embeddings and gates keep what each of their operators reads."""
+    separate_operators: tuple[str, ...]
+    """What keeps all that each of its PyTorch operators reads: of rotary, norm and gate."""
     sums_beside_gradients: bool
     """Whether fp32 sums of gradients lie beside the 16-bit gradients of a micro-batch."""
     keeps_stage_outputs: bool
@@ -367,4 +369,6 @@ def memory_profile(name: str) -> MemoryProfile:
     stacks = table["stacks"]
     if name not in stacks:
         raise KeyError(f"no memory profile {name!r}: known are {', '.join(sorted(stacks))}")
-    return MemoryProfile(**{**table["defaults"], **stacks[name]})
+    facts = {**table["defaults"], **stacks[name]}
+    facts["separate_operators"] = tuple(facts["separate_operators"])
+    return MemoryProfile(**facts)

@@ -161,6 +161,8 @@ class Workload(RunSettings):
     """What the user's own runs say of the constants; None for the shipped ones."""
     adapters: AdapterSpec | None = None
     """What is trained beside frozen weights; None where every parameter is trained."""
+    autocast: bool = False
+    """Whether autocast narrows weights of 32 bits at each use, which FSDP and DeepSpeed cast ahead."""
     lengths: PackedLengths | None = None
     """Samples in each sequence of `seq_len` tokens, which is a pack then; None where a sequence is one."""
     loss: str | None = None

@@ -149,6 +149,7 @@ FSDP2 = Framework(
     version="1.15.0",
     stacks=(
         Stack(name="fsdp2", written=r"(pytorch )?fsdp\b"),
+        Stack(name="fsdp2-2024"),
         Stack(name="llm-foundry", written=r"llm-foundry\b", bound=False),
     ),
     measured_as=("llm-foundry", "torchtitan-eager"),
@@ -216,6 +217,8 @@ FSDP2 = Framework(
     numerics={},
     compilation=Setting(flag="dynamo_backend", source=LAUNCH, planned=False),
     eager_stack="",
+    # accelerate/accelerator.py, prepare_model: autocast around the forward pass; FSDP2 casts what it gathers.
+    autocasts_whole_weights=True,
     attention={},
     linear_attention=None,
     sparse_attention=None,

@@ -304,6 +304,8 @@ class Framework:
     numerics: Mapping[str, Setting]
     """What changes the numbers of a run, by the name in `--allow`: chosen only where it is allowed."""
     compilation: Setting | None
+    autocasts_whole_weights: bool = False
+    """Whether weights that nothing shards stay at 32 bits and autocast narrows them at each use."""
     eager_stack: str
     """Stack with whose constants runs are priced that are not compiled; empty where none can be."""
     attention: Mapping[str, Setting]

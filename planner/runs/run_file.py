@@ -493,6 +493,7 @@ def _run(
         **_execution_of(settings),
         **{name: getattr(settings, name) for name in _SAME_IN_WORKLOAD},
         adapters=_adapters(settings, model, profile),
+        autocast=framework_of_stack(profile).autocasts_whole_weights and settings.zero_stage == 0,
         loss=_loss(settings, profile),
         kind=settings.kind,
         reference=_reference(settings, profile),
