@@ -164,6 +164,7 @@ def compare(
     assert outcome.lower_bound_s == pytest.approx(best_s, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SOME)
 def test_the_plan_is_the_best_pipeline_through_both_parts(seed: int) -> None:
     compare(seed, MixedParams())
@@ -175,7 +176,13 @@ def test_the_plan_is_always_the_best_pipeline_through_both_parts(seed: int) -> N
     compare(seed, SLOWLY)
 
 
-@pytest.mark.parametrize("seed", SOME)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.soak if number > 1 else pytest.mark.slow)
+        for number, seed in enumerate(SOME)
+    ],
+)
 def test_dense_layers_in_front_are_dealt_as_well_as_can_be(seed: int) -> None:
     compare(seed, MixedParams(), asked_leading)
 
