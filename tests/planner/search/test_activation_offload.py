@@ -97,8 +97,8 @@ def compare(seed: int, hbm_gib: float) -> Outcome:
     [
         (1, 5.0, "core_attn+attn_proj"),
         (8, 5.0, "expert_fc1+moe_act"),
-        (2, 5.0, OFFLOADED_MODULES[-1]),
-        (12, 8.0, "none"),
+        pytest.param(2, 5.0, OFFLOADED_MODULES[-1], marks=pytest.mark.slow),
+        pytest.param(12, 8.0, "none", marks=pytest.mark.slow),
     ],
 )
 def test_the_modules_are_the_best_of_all(seed: int, hbm_gib: float, modules: str) -> None:
@@ -166,6 +166,7 @@ def test_what_cannot_be_offloaded_is_refused(changes: dict[str, Any], words: str
         request(**changes)
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_offloading_brings_and_what_the_host_holds() -> None:
     asked_for = request(allow="activation-offload")
     plan = make_plan(asked_for, robustness=False)
