@@ -89,9 +89,16 @@ _EXPERTS = ("experts", "top_k", "moe_ffn_hidden")
 
 def catalog_twin(model: ModelSpec) -> ModelSpec | None:
     """The catalog's model with the same widths, vocabulary and experts, whatever its number of layers."""
-    return next(
-        (entry for entry in map(load_catalog_model, _entries()) if _key(entry) == _key(model)), None
-    )
+    return _twins().get(_key(model))
+
+
+@cache
+def _twins() -> dict[tuple[object, ...], ModelSpec]:
+    """The first model of the catalog with each set of widths."""
+    twins: dict[tuple[object, ...], ModelSpec] = {}
+    for entry in map(load_catalog_model, _entries()):
+        twins.setdefault(_key(entry), entry)
+    return twins
 
 
 def with_twin_facts(model: ModelSpec) -> ModelSpec:

@@ -80,7 +80,7 @@ def run_all(folder: Path) -> list[list[dict[str, Any]]]:
         os.chdir(before)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_notebook_runs_without_a_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -658,7 +658,10 @@ def _readable_part(
     """The keys of a section that a schema has or that look like a slip of one, and names of the rest."""
     names = [field.alias or name for name, field in schema.model_fields.items()]
     dropped = [
-        key for key in section if not difflib.get_close_matches(str(key), names, n=1, cutoff=SLIP)
+        key
+        for key in section
+        if str(key) not in names
+        and not difflib.get_close_matches(str(key), names, n=1, cutoff=SLIP)
     ]
     kept = {key: value for key, value in section.items() if key not in dropped}
     return kept, [f"{place}{shown(key)}" for key in dropped]

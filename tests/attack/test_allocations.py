@@ -34,6 +34,7 @@ def complaints(verdicts: list[Verdict]) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [118, 161, 154, 113])
 def test_small_allocations_are_planned_as_well_as_they_can_be(number: int) -> None:
     """Some that take seconds; 118 and 161 had optima that were none, by a quarter and more."""
@@ -41,6 +42,7 @@ def test_small_allocations_are_planned_as_well_as_they_can_be(number: int) -> No
     assert not complaints([verdict]), complaints([verdict])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [

@@ -125,7 +125,7 @@ def on_a_terminal(*words: object) -> tuple[float, float, float, bytes]:
     return time.monotonic() - began, first_s, silence_s, text
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_commands_that_take_their_time_say_so_all_along(tmp_path: Path) -> None:
     """Beside what a command takes to start at all, as other work may share the processor."""
     start_s = max(on_a_terminal("--version")[0] for _ in range(2))

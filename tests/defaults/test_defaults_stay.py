@@ -42,6 +42,7 @@ def lines_of(name: str) -> list[str]:
 
 PLANS = lines_of("plans.txt")
 COMMANDS = lines_of("commands.txt")
+SOME = PLANS[::12]
 
 
 def lasting(value: Any) -> Any:
@@ -118,15 +119,20 @@ def test_every_request_is_recorded() -> None:
     assert list(recorded("commands")) == COMMANDS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("request_line", PLANS[::12])
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        pytest.param(line, marks=pytest.mark.soak if number % 2 else pytest.mark.slow)
+        for number, line in enumerate(SOME)
+    ],
+)
 def test_plans_stay(request_line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER)
     check(answer_plan(request_line), recorded("plans")[request_line])
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("request_line", some(line for line in PLANS if line not in PLANS[::12]))
+@pytest.mark.parametrize("request_line", some(line for line in PLANS if line not in SOME))
 def test_all_plans_stay(request_line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER)
     check(answer_plan(request_line), recorded("plans")[request_line])

@@ -24,6 +24,7 @@ from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.recorders import token_loads
 from meshwright.planner.experts.solve import Layer, PlacementEffort, place_layers, solve_exactly
 from tests.planner.experts.safetensors_files import write_safetensors
+from tests.soaked import some
 
 SLOW_MACHINE = settings(max_examples=40, deadline=None)
 README_LOAD = [
@@ -86,8 +87,8 @@ def test_cp_sat_equals_enumeration_on_random_cases() -> None:
         assert found.bound <= best * (1 + 1e-9)
 
 
-def test_place_is_optimal_and_its_bound_holds_on_small_cases() -> None:
-    for load, slots, gpus in small_cases(40):
+def check_against_enumeration(cases: list[tuple[np.ndarray, int, int]]) -> None:
+    for load, slots, gpus in cases:
         solved = place_layers(
             load[None, None],
             SlotShape(slots=slots, gpus=gpus, nodes=1),
@@ -97,6 +98,17 @@ def test_place_is_optimal_and_its_bound_holds_on_small_cases() -> None:
         best = enumerated(load, slots, gpus)
         assert solved.value[0] == pytest.approx(best, rel=1e-5)
         assert solved.bound[0] <= best * (1 + 1e-5)
+
+
+@pytest.mark.slow
+def test_place_is_optimal_and_its_bound_holds_on_small_cases() -> None:
+    """One of each shape."""
+    check_against_enumeration(small_cases(8))
+
+
+@pytest.mark.soak
+def test_place_is_optimal_and_its_bound_holds_on_more_small_cases() -> None:
+    check_against_enumeration(some(small_cases(40)[8:]))
 
 
 @SLOW_MACHINE

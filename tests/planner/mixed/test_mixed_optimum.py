@@ -164,6 +164,7 @@ def compare(
     assert outcome.lower_bound_s == pytest.approx(best_s, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SOME)
 def test_the_plan_is_the_best_pipeline_through_both_parts(seed: int) -> None:
     compare(seed, MixedParams())
@@ -175,7 +176,13 @@ def test_the_plan_is_always_the_best_pipeline_through_both_parts(seed: int) -> N
     compare(seed, SLOWLY)
 
 
-@pytest.mark.parametrize("seed", SOME)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.soak if number > 1 else pytest.mark.slow)
+        for number, seed in enumerate(SOME)
+    ],
+)
 def test_dense_layers_in_front_are_dealt_as_well_as_can_be(seed: int) -> None:
     compare(seed, MixedParams(), asked_leading)
 
@@ -265,7 +272,7 @@ def test_the_faster_part_takes_more_layers() -> None:
     assert layers_on(kernel, 0) > layers_on(kernel, 1) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_least_bound_in_place_of_the_model_is_worse_in_half_of_the_requests() -> None:
     """Were the kernel of the least bound taken and completed, the plan would be slower, or none at all."""
     feasible = worse = 0
@@ -283,7 +290,9 @@ def test_the_least_bound_in_place_of_the_model_is_worse_in_half_of_the_requests(
 
 
 @pytest.mark.parametrize("asked_for", [asked, asked_leading])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (2, 3))]
+)
 def test_bounds_are_never_above_prices(seed: int, asked_for: Callable[[int], MixedRequest]) -> None:
     request = asked_for(seed)
     maker = KernelMaker(request)
@@ -310,8 +319,22 @@ def test_leading_layers_lie_on_the_first_ranks_in_every_way() -> None:
     assert len(leading_patterns(6, 64)) == 2**5
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2", "mixtral-8x7b", "llama-3-8b"])
-@pytest.mark.parametrize("cluster", ["dgx-h100", "dgx-a100", "dgx-b200"])
+USUAL = {
+    "deepseek-v3": "dgx-h100",
+    "kimi-k2": "dgx-b200",
+    "mixtral-8x7b": "dgx-a100",
+    "llama-3-8b": "dgx-h100",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster"),
+    [
+        pytest.param(name, cluster, marks=() if cluster == usual else pytest.mark.soak)
+        for name, usual in USUAL.items()
+        for cluster in ("dgx-h100", "dgx-a100", "dgx-b200")
+    ],
+)
 def test_recomputing_makes_no_layer_shorter(name: str, cluster: str) -> None:
     """What dropping degrees before they are expanded rests on, under all executions."""
     request = read_request(
@@ -407,6 +430,7 @@ def test_offloading_more_makes_no_step_shorter() -> None:
         assert seconds == sorted(seconds)
 
 
+@pytest.mark.slow
 def test_offload_brings_a_pipeline_where_memory_is_short() -> None:
     """One node each: 70B fits together only with the optimizer on the host."""
     parts = tuple(PartSpec(cluster=load_cluster(name), gpus=8) for name in ("dgx-h100", "dgx-a100"))

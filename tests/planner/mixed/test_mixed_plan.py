@@ -122,6 +122,7 @@ def test_the_json_document_names_its_kind(tmp_path: Path) -> None:
         assert rank["memory_gib"] <= rank["usable_gib"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pin", ["tp=1,micro_batch=1", "tp=1,micro_batch=1,recompute=full"])
 def test_torchtitan_runs_through_parts_too(tmp_path: Path, pin: str) -> None:
     """It recomputes all layers or none, however many ranks have."""

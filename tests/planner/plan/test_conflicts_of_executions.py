@@ -56,6 +56,7 @@ def test_a_pin_that_no_change_of_another_mends_stands_with_its_rule() -> None:
     assert answer.smallest_changes == ["drop the pin cuda_graph=full"]
 
 
+@pytest.mark.slow
 def test_software_that_is_not_there_takes_part() -> None:
     request = asked("gpt-oss-20b", "cp=2", without="cp-a2a")
     answer = refused(request)
@@ -64,6 +65,7 @@ def test_software_that_is_not_there_takes_part() -> None:
     assert fastest_plan(replace(request, without=())).layout is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "pins", "gpus", "enough"),
     [("qwen3-235b-a22b", "pp=6,ep=8", 32, 48), ("qwen3-30b-a3b", "pp=3,ep=16", 40, 48)],

@@ -81,6 +81,7 @@ def test_the_plan_keeps_experts_inside_where_it_would_not() -> None:
     assert kept.inputs.inside_domain == ("ep",)
 
 
+@pytest.mark.slow
 def test_a_request_that_the_domain_refuses_names_it_and_the_change() -> None:
     request = replace(asked({"etp": 2, "ep": 8}), inside_domain=("tp", "ep"))
     plan = fastest_plan(request)
@@ -123,6 +124,7 @@ def test_kernels_that_share_memory_join_no_ranks_of_two_nodes(dispatcher: str) -
     assert (plan.layout.dp == 14) == (dispatcher == "alltoall")
 
 
+@pytest.mark.slow
 def test_nodes_where_no_mapping_keeps_experts_inside_have_no_plan() -> None:
     """7 and 5 free GPUs: every mapping of 12 ranks cuts a pair."""
     nodes = [

@@ -30,6 +30,7 @@ from meshwright.planner.plan.document import GainEvidence, NearestRun, Plan
 from meshwright.planner.plan.measured_share import evidence_of
 from meshwright.planner.plan.texts import workload_of_plan
 from meshwright.planner.report.plan_view import evidence_text
+from meshwright.planner.runs.run_file import Run
 from meshwright.planner.runs.run_terms import layout_from_document
 from tests.priced_plans import priced_plan
 
@@ -71,13 +72,18 @@ def run_otherwise(plan: Plan, **settings: Any) -> Plan:
     return changed.model_copy(update={"predicted": predicted})
 
 
-def test_the_runs_are_those_of_the_repository() -> None:
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    return list(every_run())
+
+
+def test_the_runs_are_those_of_the_repository(runs: list[Run]) -> None:
     """`python -m benchmarks.recipes --measured` writes them again."""
-    assert MEASURED.read_text(encoding="utf-8") == recipes_text(every_run())
+    assert MEASURED.read_text(encoding="utf-8") == recipes_text(runs)
     assert len(measured_recipes()) > 300
 
 
-def test_no_recipe_stands_twice_and_each_is_the_fastest_of_its_work() -> None:
+def test_no_recipe_stands_twice_and_each_is_the_fastest_of_its_work(runs: list[Run]) -> None:
     works = [
         (
             each.layers,
@@ -93,7 +99,7 @@ def test_no_recipe_stands_twice_and_each_is_the_fastest_of_its_work() -> None:
     assert len(set(works)) == len(works)
     steps = {
         run.id: run.measured.step_time_s
-        for run in every_run()
+        for run in runs
         if run.suspect is None and run.measured is not None
     }
     assert all(steps[each.id] == each.step_time_s for each in measured_recipes())

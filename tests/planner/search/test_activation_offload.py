@@ -37,6 +37,7 @@ from tests.planner.runs.launches.test_own_launch_read_back import priced, read_b
 from tests.planner.search.test_executions import asked
 from tests.planner.search.test_planner_optimum import best_by_brute_force
 from tests.plans import make_plan as plan_of
+from tests.soaked import some
 
 MODULES = tuple(name for name in OFFLOADED_MODULES if name not in OFFLOADED_INPUTS)
 OF_ATTENTION = ("none", "core_attn", "core_attn+attn_proj")
@@ -96,18 +97,19 @@ def compare(seed: int, hbm_gib: float) -> Outcome:
     [
         (1, 5.0, "core_attn+attn_proj"),
         (8, 5.0, "expert_fc1+moe_act"),
-        (2, 5.0, OFFLOADED_MODULES[-1]),
-        (12, 8.0, "none"),
+        pytest.param(2, 5.0, OFFLOADED_MODULES[-1], marks=pytest.mark.slow),
+        pytest.param(12, 8.0, "none", marks=pytest.mark.slow),
     ],
 )
 def test_the_modules_are_the_best_of_all(seed: int, hbm_gib: float, modules: str) -> None:
     assert compare(seed, hbm_gib).best[0].execution.offload_modules == modules
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.usefixtures("every_tensor")
-@pytest.mark.parametrize("seed", range(11))
-@pytest.mark.parametrize("hbm_gib", [4.0, 5.0, 6.5])
+@pytest.mark.parametrize(
+    ("seed", "hbm_gib"), some((seed, hbm) for hbm in (4.0, 5.0, 6.5) for seed in range(11))
+)
 def test_the_modules_are_always_the_best_of_all(seed: int, hbm_gib: float) -> None:
     compare(seed, hbm_gib)
 
@@ -164,6 +166,7 @@ def test_what_cannot_be_offloaded_is_refused(changes: dict[str, Any], words: str
         request(**changes)
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_offloading_brings_and_what_the_host_holds() -> None:
     asked_for = request(allow="activation-offload")
     plan = make_plan(asked_for, robustness=False)

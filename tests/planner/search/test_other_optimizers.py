@@ -17,6 +17,7 @@ from meshwright.planner.runs.launches.reader import read_launch
 from tests.planner.search.plain_oracle import least_step_time_s
 from tests.planner.search.test_plain_oracle import tiny_request
 from tests.planner.search.test_planner_optimum import check_against_brute_force, search
+from tests.soaked import some
 
 EVERY = [(record.name, name) for record in RECORDS for name in planned(record.optimizers)]
 OTHERS = [(framework, name) for framework, name in EVERY if name not in ("adam", "sgd")]
@@ -51,7 +52,7 @@ def test_the_optimum_is_that_of_the_plain_oracle(seed: int, optimizer: str) -> N
 
 @pytest.mark.soak
 @pytest.mark.parametrize("optimizer", ["muon", "lion"])
-@pytest.mark.parametrize("seed", range(4, 20))
+@pytest.mark.parametrize("seed", some(range(4, 20)))
 def test_the_optimum_is_that_of_the_plain_oracle_slow(seed: int, optimizer: str) -> None:
     test_the_optimum_is_that_of_the_plain_oracle(seed, optimizer)
 

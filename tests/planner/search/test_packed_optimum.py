@@ -17,6 +17,7 @@ from tests.planner.search.test_planner_optimum import (
     request,
     search,
 )
+from tests.soaked import some
 
 
 def packed(seed: int, size: int | None = None) -> PlanRequest:
@@ -37,13 +38,13 @@ def test_search_equals_brute_force(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", some(range(60)))
 def test_search_equals_brute_force_many(seed: int) -> None:
     check_against_brute_force(packed(seed))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(2000, 2030))
+@pytest.mark.parametrize("seed", some(range(2000, 2030)))
 def test_the_best_size_of_packs_is_that_of_brute_force(seed: int) -> None:
     """Seconds for a token of a sample, over sizes of packs and all layouts of each."""
     searched, counted = [], []

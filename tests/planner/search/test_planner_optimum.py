@@ -31,6 +31,7 @@ from meshwright.planner.search.loop import LayoutSearch, branch_of
 from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
 from meshwright.planner.search.pricing import Outcome
 from meshwright.planner.search.space import Space, space_of
+from tests.soaked import some
 
 Stages = tuple[tuple[int, ...], ...]
 
@@ -224,7 +225,7 @@ def test_search_equals_brute_force(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(240))
+@pytest.mark.parametrize("seed", some(range(240)))
 def test_search_equals_brute_force_many(seed: int) -> None:
     compare(seed)
 
@@ -245,7 +246,7 @@ def test_search_over_groups_of_layers_equals_brute_force(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(120, 140))
+@pytest.mark.parametrize("seed", some(range(120, 140)))
 def test_search_over_groups_of_layers_equals_brute_force_many(seed: int) -> None:
     check_against_brute_force(grouped(seed))
 
@@ -291,7 +292,7 @@ def test_search_over_schedules_equals_brute_force(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(4, 40))
+@pytest.mark.parametrize("seed", some(range(4, 40)))
 def test_search_over_schedules_equals_brute_force_many(seed: int) -> None:
     check_against_brute_force(pipelined(seed))
 

@@ -24,6 +24,7 @@ from tests.planner.search.test_planner_optimum import (
     model,
     search,
 )
+from tests.soaked import some
 
 ALL_AMOUNTS = plain_oracle.amounts
 
@@ -108,7 +109,7 @@ def test_one_virtual_stage_is_that_of_the_plain_oracle(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(8, 60))
+@pytest.mark.parametrize("seed", some(range(8, 60)))
 def test_one_virtual_stage_is_that_of_the_plain_oracle_many(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +122,7 @@ def test_virtual_stages_are_those_of_brute_force(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(8, 60))
+@pytest.mark.parametrize("seed", some(range(8, 60)))
 def test_virtual_stages_are_those_of_brute_force_many(seed: int) -> None:
     check_against_brute_force(interleaved_request(seed))
 

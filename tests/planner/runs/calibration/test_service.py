@@ -47,6 +47,7 @@ def test_a_few_runs_teach_what_the_others_take() -> None:
     assert mean_pct(report, "step time", "left_out") < 4.0
 
 
+@pytest.mark.slow
 def test_the_network_is_named_with_its_rate() -> None:
     """200 Gb/s are 25 GB/s, of which 0.9 were assumed; the truth is 0.6 of that."""
     report = calibrate_runs(measured_runs(Factors(network=0.6), 8), suggest=False)
@@ -143,6 +144,7 @@ def of_framework(runs: list[Run], words: str) -> list[Run]:
     return [replace(run, framework_words=words) for run in runs]
 
 
+@pytest.mark.slow
 def test_runs_of_another_framework_tell_of_the_device_alone() -> None:
     """Two runs of one framework and eight of another, on the same slow GPUs; the other loses 80 ms a step."""
     own = measured_runs(Factors(gemm=0.8), 2)
