@@ -19,7 +19,7 @@ from meshwright.costmodel.estimate import LayerCosts
 from meshwright.costmodel.footprint import as_memory_sees
 from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute, is_among
 from meshwright.costmodel.stacks import memory_profile
-from meshwright.costmodel.workload import Execution, Workload
+from meshwright.costmodel.workload import Execution, RunSettings, Workload
 from meshwright.planner.bounds.combination_costs import (
     CombinationCosts,
     ShapeTable,
@@ -259,8 +259,7 @@ class Branch:
         fits = np.zeros((count, stages * ways), dtype=np.bool_)
         if not count:
             return fits
-        plain = self.space.most_offloaded(self._plain.variants(degrees))
-        rows = np.flatnonzero(self._has_room(count, self.pricing.states_gib(plain)).any(axis=1))
+        rows = np.flatnonzero(self.holds_states(degrees))
         if len(rows) and not self._is_few(degrees.take(rows)):
             sparing = self._least_memory_gib(self._sparing.variants(degrees.take(rows)))
             rows = rows[self._has_room(len(rows), sparing).any(axis=1)]
@@ -268,6 +267,14 @@ class Branch:
             every = self._least_memory_gib(self.space.variants(degrees.take(rows)))
             fits[rows] = self._has_room(len(rows), every)
         return fits
+
+    def holds_states(self, degrees: Layout) -> BoolArray:
+        """Of which degrees weights, gradients and optimizer states fit with the most offloaded, under some
+        ZeRO stage and with no activations, [n].
+        """
+        plain = self.space.most_offloaded(self._plain.variants(degrees))
+        count = degrees.broadcast_shape()[0]
+        return np.asarray(self._has_room(count, self.pricing.states_gib(plain)).any(axis=1))
 
     def _has_room(self, count: int, memory_gib: FloatArray) -> BoolArray:
         """Which of so many degrees' variants, one after the other in `memory_gib`, fit, [count, variants]."""
@@ -357,6 +364,19 @@ OF_MEMORY = (*DEGREES, "micro_batch")
 """What tells degrees with a micro-batch of one request apart."""
 
 
+HOW_A_STEP_RUNS = (
+    *("moe_dispatch", "ep_overlap", "tp_overlap", "dp_overlap", "pp_overlap"),
+    *("cuda_graph", "cp_comm", "cp_inner", "bucket_mb"),
+)
+"""Settings that weights, gradients and optimizer states do not depend on."""
+
+
+def _of_states(workload: Workload) -> tuple[object, ...]:
+    """What tells workloads of one request apart whose states need unlike memory."""
+    names = [f.name for f in fields(RunSettings) if f.name not in HOW_A_STEP_RUNS]
+    return (workload.framework, *(getattr(workload, name) for name in names))
+
+
 class KnownRoom:
     """Which variants of degrees fit, as `Branch.fitting` says, kept for those that come again."""
 
@@ -420,6 +440,23 @@ class RoomOfBranches:
             _known_room(_of_memory(branches[group[0]], branches[group[0]].space.recompute))
             for group in self._groups
         ]
+
+    def for_states(self, degrees: Layout) -> BoolArray:
+        """Of which degrees the states may fit under some branch, [n].
+
+        `footprint.mean_states_gib` reads none of `HOW_A_STEP_RUNS`: branches that differ in these alone, and
+        have equal ZeRO stages and offloaded shares, answer for one another.
+        """
+        kinds: dict[object, Branch] = {}
+        for branch in self._branches:
+            run, own = branch.pricing.workload, (branch.space.zero, branch.space.offloads)
+            kinds.setdefault((own, _of_states(run)), branch)
+        holds = np.zeros(degrees.broadcast_shape(), dtype=np.bool_)
+        for branch in kinds.values():
+            rows = np.flatnonzero(~holds)
+            if len(rows):
+                holds[rows] = branch.holds_states(degrees.take(rows))
+        return holds
 
     def _nested(self, group: list[int]) -> list[list[int]]:
         """The group with its widest branch first, or each branch apart where none has the ways of all."""
@@ -486,6 +523,11 @@ class DegreeScan:
             self._shapes[rows] = table.rows(degrees.take(rows))
             self.bound_s[rows] = self._bounds_s(table.least, rows)
 
+    @property
+    def degrees(self) -> Layout:
+        """All of them, [n]."""
+        return self._degrees
+
     def _blocks(self, count: int) -> Iterator[slice]:
         """Rows in parts that a core's cache holds."""
         for start in range(0, count, DEGREES_TOGETHER):
@@ -500,12 +542,17 @@ class DegreeScan:
         return compute_bound_s(self._space.workload, degrees, own_costs, bubble)
 
     def by_branch(
-        self, rows: IntArray, cutoff_s: Callable[[], float], room: RoomOfBranches | None = None
+        self,
+        rows: IntArray,
+        cutoff_s: Callable[[], float],
+        room: RoomOfBranches | None = None,
+        has_room: BoolArray | None = None,
     ) -> Iterator[tuple[int, Layout, BoolArray | None, int]]:
         """Each branch, its degrees among some rows that may beat the cutoff, which of their variants fit if
         `room` is asked, and its other layouts.
 
-        Least bounds first. The cutoff is asked for each branch: it falls when one before has a price.
+        Least bounds first. The cutoff is asked for each branch: it falls when one before has a price. Degrees
+        without `has_room` [rows] have a part in the order of the branches alone.
         """
         degrees = self._degrees.take(rows)
         bounded = []
@@ -513,7 +560,11 @@ class DegreeScan:
             in_branch = np.flatnonzero(branch.has(degrees))
             if len(in_branch):
                 bound_s = self._bounds_s(self._table.costs[index], rows[in_branch])
-                bounded.append((float(bound_s.min()), index, in_branch, bound_s))
+                least_s = float(bound_s.min())
+                if has_room is not None:
+                    held = has_room[in_branch]
+                    in_branch, bound_s = in_branch[held], bound_s[held]
+                bounded.append((least_s, index, in_branch, bound_s))
         fits: dict[int, BoolArray] = {}
         first_s = cutoff_s()
         if room is not None:

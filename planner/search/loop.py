@@ -232,6 +232,7 @@ class LayoutSearch:
         below = np.flatnonzero(bound_s < self._cutoff_s)
         order = below[np.argsort(bound_s[below], kind="stable")]
         self.certificate.layouts += every_layout
+        has_room = self._room_for_states(scan)
         together = self._together
         position, size = 0, self._params.first_batch
         if not self._best:
@@ -243,21 +244,37 @@ class LayoutSearch:
             self._remaining_s()
             self._unexplored_s = min(float(bound_s[order[position]]), later_s)
             batch = order[position : position + size]
-            batch = batch[bound_s[batch] < self._cutoff_s]
-            branches = scan.by_branch(batch, lambda: self._cutoff_s, self._room)
+            taken = batch = batch[bound_s[batch] < self._cutoff_s]
+            if has_room is not None and not has_room[batch].any() and not self._is_promising():
+                batch = batch[:0]
+            held = None if has_room is None else has_room[batch]
+            branches = scan.by_branch(batch, lambda: self._cutoff_s, self._room, held)
             for index, degrees, fits, left_out in branches:
                 self.certificate.bounded_out += left_out
                 self._remaining_s()
                 self._expand(index, degrees, fits)
-                if self._pool.least_s() < self._params.promising * self._price_s:
+                if self._is_promising():
                     self._improve(together)  # a price leaves the other executions little to expand
             is_stuck = not self._improve(together)
-            position += len(batch)
+            position += len(taken)
             if self._best or is_stuck:
                 size = min(4 * size, self._params.largest_batch)
             together = min(2 * together, self._params.largest_batch) if is_stuck else self._together
         self.certificate.bounded_out += every_layout - scan.layouts(order[:position])
         self._unexplored_s = later_s
+
+    def _is_promising(self) -> bool:
+        """Whether the pool has a layout that is likely so much faster that it is priced at once."""
+        return self._pool.least_s() < self._params.promising * self._price_s
+
+    def _room_for_states(self, scan: DegreeScan) -> BoolArray | None:
+        """Of which degrees the states may fit, [n]; None where layouts are counted by the rule they break.
+
+        A search that begins with a layout is asked about a plan, and nobody reads its counts. Degrees without
+        room for their states have no layout under any execution, whatever the cutoff: leaving them out adds
+        and takes nothing from the pool.
+        """
+        return None if self._begin_with is None else self._room.for_states(scan.degrees)
 
     def _add_outside_domain(self, scan: DegreeScan) -> None:
         """Puts the fastest layouts that leave a domain where they may not into the model, which decides.

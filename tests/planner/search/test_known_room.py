@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from meshwright.costmodel.footprint import as_memory_sees
+from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.rates import peak_memory_band, step_time_band
 from meshwright.planner.mapping.pricing import pricing_of
+from meshwright.planner.plan.best_plan import search_with_buckets
 from meshwright.planner.plan.robustness import changes
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
@@ -106,3 +109,50 @@ def test_known_degrees_are_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> N
         own = degrees.take(rows)
         assert np.array_equal(room.fits(own, fitting), np.stack([own.tp > 1, own.pp > 1], axis=1))
     assert asked == [40, 30, 70, 10]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_that_no_branch_has_room_for_leave_nothing_that_fits(name: str) -> None:
+    request = _request(name)
+    own = branches_of(request, pricing_of)
+    degrees, _ = _own_rows(own[0], request)
+    holds = RoomOfBranches(own).for_states(degrees)
+    by_branch = [branch.holds_states(degrees) for branch in own]
+    assert np.array_equal(holds, np.logical_or.reduce(by_branch))
+    for branch in own:
+        assert not branch.fitting(degrees.take(~holds)).any()
+
+
+def _likely(rng: random.Random, request: PlanRequest) -> Layout:
+    """Any layout of the space, or one that is not: what a question begins with need not be good."""
+    space = space_of(request)
+    degrees = space.degrees(request.gpus)
+    return degrees.scalar(rng.randrange(degrees.broadcast_shape()[0]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_question_has_the_same_answer_when_degrees_without_room_are_passed_over(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    request = read_request(
+        model=rng.choice(["qwen3-30b-a3b", "deepseek-v2-lite", "llama-3-8b", "gpt-oss-20b"]),
+        cluster=rng.choice(["dgx-h100", "dgx-a100"]),
+        gpus=rng.choice([4, 8, 12]),
+        global_batch=rng.choice([24, 48]),
+        seq_len=4096,
+        reserve_gib=rng.choice([0.0, 25.0, 45.0]),
+        pin=rng.choice([{}, {"optimizer_offload": 0}, {"tp_overlap": "off"}]),
+    )
+    begin_with = _likely(rng, request)
+    passed_over = search_with_buckets(request, begin_with=begin_with)
+
+    def every_degree(self: RoomOfBranches, degrees: Layout) -> Any:
+        return np.ones(degrees.broadcast_shape(), dtype=np.bool_)
+
+    monkeypatch.setattr(RoomOfBranches, "for_states", every_degree)
+    looked_at = search_with_buckets(request, begin_with=begin_with)
+    assert passed_over.status == looked_at.status
+    assert passed_over.best == looked_at.best
+    assert passed_over.lower_bound_s == looked_at.lower_bound_s
+    assert passed_over.certificate.priced == looked_at.certificate.priced
