@@ -258,9 +258,7 @@ def counted_mappings(
         Whether the model has experts, whose groups count too.
     """
     priced = PRICED_OF_EXPERTS if experts else PRICED
-    return _with_groups(
-        SameCluster(cluster), degrees_of(layout), int(layout.shard_groups), priced
-    )
+    return _with_groups(SameCluster(cluster), degrees_of(layout), int(layout.shard_groups), priced)
 
 
 @lru_cache(maxsize=4096)

@@ -53,8 +53,8 @@ from meshwright.planner.mapping.joint import (
 )
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
-from meshwright.planner.mapping.reach import Reach, Row, cover_of
 from meshwright.planner.mapping.profiles import Profiles, profile_bounds, profiles_of
+from meshwright.planner.mapping.reach import Reach, Row, cover_of
 from meshwright.planner.mapping.slots import Instance, assignment_of_ranks, ranks_of
 from meshwright.planner.solvers.clock import current_end_s
 
@@ -86,11 +86,6 @@ class _Unlisted:
 
 MOST_ROWS = 400
 """Rows that what no mapping of some degrees beats may fall into."""
-NO_BOUND = np.full(1, -inf)
-
-
-def _first_of(placement: Placement) -> Placement:
-    return Placement(**{name: column[0] for name, column in vars(placement).items()})
 
 
 class PartsOfNodes:
@@ -240,17 +235,9 @@ class PartsOfNodes:
         """Closes layouts of the same degrees, as far as it goes."""
         cover = cover_of(self._workload.cluster, layouts[0])
         reach = cover.reach
-        counted = [self.counted(layout) for layout in layouts]
-        own = [
-            layout
-            for layout, one in zip(layouts, counted, strict=True)
-            if one is not None and one.most.tp.shape[0] == 1
-            and reach.row(_first_of(one.most)) == reach.row(reach.most)
-        ]  # fmt: skip
-        if not own or not self._is_ordered(layouts[0]):
+        own = self._of_any_mapping(layouts, reach)
+        if not own:
             return
-        for gpus in next(one.gpus for one in counted if one is not None):
-            reach.add(gpus)
         bounds: dict[Row, FloatArray] = {}
         stuck: set[int] = set()
         while time.monotonic() < self.deadline:
@@ -258,35 +245,44 @@ class PartsOfNodes:
             bounds |= self._bounds_of_rows(own, reach.placement(fresh), fresh)
             table = np.stack([bounds[row] for row in cover.rows])
             for at, layout in enumerate(own):
-                least_s = self._unlisted[layout].least_s
-                self._unlisted[layout].bound_s = max(float(table[:, at].min()), least_s)
-            open_ = [
-                at
-                for at, layout in enumerate(own)
-                if at not in stuck and self._unlisted[layout].bound_s < cutoff_s
-            ]
+                one = self._unlisted[layout]
+                one.bound_s = max(float(table[:, at].min()), one.least_s)
+            seconds = [self._unlisted[layout].bound_s for layout in own]
+            open_ = [at for at, s in enumerate(seconds) if at not in stuck and s < cutoff_s]
             if not open_ or len(cover.rows) > MOST_ROWS:
                 return
-            least = int(np.argmin(table[:, open_].min(axis=1)))
-            row = list(cover.rows)[least]
+            row = list(cover.rows)[int(np.argmin(table[:, open_].min(axis=1)))]
             gpus = reach.find(row)
+            if gpus is None and not reach.is_impossible(row):
+                return
             if gpus is None:
-                if not reach.is_impossible(row):
-                    return
                 cover.split(row)
                 continue
-            placement = Placement(**{n: column[None] for n, column in reach.members(gpus).items()})
-            for at in open_:
-                if bounds[row][at] >= cutoff_s:
-                    continue
-                if not self._has_whole_groups(own[at], reach, gpus, placement):
-                    stuck.add(at)
-                    continue
-                priced = self._priced_at(own[at], placement, reach, gpus, cutoff_s)
+            for at in [at for at in open_ if bounds[row][at] < cutoff_s]:
+                priced, closes = self._priced_at(own[at], reach, gpus, cutoff_s)
                 if priced is not None:
                     cutoff_s = priced.step_time_s
                     yield priced
-                bounds[row][at] = inf
+                if closes:
+                    bounds[row][at] = inf
+                else:
+                    stuck.add(at)
+
+    def _of_any_mapping(self, layouts: Sequence[Layout], reach: Reach) -> list[Layout]:
+        """Those of some layouts whose mappings are unknown but for a list, which `reach` is told."""
+        own, most = [], reach.row(reach.most)
+        for layout in layouts:
+            counted = self.counted(layout)
+            if counted is None or len(counted.most.tp) != 1:
+                continue
+            row = Placement(**{name: column[0] for name, column in vars(counted.most).items()})
+            if reach.row(row) != most:
+                continue
+            if not own:
+                for gpus in counted.gpus:
+                    reach.add(gpus)
+            own.append(layout)
+        return own
 
     def _bounds_of_rows(
         self, layouts: Sequence[Layout], placement: Placement, rows: Sequence[Row]
@@ -309,29 +305,27 @@ class PartsOfNodes:
             seconds[at][~keeps_inside(self._workload, layout, placement)] = inf
         return {row: seconds[:, at].copy() for at, row in enumerate(rows)}
 
-    def _has_whole_groups(
-        self, layout: Layout, reach: Reach, gpus: IntArray, placement: Placement
-    ) -> bool:
-        if int(layout.shard_groups) == 1:
-            return True
-        return groups_lie_as_priced(placement, 0, reach.blocks[:, gpus], layout)
-
     def _priced_at(
-        self,
-        layout: Layout,
-        placement: Placement,
-        reach: Reach,
-        gpus: IntArray,
-        cutoff_s: float,
-    ) -> Priced | None:
-        """Under one mapping; None where that does not beat the cutoff."""
-        if not bool(keeps_inside(self._workload, layout, placement)[0]):
-            return None
-        one = MappingBounds(matrices={PROFILE: np.zeros((1, 1), dtype=np.int64)}, bound_s=NO_BOUND)
+        self, layout: Layout, reach: Reach, gpus: IntArray, cutoff_s: float
+    ) -> tuple[Priced | None, bool]:
+        """Under one mapping, None where that does not beat the cutoff; and whether mappings that reach less
+        far everywhere do not either.
+        """
+        members = reach.members(gpus)
+        placement = Placement(**{name: column[None] for name, column in members.items()})
+        blocks = reach.blocks[:, gpus]
+        if int(layout.shard_groups) > 1 and not groups_lie_as_priced(placement, 0, blocks, layout):
+            return None, False
+        closes = self._is_ordered(layout)
+        if not keeps_inside(self._workload, layout, placement)[0]:
+            return None, closes
+        one = MappingBounds(
+            matrices={PROFILE: np.zeros((1, 1), dtype=np.int64)}, bound_s=np.full(1, -inf)
+        )
         priced = PlacedAs(self._workload, placement).exact(layout, one, cutoff_s)
         if priced is None or priced.step_time_s >= cutoff_s:
-            return None
-        return replace(priced, matrix={}, ranks=reach.ranks(gpus))
+            return None, closes
+        return replace(priced, matrix={}, ranks=reach.ranks(gpus)), closes
 
 
 DEGREES = (*AXES, "ep", "etp")

@@ -1,10 +1,16 @@
 """How far groups of several kinds reach at once, where ranks lie on parts of nodes.
 
-`most_members` bounds each kind of group on its own, and the sum of separate best cases is mostly out of reach:
-data-parallel groups that lie in nodes leave pipelines none. Here all kinds are asked about together: is there
-a mapping under which each reaches so far? CP-SAT answers with a mapping, or proves that there is none; then
-some kind of each mapping reaches less far, and what no mapping beats falls into smaller parts (`Cover`).
-Answers are of degrees and free GPUs alone: layouts with other micro-batches, and other executions, share them.
+`most_members` bounds each kind of group on its own, and the sum of separate best cases is mostly out of
+reach: data-parallel groups that lie in nodes leave pipelines none. Here all kinds are asked about together:
+is there a mapping under which each reaches so far? CP-SAT answers with a mapping, or proves that there is
+none; then some kind of each mapping reaches less far, and what no mapping beats falls into smaller rows
+(`Cover`). Answers are of degrees and free GPUs alone: layouts of other micro-batches, and other executions,
+share them.
+
+Blocks nest, so that a group's members in a block, as the cost model counts them, are never fewer further out:
+with u GPUs in use in each inner block for v rings that it cuts, an outer block holds the sum of its inner
+ones and cuts no ring that none of them cuts; parts of an all-to-all's groups are sums of inner parts; and a
+pipeline that leaves an outer block leaves an inner one. So each level can be asked about by itself.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -137,9 +144,9 @@ class Reach:
         none, or none was found: `is_impossible` tells the two apart.
         """
         wanted = np.array(row, dtype=np.int64)
-        for reached, gpus in self._known:
-            if np.all(reached >= wanted):
-                return gpus
+        fits = [pair for pair in self._known if np.all(pair[0] >= wanted)]
+        if fits:
+            return fits[0][1]
         if self.is_impossible(row) or any(np.all(wanted >= open_) for open_ in self._undecided):
             return None
         if not self.can_be_asked or self._work_left <= 0:
@@ -281,7 +288,7 @@ class Reach:
         """Whole replicas, or sets of them that share experts, can be exchanged in all stages at once: those
         whose first tensor group is on the first nodes come first.
         """
-        tp, cp, dp, pp = self._degrees
+        tp, cp, dp, _ = self._degrees
         size = max(cp * tp, self._ep * self._etp)
         if size % (cp * tp) or size % (self._ep * self._etp):
             return
@@ -289,7 +296,7 @@ class Reach:
         where = [
             sum(at * row[first] for at, row in enumerate(on)) for first in range(0, stage, units)
         ]
-        for before, after in zip(where, where[1:], strict=False):
+        for before, after in pairwise(where):
             model.add(before <= after)
 
     def _post_ring(
@@ -332,7 +339,7 @@ class Reach:
         for pipeline in range(cp * dp):
             chain = range(pipeline, cp * dp * pp, cp * dp)
             left = []
-            for unit, after in zip(chain, chain[1:], strict=False):
+            for unit, after in pairwise(chain):
                 leaves = model.new_bool_var("")
                 for block in blocks:
                     model.add(block[unit] - block[after] <= leaves)
@@ -340,9 +347,7 @@ class Reach:
             model.add(sum(left) <= most)
 
 
-def _joined(
-    model: cp_model.CpModel, rows: list[list[cp_model.IntVar]]
-) -> list[cp_model.IntVar]:
+def _joined(model: cp_model.CpModel, rows: list[list[cp_model.IntVar]]) -> list[cp_model.IntVar]:
     """Whether each tensor group is in one of some nodes."""
     joined = []
     for unit in zip(*rows, strict=True):
@@ -359,15 +364,12 @@ class Cover:
         self.reach = reach
         self.rows: dict[Row, None] = {reach.row(reach.most): None}
 
-    def split(self, row: Row) -> list[Row]:
-        """Puts smaller rows in the place of one that is impossible; those that are new."""
+    def split(self, row: Row) -> None:
+        """Puts smaller rows in the place of one that is impossible, but for those within another."""
         del self.rows[row]
-        fresh = []
         for child in self.reach.less(row):
             if not any(_is_within(child, other) for other in self.rows):
                 self.rows[child] = None
-                fresh.append(child)
-        return fresh
 
 
 def _is_within(row: Row, other: Row) -> bool:
