@@ -137,7 +137,8 @@ class Reach:
         """A mapping that is known from elsewhere: the GPU of every rank."""
         members = self.members(gpus)
         reached = np.concatenate([members[kind] for kind in ASKED])
-        self._known.append((reached, np.asarray(gpus, dtype=np.int64)))
+        if not any(np.array_equal(reached, known) for known, _ in self._known):
+            self._known.append((reached, np.asarray(gpus, dtype=np.int64)))
 
     def find(self, row: Row) -> IntArray | None:
         """The GPU of every rank under a mapping that reaches as far as a row everywhere; None where there is
@@ -154,7 +155,7 @@ class Reach:
         gpus, decided = self._solved(wanted)
         if gpus is not None:
             self.add(gpus)
-            if not np.all(self._known[-1][0] >= wanted):
+            if not any(np.all(reached >= wanted) for reached, _ in self._known):
                 raise InternalError("a mapping that CP-SAT found does not reach as far as asked")
         elif decided:
             self._impossible.append(wanted)
