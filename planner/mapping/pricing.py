@@ -270,7 +270,8 @@ class PartsOfNodes:
 
     def _of_any_mapping(self, layouts: Sequence[Layout], reach: Reach) -> list[Layout]:
         """Those of some layouts whose mappings are unknown but for a list, which `reach` is told."""
-        own, most = [], reach.row(reach.most)
+        own: list[Layout] = []
+        most = reach.row(reach.most)
         for layout in layouts:
             counted = self.counted(layout)
             if counted is None or len(counted.most.tp) != 1:
