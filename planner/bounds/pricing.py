@@ -30,7 +30,7 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,6 +122,11 @@ class CostModelPricing:
     def unlisted_s(self) -> float:
         """Every parallelism matrix is listed."""
         return float("inf")
+
+    def beyond_the_list(self, cutoff_s: float) -> Iterable[Priced]:
+        """None: every parallelism matrix is listed."""
+        del cutoff_s
+        return ()
 
     @property
     def overfull(self) -> Sequence[Priced]:

@@ -174,7 +174,7 @@ PRICED = tuple(group for group in GROUPS if group not in ("dp", *EXPERT_AXES))
 PRICED_OF_EXPERTS = (*PRICED, *EXPERT_AXES)
 
 
-Degrees = tuple[tuple[int, ...], int, int]
+Degrees = tuple[tuple[int, int, int, int], int, int]
 """(degrees of `AXES`, etp, ep)."""
 
 
@@ -257,10 +257,8 @@ def counted_mappings(
     experts
         Whether the model has experts, whose groups count too.
     """
-    degrees = tuple(int(getattr(layout, axis)) for axis in AXES)
-    key = (degrees, int(layout.etp), int(layout.ep))
     priced = PRICED_OF_EXPERTS if experts else PRICED
-    return _with_groups(SameCluster(cluster), key, int(layout.shard_groups), priced)
+    return _with_groups(SameCluster(cluster), degrees_of(layout), int(layout.shard_groups), priced)
 
 
 @lru_cache(maxsize=4096)
@@ -271,12 +269,12 @@ def _with_groups(
     found = _counted(same, key, priced)
     if found is None or groups == 1:
         return found
-    layout = replace(_layout_of(key), shard_groups=groups)
+    layout = replace(layout_of(key), shard_groups=groups)
     blocks = free_gpus_of(same.cluster).blocks(int(layout.gpus))
     kept = [
         row
         for row, gpus in enumerate(found.gpus)
-        if _groups_lie_as_priced(found.placement, row, blocks[:, gpus], layout)
+        if groups_lie_as_priced(found.placement, row, blocks[:, gpus], layout)
     ]
     placement, most = _rows_of(found.placement, kept), found.most
     if not len(most.tp):
@@ -313,7 +311,14 @@ def counted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Plac
     return Placement(**members_by_level(where, degrees, int(layout.etp), int(layout.ep)))
 
 
-def _layout_of(key: Degrees) -> Layout:
+def degrees_of(layout: Layout) -> Degrees:
+    """Of one layout."""
+    tp, cp, dp, pp = (int(getattr(layout, axis)) for axis in AXES)
+    return (tp, cp, dp, pp), int(layout.etp), int(layout.ep)
+
+
+def layout_of(key: Degrees) -> Layout:
+    """Of some degrees; all else as it is by default."""
     (tp, cp, dp, pp), etp, ep = key
     return Layout(tp=tp, cp=cp, dp=dp, pp=pp, etp=etp, ep=ep)
 
@@ -321,7 +326,7 @@ def _layout_of(key: Degrees) -> Layout:
 @lru_cache(maxsize=4096)
 def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> CountedMappings | None:
     cluster, free = same.cluster, free_gpus_of(same.cluster)
-    layout = _layout_of(key)
+    layout = layout_of(key)
     (tp, cp, dp, pp), etp, ep = key
     world = int(layout.gpus)
     if int((free.free // tp).sum()) * tp < world:
@@ -378,7 +383,7 @@ def _reaches(placement: Placement, most: Placement, priced: tuple[str, ...]) -> 
     return bool(np.all(np.any(np.all(np.concatenate(far, axis=2), axis=2), axis=0)))
 
 
-def _groups_lie_as_priced(placement: Placement, row: int, where: IntArray, layout: Layout) -> bool:
+def groups_lie_as_priced(placement: Placement, row: int, where: IntArray, layout: Layout) -> bool:
     """Whether shard groups have the members that prices read off those of all replicas together.
 
     Prices take m replicas in a block as min(m, s) of a shard group of s, and as m // s of those with the

@@ -320,9 +320,9 @@ class FreeGpus:
 
         if not extend((), frozenset()):
             return None
-        return [self._in_order(used, order, unit) for order in orders]
+        return [self.in_order(used, order, unit) for order in orders]
 
-    def _in_order(self, used: IntArray, order: tuple[int, ...], unit: int) -> IntArray:
+    def in_order(self, used: IntArray, order: tuple[int, ...], unit: int) -> IntArray:
         """The GPUs of units on nodes in turn; a node gives its own from the first on."""
         begun = [order[:at].count(node) for at, node in enumerate(order)]
         start = self._first[used[list(order)]] + np.array(begun) * unit

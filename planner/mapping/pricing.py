@@ -8,7 +8,7 @@ slots. Where there are too many profiles, or a question stays open, a mapping is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import compress
@@ -33,7 +33,10 @@ from meshwright.planner.bounds.mappings import Matrices, ranks_on, rows_under
 from meshwright.planner.bounds.pricing import DEFAULT_PRICING, CostModelPricing, PricingParams
 from meshwright.planner.mapping.counted import (
     CountedMappings,
+    Degrees,
     counted_mappings,
+    degrees_of,
+    groups_lie_as_priced,
     takes_parts_of_nodes,
 )
 from meshwright.planner.mapping.cuts import mapping_use
@@ -51,6 +54,7 @@ from meshwright.planner.mapping.joint import (
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
 from meshwright.planner.mapping.profiles import Profiles, profile_bounds, profiles_of
+from meshwright.planner.mapping.reach import Reach, Row, cover_of
 from meshwright.planner.mapping.slots import Instance, assignment_of_ranks, ranks_of
 from meshwright.planner.solvers.clock import current_end_s
 
@@ -68,16 +72,37 @@ class _Rows:
     apart: bool = True
 
 
+@dataclass(kw_only=True)
+class _Unlisted:
+    """What is known of a layout's mappings that are not listed."""
+
+    bound_s: float
+    """None is faster than this."""
+    least_s: float
+    """Nor than this, whatever the mapping."""
+    groups: tuple[int, ...]
+    """Numbers of shard groups that the layout could have instead."""
+
+
+MOST_ROWS = 400
+"""Rows that what no mapping of some degrees beats may fall into."""
+
+
 class PartsOfNodes:
     """The mappings of layouts that `takes_parts_of_nodes`, under one execution."""
 
     def __init__(self, workload: Workload, limit_gib: float) -> None:
         self._workload, self._limit_gib = workload, limit_gib
-        self.unlisted_s = inf
-        """Of the layouts bounded so far: no mapping that is not listed is faster than this."""
+        self._unlisted: dict[Layout, _Unlisted] = {}
+        """Layouts bounded so far that have mappings which are not listed."""
         self._is_monotone: dict[int, bool] = {}
         self.deadline = inf
         """On the clock of `time.monotonic`; behind it no mappings are counted for bounds."""
+
+    @property
+    def unlisted_s(self) -> float:
+        """Of the layouts bounded so far: no mapping that is not listed is faster than this."""
+        return min((one.bound_s for one in self._unlisted.values()), default=inf)
 
     def has(self, layout: Layout, slots_of: Callable[[Layout], Instance | None]) -> bool:
         """Whether a layout's mappings are counted; `slots_of` has its slots, asked where they matter."""
@@ -118,7 +143,10 @@ class PartsOfNodes:
             layouts, {row: counted[row] for row in open_rows}, numbers_of_groups
         )
         for row, others_s in zip(open_rows, others, strict=True):
-            self.unlisted_s = min(self.unlisted_s, max(others_s, float(packed_s[row])))
+            least_s = float(packed_s[row])
+            self._unlisted[each[row]] = _Unlisted(
+                bound_s=max(others_s, least_s), least_s=least_s, groups=tuple(numbers_of_groups)
+            )
         return [
             MappingBounds(matrices={PROFILE: np.arange(len(bound_s))[:, None]}, bound_s=bound_s)
             for bound_s in every
@@ -146,6 +174,10 @@ class PartsOfNodes:
         """
         if not np.any(keeps_inside(self._workload, layout, counted.most)):
             return True
+        return counted.most_is_reached and self._is_ordered(layout)
+
+    def _is_ordered(self, layout: Layout) -> bool:
+        """Whether nothing is faster for reaching less far: no level is faster than one inside it."""
         gpus = int(layout.gpus)
         if gpus not in self._is_monotone:
             levels = fabric_levels(self._workload.cluster, gpus)
@@ -155,18 +187,20 @@ class PartsOfNodes:
                 np.array_equal(getattr(links, name), getattr(best, name))
                 for name in ("bytes_per_s", "all_to_all_bytes_per_s", "latency_s", "half_bytes")
             )
-        return counted.most_is_reached and self._is_monotone[gpus]
+        return self._is_monotone[gpus]
 
     def exact(
         self, layout: Layout, mappings: MappingBounds, cutoff_s: float
     ) -> tuple[Priced | None, float]:
-        """The fastest listed mapping, None where it does not beat the cutoff; and a bound of all others."""
+        """The fastest listed mapping, None where it does not beat the cutoff; and a bound of all others where
+        `unlisted_s` has none.
+        """
         counted = self.counted(layout)
         if counted is None:
             return None, inf
-        one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
         others_s = inf
-        if not self._is_all(layout, counted):
+        if layout not in self._unlisted and not self._is_all(layout, counted):
+            one = Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
             others_s = self._others_s(one, {0: counted}, ())[0]
         inside = keeps_inside(self._workload, layout, counted.placement)
         bound_s = np.where(inside, mappings.bound_s, inf)
@@ -176,6 +210,123 @@ class PartsOfNodes:
             return None, others_s
         ranks = counted.ranks(priced.matrix[PROFILE][0])
         return replace(priced, matrix={}, ranks=ranks), others_s
+
+    def beyond_the_list(self, cutoff_s: float) -> Iterator[Priced]:
+        """Mappings beyond those listed, each faster than the cutoff and those before; raises `unlisted_s`.
+
+        Layouts are taken by degrees, the least bounds first. A row that no mapping is known to reach is asked
+        about (`reach`). One that is impossible falls into smaller ones; one that is reached stands for all
+        that reach less far, which are no faster where links do not get faster outwards.
+        """
+        groups: dict[Degrees, list[Layout]] = {}
+        for layout, one in sorted(self._unlisted.items(), key=lambda item: item[1].bound_s):
+            if one.bound_s < cutoff_s:
+                groups.setdefault(degrees_of(layout), []).append(layout)
+        for layouts in groups.values():
+            if min(self._unlisted[layout].bound_s for layout in layouts) >= cutoff_s:
+                continue
+            for priced in self._closed(layouts, cutoff_s):
+                cutoff_s = priced.step_time_s
+                yield priced
+            # Nothing is gained above what stays open.
+            cutoff_s = min(cutoff_s, *(self._unlisted[layout].bound_s for layout in layouts))
+
+    def _closed(self, layouts: Sequence[Layout], cutoff_s: float) -> Iterator[Priced]:
+        """Closes layouts of the same degrees, as far as it goes."""
+        cover = cover_of(self._workload.cluster, layouts[0])
+        reach = cover.reach
+        own = self._of_any_mapping(layouts, reach)
+        if not own:
+            return
+        bounds: dict[Row, FloatArray] = {}
+        stuck: set[int] = set()
+        while time.monotonic() < self.deadline:
+            fresh = [row for row in cover.rows if row not in bounds]
+            bounds |= self._bounds_of_rows(own, reach.placement(fresh), fresh)
+            table = np.stack([bounds[row] for row in cover.rows])
+            for at, layout in enumerate(own):
+                one = self._unlisted[layout]
+                one.bound_s = max(float(table[:, at].min()), one.least_s)
+            seconds = [self._unlisted[layout].bound_s for layout in own]
+            open_ = [at for at, s in enumerate(seconds) if at not in stuck and s < cutoff_s]
+            if not open_ or len(cover.rows) > MOST_ROWS:
+                return
+            row = list(cover.rows)[int(np.argmin(table[:, open_].min(axis=1)))]
+            gpus = reach.find(row)
+            if gpus is None and not reach.is_impossible(row):
+                return
+            if gpus is None:
+                cover.split(row)
+                continue
+            for at in [at for at in open_ if bounds[row][at] < cutoff_s]:
+                priced, closes = self._priced_at(own[at], reach, gpus, cutoff_s)
+                if priced is not None:
+                    cutoff_s = priced.step_time_s
+                    yield priced
+                if closes:
+                    bounds[row][at] = inf
+                else:
+                    stuck.add(at)
+
+    def _of_any_mapping(self, layouts: Sequence[Layout], reach: Reach) -> list[Layout]:
+        """Those of some layouts whose mappings are unknown but for a list, which `reach` is told."""
+        own: list[Layout] = []
+        most = reach.row(reach.most)
+        for layout in layouts:
+            counted = self.counted(layout)
+            if counted is None or len(counted.most.tp) != 1:
+                continue
+            row = Placement(**{name: column[0] for name, column in vars(counted.most).items()})
+            if reach.row(row) != most:
+                continue
+            if not own:
+                for gpus in counted.gpus:
+                    reach.add(gpus)
+            own.append(layout)
+        return own
+
+    def _bounds_of_rows(
+        self, layouts: Sequence[Layout], placement: Placement, rows: Sequence[Row]
+    ) -> dict[Row, FloatArray]:
+        """Seconds by row, [layouts], of all mappings that reach no further."""
+        if not rows:
+            return {}
+        columns = {
+            name: np.array([getattr(layout, name) for layout in layouts])
+            for name in vars(layouts[0])
+        }
+        groups = self._unlisted[layouts[0]].groups
+        each = [_Rows(placement=placement)] * len(layouts)
+        seconds = np.stack(
+            profile_bounds(
+                self._workload, Layout(**columns), each, self._limit_gib, groups, or_less=True
+            )
+        )
+        for at, layout in enumerate(layouts):
+            seconds[at][~keeps_inside(self._workload, layout, placement)] = inf
+        return {row: seconds[:, at].copy() for at, row in enumerate(rows)}
+
+    def _priced_at(
+        self, layout: Layout, reach: Reach, gpus: IntArray, cutoff_s: float
+    ) -> tuple[Priced | None, bool]:
+        """Under one mapping, None where that does not beat the cutoff; and whether mappings that reach less
+        far everywhere do not either.
+        """
+        members = reach.members(gpus)
+        placement = Placement(**{name: column[None] for name, column in members.items()})
+        blocks = reach.blocks[:, gpus]
+        if int(layout.shard_groups) > 1 and not groups_lie_as_priced(placement, 0, blocks, layout):
+            return None, False
+        closes = self._is_ordered(layout)
+        if not keeps_inside(self._workload, layout, placement)[0]:
+            return None, closes
+        one = MappingBounds(
+            matrices={PROFILE: np.zeros((1, 1), dtype=np.int64)}, bound_s=np.full(1, -inf)
+        )
+        priced = PlacedAs(self._workload, placement).exact(layout, one, cutoff_s)
+        if priced is None or priced.step_time_s >= cutoff_s:
+            return None, closes
+        return replace(priced, matrix={}, ranks=reach.ranks(gpus)), closes
 
 
 DEGREES = (*AXES, "ep", "etp")
@@ -234,6 +385,10 @@ class MappedPricing(CostModelPricing):
     def unlisted_s(self) -> float:
         """Of all layouts whose mappings were bounded: no mapping that is not listed is faster than this."""
         return self._parts.unlisted_s
+
+    def beyond_the_list(self, cutoff_s: float) -> Iterator[Priced]:
+        """Mappings onto parts of nodes that are not listed, each faster than the cutoff and those before."""
+        return self._parts.beyond_the_list(cutoff_s)
 
     @property
     def prices_matrices(self) -> bool:

@@ -111,6 +111,7 @@ class LayoutSearch:
             self._scan_space()
             self._unexplored_s = inf
             self._close()
+            self._look_beyond_the_lists()
         except (OutOfTimeError, AnyPlanFoundError):
             open_s = min(self._pool.least_s(), self.chooser.least_s())
             bound_s = min(self._unexplored_s, open_s, self._price_s, self._unpriced_s)
@@ -350,6 +351,12 @@ class LayoutSearch:
             else:
                 beside = fewest
 
+    def _look_beyond_the_lists(self) -> None:
+        """Closes the mappings that no list has, as far as it goes: their bound decides on the proof."""
+        for branch in self._branches if self._best else ():
+            for priced in branch.pricing.beyond_the_list(self._price_s):
+                self._take(replace(priced, execution=branch.execution))
+
     def _is_settled(self) -> bool:
         """Whether no candidate beats the cutoff. A search that begins with a price leaves out the model where
         bounds alone say so.
@@ -414,8 +421,11 @@ class LayoutSearch:
         for each in branch.pricing.overfull:
             self.certificate.overfull(each.cut_uses)
         self.chooser.learn(candidate, priced, branch.pricing.overfull)
-        if priced is None:
-            return
+        if priced is not None:
+            self._take(priced)
+
+    def _take(self, priced: Priced) -> None:
+        """Takes a price among the best."""
         self._best.append((priced.step_time_s, self.certificate.priced, priced))
         self._best.sort(key=lambda entry: entry[:2])
         del self._best[self._top_k :]
@@ -461,7 +471,8 @@ def search_exhaustively(
         if priced is not None:
             best.append((priced.step_time_s, certificate.priced, priced))
             best = sorted(best, key=lambda entry: entry[:2])[:top_k]
-    bound_s = min(best[0][0], undecided_s) if best and status != "unknown" else None
+    unlisted_s = min((branch.pricing.unlisted_s for branch in branches), default=inf)
+    bound_s = min(best[0][0], undecided_s, unlisted_s) if best and status != "unknown" else None
     if best:
         status = "optimal" if bound_s == best[0][0] else "feasible"
     return Outcome(

@@ -43,6 +43,10 @@ class Pricing(Protocol):
         """Of all layouts whose mappings were bounded: no mapping that is not listed is faster than this."""
         ...
 
+    def beyond_the_list(self, cutoff_s: float) -> Iterable[Priced]:
+        """Mappings that are not listed, each faster than the cutoff and those before; raises `unlisted_s`."""
+        ...
+
     @property
     def overfull(self) -> Sequence[Priced]:
         """Of the layout priced last: mappings that would be faster, but fill a cut beyond what is allowed."""

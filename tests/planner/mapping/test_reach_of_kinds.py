@@ -1,0 +1,171 @@
+"""How far kinds of groups reach at once on parts of nodes: all orders of tiny cases, counted here."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise, permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.cluster_specs.reader import cluster_from_mapping
+from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.layout import Layout
+from meshwright.planner.mapping.reach import ASKED, Row, cover_of
+from meshwright.planner.plan.best_plan import best_plan
+from meshwright.planner.request.reader import read_request
+
+
+def on_nodes(nodes: list[tuple[str, int]], base: str = "dgx-h100") -> ClusterSpec:
+    """Nodes given as (leaf, free GPUs)."""
+    return cluster_from_mapping(
+        {
+            "name": "parts",
+            "base": base,
+            "levels": [
+                {"name": "leaf", "gpus": 32, "oversubscription": 1},
+                {"name": "core", "gpus": 256, "oversubscription": 2},
+            ],
+            "nodes": [
+                {"name": f"n{at}", "leaf": leaf, "free_gpus": free}
+                for at, (leaf, free) in enumerate(nodes)
+            ],
+        },
+        "parts",
+    )
+
+
+def groups_of(layout: Layout) -> dict[str, list[list[int]]]:
+    """Ranks of every group, by kind; ranks count tp, cp, dp, pp from the inside."""
+    tp, cp, dp, pp = (int(getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp"))
+    etp, ep, stage = int(layout.etp), int(layout.ep), tp * cp * dp
+    found: dict[str, dict[tuple[int, ...], list[int]]] = {kind: {} for kind in ASKED}
+    for rank in range(stage * pp):
+        s, at = divmod(rank, stage)
+        t, d = at % tp, at // tp // cp
+        x, e, g = at % etp, at // etp % ep, at // etp // ep
+        for kind, key in (
+            ("cp", (s, d, t)),
+            ("dp_cp", (s, t)),
+            ("pp", (at,)),
+            ("etp", (s, g, e)),
+            ("ep", (s, g, x)),
+            ("edp", (s, e, x)),
+        ):
+            found[kind].setdefault(key, []).append(rank)
+    return {kind: list(groups.values()) for kind, groups in found.items()}
+
+
+def reached(kind: str, groups: list[list[int]], block_of: list[int]) -> int:
+    """Members of a group in the block that paces it, as the cost model defines them."""
+    used = Counter(block_of)
+    size = len(groups[0])
+    parts = [Counter(block_of[rank] for rank in group) for group in groups]
+    if kind == "ep":
+        return min(min(part.values()) for part in parts)
+    if kind == "pp":
+        turns = (sum(block_of[a] != block_of[b] for a, b in pairwise(group)) for group in groups)
+        return size // (1 + max(turns))
+    cuts = Counter(block for part in parts for block, held in part.items() if held < size)
+    if not cuts:
+        return size
+    return max(1, min(size - 1, *(used[block] // rings for block, rings in cuts.items())))
+
+
+def every_row(cluster: ClusterSpec, layout: Layout) -> set[Row]:
+    """What each order of tensor groups on nodes reaches, at every level that the allocation has."""
+    tp, world = int(layout.tp), int(layout.gpus)
+    nodes = [(at, node.leaf) for at, node in enumerate(cluster.nodes)]
+    slots = [
+        at for at, node in enumerate(cluster.nodes) for _ in range((node.free_gpus or 0) // tp)
+    ]
+    levels = cover_of(cluster, layout).reach.levels
+    groups, found = groups_of(layout), set()
+    for order in set(permutations(slots, world // tp)):
+        node_of = [node for node in order for _ in range(tp)]
+        leaf_of = [hash(nodes[node][1]) % 1000 for node in node_of]
+        by_level = [node_of, leaf_of, [0] * world] if levels == 3 else [node_of, [0] * world]
+        row = []
+        for kind in ASKED:
+            inner = 1
+            for where in by_level:
+                inner = max(inner, reached(kind, groups[kind], where))
+                row.append(inner)
+        found.add(tuple(row))
+    return found
+
+
+def random_case(seed: int) -> tuple[ClusterSpec, Layout]:
+    """Up to seven tensor groups on two to four nodes of one leaf or two."""
+    chance = random.Random(seed)
+    while True:
+        tp = chance.choice([1, 1, 1, 2, 4])
+        nodes = [
+            (f"l{chance.randrange(2)}", chance.randint(1, 8)) for _ in range(chance.randint(2, 4))
+        ]
+        units = sum(free // tp for _, free in nodes)
+        wanted = chance.choice([4, 4, 6, 6])
+        if wanted <= units <= 7:
+            break
+    cp = chance.choice([1, 1, 2])
+    pp = chance.choice([p for p in (1, 2, 3) if wanted // cp % p == 0])
+    dp = wanted // cp // pp
+    etp = chance.choice([1, 1, tp])
+    fits = [e for e in range(1, tp * cp * dp // etp + 1) if tp * cp * dp % (e * etp) == 0]
+    return on_nodes(nodes), Layout(tp=tp, cp=cp, dp=dp, pp=pp, etp=etp, ep=chance.choice(fits))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_impossible_is_reached_by_no_order(seed: int) -> None:
+    """Questions at random, all decided; then all that is impossible leaves parts that hold every order."""
+    cluster, layout = random_case(seed)
+    rows, cover = every_row(cluster, layout), cover_of(cluster, layout)
+    reach, chance = cover.reach, np.random.default_rng(seed)
+    most = np.array(reach.row(reach.most))
+    assert reach.can_be_asked
+    for row in rows:
+        assert np.all(np.array(row) <= most)
+    for _ in range(12):
+        asked = chance.integers(1, most + 1)
+        is_reached = any(np.all(np.array(row) >= asked) for row in rows)
+        gpus = reach.find(tuple(asked.tolist()))
+        assert (gpus is not None) == is_reached
+        assert reach.is_impossible(tuple(asked.tolist())) == (not is_reached)
+        if gpus is not None:
+            members = reach.members(gpus)
+            assert tuple(int(x) for kind in ASKED for x in members[kind]) in rows
+    for _ in range(40):
+        for row in rows:
+            assert any(all(a <= b for a, b in zip(row, most, strict=True)) for most in cover.rows)
+        refuted = [row for row in cover.rows if reach.find(row) is None]
+        if not refuted:
+            break
+        cover.split(refuted[int(chance.integers(len(refuted)))])
+    else:
+        return
+    # What is left is reached: the rows are the orders that no other one is ahead of, and no more.
+    assert set(cover.rows) <= rows
+
+
+def test_separate_best_cases_leave_no_gap() -> None:
+    """Pipelines and replicas were bounded each on their own, and a gap of 12 % stayed."""
+    cluster = on_nodes([("a", 2), ("b", 6), ("b", 2)])
+    asked: dict[str, Any] = {"model": "gpt2-xl", "seq_len": 1024, "global_batch": 40}
+    request = replace(
+        read_request(cluster="dgx-h100", gpus=2, **asked), cluster=cluster, gpus=cluster.gpus
+    )
+    found = best_plan(request)
+    assert found.outcome.status == "optimal"
+    assert found.outcome.lower_bound_s == found.step_time_s
+
+
+def test_large_allocations_are_not_asked_about() -> None:
+    cluster = on_nodes([("a", 7)] * 36)
+    reach = cover_of(cluster, Layout(tp=1, dp=252)).reach
+    assert not reach.can_be_asked
+    row = reach.row(reach.most)
+    assert reach.find(row) is None
+    assert not reach.is_impossible(row)
