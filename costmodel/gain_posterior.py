@@ -222,7 +222,7 @@ class GainCorrections:
                 name: np.asarray(value) for name, value in zip(undecided, values, strict=True)
             }
             least = np.minimum(least, np.broadcast_to(self._log(workload, layouts, chosen), shape))
-        return np.exp(least)
+        return np.asarray(np.exp(least), dtype=np.float64)
 
     def _log(
         self, workload: Workload, layouts: Layout, chosen: Mapping[str, NDArray[np.int64]]

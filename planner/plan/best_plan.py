@@ -265,11 +265,16 @@ def _prices(
 def _words(plan: Priced, nominal: Priced) -> str:
     """The degrees of a plan, and what else sets it apart from the nominal winner."""
     settings, usual = _settings(plan), _settings(nominal)
-    words = " ".join(f"{name} {settings[name]}" for name in DOUBLED)
+    words = _degrees(plan)
     further = [name for name in settings if settings[name] != usual[name] and name not in _NAMED]
     if not further and plan.layout == nominal.layout:
         return f"{words}, another mapping or split of the layers"
     return ", ".join([words, *(f"{name} {_value(settings[name])}" for name in further)])
+
+
+def _degrees(plan: Priced) -> str:
+    settings = _settings(plan)
+    return " ".join(f"{name} {settings[name]}" for name in DOUBLED)
 
 
 def _settings(plan: Priced) -> dict[str, Any]:
@@ -316,18 +321,18 @@ def expectation_by_pairs(
     )
     candidates = [*outcome.best, *(_with_best_bucket(request, plan) for plan in uncorrected)]
     expected_s = [plan.step_time_s * _correction(request, plan, corrections) for plan in candidates]
-    best = int(np.argmin(expected_s))
-    if expected_s[0] <= expected_s[best] * (1.0 + SAME):
-        best = 0
+    # Behind a time limit this search may meet a faster plan than the one before.
+    fastest = _least([plan.step_time_s for plan in candidates], 0)
+    best = _least(expected_s, fastest)
     chosen, bound_s = candidates[best], found.lower_bound_s
     proven = found.status == "optimal"
     if bound_s is not None:
         # What was proven is summed up again, and may differ in its last digits.
         bound_s = expected_s[best] if proven else min(bound_s, expected_s[best])
     document = ExpectedByPairs(
-        chosen=_promised(request, chosen, candidates[0], expected_s[best], corrections),
-        fastest=_promised(request, candidates[0], candidates[0], expected_s[0], corrections),
-        same_as_fastest=best == 0,
+        chosen=_promised(request, chosen, candidates[fastest], expected_s[best], corrections),
+        fastest=_promised(request, candidates[fastest], chosen, expected_s[fastest], corrections),
+        same_as_fastest=best == fastest,
         lower_bound_s=bound_s,
         gap=None if bound_s is None else (expected_s[best] - bound_s) / expected_s[best],
         proven=proven,
@@ -337,6 +342,12 @@ def expectation_by_pairs(
     # Multiplied and divided again, a price may differ in its last digit.
     step_time_s = predict(_as_run(request, chosen), chosen).step_time_s
     return _led_by(outcome, replace(chosen, step_time_s=step_time_s)), document
+
+
+def _least(seconds: Sequence[float], preferred: int) -> int:
+    """Where the least is; the preferred one if it is as little."""
+    least = int(np.argmin(seconds))
+    return preferred if seconds[preferred] <= seconds[least] * (1.0 + SAME) else least
 
 
 def _led_by(outcome: Outcome, chosen: Priced) -> Outcome:
@@ -356,13 +367,13 @@ def _as_run(request: PlanRequest, plan: Priced) -> Workload:
 def _promised(
     request: PlanRequest,
     plan: Priced,
-    fastest: Priced,
+    other: Priced,
     expected_s: float,
     corrections: GainCorrections,
 ) -> PromisedStep:
     settings = priced_settings(_as_run(request, plan), plan.layout)
     return PromisedStep(
-        plan=_words(plan, fastest),
+        plan=_degrees(plan) if plan is other else _words(plan, other),
         step_time_s=plan.step_time_s,
         expected_step_time_s=expected_s,
         corrections=[

@@ -583,7 +583,7 @@ class PromisedStep(BaseModel):
     model_config = _DOC
 
     plan: str
-    """Degrees, and what sets it apart from the fastest plan."""
+    """Degrees, and what sets it apart from the other plan."""
     step_time_s: float
     """Predicted."""
     expected_step_time_s: float
