@@ -136,8 +136,10 @@ def observations_of(pairs: Iterable[Pair]) -> list[GainObservation]:
             differ.discard("layer_split")  # other virtual stages cut the layers in other places
         if not differ <= MAY_CHANGE or len(stacks) > 1:
             continue
-        words = [priced_settings(run.workload, run.layout) for run in (first, second)]
-        changes = changes_between(*words, CORRECTED)
+        words_of_first, words_of_second = (
+            priced_settings(run.workload, run.layout) for run in (first, second)
+        )
+        changes = changes_between(words_of_first, words_of_second, CORRECTED)
         if changes:
             ahead = next(iter(changes.values()))
             turned = pair if ahead > 0 else replace(pair, first=pair.second, second=pair.first)

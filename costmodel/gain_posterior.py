@@ -216,25 +216,27 @@ class GainCorrections:
         """
         shape = layouts.broadcast_shape()
         columns = {name: np.asarray(getattr(layouts, name)) for name in OPEN}
-        least = np.full(shape, np.inf)
+        lowest = np.full(shape, np.inf)
         for values in product(*(_OPEN_VALUES[name] for name in undecided)):
             chosen = columns | {
                 name: np.asarray(value) for name, value in zip(undecided, values, strict=True)
             }
-            least = np.minimum(least, np.broadcast_to(self._log(workload, layouts, chosen), shape))
-        return np.asarray(np.exp(least), dtype=np.float64)
+            lowest = np.minimum(
+                lowest, np.broadcast_to(self._log(workload, layouts, chosen), shape)
+            )
+        return np.asarray(np.exp(lowest), dtype=np.float64)
 
     def _log(
         self, workload: Workload, layouts: Layout, chosen: Mapping[str, NDArray[np.int64]]
     ) -> FloatArray:
         full = (chosen["recompute"] & int(Recompute.FULL)) != 0
-        some = chosen["recompute"] != 0
+        selective = chosen["recompute"] != 0
         exchanges, splits = np.asarray(layouts.ep) > 1, np.asarray(layouts.tp) > 1
         dispatch = workload.moe_dispatch
         named = dispatch in ("alltoall", "allgather")
         terms = (
             ("recompute full", full),
-            ("recompute selective", some & ~full),
+            ("recompute selective", selective & ~full),
             ("vpp", chosen["vpp"] > 1),
             (f"cuda_graph {workload.cuda_graph}", np.ones(())),
             (f"moe_dispatch {dispatch if named else 'deduplicated'}", exchanges),

@@ -312,20 +312,20 @@ def expectation_by_pairs(
         With the chosen plan first, which is feasible alone where another is faster.
     """
     likely = replace(outcome.best[0].layout, recompute_layers=0)
-    found = search_executions(
+    corrected = search_executions(
         replace(request, top_k=1), pricing_of, begin_with=likely, corrections=corrections
     )
     uncorrected = (
         replace(plan, step_time_s=plan.step_time_s / _correction(request, plan, corrections))
-        for plan in found.best
+        for plan in corrected.best
     )
     candidates = [*outcome.best, *(_with_best_bucket(request, plan) for plan in uncorrected)]
     expected_s = [plan.step_time_s * _correction(request, plan, corrections) for plan in candidates]
     # Behind a time limit this search may meet a faster plan than the one before.
     fastest = _least([plan.step_time_s for plan in candidates], 0)
     best = _least(expected_s, fastest)
-    chosen, bound_s = candidates[best], found.lower_bound_s
-    proven = found.status == "optimal"
+    chosen, bound_s = candidates[best], corrected.lower_bound_s
+    proven = corrected.status == "optimal"
     if bound_s is not None:
         # What was proven is summed up again, and may differ in its last digits.
         bound_s = expected_s[best] if proven else min(bound_s, expected_s[best])
@@ -346,8 +346,8 @@ def expectation_by_pairs(
 
 def _least(seconds: Sequence[float], preferred: int) -> int:
     """Where the least is; the preferred one if it is as little."""
-    least = int(np.argmin(seconds))
-    return preferred if seconds[preferred] <= seconds[least] * (1.0 + SAME) else least
+    smallest = int(np.argmin(seconds))
+    return preferred if seconds[preferred] <= seconds[smallest] * (1.0 + SAME) else smallest
 
 
 def _led_by(outcome: Outcome, chosen: Priced) -> Outcome:
@@ -367,13 +367,13 @@ def _as_run(request: PlanRequest, plan: Priced) -> Workload:
 def _promised(
     request: PlanRequest,
     plan: Priced,
-    other: Priced,
+    beside: Priced,
     expected_s: float,
     corrections: GainCorrections,
 ) -> PromisedStep:
     settings = priced_settings(_as_run(request, plan), plan.layout)
     return PromisedStep(
-        plan=_degrees(plan) if plan is other else _words(plan, other),
+        plan=_degrees(plan) if plan is beside else _words(plan, beside),
         step_time_s=plan.step_time_s,
         expected_step_time_s=expected_s,
         corrections=[

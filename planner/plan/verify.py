@@ -84,25 +84,25 @@ def _objective_faults(plan: Plan) -> Iterator[str]:
 
 def _faults_of_pairs(plan: Plan) -> Iterator[str]:
     """What the document says of measured pairs that its own price, factors and bound do not."""
-    told = plan.expected_by_pairs
-    if told is None:
+    expected = plan.expected_by_pairs
+    if expected is None:
         return
     price = plan.objective.step_time_s
-    if price is None or not _same(told.chosen.step_time_s, price):
-        yield f"the plan by pairs takes {told.chosen.step_time_s} s, the objective says {price}"
-    for promised in (told.chosen, told.fastest):
+    if price is None or not _same(expected.chosen.step_time_s, price):
+        yield f"the plan by pairs takes {expected.chosen.step_time_s} s, the objective says {price}"
+    for promised in (expected.chosen, expected.fastest):
         factor = prod(each.factor for each in promised.corrections)
         if not _same(promised.expected_step_time_s, promised.step_time_s * factor):
             yield (
                 f"expected step {promised.expected_step_time_s} is not {promised.step_time_s} times "
                 f"its corrections, {factor}"
             )
-    least_s, bound_s = told.chosen.expected_step_time_s, told.lower_bound_s
-    if least_s > told.fastest.expected_step_time_s * (1.0 + TOLERANCE):
+    least_s, bound_s = expected.chosen.expected_step_time_s, expected.lower_bound_s
+    if least_s > expected.fastest.expected_step_time_s * (1.0 + TOLERANCE):
         yield f"expected step {least_s} is above that of the fastest plan"
     if bound_s is not None and bound_s > least_s:
         yield f"lower bound {bound_s} above the expected step {least_s}"
-    if told.proven and (bound_s is None or not _same(bound_s, least_s)):
+    if expected.proven and (bound_s is None or not _same(bound_s, least_s)):
         yield f"called proven at an expected step of {least_s} and bound {bound_s}"
 
 
