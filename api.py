@@ -373,7 +373,8 @@ def plan(
     calibration
         What `calibrate` learned of this stack, or its file.
     objective
-        nominal, or expected: the mean step time over the posterior of `calibration`.
+        nominal, or expected: the mean step time over the posterior of `calibration`; without one, the step
+        time multiplied by what measured pairs of runs correct of the plan's settings.
     method
         cp-sat, or exhaustive: price every layout.
     top

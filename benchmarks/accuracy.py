@@ -3,8 +3,8 @@
     python -m benchmarks.accuracy [--quick]
 
 `--quick` refits along the slopes of the fit on all rows, which leaves the refits a little short of their optimum.
-Writes docs/accuracy.md with its plots, and costmodel/data/error_bands.yaml: the tables and the band on every plan
-are this script's output and nothing else.
+Writes docs/accuracy.md with its plots, costmodel/data/error_bands.yaml, and what `python -m benchmarks.gain_posterior`
+writes: the tables and the band on every plan are this script's output and nothing else.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from benchmarks.cross_validation import (
     stack_of,
 )
 from benchmarks.error_bands import Outcome, error_bands
+from benchmarks.gain_posterior import Posterior, posterior_of, regret_words, trusted_rows
+from benchmarks.gain_posterior import write as write_posterior
 from benchmarks.unseen import Unseen, fit_or_not, unseen_runs
 from meshwright.cluster_specs.reader import device_names, load_device
 from meshwright.costmodel.rates import device_prefixes
@@ -297,7 +299,7 @@ REFITS = {
 }
 
 
-def _document(found: Scores, *, exact: bool) -> str:
+def _document(found: Scores, posterior: Posterior, *, exact: bool) -> str:
     devices, frameworks = free_counts()
     counts = _table(
         "| | free constants |",
@@ -314,6 +316,7 @@ def _document(found: Scores, *, exact: bool) -> str:
         rules=", ".join(f"{family} (`{pattern}`)" for pattern, family in FAMILIES),
         memory=_memory_table(found),
         regret=_regret_words(found),
+        posterior=regret_words(posterior),
         pairs=_pairs_table(found),
         gains=_gains_table(found),
         least_pairs=LEAST_PAIRS,
@@ -416,8 +419,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"memory\n{_memory_table(found)}")
     print(f"regret: {_regret_words(found)}")
     print(f"never seen\n{_unseen_table(found)}\nfit or not: {_fit_words(found)}")
+    posterior = posterior_of(trusted_rows(found.runs, found.by_source.seconds), found.unseen[:-2])
+    print(f"regret by price and by posterior\n{regret_words(posterior)}")
     write_whole(BANDS, _bands_text(found))
-    write_whole(ROOT / "docs" / "accuracy.md", _document(found, exact=exact))
+    write_posterior(posterior)
+    write_whole(ROOT / "docs" / "accuracy.md", _document(found, posterior, exact=exact))
     _plots(found)
 
 

@@ -58,6 +58,12 @@ several releases, count by the mean of their times, so that file order brings no
 {regret}: ties leave that much. Measured steps scatter too: five runs of one layout
 (BLOOM-prequel-181B on 384 A100, tp 8, pp 6, micro-batch 4) took 114.0 to 121.5 s, 6.6 % apart.
 
+### Regret of what measured pairs correct
+`--objective expected` multiplies prices by [what measured pairs say of the gains of settings](gains.md). Here all groups from three
+measured layouts on, with constants and corrections of which no source of the group was part:
+
+{posterior}
+
 ![Predicted against measured step time](accuracy/fitted.svg)
 
 ## A source left out

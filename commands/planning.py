@@ -45,7 +45,7 @@ READING = "reading model and cluster"
     "--objective",
     type=ChoiceIn("costmodel.execution_names", "OBJECTIVES"),
     default="nominal",
-    help="expected: the mean over the posterior of --calibration.",
+    help="expected: the mean over the posterior of --calibration, else by measured pairs of runs.",
 )
 @default_option(
     "--max-cut-use",

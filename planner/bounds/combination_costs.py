@@ -240,6 +240,17 @@ class CombinationCosts:
     lines: Lines
     """(seconds of a step, the same for each recomputed layer)."""
 
+    def times(self, factor: float) -> CombinationCosts:
+        """With a step so many times as long.
+
+        Parameters
+        ----------
+        factor
+            Above 0.
+        """
+        lines = tuple((line_s * factor, again_s * factor) for line_s, again_s in self.lines)
+        return replace(self, weight=self.weight * factor, lines=lines)
+
 
 def combination_costs(
     workload: Workload, layouts: Layout, table: Matrices

@@ -22,15 +22,24 @@ from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.data_parallel import LEAST_GAIN, size_range
 from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.gain_posterior import GainCorrections, gain_corrections
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.optimum_band import priced_settings
 from meshwright.costmodel.step_time import exact_step, make_context
+from meshwright.costmodel.workload import Workload
 from meshwright.documents import write_files
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.plan.assemble import Claim, claim_of, predict
-from meshwright.planner.plan.document import Expected, Plan
+from meshwright.planner.plan.document import (
+    Expected,
+    ExpectedByPairs,
+    Plan,
+    PromisedStep,
+    SettingCorrection,
+)
 from meshwright.planner.plan.nodes import decide_on_nodes
 from meshwright.planner.plan.texts import group_placement
 from meshwright.planner.request.choices import DOUBLED
@@ -256,11 +265,16 @@ def _prices(
 def _words(plan: Priced, nominal: Priced) -> str:
     """The degrees of a plan, and what else sets it apart from the nominal winner."""
     settings, usual = _settings(plan), _settings(nominal)
-    words = " ".join(f"{name} {settings[name]}" for name in DOUBLED)
+    words = _degrees(plan)
     further = [name for name in settings if settings[name] != usual[name] and name not in _NAMED]
     if not further and plan.layout == nominal.layout:
         return f"{words}, another mapping or split of the layers"
     return ", ".join([words, *(f"{name} {_value(settings[name])}" for name in further)])
+
+
+def _degrees(plan: Priced) -> str:
+    settings = _settings(plan)
+    return " ".join(f"{name} {settings[name]}" for name in DOUBLED)
 
 
 def _settings(plan: Priced) -> dict[str, Any]:
@@ -270,6 +284,106 @@ def _settings(plan: Priced) -> dict[str, Any]:
 
 def _value(setting: object) -> str:
     return "by default" if setting is None or setting == [] else str(setting)
+
+
+# The plan of the least expected step by measured pairs: its price times the corrections of its settings.
+#
+# Corrections are constants of a layout with its execution, so that the search multiplies each bound by the
+# least factor of what it bounds, and proves the least product as it proves the least price.
+
+
+def expectation_by_pairs(
+    request: PlanRequest, outcome: Outcome, corrections: GainCorrections
+) -> tuple[Outcome, ExpectedByPairs]:
+    """The plan of the least expected step on the nodes of the fastest plan.
+
+    Parameters
+    ----------
+    request
+        What was planned; its time limit is that of this search.
+    outcome
+        Of the search for the fastest plan; has one.
+    corrections
+        What measured pairs say of settings.
+
+    Returns
+    -------
+    tuple of (Outcome, ExpectedByPairs)
+        With the chosen plan first, which is feasible alone where another is faster.
+    """
+    likely = replace(outcome.best[0].layout, recompute_layers=0)
+    corrected = search_executions(
+        replace(request, top_k=1), pricing_of, begin_with=likely, corrections=corrections
+    )
+    uncorrected = (
+        replace(plan, step_time_s=plan.step_time_s / _correction(request, plan, corrections))
+        for plan in corrected.best
+    )
+    candidates = [*outcome.best, *(_with_best_bucket(request, plan) for plan in uncorrected)]
+    expected_s = [plan.step_time_s * _correction(request, plan, corrections) for plan in candidates]
+    # Behind a time limit this search may meet a faster plan than the one before.
+    fastest = _least([plan.step_time_s for plan in candidates], 0)
+    best = _least(expected_s, fastest)
+    chosen, bound_s = candidates[best], corrected.lower_bound_s
+    proven = corrected.status == "optimal"
+    if bound_s is not None:
+        # What was proven is summed up again, and may differ in its last digits.
+        bound_s = expected_s[best] if proven else min(bound_s, expected_s[best])
+    document = ExpectedByPairs(
+        chosen=_promised(request, chosen, candidates[fastest], expected_s[best], corrections),
+        fastest=_promised(request, candidates[fastest], chosen, expected_s[fastest], corrections),
+        same_as_fastest=best == fastest,
+        lower_bound_s=bound_s,
+        gap=None if bound_s is None else (expected_s[best] - bound_s) / expected_s[best],
+        proven=proven,
+    )
+    if best == 0:
+        return outcome, document
+    # Multiplied and divided again, a price may differ in its last digit.
+    step_time_s = predict(_as_run(request, chosen), chosen).step_time_s
+    return _led_by(outcome, replace(chosen, step_time_s=step_time_s)), document
+
+
+def _least(seconds: Sequence[float], preferred: int) -> int:
+    """Where the least is; the preferred one if it is as little."""
+    smallest = int(np.argmin(seconds))
+    return preferred if seconds[preferred] <= seconds[smallest] * (1.0 + SAME) else smallest
+
+
+def _led_by(outcome: Outcome, chosen: Priced) -> Outcome:
+    """An outcome whose plan is not the fastest one that is known."""
+    others = tuple(plan for plan in outcome.best if plan.step_time_s >= chosen.step_time_s)
+    return replace(outcome, status="feasible", best=(chosen, *others))
+
+
+def _correction(request: PlanRequest, plan: Priced, corrections: GainCorrections) -> float:
+    return corrections.of(priced_settings(_as_run(request, plan), plan.layout))
+
+
+def _as_run(request: PlanRequest, plan: Priced) -> Workload:
+    return request.workload(plan.execution.of_layout(plan.layout)).on(int(plan.layout.gpus))
+
+
+def _promised(
+    request: PlanRequest,
+    plan: Priced,
+    beside: Priced,
+    expected_s: float,
+    corrections: GainCorrections,
+) -> PromisedStep:
+    settings = priced_settings(_as_run(request, plan), plan.layout)
+    return PromisedStep(
+        plan=_degrees(plan) if plan is beside else _words(plan, beside),
+        step_time_s=plan.step_time_s,
+        expected_step_time_s=expected_s,
+        corrections=[
+            SettingCorrection(
+                setting=name, factor=shift.factor, deviation=shift.deviation, pairs=shift.pairs
+            )
+            for name, shift in corrections.shifts.items()
+            if name in settings
+        ],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +399,8 @@ class BestPlan:
     """What was left out of the nodes and why, in a sentence."""
     expected: Expected | None
     """With a calibration, what its posterior says."""
+    expected_by_pairs: ExpectedByPairs | None
+    """Without one, what measured pairs say, where that is the objective."""
 
     @property
     def step_time_s(self) -> float | None:
@@ -338,9 +454,12 @@ def best_plan(
         )
 
     decision = decide_on_nodes(request, searched)
-    outcome, expected = decision.settled.outcome, None
-    wanted = request.objective == "expected" or (hedged and is_quick(decision.request, outcome))
-    if outcome.best and wanted:
+    outcome, expected, by_pairs = decision.settled.outcome, None, None
+    is_expected = request.objective == "expected"
+    if outcome.best and is_expected and request.calibration is None:
+        corrections = gain_corrections(decision.request.workload())
+        outcome, by_pairs = expectation_by_pairs(decision.request, outcome, corrections)
+    elif outcome.best and (is_expected or (hedged and is_quick(decision.request, outcome))):
         outcome, expected = _over_posterior(decision.request, outcome)
     return BestPlan(
         request=decision.request,
@@ -348,6 +467,7 @@ def best_plan(
         full=decision.settled.full,
         note=decision.note,
         expected=expected,
+        expected_by_pairs=by_pairs,
     )
 
 
@@ -362,9 +482,7 @@ def _over_posterior(request: PlanRequest, outcome: Outcome) -> tuple[Outcome, Ex
     workload = request.workload(expected.chosen.execution).on(int(expected.chosen.layout.gpus))
     nominal_s = predict(workload, expected.chosen).step_time_s
     chosen = replace(expected.chosen, step_time_s=nominal_s)
-    others = tuple(plan for plan in outcome.best if plan.step_time_s >= nominal_s)
-    changed = replace(outcome, status="feasible", best=(chosen, *others))
-    return changed, expected.document
+    return _led_by(outcome, chosen), expected.document
 
 
 def _searched_again(request: PlanRequest, likely: Layout) -> Outcome:

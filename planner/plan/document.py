@@ -563,6 +563,51 @@ class Expected(BaseModel):
     """Degrees of the plan of the least mean."""
 
 
+class SettingCorrection(BaseModel):
+    """What measured pairs correct of one setting."""
+
+    model_config = _DOC
+
+    setting: str
+    factor: float
+    """What the price of a step with it is multiplied by, above 0."""
+    deviation: float
+    """Standard deviation of the factor's logarithm."""
+    pairs: int
+    """Measured pairs of runs with and without it, on all devices."""
+
+
+class PromisedStep(BaseModel):
+    """A plan by its price and by what measured pairs make of it."""
+
+    model_config = _DOC
+
+    plan: str
+    """Degrees, and what sets it apart from the other plan."""
+    step_time_s: float
+    """Predicted."""
+    expected_step_time_s: float
+    """Predicted times the corrections of its settings."""
+    corrections: list[SettingCorrection]
+    """Of the settings that it has."""
+
+
+class ExpectedByPairs(BaseModel):
+    """The least step that prices and measured pairs of runs make expect, and the fastest plan beside it."""
+
+    model_config = _DOC
+
+    chosen: PromisedStep
+    fastest: PromisedStep
+    """Of the least price, on the same nodes."""
+    same_as_fastest: bool
+    lower_bound_s: float | None
+    """No plan on these nodes has a lower expected step; null where nothing is known."""
+    gap: float | None
+    proven: bool
+    """Whether that of the plan chosen is the least."""
+
+
 class ExecutionChoice(BaseModel):
     """One choice that differs from plain, and the best plan without it."""
 
@@ -757,6 +802,8 @@ class Plan(BaseModel):
     """Against what is run today, where that was given."""
     expected: Expected | None = None
     """With a calibration; left out where many plans are made at once for the nominal constants."""
+    expected_by_pairs: ExpectedByPairs | None = None
+    """Where that is the objective, and no calibration speaks of the user's own runs."""
     solver: SolverReport
     inputs: PlanInputs
     digest: str | None = None
@@ -765,9 +812,9 @@ class Plan(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_what_was_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plans without packs or evidence say nothing of them, as those of earlier versions."""
+        """Plans without packs, evidence or pairs say nothing of them, as those of earlier versions."""
         data: dict[str, Any] = handler(self)
-        for name in ("lengths", "evidence"):
+        for name in ("lengths", "evidence", "expected_by_pairs"):
             if getattr(self, name) is None:
                 data.pop(name, None)
         return data

@@ -104,8 +104,8 @@ def fastest_plan(
     """
     began = time.monotonic()
     if request.time_limit_s is not None:
-        # Where the mean over a posterior counts, its scenarios are searched after the nominal one.
-        share = 0.5 if request.objective == "expected" and request.calibration else 1.0
+        # Where the mean over a posterior counts, it is searched for after the nominal one.
+        share = 0.5 if request.objective == "expected" else 1.0
         limit_s = SEARCH_SHARE * share * min(request.time_limit_s, remaining_s())
         request = replace(request, time_limit_s=limit_s)
     found = best_plan(request, progress, hedged=hedged)
@@ -119,7 +119,8 @@ def fastest_plan(
     plan = plan_from_outcome(
         request, outcome, space, wall_s, infeasible=infeasible, full=found.full
     )
-    plan = plan.model_copy(update={"expected": found.expected, "left_out": found.note})
+    update = {"expected_by_pairs": found.expected_by_pairs, "left_out": found.note}
+    plan = plan.model_copy(update={"expected": found.expected, **update})
     plan = plan.model_copy(update={"evidence": evidence_of(plan)})
     verify(request, plan)
     unwritten = None if model_file is None else export_model(request, outcome, model_file)
@@ -181,6 +182,7 @@ def repriced(plan: Plan, calibration: Calibration | None) -> Plan:
         "robustness": None,
         "choices": None,
         "evidence": None,
+        "expected_by_pairs": None,
         "alternatives": [],
     }
     return changed.model_copy(update=update)
@@ -253,6 +255,7 @@ def placed_on(plan: Plan, cluster: ClusterSpec, ranks: Sequence[Place]) -> Plan:
         "choices": None,
         "evidence": None,
         "expected": None,
+        "expected_by_pairs": None,
         "baseline": None,
         "alternatives": [],
     }

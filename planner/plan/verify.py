@@ -41,6 +41,7 @@ def verify(request: PlanRequest, plan: Plan) -> None:
 def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     """Everything that is wrong with a plan, in words."""
     yield from _objective_faults(plan)
+    yield from _faults_of_pairs(plan)
     yield from _cost_faults(plan)
     yield from _length_faults(plan)
     if plan.layout is None or plan.predicted is None or plan.mapping is None:
@@ -79,6 +80,30 @@ def _objective_faults(plan: Plan) -> Iterator[str]:
         yield f"lower bound {bound} above the price {price}"
     if plan.status == "optimal" and (price is None or bound is None or not _same(price, bound)):
         yield f"called optimal at price {price} and bound {bound}"
+
+
+def _faults_of_pairs(plan: Plan) -> Iterator[str]:
+    """What the document says of measured pairs that its own price, factors and bound do not."""
+    expected = plan.expected_by_pairs
+    if expected is None:
+        return
+    price = plan.objective.step_time_s
+    if price is None or not _same(expected.chosen.step_time_s, price):
+        yield f"the plan by pairs takes {expected.chosen.step_time_s} s, the objective says {price}"
+    for promised in (expected.chosen, expected.fastest):
+        factor = prod(each.factor for each in promised.corrections)
+        if not _same(promised.expected_step_time_s, promised.step_time_s * factor):
+            yield (
+                f"expected step {promised.expected_step_time_s} is not {promised.step_time_s} times "
+                f"its corrections, {factor}"
+            )
+    least_s, bound_s = expected.chosen.expected_step_time_s, expected.lower_bound_s
+    if least_s > expected.fastest.expected_step_time_s * (1.0 + TOLERANCE):
+        yield f"expected step {least_s} is above that of the fastest plan"
+    if bound_s is not None and bound_s > least_s:
+        yield f"lower bound {bound_s} above the expected step {least_s}"
+    if expected.proven and (bound_s is None or not _same(bound_s, least_s)):
+        yield f"called proven at an expected step of {least_s} and bound {bound_s}"
 
 
 def _cost_faults(plan: Plan) -> Iterator[str]:

@@ -37,6 +37,7 @@ from meshwright.planner.report.plan_view import (
     binding_view,
     evidence_view,
     execution_view,
+    expected_by_pairs_view,
     expected_view,
     facts_beside,
     grades_view,
@@ -343,7 +344,7 @@ def _proof_section(plan: Plan) -> Section:
             words += f"Likely is as 90 % of {count(band.rows)} measured steps on {band.basis}."
     robustness = robustness_view(plan)
     view = [*evidence_view(plan, is_full=False), *robustness, *binding_view(plan.binding)]
-    view += [*expected_view(plan), *proof_view(plan)]
+    view += [*expected_view(plan), *expected_by_pairs_view(plan), *proof_view(plan)]
     return Section(
         key="proof",
         title="How sure it is",

@@ -24,6 +24,7 @@ from meshwright.planner.drawing import (
 from meshwright.planner.plan.document import (
     Binding,
     ExecutionChoice,
+    ExpectedByPairs,
     GainEvidence,
     IdleDoc,
     LengthsDoc,
@@ -164,6 +165,7 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
         *rows,
         ("likely", f"{low} to {high}, {whose}"),
         ("evidence", optional(plan.evidence, evidence_text)),
+        ("expected", optional(plan.expected_by_pairs, expected_by_pairs_text)),
     ]
 
 
@@ -450,7 +452,7 @@ def plan_view(plan: Plan) -> View:
         view += prediction_view(plan.predicted, workload_of_plan(plan))
         view += grades_view(plan)
     view += [*binding_view(plan.binding), *memory_risk_view(plan)]
-    view += [*robustness_view(plan), *expected_view(plan)]
+    view += [*robustness_view(plan), *expected_view(plan), *expected_by_pairs_view(plan)]
     return [*view, *alternatives_view(plan), *proof_view(plan)]
 
 
@@ -637,6 +639,40 @@ def expected_view(plan: Plan) -> View:
         lines.append(f"{words}: {expected.chosen}")
     head = f"Over {expected.scenarios} samples of your constants: {mean} on average"
     return [Heading(head), *map(line, lines)]
+
+
+def expected_by_pairs_text(expected: ExpectedByPairs) -> str:
+    """What the plan of the least expected step and the fastest one promise, in a sentence."""
+    chosen, fastest = expected.chosen, expected.fastest
+    figure = rounded_seconds(chosen.expected_step_time_s)
+    proof = "the least, proven" if expected.proven else "not proven to be the least"
+    if expected.same_as_fastest:
+        return f"{figure} by measured pairs of runs, {proof}; the fastest plan is the same"
+    other = rounded_seconds(fastest.expected_step_time_s)
+    return (
+        f"{figure} by measured pairs of runs, {proof}; the fastest plan by price promises "
+        f"{rounded_seconds(fastest.step_time_s)}, expected {other}: {fastest.plan}"
+    )
+
+
+def expected_by_pairs_view(plan: Plan) -> View:
+    """What measured pairs correct of both plans."""
+    expected = plan.expected_by_pairs
+    if expected is None:
+        return []
+    view: View = [Heading("What measured pairs of runs make of the step")]
+    columns: Columns = {
+        "setting": "setting",
+        "factor": Column("step times", Kind("{:.3f}".format)),
+        "deviation": Column("deviation", PERCENT),
+        "pairs": Column("pairs", COUNT),
+    }
+    shown = [("this plan", expected.chosen), ("the fastest plan", expected.fastest)]
+    for name, promised in shown[: 1 if expected.same_as_fastest else 2]:
+        figures = [seconds(promised.step_time_s), seconds(promised.expected_step_time_s)]
+        view.append(line(f"{name}: {figures[0]} by price, {figures[1]} expected"))
+        view.append(table(promised.corrections, columns))
+    return view
 
 
 def robustness_view(plan: Plan) -> View:

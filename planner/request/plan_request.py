@@ -224,7 +224,8 @@ class PlanRequest:
     """Where a reference model of its own is, any of `step_kinds.REFERENCE_PLACES`; None for `resident` where
     the kind of step has one, and the base beside adapters is not it."""
     objective: str = "nominal"
-    """The step time with the nominal constants, or its mean over the posterior of a calibration."""
+    """The step time with the nominal constants, or expected: its mean over the posterior of a calibration;
+    without one, its product with what measured pairs of runs correct of the plan's settings."""
     lengths: PackedLengths | None = None
     """What sequences hold where they are packs of unlike samples; `seq_len` is the size of a pack then."""
     other_packings: tuple[PackedLengths, ...] = ()
@@ -266,9 +267,6 @@ class PlanRequest:
         _one_of("framework", self.framework, FRAMEWORK_NAMES)
         _one_of("method", self.method, METHODS)
         _one_of("objective", self.objective, OBJECTIVES)
-        if self.objective == "expected" and self.calibration is None:
-            what = "is over the posterior of a calibration: give one with --calibration"
-            raise InputError(what, where="objective", value=self.objective)
         if self.max_cut_use < 1 and (is_irregular(self.cluster) or self.objective == "expected"):
             what = "below 1 it takes a fabric whose leaves are alike, and the nominal objective"
             raise InputError(what, where="max_cut_use", value=self.max_cut_use)
@@ -286,6 +284,13 @@ class PlanRequest:
         object.__setattr__(self, "model", self._with_encoder())
         _one_of("kind", self.kind, KIND_NAMES)
         object.__setattr__(self, "reference", self._checked_reference())
+        other_work = self.adapters or self.lengths or STEP_KINDS[self.kind].on_preferences
+        if self.objective == "expected" and self.calibration is None and other_work:
+            what = (
+                "without --calibration it leans on pairs of runs that train every parameter on whole "
+                "sequences; none is of adapters, packed samples or preferences: calibrate on own runs"
+            )
+            raise InputError(what, where="objective", value=self.objective)
         check_loss(self.framework, self.kind, self.loss)
         check_model(self.model, self.kind, self.loss)
         check_names("without", self.without, WITHOUT)

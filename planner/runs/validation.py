@@ -540,8 +540,10 @@ def _told_fit(row: ScoredRow) -> bool | None:
     return row.predicted.fit_probability > 0.5
 
 
-def plan_regret(rows: Sequence[ScoredRow]) -> tuple[RegretGroup, ...]:
-    """Regret of every group of at least REGRET_GROUP measured rows.
+def plan_regret(
+    rows: Sequence[ScoredRow], least_rows: int = REGRET_GROUP
+) -> tuple[RegretGroup, ...]:
+    """Regret of every group of at least so many measured rows.
 
     A failed row is never ranked fastest; where every row of a group failed, the slowest counts as chosen.
     """
@@ -550,7 +552,7 @@ def plan_regret(rows: Sequence[ScoredRow]) -> tuple[RegretGroup, ...]:
         measured_s = None if row.measured is None else row.measured.step_time_s
         if row.run is not None and measured_s is not None:
             groups[same_work(row.run)].append((row, row.run, measured_s))
-    return tuple(_regret(group) for group in groups.values() if len(group) >= REGRET_GROUP)
+    return tuple(_regret(group) for group in groups.values() if len(group) >= least_rows)
 
 
 def _regret(group: Sequence[tuple[ScoredRow, Run, float]]) -> RegretGroup:

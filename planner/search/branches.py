@@ -17,6 +17,7 @@ from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.estimate import LayerCosts
 from meshwright.costmodel.footprint import as_memory_sees
+from meshwright.costmodel.gain_posterior import OPEN, GainCorrections
 from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute, is_among
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.workload import Execution, RunSettings, Workload
@@ -56,6 +57,8 @@ class Branch:
     space: Space
     pricing: Pricing
     rules: tuple[Rule, ...]
+    corrections: GainCorrections | None = None
+    """What prices, and all bounds with them, are multiplied by; None for nothing."""
 
     def refused_outright(self) -> bool:
         """Whether a rule refuses the workload itself, whatever the layout."""
@@ -83,6 +86,12 @@ class Branch:
         first = degrees.take(outside[: 4 * most])
         layouts, _, bound_s = anywhere.expanded(first, cutoff_s, Certificate())
         return layouts.take(np.argsort(bound_s, kind="stable")[:most])
+
+    def corrected(self, bound_s: FloatArray, degrees: Layout) -> FloatArray:
+        """Bounds that the pricing did not make, by the least correction of some degrees, [n]."""
+        if self.corrections is None:
+            return bound_s
+        return bound_s * self.corrections.factor(self.pricing.workload, degrees, OPEN)
 
     def has(self, degrees: Layout) -> NDArray[np.bool_]:
         """Which degrees of the space of all are in this branch's, [n]."""
@@ -521,7 +530,13 @@ class DegreeScan:
         """Of the fastest branch, [n]."""
         for rows in self._blocks(count):
             self._shapes[rows] = table.rows(degrees.take(rows))
-            self.bound_s[rows] = self._bounds_s(table.least, rows)
+            bound_s = self._bounds_s(table.least, rows)
+            corrected = [
+                branch.corrected(bound_s, degrees.take(rows))
+                for branch in branches
+                if branch.corrections is not None
+            ]
+            self.bound_s[rows] = reduce(np.minimum, corrected) if corrected else bound_s
 
     @property
     def degrees(self) -> Layout:
@@ -560,6 +575,7 @@ class DegreeScan:
             in_branch = np.flatnonzero(branch.has(degrees))
             if len(in_branch):
                 bound_s = self._bounds_s(self._table.costs[index], rows[in_branch])
+                bound_s = branch.corrected(bound_s, degrees.take(in_branch))
                 least_s = float(bound_s.min())
                 if has_room is not None:
                     held = has_room[in_branch]

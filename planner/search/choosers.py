@@ -110,6 +110,9 @@ class KernelChooser(Chooser):
         }
         layouts = Layout(**columns)
         costs = combination_costs(workload, layouts, table)
+        if branch.corrections is not None:
+            factors = branch.corrections.factor(workload, layouts).tolist()
+            costs = [each.times(factor) for each, factor in zip(costs, factors, strict=True)]
         inside = _inside(workload, layouts, table)
         memory = {owner: tuple(memory_rows(workload, owner.layout)) for owner in set(owners)}
         limit_gib = hbm_limit_gib(workload)

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan, Rule
+from meshwright.costmodel.gain_posterior import GainCorrections
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InputError, OutOfTimeError
@@ -49,7 +50,13 @@ from meshwright.planner.search.branches import (
 )
 from meshwright.planner.search.choosers import KernelChooser, SlotChooser
 from meshwright.planner.search.model import Candidates
-from meshwright.planner.search.pricing import Certificate, Outcome, Pricing, SearchParams
+from meshwright.planner.search.pricing import (
+    Certificate,
+    CorrectedPricing,
+    Outcome,
+    Pricing,
+    SearchParams,
+)
 from meshwright.planner.search.space import Space, space_of
 
 IntArray = NDArray[np.int64]
@@ -211,6 +218,8 @@ class LayoutSearch:
         workload, space = self._space.workload, self._space
         half = workload.gpus // 2
         table, cost = self._table, gpu_seconds(workload, self._table) * (1 - 1e-9)
+        corrections = self._branches[0].corrections
+        cost *= 1.0 if corrections is None else corrections.least
         degrees = space.degrees(workload.gpus, half, self._remaining_s)
         upper = DegreeScan(space, self._branches, table, degrees, self._remaining_s)
         self._scan(upper, cost / half if half else inf)
@@ -560,6 +569,7 @@ def search_executions(
     most_priced: int | None = None,
     params: SearchParams | None = None,
     own_buckets: bool = False,
+    corrections: GainCorrections | None = None,
 ) -> Outcome:
     """The best layouts of a request under any execution that it may choose.
 
@@ -579,8 +589,10 @@ def search_executions(
         How far the search goes at a time.
     own_buckets
         Whether gradient buckets keep the framework's own size.
+    corrections
+        What prices are multiplied by, all that is answered among them.
     """
-    branches = branches_of(request, pricing_of, own_buckets=own_buckets)
+    branches = branches_of(request, pricing_of, own_buckets=own_buckets, corrections=corrections)
     if not branches:
         return Outcome(status="infeasible", best=(), lower_bound_s=None, certificate=Certificate())
     if request.method == "exhaustive":
@@ -606,7 +618,11 @@ def _routing(request: PlanRequest) -> JointRouting | None:
 
 
 def branches_of(
-    request: PlanRequest, pricing_of: PricingOf, *, own_buckets: bool = False
+    request: PlanRequest,
+    pricing_of: PricingOf,
+    *,
+    own_buckets: bool = False,
+    corrections: GainCorrections | None = None,
 ) -> list[Branch]:
     """A branch for each execution that goes with some layout, the plainest first.
 
@@ -619,17 +635,30 @@ def branches_of(
         for execution in request.execution_options.executions()
     ]
     return [
-        branch_of(space, pricing_of(replace(space.workload, chooses_buckets=is_open)), execution)
+        branch_of(
+            space,
+            pricing_of(replace(space.workload, chooses_buckets=is_open)),
+            execution,
+            corrections,
+        )
         for execution, space in spaces
         if space.recompute and space.tp and space.cp and space.ep and space.etp
     ]
 
 
-def branch_of(space: Space, pricing: Pricing, execution: Execution | None = None) -> Branch:
+def branch_of(
+    space: Space,
+    pricing: Pricing,
+    execution: Execution | None = None,
+    corrections: GainCorrections | None = None,
+) -> Branch:
     """A branch with the rules of its workload."""
+    if corrections is not None:
+        pricing = CorrectedPricing(pricing, corrections)
     return Branch(
         execution=execution or Execution(),
         space=space,
         pricing=pricing,
         rules=tuple(rules_for(space.workload)),
+        corrections=corrections,
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.gain_posterior import OPEN, GainCorrections
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
@@ -123,6 +124,119 @@ class Pricing(Protocol):
         Bounds of minus infinity in `mappings` mean that nothing is to be left out for its bound.
         """
         ...
+
+
+class CorrectedPricing:
+    """Prices times what measured pairs correct of their settings, a constant of each layout.
+
+    Bounds are multiplied by the factor of their layouts, or by the least one of what is still open.
+    """
+
+    def __init__(self, pricing: Pricing, corrections: GainCorrections) -> None:
+        self._pricing, self._corrections = pricing, corrections
+        self._factor = 1.0
+
+    @property
+    def workload(self) -> Workload:
+        """What is priced."""
+        return self._pricing.workload
+
+    def stop_at(self, deadline: float) -> None:
+        """As the prices that are corrected."""
+        self._pricing.stop_at(deadline)
+
+    @property
+    def undecided_s(self) -> float:
+        """Of the layout priced last, corrected."""
+        return self._pricing.undecided_s * self._factor
+
+    @property
+    def unlisted_s(self) -> float:
+        """Of all layouts, by the least factor of any."""
+        return self._pricing.unlisted_s * self._corrections.least
+
+    @property
+    def overfull(self) -> Sequence[Priced]:
+        """None: the cuts of corrected plans may be used in full."""
+        return ()
+
+    @property
+    def prices_matrices(self) -> bool:
+        """As the prices that are corrected."""
+        return self._pricing.prices_matrices
+
+    def _times(self, bound_s: FloatArray, layouts: Layout, *undecided: str) -> FloatArray:
+        return bound_s * self._corrections.factor(self.workload, layouts, undecided)
+
+    def lower_bound_s(
+        self,
+        layouts: Layout,
+        numbers_of_groups: Sequence[int] = (),
+        *,
+        any_schedule: bool = False,
+    ) -> FloatArray:
+        """Corrected by the layouts' own settings."""
+        bound_s = self._pricing.lower_bound_s(layouts, numbers_of_groups, any_schedule=any_schedule)
+        return self._times(bound_s, layouts)
+
+    def degrees_bound_s(self, degrees: Layout, smallest_bubble: FloatArray) -> FloatArray:
+        """Corrected by the least factor of any layout of the degrees."""
+        return self._times(self._pricing.degrees_bound_s(degrees, smallest_bubble), degrees, *OPEN)
+
+    def least_memory_gib(self, layouts: Layout) -> tuple[FloatArray, IntArray]:
+        """As the prices that are corrected."""
+        return self._pricing.least_memory_gib(layouts)
+
+    def mappings(self, layout: Layout) -> Matrices:
+        """As the prices that are corrected."""
+        return self._pricing.mappings(layout)
+
+    def states_gib(self, layouts: Layout) -> FloatArray:
+        """As the prices that are corrected."""
+        return self._pricing.states_gib(layouts)
+
+    def recomputed_memory_gib(self, layouts: Layout) -> FloatArray:
+        """As the prices that are corrected."""
+        return self._pricing.recomputed_memory_gib(layouts)
+
+    def relief_bound_s(self, layouts: Layout, numbers_of_groups: Sequence[int]) -> FloatArray:
+        """Corrected by the least factor of whatever is recomputed."""
+        bound_s = self._pricing.relief_bound_s(layouts, numbers_of_groups)
+        return self._times(bound_s, layouts, "recompute")
+
+    def mapping_bounds(
+        self, layouts: Layout, numbers_of_groups: Sequence[int] = ()
+    ) -> list[MappingBounds]:
+        """Corrected by the layouts' own settings."""
+        bounds = self._pricing.mapping_bounds(layouts, numbers_of_groups)
+        factors = self._corrections.factor(self.workload, layouts).tolist()
+        return [_scaled(each, factor) for each, factor in zip(bounds, factors, strict=True)]
+
+    def needs(self, layout: Layout) -> Sequence[Need | None]:
+        """As the prices that are corrected."""
+        return self._pricing.needs(layout)
+
+    def use_assignment(self, layout: Layout, cells: Cells, value: Callable[[Any], int]) -> None:
+        """As the prices that are corrected."""
+        self._pricing.use_assignment(layout, cells, value)
+
+    def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
+        """The best that one layout can do: its settings are its own, so that the factor changes no order."""
+        self._factor = float(self._corrections.factor(self.workload, layout))
+        uncorrected = _scaled(mappings, 1.0 / self._factor)
+        priced = self._pricing.exact(layout, uncorrected, cutoff_s / self._factor)
+        if priced is None:
+            return None
+        return replace(priced, step_time_s=priced.step_time_s * self._factor)
+
+
+def _scaled(mappings: MappingBounds, factor: float) -> MappingBounds:
+    outside_s = mappings.outside_s
+    return replace(
+        mappings,
+        bound_s=mappings.bound_s * factor,
+        outside_s=None if outside_s is None else outside_s * factor,
+    )
 
 
 # Numbers that tune the search: they decide how long it takes, never what it answers.

@@ -9,7 +9,6 @@ import pytest
 
 from meshwright.costmodel.calibration import MEMORY_FACTORS, NAMES, Factors
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.errors import InputError
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.plan.best_plan import expectation
 from meshwright.planner.plan.make_plan import make_plan
@@ -100,11 +99,6 @@ def test_a_plan_for_the_mean_is_verified_and_says_so() -> None:
     assert plan.expected.step_time_s <= plan.expected.nominal_step_time_s
     assert (plan.status == "optimal") == plan.expected.same_as_nominal
     assert plan.inputs.objective == "expected"
-
-
-def test_the_mean_needs_a_calibration() -> None:
-    with pytest.raises(InputError, match="over the posterior of a calibration"):
-        request(objective="expected")
 
 
 def test_samples_have_the_posterior_s_mean_and_leave_memory_alone() -> None:
