@@ -160,6 +160,11 @@ class CorrectedPricing:
         """None: the cuts of corrected plans may be used in full."""
         return ()
 
+    def beyond_the_list(self, cutoff_s: float) -> Iterable[Priced]:
+        """None: what no list has is bounded by the least factor (`unlisted_s`), and not sought."""
+        del cutoff_s
+        return ()
+
     @property
     def prices_matrices(self) -> bool:
         """As the prices that are corrected."""

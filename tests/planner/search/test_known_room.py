@@ -135,6 +135,7 @@ def test_a_question_has_the_same_answer_when_degrees_without_room_are_passed_ove
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
+    pins: tuple[dict[str, int | str], ...] = ({}, {"optimizer_offload": 0}, {"tp_overlap": "off"})
     request = read_request(
         model=rng.choice(["qwen3-30b-a3b", "deepseek-v2-lite", "llama-3-8b", "gpt-oss-20b"]),
         cluster=rng.choice(["dgx-h100", "dgx-a100"]),
@@ -142,7 +143,7 @@ def test_a_question_has_the_same_answer_when_degrees_without_room_are_passed_ove
         global_batch=rng.choice([24, 48]),
         seq_len=4096,
         reserve_gib=rng.choice([0.0, 25.0, 45.0]),
-        pin=rng.choice([{}, {"optimizer_offload": 0}, {"tp_overlap": "off"}]),
+        pin=rng.choice(pins),
     )
     begin_with = _likely(rng, request)
     passed_over = search_with_buckets(request, begin_with=begin_with)
