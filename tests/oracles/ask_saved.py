@@ -3,7 +3,7 @@
 usage: ask_saved.py CASES.json
 CASES.json is a list of {"model": dimensions of LlamaConfig, "tokens", "targets": matrices with LoRA or null,
 "rank", "dora", "autocast"}. Without autocast all parameters have 16 bits, as FSDP hands them over. A JSON
-line per case: bytes of the tensors that the layer saves for its backward pass, without weights and their casts.
+line per case: bytes of the tensors that the layer saves for its backward pass, without weights and casts.
 """
 
 from __future__ import annotations
