@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_file import Run, read_runs
 
@@ -199,7 +200,7 @@ def trained_whole(torch: Any, run: Run, settings: dict[str, Any]) -> list[float]
     model = built(torch, workload.model, torch.float32)
     model.train()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    compiled = settings["framework"].startswith("torchtitan")
+    compiled = settings["framework"].startswith(TORCHTITAN.name)
     layers = model.model.layers
     for index, layer in enumerate(layers):
         wrapped = checkpoint_wrapper(layer) if settings.get("recompute") == "full" else layer

@@ -9,9 +9,15 @@ from typing import Any, Literal, NamedTuple
 from meshwright.costmodel.records import Overrides, data_table, layered_values, names_in
 from meshwright.costmodel.workload import AttentionKernel, Workload
 
-_FLASH_GENERATIONS = {"flash-1": 1, "flash-2": 2, "cudnn-9.0": 2.5, "flash-3": 3}
 OF_PYTORCH = 2.9
 """Generation of what PyTorch's own attention takes."""
+_FLASH_GENERATIONS = {
+    "flash-1": 1,
+    "flash-2": 2,
+    "cudnn-9.0": 2.5,
+    "sdpa": OF_PYTORCH,
+    "flash-3": 3,
+}
 _WRITTEN_ONCE_BYTES = 2.0
 """A weight gradient that is written and not added to; a kernel that adds reads and writes each element."""
 

@@ -32,10 +32,12 @@ from meshwright.frameworks.catalog import (
 from meshwright.model_specs.adapters import AdapterSpec, frozen_parameters
 from meshwright.model_specs.schema import ModelSpec
 
-AttentionKernel = Literal["unfused", "fused-softmax", "flash-1", "flash-2", "cudnn-9.0", "flash-3"]
+AttentionKernel = Literal[
+    "unfused", "fused-softmax", "flash-1", "flash-2", "cudnn-9.0", "sdpa", "flash-3"
+]
 """PyTorch's operators one by one; Megatron's fused softmax between two matrix products; FlashAttention 1
-and 2; cuDNN up to 9.0, as containers of early 2024 have it; FlashAttention 3, which also stands for later
-kernels of cuDNN."""
+and 2; cuDNN up to 9.0, as containers of early 2024 have it; what PyTorch's own attention takes;
+FlashAttention 3, which also stands for later kernels of cuDNN."""
 
 
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]

@@ -490,7 +490,7 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
         "gradient_accumulation_steps": layout.num_micro_batches,
         inputs.precision: True,
         "disable_gradient_checkpointing": layout.recompute == "none",
-        "flash_attn": "fa3" if _is_newer_flash(launch) else "fa2",
+        "flash_attn": _ATTENTION_WORDS[_attention(launch)],
         "output_dir": "saves",
     }
     _no_offload("LLaMA-Factory", launch, "layer_inputs", "saved_tensors")
@@ -551,9 +551,7 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
         "gradient_checkpointing": layout.recompute == "full",
         "optimizer": _trainers_optimizer(launch) or "adamw_torch_fused",
         inputs.precision: True,
-        "attn_implementation": "flash_attention_3"
-        if _is_newer_flash(launch)
-        else "flash_attention_2",
+        "attn_implementation": _attention(launch),
         "output_dir": "outputs",
     }
     _no_offload("Axolotl", launch, "layer_inputs")
@@ -651,10 +649,15 @@ def _not_there(stack: str, what: str) -> InfeasibleError:
     return InfeasibleError(f"{stack} cannot start this plan: it {what}.")
 
 
-def _is_newer_flash(launch: Launch) -> bool:
-    """Whether the plan prices FlashAttention-3, which runs on Hopper alone (its README)."""
-    is_hopper = launch.inputs.cluster.device.architecture == "hopper"
-    return is_hopper and launch.inputs.framework == DEEPSPEED.name
+_ATTENTION_WORDS = {"flash_attention_3": "fa3", "flash_attention_2": "fa2", "sdpa": "sdpa"}
+"""LLaMA-Factory's words for those of transformers."""
+
+
+def _attention(launch: Launch) -> str:
+    """The kernels that plans price: FlashAttention-3, which runs on Hopper alone (its README), or as fast."""
+    architecture = launch.inputs.cluster.device.architecture
+    own = {"hopper": "flash_attention_3", "blackwell": "sdpa"}
+    return own.get(architecture, "flash_attention_2")
 
 
 def _checkpoint(model: ModelSpec) -> str:

@@ -54,7 +54,7 @@ from meshwright.planner.mapping.joint import (
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
 from meshwright.planner.mapping.profiles import Profiles, profile_bounds, profiles_of
-from meshwright.planner.mapping.reach import Reach, Row, cover_of
+from meshwright.planner.mapping.reach import KindsReach, Row, cover_of
 from meshwright.planner.mapping.slots import Instance, assignment_of_ranks, ranks_of
 from meshwright.planner.solvers.clock import current_end_s
 
@@ -268,7 +268,7 @@ class PartsOfNodes:
                 else:
                     stuck.add(at)
 
-    def _of_any_mapping(self, layouts: Sequence[Layout], reach: Reach) -> list[Layout]:
+    def _of_any_mapping(self, layouts: Sequence[Layout], reach: KindsReach) -> list[Layout]:
         """Those of some layouts whose mappings are unknown but for a list, which `reach` is told."""
         own: list[Layout] = []
         most = reach.row(reach.most)
@@ -307,7 +307,7 @@ class PartsOfNodes:
         return {row: seconds[:, at].copy() for at, row in enumerate(rows)}
 
     def _priced_at(
-        self, layout: Layout, reach: Reach, gpus: IntArray, cutoff_s: float
+        self, layout: Layout, reach: KindsReach, gpus: IntArray, cutoff_s: float
     ) -> tuple[Priced | None, bool]:
         """Under one mapping, None where that does not beat the cutoff; and whether mappings that reach less
         far everywhere do not either.

@@ -70,7 +70,7 @@ class _Kind:
     """(members of each tensor group that has some, how many groups are alike); none of one tensor group."""
 
 
-class Reach:
+class KindsReach:
     """What is known of the mappings of layouts with the same degrees."""
 
     def __init__(self, cluster: ClusterSpec, key: Degrees, params: ReachParams) -> None:
@@ -218,15 +218,15 @@ class Reach:
         unit = np.arange(self._world) // tp
         dense = unit.reshape(pp, dp, cp, tp)
         experts = unit.reshape(pp, -1, self._ep, self._etp)
-        members = {
-            "cp": dense.transpose(0, 1, 3, 2).reshape(-1, cp),
-            "etp": experts.reshape(-1, self._etp),
-            "edp": experts.transpose(0, 2, 3, 1).reshape(-1, experts.shape[1]),
-            "dp_cp": dense.transpose(0, 3, 1, 2).reshape(-1, dp * cp),
-            "ep": experts.transpose(0, 1, 3, 2).reshape(-1, self._ep),
-        }
+        members = (
+            dense.transpose(0, 1, 3, 2).reshape(-1, cp),
+            experts.reshape(-1, self._etp),
+            experts.transpose(0, 2, 3, 1).reshape(-1, experts.shape[1]),
+            dense.transpose(0, 3, 1, 2).reshape(-1, dp * cp),
+            experts.transpose(0, 1, 3, 2).reshape(-1, self._ep),
+        )
         kinds = {}
-        for kind, groups in members.items():
+        for kind, groups in zip(ASKED[: len(members)], members, strict=True):
             alike = Counter(tuple(sorted(Counter(group).items())) for group in groups.tolist())
             cut = tuple((group, count) for group, count in alike.items() if len(group) > 1)
             kinds[kind] = _Kind(size=groups.shape[1], groups=cut)
@@ -361,7 +361,7 @@ def _joined(model: cp_model.CpModel, rows: list[list[cp_model.IntVar]]) -> list[
 class Cover:
     """Rows one of which at least is reached no further by each mapping of some degrees."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: KindsReach) -> None:
         self.reach = reach
         self.rows: dict[Row, None] = {reach.row(reach.most): None}
 
@@ -384,4 +384,4 @@ def cover_of(cluster: ClusterSpec, layout: Layout) -> Cover:
 
 @lru_cache(maxsize=512)
 def _cover(same: SameCluster, key: Degrees) -> Cover:
-    return Cover(Reach(same.cluster, key, DEFAULT_REACH))
+    return Cover(KindsReach(same.cluster, key, DEFAULT_REACH))

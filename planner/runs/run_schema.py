@@ -177,7 +177,8 @@ class SettingsDoc(BaseModel):
         default=None,
         description="Attention of the run, where it is not the software stack's own: unfused (PyTorch's "
         "operators), fused-softmax (Megatron), flash-1, flash-2, cudnn-9.0 (cuDNN up to that version), "
-        "flash-3 (also later cuDNN). Rows of sources may say it in words, as recipe.attention_kernel, or "
+        "sdpa (PyTorch's own: cuDNN on Hopper and Blackwell, else flash-2), flash-3 (also later cuDNN). "
+        "Rows of sources may say it in words, as recipe.attention_kernel, or "
         "name a container that has one: NeMo 24.05.",
     )
     shard_group: Degree | None = Field(

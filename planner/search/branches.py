@@ -374,8 +374,9 @@ OF_MEMORY = (*DEGREES, "micro_batch")
 
 
 HOW_A_STEP_RUNS = (
-    *("moe_dispatch", "ep_overlap", "tp_overlap", "dp_overlap", "pp_overlap"),
-    *("cuda_graph", "cp_comm", "cp_inner", "bucket_mb"),
+    *(field.name for field in fields(RunSettings) if field.name.endswith("_overlap")),
+    *("moe_dispatch", "cuda_graph"),
+    *("cp_comm", "cp_inner", "bucket_mb"),
 )
 """Settings that weights, gradients and optimizer states do not depend on."""
 

@@ -112,6 +112,13 @@ def test_torchtitan_keeps_no_quantised_weights_and_no_quantised_inputs() -> None
 @pytest.mark.parametrize(("tp", "each"), [(1, 14), (8, 18)])
 def test_torch_reserves_a_block_for_every_tensor_of_the_loss(tp: int, each: int) -> None:
     layout = Layout(tp=tp, dp=8 // tp, sequence_parallel=tp > 1, zero_stage=3, micro_batch=2)
+    parts = stage_memory_parts_gib(workload("llama-3-8b", "torchtitan-compile"), layout, ((32,),))
+    assert parts["logits"][0] * GIB == pytest.approx(each * LLAMA_8B_TOKENS * 128_256 / tp)
+
+
+@pytest.mark.parametrize(("tp", "each"), [(1, 4), (8, 8)])
+def test_a_compiled_loss_keeps_logits_and_their_gradient(tp: int, each: int) -> None:
+    layout = Layout(tp=tp, dp=8 // tp, sequence_parallel=tp > 1, zero_stage=3, micro_batch=2)
     parts = stage_memory_parts_gib(workload("llama-3-8b", "torchtitan"), layout, ((32,),))
     assert parts["logits"][0] * GIB == pytest.approx(each * LLAMA_8B_TOKENS * 128_256 / tp)
 

@@ -134,10 +134,10 @@ def half_precision(document: dict[str, Any], where: str) -> str:
 
 
 def kernel_of(document: dict[str, Any], key: str, kernels: Mapping[str, str], where: str) -> str:
-    """The attention that a configuration asks for; without a word PyTorch's, which has FlashAttention-2."""
+    """The attention that a configuration asks for; without a word PyTorch's own."""
     said = document.get(key)
     if said is None:
-        return "flash-2"
+        return "sdpa"
     if str(said) not in kernels:
         what = "is no kernel with a price"
         raise InputError(what, where=f"{where}: {key}", value=said, allowed=tuple(kernels))
@@ -398,7 +398,8 @@ _STAGES: dict[str, StepKindName] = {
 }
 """Kinds of a step by stage; PPO has none."""
 _LOSS = "pref_loss"
-_KERNELS = dict.fromkeys(("auto", "sdpa", "fa2"), "flash-2") | {
+_KERNELS = dict.fromkeys(("auto", "sdpa"), "sdpa") | {
+    "fa2": "flash-2",
     "fa3": "flash-3",
     "disabled": "unfused",
 }
@@ -554,7 +555,7 @@ _AXOLOTL_DEFAULTS = {_AXOLOTL_MICRO_BATCH: 1, STEPS: 1, _AXOLOTL_LENGTH: 512}
 _TENSOR, _CONTEXT, _REPLICAS = "tensor_parallel_size", "context_parallel_size", "dp_replicate_size"
 _IMPLEMENTATION, _CHECKPOINTS = "attn_implementation", "gradient_checkpointing"
 _IMPLEMENTATIONS = {
-    "sdpa": "flash-2",
+    "sdpa": "sdpa",
     "flash_attention_2": "flash-2",
     "flash_attention_3": "flash-3",
     "kernels-community/vllm-flash-attn3": "flash-3",

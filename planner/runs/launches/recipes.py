@@ -268,7 +268,7 @@ _TUNED_MODEL, _DISTRIBUTED, _PEFT, _QUANTISED = (
     "peft_config",
     "quant_config",
 )
-_V1_KERNELS = {"sdpa": "flash-2", "flash_attention_2": "flash-2", "eager": "unfused"}
+_V1_KERNELS = {"sdpa": "sdpa", "flash_attention_2": "flash-2", "eager": "unfused"}
 BY_COMMAND = (
     "what a step does is said by the command, llamafactory-cli sft or dpo: priced as fine-tuning"
 )

@@ -127,7 +127,8 @@ class _Dialect:
 
 
 _KERNELS = {
-    **dict.fromkeys(("sdpa", "flash_attn", "flash_attention_2"), "flash-2"),
+    "sdpa": "sdpa",
+    **dict.fromkeys(("flash_attn", "flash_attention_2"), "flash-2"),
     **dict.fromkeys(
         (
             "flash_attention_3",
