@@ -235,20 +235,22 @@ class PartsOfNodes:
         """Closes layouts of the same degrees, as far as it goes."""
         cover = cover_of(self._workload.cluster, layouts[0])
         reach = cover.reach
-        own = self._of_any_mapping(layouts, reach)
-        if not own:
+        alike = self._of_any_mapping(layouts, reach)
+        if not alike:
             return
         bounds: dict[Row, FloatArray] = {}
         stuck: set[int] = set()
         while time.monotonic() < self.deadline:
             fresh = [row for row in cover.rows if row not in bounds]
-            bounds |= self._bounds_of_rows(own, reach.placement(fresh), fresh)
+            bounds |= self._bounds_of_rows(alike, reach.placement(fresh), fresh)
             table = np.stack([bounds[row] for row in cover.rows])
-            for at, layout in enumerate(own):
-                one = self._unlisted[layout]
-                one.bound_s = max(float(table[:, at].min()), one.least_s)
-            seconds = [self._unlisted[layout].bound_s for layout in own]
-            open_ = [at for at, s in enumerate(seconds) if at not in stuck and s < cutoff_s]
+            for number, layout in enumerate(alike):
+                unlisted = self._unlisted[layout]
+                unlisted.bound_s = max(float(table[:, number].min()), unlisted.least_s)
+            seconds = [self._unlisted[layout].bound_s for layout in alike]
+            open_ = [
+                number for number, s in enumerate(seconds) if number not in stuck and s < cutoff_s
+            ]
             if not open_ or len(cover.rows) > MOST_ROWS:
                 return
             row = list(cover.rows)[int(np.argmin(table[:, open_].min(axis=1)))]
@@ -258,19 +260,19 @@ class PartsOfNodes:
             if gpus is None:
                 cover.split(row)
                 continue
-            for at in [at for at in open_ if bounds[row][at] < cutoff_s]:
-                priced, closes = self._priced_at(own[at], reach, gpus, cutoff_s)
+            for number in [number for number in open_ if bounds[row][number] < cutoff_s]:
+                priced, closes = self._priced_at(alike[number], reach, gpus, cutoff_s)
                 if priced is not None:
                     cutoff_s = priced.step_time_s
                     yield priced
                 if closes:
-                    bounds[row][at] = inf
+                    bounds[row][number] = inf
                 else:
                     stuck.add(at)
 
     def _of_any_mapping(self, layouts: Sequence[Layout], reach: KindsReach) -> list[Layout]:
         """Those of some layouts whose mappings are unknown but for a list, which `reach` is told."""
-        own: list[Layout] = []
+        alike: list[Layout] = []
         most = reach.row(reach.most)
         for layout in layouts:
             counted = self.counted(layout)
@@ -279,11 +281,11 @@ class PartsOfNodes:
             row = Placement(**{name: column[0] for name, column in vars(counted.most).items()})
             if reach.row(row) != most:
                 continue
-            if not own:
+            if not alike:
                 for gpus in counted.gpus:
                     reach.add(gpus)
-            own.append(layout)
-        return own
+            alike.append(layout)
+        return alike
 
     def _bounds_of_rows(
         self, layouts: Sequence[Layout], placement: Placement, rows: Sequence[Row]
@@ -302,9 +304,9 @@ class PartsOfNodes:
                 self._workload, Layout(**columns), each, self._limit_gib, groups, or_less=True
             )
         )
-        for at, layout in enumerate(layouts):
-            seconds[at][~keeps_inside(self._workload, layout, placement)] = inf
-        return {row: seconds[:, at].copy() for at, row in enumerate(rows)}
+        for number, layout in enumerate(layouts):
+            seconds[number][~keeps_inside(self._workload, layout, placement)] = inf
+        return {row: seconds[:, number].copy() for number, row in enumerate(rows)}
 
     def _priced_at(
         self, layout: Layout, reach: KindsReach, gpus: IntArray, cutoff_s: float
@@ -320,10 +322,10 @@ class PartsOfNodes:
         closes = self._is_ordered(layout)
         if not keeps_inside(self._workload, layout, placement)[0]:
             return None, closes
-        one = MappingBounds(
+        bounds = MappingBounds(
             matrices={PROFILE: np.zeros((1, 1), dtype=np.int64)}, bound_s=np.full(1, -inf)
         )
-        priced = PlacedAs(self._workload, placement).exact(layout, one, cutoff_s)
+        priced = PlacedAs(self._workload, placement).exact(layout, bounds, cutoff_s)
         if priced is None or priced.step_time_s >= cutoff_s:
             return None, closes
         return replace(priced, matrix={}, ranks=reach.ranks(gpus)), closes

@@ -123,7 +123,9 @@ class KindsReach:
             name: np.repeat(np.asarray(getattr(self.most, name))[None], len(rows), axis=0)
             for name in GROUPS
         }
-        return Placement(**columns | {kind: table[:, at] for at, kind in enumerate(ASKED)})
+        return Placement(
+            **columns | {kind: table[:, position] for position, kind in enumerate(ASKED)}
+        )
 
     def members(self, gpus: IntArray) -> dict[str, IntArray]:
         """Of the groups of a mapping, by kind, [levels]."""
@@ -137,7 +139,7 @@ class KindsReach:
         """A mapping that is known from elsewhere: the GPU of every rank."""
         members = self.members(gpus)
         reached = np.concatenate([members[kind] for kind in ASKED])
-        if not any(np.array_equal(reached, known) for known, _ in self._known):
+        if not any(np.array_equal(reached, reached_before) for reached_before, _ in self._known):
             self._known.append((reached, np.asarray(gpus, dtype=np.int64)))
 
     def find(self, row: Row) -> IntArray | None:
@@ -175,26 +177,26 @@ class KindsReach:
         Kinds are let off one by one as long as the rest stays impossible. Each mapping then has one of those
         that are left, at some level, where it reaches less far than asked.
         """
-        least = np.array(row, dtype=np.int64)
-        for at in np.flatnonzero(least > 1):
-            one = least.copy()
-            one[at] = 1
-            if self._refuted(one):
-                least = one
-        for at in np.flatnonzero(least > 1):
-            while least[at] > 2:
-                one = least.copy()
-                one[at] = self._lower(int(at), int(least[at]))
-                if one[at] < 2 or not self._refuted(one):
+        demanded = np.array(row, dtype=np.int64)
+        for position in np.flatnonzero(demanded > 1):
+            trial = demanded.copy()
+            trial[position] = 1
+            if self._refuted(trial):
+                demanded = trial
+        for position in np.flatnonzero(demanded > 1):
+            while demanded[position] > 2:
+                trial = demanded.copy()
+                trial[position] = self._lower(int(position), int(demanded[position]))
+                if trial[position] < 2 or not self._refuted(trial):
                     break
-                least = one
+                demanded = trial
         rows = []
-        for at in np.flatnonzero(least > 1):
+        for position in np.flatnonzero(demanded > 1):
             child = np.array(row, dtype=np.int64)
-            child[at] = self._lower(int(at), int(least[at]))
+            child[position] = self._lower(int(position), int(demanded[position]))
             # A group's members in a block are never fewer further out.
-            first = at - at % self.levels
-            child[first:at] = np.minimum(child[first:at], child[at])
+            first = position - position % self.levels
+            child[first:position] = np.minimum(child[first:position], child[position])
             rows.append(tuple(child.tolist()))
         return rows
 
@@ -202,9 +204,9 @@ class KindsReach:
         row = tuple(wanted.tolist())
         return self.find(row) is None and self.is_impossible(row)
 
-    def _lower(self, at: int, value: int) -> int:
+    def _lower(self, position: int, value: int) -> int:
         """The most below a value that groups of a place in a row can have."""
-        kind = ASKED[at // self.levels]
+        kind = ASKED[position // self.levels]
         if kind == "ep" and value == self._ep:
             return max(1, value // 2)
         if kind == "pp":
@@ -245,31 +247,31 @@ class KindsReach:
         paths = self.blocks[:, self._first[nodes]]
         used = [sum(row) for row in on]
         last: dict[tuple[int, ...], int] = {}
-        for at, node in enumerate(nodes):
+        for position, node in enumerate(nodes):
             room = int(self._free.free[node] // tp)
-            model.add(used[at] <= room)
+            model.add(used[position] <= room)
             # Nodes that are alike can be told apart by what they give: the first gives most.
-            like = (room, *paths[:, at].tolist()[1:])
+            like = (room, *paths[:, position].tolist()[1:])
             if like in last:
-                model.add(used[last[like]] >= used[at])
-            last[like] = at
+                model.add(used[last[like]] >= used[position])
+            last[like] = position
         self._post_order_of_replicas(model, on)
         by_kind = wanted.reshape(len(ASKED), self.levels)
         for level in range(self.levels):
-            held = {}
+            units_of = {}
             for block in np.unique(paths[level]).tolist():
-                rows = [on[at] for at in np.flatnonzero(paths[level] == block)]
-                held[block] = rows[0] if len(rows) == 1 else _joined(model, rows)
-            for at, kind in enumerate(ASKED):
-                least = int(by_kind[at, level])
-                if least == 1:
+                rows = [on[position] for position in np.flatnonzero(paths[level] == block)]
+                units_of[block] = rows[0] if len(rows) == 1 else _joined(model, rows)
+            for position, kind in enumerate(ASKED):
+                demanded = int(by_kind[position, level])
+                if demanded == 1:
                     continue
                 if kind == "pp":
-                    self._post_chain(model, list(held.values()), least)
+                    self._post_chain(model, list(units_of.values()), demanded)
                 elif kind == "ep":
-                    self._post_exchange(model, list(held.values()), least)
+                    self._post_exchange(model, list(units_of.values()), demanded)
                 else:
-                    self._post_ring(model, list(held.values()), self._kinds[kind], least)
+                    self._post_ring(model, list(units_of.values()), self._kinds[kind], demanded)
         solver = repeatable_solver(work=min(self._params.question_work, self._work_left))
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
@@ -278,7 +280,7 @@ class KindsReach:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None, False
         order = [
-            next(at for at, row in enumerate(on) if solver.boolean_value(row[unit]))
+            next(position for position, row in enumerate(on) if solver.boolean_value(row[unit]))
             for unit in range(self._world // tp)
         ]
         return self._free.in_order(nodes, tuple(order), tp), True
@@ -295,66 +297,71 @@ class KindsReach:
             return
         stage, units = cp * dp, size // tp
         where = [
-            sum(at * row[first] for at, row in enumerate(on)) for first in range(0, stage, units)
+            sum(position * row[first] for position, row in enumerate(on))
+            for first in range(0, stage, units)
         ]
         for before, after in pairwise(where):
             model.add(before <= after)
 
     def _post_ring(
-        self, model: cp_model.CpModel, blocks: list[list[cp_model.IntVar]], kind: _Kind, least: int
+        self,
+        model: cp_model.CpModel,
+        blocks: list[list[cp_model.IntVar]],
+        kind: _Kind,
+        demanded: int,
     ) -> None:
-        """A block uses `least` GPUs at least for each ring that it cuts, or it cuts none."""
+        """A block uses `demanded` GPUs at least for each ring that it cuts, or it cuts none."""
         tp = self._degrees[0]
         for block in blocks:
             cuts = []
             for group, alike in kind.groups:
                 members = sum(count * block[unit] for unit, count in group)
-                whole = model.new_bool_var("")
-                if least >= kind.size:
-                    model.add(members == kind.size * whole)
+                uncut = model.new_bool_var("")
+                if demanded >= kind.size:
+                    model.add(members == kind.size * uncut)
                     continue
                 cut = model.new_bool_var("")
-                model.add(members <= (kind.size - 1) * cut + kind.size * whole)
-                model.add(members >= kind.size * whole)
+                model.add(members <= (kind.size - 1) * cut + kind.size * uncut)
+                model.add(members >= kind.size * uncut)
                 cuts.append(alike * cut)
             if cuts:
-                model.add(least * sum(cuts) <= tp * sum(block))
+                model.add(demanded * sum(cuts) <= tp * sum(block))
 
     def _post_exchange(
-        self, model: cp_model.CpModel, blocks: list[list[cp_model.IntVar]], least: int
+        self, model: cp_model.CpModel, blocks: list[list[cp_model.IntVar]], demanded: int
     ) -> None:
-        """Of each group a block holds nothing, or `least` members at least."""
+        """Of each group a block holds nothing, or `demanded` members at least."""
         for block in blocks:
             for group, _ in self._kinds["ep"].groups:
                 members = sum(count * block[unit] for unit, count in group)
-                some = model.new_bool_var("")
-                model.add(members >= least * some)
-                model.add(members <= self._ep * some)
+                holds_any = model.new_bool_var("")
+                model.add(members >= demanded * holds_any)
+                model.add(members <= self._ep * holds_any)
 
     def _post_chain(
-        self, model: cp_model.CpModel, blocks: list[list[cp_model.IntVar]], least: int
+        self, model: cp_model.CpModel, blocks: list[list[cp_model.IntVar]], demanded: int
     ) -> None:
-        """Each pipeline leaves its block so rarely that its parts have `least` stages on average."""
+        """Each pipeline leaves its block so rarely that its parts have `demanded` stages on average."""
         _, cp, dp, pp = self._degrees
-        most = pp // least - 1
+        most_exits = pp // demanded - 1
         for pipeline in range(cp * dp):
             chain = range(pipeline, cp * dp * pp, cp * dp)
-            left = []
+            exits = []
             for unit, after in pairwise(chain):
                 leaves = model.new_bool_var("")
                 for block in blocks:
                     model.add(block[unit] - block[after] <= leaves)
-                left.append(leaves)
-            model.add(sum(left) <= most)
+                exits.append(leaves)
+            model.add(sum(exits) <= most_exits)
 
 
 def _joined(model: cp_model.CpModel, rows: list[list[cp_model.IntVar]]) -> list[cp_model.IntVar]:
     """Whether each tensor group is in one of some nodes."""
     joined = []
     for unit in zip(*rows, strict=True):
-        one = model.new_bool_var("")
-        model.add(one == sum(unit))
-        joined.append(one)
+        trial = model.new_bool_var("")
+        model.add(trial == sum(unit))
+        joined.append(trial)
     return joined
 
 
@@ -369,12 +376,12 @@ class Cover:
         """Puts smaller rows in the place of one that is impossible, but for those within another."""
         del self.rows[row]
         for child in self.reach.less(row):
-            if not any(_is_within(child, other) for other in self.rows):
+            if not any(_is_within(child, wider) for wider in self.rows):
                 self.rows[child] = None
 
 
-def _is_within(row: Row, other: Row) -> bool:
-    return all(own <= theirs for own, theirs in zip(row, other, strict=True))
+def _is_within(row: Row, wider: Row) -> bool:
+    return all(fewer <= further for fewer, further in zip(row, wider, strict=True))
 
 
 def cover_of(cluster: ClusterSpec, layout: Layout) -> Cover:
