@@ -268,7 +268,7 @@ class PartsOfNodes:
                 if closes:
                     bounds[row][number] = inf
                 else:
-                    stuck.add(at)
+                    stuck.add(number)
 
     def _of_any_mapping(self, layouts: Sequence[Layout], reach: KindsReach) -> list[Layout]:
         """Those of some layouts whose mappings are unknown but for a list, which `reach` is told."""

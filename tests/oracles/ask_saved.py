@@ -44,7 +44,8 @@ def saved_bytes(case: dict[str, Any]) -> int:
     import torch
 
     model, layer = built(case)
-    tokens, within = case["tokens"], []
+    tokens = case["tokens"]
+    within: list[bool] = []
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
     held = []

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.oracle
 
 TOKENS, RANK = 192, 8
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "grouped": {"hidden": 256, "ffn_hidden": 896, "heads": 8, "kv_heads": 2},
     "plain": {"hidden": 320, "ffn_hidden": 640, "heads": 5, "kv_heads": 5},
 }
@@ -42,7 +42,7 @@ TRAINED: dict[str, tuple[tuple[str, ...] | None, bool, bool]] = {
 """Matrices with adapters, whether they have magnitudes, and whether autocast narrows them."""
 
 
-def counted_bytes(model: dict[str, int], trained: str) -> float:
+def counted_bytes(model: dict[str, Any], trained: str) -> float:
     """What the cost model says of the layer."""
     targets, decomposed, autocast = TRAINED[trained]
     adapters = None
@@ -63,7 +63,7 @@ def counted_bytes(model: dict[str, int], trained: str) -> float:
     return float(saved)
 
 
-def asked(model: dict[str, int], trained: str) -> dict[str, Any]:
+def asked(model: dict[str, Any], trained: str) -> dict[str, Any]:
     """The case in the oracle's words."""
     targets, decomposed, autocast = TRAINED[trained]
     return {
