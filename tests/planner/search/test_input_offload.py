@@ -23,6 +23,7 @@ from meshwright.planner.runs.run_file import run_from_mapping
 from meshwright.planner.search.loop import search_executions
 from meshwright.planner.search.space import space_of
 from tests.planner.search.test_planner_optimum import best_by_brute_force
+from tests.soaked import some
 
 LONG: dict[str, Any] = {
     "model": "qwen3-8b",
@@ -72,9 +73,14 @@ def test_a_million_tokens_fit_with_inputs_on_the_host() -> None:
     assert peak_gb == pytest.approx(56.2, rel=0.12)
 
 
+MORE = [("fsdp2", 6.0), ("deepspeed", 6.0), ("deepspeed", 8.0)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["fsdp2", "deepspeed"])
-@pytest.mark.parametrize("hbm_gib", [pytest.param(6.0, marks=pytest.mark.soak), 8.0])
+@pytest.mark.parametrize(
+    ("framework", "hbm_gib"),
+    [("fsdp2", 8.0), *(pytest.param(*case, marks=pytest.mark.soak) for case in some(MORE))],
+)
 def test_the_search_equals_brute_force(framework: str, hbm_gib: float) -> None:
     asked = request(
         framework=framework,

@@ -61,7 +61,7 @@ def test_the_search_equals_brute_force_many(seed: int) -> None:
     check_against_brute_force(of_a_kind(request(seed), seed))
 
 
-@pytest.mark.parametrize("seed", range(3100, 3110))
+@pytest.mark.parametrize("seed", [3101, 3104, 3107])
 def test_the_search_equals_brute_force_under_trl(seed: int) -> None:
     framework = ("deepspeed", "fsdp2")[seed % 2]
     plain = replace(request(seed), framework=framework, precision="bf16", pins={}, forbids=())
