@@ -214,7 +214,8 @@ def test_the_plan_carries_the_placement_and_its_price(tmp_path: Path) -> None:
     assert shown[0] == 0
     script = (folder / "launch.sh").read_text()
     assert "Note: Megatron-LM takes no placement of experts: it deals them out" in script
-    fewer = ("--expert-loads", path, "--forbid", "shard-groups,selective-recompute")
+    forbidden = "shard-groups,selective-recompute,optimizer-offload"
+    fewer = ("--expert-loads", path, "--pin", "ep=4", "--forbid", forbidden)
     exhaustive = json.loads(planned(*fewer, "--method", "exhaustive")[1])
     searched = json.loads(planned(*fewer)[1])
     assert searched["objective"]["step_time_s"] == pytest.approx(
