@@ -20,7 +20,7 @@ help:
 	@echo "make check     the same without the slow tests, about 4 minutes on 2 cores"
 	@echo "make fuzz      10,000 damaged files for every reader of users' files"
 	@echo "make attack    20 minutes of random layouts and changed requests against what plans prove"
-	@echo "make slow      the suites that take minutes each, a twelfth of their longest"
+	@echo "make slow      the suites that take minutes each, one in 24 of their longest"
 	@echo "make soak      all of their cases"
 	@echo "make coverage  lines of the rules, the cost model, the search, its bounds and mixed clusters that the tests run (installs into .measure)"
 	@echo "make mutants   400 small faults in the rules: how many the tests notice (installs into .measure)"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 Case = TypeVar("Case")
-SHARE = int(os.environ.get("MESHWRIGHT_SOAK_SHARE", "12"))
+SHARE = int(os.environ.get("MESHWRIGHT_SOAK_SHARE", "24"))
 """One case in so many."""
 
 
