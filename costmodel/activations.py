@@ -375,12 +375,11 @@ def _operator_outputs(workload: Workload, layout: Layout) -> Floats:
 def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Floats:
     """Bytes a token that eager stacks keep beside what fused kernels do.
 
-    Rotary embeddings, norms and a gate each run on their own: queries and keys from before and after the
-    first, and what the activation function returns (nanotron, models/llama.py, GLUActivation). Sequence
-    parallelism that
-    does not gather again for the backward pass keeps the gathered inputs of both column-parallel products
-    (nanotron, parallel/tensor_parallel/functional.py, tp_recompute_allgather; huggingface/nanotron pull
-    request 208: 69 GB instead of 61).
+    Rotary embeddings on their own keep queries and keys from before and after them, and a gate keeps what its
+    activation function returns (nanotron, models/llama.py, GLUActivation). Sequence parallelism that does not
+    gather again for the backward pass keeps the gathered inputs of both column-parallel products (nanotron,
+    parallel/tensor_parallel/functional.py, tp_recompute_allgather; huggingface/nanotron pull request 208: 69 GB
+    instead of 61).
     """
     model, tp, profile = workload.model, np.asarray(layout.tp), memory_profile(workload.framework)
     kept: Floats = 0.0
@@ -499,15 +498,12 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
 
 
 def _between_adapters(workload: Workload, shares: BlockShares) -> float:
-    """Bytes a token between the products of adapters and of inputs of their own, on every rank whole."""
-    model = workload.model
-    mixers = (shares.attention + shares.mamba) * inner_bytes(workload, *_MIXER_INPUTS)
-    mixers += (
-        (shares.attention + shares.mamba)
-        * copied_inputs(workload, *_MIXER_INPUTS)
-        * 2.0
-        * model.hidden
-    )
+    """Bytes a token of what adapters keep for themselves, on every rank whole: what lies between their two
+    products, and inputs that each has copied.
+    """
+    model, width = workload.model, 2.0 * workload.model.hidden
+    before = inner_bytes(workload, *_MIXER_INPUTS) + copied_inputs(workload, *_MIXER_INPUTS) * width
+    mixers = (shares.attention + shares.mamba) * before
     mixers += shares.attention * inner_bytes(workload, "o_proj")
     if adapted_outputs(workload, {"o_proj": 1.0}):
         # The kernel of attention keeps its output itself.
@@ -515,10 +511,10 @@ def _between_adapters(workload: Workload, shares: BlockShares) -> float:
         mixers += shares.attention * own_bytes
     mixers += shares.mamba * inner_bytes(workload, "out_proj")
     blocks = shares.feed_forward
-    if workload.model.moe is not None and workload.model.moe.shared_width:
+    if model.moe is not None and model.moe.shared_width:
         blocks += shares.experts
     mlp = inner_bytes(workload, *_MLP_INPUTS) + inner_bytes(workload, "down_proj")
-    mlp += copied_inputs(workload, *_MLP_INPUTS) * 2.0 * model.hidden
+    mlp += copied_inputs(workload, *_MLP_INPUTS) * width
     return mixers + blocks * mlp + kept_outputs_bytes(workload, shares)
 
 

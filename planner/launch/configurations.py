@@ -654,7 +654,9 @@ _ATTENTION_WORDS = {"flash_attention_3": "fa3", "flash_attention_2": "fa2", "sdp
 
 
 def _attention(launch: Launch) -> str:
-    """The kernels that plans price: FlashAttention-3, which runs on Hopper alone (its README), or as fast."""
+    """The attention kernels with a plan's price, in transformers' words. FlashAttention-3 runs on Hopper alone
+    (its README); on Blackwell PyTorch's own attention is as fast.
+    """
     architecture = launch.inputs.cluster.device.architecture
     own = {"hopper": "flash_attention_3", "blackwell": "sdpa"}
     return own.get(architecture, "flash_attention_2")
