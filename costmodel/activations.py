@@ -378,8 +378,8 @@ def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Fl
     Rotary embeddings on their own keep queries and keys from before and after them, and a gate keeps what its
     activation function returns (nanotron, models/llama.py, GLUActivation). Sequence parallelism that does not
     gather again for the backward pass keeps the gathered inputs of both column-parallel products (nanotron,
-    parallel/tensor_parallel/functional.py, tp_recompute_allgather; huggingface/nanotron pull request 208: 69 GB
-    instead of 61).
+    parallel/tensor_parallel/functional.py, tp_recompute_allgather; huggingface/nanotron pull request 208:
+    69 GB instead of 61).
     """
     model, tp, profile = workload.model, np.asarray(layout.tp), memory_profile(workload.framework)
     kept: Floats = 0.0

@@ -654,8 +654,9 @@ _ATTENTION_WORDS = {"flash_attention_3": "fa3", "flash_attention_2": "fa2", "sdp
 
 
 def _attention(launch: Launch) -> str:
-    """The attention kernels with a plan's price, in transformers' words. FlashAttention-3 runs on Hopper alone
-    (its README); on Blackwell PyTorch's own attention is as fast.
+    """The attention kernels with a plan's price, in transformers' words.
+
+    FlashAttention-3 runs on Hopper alone (its README); on Blackwell plans price PyTorch's own attention.
     """
     architecture = launch.inputs.cluster.device.architecture
     own = {"hopper": "flash_attention_3", "blackwell": "sdpa"}
