@@ -119,16 +119,23 @@ def _of_trainer(name: str, installs: str = "") -> OptimizerSetting:
     return _stepped(TRAINER_FLAG, name, TRAINER, rules=_SCRIPT, installs=installs)
 
 
-def _own(name: str, *rules: str, **others: Any) -> OptimizerSetting:
-    """One that DeepSpeed makes, by its name in ds_config.json."""
-    return _stepped(OPTIMIZER_TYPE, name, CONFIG, rules=(*_SCRIPT, *rules), **others)
+def _own(name: str, made: str, *rules: str, **others: Any) -> OptimizerSetting:
+    """One that DeepSpeed makes, by its name in ds_config.json and the file with its class."""
+    source = f"{CONFIG} and {made}"
+    return _stepped(OPTIMIZER_TYPE, name, source, rules=(*_SCRIPT, *rules), **others)
 
 
 _OPTIMIZERS = {
     "adam": _stepped(_FLAGS["optimizer"], "adam", ARGUMENTS, default=True),
     "sgd": _stepped(_FLAGS["optimizer"], "sgd", ARGUMENTS),
-    "muon": _own("Muon", "deepspeed-muon-zero", "deepspeed-muon-experts", gram=True),
-    "lion": _own("Lion"),
+    "muon": _own(
+        "Muon",
+        "deepspeed/runtime/zero/muon/original_muon.py",
+        "deepspeed-muon-zero",
+        "deepspeed-muon-experts",
+        gram=True,
+    ),
+    "lion": _own("Lion", "deepspeed/ops/lion/fused_lion.py"),
     "adafactor": _of_trainer("adafactor"),
     "adam-8bit": _of_trainer("adamw_8bit", "bitsandbytes"),
     "paged-adam": _of_trainer("paged_adamw_32bit", "bitsandbytes"),
@@ -212,7 +219,7 @@ DEEPSPEED = Framework(
         ),
         "layer_inputs": InputOffload(
             flag=_FLAGS["offloads_inputs"],
-            source="deepspeed/runtime/activation_checkpointing/offload_activations.py",
+            source="deepspeed/runtime/activation_checkpointing",
             hides=True,
             layers_at_hand=3.0,
             rules=INPUT_OFFLOAD_RULES,

@@ -40,6 +40,7 @@ _BITSANDBYTES = "peft and bitsandbytes"
 def _of_peft(source: str, *rules: str, installs: str = "peft") -> AdapterSetting:
     """What PEFT trains beside frozen weights, by its file and under its rules."""
     rules = ("peft-degrees", *rules)
+    source = f"{source} and peft/utils/constants.py"
     return AdapterSetting(flag=ADAPTER_FILE, source=source, rules=rules, installs=installs)
 
 
@@ -96,7 +97,7 @@ TRANSFORMERS_ENCODERS = {
 LIGER_LOSS = Setting(
     flag="use_liger_kernel",
     value="True",
-    source="liger_kernel/ops/fused_linear_cross_entropy.py",
+    source="liger_kernel/ops/fused_linear_cross_entropy.py and transformers/training_args.py",
     rules=("whole-head",),
     installs="liger-kernel",
 )
@@ -106,7 +107,7 @@ INPUT_OFFLOAD_RULES = ("offload-recomputed", "offloaded-inputs-degrees", "host-i
 SAVED_TENSORS = InputOffload(
     flag="activation_offloading",
     value="True",
-    source="trl/models/activation_offloading.py",
+    source="trl/models/activation_offloading.py and trl/trainer/sft_config.py",
     hides=True,
     layers_at_hand=5.0,
     rules=INPUT_OFFLOAD_RULES,
@@ -193,7 +194,7 @@ FSDP2 = Framework(
         "layer_inputs": InputOffload(
             flag=f"fsdp_config.{OFFLOADS_INPUTS}",
             value="true",
-            source="accelerate/utils/fsdp_utils.py",
+            source=f"{LAUNCH} and accelerate/utils/fsdp_utils.py",
             rules=INPUT_OFFLOAD_RULES,
         ),
         "saved_tensors": SAVED_TENSORS,
@@ -235,7 +236,7 @@ FSDP2 = Framework(
         "chunked": Setting(
             flag="loss_type",
             value="chunked_nll",
-            source="trl/trainer/sft_trainer.py",
+            source="trl/trainer/sft_config.py",
             rules=("whole-head",),
             installs="trl",
         ),

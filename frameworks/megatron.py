@@ -409,7 +409,7 @@ def _emerging(name: str, since: str, **others: Any) -> OptimizerSetting:
     """
     return _optimizer(
         name,
-        "megatron/core/optimizer/emerging_optimizers.py",
+        "megatron/core/optimizer/emerging_optimizers.py and megatron/core/optimizer/__init__.py",
         since,
         beside="adam",
         whole=True,

@@ -20,6 +20,7 @@ from meshwright.frameworks.record import (
 )
 
 CONFIG = "torchtitan/config/configs.py"
+OPTIMIZER = "torchtitan/components/optimizer/optimizer.py"
 CHECKPOINTS = "torchtitan/distributed/activation_checkpoint.py"
 EXPERTS = "torchtitan/models/common/config_utils.py"
 TORCH_SCHEDULES = "torch/distributed/pipelining/schedules.py"
@@ -150,16 +151,14 @@ TORCHTITAN = Framework(
         ),
     },
     optimizers={
-        "adam": OptimizerSetting(
-            source="torchtitan/components/optimizer/optimizer.py", default=True
-        ),
+        "adam": OptimizerSetting(source=OPTIMIZER, default=True),
         # Its owners and buckets are written out weight by weight, for Kimi K2 alone, without tp and pp
         # (models/kimi_k2_7/config_registry.py).
         "muon": OptimizerSetting(
             flag="optimizer_name",
             whole=True,
             value="DistMuon",
-            source="torchtitan/distributed/flex_shard/dist_muon.py",
+            source=f"{OPTIMIZER} and torchtitan/distributed/flex_shard/dist_muon.py",
             planned=False,
         ),
     },

@@ -18,8 +18,8 @@ from tests.frameworks.test_records import settings_of
 
 pytestmark = pytest.mark.oracle
 
-ELSEWHERE = "Megatron-DeepSpeed "
-"""Sources that no package index has begin with this."""
+ELSEWHERE = ("Megatron-DeepSpeed ", "nemo_rl/")
+"""Sources that no package index has begin with one of these."""
 WORDS_OF_VALUES = ("true", "false")
 
 
@@ -52,7 +52,9 @@ def missing(root: Path, setting: Setting) -> list[str]:
     words = [setting.flag.removeprefix("--").split(":")[0]]
     if not setting.value.isdigit() and setting.value not in WORDS_OF_VALUES:
         words.append(setting.value)
-    keys = [word.split(".")[-1].replace("-", "_") for word in words]
+    # A file is named whole, a field by its last part.
+    last = [word if word.endswith(".json") else word.split(".")[-1] for word in words]
+    keys = [word.replace("-", "_") for word in last]
     # A switch is also turned off by its name after "no-".
     return [key for key in keys if key not in text and key.removeprefix("no_") not in text]
 

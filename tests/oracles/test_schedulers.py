@@ -38,6 +38,8 @@ FOR: dict[str, FrameworkName] = {
     "torchtitan": "torchtitan",
     "deepspeed": "deepspeed",
     "fsdp2": "fsdp2",
+    "axolotl": "fsdp2",
+    "llama-factory": "fsdp2",
 }
 
 NUMBERS_NODES = ("kubernetes", "volcano", "trainjob", "skypilot", "ray")
@@ -47,7 +49,10 @@ NUMBERS_NODES = ("kubernetes", "volcano", "trainjob", "skypilot", "ray")
 def plan_for(target: str, name: str = "llama", ranks: list[tuple[int, int]] | None = None) -> Plan:
     zero = 3 if target in FOR else 1
     mapping = None if ranks is None else Mapping(order=[], levels=[], matrix={}, ranks=ranks)
-    plan = make_plan(tp=2, dp=16, zero_stage=2 if target == "deepspeed" else zero, mapping=mapping)
+    tp = 1 if target == "llama-factory" else 2
+    plan = make_plan(
+        tp=tp, dp=32 // tp, zero_stage=2 if target == "deepspeed" else zero, mapping=mapping
+    )
     model = plan.inputs.model.model_copy(update={"name": name})
     inputs = plan.inputs.model_copy(
         update={"model": model, "framework": FOR.get(target, "megatron")}
