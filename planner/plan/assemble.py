@@ -15,7 +15,7 @@ from meshwright.costmodel.estimate import Estimate, estimate_layout
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.lengths import UNPACKED, PackedLengths
-from meshwright.costmodel.optimum_band import optimum_band
+from meshwright.costmodel.measured_settings import optimum_band
 from meshwright.costmodel.rates import (
     has_own_band,
     peak_flops,

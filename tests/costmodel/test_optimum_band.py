@@ -14,7 +14,7 @@ from benchmarks.recipes import (
 )
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.optimum_band import (
+from meshwright.costmodel.measured_settings import (
     Support,
     measured_settings,
     optimum_band,
