@@ -33,10 +33,11 @@ if TYPE_CHECKING:
         Optimizer,
         PlanObjective,
         Precision,
+        ReferencePlace,
         ScheduleName,
+        StepKindName,
     )
     from meshwright.costmodel.losses import LossName
-    from meshwright.costmodel.step_kinds import ReferencePlace, StepKindName
     from meshwright.frameworks.record import FrameworkName
     from meshwright.model_specs.schema import ModelSpec
     from meshwright.planner.analysis.traffic import MappingOrder

@@ -12,6 +12,7 @@ from meshwright.cluster_specs.allocation import fabric_levels, is_irregular
 from meshwright.cluster_specs.tiers import free_of
 from meshwright.costmodel.data_parallel import TIMES_OWN
 from meshwright.costmodel.estimate import Estimate, estimate_layout
+from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.lengths import UNPACKED, PackedLengths
@@ -28,7 +29,6 @@ from meshwright.costmodel.records import (
     fit_probability,
     with_stragglers,
 )
-from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import program_version
 from meshwright.frameworks.catalog import framework_named

@@ -23,12 +23,12 @@ from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan, spans_of
 from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
+from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement
 from meshwright.costmodel.measured_settings import model_kind, priced_settings
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.records import choices_in_pairs, device_class, measured_gain
-from meshwright.costmodel.step_kinds import STEP_KINDS
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.model_specs.parameters import parameter_count
