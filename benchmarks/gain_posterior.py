@@ -33,7 +33,7 @@ from meshwright.costmodel.measured_settings import (
     priced_settings,
 )
 from meshwright.costmodel.records import device_class, device_classes
-from meshwright.planner.runs.calibration.robust_fit import Floats
+from meshwright.planner.runs.calibration.evidence import Floats
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
 from meshwright.planner.runs.stated_pairs import read_pairs

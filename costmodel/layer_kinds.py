@@ -14,12 +14,7 @@ from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
 from meshwright.costmodel.adapters import adapter_launches, frozen
 from meshwright.costmodel.attention import attention_block, full_share, one_window_share
 from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, linear, moe_mlp
-from meshwright.costmodel.image_encoder import (
-    encoder_context,
-    encoder_of,
-    projections,
-    score_share,
-)
+from meshwright.costmodel.image_encoder import encoder_context, encoder_of, projections, score_share
 from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
     Context,

@@ -21,15 +21,15 @@ from meshwright.costmodel.rates import (
     named_constants,
     peak_flops,
 )
-from meshwright.costmodel.ratios import (
+from meshwright.costmodel.stacks import stack_constants
+from meshwright.costmodel.states import rank_parameters
+from meshwright.costmodel.textbook import (
     ELEMENT_BYTES,
     data_parallel_flop_per_byte,
     overlap_ratio,
     regime,
     ridge_flop_per_byte,
 )
-from meshwright.costmodel.stacks import stack_constants
-from meshwright.costmodel.states import rank_parameters
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.schema import ModelSpec

@@ -17,12 +17,7 @@ from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.lengths import UNPACKED, PackedLengths
 from meshwright.costmodel.measured_settings import optimum_band
-from meshwright.costmodel.rates import (
-    has_own_band,
-    peak_flops,
-    peak_memory_band,
-    step_time_band,
-)
+from meshwright.costmodel.rates import has_own_band, peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import (
     POINT_ESTIMATE,
     best_measured_mfu,

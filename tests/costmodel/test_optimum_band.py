@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.optimum_bands import PlannedGroup, bands, coverage, document
-from benchmarks.recipes import (
-    BANDS,
-    compared,
-    measured_runs,
-    planned_groups,
-    recipes,
-)
+from benchmarks.recipes import BANDS, compared, measured_runs, planned_groups, recipes
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.measured_settings import (

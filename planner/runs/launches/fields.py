@@ -14,14 +14,8 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.model_specs.adapters import ALL_LINEAR
-from meshwright.planner.runs.launches.command_line import (
-    CommandLine,
-    number_in,
-)
-from meshwright.planner.runs.launches.finetuning import (
-    adapter_targets,
-    adapters_mapping,
-)
+from meshwright.planner.runs.launches.command_line import CommandLine, number_in
+from meshwright.planner.runs.launches.finetuning import adapter_targets, adapters_mapping
 from meshwright.planner.runs.launches.launch_run import is_harmless
 
 RECIPE = "config"

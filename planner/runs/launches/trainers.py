@@ -23,10 +23,7 @@ from meshwright.frameworks.megatron import MEGATRON, PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, adapter_method
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.runs.launches.command_line import (
-    CommandLine,
-    trains_a_part,
-)
+from meshwright.planner.runs.launches.command_line import CommandLine, trains_a_part
 from meshwright.planner.runs.launches.fields import RECIPE, fields_of_line, launched_gpus
 from meshwright.planner.runs.launches.finetuning import (
     DEEPSPEED_FILE,
