@@ -33,10 +33,11 @@ if TYPE_CHECKING:
         Optimizer,
         PlanObjective,
         Precision,
+        ReferencePlace,
         ScheduleName,
+        StepKindName,
     )
     from meshwright.costmodel.losses import LossName
-    from meshwright.costmodel.step_kinds import ReferencePlace, StepKindName
     from meshwright.frameworks.record import FrameworkName
     from meshwright.model_specs.schema import ModelSpec
     from meshwright.planner.analysis.traffic import MappingOrder
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from meshwright.planner.mixed.service import MixedResult
     from meshwright.planner.plan.document import Plan
     from meshwright.planner.runs.calibration.machine import MachineReport
-    from meshwright.planner.runs.calibration.report import CalibrationReport
+    from meshwright.planner.runs.calibration.service import CalibrationReport
     from meshwright.planner.runs.prediction import PricedRun
     from meshwright.planner.runs.run_file import Run
     from meshwright.planner.runs.validation import ValidationReport
@@ -1670,7 +1671,7 @@ def overlap(
     InputError
         If what is given does not make a question, or cannot be read.
     """
-    from meshwright.costmodel.alpha_beta import Link
+    from meshwright.costmodel.textbook import Link
     from meshwright.errors import InputError
     from meshwright.planner.calculators import volumes as documents
 
@@ -1804,7 +1805,7 @@ def compress(
     InputError
         If a size cannot be.
     """
-    from meshwright.costmodel.alpha_beta import Link
+    from meshwright.costmodel.textbook import Link
     from meshwright.planner.calculators.volumes import compression_document
 
     link = Link(

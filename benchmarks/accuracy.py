@@ -45,7 +45,7 @@ from meshwright.costmodel.records import (
 )
 from meshwright.costmodel.stacks import framework_names, framework_prefixes
 from meshwright.planner.report.run_view import scatter_svg
-from meshwright.planner.runs.calibration.robust_fit import Bools, Floats
+from meshwright.planner.runs.calibration.evidence import Bools, Floats
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
 from meshwright.planner.runs.validation import (

@@ -20,7 +20,7 @@ import yaml
 
 from benchmarks.calibration import Problem, fit, rounded
 from meshwright.costmodel.records import FILES, PROVENANCE, ConstantRecord, constant_records
-from meshwright.planner.runs.calibration.robust_fit import Floats
+from meshwright.planner.runs.calibration.evidence import Floats
 from meshwright.planner.runs.run_file import read_runs
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,8 +22,8 @@ from meshwright.costmodel.rates import Constants, as_run, device_prefixes, named
 from meshwright.costmodel.records import ConstantRecord, ConstantValue, effective_paths
 from meshwright.costmodel.stacks import framework_prefixes
 from meshwright.costmodel.step_time import exact_step, make_context
-from meshwright.planner.runs.calibration import robust_fit
-from meshwright.planner.runs.calibration.robust_fit import MOST_STEPS, Bools, Floats, Goal
+from meshwright.planner.runs.calibration import evidence
+from meshwright.planner.runs.calibration.evidence import MOST_STEPS, Bools, Floats, Goal
 from meshwright.planner.runs.prediction import arrangement
 from meshwright.planner.runs.run_file import Run
 
@@ -205,7 +205,7 @@ def fit(
     )
     at_start = (begin[moving] - priors) / spreads
     slopes = None if known is None else in_spreads(known.slopes)
-    return logs_at(robust_fit.fit(goal, at_start, slopes, exact=exact, steps=steps).x)
+    return logs_at(evidence.fit(goal, at_start, slopes, exact=exact, steps=steps).x)
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.calibration import Linearisation, Problem, fit
-from meshwright.planner.runs.calibration.robust_fit import MOST_STEPS, Bools, Floats
+from meshwright.planner.runs.calibration.evidence import MOST_STEPS, Bools, Floats
 from meshwright.planner.runs.run_file import Run
 from meshwright.planner.runs.validation import KINDS
 

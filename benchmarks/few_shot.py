@@ -18,8 +18,7 @@ import numpy as np
 
 from meshwright.costmodel.calibration import NAMES, Calibration
 from meshwright.frameworks.catalog import STACK_NAMES, stack_in_words
-from meshwright.planner.runs.calibration.evidence import Evidence
-from meshwright.planner.runs.calibration.robust_fit import Floats, robust_optimum
+from meshwright.planner.runs.calibration.evidence import Evidence, Floats, robust_optimum
 from meshwright.planner.runs.calibration.service import CLEARLY_BETTER, calibrate_runs, draft_stack
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, UnreadRow, read_rows

@@ -4,7 +4,7 @@
 
 Writes costmodel/data/gain_posterior.yaml and docs/gains.md, as `python -m benchmarks.accuracy` does. Rows of the fit are predicted with
 their source left out, along the slopes of the fit on all rows; rows that the fit has never seen and published pairs
-that can be said, as they are. `costmodel/gain_posterior.py` has the mathematics.
+that can be said, as they are. `costmodel/measured_settings.py` has the mathematics.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from benchmarks.calibrate import ROOT, RUNS, free_records, write_whole
 from benchmarks.calibration import Problem
 from benchmarks.cross_validation import leave_out, source_of
 from benchmarks.unseen import Unseen, unseen_runs
-from meshwright.costmodel.gain_posterior import (
+from meshwright.costmodel.measured_settings import (
+    KINDS_OF_MODEL,
     LEAST_PAIRS,
     GainCorrections,
     GainObservation,
     GainShift,
     changes_between,
     gain_posterior,
+    model_kind,
+    priced_settings,
 )
-from meshwright.costmodel.optimum_band import KINDS_OF_MODEL, model_kind, priced_settings
 from meshwright.costmodel.records import device_class, device_classes
-from meshwright.planner.runs.calibration.robust_fit import Floats
+from meshwright.planner.runs.calibration.evidence import Floats
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
 from meshwright.planner.runs.stated_pairs import read_pairs
@@ -213,7 +215,7 @@ def data_text(found: Posterior) -> str:
     head = (
         "# Measured and predicted logarithms of what settings do to a step, a line for each source, class of device, kind\n"
         "# of model and change (1: the second run has it): `python -m benchmarks.gain_posterior`. Rows of the fit are\n"
-        "# predicted with their source left out. costmodel/gain_posterior.py makes the posterior of them.\n"
+        "# predicted with their source left out. costmodel/measured_settings.py makes the posterior of them.\n"
     )
     source = (
         f"root mean square error of the logarithm of {found.pairs} measured pairs, source left out"
@@ -303,7 +305,7 @@ the corrections of its settings below. A correction is of the step with the sett
 model says. Before any pair it is 0 % with the error of pairs as its spread, {spread} of the logarithm (root mean square, source left
 out). Each source's pairs of one change count as one observation with that spread, in full on the class of device with the kind of model,
 by half with one of both, by a quarter elsewhere; where several settings change together, all share what is found. A setting is corrected
-from {least_pairs} pairs on (in brackets: those of all devices). Figures are percent ± standard deviation; `costmodel/gain_posterior.py`
+from {least_pairs} pairs on (in brackets: those of all devices). Figures are percent ± standard deviation; `costmodel/measured_settings.py`
 has the formula, and [plan](commands/plan.md#the-expected-step) how a plan is chosen by them.
 
 {corrections}

@@ -20,8 +20,7 @@ import yaml
 from numpy.typing import NDArray
 
 from benchmarks.error_bands import leaning, percentiles
-from meshwright.costmodel.measured_recipes import MeasuredRecipe
-from meshwright.costmodel.optimum_band import (
+from meshwright.costmodel.measured_settings import (
     KINDS_OF_MODEL,
     OTHER_CLASS,
     SUPPORT_WORDS,
@@ -33,6 +32,7 @@ from meshwright.costmodel.optimum_band import (
 from meshwright.costmodel.records import device_class, device_classes
 from meshwright.costmodel.workload import Execution
 from meshwright.model_specs.parameters import parameter_count
+from meshwright.planner.plan.measured_share import MeasuredRecipe
 from meshwright.planner.runs.prediction import arrangement
 from meshwright.planner.runs.run_file import Run
 from meshwright.planner.runs.run_terms import layout_document

@@ -31,14 +31,14 @@ from benchmarks.optimum_bands import (
     settings_of_runs,
     supports,
 )
-from meshwright.costmodel.measured_recipes import TABLE
-from meshwright.costmodel.optimum_band import SUPPORT_WORDS, model_kind, priced_settings
+from meshwright.costmodel.measured_settings import SUPPORT_WORDS, model_kind, priced_settings
 from meshwright.costmodel.records import POINT_ESTIMATE, device_class, error_band
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.plan.measured_share import RECIPES_TABLE
 from meshwright.planner.request.choices import ALLOW
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.prediction import (
@@ -54,7 +54,7 @@ from meshwright.planner.runs.validation import source_name
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 FILES = (DATA / "published_runs.yaml", *sorted((DATA / "recipes").glob("*.yaml")))
 UNSEEN = tuple(sorted((DATA / "more_runs").glob("*.yaml")))
-MEASURED = DATA.parent.parent / "costmodel" / "data" / TABLE
+MEASURED = DATA.parent.parent / "costmodel" / "data" / RECIPES_TABLE
 BANDS = DATA.parent.parent / "costmodel" / "data" / "optimum_bands.yaml"
 Group = tuple[str, str, int, int, int, str]
 """Model, device, GPUs, sequences, tokens and precision."""

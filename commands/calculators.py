@@ -44,7 +44,7 @@ def operation_word(text: str) -> str:
 @click.option(
     "--op",
     "operation",
-    type=ChoiceIn("costmodel.alpha_beta", "OPERATIONS", operation_word),
+    type=ChoiceIn("costmodel.textbook", "OPERATIONS", operation_word),
     help="Also as nccl-tests writes it: all_reduce, alltoall.",
 )
 @value_option("--bytes size", _BYTES, "N", "Full buffer: 1GiB, 512MB, 1G.")
@@ -108,7 +108,7 @@ def _draw(path: Path | None, kind: str, document: dict[str, Any]) -> None:
 @click.option("--k", type=int, metavar="K", help="Depth of the product.")
 @click.option(
     "--precision",
-    type=ChoiceIn("costmodel.ratios", "ELEMENT_BYTES"),
+    type=ChoiceIn("costmodel.textbook", "ELEMENT_BYTES"),
     default="bf16",
     show_default=True,
 )

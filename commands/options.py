@@ -509,13 +509,13 @@ def _kind_options() -> Options:
     )
     yield default_option(
         "--kind",
-        type=ChoiceIn("costmodel.step_kinds", "KIND_NAMES"),
+        type=ChoiceIn("costmodel.execution_names", "KIND_NAMES"),
         default="pretrain",
         help="Of training step; batches count pairs of dpo, orpo and reward.",
     )
     yield click.option(
         "--reference",
-        type=ChoiceIn("costmodel.step_kinds", "REFERENCE_PLACES"),
+        type=ChoiceIn("costmodel.execution_names", "REFERENCE_PLACES"),
         help="Where the reference model of dpo and kto is; resident when absent.",
     )
 

@@ -5,163 +5,82 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from functools import cache
 
-from meshwright.constraints.fabric import (
-    BATCH_SPLIT,
-    FSDP2_GROUP_RULES,
-    GPU_BUDGET,
-    MEGATRON_GROUP_RULES,
-    REPLICAS_BY_SHARD_GROUPS,
-    SHARD_GROUPS_NEED_SHARDS,
-    SHARD_GROUPS_OF_SEVERAL,
-    TORCHTITAN_GROUP_RULES,
-    Bisection,
-    NvlinkDomain,
-    ScaleUpDomain,
-)
-from meshwright.constraints.frameworks import (
-    DEEPSPEED_RULES,
-    ENCODER_CONTEXT,
-    ENCODER_HEADS,
-    FSDP2_RULES,
-    TORCHTITAN_RULES,
-    TORCHTITAN_TOKEN_PREDICTION,
-    AllowedDegrees,
-    AllowedOptimizers,
-    AllowedPrecisions,
-    NoHybridLayers,
-    NoLinearAttention,
-    NoSparseAttention,
-    WholeModelRecompute,
-)
-from meshwright.constraints.layers import (
-    ARCHITECTURES,
-    EXPERT_AXES_NEED_EXPERTS,
-    EXPERT_GRID,
-    EXPERT_WIDTH_BY_EXPERT_TENSOR,
-    EXPERTS_BY_EXPERT_PARALLEL,
-    HEADS_BY_CONTEXT,
-    HEADS_BY_TENSOR,
-    KV_HEADS_BY_CONTEXT,
-    LINEAR_HEADS,
-    MAMBA_HEADS,
-    SEQUENCE_BY_CONTEXT,
-    SEQUENCE_BY_TENSOR,
-    SEQUENCE_PARALLEL_NEEDS_TENSOR,
-    SINKS_IN_CONTEXT,
-    WINDOWS_IN_CONTEXT,
-    FeedForwardByTensor,
-    HierarchicalContext,
-    KvHeadsByTensor,
-    MambaGroups,
-    MegatronAllGather,
-    MegatronDispatcherDevice,
-    MegatronDispatcherRanks,
-    MegatronDispatcherReach,
-    MegatronHybrid,
-    MegatronSparseAttention,
-    MegatronTokenPrediction,
-    PrecisionOnDevice,
-)
-from meshwright.constraints.megatron import (
-    MEGATRON_DELAYED_SCALING,
-    MEGATRON_EXECUTION_RULES,
-    MEGATRON_RULES,
-    MEGATRON_TENSOR_OVERLAP,
-)
-from meshwright.constraints.memory import (
-    DEEPSPEED_OFFLOAD_RULES,
-    FSDP_OFFLOAD_RULES,
-    INPUT_OFFLOAD_RULES,
-    MEGATRON_ACTIVATION_RULES,
-    MEGATRON_OFFLOAD_RULES,
-    OFFLOADED_SHARE,
-    FullRecomputeStandsAlone,
-    HbmCapacity,
-    HostMemory,
-    RecomputedModulesExist,
-)
-from meshwright.constraints.pipeline import (
-    INTERLEAVED_MICRO_BATCHES,
-    INTERLEAVING_NEEDS_PIPELINE,
-    AllowedSchedules,
-    LayersByStages,
-    ScheduleShape,
-)
+from meshwright.constraints import fabric, frameworks, layers, megatron, memory, pipeline
 from meshwright.constraints.rule import DeclaredRule, Finding, FinishedPlan, Rule
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import RECORDS, binding_framework
 from meshwright.frameworks.record import Framework
 
 GENERAL: tuple[Rule, ...] = (
-    HbmCapacity(),
-    HostMemory(),
-    GPU_BUDGET,
-    ScaleUpDomain(("tp",)),
-    ScaleUpDomain(("etp",)),
-    NvlinkDomain(),
-    Bisection(),
-    HEADS_BY_TENSOR,
-    KvHeadsByTensor(),
-    HEADS_BY_CONTEXT,
-    KV_HEADS_BY_CONTEXT,
-    LINEAR_HEADS,
-    MAMBA_HEADS,
-    MambaGroups(),
-    FeedForwardByTensor(),
-    SEQUENCE_BY_CONTEXT,
-    SEQUENCE_BY_TENSOR,
-    SEQUENCE_PARALLEL_NEEDS_TENSOR,
-    LayersByStages(),
-    EXPERT_AXES_NEED_EXPERTS,
-    EXPERTS_BY_EXPERT_PARALLEL,
-    EXPERT_WIDTH_BY_EXPERT_TENSOR,
-    EXPERT_GRID,
-    BATCH_SPLIT,
-    REPLICAS_BY_SHARD_GROUPS,
-    SHARD_GROUPS_NEED_SHARDS,
-    SHARD_GROUPS_OF_SEVERAL,
-    OFFLOADED_SHARE,
-    INTERLEAVING_NEEDS_PIPELINE,
-    INTERLEAVED_MICRO_BATCHES,
-    ScheduleShape(),
-    RecomputedModulesExist(),
-    FullRecomputeStandsAlone(),
-    PrecisionOnDevice(),
+    memory.HbmCapacity(),
+    memory.HostMemory(),
+    fabric.GPU_BUDGET,
+    fabric.ScaleUpDomain(("tp",)),
+    fabric.ScaleUpDomain(("etp",)),
+    fabric.NvlinkDomain(),
+    fabric.Bisection(),
+    layers.HEADS_BY_TENSOR,
+    layers.KvHeadsByTensor(),
+    layers.HEADS_BY_CONTEXT,
+    layers.KV_HEADS_BY_CONTEXT,
+    layers.LINEAR_HEADS,
+    layers.MAMBA_HEADS,
+    layers.MambaGroups(),
+    layers.FeedForwardByTensor(),
+    layers.SEQUENCE_BY_CONTEXT,
+    layers.SEQUENCE_BY_TENSOR,
+    layers.SEQUENCE_PARALLEL_NEEDS_TENSOR,
+    pipeline.LayersByStages(),
+    layers.EXPERT_AXES_NEED_EXPERTS,
+    layers.EXPERTS_BY_EXPERT_PARALLEL,
+    layers.EXPERT_WIDTH_BY_EXPERT_TENSOR,
+    layers.EXPERT_GRID,
+    fabric.BATCH_SPLIT,
+    fabric.REPLICAS_BY_SHARD_GROUPS,
+    fabric.SHARD_GROUPS_NEED_SHARDS,
+    fabric.SHARD_GROUPS_OF_SEVERAL,
+    memory.OFFLOADED_SHARE,
+    pipeline.INTERLEAVING_NEEDS_PIPELINE,
+    pipeline.INTERLEAVED_MICRO_BATCHES,
+    pipeline.ScheduleShape(),
+    memory.RecomputedModulesExist(),
+    memory.FullRecomputeStandsAlone(),
+    layers.PrecisionOnDevice(),
 )
 """Rules of arithmetic and hardware, which bind every framework."""
 
 FRAMEWORK_RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
-        *MEGATRON_RULES,
-        MegatronDispatcherDevice(),
-        MegatronDispatcherReach(),
-        MegatronDispatcherRanks(),
-        MegatronAllGather(),
-        *MEGATRON_EXECUTION_RULES,
-        *MEGATRON_GROUP_RULES,
-        *MEGATRON_OFFLOAD_RULES,
-        *MEGATRON_ACTIVATION_RULES,
-        MEGATRON_DELAYED_SCALING,
-        MEGATRON_TENSOR_OVERLAP,
-        WINDOWS_IN_CONTEXT,
-        SINKS_IN_CONTEXT,
-        HierarchicalContext(),
-        MegatronHybrid(),
-        MegatronTokenPrediction(),
-        MegatronSparseAttention(),
-        ENCODER_CONTEXT,
-        ENCODER_HEADS,
-        *TORCHTITAN_RULES,
-        *TORCHTITAN_GROUP_RULES,
-        TORCHTITAN_TOKEN_PREDICTION,
-        *DEEPSPEED_RULES,
-        *DEEPSPEED_OFFLOAD_RULES,
-        *INPUT_OFFLOAD_RULES,
-        *FSDP2_RULES,
-        *FSDP2_GROUP_RULES,
-        *FSDP_OFFLOAD_RULES,
-        *INPUT_OFFLOAD_RULES,
+        *megatron.MEGATRON_RULES,
+        layers.MegatronDispatcherDevice(),
+        layers.MegatronDispatcherReach(),
+        layers.MegatronDispatcherRanks(),
+        layers.MegatronAllGather(),
+        *megatron.MEGATRON_EXECUTION_RULES,
+        *fabric.MEGATRON_GROUP_RULES,
+        *memory.MEGATRON_OFFLOAD_RULES,
+        *memory.MEGATRON_ACTIVATION_RULES,
+        megatron.MEGATRON_DELAYED_SCALING,
+        megatron.MEGATRON_TENSOR_OVERLAP,
+        layers.WINDOWS_IN_CONTEXT,
+        layers.SINKS_IN_CONTEXT,
+        layers.HierarchicalContext(),
+        layers.MegatronHybrid(),
+        layers.MegatronTokenPrediction(),
+        layers.MegatronSparseAttention(),
+        frameworks.ENCODER_CONTEXT,
+        frameworks.ENCODER_HEADS,
+        *frameworks.TORCHTITAN_RULES,
+        *fabric.TORCHTITAN_GROUP_RULES,
+        frameworks.TORCHTITAN_TOKEN_PREDICTION,
+        *frameworks.DEEPSPEED_RULES,
+        *memory.DEEPSPEED_OFFLOAD_RULES,
+        *memory.INPUT_OFFLOAD_RULES,
+        *frameworks.FSDP2_RULES,
+        *fabric.FSDP2_GROUP_RULES,
+        *memory.FSDP_OFFLOAD_RULES,
+        *memory.INPUT_OFFLOAD_RULES,
     )
 }
 """Rules by name that bind a framework only where its record names them, in the order of questions."""
@@ -170,23 +89,26 @@ FRAMEWORK_RULES: dict[str, Rule] = {
 @cache
 def rules_of(framework: Framework) -> tuple[Rule, ...]:
     """The rules that follow from the fields of a framework's record, and those that the record names."""
-    rules: list[Rule] = [AllowedSchedules(framework)]
+    rules: list[Rule] = [pipeline.AllowedSchedules(framework)]
     bound = framework.rules
     rules += [rule for name, rule in FRAMEWORK_RULES.items() if name in bound]
-    degrees, precisions = AllowedDegrees(framework), AllowedPrecisions(framework)
+    degrees, precisions = (
+        frameworks.AllowedDegrees(framework),
+        frameworks.AllowedPrecisions(framework),
+    )
     if degrees.allowed:
         rules.append(degrees)
-    if set(precisions.precisions) < set(ARCHITECTURES):
+    if set(precisions.precisions) < set(layers.ARCHITECTURES):
         rules.append(precisions)
-    rules.append(AllowedOptimizers(framework))
+    rules.append(frameworks.AllowedOptimizers(framework))
     if framework.linear_attention is None:
-        rules.append(NoLinearAttention(framework))
+        rules.append(frameworks.NoLinearAttention(framework))
     if framework.sparse_attention is None:
-        rules.append(NoSparseAttention(framework))
+        rules.append(frameworks.NoSparseAttention(framework))
     if framework.hybrid_layers is None:
-        rules.append(NoHybridLayers(framework))
+        rules.append(frameworks.NoHybridLayers(framework))
     if framework.recompute_amount is None:
-        rules.append(WholeModelRecompute(framework))
+        rules.append(frameworks.WholeModelRecompute(framework))
     return tuple(rules)
 
 

@@ -4,7 +4,7 @@ Symbols: n bytes in the full buffer, P members, alpha seconds a hop, B bytes a s
 past every member (Thakur, Rabenseifner, Gropp 2005, sections 3.1 and 4.1; NCCL calls n-independent B "bus
 bandwidth"). Across levels the same buffer leaves each block over the links of those members that sit inside
 it, so the level's rate for a group is (members inside the sub-block) x (link rate of one GPU), all groups
-being active at once on their own share; the slowest level paces the ring. `alpha_beta` has the textbook forms
+being active at once on their own share; the slowest level paces the ring. `textbook` has the textbook forms
 on a flat network.
 """
 
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from meshwright.cluster_specs.allocation import FabricLevels, fabric_levels
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.alpha_beta import Operation
 from meshwright.costmodel.calibration import Factors
 from meshwright.costmodel.layout import Floats, Ints
 from meshwright.costmodel.records import data_table
+from meshwright.costmodel.textbook import Operation
 
 TWO_NODE_TREE_RATE = 0.92
 """Rate of NCCL's tree all-reduce over that of its ring on the same links (src/graph/tuning.cc)."""

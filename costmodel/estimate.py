@@ -28,7 +28,6 @@ from meshwright.costmodel.footprint import peak_memory_gib, stage_memory_gib, st
 from meshwright.costmodel.layer_context import Context, Parts
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Layout, Placement
-from meshwright.costmodel.level_traffic import LevelBytes, level_traffic
 from meshwright.costmodel.rank_load import (
     Stages,
     cheapest_layer_s,
@@ -37,6 +36,7 @@ from meshwright.costmodel.rank_load import (
 )
 from meshwright.costmodel.rates import Constants
 from meshwright.costmodel.step_time import exact_step, make_context
+from meshwright.costmodel.volumes import LevelBytes, level_traffic
 from meshwright.costmodel.workload import Workload
 
 __all__ = [

@@ -11,14 +11,14 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.costmodel.activations import saved_activations
+from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.costmodel.kernels import OPERAND_BYTES
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.rates import kernel_rates
-from meshwright.costmodel.step_kinds import PRETRAINING
 from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.blocks import EncoderUse, VisionSpec
 from meshwright.model_specs.parameters import encoder_layers
-from meshwright.model_specs.vision import EncoderUse, VisionSpec
 
 _MERGER_BYTES = 8.0
 """Of an element that the projector of a token reads: its input before and after the norm, what its first

@@ -14,12 +14,7 @@ from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
 from meshwright.costmodel.adapters import adapter_launches, frozen
 from meshwright.costmodel.attention import attention_block, full_share, one_window_share
 from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, linear, moe_mlp
-from meshwright.costmodel.image_encoder import (
-    encoder_context,
-    encoder_of,
-    projections,
-    score_share,
-)
+from meshwright.costmodel.image_encoder import encoder_context, encoder_of, projections, score_share
 from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
     Context,
@@ -336,10 +331,10 @@ def kind_times(c: Context) -> KindTimes:
     Layers that differ in their attention, by a window or by linear attention, and those of a hybrid pattern
     are priced kind by kind; `dense` and `moe` are then the means of the model's layers of either sort. A
     group that ends with a layer with experts has the mean of its layers (docs/cost_model.md, "One layer").
-    Where a kind of step scores sequences besides (`step_kinds.STEP_KINDS`), every layer, the token table and
-    the head have a part `scoring`: forward passes, in the step's own micro-batches, as Megatron-SWIFT runs
-    them (swift/megatron/trainers/dpo_trainer.py, forward_step). A pipeline that scores a whole batch first
-    (NeMo-RL) fills and drains as long: (m + p - 1) forward passes either way.
+    Where a kind of step scores sequences besides (`execution_names.STEP_KINDS`), every layer, the token table
+    and the head have a part `scoring`: forward passes, in the step's own micro-batches, as Megatron-SWIFT
+    runs them (swift/megatron/trainers/dpo_trainer.py, forward_step). A pipeline that scores a whole batch
+    first (NeMo-RL) fills and drains as long: (m + p - 1) forward passes either way.
 
     Parameters
     ----------

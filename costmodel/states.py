@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.costmodel.image_encoder import encoder_of
 from meshwright.costmodel.kernels import OPERAND_BYTES
 from meshwright.costmodel.layout import Floats, Ints, Layout
@@ -19,11 +20,10 @@ from meshwright.costmodel.optimizers import (
 from meshwright.costmodel.rank_load import Stages, layer_counts
 from meshwright.costmodel.schedules import is_v_shaped, last_rank, on_both_ranks
 from meshwright.costmodel.stacks import memory_profile, stack_constants
-from meshwright.costmodel.step_kinds import PRETRAINING
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.frameworks.record import QueuedSharding, ReferenceSetting
-from meshwright.model_specs.blocks import BlockShares
+from meshwright.model_specs.blocks import BlockShares, VisionSpec
 from meshwright.model_specs.parameters import (
     attention_parameters,
     dense_layer_parameters,
@@ -43,7 +43,6 @@ from meshwright.model_specs.parameters import (
     whole_linear_attention_parameters,
 )
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.model_specs.vision import VisionSpec
 
 StateBytes = tuple[Floats, Floats, Floats]
 """Bytes of weights, of gradients, of optimizer states."""

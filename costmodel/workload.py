@@ -13,16 +13,18 @@ from pydantic import Field
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.calibration import Calibration, Factors
 from meshwright.costmodel.execution_names import (
+    PRETRAINING,
+    STEP_KINDS,
     ContextExchange,
     Dispatcher,
     GraphScope,
     MuonMode,
     OffloadedModules,
     StateType,
+    StepKind,
 )
 from meshwright.costmodel.layout import Floats, Ints, Layout, Placement
 from meshwright.costmodel.lengths import PackedLengths
-from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS, StepKind
 from meshwright.frameworks.catalog import (
     DEFAULT_FRAMEWORK,
     as_compiled,
@@ -170,10 +172,10 @@ class Workload(RunSettings):
     loss: str | None = None
     """How the head and its cross-entropy run, one of `losses.LOSS_NAMES`; None for what the stack does."""
     kind: str = PRETRAINING
-    """What a step does with a sample: one of `step_kinds.KIND_NAMES`."""
+    """What a step does with a sample: one of `execution_names.KIND_NAMES`."""
     reference: str | None = None
-    """Where a separate reference model is, one of `step_kinds.REFERENCE_PLACES`; None where there is none, or
-    where the frozen base beside adapters is the reference."""
+    """Where a separate reference model is, one of `execution_names.REFERENCE_PLACES`; None where there is
+    none, or where the frozen base beside adapters is the reference."""
 
     def __post_init__(self) -> None:
         has_both = bool(framework_of_stack(self.framework).eager_stack)

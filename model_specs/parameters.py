@@ -6,9 +6,8 @@ without them); add `mtp_parameters` for what is trained. Counts are for the whol
 
 from __future__ import annotations
 
-from meshwright.model_specs.blocks import Mamba1Spec, MlaSpec
+from meshwright.model_specs.blocks import Mamba1Spec, MlaSpec, VisionSpec
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.model_specs.vision import VisionSpec
 
 
 def parameter_count(model: ModelSpec) -> int:

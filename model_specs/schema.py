@@ -25,10 +25,10 @@ from meshwright.model_specs.blocks import (
     Positive,
     RopeSpec,
     SparseIndexerSpec,
+    VisionSpec,
     letters,
     pattern_shares,
 )
-from meshwright.model_specs.vision import VisionSpec
 
 Activation = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu"]
 Position = Literal["rope", "learned", "alibi", "none"]

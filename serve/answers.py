@@ -46,12 +46,7 @@ from meshwright.planner.report.plan_page import plan_page
 from meshwright.planner.report.plan_view import layout_line, plan_view
 from meshwright.planner.report.plan_words import status_words
 from meshwright.planner.report.view import View, block_html, section_html, sections
-from meshwright.planner.request.choices import (
-    CHOICES,
-    FORBIDS,
-    PERMISSIONS,
-    WITHOUT,
-)
+from meshwright.planner.request.choices import CHOICES, FORBIDS, PERMISSIONS, WITHOUT
 from meshwright.planner.solvers.clock import Shares, within
 from meshwright.planner.solvers.processes import Say, on_processes
 

@@ -66,4 +66,4 @@ def test_a_command_of_the_page_answers_as_shown(
 def test_the_page_names_no_function() -> None:
     assert len(ROWS) > 50
     reproduced = PAGE.partition("## Errata")[0]
-    assert not re.findall(r"`(?:alpha_beta|ratios|memory|collectives)\.\w+`", reproduced)
+    assert not re.findall(r"`(?:textbook|memory|collectives)\.\w+`", reproduced)

@@ -12,6 +12,7 @@ from meshwright.cluster_specs.allocation import fabric_levels
 from meshwright.cluster_specs.reader import load_device, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, DeviceSpec
 from meshwright.costmodel.data_parallel import bucket_parameters
+from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.costmodel.kernels import gemm_s
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.rates import (
@@ -20,16 +21,15 @@ from meshwright.costmodel.rates import (
     named_constants,
     peak_flops,
 )
-from meshwright.costmodel.ratios import (
+from meshwright.costmodel.stacks import stack_constants
+from meshwright.costmodel.states import rank_parameters
+from meshwright.costmodel.textbook import (
     ELEMENT_BYTES,
     data_parallel_flop_per_byte,
     overlap_ratio,
     regime,
     ridge_flop_per_byte,
 )
-from meshwright.costmodel.stacks import stack_constants
-from meshwright.costmodel.states import rank_parameters
-from meshwright.costmodel.step_kinds import STEP_KINDS
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.schema import ModelSpec

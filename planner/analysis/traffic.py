@@ -19,10 +19,13 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import Stages, estimate_layout
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.costmodel.level_traffic import AxisPattern, CutUse, LevelBytes, axis_pattern
 from meshwright.costmodel.placement import nested_placement, placement_on
 from meshwright.costmodel.volumes import (
+    AxisPattern,
+    CutUse,
     GroupTraffic,
+    LevelBytes,
+    axis_pattern,
     group_traffic,
     mean_rank_work,
     operations_of_a_step,
@@ -39,11 +42,7 @@ from meshwright.planner.mapping.cuts import (
     level_table,
     mapping_use,
 )
-from meshwright.planner.mapping.least_traffic import (
-    TIME_LIMIT_S,
-    least_traffic,
-    with_spares,
-)
+from meshwright.planner.mapping.least_traffic import TIME_LIMIT_S, least_traffic, with_spares
 from meshwright.planner.mapping.problem import FloatArray, IntArray, Loads, loads_of, spread_of
 from meshwright.planner.mapping.slots import (
     Instance,

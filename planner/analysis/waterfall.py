@@ -18,13 +18,13 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import Finding, FinishedPlan, spans_of
 from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
+from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rates import step_time_band
 from meshwright.costmodel.records import with_stragglers
 from meshwright.costmodel.schedules import schedule_name, traits
-from meshwright.costmodel.step_kinds import STEP_KINDS
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import LARGE_FILE_BYTES, parse_mapping, path_text, read_text
 from meshwright.errors import InputError

@@ -15,14 +15,6 @@ from meshwright.cluster_specs.importers.facts import SourceText
 from meshwright.cluster_specs.importers.nccl_tests import read_nccl_times
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.alpha_beta import (
-    ALGORITHMS,
-    OPERATIONS,
-    Link,
-    crossover_bytes,
-    hierarchical_all_reduce_s,
-    textbook_s,
-)
 from meshwright.costmodel.calibration import Calibration, Factors
 from meshwright.costmodel.collectives import (
     IsolatedFabric,
@@ -32,6 +24,14 @@ from meshwright.costmodel.collectives import (
     long_ring_pass_s,
 )
 from meshwright.costmodel.rates import calibrated, links_of, named_constants
+from meshwright.costmodel.textbook import (
+    ALGORITHMS,
+    OPERATIONS,
+    Link,
+    crossover_bytes,
+    hierarchical_all_reduce_s,
+    textbook_s,
+)
 from meshwright.documents import read_text
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
@@ -51,7 +51,7 @@ def collective_document(
     Parameters
     ----------
     operation
-        One of `costmodel.alpha_beta.OPERATIONS`, such as `all-reduce`.
+        One of `costmodel.textbook.OPERATIONS`, such as `all-reduce`.
     sizes_bytes
         Full buffers as nccl-tests counts them, each above 0; the first is shown in full.
     ranks

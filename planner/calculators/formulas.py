@@ -6,7 +6,7 @@ import re
 from math import floor, log
 from typing import Any
 
-from meshwright.costmodel.alpha_beta import ALGORITHMS
+from meshwright.costmodel.textbook import ALGORITHMS
 from meshwright.errors import InputError
 
 THAKUR = "Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1), sections 3 and 4"

@@ -9,14 +9,9 @@ import numpy as np
 
 from meshwright.costmodel.execution_names import SCHEDULE_NAMES
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.ratios import bubble_of_ideal, bubble_of_step
-from meshwright.costmodel.schedules import (
-    Schedule,
-    in_flight,
-    schedule_name,
-    schedule_named,
-)
+from meshwright.costmodel.schedules import Schedule, in_flight, schedule_name, schedule_named
 from meshwright.costmodel.simulator import simulate
+from meshwright.costmodel.textbook import bubble_of_ideal, bubble_of_step
 from meshwright.errors import InputError
 
 MOST_PASSES = 200_000

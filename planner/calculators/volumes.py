@@ -7,16 +7,13 @@ from dataclasses import asdict, dataclass
 from math import ceil, isfinite
 from typing import Any
 
-from meshwright.costmodel.alpha_beta import (
+from meshwright.costmodel.footprint import usable_hbm_gib
+from meshwright.costmodel.textbook import (
     Link,
+    adam_state_bytes,
     best_chunk_count,
     chunked_s,
     compressions,
-    textbook_s,
-)
-from meshwright.costmodel.footprint import usable_hbm_gib
-from meshwright.costmodel.ratios import (
-    adam_state_bytes,
     data_parallel_elements,
     expert_parallel_layer_bytes,
     hybrid_sharded_elements,
@@ -25,6 +22,7 @@ from meshwright.costmodel.ratios import (
     pipeline_boundary_bytes,
     ring_attention_buffer_bytes,
     tensor_parallel_layer_bytes,
+    textbook_s,
     unfused_activation_bytes,
 )
 from meshwright.costmodel.workload import Workload

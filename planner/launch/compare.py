@@ -1,33 +1,548 @@
-"""A plan and a file of what is run today, brought together: prices, changes, edits."""
+"""A plan beside a file of what is run today: prices, changes, and the smallest edit of the file.
+
+An edit is judged by what the file's own reader makes of it, for every kind of launch file.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import tomlkit
 import yaml
 
+from meshwright.costmodel.workload import Execution
 from meshwright.documents import read_text
-from meshwright.errors import InfeasibleError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.catalog import framework_of_stack
+from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
+from meshwright.frameworks.torchtitan import MODEL_PARTS, TORCHTITAN_ARGUMENTS
 from meshwright.planner.analysis.waterfall import Baseline, read_baseline, with_baseline
-from meshwright.planner.launch.file_change import (
-    DocumentChange,
-    ScriptChange,
-    TomlChange,
-    run_of_file,
-)
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.launch.writer import unlaunched
-from meshwright.planner.plan.document import Plan, ScriptDiff
+from meshwright.planner.plan.document import Plan, ScriptDiff, ScriptEdit
 from meshwright.planner.plan.texts import read_feasible_plan
 from meshwright.planner.plan.training_cost import Budget
-from meshwright.planner.runs.launches.bridge import is_recipe_name
-from meshwright.planner.runs.launches.reader import launch_document
-from meshwright.planner.runs.launches.torchtitan import is_toml
-from meshwright.planner.runs.run_file import MAX_FILE_BYTES
+from meshwright.planner.runs.launches.command_line import CommandLine, words_of
+from meshwright.planner.runs.launches.launch_run import LaunchRun
+from meshwright.planner.runs.launches.megatron import is_recipe_name
+from meshwright.planner.runs.launches.reader import launch_document, launch_of_text, run_of_inputs
+from meshwright.planner.runs.launches.torchtitan import OLD_NAMES, is_toml
+from meshwright.planner.runs.prediction import arrangement, predict_run
+from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run
+
+# Flags in the text of a script, changed where they stand: the lines around them stay as they are.
+
+
+_VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|(?!--)[^\s\\)"']+)"""
+_VARIABLE = re.compile(r"^\"?\$\{?([A-Za-z_]\w*)\}?\"?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlagEdit:
+    """A flag to set, change or take out."""
+
+    flag: str
+    before: tuple[str, ...] | None
+    """Its values now; None where it is not there."""
+    after: tuple[str, ...] | None
+    """Its values then; None where it is taken out."""
+
+
+def edited_text(
+    text: str, edits: Sequence[FlagEdit], anchors: Sequence[str], *, through_variables: bool
+) -> str:
+    """A script with some flags changed.
+
+    Parameters
+    ----------
+    text
+        The script.
+    edits
+        What to change.
+    anchors
+        Flags after which new ones may stand, the first that is there is taken.
+    through_variables
+        Whether a flag whose value is `$NAME` is changed where NAME is set, and not where it is used.
+
+    Returns
+    -------
+    str
+        What could not be found is left as it is.
+    """
+    for edit in edits:
+        if edit.after is None:
+            text = _without(text, edit)
+        elif edit.before is not None:
+            text = _changed(text, edit, through_variables=through_variables)
+    for edit in reversed(edits):
+        if edit.before is None and edit.after is not None:
+            text = _with(text, edit, anchors)
+    return text
+
+
+def _pattern(flag: str, values: int) -> re.Pattern[str]:
+    """A flag with its values, whichever way its words are joined, in a line that is no comment."""
+    words = flag.removeprefix("--").replace("-", "[-_]")
+    spaced = rf"(?:[ \t]+{_VALUE})" * values
+    joined = rf"=(?P<joined>{_VALUE})|" if values == 1 else ""
+    return re.compile(rf"(?<![\w$-])(?P<flag>--{words})(?:{joined}(?P<spaced>{spaced}))(?![\w.-])")
+
+
+def _matches(text: str, flag: str, values: int) -> list[re.Match[str]]:
+    matches = _pattern(flag, values).finditer(text)
+    return [match for match in matches if not _in_comment(text, match.start())]
+
+
+def _in_comment(text: str, position: int) -> bool:
+    line = text[text.rfind("\n", 0, position) + 1 : position]
+    return re.search(r"(^|\s)#", line) is not None
+
+
+def _changed(text: str, edit: FlagEdit, *, through_variables: bool) -> str:
+    assert edit.before is not None
+    assert edit.after is not None
+    words = " ".join(map(shlex.quote, edit.after))
+    for match in reversed(_matches(text, edit.flag, len(edit.before))):
+        value = match["spaced"] or match.groupdict().get("joined") or ""
+        variable = _VARIABLE.match(value.strip())
+        if variable is not None and through_variables:
+            return _assigned(text, variable[1], words)
+        spaced = match["spaced"] is not None
+        start, end = match.span("spaced" if spaced else "joined")
+        text = text[:start] + (" " if spaced and words else "") + words + text[end:]
+    return text
+
+
+def _assigned(text: str, name: str, words: str) -> str:
+    """The text with the one plain assignment of a variable changed; as it is where there are more."""
+    pattern = re.compile(rf"^(?P<head>\s*(?:export\s+)?{name}=)(?P<value>{_VALUE})", re.MULTILINE)
+    places = list(pattern.finditer(text))
+    if len(places) != 1:
+        return text
+    start, end = places[0].span("value")
+    return text[:start] + words + text[end:]
+
+
+def _without(text: str, edit: FlagEdit) -> str:
+    """The text without a flag and its values; a line that held nothing else goes with it."""
+    values = len(edit.before or ())
+    for match in reversed(_matches(text, edit.flag, values)):
+        line_start = text.rfind("\n", 0, match.start()) + 1
+        line_end = text.find("\n", match.end())
+        line_end = len(text) if line_end < 0 else line_end
+        rest = text[line_start : match.start()] + text[match.end() : line_end]
+        if rest.strip() in ("", "\\"):
+            text = text[:line_start] + text[line_end + 1 :]
+        else:
+            end = match.end()
+            while text[end : end + 1] == " " and text[match.start() - 1] == " ":
+                end += 1
+            text = text[: match.start()] + text[end:]
+    return text
+
+
+def _with(text: str, edit: FlagEdit, anchors: Sequence[str]) -> str:
+    """The text with a new flag behind the first anchor: on a line of its own where the anchor has one."""
+    assert edit.after is not None
+    words = " ".join([edit.flag, *map(shlex.quote, edit.after)])
+    for anchor in anchors:
+        matches = _matches(text, anchor, 1)
+        if not matches:
+            continue
+        match = matches[-1]
+        line_start = text.rfind("\n", 0, match.start()) + 1
+        line_end = text.find("\n", match.end())
+        line_end = len(text) if line_end < 0 else line_end
+        before, after = text[line_start : match.start()], text[match.end() : line_end]
+        if before.strip() == "" and after.strip() in ("", "\\"):
+            if after.strip() == "" and _is_continued(text, line_start) and line_start:
+                return f"{text[: match.end()]} \\\n{before}{words}{text[match.end() :]}"
+            return f"{text[:line_end]}\n{before}{words}{after}{text[line_end:]}"
+        return f"{text[: match.end()]} {words}{text[match.end() :]}"
+    return text
+
+
+def _is_continued(text: str, line_start: int) -> bool:
+    """Whether the line before ends with a backslash."""
+    return text[:line_start].rstrip("\n").endswith("\\")
+
+
+SAME_PRICE = 1e-3
+"""Relative difference of a step that counts as the plan's own price."""
+
+Meaning = Callable[[Sequence[FlagEdit]], object]
+"""What a file says with some edits."""
+
+
+class FileChange:
+    """What both kinds of files have in common: candidates, dropped one by one."""
+
+    def __init__(self, path: Path, text: str, plan: Plan) -> None:
+        self._path, self._text, self._plan = path, text, plan
+
+    def _meaning(self, text: str) -> object:
+        """What a file says; None where it cannot be read or its settings do not fit together."""
+        try:
+            launch = launch_of_text(text, self._path, self._plan.inputs.model)
+            return launch_meaning(launch, self._plan, self._path)
+        except InputError:
+            return None
+
+    def _smallest(
+        self, edits: list[FlagEdit], groups: Iterable[list[FlagEdit]], meaning: Meaning
+    ) -> list[FlagEdit]:
+        """The edits without the groups of them that the file means the same without."""
+        target = meaning(edits)
+        for group in groups:
+            others = [edit for edit in edits if edit not in group]
+            if len(others) < len(edits) and meaning(others) == target:
+                edits = others
+        return edits
+
+    def _result(self, edits: Sequence[FlagEdit], text: str, note: str) -> ScriptDiff:
+        lines = difflib.unified_diff(
+            self._text.splitlines(keepends=True),
+            text.splitlines(keepends=True),
+            fromfile=self._path.name,
+            tofile=f"{self._path.name} (planned)",
+        )
+        step_s = None
+        notes = [note] if note else []
+        if text != self._text or not edits:
+            prediction = predict_run(run_of_file(text, self._path, self._plan))
+            step_s = float(prediction.estimate.step_time_s)
+            assert self._plan.predicted is not None
+            planned_s = self._plan.predicted.step_time_s
+            if abs(step_s / planned_s - 1) > SAME_PRICE:
+                rest = (
+                    "the order of ranks (mapping/ranks.csv of -o DIR) and what the file cannot say"
+                )
+                notes.append(
+                    f"the edited file is priced at {step_s:.3f} s, the plan at {planned_s:.3f} s: {rest}"
+                )
+        return ScriptDiff(
+            edits=[
+                ScriptEdit(name=edit.flag, before=_joined(edit.before), after=_joined(edit.after))
+                for edit in edits
+            ],
+            patch="".join(
+                line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+                for line in lines
+            ),
+            step_time_s=step_s,
+            note="; ".join(notes),
+        )
+
+
+def _joined(values: tuple[str, ...] | None) -> str | None:
+    return None if values is None else " ".join(values)
+
+
+def run_of_file(text: str, path: Path, plan: Plan) -> Run:
+    return run_of_inputs(launch_of_text(text, path, plan.inputs.model), plan.inputs, path)
+
+
+def launch_meaning(launch: LaunchRun, plan: Plan, path: Path) -> object:
+    """All that prices a launch of a plan's model, in one way of writing: what is alike costs the same.
+
+    Raises InputError where its settings do not fit together.
+    """
+    run = run_of_inputs(launch, plan.inputs, path)
+    workload = run.workload
+    try:
+        stages, _ = arrangement(run)
+    except ValueError:
+        return None
+    longest = max(max(rank) for rank in stages)
+    layout = replace(run.layout, recompute_layers=min(int(run.layout.recompute_layers), longest))
+    execution = Execution.within(workload).of_layout(layout)
+    names = ("precision", "optimizer", "framework", "gpus", "global_batch", "seq_len")
+    settings = [getattr(workload, name) for name in names]
+    return layout, stages, execution, run.rank_order, settings, launch.repeats_pipeline
+
+
+def leaves_of(document: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """Values by their dotted path."""
+    leaves: dict[str, Any] = {}
+    for key, value in document.items():
+        name = f"{place}{key}"
+        if isinstance(value, dict):
+            leaves |= leaves_of(value, f"{name}.")
+        else:
+            leaves[name] = value
+    return leaves
+
+
+def key_edit(name: str, before: object, after: object) -> FlagEdit:
+    first, last = (None if value is None else (json.dumps(value),) for value in (before, after))
+    return FlagEdit(flag=name, before=first, after=last)
+
+
+# Keys of a configuration file that a plan changes.
+
+
+class DocumentChange(FileChange):
+    """Keys of a DeepSpeed or accelerate configuration."""
+
+    def __init__(
+        self, path: Path, text: str, plan: Plan, document: dict[str, Any], wanted: dict[str, Any]
+    ) -> None:
+        super().__init__(path, text, plan)
+        self._has, self._wants = leaves_of(document), leaves_of(wanted)
+
+    def diff(self) -> ScriptDiff:
+        """The edits, and the file with them."""
+        edits = [
+            key_edit(name, self._has.get(name), self._wants.get(name))
+            for name in {**self._wants, **self._has}
+            if self._has.get(name) != self._wants.get(name)
+        ]
+        edits = self._smallest(
+            edits, [[edit] for edit in edits], lambda tried: self._meaning(self._edited(tried))
+        )
+        return self._result(edits, self._edited(edits), "")
+
+    def _edited(self, edits: Sequence[FlagEdit]) -> str:
+        leaves = dict(self._has)
+        for edit in edits:
+            if edit.after is None:
+                leaves.pop(edit.flag, None)
+            else:
+                leaves[edit.flag] = self._wants[edit.flag]
+        document: dict[str, Any] = {}
+        for name, value in leaves.items():
+            *sections, key = name.split(".")
+            section = document
+            for part in sections:
+                section = section.setdefault(part, {})
+            section[key] = value
+        if self._path.suffix == ".json":
+            return json.dumps(document, indent=2) + "\n"
+        return yaml.safe_dump(document, sort_keys=False)
+
+
+# Keys of a torchtitan TOML file that a plan changes, each where it stands.
+
+
+_OF_MODULE = ("module", "config")
+"""Flags that name a module of Python, which a TOML file has no place for."""
+
+
+class TomlChange(FileChange):
+    """Keys of a TOML file; sections, comments and what the plan says nothing of stay as they are."""
+
+    def __init__(
+        self, path: Path, text: str, plan: Plan, document: dict[str, Any], wanted: Sequence[str]
+    ) -> None:
+        super().__init__(path, text, plan)
+        self._has = leaves_of(document)
+        self._wants = _keys(wanted, self._has)
+
+    def diff(self) -> ScriptDiff:
+        """The edits, and the file with them."""
+        edits = [
+            key_edit(name, self._has.get(name), value)
+            for name, value in self._wants.items()
+            if self._has.get(name) != value
+        ]
+        edits = self._smallest(
+            edits, [[edit] for edit in edits], lambda tried: self._meaning(self._edited(tried))
+        )
+        return self._result(edits, self._edited(edits), self._note())
+
+    def _note(self) -> str:
+        """Keys whose values are lists, which are left as they are."""
+        layout, lists = self._plan.layout, []
+        if layout is not None and layout.pp > 1:
+            lists.append(f"parallelism.{MODEL_PARTS}")
+        if self._plan.inputs.precision != "bf16":
+            lists.append("model.converters")
+        return f"set by hand as -o DIR writes it: {' and '.join(lists)}" if lists else ""
+
+    def _edited(self, edits: Sequence[FlagEdit]) -> str:
+        document = tomlkit.parse(self._text if self._text.endswith("\n") else f"{self._text}\n")
+        for edit in edits:
+            *sections, key = edit.flag.split(".")
+            table: Any = document
+            for section in sections:
+                if section not in table:
+                    table.add(section, tomlkit.table())
+                table = table[section]
+            table[key] = self._wants[edit.flag]
+        return tomlkit.dumps(document)
+
+
+def _keys(words: Sequence[str], has: dict[str, Any]) -> dict[str, object]:
+    """Values by section and key, of torchtitan's flags; keys by the name that the file has for them."""
+    renamed = {new: old for old, new in OLD_NAMES.items() if old in has}
+    keys: dict[str, object] = {}
+    for index, word in enumerate(words):
+        if word.startswith("activation-checkpoint:"):
+            keys["activation_checkpoint.mode"] = word.partition(":")[2]
+        section, dot, key = word.removeprefix("--").partition(".")
+        if not word.startswith("--") or not dot or section in _OF_MODULE:
+            continue
+        following = words[index + 1] if index + 1 < len(words) else "--"
+        value: object = int(following) if following.isdecimal() else following
+        if following.startswith("--") or following.startswith("activation-checkpoint:"):
+            value = not key.startswith("no-")
+        name = f"{section}.{key.removeprefix('no-')}".replace("-", "_")
+        keys[renamed.get(name, name)] = value
+    return keys
+
+
+# Flags of a launch script that a plan changes.
+
+
+_ANCHORS = (
+    *(
+        MEGATRON_ARGUMENTS[word].flag
+        for word in ("micro_batch", "tp", "pp", "global_batch", "seq_len")
+    ),
+    *(
+        TORCHTITAN_ARGUMENTS[word].flag
+        for word in ("tp", "local_batch", "seq_len", "configuration")
+    ),
+)
+"""Flags behind which new ones are written."""
+_DEFAULTS = (("1",), ("none",), ("adam",), ("0",))
+"""Values of new flags that mostly hold without them."""
+_FAMILIES = {"recompute", "cuda", "fp8", "fp4", "checkpoint"}
+"""First words of flags that are refused or mean nothing without one another."""
+
+
+class ScriptChange(FileChange):
+    """Flags of a script, or of a JSON list of arguments."""
+
+    def __init__(self, path: Path, text: str, plan: Plan, wanted: list[str]) -> None:
+        super().__init__(path, text, plan)
+        listed = launch_document(path, text)
+        self._listed = [str(word) for word in listed] if isinstance(listed, list) else None
+        line = words_of(text, str(path)) if self._listed is None else None
+        words = self._listed if line is None else line.words
+        self._now = launch_of_text(text, path).settings
+        self._gpus = {key: self._now[key] for key in ("gpus",) if key in self._now}
+        self._has = _flags(words or [])
+        self._wants = _flags(wanted)
+
+    def diff(self) -> ScriptDiff:
+        """The edits, written into the text where that is possible."""
+        candidates = [*self._sets(), *self._removals()]
+        edits = self._needed(candidates)
+        text = self._written(edits, self._meaning_of(candidates))
+        if text is None:
+            return self._result(
+                edits, self._text, "change the flags by hand: the script computes them"
+            )
+        return self._result(edits, text, "")
+
+    def _sets(self) -> list[FlagEdit]:
+        """Flags that the plan's arguments have and the script has not, or has with other values."""
+        edits = []
+        for flag, after in self._wants.items():
+            before = self._has.get(flag)
+            if before is not None:
+                before = before[: max(len(after), 1)] if after else ()
+            if before != after:
+                edits.append(FlagEdit(flag=flag, before=before, after=after))
+        return edits
+
+    def _removals(self) -> list[FlagEdit]:
+        """Flags of the script that the plan's arguments do without and that the reader takes note of."""
+        removed = set()
+        for flag in self._has:
+            words = _words({key: value for key, value in self._has.items() if key != flag})
+            launch = self._launch(words)
+            if flag not in self._wants and launch is not None and launch.settings != self._now:
+                removed.add(flag)
+        families = {_subject(flag) for flag in removed} & _FAMILIES
+        edits = []
+        for flag, values in self._has.items():
+            companion = _subject(flag) in families and flag not in self._wants
+            if flag in removed or companion:
+                edits.append(FlagEdit(flag=flag, before=values, after=None))
+        return edits
+
+    def _needed(self, edits: list[FlagEdit]) -> list[FlagEdit]:
+        """The fewest edits with the meaning of all; flags that begin with the same word stay together."""
+        subjects = dict.fromkeys(_subject(edit.flag) for edit in edits)
+        groups = [[edit for edit in edits if _subject(edit.flag) == name] for name in subjects]
+        # A new flag may say what holds without it.
+        groups += [[edit] for edit in edits if edit.before is None and edit.after in _DEFAULTS]
+        return self._smallest(edits, groups, self._meaning_of)
+
+    def _written(self, edits: Sequence[FlagEdit], target: object) -> str | None:
+        """The file with the edits, in the first way of writing them that its reader understands."""
+        if self._listed is not None:
+            return json.dumps(self._edited_words(edits), indent=1) + "\n"
+        anchors = [edit.flag for edit in edits if edit.before and edit.after]
+        for through_variables in (True, False):
+            text = edited_text(
+                self._text, edits, [*anchors, *_ANCHORS], through_variables=through_variables
+            )
+            if self._meaning(text) == target:
+                return text
+        return None
+
+    def _edited_words(self, edits: Iterable[FlagEdit]) -> list[str]:
+        flags = dict(self._has)
+        for edit in edits:
+            if edit.after is None:
+                flags.pop(edit.flag, None)
+            else:
+                flags[edit.flag] = edit.after
+        return _words(flags)
+
+    def _meaning_of(self, edits: Sequence[FlagEdit]) -> object:
+        launch = self._launch(self._edited_words(edits))
+        if launch is None:
+            return None
+        try:
+            return launch_meaning(launch, self._plan, self._path)
+        except InputError:
+            return None
+
+    def _launch(self, words: list[str]) -> LaunchRun | None:
+        """What some words say, on as many GPUs as the script; None where they cannot be read."""
+        try:
+            launch = launch_of_text(json.dumps(words), self._path.with_suffix(".json"))
+        except InputError:
+            return None
+        return replace(launch, settings={**launch.settings, **self._gpus})
+
+
+def _flags(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Values by flag; what stands before the first flag is under an empty name."""
+    flags: dict[str, list[str]] = {}
+    flag = ""
+    for word in CommandLine(words, "").words:
+        if word.startswith("--") and len(word) > 2:
+            flag = word
+            flags[flag] = []
+        else:
+            flags.setdefault(flag, []).append(word)
+    return {name: tuple(values) for name, values in flags.items()}
+
+
+def _words(flags: dict[str, tuple[str, ...]]) -> list[str]:
+    words = []
+    for flag, values in flags.items():
+        words += [flag, *values] if flag else list(values)
+    return words
+
+
+def _subject(flag: str) -> str:
+    """The first word of a flag, by which flags that go together are named."""
+    return flag.removeprefix("--").replace("_", "-").split("-")[0]
+
 
 # The smallest change of a launch file that people have to one that starts a plan.
 #

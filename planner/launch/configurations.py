@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.costmodel.step_kinds import STEP_KINDS
+from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, framework_named
 from meshwright.frameworks.deepspeed import (

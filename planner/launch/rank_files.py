@@ -32,12 +32,7 @@ from meshwright.planner.launch.ranks import (
     placed_ranks,
     planned_layout,
 )
-from meshwright.planner.mapping.slots import (
-    Groups,
-    coordinates,
-    megatron_order,
-    process_groups,
-)
+from meshwright.planner.mapping.slots import Groups, coordinates, megatron_order, process_groups
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.run_terms import LayoutDoc
 

@@ -13,8 +13,8 @@ from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.data_parallel import bucket_parameters
+from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.costmodel.stacks import stack_constants
-from meshwright.costmodel.step_kinds import PRETRAINING
 from meshwright.costmodel.workload import Execution, Workload, swapping_ranks
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import framework_named

@@ -24,9 +24,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshwright.cluster_specs.reader import cluster_names
-from meshwright.costmodel.execution_names import DEFAULT_MEMORY_RISK
+from meshwright.costmodel.execution_names import (
+    DEFAULT_MEMORY_RISK,
+    PRETRAINING,
+    ReferencePlace,
+    StepKindName,
+)
 from meshwright.costmodel.losses import LossName
-from meshwright.costmodel.step_kinds import PRETRAINING, ReferencePlace, StepKindName
 from meshwright.documents import LARGE_FILE_BYTES, path_text, read_mapping, validation_message
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from meshwright.cluster_specs.allocation import check_gpus
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS
+from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS
 from meshwright.documents import csv_text, frame_of
 from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.drawing import Chart, LogScale, empty_chart, seconds

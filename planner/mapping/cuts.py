@@ -30,10 +30,15 @@ from meshwright.costmodel.estimate import Estimate, Stages
 from meshwright.costmodel.feed_forward import routed_copies
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout, Placement
-from meshwright.costmodel.level_traffic import CutUse, LevelBytes, phase_seconds
 from meshwright.costmodel.rates import calibrated_constants, links_of
 from meshwright.costmodel.step_time import make_context
-from meshwright.costmodel.volumes import GroupTraffic, group_traffic
+from meshwright.costmodel.volumes import (
+    CutUse,
+    GroupTraffic,
+    LevelBytes,
+    group_traffic,
+    phase_seconds,
+)
 from meshwright.costmodel.workload import (
     HIERARCHICAL,
     Workload,

@@ -34,7 +34,10 @@ from meshwright.planner.bounds.pricing import DEFAULT_PRICING, CostModelPricing,
 from meshwright.planner.mapping.counted import (
     CountedMappings,
     Degrees,
+    KindsReach,
+    Row,
     counted_mappings,
+    cover_of,
     degrees_of,
     groups_lie_as_priced,
     takes_parts_of_nodes,
@@ -54,7 +57,6 @@ from meshwright.planner.mapping.joint import (
 from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import IntArray, MappingProblem, loads_of
 from meshwright.planner.mapping.profiles import Profiles, profile_bounds, profiles_of
-from meshwright.planner.mapping.reach import KindsReach, Row, cover_of
 from meshwright.planner.mapping.slots import Instance, assignment_of_ranks, ranks_of
 from meshwright.planner.solvers.clock import current_end_s
 

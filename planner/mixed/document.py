@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.reader import MixedClusterSpec, read_mixed_cluster
-from meshwright.costmodel.step_kinds import PRETRAINING
+from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.costmodel.workload import Execution
 from meshwright.documents import (
     LARGE_FILE_BYTES,

@@ -12,23 +12,18 @@ from meshwright.cluster_specs.allocation import fabric_levels, is_irregular
 from meshwright.cluster_specs.tiers import free_of
 from meshwright.costmodel.data_parallel import TIMES_OWN
 from meshwright.costmodel.estimate import Estimate, estimate_layout
+from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.lengths import UNPACKED, PackedLengths
-from meshwright.costmodel.optimum_band import optimum_band
-from meshwright.costmodel.rates import (
-    has_own_band,
-    peak_flops,
-    peak_memory_band,
-    step_time_band,
-)
+from meshwright.costmodel.measured_settings import optimum_band
+from meshwright.costmodel.rates import has_own_band, peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import (
     POINT_ESTIMATE,
     best_measured_mfu,
     fit_probability,
     with_stragglers,
 )
-from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import program_version
 from meshwright.frameworks.catalog import framework_named

@@ -22,11 +22,14 @@ from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.data_parallel import LEAST_GAIN, size_range
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.gain_posterior import GainCorrections, gain_corrections
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.optimum_band import priced_settings
+from meshwright.costmodel.measured_settings import (
+    GainCorrections,
+    gain_corrections,
+    priced_settings,
+)
 from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.workload import Workload
 from meshwright.documents import write_files

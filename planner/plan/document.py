@@ -714,7 +714,7 @@ class SoftwareNeed(BaseModel):
     """Whether the request pinned that choice, so that what it brings was not searched for."""
 
 
-_IN_NOTEBOOKS = "meshwright.planner.report.notebook"
+_IN_NOTEBOOKS = "meshwright.planner.report.plan_page"
 """What shows a plan there, imported when a notebook asks: this room knows nothing of views."""
 _IN_ROWS = (
     *(*(choice.name for choice in OF_LAYOUT), "num_micro_batches"),

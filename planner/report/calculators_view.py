@@ -6,15 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.planner.drawing import (
-    Chart,
-    LogScale,
-    count,
-    counted,
-    gigabytes,
-    percent,
-    seconds,
-)
+from meshwright.planner.drawing import Chart, LogScale, count, counted, gigabytes, percent, seconds
 from meshwright.planner.report.view import (
     BAR,
     BYTES,

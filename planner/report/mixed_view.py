@@ -5,12 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from meshwright.planner.drawing import batch_words, count, counted, percent, ranges, rounded_seconds
-from meshwright.planner.mixed.document import (
-    MixedPlan,
-    MixedPredicted,
-    RankDoc,
-    mixed_text,
-)
+from meshwright.planner.mixed.document import MixedPlan, MixedPredicted, RankDoc, mixed_text
 from meshwright.planner.report.plan_page import Written, banded_cards, breakdown_section
 from meshwright.planner.report.plan_view import STATUS_STYLES, installs_text, layout_line
 from meshwright.planner.report.plan_words import cost_rows, status_meaning, status_words

@@ -1,4 +1,4 @@
-"""A plan as one page for people: what it brings, charts, what-if controls, and all figures as tables.
+"""A plan for people: as one page with charts, what-if controls and all figures as tables, and in a notebook.
 
 The page is whole in itself: the chart library (Apache ECharts) lies in it, nothing is loaded.
 """
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from typing import Any
 
+from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
-from meshwright.costmodel.step_kinds import STEP_KINDS
 from meshwright.errors import InputError
 from meshwright.planner.analysis.neighbours import NearLayout, near_optimal, neighbours
 from meshwright.planner.analysis.roofline import roofline_of
@@ -21,7 +21,14 @@ from meshwright.planner.analysis.traffic import (
     traffic_document,
     traffic_matrix,
 )
-from meshwright.planner.drawing import count, percent, ramp_colour, rounded_seconds
+from meshwright.planner.drawing import (
+    FallBar,
+    count,
+    percent,
+    ramp_colour,
+    rounded_seconds,
+    waterfall_svg,
+)
 from meshwright.planner.launch.rank_files import fabric_document
 from meshwright.planner.mixed.document import MixedPredicted
 from meshwright.planner.plan.document import BaselineDoc, Plan
@@ -40,6 +47,7 @@ from meshwright.planner.report.plan_view import (
     expected_by_pairs_view,
     expected_view,
     facts_beside,
+    first_screen,
     grades_view,
     infeasible_view,
     layout_line,
@@ -62,9 +70,11 @@ from meshwright.planner.report.traffic_view import traffic_view
 from meshwright.planner.report.view import (
     Bullets,
     Card,
+    Facts,
     Heading,
     Section,
     View,
+    block_html,
     optional,
     page,
     section_html,
@@ -520,3 +530,71 @@ def _near_section(plan: Plan, layouts: list[NearLayout], *, experts: bool) -> Se
         fold="Alternatives, and what one change would cost",
         half=True,
     )
+
+
+# A plan in a notebook: the first screen and one picture, without a script or a style sheet of its own.
+
+
+SMALLEST_DRAWN = 0.005
+"""Parts of the step below this share are drawn as one."""
+
+
+def notebook_html(plan: Plan) -> str:
+    """What a notebook shows of a plan.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+
+    Returns
+    -------
+    str
+        HTML: the first screen, the reasons where there is no plan, and a waterfall, of the parts of the step
+        or, beside today's run, from today's step to the plan's.
+    """
+    parts = []
+    for block in [*first_screen(plan), *infeasible_view(plan)]:
+        if isinstance(block, Facts):
+            rows = "".join(
+                f'<tr><td style="text-align:left">{escape(name)}</td>'
+                f'<td style="text-align:left">{escape(words)}</td></tr>'
+                for name, words in block.rows
+                if words
+            )
+            parts.append(f"<table><tbody>{rows}</tbody></table>")
+        else:
+            parts.append(block_html(block))
+    bars, title = _notebook_bars(plan)
+    if bars:
+        picture = waterfall_svg(bars, title).replace("<svg ", '<svg style="max-width:100%" ', 1)
+        parts.append(picture)
+    return "<div>" + "\n".join(parts) + "</div>"
+
+
+def _notebook_bars(plan: Plan) -> tuple[list[FallBar], str]:
+    """The bars of a plan's waterfall and their title; none without a prediction."""
+    predicted = plan.predicted
+    if predicted is None:
+        return [], ""
+    figures = None if plan.baseline is None else waterfall_figures(plan.baseline)
+    if figures is not None:
+        bars = [
+            FallBar(bar["name"], bar["from_s"], bar["to_s"], bar["label"], bar["whole"])
+            for bar in figures["bars"]
+        ]
+        return bars, "From today's step to the plan's"
+    step_s, bars, reached_s, rest_s = predicted.step_time_s, [], 0.0, 0.0
+    largest = sorted(predicted.breakdown_s.items(), key=lambda part: -part[1])
+    for name, part_s in largest:
+        if part_s < SMALLEST_DRAWN * step_s:
+            rest_s += part_s
+            continue
+        label = f"{rounded_seconds(part_s)}, {percent(part_s / step_s)}"
+        bars.append(FallBar(name.replace("_", " "), reached_s, reached_s + part_s, label))
+        reached_s += part_s
+    if rest_s > 0:
+        label = f"{rounded_seconds(rest_s)}, {percent(rest_s / step_s)}"
+        bars.append(FallBar("everything else", reached_s, reached_s + rest_s, label))
+    bars.append(FallBar("step", 0.0, step_s, rounded_seconds(step_s), is_whole=True))
+    return bars, "Where the step's time goes"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_flops
-from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS
 from meshwright.model_specs.adapters import adapter_counts
 from meshwright.model_specs.parameters import encoder_parameters, parameter_count
 from meshwright.planner.analysis.neighbours import Rival, rivals

@@ -31,7 +31,7 @@ from meshwright.planner.report.view import (
     table,
 )
 from meshwright.planner.runs.calibration.machine import MachineReport
-from meshwright.planner.runs.calibration.report import CalibrationReport
+from meshwright.planner.runs.calibration.service import CalibrationReport
 from meshwright.planner.runs.prediction import PricedRun
 from meshwright.planner.runs.run_file import Run
 from meshwright.planner.runs.run_terms import layout_document

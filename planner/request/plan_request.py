@@ -22,26 +22,24 @@ from meshwright.constraints.fabric import INSIDE_DOMAIN, DomainAxis
 from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.execution_names import (
     DEFAULT_MEMORY_RISK,
+    KIND_NAMES,
     METHODS,
     OBJECTIVES,
     OPTIMIZERS,
     PRECISIONS,
+    PRETRAINING,
+    REFERENCE_PLACES,
+    STEP_KINDS,
     Optimizer,
     Precision,
+    ReferencePlace,
+    StepKindName,
 )
 from meshwright.costmodel.lengths import PackedLengths
 from meshwright.costmodel.losses import LOSS_NAMES, LossName
 from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_memory_band
 from meshwright.costmodel.records import POINT_ESTIMATE, memory_margin
-from meshwright.costmodel.step_kinds import (
-    KIND_NAMES,
-    PRETRAINING,
-    REFERENCE_PLACES,
-    STEP_KINDS,
-    ReferencePlace,
-    StepKindName,
-)
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.errors import InputError, listed, near_miss, require_whole, shown
 from meshwright.frameworks.catalog import (
@@ -52,9 +50,9 @@ from meshwright.frameworks.catalog import (
 )
 from meshwright.frameworks.record import Framework, FrameworkName, Setting
 from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, resolved
+from meshwright.model_specs.blocks import EncoderUse, ImageInput
 from meshwright.model_specs.huggingface import AND_ENCODER
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.model_specs.vision import EncoderUse, ImageInput
 from meshwright.planner.request.choices import (
     ALLOW_PLACED,
     BY_NAME,
@@ -219,10 +217,10 @@ class PlanRequest:
     images: ImageInput | None = None
     """What sequences hold of images; None for text alone, to which the model has no encoder then."""
     kind: str = PRETRAINING
-    """What a step does with a sample: any of `step_kinds.KIND_NAMES`."""
+    """What a step does with a sample: any of `execution_names.KIND_NAMES`."""
     reference: str | None = None
-    """Where a reference model of its own is, any of `step_kinds.REFERENCE_PLACES`; None for `resident` where
-    the kind of step has one, and the base beside adapters is not it."""
+    """Where a reference model of its own is, any of `execution_names.REFERENCE_PLACES`; None for `resident`
+    where the kind of step has one, and the base beside adapters is not it."""
     objective: str = "nominal"
     """The step time with the nominal constants, or expected: its mean over the posterior of a calibration;
     without one, its product with what measured pairs of runs correct of the plan's settings."""
@@ -441,9 +439,9 @@ def checked_reference(
     framework
         Any of `FRAMEWORK_NAMES`.
     kind
-        Any of `step_kinds.KIND_NAMES`.
+        Any of `execution_names.KIND_NAMES`.
     reference
-        As was asked, any of `step_kinds.REFERENCE_PLACES`; None for what the framework does by itself.
+        As was asked, any of `execution_names.REFERENCE_PLACES`; None for what the framework does by itself.
     is_frozen
         Whether adapters are trained beside frozen weights, which then are the reference.
 
@@ -515,7 +513,7 @@ def check_model(model: ModelSpec, kind: str, loss: str | None) -> None:
     model
         As was asked.
     kind
-        Any of `step_kinds.KIND_NAMES`.
+        Any of `execution_names.KIND_NAMES`.
     loss
         Any of `losses.LOSS_NAMES`; None for what the framework does.
     """
@@ -539,7 +537,7 @@ def check_loss(framework: str, kind: str, loss: str | None) -> None:
     framework
         Any of `FRAMEWORK_NAMES`.
     kind
-        Any of `step_kinds.KIND_NAMES`.
+        Any of `execution_names.KIND_NAMES`.
     loss
         As was asked; None for what the framework does.
     """

@@ -28,9 +28,9 @@ from meshwright.documents import (
 )
 from meshwright.errors import InputError, refuse_unknown
 from meshwright.model_specs.adapters import EVERY_PARAMETER, read_adapters
+from meshwright.model_specs.blocks import ImageInput
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.model_specs.vision import ImageInput
 from meshwright.planner.request.executions import parse_allow, parse_without
 from meshwright.planner.request.plan_request import (
     PlanRequest,

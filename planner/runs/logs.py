@@ -25,12 +25,7 @@ from meshwright.costmodel.calibration import Calibration
 from meshwright.documents import path_text, read_mapping, read_text, require_file, write_files
 from meshwright.errors import InputError
 from meshwright.planner.runs.prediction import PricedRun, price_run
-from meshwright.planner.runs.run_file import (
-    ALLOCATED,
-    FIRST_RANK,
-    MAX_FILE_BYTES,
-    run_from_mapping,
-)
+from meshwright.planner.runs.run_file import ALLOCATED, FIRST_RANK, MAX_FILE_BYTES, run_from_mapping
 
 WARM_UP_STEPS = 10
 """Steps that are left out: kernels are compiled and tuned in the first, buffers and caches fill."""

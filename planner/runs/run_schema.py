@@ -9,14 +9,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.execution_names import (
+    PRETRAINING,
     MuonMode,
     Optimizer,
     Precision,
     RecomputeName,
+    ReferencePlace,
     ScheduleName,
+    StepKindName,
 )
 from meshwright.costmodel.losses import LossName
-from meshwright.costmodel.step_kinds import PRETRAINING, ReferencePlace, StepKindName
 from meshwright.costmodel.workload import AttentionKernel, Fp8Recipe
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.adapters import AdapterSpec

@@ -17,8 +17,8 @@ from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.estimate import LayerCosts
 from meshwright.costmodel.footprint import as_memory_sees
-from meshwright.costmodel.gain_posterior import OPEN, GainCorrections
 from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute, is_among
+from meshwright.costmodel.measured_settings import OPEN, GainCorrections
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.workload import Execution, RunSettings, Workload
 from meshwright.planner.bounds.combination_costs import (

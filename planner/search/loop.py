@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan, Rule
-from meshwright.costmodel.gain_posterior import GainCorrections
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.measured_settings import GainCorrections
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.bounds.combination_costs import ShapeTable, gpu_seconds, shape_table

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.gain_posterior import OPEN, GainCorrections
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.measured_settings import OPEN, GainCorrections
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.mappings import Matrices

@@ -22,6 +22,7 @@ from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import RECORDS
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.blocks import (
+    EncoderUse,
     GatedDeltaNetSpec,
     Mamba1Spec,
     Mamba2Spec,
@@ -30,10 +31,10 @@ from meshwright.model_specs.blocks import (
     RopeScaling,
     RopeSpec,
     SparseIndexerSpec,
+    VisionSpec,
 )
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.model_specs.vision import EncoderUse, VisionSpec
 
 DENSE = ModelSpec(layers=12, hidden=1024, ffn_hidden=4096, heads=16, kv_heads=4, vocab=32000)
 MLA = MlaSpec(

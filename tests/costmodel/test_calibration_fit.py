@@ -12,7 +12,7 @@ from benchmarks.calibration import Problem, fit, rounded
 from benchmarks.cross_validation import family_of, leave_out, members, source_of
 from benchmarks.error_bands import OTHER, Outcome, error_bands
 from meshwright.costmodel.records import ConstantRecord, constant_records
-from meshwright.planner.runs.calibration.robust_fit import Floats
+from meshwright.planner.runs.calibration.evidence import Floats
 from meshwright.planner.runs.prediction import prediction_of
 from meshwright.planner.runs.run_file import Run, read_runs
 from tests.places import DATA

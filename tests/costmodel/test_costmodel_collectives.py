@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshwright.cluster_specs.allocation import fabric_levels, full_levels
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel import alpha_beta
+from meshwright.costmodel import textbook as formulas
 from meshwright.costmodel.collectives import (
     Links,
     all_reduce_s,
@@ -47,10 +47,10 @@ def members(*inside_out: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 def test_ring_inside_one_block_is_the_textbook_ring() -> None:
     fabric = links(450 * GB, 50 * GB)
-    textbook = alpha_beta.Link(alpha_s=0.0, bytes_per_s=450 * GB)
+    textbook = formulas.Link(alpha_s=0.0, bytes_per_s=450 * GB)
     found = all_reduce_s(GB, members(8, 8), fabric)
     assert found == pytest.approx(
-        alpha_beta.textbook_s("all-reduce", "ring", GB, 8, textbook), rel=1e-12
+        formulas.textbook_s("all-reduce", "ring", GB, 8, textbook), rel=1e-12
     )
     assert found == pytest.approx(2 * 7 / 8 / 450)
 

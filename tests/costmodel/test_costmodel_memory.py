@@ -22,7 +22,6 @@ from meshwright.costmodel.footprint import (
 )
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.rank_load import layer_counts
-from meshwright.costmodel.ratios import unfused_activation_bytes
 from meshwright.costmodel.schedules import in_flight
 from meshwright.costmodel.stacks import framework_constants
 from meshwright.costmodel.states import (
@@ -30,6 +29,7 @@ from meshwright.costmodel.states import (
     rank_parameters,
     state_bytes_per_parameter,
 )
+from meshwright.costmodel.textbook import unfused_activation_bytes
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.parameters import (

@@ -12,7 +12,6 @@ import yaml
 
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, MeasuredLevelSpec
-from meshwright.costmodel.alpha_beta import OPERATIONS
 from meshwright.costmodel.collectives import (
     IsolatedFabric,
     Links,
@@ -22,6 +21,7 @@ from meshwright.costmodel.collectives import (
     isolated_fabric,
     long_ring_pass_s,
 )
+from meshwright.costmodel.textbook import OPERATIONS
 from tests.places import DATA
 
 POINTS = DATA / "collective_measurements.yaml"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel import attention, feed_forward, ratios
+from meshwright.costmodel import attention, feed_forward, textbook
 from meshwright.costmodel import feed_forward as experts
 from meshwright.costmodel import layer_context as exposed
 from meshwright.costmodel import layer_context as layers_context
@@ -31,10 +31,10 @@ from meshwright.costmodel.kernels import (
 from meshwright.costmodel.layer_context import Context, Parts
 from meshwright.costmodel.layer_kinds import KindTime, embedding, kind_times
 from meshwright.costmodel.layout import Floats, Layout, Recompute
-from meshwright.costmodel.level_traffic import LevelBytes
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rates import constants_for, kernel_rates
 from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.volumes import LevelBytes
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.parameters import active_matmul_parameters
 from meshwright.model_specs.reader import load_catalog_model
@@ -247,7 +247,7 @@ def test_tensor_parallel_volume_of_a_layer(sequence_parallel: bool) -> None:
         for block in (attention_block(c), dense_mlp(c, c.workload.model.ffn_hidden))
         for parts in (block.forward, block.backward)
     )
-    assert sent == pytest.approx(ratios.tensor_parallel_layer_bytes(2048, 12_288, 8))
+    assert sent == pytest.approx(textbook.tensor_parallel_layer_bytes(2048, 12_288, 8))
     assert sent == pytest.approx(352e6, rel=2e-3)
 
 
@@ -322,7 +322,7 @@ def test_expert_parallel_volume_of_a_layer() -> None:
     times = kind_times(context(work, Layout(dp=8, ep=8)))
     assert times.moe is not None
     assert times.moe.parts["ep_comm"] == pytest.approx(
-        ratios.expert_parallel_layer_bytes(2048, 2, 4096, 8)
+        textbook.expert_parallel_layer_bytes(2048, 2, 4096, 8)
     )
     uneven = kind_times(context(replace(work, expert_imbalance=1.5), Layout(dp=8, ep=8)))
     assert uneven.moe is not None
@@ -461,7 +461,7 @@ def test_traffic_of_gpt3_by_level() -> None:
     inside, outside = traffic(work, layout, ((12,),) * 8).values()
     assert inside.by_axis == pytest.approx({"tp": 8 * 12 * 352.3e6 * 5 / 4}, rel=1e-3)
     assert set(outside.by_axis) == {"dp", "pp"}
-    boundary = np.asarray(ratios.pipeline_boundary_bytes(2048, 12_288)) / 8
+    boundary = np.asarray(textbook.pipeline_boundary_bytes(2048, 12_288)) / 8
     assert outside.by_axis["pp"] == pytest.approx(8 * boundary * 7 / 8)
     assert outside.busy_s == pytest.approx(outside.utilisation * _step_s(work, layout), rel=1e-9)
 

@@ -11,9 +11,9 @@ from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.estimate import LayerCosts, estimate_layout, layer_costs
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
-from meshwright.costmodel.ratios import bubble_of_ideal, bubble_of_step
 from meshwright.costmodel.schedules import Schedule, in_flight
 from meshwright.costmodel.simulator import pass_order, simulate
+from meshwright.costmodel.textbook import bubble_of_ideal, bubble_of_step
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec

@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.gain_posterior import CORRECTED, observations_of, spread_of
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.gain_posterior import (
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.measured_settings import (
     GainCorrections,
     GainObservation,
     GainShift,
@@ -19,9 +20,8 @@ from meshwright.costmodel.gain_posterior import (
     gain_corrections,
     gain_observations,
     gain_posterior,
+    priced_settings,
 )
-from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.optimum_band import priced_settings
 from meshwright.costmodel.records import data_table
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import read_model

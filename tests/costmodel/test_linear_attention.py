@@ -28,7 +28,7 @@ from meshwright.model_specs.parameters import (
     parameter_count,
 )
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.launch.megatron_model import MEGATRON_SAYS, megatron_shortfalls, model_flags
+from meshwright.planner.launch.megatron import MEGATRON_SAYS, megatron_shortfalls, model_flags
 from meshwright.planner.launch.writer import flag_words, notes_of
 from meshwright.planner.runs.launches.command_line import words_of
 from meshwright.planner.runs.launches.megatron import megatron_model

@@ -14,6 +14,7 @@ from meshwright.costmodel.collectives import ring_pass_s
 from meshwright.costmodel.execution_names import OPTIMIZERS, MuonMode
 from meshwright.costmodel.footprint import offloaded_states_gib, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.measured_settings import priced_settings, support_of
 from meshwright.costmodel.optimizers import (
     OPTIMIZER_TRAITS,
     moments_bytes,
@@ -23,7 +24,6 @@ from meshwright.costmodel.optimizers import (
     streamed_bytes,
     tensor_state_bytes,
 )
-from meshwright.costmodel.optimum_band import priced_settings, support_of
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rates import calibrated_constants, kernel_rates
 from meshwright.costmodel.states import state_bytes

@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.optimum_bands import PlannedGroup, bands, coverage, document
-from benchmarks.recipes import (
-    BANDS,
-    compared,
-    measured_runs,
-    planned_groups,
-    recipes,
-)
+from benchmarks.recipes import BANDS, compared, measured_runs, planned_groups, recipes
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.optimum_band import (
+from meshwright.costmodel.measured_settings import (
     Support,
     measured_settings,
     optimum_band,

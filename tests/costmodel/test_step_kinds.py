@@ -10,13 +10,13 @@ import pytest
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.data_parallel import data_parallel_traffic, passes_of_a_step
 from meshwright.costmodel.estimate import Estimate, Stages, estimate_layout, stage_memory_parts_gib
+from meshwright.costmodel.execution_names import KIND_NAMES, STEP_KINDS
 from meshwright.costmodel.footprint import offloaded_states_gib
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.lengths import PackedLengths
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.states import rank_parameters, reference_bytes
-from meshwright.costmodel.step_kinds import KIND_NAMES, STEP_KINDS
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.adapters import AdapterSpec

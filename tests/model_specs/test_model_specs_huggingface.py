@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from meshwright.errors import InputError
-from meshwright.model_specs.config_fields import (
-    ConfigFields,
-    Part,
-    integer,
-    only,
-    read_fields,
-)
+from meshwright.model_specs.config_fields import ConfigFields, Part, integer, only, read_fields
 from meshwright.model_specs.huggingface import known_model_types, model_from_huggingface
 from meshwright.model_specs.parameters import (
     active_parameter_count,

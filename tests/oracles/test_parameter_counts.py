@@ -15,14 +15,10 @@ from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.adapters import AdapterSpec, adapter_counts, resolved
-from meshwright.model_specs.parameters import (
-    encoder_parameters,
-    mtp_parameters,
-    parameter_count,
-)
+from meshwright.model_specs.parameters import encoder_parameters, mtp_parameters, parameter_count
 from meshwright.model_specs.reader import catalog_names, load_catalog_model, read_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.launch.megatron_model import VOCAB_MULTIPLE, megatron_shortfalls
+from meshwright.planner.launch.megatron import VOCAB_MULTIPLE, megatron_shortfalls
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.launch.torchtitan import torchtitan_notes
 from tests.oracles.test_frameworks import ask

@@ -13,7 +13,7 @@ import pytest
 from meshwright.documents import write_files
 from meshwright.model_specs.reader import catalog_names, load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.launch.megatron_model import linear_bias
+from meshwright.planner.launch.megatron import linear_bias
 from meshwright.planner.launch.plan_files import plan_files
 from tests.oracles.test_frameworks import ask
 from tests.plans import make_plan

@@ -20,7 +20,6 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from meshwright.cluster_specs.schema import ClusterSpec, DeviceSpec
-from meshwright.costmodel.alpha_beta import Operation
 from meshwright.costmodel.calibration import (
     MOST,
     NAMES,
@@ -41,14 +40,13 @@ from meshwright.costmodel.rates import (
     named_constants,
     peak_flops,
 )
+from meshwright.costmodel.textbook import Operation
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import STACK_NAMES, stack_in_words
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.runs.calibration.evidence import Benchmark
-from meshwright.planner.runs.calibration.report import MEANINGS, quantity, sentence
-from meshwright.planner.runs.calibration.robust_fit import Fitted, Floats, Goal, fit
-from meshwright.planner.runs.calibration.service import draft_stack
+from meshwright.planner.runs.calibration.evidence import Benchmark, Fitted, Floats, Goal, fit
+from meshwright.planner.runs.calibration.service import MEANINGS, draft_stack, quantity, sentence
 
 Kind = Literal[
     "gemm", "grouped-gemm", "attention", "attention-backward", "copy", "launch", "all-reduce",
@@ -565,7 +563,7 @@ class FittedMachine:
 def fitted_machine(points: Sequence[MeasuredPoint], alone: AloneTimes) -> FittedMachine:
     """The factors that bring expected times to the measured ones.
 
-    Robust least squares of log ratios over all classes at once, as for runs (`robust_fit.py`), twice: the
+    Robust least squares of log ratios over all classes at once, as for runs (`evidence.fit`), twice: the
     second time with the scatter that each class showed. The logarithms have a prior of spread 1, which says
     next to nothing: a machine is believed what it says of itself.
 

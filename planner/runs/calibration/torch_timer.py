@@ -24,12 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cluster_specs.reader import (
-    device_names,
-    load_cluster,
-    load_device,
-    node_kind_of,
-)
+from meshwright.cluster_specs.reader import device_names, load_cluster, load_device, node_kind_of
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import load_catalog_model

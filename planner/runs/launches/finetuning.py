@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.costmodel.step_kinds import PRETRAINING, STEP_KINDS, StepKindName
+from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS, StepKindName
 from meshwright.errors import InputError
 from meshwright.frameworks.fsdp2 import FSDP2, OFFLOADS_INPUTS, PRECOMPUTES, SAVED_TENSORS
 from meshwright.frameworks.megatron import PYTORCH

@@ -30,12 +30,6 @@ from meshwright.frameworks.fsdp2 import FSDP2, PRECISION, SIZES
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanInputs
-from meshwright.planner.runs.launches.bridge import (
-    are_overrides,
-    from_overrides,
-    is_recipe_name,
-    recipe_run,
-)
 from meshwright.planner.runs.launches.command_line import (
     CommandLine,
     fields_of,
@@ -43,6 +37,12 @@ from meshwright.planner.runs.launches.command_line import (
     refuse_adapters,
     unread_words,
     words_of,
+)
+from meshwright.planner.runs.launches.fields import (
+    RECIPE,
+    fields_of_line,
+    launched_gpus,
+    recipe_named,
 )
 from meshwright.planner.runs.launches.finetuning import (
     file_beside,
@@ -62,7 +62,13 @@ from meshwright.planner.runs.launches.launch_run import (
     with_hosts_beside,
     with_optimizer,
 )
-from meshwright.planner.runs.launches.megatron import from_megatron
+from meshwright.planner.runs.launches.megatron import (
+    are_overrides,
+    from_megatron,
+    from_overrides,
+    is_recipe_name,
+    recipe_run,
+)
 from meshwright.planner.runs.launches.recipes import (
     from_llamafactory_v1,
     from_nanotron,
@@ -76,12 +82,6 @@ from meshwright.planner.runs.launches.reinforcement import (
     from_verl,
     is_nemo_rl,
     verl_program,
-)
-from meshwright.planner.runs.launches.script_fields import (
-    RECIPE,
-    fields_of_line,
-    launched_gpus,
-    recipe_named,
 )
 from meshwright.planner.runs.launches.torchtitan import (
     config_file_of,

@@ -17,6 +17,7 @@ from meshwright.frameworks.deepspeed import DEEPSPEED, TRAINER_OPTIMIZERS
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.model_specs.adapters import adapter_method
 from meshwright.model_specs.huggingface import model_from_huggingface
+from meshwright.planner.runs.launches.fields import NestedFields, nested_fields, with_references
 from meshwright.planner.runs.launches.finetuning import (
     DROPPED,
     END_TO_END,
@@ -35,11 +36,6 @@ from meshwright.planner.runs.launches.finetuning import (
     known_model,
 )
 from meshwright.planner.runs.launches.launch_run import LaunchRun
-from meshwright.planner.runs.launches.nested_fields import (
-    NestedFields,
-    nested_fields,
-    with_references,
-)
 
 # torchtune.
 

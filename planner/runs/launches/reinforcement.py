@@ -20,6 +20,13 @@ from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.model_specs.adapters import ALL_LINEAR
 from meshwright.planner.runs.launches.command_line import CommandLine
+from meshwright.planner.runs.launches.fields import (
+    NestedFields,
+    joined_sums,
+    nested_fields,
+    script_value,
+    with_references,
+)
 from meshwright.planner.runs.launches.finetuning import (
     END_TO_END,
     OTHER_STEP,
@@ -32,12 +39,6 @@ from meshwright.planner.runs.launches.finetuning import (
     remarks_on_experts,
 )
 from meshwright.planner.runs.launches.launch_run import LaunchRun
-from meshwright.planner.runs.launches.nested_fields import (
-    NestedFields,
-    nested_fields,
-    with_references,
-)
-from meshwright.planner.runs.launches.script_fields import joined_sums, script_value
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES
 
 ACTOR = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshwright.costmodel.step_kinds import StepKindName
+from meshwright.costmodel.execution_names import StepKindName
 from meshwright.documents import read_mapping
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import BUCKET
@@ -23,10 +23,8 @@ from meshwright.frameworks.megatron import MEGATRON, PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, adapter_method
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.runs.launches.command_line import (
-    CommandLine,
-    trains_a_part,
-)
+from meshwright.planner.runs.launches.command_line import CommandLine, trains_a_part
+from meshwright.planner.runs.launches.fields import RECIPE, fields_of_line, launched_gpus
 from meshwright.planner.runs.launches.finetuning import (
     DEEPSPEED_FILE,
     DROPPED,
@@ -66,7 +64,6 @@ from meshwright.planner.runs.launches.launch_run import (
     whole_number,
 )
 from meshwright.planner.runs.launches.megatron import from_megatron
-from meshwright.planner.runs.launches.script_fields import RECIPE, fields_of_line, launched_gpus
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES
 
 _MICRO_BATCH = "per_device_train_batch_size"

@@ -24,8 +24,8 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import Stages, estimate_layout
 from meshwright.costmodel.execution_names import Dispatcher
 from meshwright.costmodel.layout import AXES, Layout
-from meshwright.costmodel.level_traffic import axis_pattern
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
+from meshwright.costmodel.volumes import axis_pattern
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.errors import InfeasibleError
 from meshwright.model_specs.reader import read_model

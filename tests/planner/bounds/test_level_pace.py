@@ -76,7 +76,7 @@ def pace_s(stages: tuple[tuple[int, ...], ...], leading: int, seconds: Seconds) 
     return sum(max(chunks[v * pp : (v + 1) * pp]) for v in range(vpp))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     ranks=st.tuples(st.integers(2, 8), st.integers(2, 6)),
     more=st.integers(-2, 20),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from meshwright.cli import main
 from meshwright.commands.calculators import operation_word
-from meshwright.costmodel.alpha_beta import ALGORITHMS, Link
 from meshwright.costmodel.calibration import Factors
+from meshwright.costmodel.textbook import ALGORITHMS, Link
 from meshwright.errors import InputError
 from meshwright.planner.analysis.roofline import roofline_document
 from meshwright.planner.calculators.collective import (

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright.cli import main
-from meshwright.costmodel.level_traffic import all_to_all_bytes
+from meshwright.costmodel.volumes import all_to_all_bytes
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.experts.inputs import (

@@ -20,8 +20,12 @@ from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.model_specs.reader import catalog_names, load_catalog_model
-from meshwright.planner.launch.megatron import MEGATRON_WRITER, megatron_args
-from meshwright.planner.launch.megatron_model import megatron_shortfalls, model_flags
+from meshwright.planner.launch.megatron import (
+    MEGATRON_WRITER,
+    megatron_args,
+    megatron_shortfalls,
+    model_flags,
+)
 from meshwright.planner.launch.writer import flag_words, legal_launch
 from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.runs.launches.reader import read_launch

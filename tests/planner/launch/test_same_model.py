@@ -17,8 +17,12 @@ from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.reader import catalog_names, load_catalog_model, read_model
 from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.configurations import deepspeed_start
-from meshwright.planner.launch.megatron import megatron_start
-from meshwright.planner.launch.megatron_model import MEGATRON_SAYS, megatron_shortfalls, model_flags
+from meshwright.planner.launch.megatron import (
+    MEGATRON_SAYS,
+    megatron_shortfalls,
+    megatron_start,
+    model_flags,
+)
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.launch.torchtitan import torchtitan_start
 from meshwright.planner.launch.writer import Launch, Start, flag_words, legal_launch, notes_of

@@ -13,7 +13,7 @@ import pytest
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.analysis.waterfall import read_baseline, with_baseline
 from meshwright.planner.launch.compare import script_diff, with_script_diff
-from meshwright.planner.launch.megatron_model import model_flags
+from meshwright.planner.launch.megatron import model_flags
 from meshwright.planner.launch.writer import flag_words
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan

@@ -12,7 +12,7 @@ import pytest
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.level_traffic import CutUse
+from meshwright.costmodel.volumes import CutUse
 from meshwright.errors import InputError
 from meshwright.planner.bounds.exact_cost import MappingBounds
 from meshwright.planner.bounds.pricing import CostModelPricing

@@ -14,7 +14,7 @@ import pytest
 from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import Layout
-from meshwright.planner.mapping.reach import ASKED, Row, cover_of
+from meshwright.planner.mapping.counted import ASKED, Row, cover_of
 from meshwright.planner.plan.best_plan import best_plan
 from meshwright.planner.request.reader import read_request
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.costmodel.gain_posterior import GainCorrections, GainShift
-from meshwright.costmodel.optimum_band import priced_settings
+from meshwright.costmodel.measured_settings import GainCorrections, GainShift, priced_settings
 from meshwright.errors import InputError
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.pricing import pricing_of

@@ -13,21 +13,20 @@ from click.testing import CliRunner
 from benchmarks.optimum_bands import recipes_text
 from benchmarks.recipes import MEASURED, every_run
 from meshwright.cli import main
-from meshwright.costmodel import measured_recipes as table
-from meshwright.costmodel.measured_recipes import (
-    MeasuredRecipe,
-    distance,
-    is_same_work,
-    measured_recipes,
-    nearest_recipes,
-)
 from meshwright.costmodel.records import choices_in_pairs
 from meshwright.costmodel.workload import Execution
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.planner.analysis.waterfall import setup_of_plan
 from meshwright.planner.plan import measured_share
 from meshwright.planner.plan.document import GainEvidence, NearestRun, Plan
-from meshwright.planner.plan.measured_share import evidence_of
+from meshwright.planner.plan.measured_share import (
+    MeasuredRecipe,
+    distance,
+    evidence_of,
+    is_same_work,
+    measured_recipes,
+    nearest_recipes,
+)
 from meshwright.planner.plan.texts import workload_of_plan
 from meshwright.planner.report.plan_view import evidence_text
 from meshwright.planner.runs.run_file import Run
@@ -137,7 +136,7 @@ def test_the_fastest_of_the_same_work_goes_before_what_is_nearer(
     near = run_of(plan, settings=("ep",), id="slow", step_time_s=3.0)
     fast = replace(near, settings=("tp", "pp", "cp"), id="fast", step_time_s=2.0)
     other = replace(near, global_batch=near.global_batch * 2, id="other", step_time_s=1.0)
-    monkeypatch.setattr(table, "measured_recipes", lambda: (other, near, fast))
+    monkeypatch.setattr(measured_share, "measured_recipes", lambda: (other, near, fast))
     found = nearest_recipes(workload_of_plan(plan), layout_from_document(plan.layout))
     assert [each.id for each in found] == ["fast", "slow", "other"]
 

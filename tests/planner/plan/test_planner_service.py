@@ -136,6 +136,7 @@ def test_exhaustive_agrees() -> None:
         gpus=4,
         global_batch=4,
         pins={"cp": 1, "zero_stage": 1, "micro_batch": 1, "recompute": "none"},
+        forbids=("optimizer-offload", "shard-groups"),
         seq_len=4096,
     )
     quick, slow = fastest_plan(small), fastest_plan(replace(small, method="exhaustive"))

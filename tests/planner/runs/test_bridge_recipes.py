@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.errors import InputError
-from meshwright.planner.runs.launches.bridge import recipe_names, recipe_run
+from meshwright.planner.runs.launches.megatron import recipe_names, recipe_run
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
 
 LLAMA = "llama31_405b_pretrain_1024gpu_h100_bf16_config"

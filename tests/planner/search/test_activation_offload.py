@@ -25,9 +25,8 @@ from meshwright.planner.request.choices import ALLOW
 from meshwright.planner.request.executions import parse_allow
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.runs.launches.bridge import from_overrides
 from meshwright.planner.runs.launches.command_line import CommandLine
-from meshwright.planner.runs.launches.megatron import from_megatron
+from meshwright.planner.runs.launches.megatron import from_megatron, from_overrides
 from meshwright.planner.runs.run_file import run_from_mapping
 from meshwright.planner.search.loop import search_executions
 from meshwright.planner.search.pricing import Outcome

@@ -36,14 +36,14 @@ def with_adapters(asked: PlanRequest, seed: int) -> PlanRequest:
 
 
 @pytest.mark.parametrize(
-    "seed", [2000, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2001, 2002))]
+    "seed", [2001, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2002, 2003))]
 )
 def test_the_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(with_adapters(request(seed), seed))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(range(2003, 2030)))
+@pytest.mark.parametrize("seed", some([2000, *range(2004, 2030)]))
 def test_the_search_equals_brute_force_many(seed: int) -> None:
     check_against_brute_force(with_adapters(request(seed), seed))
 

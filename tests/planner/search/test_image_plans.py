@@ -13,7 +13,7 @@ from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.adapters import AdapterSpec
-from meshwright.model_specs.vision import ImageInput, VisionSpec
+from meshwright.model_specs.blocks import ImageInput, VisionSpec
 from meshwright.planner.audit import audit_document, audit_plan
 from meshwright.planner.launch.configurations import axolotl_files, llamafactory_files
 from meshwright.planner.launch.plan_files import plan_files

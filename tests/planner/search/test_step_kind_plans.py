@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import meshwright
-from meshwright.costmodel.step_kinds import STEP_KINDS
+from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.catalog import framework_named

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from meshwright.planner.runs.calibration.robust_fit import Goal, box_optimum, fit, robust_optimum
+from meshwright.planner.runs.calibration.evidence import Goal, box_optimum, fit, robust_optimum
 
 
 @pytest.mark.parametrize("seed", range(8))

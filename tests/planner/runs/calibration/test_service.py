@@ -10,8 +10,11 @@ import pytest
 from meshwright.costmodel.calibration import NAMES, Calibration, Factors
 from meshwright.errors import InputError
 from meshwright.planner.runs.calibration.evidence import Benchmark
-from meshwright.planner.runs.calibration.report import CalibrationReport
-from meshwright.planner.runs.calibration.service import calibrate_runs, error_band_of
+from meshwright.planner.runs.calibration.service import (
+    CalibrationReport,
+    calibrate_runs,
+    error_band_of,
+)
 from meshwright.planner.runs.prediction import predict_run, prediction_of
 from meshwright.planner.runs.run_file import Measured, Run, run_from_mapping
 from tests.planner.runs.calibration.own_runs import document, measured_runs, stack

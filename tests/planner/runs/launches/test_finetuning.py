@@ -12,12 +12,7 @@ import yaml
 from meshwright.api import plan
 from meshwright.errors import InputError
 from meshwright.model_specs.adapters import adapter_counts
-from meshwright.planner.runs.launches.finetuning import (
-    DROPPED,
-    LINEAR_EXPERTS,
-    PACKED,
-    PADDED,
-)
+from meshwright.planner.runs.launches.finetuning import DROPPED, LINEAR_EXPERTS, PACKED, PADDED
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
 from meshwright.planner.runs.run_file import Run, read_runs
 

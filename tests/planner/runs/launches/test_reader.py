@@ -11,8 +11,7 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import catalog_names, load_catalog_model, model_from_mapping
-from meshwright.planner.launch.megatron import bridge_overrides
-from meshwright.planner.launch.megatron_model import model_flags
+from meshwright.planner.launch.megatron import bridge_overrides, model_flags
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.launch.writer import flag_words
 from meshwright.planner.plan.document import Plan

@@ -10,10 +10,10 @@ import yaml
 
 from meshwright.errors import InputError
 from meshwright.planner.runs.launches.command_line import words_of
+from meshwright.planner.runs.launches.fields import fields_of_line
 from meshwright.planner.runs.launches.finetuning import DROPPED, END_TO_END, PACKED, PADDED
 from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
-from meshwright.planner.runs.launches.script_fields import fields_of_line
 from meshwright.planner.runs.launches.trainers import PEFT_DEFAULT
 from tests.places import DATA
 

@@ -1,0 +1,286 @@
+"""Fields of launch files by name: flags of scripts, and values of nested documents by their path.
+
+Flags are read as transformers' HfArgumentParser and ms-swift read them. Sums that the script works out in the
+shell are worked out here; nothing is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.model_specs.adapters import ALL_LINEAR
+from meshwright.planner.runs.launches.command_line import CommandLine, number_in
+from meshwright.planner.runs.launches.finetuning import adapter_targets, adapters_mapping
+from meshwright.planner.runs.launches.launch_run import is_harmless
+
+RECIPE = "config"
+_SUM = re.compile(r"\$\(expr (?P<expr>.*)\)|\$\(\((?P<shell>.*)\)\)", re.DOTALL)
+"""Numbers added, multiplied and divided: $(expr 16 / 8) or $((16 * (count + 1)))."""
+_VARIABLE = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
+_PLAIN_SUM = re.compile(r"[\d ()+*/-]{1,200}")
+_MOST_SUM = 200
+_DEEPEST = 8
+"""Variables in a sum whose values are sums in turn."""
+_SIGNS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+}
+_SET = re.compile(r"[A-Z][A-Z0-9_]*=")
+_SHELL = frozenset(("&&", "&", "|", "||", ";", ">", "2>&1", "-m", "wait", "done", "fi", "sleep"))
+
+
+def fields_of_line(line: CommandLine) -> dict[str, Any]:
+    """Flags of a command line by their names without dashes, with values as YAML would have them.
+
+    Several values make a list, and none true. Numbers that the script divides or multiplies are worked out.
+
+    >>> fields_of_line(CommandLine("--bf16 --lora-r 8 --names a b --s $(expr 16 / 8)".split(), "x"))
+    {'bf16': True, 'lora_r': 8, 'names': ['a', 'b'], 's': 2}
+    """
+    fields: dict[str, Any] = {}
+    words, position = joined_sums(line.words), 0
+    while position < len(words):
+        name = words[position]
+        position += 1
+        if not name.startswith("--") or len(name) <= 2:
+            continue
+        values = []
+        while position < len(words) and not _ends_values(words[position]):
+            values.append(words[position])
+            position += 1
+        fields[name[2:].replace("-", "_")] = _value(values, line)
+    return fields
+
+
+def _ends_values(word: str) -> bool:
+    """Whether a word begins another flag, another command or a script."""
+    begins = word.startswith("--") or _SET.match(word) is not None
+    return begins or word in _SHELL or word.endswith((".py", ".sh"))
+
+
+def joined_sums(words: list[str]) -> list[str]:
+    """Words of a shell in which a sum with spaces, $(expr 16 / 8), is one word."""
+    joined: list[str] = []
+    for word in words:
+        open_before = (
+            bool(joined) and "$(" in joined[-1] and joined[-1].count("(") > joined[-1].count(")")
+        )
+        if open_before and len(joined[-1]) + len(word) < _MOST_SUM:
+            joined[-1] += f" {word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def script_value(text: str, line: CommandLine, depth: int = 0) -> Any:
+    """A value as YAML would have it; a sum of numbers and of the script's variables is worked out."""
+    whole = _SUM.fullmatch(text)
+    if whole is None or depth >= _DEEPEST:
+        return scalar(text)
+    terms = whole["expr"] or whole["shell"] or ""
+
+    def number(name: re.Match[str]) -> str:
+        return str(script_value(line.variable(name[1]) or "?", line, depth + 1))
+
+    plain = _VARIABLE.sub(number, terms[:_MOST_SUM])
+    if not _PLAIN_SUM.fullmatch(plain):
+        return text
+    try:
+        return _sum_of(ast.parse(plain.strip(), mode="eval").body)
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
+        return text
+
+
+def _sum_of(node: ast.expr) -> int:
+    """Raises ValueError for what is no sum of whole numbers."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+        return _SIGNS[type(node.op)](_sum_of(node.left), _sum_of(node.right))
+    raise ValueError(node)
+
+
+def _value(words: list[str], line: CommandLine) -> Any:
+    values = [script_value(word, line) for word in words]
+    if not values:
+        return True
+    return values[0] if len(values) == 1 else values
+
+
+def scalar(word: str) -> Any:
+    """A word as a number or a switch where it is one."""
+    lowered = word.lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    if lowered in ("none", "null"):
+        return None
+    for number in (int, float):
+        try:
+            return number(word)
+        except ValueError:
+            continue
+    return word
+
+
+def launched_gpus(line: CommandLine) -> int | None:
+    """Processes that torchrun, accelerate, deepspeed or swift starts; None where it is not said."""
+    gpus = line.torchrun_gpus()
+    if gpus is not None:
+        return gpus
+    fields = fields_of_line(line)
+    for each, nodes in (("num_processes", None), ("num_gpus", "num_nodes")):
+        count, times = fields.get(each), 1 if nodes is None else fields.get(nodes, 1)
+        if type(count) is int and type(times) is int:
+            return count * times
+    names = {"NPROC_PER_NODE": "", "NNODES": "1"}
+    each_node, all_nodes = (number_in(line.variable(n) or usual) for n, usual in names.items())
+    return None if each_node is None or all_nodes is None else each_node * all_nodes
+
+
+_TRAINS = frozenset(("train", "sft", "pt", "axolotl.cli.train", f"--{RECIPE}"))
+
+
+def recipe_named(line: CommandLine) -> str | None:
+    """The YAML file that a training command names, `trl sft --config x.yaml` or `axolotl train x.yaml`.
+
+    >>> recipe_named(CommandLine("llamafactory-cli train lora.yaml".split(), "run.sh"))
+    'lora.yaml'
+    """
+    pairs = zip(line.words, line.words[1:], strict=False)
+    named = (
+        after for word, after in pairs if word in _TRAINS and after.endswith((".yaml", ".yml"))
+    )
+    return next(named, None)
+
+
+# Values of nested documents by their path, taken one at a time so that the rest is known.
+
+
+_DEEPEST_SECTION = 12
+MOST_LETTERS = 2_000
+"""Of a value once references in it are put in."""
+
+
+class NestedFields:
+    """Values of a nested document by their path, `section.key`; what is asked for counts as read."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = dict(values)
+        self.where = where
+        self._read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A value, or a default where it is absent or null."""
+        self._read.add(name)
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def on(self, name: str, *, default: bool = False) -> bool:
+        return self.get(name, default) is True
+
+    def first(self, names: Iterable[str], default: Any = None) -> Any:
+        """The first of some values that is there; all count as read."""
+        there = [self.get(name) for name in names]
+        return next((value for value in there if value is not None), default)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A whole number of at least 1. Raises InputError for anything else, and where there is none."""
+        value = self.get(name, default)
+        if value is None:
+            raise InputError("is needed", where=f"{self.where}: {name}")
+        if type(value) is not int or value < 1:
+            what = "must be a whole number of at least 1"
+            raise InputError(what, where=f"{self.where}: {name}", value=value)
+        return value
+
+    def names(self, name: str) -> list[str]:
+        """A list of texts, empty where it is absent. Raises InputError for anything else."""
+        value = self.get(name, [])
+        if not isinstance(value, list):
+            raise InputError("must be a list", where=f"{self.where}: {name}", value=value)
+        return [str(each) for each in value]
+
+    def half(self, name: str) -> str:
+        """bf16 or fp16 by the name of a type, bfloat16 by default. Raises InputError for other types."""
+        said = self.get(name, "bfloat16")
+        if said not in ("bfloat16", "float16"):
+            what = "training in 32 bits has no price"
+            raise InputError(what, where=f"{self.where}: {name}", value=said)
+        return "bf16" if said == "bfloat16" else "fp16"
+
+    def lora(self, rank: int, modules: str) -> tuple[dict[str, Any], list[str]]:
+        """Adapters of the modules that a value names, by default all linear ones; and what is not read."""
+        self.get(modules)
+        targets, unread = adapter_targets(self.values, modules, self.where, (ALL_LINEAR,))
+        return adapters_mapping("lora", rank, targets), unread
+
+    def degrees(self, section: str, axes: Mapping[str, str]) -> dict[str, Any]:
+        """Degrees of the axes by the fields of a section that say them, 1 where they do not."""
+        return {axis: self.count(f"{section}{field}", 1) for field, axis in axes.items()}
+
+    def refuse(self, what: str, *names: str) -> None:
+        """Raises InputError for the first of some values that is there and not off."""
+        for name in names:
+            if self.get(name):
+                raise InputError(what, where=f"{self.where}: {name}", value=self.values[name])
+
+    def has_section(self, name: str) -> bool:
+        return name in self.values or any(key.startswith(f"{name}.") for key in self.values)
+
+    def unread(self, kind: str) -> list[str]:
+        """Paths that nobody has asked for and that may change the price."""
+        return [
+            name
+            for name, value in self.values.items()
+            # A null or an empty section leaves a field to its default, as if it were not there.
+            if value not in (None, {}, [])
+            and name not in self._read
+            and not is_harmless(kind, name, _word(value))
+        ]
+
+
+def _word(value: object) -> str:
+    return "none" if value in (None, [], {}, "") else str(value)
+
+
+def nested_fields(document: Mapping[str, Any], place: str = "", depth: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        name = f"{place}.{key}" if place else str(key)
+        if isinstance(value, dict) and value and depth < _DEEPEST_SECTION:
+            found |= nested_fields(value, name, depth + 1)
+        else:
+            found[name] = value
+    return found
+
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_PRODUCT = re.compile(r"\$\{mul: *(\d{1,12}), *(\d{1,12})\}")
+
+
+def with_references(values: dict[str, Any]) -> dict[str, Any]:
+    """Values with what `${a.b}` and `${mul:2, 3}` stand for, as OmegaConf and NeMo-RL resolve them."""
+    found = dict(values)
+    for _ in range(_DEEPEST_SECTION):
+        texts = {n: v for n, v in found.items() if isinstance(v, str) and "${" in v}
+        if not texts:
+            break
+        found |= {name: _resolved(text, found) for name, text in texts.items()}
+    return found
+
+
+def _resolved(text: str, values: Mapping[str, Any]) -> Any:
+    whole = _REFERENCE.fullmatch(text)
+    if whole is not None:
+        return values.get(whole[1])
+    product = _PRODUCT.fullmatch(text)
+    if product is not None:
+        return int(product[1]) * int(product[2])
+    return _REFERENCE.sub(lambda name: str(values.get(name[1]))[:MOST_LETTERS], text)[:MOST_LETTERS]
