@@ -30,7 +30,7 @@ from meshwright.costmodel.execution_names import (
     Precision,
 )
 from meshwright.costmodel.lengths import PackedLengths
-from meshwright.costmodel.losses import LOSS_NAMES, LossName
+from meshwright.costmodel.losses import ALL_LOGITS, LOSS_NAMES, LossName, in_chunks
 from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_memory_band
 from meshwright.costmodel.records import POINT_ESTIMATE, memory_margin
@@ -215,7 +215,8 @@ class PlanRequest:
     adapters: AdapterSpec | None = None
     """What is trained beside frozen weights; None where every parameter is trained."""
     loss: str | None = None
-    """How the head and its cross-entropy run, any of `LOSS_NAMES`; None for what the framework does."""
+    """How the head and its cross-entropy run, any of `LOSS_NAMES`; None for what the framework does, or the
+    trainer of the kind of step."""
     images: ImageInput | None = None
     """What sequences hold of images; None for text alone, to which the model has no encoder then."""
     kind: str = PRETRAINING
@@ -291,8 +292,7 @@ class PlanRequest:
                 "sequences; none is of adapters, packed samples or preferences: calibrate on own runs"
             )
             raise InputError(what, where="objective", value=self.objective)
-        check_loss(self.framework, self.kind, self.loss)
-        check_model(self.model, self.kind, self.loss)
+        object.__setattr__(self, "loss", self._checked_loss())
         check_names("without", self.without, WITHOUT)
         check_names("allow", self.allow, PERMISSIONS)
         object.__setattr__(
@@ -327,6 +327,14 @@ class PlanRequest:
                 value=",".join(adapters.targets),
             )
         return adapters
+
+    def _checked_loss(self) -> str | None:
+        """How the loss runs. Raises InputError for what the framework does not have or is not priced."""
+        check_model(self.model, self.kind, self.loss)
+        if self.loss is None and not self.model.mtp_layers:
+            return loss_of_trainer(self.framework, self.kind, self.reference)
+        check_loss(self.framework, self.kind, self.loss, self.reference)
+        return self.loss
 
     def _checked_reference(self) -> str | None:
         """Where the reference is. Raises InputError for what the framework does not have or is not priced."""
@@ -390,7 +398,8 @@ class PlanRequest:
 
     def workload(self, execution: Execution | None = None) -> Workload:
         """What the cost model prices, on all GPUs, run as `execution` says or as plainly as can be."""
-        workload = Workload(**{name: getattr(self, name) for name in _OF_WORKLOAD})
+        settings = {name: getattr(self, name) for name in _OF_WORKLOAD}
+        workload = Workload(**settings | {"loss": in_chunks(self.loss)})
         margin = memory_margin(self.memory_risk, peak_memory_band(workload))
         workload = replace(workload, memory_margin=margin)
         return (execution or self.plainest).applied(workload)
@@ -523,7 +532,7 @@ def check_model(model: ModelSpec, kind: str, loss: str | None) -> None:
     if model.mtp_layers and not asked.has_vocabulary_head:
         what = f"is not priced for {model.name}, which predicts several tokens"
         raise InputError(what, where="kind", value=kind)
-    if model.mtp_layers and loss is not None:
+    if model.mtp_layers and in_chunks(loss) is not None:
         what = f"{model.name} has multi-token prediction, whose loss is not priced so"
         raise InputError(what, where="loss", value=loss)
     if model.indexer is not None and asked.on_preferences:
@@ -531,7 +540,27 @@ def check_model(model: ModelSpec, kind: str, loss: str | None) -> None:
         raise InputError(what, where="kind", value=kind)
 
 
-def check_loss(framework: str, kind: str, loss: str | None) -> None:
+def loss_of_trainer(framework: str, kind: str, reference: str | None) -> str | None:
+    """What the trainer of a kind of step takes by itself in place of all logits; None where it takes them.
+
+    Parameters
+    ----------
+    framework
+        Any of `FRAMEWORK_NAMES`.
+    kind
+        Any of `step_kinds.KIND_NAMES`.
+    reference
+        Where its reference model is, by `checked_reference`.
+    """
+    record = framework_named(framework)
+    setting, place = record.step_kinds.get(kind), record.references.get(reference or "")
+    # A place that one trainer alone has comes with that trainer.
+    if setting is None or (place is not None and place.installs):
+        return None
+    return setting.loss or None
+
+
+def check_loss(framework: str, kind: str, loss: str | None, reference: str | None = None) -> None:
     """Raises InputError for a loss that a framework does not have, or that is not of a kind of step.
 
     Parameters
@@ -542,13 +571,21 @@ def check_loss(framework: str, kind: str, loss: str | None) -> None:
         Any of `step_kinds.KIND_NAMES`.
     loss
         As was asked; None for what the framework does.
+    reference
+        Where the reference model of the kind is, by `checked_reference`.
     """
     if loss is None:
         return
     _one_of("loss", loss, LOSS_NAMES)
+    asked = STEP_KINDS[kind]
+    if loss == ALL_LOGITS:
+        if not asked.has_vocabulary_head:
+            what = f"is of a head over the vocabulary, and {kind} has a score: leave it out"
+            raise InputError(what, where="loss", value=loss)
+        return
     _require_planned("loss", loss, framework, lambda record: record.losses)
-    if STEP_KINDS[kind].on_preferences:
-        what = f"is of a cross-entropy alone, not of {kind}: leave it out"
+    if asked.on_preferences and loss != loss_of_trainer(framework, kind, reference):
+        what = f"is not what trainers of {kind} take with {framework}: leave it out"
         raise InputError(what, where="loss", value=loss)
 
 

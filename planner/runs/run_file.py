@@ -16,6 +16,7 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import free_of
 from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.layout import AXES, Layout
+from meshwright.costmodel.losses import in_chunks
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.workload import Workload
@@ -638,9 +639,13 @@ def _adapters(settings: SettingsDoc, model: ModelSpec, profile: str) -> AdapterS
 
 
 def _loss(settings: SettingsDoc, profile: str) -> str | None:
-    """How the head and its cross-entropy run, where the framework can run them so."""
-    check_loss(framework_of_stack(profile).name, settings.kind, settings.loss)
-    return settings.loss
+    """How the head and its cross-entropy run, where the framework can run them so; None for all logits."""
+    framework = framework_of_stack(profile).name
+    if profile == PYTORCH.name:
+        # Under plain data parallelism the Trainer and TRL's run as under FSDP2.
+        framework = FSDP2.name
+    check_loss(framework, settings.kind, settings.loss, _reference(settings, profile))
+    return in_chunks(settings.loss)
 
 
 def _reference(settings: SettingsDoc, profile: str) -> str | None:

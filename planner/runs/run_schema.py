@@ -144,8 +144,9 @@ class SettingsDoc(BaseModel):
     )
     loss: LossName | None = Field(
         default=None,
-        description="Head and cross-entropy chunk by chunk: liger (LigerFusedLinearCrossEntropy) or chunked "
-        "(TRL's chunked_nll); the framework's own, on the logits of all tokens, where absent.",
+        description="Head and cross-entropy chunk by chunk: liger (LigerFusedLinearCrossEntropy), fused-head "
+        "(TRL's trainers from 1.15 on, of dpo and kto too) or chunked (TRL's chunked_nll, up to 1.14); the "
+        "framework's own, on the logits of all tokens, where absent or all-logits.",
     )
     kind: StepKindName = Field(
         default=PRETRAINING,

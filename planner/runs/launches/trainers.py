@@ -1,6 +1,6 @@
 """Runs of transformers' Trainer: command lines and YAML of TRL and of other scripts on it, and of ms-swift.
 
-Names and defaults are those of transformers 5.23 (training_args.py), of TRL f2cd57710 (trl/trainer/
+Names and defaults are those of transformers 5.23 (training_args.py), of TRL 1.16.0 (trl/trainer/
 sft_config.py, model_config.py, base_config.py), of accelerate 1.15 (commands/config) and of
 ms-swift 3602360a5 (swift/arguments, swift/trainers/arguments.py, swift/megatron/arguments).
 """
@@ -18,7 +18,7 @@ from meshwright.costmodel.step_kinds import StepKindName
 from meshwright.documents import read_mapping
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import BUCKET
-from meshwright.frameworks.fsdp2 import FSDP2, PRECOMPUTES, SAVED_TENSORS
+from meshwright.frameworks.fsdp2 import PRECOMPUTES, SAVED_TENSORS, TRL_LOSS, TRL_STEPS
 from meshwright.frameworks.megatron import MEGATRON, PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, adapter_method
 from meshwright.model_specs.reader import read_model
@@ -217,7 +217,9 @@ _TUNERS = ("tuner_type", "train_type", "sft_type")
 """The names of ms-swift's field, the latest first."""
 _QUANTISES, _BITS = "quant_method", "quant_bits"
 _DROPOUT, _TASK = "lora_dropout", "task_type"
-_LOSS, _CHUNKED = "loss_type", "chunked_nll"
+_LOSS, _LOSSES = "loss_type", ("nll", "dft", "chunked_nll")
+"""DFT weighs the same log-probabilities; chunked_nll is nll by its name of older versions."""
+_SMOOTHING = "label_smoothing_factor"
 _TYPE = ("torch_dtype", "dtype")
 _READ = frozenset(
     (
@@ -319,7 +321,7 @@ def _from_fields(
 ) -> LaunchRun:
     where = str(path)
     # A kind is given with TRL's own scripts; others may be of a version that had all logits.
-    in_chunks = dialect is _TRL and kind == TUNING and _chunks_loss(fields)
+    of_trl = dialect is _TRL and kind is not None
     kind = _kind(fields, where, kind)
     numbers = positive_numbers(fields, {_MICRO_BATCH: dialect.micro_batch, STEPS: 1}, where)
     micro_batch, steps = numbers[_MICRO_BATCH], numbers[STEPS]
@@ -346,10 +348,8 @@ def _from_fields(
     length = lengths[names[0]] if names else dialect.default_length
     if length is not None:
         settings["seq_len"] = length
-    if in_chunks and run.settings["framework"] == FSDP2.name:
-        settings["loss"] = "chunked"
-    elif in_chunks:
-        unread.append(_LOSS)
+    if of_trl:
+        settings |= _loss_of_trl(fields, kind, where)
     if gpus is not None and "dp" not in run.settings:
         settings["gpus"] = gpus
     if of_all and gpus is None:
@@ -361,8 +361,11 @@ def _from_fields(
     read = _READ | {
         *(dialect.model, *dialect.length, *dialect.attention),
         *(dialect.rank, dialect.targets, dialect.parameters),
-        *([_LOSS] if in_chunks else []),
+        *([_LOSS] if of_trl and kind == TUNING else []),
     }
+    if of_trl and fields.get(_SMOOTHING):
+        # All logits, and another pass forward for the log (trl/trainer/sft_trainer.py, compute_loss).
+        unread.append(_SMOOTHING)
     unread += [*of_hooks, *unread_keys(fields, dialect.kind, read)]
     trained = [name for name in unread if trains_a_part(name, str(fields.get(name, "")))]
     if trained and adapters is None:
@@ -379,10 +382,20 @@ def _from_fields(
     )
 
 
-def _chunks_loss(fields: Mapping[str, Any]) -> bool:
-    """Whether TRL's fine-tuning takes its loss in chunks, as by default (trl/trainer/sft_config.py)."""
-    usual = "nll" if fields.get("use_liger_kernel") is True else _CHUNKED
-    return (fields.get(_LOSS) or usual) == _CHUNKED
+def _loss_of_trl(fields: Mapping[str, Any], kind: StepKindName, where: str) -> dict[str, str]:
+    """The head of TRL's trainers, whatever shards the model; none where theirs takes all logits, or has none.
+
+    `use_liger_kernel` changes layers alone there, and so is not read as a loss (trl/trainer/sft_trainer.py,
+    SFTTrainer.__init__). Raises InputError for a loss of fine-tuning that TRL does not have.
+    """
+    if kind == TUNING:
+        word = fields.get(_LOSS)
+        if word not in (None, *_LOSSES):
+            what = "is no loss of TRL's fine-tuning"
+            raise InputError(what, where=f"{where}: {_LOSS}", value=word, allowed=_LOSSES)
+        return {"loss": TRL_LOSS}
+    loss = TRL_STEPS[kind].loss
+    return {"loss": loss} if loss else {}
 
 
 def _kind_named(name: str, where: str) -> StepKindName:
