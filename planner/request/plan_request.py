@@ -346,40 +346,13 @@ class PlanRequest:
         return place
 
     def _with_encoder(self) -> ModelSpec:
-        """The model with what this run makes of its image encoder; without one for text alone.
-
-        Raises InputError where the model has none, the framework runs none of its kind, or tokens do not fit.
-        """
-        model, images = self.model, self.images
-        if images is None:
-            return model if model.vision is None else without_encoder(model)
-        where, vision = "image_tokens", model.vision
-        if vision is None:
-            what = f"{model.name} has no image encoder: give a config.json with vision_config"
-            raise InputError(what, where=where, value=images.tokens)
-        encoder = f"the image encoder of {model.name} ({vision.kind}) "
-        _require_planned(
-            where, vision.kind, self.framework, lambda record: record.image_encoders, encoder
+        """The model with what a run makes of its image encoder; without one for text alone."""
+        if self.images is None:
+            return self.model if self.model.vision is None else without_encoder(self.model)
+        has_adapters = self.adapters is not None
+        return with_images(
+            self.model, self.images, self.framework, self.seq_len, has_adapters=has_adapters
         )
-        setting = framework_named(self.framework).image_encoders[vision.kind]
-        if not vision.crosses and images.tokens > self.seq_len:
-            what = f"are among the {self.seq_len} tokens of a sequence: give no more of them"
-            raise InputError(what, where=where, value=images.tokens)
-        usual = 1 if vision.image_tokens is None else max(images.tokens // vision.image_tokens, 1)
-        number = images.per_sequence or usual
-        of_image = vision.image_tokens or max(images.tokens // number, 1)
-        if images.tokens != number * of_image:
-            what = f"must be {number} images of {of_image} tokens each: {number * of_image}"
-            raise InputError(what, where=where, value=images.tokens)
-        use = EncoderUse(
-            tokens=images.tokens,
-            images=number,
-            trained=not images.frozen and self.adapters is None,
-            tensor_parallel=setting.tensor_parallel,
-            context_parallel=setting.context_parallel,
-            recomputed=setting.recomputed,
-        )
-        return model.model_copy(update={"vision": vision.model_copy(update={"use": use})})
 
     @property
     def layout_pins(self) -> dict[str, int | str]:
@@ -488,6 +461,57 @@ def checked_reference(
         what = f"is not planned with {record.title} and {kind}"
         raise InputError(what, where="reference", value=reference, allowed=places)
     return reference
+
+
+def with_images(
+    model: ModelSpec, images: ImageInput, framework: str, seq_len: int, *, has_adapters: bool
+) -> ModelSpec:
+    """A model with what a run makes of its image encoder.
+
+    Parameters
+    ----------
+    model
+        With an image encoder.
+    images
+        What sequences hold.
+    framework
+        Any of `FRAMEWORK_NAMES`.
+    seq_len
+        Tokens of a sequence, at least 1.
+    has_adapters
+        Whether adapters are trained, beside which the encoder is frozen.
+
+    Raises
+    ------
+    InputError
+        A model without an encoder, one that the framework does not run, more tokens than a sequence has, or
+        images that do not share theirs evenly.
+    """
+    where, vision = "image_tokens", model.vision
+    if vision is None:
+        what = f"{model.name} has no image encoder: give a config.json with vision_config"
+        raise InputError(what, where=where, value=images.tokens)
+    encoder = f"the image encoder of {model.name} ({vision.kind}) "
+    _require_planned(where, vision.kind, framework, lambda record: record.image_encoders, encoder)
+    setting = framework_named(framework).image_encoders[vision.kind]
+    if not vision.crosses and images.tokens > seq_len:
+        what = f"are among the {seq_len} tokens of a sequence: give no more of them"
+        raise InputError(what, where=where, value=images.tokens)
+    usual = 1 if vision.image_tokens is None else max(images.tokens // vision.image_tokens, 1)
+    number = images.per_sequence or usual
+    of_image = vision.image_tokens or max(images.tokens // number, 1)
+    if images.tokens != number * of_image:
+        what = f"must be {number} images of {of_image} tokens each: {number * of_image}"
+        raise InputError(what, where=where, value=images.tokens)
+    use = EncoderUse(
+        tokens=images.tokens,
+        images=number,
+        trained=not images.frozen and not has_adapters,
+        tensor_parallel=setting.tensor_parallel,
+        context_parallel=setting.context_parallel,
+        recomputed=setting.recomputed,
+    )
+    return model.model_copy(update={"vision": vision.model_copy(update={"use": use})})
 
 
 def without_encoder(model: ModelSpec) -> ModelSpec:
