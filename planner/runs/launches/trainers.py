@@ -60,7 +60,9 @@ from meshwright.planner.runs.launches.finetuning import (
     unread_dropout,
 )
 from meshwright.planner.runs.launches.launch_run import (
+    ImageFields,
     LaunchRun,
+    image_fields,
     is_harmless,
     unread_keys,
     whole_number,
@@ -195,6 +197,12 @@ _OF_PREFERENCES = dict.fromkeys(
     OTHER_STEP,
 )
 """Fields of preference training: without a word of which kind it is, they are refused."""
+_SWIFT_FREEZES = {"freeze_vit": True, "freeze_aligner": True}
+"""Switches of the image encoder and its projector, and their defaults (swift/arguments/tuner_args.py)."""
+_SWIFT_PIXELS = ("max_pixels", "MAX_PIXELS")
+"""The latter a variable that the preprocessing of Qwen-VL reads (swift/template/templates/qwen.py)."""
+_VISION_CHECKPOINTS = "vit_gradient_checkpointing"
+_SWIFT_IMAGES = (*_SWIFT_FREEZES, *_SWIFT_PIXELS, _VISION_CHECKPOINTS)
 _RLHF = "rlhf_type"
 _PREFERENCES: tuple[StepKindName, ...] = ("dpo", "kto", "orpo")
 _REFUSED = _OTHER_STEPS | {
@@ -359,6 +367,7 @@ def _from_fields(
         # Ulysses, in groups of so many ranks (swift/sequence_parallel).
         settings |= {"cp": context, "cp_comm": "a2a"}
     read = _READ | {
+        *(_SWIFT_IMAGES if dialect.is_swift else ()),
         *(dialect.model, *dialect.length, *dialect.attention),
         *(dialect.rank, dialect.targets, dialect.parameters),
         *([_LOSS] if of_trl and kind == TUNING else []),
@@ -379,7 +388,25 @@ def _from_fields(
         local_batch=micro_batch * steps,
         unread=(*run.unread, *unread),
         remarks=(*run.remarks, _laid_out(fields, packs=packs), *remarks),
+        images=_images(fields, dialect, adapters),
     )
+
+
+def _images(
+    fields: Mapping[str, Any], dialect: _Dialect, adapters: Mapping[str, Any] | None
+) -> ImageFields:
+    """What is trained of an image encoder: PEFT's adapters of every linear module are in it too."""
+    if dialect.is_swift:
+        has_adapters = adapters is not None
+        found = image_fields(fields, _SWIFT_FREEZES, _SWIFT_PIXELS, has_adapters=has_adapters)
+        said = fields.get(_VISION_CHECKPOINTS)
+        is_other = said is not None and said is not fields.get(_CHECKPOINTS, True)
+        if not found.frozen and (is_other or dialect is _MEGATRON_SWIFT):
+            # A trained encoder is priced with the checkpoints of the layers, under Megatron of Bridge's way.
+            return replace(found, parts=(*found.parts, _VISION_CHECKPOINTS))
+        return found
+    in_encoder = adapters is not None and ALL_LINEAR in adapters["targets"]
+    return ImageFields(parts=(dialect.targets,) if in_encoder else ())
 
 
 def _loss_of_trl(fields: Mapping[str, Any], kind: StepKindName, where: str) -> dict[str, str]:
@@ -691,6 +718,9 @@ def from_swift(
     fields, gpus = fields_of_line(command.line), launched_gpus(command.line)
     if command.stage == "rlhf":
         fields.setdefault(_RLHF, "dpo")
+    pixels = command.line.variable(_SWIFT_PIXELS[-1])
+    if pixels is not None:
+        fields[_SWIFT_PIXELS[-1]] = pixels
     if command.by_megatron:
         return _by_megatron(fields, path, gpus, model)
     visible = str(command.line.variable("CUDA_VISIBLE_DEVICES") or "")
@@ -719,7 +749,8 @@ def _by_megatron(
     tuned = {_TUNERS[0]: "full"} | {key: fields[key] for key in fields if key in _TUNERS}
     adapters, remarks, of_adapters = _adapters(fields | tuned, _MEGATRON_SWIFT, name, where)
     lengths = [fields[name] for name in _SWIFT.length if fields.get(name)]
-    words = _as_megatron(_MEGATRON_DEFAULTS | fields | {"seq_length": [*lengths, 1][0]})
+    of_megatron = {name: fields[name] for name in fields if name not in _SWIFT_IMAGES}
+    words = _as_megatron(_MEGATRON_DEFAULTS | of_megatron | {"seq_length": [*lengths, 1][0]})
     run = from_megatron(CommandLine(words, where), model, sized=False)
     settings = {**run.settings, "framework": MEGATRON.name, "adapters": adapters}
     settings |= kind_of_step(kind, fields)
@@ -742,6 +773,7 @@ def _by_megatron(
         model=name,
         unread=(*unread, *of_adapters),
         remarks=(*run.remarks, laid_out, *remarks),
+        images=_images(fields, _MEGATRON_SWIFT, adapters),
     )
 
 
