@@ -322,7 +322,8 @@ def test_images_of_a_run_are_those_of_a_plan() -> None:
         framework="fsdp2",
         pin="zero_stage=3,micro_batch=1,recompute=full,optimizer_offload=0",
         robustness=False,
-        **said,
+        image_tokens=2048,
+        images_per_sequence=2,
     )
     assert workload_of_plan(asked).model.encoder == run.workload.model.encoder
     assert asked.predicted is not None
