@@ -396,8 +396,9 @@ def plan(
         the encoder; the images that share them, 1 or more, one or as many as a fixed size makes when None;
         and whether encoder and projector are left as they are, as they are beside adapters.
     loss
-        How the head and its cross-entropy run: liger or chunked, chunk by chunk of tokens; as the
-        framework does, on the logits of all tokens, when None.
+        How the head and its cross-entropy run: liger, chunked (TRL up to 1.14) or fused-head (TRL from 1.15
+        on), chunk by chunk of tokens; all-logits, or as the framework does when None: on the logits of all
+        tokens, but for dpo and kto, whose trainers of TRL run as fused-head.
     kind
         What a step does with a sample: pretrain, sft, dpo, kto, orpo or reward. `global_batch` counts
         pairs of a chosen and a rejected sequence in dpo, orpo and reward, and `seq_len` is of each of them.

@@ -505,7 +505,7 @@ def _kind_options() -> Options:
     yield click.option(
         "--loss",
         type=ChoiceIn("costmodel.losses", "LOSS_NAMES"),
-        help="Head and loss chunk by chunk; on all logits when absent.",
+        help="Head and loss chunk by chunk; without, on all logits, but of dpo and kto as TRL's trainers do.",
     )
     yield default_option(
         "--kind",

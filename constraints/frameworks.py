@@ -113,8 +113,9 @@ WHOLE_HEAD = AtMost(
     words="tp {tp} x pp {pp} x ep {ep} beside a loss that takes the head's product too",
     remedy="Keep tp, pp and ep at 1 and shard with dp or cp, or leave the loss out.",
 )
-"""LigerFusedLinearCrossEntropy and TRL's chunked loss take the weight of `lm_head` as one tensor
-(liger_kernel/ops/fused_linear_cross_entropy.py; trl/trainer/sft_trainer.py, _patch_chunked_ce_lm_head)."""
+"""LigerFusedLinearCrossEntropy and TRL's losses take the weight of `lm_head` as one tensor
+(liger_kernel/ops/fused_linear_cross_entropy.py; trl/trainer/sft_trainer.py, _patch_chunked_ce_lm_head, up to
+1.14; trl/trainer/utils.py, add_fused_lm_head)."""
 
 ENCODER_DEGREES = AtMost(
     name="encoder-degrees",

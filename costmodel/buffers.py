@@ -19,7 +19,7 @@ from meshwright.costmodel.activations import (
 )
 from meshwright.costmodel.adapters import frozen, normed_bytes
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
-from meshwright.costmodel.losses import loss_held_bytes
+from meshwright.costmodel.losses import chunk_bytes, loss_held_bytes
 from meshwright.costmodel.stacks import MemoryProfile, memory_profile, stack_constants
 from meshwright.costmodel.states import (
     layer_parameters_on_gpu,
@@ -471,11 +471,14 @@ def _whole_reference(workload: Workload, layout: Layout) -> Floats:
     What is gathered is copied out of its buffer first (2, 2), then the pass has logits beside those of the
     trained model, which are kept at 32 bits (trl/trainer/dpo_trainer.py, _compute_loss: the trained model
     runs first; accelerate/utils/operations.py, convert_outputs_to_fp32): 4 a logit kept, and 6 as the 16-bit
-    ones are widened.
+    ones are widened. A loss by chunks keeps none and has a chunk's.
     """
     dense, expert = rank_parameters(workload.model, layout, None)
     parameters = np.asarray(dense) + np.asarray(expert)
     weights = np.where(_shards_weights(layout), 2.0 * parameters, 0.0)
+    if workload.loss is not None:
+        at_hand: Floats = weights + chunk_bytes(workload, rank_tokens(workload, layout))
+        return np.maximum(2.0 * weights, at_hand)
     logits = rank_tokens(workload, layout) * workload.model.vocab / np.asarray(layout.tp)
     peak: Floats = np.maximum(2.0 * weights, weights + 6.0 * logits) + 4.0 * logits
     return peak

@@ -170,7 +170,7 @@ class Workload(RunSettings):
     lengths: PackedLengths | None = None
     """Samples in each sequence of `seq_len` tokens, which is a pack then; None where a sequence is one."""
     loss: str | None = None
-    """How the head and its cross-entropy run, one of `losses.LOSS_NAMES`; None for what the stack does."""
+    """How the head and its cross-entropy run, of `losses.CHUNKED_LOSSES`; None for what the stack does."""
     kind: str = PRETRAINING
     """What a step does with a sample: one of `execution_names.KIND_NAMES`."""
     reference: str | None = None

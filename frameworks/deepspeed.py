@@ -14,6 +14,8 @@ from meshwright.frameworks.fsdp2 import (
     PRECOMPUTED,
     SAVED_TENSORS,
     TRANSFORMERS_ENCODERS,
+    TRL_HEAD,
+    TRL_LOSS,
     TRL_STEPS,
     WHOLE_BASE,
 )
@@ -256,8 +258,8 @@ DEEPSPEED = Framework(
     | {
         "qdora": replace(PEFT_ADAPTERS["qdora"], rules=(*PEFT_ADAPTERS["qdora"].rules, WHOLE_BASE)),
     },
-    # TRL's chunked loss has 32-bit products without autocast, which no rate is known of.
-    losses={"liger": LIGER_LOSS},
+    # TRL's chunked loss, up to 1.14, has 32-bit products without autocast, which no rate is known of.
+    losses={"liger": LIGER_LOSS, TRL_LOSS: TRL_HEAD},
     step_kinds=TRL_STEPS,
     image_encoders=TRANSFORMERS_ENCODERS,
     references={

@@ -63,11 +63,15 @@ EIGHT_BIT_ADAPTERS = {
 
 
 _TRL = "trl/trainer/dpo_trainer.py"
+TRL_LOSS = "fused-head"
 TRL_STEPS = {
     "sft": StepKindSetting(source="trl/trainer/sft_trainer.py"),
-    "dpo": StepKindSetting(source=_TRL, rules=("trl-degrees",), installs="trl"),
+    "dpo": StepKindSetting(source=_TRL, rules=("trl-degrees",), installs="trl", loss=TRL_LOSS),
     "kto": StepKindSetting(
-        source="trl/trainer/kto_trainer.py", rules=("trl-degrees", "trl-kto-batch"), installs="trl"
+        source="trl/trainer/kto_trainer.py",
+        rules=("trl-degrees", "trl-kto-batch"),
+        installs="trl",
+        loss=TRL_LOSS,
     ),
     "orpo": StepKindSetting(
         source="trl/experimental/orpo/orpo_trainer.py", rules=("trl-degrees",), installs="trl"
@@ -76,7 +80,8 @@ TRL_STEPS = {
         source="trl/trainer/reward_trainer.py", rules=("trl-degrees",), installs="trl"
     ),
 }
-"""What trainers of TRL run, whatever shards the model; the training script is the user's."""
+"""What trainers of TRL 1.16.0 run, whatever shards the model; the training script is the user's. Its trainer
+of ORPO takes all logits."""
 _IMAGES = {
     "qwen2_vl": "qwen2_vl/modeling_qwen2_vl.py",
     "qwen2_5_vl": "qwen2_5_vl/modeling_qwen2_5_vl.py",
@@ -101,7 +106,14 @@ LIGER_LOSS = Setting(
     rules=("whole-head",),
     installs="liger-kernel",
 )
-"""Of a Trainer's arguments, whatever shards the model."""
+"""Of a Trainer's arguments, whatever shards the model. TRL's trainers take Liger's layers alone
+(trl/trainer/sft_trainer.py, SFTTrainer.__init__, switches its loss off)."""
+TRL_HEAD = Setting(
+    source="trl/trainer/utils.py and trl/kernels/chunked_logprob.py",
+    rules=("whole-head",),
+    installs="trl>=1.15",
+)
+"""Of TRL's trainers, without a switch; its products have 16 bits whatever shards the model."""
 INPUT_OFFLOAD_RULES = ("offload-recomputed", "offloaded-inputs-degrees", "host-inputs")
 """Rules of inputs of recomputed layers on the host."""
 SAVED_TENSORS = InputOffload(
@@ -238,8 +250,9 @@ FSDP2 = Framework(
             value="chunked_nll",
             source="trl/trainer/sft_config.py",
             rules=("whole-head",),
-            installs="trl",
+            installs="trl<1.15",
         ),
+        TRL_LOSS: TRL_HEAD,
     },
     step_kinds=TRL_STEPS,
     image_encoders=TRANSFORMERS_ENCODERS,

@@ -210,6 +210,8 @@ class EncoderSetting(Setting):
 class StepKindSetting(Setting):
     """One kind of training step."""
 
+    loss: str = ""
+    """What its trainer takes in place of all logits, of `losses`; empty where it takes all."""
     in_launch: str = ""
     """Why launch files of the framework's own scripts cannot carry it; empty where they do, or where the
     training script is the user's."""

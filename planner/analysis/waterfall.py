@@ -480,6 +480,7 @@ def _baseline(path: Path, inputs: PlanInputs) -> Baseline:
         other = read_feasible_plan(path)
         _same_layers(other.inputs.model, inputs, path)
         _same_training(other.inputs.adapters, other.inputs.kind, inputs, path)
+        _same_images(other.inputs.model, inputs, path)
         return Baseline(path=path, kind="plan", setup=setup_of_plan(other))
     if "run" in document or "runs" in document:
         runs = read_runs(path)
@@ -490,9 +491,10 @@ def _baseline(path: Path, inputs: PlanInputs) -> Baseline:
         return replace(baseline, unread=runs[0].unread)
     launch = read_launch(path, inputs.model)
     run = run_of_inputs(launch, inputs, path)
-    unread = [f"{path.name}: {unread_words(name)}" for name in launch.unread]
+    names = launch.not_read(has_images=run.workload.model.encoder is not None)
+    unread = [f"{path.name}: {unread_words(name)}" for name in names]
     remarks = (*run.remarks, *launch.remarks, *_model_remarks(launch, inputs), *unread)
-    return replace(_of_run("launch", run, inputs, path, remarks), unread=launch.unread)
+    return replace(_of_run("launch", run, inputs, path, remarks), unread=names)
 
 
 def _same_reference(today: Workload, inputs: PlanInputs, path: Path) -> None:
@@ -586,7 +588,12 @@ def _of_run(
 ) -> Baseline:
     _same_layers(run.workload.model, inputs, path)
     _same_training(run.workload.adapters, run.workload.kind, inputs, path)
-    run = replace(run, workload=replace(run.workload, model=inputs.model))
+    _same_images(run.workload.model, inputs, path)
+    model, encoder = inputs.model, run.workload.model.encoder
+    if encoder is not None:
+        # Whose ranks run it, and whether it is recomputed, is for the framework of the run to say.
+        model = model.model_copy(update={"vision": encoder})
+    run = replace(run, workload=replace(run.workload, model=model))
     try:
         setup = setup_of_run(run, inputs)
         step_s = setup.step_time_s
@@ -612,6 +619,22 @@ def _same_training(adapters: AdapterSpec | None, kind: str, inputs: PlanInputs, 
     if _options_of(adapters) != _options_of(inputs.adapters):
         what = f"trains other parameters than the plan: plan with {_options_of(adapters)}"
         raise InputError(what, where=path_text(path))
+
+
+def _same_images(model: ModelSpec, inputs: PlanInputs, path: Path) -> None:
+    """Raises InputError where sequences of a file hold other images than a plan's, or more is trained."""
+    if _image_options(model) != _image_options(inputs.model):
+        what = f"reads other images than the plan: plan with {_image_options(model)}"
+        raise InputError(what, where=path_text(path))
+
+
+def _image_options(model: ModelSpec) -> str:
+    """What sequences hold of images and whether their encoder is trained, as options of a plan."""
+    use = None if model.encoder is None else model.encoder.use
+    if use is None:
+        return "--image-tokens 0"
+    frozen = "" if use.trained else " --freeze-encoder"
+    return f"--image-tokens {use.tokens} --images-per-sequence {use.images}{frozen}"
 
 
 def _options_of(adapters: AdapterSpec | None) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from meshwright.costmodel.execution_names import STEP_KINDS
+from meshwright.costmodel.losses import ALL_LOGITS, in_chunks
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, framework_named
 from meshwright.frameworks.deepspeed import (
@@ -26,6 +27,7 @@ from meshwright.frameworks.deepspeed import (
 from meshwright.frameworks.fsdp2 import (
     ADAPTER_FILE,
     FSDP2,
+    LIGER_LOSS,
     OFFLOADS,
     OFFLOADS_INPUTS,
     PRECISION,
@@ -34,6 +36,7 @@ from meshwright.frameworks.fsdp2 import (
     RESHARDS,
     SAVED_TENSORS,
     SIZES,
+    TRL_HEAD,
 )
 from meshwright.model_specs.adapters import EXPERTS, AdapterSpec, peft_modules
 from meshwright.model_specs.reader import hub_names, read_model
@@ -54,6 +57,7 @@ from meshwright.planner.launch.writer import (
     said_of_degrees,
 )
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.request.plan_request import loss_of_trainer
 from meshwright.planner.runs.run_terms import balanced
 
 _OTHERWISE = {"activation", "gelu_form", "position", "attention_bias", "attention_output_bias"}
@@ -177,7 +181,8 @@ def deepspeed_start(launch: Launch) -> Start:
     """
     inputs = launch.inputs
     own_script = inputs.adapters is not None or STEP_KINDS[inputs.kind].on_preferences
-    own_script = own_script or inputs.loss is not None or inputs.model.encoder is not None
+    own_script = own_script or in_chunks(inputs.loss) is not None
+    own_script = own_script or inputs.model.encoder is not None
     own_script = own_script or launch.execution.offload_modules == "saved_tensors"
     if own_script or inputs.optimizer not in SCRIPT_OPTIMIZERS:
         return _with_trainer(launch)
@@ -258,11 +263,18 @@ def _kind_notes(launch: Launch) -> Iterator[str]:
     """What the script trains on where that is not text alone, how, and where its reference model is."""
     inputs, record = launch.inputs, framework_named(launch.inputs.framework)
     kind = STEP_KINDS[inputs.kind]
-    if inputs.loss is not None:
-        setting = record.losses[inputs.loss]
-        yield f"Its loss is {inputs.loss}: {setting.flag} {setting.value}."
-    elif inputs.kind == "sft":
-        yield "Its loss takes all logits: TRL's SFTTrainer does with loss_type nll alone, unlike by itself."
+    loss = in_chunks(inputs.loss)
+    if loss is not None:
+        setting = record.losses[loss]
+        said = f"{setting.flag} {setting.value} of {setting.installs}".strip()
+        yield f"Its loss is {loss}: {said}."
+        if setting is LIGER_LOSS:
+            yield f"Its trainer is the Trainer of transformers: those of {TRL_HEAD.installs} leave it out."
+    elif inputs.kind == "sft" or loss_of_trainer(record.name, inputs.kind, inputs.reference):
+        yield (
+            "Its loss takes all logits, as the Trainer of transformers does by itself; trainers of "
+            f"{TRL_HEAD.installs} take none: plan those with --loss fused-head."
+        )
     if inputs.framework == DEEPSPEED.name and launch.execution.offload_modules == "layer_inputs":
         yield (
             "Its layers are checkpointed by deepspeed.checkpointing.checkpoint, which ds_config.json tells "
@@ -623,9 +635,10 @@ def _of_stack(plan: Plan, stack: str, degrees: tuple[str, ...]) -> tuple[Launch,
             stack, f"starts plans of {DEEPSPEED.name} and {FSDP2.name}, not of {framework}"
         )
     launch = legal_launch(plan, framework_named(framework))
-    layout, loss = launch.layout, launch.inputs.loss
+    layout, loss = launch.layout, in_chunks(launch.inputs.loss)
     if loss is not None:
-        raise _not_there(stack, f"is not written for the {loss} loss")
+        what = f"is not written for the {loss} loss: plan with --loss {ALL_LOGITS}"
+        raise _not_there(stack, what)
     has = degrees if framework == FSDP2.name else ()
     wide = [
         axis for axis in ("tp", "cp", "pp", "ep") if axis not in has and getattr(layout, axis) > 1

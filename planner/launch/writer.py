@@ -14,6 +14,7 @@ from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.data_parallel import bucket_parameters
 from meshwright.costmodel.execution_names import PRETRAINING
+from meshwright.costmodel.losses import in_chunks
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.workload import Execution, Workload, swapping_ranks
 from meshwright.errors import InfeasibleError
@@ -79,7 +80,7 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
         raise InfeasibleError(f"{framework.title} runs no image encoder of {vision.kind}.")
     for what, why in _unlaunched(plan.inputs, framework).items():
         raise InfeasibleError(f"No launch files for {what}: {why}.")
-    place, loss = plan.inputs.reference, plan.inputs.loss
+    place, loss = plan.inputs.reference, in_chunks(plan.inputs.loss)
     if place is not None and place not in framework.references:
         raise InfeasibleError(f"{framework.title} keeps no reference that is {place}.")
     if loss is not None and loss not in framework.losses:

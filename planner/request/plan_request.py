@@ -36,7 +36,7 @@ from meshwright.costmodel.execution_names import (
     StepKindName,
 )
 from meshwright.costmodel.lengths import PackedLengths
-from meshwright.costmodel.losses import LOSS_NAMES, LossName
+from meshwright.costmodel.losses import ALL_LOGITS, LOSS_NAMES, LossName, in_chunks
 from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_memory_band
 from meshwright.costmodel.records import POINT_ESTIMATE, memory_margin
@@ -213,7 +213,8 @@ class PlanRequest:
     adapters: AdapterSpec | None = None
     """What is trained beside frozen weights; None where every parameter is trained."""
     loss: str | None = None
-    """How the head and its cross-entropy run, any of `LOSS_NAMES`; None for what the framework does."""
+    """How the head and its cross-entropy run, any of `LOSS_NAMES`; None for what the framework does, or the
+    trainer of the kind of step."""
     images: ImageInput | None = None
     """What sequences hold of images; None for text alone, to which the model has no encoder then."""
     kind: str = PRETRAINING
@@ -289,8 +290,7 @@ class PlanRequest:
                 "sequences; none is of adapters, packed samples or preferences: calibrate on own runs"
             )
             raise InputError(what, where="objective", value=self.objective)
-        check_loss(self.framework, self.kind, self.loss)
-        check_model(self.model, self.kind, self.loss)
+        object.__setattr__(self, "loss", self._checked_loss())
         check_names("without", self.without, WITHOUT)
         check_names("allow", self.allow, PERMISSIONS)
         object.__setattr__(
@@ -326,6 +326,14 @@ class PlanRequest:
             )
         return adapters
 
+    def _checked_loss(self) -> str | None:
+        """How the loss runs. Raises InputError for what the framework does not have or is not priced."""
+        check_model(self.model, self.kind, self.loss)
+        if self.loss is None and not self.model.mtp_layers:
+            return loss_of_trainer(self.framework, self.kind, self.reference)
+        check_loss(self.framework, self.kind, self.loss, self.reference)
+        return self.loss
+
     def _checked_reference(self) -> str | None:
         """Where the reference is. Raises InputError for what the framework does not have or is not priced."""
         is_frozen = self.adapters is not None
@@ -336,40 +344,13 @@ class PlanRequest:
         return place
 
     def _with_encoder(self) -> ModelSpec:
-        """The model with what this run makes of its image encoder; without one for text alone.
-
-        Raises InputError where the model has none, the framework runs none of its kind, or tokens do not fit.
-        """
-        model, images = self.model, self.images
-        if images is None:
-            return model if model.vision is None else without_encoder(model)
-        where, vision = "image_tokens", model.vision
-        if vision is None:
-            what = f"{model.name} has no image encoder: give a config.json with vision_config"
-            raise InputError(what, where=where, value=images.tokens)
-        encoder = f"the image encoder of {model.name} ({vision.kind}) "
-        _require_planned(
-            where, vision.kind, self.framework, lambda record: record.image_encoders, encoder
+        """The model with what a run makes of its image encoder; without one for text alone."""
+        if self.images is None:
+            return self.model if self.model.vision is None else without_encoder(self.model)
+        has_adapters = self.adapters is not None
+        return with_images(
+            self.model, self.images, self.framework, self.seq_len, has_adapters=has_adapters
         )
-        setting = framework_named(self.framework).image_encoders[vision.kind]
-        if not vision.crosses and images.tokens > self.seq_len:
-            what = f"are among the {self.seq_len} tokens of a sequence: give no more of them"
-            raise InputError(what, where=where, value=images.tokens)
-        usual = 1 if vision.image_tokens is None else max(images.tokens // vision.image_tokens, 1)
-        number = images.per_sequence or usual
-        of_image = vision.image_tokens or max(images.tokens // number, 1)
-        if images.tokens != number * of_image:
-            what = f"must be {number} images of {of_image} tokens each: {number * of_image}"
-            raise InputError(what, where=where, value=images.tokens)
-        use = EncoderUse(
-            tokens=images.tokens,
-            images=number,
-            trained=not images.frozen and self.adapters is None,
-            tensor_parallel=setting.tensor_parallel,
-            context_parallel=setting.context_parallel,
-            recomputed=setting.recomputed,
-        )
-        return model.model_copy(update={"vision": vision.model_copy(update={"use": use})})
 
     @property
     def layout_pins(self) -> dict[str, int | str]:
@@ -388,7 +369,8 @@ class PlanRequest:
 
     def workload(self, execution: Execution | None = None) -> Workload:
         """What the cost model prices, on all GPUs, run as `execution` says or as plainly as can be."""
-        workload = Workload(**{name: getattr(self, name) for name in _OF_WORKLOAD})
+        settings = {name: getattr(self, name) for name in _OF_WORKLOAD}
+        workload = Workload(**settings | {"loss": in_chunks(self.loss)})
         margin = memory_margin(self.memory_risk, peak_memory_band(workload))
         workload = replace(workload, memory_margin=margin)
         return (execution or self.plainest).applied(workload)
@@ -479,6 +461,57 @@ def checked_reference(
     return reference
 
 
+def with_images(
+    model: ModelSpec, images: ImageInput, framework: str, seq_len: int, *, has_adapters: bool
+) -> ModelSpec:
+    """A model with what a run makes of its image encoder.
+
+    Parameters
+    ----------
+    model
+        With an image encoder.
+    images
+        What sequences hold.
+    framework
+        Any of `FRAMEWORK_NAMES`.
+    seq_len
+        Tokens of a sequence, at least 1.
+    has_adapters
+        Whether adapters are trained, beside which the encoder is frozen.
+
+    Raises
+    ------
+    InputError
+        A model without an encoder, one that the framework does not run, more tokens than a sequence has, or
+        images that do not share theirs evenly.
+    """
+    where, vision = "image_tokens", model.vision
+    if vision is None:
+        what = f"{model.name} has no image encoder: give a config.json with vision_config"
+        raise InputError(what, where=where, value=images.tokens)
+    encoder = f"the image encoder of {model.name} ({vision.kind}) "
+    _require_planned(where, vision.kind, framework, lambda record: record.image_encoders, encoder)
+    setting = framework_named(framework).image_encoders[vision.kind]
+    if not vision.crosses and images.tokens > seq_len:
+        what = f"are among the {seq_len} tokens of a sequence: give no more of them"
+        raise InputError(what, where=where, value=images.tokens)
+    usual = 1 if vision.image_tokens is None else max(images.tokens // vision.image_tokens, 1)
+    number = images.per_sequence or usual
+    of_image = vision.image_tokens or max(images.tokens // number, 1)
+    if images.tokens != number * of_image:
+        what = f"must be {number} images of {of_image} tokens each: {number * of_image}"
+        raise InputError(what, where=where, value=images.tokens)
+    use = EncoderUse(
+        tokens=images.tokens,
+        images=number,
+        trained=not images.frozen and not has_adapters,
+        tensor_parallel=setting.tensor_parallel,
+        context_parallel=setting.context_parallel,
+        recomputed=setting.recomputed,
+    )
+    return model.model_copy(update={"vision": vision.model_copy(update={"use": use})})
+
+
 def without_encoder(model: ModelSpec) -> ModelSpec:
     """The language model alone, of a model with an image encoder."""
     source = model.source
@@ -521,7 +554,7 @@ def check_model(model: ModelSpec, kind: str, loss: str | None) -> None:
     if model.mtp_layers and not asked.has_vocabulary_head:
         what = f"is not priced for {model.name}, which predicts several tokens"
         raise InputError(what, where="kind", value=kind)
-    if model.mtp_layers and loss is not None:
+    if model.mtp_layers and in_chunks(loss) is not None:
         what = f"{model.name} has multi-token prediction, whose loss is not priced so"
         raise InputError(what, where="loss", value=loss)
     if model.indexer is not None and asked.on_preferences:
@@ -529,7 +562,27 @@ def check_model(model: ModelSpec, kind: str, loss: str | None) -> None:
         raise InputError(what, where="kind", value=kind)
 
 
-def check_loss(framework: str, kind: str, loss: str | None) -> None:
+def loss_of_trainer(framework: str, kind: str, reference: str | None) -> str | None:
+    """What the trainer of a kind of step takes by itself in place of all logits; None where it takes them.
+
+    Parameters
+    ----------
+    framework
+        Any of `FRAMEWORK_NAMES`.
+    kind
+        Any of `step_kinds.KIND_NAMES`.
+    reference
+        Where its reference model is, by `checked_reference`.
+    """
+    record = framework_named(framework)
+    setting, place = record.step_kinds.get(kind), record.references.get(reference or "")
+    # A place that one trainer alone has comes with that trainer.
+    if setting is None or (place is not None and place.installs):
+        return None
+    return setting.loss or None
+
+
+def check_loss(framework: str, kind: str, loss: str | None, reference: str | None = None) -> None:
     """Raises InputError for a loss that a framework does not have, or that is not of a kind of step.
 
     Parameters
@@ -540,13 +593,21 @@ def check_loss(framework: str, kind: str, loss: str | None) -> None:
         Any of `execution_names.KIND_NAMES`.
     loss
         As was asked; None for what the framework does.
+    reference
+        Where the reference model of the kind is, by `checked_reference`.
     """
     if loss is None:
         return
     _one_of("loss", loss, LOSS_NAMES)
+    asked = STEP_KINDS[kind]
+    if loss == ALL_LOGITS:
+        if not asked.has_vocabulary_head:
+            what = f"is of a head over the vocabulary, and {kind} has a score: leave it out"
+            raise InputError(what, where="loss", value=loss)
+        return
     _require_planned("loss", loss, framework, lambda record: record.losses)
-    if STEP_KINDS[kind].on_preferences:
-        what = f"is of a cross-entropy alone, not of {kind}: leave it out"
+    if asked.on_preferences and loss != loss_of_trainer(framework, kind, reference):
+        what = f"is not what trainers of {kind} take with {framework}: leave it out"
         raise InputError(what, where="loss", value=loss)
 
 

@@ -16,6 +16,7 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import free_of
 from meshwright.costmodel.calibration import Calibration
 from meshwright.costmodel.layout import AXES, Layout
+from meshwright.costmodel.losses import in_chunks
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.workload import Workload
@@ -40,7 +41,9 @@ from meshwright.planner.request.plan_request import (
     check_model,
     check_step_of_adapters,
     checked_reference,
+    with_images,
 )
+from meshwright.planner.request.reader import read_images
 from meshwright.planner.runs.launches.command_line import fields_of, refuse_adapters
 from meshwright.planner.runs.run_schema import MeasuredDoc, RunDoc, SettingsDoc
 from meshwright.planner.runs.run_terms import (
@@ -484,6 +487,7 @@ def _run(
     )
     check_model(model, doc.run.kind, doc.run.loss)
     settings = with_expert_tensor_degree(doc.run, model, framework_of_stack(profile))
+    model = _with_images(settings, model, profile)
     gpus, dp = gpus_and_dp(settings, cluster)
     layout, layout_remarks = run_layout(settings, model, dp, published=published)
     stages, stage_remarks = stages_of(settings, model)
@@ -616,13 +620,17 @@ def _without_unknown_words(row: object) -> tuple[object, list[str]]:
     return cleaned, dropped + of_run
 
 
+_PRICED_PARTS = ("adapters", "freeze_encoder")
+"""Settings that leave part of the parameters as they are, and have a price."""
+
+
 def _of_the_run(row: object) -> Iterator[tuple[str, str]]:
     """What a row says of its run, the model and the measurements left out."""
     if isinstance(row, dict):
         run = row.get("run")
         said = {key: value for key, value in row.items() if key in ("kind", "run", "train")}
         if isinstance(run, dict):
-            said["run"] = {key: value for key, value in run.items() if key != "adapters"}
+            said["run"] = {key: value for key, value in run.items() if key not in _PRICED_PARTS}
         yield from fields_of(said)
 
 
@@ -638,18 +646,32 @@ def _adapters(settings: SettingsDoc, model: ModelSpec, profile: str) -> AdapterS
 
 
 def _loss(settings: SettingsDoc, profile: str) -> str | None:
-    """How the head and its cross-entropy run, where the framework can run them so."""
-    check_loss(framework_of_stack(profile).name, settings.kind, settings.loss)
-    return settings.loss
+    """How the head and its cross-entropy run, where the framework can run them so; None for all logits."""
+    reference = _reference(settings, profile)
+    check_loss(_trainers_framework(profile), settings.kind, settings.loss, reference)
+    return in_chunks(settings.loss)
 
 
 def _reference(settings: SettingsDoc, profile: str) -> str | None:
     """Where the reference model is, as the framework keeps it."""
-    framework, is_frozen = framework_of_stack(profile).name, settings.adapters is not None
-    if profile == PYTORCH.name:
-        # Under plain data parallelism TRL's trainers keep what they keep under FSDP2.
-        framework = FSDP2.name
+    framework, is_frozen = _trainers_framework(profile), settings.adapters is not None
     return checked_reference(framework, settings.kind, settings.reference, is_frozen=is_frozen)
+
+
+def _with_images(settings: SettingsDoc, model: ModelSpec, profile: str) -> ModelSpec:
+    """The model with its image encoder, where sequences hold images."""
+    number, frozen = settings.images_per_sequence, settings.freeze_encoder
+    images = read_images(settings.image_tokens, number, frozen=frozen)
+    if images is None:
+        return model
+    has_adapters = settings.adapters is not None
+    framework = _trainers_framework(profile)
+    return with_images(model, images, framework, settings.seq_len, has_adapters=has_adapters)
+
+
+def _trainers_framework(profile: str) -> str:
+    """The framework whose trainers run: under plain data parallelism those that run under FSDP2."""
+    return FSDP2.name if profile == PYTORCH.name else framework_of_stack(profile).name
 
 
 def _readable_part(

@@ -63,6 +63,11 @@ def _said(value: object) -> object:
     return bool(value.strip()) if isinstance(value, str) else value
 
 
+def _yes_or_no(value: object) -> object:
+    """A switch as `--with` has it, in letters."""
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
 def _name_or_mapping(value: object) -> object:
     if isinstance(value, dict | ModelSpec | ClusterSpec):
         return value
@@ -146,8 +151,9 @@ class SettingsDoc(BaseModel):
     )
     loss: LossName | None = Field(
         default=None,
-        description="Head and cross-entropy chunk by chunk: liger (LigerFusedLinearCrossEntropy) or chunked "
-        "(TRL's chunked_nll); the framework's own, on the logits of all tokens, where absent.",
+        description="Head and cross-entropy chunk by chunk: liger (LigerFusedLinearCrossEntropy), fused-head "
+        "(TRL's trainers from 1.15 on, of dpo and kto too) or chunked (TRL's chunked_nll, up to 1.14); the "
+        "framework's own, on the logits of all tokens, where absent or all-logits.",
     )
     kind: StepKindName = Field(
         default=PRETRAINING,
@@ -158,6 +164,20 @@ class SettingsDoc(BaseModel):
         default=None,
         description="Where the reference model of dpo and kto is: resident (by default), offloaded to the "
         "host, or precomputed, its log-probabilities being in the data. With adapters it is their base.",
+    )
+    image_tokens: Annotated[int, Field(strict=True, ge=0, le=10_000_000)] = Field(
+        default=0,
+        description="Tokens of a sequence that are of images, after patches are merged, for a model whose "
+        "config.json has an image encoder; 0 for text alone. Those of Llama 3.2 are beside its tokens.",
+    )
+    images_per_sequence: Sequences | None = Field(
+        default=None,
+        description="Images that share image_tokens evenly; one, or as many as a fixed size makes, where "
+        "absent.",
+    )
+    freeze_encoder: Annotated[Flag, BeforeValidator(_yes_or_no)] = Field(
+        default=False,
+        description="Whether image encoder and projector are left as they are, as they are beside adapters.",
     )
     overlap: OverlapDoc = OverlapDoc()
     framework: Words = DEFAULT_FRAMEWORK

@@ -11,10 +11,18 @@ import pytest
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel import losses
 from meshwright.costmodel.estimate import stage_memory_parts_gib
+from meshwright.costmodel.kernels import gemm_s
 from meshwright.costmodel.layer_context import total
 from meshwright.costmodel.layer_kinds import head
 from meshwright.costmodel.layout import Layout, Recompute
-from meshwright.costmodel.losses import CHUNKED_LOSSES, LOSS_NAMES, loss_held_bytes, rows_of_a_chunk
+from meshwright.costmodel.losses import (
+    ALL_LOGITS,
+    CHUNKED_LOSSES,
+    LOSS_NAMES,
+    in_chunks,
+    loss_held_bytes,
+    rows_of_a_chunk,
+)
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
@@ -45,13 +53,21 @@ def head_s(work: Workload) -> float:
 
 
 def test_every_word_has_its_loss() -> None:
-    assert tuple(CHUNKED_LOSSES) == LOSS_NAMES
+    assert (*CHUNKED_LOSSES, ALL_LOGITS) == LOSS_NAMES
+    assert [in_chunks(name) for name in LOSS_NAMES] == [*CHUNKED_LOSSES, None]
 
 
 @pytest.mark.parametrize(
     ("loss", "tokens", "rows"),
     # ceil(V / h) is 32: 16,384 tokens make chunks of 512, 17,000 of 1,024.
-    [("liger", 16384, 512), ("liger", 17000, 1024), ("chunked", 16384, 256), ("chunked", 100, 100)],
+    [
+        ("liger", 16384, 512),
+        ("liger", 17000, 1024),
+        ("chunked", 16384, 256),
+        ("chunked", 100, 100),
+        ("fused-head", 16384, 4096),
+        ("fused-head", 100, 100),
+    ],
 )
 def test_rows_of_a_chunk(loss: str, tokens: int, rows: int) -> None:
     assert float(np.asarray(rows_of_a_chunk(workload(loss, tokens), tokens))) == rows
@@ -94,6 +110,37 @@ def test_what_a_loss_holds() -> None:
     assert float(np.asarray(loss_held_bytes(frozen, 16384))) == liger - 8.0 * WEIGHTS
     chunked = float(np.asarray(loss_held_bytes(workload("chunked", 16384), 16384)))
     assert chunked == 18.0 * 256 * 128256 + 8.0 * WEIGHTS + 6.0 * 16384 * 4096
+    # 256 MiB of 16-bit logits, sums of 32 bits and their narrowed copies.
+    tile = float(np.asarray(loss_held_bytes(workload("fused-head", 16384), 16384)))
+    assert tile == 2.0**28 + 6.0 * WEIGHTS + 6.0 * 16384 * 4096
+    frozen = workload("fused-head", 16384, adapters=AdapterSpec(rank=8))
+    assert float(np.asarray(loss_held_bytes(frozen, 16384))) == 2.0**28 + 6.0 * 16384 * 4096
+
+
+def test_tiles_of_logits_by_hand() -> None:
+    """16,384 tokens are four chunks, 128,256 words four pieces: 16 tiles, each with four products."""
+    work, one = workload("fused-head", 16384), Layout()
+    c = make_context(work, one, nested_placement(work.cluster, one))
+    products, streamed = losses.head_passes_s(c)
+    piece, rows, hidden = 128256 / 4, 4096, 4096
+    logits_s = float(gemm_s(rows, piece, hidden, c.rates, sixteen_bit=True))
+    by_input = gemm_s(rows, hidden, piece, c.rates, sixteen_bit=True, output_bytes=8.0)
+    by_weight = gemm_s(piece, hidden, rows, c.rates, sixteen_bit=True, output_bytes=8.0)
+    assert float(np.asarray(products.forward)) == pytest.approx(16 * logits_s)
+    backward_s = 16 * (logits_s + float(by_input) + float(by_weight))
+    assert float(np.asarray(products.backward)) == pytest.approx(backward_s)
+    logits, inputs = 16384 * 128256, 16384 * 4096
+    moved = 2.0 * logits + 4.0 * inputs, 4.0 * logits + 16.0 * inputs + 10.0 * WEIGHTS
+    for seconds, size in zip(streamed, moved, strict=True):
+        assert float(np.asarray(seconds)) == pytest.approx(size / c.rates.hbm_bytes_per_s)
+
+
+def test_a_frozen_head_has_no_sum_of_its_gradient() -> None:
+    work, one = workload("fused-head", 8192, adapters=AdapterSpec(rank=8)), Layout()
+    c = make_context(work, one, nested_placement(work.cluster, one))
+    _, streamed = losses.head_passes_s(c)
+    moved = 4.0 * 8192 * 128256 + 16.0 * 8192 * 4096
+    assert float(np.asarray(streamed.backward)) == pytest.approx(moved / c.rates.hbm_bytes_per_s)
 
 
 def test_a_million_tokens_have_room_for_a_loss_by_chunks() -> None:

@@ -20,7 +20,9 @@ from meshwright.frameworks.megatron import PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS, adapter_method
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.runs.launches.launch_run import (
+    ImageFields,
     LaunchRun,
+    image_fields,
     section_of,
     unread_keys,
     whole_number,
@@ -403,6 +405,9 @@ _KERNELS = dict.fromkeys(("auto", "sdpa"), "sdpa") | {
     "fa3": "flash-3",
     "disabled": "unfused",
 }
+FREEZES_ENCODER = {"freeze_vision_tower": True, "freeze_multi_modal_projector": True}
+"""Switches of the image encoder and its projector, and their defaults (hparams/finetuning_args.py)."""
+_PIXELS = ("image_max_pixels", "image_min_pixels")
 _BY_MEGATRON = "is trained by Megatron (USE_MCA=1): read its own command line instead"
 _REFUSED = {
     **dict.fromkeys(
@@ -420,6 +425,7 @@ _READ = frozenset(
         *(_LOSS, _ATTENTION, DEEPSPEED_FILE, _FSDP, _FSDP_SECTION),
         *("do_train", "bf16", "fp16", "pure_bf16"),
         *(_RANK, _TARGETS, _DROPOUT, _DECOMPOSES, _BITS, _QUANTISES, *_REFUSED),
+        *(*FREEZES_ENCODER, *_PIXELS),
     )
 )
 _NARROW_NAME = re.compile(r"gptq|awq|aqlm|-int[48]\b", re.IGNORECASE)
@@ -487,6 +493,7 @@ def from_llamafactory(
         local_batch=math.prod(batch),
         unread=(*run.unread, *unread),
         remarks=remarks,
+        images=image_fields(document, FREEZES_ENCODER, _PIXELS, has_adapters=adapters is not None),
     )
 
 
@@ -575,6 +582,7 @@ _CUT_PLUGIN = "CutCrossEntropyPlugin"
 _RL = "rl"
 _RL_KINDS: dict[str, StepKindName] = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo"}
 """IPO is another loss over the same passes."""
+_FREEZES_MODULES, _IMAGE_SIZE = "freeze_mm_modules", "image_size"
 _AXOLOTL_REFUSED = {
     **dict.fromkeys(
         ("reward_model", "process_reward_model", "ebft", "diffusion", "num_labels"),
@@ -600,6 +608,7 @@ _AXOLOTL_READ = frozenset(
         *(_ADAPTER, _AXOLOTL_RANK, _LINEAR, _AXOLOTL_TARGETS, _PARAMETERS, FOUR_BITS, _BNB),
         *(EIGHT_BITS, _AXOLOTL_DECOMPOSES, SAVED_TENSORS.flag),
         *(_DROPOUT, *_LORA_KERNELS, _CUT_LOSS, _RL, PRECOMPUTES, *_AXOLOTL_REFUSED),
+        *(_FREEZES_MODULES, _IMAGE_SIZE),
     )
 )
 
@@ -679,7 +688,15 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
         local_batch=micro_batch * steps,
         unread=(*run.unread, *unread, *of_adapters),
         remarks=remarks,
+        images=_axolotl_images(document, has_adapters=adapters is not None),
     )
+
+
+def _axolotl_images(document: dict[str, Any], *, has_adapters: bool) -> ImageFields:
+    """What is trained of an image encoder: adapters of every linear module are in it too."""
+    images = image_fields(document, {_FREEZES_MODULES: False}, (_IMAGE_SIZE,), has_adapters=False)
+    in_encoder = has_adapters and bool(document.get(_LINEAR))
+    return replace(images, parts=(_LINEAR,) if in_encoder else ())
 
 
 def _axolotl_kind(document: dict[str, Any], where: str) -> StepKindName:

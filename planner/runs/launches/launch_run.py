@@ -18,6 +18,48 @@ from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, places_on_host
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImageFields:
+    """What a launch file says of images. How many tokens of a sequence they are is the data's to say."""
+
+    frozen: bool = False
+    """Whether encoder and projector are left as they are."""
+    parts: tuple[str, ...] = ()
+    """Fields by which part of the two is trained, or adapters in them, which has no price."""
+    sizes: tuple[str, ...] = ()
+    """Fields that bound the size of an image: its tokens are known where somebody says them."""
+
+
+def image_fields(
+    document: Mapping[str, Any],
+    frozen: Mapping[str, bool],
+    sizes: Collection[str],
+    *,
+    has_adapters: bool,
+) -> ImageFields:
+    """What a document of a fine-tuning stack says of images.
+
+    Parameters
+    ----------
+    document
+        Of its fields.
+    frozen
+        Its switches that leave the encoder and the projector as they are, by their defaults.
+    sizes
+        Its fields that bound the size of an image.
+    has_adapters
+        Whether adapters are trained, which parts that are not frozen have too.
+    """
+    said = {name: document.get(name, usual) is True for name, usual in frozen.items()}
+    trained = [name for name, on in said.items() if not on]
+    is_part = has_adapters or len(trained) < len(said)
+    return ImageFields(
+        frozen=not trained,
+        parts=tuple(trained) if is_part else (),
+        sizes=tuple(name for name in sizes if document.get(name) is not None),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchRun:
     """The parts of a run file that a launch file states."""
 
@@ -42,6 +84,13 @@ class LaunchRun:
     """What it does not say of its `model`, and what is taken for it."""
     repeats_pipeline: bool = False
     """Whether a pipeline fills and drains several times a step, which the price of a run does not know."""
+    images: ImageFields = ImageFields()
+
+    def not_read(self, *, has_images: bool) -> tuple[str, ...]:
+        """Fields that were not understood, those of images among them that count in a run with some, or that
+        leave open what it holds of them.
+        """
+        return (*self.unread, *(self.images.parts if has_images else self.images.sizes))
 
 
 def with_global_batch(launch: LaunchRun, settings: dict[str, Any], gpus: object) -> dict[str, Any]:

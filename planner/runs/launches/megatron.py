@@ -35,7 +35,7 @@ from meshwright.planner.runs.launches.command_line import (
     has_no_effect,
     number_in,
 )
-from meshwright.planner.runs.launches.launch_run import LaunchRun
+from meshwright.planner.runs.launches.launch_run import LaunchRun, image_fields
 from meshwright.planner.runs.run_terms import (
     cuda_graph_kind,
     layers_of_layout,
@@ -608,6 +608,8 @@ _ARGUMENTS = {
 _OVERRIDES = {word: name for name, word in BRIDGE_OVERRIDES}
 _LOSS, _ATTENTION = _OVERRIDES["loss"], _OVERRIDES["fp8_attention"]
 _SUMS, _PRECISION = _OVERRIDES["wide_sums"], _OVERRIDES["precision"]
+FREEZES = ("model.freeze_vision_model", "model.freeze_vision_projection")
+"""What leaves the image encoder and its projector as they are (models/qwen_vl/qwen25_vl_provider.py)."""
 _READ_OTHERWISE = frozenset((_LOSS, _ATTENTION, _SUMS, _PRECISION))
 """Overrides that are no flag of Megatron, and are read apart."""
 
@@ -628,7 +630,8 @@ def from_overrides(words: Sequence[str], model: ModelSpec | str | None, where: s
             "overrides of a recipe do not say which model it trains: add --with model=...",
             where=where,
         )
-    given = dict(word.partition("=")[::2] for word in words)
+    said = dict(word.partition("=")[::2] for word in words)
+    given = {name: value for name, value in said.items() if name not in FREEZES}
     run = from_megatron(CommandLine(_words(given), where), read_model(model), sized=False)
     settings: dict[str, Any] = dict(run.settings)
     if _LOSS in given:
@@ -642,7 +645,11 @@ def from_overrides(words: Sequence[str], model: ModelSpec | str | None, where: s
         and name not in _READ_OTHERWISE
         and not has_no_effect("bridge", name, value)
     )
-    return LaunchRun(settings=settings, model=run.model, unread=(*run.unread, *others))
+    switches = {name: said.get(name) == "true" for name in FREEZES}
+    usual = dict.fromkeys(FREEZES, False)
+    images = image_fields(switches, usual, (), has_adapters=False)
+    unread = (*run.unread, *others)
+    return LaunchRun(settings=settings, model=run.model, unread=unread, images=images)
 
 
 def _flag_of(name: str) -> str | None:

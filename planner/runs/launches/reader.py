@@ -63,6 +63,7 @@ from meshwright.planner.runs.launches.launch_run import (
     with_optimizer,
 )
 from meshwright.planner.runs.launches.megatron import (
+    FREEZES,
     are_overrides,
     from_megatron,
     from_overrides,
@@ -370,7 +371,11 @@ def price_launch(
         default_id=path.stem,
         calibration=calibration,
     )
-    unread = [f"{path.name}: {unread_words(name)}" for name in launch.unread]
+    has_images = run.workload.model.encoder is not None
+    names = launch.not_read(has_images=has_images)
+    unread = [f"{path.name}: {unread_words(name)}" for name in names]
+    if not has_images and (launch.images.sizes or run.workload.model.vision is not None):
+        unread.append(TEXT_ALONE)
     run = on_its_hosts(run, launch)
     if run.ranks and not launch.places:
         mapping["run"]["hosts"] = list(launch.hosts)
@@ -422,7 +427,8 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
         return from_toml(document, path)
     line = _command_line(document, text, where)
     if isinstance(document, list) and are_overrides(document):
-        refuse_adapters(line.pairs(), where)
+        others = [word for word in document if word.partition("=")[0] not in FREEZES]
+        refuse_adapters(CommandLine(others, where).pairs(), where)
         return from_overrides(document, model, where)
     return _of_trainer(line, path, model) or _of_line(line, text, path, model)
 
@@ -595,6 +601,7 @@ def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[st
     settings = with_global_batch(
         launch, settings, _cluster_gpus(top["cluster"], Path(where).parent)
     )
+    _say_what_is_frozen(settings, launch)
     missing = [name for name in _TOP_FIELDS if top[name] is None]
     batch = "gpus" if launch.local_batch is not None else "global_batch"
     missing += [name for name in ("seq_len", "global_batch") if name not in settings]
@@ -606,6 +613,18 @@ def complete(launch: LaunchRun, additions: Sequence[str], where: str) -> dict[st
         )
     said = {name: value for name, value in settings.items() if value is not None}
     return {"id": Path(where).stem, **top, "run": said}
+
+
+TEXT_ALONE = (
+    "what sequences hold of images is for the data to say, and the price is that of text alone: say "
+    "--with image_tokens=N, and images_per_sequence"
+)
+
+
+def _say_what_is_frozen(settings: dict[str, Any], launch: LaunchRun) -> None:
+    """What a launch trains of an image encoder, where there are images."""
+    if settings.get("image_tokens"):
+        settings.setdefault("freeze_encoder", launch.images.frozen)
 
 
 def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
@@ -628,6 +647,11 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
         settings.setdefault("adapters", inputs.adapters)
         if "kind" not in settings:
             settings |= {"kind": inputs.kind, "reference": inputs.reference}
+    if inputs.images is not None:
+        images = inputs.images
+        said = {"image_tokens": images.tokens, "images_per_sequence": images.per_sequence}
+        settings = said | settings
+        _say_what_is_frozen(settings, launch)
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
     run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
     return on_its_hosts(run, launch)

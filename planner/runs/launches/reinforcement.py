@@ -38,7 +38,7 @@ from meshwright.planner.runs.launches.finetuning import (
     known_model,
     remarks_on_experts,
 )
-from meshwright.planner.runs.launches.launch_run import LaunchRun
+from meshwright.planner.runs.launches.launch_run import ImageFields, LaunchRun
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES
 
 ACTOR = (
@@ -386,11 +386,14 @@ def _actors_update(leaves: NestedFields, path: Path) -> LaunchRun:
     settings["adapters"], unread = _verl_adapters(leaves, _HF_MODEL)
     named = leaves.get(f"{_HF_MODEL}.path")
     unpadded = leaves.on(f"{_HF_MODEL}.use_remove_padding", default=by_megatron)
+    # Older versions froze encoder and projector (fsdp_workers.py); verl 0.9.1 has the switch and no use.
+    switch = f"{_ACTOR}.freeze_vision_tower"
     return LaunchRun(
         settings=settings,
         model=None if named is None else known_model(named, path),
         unread=(*unread, *leaves.unread("verl")),
         remarks=(END_TO_END if unpadded else PADDED, ACTOR),
+        images=ImageFields(parts=(switch,) if leaves.on(switch) else ()),
     )
 
 

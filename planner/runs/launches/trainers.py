@@ -1,6 +1,6 @@
 """Runs of transformers' Trainer: command lines and YAML of TRL and of other scripts on it, and of ms-swift.
 
-Names and defaults are those of transformers 5.23 (training_args.py), of TRL f2cd57710 (trl/trainer/
+Names and defaults are those of transformers 5.23 (training_args.py), of TRL 1.16.0 (trl/trainer/
 sft_config.py, model_config.py, base_config.py), of accelerate 1.15 (commands/config) and of
 ms-swift 3602360a5 (swift/arguments, swift/trainers/arguments.py, swift/megatron/arguments).
 """
@@ -18,7 +18,7 @@ from meshwright.costmodel.execution_names import StepKindName
 from meshwright.documents import read_mapping
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import BUCKET
-from meshwright.frameworks.fsdp2 import FSDP2, PRECOMPUTES, SAVED_TENSORS
+from meshwright.frameworks.fsdp2 import PRECOMPUTES, SAVED_TENSORS, TRL_LOSS, TRL_STEPS
 from meshwright.frameworks.megatron import MEGATRON, PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, adapter_method
 from meshwright.model_specs.reader import read_model
@@ -58,7 +58,9 @@ from meshwright.planner.runs.launches.finetuning import (
     unread_dropout,
 )
 from meshwright.planner.runs.launches.launch_run import (
+    ImageFields,
     LaunchRun,
+    image_fields,
     is_harmless,
     unread_keys,
     whole_number,
@@ -192,6 +194,12 @@ _OF_PREFERENCES = dict.fromkeys(
     OTHER_STEP,
 )
 """Fields of preference training: without a word of which kind it is, they are refused."""
+_SWIFT_FREEZES = {"freeze_vit": True, "freeze_aligner": True}
+"""Switches of the image encoder and its projector, and their defaults (swift/arguments/tuner_args.py)."""
+_SWIFT_PIXELS = ("max_pixels", "MAX_PIXELS")
+"""The latter a variable that the preprocessing of Qwen-VL reads (swift/template/templates/qwen.py)."""
+_VISION_CHECKPOINTS = "vit_gradient_checkpointing"
+_SWIFT_IMAGES = (*_SWIFT_FREEZES, *_SWIFT_PIXELS, _VISION_CHECKPOINTS)
 _RLHF = "rlhf_type"
 _PREFERENCES: tuple[StepKindName, ...] = ("dpo", "kto", "orpo")
 _REFUSED = _OTHER_STEPS | {
@@ -214,7 +222,9 @@ _TUNERS = ("tuner_type", "train_type", "sft_type")
 """The names of ms-swift's field, the latest first."""
 _QUANTISES, _BITS = "quant_method", "quant_bits"
 _DROPOUT, _TASK = "lora_dropout", "task_type"
-_LOSS, _CHUNKED = "loss_type", "chunked_nll"
+_LOSS, _LOSSES = "loss_type", ("nll", "dft", "chunked_nll")
+"""DFT weighs the same log-probabilities; chunked_nll is nll by its name of older versions."""
+_SMOOTHING = "label_smoothing_factor"
 _TYPE = ("torch_dtype", "dtype")
 _READ = frozenset(
     (
@@ -316,7 +326,7 @@ def _from_fields(
 ) -> LaunchRun:
     where = str(path)
     # A kind is given with TRL's own scripts; others may be of a version that had all logits.
-    in_chunks = dialect is _TRL and kind == TUNING and _chunks_loss(fields)
+    of_trl = dialect is _TRL and kind is not None
     kind = _kind(fields, where, kind)
     numbers = positive_numbers(fields, {_MICRO_BATCH: dialect.micro_batch, STEPS: 1}, where)
     micro_batch, steps = numbers[_MICRO_BATCH], numbers[STEPS]
@@ -343,10 +353,8 @@ def _from_fields(
     length = lengths[names[0]] if names else dialect.default_length
     if length is not None:
         settings["seq_len"] = length
-    if in_chunks and run.settings["framework"] == FSDP2.name:
-        settings["loss"] = "chunked"
-    elif in_chunks:
-        unread.append(_LOSS)
+    if of_trl:
+        settings |= _loss_of_trl(fields, kind, where)
     if gpus is not None and "dp" not in run.settings:
         settings["gpus"] = gpus
     if of_all and gpus is None:
@@ -356,10 +364,14 @@ def _from_fields(
         # Ulysses, in groups of so many ranks (swift/sequence_parallel).
         settings |= {"cp": context, "cp_comm": "a2a"}
     read = _READ | {
+        *(_SWIFT_IMAGES if dialect.is_swift else ()),
         *(dialect.model, *dialect.length, *dialect.attention),
         *(dialect.rank, dialect.targets, dialect.parameters),
-        *([_LOSS] if in_chunks else []),
+        *([_LOSS] if of_trl and kind == TUNING else []),
     }
+    if of_trl and fields.get(_SMOOTHING):
+        # All logits, and another pass forward for the log (trl/trainer/sft_trainer.py, compute_loss).
+        unread.append(_SMOOTHING)
     unread += [*of_hooks, *unread_keys(fields, dialect.kind, read)]
     trained = [name for name in unread if trains_a_part(name, str(fields.get(name, "")))]
     if trained and adapters is None:
@@ -373,13 +385,41 @@ def _from_fields(
         local_batch=micro_batch * steps,
         unread=(*run.unread, *unread),
         remarks=(*run.remarks, _laid_out(fields, packs=packs), *remarks),
+        images=_images(fields, dialect, adapters),
     )
 
 
-def _chunks_loss(fields: Mapping[str, Any]) -> bool:
-    """Whether TRL's fine-tuning takes its loss in chunks, as by default (trl/trainer/sft_config.py)."""
-    usual = "nll" if fields.get("use_liger_kernel") is True else _CHUNKED
-    return (fields.get(_LOSS) or usual) == _CHUNKED
+def _images(
+    fields: Mapping[str, Any], dialect: _Dialect, adapters: Mapping[str, Any] | None
+) -> ImageFields:
+    """What is trained of an image encoder: PEFT's adapters of every linear module are in it too."""
+    if dialect.is_swift:
+        has_adapters = adapters is not None
+        found = image_fields(fields, _SWIFT_FREEZES, _SWIFT_PIXELS, has_adapters=has_adapters)
+        said = fields.get(_VISION_CHECKPOINTS)
+        is_other = said is not None and said is not fields.get(_CHECKPOINTS, True)
+        if not found.frozen and (is_other or dialect is _MEGATRON_SWIFT):
+            # A trained encoder is priced with the checkpoints of the layers, under Megatron of Bridge's way.
+            return replace(found, parts=(*found.parts, _VISION_CHECKPOINTS))
+        return found
+    in_encoder = adapters is not None and ALL_LINEAR in adapters["targets"]
+    return ImageFields(parts=(dialect.targets,) if in_encoder else ())
+
+
+def _loss_of_trl(fields: Mapping[str, Any], kind: StepKindName, where: str) -> dict[str, str]:
+    """The head of TRL's trainers, whatever shards the model; none where theirs takes all logits, or has none.
+
+    `use_liger_kernel` changes layers alone there, and so is not read as a loss (trl/trainer/sft_trainer.py,
+    SFTTrainer.__init__). Raises InputError for a loss of fine-tuning that TRL does not have.
+    """
+    if kind == TUNING:
+        word = fields.get(_LOSS)
+        if word not in (None, *_LOSSES):
+            what = "is no loss of TRL's fine-tuning"
+            raise InputError(what, where=f"{where}: {_LOSS}", value=word, allowed=_LOSSES)
+        return {"loss": TRL_LOSS}
+    loss = TRL_STEPS[kind].loss
+    return {"loss": loss} if loss else {}
 
 
 def _kind_named(name: str, where: str) -> StepKindName:
@@ -675,6 +715,9 @@ def from_swift(
     fields, gpus = fields_of_line(command.line), launched_gpus(command.line)
     if command.stage == "rlhf":
         fields.setdefault(_RLHF, "dpo")
+    pixels = command.line.variable(_SWIFT_PIXELS[-1])
+    if pixels is not None:
+        fields[_SWIFT_PIXELS[-1]] = pixels
     if command.by_megatron:
         return _by_megatron(fields, path, gpus, model)
     visible = str(command.line.variable("CUDA_VISIBLE_DEVICES") or "")
@@ -703,7 +746,8 @@ def _by_megatron(
     tuned = {_TUNERS[0]: "full"} | {key: fields[key] for key in fields if key in _TUNERS}
     adapters, remarks, of_adapters = _adapters(fields | tuned, _MEGATRON_SWIFT, name, where)
     lengths = [fields[name] for name in _SWIFT.length if fields.get(name)]
-    words = _as_megatron(_MEGATRON_DEFAULTS | fields | {"seq_length": [*lengths, 1][0]})
+    of_megatron = {name: fields[name] for name in fields if name not in _SWIFT_IMAGES}
+    words = _as_megatron(_MEGATRON_DEFAULTS | of_megatron | {"seq_length": [*lengths, 1][0]})
     run = from_megatron(CommandLine(words, where), model, sized=False)
     settings = {**run.settings, "framework": MEGATRON.name, "adapters": adapters}
     settings |= kind_of_step(kind, fields)
@@ -726,6 +770,7 @@ def _by_megatron(
         model=name,
         unread=(*unread, *of_adapters),
         remarks=(*run.remarks, laid_out, *remarks),
+        images=_images(fields, _MEGATRON_SWIFT, adapters),
     )
 
 

@@ -40,7 +40,7 @@ def written(folder: Path, target: str, **asked: Any) -> tuple[Any, Path]:
         {"framework": "fsdp2", "train": "qlora", "lora_targets": "q_proj,v_proj"},
         {"framework": "fsdp2", "train": "qdora", "lora_targets": "q_proj,v_proj"},
         {"framework": "deepspeed", "train": "lora-8bit", "lora_rank": 8},
-        {"framework": "deepspeed", "kind": "dpo", "pin": "tp=1"},
+        {"framework": "deepspeed", "kind": "dpo", "loss": "all-logits", "pin": "tp=1"},
         {"framework": "fsdp2", "kind": "orpo", "pin": "tp=1,cp=1", "train": "lora"},
         {"framework": "deepspeed", "optimizer": "adam-8bit", "pin": "tp=1,zero_stage=2"},
     ],

@@ -11,10 +11,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import meshwright
 from meshwright.costmodel.layout import Recompute
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import nearest_stack
-from meshwright.planner.runs.prediction import predict_run, price_run
+from meshwright.planner.plan.texts import workload_of_plan
+from meshwright.planner.runs.prediction import predict_run, prediction_of, price_run
 from meshwright.planner.runs.run_file import (
     MAX_FILE_BYTES,
     Run,
@@ -298,6 +300,54 @@ def test_dp_is_derived_from_the_gpus() -> None:
     assert (run.layout.dp, run.workload.gpus, run.workload.cluster.gpus) == (1, 8, 16)
     changed["run"]["tp"] = 3
     assert "does not divide 8 GPUs" in message(changed)
+
+
+def with_images(**run: object) -> dict[str, Any]:
+    """A run of Qwen3-VL 8B on eight GPUs."""
+    batch = {"seq_len": 4096, "global_batch": 8, "gpus": 8}
+    model = str(DATA / "hf_configs" / "qwen3-vl-8b.json")
+    return {"model": model, "cluster": "dgx-h100", "run": {"framework": "fsdp2", **batch, **run}}
+
+
+def test_images_of_a_run_are_those_of_a_plan() -> None:
+    """Same encoder, images and shards: the same seconds and bytes."""
+    said = {"image_tokens": 2048, "images_per_sequence": 2}
+    run = read(with_images(zero_stage=3, recompute="full", overlap={"dp": True}, **said))
+    asked = meshwright.plan(
+        DATA / "hf_configs" / "qwen3-vl-8b.json",
+        cluster="dgx-h100",
+        gpus=8,
+        global_batch=8,
+        seq_len=4096,
+        framework="fsdp2",
+        pin="zero_stage=3,micro_batch=1,recompute=full,optimizer_offload=0",
+        robustness=False,
+        image_tokens=2048,
+        images_per_sequence=2,
+    )
+    assert workload_of_plan(asked).model.encoder == run.workload.model.encoder
+    assert asked.predicted is not None
+    assert prediction_of(run).step_time_s == pytest.approx(asked.predicted.step_time_s)
+
+
+def test_a_frozen_encoder_is_cheaper_and_no_part_of_a_model_without_a_price() -> None:
+    said = {"image_tokens": 1024, "recompute": "full", "zero_stage": 3}
+    trained, frozen = (read(with_images(freeze_encoder=on, **said)) for on in (False, True))
+    assert prediction_of(frozen).step_time_s < prediction_of(trained).step_time_s
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ({"image_tokens": 5000}, "image_tokens: .*4096 tokens of a sequence"),
+        ({"images_per_sequence": 2}, "images_per_sequence: goes with image_tokens alone"),
+        ({"freeze_encoder": True}, "freeze_encoder: goes with image_tokens alone"),
+        ({"image_tokens": 1024, "framework": "torchtitan"}, "choose --framework"),
+    ],
+)
+def test_images_that_no_run_can_have_are_refused(run: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read(with_images(**run))
 
 
 def test_catalog_names_and_files_beside_the_run_file(tmp_path: Path) -> None:

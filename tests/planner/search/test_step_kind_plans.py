@@ -247,7 +247,42 @@ def test_a_loss_by_chunks_makes_room_and_is_told() -> None:
     assert "use_liger_kernel True" in plan_files(liger)["launch.sh"]
     assert "loss" not in plan_document(plain)["inputs"]
     chunked = planned("fsdp2", "sft", seq_len=32768, global_batch=8, loss="chunked")
-    assert "loss_type chunked_nll" in plan_files(chunked)["launch.sh"]
+    assert "loss_type chunked_nll of trl<1.15" in plan_files(chunked)["launch.sh"]
+    tiled = planned("fsdp2", "sft", seq_len=32768, global_batch=8, loss="fused-head")
+    assert "Its loss is fused-head: of trl>=1.15." in plan_files(tiled)["launch.sh"]
+    assert "plan those with --loss fused-head" in plan_files(plain)["launch.sh"]
+    assert "Trainer of transformers: those of trl>=1.15" in plan_files(liger)["launch.sh"]
+
+
+@pytest.mark.parametrize("framework", ["fsdp2", "deepspeed"])
+def test_preferences_are_priced_without_all_logits(framework: FrameworkName) -> None:
+    """As TRL 1.16 runs them; each logit was held at 32 bits."""
+    pin = {"pin": "micro_batch=2,zero_stage=3,recompute=full"}
+    usual, whole = planned(framework, **pin), planned(framework, loss="all-logits", **pin)
+    assert (usual.inputs.loss, whole.inputs.loss) == ("fused-head", "all-logits")
+    assert usual.predicted is not None
+    assert whole.predicted is not None
+    assert max(usual.predicted.memory_gib) < max(whole.predicted.memory_gib) - 1
+    assert "Its loss takes all logits" in plan_files(whole)["launch.sh"]
+    with pytest.raises(InfeasibleError, match="plan with --loss all-logits"):
+        plan_files(usual, "axolotl")
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind", "options", "loss"),
+    [
+        ("deepspeed", "dpo", {"reference": "offloaded"}, None),  # OpenRLHF's trainer.
+        ("fsdp2", "orpo", {}, None),
+        ("fsdp2", "kto", {}, "fused-head"),
+        ("fsdp2", "dpo", {"train": "lora"}, "fused-head"),
+        ("fsdp2", "sft", {}, None),
+        ("megatron", "dpo", {}, None),
+    ],
+)
+def test_the_loss_is_that_of_the_kinds_trainer(
+    framework: FrameworkName, kind: str, options: dict[str, object], loss: str | None
+) -> None:
+    assert planned(framework, kind, **options).inputs.loss == loss
 
 
 @pytest.mark.parametrize(
@@ -255,7 +290,9 @@ def test_a_loss_by_chunks_makes_room_and_is_told() -> None:
     [
         ("megatron", "sft", "liger", "choose --framework deepspeed or fsdp2"),
         ("deepspeed", "sft", "chunked", "choose --framework fsdp2"),
-        ("fsdp2", "dpo", "liger", "of a cross-entropy alone"),
+        ("fsdp2", "dpo", "liger", "is not what trainers of dpo take"),
+        ("fsdp2", "orpo", "fused-head", "is not what trainers of orpo take"),
+        ("fsdp2", "reward", "all-logits", "reward has a score"),
         ("fsdp2", "sft", "fused", "is not known"),
     ],
 )
@@ -288,7 +325,7 @@ def test_a_loss_by_chunks_is_compared_with_today(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(3200, 3206))
 def test_the_search_equals_brute_force_with_a_loss_by_chunks(seed: int) -> None:
     plain = replace(request(seed), framework="fsdp2", precision="bf16", pins={}, forbids=())
-    loss = ("liger", "chunked")[seed % 2]
+    loss = ("liger", "chunked", "fused-head")[seed % 3]
     check_against_brute_force(replace(plain, loss=loss, model=without_mtp(plain.model)))
 
 

@@ -67,18 +67,26 @@ def test_a_recipe_and_an_accelerate_file_beside_a_script() -> None:
 @pytest.mark.parametrize(
     ("words", "loss", "unread"),
     [
-        ("--fsdp full_shard", "chunked", ()),
-        ("--fsdp full_shard --loss_type chunked_nll", "chunked", ()),
-        ("--fsdp full_shard --loss_type nll", None, ()),
-        ("", None, ("loss_type",)),
-        ("--use_liger_kernel", None, ("use_liger_kernel",)),
+        ("sft --fsdp full_shard", "fused-head", ()),
+        ("sft --fsdp full_shard --loss_type chunked_nll", "fused-head", ()),
+        ("sft --fsdp full_shard --loss_type nll", "fused-head", ()),
+        ("sft --loss_type dft", "fused-head", ()),
+        ("sft --deepspeed zero3.json", "fused-head", ()),
+        ("sft", "fused-head", ()),
+        ("dpo", "fused-head", ()),
+        ("kto", "fused-head", ()),
+        ("orpo", None, ()),
+        # Of Liger its layers alone run there, which have no price; smoothing takes all logits.
+        ("sft --use_liger_kernel", "fused-head", ("use_liger_kernel",)),
+        ("sft --label_smoothing_factor 0.1", "fused-head", ("label_smoothing_factor",)),
     ],
 )
-def test_trls_fine_tuning_takes_its_loss_in_chunks(
+def test_trls_trainers_take_log_probabilities_in_tiles(
     words: str, loss: str | None, unread: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """It was priced with all logits."""
-    run = launch(tmp_path, f"trl sft --model_name_or_path Qwen/Qwen3-8B {BATCH} {words}")
+    """TRL 1.16.0; the loss of up to 1.14 was read, and of preferences all logits."""
+    (tmp_path / "zero3.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    run = launch(tmp_path, f"trl {words} --model_name_or_path Qwen/Qwen3-8B {BATCH}")
     assert run.settings.get("loss") == loss
     assert run.unread == unread
 
@@ -251,6 +259,7 @@ def test_what_is_not_read_is_listed(words: str, unread: str, tmp_path: Path) -> 
         (f"{HEAD} {BATCH} --deepspeed none.json", "deepspeed: is read with this file"),
         (f"{HEAD} {BATCH} --attn_implementation flex_attention", "is no kernel with a price"),
         ("trl grpo --model_name_or_path x", "grpo: has no price yet"),
+        ("trl sft --model_name_or_path x --loss_type focal", "loss_type: is no loss of TRL's"),
         (f"{SWIFT} --tuner_type adalora", "tuner_type: has no price yet"),
         (f"{SWIFT} --train_type longlora", "train_type: has no price yet"),
         (f"{SWIFT} --quant_method hqq --quant_bits 4", "quant_method: has no price"),
