@@ -19,7 +19,8 @@ from meshwright.costmodel.activations import (
     offloads_inputs,
     saved_activations,
 )
-from meshwright.costmodel.buffers import transients, workspace_bytes
+from meshwright.costmodel.adapters import frozen
+from meshwright.costmodel.buffers import Transients, transients, workspace_bytes
 from meshwright.costmodel.image_encoder import encoder_of, encoder_saved_bytes
 from meshwright.costmodel.layout import Floats, Layout, Recompute, in_shape
 from meshwright.costmodel.optimizers import keeps_more_of_tables
@@ -43,6 +44,7 @@ from meshwright.costmodel.states import (
     state_bytes,
     state_bytes_per_parameter,
     table_excess,
+    table_parameters,
 )
 from meshwright.costmodel.workload import Workload, rank_tokens, sequence_shards
 
@@ -65,7 +67,8 @@ def stage_memory_parts_gib(
     """Peak memory of each pipeline rank by component.
 
     The loss of the last rank and a layer's way back do not meet: `logits` is the first, `work` what the
-    second needs beyond it.
+    second needs beyond it. Of gradients that come as activations go, `gradients` are those beside both, and
+    the blocks of the others `fragmentation`.
 
     Parameters
     ----------
@@ -93,18 +96,87 @@ def stage_memory_parts_gib(
     work = np.maximum(extra.layer, np.where(first, extra.embedding_first, 0.0))
     buffers = extra.gathered + tables * extra.gathered_table
     buffers = buffers + np.where(first, extra.gathered_leading_first, 0.0) + extra.bucket
+    states = _states(workload, layout, stages)
+    activations = _in_all_micro_batches(workload, layout, stages, saved) + head_input
+    stranded = extra.stranded + np.minimum(tables, 1) * extra.stranded_table
+    if _gradients_arrive(workload, layout):
+        made = np.asarray(states["gradients"])
+        met = _gradients_at_peak(made, activations, _moments(workload, layout, extra, saved))
+        states["gradients"], stranded = met, stranded + made - met
     parts: dict[str, object] = {
-        **_states(workload, layout, stages),
-        "activations": _in_all_micro_batches(workload, layout, stages, saved) + head_input,
+        **states,
+        "activations": activations,
         "logits": logits,
         "work": np.maximum(work - logits, 0.0),
         "buffers": buffers,
-        "fragmentation": extra.stranded + np.minimum(tables, 1) * extra.stranded_table,
+        "fragmentation": stranded,
         "workspace": workspace_bytes(workload),
     }
     if encoder_of(workload) is not None:
         parts["image_encoder"] = _encoder_in_all_micro_batches(workload, layout, rank)
     return {name: np.broadcast_to(np.asarray(part) / GIB, (pp,)) for name, part in parts.items()}
+
+
+def _gradients_arrive(workload: Workload, layout: Layout) -> bool:
+    """Whether a step begins without gradients, and its only backward pass makes them.
+
+    One rank has all layers, and one micro-batch. Under FSDP a layer's shard of gradients is made after its
+    backward pass, and `zero_grad` frees it (torch 2.13, optim/optimizer.py, set_to_none); its block stays
+    with the stream that reduced it (fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce), of no use to
+    activations. Replicas that hold all states have buckets of the gradients' size from the first step on
+    (torch/csrc/distributed/c10d/reducer.cpp, initialize_buckets).
+    """
+    ranks = int(layout.dp) * int(layout.cp)
+    return (
+        memory_profile(workload.framework).gradients_arrive
+        and int(layout.pp) == 1
+        and int(layout.num_micro_batches) == 1
+        and (int(layout.zero_stage) >= 2 or ranks == 1)
+    )
+
+
+class _Moments(NamedTuple):
+    """What one rank with all layers holds at moments of a backward pass, bytes."""
+
+    largest: Floats
+    """The larger of loss and work, beside all activations."""
+    work: Floats
+    """Of one layer's way back, or of the token table's."""
+    last: Floats
+    """Of the first layer, whose backward pass is the last, or of the token table: activations and work."""
+    head_gradient: Floats
+    """Of the head, before a layer's backward pass begins."""
+
+
+def _moments(
+    workload: Workload, layout: Layout, extra: Transients, saved: SavedActivations
+) -> _Moments:
+    table = np.asarray(table_parameters(workload.model, layout))
+    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
+    kept, dropped = saved.dense if workload.model.dense_layers else saved.main
+    work = np.maximum(extra.layer, extra.embedding_first)
+    trained = 0.0 if frozen(workload) else 1.0
+    of_table = 2.0 * table * trained
+    _, reduced, _ = state_bytes(workload, layout, optimizer_shards(layout)[0])
+    return _Moments(
+        largest=np.maximum(extra.loss_last, work),
+        work=work,
+        last=np.maximum(np.where(full, dropped, kept) + work, of_table),
+        head_gradient=np.maximum(of_table, np.asarray(reduced) * table * trained),
+    )
+
+
+def _gradients_at_peak(gradients: Floats, activations: Floats, moments: _Moments) -> Floats:
+    """Gradients that lie beside all activations and the larger of loss and work at the peak.
+
+    They come as activations go, layer by layer, so that memory is linear in the layers that are behind, and
+    largest at an end: at the loss, without any; at the last layer, with the head's; or at the first, with all
+    of them beside one layer.
+    """
+    at_head = moments.head_gradient + moments.work - moments.largest
+    at_end = gradients + moments.last - activations - moments.largest
+    met: Floats = np.clip(np.maximum(at_head, at_end), 0.0, gradients)
+    return met
 
 
 def _encoder_in_all_micro_batches(

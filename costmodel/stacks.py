@@ -335,6 +335,8 @@ class MemoryProfile:
     weights too."""
     whole_while_accumulating: bool
     """Whether ZeRO 2 and 3 keep 16-bit gradients whole until the last micro-batch."""
+    gradients_arrive: bool
+    """Whether a backward pass makes the gradients, layer by layer, and the step after it frees them."""
     bucket_elements: float
     """Elements of the buffer in which gradients are reduced."""
     reuse_elements: float

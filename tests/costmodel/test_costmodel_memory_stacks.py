@@ -79,6 +79,37 @@ def test_measured_peaks(
     assert np.max(np.abs(errors)) < worst
 
 
+@pytest.mark.parametrize("framework", ["fsdp2", "torchtitan"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_that_activations_make_room_for_are_the_allocators(
+    framework: str, passes: int
+) -> None:
+    """Of 16 bytes a parameter 4 are gradients: at the loss none, with a second micro-batch all."""
+    work = workload("llama-3-8b", framework)
+    layout = Layout(dp=8, zero_stage=3, micro_batch=2, num_micro_batches=passes)
+    parts = stage_memory_parts_gib(work, layout, ((32,),))
+    of_weights = parts["weights"][0]
+    of_forward = transients(work, layout, saved_activations(work, layout)).stranded
+    stranded = parts["fragmentation"][0] - float(np.asarray(of_forward)) / GIB
+    if passes == 1:
+        assert parts["gradients"][0] == 0.0
+        assert stranded == pytest.approx(of_weights)
+    else:
+        assert parts["gradients"][0] >= of_weights
+        assert stranded == pytest.approx(0.0)
+
+
+def test_gradients_of_few_tokens_are_all_there_at_the_first_layer() -> None:
+    """One sequence of 128 tokens: 16 bytes of 8.03 G parameters, and next to nothing beside them."""
+    work = workload("llama-3-8b", "torchtitan", seq_len=128)
+    layout = Layout(zero_stage=3, micro_batch=1)
+    parts = stage_memory_parts_gib(work, layout, ((32,),))
+    names = ("gradients", "activations", "logits", "work")
+    held = sum(float(parts[name][0]) for name in names)
+    table_gib = 2.0 * 128256 * 4096 / GIB  # a 16-bit gradient of the token table
+    assert held == pytest.approx(float(parts["weights"][0]) + table_gib, rel=1e-6)
+
+
 def test_every_stack_has_a_memory_profile() -> None:
     assert {name: memory_profile(name).stranding for name in framework_names()}[
         "fsdp2"
@@ -136,9 +167,8 @@ def test_gathered_weights_of_llama_3_8b() -> None:
 
 def test_forward_blocks_too_small_for_logits() -> None:
     """3 x 14336 in 16 bits round the activation, input and output of the layer: 2 (3 f) + 4 h a token."""
-    parts = stage_memory_parts_gib(
-        workload("llama-3-8b", "torchtitan"), Layout(dp=8, zero_stage=3, micro_batch=2), ((32,),)
-    )
+    layout = Layout(dp=8, zero_stage=3, micro_batch=2, num_micro_batches=2)
+    parts = stage_memory_parts_gib(workload("llama-3-8b", "torchtitan"), layout, ((32,),))
     each = 2 * 3 * 14_336 + 4 * 4096
     assert parts["fragmentation"][0] * GIB == pytest.approx(LLAMA_8B_TOKENS * each)
 

@@ -129,6 +129,17 @@ def test_peaks_with_images_are_told_within_5_percent() -> None:
     assert found == 3
 
 
+def test_peaks_of_full_training_are_told_within_3_percent() -> None:
+    """Gradients come as activations go: five rows hold most at the loss, one at its first layer."""
+    whole = [run for run in read_runs(STEPS) if run.workload.adapters is None]
+    assert len(whole) == 6
+    for run in whole:
+        assert run.measured is not None
+        assert prediction_of(run).memory_gib == pytest.approx(run.measured.memory_gib, rel=0.03), (
+            run.id
+        )
+
+
 def test_steps_that_the_gpu_paces_are_told_within_12_percent() -> None:
     errors = _errors(lambda run: _tokens(run) >= 8192 and run.workload.framework == "fsdp2")
     assert len(errors) == 7
