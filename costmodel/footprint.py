@@ -755,11 +755,16 @@ def _beside_layers(workload: Workload, layout: Layout, saved: SavedActivations) 
     return _BesideLayers(*(in_shape(row, shape) for row in rows))
 
 
-def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> NDArray[np.float64]:
+def main_layer_rooms(
+    workload: Workload,
+    layout: Layout,
+    limit_gib: float,
+    in_front: NDArray[np.bool_] | None = None,
+) -> NDArray[np.float64]:
     """An upper bound on the main layers that each pipeline rank can hold within a limit.
 
     The room beside what `stage_memory_parts_gib` counts apart from layers, over the bytes of a layer. Leading
-    dense layers are left out, so there may be less room.
+    dense layers are left out where `in_front` does not put them on rank 0, so there may be less room.
 
     Parameters
     ----------
@@ -769,6 +774,8 @@ def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> ND
         Layouts of shape [n].
     limit_gib : float
         What a rank may hold, GiB, above 0.
+    in_front : array of bool, shape [n], optional
+        Layouts of which rank 0 holds all leading dense layers beside its main ones; none by default.
 
     Returns
     -------
@@ -790,6 +797,14 @@ def main_layer_rooms(workload: Workload, layout: Layout, limit_gib: float) -> ND
     fixed[ranks == pp - 1] += beside.last
     flying = np.asarray(in_flight(layout.with_axis(), ranks))
     flying = np.broadcast_to(flying, (*shape, len(ranks)))
+    if in_front is not None:
+        again = np.minimum(per_stage, workload.model.dense_layers)
+        relief = np.maximum(layer.leading_saved - layer.leading_dropped, 0.0)
+        kept = workload.model.dense_layers * layer.leading_saved - again * relief
+        leading = workload.model.dense_layers * layer.leading_states + kept * flying[:, 0]
+        fixed[:, 0] += np.where(in_front, leading, 0.0)
+        recomputed = np.broadcast_to(recomputed, fixed.shape).copy()
+        recomputed[:, 0] -= np.where(in_front, again, 0)
     room = limit_gib * GIB - fixed * (1 - ROUNDING)
     smaller = np.minimum(layer.dropped, layer.saved)
     # A layer without a byte on the GPU, as where everything is offloaded, is taken to have one.

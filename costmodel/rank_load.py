@@ -405,13 +405,19 @@ def least_busiest_s(layers: int, layer_s: Floats, end_s: Floats, ranks: Ints | F
 
 
 def least_busiest_in_rooms_s(
-    rooms: NDArray[np.float64], layers: int, layer_s: Floats, end_s: Floats, end_rank: Ints
+    rooms: NDArray[np.float64],
+    layers: int,
+    layer_s: Floats,
+    end_s: Floats,
+    end_rank: Ints,
+    *,
+    first_s: Floats = 0.0,
 ) -> NDArray[np.float64]:
     """`least_busiest_s` where each rank has room for a limited number of layers.
 
-    Derived here: in less than (k + 1) t every rank gets k layers at most, and the one with the end at most
-    those that begin before (k + 1) t - end: the least k for which this makes L bounds the busiest rank by k
-    t.
+    Derived here: in less than (k + 1) t every rank gets k layers at most, and one with something besides at
+    most those that begin before (k + 1) t less that: the least k for which this makes L bounds the busiest
+    rank by k t.
 
     Parameters
     ----------
@@ -425,6 +431,8 @@ def least_busiest_in_rooms_s(
         Seconds of what one rank runs besides, at least 0.
     end_rank : int or array of int, shape [n]
         That rank, 0 to ranks - 1.
+    first_s : float or array, shape [n]
+        Seconds of what rank 0 runs besides, at least 0.
 
     Returns
     -------
@@ -435,16 +443,18 @@ def least_busiest_in_rooms_s(
     t = np.broadcast_to(np.asarray(layer_s, dtype=np.float64), shape)[:, None]
     end = np.broadcast_to(np.asarray(end_s, dtype=np.float64), shape)[:, None]
     with_end = np.broadcast_to(np.asarray(end_rank), shape)[:, None]
-    has_end = np.arange(rooms.shape[1]) == with_end
+    beside = np.where(np.arange(rooms.shape[1]) == with_end, end, 0.0)
+    beside[:, 0] += first_s
+    is_beside = beside > 0
 
     def _placed(k: NDArray[np.float64]) -> NDArray[np.float64]:
         """Layers that find a place within less than (k + 1) t."""
         per_rank = k[:, None]
-        beside_end = np.clip(np.ceil(per_rank + 1 - end / t) - 1, 0, None)
-        fitting = np.minimum(rooms, np.where(has_end, beside_end, per_rank))
+        after = np.clip(np.ceil(per_rank + 1 - beside / t) - 1, 0, None)
+        fitting = np.minimum(rooms, np.where(is_beside, after, per_rank))
         return np.asarray(fitting.sum(axis=1))
 
-    over = float(layers) + float(np.max(end / t, initial=0.0))
+    over = float(layers) + float(np.max(beside / t, initial=0.0))
     low, high = np.zeros(shape), np.full(shape, np.ceil(over) + 1.0)
     possible = _placed(high) >= layers
     while np.any(high - low > 1):

@@ -724,12 +724,14 @@ def busiest_in_rooms_s(
     if leading and times.dense is not None:
         dense_s = cheapest_layer_s(times) if times.unlike else times.dense.seconds
         spared_s = leading * np.maximum(again_s - np.asarray(dense_s), 0.0)
+    front = _front(times, layouts, owner, leading, again_s)
     seconds, again_at_least_s = chunk_times(context, times), _least_again_s(times, owner.shape)
     best_s = np.full(len(owner), np.inf)
     for fewest, largest in _amounts(workload, layouts):
         rows = np.flatnonzero(fewest >= 0)
         recomputed = replace(layouts.take(rows), recompute_layers=largest[rows])
-        rooms = main_layer_rooms(workload, recomputed, limit_gib)
+        in_front = None if front is None else front.is_of[rows]
+        rooms = main_layer_rooms(workload, recomputed, limit_gib, in_front)
         rooms = np.where(mirrored[rows], float(groups), rooms // group)
         mappings = np.flatnonzero(np.isin(owner, rows))
         owners, mapping_again_s = owner[mappings], again_s[mappings]
@@ -741,6 +743,7 @@ def busiest_in_rooms_s(
             group * (layer_s[mappings] + np.where(every, mapping_again_s, 0.0)),
             each.last_s,
             end_rank[mappings],
+            first_s=0.0 if front is None else front.seconds(mappings, every),
         )
         recomputed_layers = np.where(every, 0, fewest[owners] * vpp[mappings])
         added_s = np.maximum(mapping_again_s * recomputed_layers - spared_s[mappings], 0.0)
@@ -765,6 +768,44 @@ def busiest_in_rooms_s(
             slowest_s = np.maximum(slowest_s, mean_s[mappings])
         best_s[mappings] = np.minimum(best_s[mappings], slowest_s)
     return best_s
+
+
+class _Front(NamedTuple):
+    """What rank 0 runs beside main layers where it holds all leading ones, seconds of [mappings].
+
+    Ranks of one part each hold no main layer ahead of a leading one: no split has more main layers in some
+    time or room than rank 0 beside all leading ones and the ranks behind it.
+    """
+
+    is_of: NDArray[np.bool_]
+    """Layouts of which this is known, [layouts]; nothing counts for the others."""
+    some_s: FloatArray
+    """Where some layers are recomputed and each of them counts as a main one."""
+    every_s: FloatArray
+    """Where all are."""
+
+    def seconds(self, mappings: IntArray, every: NDArray[np.bool_]) -> FloatArray:
+        """Of some mappings, of which `every` says where all layers are recomputed."""
+        return np.where(every, self.every_s[mappings], self.some_s[mappings])
+
+
+def _front(
+    times: KindTimes, layouts: Layout, owner: IntArray, leading: int, again_s: FloatArray
+) -> _Front | None:
+    """Of mappings of the layouts `owner`; None without leading dense layers, or where layers are unlike."""
+    if not leading or times.dense is None or times.unlike:
+        return None
+    # A DualPipe rank holds its mirror's stage too.
+    is_of = np.asarray(layouts.schedule) != int(Schedule.DUALPIPE)
+    is_of = is_of & (np.asarray(layouts.vpp) == 1)
+    first_s, dense_s = (
+        np.asarray(times.embedding.seconds),
+        leading * np.asarray(times.dense.seconds),
+    )
+    recompute_s = leading * np.asarray(times.dense.recompute_s)
+    spared_s = np.maximum(leading * again_s - recompute_s, 0.0)
+    some_s, every_s = first_s + np.maximum(dense_s - spared_s, 0.0), first_s + dense_s + recompute_s
+    return _Front(is_of, *(np.where(is_of[owner], each, 0.0) for each in (some_s, every_s)))
 
 
 def _in_order_and_rooms_s(

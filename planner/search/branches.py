@@ -154,10 +154,12 @@ class Branch:
         cutoff_s: float,
         certificate: Certificate,
         fits: BoolArray | None = None,
+        few: int = 1,
     ) -> tuple[Layout, FloatArray, FloatArray]:
         """Legal layouts of some degrees that may beat the cutoff, with least memory and bound, [n].
 
-        `fits` is what `fitting` says of the degrees, where that is known.
+        `fits` is what `fitting` says of the degrees, where that is known. Fewer than `few` layouts are
+        bounded at once, without their variants before them.
         """
         legal = self._legal_degrees(degrees, certificate)
         degrees = degrees.take(legal)
@@ -172,7 +174,7 @@ class Branch:
             return degrees, np.zeros(0), np.zeros(0)
         placed = self._placed(degrees, cutoff_s, certificate)
         degrees, fits = degrees.take(placed), fits[placed]
-        variants = self._promising(degrees, fits, cutoff_s, certificate)
+        variants = self._promising(degrees, fits, cutoff_s, certificate, few)
         layouts = self.space.grouped(self.space.scheduled(variants))
         layouts = self._worth_offloading(layouts, cutoff_s, certificate)
         return self.promising_layouts(self.space.offloaded(layouts), cutoff_s, certificate)
@@ -308,9 +310,16 @@ class Branch:
         return least_gib
 
     def _promising(
-        self, degrees: Layout, fits: BoolArray, cutoff_s: float, certificate: Certificate
+        self,
+        degrees: Layout,
+        fits: BoolArray,
+        cutoff_s: float,
+        certificate: Certificate,
+        few: int,
     ) -> Layout:
         """Variants that fit and that, however many virtual stages they get, may beat the cutoff.
+
+        Those of fewer than `few` layouts are all left as they are.
 
         Of the step T = m a + (S - a) x + ..., with S <= pp a and x = 1 / v for 1F1B, others save at most the
         factor (m + (pp - 1) x) / (m + (pp - 1) / v).
@@ -320,7 +329,7 @@ class Branch:
         certificate.rule_out(HbmCapacity.name, int(counts[~has_room].sum()))
         kept = has_room & (counts > 0)
         variants, counts = variants.take(kept), counts[kept]
-        if not np.isfinite(cutoff_s) or not len(counts):
+        if not np.isfinite(cutoff_s) or counts.sum() < few:
             return variants
         bound_s = self._any_pipeline_bound_s(variants)
         good = bound_s < cutoff_s

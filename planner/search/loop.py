@@ -40,6 +40,7 @@ from meshwright.planner.bounds.layer_split import any_stages
 from meshwright.planner.experts.training import JointRouting
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.branches import (
+    FEW_VARIANTS,
     Branch,
     Candidate,
     Chooser,
@@ -301,10 +302,14 @@ class LayoutSearch:
             self.chooser.add(index, layouts.scalar(row), bounds)
 
     def _expand(self, index: int, degrees: Layout, fits: BoolArray | None) -> None:
-        """Puts the layouts of some degrees under one execution, of which `fits`, into the pool."""
+        """Puts the layouts of some degrees under one execution, of which `fits`, into the pool.
+
+        Bounding few variants drops next to none of them where the cutoff is a likely price from the start.
+        """
+        few = 1 if self._begin_with is None else FEW_VARIANTS
         if len(np.asarray(degrees.pp)):
             layouts, _, bound_s = self._branches[index].expanded(
-                degrees, self._cutoff_s, self.certificate, fits
+                degrees, self._cutoff_s, self.certificate, fits, few
             )
             self._pool.add(index, layouts, bound_s)
 
@@ -402,7 +407,9 @@ class LayoutSearch:
 
     def _bound_families(self, rows: IntArray) -> None:
         """Bounds what only differs in what makes room at once, under true mappings."""
-        rows = self._pool.one_of_each_family(rows)
+        every, rows = len(rows), self._pool.one_of_each_family(rows)
+        if self._begin_with is not None and 2 * len(rows) > every:
+            return  # most would be bounded twice: families are of one or two there
         bound_s = np.zeros(len(rows))
         for index in np.unique(self._pool.branch[rows]):
             own = np.flatnonzero(self._pool.branch[rows] == index)

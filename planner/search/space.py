@@ -229,14 +229,17 @@ class Space:
                 yield np.stack([*columns, sizes[index[3]]])
 
     def shapes(self) -> Layout:
-        """Every (tp, cp, ep, etp, micro_batch) once, on as few GPUs as it needs.
+        """Every (tp, cp, ep, etp, micro_batch) that GPUs are enough for once, on as few as it needs.
 
         Fields broadcast to [(tp, cp), (ep, etp), micro_batch]: what does not depend on experts is priced for
         the others alone.
         """
         sizes = sorted({size for dp in self.dp for size in self.micro_batches(dp)})
-        dense = np.array([(tp, cp) for tp in self.tp for cp in self.cp]).reshape(-1, 2)
-        experts = np.array([(ep, etp) for ep in self.ep for etp in self.etp]).reshape(-1, 2)
+        dense, experts = (
+            np.array([(a, b) for a in first for b in second if a * b <= self.workload.gpus])
+            for first, second in ((self.tp, self.cp), (self.ep, self.etp))
+        )
+        dense, experts = dense.reshape(-1, 2), experts.reshape(-1, 2)
         tp, cp = dense.T[:, :, None, None]
         ep, etp = experts.T[:, None, :, None]
         return Layout(

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
 from math import inf
 
 import numpy as np
 
 from meshwright.costmodel.footprint import main_layer_rooms, stage_memory_gib, usable_hbm_gib
+from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.rank_load import least_busiest_in_rooms_s
-from meshwright.planner.bounds.layer_split import SplitCosts, balanced_stages, least_busiest_rank_s
+from meshwright.model_specs.blocks import MoeSpec
+from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.bounds.layer_split import (
+    ALL_LAYERS,
+    SplitCosts,
+    balanced_stages,
+    least_busiest_rank_s,
+)
+from meshwright.planner.bounds.pricing import CostModelPricing
+from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.space import space_of
-from tests.planner.search.test_planner_optimum import request
+from tests.planner.search.test_planner_optimum import cluster, request, step_times
 
 
 def slowest_of_best(costs: SplitCosts, rooms: list[list[int]]) -> float:
@@ -82,18 +93,22 @@ def test_the_bound_of_many_layouts_at_once_is_below_every_split() -> None:
             chance.choice([0.0, chance.uniform(0, 5)]),
             ranks - 1,
         )
+        first_s = chance.choice([0.0, chance.uniform(0, 5)])
         splits = (
             split for split in product(*(range(room + 1) for room in rooms)) if sum(split) == layers
         )
         best = min(
             (
-                max(n * layer_s + end_s * (rank == at) for rank, n in enumerate(split))
+                max(
+                    n * layer_s + end_s * (rank == at) + first_s * (rank == 0)
+                    for rank, n in enumerate(split)
+                )
                 for split in splits
             ),
             default=inf,
         )
         bounds = least_busiest_in_rooms_s(
-            np.array([rooms], dtype=float), layers, layer_s, end_s, at
+            np.array([rooms], dtype=float), layers, layer_s, end_s, at, first_s=first_s
         )
         bound = float(bounds[0])
         assert bound <= best * (1 + 1e-12)
@@ -122,4 +137,77 @@ def ranks_in_their_rooms(seed: int) -> int:
         for rank, sizes in enumerate(stages):
             assert sum(sizes) - (leading if rank < leading else 0) <= rooms[row, rank]
             checked += 1
+    return checked
+
+
+def request_with_leading(seed: int) -> PlanRequest:
+    """A pipeline of a model with leading dense layers in about as much memory as it needs."""
+    draw = random.Random(seed)
+    leading = draw.randint(1, 3)
+    spec = ModelSpec(
+        layers=leading + draw.randint(2, 5),
+        hidden=2048,
+        ffn_hidden=draw.choice([2048, 8192, 16384]),
+        heads=16,
+        kv_heads=draw.choice([4, 16]),
+        vocab=8192,
+        mtp_layers=draw.choice([0, 1]),
+        moe=MoeSpec(experts=4, top_k=2, moe_ffn_hidden=1024, dense_layers=leading),
+    )
+    pp = draw.choice([2, 3, 4])
+    return PlanRequest(
+        model=spec,
+        cluster=cluster(draw.uniform(4.0, 8.0), 16),
+        gpus=pp,
+        global_batch=draw.choice([4, 8]),
+        seq_len=draw.choice([2048, 4096]),
+        pins={"pp": pp, "vpp": 1, "recompute": draw.choice(["none", "full"]), "micro_batch": 1},
+    )
+
+
+def test_leading_dense_layers_and_their_room_are_bounded_below_every_split() -> None:
+    tight = sum(bounded_with_leading(seed) for seed in range(8))
+    assert tight > 8
+
+
+def bounded_with_leading(seed: int) -> int:
+    """Checks the bounds of some layouts; returns how many are near the best split."""
+    space = space_of(request_with_leading(seed))
+    pricing = CostModelPricing(space.workload)
+    layouts = space.layouts(space.degrees(space.workload.gpus))
+    order = np.random.default_rng(seed).permutation(layouts.broadcast_shape()[0])[:4]
+    layouts = layouts.take(order)
+    _, again = pricing.least_memory_gib(layouts)
+    layouts = replace(layouts, recompute_layers=again)
+    tight = 0
+    for row, bounds in enumerate(pricing.mapping_bounds(layouts)):
+        best_s = min(step_times(space, layouts.scalar(row)), default=inf)
+        assert bounds.least_s <= best_s * (1 + 1e-9)
+        tight += 0.75 * best_s < bounds.least_s < inf
+    return tight
+
+
+def test_rank_0_has_the_room_for_all_leading_layers_that_memory_leaves() -> None:
+    assert sum(main_layers_beside_leading(seed) for seed in range(100, 120)) > 60
+
+
+def main_layers_beside_leading(seed: int) -> int:
+    """Checks splits that fit with all leading layers on rank 0; returns how many that were."""
+    space = space_of(request_with_leading(seed))
+    workload, limit = space.workload, usable_hbm_gib(space.workload)
+    layouts = space.layouts(space.degrees(workload.gpus))
+    every = np.where(np.asarray(layouts.recompute) & int(Recompute.FULL), ALL_LAYERS, 0)
+    layouts = replace(layouts, recompute_layers=every)
+    in_front = np.ones(layouts.broadcast_shape(), dtype=np.bool_)
+    rooms, checked = main_layer_rooms(workload, layouts, limit, in_front), 0
+    model = workload.model
+    for row in range(0, len(rooms), max(1, len(rooms) // 20)):
+        one = layouts.scalar(row)
+        for counts in product(range(1, model.layers + 1), repeat=int(one.pp)):
+            if sum(counts) != model.layers or counts[0] < model.dense_layers:
+                continue
+            stages = tuple((count,) for count in counts)
+            if max(stage_memory_gib(workload, one, stages)) <= limit:
+                assert counts[0] - model.dense_layers <= rooms[row, 0]
+                checked += 1
     return checked

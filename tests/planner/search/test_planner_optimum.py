@@ -132,12 +132,13 @@ def best_by_brute_force(space: Space) -> float | None:
     times = [
         seconds
         for row in range(len(np.atleast_1d(np.asarray(layouts.tp))))
-        for seconds in _times(space, layouts.scalar(row))
+        for seconds in step_times(space, layouts.scalar(row))
     ]
     return min(times, default=None)
 
 
-def _times(space: Space, layout: Layout) -> Iterator[float]:
+def step_times(space: Space, layout: Layout) -> Iterator[float]:
+    """Of every matrix, split and number of recomputed layers of a layout that fit and no rule forbids."""
     workload = replace(space.workload, gpus=int(layout.gpus))
     layers, pp, vpp = workload.model.layers, int(layout.pp), int(layout.vpp)
     leading = workload.model.dense_layers if workload.model.moe_layers else 0
@@ -401,7 +402,7 @@ def test_the_k_best_are_the_k_best(seed: int) -> None:
 
 
 def _least(space: Space, layout: Layout) -> list[float]:
-    times = list(_times(space, layout))
+    times = list(step_times(space, layout))
     return [min(times)] if times else []
 
 
