@@ -63,6 +63,7 @@ from meshwright.constraints.layers import (
     PrecisionOnDevice,
 )
 from meshwright.constraints.megatron import (
+    MEGATRON_DEALT_RULES,
     MEGATRON_DELAYED_SCALING,
     MEGATRON_EXECUTION_RULES,
     MEGATRON_RULES,
@@ -139,6 +140,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         MegatronDispatcherRanks(),
         MegatronAllGather(),
         *MEGATRON_EXECUTION_RULES,
+        *MEGATRON_DEALT_RULES,
         *MEGATRON_GROUP_RULES,
         *MEGATRON_OFFLOAD_RULES,
         *MEGATRON_ACTIVATION_RULES,
