@@ -280,6 +280,7 @@ def plan(
     lengths: FilePath | None = None,
     pack_size: int | None = None,
     packing: str | None = None,
+    hybrid_cp: bool = False,
     precision: Precision = "bf16",
     optimizer: Optimizer = "adam",
     framework: FrameworkName = "megatron",
@@ -338,6 +339,9 @@ def plan(
         Tokens of a pack, 1 to 16,777,216; the longest sample, rounded up to a multiple of 128, when None.
     packing
         first-fit (when None), first-fit-decreasing, sequential, or padded: one sample a sequence.
+    hybrid_cp
+        Whether the samples of packs are dealt to ranks one by one, each to as many as it needs (hybrid
+        context parallelism): a sample fills a pack on cp ranks.
     precision
         bf16, fp16, fp8, mxfp8 or nvfp4.
     optimizer
@@ -459,6 +463,7 @@ def plan(
             lengths=lengths,
             pack_size=pack_size,
             packing=packing,
+            hybrid_cp=hybrid_cp,
             precision=precision,
             optimizer=optimizer,
             framework=framework,

@@ -539,6 +539,11 @@ def _length_options() -> Options:
         type=ChoiceIn("costmodel.lengths", "PACKINGS"),
         help="How packs are filled; first-fit when absent. padded: one sample each.",
     )
+    yield click.option(
+        "--hybrid-cp",
+        is_flag=True,
+        help="Hybrid context parallelism: each sample on as many ranks as it needs.",
+    )
 
 
 def _placement_options() -> Options:

@@ -10,6 +10,7 @@ from meshwright.constraints.memory import offload_refuses_recompute
 from meshwright.constraints.rule import (
     AtLeast,
     AtMost,
+    Divides,
     Finding,
     FinishedPlan,
     LayoutTable,
@@ -21,6 +22,7 @@ from meshwright.constraints.rule import (
     column,
     of,
 )
+from meshwright.costmodel.hybrid_context import is_dealt
 from meshwright.costmodel.layout import Recompute
 from meshwright.costmodel.optimizers import deals_out_matrices
 from meshwright.costmodel.workload import Workload, deduplicates
@@ -407,6 +409,150 @@ class MegatronExpertOverlap(Rule):
         )
 
 
+# Samples that are dealt to ranks one by one: hybrid context parallelism.
+
+
+_POWERS = tuple(1 << power for power in range(24))
+
+MEGATRON_DEALT_PIPELINE = AtMost(
+    name="megatron-dealt-pipeline",
+    sentence="pp <= 1 with hybrid context parallelism",
+    unit="pipeline stages",
+    binds=is_dealt,
+    value=of("pp"),
+    words="hybrid context parallelism with pp {pp}",
+    remedy="Set pp to 1, or plan without --hybrid-cp.",
+)
+"""Asserted in megatron/training/arguments.py, validate_args."""
+
+MEGATRON_DEALT_SHARDING = AtMost(
+    name="megatron-dealt-sharding",
+    sentence="zero_stage <= 1 with hybrid context parallelism",
+    unit="stages of ZeRO",
+    binds=is_dealt,
+    value=of("zero_stage"),
+    words="hybrid context parallelism with ZeRO stage {zero_stage}",
+    remedy="Take ZeRO stage 1, or plan without --hybrid-cp.",
+)
+"""Megatron-FSDP is refused (megatron/training/arguments.py, validate_args)."""
+
+MEGATRON_DEALT_EXPERTS = AtMost(
+    name="megatron-dealt-experts",
+    sentence="ep <= 1 with hybrid context parallelism",
+    unit="ranks",
+    binds=is_dealt,
+    value=of("ep"),
+    words="hybrid context parallelism with ep {ep}",
+    remedy="Set ep to 1, or plan without --hybrid-cp.",
+)
+"""Derived here: ranks run unlike numbers of samples (hybrid_cp_schedule.py, num_samples_this_group), and an
+exchange of experts' tokens waits for every rank of its group in each."""
+
+MEGATRON_DEALT_MICRO_BATCH = AtMost(
+    name="megatron-dealt-micro-batch",
+    sentence="micro_batch <= 1 with hybrid context parallelism",
+    unit="packs",
+    binds=is_dealt,
+    value=of("micro_batch"),
+    words="hybrid context parallelism with micro-batches of {micro_batch}",
+    remedy="Set the micro-batch to 1: every sample is a micro-batch of its own.",
+)
+"""Samples are taken out of their packs and run one by one (megatron/core/datasets/data_schedule.py,
+unpack_batch): a larger micro-batch changes nothing."""
+
+MEGATRON_DEALT_REPLICAS = Requires(
+    name="megatron-dealt-replicas",
+    sentence="dp a power of two with hybrid context parallelism",
+    unit="degrees",
+    binds=is_dealt,
+    needs=When("dp", among=_POWERS),
+    words="hybrid context parallelism with dp {dp}",
+    remedy="Take a dp that is a power of two, or plan without --hybrid-cp.",
+)
+"""Groups are built of every power of two below dp cp, and of all of it (megatron/core/parallel_state.py,
+create_hybrid_dp_cp_groups): of another number a team may have no group."""
+
+MEGATRON_DEALT_CONTEXT = Requires(
+    name="megatron-dealt-context",
+    sentence="cp a power of two with hybrid context parallelism",
+    unit="degrees",
+    binds=is_dealt,
+    needs=When("cp", among=_POWERS),
+    words="hybrid context parallelism with cp {cp}",
+    remedy="Take a cp that is a power of two, or plan without --hybrid-cp.",
+)
+"""As for dp."""
+
+MEGATRON_DEALT_PADDING = Divides(
+    name="megatron-dealt-padding",
+    sentence="seq_len mod (2 tp cp dp) = 0 with hybrid context parallelism",
+    unit="tokens left over",
+    binds=is_dealt,
+    number=of(number=lambda work: work.seq_len),
+    by=of("tp", "cp", "dp", number=2),
+    words="packs of {number} tokens do not divide by 2 tp cp dp = {divisor}",
+    remedy="Give a --pack-size that divides by {divisor}.",
+)
+"""Samples are padded so (megatron/core/datasets/gpt_dataset.py, GPTDatasetConfig, hybrid_context_parallel),
+and the longest one fills a pack."""
+
+MEGATRON_DEALT_LAYERS = Refuses(
+    name="megatron-dealt-layers",
+    sentence="hybrid context parallelism with softmax attention alone, and without latent attention",
+    unit="models",
+    binds=lambda work: is_dealt(work) and not _follows_teams(work),
+    words="hybrid context parallelism of a model with other layers than plain softmax attention",
+    remedy="Plan without --hybrid-cp.",
+)
+"""Latent attention asserts that it is off (megatron/core/transformer/multi_latent_attention.py). Mamba,
+linear attention and multi-token prediction take the group of all cp ranks (mamba_mixer.py,
+multi_token_prediction.py), whichever ranks share the sample."""
+
+MEGATRON_DEALT_EXECUTION = Refuses(
+    name="megatron-dealt-execution",
+    sentence="no CUDA graphs, tensor-parallel overlap or other exchange than p2p with hybrid context "
+    "parallelism",
+    unit="executions",
+    binds=lambda work: (
+        is_dealt(work) and (work.cuda_graph != "none" or work.tp_overlap or work.cp_comm != "p2p")
+    ),
+    words="hybrid context parallelism with CUDA graphs, tensor-parallel overlap or another exchange than p2p",
+    remedy="Plan with --without cuda-graph,tp-overlap,cp-a2a, or without --hybrid-cp.",
+)
+"""CUDA graphs are refused (megatron/training/arguments.py, validate_args). Buffers of the tensor-parallel
+overlap have the size of a whole sequence (megatron/training/initialize.py, _initialize_tp_communicators). a2a
+would have to divide heads by every size of team; a2a+p2p has groups for one size."""
+
+MEGATRON_DEALT_PRECISION = Refuses(
+    name="megatron-dealt-precision",
+    sentence="16 bits with hybrid context parallelism",
+    unit="formats",
+    binds=lambda work: is_dealt(work) and work.precision not in ("bf16", "fp16"),
+    words="hybrid context parallelism in {precision}",
+    remedy="Train in bf16, or plan without --hybrid-cp.",
+)
+"""Nothing pads a rank's part of a sample to the tokens whose multiple products of narrower formats take."""
+
+
+def _follows_teams(workload: Workload) -> bool:
+    """Whether every layer is shared by the ranks that share the sample."""
+    model = workload.model
+    plain = model.attention is None and model.indexer is None and model.linear_attention is None
+    return plain and model.hybrid_pattern is None and not model.mtp_layers
+
+
+MEGATRON_DEALT_RULES: tuple[Rule, ...] = (
+    MEGATRON_DEALT_PIPELINE,
+    MEGATRON_DEALT_SHARDING,
+    MEGATRON_DEALT_EXPERTS,
+    MEGATRON_DEALT_MICRO_BATCH,
+    MEGATRON_DEALT_REPLICAS,
+    MEGATRON_DEALT_CONTEXT,
+    MEGATRON_DEALT_PADDING,
+    MEGATRON_DEALT_LAYERS,
+    MEGATRON_DEALT_EXECUTION,
+    MEGATRON_DEALT_PRECISION,
+)
 MEGATRON_RULES: tuple[Rule, ...] = (
     MEGATRON_SHARDING_NEEDS_ONE_STAGE,
     MEGATRON_SHARDING_OPTIMIZER,

@@ -58,6 +58,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         layers.MegatronDispatcherRanks(),
         layers.MegatronAllGather(),
         *megatron.MEGATRON_EXECUTION_RULES,
+        *megatron.MEGATRON_DEALT_RULES,
         *fabric.MEGATRON_GROUP_RULES,
         *memory.MEGATRON_OFFLOAD_RULES,
         *memory.MEGATRON_ACTIVATION_RULES,

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.collectives import all_reduce_s, chain_latency_s, long_ring_pass_s
+from meshwright.costmodel.hybrid_context import is_dealt, passes_of_micro_batch
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Floats, Layout, is_among
 from meshwright.costmodel.schedules import has_trait
@@ -301,6 +302,10 @@ def hiding_windows(c: Context) -> NDArray[np.float64]:
     if c.constants.framework.reduces_after_backward:
         alone = (np.asarray(layout.pp) > 1) | (np.asarray(layout.zero_stage) == 0)
         overlapped = np.where(alone, 0.0, overlapped)
+    if is_dealt(c.workload):
+        # Gradients leave beside the backward pass of a rank's last sample.
+        passes = passes_of_micro_batch(c.workload, layout.cp, layout.micro_batch)
+        overlapped = overlapped / np.maximum(passes, 1.0)
     return np.where(fsdp, m, overlapped)
 
 

@@ -14,6 +14,7 @@ from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
 from meshwright.costmodel.adapters import adapter_launches, frozen
 from meshwright.costmodel.attention import attention_block, full_share, one_window_share
 from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, linear, moe_mlp
+from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.image_encoder import encoder_context, encoder_of, projections, score_share
 from meshwright.costmodel.kernels import gemm_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
@@ -344,12 +345,30 @@ def kind_times(c: Context) -> KindTimes:
     Returns
     -------
     KindTimes
-        Seconds of one micro-batch, shaped like the layouts broadcast against the placements.
+        Seconds of one micro-batch, shaped like the layouts broadcast against the placements; where samples
+        are dealt to ranks one by one, of what a rank runs in its place in the mean.
     """
+    if is_dealt(c.workload):
+        samples = samples_of_micro_batch(c)
+        return _in_all([(kind_times(each.context), each.number) for each in samples])
     times = _times_of_training(c)
     for scoring, passes in _scoring_contexts(c):
         times = _with_scoring(times, _times_of_training(scoring), float(passes))
     return times
+
+
+def _in_all(samples: Sequence[tuple[KindTimes, Floats]]) -> KindTimes:
+    """Seconds of so many of several samples, kind by kind."""
+    first, _ = samples[0]
+    kinds: dict[str, Any] = {
+        name: kind and _mean_of([(getattr(times, name), number) for times, number in samples])
+        for name, kind in vars(first).items()
+        if name != "unlike"
+    }
+    rows = zip(*(times.unlike for times, _ in samples), strict=True)
+    numbers = [number for _, number in samples]
+    unlike = tuple(_mean_of(list(zip(row, numbers, strict=True))) for row in rows)
+    return KindTimes(**kinds, unlike=tuple(kind for kind in unlike if kind is not None))
 
 
 def _scoring_contexts(c: Context) -> list[tuple[Context, int]]:
@@ -439,7 +458,7 @@ def _layer_of_kind(c: Context, symbols: str) -> _OnDevice:
     return _on_device(c, (mixer,), BlockShares(1.0, 0.0, float(not experts), float(experts)))
 
 
-def _mean_of(kinds: Sequence[tuple[KindTime, float]]) -> KindTime | None:
+def _mean_of(kinds: Sequence[tuple[KindTime, Floats]]) -> KindTime | None:
     """The mean of some kinds of layers, each with its share of them; None without any."""
     if not kinds:
         return None

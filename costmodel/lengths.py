@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from meshwright.model_specs.parameters import attended_positions
 
@@ -56,6 +56,10 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 Loads = tuple[tuple[float, float], ...]
 """(attention of a pack over that of the mean pack, share of packs), from the least."""
+Dealt = tuple[tuple[int, float], ...]
+"""(tokens of a sample, share of samples), from the shortest."""
+MOST_DEALT = 65
+"""Lengths that are kept of samples that are dealt out one by one: nearby ones have their mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,17 @@ class PackedLengths:
     layers without one; `attended_share` where the model has no window."""
     loads: Annotated[Loads, Field(min_length=1, max_length=MOST_LOADS)] = ((1.0, 1.0),)
     """Attention of packs over their mean, with the share of packs that have it."""
+    dealt: Annotated[Dealt, Field(max_length=MOST_DEALT)] = ()
+    """Lengths of samples, cut to a pack, where hybrid context parallelism takes them out of their packs and
+    deals them to ranks (`hybrid_context.deal`); nothing where ranks run whole packs."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Packs that stay whole say nothing of samples, as those of earlier versions."""
+        data: dict[str, Any] = handler(self)
+        if not self.dealt:
+            data.pop("dealt", None)
+        return data
 
     def __post_init__(self) -> None:
         values, shares = np.array(self.loads, dtype=np.float64).T
@@ -90,6 +105,14 @@ class PackedLengths:
             raise ValueError("loads: must be (load from 0 on, share above 0), in rising order")
         if abs(shares.sum() - 1) > 1e-6 or abs(values @ shares - 1) > 1e-6:
             raise ValueError("loads: their shares must add up to 1, and their mean must be 1")
+        if self.dealt:
+            lengths, of_samples = np.array(self.dealt, dtype=np.float64).T
+            if not np.isfinite(of_samples).all() or of_samples.min() <= 0:
+                raise ValueError("dealt: shares must be above 0")
+            if lengths.min() < 1 or lengths.max() > LONGEST or (np.diff(lengths) <= 0).any():
+                raise ValueError(f"dealt: lengths must be 1 to {LONGEST}, in rising order")
+            if abs(of_samples.sum() - 1) > 1e-6:
+                raise ValueError("dealt: shares must add up to 1")
 
     @property
     def alike(self) -> bool:
@@ -198,20 +221,59 @@ def packed_lengths(
     )
 
 
-def default_pack_size(longest: int) -> int:
-    """The size of packs where none is given: the longest sample, rounded up to a multiple of `MULTIPLE`.
+def dealt_lengths(lengths: ArrayLike, counts: ArrayLike, *, pack_size: int) -> Dealt:
+    """A histogram of lengths on at most `MOST_DEALT` of them; the mean and the longest stay as they are.
+
+    Where there are more, those within an equal ratio of one another have their mean, rounded; the squares
+    are then a few tenths of a percent low.
+
+    Parameters
+    ----------
+    lengths : array of int, shape [n]
+        Different lengths of samples, tokens, 1 to `LONGEST`.
+    counts : array of int, shape [n]
+        How many samples have each, at least 1.
+    pack_size : int
+        Tokens of a pack, 1 to `LONGEST`; longer samples are cut to it.
+
+    Returns
+    -------
+    tuple of (int, float)
+        Rising lengths, and the share of samples that have each, above 0.
+    """
+    sizes, back = np.unique(np.minimum(np.asarray(lengths), pack_size), return_inverse=True)
+    numbers = np.bincount(back, np.asarray(counts, dtype=np.float64))
+    if len(sizes) > MOST_DEALT:
+        ratio = np.log(sizes / sizes[0]) / np.log(sizes[-1] / sizes[0])
+        group = np.minimum((ratio * (MOST_DEALT - 1)).astype(np.int64), MOST_DEALT - 2)
+        group[-1] = MOST_DEALT - 1
+        tokens, numbers = np.bincount(group, sizes * numbers), np.bincount(group, numbers)
+        held = numbers > 0
+        numbers = numbers[held]
+        sizes, back = np.unique(
+            np.rint(tokens[held] / numbers).astype(np.int64), return_inverse=True
+        )
+        numbers = np.bincount(back, numbers)
+    shares = numbers / numbers.sum()
+    return tuple(zip(sizes.tolist(), shares.tolist(), strict=True))
+
+
+def default_pack_size(longest: int, multiple: int = MULTIPLE) -> int:
+    """The size of packs where none is given: the longest sample, rounded up to a multiple.
 
     Parameters
     ----------
     longest : int
         Tokens of the longest sample, 1 to `LONGEST`.
+    multiple : int
+        Tokens, at least 1.
 
     Returns
     -------
     int
         Tokens, at least 1 and at most `LONGEST`.
     """
-    return min(-(-longest // MULTIPLE) * MULTIPLE, LONGEST)
+    return min(-(-longest // multiple) * multiple, LONGEST)
 
 
 def _drawn(sizes: IntArray, counts: IntArray, pack_size: int) -> IntArray:

@@ -35,6 +35,7 @@ from meshwright.costmodel.data_parallel import (
     open_traffic,
     passes_of_a_step,
 )
+from meshwright.costmodel.hybrid_context import context_of_samples, is_dealt, steps_of_layout
 from meshwright.costmodel.layer_context import Context, Parts, total
 from meshwright.costmodel.layer_kinds import COPY_SHARE, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Ints, Layout, Placement
@@ -373,11 +374,14 @@ def imbalance_s(c: Context, *, fully_recomputed: bool = True) -> Floats:
     Returns
     -------
     float or array
-        Seconds of a step, at least 0, shaped like the layouts; 0 where packs are alike.
+        Seconds of a step, at least 0, shaped like the layouts; 0 where packs are alike, and where samples are
+        dealt to ranks one by one (`dealt_waits_s`).
     """
     lengths, layout = c.workload.lengths, c.layout
+    if lengths is None or is_dealt(c.workload):
+        return 0.0
     attention_s = unlike_attention_s(c, fully_recomputed=fully_recomputed)
-    if lengths is None or not np.any(attention_s):
+    if not np.any(attention_s):
         return 0.0
     gathers, reductions = passes_of_a_step(c)
     m, pp, dp = (np.asarray(x) for x in (layout.num_micro_batches, layout.pp, layout.dp))
@@ -403,6 +407,40 @@ def imbalance_s(c: Context, *, fully_recomputed: bool = True) -> Floats:
         )
         longer = longer + np.where(forward_first, (pp - 1) / layout.vpp * (most - 1.0), 0.0)
     waits_s: Floats = attention_s * longer
+    return waits_s
+
+
+def dealt_waits_s(c: Context, stages: Stages, busiest_s: Floats) -> Floats:
+    """What a step takes longer than the mean rank's work, where samples are dealt to ranks one by one.
+
+    All ranks meet at the end of a round (megatron/core/pipeline_parallel/hybrid_cp_schedule.py,
+    hybrid_context_parallel_forward_backward): a step takes the slowest rank of every round. Rounds are those
+    of some steps that are dealt as Megatron deals them (`hybrid_context.dealt_steps`), each sample with its
+    own seconds. What they take over the work of a rank in the mean, both of the same draws, is applied to the
+    mean of the file.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, one layout without a pipeline, and one or k placements.
+    stages : tuple of tuple of int
+        All layers, on one rank.
+    busiest_s : float or array, shape [k]
+        Seconds that a rank runs in place of a micro-batch, in the mean.
+
+    Returns
+    -------
+    float or array
+        Seconds of a step, at least 0.
+    """
+    steps = steps_of_layout(c)
+    each_s = []
+    for length, ranks in steps.kinds:
+        context = context_of_samples(c, length, ranks)
+        parts = split_parts(context, kind_times(context), stages)
+        each_s.append(np.sum(np.asarray(total(parts)), axis=-1))
+    slowest = steps.slowest_over_mean(np.stack(np.broadcast_arrays(*each_s)))
+    waits_s: Floats = busiest_s * c.layout.num_micro_batches * (slowest - 1.0)
     return waits_s
 
 
@@ -508,6 +546,8 @@ def exact_step(
     else:
         pace_s = pace_excess_s(chunk_loads(c, times, stages), c.layout.schedule)
         step = step._replace(pace_excess_s=pace_s)
+    if is_dealt(c.workload):
+        step = step._replace(imbalance_s=dealt_waits_s(c, stages, np.max(loads, axis=-1)))
     own, *others = (exposed_s(c, sent, work / np.asarray(c.layout.pp)) for sent in step.traffic)
     priced = _compose(c, worst, work, step, own)
     if not others:
@@ -792,7 +832,8 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step, exposed: Float
     if c.workload.keeps_reference:
         copies_s = reference_copies_s(c, step.dense, step.expert)
         parts["scoring"] = parts.get("scoring", 0.0) + copies_s + 0.0 * busiest
-    if c.workload.lengths is not None and not c.workload.lengths.alike:
+    lengths = c.workload.lengths
+    if lengths is not None and (lengths.dealt or not lengths.alike):
         parts["length_imbalance"] = step.imbalance_s + 0.0 * busiest
     parts["step_overhead"] = c.constants.framework.step_overhead_s + 0.0 * busiest
     parts["scale"] = total(parts) * scale_share(c.workload, layout, c.constants)

@@ -159,6 +159,9 @@ RUN_ARGUMENTS = (
     Argument("overlap.tp", "--tp-comm-overlap", "switch"),
     Argument("cp_comm", "--cp-comm-type", "several"),
     Argument("context_sizes", "--hierarchical-context-parallel-sizes", "several"),
+    Argument("hybrid_context", "--hybrid-context-parallel", "switch"),
+    Argument("rank_tokens", "--max-seqlen-per-dp-cp-rank", default=0),
+    Argument("token_mean_loss", "--calculate-per-token-loss", "switch"),
     Argument("graph_kind", "--cuda-graph-impl", "text"),
     Argument("graph_modules", "--cuda-graph-modules", "several", also=("--cuda-graph-scope",)),
     Argument("op_fuser", "--use-transformer-engine-op-fuser", "switch"),
@@ -556,6 +559,22 @@ MEGATRON = Framework(
         # With --hierarchical-context-parallel-sizes.
         "a2a+p2p": _context("a2a+p2p", "megatron-hierarchical-context"),
     },
+    hybrid_context=_said(
+        "hybrid_context",
+        f"{PARALLEL} and {ARGUMENTS}",
+        rules=(
+            "megatron-dealt-pipeline",
+            "megatron-dealt-sharding",
+            "megatron-dealt-experts",
+            "megatron-dealt-micro-batch",
+            "megatron-dealt-replicas",
+            "megatron-dealt-context",
+            "megatron-dealt-padding",
+            "megatron-dealt-layers",
+            "megatron-dealt-execution",
+            "megatron-dealt-precision",
+        ),
+    ),
     cuda_graphs={
         "none": _said("graph_kind", TRANSFORMER, value="none", default=True),
         # Of each layer's feed-forward part or router alone; with attention; of the whole step.

@@ -323,6 +323,9 @@ class Framework:
 
     adapters: Mapping[str, AdapterSetting] = field(default_factory=dict)
     """Low-rank adapters beside frozen weights that can be trained in place of every parameter."""
+    hybrid_context: Setting | None = None
+    """Samples of unlike lengths dealt to ranks one by one, each to as many as it needs; None where ranks run
+    whole packs."""
     losses: Mapping[str, Setting] = field(default_factory=dict)
     """Losses that never hold all logits, which a run can say; others than the framework's own."""
     step_kinds: Mapping[str, StepKindSetting] = field(default_factory=dict)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from math import lcm
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.hybrid_context import padding_multiple
 from meshwright.costmodel.lengths import (
     LONGEST,
     PACKINGS,
+    UNPACKED,
+    MULTIPLE,
     PackedLengths,
     Packing,
+    dealt_lengths,
     default_pack_size,
     packed_lengths,
 )
@@ -40,7 +46,11 @@ Histogram = dict[int, int]
 
 
 def read_packed(
-    path: Path, model: ModelSpec, pack_size: int | None, packing: str
+    path: Path,
+    model: ModelSpec,
+    pack_size: int | None,
+    packing: str,
+    dealt_on: int = 0,
 ) -> tuple[int, PackedLengths, tuple[PackedLengths, ...]]:
     """The samples of a file in packs.
 
@@ -54,6 +64,8 @@ def read_packed(
         Tokens of a pack, 1 to 16,777,216; None for the longest sample, rounded up to a multiple of 128.
     packing
         Any of `PACKINGS`.
+    dealt_on
+        GPUs whose ranks samples are dealt to one by one (hybrid context parallelism); 0 for whole packs.
 
     Returns
     -------
@@ -79,7 +91,8 @@ def read_packed(
     histogram = read_lengths(path)
     sizes = np.array(sorted(histogram), dtype=np.int64)
     counts = np.array([histogram[size] for size in sizes.tolist()], dtype=np.int64)
-    size = default_pack_size(int(sizes[-1])) if pack_size is None else pack_size
+    multiple = lcm(MULTIPLE, padding_multiple(dealt_on)) if dealt_on else MULTIPLE
+    size = default_pack_size(int(sizes[-1]), multiple) if pack_size is None else pack_size
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LONGEST:
         what = f"must be a whole number of tokens, 1 to {LONGEST}"
         raise InputError(what, where="pack-size", value=size)
@@ -97,8 +110,14 @@ def read_packed(
         for name in PACKINGS
         if name in {packing, *_OFFERED}
     }
-    chosen = packs.pop(packing)
-    return size, chosen, tuple(packs.values())
+    if not dealt_on:
+        chosen = packs.pop(packing)
+        return size, chosen, tuple(packs.values())
+    if packing == UNPACKED:
+        what = "padded sequences hold no samples to take out; give another --packing"
+        raise InputError(what, where="hybrid-cp")
+    dealt = dealt_lengths(sizes, counts, pack_size=size)
+    return size, replace(packs[packing], dealt=dealt), tuple(packs.values())
 
 
 _OFFERED: tuple[Packing, ...] = ("first-fit", "first-fit-decreasing")

@@ -78,6 +78,8 @@ MemoryRiskShare = Annotated[float, Field(ge=1e-6, le=POINT_ESTIMATE)]
 CutUse = Annotated[float, Field(gt=0, le=1)]
 RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "op"]
 
+_NOT_DEALT = ("tp-overlap", "cuda-graph", "cp-a2a")
+"""Words of `--without` that hybrid context parallelism implies (`constraints.megatron.MEGATRON_DEALT_RULES`)."""
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
@@ -250,6 +252,7 @@ class PlanRequest:
         )
         _within("global_batch", self.global_batch, 1, 10_000_000, "sequences per step")
         _within("seq_len", self.seq_len, 1, 16_777_216, "tokens per sequence")
+        self._check_dealt()
         if self.lengths is not None and self.model.indexer is not None:
             what = f"{self.model.name} chooses the positions it attends to: not priced for packs"
             raise InputError(what, where="lengths")
@@ -298,6 +301,11 @@ class PlanRequest:
         )
         object.__setattr__(self, "execution_options", self._execution_options())
 
+    @property
+    def deals_samples(self) -> bool:
+        """Whether hybrid context parallelism deals samples to ranks one by one."""
+        return self.lengths is not None and bool(self.lengths.dealt)
+
     execution_options: ExecutionOptions = field(init=False, repr=False, compare=False)
     """What the plan may choose beside its layout."""
 
@@ -307,11 +315,26 @@ class PlanRequest:
             self.model,
             self.cluster,
             pins=self.pins,
-            without=self.without,
+            without=(*self.without, *_NOT_DEALT) if self.deals_samples else self.without,
             allow=self.allow,
             precision=self.precision,
             optimizer=self.optimizer,
         )
+
+    def _check_dealt(self) -> None:
+        """Raises InputError where samples cannot be dealt to ranks one by one."""
+        if not self.deals_samples:
+            return
+        framework = framework_named(self.framework)
+        if framework.hybrid_context is None:
+            others = [name for name in FRAMEWORK_NAMES if framework_named(name).hybrid_context]
+            what = (
+                f"{framework.title} has no hybrid context parallelism; allowed: {', '.join(others)}"
+            )
+            raise InputError(what, where="hybrid-cp")
+        if self.adapters is not None or self.images is not None:
+            what = "is not priced beside adapters and images: train every parameter on text"
+            raise InputError(what, where="hybrid-cp")
 
     def _checked_adapters(self, adapters: AdapterSpec) -> AdapterSpec:
         """As the framework has them. Raises InputError where it has none, or they stand beside nothing."""

@@ -128,6 +128,7 @@ def read_request(
     lengths: str | PathLike[str] | None = None,
     pack_size: int | None = None,
     packing: str | None = None,
+    hybrid_cp: bool = False,
     **options: Any,
 ) -> PlanRequest:
     """The request for a model and a cluster, each a name, a file or a spec.
@@ -165,6 +166,8 @@ def read_request(
     pack_size, packing
         Tokens of a pack, and how packs are filled, as `read_packed` has them; None for its default, and
         for first-fit.
+    hybrid_cp
+        Whether hybrid context parallelism deals the samples of packs to ranks one by one.
     options
         Further fields of PlanRequest.
 
@@ -177,7 +180,8 @@ def read_request(
     cluster_spec = limited_to_nodes(read_cluster(cluster, gpus), nodes)
     model_spec = read_model(model)
     gpu_count = allocated_gpus(cluster_spec, gpus)
-    sequences = _sequences(model_spec, seq_len, lengths, pack_size, packing)
+    dealt_on = gpu_count if hybrid_cp else 0
+    sequences = _sequences(model_spec, seq_len, lengths, pack_size, packing, dealt_on)
     measured = None
     if expert_loads is not None:
         from meshwright.planner.experts.training import read_expert_loads
@@ -276,10 +280,12 @@ def _sequences(
     lengths: str | PathLike[str] | None,
     pack_size: int | None,
     packing: str | None,
+    dealt_on: int,
 ) -> dict[str, Any]:
     """What sequences are: of one length, or packs of samples; as fields of PlanRequest."""
     if lengths is None:
-        for name, value in (("pack-size", pack_size), ("packing", packing)):
+        given = ("pack-size", pack_size), ("packing", packing), ("hybrid-cp", dealt_on or None)
+        for name, value in given:
             if value is not None:
                 raise InputError("goes with --lengths alone", where=name, value=value)
         if seq_len is None:
@@ -292,7 +298,8 @@ def _sequences(
     from meshwright.planner.request.length_file import read_packed
 
     path = path_of(lengths, "lengths")
-    size, packed, others = read_packed(path, model, pack_size, packing or "first-fit")
+    packing = packing or "first-fit"
+    size, packed, others = read_packed(path, model, pack_size, packing, dealt_on)
     return {"seq_len": size, "lengths": packed, "other_packings": others}
 
 

@@ -498,7 +498,28 @@ def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
         fewest_gpus=request.gpus if "idle-gpus" in forbids else 1,
         schedules=_schedules(request),
     )
+    if request.deals_samples:
+        space = _dealing(space)
     return space if execution is None else _narrowed(space, request, execution)
+
+
+def _dealing(space: Space) -> Space:
+    """Of a space, what samples can be dealt in: on all GPUs, without a pipeline (`MEGATRON_DEALT_RULES`)."""
+    once = {name: tuple(o for o in getattr(space, name) if o == 1) for name in ("pp", "ep")}
+    power = {
+        name: tuple(o for o in getattr(space, name) if o & (o - 1) == 0) for name in ("dp", "cp")
+    }
+    fits = space.micro_batch in (None, 1)
+    zero = tuple(stage for stage in space.zero if stage <= 1)
+    return replace(
+        space,
+        **once,
+        **(power if fits else {**power, "dp": ()}),
+        micro_batch=1,
+        zero=zero,
+        offloads=tuple(pair for pair in space.offloads if pair[0] in zero),
+        fewest_gpus=space.workload.gpus,
+    )
 
 
 def _narrowed(space: Space, request: PlanRequest, execution: Execution) -> Space:
