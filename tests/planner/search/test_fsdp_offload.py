@@ -136,7 +136,7 @@ def on_host(seed: int) -> PlanRequest:
 
 
 @pytest.mark.parametrize(
-    "seed", [1, 3, 4, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2, 6, 7))]
+    "seed", [1, 3, 4, 5, 7, *(pytest.param(n, marks=pytest.mark.soak) for n in (0, 2, 6))]
 )
 def test_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(on_host(seed))

@@ -174,7 +174,12 @@ def sharded(seed: int) -> PlanRequest:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, 2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 5, 7))]
+    "seed",
+    [
+        *(0, 1, 3),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 5, 7)),
+        pytest.param(2, marks=pytest.mark.soak),
+    ],
 )
 def test_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(sharded(seed))
