@@ -17,7 +17,7 @@ from meshwright.costmodel.activations import (
     offloaded_per_layer,
     offloads_any,
 )
-from meshwright.costmodel.adapters import frozen, normed_bytes
+from meshwright.costmodel.adapters import adapted_outputs, frozen, normed_bytes
 from meshwright.costmodel.layout import Bools, Floats, Layout, Recompute
 from meshwright.costmodel.losses import chunk_bytes, loss_held_bytes
 from meshwright.costmodel.stacks import MemoryProfile, memory_profile, stack_constants
@@ -606,7 +606,10 @@ def _stranded_forward(workload: Workload, layout: Layout) -> NDArray[np.float64]
     """A layer's forward pass leaves blocks that are each smaller than a tensor of logits.
 
     Activation input and output, the gathered input and the partial output: 2 (m + 1) f / t + 4 h a token. The
-    gathered two are not there with asynchronous tensor parallelism, which moves them in pieces.
+    gathered two are not there with asynchronous tensor parallelism, which moves them in pieces. Beside an
+    adapter the frozen output, the adapter's and their sum are there at a time (peft/tuners/lora/layer.py,
+    Linear.forward): 2 f more beside a matrix ahead of the activation function, 2 h beside an output or down
+    projection.
     """
     model, tp = workload.model, np.asarray(layout.tp)
     matrices = 2.0 if model.gated else 1.0
@@ -616,6 +619,10 @@ def _stranded_forward(workload: Workload, layout: Layout) -> NDArray[np.float64]
     gathered = 4.0 * model.hidden * (0.0 if workload.tp_overlap else 1.0)
     around = np.where(tp > 1, gathered, 4.0 * model.hidden / sequence_shards(layout))
     per_token = 2.0 * inner / tp + around
+    if adapted_outputs(workload, dict.fromkeys(("gate_proj", "up_proj"), 1.0)):
+        per_token = per_token + 2.0 * model.ffn_hidden / tp
+    if any(adapted_outputs(workload, {name: 1.0}) for name in ("o_proj", "down_proj")):
+        per_token = per_token + 2.0 * model.hidden / sequence_shards(layout)
     of_layer = np.asarray(rank_tokens(workload, layout) * per_token)
     return of_layer + _stranded_scores(workload, layout)
 

@@ -22,6 +22,7 @@ from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.stacks import framework_names, memory_profile, stack_constants
 from meshwright.costmodel.states import layer_parameters_on_gpu, table_parameters
 from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.paces import MemoryFit
 from meshwright.planner.runs.prediction import validation_report
@@ -170,6 +171,25 @@ def test_forward_blocks_too_small_for_logits() -> None:
     layout = Layout(dp=8, zero_stage=3, micro_batch=2, num_micro_batches=2)
     parts = stage_memory_parts_gib(workload("llama-3-8b", "torchtitan"), layout, ((32,),))
     each = 2 * 3 * 14_336 + 4 * 4096
+    assert parts["fragmentation"][0] * GIB == pytest.approx(LLAMA_8B_TOKENS * each)
+
+
+@pytest.mark.parametrize(
+    ("targets", "more"),
+    [
+        (("q_proj", "v_proj"), 0.0),
+        (("q_proj", "k_proj", "v_proj", "o_proj"), 2.0 * 4096),
+        (("gate_proj",), 2.0 * 14_336),
+        (("all-linear",), 2.0 * 4096 + 2.0 * 14_336),
+    ],
+)
+def test_forward_blocks_of_adapters(targets: tuple[str, ...], more: float) -> None:
+    """A sum beside the frozen output and the adapter's: as wide as the feed-forward, and as the layer."""
+    adapters = AdapterSpec(rank=16, targets=targets)
+    work = replace(workload("llama-3-8b", "fsdp2"), adapters=adapters)
+    layout = Layout(dp=8, zero_stage=3, micro_batch=2, num_micro_batches=2)
+    parts = stage_memory_parts_gib(work, layout, ((32,),))
+    each = 2 * 3 * 14_336 + 4 * 4096 + more
     assert parts["fragmentation"][0] * GIB == pytest.approx(LLAMA_8B_TOKENS * each)
 
 
