@@ -457,7 +457,7 @@ class LayoutSearch:
 # comes from `meshwright.planner.bounds.layer_split`, whose exactness has tests of its own.
 
 
-LARGEST_SPACE = 20_000
+LARGEST_SPACE = 200_000
 
 
 def search_exhaustively(

@@ -27,7 +27,12 @@ from meshwright.planner.bounds.layer_split import ALL_LAYERS, even_chunks, level
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.branches import DegreeScan
-from meshwright.planner.search.loop import LayoutSearch, branch_of
+from meshwright.planner.search.loop import (
+    LARGEST_SPACE,
+    LayoutSearch,
+    branch_of,
+    search_exhaustively,
+)
 from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
 from meshwright.planner.search.pricing import Outcome
 from meshwright.planner.search.space import Space, space_of
@@ -437,3 +442,16 @@ def test_an_interrupted_search_knows_a_bound() -> None:
         if outcome.best:
             assert outcome.best[0].step_time_s >= best_s * (1 - 1e-9)
     assert {"unknown", "optimal"} <= statuses
+
+
+def test_every_layout_of_a_space_of_tens_of_thousands_is_priced() -> None:
+    spec = ModelSpec(layers=8, hidden=2048, ffn_hidden=8192, heads=16, kv_heads=8, vocab=32768)
+    asked = PlanRequest(
+        model=spec, cluster=cluster(2.6, 16), gpus=16, global_batch=512, seq_len=4096
+    )
+    space = space_of(asked)
+    branches = [branch_of(space, CostModelPricing(space.workload))]
+    every, found = search_exhaustively(branches), LayoutSearch(space, branches).run()
+    assert 50_000 < every.certificate.layouts < LARGEST_SPACE == 200_000
+    assert every.status == found.status == "optimal"
+    assert found.best[0].step_time_s == pytest.approx(every.best[0].step_time_s, rel=1e-12)
