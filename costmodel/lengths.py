@@ -38,6 +38,8 @@ pack alone (torchtune/datasets/_packed.py; Axolotl's allocate_sequentially); one
 its end."""
 UNPACKED: Packing = "padded"
 PACKINGS: tuple[Packing, ...] = ("first-fit", "first-fit-decreasing", "sequential", UNPACKED)
+DEALT = "hybrid-cp"
+"""Stands in a report where others name a packing: samples are taken out of their packs, and dealt to ranks."""
 LONGEST = 16_777_216
 """Tokens of a sample or a pack, at most."""
 MULTIPLE = 128
@@ -250,7 +252,9 @@ def dealt_lengths(lengths: ArrayLike, counts: ArrayLike, *, pack_size: int) -> D
         tokens, numbers = np.bincount(group, sizes * numbers), np.bincount(group, numbers)
         held = numbers > 0
         numbers = numbers[held]
-        sizes, back = np.unique(np.rint(tokens[held] / numbers).astype(np.int64), return_inverse=True)
+        sizes, back = np.unique(
+            np.rint(tokens[held] / numbers).astype(np.int64), return_inverse=True
+        )
         numbers = np.bincount(back, numbers)
     shares = numbers / numbers.sum()
     return tuple(zip(sizes.tolist(), shares.tolist(), strict=True))

@@ -15,6 +15,7 @@ from meshwright.cluster_specs.allocation import fabric_levels
 from meshwright.costmodel.collectives import Links, cross_rail_bytes, members_inside
 from meshwright.costmodel.data_parallel import hiding_windows
 from meshwright.costmodel.feed_forward import dispatch_links, routed_copies
+from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.rank_load import Stages
@@ -176,6 +177,14 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
 
 def _context_bytes(c: Context, work: RankWork) -> FloatArray:
     """Rings over the whole context group or every A-th rank of it, and swaps over the group or neighbours."""
+    if is_dealt(c.workload):
+        samples = samples_of_micro_batch(c)
+        rings = (
+            float(np.asarray(each.number))
+            * ring_bytes(context_volumes(each.context, work).whole, each.context.placement.cp)
+            for each in samples
+        )
+        return np.asarray(sum(rings))
     volumes, members = context_volumes(c, work), c.placement.cp
     neighbours, ring = inside_and_between(members, np.asarray(volumes.neighbours))
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright.costmodel.data_parallel import passes_of_a_step
 from meshwright.costmodel.feed_forward import routed_copies
+from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.rank_load import Stages, rank_counts
 from meshwright.costmodel.states import optimizer_shards, rank_parameters
@@ -407,6 +408,14 @@ def _gradient_bytes(c: Context, stages: Stages) -> dict[str, float]:
 
 def _context_bytes(c: Context, work: RankWork) -> dict[str, float]:
     """Ring passes over the context group, or what is sent to all of it, and both of its parts."""
+    if is_dealt(c.workload):
+        samples = samples_of_micro_batch(c)
+        rings = (
+            float(np.asarray(each.number))
+            * _ring(context_volumes(each.context, work).whole, int(each.context.layout.cp))
+            for each in samples
+        )
+        return {"context": sum(rings), "context_swaps": 0.0, "context_rings": 0.0}
     cp, moved = int(np.asarray(c.layout.cp)), context_volumes(c, work)
     if cp == 1:
         return {"context": 0.0, "context_swaps": 0.0, "context_rings": 0.0}

@@ -330,7 +330,9 @@ class PlanRequest:
         framework = framework_named(self.framework)
         if framework.hybrid_context is None:
             others = [name for name in FRAMEWORK_NAMES if framework_named(name).hybrid_context]
-            what = f"{framework.title} has no hybrid context parallelism; allowed: {', '.join(others)}"
+            what = (
+                f"{framework.title} has no hybrid context parallelism; allowed: {', '.join(others)}"
+            )
             raise InputError(what, where="hybrid-cp")
         if self.adapters is not None or self.images is not None:
             what = "is not priced beside adapters and images: train every parameter on text"
