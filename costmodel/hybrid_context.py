@@ -1,10 +1,10 @@
-"""Hybrid context parallelism: samples of unlike lengths dealt to ranks one by one, each to as many as it needs.
+"""Hybrid context parallelism: samples of unlike lengths dealt to ranks, each to as many as it needs.
 
-Megatron-LM (`--hybrid-context-parallel`) takes the samples of a whole step out of their packs. A sample longer
-than `--max-seqlen-per-dp-cp-rank` goes to a power of two of the dp x cp ranks, which share it by context
-parallelism; a shorter one goes to a single rank and pays no exchange. Samples are dealt in rounds, after each of
-which all ranks meet. What that takes is priced here: the work of the samples in the mean over ranks, and how long
-ranks wait for the slowest of a round.
+Megatron-LM (`--hybrid-context-parallel`) takes the samples of a whole step out of their packs. A sample
+longer than `--max-seqlen-per-dp-cp-rank` goes to a power of two of the dp x cp ranks, which share it by
+context parallelism; a shorter one goes to a single rank and pays no exchange. Samples are dealt in rounds,
+after each of which all ranks meet. What that takes is priced here: the work of the samples in the mean over
+ranks, and how long ranks wait for the slowest of a round.
 
 >>> rounds = deal([8, 2, 2, 2, 2], ranks=4, rank_tokens=4)  # one sample on two ranks, two on each other rank
 >>> [(team.ranks, team.samples) for team in rounds[0]]
@@ -109,16 +109,16 @@ def _one_round(samples: list[int], ranks: int, sizes: Mapping[int, int]) -> tupl
     by_size: dict[int, list[tuple[float, int]]] = {}
     idle, first, most, balances = ranks, sizes[samples[0]], 0.0, False
     while left:
-        for at, bucket in enumerate(buckets):
-            if starts[at] == len(bucket):
+        for index, bucket in enumerate(buckets):
+            if starts[index] == len(bucket):
                 continue
-            length = bucket[starts[at]]
+            length = bucket[starts[index]]
             size = sizes[length]
             if size <= idle or size in by_size:
                 break
         else:
             break
-        starts[at] += 1
+        starts[index] += 1
         left -= 1
         if size <= idle:
             team = Team(size, [length], length * length / size)
@@ -172,16 +172,16 @@ def _trimmed(teams: Round) -> list[int]:
     loads = [team.load for team in teams]
     while True:
         most, least = max(loads), min(loads)
-        at = loads.index(most)
-        busiest = teams[at]
+        index = loads.index(most)
+        busiest = teams[index]
         if most - least <= _SLACK * most or len(busiest.samples) <= 1:
             return removed
         last = busiest.samples[-1]
-        loads[at] = most - last * last / busiest.ranks
+        loads[index] = most - last * last / busiest.ranks
         if max(loads) - min(loads) >= most - least:
             return removed
         busiest.samples.pop()
-        busiest.load = loads[at]
+        busiest.load = loads[index]
         removed.append(last)
 
 
@@ -271,22 +271,22 @@ def passes_of_micro_batch(workload: Workload, cp: Ints, micro_batch: Ints) -> Fl
         Above 0.
     """
     assert workload.lengths is not None
-    cp = np.asarray(cp)
-    ranks: Floats = sum(
-        (share * _ranks_of(workload, length, cp) for length, share in padded_lengths(workload)),
-        np.float64(0.0),
-    )
-    return micro_batch * workload.lengths.samples_a_pack * ranks / cp
+    degrees = np.asarray(cp)
+    ranks = np.zeros(degrees.shape)
+    for length, share in padded_lengths(workload):
+        ranks = ranks + share * _ranks_of(workload, length, degrees)
+    passes: Floats = micro_batch * workload.lengths.samples_a_pack * ranks / degrees
+    return passes
 
 
 def _ranks_of(workload: Workload, length: int, cp: Ints) -> NDArray[np.int64]:
     """`ranks_needed` for every value of cp, which shares a pack of full size."""
     degrees = np.asarray(cp)
-    found = np.empty(degrees.shape, dtype=np.int64)
+    ranks = np.empty(degrees.shape, dtype=np.int64)
     for degree in np.unique(degrees).tolist():
         most = -(-workload.seq_len // degree)
-        found[degrees == degree] = ranks_needed(length, most)
-    return found
+        ranks[degrees == degree] = ranks_needed(length, most)
+    return ranks
 
 
 def context_of_samples(c: Context, length: int, ranks: Ints) -> Context:
@@ -399,7 +399,7 @@ class DealtSteps(NamedTuple):
         loads = np.add.reduceat(seconds[self.samples], self.teams)
         slowest = np.maximum.reduceat(loads, self.rounds).sum(axis=0)
         mean = np.tensordot(self.as_needed, seconds, axes=1)
-        return np.maximum(slowest / mean, 1.0)
+        return np.asarray(np.maximum(slowest / mean, 1.0), dtype=np.float64)
 
 
 @lru_cache(maxsize=1024)
@@ -424,8 +424,8 @@ def dealt_steps(lengths: Dealt, *, samples_a_step: int, ranks: int, rank_tokens:
     steps = min(max(_MOST_DRAWN // drawn, _FEWEST_STEPS), _MOST_STEPS)
     sizes, shares = np.array([size for size, _ in lengths]), np.array([each for _, each in lengths])
     # As an epoch has them: each length as often as its share says, in a shuffled order.
-    at = (np.arange(steps * drawn) + 0.5) / (steps * drawn)
-    rows = np.searchsorted(np.cumsum(shares / shares.sum())[:-1], at, side="right")
+    places = (np.arange(steps * drawn) + 0.5) / (steps * drawn)
+    rows = np.searchsorted(np.cumsum(shares / shares.sum())[:-1], places, side="right")
     draws = np.random.default_rng(_SEED).permutation(sizes[rows]).reshape(steps, drawn)
     kinds: dict[tuple[int, int], int] = {}
     needed: dict[int, float] = {}

@@ -13,8 +13,8 @@ from meshwright.cluster_specs.tiers import free_of
 from meshwright.costmodel.data_parallel import TIMES_OWN
 from meshwright.costmodel.estimate import Estimate, estimate_layout
 from meshwright.costmodel.footprint import usable_hbm_gib
-from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.hybrid_context import padding_multiple
+from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.lengths import DEALT, UNPACKED, PackedLengths
 from meshwright.costmodel.optimum_band import optimum_band
 from meshwright.costmodel.rates import (

@@ -98,13 +98,10 @@ def test_bridge_deals_no_samples(plan: Plan) -> None:
     ],
 )
 def test_what_it_does_not_go_with(lengths: Path, changes: dict[str, Any], says: str) -> None:
+    wanted: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 8, "global_batch": 8}
+    wanted |= {"lengths": lengths, "hybrid_cp": True} | changes
     with pytest.raises(InputError) as refused:
-        read_request(
-            model="llama-3-8b",
-            **{"lengths": lengths, "gpus": 8, "cluster": "dgx-h100", "global_batch": 8}
-            | {"hybrid_cp": True}
-            | changes,
-        )
+        read_request(model="llama-3-8b", **wanted)
     assert says in str(refused.value)
 
 
