@@ -1,10 +1,10 @@
-"""Hybrid context parallelism: samples of unlike lengths dealt to ranks one by one, each to as many as it needs.
+"""Hybrid context parallelism: samples of unlike lengths dealt to ranks, each to as many as it needs.
 
-Megatron-LM (`--hybrid-context-parallel`) takes the samples of a whole step out of their packs. A sample longer
-than `--max-seqlen-per-dp-cp-rank` goes to a power of two of the dp x cp ranks, which share it by context
-parallelism; a shorter one goes to a single rank and pays no exchange. Samples are dealt in rounds, after each of
-which all ranks meet. What that takes is priced here: the work of the samples in the mean over ranks, and how long
-ranks wait for the slowest of a round.
+Megatron-LM (`--hybrid-context-parallel`) takes the samples of a whole step out of their packs. A sample
+longer than `--max-seqlen-per-dp-cp-rank` goes to a power of two of the dp x cp ranks, which share it by
+context parallelism; a shorter one goes to a single rank and pays no exchange. Samples are dealt in rounds,
+after each of which all ranks meet. What that takes is priced here: the work of the samples in the mean over
+ranks, and how long ranks wait for the slowest of a round.
 
 >>> rounds = deal([8, 2, 2, 2, 2], ranks=4, rank_tokens=4)  # one sample on two ranks, two on each other rank
 >>> [(team.ranks, team.samples) for team in rounds[0]]
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -93,74 +93,62 @@ def deal(lengths: Sequence[int], *, ranks: int, rank_tokens: int) -> list[Round]
         Every sample once; in each round the teams have all ranks.
     """
     left = sorted(lengths, reverse=True)
+    sizes = {length: ranks_needed(length, rank_tokens) for length in set(left)}
     rounds = []
     while left:
-        dealt, left = _one_round(left, ranks, rank_tokens)
+        dealt, left = _one_round(left, ranks, sizes)
         rounds.append(dealt)
     return rounds
 
 
-def _one_round(samples: list[int], ranks: int, rank_tokens: int) -> tuple[Round, list[int]]:
+def _one_round(samples: list[int], ranks: int, sizes: Mapping[int, int]) -> tuple[Round, list[int]]:
     """A round, and the samples that are left for later ones, in the order in which they are looked at."""
-
-    def needs(length: int) -> int:
-        return ranks_needed(length, rank_tokens)
-
-    buckets = _buckets(samples, needs)
-    starts = [0] * len(buckets)
+    buckets = _buckets(samples, sizes)
+    starts, left = [0] * len(buckets), len(samples)
     teams: Round = []
     by_size: dict[int, list[tuple[float, int]]] = {}
-    least: list[tuple[float, int]] = []
-    idle, first, most, balances = ranks, needs(buckets[0][0]), 0.0, False
-    while True:
-        at = next(
-            (
-                index
-                for index, bucket in enumerate(buckets)
-                if starts[index] < len(bucket)
-                and (
-                    needs(bucket[starts[index]]) in by_size or needs(bucket[starts[index]]) <= idle
-                )
-            ),
-            None,
-        )
-        if at is None:
+    idle, first, most, balances = ranks, sizes[samples[0]], 0.0, False
+    while left:
+        for index, bucket in enumerate(buckets):
+            if starts[index] == len(bucket):
+                continue
+            length = bucket[starts[index]]
+            size = sizes[length]
+            if size <= idle or size in by_size:
+                break
+        else:
             break
-        length = buckets[at][starts[at]]
-        starts[at] += 1
-        size = needs(length)
+        starts[index] += 1
+        left -= 1
         if size <= idle:
-            index = len(teams)
-            teams.append(Team(size))
+            team = Team(size, [length], length * length / size)
+            heapq.heappush(by_size.setdefault(size, []), (team.load, len(teams)))
+            teams.append(team)
             idle -= size
         else:
-            _, index = heapq.heappop(by_size[size])
-        team = teams[index]
-        team.samples.append(length)
-        team.load += length * length / size
-        heapq.heappush(by_size.setdefault(size, []), (team.load, index))
-        heapq.heappush(least, (team.load, index))
+            team = teams[by_size[size][0][1]]
+            team.samples.append(length)
+            team.load += length * length / size
+            heapq.heapreplace(by_size[size], (team.load, by_size[size][0][1]))
         most = max(most, team.load)
         balances = balances or size < first
-        while least[0][0] != teams[least[0][1]].load:
-            heapq.heappop(least)
-        more = any(start < len(bucket) for start, bucket in zip(starts, buckets, strict=True))
-        if balances and more and not idle and most - least[0][0] <= _SLACK * most:
-            break
-    left = [
+        if balances and not idle and left:
+            least = min(heap[0][0] for heap in by_size.values())
+            if most - least <= _SLACK * most:
+                break
+    later = [
         length for start, bucket in zip(starts, buckets, strict=True) for length in bucket[start:]
     ]
     if not idle:
-        left += _trimmed(teams)
+        later += _trimmed(teams)
     _grown(teams, idle, ranks)
-    return teams, left
+    return teams, later
 
 
-def _buckets(samples: list[int], needs: Callable[[int], int]) -> list[list[int]]:
+def _buckets(samples: list[int], sizes: Mapping[int, int]) -> list[list[int]]:
     """Samples in their order, in as many parts of about equal work as there are sizes of teams."""
-    sizes = {length: needs(length) for length in set(samples)}
-    work = {length: length * length / size for length, size in sizes.items()}
-    wanted = len(set(sizes.values()))
+    work = {length: length * length / sizes[length] for length in set(samples)}
+    wanted = len({sizes[length] for length in work})
     target = sum(work[length] for length in samples) / wanted
     buckets: list[list[int]] = []
     current: list[int] = []
@@ -180,20 +168,20 @@ def _buckets(samples: list[int], needs: Callable[[int], int]) -> list[list[int]]
 
 def _trimmed(teams: Round) -> list[int]:
     """Takes the last sample from the team with most while that brings loads nearer together."""
-    removed = []
+    removed: list[int] = []
+    loads = [team.load for team in teams]
     while True:
-        loads = [team.load for team in teams]
-        most, spread = max(loads), max(loads) - min(loads)
-        busiest = teams[loads.index(most)]
-        if spread <= _SLACK * most or len(busiest.samples) <= 1:
+        most, least = max(loads), min(loads)
+        index = loads.index(most)
+        busiest = teams[index]
+        if most - least <= _SLACK * most or len(busiest.samples) <= 1:
             return removed
         last = busiest.samples[-1]
-        less = most - last * last / busiest.ranks
-        others = [team.load for team in teams if team is not busiest]
-        if max([*others, less]) - min([*others, less]) >= spread:
+        loads[index] = most - last * last / busiest.ranks
+        if max(loads) - min(loads) >= most - least:
             return removed
         busiest.samples.pop()
-        busiest.load = less
+        busiest.load = loads[index]
         removed.append(last)
 
 
@@ -283,22 +271,22 @@ def passes_of_micro_batch(workload: Workload, cp: Ints, micro_batch: Ints) -> Fl
         Above 0.
     """
     assert workload.lengths is not None
-    cp = np.asarray(cp)
-    ranks: Floats = sum(
-        (share * _ranks_of(workload, length, cp) for length, share in padded_lengths(workload)),
-        np.float64(0.0),
-    )
-    return micro_batch * workload.lengths.samples_a_pack * ranks / cp
+    degrees = np.asarray(cp)
+    ranks = np.zeros(degrees.shape)
+    for length, share in padded_lengths(workload):
+        ranks = ranks + share * _ranks_of(workload, length, degrees)
+    passes: Floats = micro_batch * workload.lengths.samples_a_pack * ranks / degrees
+    return passes
 
 
 def _ranks_of(workload: Workload, length: int, cp: Ints) -> NDArray[np.int64]:
     """`ranks_needed` for every value of cp, which shares a pack of full size."""
     degrees = np.asarray(cp)
-    found = np.empty(degrees.shape, dtype=np.int64)
+    ranks = np.empty(degrees.shape, dtype=np.int64)
     for degree in np.unique(degrees).tolist():
         most = -(-workload.seq_len // degree)
-        found[degrees == degree] = ranks_needed(length, most)
-    return found
+        ranks[degrees == degree] = ranks_needed(length, most)
+    return ranks
 
 
 def context_of_samples(c: Context, length: int, ranks: Ints) -> Context:
@@ -372,9 +360,9 @@ def samples_of_micro_batch(c: Context) -> list[SampleShare]:
 # How long ranks wait for the slowest of a round.
 
 
-_MOST_DRAWN = 32_768
+_MOST_DRAWN = 131_072
 """Samples that are dealt in the steps that are tried, or those of four steps where these are more."""
-_FEWEST_STEPS, _MOST_STEPS = 4, 512
+_FEWEST_STEPS, _MOST_STEPS = 4, 4096
 _LARGEST_STEP = 131_072
 """Samples of a step that are dealt; a larger step waits no longer for its size."""
 _SEED = 20_261_127
@@ -411,7 +399,7 @@ class DealtSteps(NamedTuple):
         loads = np.add.reduceat(seconds[self.samples], self.teams)
         slowest = np.maximum.reduceat(loads, self.rounds).sum(axis=0)
         mean = np.tensordot(self.as_needed, seconds, axes=1)
-        return np.maximum(slowest / mean, 1.0)
+        return np.asarray(np.maximum(slowest / mean, 1.0), dtype=np.float64)
 
 
 @lru_cache(maxsize=1024)
@@ -435,7 +423,10 @@ def dealt_steps(lengths: Dealt, *, samples_a_step: int, ranks: int, rank_tokens:
     drawn = min(samples_a_step, _LARGEST_STEP)
     steps = min(max(_MOST_DRAWN // drawn, _FEWEST_STEPS), _MOST_STEPS)
     sizes, shares = np.array([size for size, _ in lengths]), np.array([each for _, each in lengths])
-    draws = np.random.default_rng(_SEED).choice(sizes, (steps, drawn), p=shares / shares.sum())
+    # As an epoch has them: each length as often as its share says, in a shuffled order.
+    places = (np.arange(steps * drawn) + 0.5) / (steps * drawn)
+    rows = np.searchsorted(np.cumsum(shares / shares.sum())[:-1], places, side="right")
+    draws = np.random.default_rng(_SEED).permutation(sizes[rows]).reshape(steps, drawn)
     kinds: dict[tuple[int, int], int] = {}
     needed: dict[int, float] = {}
     samples: list[int] = []

@@ -38,6 +38,8 @@ pack alone (torchtune/datasets/_packed.py; Axolotl's allocate_sequentially); one
 its end."""
 UNPACKED: Packing = "padded"
 PACKINGS: tuple[Packing, ...] = ("first-fit", "first-fit-decreasing", "sequential", UNPACKED)
+DEALT = "hybrid-cp"
+"""Stands in a report where others name a packing: samples are taken out of packs, and dealt to ranks."""
 LONGEST = 16_777_216
 """Tokens of a sample or a pack, at most."""
 MULTIPLE = 128

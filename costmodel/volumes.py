@@ -14,6 +14,7 @@ from meshwright.cluster_specs.allocation import fabric_levels
 from meshwright.costmodel.collectives import Links, cross_rail_bytes, members_inside
 from meshwright.costmodel.data_parallel import hiding_windows, passes_of_a_step
 from meshwright.costmodel.feed_forward import dispatch_links, routed_copies
+from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.rank_load import Stages, rank_counts
@@ -413,6 +414,14 @@ def _gradient_bytes(c: Context, stages: Stages) -> dict[str, float]:
 
 def _context_bytes(c: Context, work: RankWork) -> dict[str, float]:
     """Ring passes over the context group, or what is sent to all of it, and both of its parts."""
+    if is_dealt(c.workload):
+        samples = samples_of_micro_batch(c)
+        rings = (
+            float(np.asarray(each.number))
+            * _ring(context_volumes(each.context, work).whole, int(each.context.layout.cp))
+            for each in samples
+        )
+        return {"context": sum(rings), "context_swaps": 0.0, "context_rings": 0.0}
     cp, moved = int(np.asarray(c.layout.cp)), context_volumes(c, work)
     if cp == 1:
         return {"context": 0.0, "context_swaps": 0.0, "context_rings": 0.0}
@@ -588,6 +597,14 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
 
 def _context_bytes_of_level(c: Context, work: RankWork) -> FloatArray:
     """Rings over the whole context group or every A-th rank of it, and swaps over the group or neighbours."""
+    if is_dealt(c.workload):
+        samples = samples_of_micro_batch(c)
+        rings = (
+            float(np.asarray(each.number))
+            * ring_bytes(context_volumes(each.context, work).whole, each.context.placement.cp)
+            for each in samples
+        )
+        return np.asarray(sum(rings))
     volumes, members = context_volumes(c, work), c.placement.cp
     neighbours, ring = inside_and_between(members, np.asarray(volumes.neighbours))
 

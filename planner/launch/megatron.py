@@ -606,6 +606,7 @@ def said_of_launch(launch: Launch) -> Said:
         **_recompute(layout),
         **_numbers(launch),
         **_graphs(launch),
+        **_dealing(launch),
     }
     if execution.cp_comm != "p2p" and layout.cp > 1:
         said["cp_comm"] = execution.cp_comm
@@ -639,6 +640,15 @@ def said_of_launch(launch: Launch) -> Said:
             "precision_aware": True,
         }
     return said
+
+
+def _dealing(launch: Launch) -> Said:
+    """Hybrid context parallelism, under which the longest sample, a whole pack, takes cp ranks."""
+    inputs = launch.inputs
+    if inputs.lengths is None or not inputs.lengths.dealt:
+        return {}
+    rank_tokens = inputs.seq_len // launch.layout.cp
+    return {"hybrid_context": True, "rank_tokens": rank_tokens, "token_mean_loss": True}
 
 
 def _recompute(layout: LayoutDoc) -> Said:
@@ -725,6 +735,12 @@ def bridge_overrides(plan: Plan) -> list[str]:
     The architecture is the recipe's own: only what the plan decided is set.
     """
     launch = legal_launch(plan, MEGATRON)
+    if launch.inputs.lengths is not None and launch.inputs.lengths.dealt:
+        # megatron/bridge/training/gpt_step.py, get_batch, says is_hybrid_cp=False.
+        raise InfeasibleError(
+            "Megatron-Bridge deals no samples to ranks: launch the plan with --target megatron, or plan "
+            "without --hybrid-cp."
+        )
     if MEGATRON.optimizers[launch.inputs.optimizer].whole:
         raise InfeasibleError(
             f"Megatron-Bridge reduces gradients whole for {launch.inputs.optimizer}, which the plan's price "

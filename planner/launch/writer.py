@@ -78,6 +78,9 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
         raise InfeasibleError(f"{framework.title} has no {kind}: nothing to launch.")
     if vision is not None and vision.kind not in framework.image_encoders:
         raise InfeasibleError(f"{framework.title} runs no image encoder of {vision.kind}.")
+    deals = plan.inputs.lengths is not None and bool(plan.inputs.lengths.dealt)
+    if deals and framework.hybrid_context is None:
+        raise InfeasibleError(f"{framework.title} has no hybrid context parallelism.")
     for what, why in _unlaunched(plan.inputs, framework).items():
         raise InfeasibleError(f"No launch files for {what}: {why}.")
     place, loss = plan.inputs.reference, in_chunks(plan.inputs.loss)

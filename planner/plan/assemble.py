@@ -14,8 +14,9 @@ from meshwright.costmodel.data_parallel import TIMES_OWN
 from meshwright.costmodel.estimate import Estimate, estimate_layout
 from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
+from meshwright.costmodel.hybrid_context import padding_multiple
 from meshwright.costmodel.layout import AXES, Layout, Recompute
-from meshwright.costmodel.lengths import UNPACKED, PackedLengths
+from meshwright.costmodel.lengths import DEALT, UNPACKED, PackedLengths
 from meshwright.costmodel.measured_settings import optimum_band
 from meshwright.costmodel.rates import has_own_band, peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import (
@@ -180,6 +181,16 @@ def warnings(
         yield (
             f"launch files set sequences of {request.seq_len:,} tokens: that each is a pack of samples which "
             "attend to themselves alone is for the data and its loader to see to"
+        )
+    if request.deals_samples:
+        multiple = padding_multiple(request.gpus)
+        yield (
+            "no measured run stands behind hybrid context parallelism: samples are dealt as Megatron's "
+            "scheduler deals them, each priced as a sequence that runs alone"
+        )
+        yield (
+            f"samples are priced padded to a multiple of {multiple} tokens, as any team of ranks needs them: "
+            "the data set has to pad them"
         )
     if request.loss == "liger":
         yield "of Liger's kernels the loss alone is priced, not its norms, rotations and gates"
@@ -436,7 +447,7 @@ def _packing_document(workload: Workload, best: Priced, lengths: PackedLengths) 
     estimate = _estimate(packed, best)
     step_s = float(np.asarray(estimate.step_time_s))
     return PackingDoc(
-        packing=lengths.packing,
+        packing=DEALT if lengths.dealt else lengths.packing,
         fill=lengths.fill,
         step_time_s=step_s,
         imbalance_s=float(np.asarray(estimate.breakdown_s.get("length_imbalance", 0.0))),

@@ -729,11 +729,12 @@ class PackingDoc(BaseModel):
     model_config = _DOC
 
     packing: str
+    """hybrid-cp where samples are dealt to ranks one by one."""
     fill: float
     """Tokens of samples over those of packs."""
     step_time_s: float
     imbalance_s: float
-    """Of the step, what ranks wait for the slowest pack."""
+    """Of the step, what ranks wait for the slowest pack, or for the slowest rank of each round of samples."""
     tokens_per_s: float
     """Tokens of samples a second, of all GPUs together."""
 

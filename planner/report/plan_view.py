@@ -8,6 +8,7 @@ from dataclasses import asdict
 from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.lengths import DEALT
 from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_flops
 from meshwright.model_specs.adapters import adapter_counts
@@ -393,7 +394,8 @@ def lengths_text(lengths: LengthsDoc) -> str:
         f"{count(lengths.samples_per_step)} samples a step, {planned.packing}, {percent(planned.fill)} full"
     ]
     if planned.imbalance_s > HARMLESS * planned.step_time_s:
-        parts.append(f"unlike packs cost {percent(planned.imbalance_s / planned.step_time_s)}")
+        unlike = "uneven rounds" if planned.packing == DEALT else "unlike packs"
+        parts.append(f"{unlike} cost {percent(planned.imbalance_s / planned.step_time_s)}")
     for other in lengths.others[:1]:
         gain = other.tokens_per_s / planned.tokens_per_s - 1.0
         if gain > HARMLESS:

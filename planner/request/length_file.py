@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from meshwright.costmodel.hybrid_context import padding_multiple
 from meshwright.costmodel.lengths import (
     LONGEST,
+    MULTIPLE,
     PACKINGS,
     UNPACKED,
-    MULTIPLE,
     PackedLengths,
     Packing,
     dealt_lengths,

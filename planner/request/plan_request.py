@@ -79,7 +79,7 @@ CutUse = Annotated[float, Field(gt=0, le=1)]
 RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "op"]
 
 _NOT_DEALT = ("tp-overlap", "cuda-graph", "cp-a2a")
-"""Words of `--without` that hybrid context parallelism implies (`constraints.megatron.MEGATRON_DEALT_RULES`)."""
+"""Words of `--without` that hybrid context parallelism implies (`MEGATRON_DEALT_RULES`)."""
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 

@@ -181,7 +181,7 @@ def read_request(
     model_spec = read_model(model)
     gpu_count = allocated_gpus(cluster_spec, gpus)
     dealt_on = gpu_count if hybrid_cp else 0
-    sequences = _sequences(model_spec, seq_len, lengths, pack_size, packing, dealt_on)
+    sequences = _sequences(model_spec, seq_len, lengths, pack_size, packing, dealt_on=dealt_on)
     measured = None
     if expert_loads is not None:
         from meshwright.planner.experts.training import read_expert_loads
@@ -280,12 +280,13 @@ def _sequences(
     lengths: str | PathLike[str] | None,
     pack_size: int | None,
     packing: str | None,
+    *,
     dealt_on: int,
 ) -> dict[str, Any]:
     """What sequences are: of one length, or packs of samples; as fields of PlanRequest."""
     if lengths is None:
-        given = ("pack-size", pack_size), ("packing", packing), ("hybrid-cp", dealt_on or None)
-        for name, value in given:
+        options = ("pack-size", pack_size), ("packing", packing), ("hybrid-cp", dealt_on or None)
+        for name, value in options:
             if value is not None:
                 raise InputError("goes with --lengths alone", where=name, value=value)
         if seq_len is None:

@@ -505,16 +505,17 @@ def space_of(request: PlanRequest, execution: Execution | None = None) -> Space:
 
 def _dealing(space: Space) -> Space:
     """Of a space, what samples can be dealt in: on all GPUs, without a pipeline (`MEGATRON_DEALT_RULES`)."""
-    once = {name: tuple(o for o in getattr(space, name) if o == 1) for name in ("pp", "ep")}
-    power = {
-        name: tuple(o for o in getattr(space, name) if o & (o - 1) == 0) for name in ("dp", "cp")
-    }
-    fits = space.micro_batch in (None, 1)
+
+    def powers(degrees: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(degree for degree in degrees if degree & (degree - 1) == 0)
+
     zero = tuple(stage for stage in space.zero if stage <= 1)
     return replace(
         space,
-        **once,
-        **(power if fits else {**power, "dp": ()}),
+        cp=powers(space.cp),
+        dp=powers(space.dp) if space.micro_batch in (None, 1) else (),
+        pp=tuple(degree for degree in space.pp if degree == 1),
+        ep=tuple(degree for degree in space.ep if degree == 1),
         micro_batch=1,
         zero=zero,
         offloads=tuple(pair for pair in space.offloads if pair[0] in zero),

@@ -18,6 +18,7 @@ from meshwright.constraints.registry import GENERAL, rules_for, rules_of
 from meshwright.constraints.rule import FinishedPlan, Rule
 from meshwright.costmodel.execution_names import OPTIMIZERS
 from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.lengths import packed_lengths
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import RECORDS
 from meshwright.model_specs.adapters import AdapterSpec
@@ -115,6 +116,11 @@ def cluster(architecture: Architecture = "hopper", nvlink_domain: int = 8) -> Cl
 def workload(model: ModelSpec = DENSE, **changes: Any) -> Workload:
     base = Workload(model=model, cluster=cluster(), gpus=1024, global_batch=96, seq_len=4096)
     return replace(base, **changes)
+
+
+_LENGTHS = packed_lengths([64, 4096], [60, 1], pack_size=4096)
+DEALT = workload(lengths=replace(_LENGTHS, dealt=((64, 60 / 61), (4096, 1 / 61))))
+DEALT_EXPERTS = replace(DEALT, model=MOE)
 
 
 def with_host_gib(host_memory_gib: float) -> Workload:
@@ -333,6 +339,13 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"zero_stage": 1, "pp": 2},
         {"zero_stage": 3, "pp": 2},
     ),
+    "megatron-dealt-pipeline": (DEALT, {"pp": 1}, {"pp": 2}),
+    "megatron-dealt-sharding": (DEALT, {"zero_stage": 1}, {"zero_stage": 3}),
+    "megatron-dealt-experts": (DEALT_EXPERTS, {"ep": 1, "dp": 2}, {"ep": 2, "dp": 2}),
+    "megatron-dealt-micro-batch": (DEALT, {"micro_batch": 1}, {"micro_batch": 2}),
+    "megatron-dealt-replicas": (DEALT, {"dp": 4}, {"dp": 3}),
+    "megatron-dealt-context": (DEALT, {"cp": 4}, {"cp": 3}),
+    "megatron-dealt-padding": (DEALT, {"tp": 2, "dp": 64}, {"tp": 2, "dp": 3}),
     "megatron-zero-optimizer": (workload(optimizer="muon"), {"zero_stage": 1}, {"zero_stage": 2}),
     "megatron-emerging-expert-bias": (
         workload(BIASED, optimizer="muon"),
@@ -529,6 +542,9 @@ OF_WORKLOADS = {
     "deepspeed-optimizer",
     "fsdp2-optimizer",
     "megatron-emerging-precision",
+    "megatron-dealt-layers",
+    "megatron-dealt-execution",
+    "megatron-dealt-precision",
     "deepspeed-muon-experts",
     "fsdp2-muon-experts",
     "torchtitan-linear-attention",
@@ -673,6 +689,28 @@ def test_optimizers_follow_the_framework(
         )
         assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is expected
         assert (rule.check(finished(work, Layout(), 1.0)) is None) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "illegal"),
+    [
+        ("megatron-dealt-layers", {"model": DENSE.model_copy(update={"attention": MLA})}),
+        ("megatron-dealt-layers", {"model": HYBRID}),
+        ("megatron-dealt-layers", {"model": LINEAR}),
+        ("megatron-dealt-layers", {"model": DENSE.model_copy(update={"mtp_layers": 1})}),
+        ("megatron-dealt-execution", {"cuda_graph": "full"}),
+        ("megatron-dealt-execution", {"tp_overlap": True}),
+        ("megatron-dealt-execution", {"cp_comm": "a2a"}),
+        ("megatron-dealt-precision", {"precision": "fp8"}),
+    ],
+)
+def test_dealt_samples_are_for_plain_layers_run_plainly(name: str, illegal: dict[str, Any]) -> None:
+    rule, refused = RULES[name], replace(DEALT, **illegal)
+    for work in (DEALT, replace(refused, lengths=_LENGTHS), replace(refused, lengths=None)):
+        assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0])))
+        assert rule.check(finished(work, Layout(), 1.0)) is None
+    assert not feasible(rule, rule.excess(as_table(refused, [Layout()], [1.0])))
+    assert rule.check(finished(refused, Layout(), 1.0)) is not None
 
 
 def test_deepspeed_has_every_optimizer() -> None:

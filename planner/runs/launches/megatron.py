@@ -435,12 +435,35 @@ def from_megatron(
         )
     if settings["seq_len"] < 1:
         raise said.error("seq_len", "is needed for the price of a step")
-    unread = tuple(line.unread("megatron"))
+    dealing = _dealing(said, settings)
+    said["token_mean_loss"]
+    unread = dealing + tuple(line.unread("megatron"))
     return LaunchRun(
         settings=settings,
         model=model if written is None else written,
         unread=unread,
+        remarks=(_DEALT,) if dealing else (),
         assumed=tuple(assumed),
+    )
+
+
+_DEALT = (
+    "hybrid context parallelism deals samples to ranks by their lengths, which the file does not hold: "
+    "priced as whole sequences"
+)
+
+
+def _dealing(said: Said, settings: dict[str, Any]) -> tuple[str, ...]:
+    """Flags of hybrid context parallelism that the price of whole sequences does not know.
+
+    The tokens of a rank are those of a sequence that cp ranks share, where they are as many.
+    """
+    switched_on, rank_tokens = said["hybrid_context"], said["rank_tokens"]
+    if not switched_on:
+        return ()
+    shared = rank_tokens * settings["cp"] == settings["seq_len"]
+    return tuple(
+        said.flag(word) for word in ("hybrid_context", "rank_tokens")[: 1 if shared else 2]
     )
 
 
