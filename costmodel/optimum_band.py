@@ -71,7 +71,8 @@ def _words(workload: Workload, layout: Layout) -> Iterator[str]:
         yield f"zero_stage {int(layout.zero_stage)}"
     if workload.optimizer != "adam":
         yield f"optimizer {workload.optimizer}"
-    if int(layout.optimizer_offload) or workload.offload_modules != "none":
+    on_host = workload.offload_modules != "none" or workload.offload_parameters
+    if int(layout.optimizer_offload) or on_host:
         yield "offload"
 
 

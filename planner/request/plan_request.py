@@ -313,6 +313,7 @@ class PlanRequest:
             allow=self.allow,
             precision=self.precision,
             optimizer=self.optimizer,
+            trains_alone=self.adapters is None and self.images is None and self.reference is None,
         )
 
     def _checked_adapters(self, adapters: AdapterSpec) -> AdapterSpec:
