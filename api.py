@@ -368,7 +368,8 @@ def plan(
         ep-overlap, tp-overlap, cuda-graph, full-graph, cp-a2a and cp-hierarchical.
     allow
         What may change the numbers of the run: any of bf16-grads, bf16-moments, fp8-params, delayed-scaling,
-        fp8-attention and te-loss, or all; and activation-offload, which fills the memory of hosts.
+        fp8-attention and te-loss, or all; and activation-offload and parameter-offload, which fill the memory
+        of hosts.
     inside_domain
         Axes whose groups must each lie in one NVLink domain (in a node where there is none): any of tp, cp
         and ep, as `"ep,cp"` or a list.

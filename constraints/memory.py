@@ -551,6 +551,18 @@ class HostInputs(Rule):
         )
 
 
+OFFLOADED_PARAMETERS_ZERO = Requires(
+    name="offloaded-parameters-zero",
+    sentence="zero_stage = 3 where parameters are offloaded",
+    unit="settings",
+    binds=lambda work: work.offload_parameters,
+    needs=When("zero_stage", least=3),
+    words="parameters offloaded under ZeRO {zero_stage}",
+    remedy="Use ZeRO stage 3, or leave parameters on the GPUs.",
+)
+"""Below it no shard of theirs is there to be offloaded (DeepSpeed 0.19.8, runtime/zero/stage3.py alone reads
+offload_param)."""
+
 INPUT_OFFLOAD_RULES: tuple[Rule, ...] = (
     OFFLOAD_RECOMPUTED,
     OFFLOADED_INPUTS_DEGREES,

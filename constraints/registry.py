@@ -77,6 +77,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         frameworks.TORCHTITAN_TOKEN_PREDICTION,
         *frameworks.DEEPSPEED_RULES,
         *memory.DEEPSPEED_OFFLOAD_RULES,
+        memory.OFFLOADED_PARAMETERS_ZERO,
         *memory.INPUT_OFFLOAD_RULES,
         *frameworks.FSDP2_RULES,
         *fabric.FSDP2_GROUP_RULES,

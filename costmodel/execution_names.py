@@ -31,9 +31,12 @@ OffloadedModules = Literal[
 """What waits for the backward pass in the host's memory. Inputs of recomputed layers, by the framework's own
 switch or by a trainer's hooks on all saved tensors; or tensors that modules of a layer save: those of
 Megatron's `--offload-modules` that are priced, where the attention projection goes with attention only."""
+ParameterOffload = Literal["none", "cpu", "nvme"]
+"""Where 16-bit shards of parameters lie: on the GPU, in the host's memory, or on the node's drives."""
 StateType = Literal["fp32", "bf16"]
 DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)
 OFFLOADED_MODULES: tuple[str, ...] = get_args(OffloadedModules)
+PARAMETER_OFFLOADS: tuple[str, ...] = get_args(ParameterOffload)
 OFFLOADED_INPUTS = ("layer_inputs", "saved_tensors")
 """Those that are no modules of a layer."""
 

@@ -89,8 +89,8 @@ def _settings(workload: Workload, layouts: Layout) -> Iterator[tuple[str, BoolAr
     zero_stage = np.asarray(layouts.zero_stage)
     yield from ((f"zero_stage {stage}", zero_stage == stage) for stage in (2, 3))
     yield f"optimizer {workload.optimizer}", of_all(workload.optimizer != "adam")
-    offloads = workload.offload_modules != "none"
-    yield "offload", (np.asarray(layouts.optimizer_offload) != 0) | offloads
+    on_host = workload.offload_modules != "none" or bool(workload.offload_parameters)
+    yield "offload", (np.asarray(layouts.optimizer_offload) != 0) | on_host
 
 
 def support_of(

@@ -20,6 +20,7 @@ from meshwright.costmodel.execution_names import (
     GraphScope,
     MuonMode,
     OffloadedModules,
+    ParameterOffload,
     StateType,
     StepKind,
 )
@@ -88,6 +89,8 @@ class RunSettings:
     """Cross entropy is Transformer Engine's one kernel over 16-bit logits; None for the framework's own."""
     offload_modules: OffloadedModules = "none"
     """Modules of each layer whose saved tensors are copied to the host's memory and back."""
+    parameter_offload: ParameterOffload = "none"
+    """Where the 16-bit shards of ZeRO 3 lie (DeepSpeed's `offload_param`)."""
     bucket_mb: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
     """Gradients that are reduced together, MB of 10^6 bytes; None for the framework's own size."""
 
@@ -150,12 +153,8 @@ class Workload(RunSettings):
     keeps_gathered_inputs: bool = False
     """Whether sequence parallelism keeps the gathered inputs of column-parallel products for the backward
     pass, instead of gathering them again."""
-    offload_parameters: bool = False
-    """Whether the 16-bit shards of ZeRO 3 lie in the host's memory too (DeepSpeed's `offload_param`)."""
     optimizer_on_drives: bool = False
     """Whether an offloaded optimizer's states lie on the node's drives (DeepSpeed, device nvme)."""
-    parameters_on_drives: bool = False
-    """Whether the 16-bit shards of `offload_parameters` lie there."""
     chooses_buckets: bool = False
     """Whether a layout may have buckets of another size where that saves enough
     (`data_parallel.size_range`)."""
@@ -225,6 +224,16 @@ class Workload(RunSettings):
     def keeps_reference(self) -> bool:
         """Whether a reference model of its own runs in a step, from HBM or from the host."""
         return self.reference_passes > 0 and self.adapters is None
+
+    @property
+    def offload_parameters(self) -> bool:
+        """Whether 16-bit shards lie in the host's memory, or on its drives."""
+        return self.parameter_offload != "none"
+
+    @property
+    def parameters_on_drives(self) -> bool:
+        """Whether they lie on the node's drives."""
+        return self.parameter_offload == "nvme"
 
     @property
     def nodes(self) -> float:

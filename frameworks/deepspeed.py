@@ -217,7 +217,7 @@ DEEPSPEED = Framework(
             flag="zero_optimization.offload_param.device",
             value="cpu",
             source=OFFLOAD,
-            planned=False,
+            rules=("offloaded-parameters-zero",),
         ),
         "layer_inputs": InputOffload(
             flag=_FLAGS["offloads_inputs"],

@@ -136,7 +136,7 @@ State = dict[str, Any]
 """Every setting that can change by itself, by name."""
 
 _LAYOUT = (*CHANGED_ALONE, "sequence_parallel")
-_WORK = ("precision", "optimizer", "framework", "offload_parameters", "loss")
+_WORK = ("precision", "optimizer", "framework", "loss")
 _EXECUTION = tuple(setting.name for setting in fields(Execution))
 NEUTRAL = 1e-9
 """Relative change of a step below which a setting makes no difference."""
@@ -589,11 +589,7 @@ def _of_run(
     _same_layers(run.workload.model, inputs, path)
     _same_training(run.workload.adapters, run.workload.kind, inputs, path)
     _same_images(run.workload.model, inputs, path)
-    model, encoder = inputs.model, run.workload.model.encoder
-    if encoder is not None:
-        # Whose ranks run it, and whether it is recomputed, is for the framework of the run to say.
-        model = model.model_copy(update={"vision": encoder})
-    run = replace(run, workload=replace(run.workload, model=model))
+    run = replace(run, workload=replace(run.workload, model=inputs.model))
     try:
         setup = setup_of_run(run, inputs)
         step_s = setup.step_time_s

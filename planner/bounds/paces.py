@@ -109,7 +109,8 @@ class MemoryFit:
         self.workload = workload
         self.layout = layout
         self.limit_gib = hbm_limit_gib(workload)
-        self.host_limit_gib = host_limit_gib(workload) if int(layout.optimizer_offload) else inf
+        offloads = int(layout.optimizer_offload) > 0 or workload.offload_parameters
+        self.host_limit_gib = host_limit_gib(workload) if offloads else inf
         self.leading = workload.model.dense_layers if workload.model.moe_layers else 0
 
     @cached_property

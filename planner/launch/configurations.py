@@ -70,6 +70,8 @@ DEEPSPEED_SAYS = {
 """Fields of a model that arguments carry, unless `deepspeed_shortfalls` has a sentence on them."""
 
 
+DRIVES_PATH = "/local_nvme"
+"""Where drives are in DeepSpeed's examples; the user's own place stands in for it."""
 _OPTIMIZER_PARAMETERS = {"lr": 1e-4, "weight_decay": 0.1}
 """Of an optimizer that DeepSpeed makes, to begin with: they change no price."""
 
@@ -91,6 +93,11 @@ def deepspeed_config(launch: Launch, *, autotp: bool = False) -> dict[str, Any]:
         zero["allgather_bucket_size"] = launch.bucket_parameters
     if layout.optimizer_offload > 0:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    place = launch.execution.parameter_offload
+    if place != "none":
+        zero["offload_param"] = {"device": place, "pin_memory": True}
+        if place == "nvme":
+            zero["offload_param"]["nvme_path"] = DRIVES_PATH
     document: dict[str, Any] = {
         "train_batch_size": inputs.global_batch,
         "train_micro_batch_size_per_gpu": layout.micro_batch,

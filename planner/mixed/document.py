@@ -136,12 +136,11 @@ def read_mixed_request(
             value="idle-gpus",
         )
     asked = (options.get("allow", ()), options.get("pin", ()))
-    if "activation-offload" in str(asked) or "offload_modules" in str(asked):
-        raise InputError(
-            "not for a mixed cluster: plan on one of its parts to offload activations",
-            where="allow",
-            value="activation-offload",
-        )
+    offloads = {"offload_modules": "activation-offload", "parameter_offload": "parameter-offload"}
+    for pin, allowed in offloads.items():
+        if allowed in str(asked) or pin in str(asked):
+            what = "not for a mixed cluster: plan on one of its parts to offload activations or parameters"
+            raise InputError(what, where="allow", value=allowed)
     time_limit_s = options.pop("time_limit_s", None)
     parts = []
     for part in spec.parts:

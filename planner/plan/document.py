@@ -6,13 +6,14 @@ import hashlib
 import json
 from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    WrapSerializer,
     field_validator,
     model_serializer,
 )
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
 # Why there is no plan, as fields and as the sentences made of them.
 
 
+def _without_what_is_not_offloaded(
+    execution: Execution, handler: SerializerFunctionWrapHandler
+) -> dict[str, Any]:
+    """Plans with their parameters on the GPUs say nothing of it, as those of earlier versions."""
+    data: dict[str, Any] = handler(execution)
+    if data.get("parameter_offload") == "none":
+        del data["parameter_offload"]
+    return data
+
+
+ExecutionDoc = Annotated[Execution, WrapSerializer(_without_what_is_not_offloaded)]
+"""Every execution setting of a plan, or of what it is compared with."""
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
@@ -396,7 +409,7 @@ class BaselineDoc(BaseModel):
     tokens_per_s: float
     gpus: int
     layout: LayoutDoc
-    execution: Execution
+    execution: ExecutionDoc
     memory_gib: list[float]
     """Per pipeline stage, the peak on one GPU."""
     usable_hbm_gib: float
@@ -769,7 +782,7 @@ class Plan(BaseModel):
     status: Status
     objective: Objective
     layout: LayoutDoc | None
-    execution: Execution | None = None
+    execution: ExecutionDoc | None = None
     """What the launch files set and the price assumes; null where it was not chosen yet."""
     choices: list[ExecutionChoice] | None = None
     """What each choice brings that is not plain, largest first; null where many plans are made at once."""

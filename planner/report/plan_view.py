@@ -298,6 +298,7 @@ def _host_memory(plan: Plan, predicted: Predicted) -> str:
         "moments": OPTIMIZER_TRAITS[inputs.optimizer].paged,
         "reference": inputs.reference == "offloaded",
         "activations": execution is not None and execution.offload_modules != "none",
+        "parameters": execution is not None and execution.parameter_offload == "cpu",
     }
     others = [what for what, is_there in there.items() if is_there]
     words = host_words(plan.layout.optimizer_offload, predicted.host_memory_gib, others)

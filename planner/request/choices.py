@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from meshwright.costmodel.execution_names import (
     DISPATCHERS,
     OFFLOADED_MODULES,
+    PARAMETER_OFFLOADS,
     RECOMPUTE_NAMES,
     SCHEDULE_NAMES,
 )
@@ -281,6 +282,14 @@ CHOICES: tuple[Choice, ...] = (
         allow="activation-offload",
         record="offloads",
         entry="activations",
+    ),
+    _execution(
+        "parameter_offload",
+        plain="none",
+        words=PARAMETER_OFFLOADS,
+        allow="parameter-offload",
+        record="offloads",
+        entry="parameters",
     ),
     _numerics("fp8_attention", "fp8-attention"),
     _numerics("te_loss", "te-loss", run_file="fused_loss"),

@@ -70,12 +70,15 @@ def execution_options(
     allow: tuple[str, ...] = (),
     precision: str = "bf16",
     optimizer: str = "adam",
+    trains_alone: bool = True,
 ) -> ExecutionOptions:
     """What the search may choose.
 
     DeepEP and HybridEP have the same price, and graphs of the whole step hold the second alone: where both
     run, HybridEP stands for both if such graphs may be chosen, else DeepEP. Overlaps of gradients and of
     pipelines are on wherever they are legal; those of experts and of tensor parallelism are choices.
+    Parameters leave the GPUs only where one language model `trains_alone`: no frozen weights, no images and
+    no reference.
 
     Raises
     ------
@@ -97,6 +100,9 @@ def execution_options(
         "compiled": _compilations(framework, precision),
         "fp8_recipe": _fp8_recipes(framework, precision, allow),
         "offload_modules": _offloads(framework, model, pins, allow),
+        "parameter_offload": _parameter_offloads(
+            framework, cluster, pins, allow, alone=trains_alone
+        ),
     }
     binding = {name: pin for name, pin in pins.items() if experts or name != "moe_dispatch"}
     chosen: dict[str, tuple[Any, ...]] = {
@@ -184,6 +190,21 @@ def _offloads(
             if name != "none" and has_modules(model, name.split("+"))
         )
     return ("none", *inputs, *modules)
+
+
+def _parameter_offloads(
+    framework: Framework,
+    cluster: ClusterSpec,
+    pins: Mapping[str, int | str],
+    allow: tuple[str, ...],
+    *,
+    alone: bool,
+) -> tuple[str, ...]:
+    """Where shards of parameters may lie, on the GPUs first; a pin is leave enough."""
+    asked = "parameter-offload" in allow or "parameter_offload" in pins
+    if not (asked and alone and "parameters" in planned(framework.offloads)):
+        return ("none",)
+    return ("none", "cpu") if cluster.nvme_gb_per_s is None else ("none", "cpu", "nvme")
 
 
 def _compilations(framework: Framework, precision: str) -> tuple[bool, ...]:

@@ -319,6 +319,7 @@ class PlanRequest:
             allow=self.allow,
             precision=self.precision,
             optimizer=self.optimizer,
+            trains_alone=self.adapters is None and self.images is None and self.reference is None,
         )
 
     def _check_dealt(self) -> None:

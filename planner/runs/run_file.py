@@ -15,6 +15,7 @@ from meshwright.cluster_specs.reader import cluster_from_mapping, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import free_of
 from meshwright.costmodel.calibration import Calibration
+from meshwright.costmodel.execution_names import ParameterOffload
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.losses import in_chunks
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
@@ -509,9 +510,7 @@ def _run(
         or attention_kernel_kind(kernel_words)
         or attention_kernel_of_release(settings.framework),
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
-        offload_parameters=settings.parameter_offload,
         optimizer_on_drives=settings.optimizer_on_drives,
-        parameters_on_drives=settings.parameters_on_drives,
         keeps_gathered_inputs=settings.keeps_gathered_inputs
         or recipe_switch(settings.recipe, "tp_recompute_allgather") is False,
         flushes=settings.flushes,
@@ -561,8 +560,19 @@ def _execution_of(settings: SettingsDoc) -> dict[str, Any]:
             "fp8_params": _switch(settings.fp8_params, recipe, "fp8_param_gather"),
             "fp8_attention": _switch(settings.fp8_attention, recipe, "fp8_attention") is True,
             "offload_modules": offloaded_set(settings.offload_modules),
+            "parameter_offload": _place_of_parameters(settings),
         }
     )
+
+
+def _place_of_parameters(settings: SettingsDoc) -> ParameterOffload:
+    """Where a run keeps 16-bit shards. Raises InputError for drives that keep what is not offloaded."""
+    if settings.parameters_on_drives and not settings.parameter_offload:
+        what = "is DeepSpeed's, beside parameter_offload: true"
+        raise InputError(what, where="run.parameters_on_drives", value=settings.framework)
+    if settings.parameters_on_drives:
+        return "nvme"
+    return "cpu" if settings.parameter_offload else "none"
 
 
 def _switch(stated: bool | None, recipe: dict[str, Any], name: str) -> bool | None:

@@ -625,11 +625,7 @@ def _check_drives(workload: Workload, layout: Layout) -> None:
             "optimizer_offload: 100 and zero_stage: 3",
             int(layout.optimizer_offload) == 100 and int(layout.zero_stage) == 3,
         ),
-        "parameters_on_drives": (
-            workload.parameters_on_drives,
-            "parameter_offload: true",
-            workload.offload_parameters,
-        ),
+        "parameters_on_drives": (workload.parameters_on_drives, "parameter_offload: true", True),
     }
     record = framework_of_stack(workload.framework)
     for name, (is_asked, beside, is_there) in needed.items():

@@ -392,6 +392,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
         {"dp": 8, "recompute": Recompute.FULL},
         {"pp": 2, "dp": 4, "recompute": Recompute.FULL},
     ),
+    "offloaded-parameters-zero": (
+        workload(DENSE, framework="deepspeed", parameter_offload="cpu"),
+        {"dp": 8, "zero_stage": 3},
+        {"dp": 8, "zero_stage": 2},
+    ),
     "host-inputs": (
         workload(
             DENSE,

@@ -162,7 +162,7 @@ def test_it_is_a_change_of_the_waterfall(tmp_path: Path) -> None:
     plan = priced_plan(tp=2, dp=4, num_micro_batches=16, sequence_parallel=True)
     document = with_baseline(plan, read_baseline(path, plan.inputs)).baseline
     assert document is not None
-    (change,) = [bar for bar in document.waterfall if "offload parameters" in bar.change]
+    (change,) = [bar for bar in document.waterfall if "parameter offload" in bar.change]
     assert change.alone_s is not None
     assert change.alone_s < 0
     in_turn = sum(bar.in_turn_s for bar in document.waterfall)
