@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -211,23 +212,34 @@ def _beaten(case: Case, plan: Plan, effort: Effort, verdict: Verdict) -> Iterato
             kind = "optimum beaten" if plan.status == "optimal" else "bound beaten"
             layout = {name: int(value) for name, value in vars(decided.layout).items()}
             words = f"{price_s} s, bound {bound_s} s; {seconds} s by {layout} on {ranks}"
-            if _is_outside(case, decided.layout):
+            if _is_outside(case, cluster, decided.layout, ranks):
                 verdict.outside.append(f"outside the printed space: {words}")
                 continue
             yield f"{kind}: {words}"
             return
 
 
-def _is_outside(case: Case, layout: Layout) -> bool:
-    """Whether the judge's mappings of a layout are more than those of the plan's space.
+def _is_outside(
+    case: Case, cluster: ClusterSpec, layout: Layout, ranks: Sequence[tuple[int, int]]
+) -> bool:
+    """Whether a mapping of the judge's is none of the plan's space.
 
-    Where no parts of nodes are taken, axes nest in whole nodes as in Megatron (docs/fabric.md,
-    docs/limits.md): expert groups are neighbours in their data-parallel axis, and no ring over their
-    replicas lies inside them.
+    Where no parts of nodes are taken, axes nest in whole nodes as in Megatron: as much of tp as a node holds,
+    then of cp, dp and pp (docs/fabric.md, docs/limits.md). Expert groups are neighbours in their
+    data-parallel axis, and no ring over their replicas lies inside them.
     """
     free = {node["free_gpus"] for node in case.cluster["nodes"]} - {0, case.per_node}
-    parts = bool(free) or case.options["gpus"] % case.per_node != 0
-    return not parts and int(layout.ep) * int(layout.etp) > 1
+    if free or case.options["gpus"] % case.per_node != 0:
+        return False
+    if int(layout.ep) * int(layout.etp) > 1:
+        return True
+    lies, rest = placement_of_ranks(cluster, int(layout.gpus), layout, ranks), case.per_node
+    for axis in ("tp", "cp", "dp", "pp"):
+        nested = gcd(int(getattr(layout, axis)), rest)
+        if int(getattr(lies, axis)[0]) > nested:
+            return True
+        rest //= nested
+    return False
 
 
 def _promising(
