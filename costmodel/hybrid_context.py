@@ -92,11 +92,11 @@ def deal(lengths: Sequence[int], *, ranks: int, rank_tokens: int) -> list[Round]
     list of list of Team
         Every sample once; in each round the teams have all ranks.
     """
-    left = sorted(lengths, reverse=True)
-    sizes = {length: ranks_needed(length, rank_tokens) for length in set(left)}
+    waiting = sorted(lengths, reverse=True)
+    sizes = {length: ranks_needed(length, rank_tokens) for length in set(waiting)}
     rounds = []
-    while left:
-        dealt, left = _one_round(left, ranks, sizes)
+    while waiting:
+        dealt, waiting = _one_round(waiting, ranks, sizes)
         rounds.append(dealt)
     return rounds
 
@@ -104,11 +104,11 @@ def deal(lengths: Sequence[int], *, ranks: int, rank_tokens: int) -> list[Round]
 def _one_round(samples: list[int], ranks: int, sizes: Mapping[int, int]) -> tuple[Round, list[int]]:
     """A round, and the samples that are left for later ones, in the order in which they are looked at."""
     buckets = _buckets(samples, sizes)
-    starts, left = [0] * len(buckets), len(samples)
+    starts, waiting = [0] * len(buckets), len(samples)
     teams: Round = []
     by_size: dict[int, list[tuple[float, int]]] = {}
-    idle, first, most, balances = ranks, sizes[samples[0]], 0.0, False
-    while left:
+    idle, first, most_load, balances = ranks, sizes[samples[0]], 0.0, False
+    while waiting:
         for index, bucket in enumerate(buckets):
             if starts[index] == len(bucket):
                 continue
@@ -119,7 +119,7 @@ def _one_round(samples: list[int], ranks: int, sizes: Mapping[int, int]) -> tupl
         else:
             break
         starts[index] += 1
-        left -= 1
+        waiting -= 1
         if size <= idle:
             team = Team(size, [length], length * length / size)
             heapq.heappush(by_size.setdefault(size, []), (team.load, len(teams)))
@@ -130,11 +130,11 @@ def _one_round(samples: list[int], ranks: int, sizes: Mapping[int, int]) -> tupl
             team.samples.append(length)
             team.load += length * length / size
             heapq.heapreplace(by_size[size], (team.load, by_size[size][0][1]))
-        most = max(most, team.load)
+        most_load = max(most_load, team.load)
         balances = balances or size < first
-        if balances and not idle and left:
-            least = min(heap[0][0] for heap in by_size.values())
-            if most - least <= _SLACK * most:
+        if balances and not idle and waiting:
+            least_load = min(heap[0][0] for heap in by_size.values())
+            if most_load - least_load <= _SLACK * most_load:
                 break
     later = [
         length for start, bucket in zip(starts, buckets, strict=True) for length in bucket[start:]
@@ -171,14 +171,14 @@ def _trimmed(teams: Round) -> list[int]:
     removed: list[int] = []
     loads = [team.load for team in teams]
     while True:
-        most, least = max(loads), min(loads)
-        index = loads.index(most)
+        most_load, least_load = max(loads), min(loads)
+        index = loads.index(most_load)
         busiest = teams[index]
-        if most - least <= _SLACK * most or len(busiest.samples) <= 1:
+        if most_load - least_load <= _SLACK * most_load or len(busiest.samples) <= 1:
             return removed
         last = busiest.samples[-1]
-        loads[index] = most - last * last / busiest.ranks
-        if max(loads) - min(loads) >= most - least:
+        loads[index] = most_load - last * last / busiest.ranks
+        if max(loads) - min(loads) >= most_load - least_load:
             return removed
         busiest.samples.pop()
         busiest.load = loads[index]

@@ -48,6 +48,7 @@ from meshwright.planner.plan.document import (
     SoftwareNeed,
     SolverReport,
     SpaceReport,
+    without_what_is_not_offloaded,
 )
 from meshwright.planner.plan.nodes import idle_document, more_blocks
 from meshwright.planner.plan.texts import group_placement
@@ -631,11 +632,12 @@ def mapping_of_layout(workload: Workload, best: Priced) -> Mapping:
 def alternative(other: Priced, best_s: float) -> dict[str, object]:
     """A further layout: what differs in plain numbers, and how much slower it is."""
     doc = layout_document(other.layout, other.stages)
+    of_execution = {choice.name: getattr(other.execution, choice.name) for choice in OF_EXECUTION}
     return {
         "step_time_s": other.step_time_s,
         "slower_pct": 100.0 * (other.step_time_s / best_s - 1.0),
         **{choice.name: getattr(doc, choice.name) for choice in OF_LAYOUT},
-        **{choice.name: getattr(other.execution, choice.name) for choice in OF_EXECUTION},
+        **without_what_is_not_offloaded(of_execution),
         "recompute_modules": list(doc.recompute_modules),
         "recompute_layers": doc.recompute_layers,
         "stages": doc.stages,

@@ -31,17 +31,20 @@ if TYPE_CHECKING:
 # Why there is no plan, as fields and as the sentences made of them.
 
 
-def _without_what_is_not_offloaded(
-    execution: Execution, handler: SerializerFunctionWrapHandler
-) -> dict[str, Any]:
+def _as_document(execution: Execution, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
     """Plans with their parameters on the GPUs say nothing of it, as those of earlier versions."""
-    data: dict[str, Any] = handler(execution)
-    if data.get("parameter_offload") == "none":
-        del data["parameter_offload"]
-    return data
+    return without_what_is_not_offloaded(handler(execution))
 
 
-ExecutionDoc = Annotated[Execution, WrapSerializer(_without_what_is_not_offloaded)]
+def without_what_is_not_offloaded(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an execution by name, without `parameter_offload` where nothing is offloaded."""
+    said = dict(settings)
+    if said.get("parameter_offload") == "none":
+        del said["parameter_offload"]
+    return said
+
+
+ExecutionDoc = Annotated[Execution, WrapSerializer(_as_document)]
 """Every execution setting of a plan, or of what it is compared with."""
 _DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 

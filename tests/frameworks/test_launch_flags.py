@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -61,7 +63,7 @@ def some_plans(framework: FrameworkName) -> Iterator[Plan]:
         yield plan
 
 
-def launch_text(framework: FrameworkName) -> str:
+def launch_text(framework: FrameworkName, folder: Path) -> str:
     """The launch files of some plans, one after the other."""
     texts = []
     for plan in some_plans(framework):
@@ -90,12 +92,35 @@ def launch_text(framework: FrameworkName) -> str:
         changed = plan.inputs.model_copy(update={"framework": framework, "optimizer": optimizer})
         files = plan_files(plan.model_copy(update={"inputs": changed, "layout": layout}))
         texts += [text for name, text in files.items() if name != "plan.yaml"]
-    return "\n".join([*texts, *preference_texts(framework), *offload_texts(framework)])
+    texts += [*preference_texts(framework), *offload_texts(framework)]
+    return "\n".join([*texts, *dealt_texts(framework, folder)])
+
+
+def dealt_texts(framework: FrameworkName, folder: Path) -> Iterator[str]:
+    """The launch files of a plan whose samples are dealt to ranks one by one."""
+    if framework_named(framework).hybrid_context is None:
+        return
+    lengths = folder / "lengths.json"
+    lengths.write_text(json.dumps({"300": 90, "2000": 30, "32768": 1}), encoding="utf-8")
+    plan = meshwright.plan(
+        "llama-3-8b",
+        cluster="dgx-h100",
+        gpus=8,
+        global_batch=8,
+        lengths=lengths,
+        hybrid_cp=True,
+        pin="recompute=none,zero_stage=1,tp=2,cp=4",
+        robustness=False,
+    )
+    yield from (text for name, text in plan_files(plan).items() if name != "plan.yaml")
 
 
 def offload_texts(framework: FrameworkName) -> Iterator[str]:
-    """The launch files of plans with inputs of recomputed layers on the host; Megatron offloads others."""
+    """The launch files of plans with parameters or with inputs of recomputed layers on the host; Megatron
+    offloads others.
+    """
     for modules in () if framework == "megatron" else planned(framework_named(framework).offloads):
+        pin = f"offload_modules={modules},recompute=full"
         plan = meshwright.plan(
             "llama-3-8b",
             cluster="dgx-h100",
@@ -103,7 +128,7 @@ def offload_texts(framework: FrameworkName) -> Iterator[str]:
             global_batch=64,
             seq_len=8192,
             framework=framework,
-            pin=f"offload_modules={modules},recompute=full",
+            pin="parameter_offload=cpu" if modules == "parameters" else pin,
             robustness=False,
         )
         yield from (text for name, text in plan_files(plan).items() if name != "plan.yaml")
@@ -132,8 +157,8 @@ def hub_model(name: str) -> ModelSpec:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("record", RECORDS, ids=FRAMEWORK_NAMES)
-def test_every_planned_flag_is_written(record: Framework) -> None:
-    text = launch_text(record.name)
+def test_every_planned_flag_is_written(record: Framework, tmp_path: Path) -> None:
+    text = launch_text(record.name, tmp_path)
     silent = []
     for words, setting in settings_of(record):
         key = setting.flag.removeprefix("activation-checkpoint:").split(".")[-1]
