@@ -17,7 +17,7 @@ import meshwright
 from meshwright import cli
 from meshwright.documents import write_files
 from meshwright.errors import InputError
-from meshwright.planner.audit import ListedRank, audit_plan, recount_faults
+from meshwright.planner.audit import ListedRank, audit_plan, file_faults, recount_faults
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Mapping, Objective, with_digest
 from meshwright.planner.plan.texts import plan_text, read_plan
@@ -188,6 +188,20 @@ def test_every_choice_that_flags_say_is_read_back(copied: Path) -> None:
     replaced(copied / "launch.sh", "--seq-length 1024", f"--seq-length 1024 {groups}")
     faults = broken(copied)["launch files"]
     assert any(fault.startswith("launch.sh: shard_groups is 8, the plan says") for fault in faults)
+
+
+def test_tensor_parallelism_of_a_deepspeed_script_is_not_sought_in_its_configuration(
+    tmp_path: Path,
+) -> None:
+    plan = make_plan(tp=4, dp=2, zero_stage=2)
+    plan = plan.model_copy(
+        update={"inputs": plan.inputs.model_copy(update={"framework": "deepspeed"})}
+    )
+    files = plan_files(plan)
+    write_files(tmp_path, files)
+    assert list(file_faults(plan, files, tmp_path)) == []
+    replaced(tmp_path / "ds_config.json", '"stage": 2', '"stage": 1')
+    assert any("zero_stage is 1" in fault for fault in file_faults(plan, files, tmp_path))
 
 
 def test_hosts_are_compared(copied: Path) -> None:
