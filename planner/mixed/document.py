@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.reader import MixedClusterSpec, read_mixed_cluster
 from meshwright.costmodel.execution_names import PRETRAINING
-from meshwright.costmodel.workload import Execution
 from meshwright.documents import (
     LARGE_FILE_BYTES,
     finite,
@@ -29,7 +28,7 @@ from meshwright.documents import (
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.catalog import RECORDS, planned
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.plan.document import CostDoc, Objective, SoftwareNeed, Status
+from meshwright.planner.plan.document import CostDoc, ExecutionDoc, Objective, SoftwareNeed, Status
 from meshwright.planner.plan.texts import MIXED_KIND, document_text, plan_path
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.request.reader import read_request
@@ -281,7 +280,7 @@ class MixedPlan(BaseModel):
     """The parts along the pipeline; one where a part alone is fastest; empty where nothing fits."""
     layout: LayoutDoc | None
     """Null where a part alone is fastest: its own plan has it."""
-    execution: Execution | None
+    execution: ExecutionDoc | None
     installs: list[SoftwareNeed] = Field(default_factory=list)
     """What a pipeline through parts needs beside the framework, chosen or pinned."""
     predicted: MixedPredicted | None
