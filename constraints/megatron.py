@@ -460,27 +460,25 @@ MEGATRON_DEALT_MICRO_BATCH = AtMost(
 """Samples are taken out of their packs and run one by one (megatron/core/datasets/data_schedule.py,
 unpack_batch): a larger micro-batch changes nothing."""
 
-MEGATRON_DEALT_REPLICAS = Requires(
-    name="megatron-dealt-replicas",
-    sentence="dp a power of two with hybrid context parallelism",
-    unit="degrees",
-    binds=is_dealt,
-    needs=When("dp", among=_POWERS),
-    words="hybrid context parallelism with dp {dp}",
-    remedy="Take a dp that is a power of two, or plan without --hybrid-cp.",
-)
+
+def _power_of_two(name: str, axis: str) -> Requires:
+    """That a degree is one of those for which there are groups, where samples are dealt."""
+    return Requires(
+        name=name,
+        sentence=f"{axis} a power of two with hybrid context parallelism",
+        unit="degrees",
+        binds=is_dealt,
+        needs=When(axis, among=_POWERS),
+        words=f"hybrid context parallelism with {axis} {{{axis}}}",
+        remedy=f"Take a {axis} that is a power of two, or plan without --hybrid-cp.",
+    )
+
+
+MEGATRON_DEALT_REPLICAS = _power_of_two("megatron-dealt-replicas", "dp")
 """Groups are built of every power of two below dp cp, and of all of it (megatron/core/parallel_state.py,
 create_hybrid_dp_cp_groups): of another number a team may have no group."""
 
-MEGATRON_DEALT_CONTEXT = Requires(
-    name="megatron-dealt-context",
-    sentence="cp a power of two with hybrid context parallelism",
-    unit="degrees",
-    binds=is_dealt,
-    needs=When("cp", among=_POWERS),
-    words="hybrid context parallelism with cp {cp}",
-    remedy="Take a cp that is a power of two, or plan without --hybrid-cp.",
-)
+MEGATRON_DEALT_CONTEXT = _power_of_two("megatron-dealt-context", "cp")
 """As for dp."""
 
 MEGATRON_DEALT_PADDING = Divides(

@@ -200,7 +200,7 @@ def _parameter_offloads(
     *,
     alone: bool,
 ) -> tuple[str, ...]:
-    """Where shards of parameters may lie, on the GPUs first; a pin is leave enough."""
+    """Where shards of parameters may lie, on the GPUs first; a pin allows it as --allow does."""
     asked = "parameter-offload" in allow or "parameter_offload" in pins
     if not (asked and alone and "parameters" in planned(framework.offloads)):
         return ("none",)

@@ -30,11 +30,10 @@ from meshwright.planner.runs.launches.megatron import from_megatron, from_overri
 from meshwright.planner.runs.run_file import run_from_mapping
 from meshwright.planner.search.loop import search_executions
 from meshwright.planner.search.pricing import Outcome
-from meshwright.planner.search.space import space_of
 from tests.places import DATA
 from tests.planner.runs.launches.test_own_launch_read_back import priced, read_back
 from tests.planner.search.test_executions import asked
-from tests.planner.search.test_planner_optimum import best_by_brute_force
+from tests.planner.search.test_planner_optimum import best_of_executions
 from tests.plans import make_plan as plan_of
 from tests.soaked import some
 
@@ -70,12 +69,10 @@ def brute_force(request: PlanRequest) -> float | None:
     """The least step time over every set of modules and every layout that its rules allow."""
     sets: Sequence[str] = OF_ATTENTION if request.model.moe is None else MODULES
     plain = request.execution_options.executions()[0]
-    times = []
-    for modules in sets:
-        execution = replace(plain, offload_modules=modules)  # type: ignore[arg-type]
-        workload = replace(request.workload(execution), chooses_buckets=True)
-        times.append(best_by_brute_force(replace(space_of(request), workload=workload)))
-    return min((seconds for seconds in times if seconds is not None), default=None)
+    return best_of_executions(
+        request,
+        (replace(plain, offload_modules=modules) for modules in sets),  # type: ignore[arg-type]
+    )
 
 
 def compare(seed: int, hbm_gib: float) -> Outcome:

@@ -21,8 +21,7 @@ from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
 from meshwright.planner.runs.run_file import run_from_mapping
 from meshwright.planner.search.loop import search_executions
-from meshwright.planner.search.space import space_of
-from tests.planner.search.test_planner_optimum import best_by_brute_force
+from tests.planner.search.test_planner_optimum import best_of_executions
 from tests.soaked import some
 
 LONG: dict[str, Any] = {
@@ -95,11 +94,7 @@ def test_the_search_equals_brute_force(framework: str, hbm_gib: float) -> None:
     )
     device = asked.cluster.device.model_copy(update={"hbm_gib": hbm_gib})
     asked = replace(asked, cluster=asked.cluster.model_copy(update={"device": device}))
-    times = []
-    for execution in asked.execution_options.executions():
-        workload = replace(asked.workload(execution), chooses_buckets=True)
-        times.append(best_by_brute_force(replace(space_of(asked), workload=workload)))
-    best_s = min((seconds for seconds in times if seconds is not None), default=None)
+    best_s = best_of_executions(asked, asked.execution_options.executions())
     outcome = search_executions(asked, CostModelPricing)
     found_s = outcome.best[0].step_time_s if outcome.best else None
     assert found_s == (None if best_s is None else pytest.approx(best_s, rel=1e-9))

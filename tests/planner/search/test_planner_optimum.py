@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -20,6 +20,7 @@ from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.schedules import schedule_name, traits
+from meshwright.costmodel.workload import Execution
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.combination_costs import shape_table
@@ -140,6 +141,18 @@ def best_by_brute_force(space: Space) -> float | None:
         for seconds in step_times(space, layouts.scalar(row))
     ]
     return min(times, default=None)
+
+
+def best_of_executions(request: PlanRequest, executions: Iterable[Execution]) -> float | None:
+    """The same over some executions, with every size of gradient buckets."""
+    space = space_of(request)
+    times = [
+        best_by_brute_force(
+            replace(space, workload=replace(request.workload(each), chooses_buckets=True))
+        )
+        for each in executions
+    ]
+    return min((seconds for seconds in times if seconds is not None), default=None)
 
 
 def step_times(space: Space, layout: Layout) -> Iterator[float]:
