@@ -283,6 +283,8 @@ READABLE = (
     "accelerate.yaml",
 )
 """What `estimate --from-launch` reads."""
+_SAID_ELSEWHERE = {"ds_config.json": ("tp",)}
+"""What a file is read with although it does not say it: a Megatron-DeepSpeed script has it as an argument."""
 _OF_LAYOUT = (*(choice.name for choice in OF_LAYOUT), "sequence_parallel")
 _OF_INPUTS = ("seq_len", "global_batch", "precision", "optimizer")
 _OF_MODEL = ("layers", "hidden", "heads", "ffn_hidden")
@@ -364,7 +366,8 @@ def _flag_faults(plan: Plan, path: Path) -> Iterator[str]:
         # Some scripts leave the model to a file beside them; their lines are compared all the same.
         return
     for name, planned in _planned_settings(plan).items():
-        stated = launch.settings.get(name, planned)
+        elsewhere = name in _SAID_ELSEWHERE.get(path.name, ())
+        stated = planned if elsewhere else launch.settings.get(name, planned)
         if stated != planned:
             yield f"{path.name}: {name} is {shown(stated)}, the plan says {shown(planned)}"
     if not isinstance(launch.model, Mapping):

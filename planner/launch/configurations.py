@@ -276,7 +276,7 @@ def _kind_notes(launch: Launch) -> Iterator[str]:
         said = f"{setting.flag} {setting.value} of {setting.installs}".strip()
         yield f"Its loss is {loss}: {said}."
         if setting is LIGER_LOSS:
-            yield f"It is of the Trainer of transformers: trainers of {TRL_HEAD.installs} do not use it."
+            yield f"It is of the Trainer of transformers: those of {TRL_HEAD.installs} do not use it."
     elif inputs.kind == "sft" or loss_of_trainer(record.name, inputs.kind, inputs.reference):
         yield (
             "Its loss takes all logits, as the Trainer of transformers does by itself; trainers of "

@@ -169,11 +169,7 @@ def from_deepspeed(document: dict[str, Any], where: str) -> LaunchRun:
         "framework": DEEPSPEED.name,
         "overlap": {"dp": bool(zero.get(OVERLAP, False))},
     }
-    tensor = whole_number(tensor_parallel, "autotp_size", where)
-    if (
-        tensor is not None
-    ):  # Megatron-DeepSpeed has its tensor parallelism from the script's arguments
-        settings["tp"] = max(tensor, 1)
+    settings["tp"] = whole_number(tensor_parallel, "autotp_size", where) or 1
     settings["moe_dispatch"] = "alltoall"
     batch = whole_number(document, BATCH, where)
     if batch is not None:
