@@ -2,8 +2,9 @@
 
 `python -m benchmarks.measured_steps RUNS.yaml -o MEASURED.yaml` runs each row as it stands and writes the same rows
 with `measured`: the median step and the peak that PyTorch's allocator handed out. Adapters are trained by
-transformers' Trainer; full training by FSDP2 as torchtitan wraps it, a unit and a compiled graph for each layer.
-Needs a GPU, torch, transformers, accelerate and peft; bitsandbytes for qlora, liger-kernel for its loss.
+transformers' Trainer; full training by FSDP2 as torchtitan wraps it, a unit and a compiled graph for each layer, or
+by DeepSpeed. Needs a GPU, torch, transformers, accelerate and peft; bitsandbytes for qlora, liger-kernel and trl for
+their losses, torchao for FP8, deepspeed for its rows.
 Speed and memory of a step do not depend on the values of dense weights, so none are downloaded.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from meshwright.frameworks.deepspeed import DEEPSPEED
 from meshwright.frameworks.torchtitan import TORCHTITAN
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_file import Run, read_runs
@@ -185,17 +187,101 @@ def trained_adapters(torch: Any, run: Run, settings: dict[str, Any]) -> list[flo
     return times
 
 
+def _loss_of(
+    torch: Any, model: Any, settings: dict[str, Any], compiled: bool
+) -> Callable[[Any], Any]:
+    """The loss of a micro-batch of tokens: on all logits in FP32, or by TRL's head in tiles."""
+    if settings.get("loss") == "fused-head":
+        from trl.kernels import ChunkedLogProbFunction
+
+        def in_tiles(input_ids: Any) -> Any:
+            hidden = model.model(input_ids=input_ids, use_cache=False).last_hidden_state
+            # 32,768 entries of the vocabulary at once, as trl/trainer/utils.py has it.
+            scored = hidden.flatten(0, 1), model.lm_head.weight, None, input_ids.flatten()
+            return -ChunkedLogProbFunction.apply(*scored, 1.0, 2**15, None, 1.0, ())[0].mean()
+
+        # FSDP gathers what is around the layers when the model itself is called.
+        model.forward = in_tiles
+        return lambda tokens: model(input_ids=tokens)
+
+    def cross_entropy(logits: Any, labels: Any) -> Any:
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+    if compiled:
+        cross_entropy = torch.compile(cross_entropy)
+
+    def on_logits(tokens: Any) -> Any:
+        return cross_entropy(model(input_ids=tokens).logits, tokens)
+
+    return on_logits
+
+
+def _narrowed(torch: Any, layer: Any, settings: dict[str, Any]) -> None:
+    """The linear layers in FP8 by torchao, where a row asks for it."""
+    if settings.get("precision") != "fp8":
+        return
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    recipe = settings.get("fp8_recipe", "tensorwise").replace("-", "_")
+    convert_to_float8_training(layer, config=Float8LinearConfig.from_recipe_name(recipe))
+
+
+def _group_of_one(torch: Any) -> None:
+    """Makes this process a job of one rank."""
+    if torch.distributed.is_initialized():
+        return
+    alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "RANK": "0", "LOCAL_RANK": "0"}
+    for name, value in {**alone, "WORLD_SIZE": "1"}.items():
+        os.environ.setdefault(name, value)
+    torch.cuda.set_device(0)
+    torch.distributed.init_process_group("nccl", rank=0, world_size=1)
+
+
+def trained_by_deepspeed(torch: Any, run: Run, settings: dict[str, Any]) -> list[float]:
+    """Seconds of each step of full training under DeepSpeed: BF16 with FP32 masters, PyTorch's AdamW."""
+    import deepspeed
+
+    _group_of_one(torch)
+    workload, layout = run.workload, run.layout
+    model = built(torch, workload.model, torch.bfloat16)
+    model.train()
+    if settings.get("recompute") == "full":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    zero: dict[str, Any] = {"stage": settings["zero_stage"], "overlap_comm": True}
+    if settings.get("parameter_offload"):
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    config = {
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.num_micro_batches,
+        "bf16": {"enabled": True},
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "torch_adam": True}},
+        "zero_optimization": zero,
+    }
+    engine, *_ = deepspeed.initialize(model=model, config=config, dist_init_required=True)
+    torch.cuda.reset_peak_memory_stats()
+    loss_of = _loss_of(torch, engine.module, settings, False)
+    shape = (layout.micro_batch, workload.seq_len)
+    times: list[float] = []
+    with _timed_steps(torch, times) as done:
+        for _ in range(WARM_UPS + STEPS):
+            for _ in range(layout.num_micro_batches):
+                tokens = torch.randint(0, workload.model.vocab, shape, device="cuda")
+                engine.backward(loss_of(tokens))
+                engine.step()
+            done()
+    engine.destroy()
+    return times
+
+
 def trained_whole(torch: Any, run: Run, settings: dict[str, Any]) -> list[float]:
     """Seconds of each step of full training under FSDP2: weights in FP32, products in BF16, AdamW fused."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    _group_of_one(torch)
     workload, layout = run.workload, run.layout
-    if not torch.distributed.is_initialized():
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", "29533")
-        torch.distributed.init_process_group("nccl", rank=0, world_size=1)
     mesh = init_device_mesh("cuda", (1,))
     model = built(torch, workload.model, torch.float32)
     model.train()
@@ -203,6 +289,7 @@ def trained_whole(torch: Any, run: Run, settings: dict[str, Any]) -> list[float]
     compiled = settings["framework"].startswith(TORCHTITAN.name)
     layers = model.model.layers
     for index, layer in enumerate(layers):
+        _narrowed(torch, layer, settings)
         wrapped = checkpoint_wrapper(layer) if settings.get("recompute") == "full" else layer
         if compiled:
             wrapped.compile(fullgraph=False)
@@ -211,22 +298,14 @@ def trained_whole(torch: Any, run: Run, settings: dict[str, Any]) -> list[float]
     fully_shard(model, mesh=mesh, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     torch.cuda.reset_peak_memory_stats()
-
-    def loss_of(logits: Any, labels: Any) -> Any:
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-
-    if compiled:
-        loss_of = torch.compile(loss_of)
+    loss_of = _loss_of(torch, model, settings, compiled)
     shape = (layout.micro_batch, workload.seq_len)
     times: list[float] = []
     with _timed_steps(torch, times) as done:
         for _ in range(WARM_UPS + STEPS):
             for _ in range(layout.num_micro_batches):
                 tokens = torch.randint(0, workload.model.vocab, shape, device="cuda")
-                logits = model(input_ids=tokens).logits
-                loss = loss_of(logits, tokens)
-                del logits
-                loss.backward()
+                loss_of(tokens).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
@@ -239,8 +318,12 @@ def measured(torch: Any, run: Run, settings: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    train = trained_whole
+    if run.workload.adapters:
+        train = trained_adapters
+    elif settings["framework"] == DEEPSPEED.name:
+        train = trained_by_deepspeed
     try:
-        train = trained_adapters if run.workload.adapters else trained_whole
         times = train(torch, run, settings)
     except torch.cuda.OutOfMemoryError:
         return {"out_of_memory": True}

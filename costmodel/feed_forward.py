@@ -18,7 +18,13 @@ from meshwright.costmodel.adapters import (
     widening_s,
 )
 from meshwright.costmodel.collectives import Links, all_to_all_s, members_inside, ring_pass_s
-from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
+from meshwright.costmodel.kernels import (
+    gemm_s,
+    streamed_s,
+    transposed_slower,
+    weight_cast_bytes,
+    weight_gradient_s,
+)
 from meshwright.costmodel.layer_context import (
     Context,
     LayerTime,
@@ -72,7 +78,12 @@ def linear(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -
         base = frozen_passes_s(c, tokens, n, k, len(outputs))
         return Passes(base.forward + beside.forward, base.backward + beside.backward)
     forward, backward = gemm_s(tokens, n, k, c.rates), gemm_s(tokens, k, n, c.rates)
-    return Passes(forward, backward + weight_gradient_s(k, n, tokens, c.rates))
+    wide = c.wide_weight_gradients
+    # Half of the casts for each product.
+    cast = weight_cast_bytes(c.workload.fp8_recipe, transposed_slower(c.rates))
+    casts = streamed_s(0.5 * cast * n * k, c.rates)
+    by_weight = weight_gradient_s(k, n, tokens, c.rates, sixteen_bit=wide)
+    return Passes(forward + casts, backward + casts + by_weight)
 
 
 def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:
@@ -249,11 +260,14 @@ def _expert_gemms_s(c: Context, local: _Local) -> Passes:
         return Passes(
             up + down + widened_s + beside.forward, backward + widened_s + beside.backward
         )
+    by_weight_s = partial(
+        weight_gradient_s, rates=c.rates, sixteen_bit=c.wide_weight_gradients, groups=groups
+    )
     backward = (
         grouped_s(hidden, inputs)
-        + weight_gradient_s(hidden, inputs, rows, c.rates, groups=groups)
+        + by_weight_s(hidden, inputs, rows)
         + grouped_s(local.width, hidden)
-        + weight_gradient_s(local.width, hidden, rows, c.rates, groups=groups)
+        + by_weight_s(local.width, hidden, rows)
     )
     return Passes(up + down, backward)
 

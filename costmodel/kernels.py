@@ -201,21 +201,51 @@ GATHERED_SHARE = {precision: size / 2.0 for precision, size in OPERAND_BYTES.ite
 at 16 bits."""
 
 
+_TRANSPOSED_BYTES_PER_S_OF_SM = 6.4e9
+
+
+def transposed_slower(rates: Rates) -> float:
+    """How much slower than streaming kernels those are that cast along columns or write transposed.
+
+    What PyTorch compiles for them reads and writes apart from its neighbours, and is paced by the SMs, not by
+    HBM: 6.4 GB/s an SM in Llama 3's layers by torchao 0.18 and PyTorch 2.11 on an H200 (a profile in
+    `tests/data/own_runs/h200_float8.yaml`). torchao's own runs on eight H100 (float8/README.md) ask for 5.9.
+
+    Parameters
+    ----------
+    rates : Rates
+        What the device attains.
+
+    Returns
+    -------
+    float
+        Ratio of rates, at least 1.
+    """
+    return max(1.0, rates.hbm_bytes_per_s / (rates.sms * _TRANSPOSED_BYTES_PER_S_OF_SM))
+
+
+_ROW_CAST = 2.0 + 1.0
+"""Bytes of an element where scales are by row: read once for the maximum and the cast, written at 8 bits."""
+
+
 def cast_bytes_per_element(
     precision: str,
     architecture: str,
     *,
     current_scaling: bool,
     transposes_apart: bool = False,
-    in_blocks: bool = False,
+    recipe: str | None = None,
+    slower: float = 1.0,
 ) -> float:
     """Bytes that moving one element to a narrower format costs, reads and writes.
 
     FP8 reads 2 and writes 1, and once more transposed before Blackwell, whose FP8 GEMMs take either order; a
     scale from the tensor's own maximum needs one more read of 2. Blocks of 128 are read once and written by
-    rows and by columns, with 4 bytes of scale each. MXFP8 writes rows and columns, each with its scales.
-    NVFP4 reads for the maximum, for the rows and for the Hadamard-rotated columns (Transformer Engine
-    documentation, "Low precision training").
+    rows and by columns, with 4 bytes of scale each. Scales by row need a cast along rows for one product and
+    one along columns for another, unless weight gradients stay at 16 bits (torchao 0.18, float8/config.py,
+    Float8LinearRecipeName). MXFP8 writes rows and columns, each with its scales. NVFP4 reads for the maximum,
+    for the rows and for the Hadamard-rotated columns (Transformer Engine documentation, "Low precision
+    training").
 
     Parameters
     ----------
@@ -224,28 +254,58 @@ def cast_bytes_per_element(
     architecture : str
         Of the device, such as hopper or blackwell.
     current_scaling : bool
-        Whether FP8 scales come from the tensor itself instead of the steps before.
+        Whether FP8 scales come from the tensor itself instead of the steps before; a recipe goes before it.
     transposes_apart : bool
         Whether the transpose is made in a kernel of its own, which reads the FP8 tensor once more.
-    in_blocks : bool
-        Whether FP8 scales are those of blocks.
+    recipe : str, optional
+        How FP8 scales come about (`workload.Fp8Recipe`), where it is not the stack's own way.
+    slower : float
+        `transposed_slower`: what a byte counts that is cast along columns for scales by row, at least 1.
 
     Returns
     -------
     float
         Bytes; 0 at 16 bits.
     """
-    if precision == "fp8" and in_blocks:
+    if precision == "fp8" and recipe == "blockwise":
         return 2.0 + 2.0 * (1.0 + 4.0 / 128.0)
+    if precision == "fp8" and recipe in ("rowwise", "rowwise_with_gw_hp"):
+        return _ROW_CAST + ((2.0 + 2.0 + 1.0) * slower if recipe == "rowwise" else 0.0)
     if precision == "fp8":
         written = 1.0 if architecture == "blackwell" else 2.0
-        maximum = 2.0 if current_scaling else 0.0
+        maximum = 2.0 if (recipe == "tensorwise" if recipe else current_scaling) else 0.0
         transpose = 1.0 if transposes_apart and written > 1.0 else 0.0
         return 2.0 + written + transpose + maximum
     reads = {"mxfp8": 2.0, "nvfp4": 6.0}
     if precision not in reads:
         return 0.0
     return reads[precision] + 2.0 * OPERAND_BYTES[precision]
+
+
+def weight_cast_bytes(recipe: str | None, slower: float) -> float:
+    """Bytes per element of a weight that every micro-batch casts again.
+
+    Where scales are by row, whole weights are gathered at 16 bits and cast for the forward product and, along
+    the other order, for the gradient of the inputs (torchao 0.18, float8/float8_linear.py,
+    matmul_with_hp_or_float8_args). Other stacks cast shards, or once a step: a share that is left out.
+
+    Parameters
+    ----------
+    recipe : str, optional
+        How FP8 scales come about (`workload.Fp8Recipe`).
+    slower : float
+        `transposed_slower`: what a byte counts that is written transposed, at least 1.
+
+    Returns
+    -------
+    float
+        Bytes, at least 0.
+    """
+    again = {
+        "rowwise": (2.0 + 2.0 + 1.0) * slower,
+        "rowwise_with_gw_hp": 2.0 + (2.0 + 1.0) * slower,
+    }
+    return _ROW_CAST + again[recipe] if recipe in again else 0.0
 
 
 # Bytes per element that norms, residuals, rotary embeddings and activations move, by how they are run.

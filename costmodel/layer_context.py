@@ -22,6 +22,7 @@ from meshwright.costmodel.kernels import (
     cast_bytes_per_element,
     element_bytes,
     streamed_s,
+    transposed_slower,
 )
 from meshwright.costmodel.layout import Floats, Layout, Placement
 from meshwright.costmodel.rates import Constants
@@ -60,16 +61,19 @@ class Context:
     @cached_property
     def cast_bytes(self) -> float:
         """Bytes moved per element of a GEMM operand that is cast to the run's precision."""
-        recipe, current = self.workload.fp8_recipe, self.constants.framework.current_scaling
-        if recipe is not None:
-            current = recipe == "tensorwise"
         return cast_bytes_per_element(
             self.workload.precision,
             self.workload.cluster.device.architecture,
-            current_scaling=current,
-            in_blocks=recipe == "blockwise",
+            current_scaling=self.constants.framework.current_scaling,
             transposes_apart=self.constants.framework.transposes_apart,
+            recipe=self.workload.fp8_recipe,
+            slower=transposed_slower(self.rates),
         )
+
+    @property
+    def wide_weight_gradients(self) -> bool:
+        """Whether products of weight gradients run at 16 bits beside narrower ones."""
+        return self.workload.fp8_recipe == "rowwise_with_gw_hp"
 
     @cached_property
     def element_bytes(self) -> ElementBytes:

@@ -43,8 +43,9 @@ and 2; cuDNN up to 9.0, as containers of early 2024 have it; what PyTorch's own 
 FlashAttention 3, which also stands for later kernels of cuDNN."""
 
 
-Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
-"""Scales from the steps before, from each tensor itself, or from each of its blocks of 128 elements."""
+Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "rowwise", "rowwise_with_gw_hp"]
+"""Scales from the steps before, from each tensor itself, from each of its blocks of 128 elements, or from
+each row; by row with weight gradients at 16 bits. The names are those of Transformer Engine and torchao."""
 
 
 _TYPE_BYTES = {"fp32": 4, "bf16": 2}

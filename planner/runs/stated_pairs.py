@@ -52,6 +52,9 @@ _PRECISIONS = {
     "amp_fp8": {"precision": "fp8"},
     "fp8 current scaling": {"precision": "fp8", "fp8_recipe": "tensorwise"},
     "float8 tensorwise": {"precision": "fp8", "fp8_recipe": "tensorwise"},
+    "float8 rowwise": {"precision": "fp8", "fp8_recipe": "rowwise"},
+    "float8 rowwise linears": {"precision": "fp8", "fp8_recipe": "rowwise"},
+    "float8 rowwise_with_gw_hp": {"precision": "fp8", "fp8_recipe": "rowwise_with_gw_hp"},
 }
 _SHARDED = ("fsdp", FSDP2.name, "FSDP FULL_SHARD")
 """Words of sources for ZeRO 3."""
@@ -77,6 +80,7 @@ class StatedPairDoc(BaseModel):
     framework: Words | None = None
     layout: dict[str, Any] | None = None
     also_changes: Any = None
+    note: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +191,8 @@ def _base(doc: StatedPairDoc) -> dict[str, Any]:
     """The settings that both runs share, by the words of a run file."""
     if doc.also_changes:
         raise _NotSaidError("another setting changes too")
+    if "memory-budget AC" in str(doc.note):
+        raise _NotSaidError("recomputation by a memory budget has no price")
     for name in ("model", "device", "gpus", "seq_len", "global_batch", "layout"):
         if getattr(doc, name) is None:
             raise _NotSaidError(f"{name} not stated")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,6 +27,8 @@ from meshwright.costmodel.kernels import (
     element_bytes,
     gemm_s,
     streamed_s,
+    transposed_slower,
+    weight_cast_bytes,
     weight_gradient_s,
 )
 from meshwright.costmodel.layer_context import Context, Parts
@@ -111,11 +114,29 @@ def test_a_weight_gradient_pays_for_the_gradient_it_adds_to(rates: Rates) -> Non
     assert grouped == pytest.approx(8 * (8.0 * 4096**2 / 1e12 + operands))
 
 
+def test_a_weight_is_cast_again_where_scales_are_by_row() -> None:
+    """By row and by column; with weight gradients at 16 bits by row, and whole for the gradient of inputs."""
+    assert weight_cast_bytes("rowwise", 3.0) == 3.0 + 5.0 * 3.0
+    assert weight_cast_bytes("rowwise_with_gw_hp", 3.0) == 3.0 + 2.0 + 3.0 * 3.0
+    assert weight_cast_bytes("tensorwise", 3.0) == weight_cast_bytes(None, 3.0) == 0.0
+
+
+def test_transposing_kernels_are_paced_by_the_sms(rates: Rates) -> None:
+    """100 SMs at 6.4 GB/s each against HBM at 1.28 TB/s; never faster than streaming."""
+    slow = replace(rates, sms=100, hbm_bytes_per_s=1.28e12)
+    assert transposed_slower(slow) == pytest.approx(2.0)
+    assert transposed_slower(replace(slow, hbm_bytes_per_s=1e9)) == 1.0
+
+
 def test_bytes_of_a_cast() -> None:
     """FP8 on Hopper: read 2, write rows and columns; current scaling reads twice; Blackwell needs rows."""
     assert cast_bytes_per_element("fp8", "hopper", current_scaling=False) == 4.0
     assert cast_bytes_per_element("fp8", "hopper", current_scaling=True) == 6.0
     assert cast_bytes_per_element("fp8", "blackwell", current_scaling=True) == 5.0
+    by_row = partial(cast_bytes_per_element, "fp8", "hopper", current_scaling=False)
+    assert by_row(recipe="rowwise", slower=3.0) == 3.0 + 5.0 * 3.0
+    assert by_row(recipe="rowwise_with_gw_hp") == 3.0
+    assert by_row(recipe="tensorwise") == 6.0
     assert (
         cast_bytes_per_element("mxfp8", "blackwell", current_scaling=True)
         == 2.0 + 2.0 * 33.0 / 32.0

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from meshwright.costmodel.schedules import schedule_named, traits
+from meshwright.costmodel.workload import Fp8Recipe
 from meshwright.documents import read_text
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import as_compiled
@@ -116,6 +117,8 @@ CONVERTERS = {
     "quantize.linear.mx": "mxfp8",
 }
 """Precision of the run by the name in `converters` of `model`."""
+_RECIPES = ("--quantize.linear.float8.recipe-name", "--float8.recipe-name")
+"""Whether FP8 scales are by tensor or by row (torchtitan, components/quantization/float8.py)."""
 _SCHEDULES = {setting.value.lower(): name for name, setting in TORCHTITAN.schedules.items()}
 """torch reads their names in any case (`get_schedule_class`)."""
 _CHECKPOINTS = ("none", "selective", "full", "memory_budget")
@@ -188,7 +191,11 @@ def _precision(line: CommandLine, config: NamedConfig | None) -> dict[str, str]:
     names = _converters(line)
     if names is not None:
         known = [CONVERTERS[name] for name in names if name in CONVERTERS]
-        return {"precision": known[-1] if known else "bf16"}
+        precision = known[-1] if known else "bf16"
+        recipe = next(filter(None, map(line.text, _RECIPES)), None)
+        if precision == "fp8" and recipe in get_args(Fp8Recipe):
+            return {"precision": precision, "fp8_recipe": recipe}
+        return {"precision": precision}
     if config is not None and config.precision is not None:
         return {"precision": config.precision}
     return {}

@@ -81,6 +81,23 @@ def test_older_names_converters_and_operators(tmp_path: Path) -> None:
     assert run.settings["recompute_modules"] == ["op"]
 
 
+@pytest.mark.parametrize(
+    ("section", "recipe"),
+    [
+        ("[quantize.linear.float8]\nrecipe_name = 'rowwise'\n", "rowwise"),
+        ("[float8]\nrecipe_name = 'rowwise_with_gw_hp'\n", "rowwise_with_gw_hp"),
+        ("[float8]\nfilter_fqns = ['output']\n", None),
+    ],
+)
+def test_scales_of_float8_are_by_tensor_or_by_row(
+    section: str, recipe: str | None, tmp_path: Path
+) -> None:
+    run = read(tmp_path, TOML.replace("[]", '["float8"]') + section)
+    assert run.settings["precision"] == "fp8"
+    assert run.settings.get("fp8_recipe") == recipe
+    assert run.unread == ()
+
+
 def test_a_toml_file_has_a_price(tmp_path: Path) -> None:
     path = tmp_path / "train.toml"
     selective = '"selective"\nselective_ac_option = "op"'
