@@ -83,7 +83,7 @@ class JobDoc(BaseModel):
     allow: str | tuple[str, ...] = ()
     """What may change the numbers of the run: `bf16-grads,fp8-params`, `all`, or a list."""
     inside_domain: str | tuple[str, ...] = ()
-    """Axes whose groups each lie in one NVLink domain: `ep,cp`, or a list."""
+    """Axes whose groups each lie in one NVLink domain: `tp,cp`, or a list."""
     max_cut_use: CutUse = 1.0
     """Share of the capacity of every cut of the fabric that may be used in a phase."""
     moe_dispatch: str | None = None

@@ -88,6 +88,11 @@ class LayoutDoc(BaseModel):
     schedule: ScheduleName = "1f1b"
     stages: list[list[int]]
 
+    @property
+    def expert_group(self) -> int:
+        """Ranks that hold one replica of a layer's experts: etp * ep."""
+        return self.etp * self.ep
+
 
 class LevelTraffic(BaseModel):
     """Bytes that leave a GPU across one fabric level in a step, and how long its share of links is busy."""
