@@ -234,37 +234,6 @@ def recommend(
     return plan_sizes(request, progress or (lambda line: None))
 
 
-__all__ = [
-    "calibrate",
-    "catalog",
-    "collective",
-    "compress",
-    "estimate",
-    "explain",
-    "fleet",
-    "launch",
-    "map",
-    "memory",
-    "model",
-    "overlap",
-    "pipeline",
-    "place_experts",
-    "plan",
-    "plan_batch",
-    "read_topology",
-    "recommend",
-    "report",
-    "roofline",
-    "save",
-    "schema",
-    "trace",
-    "traffic",
-    "validate",
-    "verify_plan",
-    "verify_plans",
-    "volumes",
-]
-
 FilePath = str | PathLike[str]
 Progress = Callable[[str], None]
 
