@@ -297,8 +297,6 @@ def _alike(memory_gib: list[float], tolerance: float) -> list[list[int]]:
 # A plan against what is run today: the speed-up first, then what each change brings and what to edit.
 
 
-SHORTEST_GAIN = 0.0005
-"""Single changes below this share of today's step are counted together."""
 _SIGNED_SECONDS = Kind("{:+,.3f} s".format)
 _PLAIN_SECONDS = Kind("{:,.3f} s".format)
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.layout import AXES, PLACED_AXES
 from meshwright.documents import read_mapping
 from meshwright.errors import InputError
-from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.megatron import BRIDGE_OVERRIDES, MEGATRON
 from meshwright.model_specs.adapters import ALL_LINEAR
 from meshwright.planner.runs.launches.command_line import CommandLine
 from meshwright.planner.runs.launches.fields import (
@@ -49,11 +49,7 @@ ACTOR = (
 
 
 MEGATRON_AXES = {
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "expert_model_parallel_size": "ep",
-    "expert_tensor_parallel_size": "etp",
-    "context_parallel_size": "cp",
+    name.removeprefix("model."): word for name, word in BRIDGE_OVERRIDES if word in PLACED_AXES
 }
 """Megatron's fields by axis, as NeMo-RL and verl take them over."""
 _POLICY = "policy"
