@@ -19,8 +19,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from meshwright.documents import path_of
-from meshwright.errors import known_keywords
+from meshwright.documents import path_of, write_files
+from meshwright.errors import InfeasibleError, InputError, known_keywords, near_miss
 
 if TYPE_CHECKING:
     from meshwright.cluster_specs.importers.document import ImportedCluster
@@ -861,7 +861,6 @@ def launch(
     InfeasibleError
         If the plan has no layout, or one that the target refuses.
     """
-    from meshwright.documents import write_files
     from meshwright.planner.launch.plan_files import plan_files
 
     laid_out = _laid_out(plan)
@@ -1097,7 +1096,6 @@ def fleet(
     """
     from dataclasses import fields
 
-    from meshwright.errors import InputError, near_miss
     from meshwright.planner.many.fleet import FleetOptions, run_fleet
 
     known = [field.name for field in fields(FleetOptions)]
@@ -1214,7 +1212,6 @@ def catalog(kind: Literal["models", "clusters", "devices"]) -> list[dict[str, An
     InputError
         If there is no such kind.
     """
-    from meshwright.errors import InputError, near_miss
     from meshwright.planner.report.catalog_view import CATALOGS, catalog_rows
 
     if kind not in CATALOGS:
@@ -1380,7 +1377,6 @@ def collective(
     InputError
         If what is given does not make a question, or cannot be read.
     """
-    from meshwright.errors import InputError
     from meshwright.planner.calculators import collective as documents
     from meshwright.planner.calculators.formulas import sizes_between
 
@@ -1469,7 +1465,6 @@ def roofline(
     InputError
         If what is given does not make a question, or cannot be read.
     """
-    from meshwright.errors import InputError
     from meshwright.planner.analysis.roofline import (
         network_roofline,
         peak_and_rates,
@@ -1648,7 +1643,6 @@ def overlap(
         If what is given does not make a question, or cannot be read.
     """
     from meshwright.costmodel.textbook import Link
-    from meshwright.errors import InputError
     from meshwright.planner.calculators import volumes as documents
 
     document: dict[str, Any] = {}
@@ -1800,7 +1794,6 @@ def compress(
 
 def _laid_out(plan: Plan | FilePath) -> Plan:
     """A plan that has a layout, read where it is a file."""
-    from meshwright.errors import InfeasibleError
     from meshwright.planner.plan.document import Plan
     from meshwright.planner.plan.texts import read_feasible_plan
 
