@@ -105,7 +105,7 @@ __all__ = [
     "volumes",
 ]
 
-_MODULE_OF = {
+_OUTSIDE_API = {
     "ClusterSpec": "cluster_specs.schema",
     "InfeasibleError": "errors",
     "InputError": "errors",
@@ -113,51 +113,23 @@ _MODULE_OF = {
     "ModelSpec": "model_specs.schema",
     "Plan": "planner.plan.document",
     "PlanRequest": "planner.request.plan_request",
-    "calibrate": "api",
-    "catalog": "api",
-    "collective": "api",
     "compare": "planner.launch.compare",
-    "compress": "api",
-    "estimate": "api",
-    "explain": "api",
-    "fleet": "api",
-    "read_topology": "api",
-    "launch": "api",
     "make_plan": "planner.plan.make_plan",
-    "map": "api",
-    "memory": "api",
-    "model": "api",
-    "overlap": "api",
-    "pipeline": "api",
-    "place_experts": "api",
-    "plan": "api",
-    "plan_batch": "api",
-    "plan_mixed": "api",
     "read_cluster": "cluster_specs.reader",
     "read_model": "model_specs.reader",
     "read_plan": "planner.plan.texts",
-    "recommend": "api",
-    "report": "api",
-    "roofline": "api",
-    "save": "api",
-    "schema": "api",
     "sweep": "planner.many.sweep",
-    "trace": "api",
-    "traffic": "api",
-    "validate": "api",
-    "verify_plan": "api",
-    "verify_plans": "api",
-    "volumes": "api",
 }
+"""Modules of the names that `meshwright.api` does not have."""
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
-    module = _MODULE_OF.get(name)
-    if module is None:
+    if name not in __all__:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
-    value = getattr(import_module(f"meshwright.{module}"), name)
+    module = import_module(f"meshwright.{_OUTSIDE_API.get(name, 'api')}")
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

@@ -19,8 +19,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from meshwright.documents import path_of
-from meshwright.errors import known_keywords
+from meshwright.documents import path_of, write_files
+from meshwright.errors import InfeasibleError, InputError, known_keywords, near_miss
 
 if TYPE_CHECKING:
     from meshwright.cluster_specs.importers.document import ImportedCluster
@@ -233,37 +233,6 @@ def recommend(
     )
     return plan_sizes(request, progress or (lambda line: None))
 
-
-__all__ = [
-    "calibrate",
-    "catalog",
-    "collective",
-    "compress",
-    "estimate",
-    "explain",
-    "fleet",
-    "launch",
-    "map",
-    "memory",
-    "model",
-    "overlap",
-    "pipeline",
-    "place_experts",
-    "plan",
-    "plan_batch",
-    "read_topology",
-    "recommend",
-    "report",
-    "roofline",
-    "save",
-    "schema",
-    "trace",
-    "traffic",
-    "validate",
-    "verify_plan",
-    "verify_plans",
-    "volumes",
-]
 
 FilePath = str | PathLike[str]
 Progress = Callable[[str], None]
@@ -892,7 +861,6 @@ def launch(
     InfeasibleError
         If the plan has no layout, or one that the target refuses.
     """
-    from meshwright.documents import write_files
     from meshwright.planner.launch.plan_files import plan_files
 
     laid_out = _laid_out(plan)
@@ -1128,7 +1096,6 @@ def fleet(
     """
     from dataclasses import fields
 
-    from meshwright.errors import InputError, near_miss
     from meshwright.planner.many.fleet import FleetOptions, run_fleet
 
     known = [field.name for field in fields(FleetOptions)]
@@ -1245,7 +1212,6 @@ def catalog(kind: Literal["models", "clusters", "devices"]) -> list[dict[str, An
     InputError
         If there is no such kind.
     """
-    from meshwright.errors import InputError, near_miss
     from meshwright.planner.report.catalog_view import CATALOGS, catalog_rows
 
     if kind not in CATALOGS:
@@ -1411,7 +1377,6 @@ def collective(
     InputError
         If what is given does not make a question, or cannot be read.
     """
-    from meshwright.errors import InputError
     from meshwright.planner.calculators import collective as documents
     from meshwright.planner.calculators.formulas import sizes_between
 
@@ -1500,7 +1465,6 @@ def roofline(
     InputError
         If what is given does not make a question, or cannot be read.
     """
-    from meshwright.errors import InputError
     from meshwright.planner.analysis.roofline import (
         network_roofline,
         peak_and_rates,
@@ -1679,7 +1643,6 @@ def overlap(
         If what is given does not make a question, or cannot be read.
     """
     from meshwright.costmodel.textbook import Link
-    from meshwright.errors import InputError
     from meshwright.planner.calculators import volumes as documents
 
     document: dict[str, Any] = {}
@@ -1831,7 +1794,6 @@ def compress(
 
 def _laid_out(plan: Plan | FilePath) -> Plan:
     """A plan that has a layout, read where it is a file."""
-    from meshwright.errors import InfeasibleError
     from meshwright.planner.plan.document import Plan
     from meshwright.planner.plan.texts import read_feasible_plan
 

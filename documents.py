@@ -27,7 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from meshwright.errors import LONGEST_VALUE, InputError, near_miss, shown
 
@@ -266,7 +266,13 @@ class _Parent:
         return seen
 
 
-# What pydantic finds wrong in a document, in the words of someone who writes YAML.
+# Documents of fixed fields, and what pydantic finds wrong in them, in the words of someone who writes YAML.
+
+
+class ClosedDocument(BaseModel):
+    """A part of a document: what it holds stays as it was read, and it has no other fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 MOST_LINES = 20

@@ -8,13 +8,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from meshwright.cluster_specs.allocation import check_gpus
 from meshwright.cluster_specs.importers.facts import expand
 from meshwright.cluster_specs.schema import XGMI, ClusterSpec, DeviceSpec, Medium
 from meshwright.documents import (
     LARGE_FILE_BYTES,
+    ClosedDocument,
     is_file,
     packaged_document,
     read_mapping,
@@ -308,13 +309,8 @@ def _count_free_gpus(fields: dict[str, object], where: str) -> None:
 #     between_gbps_per_gpu: 200
 
 
-_FROZEN = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class PartSpec(BaseModel):
+class PartSpec(ClosedDocument):
     """One part: equal nodes of one kind."""
-
-    model_config = _FROZEN
 
     cluster: ClusterSpec
     gpus: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -335,10 +331,8 @@ class PartSpec(BaseModel):
         return self
 
 
-class MixedClusterSpec(BaseModel):
+class MixedClusterSpec(ClosedDocument):
     """Two or three parts, whose nodes have as many GPUs each."""
-
-    model_config = _FROZEN
 
     name: Annotated[str, Field(max_length=200)] = "mixed"
     parts: Annotated[tuple[PartSpec, ...], Field(min_length=2, max_length=3)]

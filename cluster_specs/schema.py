@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
+from meshwright.documents import ClosedDocument
 from meshwright.errors import suggestion
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
@@ -28,13 +29,9 @@ Medium = Literal["nvlink", "pcie", "xgmi", "infiniband", "roce", "efa", "omnipat
 MOST_DIRECT = 512
 """Blocks that links of their own may join, each with all others."""
 
-_FROZEN = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-
-class DeviceSpec(BaseModel):
+class DeviceSpec(ClosedDocument):
     """One accelerator. Rates are dense peaks (no structured sparsity)."""
-
-    model_config = _FROZEN
 
     name: str = Field(max_length=100)
     architecture: Architecture
@@ -58,10 +55,8 @@ class DeviceSpec(BaseModel):
     """Where each number was read, by field name."""
 
 
-class FabricLevelSpec(BaseModel):
+class FabricLevelSpec(ClosedDocument):
     """One level above the scale-up domain: blocks of `gpus` GPUs, which the next level joins."""
-
-    model_config = _FROZEN
 
     name: BlockName
     gpus: GpuCount
@@ -82,20 +77,16 @@ class FabricLevelSpec(BaseModel):
     block's GPUs that are not free."""
 
 
-class BlockSpec(BaseModel):
+class BlockSpec(ClosedDocument):
     """What other jobs do to the up-links of one named block: a leaf, or a pod where no leaf is given."""
-
-    model_config = _FROZEN
 
     leaf: BlockName | None = None
     pod: BlockName | None = None
     background: Background
 
 
-class NodeSpec(BaseModel):
+class NodeSpec(ClosedDocument):
     """One named node, and where it hangs; for clusters that are partly in use or not regular."""
-
-    model_config = _FROZEN
 
     name: HostName
     free_gpus: Annotated[int, Field(ge=0, le=1024)] | None = None
@@ -106,10 +97,8 @@ class NodeSpec(BaseModel):
     """Where it differs from the cluster's. The slowest node that is free paces every collective."""
 
 
-class MeasuredLevelSpec(BaseModel):
+class MeasuredLevelSpec(ClosedDocument):
     """What a benchmark reached across one level of the fabric, of `gpus` GPUs that span it."""
-
-    model_config = _FROZEN
 
     level: BlockName
     """nvlink, xgmi or node for the scale-up domain and the node; else a name of `levels`, or fabric."""
@@ -124,10 +113,8 @@ class MeasuredLevelSpec(BaseModel):
     source: str = Field(default="", max_length=2000)
 
 
-class ClusterSpec(BaseModel):
+class ClusterSpec(ClosedDocument):
     """A cluster of equal nodes. Levels are listed inside out, each a multiple of the one before."""
-
-    model_config = _FROZEN
 
     name: str = Field(default="cluster", max_length=200)
     device: DeviceSpec

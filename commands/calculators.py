@@ -14,6 +14,7 @@ from meshwright.commands.options import (
     ChoiceIn,
     NumberList,
     calibration_option,
+    choice_option,
     complete_cluster,
     default_option,
     value_option,
@@ -50,11 +51,7 @@ def operation_word(text: str) -> str:
 @value_option("--bytes size", _BYTES, "N", "Full buffer: 1GiB, 512MB, 1G.")
 @value_option("--end", _BYTES, "N", "Sweep sizes from --bytes up to this one.")
 @default_option(
-    "--factor",
-    type=click.FloatRange(1.1, 1024),
-    default=2.0,
-    metavar="F",
-    help="From one size of the sweep to the next.",
+    "--factor", click.FloatRange(1.1, 1024), 2.0, "F", "From one size of the sweep to the next."
 )
 @click.option("--ranks", type=int, metavar="P", help="Members, packed tightly.")
 @value_option("--from log", PATH, "NCCL.log", "Fit alpha and beta to a log of nccl-tests.")
@@ -63,15 +60,13 @@ def operation_word(text: str) -> str:
     help="Catalog name or cluster YAML; or give a link of your own.",
     shell_complete=complete_cluster,
 )
-@click.option(
-    "--link", type=ChoiceIn("planner.calculators.collective", "LINKS"), help="A link by its name."
-)
+@choice_option("--link", "planner.calculators.collective.LINKS", "A link by its name.")
 @value_option("--alpha", _SECONDS, "T", "Start-up of a message on a link of your own: 1.5us.")
 @value_option("--beta", _RATE, "R", "Its rate, 50GB/s or 400Gb/s, or seconds a byte.")
 @value_option("--gamma", _RATE, "R", "Reduction, as --beta; free when absent.")
 @value_option("--per-node", int, "G", "Ranks of a node, which share the link.", default=1)
-@default_option("--inside-alpha", type=_SECONDS, default="1us", metavar="T", help="In a node.")
-@default_option("--inside-beta", type=_RATE, default="450GB/s", metavar="R", help="In a node.")
+@default_option("--inside-alpha", _SECONDS, "1us", "T", "In a node.")
+@default_option("--inside-beta", _RATE, "450GB/s", "R", "In a node.")
 @click.option("--in-switch", is_flag=True, help="The link's switches reduce (NVLS, SHARP).")
 @click.option("--nccl", is_flag=True, help="All-to-all by NCCL, not DeepEP's kernels.")
 @value_option(
@@ -106,12 +101,7 @@ def _draw(path: Path | None, kind: str, document: dict[str, Any]) -> None:
 @click.option("--m", type=int, metavar="M", help="Rows of the result.")
 @click.option("--n", type=int, metavar="N", help="Columns of the result.")
 @click.option("--k", type=int, metavar="K", help="Depth of the product.")
-@click.option(
-    "--precision",
-    type=ChoiceIn("costmodel.textbook", "ELEMENT_BYTES"),
-    default="bf16",
-    show_default=True,
-)
+@choice_option("--precision", "costmodel.textbook.ELEMENT_BYTES", default="bf16")
 @click.option(
     "--cluster",
     help="Catalog name or cluster YAML: the ridge at each of its levels.",
@@ -119,17 +109,12 @@ def _draw(path: Path | None, kind: str, document: dict[str, Any]) -> None:
 )
 @value_option("--beta", _RATE, "R", "A network of your own: 900GB/s.")
 @value_option("--peak-tflops", click.FloatRange(0.001), "F", "Instead of a device's.")
-@default_option("--seq-len", default=2048, metavar="S", help="Tokens of a sequence.")
+@default_option("--seq-len", int, 2048, "S", "Tokens of a sequence.")
 @default_option(
-    "--batch",
-    "batches",
-    type=NumberList(float),
-    default="1,4,16,64,256",
-    metavar="LIST",
-    help="Sequences of a rank and step.",
+    "--batch batches", NumberList(float), "1,4,16,64,256", "LIST", "Sequences of a rank and step."
 )
 @click.option("--gradient-bytes", type=float, default=2.0, show_default=True, metavar="B")
-@default_option("--efficiency", default=0.9, metavar="E", help="Say the batch that reaches it.")
+@default_option("--efficiency", float, 0.9, "E", "Say the batch that reaches it.")
 @answered
 def roofline_command(*, plan: Path | None, **question: Any) -> None:
     """Place a matrix product and data parallelism under the roofs of compute, memory and network.
@@ -141,16 +126,11 @@ def roofline_command(*, plan: Path | None, **question: Any) -> None:
 
 @click.command("pipeline")
 @click.option("--pp", type=int, required=True, metavar="P", help="Pipeline ranks.")
-@default_option("--vpp", default=1, metavar="V", help="Virtual stages of a rank.")
+@default_option("--vpp", int, 1, "V", "Virtual stages of a rank.")
 @value_option("--micro-batches", int, "M", "Micro-batches of a step.", required=True)
-@click.option(
-    "--schedule",
-    type=ChoiceIn("costmodel.execution_names", "SCHEDULE_NAMES"),
-    default="1f1b",
-    show_default=True,
-)
-@default_option("--forward-ms", default=1.0, metavar="F", help="Of a rank.")
-@default_option("--backward-ms", default=2.0, metavar="B", help="Of a rank.")
+@choice_option("--schedule", "costmodel.execution_names.SCHEDULE_NAMES", default="1f1b")
+@default_option("--forward-ms", float, 1.0, "F", "Of a rank.")
+@default_option("--backward-ms", float, 2.0, "B", "Of a rank.")
 @click.option("--compute-ms", type=float, metavar="C", help="Of a step, a third of it forward.")
 @value_option("--boundary-bytes", _BYTES, "N", "Activations of a micro-batch between stages.")
 @click.option("--layers", type=int, metavar="L", help="Of the model: the layers of each stage.")
@@ -178,12 +158,10 @@ def memory_command(run: Path) -> None:
 @value_option("--comm comm_s", _SECONDS, "T", "Communication that may run beside it.")
 @value_option("--sync sync_s", _SECONDS, "T", "What can run beside nothing.", default="0")
 @value_option("--bytes size", _BYTES, "N", "Gradients of a rank, sent in chunks.")
-@default_option("--alpha", type=_SECONDS, default="5us", metavar="T", help="Start of a chunk.")
+@default_option("--alpha", _SECONDS, "5us", "T", "Start of a chunk.")
 @value_option("--beta", _RATE, "R", "Rate of the link: 300GB/s.")
 @click.option("--chunks", type=int, metavar="C", help="The best count when absent.")
-@default_option(
-    "--passes", type=click.IntRange(1, 2), default=2, help="2: an all-reduce. 1: a reduce-scatter."
-)
+@default_option("--passes", click.IntRange(1, 2), 2, None, "2: an all-reduce. 1: a reduce-scatter.")
 @click.option("--seq-len", type=int, metavar="S", help="Ring attention: tokens of a sequence.")
 @click.option("--cp", type=int, default=1, metavar="N", help="Ring attention: ranks.")
 @click.option("--width", type=int, metavar="H", help="Ring attention: width of keys.")
@@ -206,23 +184,20 @@ def overlap_command(*, plan: Path | None, **question: Any) -> None:
 @click.option("--seq-len", type=int, default=2048, show_default=True, metavar="S")
 @click.option("--micro-batch", type=int, default=1, show_default=True, metavar="B")
 @click.option("--dp", type=int, default=1, show_default=True, help="Ranks that ZeRO shards over.")
-@default_option(
-    "--shard-group", default=1, metavar="G", help="Ranks of a group of hybrid sharding (HSDP)."
-)
+@default_option("--shard-group", int, 1, "G", "Ranks of a group of hybrid sharding (HSDP).")
 @default_option(
     "--gradient-bytes",
-    type=click.FloatRange(0.5, 8),
-    default=2.0,
-    metavar="B",
-    help="Of a gradient as it is added up and sent.",
+    click.FloatRange(0.5, 8),
+    2.0,
+    "B",
+    "Of a gradient as it is added up and sent.",
 )
 @default_option(
-    "--gpu-memory",
-    "gpu_memory_bytes",
-    type=_BYTES,
-    default="80GB",
-    metavar="N",
-    help="How many GPUs of this size the states fill.",
+    "--gpu-memory gpu_memory_bytes",
+    _BYTES,
+    "80GB",
+    "N",
+    "How many GPUs of this size the states fill.",
 )
 @click.option("--tp", type=int, default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--ep", type=int, default=1, show_default=True, help="Expert-parallel ranks.")
@@ -236,11 +211,9 @@ def volumes_command(**sizes: Any) -> None:
 @click.command("compress")
 @value_option("--bytes size", _BYTES, "N", "16-bit gradients of a rank.", required=True)
 @click.option("--ranks", type=int, required=True, metavar="P", help="Data-parallel ranks.")
-@default_option("--alpha", type=_SECONDS, default="5us", metavar="T", help="Start of a message.")
+@default_option("--alpha", _SECONDS, "5us", "T", "Start of a message.")
 @value_option("--beta", _RATE, "R", "Rate between members: 12.5GB/s.", required=True)
-@default_option(
-    "--codec", type=_RATE, default="500GB/s", metavar="R", help="Rate of packing and unpacking."
-)
+@default_option("--codec", _RATE, "500GB/s", "R", "Rate of packing and unpacking.")
 @click.option("--keep", type=float, default=0.01, show_default=True, help="Share that top-k sends.")
 @click.option("--rank", type=int, default=4, show_default=True, help="Of PowerSGD's factors.")
 @click.option("--width", type=int, default=4096, show_default=True, help="Edge of a gradient.")

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from meshwright.commands.options import (
-    ChoiceIn,
     NearMissChoice,
+    choice_option,
     complete_cluster,
     complete_model,
     default_option,
@@ -79,11 +79,7 @@ def model_command(model: str, seq_len: int, as_json: bool) -> None:
 @click.option("--like", metavar="STACK", help="The known stack to begin from.")
 @click.option("--measure", is_flag=True, help="Time this machine's GPUs, with RUNS or alone.")
 @default_option(
-    "--minutes",
-    type=click.FloatRange(0.05, 120.0),
-    default=10.0,
-    metavar="M",
-    help="How long --measure may take.",
+    "--minutes", click.FloatRange(0.05, 120.0), 10.0, "M", "How long --measure may take."
 )
 @click.option(
     "--model",
@@ -163,12 +159,8 @@ def topology() -> None:
 
 @topology.command("import")
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "--from",
-    "form",
-    type=ChoiceIn("cluster_specs.importers.document", "FORMATS"),
-    required=True,
-    help="Who wrote FILE.",
+@choice_option(
+    "--from form", "cluster_specs.importers.document.FORMATS", "Who wrote FILE.", required=True
 )
 @click.option(
     "--node", required=True, metavar="NODE", help="Catalog name, or a cluster YAML to add to."

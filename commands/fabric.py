@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.commands.options import ChoiceIn, experts_options, placing_options
+from meshwright.commands.options import (
+    choice_option,
+    default_option,
+    experts_options,
+    placing_options,
+    value_option,
+)
 from meshwright.commands.terminal import (
     PATH,
     ProgressLine,
@@ -29,33 +35,31 @@ if TYPE_CHECKING:
 @click.command("map")
 @click.argument("plan", type=PATH, metavar="PLAN")
 @placing_options
-@click.option(
-    "--objective", type=ChoiceIn("planner.analysis.traffic", "OBJECTIVES"), default="traffic",
-    show_default=True,
-    help="traffic: all up-links' time together. "
+@choice_option(
+    "--objective",
+    "planner.analysis.traffic.OBJECTIVES",
+    "traffic: all up-links' time together. "
     "spread: pods, then leaves, that a group touches at most, then traffic.",
-)  # fmt: skip
-@click.option(
-    "--dp-weight", type=click.FloatRange(0.0, 1.0), default=0.5, show_default=True, metavar="A",
-    help="Objective spread: what a data-parallel group's reach counts; a pipeline's counts 1 - A.",
-)  # fmt: skip
-@click.option(
-    "--spares", type=int, default=0, show_default=True, metavar="K", help="Nodes to keep free."
+    default="traffic",
 )
-@click.option(
+@default_option(
+    "--dp-weight",
+    click.FloatRange(0.0, 1.0),
+    0.5,
+    "A",
+    "Objective spread: what a data-parallel group's reach counts; a pipeline's counts 1 - A.",
+)
+@default_option("--spares", int, 0, "K", "Nodes to keep free.")
+@choice_option(
     "--order",
-    type=ChoiceIn("planner.analysis.traffic", "ORDERS"),
+    "planner.analysis.traffic.ORDERS",
+    "hostname leaves no choice at all.",
     default="best",
-    show_default=True,
-    help="hostname leaves no choice at all.",
 )
-@click.option(
-    "--time-limit", "time_limit_s", type=click.FloatRange(0.1, 86_400), default=30.0, show_default=True,
-    metavar="S", help="Seconds for the search.",
-)  # fmt: skip
-@click.option(
-    "-o", "--output", type=PATH, metavar="DIR", help="Folder for the plan with its new mapping."
+@default_option(
+    "--time-limit time_limit_s", click.FloatRange(0.1, 86_400), 30.0, "S", "Seconds for the search."
 )
+@value_option("-o --output", PATH, "DIR", "Folder for the plan with its new mapping.")
 @force_option
 @common
 def map_(
@@ -102,10 +106,10 @@ def map_(
 
 @click.command("launch")
 @click.argument("plan", type=PATH, metavar="PLAN")
-@click.option(
+@choice_option(
     "--target",
-    type=ChoiceIn("planner.launch.plan_files", "TARGETS"),
-    help="A framework or scheduler; by default the plan's framework.",
+    "planner.launch.plan_files.TARGETS",
+    "A framework or scheduler; by default the plan's framework.",
 )
 @click.option(
     "-o", "--output", type=PATH, metavar="DIR", required=True, help="Folder for the files."
@@ -149,10 +153,12 @@ def launch_command(
 
 @click.command("traffic")
 @click.argument("plan", type=PATH, metavar="PLAN")
-@click.option(
-    "--matrix", type=PATH, metavar="FILE.csv",
-    help="Write the bytes of a step from rank to rank: source,target,bytes.",
-)  # fmt: skip
+@value_option(
+    "--matrix",
+    PATH,
+    "FILE.csv",
+    "Write the bytes of a step from rank to rank: source,target,bytes.",
+)
 @force_option
 @why_option
 @common

@@ -134,6 +134,28 @@ def value_option(
     return click.option(*names.split(), type=kind, metavar=metavar, help=help, **settings)
 
 
+def default_option(
+    names: str, kind: Any, default: object, metavar: str | None, help: str
+) -> Callable[[Any], Any]:
+    """An option that takes a value and whose default `--help` shows."""
+    settings = {"default": default, "show_default": True}
+    return click.option(*names.split(), type=kind, metavar=metavar, help=help, **settings)
+
+
+def choice_option(
+    names: str, where: str, help: str | None = None, **settings: Any
+) -> Callable[[Any], Any]:
+    """An option that takes one of the names that a module of meshwright holds: `module.NAMES`.
+
+    A default is shown by `--help`.
+    """
+    module, _, collection = where.rpartition(".")
+    if "default" in settings:
+        settings["show_default"] = True
+    kind = ChoiceIn(module, collection)
+    return click.option(*names.split(), type=kind, help=help, **settings)
+
+
 # What a shell completes (click, "Shell Completion"). Catalogs are read when a shell asks, not for `--help`.
 
 
@@ -201,13 +223,6 @@ def _several(flag: str, help: str, words: Callable[[], Sequence[str]]) -> Callab
     return click.option(flag, multiple=True, metavar="A,...", help=help, shell_complete=complete)
 
 
-def default_option(
-    *names: str, default: object, help: str, **settings: Any
-) -> Callable[[Any], Any]:
-    """An option whose default `--help` shows."""
-    return click.option(*names, default=default, show_default=True, help=help, **settings)
-
-
 def plan_options(command: Command) -> Command:
     """Adds the options of a plan request, and the output folder."""
     options = [
@@ -244,10 +259,10 @@ def _leeway_options() -> Options:
     )
     yield value_option("--reserve-gib", float, "G", "HBM to leave free on every GPU.", default=0.0)
     yield value_option("--expert-loads", _PATH, "FILE", "Measured routing: experts are placed too.")
-    yield click.option(
+    yield choice_option(
         "--moe-dispatch",
-        type=ChoiceIn("costmodel.execution_names", "DISPATCHERS"),
-        help="Fix the dispatcher of tokens; deduplicated is deepep or hybridep, by device.",
+        "costmodel.execution_names.DISPATCHERS",
+        "Fix the dispatcher of tokens; deduplicated is deepep or hybridep, by device.",
     )
     yield _several(
         "--without", f"Software that is not there: {','.join(WITHOUT)}.", words=lambda: WITHOUT
@@ -268,11 +283,11 @@ def _leeway_options() -> Options:
 
 def _search_options() -> Options:
     """How a plan is searched, and what it is compared with."""
-    yield default_option(
+    yield choice_option(
         "--method",
-        type=ChoiceIn("costmodel.execution_names", "METHODS"),
+        "costmodel.execution_names.METHODS",
+        "exhaustive prices every layout.",
         default="cp-sat",
-        help="exhaustive prices every layout.",
     )
     yield value_option("--top", int, "K", "Report the best K layouts, proven.", default=1)
     yield _time_limit(
@@ -343,10 +358,7 @@ def batch_options(command: Command) -> Command:
         value_option("-o --output", _PATH, "DIR", "Journal, plans, results.", required=True),
         _workers(),
         default_option(
-            "--engine",
-            type=NearMissChoice(["local", "ray"]),
-            default="local",
-            help="Where jobs run.",
+            "--engine", NearMissChoice(["local", "ray"]), "local", None, "Where jobs run."
         ),
         click.option(
             "--ray-address",
@@ -355,7 +367,7 @@ def batch_options(command: Command) -> Command:
         ),
         click.option("--resume", is_flag=True, help="Go on with the batch in the folder."),
         click.option("--strict", is_flag=True, help="Start nothing while a job has a mistake."),
-        default_option("--format", "formats", default="csv,json", help="Or parquet."),
+        default_option("--format formats", str, "csv,json", None, "Or parquet."),
         *_cost_options(),
         *_cache_options(),
     ]
@@ -366,11 +378,11 @@ def fleet_options(command: Command) -> Command:
     """Adds the options of FleetOptions, and the output folder."""
     options = [
         *_cluster_options(),
-        default_option(
+        choice_option(
             "--objective",
-            type=ChoiceIn("planner.many.sharing", "OBJECTIVES"),
+            "planner.many.sharing.OBJECTIVES",
+            "What the sharing is best in.",
             default="throughput",
-            help="What the sharing is best in.",
         ),
         click.option(
             "--busy", multiple=True, metavar="NODE,...", help="Nodes that are in use already."
@@ -430,30 +442,30 @@ def _workload_options(*, has_lengths: bool = False) -> Options:
     yield value_option("--seq-len", int, "S", words, required=not has_lengths)
     if has_lengths:
         yield from _length_options()
-    yield default_option(
+    yield choice_option(
         "--precision",
-        type=ChoiceIn("costmodel.execution_names", "PRECISIONS"),
+        "costmodel.execution_names.PRECISIONS",
+        "Of the matrix products.",
         default="bf16",
-        help="Of the matrix products.",
     )
-    yield default_option(
+    yield choice_option(
         "--optimizer",
-        type=ChoiceIn("costmodel.execution_names", "OPTIMIZERS"),
+        "costmodel.execution_names.OPTIMIZERS",
+        "Decides the optimizer state.",
         default="adam",
-        help="Decides the optimizer state.",
     )
-    yield default_option(
+    yield choice_option(
         "--framework",
-        type=ChoiceIn("frameworks.catalog", "FRAMEWORK_NAMES"),
+        "frameworks.catalog.FRAMEWORK_NAMES",
+        "Decides what a layout may use.",
         default="megatron",
-        help="Decides what a layout may use.",
     )
     yield default_option(
         "--memory-risk",
-        type=float,
-        default=0.05,
-        metavar="R",
-        help="Share of measured errors of memory with which the plan may not fit; 0.5: as predicted.",
+        float,
+        0.05,
+        "R",
+        "Share of measured errors of memory with which the plan may not fit; 0.5: as predicted.",
     )
     yield click.option(
         "--pin",
@@ -467,11 +479,11 @@ def _workload_options(*, has_lengths: bool = False) -> Options:
 
 def _training_options() -> Options:
     """What is trained."""
-    yield default_option(
+    yield choice_option(
         "--train",
-        type=ChoiceIn("model_specs.adapters", "TRAINED"),
+        "model_specs.adapters.TRAINED",
+        "Every parameter; adapters beside frozen weights of 16, 8 or 4 bits; the same with magnitudes.",
         default="full",
-        help="Every parameter; adapters beside frozen weights of 16, 8 or 4 bits; the same with magnitudes.",
     )
     yield value_option("--lora-rank", int, "R", "Width of the adapters; 16 when absent.")
     yield click.option(
@@ -485,10 +497,10 @@ def _image_options() -> Options:
     """Images in front of the language model."""
     yield default_option(
         "--image-tokens",
-        type=int,
-        default=0,
-        metavar="N",
-        help="Tokens of a sequence that are of images; 0: text alone, without the encoder.",
+        int,
+        0,
+        "N",
+        "Tokens of a sequence that are of images; 0: text alone, without the encoder.",
     )
     yield value_option(
         "--images-per-sequence", int, "K", "Images that share them; one when absent."
@@ -502,21 +514,21 @@ def _image_options() -> Options:
 
 def _kind_options() -> Options:
     """What a step does with a sample, and how its loss runs."""
-    yield click.option(
+    yield choice_option(
         "--loss",
-        type=ChoiceIn("costmodel.losses", "LOSS_NAMES"),
-        help="Head and loss chunk by chunk; without, on all logits, but of dpo and kto as TRL's trainers do.",
+        "costmodel.losses.LOSS_NAMES",
+        "Head and loss chunk by chunk; without, on all logits, but of dpo and kto as TRL's trainers do.",
     )
-    yield default_option(
+    yield choice_option(
         "--kind",
-        type=ChoiceIn("costmodel.execution_names", "KIND_NAMES"),
+        "costmodel.execution_names.KIND_NAMES",
+        "Of training step; batches count pairs of dpo, orpo and reward.",
         default="pretrain",
-        help="Of training step; batches count pairs of dpo, orpo and reward.",
     )
-    yield click.option(
+    yield choice_option(
         "--reference",
-        type=ChoiceIn("costmodel.execution_names", "REFERENCE_PLACES"),
-        help="Where the reference model of dpo and kto is; resident when absent.",
+        "costmodel.execution_names.REFERENCE_PLACES",
+        "Where the reference model of dpo and kto is; resident when absent.",
     )
 
 
@@ -534,10 +546,10 @@ def _length_options() -> Options:
         "N",
         "Tokens of a pack; the longest sample, to a multiple of 128, when absent.",
     )
-    yield click.option(
+    yield choice_option(
         "--packing",
-        type=ChoiceIn("costmodel.lengths", "PACKINGS"),
-        help="How packs are filled; first-fit when absent. padded: one sample each.",
+        "costmodel.lengths.PACKINGS",
+        "How packs are filled; first-fit when absent. padded: one sample each.",
     )
     yield click.option(
         "--hybrid-cp",
@@ -575,45 +587,37 @@ def _routing_options() -> Options:
     yield click.option(
         "--model", help="Model name or file: routing groups, dense layers, memory, bytes."
     )
-    yield default_option(
-        "--weight-bytes", type=float, default=2.0, metavar="B", help="Per parameter."
-    )
-    yield default_option(
-        "--tokens-per-gpu", type=int, default=4096, metavar="N", help="Per dispatch."
-    )
-    yield default_option(
+    yield default_option("--weight-bytes", float, 2.0, "B", "Per parameter.")
+    yield default_option("--tokens-per-gpu", int, 4096, "N", "Per dispatch.")
+    yield choice_option(
         "--replica-choice",
-        type=ChoiceIn("planner.experts.inputs", "REPLICA_RULES"),
+        "planner.experts.inputs.REPLICA_RULES",
+        "Replica that a token takes: each in turn, or one in a node that it touches anyway.",
         default="turns",
-        help="Replica that a token takes: each in turn, or one in a node that it touches anyway.",
     )
 
 
 def _effort_options() -> Options:
     """How long a placement is searched for."""
-    yield default_option("--gap", type=float, default=0.005, metavar="X", help="Gap to stop at.")
+    yield default_option("--gap", float, 0.005, "X", "Gap to stop at.")
     yield default_option(
-        "--time-limit",
-        "time_limit_s",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="Seconds, at most; work is shared out for 2 cores.",
+        "--time-limit time_limit_s",
+        float,
+        30.0,
+        "S",
+        "Seconds, at most; work is shared out for 2 cores.",
     )
-    yield default_option(
-        "--workers", type=int, default=2, metavar="N", help="Processes, by rows of layers."
-    )
+    yield default_option("--workers", int, 2, "N", "Processes, by rows of layers.")
     yield _seed()
 
 
 def _expert_output_options() -> Options:
-    yield default_option(
-        "--format",
-        "form",
-        type=ChoiceIn("planner.experts.placements", "PLACEMENT_FORMATS"),
-        default="json",
-        help="Who reads the file: us (--from); SGLang (--init-expert-location); TensorRT-LLM (moe_config's "
+    yield choice_option(
+        "--format form",
+        "planner.experts.placements.PLACEMENT_FORMATS",
+        "Who reads the file: us (--from); SGLang (--init-expert-location); TensorRT-LLM (moe_config's "
         "load_balancer); vLLM on Ascend (expert_map_path); Megatron checkpoints, permuted by it.",
+        default="json",
     )
     yield value_option("-o --output", _PATH, "FILE", "The placement file.")
     yield value_option("--heat-map", _PATH, "FILE", "Picture of the GPU loads, SVG.")
@@ -637,7 +641,7 @@ def _time_limit(words: str) -> Callable[[Any], Any]:
 
 
 def _seed() -> Callable[[Any], Any]:
-    return default_option("--seed", type=int, default=0, metavar="N", help="Seed of the solver.")
+    return default_option("--seed", int, 0, "N", "Seed of the solver.")
 
 
 # The commands in groups, each with an example that `--help` shows and a test parses.

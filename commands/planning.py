@@ -11,8 +11,8 @@ import click
 import meshwright
 from meshwright.commands.options import (
     TIME_LIMIT_S,
-    ChoiceIn,
     calibration_option,
+    choice_option,
     complete_model,
     cost_flags,
     default_option,
@@ -41,17 +41,18 @@ READING = "reading model and cluster"
 @click.option(
     "--nodes", metavar="LIST|FILE", help="Use only these nodes (host list); else the Slurm job's."
 )
-@default_option(
+@choice_option(
     "--objective",
-    type=ChoiceIn("costmodel.execution_names", "OBJECTIVES"),
+    "costmodel.execution_names.OBJECTIVES",
+    "expected: the mean over the posterior of --calibration, else by measured pairs of runs.",
     default="nominal",
-    help="expected: the mean over the posterior of --calibration, else by measured pairs of runs.",
 )
 @default_option(
     "--max-cut-use",
-    default=1.0,
-    metavar="X",
-    help="Share of every cut of the fabric that may be used, by others too.",
+    float,
+    1.0,
+    "X",
+    "Share of every cut of the fabric that may be used, by others too.",
 )
 @value_option(
     "--export-model",
@@ -654,9 +655,7 @@ def trace_command(
 @value_option(
     "--cluster clusters", PATH, "FILE", "A cluster of your own beside the catalog.", multiple=True
 )
-@default_option(
-    "--port", type=click.IntRange(0, 65535), default=0, metavar="P", help="0: any that is free."
-)
+@default_option("--port", click.IntRange(0, 65535), 0, "P", "0: any that is free.")
 @value_option(
     "--at-once",
     click.IntRange(1, 64),

@@ -100,7 +100,7 @@ class NvlinkDomain(Rule):
             if inside < members:
                 return self._outside(f"{axis} groups of {members} leave their domain", members)
         dense = int(plan.layout.tp) * (int(plan.layout.cp) if "cp" in asked else 1)
-        experts = int(plan.layout.etp) * int(plan.layout.ep) if "ep" in asked else 1
+        experts = int(plan.layout.expert_group) if "ep" in asked else 1
         together = dense
         while together % experts:
             together += dense

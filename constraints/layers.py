@@ -238,7 +238,7 @@ class MegatronDispatcherReach(Rule):
         name, device, domain = work.moe_dispatch, work.cluster.device, work.cluster.nvlink_domain
         if work.model.moe is None or name not in ("deepep", "hybridep", "ncclep"):
             return None
-        members = int(plan.layout.ep) * int(plan.layout.etp)
+        members = int(plan.layout.expert_group)
         if device.architecture in ("hopper", "blackwell") or members <= domain:
             return None
         return self.finding(
@@ -281,7 +281,7 @@ class MegatronDispatcherRanks(Rule):
     def check(self, plan: FinishedPlan) -> Finding | None:
         work = plan.workload
         name, domain = work.moe_dispatch, int(work.cluster.nvlink_domain)
-        members = int(plan.layout.ep) * int(plan.layout.etp)
+        members = int(plan.layout.expert_group)
         if work.model.moe is None or members == 1:
             return None
         words = ""

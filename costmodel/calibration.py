@@ -13,9 +13,10 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from meshwright.costmodel.records import FILES, ErrorBand
+from meshwright.documents import ClosedDocument
 from meshwright.frameworks.catalog import STACK_NAMES, framework_of_stack
 
 MOST = 20.0
@@ -24,13 +25,9 @@ Factor = Annotated[float, Field(ge=1 / MOST, le=MOST, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
 Gib = Annotated[float, Field(ge=0, le=512, allow_inf_nan=False)]
 
-_DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-
-class Factors(BaseModel):
+class Factors(ClosedDocument):
     """Factors on shipped constants; 1 and 0 leave them as they are."""
-
-    model_config = _DOC
 
     gemm: Factor = 1.0
     """Rate of matrix products, at every precision."""
@@ -79,10 +76,8 @@ class Factors(BaseModel):
 Kind = Literal["factor", "further"]
 
 
-class Prior(BaseModel):
+class Prior(ClosedDocument):
     """How far a factor may lie from the shipped constants, before a run was measured."""
-
-    model_config = _DOC
 
     kind: Kind
     """A factor, whose logarithm is normal; or something further, at least 0, a half normal."""
@@ -209,20 +204,16 @@ Covariance = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 _COUNT = len(NAMES)
 
 
-class BandDoc(BaseModel):
+class BandDoc(ClosedDocument):
     """Measured over predicted: 5th and 95th percentile."""
-
-    model_config = _DOC
 
     low: Annotated[float, Field(gt=0, le=1)]
     high: Annotated[float, Field(ge=1, le=1e3)]
     rows: Annotated[int, Field(ge=0, le=20_000)]
 
 
-class MeasuredPoint(BaseModel):
+class MeasuredPoint(ClosedDocument):
     """One shape that `calibrate --measure` timed."""
-
-    model_config = _DOC
 
     kind: Annotated[str, Field(min_length=1, max_length=40)]
     """Kind of operation: gemm, grouped-gemm, attention, attention-backward, copy, launch, or a collective."""
@@ -238,10 +229,8 @@ class MeasuredPoint(BaseModel):
     """What the shipped constants expect of it alone."""
 
 
-class MeasuredMachine(BaseModel):
+class MeasuredMachine(ClosedDocument):
     """What `calibrate --measure` ran on, and every time that it took."""
-
-    model_config = _DOC
 
     device: Annotated[str, Field(max_length=200)]
     """What the driver calls it."""
@@ -254,10 +243,8 @@ class MeasuredMachine(BaseModel):
     points: Annotated[tuple[MeasuredPoint, ...], Field(max_length=600)]
 
 
-class Calibration(BaseModel):
+class Calibration(ClosedDocument):
     """A stack of the user's: a software profile on a device, and what measured runs say of it."""
-
-    model_config = _DOC
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     """What run files call the stack."""

@@ -78,9 +78,14 @@ class Layout:
         return self.tp * self.cp * self.pp * self.dp
 
     @property
+    def expert_group(self) -> Ints:
+        """Ranks that hold one replica of a layer's experts: etp * ep."""
+        return self.etp * self.ep
+
+    @property
     def edp(self) -> Ints:
         """Replicas of an expert: tp * cp * dp / (etp * ep)."""
-        return (self.tp * self.cp * self.dp) // (self.etp * self.ep)
+        return (self.tp * self.cp * self.dp) // self.expert_group
 
     def take(self, index: Any) -> Self:
         """The layouts at some positions of an array layout.
@@ -235,6 +240,8 @@ AXES = ("tp", "cp", "dp", "pp")
 """The axes that tile the cluster, in Megatron's order without the expert axes."""
 STAGE_AXES = AXES[:-1]
 """Of the ranks of one pipeline stage."""
+PLACED_AXES = (*AXES, "ep", "etp")
+"""Degrees on which mappings and placements depend."""
 EXPERT_AXES = ("etp", "ep", "edp")
 """The axes of the experts on the ranks of a stage, innermost first."""
 LAYER_AXES = ("tp", "cp", "ep", "etp")

@@ -90,6 +90,25 @@ def members_by_level(
     return {name: np.maximum.accumulate(column) for name, column in columns.items()}
 
 
+def placement_in(where: IntArray, layout: Layout) -> Placement:
+    """Members of the groups of one layout, counted where its ranks stand.
+
+    Parameters
+    ----------
+    where : array of int, shape [levels, ranks]
+        The block of every rank, levels inside out; ranks count by tp, cp, dp, pp.
+    layout : Layout
+        One layout.
+
+    Returns
+    -------
+    Placement
+        Arrays of shape [levels].
+    """
+    degrees = (int(layout.tp), int(layout.cp), int(layout.dp), int(layout.pp))
+    return Placement(**members_by_level(where, degrees, int(layout.etp), int(layout.ep)))
+
+
 def position_of_ranks(matrix: MatrixRows) -> IntArray:
     """The position among the allocation's GPUs of every rank in Megatron's default order.
 
@@ -319,7 +338,7 @@ def _counted(
 def _experts_nest(layout: Layout, inside: ParallelismMatrix) -> NDArray[np.bool_]:
     """Whether the groups of the lowest dense ranks fill whole factors of tp, then of cp, then of dp."""
     nests: NDArray[np.bool_] = np.ones((), dtype=np.bool_)
-    for size in (layout.etp, layout.etp * layout.ep):
+    for size in (layout.etp, layout.expert_group):
         rest = np.asarray(size, dtype=np.int64)[..., None]
         for axis in STAGE_AXES:
             part = np.gcd(rest, inside[axis][..., -1:])
@@ -339,7 +358,7 @@ def _with_experts(
 ) -> Placement:
     """The placement whose dense groups have these members; the expert groups follow from them."""
     etp_size = np.asarray(layout.etp, dtype=np.int64)[..., None]
-    expert_size = etp_size * np.asarray(layout.ep, dtype=np.int64)[..., None]
+    expert_size = np.asarray(layout.expert_group, dtype=np.int64)[..., None]
     etp = _lowest_ranks(etp_size, tp, cp, dp)
     expert = _lowest_ranks(expert_size, tp, cp, dp)
     return Placement(
@@ -404,8 +423,7 @@ def nested_placement(
         return placement
     position = nested_positions(layout, order)
     where = allocation.blocks[:, position]
-    degrees = (int(layout.tp), int(layout.cp), int(layout.dp), int(layout.pp))
-    return Placement(**members_by_level(where, degrees, int(layout.etp), int(layout.ep)))
+    return placement_in(where, layout)
 
 
 def _dense_nest(layout: Layout, blocks: NDArray[np.int64], order: tuple[str, ...]) -> bool:

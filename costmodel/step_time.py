@@ -387,7 +387,7 @@ def imbalance_s(c: Context, *, fully_recomputed: bool = True) -> Floats:
     m, pp, dp = (np.asarray(x) for x in (layout.num_micro_batches, layout.pp, layout.dp))
     each_time = (m > 1) & ((np.asarray(gathers) > 1) | (np.asarray(reductions) > 1))
     sharding = np.maximum(dp // np.asarray(layout.shard_groups), 1)
-    of_experts = np.asarray(layout.ep) * layout.etp // (np.asarray(layout.tp) * layout.cp)
+    of_experts = np.asarray(layout.expert_group) // (np.asarray(layout.tp) * layout.cp)
     in_step = np.clip(np.where(each_time, np.maximum(sharding, of_experts), of_experts), 1, dp)
     schedule = np.asarray(layout.schedule)
     forward_first = (schedule == int(Schedule.GPIPE)) | (schedule == int(Schedule.BREADTH_FIRST))

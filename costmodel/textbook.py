@@ -314,24 +314,6 @@ class Compression:
     passes: float
     """Times that the codec goes through all gradients."""
 
-    def traffic_ratio(self, ranks: int) -> float:
-        """Bytes that a ring sends, over those of an all-reduce of all gradients.
-
-        From every rank a ring all-reduce of n bytes sends 2 (P-1)/P n, an all-gather of k bytes (P-1) k
-        (Thakur, Rabenseifner and Gropp 2005, section 4).
-
-        Parameters
-        ----------
-        ranks : int
-            P, at least 2.
-
-        Returns
-        -------
-        float
-            Above 0; more than 1 where compressing sends more.
-        """
-        return self.kept * (ranks / 2.0 if self.operation == "all-gather" else 1.0)
-
 
 def compressions(keep: float = 0.01, rank: int = 4, width: int = 4096) -> tuple[Compression, ...]:
     """Quantised (Alistarh et al. 2017), top-k (Lin et al. 2018) and low-rank (Vogels et al. 2019) gradients.

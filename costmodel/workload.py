@@ -602,7 +602,7 @@ def gathered_ranks(layout: Layout) -> Floats:
     float or array
         At least 1, shaped like the layout.
     """
-    ranks: Floats = np.asarray(layout.etp, dtype=np.float64) * layout.ep
+    ranks: Floats = np.asarray(layout.expert_group, dtype=np.float64)
     return ranks
 
 

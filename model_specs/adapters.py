@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from meshwright.documents import ClosedDocument
 from meshwright.errors import InputError, near_miss
 from meshwright.model_specs.blocks import Mamba1Spec
 from meshwright.model_specs.parameters import (
@@ -113,10 +114,8 @@ arXiv 2305.14314, section 3, double quantisation). At 8 bits: itself, and a scal
 (bitsandbytes, nn/modules.py, Int8Params: CB and SCB)."""
 
 
-class AdapterSpec(BaseModel):
+class AdapterSpec(ClosedDocument):
     """What is trained in place of the model's own parameters."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     method: AdapterMethod = "lora"
     rank: Annotated[int, Field(ge=1, le=MOST_RANK, strict=True)] = 16

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from meshwright.documents import ClosedDocument
 
 Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=10_000_000, strict=True)]
@@ -18,13 +20,8 @@ Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 # Kinds of attention beside softmax over all positions: latent, to chosen positions, and linear.
 
 
-_FROZEN = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class SparseIndexerSpec(BaseModel):
+class SparseIndexerSpec(ClosedDocument):
     """Chooses the positions that a query attends to (DeepSeek-V3.2, arXiv 2512.02556, section 2.1)."""
-
-    model_config = _FROZEN
 
     heads: Count
     head_dim: Count
@@ -37,10 +34,8 @@ class SparseIndexerSpec(BaseModel):
         return self.heads * self.head_dim
 
 
-class MlaSpec(BaseModel):
+class MlaSpec(ClosedDocument):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Head widths are per head."""
-
-    model_config = _FROZEN
 
     type: Literal["MLA"] = "MLA"
     q_lora_rank: Count | None = None
@@ -52,10 +47,8 @@ class MlaSpec(BaseModel):
     """Scores all earlier positions for each query, which attends to the best of them alone; None: to all."""
 
 
-class GatedDeltaNetSpec(BaseModel):
+class GatedDeltaNetSpec(ClosedDocument):
     """Gated DeltaNet (arXiv 2412.06464, section 3), which keeps a state of fixed size instead of all keys."""
-
-    model_config = _FROZEN
 
     type: Literal["gated_delta_net"] = "gated_delta_net"
     key_heads: Count
@@ -93,10 +86,8 @@ class GatedDeltaNetSpec(BaseModel):
 # Feed-forward layers made of experts, of which a token uses a few.
 
 
-class MoeSpec(BaseModel):
+class MoeSpec(ClosedDocument):
     """Mixture-of-experts feed-forward layers; some layers may be dense."""
-
-    model_config = _FROZEN
 
     experts: Count
     top_k: Count
@@ -160,10 +151,9 @@ BLOCK_NAMES = {"M": "Mamba", "*": "attention", "-": "feed-forward", "E": "expert
 """What the symbols of a hybrid pattern stand for."""
 
 
-class Mamba1Spec(BaseModel):
+class Mamba1Spec(ClosedDocument):
     """Mamba (Gu and Dao 2023, arXiv 2312.00752, section 3): each channel keeps a state of its own."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     title: ClassVar[str] = "Mamba-1"
 
     channels: Count
@@ -199,10 +189,9 @@ class Mamba1Spec(BaseModel):
         return self.step_rank + 2 * self.state_dim
 
 
-class Mamba2Spec(BaseModel):
+class Mamba2Spec(ClosedDocument):
     """Mamba-2 (Dao and Gu 2024, arXiv 2405.21060, section 7): heads that keep a state of fixed size."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     title: ClassVar[str] = "Mamba-2"
 
     heads: Count
@@ -287,10 +276,8 @@ def pattern_shares(pattern: str) -> BlockShares:
 # 15).
 
 
-class RopeScaling(BaseModel):
+class RopeScaling(ClosedDocument):
     """How slowly the pairs turn in a context longer than the one first trained in."""
-
-    model_config = _FROZEN
 
     type: Literal["linear", "llama3", "yarn", "dynamic", "longrope"]
     """linear: all pairs alike; llama3: the slow ones, as Llama 3.1; yarn: a ramp between fast and slow ones
@@ -330,10 +317,8 @@ class RopeScaling(BaseModel):
         return over / under
 
 
-class RopeSpec(BaseModel):
+class RopeSpec(ClosedDocument):
     """Rotary embeddings of one model."""
-
-    model_config = _FROZEN
 
     base: Positive = 10_000.0
     """`rope_theta` of a config.json."""
@@ -413,13 +398,9 @@ def repeated_part(order: Sequence[str]) -> int:
 VisionKind = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "siglip", "mllama"]
 """Encoder and projector of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3 (SigLIP) and Llama 3.2 Vision."""
 
-_FROZEN = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-
-class ImageInput(BaseModel):
+class ImageInput(ClosedDocument):
     """What sequences hold of images, and whether their encoder is trained: as a request says it."""
-
-    model_config = _FROZEN
 
     tokens: Count
     """Of all images of a sequence, as the language model reads them: after patches are merged. Those of
@@ -430,10 +411,8 @@ class ImageInput(BaseModel):
     """Whether encoder and projector are left as they are."""
 
 
-class EncoderUse(BaseModel):
+class EncoderUse(ClosedDocument):
     """What a run makes of an encoder: images of a sequence, and how its framework runs it."""
-
-    model_config = _FROZEN
 
     tokens: Count
     """Of all images of a sequence, as the language model reads them."""
@@ -448,10 +427,8 @@ class EncoderUse(BaseModel):
     """Whether full recomputation of layers recomputes those of the encoder too."""
 
 
-class VisionSpec(BaseModel):
+class VisionSpec(ClosedDocument):
     """An image encoder with the projector behind it. Widths in elements, counts in units of their name."""
-
-    model_config = _FROZEN
 
     kind: VisionKind
     layers: Count

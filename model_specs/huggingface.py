@@ -408,11 +408,6 @@ def is_huggingface_config(data: Mapping[str, object]) -> bool:
     return "model_type" in data or "architectures" in data
 
 
-def known_model_types() -> tuple[str, ...]:
-    """Values of `model_type` that can be read."""
-    return tuple(FAMILIES)
-
-
 def model_from_huggingface(
     data: Mapping[str, object], where: str, name: str | None = None
 ) -> ModelSpec:

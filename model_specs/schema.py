@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
+from meshwright.documents import ClosedDocument
 from meshwright.model_specs.blocks import (
     ATTENTION_NAMES,
     BLOCK_NAMES,
@@ -33,13 +34,9 @@ from meshwright.model_specs.blocks import (
 Activation = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu"]
 Position = Literal["rope", "learned", "alibi", "none"]
 
-_FROZEN = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-
-class ModelSpec(BaseModel):
+class ModelSpec(ClosedDocument):
     """One decoder-only transformer. Widths are in elements, counts in units of their name."""
-
-    model_config = _FROZEN
 
     name: str = Field(default="model", max_length=200)
     layers: Annotated[int, Field(ge=1, le=2000, strict=True)]

@@ -541,9 +541,11 @@ def _is_at(layout: LayoutDoc, entry: ListedRank, order: Sequence[str]) -> bool:
     for axis in order:
         rest, expected[axis] = divmod(rest, int(getattr(layout, axis)))
     within = expected["tp"] + layout.tp * (expected["cp"] + layout.cp * expected["dp"])
-    if "ep" in entry.coordinates:
-        rest, expected["etp"] = divmod(within, layout.etp)
-        expected["edp"], expected["ep"] = divmod(rest, layout.ep)
+    *inner, outermost = EXPERT_AXES
+    if outermost in entry.coordinates:
+        for axis in inner:
+            within, expected[axis] = divmod(within, int(getattr(layout, axis)))
+        expected[outermost] = within
     return all(expected[axis] == position for axis, position in entry.coordinates.items())
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from meshwright import api
 from meshwright.cluster_specs.reader import (
@@ -27,7 +27,7 @@ from meshwright.cluster_specs.reader import (
 )
 from meshwright.constraints.fabric import INSIDE_DOMAIN
 from meshwright.costmodel.execution_names import OPTIMIZERS, PRECISIONS
-from meshwright.documents import finite, json_text, validation_message
+from meshwright.documents import ClosedDocument, finite, json_text, validation_message
 from meshwright.errors import InputError, message_of, near_miss
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES
 from meshwright.model_specs.adapters import EVERY_PARAMETER, TRAINED
@@ -109,10 +109,8 @@ class FewestQuestion(PlanQuestion):
         return self
 
 
-class FilesQuestion(BaseModel):
+class FilesQuestion(ClosedDocument):
     """What is made of a plan that was found before."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     plan: Annotated[str, Field(max_length=32)]
     """What the answer with the plan is called."""
@@ -120,10 +118,8 @@ class FilesQuestion(BaseModel):
     """As `meshwright launch --target`; the plan's own framework when empty."""
 
 
-class CompareQuestion(BaseModel):
+class CompareQuestion(ClosedDocument):
     """Two plans that were found before."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     first: Annotated[str, Field(max_length=32)]
     second: Annotated[str, Field(max_length=32)]

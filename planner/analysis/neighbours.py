@@ -215,7 +215,7 @@ def _with(
         return
     if workload.global_batch % sequences or (
         int(changed.tp) * int(changed.cp) * int(changed.dp)
-    ) % (int(changed.etp) * int(changed.ep)):
+    ) % int(changed.expert_group):
         return
     framework = framework_of_stack(workload.framework)
     in_sequence = int(changed.tp) > 1 and framework.sequence_parallel is not None

@@ -363,7 +363,7 @@ def products_of_a_layer(model: ModelSpec, layout: LayoutDoc, seq_len: int) -> di
         shapes["feed-forward up"] = (tokens, inputs * width, hidden)
         shapes["feed-forward down"] = (tokens, hidden, width)
     if model.moe is not None:
-        rows = tokens / tp * model.moe.top_k * layout.etp * layout.ep / model.moe.experts
+        rows = tokens / tp * model.moe.top_k * layout.expert_group / model.moe.experts
         width = model.moe.moe_ffn_hidden / layout.etp
         shapes["expert up"] = (rows, inputs * width, hidden)
         shapes["expert down"] = (rows, hidden, width)

@@ -361,8 +361,7 @@ def _layout(state: State) -> Layout | None:
     if over or dp == 0:
         return None
     micro_batches, odd = divmod(state["batch"][0], dp * state["micro_batch"])
-    ranks = state["tp"] * state["cp"] * dp
-    if odd or micro_batches == 0 or ranks % (state["ep"] * state["etp"]):
+    if odd or micro_batches == 0:
         return None
     if (state["cp"] * dp) % state["shard_groups"]:
         return None
@@ -376,9 +375,11 @@ def _layout(state: State) -> Layout | None:
     values = {key: state[key] for key in _LAYOUT}
     values["sequence_parallel"] = state["sequence_parallel"] and state["tp"] > 1
     mask, layers = state["recompute"]
-    return Layout(
+    layout = Layout(
         **values, dp=dp, num_micro_batches=micro_batches, recompute=mask, recompute_layers=layers
     )
+    whole_experts = (state["tp"] * state["cp"] * dp) % layout.expert_group == 0
+    return layout if whole_experts else None
 
 
 def _short(value: Any) -> object:

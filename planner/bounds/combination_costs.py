@@ -39,7 +39,7 @@ from meshwright.planner.bounds.paces import MemoryFit, RankRow
 # Lower bounds from degrees and micro-batch alone, for every way of running them at once.
 #
 # Layers are at their cheapest, every group is packed as far inside the fabric as it can be, the pipeline is
-# even, and nothing comes after it. A layer's time depends on (tp, cp, ep, etp, micro-batch) alone: the shape.
+# even, and nothing comes after it. A layer's time depends on its shape alone: `LAYER_AXES` and micro-batch.
 # Shapes are few, so they are priced once for each execution, and degrees read them by index.
 
 

@@ -31,7 +31,16 @@ from meshwright.costmodel.estimate import LayerCosts, costs_of_layers
 from meshwright.costmodel.footprint import OF_PIPELINE
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import AXES, LAYER_AXES, Floats, Ints, Layout, Placement, in_shape
+from meshwright.costmodel.layout import (
+    AXES,
+    LAYER_AXES,
+    PLACED_AXES,
+    Floats,
+    Ints,
+    Layout,
+    Placement,
+    in_shape,
+)
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.rates import calibrated_constants, links_of
 from meshwright.costmodel.states import rank_parameters
@@ -487,10 +496,6 @@ def _nested_position(degrees: Mapping[str, int], order: Sequence[str]) -> NDArra
 # Layouts under each of their mappings on a regular fabric, as one table.
 
 
-OF_PLACEMENTS = (*AXES, "ep", "etp")
-"""Fields of a layout on which its mappings and placements depend."""
-
-
 class MappedLayouts(NamedTuple):
     """Layouts under each of their mappings."""
 
@@ -536,7 +541,7 @@ def mapped_layouts(workload: Workload, gpus: int, layouts: Layout) -> MappedLayo
     MappedLayouts
         Layouts with the same degrees share their placements.
     """
-    first, table_of = rows_by_value(layouts, OF_PLACEMENTS)
+    first, table_of = rows_by_value(layouts, PLACED_AXES)
     degrees = np.stack([np.asarray(getattr(layouts, axis))[first] for axis in AXES], axis=1)
     factors = level_factors(workload.cluster, gpus)
     tables = [matrices_of(each, factors, inside=("tp",)) for each in degrees.tolist()]
@@ -612,7 +617,7 @@ def packed_placement(layouts: Layout, blocks: IntArray) -> Placement:
         Members of a group inside a block of each level, [n, levels].
     """
     tp = np.asarray(layouts.tp, dtype=np.int64)[..., None]
-    experts = np.asarray(layouts.etp * layouts.ep, dtype=np.int64)[..., None]
+    experts = np.asarray(layouts.expert_group, dtype=np.int64)[..., None]
 
     def packed(size: object, apart: object = 1) -> IntArray:
         room = np.maximum(-(-blocks // np.asarray(apart, dtype=np.int64)), 1)

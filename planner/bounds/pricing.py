@@ -42,7 +42,7 @@ from meshwright.costmodel.data_parallel import DataParallelTraffic
 from meshwright.costmodel.footprint import PeakBounds, mean_states_gib, peak_bounds
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes
-from meshwright.costmodel.layout import LAYER_AXES, Layout, Recompute
+from meshwright.costmodel.layout import LAYER_AXES, PLACED_AXES, Layout, Recompute
 from meshwright.costmodel.schedules import has_trait, schedule_named, traits
 from meshwright.costmodel.step_time import optimistic_step
 from meshwright.costmodel.workload import Workload
@@ -52,7 +52,6 @@ from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, P
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import (
     GROUPS_OF_TRAFFIC,
-    OF_PLACEMENTS,
     KnownTimes,
     Matrices,
     least_group_traffic,
@@ -382,7 +381,7 @@ class CostModelPricing:
 def _parts(layouts: Layout, size: int) -> Iterator[tuple[int, IntArray]]:
     """(GPUs in use, rows) of at most so many layouts on one allocation, equal degrees together."""
     for gpus, rows in _by_gpus(layouts):
-        _, degrees = rows_by_value(layouts.take(rows), (*OF_PLACEMENTS, "micro_batch"))
+        _, degrees = rows_by_value(layouts.take(rows), (*PLACED_AXES, "micro_batch"))
         alike = rows[np.argsort(degrees, kind="stable")]
         for part in np.array_split(alike, -(-len(rows) // size)):
             yield gpus, part

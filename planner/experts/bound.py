@@ -183,16 +183,10 @@ def _chosen(
     model.add(more <= weighted(take, choices.more.tolist()))
     for condition in conditions:
         model.add(weighted(take, condition.tolist()) <= more)
-    solver = repeatable_solver(0, work=work)
-    solver.parameters.cp_model_probing_level = 0
-    status = solver.solve(model)
-    if status == cp_model.INFEASIBLE:
-        return None
-    if status == cp_model.UNKNOWN:
-        return False
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise RuntimeError(f"CP-SAT ended with {solver.status_name(status)} on paired counts")
-    return np.array([solver.value(x) for x in take], dtype=np.int64), int(solver.value(more))
+    values = solved(model, [*take, more], work)
+    if values is None or isinstance(values, bool):
+        return values
+    return values[:-1], int(values[-1])
 
 
 def _counts(choices: _Choices, taken: NDArray[np.int64], more: int, experts: int) -> Slots:
@@ -413,9 +407,10 @@ def _counts_at(
     model.add(cp_model.LinearExpr.weighted_sum(every, extra_replicas) == parts.spare)
     for part in np.floor(np.concatenate(parts.at(levels), axis=1) * _UNIT).astype(np.int64):
         model.add(cp_model.LinearExpr.weighted_sum(every, part.tolist()) <= 0)
-    true = solved(model, every, work)
-    if true is None or isinstance(true, bool):
-        return true
+    values = solved(model, every, work)
+    if values is None or isinstance(values, bool):
+        return values
+    true = np.flatnonzero(values)
     return true[true < len(y)], int(true[-1]) - len(y)
 
 
@@ -428,9 +423,9 @@ def one_of_each(
 
 
 def solved(
-    model: cp_model.CpModel, literals: list[cp_model.IntVar], work: float
+    model: cp_model.CpModel, variables: list[cp_model.IntVar], work: float
 ) -> NDArray[np.int64] | bool | None:
-    """The literals that are true in a solution; None if there is none, False if it was not found out."""
+    """Values of variables in a solution; None if there is none, False if it was not found out."""
     from meshwright.planner.solvers.or_tools import cp_model
 
     solver = repeatable_solver(0, work=work)
@@ -442,9 +437,7 @@ def solved(
         return False
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise RuntimeError(f"CP-SAT ended with {solver.status_name(status)} on replica counts")
-    return np.array(
-        [i for i, literal in enumerate(literals) if solver.value(literal)], dtype=np.int64
-    )
+    return np.array([solver.value(variable) for variable in variables], dtype=np.int64)
 
 
 def pair_bound(load: Loads, slots: int, gpus: int, keep: int = 12) -> CountBound | None:

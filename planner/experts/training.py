@@ -9,7 +9,7 @@ which multiplies the slowest rank's expert compute and what it receives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -62,8 +62,9 @@ class JointRouting:
     loads: Loads
     placements: Mapping[int, Slots]
 
-    def fits(self, degrees: set[int]) -> bool:
-        """Whether one model holds the placements of these degrees, each of them known."""
+    def fits(self, asked: Iterable[AssumedImbalance | None]) -> bool:
+        """Whether one model holds the placements of what is asked for, each of them known."""
+        degrees = {each.ep for each in asked if each is not None}
         return (
             degrees <= set(self.placements) and self.loads.size * sum(degrees) <= LARGEST_PLACEMENT
         )

@@ -57,6 +57,7 @@ from meshwright.planner.launch.writer import (
     said_of_degrees,
 )
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.request.choices import DEGREES
 from meshwright.planner.request.plan_request import loss_of_trainer
 from meshwright.planner.runs.run_terms import balanced
 
@@ -129,7 +130,9 @@ def megatron_deepspeed_args(launch: Launch) -> list[str]:
     layout, inputs, model = launch.layout, launch.inputs, launch.inputs.model
     rotary, recomputes = model.position == "rope", layout.recompute == "full"
     exact_gelu = model.activation == "gelu" and model.gelu_form == "exact"
-    said = model_fields(DEEPSPEED_ARGUMENTS, model) | said_of_degrees(layout, experts=False)
+    said = model_fields(DEEPSPEED_ARGUMENTS, model) | said_of_degrees(
+        layout, experts=model.moe is not None
+    )
     said |= {
         "head_dim": model.v_head_dim,
         "seq_len": inputs.seq_len,
@@ -158,7 +161,7 @@ def megatron_deepspeed_args(launch: Launch) -> list[str]:
     }
     if model.moe is not None:
         # By default experts are in every second layer.
-        said |= {"ffn_hidden": model.moe.moe_ffn_hidden, "ep": layout.ep, "expert_interval": 1}
+        said |= {"ffn_hidden": model.moe.moe_ffn_hidden, "expert_interval": 1}
     return flag_words(flags_of(DEEPSPEED_ARGUMENTS, said))
 
 
@@ -648,7 +651,7 @@ def _of_stack(plan: Plan, stack: str, degrees: tuple[str, ...]) -> tuple[Launch,
         raise _not_there(stack, what)
     has = degrees if framework == FSDP2.name else ()
     wide = [
-        axis for axis in ("tp", "cp", "pp", "ep") if axis not in has and getattr(layout, axis) > 1
+        axis for axis in DEGREES if axis != "dp" and axis not in has and getattr(layout, axis) > 1
     ]
     if wide:
         raise _not_there(stack, f"has no {wide[0]}: pin {wide[0]}=1")

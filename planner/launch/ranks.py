@@ -240,7 +240,7 @@ def _places(plan: Plan, layout: LayoutDoc) -> list[RankPlace]:
 
 def _other_order_is_legal(plan: Plan, layout: LayoutDoc) -> bool:
     """Megatron wants as many expert replicas as dense ones; a dense model's expert axes are free to fit."""
-    return plan.inputs.model.moe is None or layout.etp * layout.ep == layout.tp * layout.cp
+    return plan.inputs.model.moe is None or layout.expert_group == layout.tp * layout.cp
 
 
 def _recounted(places: Sequence[RankPlace], layout: LayoutDoc) -> list[RankPlace]:

@@ -23,9 +23,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
-from pydantic import BaseModel, ConfigDict
-
-from meshwright.documents import csv_text, frame_of, uninterrupted, write_files
+from meshwright.documents import ClosedDocument, csv_text, frame_of, uninterrupted, write_files
 from meshwright.errors import InputError, message_of
 from meshwright.planner.many.jobs import (
     AnswerCache,
@@ -47,10 +45,8 @@ if TYPE_CHECKING:
 # A row of a batch's results: what was asked, how it ended, and the figures of the plan.
 
 
-class JobRow(BaseModel):
+class JobRow(ClosedDocument):
     """The columns of results.csv, results.json and results.parquet; what there is none of is null."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     status: str

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict
 
 from meshwright.cluster_specs.allocation import allocated_gpus
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
-from meshwright.documents import csv_text
+from meshwright.documents import ClosedDocument, csv_text
 from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.drawing import Drawing, distinct_colour, ink_on, shortened, text_width
 from meshwright.planner.launch.plan_files import plan_files
@@ -620,10 +619,8 @@ class Fleet:
         return size, allocation, [self.free.units[unit] for unit in self.places.units[index]]
 
 
-class FleetJobRow(BaseModel):
+class FleetJobRow(ClosedDocument):
     """What a job gets, in `fleet --json` and fleet.csv."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     model: str

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from meshwright.cluster_specs.reader import cluster_names
 from meshwright.costmodel.execution_names import (
@@ -31,7 +31,13 @@ from meshwright.costmodel.execution_names import (
     StepKindName,
 )
 from meshwright.costmodel.losses import LossName
-from meshwright.documents import LARGE_FILE_BYTES, path_text, read_mapping, validation_message
+from meshwright.documents import (
+    LARGE_FILE_BYTES,
+    ClosedDocument,
+    path_text,
+    read_mapping,
+    validation_message,
+)
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.adapters import EVERY_PARAMETER
@@ -54,10 +60,8 @@ _NAMED_BY = ("model", "cluster", "gpus", "global_batch", "seq_len", "precision",
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-class JobDoc(BaseModel):
+class JobDoc(ClosedDocument):
     """One job: the options of `meshwright plan` by their names, and a name of its own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
     name: Annotated[str, Field(max_length=LONGEST_NAME)] | None = None
     """Also the folder of its plan; made of the other fields when absent."""
@@ -83,7 +87,7 @@ class JobDoc(BaseModel):
     allow: str | tuple[str, ...] = ()
     """What may change the numbers of the run: `bf16-grads,fp8-params`, `all`, or a list."""
     inside_domain: str | tuple[str, ...] = ()
-    """Axes whose groups each lie in one NVLink domain: `ep,cp`, or a list."""
+    """Axes whose groups each lie in one NVLink domain: `tp,cp`, or a list."""
     max_cut_use: CutUse = 1.0
     """Share of the capacity of every cut of the fabric that may be used in a phase."""
     moe_dispatch: str | None = None
@@ -126,10 +130,8 @@ class JobDoc(BaseModel):
     """Dollars; the cluster file's when absent."""
 
 
-class JobsDoc(BaseModel):
+class JobsDoc(ClosedDocument):
     """The jobs file: `jobs`, `matrix` (a mapping of lists, or several of them), and fields for all jobs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_: Annotated[int, Field(ge=1, le=1)] = Field(default=1, alias="schema")
     defaults: dict[str, Any] = Field(default_factory=dict)

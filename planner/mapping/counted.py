@@ -23,8 +23,13 @@ from meshwright.cluster_specs.allocation import blocks_of
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import SameCluster
 from meshwright.costmodel.estimate import Stages, estimate_layout
-from meshwright.costmodel.layout import AXES, EXPERT_AXES, GROUPS, Layout, Placement
-from meshwright.costmodel.placement import members_by_level, position_of_ranks, ring_members
+from meshwright.costmodel.layout import AXES, EXPERT_AXES, GROUPS, PLACED_AXES, Layout, Placement
+from meshwright.costmodel.placement import (
+    members_by_level,
+    placement_in,
+    position_of_ranks,
+    ring_members,
+)
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError, InternalError
 from meshwright.planner.bounds.mappings import matrices_of
@@ -71,7 +76,7 @@ def most_members(cluster: ClusterSpec, free: FreeGpus, layout: Layout) -> Placem
     layout
         One layout, on no more GPUs than are free.
     """
-    degrees = {name: int(getattr(layout, name)) for name in (*AXES, "ep", "etp")}
+    degrees = {name: int(getattr(layout, name)) for name in PLACED_AXES}
     tp, world = degrees["tp"], int(layout.gpus)
     every: list[_Room] = []
     units: list[_Room | None] = []
@@ -312,8 +317,7 @@ def counted_placement(cluster: ClusterSpec, layout: Layout, ranks: Sequence[Plac
         (node, local GPU) of every rank, in Megatron's default order.
     """
     where = blocks_of(cluster, len(ranks), np.array(ranks, dtype=np.int64))
-    degrees = (int(layout.tp), int(layout.cp), int(layout.dp), int(layout.pp))
-    return Placement(**members_by_level(where, degrees, int(layout.etp), int(layout.ep)))
+    return placement_in(where, layout)
 
 
 def degrees_of(layout: Layout) -> Degrees:
@@ -396,7 +400,7 @@ def groups_lie_as_priced(placement: Placement, row: int, where: IntArray, layout
     """
     groups, pp = int(layout.shard_groups), int(layout.pp)
     tp, replicas = int(layout.tp), int(layout.cp) * int(layout.dp)
-    each = int(layout.etp) * int(layout.ep)
+    each = int(layout.expert_group)
     for members, inner, size in (
         (placement.dp_cp[row], tp, replicas),
         (placement.edp[row], each, tp * replicas // each),

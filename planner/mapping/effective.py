@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from meshwright.cluster_specs.allocation import FabricLevels, blocks_of, fabric_levels, full_levels
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import SameCluster, free_of
-from meshwright.costmodel.layout import AXES, GROUPS, Ints, Layout, Placement
+from meshwright.costmodel.layout import AXES, GROUPS, PLACED_AXES, Ints, Layout, Placement
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import LayoutPricing
 from meshwright.planner.bounds.mappings import Matrices
@@ -111,7 +111,7 @@ def _members(instance: Instance, sizes: dict[str, int], reach: Reach) -> dict[st
 
 def _degrees(instance: Instance) -> dict[str, int]:
     layout = instance.layout
-    degrees = {name: int(getattr(layout, name)) for name in (*AXES, "ep", "etp", "edp")}
+    degrees = {name: int(getattr(layout, name)) for name in (*PLACED_AXES, "edp")}
     return degrees | {"dp_cp": degrees["dp"] * degrees["cp"]}
 
 
@@ -146,7 +146,7 @@ def _within(instance: Instance, block: int) -> dict[str, int]:
         stride *= degree
     layout, dense = instance.layout, degrees["tp"] * degrees["cp"] * degrees["dp"]
     etp = gcd(int(layout.etp), dense)
-    expert = gcd(int(layout.etp) * int(layout.ep), dense)
+    expert = gcd(int(layout.expert_group), dense)
     return degrees | {
         "etp": etp,
         "ep": max(expert // etp, 1),
@@ -159,7 +159,7 @@ def rings_per_slot(instance: Instance) -> tuple[int, int, int]:
     """Groups that one cut of slots cuts at once: dense rings of a stage, context groups, expert rings."""
     inside, layout = instance.inside, instance.layout
     rings = inside.tp * inside.pp
-    experts = min(int(layout.ep) * int(layout.etp), inside.tp * inside.cp * inside.dp)
+    experts = min(int(layout.expert_group), inside.tp * inside.cp * inside.dp)
     return rings, rings * inside.dp, experts * inside.pp
 
 

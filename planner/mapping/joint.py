@@ -608,7 +608,7 @@ def slots_of_a_group(workload: Workload, layout: Layout, plain: Instance) -> int
     replicas, rest = divmod(dp, number)
     in_turn = inside.pp == 1 and (inside.cp == cp or inside.dp == 1)
     whole_nodes = plain.slots.gpus % workload.cluster.gpus_per_node == 0
-    experts = (tp * cp * replicas) % (int(layout.ep) * int(layout.etp))
+    experts = (tp * cp * replicas) % int(layout.expert_group)
     if rest or experts or not in_turn or not whole_nodes or replicas % inside.dp:
         return None
     return replicas * cp // (inside.dp * inside.cp)

@@ -22,7 +22,7 @@ from meshwright.cluster_specs.allocation import fabric_levels, is_irregular
 from meshwright.constraints.fabric import ROUNDING, keeps_inside
 from meshwright.costmodel.collectives import best_beyond
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.layout import AXES, Layout, Placement
+from meshwright.costmodel.layout import PLACED_AXES, Layout, Placement
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rates import calibrated_constants, links_of
 from meshwright.costmodel.workload import Workload
@@ -333,7 +333,6 @@ class PartsOfNodes:
         return replace(priced, matrix={}, ranks=reach.ranks(gpus)), closes
 
 
-DEGREES = (*AXES, "ep", "etp")
 SAME = 1.0 + 1e-12
 
 
@@ -673,7 +672,7 @@ class MappedPricing(CostModelPricing):
 
 
 def _degrees(layout: Layout) -> tuple[int, ...]:
-    return tuple(int(getattr(layout, name)) for name in DEGREES)
+    return tuple(int(getattr(layout, name)) for name in PLACED_AXES)
 
 
 @lru_cache(maxsize=256)

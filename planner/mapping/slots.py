@@ -400,7 +400,7 @@ def whole_groups_in(layout: Layout, inside: Inside) -> int:
     tp, cp, dp = (int(getattr(layout, axis)) for axis in STAGE_AXES)
     if number == 1:
         return 1
-    if dp % number or (tp * cp * dp) % (number * int(layout.ep) * int(layout.etp)):
+    if dp % number or (tp * cp * dp) % (number * int(layout.expert_group)):
         return 0
     is_whole = inside.cp == cp and inside.dp % (dp // number) == 0
     return inside.dp // (dp // number) if is_whole else 0
@@ -450,7 +450,7 @@ def instance_on(workload: Workload, layout: Layout, stages: Stages, slots: Slots
     inside = inside_slot(layout, slots.gpus)
     whole = whole_groups_in(layout, inside)
     per_stage = inside.tp * inside.cp * inside.dp
-    expert_slots = max(1, int(layout.ep) * int(layout.etp) // per_stage)
+    expert_slots = max(1, int(layout.expert_group) // per_stage)
     context_slots = int(layout.cp) // inside.cp
     on = replace(workload, gpus=int(layout.gpus))
     counted = layout if whole else replace(layout, shard_groups=1)
@@ -473,7 +473,7 @@ def instance_on(workload: Workload, layout: Layout, stages: Stages, slots: Slots
         context_bytes=moved.context * groups * inside.dp if context_slots > 1 else 0.0,
         expert_slots=expert_slots,
         expert_bytes=moved.experts * slots.gpus if expert_slots > 1 else 0.0,
-        expert_ring_bytes=experts * min(int(layout.ep) * int(layout.etp), per_stage) * inside.pp,
+        expert_ring_bytes=experts * min(int(layout.expert_group), per_stage) * inside.pp,
     )
     per_leaf = [len(leaf) for leaf in slots.places]
     problem = MappingProblem(

@@ -11,13 +11,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.reader import MixedClusterSpec, read_mixed_cluster
 from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.documents import (
     LARGE_FILE_BYTES,
+    ClosedDocument,
     finite,
     is_file,
     path_text,
@@ -198,13 +199,10 @@ def _refuse_what_no_pipeline_takes(request: PlanRequest) -> None:
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NOT_MEASURED = "the widest of its parts' bands; no pipeline through unlike devices was measured"
 """What the band of a pipeline through parts rests on."""
-_DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class RankDoc(BaseModel):
+class RankDoc(ClosedDocument):
     """One pipeline rank."""
-
-    model_config = _DOC
 
     rank: int
     part: str
@@ -218,10 +216,8 @@ class RankDoc(BaseModel):
     """What the peak may reach there."""
 
 
-class AloneDoc(BaseModel):
+class AloneDoc(ClosedDocument):
     """The best plan on one part, the others idle."""
-
-    model_config = _DOC
 
     part: str
     device: str
@@ -231,10 +227,8 @@ class AloneDoc(BaseModel):
     lower_bound_s: float | None
 
 
-class MixedSolverDoc(BaseModel):
+class MixedSolverDoc(ClosedDocument):
     """How the answer was found."""
-
-    model_config = _DOC
 
     wall_s: float
     seed: int
@@ -251,10 +245,8 @@ class MixedSolverDoc(BaseModel):
     """What that proved of them."""
 
 
-class MixedPredicted(BaseModel):
+class MixedPredicted(ClosedDocument):
     """What the cost model expects of a pipeline through several parts."""
-
-    model_config = _DOC
 
     step_time_s: Seconds
     breakdown_s: dict[str, float]
@@ -267,10 +259,8 @@ class MixedPredicted(BaseModel):
     error_band: ErrorBandDoc
 
 
-class MixedPlan(BaseModel):
+class MixedPlan(ClosedDocument):
     """The fastest plan on a mixed cluster: a pipeline through parts of it, or a plan on one part alone."""
-
-    model_config = _DOC
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     kind: Literal["mixed-plan"] = "mixed-plan"

@@ -357,7 +357,7 @@ def compared_choices(
 
 def _software(setting: Setting, inputs: PlanInputs, layout: LayoutDoc) -> str:
     """What a setting needs: of a dispatcher more, where experts are shared beyond a scale-up domain."""
-    beyond = layout.ep * layout.etp > inputs.cluster.nvlink_domain
+    beyond = layout.expert_group > inputs.cluster.nvlink_domain
     if beyond and isinstance(setting, TokenDispatcher) and setting.installs_between:
         return setting.installs_between
     return setting.installs

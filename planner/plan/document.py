@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     WrapSerializer,
@@ -19,7 +18,7 @@ from pydantic import (
 )
 
 from meshwright.costmodel.workload import Execution
-from meshwright.documents import finite, frame_of
+from meshwright.documents import ClosedDocument, finite, frame_of
 from meshwright.planner.request.choices import DEGREES, OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.prediction import Grade
@@ -46,13 +45,10 @@ def without_what_is_not_offloaded(settings: dict[str, Any]) -> dict[str, Any]:
 
 ExecutionDoc = Annotated[Execution, WrapSerializer(_as_document)]
 """Every execution setting of a plan, or of what it is compared with."""
-_DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class ConflictingRule(BaseModel):
+class ConflictingRule(ClosedDocument):
     """A rule, a pin or a forbidden choice that cannot be kept together with the others of the conflict."""
-
-    model_config = _DOC
 
     kind: Literal["rule", "pin", "forbid", "without", "layer-split"]
     """`layer-split`: layouts fit in memory on average, but no split of the layers fits on every rank."""
@@ -71,10 +67,8 @@ class ConflictingRule(BaseModel):
     """Values that the rule allows, where they can be listed."""
 
 
-class SmallestChange(BaseModel):
+class SmallestChange(ClosedDocument):
     """A single change to the request with which a plan was found."""
-
-    model_config = _DOC
 
     change: Literal[
         "pin",
@@ -98,10 +92,8 @@ class SmallestChange(BaseModel):
     """What the request has in its place."""
 
 
-class Infeasible(BaseModel):
+class Infeasible(ClosedDocument):
     """Rules that together leave no layout, and the smallest changes that would."""
-
-    model_config = _DOC
 
     conflict: list[str]
     """A sentence for each of `rules`."""
@@ -188,10 +180,8 @@ def change_sentence(change: SmallestChange) -> str:
 MappingRule = Literal["axes-to-levels", "slots-to-leaves"]
 
 
-class SpaceReport(BaseModel):
+class SpaceReport(BaseModel, frozen=True, extra="forbid", protected_namespaces=()):
     """The values of every choice that the search could make."""
-
-    model_config = _DOC
 
     tp: list[int]
     cp: list[int]
@@ -224,10 +214,8 @@ class SpaceReport(BaseModel):
     no loads were given."""
 
 
-class PruningReport(BaseModel):
+class PruningReport(ClosedDocument):
     """Layouts that were left out without an exact price, and why."""
-
-    model_config = _DOC
 
     by_bound: int
     """No faster than the plan by their lower bound."""
@@ -239,10 +227,8 @@ class PruningReport(BaseModel):
     """No layout on fewer GPUs than this can be faster; these were not enumerated."""
 
 
-class ProofReport(BaseModel):
+class ProofReport(ClosedDocument):
     """What the status rests on."""
-
-    model_config = _DOC
 
     method: str
     """cp-sat or exhaustive."""
@@ -262,10 +248,8 @@ class ProofReport(BaseModel):
     """Degrees, micro-batches, schedules and mappings in it."""
 
 
-class SolverReport(BaseModel):
+class SolverReport(ClosedDocument):
     """How the answer was found."""
-
-    model_config = _DOC
 
     wall_s: float | None
     """Seconds from request to plan; null where files must not depend on the machine, as in a batch."""
@@ -296,20 +280,16 @@ BaselineKind = Literal["launch", "run", "plan"]
 Verdict = Literal["faster", "within error", "optimal", "breaks a rule", "not compared"]
 
 
-class BrokenRule(BaseModel):
+class BrokenRule(ClosedDocument):
     """A rule that today's layout breaks."""
-
-    model_config = _DOC
 
     rule: str
     words: str
     remedy: str
 
 
-class BaselineChange(BaseModel):
+class BaselineChange(ClosedDocument):
     """One bar of the waterfall. Seconds are of the plan's tokens; what is gained is below 0."""
-
-    model_config = _DOC
 
     change: str
     """Such as `tp 8 -> 4, dp 8 -> 16`."""
@@ -325,10 +305,8 @@ class BaselineChange(BaseModel):
     """Whether that is within the GPU's usable memory."""
 
 
-class ScriptEdit(BaseModel):
+class ScriptEdit(ClosedDocument):
     """One flag or key of the launch file that the plan sets otherwise."""
-
-    model_config = _DOC
 
     name: str
     before: str | None
@@ -337,10 +315,8 @@ class ScriptEdit(BaseModel):
     """Null where it is taken out."""
 
 
-class ScriptDiff(BaseModel):
+class ScriptDiff(ClosedDocument):
     """The smallest change of today's file that starts the plan's layout."""
-
-    model_config = _DOC
 
     edits: list[ScriptEdit] = Field(default_factory=list)
     patch: str = ""
@@ -351,10 +327,8 @@ class ScriptDiff(BaseModel):
     """What the file cannot say, or why there is no diff."""
 
 
-class TrainingCost(BaseModel):
+class TrainingCost(ClosedDocument):
     """What a whole training costs."""
-
-    model_config = _DOC
 
     days: float
     gpu_hours: float
@@ -364,10 +338,8 @@ class TrainingCost(BaseModel):
     """Of the GPUs at their board power; hosts, network and cooling are left out."""
 
 
-class CostDoc(BaseModel):
+class CostDoc(ClosedDocument):
     """What a plan's training costs."""
-
-    model_config = _DOC
 
     tokens: float
     """As asked, or what is trained in the days that were asked for."""
@@ -380,10 +352,8 @@ class CostDoc(BaseModel):
     plan: TrainingCost
 
 
-class CostComparison(BaseModel):
+class CostComparison(ClosedDocument):
     """Today and the plan over the same tokens."""
-
-    model_config = _DOC
 
     tokens: float
     gpu_hour_price: float | None
@@ -391,10 +361,8 @@ class CostComparison(BaseModel):
     plan: TrainingCost
 
 
-class BaselineDoc(BaseModel):
+class BaselineDoc(ClosedDocument):
     """Today's layout, priced as it stands, and the way from it to the plan."""
-
-    model_config = _DOC
 
     file: str
     kind: BaselineKind
@@ -436,20 +404,16 @@ MOST_LISTED_RANKS = 4096
 """With more ranks, the list of a mapping's places lies in a file, not in `plan --json`."""
 
 
-class Objective(BaseModel):
+class Objective(ClosedDocument):
     """`gap` is (step_time_s - lower_bound_s) / step_time_s; an unknown bound is null, never 0."""
-
-    model_config = _DOC
 
     step_time_s: float | None
     lower_bound_s: float | None
     gap: float | None
 
 
-class MoreBlocksDoc(BaseModel):
+class MoreBlocksDoc(ClosedDocument):
     """Levels at which equal parts take more blocks of the machine than the GPUs need."""
-
-    model_config = _DOC
 
     used: dict[str, int]
     """Blocks that the ranks are in, by level."""
@@ -459,14 +423,12 @@ class MoreBlocksDoc(BaseModel):
     """The same layout on neighbouring nodes in turn."""
 
 
-class Mapping(BaseModel):
+class Mapping(ClosedDocument):
     """Rank r runs on ranks[r] = [node, local GPU]; left out above 4,096 ranks.
 
     `matrix[axis]` holds the axis' factor at every fabric level, from the inside out; column products are
     the sizes of the levels.
     """
-
-    model_config = _DOC
 
     order: list[str]
     levels: list[str]
@@ -476,10 +438,8 @@ class Mapping(BaseModel):
     """Null where the ranks are in as few blocks of every level as there can be."""
 
 
-class Binding(BaseModel):
+class Binding(ClosedDocument):
     """A constraint that holds the plan back."""
-
-    model_config = _DOC
 
     rule: str
     value: float
@@ -489,10 +449,8 @@ class Binding(BaseModel):
     note: str
 
 
-class IdleDoc(BaseModel):
+class IdleDoc(ClosedDocument):
     """GPUs that a plan leaves idle, and what the best layout on all of them costs."""
-
-    model_config = _DOC
 
     gpus: int
     nodes: list[str]
@@ -503,10 +461,8 @@ class IdleDoc(BaseModel):
     reason: str
 
 
-class Scenario(BaseModel):
+class Scenario(ClosedDocument):
     """What becomes of the plan where one thing is off."""
-
-    model_config = _DOC
 
     change: str
     """Such as `nvlink 8.3 % slower`."""
@@ -525,10 +481,8 @@ class Scenario(BaseModel):
     """The faster layout, if there is one."""
 
 
-class Robustness(BaseModel):
+class Robustness(ClosedDocument):
     """Whether the same plan wins with the cost model off by its error band, one thing at a time."""
-
-    model_config = _DOC
 
     step_time_band: tuple[float, float]
     """Measured over predicted step time, which compute and every level are off by."""
@@ -538,10 +492,8 @@ class Robustness(BaseModel):
     scenarios: list[Scenario]
 
 
-class MemoryRisk(BaseModel):
+class MemoryRisk(ClosedDocument):
     """How likely the plan is not to fit, by measured errors of predicted memory, and what safety costs."""
-
-    model_config = _DOC
 
     asked: float
     """At most this share; 0.5 takes the prediction as it stands."""
@@ -557,10 +509,8 @@ class MemoryRisk(BaseModel):
     """Whether no layout that fits by the prediction as it stands is faster than `step_time_s_without`."""
 
 
-class Expected(BaseModel):
+class Expected(ClosedDocument):
     """The mean step time over scenarios of the constants, and what planning for the nominal ones costs."""
-
-    model_config = _DOC
 
     scenarios: int
     step_time_s: float
@@ -579,10 +529,8 @@ class Expected(BaseModel):
     """Degrees of the plan of the least mean."""
 
 
-class SettingCorrection(BaseModel):
+class SettingCorrection(ClosedDocument):
     """What measured pairs correct of one setting."""
-
-    model_config = _DOC
 
     setting: str
     factor: float
@@ -593,10 +541,8 @@ class SettingCorrection(BaseModel):
     """Measured pairs of runs with and without it, on all devices."""
 
 
-class PromisedStep(BaseModel):
+class PromisedStep(ClosedDocument):
     """A plan by its price and by what measured pairs make of it."""
-
-    model_config = _DOC
 
     plan: str
     """Degrees, and what sets it apart from the other plan."""
@@ -608,10 +554,8 @@ class PromisedStep(BaseModel):
     """Of the settings that it has."""
 
 
-class ExpectedByPairs(BaseModel):
+class ExpectedByPairs(ClosedDocument):
     """The least step that prices and measured pairs of runs make expect, and the fastest plan beside it."""
-
-    model_config = _DOC
 
     chosen: PromisedStep
     fastest: PromisedStep
@@ -624,10 +568,8 @@ class ExpectedByPairs(BaseModel):
     """Whether that of the plan chosen is the least."""
 
 
-class ExecutionChoice(BaseModel):
+class ExecutionChoice(ClosedDocument):
     """One choice that differs from plain, and the best plan without it."""
-
-    model_config = _DOC
 
     choice: str
     value: str | bool | float
@@ -654,10 +596,8 @@ class ExecutionChoice(BaseModel):
     """On which devices, with which kinds of models."""
 
 
-class NearestRun(BaseModel):
+class NearestRun(ClosedDocument):
     """The published run that lies nearest to a plan, and what it measured."""
-
-    model_config = _DOC
 
     id: str
     source: str
@@ -678,10 +618,8 @@ class NearestRun(BaseModel):
     """Whether it trained the plan's model on the same machine with the same batch and precision."""
 
 
-class KnobGain(BaseModel):
+class KnobGain(ClosedDocument):
     """A choice that the plan makes otherwise than the nearest run, of which measured pairs are published."""
-
-    model_config = _DOC
 
     choice: str
     value: str | bool | float
@@ -695,10 +633,8 @@ class KnobGain(BaseModel):
     measured_on: str
 
 
-class GainEvidence(BaseModel):
+class GainEvidence(ClosedDocument):
     """How much of what a plan promises over measured runs has been measured."""
-
-    model_config = _DOC
 
     nearest_run: NearestRun | None
     """Null where nobody published a run of such a model on such a device."""
@@ -716,10 +652,8 @@ class GainEvidence(BaseModel):
     """Largest predicted gain first."""
 
 
-class SoftwareNeed(BaseModel):
+class SoftwareNeed(ClosedDocument):
     """Software that has to be installed beside the framework."""
-
-    model_config = _DOC
 
     software: str
     needed_by: str
@@ -739,10 +673,8 @@ _IN_ROWS = (
 """Fields of the layout, then of what is predicted, that a row of results has."""
 
 
-class PackingDoc(BaseModel):
+class PackingDoc(ClosedDocument):
     """What the plan's layout does with samples packed in one way."""
-
-    model_config = _DOC
 
     packing: str
     """hybrid-cp where samples are dealt to ranks one by one."""
@@ -755,10 +687,8 @@ class PackingDoc(BaseModel):
     """Tokens of samples a second, of all GPUs together."""
 
 
-class LengthsDoc(BaseModel):
+class LengthsDoc(ClosedDocument):
     """Unlike samples in packs: what a step holds, and what that they are unlike costs."""
-
-    model_config = _DOC
 
     pack_size: int
     """Tokens of a pack."""
@@ -776,10 +706,8 @@ class LengthsDoc(BaseModel):
     """The same samples packed in other ways, in the plan's layout; most tokens a second first."""
 
 
-class Plan(BaseModel):
+class Plan(ClosedDocument):
     """One plan: a layout with its proof and its reasons, or the reason why there is none."""
-
-    model_config = _DOC
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     status: Status

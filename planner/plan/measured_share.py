@@ -341,8 +341,7 @@ def _applied(recipe: MeasuredRecipe, asked: Workload) -> _Arranged | None:
     dp, over = divmod(asked.gpus, math.prod(degrees.values()))
     micro_batch = of_run.get("micro_batch", 1)
     micro_batches, odd = divmod(asked.global_batch, max(dp, 1) * micro_batch)
-    experts = of_run.get("ep", 1) * of_run.get("etp", 1)
-    if over or odd or not dp or not micro_batches or (asked.gpus // degrees["pp"]) % experts:
+    if over or odd or not dp or not micro_batches:
         return None
     plain = {name: BY_NAME[name].plain for name in LayoutDoc.model_fields if name in BY_NAME}
     defaults: dict[str, Any] = {**plain, "sequence_parallel": False, "stages": []}
@@ -350,7 +349,8 @@ def _applied(recipe: MeasuredRecipe, asked: Workload) -> _Arranged | None:
     layout = layout_from_document(LayoutDoc.model_validate(fields))
     if of_run.get("recompute") == "full":
         layout = replace(layout, recompute_layers=ALL_LAYERS)
-    if (dp * degrees["cp"]) % int(layout.shard_groups):
+    whole_experts = (asked.gpus // degrees["pp"]) % int(layout.expert_group) == 0
+    if not whole_experts or (dp * degrees["cp"]) % int(layout.shard_groups):
         return None
     try:
         stages = suiting_stages(asked, layout)

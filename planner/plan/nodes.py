@@ -31,8 +31,8 @@ from meshwright.cluster_specs.allocation import (
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import Key, Uplink, free_of, uplinks
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.layout import AXES, Placement
-from meshwright.costmodel.placement import members_by_level, position_of_ranks
+from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.placement import placement_in, position_of_ranks
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.effective import free_gpus_of
@@ -563,9 +563,7 @@ def more_blocks(workload: Workload, best: Priced) -> MoreBlocksDoc | None:
         return None
     matrix = tuple(tuple(best.matrix[axis]) for axis in AXES)
     where = nodes_in_turn(cluster, gpus).blocks[:, position_of_ranks(matrix)]
-    degrees = (int(layout.tp), int(layout.cp), int(layout.dp), int(layout.pp))
-    members = members_by_level(where, degrees, int(layout.etp), int(layout.ep))
-    in_turn = estimate_layout(workload, layout, Placement(**members), best.stages)
+    in_turn = estimate_layout(workload, layout, placement_in(where, layout), best.stages)
     return MoreBlocksDoc(
         used={name: used[name] for name in more},
         fewest={name: fewest[name] for name in more},

@@ -185,7 +185,7 @@ def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
             "layout",
             f"{gpus} GPUs (tp cp pp dp), inputs.gpus {inputs.gpus}, the cluster {inputs.cluster.gpus}",
         )
-    if (layout.tp * layout.cp * layout.dp) % (layout.ep * layout.etp):
+    if (layout.tp * layout.cp * layout.dp) % layout.expert_group:
         yield "layout.ep", "ep * etp must divide tp * cp * dp"
     if layout.micro_batch * layout.dp * layout.num_micro_batches != inputs.global_batch:
         yield (

@@ -32,6 +32,7 @@ from meshwright.planner.report.view import (
     section,
     table,
 )
+from meshwright.planner.request.choices import EXPERT_DEGREES
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted
 
 MOST_MEMORY_ROWS = 8
@@ -88,9 +89,9 @@ def _choices(layout: LayoutDoc) -> list[tuple[str, str]]:
     sequences = counted(layout.micro_batch, "sequence")
     micro_batches = counted(layout.num_micro_batches, "micro-batch", "micro-batches")
     virtual = f", {layout.vpp} virtual stages a rank" if layout.vpp > 1 else ""
-    has_experts = layout.ep > 1 or layout.etp > 1
+    experts = ", ".join(f"{axis} {getattr(layout, axis)}" for axis in EXPERT_DEGREES)
     return [
-        ("experts", f"ep {layout.ep}, etp {layout.etp}" if has_experts else ""),
+        ("experts", experts if layout.expert_group > 1 else ""),
         ("micro-batch", f"{sequences} x {micro_batches} x dp {count(layout.dp)}"),
         ("schedule", layout.schedule + virtual if layout.pp > 1 else "no pipeline"),
         ("layers", stages_text(layout.stages)),
@@ -296,8 +297,6 @@ def _alike(memory_gib: list[float], tolerance: float) -> list[list[int]]:
 # A plan against what is run today: the speed-up first, then what each change brings and what to edit.
 
 
-SHORTEST_GAIN = 0.0005
-"""Single changes below this share of today's step are counted together."""
 _SIGNED_SECONDS = Kind("{:+,.3f} s".format)
 _PLAIN_SECONDS = Kind("{:,.3f} s".format)
 

@@ -109,7 +109,8 @@ def traffic_view(document: Document) -> View:
 def _axes(axes: Mapping[str, Document]) -> View:
     rows = [{"axis": axis, **kind} for axis, kind in axes.items()]
     view: View = [table(rows, _AXES), line(), table(rows, _RISKS)]
-    imbalance = axes.get("ep", {}).get("busiest_receiver_over_mean", 1.0)
+    imbalances = (kind.get("busiest_receiver_over_mean", 1.0) for kind in axes.values())
+    imbalance = max(imbalances, default=1.0)
     if imbalance > 1:
         words = f"the rank with the hottest experts receives {imbalance:.2f} times the mean"
         view.append(line(words))

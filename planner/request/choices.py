@@ -305,6 +305,7 @@ NUMBERS = tuple(choice.name for choice in OF_LAYOUT if not choice.words)
 DEGREES = tuple(
     choice.name for choice in CHOICES if choice.record == "axes" and choice.decided == "degrees"
 )
+EXPERT_DEGREES = tuple(name for name in DEGREES if BY_NAME[name].shown_for == "experts")
 MAKING_ROOM = tuple(choice.name for choice in OF_LAYOUT if choice.decided == "room")
 DOUBLED = tuple(choice.name for choice in CHOICES if choice.doubled)
 CHANGED_ALONE = tuple(choice.name for choice in OF_LAYOUT if choice.name not in ("dp", "recompute"))

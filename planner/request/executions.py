@@ -90,11 +90,14 @@ def execution_options(
     overlaps_experts = experts and model.hybrid_pattern is None and model.mtp_layers <= 1
     # User buffers are multicast or IPC handles of other GPUs (NVIDIA/TransformerEngine issues 966 and 1071).
     peers = "peer-access" not in cluster.device.lacks
-    overlaps_tensor = "tp" in hidden and model.attention is None and peers
+    overlaps_tensor = model.attention is None and peers
+    can_hide = {"ep_overlap": overlaps_experts, "tp_overlap": overlaps_tensor}
     values: dict[str, tuple[Any, ...]] = {
         "moe_dispatch": _dispatchers(framework, cluster, precision) if experts else ("alltoall",),
-        "ep_overlap": (False, True) if "ep" in hidden and overlaps_experts else (False,),
-        "tp_overlap": (False, True) if overlaps_tensor else (False,),
+        **{
+            name: (False, True) if can and BY_NAME[name].entry in hidden else (False,)
+            for name, can in can_hide.items()
+        },
         "cuda_graph": planned(framework.cuda_graphs),
         "cp_comm": _context_exchanges(framework, model, cluster),
         "compiled": _compilations(framework, precision),

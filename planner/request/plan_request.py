@@ -7,14 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
@@ -41,6 +34,7 @@ from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_memory_band
 from meshwright.costmodel.records import POINT_ESTIMATE, memory_margin
 from meshwright.costmodel.workload import Execution, Workload
+from meshwright.documents import ClosedDocument
 from meshwright.errors import InputError, listed, near_miss, require_whole, shown
 from meshwright.frameworks.catalog import (
     DEFAULT_FRAMEWORK,
@@ -80,13 +74,10 @@ RecomputeModule = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "m
 
 _NOT_DEALT = ("tp-overlap", "cuda-graph", "cp-a2a")
 """Words of `--without` that hybrid context parallelism implies (`MEGATRON_DEALT_RULES`)."""
-_DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class PlanInputs(BaseModel):
+class PlanInputs(ClosedDocument):
     """Everything that decided the plan; the same inputs give the same plan."""
-
-    model_config = _DOC
 
     model: ModelSpec
     cluster: ClusterSpec

@@ -146,7 +146,7 @@ def read_request(
     allow
         `bf16-grads,fp8-params`, `all`, or several such texts: what may change the numbers of the run.
     inside_domain
-        `ep,cp`, or several such texts: axes whose groups each lie in one NVLink domain.
+        `tp,cp`, or several such texts: axes whose groups each lie in one NVLink domain.
     moe_dispatch
         The dispatcher, as a pin; chosen when None.
     expert_loads

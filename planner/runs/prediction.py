@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from meshwright.cluster_specs.allocation import allocated_places
 from meshwright.constraints.registry import findings
@@ -22,7 +21,7 @@ from meshwright.costmodel.rates import has_own_band, peak_flops, peak_memory_ban
 from meshwright.costmodel.records import fit_probability, with_stragglers
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.costmodel.workload import Execution, Workload
-from meshwright.documents import path_text, read_text
+from meshwright.documents import ClosedDocument, path_text, read_text
 from meshwright.errors import InputError
 from meshwright.model_specs.parameters import flops_per_token
 from meshwright.planner.bounds.layer_split import balanced_stages
@@ -315,10 +314,8 @@ def run_document(priced: PricedRun) -> dict[str, Any]:
 Mark = Literal["excellent", "good", "below target"]
 
 
-class Grade(BaseModel):
+class Grade(ClosedDocument):
     """One figure of a plan beside its target."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     what: str
     value: float

@@ -20,6 +20,7 @@ from meshwright.costmodel.execution_names import (
 )
 from meshwright.costmodel.losses import LossName
 from meshwright.costmodel.workload import AttentionKernel, Fp8Recipe
+from meshwright.documents import ClosedDocument
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.schema import ModelSpec
@@ -38,9 +39,6 @@ Words = Annotated[str, Field(max_length=LONGEST_WORDS)]
 Descriptive = Annotated[
     Any, Field(description="Kept in the file for its readers; the cost model does not use it.")
 ]
-
-
-_CLOSED = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 def _split_words(value: object) -> object:
@@ -95,10 +93,8 @@ NameOrMapping = Annotated[Any, AfterValidator(_name_or_mapping)]
 WordsOrLayers = Annotated[Any, AfterValidator(_words_or_layers)]
 
 
-class OverlapDoc(BaseModel):
+class OverlapDoc(ClosedDocument):
     """Communication that the run tries to hide under compute."""
-
-    model_config = _CLOSED
 
     dp: Flag = False
     tp: Flag = False
@@ -106,14 +102,12 @@ class OverlapDoc(BaseModel):
     ep: Flag = False
 
 
-class SettingsDoc(BaseModel):
+class SettingsDoc(ClosedDocument):
     """The `run` section: batch, degrees and schedule of one run.
 
     `dp` leaves context parallelism out: GPUs = tp * pp * cp * dp. The experts use the same GPUs as
     etp * ep * edp * pp.
     """
-
-    model_config = _CLOSED
 
     seq_len: Annotated[int, Field(strict=True, ge=1, le=16_777_216)]
     global_batch: Sequences
@@ -318,10 +312,8 @@ class MeasuredDoc(BaseModel):
     )
 
 
-class RunDoc(BaseModel):
+class RunDoc(ClosedDocument):
     """One run. `model` and `cluster` are written out, or name a catalog entry or a file."""
-
-    model_config = _CLOSED
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     id: Annotated[str, Field(min_length=1, max_length=300)] | None = None

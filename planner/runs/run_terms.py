@@ -11,7 +11,7 @@ from itertools import groupby
 from math import prod
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from meshwright.costmodel.activations import offloads_any, offloads_inputs
 from meshwright.costmodel.estimate import Stages
@@ -31,6 +31,7 @@ from meshwright.costmodel.workload import (
     Workload,
     swapping_ranks,
 )
+from meshwright.documents import ClosedDocument
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_of_stack, input_offload, planned
 from meshwright.planner.request.choices import NUMBERS
@@ -54,16 +55,12 @@ RECOMPUTED: dict[RecomputeModule, Recompute] = {
 _NUMBERS = (*NUMBERS, "num_micro_batches")
 """Whole numbers that a layout and its document hold under one name."""
 
-_DOC = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-
-class LayoutDoc(BaseModel):
+class LayoutDoc(ClosedDocument):
     """The chosen layout. `stages[rank][virtual stage]` is a number of transformer layers; chunk v of rank r
     is the (v * pp + r)-th of the model; under zbv and dualpipe-v the second chunk of rank r is the
     (2 pp - 1 - r)-th. The first also holds the embedding, the last MTP and head.
     """
-
-    model_config = _DOC
 
     tp: Degree
     cp: Degree
@@ -88,11 +85,14 @@ class LayoutDoc(BaseModel):
     schedule: ScheduleName = "1f1b"
     stages: list[list[int]]
 
+    @property
+    def expert_group(self) -> int:
+        """Ranks that hold one replica of a layer's experts: etp * ep."""
+        return self.etp * self.ep
 
-class LevelTraffic(BaseModel):
+
+class LevelTraffic(ClosedDocument):
     """Bytes that leave a GPU across one fabric level in a step, and how long its share of links is busy."""
-
-    model_config = _DOC
 
     level: str
     bytes_per_step: float
@@ -114,10 +114,8 @@ class LevelTraffic(BaseModel):
         return self.busy_s if self.mean_busy_s is None else self.mean_busy_s
 
 
-class ErrorBandDoc(BaseModel):
+class ErrorBandDoc(ClosedDocument):
     """Where 90 % of measured steps lay, over predicted ones, on runs whose source was not fitted on."""
-
-    model_config = _DOC
 
     low: float
     high: float
@@ -126,10 +124,8 @@ class ErrorBandDoc(BaseModel):
     """Whose runs these are: a device class and a framework, or the wider group that stands in for them."""
 
 
-class Predicted(BaseModel):
+class Predicted(ClosedDocument):
     """What the cost model expects of the plan."""
-
-    model_config = _DOC
 
     step_time_s: float
     tflops_per_gpu: float

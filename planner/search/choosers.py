@@ -382,15 +382,14 @@ class SlotChooser(Chooser):
         if self._routing is None:
             return None
         degrees = [int(layout.ep) for layout in layouts]
-        if not self._routing.fits({ep for ep in degrees if ep > 1}):
-            return None
         workload = self._branches[0].pricing.workload
         imbalance = {ep: float(workload.imbalance(ep)) for ep in set(degrees)}
         asked = [
             [AssumedImbalance(ep=ep, imbalance=imbalance[ep]) if ep > 1 else None for _ in own_ways]
             for ep, own_ways in zip(degrees, ways, strict=True)
         ]
-        return Experts(routing=self._routing, asked=asked)
+        fits = self._routing.fits(each for own in asked for each in own)
+        return Experts(routing=self._routing, asked=asked) if fits else None
 
     def _needs(
         self, chosen: Sequence[Candidate], kept: Sequence[NDArray[np.intp]]

@@ -414,7 +414,7 @@ class KernelModel:
         if self.routing is None:
             return
         asked = [each.imbalance for each in self.combinations]
-        if self.routing.fits({each.ep for each in asked if each is not None}):
+        if self.routing.fits(asked):
             choices = [[literal] for literal in self._literals]
             post_placements(self.model, choices, [[each] for each in asked], self.routing)
 

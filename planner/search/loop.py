@@ -5,7 +5,7 @@ and lower bounds b1(x) <= b2(x) <= b3(x) <= T(x), each tighter and dearer than t
 incumbent T* (the best step time so far), x is dropped as soon as b(x) >= T*; the plan is optimal when nothing
 is left.
 
-1. Degrees (tp, cp, pp, dp, ep, etp) with a micro-batch come in the order of b1, which is the least over all
+1. Degrees with a micro-batch come in the order of b1, which is the least over all
    executions. Those below the incumbent are expanded under each execution whose own b1 is below it; layouts
    that a rule forbids or whose b2 is no better drop out.
 2. The rest wait in a pool. Those of the least b3 are candidates: a CP-SAT model chooses among them the
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan, Rule
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import LAYER_AXES, Layout
 from meshwright.costmodel.measured_settings import GainCorrections
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InputError, OutOfTimeError
@@ -649,7 +649,7 @@ def branches_of(
             corrections,
         )
         for execution, space in spaces
-        if space.recompute and space.tp and space.cp and space.ep and space.etp
+        if space.recompute and all(getattr(space, axis) for axis in LAYER_AXES)
     ]
 
 

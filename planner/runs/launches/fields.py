@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.model_specs.adapters import ALL_LINEAR
 from meshwright.planner.runs.launches.command_line import CommandLine, number_in
 from meshwright.planner.runs.launches.finetuning import adapter_targets, adapters_mapping
@@ -224,6 +225,26 @@ class NestedFields:
     def degrees(self, section: str, axes: Mapping[str, str]) -> dict[str, Any]:
         """Degrees of the axes by the fields of a section that say them, 1 where they do not."""
         return {axis: self.count(f"{section}{field}", 1) for field, axis in axes.items()}
+
+    def recompute(self, name: str, *, default: bool = False) -> str:
+        """Full recomputation by its switch."""
+        return "full" if self.on(name, default=default) else "none"
+
+    def fully_sharded(
+        self, reshards: str = "", groups: str = "", offloads: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """FSDP2 by the names of its switches: weights gathered anew for each pass, as they are by default;
+        the groups of replicas that shard by themselves; and weights and optimizer on the host.
+        """
+        keeps = bool(reshards) and not self.on(reshards, default=True)
+        settings: dict[str, Any] = {"framework": FSDP2.name, "zero_stage": 2 if keeps else 3}
+        settings["overlap"] = {"dp": True}
+        replicas = self.count(groups, 1) if groups else 1
+        if replicas > 1:
+            settings["shard_groups"] = replicas
+        if self.first(offloads) is True:
+            settings["optimizer_offload"] = 100
+        return settings
 
     def refuse(self, what: str, *names: str) -> None:
         """Raises InputError for the first of some values that is there and not off."""

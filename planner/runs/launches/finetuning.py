@@ -594,15 +594,8 @@ _AXOLOTL_REFUSED = {
 _AXOLOTL_READ = frozenset(
     (
         *(_BASE, _AXOLOTL_LENGTH, _AXOLOTL_MICRO_BATCH, STEPS, _IMPLEMENTATION, _CHECKPOINTS),
-        *(
-            _RANK_BATCH,
-            "bf16",
-            "fp16",
-            "sample_packing",
-            "pad_to_sequence_len",
-            "flash_attention",
-            DEEPSPEED_FILE,
-        ),
+        *(_RANK_BATCH, "bf16", "fp16", "sample_packing", "pad_to_sequence_len"),
+        *("flash_attention", DEEPSPEED_FILE),
         *(_FSDP, _FSDP_SECTION, "fsdp_version", "dp_shard_size"),
         *(_TENSOR, _CONTEXT, _REPLICAS),
         *(_ADAPTER, _AXOLOTL_RANK, _LINEAR, _AXOLOTL_TARGETS, _PARAMETERS, FOUR_BITS, _BNB),

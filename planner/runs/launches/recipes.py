@@ -106,26 +106,23 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
         leaves.count("gradient_accumulation_steps", 1),
     )
     settings: dict[str, Any] = {
-        "framework": FSDP2.name,
-        "zero_stage": 3 if leaves.on("fsdp_reshard_after_forward", default=True) else 2,
-        "overlap": {"dp": True},
+        **leaves.fully_sharded(
+            "fsdp_reshard_after_forward",
+            "data_parallel_replicate_dim",
+            ("fsdp_cpu_offload", "fsdp.cpu_offload"),
+        ),
         **leaves.degrees("", _TUNE_AXES),
+        "micro_batch": micro_batch,
         "precision": "fp16" if leaves.get("dtype") == "fp16" else "bf16",
-        "recompute": "full" if leaves.on("enable_activation_checkpointing") else "none",
+        "recompute": leaves.recompute("enable_activation_checkpointing"),
         "adapters": adapters,
+        "kind": TUNING,
     }
-    settings["micro_batch"] = micro_batch
-    settings["kind"] = TUNING
     if leaves.on("enable_activation_offloading"):
         if settings["recompute"] == "full":
             settings["offload_modules"] = ["saved_tensors"]
         else:
             unread.append("enable_activation_offloading")
-    replicas = leaves.count("data_parallel_replicate_dim", 1)
-    if replicas > 1:
-        settings["shard_groups"] = replicas
-    if leaves.first(("fsdp_cpu_offload", "fsdp.cpu_offload")) is True:
-        settings["optimizer_offload"] = 100
     length = leaves.get("tokenizer.max_seq_len")
     if length is not None:
         settings["seq_len"] = leaves.count("tokenizer.max_seq_len")
@@ -223,12 +220,12 @@ def from_nanotron(document: dict[str, Any], path: Path) -> LaunchRun:
         "global_batch": micro_batch * steps * degrees["dp"],
         "precision": leaves.half("model.dtype"),
         "zero_stage": zero if type(zero) is int else 0,
-        "recompute": "full" if leaves.on("parallelism.recompute_layer") else "none",
+        "recompute": leaves.recompute("parallelism.recompute_layer"),
         "overlap": {"dp": True, "tp": leaves.on("parallelism.tp_linear_async_communication")},
         "keeps_gathered_inputs": not leaves.on("parallelism.tp_recompute_allgather", default=True),
+        "micro_batch": micro_batch,
+        "sequence_parallel": mode == "REDUCE_SCATTER" and degrees["tp"] > 1,
     }
-    settings["micro_batch"] = micro_batch
-    settings["sequence_parallel"] = mode == "REDUCE_SCATTER" and degrees["tp"] > 1
     if not sums:
         settings["gradient_dtype"] = "bf16"
     unread = []
@@ -316,10 +313,9 @@ def from_llamafactory_v1(document: dict[str, Any], path: Path, read: ReadDeepSpe
         "attention_kernel": _V1_KERNELS[kernel],
         "adapters": adapters,
         "kind": TUNING,
+        "micro_batch": micro_batch,
+        "recompute": leaves.recompute("enable_activation_checkpointing", default=True),
     }
-    settings["micro_batch"] = micro_batch
-    checkpoints = leaves.on("enable_activation_checkpointing", default=True)
-    settings["recompute"] = "full" if checkpoints else "none"
     context = leaves.count("cp_size", 1)
     leaves.get("cp_mode")
     if context > 1:
@@ -355,14 +351,10 @@ def _v1_sharding(
     if name != FSDP2.name:
         allowed, place = (FSDP2.name, DEEPSPEED.name), f"{path}: {_DISTRIBUTED}.name"
         raise InputError("has no price", where=place, value=name, allowed=allowed)
-    reshards = leaves.on(f"{_DISTRIBUTED}.reshard_after_forward", default=True)
-    settings: dict[str, Any] = {"framework": FSDP2.name, "zero_stage": 3 if reshards else 2}
-    settings["overlap"] = {"dp": True}
-    replicas = leaves.count("mp_replicate_size", 1)
-    if replicas > 1:
-        settings["shard_groups"] = replicas
-    if leaves.on(f"{_DISTRIBUTED}.offload_params"):
-        settings["optimizer_offload"] = 100
+    reshards, offloads = (
+        f"{_DISTRIBUTED}.{switch}" for switch in ("reshard_after_forward", "offload_params")
+    )
+    settings = leaves.fully_sharded(reshards, "mp_replicate_size", (offloads,))
     return LaunchRun(settings=settings)
 
 

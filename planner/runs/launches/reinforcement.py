@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.layout import AXES, PLACED_AXES
 from meshwright.documents import read_mapping
 from meshwright.errors import InputError
-from meshwright.frameworks.fsdp2 import FSDP2
-from meshwright.frameworks.megatron import MEGATRON
+from meshwright.frameworks.megatron import BRIDGE_OVERRIDES, MEGATRON
 from meshwright.model_specs.adapters import ALL_LINEAR
 from meshwright.planner.runs.launches.command_line import CommandLine
 from meshwright.planner.runs.launches.fields import (
@@ -50,11 +49,7 @@ ACTOR = (
 
 
 MEGATRON_AXES = {
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "expert_model_parallel_size": "ep",
-    "expert_tensor_parallel_size": "etp",
-    "context_parallel_size": "cp",
+    name.removeprefix("model."): word for name, word in BRIDGE_OVERRIDES if word in PLACED_AXES
 }
 """Megatron's fields by axis, as NeMo-RL and verl take them over."""
 _POLICY = "policy"
@@ -193,21 +188,15 @@ def _training_gpus(leaves: NestedFields) -> int:
 def _by_dtensor(leaves: NestedFields, where: str) -> tuple[dict[str, Any], list[str]]:
     """FSDP2 with tensor and context parallelism, and adapters."""
     unread: list[str] = []
+    replicas, offloads = f"{_DTENSOR}.dp_replicate_size", f"{_DTENSOR}.cpu_offload"
     settings: dict[str, Any] = {
-        "framework": FSDP2.name,
-        "zero_stage": 3,
-        "overlap": {"dp": True},
+        **leaves.fully_sharded(groups=replicas, offloads=(offloads,)),
         **leaves.degrees(
             f"{_DTENSOR}.", {"tensor_parallel_size": "tp", "context_parallel_size": "cp"}
         ),
-        "recompute": "full" if leaves.on(f"{_DTENSOR}.activation_checkpointing") else "none",
+        "recompute": leaves.recompute(f"{_DTENSOR}.activation_checkpointing"),
         "adapters": None,
     }
-    replicas = leaves.count(f"{_DTENSOR}.dp_replicate_size", 1)
-    if replicas > 1:
-        settings["shard_groups"] = replicas
-    if leaves.on(f"{_DTENSOR}.cpu_offload"):
-        settings["optimizer_offload"] = 100
     lora = f"{_DTENSOR}.lora_cfg"
     if leaves.on(f"{lora}.enabled"):
         rank, modules = leaves.count(f"{lora}.dim", 8), f"{lora}.target_modules"
@@ -344,9 +333,7 @@ def _tuned_by_verl(
         "seq_len": length,
         "global_batch": batch,
         "micro_batch": micro_batch,
-        "recompute": "full"
-        if leaves.on("model.enable_gradient_checkpointing", default=True)
-        else "none",
+        "recompute": leaves.recompute("model.enable_gradient_checkpointing", default=True),
     }
     if gpus is not None:
         settings["gpus"] = gpus
@@ -365,8 +352,8 @@ def _actors_update(leaves: NestedFields, path: Path) -> LaunchRun:
         settings = _megatron_of_verl(leaves)
     else:
         settings = _fsdp_of_verl(leaves, f"{_ACTOR}.fsdp_config", f"{_ACTOR}.")
-        checkpoints = leaves.on(f"{_HF_MODEL}.enable_gradient_checkpointing", default=True)
-        settings["recompute"] = "full" if checkpoints else "none"
+        checkpoints = f"{_HF_MODEL}.enable_gradient_checkpointing"
+        settings["recompute"] = leaves.recompute(checkpoints, default=True)
     of_gpu, of_all = f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.ppo_micro_batch_size"
     sequences = leaves.get(of_gpu)
     gpus = leaves.count("trainer.n_gpus_per_node", 8) * leaves.count("trainer.nnodes", 1)
@@ -425,14 +412,9 @@ def _sequences(leaves: NestedFields, section: str, length: int, said: object, cp
 
 def _fsdp_of_verl(leaves: NestedFields, section: str, of_ulysses: str) -> dict[str, Any]:
     leaves.get(f"{_ACTOR}.strategy")
-    settings: dict[str, Any] = {
-        "framework": FSDP2.name,
-        "zero_stage": 3 if leaves.on(f"{section}.reshard_after_forward", default=True) else 2,
-        "overlap": {"dp": True},
-        "precision": "bf16",
-    }
-    if leaves.first((f"{section}.offload_policy", f"{section}.cpu_offload")) is True:
-        settings["optimizer_offload"] = 100
+    offloads = (f"{section}.offload_policy", f"{section}.cpu_offload")
+    settings = leaves.fully_sharded(f"{section}.reshard_after_forward", offloads=offloads)
+    settings["precision"] = "bf16"
     group = leaves.get(f"{section}.fsdp_size", -1)
     if type(group) is int and group > 0:
         settings["shard_group"] = group

@@ -143,26 +143,17 @@ _TRAINER = _Dialect(
     kind="trainer",
     model=_MODEL,
     length=(
-        "max_length",
-        "max_seq_length",
-        "max_seq_len",
-        "model_max_length",
-        "block_size",
-        "cutoff_len",
+        *("max_length", "max_seq_length", "max_seq_len"),
+        *("model_max_length", "block_size", "cutoff_len"),
     ),
 )
 _TRL = replace(_TRAINER, default_length=1024, recomputes=True, half=True, dropout=0.05)
 """TRL's of 2025 on; before, `max_length` was called `max_seq_length`, and defaults were the Trainer's."""
 _OF_TRL = frozenset(
     (
-        *(
-            "max_length",
-            "packing_strategy",
-            "padding_free",
-            "assistant_only_loss",
-            "completion_only_loss",
-        ),
-        *("dataset_text_field", "chat_template_path", "dataset_mixture", _ADAPTERS),
+        *("max_length", "packing_strategy", "padding_free", "assistant_only_loss"),
+        *("completion_only_loss", "dataset_text_field", "chat_template_path", "dataset_mixture"),
+        _ADAPTERS,
     )
 )
 _SWIFT = _Dialect(
@@ -205,13 +196,9 @@ _PREFERENCES: tuple[StepKindName, ...] = ("dpo", "kto", "orpo")
 _REFUSED = _OTHER_STEPS | {
     **dict.fromkeys(
         (
-            *(
-                "freeze_llm",
-                "freeze_parameters",
-                "freeze_parameters_regex",
-                "freeze_parameters_ratio",
-            ),
-            *("trainable_parameters", "trainable_parameters_regex", "lisa_activated_layers"),
+            *("freeze_llm", "freeze_parameters", "freeze_parameters_regex"),
+            *("freeze_parameters_ratio", "trainable_parameters", "trainable_parameters_regex"),
+            "lisa_activated_layers",
         ),
         PART_OF_A_MODEL,
     ),
@@ -230,21 +217,9 @@ _READ = frozenset(
     (
         *(_MICRO_BATCH, STEPS, _CHECKPOINTS, _CONFIG_FILE, RECIPE, _PACKING, DEEPSPEED_FILE),
         *("fsdp", "fsdp_config", "bf16", "fp16", "num_processes", "num_gpus", "num_nodes"),
-        *(
-            _PADDING_FREE,
-            _ADAPTERS,
-            FOUR_BITS,
-            EIGHT_BITS,
-            _DECOMPOSES,
-            SAVED_TENSORS.flag,
-            _NESTED,
-            _QUANTISES,
-            _BITS,
-            _DROPOUT,
-            "sequence_parallel_size",
-        ),
-        *("deepspeed_autotp_size", *_TUNERS, *_TYPE, *_REFUSED),
-        *(_RLHF, *_OF_PREFERENCES),
+        *(_PADDING_FREE, _ADAPTERS, FOUR_BITS, EIGHT_BITS, _DECOMPOSES, SAVED_TENSORS.flag),
+        *(_NESTED, _QUANTISES, _BITS, _DROPOUT, "sequence_parallel_size"),
+        *("deepspeed_autotp_size", *_TUNERS, *_TYPE, *_REFUSED, _RLHF, *_OF_PREFERENCES),
     )
 )
 
