@@ -71,14 +71,17 @@ def test_pieces_of_overlapped_tensor_parallelism_and_ring_attention_are_launched
 def test_collectives_are_launched_as_often_whatever_the_degree(
     tp: int, sequence_parallel: bool, calls: int
 ) -> None:
-    """Two gathers and two scatters forward, six backward."""
+    """Two gathers and two scatters forward, six backward; each waits for all ranks where they are checked."""
     work = workload("llama-3-8b", "dgx-h100", framework="nanotron", cuda_graph="none")
     layout = Layout(tp=tp, dp=64 // tp, sequence_parallel=sequence_parallel)
     stack, power = constants_for(work).framework, constants_for(work).shared["launch_norm"]
-    dense = kind_times(context(work, layout)).dense
-    launched = 3 * stack.launch_layer_s + calls * stack.collective_launch_s
-    gpu = bare_s(dense)
-    assert gpu + host_s(dense) == pytest.approx((gpu**power + launched**power) ** (1 / power))
+    for checked in (False, True):
+        c = context(replace(work, checked_collectives=checked), layout)
+        dense = kind_times(c).dense
+        each_s = stack.collective_launch_s + (2.1e-4 * tp if checked else 0.0)
+        launched = 3 * stack.launch_layer_s + calls * each_s
+        gpu = bare_s(dense)
+        assert gpu + host_s(dense) == pytest.approx((gpu**power + launched**power) ** (1 / power))
 
 
 def test_nanotron_s_overlap_cuts_no_products() -> None:
