@@ -151,14 +151,15 @@ HOP_LATENCY_US: dict[Medium, float] = {
     "omnipath": 5.0,
     "slingshot": 6.0,
     "roce": 6.0,
-    "efa": 15.0,
+    "efa": 60.0,
 }
 """One hop of a collective, in microseconds, by medium: nominal, used where a level states no `latency_us`.
 
 nvlink, pcie, infiniband: NCCL's tuning table, ring and LL128 protocol (`hwLat` in NVIDIA/nccl
 src/graph/tuning.cc). xgmi: between the 0.8 us (LL) and 3.6 us (Simple) of RCCL's table. omnipath, slingshot,
-roce: InfiniBand's and 1 to 2 us for a slower NIC and switch; estimates. efa: AWS gave about 15 us for small
-messages when it introduced the adapter; newer generations are faster.
+roce: InfiniBand's and 1 to 2 us for a slower NIC and switch; estimates. efa: NCCL's all-gather over 2, 4, 8,
+16 and 32 nodes of 8 H100 takes 0.14, 0.28, 0.59, 1.18 and 2.48 ms beyond its bytes: 59 to 64 us a node, less
+the hops inside nodes (crazyguitar/aws-gpu-communication-benchmark fd167f97, data/nccl_all_gather.csv: p5).
 """
 
 TIER_LATENCY_US = 0.5

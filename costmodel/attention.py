@@ -287,7 +287,9 @@ def _fused_core(c: Context, flops: Floats, queries: Floats) -> _Core:
     """
     model, rates, shared = c.workload.model, c.rates, c.constants.shared
     causal = 0.5 * flops
-    narrow = c.constants.device.narrow_head_factor if model.qk_head_dim <= 64 else 1.0
+    # FlashAttention-2 issues Ampere's instructions: products bind it, not the exponentials of narrow heads.
+    waits_for_exponentials = model.qk_head_dim <= 64 and c.constants.framework.flash_generation > 2
+    narrow = c.constants.device.narrow_head_factor if waits_for_exponentials else 1.0
     if model.attention_sinks:
         narrow *= shared["sink_attention_factor"]
     blocks = np.maximum(queries / _QUERY_BLOCK, 1.0)

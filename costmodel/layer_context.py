@@ -99,8 +99,9 @@ class Context:
 
     @property
     def tp_overlaps(self) -> bool:
-        """Whether GEMMs run beside their tensor-parallel transfers; Megatron-Bridge never does with NVFP4."""
-        return self.workload.tp_overlap and self.workload.precision != "nvfp4"
+        """Whether GEMMs are cut to run beside their transfers; Megatron-Bridge's never are with NVFP4."""
+        cuts = self.constants.framework.overlap_cuts_products
+        return cuts and self.workload.tp_overlap and self.workload.precision != "nvfp4"
 
     @cached_property
     def sequence_shards(self) -> Floats:

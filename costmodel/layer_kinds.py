@@ -420,12 +420,13 @@ def _times_of_training(c: Context) -> KindTimes:
     loss = head(c)
     if stack.head_factor != 1.0:
         loss = portion(loss, stack.head_factor)
-    head_time = _with_host(c, loss, stack.launch_layer_s / 2)
+    head_time = _with_host(c, loss, stack.launch_layer_s / 2 + _collectives_s(c, _OF_HEAD))
     if model.mtp_layers:
         main = moe or dense
         assert main is not None
         mtp = _mtp_module(c, main, head_time)
-    embedding_time = _with_host(c, embedding(c), stack.launch_layer_s / 4)
+    embedding_s = stack.launch_layer_s / 4 + _collectives_s(c, _OF_EMBEDDING)
+    embedding_time = _with_host(c, embedding(c), embedding_s)
     if encoder_of(c.workload) is not None:
         embedding_time = _with_encoder(c, embedding_time)
     return KindTimes(dense, moe, embedding_time, head_time, mtp, tuple(kinds.values()))
@@ -497,7 +498,7 @@ class _OnDevice(NamedTuple):
     """A layer as the device runs it, and what the host does for it."""
 
     layer: LayerTime
-    launch_s: float
+    launch_s: Floats
     """Of launches of one forward pass."""
     sync_s: float
     """Of waiting for the device, once a micro-batch."""
@@ -519,6 +520,7 @@ def _on_device(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) -
     blocks = list(mixers)
     launch_s = 0.5 * shares.tensor_parallel * stack.launch_layer_s
     beside_s = adapter_launches(c, shares) * stack.launch_layer_s
+    beside_s = beside_s + shares.tensor_parallel * _collectives_s(c, _OF_BLOCK)
     if shares.feed_forward:
         blocks.append(portion(dense_mlp(c, c.workload.model.ffn_hidden), shares.feed_forward))
     if not shares.experts:
@@ -640,7 +642,7 @@ _TRANSFORMER = BlockShares(attention=1.0, mamba=0.0, feed_forward=1.0, experts=0
 def _with_host(
     c: Context,
     layer: LayerTime,
-    launch_s: float,
+    launch_s: Floats,
     sync_s: float = 0.0,
     *,
     shares: BlockShares = _TRANSFORMER,
@@ -706,6 +708,41 @@ def _cut_launches_s(c: Context, shares: BlockShares) -> Floats:
         gemms = _OVERLAPPED_GEMMS * shares.total * np.where(tp > 1, tp, 0)
     steps = _RING_STEP_LAUNCHES * shares.attention * np.where(in_ring > 1, in_ring, 0)
     return c.constants.framework.piece_launch_s * (gemms + steps)
+
+
+class _Collectives(NamedTuple):
+    """Tensor-parallel collectives of a micro-batch, forward and backward together."""
+
+    gathered: float
+    """With sequence parallelism."""
+    summed: float
+    """With all-reduces."""
+
+
+_OF_BLOCK = _Collectives(5.0, 2.0)
+"""Two forward; backward as many, and the gather of a saved input (`layer_context.tensor_parallel_s`)."""
+_OF_HEAD = _Collectives(6.0, 4.0)
+"""A gather, backward another and a scatter, or a sum backward; three sums of the loss that is split over the
+vocabulary (megatron/core/tensor_parallel/cross_entropy.py)."""
+_OF_EMBEDDING = _Collectives(2.0, 1.0)
+"""A scatter and a gather, or a sum forward."""
+
+
+_CHECK_S = 2.1e-4
+"""Of the host for each rank of a group that checks a collective: a barrier that its first rank monitors and
+two gathers, all through Gloo (torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp). Measured on a 16-core
+Xeon with PyTorch 2.11: 1.70 ms among 8 processes, 0.89 among 4, 0.65 among 2."""
+
+
+def _collectives_s(c: Context, number: _Collectives) -> Floats:
+    """Host seconds of tensor-parallel collectives for each of the `_PASSES` of a layer's launches."""
+    calls = np.where(c.layout.sequence_parallel, number.gathered, number.summed)
+    each_s: Floats = c.constants.framework.collective_launch_s
+    tp = np.asarray(c.layout.tp)
+    if c.workload.checked_collectives:
+        each_s = each_s + _CHECK_S * tp
+    seconds: Floats = np.where(tp > 1, calls * each_s / _PASSES, 0.0)
+    return seconds
 
 
 def _host_excess_s(device_s: Floats, host_s: Floats, power: float) -> Floats:

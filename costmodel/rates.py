@@ -380,7 +380,13 @@ _ATTENTION = (
     "attention_flash2_fraction",
     "attention_cudnn9_fraction",
 )
-_LAUNCHES = ("launch_layer_s", "launch_moe_layer_s", "piece_launch_s", "moe_sync_s")
+_LAUNCHES = (
+    "launch_layer_s",
+    "launch_moe_layer_s",
+    "piece_launch_s",
+    "collective_launch_s",
+    "moe_sync_s",
+)
 _NETWORKS = ("infiniband", "roce", "efa", "slingshot", "omnipath")
 
 

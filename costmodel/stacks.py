@@ -39,6 +39,9 @@ class FrameworkConstants:
     """Host time to launch the forward pass of one layer with experts."""
     piece_launch_s: float
     """Host time of one piece of a GEMM beside its transfer, or of one step of ring attention."""
+    collective_launch_s: float
+    """Host time of one tensor-parallel collective and what is done around it, where `launch_layer_s` is of a
+    layer without."""
     moe_sync_s: float
     """Wait of an expert layer and micro-batch for token counts; none where a graph holds the attention."""
     serial_launch_s: float
@@ -47,6 +50,8 @@ class FrameworkConstants:
     """Part of a layer's forward pass that full recomputation runs again."""
     dp_interference: float
     """Slow-down of compute and communication that run at the same time: share of the lesser of the two."""
+    overlap_cuts_products: bool
+    """Whether overlapped tensor parallelism cuts products into pieces beside pieces of their transfers."""
     tp_hidden: float
     """Share of tensor-parallel communication that user buffers hide."""
     ep_hidden: float

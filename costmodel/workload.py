@@ -133,6 +133,8 @@ class Workload(RunSettings):
     moe_dispatch: Dispatcher = "deduplicated"
     launch_blocking: bool = False
     """CUDA_LAUNCH_BLOCKING=1: every kernel waits for the one before."""
+    checked_collectives: bool = False
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: ranks compare each collective through Gloo before they start it."""
     expert_imbalance: float = 1.0
     """Load of the busiest expert-parallel rank over the mean, at least 1."""
     expert_imbalance_by_ep: tuple[tuple[int, float], ...] = ()

@@ -474,7 +474,13 @@ MEGATRON = Framework(
         MEGATRON_LM,
         Stack(name="aa-scaling", written=r"aa-scaling\b", bound=False),
         Stack(name="internevo", written=r"internevo\b", bound=False),
-        Stack(name="nanotron", written=r"nanotron\b", bound=False),
+        Stack(
+            name="nanotron",
+            written=r"nanotron\b",
+            bound=False,
+            # run_multinode.sh (huggingface/nanotron 77f54c10); rows of one node or stage have none.
+            checks_pipelines_across_nodes=True,
+        ),
         PYTORCH,
     ),
     measured_as=("megatron-lm", "megatron-bridge", "nemo"),

@@ -250,6 +250,8 @@ class Stack:
     """Who releases it, where several stacks share kernels and habits."""
     compiled: bool = False
     """Whether its layers run under torch.compile."""
+    checks_pipelines_across_nodes: bool = False
+    """Whether its launcher sets TORCH_DISTRIBUTED_DEBUG=DETAIL, as its pipelines over several nodes show."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -28,6 +28,7 @@ from meshwright.frameworks.catalog import (
     framework_of_stack,
     nearest_stack,
     stack_in_words,
+    stack_named,
 )
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.megatron import PYTORCH
@@ -514,6 +515,7 @@ def _run(
         keeps_gathered_inputs=settings.keeps_gathered_inputs
         or recipe_switch(settings.recipe, "tp_recompute_allgather") is False,
         flushes=settings.flushes,
+        checked_collectives=_checks_collectives(settings, cluster, profile, gpus),
         calibration=calibration,
     )
     if settings.bucket_parameters is not None:
@@ -536,6 +538,16 @@ def _run(
         remarks=(*remarks, *layout_remarks, *stage_remarks, *profile_remarks, *_plain_remarks(doc)),
         framework_words=settings.framework,
     )
+
+
+def _checks_collectives(
+    settings: SettingsDoc, cluster: ClusterSpec, profile: str, gpus: int
+) -> bool:
+    """What a run says of checked collectives, else what its framework's launcher sets for such a run."""
+    if settings.checked_collectives is not None:
+        return settings.checked_collectives
+    across = settings.pp > 1 and gpus > cluster.gpus_per_node
+    return across and stack_named(profile).checks_pipelines_across_nodes
 
 
 def _execution_of(settings: SettingsDoc) -> dict[str, Any]:

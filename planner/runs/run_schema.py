@@ -277,6 +277,11 @@ class SettingsDoc(ClosedDocument):
         description="Times that the pipeline fills and drains in a step, for instance once a local batch.",
     )
     launch_blocking: Annotated[Flag, BeforeValidator(_said)] = False
+    checked_collectives: Flag | None = Field(
+        default=None,
+        description="Whether ranks compare each collective through Gloo before they start it "
+        "(TORCH_DISTRIBUTED_DEBUG=DETAIL); absent: as the framework's own launcher sets it for such a run.",
+    )
     stages: list[list[Layers]] | None = Field(default=None, max_length=4096)
     """Transformer layers of each [pipeline rank][virtual stage]."""
     rank_order: Literal["tp-cp-dp-pp", "tp-cp-pp-dp"] = "tp-cp-dp-pp"

@@ -64,6 +64,49 @@ def test_pieces_of_overlapped_tensor_parallelism_and_ring_attention_are_launched
     assert gpu + host_s(exchanged) == pytest.approx((gpu**power + launched**power) ** (1 / power))
 
 
+@pytest.mark.parametrize(
+    ("tp", "sequence_parallel", "calls"),
+    [(2, True, 10), (8, True, 10), (8, False, 4), (1, False, 0)],
+)
+def test_collectives_are_launched_as_often_whatever_the_degree(
+    tp: int, sequence_parallel: bool, calls: int
+) -> None:
+    """Two gathers and two scatters forward, six backward; each waits for all ranks where they are checked."""
+    work = workload("llama-3-8b", "dgx-h100", framework="nanotron", cuda_graph="none")
+    layout = Layout(tp=tp, dp=64 // tp, sequence_parallel=sequence_parallel)
+    stack, power = constants_for(work).framework, constants_for(work).shared["launch_norm"]
+    for checked in (False, True):
+        c = context(replace(work, checked_collectives=checked), layout)
+        dense = kind_times(c).dense
+        each_s = stack.collective_launch_s + (2.1e-4 * tp if checked else 0.0)
+        launched = 3 * stack.launch_layer_s + calls * each_s
+        gpu = bare_s(dense)
+        assert gpu + host_s(dense) == pytest.approx((gpu**power + launched**power) ** (1 / power))
+
+
+def test_nanotron_s_overlap_cuts_no_products() -> None:
+    work = workload("llama-3-8b", "dgx-h100", framework="nanotron", cuda_graph="none")
+    layout = Layout(tp=8, dp=8, sequence_parallel=True)
+    beside, apart = (
+        kind_times(context(replace(work, tp_overlap=overlap), layout)).dense
+        for overlap in (True, False)
+    )
+    assert bare_s(beside) == bare_s(apart)
+    assert host_s(beside) == host_s(apart)
+
+
+@pytest.mark.parametrize(("kernel", "slower"), [("flash-2", 1.0), ("flash-3", 1.7)])
+def test_narrow_heads_slow_kernels_that_wait_for_exponentials(kernel: str, slower: float) -> None:
+    work = workload("llama-3-8b", "dgx-h100", attention_kernel=kernel)
+    narrow = work.model.model_copy(update={"heads": 64, "kv_heads": 64, "head_dim": 64})
+    work = replace(work, model=narrow)
+    contexts = (context(work, Layout(dp=64), narrow_head_factor=f) for f in (1.7, 1.0))
+    narrow_s, wide_s = (
+        float(np.asarray(attention_block(c).forward["attention"])) for c in contexts
+    )
+    assert narrow_s / wide_s == pytest.approx(slower)
+
+
 def test_graphs_take_the_host_out_and_attention_in_them_the_wait_for_token_counts() -> None:
     work, layout = workload("qwen3-30b-a3b", precision="mxfp8"), Layout(dp=64, ep=8, micro_batch=8)
     times = {

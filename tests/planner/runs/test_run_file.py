@@ -495,6 +495,26 @@ def test_a_release_says_its_attention_kernel_unless_the_run_does(
 
 
 @pytest.mark.parametrize(
+    ("framework", "layout", "said", "checked"),
+    [
+        ("nanotron", {"tp": 4, "pp": 2, "dp": 2}, {}, True),
+        ("nanotron", {"tp": 4, "pp": 1, "dp": 4}, {}, False),
+        ("nanotron", {"tp": 4, "pp": 2, "dp": 1}, {}, False),
+        ("nanotron", {"tp": 4, "pp": 2, "dp": 2}, {"checked_collectives": False}, False),
+        ("megatron", {"tp": 4, "pp": 2, "dp": 2}, {}, False),
+        ("megatron", {"tp": 4, "pp": 1, "dp": 4}, {"checked_collectives": True}, True),
+    ],
+)
+def test_collectives_are_checked_as_a_run_or_its_launcher_says(
+    framework: str, layout: dict[str, int], said: dict[str, bool], checked: bool
+) -> None:
+    """nanotron's launcher sets TORCH_DISTRIBUTED_DEBUG=DETAIL for its pipelines over several nodes."""
+    mapping = row(framework=framework, **layout, **said)
+    mapping["cluster"]["gpus"] = layout["tp"] * layout["pp"] * layout["dp"]
+    assert read(mapping).workload.checked_collectives is checked
+
+
+@pytest.mark.parametrize(
     ("words", "zero_stage", "stack"),
     [
         ("AMD Primus (Megatron-LM, ROCm)", 3, "megatron"), ("AMD Primus (Megatron-LM, ROCm)", 1, "megatron"),
