@@ -57,6 +57,7 @@ from meshwright.planner.runs.run_terms import (
     cp_comm_kind,
     cuda_graph_kind,
     gradient_type_of,
+    has_first_fp8_kernels,
     layers_from_words,
     moe_dispatch_kind,
     offloaded_set,
@@ -509,6 +510,9 @@ def _run(
         attention_kernel=settings.attention_kernel
         or attention_kernel_kind(kernel_words)
         or attention_kernel_of_release(settings.framework),
+        first_fp8_kernels=has_first_fp8_kernels(settings.framework)
+        if settings.first_fp8_kernels is None
+        else settings.first_fp8_kernels,
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
         optimizer_on_drives=settings.optimizer_on_drives,
         keeps_gathered_inputs=settings.keeps_gathered_inputs

@@ -33,6 +33,7 @@ def run_to_mapping(run: Run) -> dict[str, Any]:
         "framework": work.framework,
         "cuda_graph": work.cuda_graph,
         "launch_blocking": work.launch_blocking,
+        "first_fp8_kernels": work.first_fp8_kernels,
         "cp_comm": work.cp_comm,
         **({"cp_inner": work.cp_inner} if work.cp_inner is not None else {}),
         "offload_modules": [m for m in work.offload_modules.split("+") if m != "none"],
