@@ -75,6 +75,8 @@ class FrameworkConstants:
     """Bytes that a weight-gradient GEMM moves per element of its result."""
     fused_loss: bool
     """Whether cross entropy is one kernel over 16-bit logits."""
+    stepwise_loss: bool
+    """Whether a cross entropy that is not one kernel is one for each of its steps."""
     current_scaling: bool
     """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
     transposes_apart: bool

@@ -56,6 +56,7 @@ from meshwright.planner.runs.run_terms import (
     check_offload,
     cp_comm_kind,
     cuda_graph_kind,
+    fused_loss_in_words,
     gradient_type_of,
     has_first_fp8_kernels,
     layers_from_words,
@@ -563,6 +564,9 @@ def _execution_of(settings: SettingsDoc) -> dict[str, Any]:
             ),
             "fp8_params": _switch(settings.fp8_params, recipe, "fp8_param_gather"),
             "fp8_attention": _switch(settings.fp8_attention, recipe, "fp8_attention") is True,
+            "te_loss": fused_loss_in_words(settings.framework)
+            if settings.fused_loss is None
+            else settings.fused_loss,
             "offload_modules": offloaded_set(settings.offload_modules),
             "parameter_offload": _place_of_parameters(settings),
         }

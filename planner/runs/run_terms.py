@@ -394,6 +394,15 @@ def attention_kernel_of_release(words: str) -> AttentionKernel | None:
     )
 
 
+def fused_loss_in_words(words: str) -> bool | None:
+    """True where a source says, with the release, that cross entropy is fused; None where it says nothing.
+
+    >>> fused_loss_in_words("Megatron-LM 23e00ed0, TE 2.11, cross-entropy fusion")
+    True
+    """
+    return True if "cross-entropy fusion" in words.lower() else None
+
+
 def has_first_fp8_kernels(words: str) -> bool:
     """Whether a release of a framework has the first FP8 kernels for Blackwell.
 
