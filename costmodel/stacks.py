@@ -67,6 +67,8 @@ class FrameworkConstants:
     """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
     p2p_exposed: float
     """Share of the steady-state pipeline transfers that the schedule waits for."""
+    fill_exposed: bool
+    """Whether transfers of virtual stages are hidden in the steady phase alone, not in fill and drain."""
     launch_blocking_s: float
     """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
     gradient_bytes: float
