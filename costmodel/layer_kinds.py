@@ -83,9 +83,10 @@ def head(c: Context) -> LayerTime:
     """Final norm, LM head and vocabulary-parallel cross entropy, at 16 and 32 bits.
 
     30 bytes a logit in 32 bits, 52 step by step, 10 in one fused kernel
-    (transformer_engine/pytorch/triton/cross_entropy.py; docs/cost_model.md, "One layer"). Log-probabilities of tokens are their cross-entropies with the sign
-    turned, by the same kernels (swift/megatron/trainers/rlhf_mixin.py, get_logps; trl/trainer/utils.py,
-    selective_log_softmax, and add_fused_lm_head from 1.15 on).
+    (transformer_engine/pytorch/triton/cross_entropy.py; docs/cost_model.md, "One layer"). Log-probabilities
+    of tokens are their cross-entropies with the sign turned, by the same kernels
+    (swift/megatron/trainers/rlhf_mixin.py, get_logps; trl/trainer/utils.py, selective_log_softmax, and
+    add_fused_lm_head from 1.15 on).
 
     Parameters
     ----------

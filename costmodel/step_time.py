@@ -84,8 +84,8 @@ def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
     them beside the compute of a virtual stage, which holds a layer at the least (`chunk_s`): what that does
     not cover is exposed, and the two slow each other down. Fill and drain are always exposed: pp - 1 hops,
     and under `fill_exposed` (vpp - 1) pp passes of each rank before its first backward pass and after its
-    last forward one (megatron/core/pipeline_parallel/schedules.py, num_warmup_microbatches). An infinite `chunk_s` stands for transfers that are hidden as far
-    as can be. Passes that score send forward alone.
+    last forward one (megatron/core/pipeline_parallel/schedules.py, num_warmup_microbatches). An infinite
+    `chunk_s` stands for transfers that are hidden as far as can be. Passes that score send forward alone.
     What a stack loses at each virtual stage besides (`virtual_stage_s`) is nothing until own runs say
     otherwise.
     """
