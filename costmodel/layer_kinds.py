@@ -47,6 +47,9 @@ from meshwright.model_specs.blocks import LINEAR, WINDOWED, BlockShares, pattern
 
 _LOSS_BYTES = (12.0, 18.0)
 """Cross entropy on 32-bit logits, bytes a logit forward (cast, max, exponent-sum, pick) and backward."""
+_STEPWISE_LOSS_BYTES = (38.0, 14.0)
+"""Cross entropy step by step: cast (6), maximum (4), difference (8), exponential (8), sum (4), quotient (8);
+its gradient times that of the loss (8) and cast back (6) (megatron/core/tensor_parallel/cross_entropy.py)."""
 _FUSED_LOSS_BYTES = (6.0, 4.0)
 """Transformer Engine's cross entropy on 16-bit logits: read for the sum, read and replaced by the gradient;
 the backward pass scales it (transformer_engine/pytorch/triton/cross_entropy.py)."""
@@ -79,10 +82,11 @@ def embedding(c: Context) -> LayerTime:
 def head(c: Context) -> LayerTime:
     """Final norm, LM head and vocabulary-parallel cross entropy, at 16 and 32 bits.
 
-    30 bytes a logit in 32 bits, 10 in one fused kernel (transformer_engine/pytorch/triton/cross_entropy.py;
-    docs/cost_model.md, "One layer"). Log-probabilities of tokens are their cross-entropies with the sign
-    turned, by the same kernels (swift/megatron/trainers/rlhf_mixin.py, get_logps; trl/trainer/utils.py,
-    selective_log_softmax, and add_fused_lm_head from 1.15 on).
+    30 bytes a logit in 32 bits, 52 step by step, 10 in one fused kernel
+    (transformer_engine/pytorch/triton/cross_entropy.py; docs/cost_model.md, "One layer"). Log-probabilities
+    of tokens are their cross-entropies with the sign turned, by the same kernels
+    (swift/megatron/trainers/rlhf_mixin.py, get_logps; trl/trainer/utils.py, selective_log_softmax, and
+    add_fused_lm_head from 1.15 on).
 
     Parameters
     ----------
@@ -113,7 +117,9 @@ def head(c: Context) -> LayerTime:
         gemm_b = gemm_b + weight_gradient_s(model.hidden, vocab, tokens, c.rates, sixteen_bit=True)
     norm = 4.0 * tokens * model.hidden / c.sequence_shards
     logits = tokens * (model.vocab if c.constants.framework.whole_logits else vocab)
-    each = _FUSED_LOSS_BYTES if c.constants.framework.fused_loss else _LOSS_BYTES
+    stack = c.constants.framework
+    unfused = _STEPWISE_LOSS_BYTES if stack.stepwise_loss else _LOSS_BYTES
+    each = _FUSED_LOSS_BYTES if stack.fused_loss else unfused
     loss_f, loss_b = (c.workload.step_kind.losses * moved for moved in each)
     moved = Passes(norm + loss_f * logits, 1.5 * norm + loss_b * logits)
     return block_time(

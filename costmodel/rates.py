@@ -231,12 +231,13 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
     """Attained kernel rates of the workload's device at its precision.
 
     `device_rates`, and attention in FP8 1.6 times as fast (FlashAttention-3, arXiv 2407.08608, figures 5 and
-    7).
+    7). The first FP8 kernels for Blackwell reach no more of their peak than those at 16 bits
+    (docs/cost_model.md, "Constants").
 
     Parameters
     ----------
     workload : Workload
-        Its device and precision are used.
+        Its device, precision and release of kernels are used.
     constants : Constants
         Fractions of nominal peaks.
 
@@ -245,6 +246,10 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
     Rates
         FLOP/s, bytes per second and the shape constants of `kernels.gemm_s`.
     """
+    if workload.first_fp8_kernels and workload.cluster.device.architecture == "blackwell":
+        device = constants.device
+        share = min(device.gemm_fraction_fp8, device.gemm_fraction_16bit)
+        constants = replace(constants, device=replace(device, gemm_fraction_fp8=share))
     rates = device_rates(workload.cluster.device, workload.precision, constants)
     if not workload.fp8_attention:
         return rates

@@ -72,6 +72,8 @@ class FrameworkConstants:
     """Whether ZeRO-1 all-reduces gradients (DeepSpeed) instead of scattering them."""
     p2p_exposed: float
     """Share of the steady-state pipeline transfers that the schedule waits for."""
+    fill_exposed: bool
+    """Whether transfers of virtual stages are hidden in the steady phase alone, not in fill and drain."""
     launch_blocking_s: float
     """Extra gap per layer and pass under CUDA_LAUNCH_BLOCKING=1."""
     gradient_bytes: float
@@ -80,6 +82,8 @@ class FrameworkConstants:
     """Bytes that a weight-gradient GEMM moves per element of its result."""
     fused_loss: bool
     """Whether cross entropy is one kernel over 16-bit logits."""
+    stepwise_loss: bool
+    """Whether a cross entropy that is not one kernel is one for each of its steps."""
     current_scaling: bool
     """Whether FP8 scales come from the tensor itself (a pass more) instead of the steps before."""
     transposes_apart: bool

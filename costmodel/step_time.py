@@ -82,7 +82,9 @@ def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
 
     Plain 1F1B waits for both directions of every micro-batch. The interleaved schedule, when asked to, runs
     them beside the compute of a virtual stage, which holds a layer at the least (`chunk_s`): what that does
-    not cover is exposed, and the two slow each other down. Fill and drain are always exposed. An infinite
+    not cover is exposed, and the two slow each other down. Fill and drain are always exposed: pp - 1 hops,
+    and under `fill_exposed` (vpp - 1) pp passes of each rank before its first backward pass and after its
+    last forward one (megatron/core/pipeline_parallel/schedules.py, num_warmup_microbatches). An infinite
     `chunk_s` stands for transfers that are hidden as far as can be. Passes that score send forward alone.
     What a stack loses at each virtual stage besides (`virtual_stage_s`) is nothing until own runs say
     otherwise.
@@ -93,8 +95,11 @@ def _pipeline_p2p_s(c: Context, chunk_s: Floats) -> Floats:
     beside = np.maximum(once - chunk_s, framework.dp_interference * once)
     hidden = (vpp > 1) & c.workload.pp_overlap
     steady = np.where(hidden, beside, framework.p2p_exposed * once)
+    in_turns = hidden & has_trait(layout.schedule, "in_step") & framework.fill_exposed
+    alone = np.where(in_turns, np.minimum(m, flushes * pp * (vpp - 1.0) / vpp), 0.0) * vpp
     waits = framework.virtual_stage_s * m * vpp
-    return np.where(pp > 1, waits + steady * m * vpp + flushes * once * (pp - 1), 0.0)
+    sent = steady * (m * vpp - alone) + once * (alone + flushes * (pp - 1))
+    return np.where(pp > 1, waits + sent, 0.0)
 
 
 def tied_tables_s(c: Context) -> Floats:

@@ -151,6 +151,8 @@ class Workload(RunSettings):
     """Share of the capacity of every cut of the fabric that may be used in a phase; 1 limits nothing."""
     attention_kernel: AttentionKernel | None = None
     """Of the run; None for the one that the software stack has."""
+    first_fp8_kernels: bool = False
+    """Whether FP8 matrix products on Blackwell are those of the first containers for it (cuBLAS 12.8)."""
     fused_norm: bool | None = None
     """Whether each norm is one kernel; None for what the stack does."""
     keeps_gathered_inputs: bool = False

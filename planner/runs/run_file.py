@@ -57,7 +57,9 @@ from meshwright.planner.runs.run_terms import (
     check_offload,
     cp_comm_kind,
     cuda_graph_kind,
+    fused_loss_in_words,
     gradient_type_of,
+    has_first_fp8_kernels,
     layers_from_words,
     moe_dispatch_kind,
     offloaded_set,
@@ -510,6 +512,9 @@ def _run(
         attention_kernel=settings.attention_kernel
         or attention_kernel_kind(kernel_words)
         or attention_kernel_of_release(settings.framework),
+        first_fp8_kernels=has_first_fp8_kernels(settings.framework)
+        if settings.first_fp8_kernels is None
+        else settings.first_fp8_kernels,
         fused_norm=recipe_switch(settings.recipe, "fused_rmsnorm"),
         optimizer_on_drives=settings.optimizer_on_drives,
         keeps_gathered_inputs=settings.keeps_gathered_inputs
@@ -571,6 +576,9 @@ def _execution_of(settings: SettingsDoc) -> dict[str, Any]:
             ),
             "fp8_params": _switch(settings.fp8_params, recipe, "fp8_param_gather"),
             "fp8_attention": _switch(settings.fp8_attention, recipe, "fp8_attention") is True,
+            "te_loss": fused_loss_in_words(settings.framework)
+            if settings.fused_loss is None
+            else settings.fused_loss,
             "offload_modules": offloaded_set(settings.offload_modules),
             "parameter_offload": _place_of_parameters(settings),
         }

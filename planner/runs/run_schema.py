@@ -197,6 +197,12 @@ class SettingsDoc(ClosedDocument):
         "Rows of sources may say it in words, as recipe.attention_kernel, or "
         "name a container that has one: NeMo 24.05.",
     )
+    first_fp8_kernels: Flag | None = Field(
+        default=None,
+        description="Whether FP8 matrix products on Blackwell are those of the first containers for it "
+        "(cuBLAS 12.8), which reach a smaller share of the peak; where absent, framework words that name "
+        "NeMo 25.01 to 25.05 or MLPerf Training v5.0 say so.",
+    )
     shard_group: Degree | None = Field(
         default=None,
         description="Data-parallel ranks over which optimizer states (ZeRO 3: also weights) are sharded; "

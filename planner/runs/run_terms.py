@@ -327,6 +327,9 @@ _ATTENTION_RELEASES: tuple[tuple[str, AttentionKernel], ...] = (
 """Releases by the attention that they ran on Hopper. NeMo 24.05 stands on PyTorch 24.02 with Transformer
 Engine 1.6, NeMo 24.07 has Transformer Engine 1.8 (NeMo Framework user guide 24.09, Software Component
 Versions); MLPerf 4.0 was submitted with a container of April 2024."""
+_FIRST_FP8_RELEASES = r"nemo (25\.0[1-5]\b|\(mlperf training v5\.0\))"
+"""Releases with the first FP8 kernels for Blackwell: MLPerf 5.0 was submitted with NeMo 25.04, on which the
+recipes of dgxc-benchmarking v25.04 to v25.05 stand too (their launch.sh, FW_VERSION)."""
 _GRADIENT_TYPES: dict[str, StateType] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}
 """By what sources call them, types as wide that gradients are priced in."""
 
@@ -385,6 +388,24 @@ def attention_kernel_of_release(words: str) -> AttentionKernel | None:
     return next(
         (kernel for pattern, kernel in _ATTENTION_RELEASES if re.match(pattern, text)), None
     )
+
+
+def fused_loss_in_words(words: str) -> bool | None:
+    """True where a source says, with the release, that cross entropy is fused; None where it says nothing.
+
+    >>> fused_loss_in_words("Megatron-LM 23e00ed0, TE 2.11, cross-entropy fusion")
+    True
+    """
+    return True if "cross-entropy fusion" in words.lower() else None
+
+
+def has_first_fp8_kernels(words: str) -> bool:
+    """Whether a release of a framework has the first FP8 kernels for Blackwell.
+
+    >>> has_first_fp8_kernels("NeMo (MLPerf Training v5.0)")
+    True
+    """
+    return re.match(_FIRST_FP8_RELEASES, words.strip().lower()) is not None
 
 
 def shard_group_size(words: object) -> int:

@@ -1,12 +1,15 @@
 """Published pairs of runs that differ in one setting, each as its source states it.
 
 A pair is priced where the source says model, device, GPUs, tokens, batch, every degree, the micro-batch and
-the precision. Any other is counted with what is not said, and never guessed. Settings outside the layout that
-a source leaves out are those of a run file that leaves them out, alike on both sides.
+the precision; what its text leaves to a script or a configuration file of the same release stands in the
+entry, with that file under `looked_up`. Any other is counted with what is not said, and never guessed.
+Settings outside the layout that a source leaves out are those of a run file that leaves them out, alike on
+both sides.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -152,7 +155,7 @@ def _pair(doc: StatedPairDoc, where: str) -> StatedPair | UnpricedPair:
         first, second = (_change(doc.knob, words) for words in (doc.from_, doc.to))
         if first == second:
             raise _NotSaidError("both sides are one setting to the cost model")
-        runs = [_run(doc, base | change, where) for change in (first, second)]
+        runs = [_run(doc, _changed(base, change), where) for change in (first, second)]
     except _NotSaidError as error:
         return UnpricedPair(id=doc.id, knob=doc.knob, reason=str(error))
     except InputError as error:
@@ -167,6 +170,13 @@ def _pair(doc: StatedPairDoc, where: str) -> StatedPair | UnpricedPair:
         first=runs[0],
         second=runs[1],
     )
+
+
+def _changed(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """The shared settings with one changed; overlap of another axis stays."""
+    if "overlap" not in change:
+        return {**base, **change}
+    return {**base, **change, "overlap": {**base.get("overlap", {}), **change["overlap"]}}
 
 
 class _NotSaidError(Exception):
@@ -206,7 +216,7 @@ def _base(doc: StatedPairDoc) -> dict[str, Any]:
     elif sharding is not None and sharding not in range(4):
         raise _NotSaidError("sharding in words that are not known")
     degrees = {name: layout.get(name) for name in AXES if name != "dp"}
-    if layout.get("dp") == doc.gpus:
+    if _in_all(layout) == doc.gpus:
         degrees = {name: degree or 1 for name, degree in degrees.items()}
     missing = [name for name, degree in degrees.items() if degree is None]
     missing += [] if layout.get("micro_batch") else ["micro_batch"]
@@ -229,11 +239,19 @@ def _base(doc: StatedPairDoc) -> dict[str, Any]:
     return shared
 
 
+def _in_all(layout: Mapping[str, Any]) -> int:
+    """GPUs that the stated degrees make, where the data-parallel one is among them; 0 where it is not."""
+    stated = [layout.get(name) or 1 for name in AXES if name != "ep"]
+    if layout.get("dp") is None or not all(isinstance(degree, int) for degree in stated):
+        return 0
+    return math.prod(stated)
+
+
 def _model(doc: StatedPairDoc) -> str | ModelSpec:
-    """The catalog's model of this name, without its count of parameters in brackets; torchtitan's own of a
-    torchtitan run.
+    """The catalog's model of this name, without its count of parameters in brackets, or that all of them are
+    fine-tuned, which is a step of pretraining; torchtitan's own of a torchtitan run.
     """
-    plain = _letters(re.sub(r"\(\d+B\)", "", doc.model or ""))
+    plain = _letters(re.sub(r"\((\d+B|SFT)\)", "", doc.model or ""))
     catalog = {_letters(name): name for name in catalog_names()}
     if plain in catalog:
         return catalog[plain]
@@ -295,6 +313,20 @@ _DISPATCHERS = {
 }
 _GRAPHS = {"no CUDA graphs": "none", "no CUDA graph": "none", "partial CUDA graphs": "partial"}
 _SWITCHES = {"overlap off": False, "overlap on": True}
+_TENSOR_OVERLAPS = {
+    "vanilla TP": False,
+    "2D FSDP+TP": False,
+    "TP=2 FSDP=4": False,
+    "async TP": True,
+    "2D + AsyncTP": True,
+    "async TP=2 FSDP=4": True,
+}
+_COMPILED = {
+    "eager FSDP2": "eager",
+    "eager": "eager",
+    "FSDP2 + torch.compile": "compile",
+    "per-block torch.compile": "compile",
+}
 _GRADIENTS = {"fp32 FSDP gradient reduce": "fp32", "bf16 FSDP gradient reduce": "bf16"}
 _CHANGES: dict[str, Callable[[str], dict[str, Any]]] = dict.fromkeys(_OF_PRECISION, _precision)
 """How the words of a source for one side of a setting are written in a run file."""
@@ -303,6 +335,8 @@ _CHANGES["shard_group"] = _shards
 _CHANGES["moe_dispatch"] = lambda words: {"moe_dispatch": _word(words, _DISPATCHERS)}
 _CHANGES["cuda_graph"] = lambda words: {"cuda_graph": _word(words, _GRAPHS)}
 _CHANGES["ep_overlap"] = lambda words: {"overlap": {"ep": _word(words, _SWITCHES)}}
+_CHANGES["tp_overlap"] = lambda words: {"overlap": {"tp": _word(words, _TENSOR_OVERLAPS)}}
+_CHANGES["compile"] = lambda words: {"framework": f"{TORCHTITAN.name} {_word(words, _COMPILED)}"}
 _CHANGES["gradient_dtype"] = lambda words: {"gradient_dtype": _word(words, _GRADIENTS)}
 
 

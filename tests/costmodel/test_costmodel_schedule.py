@@ -13,6 +13,7 @@ from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.schedules import Schedule, in_flight
 from meshwright.costmodel.simulator import pass_order, simulate
+from meshwright.costmodel.step_time import boundary_s, exact_step, make_context
 from meshwright.costmodel.textbook import bubble_of_ideal, bubble_of_step
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.blocks import MoeSpec
@@ -50,6 +51,29 @@ def test_interleaving_takes_pp_micro_batches_through_a_chunk() -> None:
     backward = [(one.chunk, one.micro_batch) for one in order if one.backward]
     assert forward == [(0, 0), (0, 1), (2, 0), (2, 1), (0, 2), (0, 3), (2, 2), (2, 3)]
     assert backward == [(2, 0), (2, 1), (0, 0), (0, 1), (2, 2), (2, 3), (0, 2), (0, 3)]
+
+
+@pytest.mark.parametrize("micro_batches", [4, 8, 64])
+def test_transfers_hide_only_between_fill_and_drain(micro_batches: int) -> None:
+    """pp 4, vpp 3: 8 of a rank's passes each way fill and drain."""
+    layout = Layout(tp=2, pp=4, vpp=3, micro_batch=1, num_micro_batches=micro_batches)
+    work = Workload(
+        model=ModelSpec(
+            name="even", layers=12, hidden=8192, ffn_hidden=32768, heads=64, kv_heads=64, vocab=8192
+        ),
+        cluster=read_cluster("dgx-h100"),
+        gpus=8,
+        global_batch=micro_batches,
+        seq_len=4096,
+        pp_overlap=True,
+        framework="nemo",
+    )
+    c = make_context(work, layout, nested_placement(work.cluster, layout))
+    once = 2.0 * float(np.asarray(boundary_s(c)))
+    beside = c.constants.framework.dp_interference * once
+    by_hand = beside * (3 * micro_batches - 8) + once * (8 + 3)
+    step = exact_step(c, ((1, 1, 1),) * 4)
+    assert float(np.asarray(step.parts["pipeline_p2p"])) == pytest.approx(by_hand)
 
 
 @pytest.mark.parametrize(("pp", "m"), [(1, 3), (2, 4), (4, 8), (8, 32), (4, 2)])

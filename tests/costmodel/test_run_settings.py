@@ -14,7 +14,7 @@ from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.footprint import GIB, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
-from meshwright.costmodel.rates import constants_for, fabric_links
+from meshwright.costmodel.rates import constants_for, fabric_links, kernel_rates
 from meshwright.costmodel.records import fit_probability, memory_band
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.states import optimizer_shards, state_bytes
@@ -124,6 +124,19 @@ def test_broadcasts_wait_for_every_rank_of_the_group() -> None:
 
 def test_fp8_attention_is_faster() -> None:
     assert step_s(replace(WORK, fp8_attention=True), LAYOUT) < step_s(WORK, LAYOUT)
+
+
+def test_the_first_fp8_kernels_of_blackwell_double_its_16_bit_rate() -> None:
+    def gemm_flops(cluster: str, precision: str, *, first: bool) -> float:
+        on = read_cluster(cluster)
+        work = replace(WORK, cluster=on, precision=precision, first_fp8_kernels=first)
+        return float(kernel_rates(work, constants_for(work)).gemm_flops)
+
+    first, later = (gemm_flops("gb200-nvl72", "fp8", first=said) for said in (True, False))
+    assert first == pytest.approx(2.0 * gemm_flops("gb200-nvl72", "bf16", first=True))
+    assert first < later
+    of_hopper = [gemm_flops("dgx-h100", "fp8", first=said) for said in (True, False)]
+    assert of_hopper[0] == of_hopper[1]
 
 
 @pytest.mark.parametrize("framework", ["aa-scaling", "pytorch"])

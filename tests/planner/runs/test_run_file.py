@@ -515,6 +515,20 @@ def test_collectives_are_checked_as_a_run_or_its_launcher_says(
 
 
 @pytest.mark.parametrize(
+    ("framework", "first"),
+    [
+        ("NeMo 25.02.01 (recipe v25.04)", True), ("NeMo 25.05-era", True), ("NeMo 25.07", False),
+        ("NeMo (MLPerf Training v5.0)", True), ("NeMo (MLPerf Training v5.1)", False),
+        ("Megatron-Bridge / NeMo 26.06 container", False), ("megatron-lm", False),
+    ],
+)  # fmt: skip
+def test_a_release_says_its_fp8_kernels_unless_the_run_does(framework: str, first: bool) -> None:
+    assert read(row(framework=framework)).workload.first_fp8_kernels is first
+    said = read(row(framework=framework, first_fp8_kernels=not first))
+    assert said.workload.first_fp8_kernels is not first
+
+
+@pytest.mark.parametrize(
     ("words", "zero_stage", "stack"),
     [
         ("AMD Primus (Megatron-LM, ROCm)", 3, "megatron"), ("AMD Primus (Megatron-LM, ROCm)", 1, "megatron"),
