@@ -230,26 +230,49 @@ def _levels(same: SameCluster, gpus: int) -> FabricLevels:
     if is_irregular(cluster):
         return _fullest(cluster, gpus)
     nodes, piece = _node_pieces(cluster, gpus)
+    tiers = tuple(measured_tiers(cluster))
     return _fitted(
-        _as_listed(cluster, tuple(measured_tiers(cluster))),
+        _as_listed(cluster, tiers),
         gpus,
         cluster_gpus=cluster.gpus,
         per_node=cluster.gpus_per_node,
         nodes=nodes,
         piece=piece,
+        held=_held_by_listed(cluster, tiers, gpus),
     )
 
 
 def _as_listed(cluster: ClusterSpec, tiers: tuple[Tier, ...]) -> tuple[Tier, ...]:
     """The tiers with blocks no larger than what listed leaves and pods, which are alike, have free."""
+    fitted = list(tiers)
+    for k, blocks in _listed(cluster, tiers):
+        free = next(iter(blocks.values())).free
+        fitted[k] = replace(tiers[k], gpus=min(tiers[k].gpus, free))
+    return tuple(fitted)
+
+
+def _held_by_listed(cluster: ClusterSpec, tiers: tuple[Tier, ...], gpus: int) -> tuple[int, ...]:
+    """GPUs of an allocation in each of the listed blocks, which are alike, of every tier; 0 where the list
+    does not say.
+    """
+    held = [0] * len(tiers)
+    for k, blocks in _listed(cluster, tiers):
+        if len(blocks) == 1:
+            held[k] = gpus
+        elif gpus == cluster.gpus:
+            held[k] = next(iter(blocks.values())).free
+    return tuple(held)
+
+
+def _listed(
+    cluster: ClusterSpec, tiers: tuple[Tier, ...]
+) -> Iterator[tuple[int, dict[Key, Uplink]]]:
+    """Tiers inside the outermost whose blocks are listed leaves or pods, and these."""
     links = uplinks(cluster)
     leaf_tier = len(tiers) - len(cluster.levels) + first_outside_a_leaf(cluster) - 1
-    fitted = list(tiers)
     for k, blocks in ((leaf_tier, links.leaves), (leaf_tier + 1, links.pods)):
         if blocks and 0 <= k < len(tiers) - 1:
-            free = next(iter(blocks.values())).free
-            fitted[k] = replace(tiers[k], gpus=min(tiers[k].gpus, free))
-    return tuple(fitted)
+            yield k, blocks
 
 
 def is_irregular(cluster: ClusterSpec) -> bool:
@@ -341,7 +364,14 @@ def _node_pieces(cluster: ClusterSpec, gpus: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=512)
 def _fitted(
-    tiers: tuple[Tier, ...], gpus: int, *, cluster_gpus: int, per_node: int, nodes: int, piece: int
+    tiers: tuple[Tier, ...],
+    gpus: int,
+    *,
+    cluster_gpus: int,
+    per_node: int,
+    nodes: int,
+    piece: int,
+    held: tuple[int, ...],
 ) -> FabricLevels:
     """The tiers with their blocks fitted to an allocation of `gpus` GPUs on `nodes` nodes."""
     sizes = tuple(tier.gpus for tier in tiers)
@@ -349,6 +379,7 @@ def _fitted(
         blocks = _even_blocks(sizes, cluster_gpus, per_node, gpus)
     else:
         blocks = _shared_pieces(sizes, per_node, gpus, nodes, piece)
+        blocks = [own or block for own, block in zip(held, blocks, strict=True)]
     blocks[-1] = gpus
     spanned = [k for k, block in enumerate(blocks) if k == 0 or block > blocks[k - 1]]
     return _of_tiers(tuple(tiers[k] for k in spanned), [blocks[k] for k in spanned])

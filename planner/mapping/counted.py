@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise, permutations
+from itertools import combinations_with_replacement, pairwise, permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -628,6 +628,43 @@ class KindsReach:
         wanted = np.array(row, dtype=np.int64)
         return any(bool(np.all(wanted >= refuted)) for refuted in self._impossible)
 
+    def joint_rows(self) -> list[Row]:
+        """Rows of which one at least is reached no further by each mapping: by parts of exchanges.
+
+        In a block that uses u GPUs, a part of an all-to-all with p members touches p rings of replicas, each
+        of r members. No more than u // r of them lie in it whole, so that it cuts p - u // r or more, and a
+        ring has u // (p - u // r) members there at the most. Parts with more than half of their group, but
+        not all, are none: the rest would be smaller.
+        """
+        most = np.array(self.row(self.most), dtype=np.int64).reshape(len(ASKED), self.levels)
+        tp, cp, dp, _ = self._degrees
+        replicas = tp * cp * dp // (self._etp * self._ep)
+        if self._ep == 1 or replicas == 1:
+            return [self.row(self.most)]
+        parts = [self._ep]
+        while parts[-1] > 1:
+            parts.append(parts[-1] // 2)
+        # Sizes of parts from the least to the most, of each step.
+        steps = [(self._ep, self._ep)]
+        steps += [(less + 1, part) for part, less in pairwise([*parts[1:], 0])]
+        room = np.array([min(int(np.bincount(row).max()), self._world) for row in self.blocks])
+        exchange, ring = ASKED.index("ep"), ASKED.index("edp")
+        rows = []
+        for inside_out in combinations_with_replacement(reversed(steps), self.levels):
+            least, held = np.array(inside_out, dtype=np.int64).T
+            if np.any(least > most[exchange]):
+                continue
+            cut = least - room // replicas
+            of_rings = np.where(cut > 0, np.maximum(room // np.maximum(cut, 1), 1), replicas)
+            row = most.copy()
+            row[exchange] = np.minimum(row[exchange], held)
+            row[ring] = np.minimum(row[ring], np.maximum.accumulate(of_rings))
+            rows.append(tuple(row.ravel().tolist()))
+        table = np.array(list(dict.fromkeys(rows)), dtype=np.int64)
+        within = np.all(table[:, None] <= table[None], axis=2)
+        np.fill_diagonal(within, val=False)
+        return [tuple(row) for row in table[~within.any(axis=1)].tolist()]
+
     def less(self, row: Row) -> list[Row]:
         """Rows of which one at least is reached no further by each mapping that reaches no further than a
         row that is impossible.
@@ -828,7 +865,7 @@ class Cover:
 
     def __init__(self, reach: KindsReach) -> None:
         self.reach = reach
-        self.rows: dict[Row, None] = {reach.row(reach.most): None}
+        self.rows: dict[Row, None] = dict.fromkeys(reach.joint_rows())
 
     def split(self, row: Row) -> None:
         """Puts smaller rows in the place of one that is impossible, but for those within another."""

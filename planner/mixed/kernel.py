@@ -480,10 +480,12 @@ class MixedKernel:
 
     def _may_beat(self, amount: int, pattern: Pattern, limit_s: float) -> bool:
         """Whether the ranks have room for all layers under a pattern, and may be done before a limit."""
+        if self._least_s(amount, pattern, limit_s) >= limit_s:
+            return False
         room = 0
         for ranks, part in zip(self.ranks(pattern), self.parts, strict=True):
             room += max(_most_layers(way, ranks) for way in part.rooms(amount))
-        return room >= self.layers and self._least_s(amount, pattern, limit_s) < limit_s
+        return room >= self.layers
 
     def _least_s(self, amount: int, pattern: Pattern, limit_s: float) -> float:
         """Never above a step that takes no longer than a limit, with so many layers recomputed.

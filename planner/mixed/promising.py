@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,9 @@ from meshwright.costmodel.data_parallel import data_parallel_traffic, largest_us
 from meshwright.costmodel.footprint import (
     GIB,
     LayerBytes,
+    bytes_on_every_rank,
     layer_bytes,
     main_layer_rooms,
-    peak_bounds,
     peak_memory_gib,
     usable_hbm_gib,
 )
@@ -342,7 +342,7 @@ class RowBounds:
         """Bytes beside the layers on every rank, with one layer recomputed or all."""
         full = (np.asarray(self._layouts.recompute) & int(Recompute.FULL)) != 0
         one = replace(self._layouts, recompute_layers=full.astype(np.int64))
-        beside = [peak_bounds(workload, each).everywhere for each in (self._layouts, one)]
+        beside = [bytes_on_every_rank(workload, each) for each in (self._layouts, one)]
         return np.asarray(np.minimum(*beside))
 
 
@@ -465,8 +465,6 @@ _ELSEWHERE = ("gpu-budget", HbmCapacity.name)
 """Rules on what the parts have together, which this search asks of the parts itself."""
 _TOGETHER = 1 << 16
 """Layouts bounded in one array operation."""
-_BETWEEN_LOOKS = 1024
-"""Rows made between two looks at the clock."""
 _TIME_ROUNDING = 1e-9
 
 
@@ -483,9 +481,65 @@ class PromisingRow:
     """As `MixedKernel` has them."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Rows of some layouts under one execution, on parts in one order."""
+
+    execution: Execution
+    layouts: Layout
+    order: tuple[int, ...]
+    which: IntArray
+    """Of the layouts, [k]."""
+    ranks: IntArray
+    """Of each part of the cluster, [k, parts]."""
+    bound_s: FloatArray
+    """Of each row, [k]."""
+    rest_s: FloatArray
+    scale: FloatArray
+    """Of each layout."""
+
+    def row(self, position: int) -> PromisingRow:
+        """One of them."""
+        index = int(self.which[position])
+        return PromisingRow(
+            bound_s=float(self.bound_s[position]),
+            execution=self.execution,
+            layout=self.layouts.scalar(index),
+            composition=tuple((part, int(self.ranks[position, part])) for part in self.order),
+            rest_s=float(self.rest_s[index]),
+            scale=float(self.scale[index]),
+        )
+
+
+class PromisingRows(Sequence[PromisingRow]):
+    """Rows, least bounds first, equal ones as they were found; made when they are asked for."""
+
+    def __init__(self, found: Sequence[_Rows] = ()) -> None:
+        self._found = found
+        sizes = [len(each.bound_s) for each in found]
+        self._of = np.repeat(np.arange(len(sizes)), sizes)
+        self._position = np.concatenate([np.zeros(0, dtype=np.int64), *map(np.arange, sizes)])
+        bound_s = np.concatenate([np.zeros(0), *(each.bound_s for each in found)])
+        self._order = np.argsort(bound_s, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> PromisingRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PromisingRow]: ...
+
+    def __getitem__(self, index: int | slice) -> PromisingRow | list[PromisingRow]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        row = self._order[index]
+        return self._found[self._of[row]].row(int(self._position[row]))
+
+
 def promising_rows(
     request: MixedRequest, cutoff_s: float, on_block: Callable[[], object]
-) -> list[PromisingRow]:
+) -> PromisingRows:
     """Every layout that may beat a price, least bounds first.
 
     Parameters
@@ -497,7 +551,7 @@ def promising_rows(
     on_block
         Called again and again meanwhile; what it raises ends the enumeration.
     """
-    rows: list[PromisingRow] = []
+    found: list[_Rows] = []
     for execution in _executions(request):
         space = _space(request, execution)
         if space is None:
@@ -509,12 +563,9 @@ def promising_rows(
             on_block()
             kept, offloaded = _that_may_beat(request, space, workloads, block, cutoff_s)
             for layouts in (kept, offloaded):
-                for row in _rows_below(request, workloads, execution, layouts, cutoff_s):
-                    rows.append(row)
-                    if not len(rows) % _BETWEEN_LOOKS:
-                        on_block()
-    rows.sort(key=lambda row: row.bound_s)
-    return rows
+                on_block()
+                found += _rows_below(request, workloads, execution, layouts, cutoff_s)
+    return PromisingRows(found)
 
 
 def _executions(request: MixedRequest) -> list[Execution]:
@@ -633,7 +684,7 @@ def _rows_below(
     execution: Execution,
     layouts: Layout,
     cutoff_s: float,
-) -> Iterator[PromisingRow]:
+) -> Iterator[_Rows]:
     if not layouts.broadcast_shape()[0]:
         return
     layouts = _that_may_fit(workloads, layouts)
@@ -650,16 +701,17 @@ def _rows_below(
         if not len(which):
             return
         tighter_s = np.maximum(bound_s, bounds.seconds_in_memory(which, ranks, order))
-        for row in np.flatnonzero(tighter_s < cutoff_s):
-            index = int(which[row])
-            yield PromisingRow(
-                bound_s=float(tighter_s[row]),
-                execution=execution,
-                layout=layouts.scalar(index),
-                composition=tuple((part, int(ranks[row, part])) for part in order),
-                rest_s=float(bounds.rest_s[index]),
-                scale=float(bounds.scale[index]),
-            )
+        rows = np.flatnonzero(tighter_s < cutoff_s)
+        yield _Rows(
+            execution=execution,
+            layouts=layouts,
+            order=order,
+            which=which[rows],
+            ranks=ranks[rows],
+            bound_s=tighter_s[rows],
+            rest_s=bounds.rest_s,
+            scale=bounds.scale,
+        )
 
 
 def _legal(workloads: Sequence[Workload], layouts: Layout, gpus: int) -> Layout:

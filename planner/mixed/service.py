@@ -27,7 +27,7 @@ from meshwright.planner.mixed.document import (
     RankDoc,
 )
 from meshwright.planner.mixed.kernel import MixedKernel, MixedPrice, least_again_s
-from meshwright.planner.mixed.promising import KernelMaker, PromisingRow, promising_rows
+from meshwright.planner.mixed.promising import KernelMaker, PromisingRows, promising_rows
 from meshwright.planner.mixed.verify import verify_mixed
 from meshwright.planner.plan.assemble import objective_of, software_needs
 from meshwright.planner.plan.document import CostDoc, Plan, Status, TrainingCost, with_digest
@@ -337,7 +337,7 @@ class MixedSearch:
 
     def run(self) -> MixedOutcome:
         """The fastest pipeline through all parts that beats the cutoff, proven where time allows."""
-        outcome, rows, position = self.outcome, [], 0
+        outcome, rows, position = self.outcome, PromisingRows(), 0
         try:
             rows = promising_rows(self.request, self.cutoff_s, self._look_at_clock)
             outcome.rows = len(rows)
@@ -364,7 +364,7 @@ class MixedSearch:
         if time.monotonic() > self.deadline:
             raise OutOfTimeError
 
-    def _take_in(self, rows: list[PromisingRow], position: int) -> int:
+    def _take_in(self, rows: PromisingRows, position: int) -> int:
         """Makes kernels of the next rows; the first of all are priced at once. Returns the next position."""
         is_first = position == 0
         while position < len(rows) and len(self._open) < self.params.together:

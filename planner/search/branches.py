@@ -520,6 +520,45 @@ DEGREES_TOGETHER = 1 << 16
 """Degrees worked on between two looks at the clock."""
 
 
+class LeastFirst:
+    """Positions of some values in rising order, equal ones as they come, sorted only as far as is asked.
+
+    Of tens of millions of degrees a search looks at the first few hundred thousand.
+
+    >>> LeastFirst(np.array([3.0, 1.0, 2.0, 1.0, 9.0]), below=9.0, together=2).take(1, 3)
+    array([3, 2])
+    """
+
+    def __init__(
+        self, values: FloatArray, below: float = np.inf, together: int = DEGREES_TOGETHER
+    ) -> None:
+        """`below` leaves out the values that are not; `together` of them are sorted at first."""
+        self._values, self._together = values, together
+        self._sorted = np.zeros(0, dtype=np.int64)
+        self._left = np.flatnonzero(values < below)
+        self._size = len(self._left)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def take(self, start: int, stop: int) -> IntArray:
+        """Those from `start` up to `stop` in the order, fewer at its end."""
+        while len(self._sorted) < min(stop, self._size):
+            self._sort_more()
+        return self._sorted[start:stop]
+
+    def _sort_more(self) -> None:
+        left = self._values[self._left]
+        now = np.ones(len(left), dtype=bool)
+        if self._together < len(left):
+            now = left <= np.partition(left, self._together - 1)[self._together - 1]
+        part = self._left[now]
+        part = part[np.argsort(left[now], kind="stable")]
+        self._sorted = np.concatenate([self._sorted, part])
+        self._left = self._left[~now]
+        self._together *= 4
+
+
 class DegreeScan:
     """Degrees of the space of all branches, bounded for all of them at once and for each of them."""
 
@@ -609,8 +648,8 @@ class DegreeScan:
 
     def promising(self, cutoff_s: float) -> Layout:
         """Degrees that may beat the cutoff, least bounds first."""
-        order = np.argsort(self.bound_s, kind="stable")
-        return self._degrees.take(order[self.bound_s[order] < cutoff_s])
+        below = np.flatnonzero(self.bound_s < cutoff_s)
+        return self._degrees.take(below[np.argsort(self.bound_s[below], kind="stable")])
 
     def every_layout(self) -> int:
         """How many layouts all of the degrees have in all branches."""

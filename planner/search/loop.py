@@ -46,6 +46,7 @@ from meshwright.planner.search.branches import (
     Chooser,
     DegreeScan,
     LayoutPool,
+    LeastFirst,
     RoomOfBranches,
     as_array,
 )
@@ -240,8 +241,7 @@ class LayoutSearch:
         `later_s` bounds the degrees that are looked at after these.
         """
         bound_s, every_layout = scan.bound_s, scan.every_layout()
-        below = np.flatnonzero(bound_s < self._cutoff_s)
-        order = below[np.argsort(bound_s[below], kind="stable")]
+        order = LeastFirst(bound_s, self._cutoff_s)
         self.certificate.layouts += every_layout
         has_room = self._room_for_states(scan)
         together = self._together
@@ -251,10 +251,12 @@ class LayoutSearch:
         elif self._begin_with is not None:
             # The price is about the best: nearly all must be expanded.
             size = self._params.largest_batch
-        while position < len(order) and bound_s[order[position]] < self._cutoff_s:
+        while position < len(order):
+            batch = order.take(position, position + size)
+            if bound_s[batch[0]] >= self._cutoff_s:
+                break
             self._remaining_s()
-            self._unexplored_s = min(float(bound_s[order[position]]), later_s)
-            batch = order[position : position + size]
+            self._unexplored_s = min(float(bound_s[batch[0]]), later_s)
             taken = batch = batch[bound_s[batch] < self._cutoff_s]
             if has_room is not None and not has_room[batch].any() and not self._is_promising():
                 batch = batch[:0]
@@ -271,7 +273,7 @@ class LayoutSearch:
             if self._best or is_stuck:
                 size = min(4 * size, self._params.largest_batch)
             together = min(2 * together, self._params.largest_batch) if is_stuck else self._together
-        self.certificate.bounded_out += every_layout - scan.layouts(order[:position])
+        self.certificate.bounded_out += every_layout - scan.layouts(order.take(0, position))
         self._unexplored_s = later_s
 
     def _is_promising(self) -> bool:

@@ -159,6 +159,30 @@ def test_six_free_gpus_on_two_nodes_are_not_one_node() -> None:
     assert fabric_levels(cluster(gpus=6, nodes=nodes), 3).blocks.tolist() == [3]
 
 
+def test_part_filled_nodes_of_one_listed_leaf_meet_there() -> None:
+    """Six free GPUs on each of two nodes are beyond one node, and within their leaf all the same."""
+    levels = [{"name": "leaf", "gpus": 128}, {"name": "core", "gpus": 4096, "oversubscription": 4}]
+
+    def on_leaves(*leaves: str) -> FabricLevels:
+        nodes = [{"name": f"n{k}", "leaf": leaf, "free_gpus": 6} for k, leaf in enumerate(leaves)]
+        gpus = 6 * len(nodes)
+        return fabric_levels(cluster(gpus=gpus, levels=levels, nodes=nodes), gpus)
+
+    assert table(on_leaves("a", "a")) == [
+        ("nvlink", "nvlink", 6, 450),
+        ("leaf", "infiniband", 12, 50),
+    ]
+    assert table(on_leaves("a", "a", "b", "b")) == [
+        ("nvlink", "nvlink", 6, 450),
+        ("leaf", "infiniband", 12, 50),
+        ("core", "infiniband", 24, 12.5),
+    ]
+    assert table(on_leaves("a", "b")) == [
+        ("nvlink", "nvlink", 6, 450),
+        ("core", "infiniband", 12, 12.5),
+    ]
+
+
 def test_the_answer_is_cached_and_read_only() -> None:
     first = fabric_levels(load_cluster("dgx-h100"), 512)
     assert fabric_levels(load_cluster("dgx-h100"), 512) is first

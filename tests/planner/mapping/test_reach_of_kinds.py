@@ -150,6 +150,59 @@ def test_what_is_impossible_is_reached_by_no_order(seed: int) -> None:
     assert set(cover.rows) <= rows
 
 
+def test_an_exchange_inside_nodes_leaves_no_ring_there() -> None:
+    """8 experts on 8 GPUs of a node: each of its 8 rings has one member there, or experts lie apart."""
+    cluster = on_nodes([("a", 8), ("a", 8), ("b", 8), ("b", 8)])
+    rows = cover_of(cluster, Layout(tp=1, dp=32, ep=8)).reach.joint_rows()
+    exchange, ring = ASKED.index("ep") * 3, ASKED.index("edp") * 3
+    # Parts of 4 GPUs, or of 3, touch that many rings at least; a ring has 4 members in all.
+    assert {(row[exchange], row[ring]) for row in rows} == {(8, 1), (4, 4)}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_joint_rows_hold_every_order_of_ranks(seed: int) -> None:
+    """Orders at random, and runs of ranks moved about, which keep more of a group together."""
+    chance = random.Random(seed)
+    while True:
+        nodes = [
+            (f"l{chance.randrange(3)}", chance.randint(1, 8)) for _ in range(chance.randint(2, 6))
+        ]
+        free = sum(gpus for _, gpus in nodes)
+        world = free - chance.choice([0, 0, 0, 1, 2, 5])
+        degrees = [d for d in range(2, world + 1) if world % d == 0]
+        if world >= 4 and degrees:
+            break
+    cp, pp = chance.choice([1, 1, 2]), chance.choice([1, 1, 2])
+    if world % (cp * pp):
+        cp = pp = 1
+    dp = world // cp // pp
+    sizes = [(e, t) for e in range(2, cp * dp + 1) for t in (1, 1, 2) if cp * dp % (e * t) == 0]
+    ep, etp = chance.choice(sizes or [(1, 1)])
+    cluster, layout = on_nodes(nodes), Layout(tp=1, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp)
+    reach = cover_of(cluster, layout).reach
+    rows, groups = np.array(reach.joint_rows()), groups_of(layout)
+    slots = [at for at, (_, gpus) in enumerate(nodes) for _ in range(gpus)]
+    for turn in range(60):
+        order = slots.copy()
+        if turn % 3 == 0:
+            chance.shuffle(order)
+        else:
+            run = chance.choice([1, 2, ep, etp * ep])
+            pieces = [order[start : start + run] for start in range(0, len(order), run)]
+            chance.shuffle(pieces)
+            order = [at for piece in pieces for at in piece]
+        order = order[:world]
+        leaves = [int(nodes[at][0][1:]) for at in order]
+        by_level = [order, leaves, [0] * world] if reach.levels == 3 else [order, [0] * world]
+        row = []
+        for kind in ASKED:
+            inner = 1
+            for where in by_level:
+                inner = max(inner, reached(kind, groups[kind], where))
+                row.append(inner)
+        assert np.any(np.all(np.array(row) <= rows, axis=1)), (nodes, layout, order, row)
+
+
 def test_separate_best_cases_leave_no_gap() -> None:
     """Pipelines and replicas were bounded each on their own, and a gap of 12 % stayed."""
     cluster = on_nodes([("a", 2), ("b", 6), ("b", 2)])

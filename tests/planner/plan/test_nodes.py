@@ -9,6 +9,7 @@ from itertools import combinations
 
 import pytest
 
+from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.cluster_specs.schema import BlockSpec, ClusterSpec
 from meshwright.errors import InputError
 from meshwright.planner.plan.document import Plan
@@ -137,3 +138,31 @@ def test_a_time_limit_is_spent_on_the_search() -> None:
         decide_on_nodes(replace(small(busy, gpus, 3 * gpus), time_limit_s=1.0), searched)
     assert len(limits_s) == 2
     assert sum(limits_s) == pytest.approx(1.0, abs=0.05)
+
+
+def test_equal_parts_of_nodes_cost_what_they_cost_among_more_free_gpus() -> None:
+    """12 of 7 + 8 free GPUs: the search takes 6 and 6, and these listed alone have the same plan."""
+    among, alone = (fastest_plan(_twelve_of(free)) for free in ((7, 8), (6, 6)))
+    assert among.layout is not None
+    assert among.layout.dp == 12
+    assert (among.status, alone.status) == ("optimal", "optimal")
+    assert seconds(among) == pytest.approx(seconds(alone), rel=1e-9)
+
+
+def _twelve_of(free: tuple[int, int]) -> PlanRequest:
+    leaf = {"name": "leaf", "gpus": 128}
+    cluster = {
+        "name": "one-leaf",
+        "base": "dgx-h100",
+        "levels": [leaf, {"name": "core", "gpus": 8192, "oversubscription": 4}],
+        "nodes": [{"name": f"n{k}", "leaf": "l0", "free_gpus": n} for k, n in enumerate(free)],
+    }
+    return read_request(
+        model="gpt2-xl",
+        cluster=cluster_from_mapping(cluster),
+        gpus=12,
+        global_batch=48,
+        seq_len=1024,
+        framework="fsdp2",
+        pin="dp=12",
+    )

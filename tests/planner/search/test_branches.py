@@ -16,7 +16,7 @@ from meshwright.model_specs.reader import read_model
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search import branches
-from meshwright.planner.search.branches import sparing_recompute
+from meshwright.planner.search.branches import LeastFirst, sparing_recompute
 from meshwright.planner.search.loop import LayoutSearch, branch_of
 from meshwright.planner.search.pricing import Certificate
 from meshwright.planner.search.space import space_of
@@ -113,3 +113,23 @@ def test_a_framework_that_cannot_run_a_model_is_refused_before_any_search(
     outcome = LayoutSearch(own, [branch_of(own, CostModelPricing(own.workload))]).run()
     assert outcome.status == "infeasible"
     assert (outcome.certificate.layouts, outcome.certificate.priced) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_least_first_is_a_stable_sort_however_it_is_asked(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    size = int(chance.integers(0, 400))
+    values = chance.integers(0, int(chance.choice([2, 30, 10_000])), size).astype(np.float64)
+    values[chance.random(size) < 0.1] = inf
+    below = float(chance.choice([inf, 1.0, 5_000.0]))
+    order = LeastFirst(values, below, together=int(chance.integers(1, 50)))
+    wanted = [
+        row for row in sorted(range(size), key=lambda row: values[row]) if values[row] < below
+    ]
+    assert len(order) == len(wanted)
+    start = 0
+    while start < size:
+        stop = start + int(chance.integers(1, 60))
+        assert order.take(start, stop).tolist() == wanted[start:stop]
+        start = stop
+    assert order.take(0, size).tolist() == wanted
