@@ -9,7 +9,7 @@ from meshwright.planner.mixed.document import MixedPlan, MixedPredicted, RankDoc
 from meshwright.planner.report.plan_page import Written, banded_cards, breakdown_section
 from meshwright.planner.report.plan_view import STATUS_STYLES, installs_text, layout_line
 from meshwright.planner.report.plan_words import cost_rows, status_meaning, status_words
-from meshwright.planner.report.prediction_view import breakdown_view
+from meshwright.planner.report.prediction_view import baseline_view, breakdown_view, headline
 from meshwright.planner.report.view import (
     COUNT,
     Card,
@@ -66,9 +66,12 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
     elif objective.step_time_s is not None:
         words = "faster alone than in a pipeline with other parts, which stay idle"
         facts.append(("step", f"{rounded_seconds(objective.step_time_s)}; {words}"))
+    has_baseline = plan.baseline is not None and predicted is not None
     view = [
+        *([line(Words(headline(plan), "bold"))] if has_baseline else []),
         line(status, f": {status_meaning(plan.status, gap, _MEANINGS)}"),
         Facts([*facts, *cost_rows(plan.cost), *_question(plan)]),
+        *([Heading("Against today"), *baseline_view(plan)[1:]] if has_baseline else []),
         *_ranks(plan.ranks),
         Heading("Parts alone"),
         table(plan.alone, _ALONE),

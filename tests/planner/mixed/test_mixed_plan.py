@@ -203,7 +203,7 @@ def test_files_with_mistakes_are_refused(
         ("llama-3-8b", ("--forbid", "idle-gpus"), "may leave a part idle"),
         ("llama-3-8b", ("--allow", "activation-offload"), "to offload activations"),
         ("llama-3-8b", ("--pin", "offload_modules=core_attn"), "to offload activations"),
-        ("llama-3-8b", ("--baseline", "today.sh"), "one of its parts"),
+        ("llama-3-8b", ("--baseline", "today.sh"), "no such file"),
         ("llama-3-8b", ("--sweep", "gpus=64+128"), "one of its parts"),
     ],
 )
