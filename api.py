@@ -758,6 +758,7 @@ def plan_mixed(
     calibration: str | PathLike[str] | Calibration | None = None,
     time_limit_s: float | None = None,
     seed: int = 0,
+    choices: bool = True,
     baseline: str | PathLike[str] | None = None,
     tokens: float | None = None,
     days: float | None = None,
@@ -781,6 +782,8 @@ def plan_mixed(
         As `plan` takes them.
     time_limit_s
         Seconds for the whole search, 0 to 31,536,000; None searches until the proof.
+    choices
+        Whether to search for the best plan without each execution choice of a pipeline through parts.
     baseline
         What is run today, as `plan` takes it: priced on the cluster that it names, else on the part where it
         runs fastest.
@@ -827,14 +830,14 @@ def plan_mixed(
         **others,
     )
     if baseline is None:
-        return with_mixed_cost(make_mixed_plan(request, progress), budget)
+        return with_mixed_cost(make_mixed_plan(request, progress, choices=choices), budget)
     from meshwright.planner.analysis.waterfall import read_baseline_on_parts
     from meshwright.planner.launch.compare import result_against
 
     inputs = {request.name_of(part): each.inputs() for part, each in enumerate(request.parts)}
     today = read_baseline_on_parts(path_of(baseline, "baseline"), inputs)
     return result_against(
-        with_mixed_cost(make_mixed_plan(request, progress), budget), today, budget
+        with_mixed_cost(make_mixed_plan(request, progress, choices=choices), budget), today, budget
     )
 
 

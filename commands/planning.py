@@ -90,7 +90,7 @@ def plan_command(
         from meshwright.cluster_specs.reader import is_mixed_cluster
 
         is_mixed = is_mixed_cluster(options["cluster"])
-    if is_mixed:
+    if is_mixed and sweep is None:
         code = show_mixed_plan(
             model,
             output,
@@ -98,7 +98,6 @@ def plan_command(
             force=force,
             as_json=as_json,
             pin=",".join(pin),
-            sweep=sweep,
             **options,
         )
         ctx.exit(code)
@@ -414,7 +413,7 @@ def compare_command(
 # `plan` for a cluster file with parts, and what reads such plans.
 
 
-_NOT_MIXED = ("sweep", "export_model")
+_NOT_MIXED = ("export_model",)
 """Options that ask for a plan on equal devices."""
 
 

@@ -45,6 +45,7 @@ from meshwright.planner.plan.document import (
     LAYOUT_COLUMNS,
     BaselineDoc,
     CostDoc,
+    ExecutionChoice,
     ExecutionDoc,
     Objective,
     Plan,
@@ -66,6 +67,7 @@ _NOT_MIXED: Mapping[str, object] = {
     "objective": "nominal",
     "method": "cp-sat",
     "top": 1,
+    "top_k": 1,
     "expert_loads": None,
     "nodes": None,
     "train": "full",
@@ -315,6 +317,9 @@ class MixedPlan(BaseModel):
     installs: list[SoftwareNeed] = Field(default_factory=list)
     """What a pipeline through parts needs beside the framework, chosen or pinned."""
     predicted: MixedPredicted | None
+    choices: list[ExecutionChoice] | None = None
+    """What each execution choice of a pipeline through parts brings: the best plan without it, on any parts;
+    left out where that was not asked."""
     cost: CostDoc | None = None
     """Of the whole training on the parts in use, where its tokens or days were given."""
     baseline: PartBaselineDoc | None = None
@@ -334,7 +339,7 @@ class MixedPlan(BaseModel):
     def _without_what_was_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans say nothing of what was not asked, as those of earlier versions."""
         data: dict[str, Any] = handler(self)
-        for name in ("baseline",):
+        for name in ("baseline", "choices"):
             if getattr(self, name) is None:
                 data.pop(name, None)
         return data

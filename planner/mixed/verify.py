@@ -211,14 +211,25 @@ def _order_faults(plan: MixedPlan, layout: LayoutDoc) -> Iterator[str]:
 
 
 def _legality_faults(pipeline: Pipeline) -> Iterator[str]:
-    """What the rules of the framework say on the device of each part; pins and forbids."""
-    plan = pipeline.plan
+    """Fields of the layout that contradict each other, broken rules, pins and forbids."""
     written = layout_document(pipeline.layout, pipeline.stages)
     for field in LayoutDoc.model_fields:
         stated, expected = getattr(pipeline.doc, field), getattr(written, field)
         if stated != expected:
             yield f"layout.{field} is {stated}, the rest of the layout says {expected}"
     yield from wish_faults(pipeline.requests[0], pipeline.doc)
+    yield from rule_faults(pipeline)
+
+
+def rule_faults(pipeline: Pipeline) -> Iterator[str]:
+    """What the rules of the framework say on the device of each part, memory included, in words.
+
+    Parameters
+    ----------
+    pipeline
+        Whose ranks stand in order.
+    """
+    plan = pipeline.plan
     asked = zip(
         plan.runs_on, pipeline.requests, pipeline.segments, pipeline.memory_gib, strict=True
     )

@@ -84,11 +84,12 @@ def traffic_view(document: Document) -> View:
     a pipeline through parts so for each part, and what parts hand to each other.
     """
     if "parts" in document:
-        views = [
+        views: list[View] = [
             [Heading(f"On {part}"), *traffic_view(own)] for part, own in document["parts"].items()
         ]
-        between = [Heading("From part to part, in a step"), table(document["between"], _BETWEEN)]
-        return [*(block for view in views for block in view), *between]
+        between = table(document["between"], _BETWEEN)
+        blocks = [block for view in views for block in view]
+        return [*blocks, Heading("From part to part, in a step"), between]
     names = sorted({axis for level in document["levels"] for axis in level["by_axis"]})
     levels: Columns = {
         "level": "level",

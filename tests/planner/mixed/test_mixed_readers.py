@@ -22,6 +22,11 @@ from meshwright.planner.mixed.service import MixedResult
 from meshwright.planner.mixed.verify import mixed_faults
 from meshwright.planner.plan.document import with_digest
 
+PARTS = {
+    "name": "old-and-new",
+    "parts": [{"cluster": "dgx-h100", "gpus": 16}, {"cluster": "dgx-a100", "gpus": 16}],
+}
+
 
 def run(*words: object, code: int = 0) -> str:
     result = CliRunner().invoke(main, [str(word) for word in words])
@@ -177,8 +182,7 @@ def test_what_no_part_can_run_is_said(folder: Path, tmp_path: Path) -> None:
 def test_a_plan_is_made_against_what_is_run_today(result: MixedResult, tmp_path: Path) -> None:
     """The same answer as without; what it brings stands in front, and in the document."""
     clusters = tmp_path / "mixed.yaml"
-    parts = [{"cluster": "dgx-h100", "gpus": 16}, {"cluster": "dgx-a100", "gpus": 16}]
-    clusters.write_text(yaml.safe_dump({"name": "old-and-new", "parts": parts}))
+    clusters.write_text(yaml.safe_dump(PARTS))
     today = run_file(tmp_path, "dgx-a100")
     asked = ("llama-3-8b", "--cluster", clusters, "--global-batch", 64, "--seq-len", 4096)
     pin = ("--pin", "tp=2,micro_batch=1")
@@ -259,3 +263,63 @@ def test_each_part_sends_the_gradients_of_its_own_layers(result: MixedResult) ->
         assert sent[rank.part]["groups_bytes_per_gpu"]["gradients"] == pytest.approx(
             passed, rel=1e-3
         )
+
+
+def test_choices_bring_what_plans_without_them_lose(result: MixedResult, tmp_path: Path) -> None:
+    """Each figure is that of a plan with the plain value pinned, found by a search of its own."""
+    plan = result.document
+    assert plan.choices
+    assert plan.objective.step_time_s is not None
+    for choice in plan.choices:
+        path = tmp_path / "mixed.yaml"
+        path.write_text(yaml.safe_dump(PARTS))
+        without = meshwright.plan_mixed(
+            "llama-3-8b", cluster=path, global_batch=64, seq_len=4096, choices=False,
+            pin=f"tp=2,micro_batch=1,{choice.pin}",
+        )  # fmt: skip
+        assert choice.status == "optimal"
+        assert choice.proven
+        objective = without.document.objective
+        assert choice.step_time_s_without == pytest.approx(objective.step_time_s, rel=1e-9)
+        assert choice.lower_bound_s_without == pytest.approx(objective.lower_bound_s, rel=1e-9)
+        assert choice.step_time_s_without >= plan.objective.step_time_s
+    gains = [choice.step_time_s_without for choice in plan.choices]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_choices_are_printed_and_left_out_of_other_documents(
+    result: MixedResult, alone: MixedResult, folder: Path
+) -> None:
+    assert "What each choice brings" in run("explain", folder)
+    assert "choices" not in yaml.safe_load(mixed_text(alone.document))
+
+
+@pytest.mark.parametrize(
+    "command", [("memory",), ("estimate",), ("validate",), ("map",), ("overlap",), ("roofline",)]
+)
+def test_what_takes_no_plan_of_parts_says_so_in_a_sentence(
+    folder: Path, command: tuple[str, ...]
+) -> None:
+    out = run(*command, folder / "mixed_plan.yaml", code=2)
+    assert "this is a plan" in out
+    assert "unknown field" not in out
+    assert len(out.strip().splitlines()) == 1
+
+
+def test_a_sweep_has_the_plans_of_its_combinations(result: MixedResult, tmp_path: Path) -> None:
+    """A row is the plan that `plan` makes; FSDP2 alone has no pipelines, which its row says."""
+    path = tmp_path / "mixed.yaml"
+    path.write_text(yaml.safe_dump(PARTS))
+    asked = ("llama-3-8b", "--cluster", path, "--global-batch", 64, "--seq-len", 4096)
+    pin = ("--pin", "tp=2,micro_batch=1", "--sweep", "framework=megatron+fsdp2", "--tokens", 1e12)
+    document = json.loads(run("plan", *asked, *pin, "-o", tmp_path / "out", "--json"))
+    planned, failed = document["rows"]
+    plan = result.document
+    assert planned["step_time_s"] == plan.objective.step_time_s
+    assert planned["status"] == "optimal"
+    assert planned["runs_on"] == "dgx-h100 then dgx-a100"
+    assert planned["cluster"] == "old-and-new"
+    assert planned["gpu_hours"] == pytest.approx(planned["days"] * 24 * 32)
+    assert failed["status"] == "failed"
+    assert "which this framework has not" in failed["message"]
+    assert "dgx-h100 then dgx-a100" in (tmp_path / "out" / "sweep.csv").read_text()
