@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from meshwright.planner.many.fleet import Fleet
     from meshwright.planner.many.recommend import Recommendation
     from meshwright.planner.mapping.slots import MappingObjective
+    from meshwright.planner.mixed.document import MixedPlan
     from meshwright.planner.mixed.service import MixedResult
     from meshwright.planner.plan.document import Plan
     from meshwright.planner.runs.calibration.machine import MachineReport
@@ -726,6 +727,8 @@ def plan_mixed(
     calibration: str | PathLike[str] | Calibration | None = None,
     time_limit_s: float | None = None,
     seed: int = 0,
+    choices: bool = True,
+    baseline: str | PathLike[str] | None = None,
     tokens: float | None = None,
     days: float | None = None,
     gpu_hour_price: float | None = None,
@@ -748,6 +751,11 @@ def plan_mixed(
         As `plan` takes them.
     time_limit_s
         Seconds for the whole search, 0 to 31,536,000; None searches until the proof.
+    choices
+        Whether to search for the best plan without each execution choice of a pipeline through parts.
+    baseline
+        What is run today, as `plan` takes it: priced on the cluster that it names, else on the part where it
+        runs fastest.
     tokens, days, gpu_hour_price
         As `plan` takes them; GPUs of the parts in use are counted, at each part's power.
     **others
@@ -790,20 +798,29 @@ def plan_mixed(
         seed=seed,
         **others,
     )
-    return with_mixed_cost(make_mixed_plan(request, progress), budget)
+    if baseline is None:
+        return with_mixed_cost(make_mixed_plan(request, progress, choices=choices), budget)
+    from meshwright.planner.analysis.waterfall import read_baseline_on_parts
+    from meshwright.planner.launch.compare import result_against
+
+    inputs = {request.name_of(part): each.inputs() for part, each in enumerate(request.parts)}
+    today = read_baseline_on_parts(path_of(baseline, "baseline"), inputs)
+    return result_against(
+        with_mixed_cost(make_mixed_plan(request, progress, choices=choices), budget), today, budget
+    )
 
 
 # What is made of a plan: its files, its page, its timeline, its traffic, its reasons.
 
 
 @known_keywords
-def save(plan: Plan | FilePath, folder: FilePath, *, force: bool = False) -> list[Path]:
+def save(plan: Plan | MixedPlan | FilePath, folder: FilePath, *, force: bool = False) -> list[Path]:
     """Write a plan and the files that start it, as `meshwright plan -o` does.
 
     Parameters
     ----------
     plan
-        A plan with a layout, or its file or folder.
+        A plan with a layout, on a mixed cluster too, or its file or folder.
     folder
         Where to; it is made where there is none.
     force
@@ -826,7 +843,7 @@ def save(plan: Plan | FilePath, folder: FilePath, *, force: bool = False) -> lis
 
 @known_keywords
 def launch(
-    plan: Plan | FilePath,
+    plan: Plan | MixedPlan | FilePath,
     folder: FilePath,
     *,
     target: str | None = None,
@@ -839,7 +856,7 @@ def launch(
     Parameters
     ----------
     plan
-        A plan with a layout, or its file or folder.
+        A plan with a layout, on a mixed cluster too, or its file or folder.
     folder
         Where to; it is made where there is none.
     target
@@ -861,11 +878,10 @@ def launch(
     InfeasibleError
         If the plan has no layout, or one that the target refuses.
     """
+    from meshwright.planner.analysis.traffic import moved
     from meshwright.planner.launch.plan_files import plan_files
 
-    laid_out = _laid_out(plan)
-    if cluster is not None or nodes is not None:
-        laid_out = map(laid_out, cluster=cluster, nodes=nodes)
+    laid_out = moved(_laid_out_anywhere(plan), cluster, nodes)
     return list(write_files(path_of(folder, "folder"), plan_files(laid_out, target), force))
 
 
@@ -972,7 +988,9 @@ def report(
 
 
 @known_keywords
-def trace(plan: Plan | FilePath, *, num_micro_batches: int | None = None) -> dict[str, Any]:
+def trace(
+    plan: Plan | MixedPlan | FilePath, *, num_micro_batches: int | None = None
+) -> dict[str, Any]:
     """A plan's step as a document in Chrome's trace format, which Perfetto opens.
 
     Parameters
@@ -996,11 +1014,11 @@ def trace(plan: Plan | FilePath, *, num_micro_batches: int | None = None) -> dic
     """
     from meshwright.planner.analysis.timeline import trace_document, trace_of
 
-    return trace_document(trace_of(_laid_out(plan), num_micro_batches))
+    return trace_document(trace_of(_laid_out_anywhere(plan), num_micro_batches))
 
 
 @known_keywords
-def traffic(plan: Plan | FilePath) -> dict[str, Any]:
+def traffic(plan: Plan | MixedPlan | FilePath) -> dict[str, Any]:
     """What a plan sends over every level of the fabric, as `meshwright traffic --json` has it.
 
     Parameters
@@ -1011,7 +1029,8 @@ def traffic(plan: Plan | FilePath) -> dict[str, Any]:
     Returns
     -------
     dict
-        `levels`, `axes`, `groups` and `cuts`, in bytes of a step and seconds.
+        `levels`, `axes`, `groups` and `cuts`, in bytes of a step and seconds; of a plan on a mixed cluster
+        these under each of its `parts`, and what is sent `between` them.
 
     Raises
     ------
@@ -1020,9 +1039,9 @@ def traffic(plan: Plan | FilePath) -> dict[str, Any]:
     InfeasibleError
         If the plan has no layout.
     """
-    from meshwright.planner.analysis.traffic import plan_traffic, traffic_document
+    from meshwright.planner.analysis.traffic import traffic_of
 
-    return traffic_document(plan_traffic(_laid_out(plan)))
+    return traffic_of(_laid_out_anywhere(plan)).document()
 
 
 @known_keywords
@@ -1802,3 +1821,13 @@ def _laid_out(plan: Plan | FilePath) -> Plan:
     if plan.layout is None:
         raise InfeasibleError(f"the plan has no layout (status {plan.status})")
     return plan
+
+
+def _laid_out_anywhere(plan: Plan | MixedPlan | FilePath) -> Plan | MixedPlan:
+    """The same of a plan on a mixed cluster too."""
+    from meshwright.planner.mixed.document import MixedPlan, Pipeline, read_any_plan
+    from meshwright.planner.plan.document import Plan
+
+    if isinstance(plan, MixedPlan):
+        return Pipeline.of(plan).plan
+    return _laid_out(plan) if isinstance(plan, Plan) else read_any_plan(plan)

@@ -130,18 +130,15 @@ def launch_command(
     """Write the files that start a plan in a framework.
 
     With --nodes or --cluster its ranks are placed there first, as `map` does, and the plan is priced there.
+    A plan on a mixed cluster is started by its own framework, on its own parts.
     """
     from meshwright.documents import write_files
+    from meshwright.planner.analysis.traffic import moved
     from meshwright.planner.launch.plan_files import plan_files
-    from meshwright.planner.plan.texts import read_feasible_plan
+    from meshwright.planner.mixed.document import read_any_plan
 
     with ProgressLine("placing ranks" if cluster or nodes else "writing launch files"):
-        laid_out = read_feasible_plan(plan)
-        if cluster is not None or nodes is not None:
-            from meshwright.planner.analysis.traffic import map_plan, nodes_to_place_on
-
-            laid_out = map_plan(laid_out, nodes_to_place_on(laid_out, cluster, nodes)).plan
-        files = plan_files(laid_out, target)
+        files = plan_files(moved(read_any_plan(plan), cluster, nodes), target)
     written = write_files(output, files, force)
     if as_json:
         print_json(
@@ -177,22 +174,22 @@ def traffic_command(
     Exit code 1 where what must cross a cut within a phase takes longer than the phase.
     """
     with ProgressLine("starting"):
-        from meshwright.planner.analysis.traffic import plan_traffic, traffic_document
-        from meshwright.planner.plan.texts import read_feasible_plan
+        from meshwright.planner.analysis.traffic import traffic_of
+        from meshwright.planner.mixed.document import read_any_plan
         from meshwright.planner.report.traffic_view import traffic_view
 
     with ProgressLine("counting what every rank sends"):
-        plan_use = plan_traffic(read_feasible_plan(plan))
+        traffic = traffic_of(read_any_plan(plan))
         if matrix is not None:
             from meshwright.documents import write_files
             from meshwright.planner.analysis.traffic import rank_matrix_csv
 
-            write_files(matrix.parent, {matrix.name: rank_matrix_csv(plan_use.use)}, force)
-        document = traffic_document(plan_use)
+            text = rank_matrix_csv(traffic.axes, traffic.ranks)
+            write_files(matrix.parent, {matrix.name: text}, force)
     if not as_json:
-        warn("warning", plan_use.broken)
-    answer(document, traffic_view, "traffic")
-    ctx.exit(ExitCode.NO_ANSWER if plan_use.broken else ExitCode.DONE)
+        warn("warning", traffic.broken)
+    answer(traffic.document(), traffic_view, "traffic")
+    ctx.exit(ExitCode.NO_ANSWER if traffic.broken else ExitCode.DONE)
 
 
 # `experts`: places, writes the files that were asked for, prints.

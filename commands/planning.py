@@ -91,7 +91,7 @@ def plan_command(
         from meshwright.cluster_specs.reader import is_mixed_cluster
 
         is_mixed = is_mixed_cluster(options["cluster"])
-    if is_mixed:
+    if is_mixed and sweep is None:
         code = show_mixed_plan(
             model,
             output,
@@ -99,7 +99,6 @@ def plan_command(
             force=force,
             as_json=as_json,
             pin=",".join(pin),
-            sweep=sweep,
             **options,
         )
         ctx.exit(code)
@@ -383,7 +382,7 @@ def compare_command(
     with ProgressLine("starting"):
         from meshwright.documents import refuse_taken, write_files
         from meshwright.planner.analysis.waterfall import is_plan
-        from meshwright.planner.plan.texts import read_feasible_plan
+        from meshwright.planner.mixed.document import read_any_plan
         from meshwright.planner.report.explain_view import compare_view, comparison
         from meshwright.planner.report.prediction_view import (
             baseline_document,
@@ -392,7 +391,7 @@ def compare_command(
         )
 
     if is_plan(other):
-        plans = (read_feasible_plan(plan), read_feasible_plan(other))
+        plans = (read_any_plan(plan), read_any_plan(other))
         if as_json:
             print_json(comparison(plans))
         else:
@@ -415,7 +414,7 @@ def compare_command(
 # `plan` for a cluster file with parts, and what reads such plans.
 
 
-_NOT_MIXED = ("baseline", "sweep", "export_model")
+_NOT_MIXED = ("export_model",)
 """Options that ask for a plan on equal devices."""
 
 
@@ -625,11 +624,11 @@ def trace_command(
     from meshwright.documents import refuse_taken, write_files
     from meshwright.planner.analysis.timeline import trace_document, trace_of
     from meshwright.planner.drawing import counted, seconds
-    from meshwright.planner.plan.texts import read_feasible_plan
+    from meshwright.planner.mixed.document import read_any_plan
 
     refuse_taken(output.parent, [output.name], force)
     with ProgressLine("playing the step"):
-        played = trace_of(read_feasible_plan(plan), num_micro_batches)
+        played = trace_of(read_any_plan(plan), num_micro_batches)
         document = trace_document(played)
     write_files(
         output.parent, {output.name: json.dumps(document, separators=(",", ":")) + "\n"}, force

@@ -240,7 +240,7 @@ def write_plan(directory: Path, files: Mapping[str, str], force: bool) -> None:
     """Writes the files of a plan, and warns of those that an earlier plan left beside them."""
     from meshwright.documents import left_over, write_files
     from meshwright.planner.launch.plan_files import PLAN_FILES
-    from meshwright.planner.mixed.document import MIXED_FILE
+    from meshwright.planner.plan.texts import MIXED_FILE
 
     write_files(directory, files, force)
     words = left_over(directory, (MIXED_FILE, *PLAN_FILES), files)

@@ -17,7 +17,7 @@ from meshwright.costmodel.feed_forward import dispatch_links, routed_copies
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.rank_load import Stages, rank_counts
+from meshwright.costmodel.rank_load import LayerCounts, Stages, rank_counts
 from meshwright.costmodel.states import optimizer_shards, rank_parameters
 from meshwright.costmodel.workload import (
     GATHERS,
@@ -49,7 +49,7 @@ class RankWork:
     moe_recomputed: float
 
 
-def mean_rank_work(c: Context, stages: Stages) -> RankWork:
+def mean_rank_work(c: Context, stages: Stages, ranks: slice | None = None) -> RankWork:
     """Layers that the mean pipeline rank runs in a step, and the activations between them.
 
     T h elements of 2 bytes a micro-batch (docs/cost_model.md, "One layer", has the symbols).
@@ -60,6 +60,9 @@ def mean_rank_work(c: Context, stages: Stages) -> RankWork:
         Workload and one layout.
     stages : tuple of tuple of int
         Layers of each [pipeline rank][virtual stage].
+    ranks : slice, optional
+        Pipeline ranks whose mean is taken, 1 or more, of a model whose layers do not take turns; all by
+        default.
 
     Returns
     -------
@@ -72,6 +75,8 @@ def mean_rank_work(c: Context, stages: Stages) -> RankWork:
     experts, scoring = model.blocks.experts, c.workload.scoring_passes
     again = float(np.sum(counts.dense_recomputed + counts.moe_recomputed))
     moe_again = experts * m * float(np.sum(counts.moe_recomputed)) / pp
+    if ranks is not None:
+        return _work_of(c, counts, ranks)
     return RankWork(
         micro_batches=m,
         activation_bytes=2.0 * float(np.asarray(c.tokens)) * model.hidden,
@@ -79,6 +84,23 @@ def mean_rank_work(c: Context, stages: Stages) -> RankWork:
         recomputed=m * again / pp + scoring * m * model.layers / pp,
         moe_layers=m * len(model.expert_layers) / pp,
         moe_recomputed=moe_again + scoring * m * len(model.expert_layers) / pp,
+    )
+
+
+def _work_of(c: Context, counts: LayerCounts, ranks: slice) -> RankWork:
+    """The mean of some ranks, each with its own layers."""
+    m, passes = int(np.asarray(c.layout.num_micro_batches)), c.workload.scoring_passes
+    dense, moe, dense_again, moe_again = (
+        m * float(np.mean(each[ranks]))
+        for each in (counts.dense, counts.moe, counts.dense_recomputed, counts.moe_recomputed)
+    )
+    return RankWork(
+        micro_batches=m,
+        activation_bytes=2.0 * float(np.asarray(c.tokens)) * c.workload.model.hidden,
+        layers=dense + moe,
+        recomputed=dense_again + moe_again + passes * (dense + moe),
+        moe_layers=moe,
+        moe_recomputed=moe_again + passes * moe,
     )
 
 
@@ -355,7 +377,9 @@ class GroupTraffic:
     """From the last pipeline rank to the first, with virtual stages."""
 
 
-def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTraffic:
+def group_traffic(
+    c: Context, stages: Stages, expert_blocks: int = 1, ranks: slice | None = None
+) -> GroupTraffic:
     """Bytes of a step that one GPU puts into each of its groups, wherever these lie.
 
     `level_traffic` spreads the same bytes over the levels of a regular fabric. Gradients are those of the
@@ -371,6 +395,8 @@ def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTr
     expert_blocks : int
         Blocks (slots, nodes) that an expert group spans, at least 1: tokens that go to several experts of a
         block are sent there once.
+    ranks : slice, optional
+        Pipeline ranks whose GPUs are meant, as `mean_rank_work` takes them; all by default.
 
     Returns
     -------
@@ -379,14 +405,14 @@ def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTr
     """
     layout = c.layout
     tp, pp, vpp = (int(np.asarray(x)) for x in (layout.tp, layout.pp, layout.vpp))
-    work = mean_rank_work(c, stages)
+    work = mean_rank_work(c, stages, ranks)
     hop = work.activation_bytes / tp * work.micro_batches * vpp if pp > 1 else 0.0
     hop = (1.0 + 0.5 * c.workload.scoring_passes) * hop
     experts, expert_tensor = _expert_bytes(c, work, expert_blocks)
     return GroupTraffic(
         tensor=_ring(work.activation_bytes, tp) * tensor_passes(c, work),
         **_context_bytes(c, work),
-        **_gradient_bytes(c, stages),
+        **_gradient_bytes(c, stages, slice(None) if ranks is None else ranks),
         expert_tensor=expert_tensor,
         experts=experts,
         expert_gathers=_ring(gathered_bytes(c, work), int(gathered_ranks(layout))),
@@ -395,7 +421,7 @@ def group_traffic(c: Context, stages: Stages, expert_blocks: int = 1) -> GroupTr
     )
 
 
-def _gradient_bytes(c: Context, stages: Stages) -> dict[str, float]:
+def _gradient_bytes(c: Context, stages: Stages, ranks: slice) -> dict[str, float]:
     """Ring passes over the ranks that shard together, and of the shard of each over their groups."""
     groups = int(np.asarray(c.layout.shard_groups))
     kinds = zip(
@@ -406,7 +432,7 @@ def _gradient_bytes(c: Context, stages: Stages) -> dict[str, float]:
     )
     element, reduced, moved = gradient_element_bytes(c), reduced_shard_bytes(c), {}
     for name, parameters, shards in kinds:
-        most = float(np.max(parameters))
+        most = float(np.max(parameters[ranks]))
         moved[name] = _ring(most * element, shards)
         moved[f"{name}_between"] = _ring(most / shards * reduced, groups)
     return moved

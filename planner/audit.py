@@ -36,7 +36,6 @@ from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP, ranks_on
 from meshwright.planner.launch.plan_files import TARGETS, pipeline_files, plan_files, stand_in
 from meshwright.planner.mixed.document import (
-    MIXED_FILE,
     MixedPlan,
     MixedSolverDoc,
     mixed_plan_path,
@@ -54,7 +53,13 @@ from meshwright.planner.plan.assemble import (
 from meshwright.planner.plan.document import Plan, SolverReport, digest_of
 from meshwright.planner.plan.nodes import unused_nodes
 from meshwright.planner.plan.robustness import changes, step_as_it_stands_s
-from meshwright.planner.plan.texts import plan_path, plan_placement, read_plan, workload_of_plan
+from meshwright.planner.plan.texts import (
+    MIXED_FILE,
+    plan_path,
+    plan_placement,
+    read_plan,
+    workload_of_plan,
+)
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.choices import OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanRequest

@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "planner.runs": REQUEST | {"planner.mapping"},
     "planner.search": RUNS | {"planner.mapping"},
     "planner.plan": SEARCH,
-    "planner.analysis": PLAN | {"planner.calculators"},
+    "planner.analysis": MIXED | {"planner.calculators"},
     "planner.mixed": PLAN,
     "planner.launch": MIXED | DRAWN | {"planner.analysis"},
     "planner.audit": LAUNCH,

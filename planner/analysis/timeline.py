@@ -7,7 +7,7 @@ says both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 from math import isclose
@@ -16,11 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.rank_load import chunk_passes, pass_parts
-from meshwright.costmodel.schedules import schedule_named, traits
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.rank_load import Stages, chunk_passes, pass_parts
+from meshwright.costmodel.schedules import Schedule, traits
 from meshwright.costmodel.simulator import Pass, Timeline, Work, simulate
 from meshwright.costmodel.step_time import boundary_s, make_context
 from meshwright.errors import InputError
+from meshwright.planner.mixed.document import AnyPlan, MixedPlan, Pipeline
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_placement, workload_of_plan
 from meshwright.planner.runs.run_terms import Predicted, layout_from_document
@@ -51,6 +54,8 @@ class Trace:
     """What a micro-batch takes from one pipeline rank to the next."""
     memory_gib: tuple[tuple[float, float], ...] = ()
     """Of each rank: what is there throughout, and the most that activations add."""
+    places: tuple[str, ...] = ()
+    """The part that each rank runs on; empty on one cluster."""
 
     @property
     def seconds(self) -> float:
@@ -58,13 +63,13 @@ class Trace:
         return self.timeline.seconds + sum(seconds for _, seconds in self.afterwards)
 
 
-def trace_of(plan: Plan, num_micro_batches: int | None = None) -> Trace:
-    """Plays a plan's step, or its first `num_micro_batches`.
+def trace_of(plan: AnyPlan, num_micro_batches: int | None = None) -> Trace:
+    """Plays a plan's step, or its first `num_micro_batches`; through parts, each rank on its own device.
 
     Raises InputError where the plan has no layout, the schedule needs more micro-batches, or there are more
     passes than a viewer takes.
     """
-    if plan.layout is None or plan.mapping is None or plan.predicted is None:
+    if plan.layout is None or plan.predicted is None:
         raise InputError(f"PLAN: status {plan.status}, there is no layout to draw")
     layout = layout_from_document(plan.layout)
     m = int(layout.num_micro_batches) if num_micro_batches is None else num_micro_batches
@@ -79,51 +84,85 @@ def trace_of(plan: Plan, num_micro_batches: int | None = None) -> Trace:
             f"--micro-batches: {m} of them make {chunks * m * kinds:,} passes, at most {MOST_PASSES:,}; "
             f"draw the first {MOST_PASSES // (chunks * kinds)} or fewer"
         )
-    played = _played(plan, m)
+    drawn = _drawn_parts(plan) if isinstance(plan, MixedPlan) else _drawn(plan, plan.predicted)
+    played = _played(drawn, layout, m)
     return Trace(
         timeline=played.timeline,
         parts_s=played.parts_s,
-        p2p_s=played.p2p_s,
-        memory_gib=tuple(_memory(plan.predicted)),
+        p2p_s=drawn.p2p_s,
+        memory_gib=tuple(drawn.memory_gib),
         num_micro_batches=m,
         pp=int(layout.pp),
-        afterwards=tuple(_after_passes(plan.predicted)),
+        afterwards=tuple(_after_passes(plan.predicted.breakdown_s)),
         step_time_s=plan.predicted.step_time_s,
+        places=drawn.places,
     )
 
 
-def _after_passes(predicted: Predicted) -> Iterator[tuple[str, float]]:
-    parts_s = predicted.breakdown_s
+def _after_passes(parts_s: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     yield from ((name, parts_s[name]) for name in _BEFORE if name in parts_s)
     yield from ((name, parts_s.get(name, 0.0)) for name in _AFTERWARDS)
 
 
-def _memory(predicted: Predicted) -> Iterator[tuple[float, float]]:
-    for peak_gib, parts in zip_longest(predicted.memory_gib, predicted.memory_parts_gib):
-        activations_gib = parts.get("activations", 0.0) if parts else 0.0
-        yield peak_gib - activations_gib, activations_gib
+class _Drawn(NamedTuple):
+    """What a plan's passes are timed by."""
 
-
-class _Played(NamedTuple):
-    timeline: Timeline
-    parts_s: dict[Work, dict[str, list[float]]]
+    segments: list[tuple[Context, slice]]
+    """The layout where it runs, and the pipeline ranks that run there."""
+    stages: Stages
     p2p_s: float
+    memory_gib: list[tuple[float, float]]
+    places: tuple[str, ...] = ()
 
 
-def _played(plan: Plan, m: int) -> _Played:
+def _drawn(plan: Plan, predicted: Predicted) -> _Drawn:
     assert plan.layout is not None
     layout = layout_from_document(plan.layout)
     workload = replace(workload_of_plan(plan), gpus=int(layout.gpus))
     stages, placement = plan_placement(workload, layout, plan)
     context = make_context(workload, layout, placement)
-    passes = chunk_passes(context, stages)
+    parts = zip_longest(predicted.memory_gib, predicted.memory_parts_gib)
+    memory_gib = [_memory(peak_gib, by_component) for peak_gib, by_component in parts]
+    p2p_s = float(np.asarray(boundary_s(context)))
+    return _Drawn([(context, slice(0, int(layout.pp)))], stages, p2p_s, memory_gib)
+
+
+def _drawn_parts(plan: MixedPlan) -> _Drawn:
+    """The same of a pipeline through parts, whose slowest hand-over is that of all, as its price has it."""
+    pipeline = Pipeline.of(plan)
+    segments = [(each.part.context, each.own) for each in pipeline.segments]
+    p2p_s = max(float(np.asarray(boundary_s(each.part.crossing))) for each in pipeline.segments)
+    parts = zip(plan.memory_gib, pipeline.memory_parts_gib, strict=True)
+    memory_gib = [_memory(peak_gib, by_component) for peak_gib, by_component in parts]
+    places = tuple(rank.part for rank in plan.ranks)
+    return _Drawn(segments, pipeline.stages, p2p_s, memory_gib, places)
+
+
+def _memory(peak_gib: float, parts: Mapping[str, float] | None) -> tuple[float, float]:
+    activations_gib = parts.get("activations", 0.0) if parts else 0.0
+    return peak_gib - activations_gib, activations_gib
+
+
+class _Played(NamedTuple):
+    timeline: Timeline
+    parts_s: dict[Work, dict[str, list[float]]]
+
+
+def _played(drawn: _Drawn, layout: Layout, m: int) -> _Played:
+    stages = drawn.stages
     v_shaped = traits(int(layout.schedule)).v_shaped
+    passes = [vars(chunk_passes(context, stages)) for context, _ in drawn.segments]
     forward_s, backward_s, weight_s = (
-        _in_model_order(x, v_shaped) for x in (passes.forward_s, passes.backward_s, passes.weight_s)
+        _in_model_order(_along(drawn, [each[name] for each in passes]), v_shaped)
+        for name in ("forward_s", "backward_s", "weight_s")
     )
+    parts = [vars(pass_parts(context, stages)) for context, _ in drawn.segments]
     forward, backward, weight = (
-        {name: _in_model_order(by_rank, v_shaped) for name, by_rank in by_part.items()}
-        for by_part in vars(pass_parts(context, stages)).values()
+        {
+            name: _in_model_order(_along(drawn, [each[kind].get(name) for each in parts]), v_shaped)
+            for name in dict.fromkeys(name for each in parts for name in each[kind])
+        }
+        for kind in ("forward_s", "backward_s", "weight_s")
     )
     inputs = {
         name: [both - apart for both, apart in zip(by_chunk, weight[name], strict=True)]
@@ -135,20 +174,29 @@ def _played(plan: Plan, m: int) -> _Played:
         Work.INPUT: inputs,
         Work.WEIGHT: weight,
     }
-    p2p_s = float(np.asarray(boundary_s(context)))
     try:
         timeline = simulate(
             forward_s,
             backward_s,
             pp=int(layout.pp),
             num_micro_batches=m,
-            schedule=schedule_named(plan.layout.schedule),
+            schedule=Schedule(int(layout.schedule)),
             weight_s=weight_s,
-            p2p_s=p2p_s,
+            p2p_s=drawn.p2p_s,
         )
     except ValueError as error:
         raise InputError(f"--micro-batches: {m} cannot be drawn alone: {error}") from error
-    return _Played(timeline, parts_s, p2p_s)
+    return _Played(timeline, parts_s)
+
+
+def _along(drawn: _Drawn, by_segment: Sequence[NDArray[np.float64] | None]) -> NDArray[np.float64]:
+    """Chunks [virtual stages, pp], each rank's by its own segment; 0 where that has no such part."""
+    chunks = (len(drawn.stages[0]), len(drawn.stages))
+    rows = [
+        np.zeros(chunks) if each is None else np.broadcast_to(each, chunks) for each in by_segment
+    ]
+    columns = [row[:, ranks] for row, (_, ranks) in zip(rows, drawn.segments, strict=True)]
+    return np.concatenate(columns, axis=1)
 
 
 def _in_model_order(by_rank: NDArray[np.float64], v_shaped: bool) -> list[float]:
@@ -235,7 +283,7 @@ def _played_passes(trace: Trace) -> Iterator[list[_PlayedPass]]:
 def _events(trace: Trace) -> Iterator[Event]:
     transfers = list(_transfers(trace))
     for rank, played in enumerate(_played_passes(trace)):
-        yield from _process(rank)
+        yield from _process(rank, trace.places[rank] if trace.places else "")
         for thread in (COMPUTE, AFTERWARDS):
             yield from _thread(rank, thread)
         for each in played:
@@ -246,9 +294,10 @@ def _events(trace: Trace) -> Iterator[Event]:
         yield from _memory_counter(trace, rank, played)
 
 
-def _process(rank: int) -> Iterator[Event]:
-    place = _place(rank, COMPUTE)
-    yield {"name": "process_name", "ph": "M", **place, "args": {"name": f"pipeline rank {rank}"}}
+def _process(rank: int, part: str) -> Iterator[Event]:
+    place, on = _place(rank, COMPUTE), f" on {part}" if part else ""
+    name = {"name": f"pipeline rank {rank}{on}"}
+    yield {"name": "process_name", "ph": "M", **place, "args": name}
     yield {"name": "process_sort_index", "ph": "M", **place, "args": {"sort_index": rank}}
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from time import monotonic
 from typing import Any, Literal, get_args
 
@@ -34,13 +35,16 @@ from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.mapping.cuts import (
+    MICRO_BATCHES,
     PARTS,
     AxisFlow,
     MappingUse,
+    axis_flows,
     binding_cut,
     broken_cuts,
     level_table,
     mapping_use,
+    use_of_flows,
 )
 from meshwright.planner.mapping.least_traffic import TIME_LIMIT_S, least_traffic, with_spares
 from meshwright.planner.mapping.problem import FloatArray, IntArray, Loads, loads_of, spread_of
@@ -56,6 +60,7 @@ from meshwright.planner.mapping.slots import (
 )
 from meshwright.planner.mapping.spread import EQUAL, LevelReach, SpreadSolution, least_spread
 from meshwright.planner.mapping.spread_build import ReachWeights, with_short_pipelines
+from meshwright.planner.mixed.document import AnyPlan, MixedPlan, Pipeline, stage_gpus
 from meshwright.planner.plan.document import MOST_LISTED_RANKS, Plan, with_digest
 from meshwright.planner.plan.make_plan import placed_on
 from meshwright.planner.plan.texts import group_placement, matrix_arrays
@@ -168,6 +173,31 @@ def nodes_to_place_on(plan: Plan, cluster: str | None, nodes: str | None) -> Clu
             "that the plan left out count as taken: give the whole cluster with --cluster"
         )
     return limited
+
+
+def moved(plan: Plan | MixedPlan, cluster: str | None, nodes: str | None) -> Plan | MixedPlan:
+    """A plan placed on other nodes, as `map_plan` places it; itself where none are named.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
+    cluster, nodes
+        As `nodes_to_place_on` takes them.
+
+    Raises
+    ------
+    InputError
+        As there; or where a pipeline through parts is to run elsewhere.
+    InfeasibleError
+        As `map_plan`.
+    """
+    if cluster is None and nodes is None:
+        return plan
+    if isinstance(plan, MixedPlan):
+        what = "does not go with a pipeline through parts of a cluster: its hostfile says which hosts run it"
+        raise InputError(what, where="--nodes" if cluster is None else "--cluster")
+    return map_plan(plan, nodes_to_place_on(plan, cluster, nodes)).plan
 
 
 def _solved(
@@ -323,6 +353,25 @@ class PlanTraffic:
         """The cut with the highest utilisation."""
         return binding_cut(self.cuts)
 
+    @property
+    def axes(self) -> tuple[AxisFlow, ...]:
+        """What all groups send."""
+        return self.use.axes
+
+    @property
+    def ranks(self) -> int:
+        """In all."""
+        return len(self.places)
+
+    def document(self) -> dict[str, Any]:
+        """What `traffic --json` prints, without `schema`."""
+        return traffic_document(self)
+
+
+def traffic_of(plan: AnyPlan) -> PlanTraffic | PartsTraffic:
+    """What a plan sends, on one cluster or through parts. Raises InfeasibleError without a layout."""
+    return parts_traffic(plan) if isinstance(plan, MixedPlan) else plan_traffic(plan)
+
 
 def plan_traffic(plan: Plan) -> PlanTraffic:
     """Prices the traffic of a plan again, under its own mapping. Raises InfeasibleError without a layout."""
@@ -467,6 +516,128 @@ def _axis_document(traffic: PlanTraffic, axis: str) -> dict[str, Any]:
     return row
 
 
+# A pipeline through parts of a mixed cluster: each part by itself, and the hand-overs between them.
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandOver:
+    """What the last pipeline rank of a part and the first of the next one send each other."""
+
+    sender: str
+    receiver: str
+    gpus: int
+    """On either side, each with one to hand over to."""
+    bytes_per_gpu: float
+    """Of a step, in one direction: activations on, gradients back."""
+    gb_per_s: float
+    """What a GPU attains out of its part, on the side that attains less."""
+    step_time_s: float
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Of all GPUs, in one direction."""
+        return self.gpus * self.bytes_per_gpu
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that a GPU's link out of the part sends in a step."""
+        return self.bytes_per_gpu / (self.gb_per_s * 1e9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsTraffic:
+    """What a pipeline through parts sends: over the levels of each part, and from part to part."""
+
+    parts: dict[str, PlanTraffic]
+    """By part, in the order of the pipeline; ranks are counted from the first that a part runs."""
+    between: tuple[HandOver, ...]
+    axes: tuple[AxisFlow, ...]
+    """What all groups send, of all ranks."""
+    ranks: int
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Cuts that need more than their phase, in words."""
+        cuts = [f"{part}: {words}" for part, each in self.parts.items() for words in each.broken]
+        return tuple(cuts)
+
+    def document(self) -> dict[str, Any]:
+        """What `traffic --json` prints, without `schema`."""
+        return parts_traffic_document(self)
+
+
+def parts_traffic(plan: MixedPlan) -> PartsTraffic:
+    """Counts what a pipeline through parts sends. Raises InfeasibleError without a layout.
+
+    Groups but those of the pipeline lie inside a part; each part's ranks run through its nodes in turn.
+    """
+    pipeline = Pipeline.of(plan)
+    assert plan.predicted is not None
+    step_time_s, each = plan.predicted.step_time_s, stage_gpus(pipeline.doc)
+    parts: dict[str, PlanTraffic] = {}
+    axes: list[AxisFlow] = []
+    for name, segment in zip(plan.runs_on, pipeline.segments, strict=True):
+        context, workload = segment.part.context, segment.part.workload
+        flows = axis_flows(context, pipeline.stages, segment.own)
+        places = allocated_places(workload.cluster, workload.gpus)
+        use = use_of_flows(context, flows, plan.predicted.breakdown_s, places)
+        work = mean_rank_work(context, pipeline.stages, segment.own)
+        parts[name] = PlanTraffic(
+            layout=pipeline.layout,
+            levels=tuple(level_table(use, step_time_s)),
+            use=use,
+            places=tuple(places),
+            cuts=use.cuts,
+            groups=group_traffic(context, pipeline.stages, ranks=segment.own),
+            uplinks=None,
+            operations=operations_of_a_step(context, work),
+            broken=tuple(broken_cuts(use.cuts)),
+            step_time_s=step_time_s,
+            non_blocking_s=None,
+        )
+        axes += [replace(flow, groups=flow.groups + segment.first * each) for flow in flows]
+    between = []
+    for before, after in pairwise(pipeline.segments):
+        volume = parts[plan.runs_on[len(between)]].groups.boundary
+        last = np.arange(each) + (after.first - 1) * each
+        ends = np.stack([last, last + each], axis=1)
+        axes.append(
+            AxisFlow(axis="pp", kind="chain", phase=MICRO_BATCHES, groups=ends, volume=volume)
+        )
+        rates = [float(side.part.crossing.links.bytes_per_s[-1]) for side in (before, after)]
+        between.append(
+            HandOver(
+                sender=plan.runs_on[len(between)],
+                receiver=plan.runs_on[len(between) + 1],
+                gpus=each,
+                bytes_per_gpu=volume,
+                gb_per_s=min(rates) / 1e9,
+                step_time_s=step_time_s,
+            )
+        )
+    ranks = int(pipeline.layout.gpus)
+    return PartsTraffic(parts=parts, between=tuple(between), axes=tuple(axes), ranks=ranks)
+
+
+def parts_traffic_document(traffic: PartsTraffic) -> dict[str, Any]:
+    """What `traffic --json` prints of a pipeline through parts, without `schema`."""
+    between = [
+        {
+            "from": each.sender,
+            "to": each.receiver,
+            "gpus": each.gpus,
+            "bytes_per_gpu": each.bytes_per_gpu,
+            "bytes_per_step": each.bytes_per_step,
+            "gb_per_s": each.gb_per_s,
+            "busy_s": each.busy_s,
+            "utilisation": each.busy_s / each.step_time_s,
+        }
+        for each in traffic.between
+    ]
+    parts = {name: traffic_document(each) for name, each in traffic.parts.items()}
+    return {"parts": parts, "between": between, "broken": list(traffic.broken)}
+
+
 def receive_imbalance(traffic: PlanTraffic) -> float:
     """What the rank with the hottest experts receives, over the mean."""
     return float(np.asarray(traffic.use.context.workload.imbalance(int(traffic.layout.ep))))
@@ -557,13 +728,15 @@ def traffic_matrix(use: MappingUse, most_blocks: int = MOST_BLOCKS) -> dict[str,
     }
 
 
-def rank_matrix_csv(use: MappingUse, most_pairs: int = MOST_PAIRS) -> str:
+def rank_matrix_csv(axes: Sequence[AxisFlow], ranks: int, most_pairs: int = MOST_PAIRS) -> str:
     """Bytes of a step from rank to rank, as CSV of `source,target,bytes`, one row for each pair that sends.
 
     Parameters
     ----------
-    use
-        A mapping with what its groups send.
+    axes
+        What groups send.
+    ranks
+        In all.
     most_pairs
         Above so many pairs nothing is written.
 
@@ -573,8 +746,7 @@ def rank_matrix_csv(use: MappingUse, most_pairs: int = MOST_PAIRS) -> str:
         Where there are more pairs.
     """
     pairs = sum(
-        flow.groups.size * (flow.members - 1 if flow.kind == "all-to-all" else 2)
-        for flow in use.axes
+        flow.groups.size * (flow.members - 1 if flow.kind == "all-to-all" else 2) for flow in axes
     )
     if pairs > most_pairs:
         raise InputError(
@@ -582,8 +754,7 @@ def rank_matrix_csv(use: MappingUse, most_pairs: int = MOST_PAIRS) -> str:
             "`report` has the matrix by blocks of nodes",
             where="--matrix",
         )
-    ranks = len(use.positions.node)
-    parts = [part for flow in use.axes for part in _pairs(flow)]
+    parts = [part for flow in axes for part in _pairs(flow)]
     if not parts:
         return "source,target,bytes\n"
     key = np.concatenate([source * ranks + target for source, target, _ in parts])

@@ -23,7 +23,7 @@ from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Placement, Recompute
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rates import step_time_band
-from meshwright.costmodel.records import with_stragglers
+from meshwright.costmodel.records import ErrorBand, with_stragglers
 from meshwright.costmodel.schedules import schedule_name, traits
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import LARGE_FILE_BYTES, parse_mapping, path_text, read_text
@@ -33,16 +33,23 @@ from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import model_from_mapping
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
+from meshwright.planner.mixed.document import MixedPlan, PartBaselineDoc, cost_on_parts
 from meshwright.planner.plan.document import (
     BaselineChange,
     BaselineDoc,
     BaselineKind,
     BrokenRule,
     CostComparison,
+    CostDoc,
     Plan,
     Verdict,
 )
-from meshwright.planner.plan.texts import plan_placement, read_feasible_plan, workload_of_plan
+from meshwright.planner.plan.texts import (
+    plan_path,
+    plan_placement,
+    read_feasible_plan,
+    workload_of_plan,
+)
 from meshwright.planner.plan.training_cost import Budget, training_cost, with_cost
 from meshwright.planner.request.choices import BY_NAME, CHANGED_ALONE, DEGREES
 from meshwright.planner.request.plan_request import PlanInputs
@@ -450,6 +457,8 @@ class Baseline:
     remarks: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     """Flags and fields that change the price, or may, and that it does not know of."""
+    part: str = ""
+    """Of a mixed cluster, where it runs on one."""
 
 
 def read_baseline(path: Path, inputs: PlanInputs) -> Baseline:
@@ -473,6 +482,57 @@ def read_baseline(path: Path, inputs: PlanInputs) -> Baseline:
     baseline = _baseline(path, inputs)
     _same_reference(baseline.setup.workload, inputs, path)
     return baseline
+
+
+def read_baseline_on_parts(path: Path, inputs_of_parts: Mapping[str, PlanInputs]) -> Baseline:
+    """Today's setup from a file, on the part of a mixed cluster where it runs fastest.
+
+    A file that names its cluster is priced there. Of others each part is tried: those count that have GPUs
+    enough, and first of all those where no rule is broken and memory suffices.
+
+    Parameters
+    ----------
+    path
+        As `read_baseline` takes it.
+    inputs_of_parts
+        The inputs on each part, by its name.
+
+    Raises
+    ------
+    InputError
+        As `read_baseline`; or where no part has as many GPUs as the file asks for.
+    """
+    candidates: list[Baseline] = []
+    refused: InputError | None = None
+    for name, inputs in inputs_of_parts.items():
+        try:
+            baseline = read_baseline(path, inputs)
+        except InputError as error:
+            refused = refused or error
+            continue
+        workload = baseline.setup.workload
+        if workload.cluster.name != inputs.cluster.name or baseline.kind != "launch":
+            named = workload.cluster.name
+            parts = (part for part, on in inputs_of_parts.items() if on.cluster.name == named)
+            return replace(baseline, part=next(parts, ""))
+        if workload.gpus <= inputs.gpus:
+            candidates.append(replace(baseline, part=name))
+        else:
+            words = f"asks for {workload.gpus} GPUs, no part of the cluster has as many"
+            refused = refused or InputError(words, where=path_text(path))
+    if not candidates:
+        assert refused is not None
+        raise refused
+    candidates.sort(key=lambda each: (not _runs(each.setup), each.setup.step_time_s))
+    best, *slower = candidates
+    words = [f"the file names no devices: priced on {best.part}, where it is fastest"]
+    words += [f"on {on.part} it would take {on.setup.step_time_s:.4g} s a step" for on in slower]
+    return replace(best, remarks=(*best.remarks, "; ".join(words)))
+
+
+def _runs(setup: Setup) -> bool:
+    """Whether a setup keeps every rule, and fits as predicted."""
+    return max(setup.memory_gib) <= usable_hbm_gib(setup.workload) and not setup.broken_rules()
 
 
 def _baseline(path: Path, inputs: PlanInputs) -> Baseline:
@@ -523,43 +583,124 @@ def with_baseline(
         Of the whole training, for what it costs; nothing is said of that when None.
     """
     assert plan.predicted is not None
-    today, planned = baseline.setup, setup_of_plan(plan)
-    fall = waterfall(today, planned)
-    step_s = today.step_time_s
-    tokens_per_s = today.tokens / step_s
-    planned_tokens_per_s = planned.tokens / plan.predicted.step_time_s
-    speed_up = planned_tokens_per_s / tokens_per_s
-    usable_gib = usable_hbm_gib(today.workload)
+    planned = setup_of_plan(plan)
     plan = with_cost(plan, budget or Budget())
-    cost = None
-    if plan.cost is not None and budget is not None:
-        tokens, price = plan.cost.tokens, plan.cost.gpu_hour_price
+    # Both are priced alike: what an optimum may promise too much is no error between them.
+    workload = workload_of_plan(plan)
+    document = _document(
+        baseline,
+        waterfall(baseline.setup, planned),
+        tokens_per_s=planned.tokens / plan.predicted.step_time_s,
+        band=with_stragglers(step_time_band(workload), workload.nodes),
+        cost=None if budget is None else plan.cost,
+    )
+    return plan.model_copy(update={"baseline": document})
+
+
+def parts_with_baseline(
+    plan: MixedPlan, baseline: Baseline, budget: Budget | None = None
+) -> MixedPlan:
+    """A pipeline through parts of a cluster with what it brings over a baseline.
+
+    Parameters
+    ----------
+    plan
+        With a layout.
+    baseline
+        What is run today, on one of its parts or elsewhere.
+    budget
+        As `with_baseline` takes it.
+    """
+    assert plan.predicted is not None
+    cost = cost_on_parts(plan, budget or Budget()) or plan.cost
+    band = plan.predicted.error_band
+    document = _document(
+        baseline,
+        _fall_to_parts(baseline, plan),
+        tokens_per_s=plan.predicted.tokens_per_s,
+        band=ErrorBand(low=band.low, high=band.high, rows=band.rows, basis=band.basis),
+        cost=None if budget is None else cost,
+    )
+    against = PartBaselineDoc(**dict(document), part=baseline.part)
+    return plan.model_copy(update={"baseline": against, "cost": cost})
+
+
+def _fall_to_parts(baseline: Baseline, plan: MixedPlan) -> Waterfall:
+    """The way to a pipeline through parts: the best plan on today's part alone, then all parts together."""
+    assert plan.predicted is not None
+    start_s = baseline.setup.step_time_s * plan.inputs.tokens_per_step / baseline.setup.tokens
+    end_s, changes, now_s = plan.predicted.step_time_s, [], start_s
+    alone = next((each for each in plan.alone if each.part == baseline.part), None)
+    if alone is not None and alone.step_time_s is not None:
+        now_s = alone.step_time_s
+        changes.append(
+            BaselineChange(
+                change=f"the best plan on {alone.part} alone",
+                alone_s=now_s - start_s,
+                in_turn_s=now_s - start_s,
+                step_time_s=now_s,
+                memory_gib=None,
+                fits=True,
+            )
+        )
+    changes.append(
+        BaselineChange(
+            change=f"a pipeline through {' then '.join(plan.runs_on)}",
+            alone_s=None,
+            in_turn_s=end_s - now_s,
+            step_time_s=end_s,
+            memory_gib=max(plan.memory_gib),
+            fits=True,
+        )
+    )
+    return Waterfall(
+        changes, end_s - start_s, end_s - start_s - sum(each.alone_s or 0.0 for each in changes)
+    )
+
+
+def _document(
+    baseline: Baseline,
+    fall: Waterfall,
+    *,
+    tokens_per_s: float,
+    band: ErrorBand,
+    cost: CostDoc | None,
+) -> BaselineDoc:
+    """What a plan of so many tokens a second brings over a baseline.
+
+    `band` is of the plan's step, and `cost` of the whole training, None where nothing is to be said of it.
+    """
+    today = baseline.setup
+    step_s, usable_gib = today.step_time_s, usable_hbm_gib(today.workload)
+    today_tokens_per_s = today.tokens / step_s
+    speed_up = tokens_per_s / today_tokens_per_s
+    compared = None
+    if cost is not None:
         today_on = (today.workload.gpus, today.workload.cluster)
-        cost = CostComparison(
-            tokens=tokens,
-            gpu_hour_price=price,
-            today=training_cost(tokens, tokens_per_s, *today_on, price),
-            plan=plan.cost.plan,
+        compared = CostComparison(
+            tokens=cost.tokens,
+            gpu_hour_price=cost.gpu_hour_price,
+            today=training_cost(cost.tokens, today_tokens_per_s, *today_on, cost.gpu_hour_price),
+            plan=cost.plan,
         )
     broken = today.broken_rules()
-    keeps_rules = not broken and max(today.memory_gib) <= usable_gib
-    document = BaselineDoc(
+    fits = max(today.memory_gib) <= usable_gib
+    verdict = _verdict(band, speed_up, keeps_rules=fits and not broken)
+    return BaselineDoc(
         file=str(baseline.path),
         kind=baseline.kind,
-        verdict="not compared"
-        if baseline.unread
-        else _verdict(plan, speed_up, keeps_rules=keeps_rules),
+        verdict="not compared" if baseline.unread else verdict,
         speed_up=None if baseline.unread else speed_up,
         unread=list(baseline.unread),
         step_time_s=step_s,
         tokens_per_step=today.tokens,
-        tokens_per_s=tokens_per_s,
+        tokens_per_s=today_tokens_per_s,
         gpus=today.workload.gpus,
         layout=layout_document(today.layout, today.stages),
         execution=Execution.within(today.workload),
         memory_gib=list(today.memory_gib),
         usable_hbm_gib=usable_gib,
-        fits=max(today.memory_gib) <= usable_gib,
+        fits=fits,
         broken_rules=[
             BrokenRule(rule=finding.rule, words=finding.words, remedy=finding.remedy)
             for finding in broken
@@ -568,19 +709,14 @@ def with_baseline(
         difference_s=fall.difference_s,
         waterfall=fall.changes,
         interactions_s=fall.interactions_s,
-        cost=cost,
+        cost=compared,
     )
-    return plan.model_copy(update={"baseline": document})
 
 
-def _verdict(plan: Plan, speed_up: float, *, keeps_rules: bool) -> Verdict:
-    """Whether the plan is faster than today's layout, and by more than the cost model may be off."""
-    assert plan.predicted is not None
+def _verdict(band: ErrorBand, speed_up: float, *, keeps_rules: bool) -> Verdict:
+    """Whether a plan is faster than today's layout, and by more than the cost model may be off."""
     if speed_up <= 1 + SAME_SPEED:
         return "optimal" if keeps_rules else "breaks a rule"
-    # Both are priced alike: what an optimum may promise too much is no error between them.
-    workload = workload_of_plan(plan)
-    band = with_stragglers(step_time_band(workload), workload.nodes)
     return "within error" if speed_up <= band.high / band.low else "faster"
 
 
@@ -666,7 +802,7 @@ def _describes_plan(document: Mapping[str, object]) -> bool:
 def _document_if_any(path: Path) -> dict[str, object]:
     """The mapping of a YAML or JSON file or of a plan's folder; empty for a script or a list."""
     if path.is_dir():
-        path = path / "plan.yaml"
+        path = plan_path(path)
     if path.suffix.lower() not in _DOCUMENTS:
         return {}
     text = read_text(path, LARGE_FILE_BYTES)

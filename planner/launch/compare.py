@@ -24,11 +24,24 @@ from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.frameworks.megatron import MEGATRON_ARGUMENTS
 from meshwright.frameworks.torchtitan import MODEL_PARTS, TORCHTITAN_ARGUMENTS
-from meshwright.planner.analysis.waterfall import Baseline, read_baseline, with_baseline
+from meshwright.planner.analysis.waterfall import (
+    Baseline,
+    parts_with_baseline,
+    read_baseline,
+    read_baseline_on_parts,
+    with_baseline,
+)
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.launch.writer import unlaunched
-from meshwright.planner.plan.document import Plan, ScriptDiff, ScriptEdit
-from meshwright.planner.plan.texts import read_feasible_plan
+from meshwright.planner.mixed.document import (
+    AnyPlan,
+    MixedPlan,
+    PartBaselineDoc,
+    inputs_by_part,
+    read_any_plan,
+)
+from meshwright.planner.mixed.service import MixedResult
+from meshwright.planner.plan.document import Plan, ScriptDiff, ScriptEdit, with_digest
 from meshwright.planner.plan.training_cost import Budget
 from meshwright.planner.runs.launches.command_line import CommandLine, words_of
 from meshwright.planner.runs.launches.launch_run import LaunchRun
@@ -633,21 +646,22 @@ def _document_diff(
 
 
 def compare(
-    plan: str | PathLike[str] | Plan,
+    plan: str | PathLike[str] | AnyPlan,
     baseline: str | PathLike[str],
     *,
     tokens: float | None = None,
     days: float | None = None,
     gpu_hour_price: float | None = None,
-) -> Plan:
+) -> AnyPlan:
     """What a plan brings over what is run today.
 
     Parameters
     ----------
     plan
-        A plan, its file or its folder.
+        A plan, on a mixed cluster too, its file or its folder.
     baseline
-        A launch script, a run file of one run, or another plan.
+        A launch script, a run file of one run, or another plan on one kind of device. For a plan on a mixed
+        cluster, a script is priced on the part where it runs fastest.
     tokens
         Tokens of the whole training, above 0 to 1e18: adds its days, GPU hours and kWh.
     days
@@ -657,7 +671,7 @@ def compare(
 
     Returns
     -------
-    Plan
+    Plan or MixedPlan
         With `baseline`: the speed-up, what each change brings alone and in turn, and for a launch script the
         smallest edit of it that reaches the plan.
 
@@ -668,10 +682,12 @@ def compare(
     InfeasibleError
         If the plan has no layout.
     """
-    compared = plan if isinstance(plan, Plan) else read_feasible_plan(plan)
-    today = read_baseline(Path(baseline), compared.inputs)
+    compared = plan if isinstance(plan, AnyPlan) else read_any_plan(plan)
     budget = Budget(tokens=tokens, days=days, gpu_hour_price=gpu_hour_price)
-    return against(compared, today, budget)
+    if isinstance(compared, MixedPlan):
+        on_parts = read_baseline_on_parts(Path(baseline), inputs_by_part(compared))
+        return parts_against(compared, on_parts, budget)
+    return against(compared, read_baseline(Path(baseline), compared.inputs), budget)
 
 
 def against(plan: Plan, today: Baseline, budget: Budget | None = None) -> Plan:
@@ -679,3 +695,31 @@ def against(plan: Plan, today: Baseline, budget: Budget | None = None) -> Plan:
     if plan.layout is None:
         return plan
     return with_script_diff(with_baseline(plan, today, budget))
+
+
+def parts_against(plan: MixedPlan, today: Baseline, budget: Budget | None = None) -> MixedPlan:
+    """The same of a pipeline through parts, to which no edit of a script leads: its hosts stand in order."""
+    if plan.layout is None:
+        return plan
+    compared = parts_with_baseline(plan, today, budget)
+    if compared.baseline is None or today.kind != "launch":
+        return compared
+    note = "a pipeline through parts is started by the files of -o DIR, whose hostfile has the plan's order"
+    baseline = compared.baseline.model_copy(update={"diff": ScriptDiff(note=note)})
+    return compared.model_copy(update={"baseline": baseline})
+
+
+def result_against(
+    result: MixedResult, today: Baseline, budget: Budget | None = None
+) -> MixedResult:
+    """What came out on a mixed cluster with its `baseline`, that of the plan of a part alone included."""
+    alone = result.alone
+    if alone is None:
+        document = parts_against(result.document, today, budget)
+        return replace(result, document=with_digest(document))
+    alone = with_digest(against(alone, today, budget))
+    if alone.baseline is None:
+        return result
+    stated = PartBaselineDoc(**dict(alone.baseline), part=today.part)
+    document = result.document.model_copy(update={"baseline": stated})
+    return replace(result, document=with_digest(document), alone=alone)

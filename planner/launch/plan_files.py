@@ -23,7 +23,7 @@ from meshwright.planner.launch.rank_files import FOLDER, mapping_files
 from meshwright.planner.launch.ranks import planned_layout
 from meshwright.planner.launch.torchtitan import TORCHTITAN_WRITER
 from meshwright.planner.launch.writer import LISTED_HOSTS, Writer, unlaunched
-from meshwright.planner.mixed.document import MIXED_FILE, MixedPlan, mixed_text
+from meshwright.planner.mixed.document import MixedPlan, mixed_text
 from meshwright.planner.mixed.service import MixedResult
 from meshwright.planner.plan.document import (
     MOST_LISTED_RANKS,
@@ -32,7 +32,7 @@ from meshwright.planner.plan.document import (
     SolverReport,
     SpaceReport,
 )
-from meshwright.planner.plan.texts import plan_text
+from meshwright.planner.plan.texts import MIXED_FILE, plan_text
 
 _WRITERS: dict[str, Writer] = {
     writer.framework.name: writer
@@ -73,24 +73,33 @@ PLAN_FILES = (
 )
 
 
-def plan_files(plan: Plan, target: str | None = None) -> dict[str, str]:
+def plan_files(plan: Plan | MixedPlan, target: str | None = None) -> dict[str, str]:
     """The plan and what starts it, as texts by file name.
 
     Parameters
     ----------
     plan
-        A plan with a layout.
+        A plan with a layout, of a pipeline through parts of a mixed cluster too.
     target
         One of `TARGETS`; by default the plan's own framework, or its recipes where only they can say it, or
-        none where its scripts have no such step: then the plan and its mapping alone.
+        none where its scripts have no such step: then the plan and its mapping alone. A pipeline through
+        parts takes its own framework alone, whose launch.sh starts it under any scheduler.
 
     Raises
     ------
     InfeasibleError
         The plan has no layout, or one that the framework refuses.
     InputError
-        An unknown target.
+        An unknown target, or one that does not start a pipeline through parts.
     """
+    if isinstance(plan, MixedPlan):
+        if target not in (None, plan.inputs.framework):
+            what = (
+                f"a pipeline through parts of a cluster is started by {plan.inputs.framework}'s launch.sh, "
+                "whose hostfile has the plan's order: leave --target out"
+            )
+            raise InputError(what, where="--target", value=target)
+        return {MIXED_FILE: mixed_text(plan)} | pipeline_files(plan)
     planned_layout(plan)
     written = {"plan.yaml": plan_text(plan)}
     if target is None and unlaunched(plan.inputs):
@@ -188,10 +197,9 @@ def mixed_files(result: MixedResult) -> dict[str, str]:
     InfeasibleError
         There is no plan, or the framework refuses it.
     """
-    files = {MIXED_FILE: mixed_text(result.document)}
     if result.alone is not None:
-        return files | plan_files(result.alone)
-    return files | pipeline_files(result.document)
+        return {MIXED_FILE: mixed_text(result.document)} | plan_files(result.alone)
+    return plan_files(result.document)
 
 
 def pipeline_files(document: MixedPlan) -> dict[str, str]:

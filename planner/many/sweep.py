@@ -11,12 +11,14 @@ from math import prod
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cluster_specs.reader import read_cluster
+from meshwright.cluster_specs.reader import is_mixed_cluster, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.documents import frame_of
 from meshwright.errors import InputError, MeshwrightError, message_of, near_miss
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
+from meshwright.planner.mixed.document import AnyPlan, read_mixed_request
+from meshwright.planner.mixed.service import make_mixed_plan, with_mixed_cost
 from meshwright.planner.plan.assemble import objective_of, predict
 from meshwright.planner.plan.best_plan import best_plan
 from meshwright.planner.plan.document import Plan, with_digest
@@ -157,8 +159,9 @@ class SweepReport:
     axes: Mapping[str, tuple[Value, ...]]
     rows: list[dict[str, Any]] = field(default_factory=list)
     """The options' values, then `status`, figures and layout of the plan; `message` where there is none."""
-    plans: list[Plan | None] = field(default_factory=list)
-    """The plans themselves; None where one could not be asked for."""
+    plans: list[AnyPlan | None] = field(default_factory=list)
+    """The plans themselves; None where one could not be asked for. On a mixed cluster the pipeline through
+    its parts, or the plan of the part that is fastest alone."""
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name} ({len(values)})" for name, values in self.axes.items())
@@ -191,7 +194,8 @@ def sweep(
         As for `plan`.
     over
         `gpus=256:2048:x2,precision=bf16+fp8`, or values by option. Besides options of `plan` there are
-        `hbm_gib`, a GPU's HBM, and `nic_gbps`, its share of the network.
+        `hbm_gib`, a GPU's HBM, and `nic_gbps`, its share of the network. A mixed cluster's own file says what
+        its parts have: there, what is asked of them is swept over.
     progress
         Called with a line for every plan.
     **options
@@ -211,6 +215,7 @@ def sweep(
     budget = Budget.of({name: options.pop(name, None) for name in COST_FIELDS})
     axes = read_axes(over)
     check_options({**options, **axes}, *AMOUNTS)
+    _check_parts((cluster, *axes.get("cluster", ())), axes)
     report = SweepReport(axes=axes)
     spec = read_model(model)
     combinations = list(combinations_of(axes))
@@ -227,12 +232,45 @@ def sweep(
     return report
 
 
+_OF_ONE_CLUSTER = ("gpus", "hbm_gib", "nic_gbps", "packing", "pack_size")
+
+
+def _check_parts(clusters: Sequence[object], axes: Axes) -> None:
+    """Raises InputError where a mixed cluster is to have what its file says."""
+    for name in (name for name in _OF_ONE_CLUSTER if name in axes):
+        if any(is_mixed_cluster(each) for each in clusters):
+            what = "cannot be swept over on a mixed cluster, whose file says what each part has"
+            allowed = tuple(option for option in OPTIONS if option not in _OF_ONE_CLUSTER)
+            raise InputError(what, where="--sweep", value=name, allowed=allowed)
+
+
+def _planned_on_parts(
+    model: ModelSpec, cluster: str | PathLike[str], options: dict[str, Any], budget: Budget
+) -> tuple[dict[str, Any], AnyPlan]:
+    """The figures of one plan on a mixed cluster, and the plan. Raises MeshwrightError as planning does."""
+    request = read_mixed_request(model=model, cluster=cluster, **options)
+    result = with_mixed_cost(make_mixed_plan(request), budget)
+    document, plan = result.document, result.alone or result.document
+    cost: dict[str, Any] = {}
+    if document.cost is not None:
+        days, asked = document.cost.plan.days, document.cost.days_asked
+        late = None if asked is None else max(0.0, days - asked)
+        cost = {
+            "tokens": document.cost.tokens,
+            **document.cost.plan.model_dump(),
+            "days_late": late,
+        }
+    # Where a part alone is fastest the bound is still on all parts.
+    figures = plan.figures() | document.figures()
+    return figures | cost | {"cluster": document.cluster.name}, plan
+
+
 def _planned(
     model: ModelSpec,
     cluster: str | PathLike[str] | ClusterSpec,
     options: dict[str, Any],
     budget: Budget,
-) -> tuple[dict[str, Any], Plan | None]:
+) -> tuple[dict[str, Any], AnyPlan | None]:
     """The figures of one plan, and the plan."""
     if is_over():
         return {"status": "not searched", "message": "the time limit came before this plan"}, None
@@ -240,9 +278,13 @@ def _planned(
     for name in ("hbm_gib", "nic_gbps"):
         if name in options:
             changes[name] = options.pop(name)
-    gpus = options.pop("gpus", None)
+    gpus, machine = options.pop("gpus", None), options.pop("cluster", cluster)
     try:
-        spec = changed_cluster(read_cluster(options.pop("cluster", cluster), gpus), changes)
+        if is_mixed_cluster(machine):
+            figures, on_parts = _planned_on_parts(model, machine, {**options, "gpus": gpus}, budget)
+            asked = {name: getattr(on_parts.inputs, name) for name in _ASKED}
+            return {"model": on_parts.inputs.model.name, **asked, **figures}, on_parts
+        spec = changed_cluster(read_cluster(machine, gpus), changes)
         request = read_request(model=model, cluster=spec, gpus=gpus, **options)
         plan = make_plan(request, robustness=False, choices=False)
     except MeshwrightError as error:

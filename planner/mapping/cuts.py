@@ -384,11 +384,17 @@ class LevelFlow:
     """From every rank over its sub-block's up-link, wherever it goes."""
 
 
-def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
-    """Every axis that sends something, of ranks counted in Megatron's default order."""
+def axis_flows(c: Context, stages: Stages, own: slice | None = None) -> list[AxisFlow]:
+    """Every axis that sends something, of ranks counted in Megatron's default order.
+
+    With `own`, the pipeline ranks of one part of a mixed cluster, `c` being the whole layout there: their
+    groups alone, ranks counted from the first of them.
+    """
     moe = c.workload.model.moe is not None
     groups = process_groups(c.layout, experts=moe)
-    moved = group_traffic(c, stages)
+    if own is not None:
+        groups = {axis: _within(c, rows, own) for axis, rows in groups.items()}
+    moved = group_traffic(c, stages, ranks=own)
     cluster = c.workload.cluster
     context: Kind = "ring" if one_ring(c.workload) else "all-to-all"
     has_nvlink = cluster.nvlink_domain >= cluster.gpus_per_node > 1
@@ -420,6 +426,14 @@ def axis_flows(c: Context, stages: Stages) -> list[AxisFlow]:
             ),
         ]
     return [flow for flow in flows if flow.members > 1 and flow.volume > 0]
+
+
+def _within(c: Context, groups: IntArray, own: slice) -> IntArray:
+    """The groups of some pipeline ranks, and what those of a pipeline group have there."""
+    each = int(np.asarray(c.layout.gpus)) // int(np.asarray(c.layout.pp))
+    inside = (groups >= own.start * each) & (groups < own.stop * each)
+    touching = inside.any(axis=1)
+    return groups[touching][:, inside[touching][0]] - own.start * each
 
 
 def _gradient_flows(
@@ -620,8 +634,31 @@ def mapping_use(
 ) -> MappingUse:
     """Every group of a layout on the GPUs `places`, level by level, and every cut that something crosses."""
     context = make_context(workload, layout, placement)
+    parts = {name: float(np.asarray(s)) for name, s in priced.breakdown_s.items()}
+    return use_of_flows(context, axis_flows(context, stages), parts, places)
+
+
+def use_of_flows(
+    context: Context,
+    axes: Sequence[AxisFlow],
+    breakdown_s: dict[str, float],
+    places: Sequence[Place],
+) -> MappingUse:
+    """Flows on the GPUs `places`, level by level, and every cut that something crosses.
+
+    Parameters
+    ----------
+    context
+        What the flows are of; its cluster has the GPUs.
+    axes
+        As `axis_flows` counts them.
+    breakdown_s
+        Parts of the step, seconds: how long its phases take.
+    places
+        (node, local GPU) of every rank.
+    """
+    workload = context.workload
     on = rank_positions(workload.cluster, places)
-    axes = axis_flows(context, stages)
     attained, shares = _rates(workload, on)
     levels = []
     for positions in on.by_level:
@@ -635,8 +672,7 @@ def mapping_use(
             flows={flow.axis: level_flow(context, flow, on, positions) for flow in axes},
         )
         levels.append(use)
-    parts = {name: float(np.asarray(s)) for name, s in priced.breakdown_s.items()}
-    phases = phase_seconds(context, parts)
+    phases = phase_seconds(context, breakdown_s)
     cuts = [
         replace(cut, others_share=_others_share(workload, use.positions.level))
         for use in levels

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from meshwright.cluster_specs.allocation import is_irregular
-from meshwright.cluster_specs.reader import MixedClusterSpec, read_mixed_cluster
+from meshwright.cluster_specs.reader import MixedClusterSpec, read_cluster, read_mixed_cluster
 from meshwright.costmodel.execution_names import PRETRAINING
+from meshwright.costmodel.footprint import stage_memory_gib, stage_memory_parts_gib
+from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.mixed import PlacedPart, Segment
+from meshwright.costmodel.rank_load import Stages
 from meshwright.documents import (
     LARGE_FILE_BYTES,
     ClosedDocument,
@@ -28,12 +33,25 @@ from meshwright.documents import (
 )
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.catalog import RECORDS, planned
+from meshwright.model_specs.parameters import flops_per_token
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.plan.document import CostDoc, ExecutionDoc, Objective, SoftwareNeed, Status
-from meshwright.planner.plan.texts import MIXED_KIND, document_text, plan_path
+from meshwright.planner.plan.document import (
+    LAYOUT_COLUMNS,
+    BaselineDoc,
+    CostDoc,
+    ExecutionChoice,
+    ExecutionDoc,
+    Objective,
+    Plan,
+    SoftwareNeed,
+    Status,
+    TrainingCost,
+)
+from meshwright.planner.plan.texts import MIXED_KIND, document_text, plan_path, read_feasible_plan
+from meshwright.planner.plan.training_cost import Budget
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.request.reader import read_request
-from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc
+from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, layout_from_document
 
 MOST_LEADING = 6
 """Dense layers before those with experts: ways to lay them on the first ranks double with each."""
@@ -43,6 +61,7 @@ _NOT_MIXED: Mapping[str, object] = {
     "objective": "nominal",
     "method": "cp-sat",
     "top": 1,
+    "top_k": 1,
     "expert_loads": None,
     "nodes": None,
     "train": "full",
@@ -245,6 +264,13 @@ class MixedSolverDoc(ClosedDocument):
     """What that proved of them."""
 
 
+class PartBaselineDoc(BaselineDoc):
+    """Today's layout on the part that it runs on."""
+
+    part: str
+    """Empty where it runs on a cluster that is no part."""
+
+
 class MixedPredicted(ClosedDocument):
     """What the cost model expects of a pipeline through several parts."""
 
@@ -274,8 +300,13 @@ class MixedPlan(ClosedDocument):
     installs: list[SoftwareNeed] = Field(default_factory=list)
     """What a pipeline through parts needs beside the framework, chosen or pinned."""
     predicted: MixedPredicted | None
+    choices: list[ExecutionChoice] | None = None
+    """What each execution choice of a pipeline through parts brings: the best plan without it, on any parts;
+    left out where that was not asked."""
     cost: CostDoc | None = None
     """Of the whole training on the parts in use, where its tokens or days were given."""
+    baseline: PartBaselineDoc | None = None
+    """What is run today, where it was given; left out of the document where it was not."""
     ranks: list[RankDoc]
     nodes: list[tuple[str, int]]
     """(part, nodes of it), in the order in which ranks run through them."""
@@ -287,6 +318,56 @@ class MixedPlan(ClosedDocument):
     digest: str | None = None
     """Of the rest of the document, so that `verify` notices what was edited by hand."""
 
+    @model_serializer(mode="wrap")
+    def _without_what_was_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Plans say nothing of what was not asked, as those of earlier versions."""
+        data: dict[str, Any] = handler(self)
+        for name in ("baseline", "choices"):
+            if getattr(self, name) is None:
+                data.pop(name, None)
+        return data
+
+    @property
+    def memory_gib(self) -> list[float]:
+        """Peak on one GPU of each pipeline rank."""
+        return [rank.memory_gib for rank in self.ranks]
+
+    @property
+    def gpus_in_use(self) -> int:
+        """Of all parts that the plan runs on."""
+        if self.layout is not None:
+            return self.layout.pp * stage_gpus(self.layout)
+        return sum(each.gpus for each in self.alone if each.part in self.runs_on)
+
+    def figures(self) -> dict[str, Any]:
+        """What a row of results says of it, under the names that an ordinary plan's row has.
+
+        Returns
+        -------
+        dict
+            Status, price, bound and what it runs on; of a pipeline through parts its layout, speed and peak.
+        """
+        figures: dict[str, Any] = {"status": self.status, "gpus": self.gpus_in_use}
+        figures |= {**self.objective.model_dump(), "runs_on": " then ".join(self.runs_on)}
+        if self.layout is None or self.predicted is None:
+            return figures
+        layout, predicted, gpus = self.layout, self.predicted, self.gpus_in_use
+        figures |= {name: getattr(layout, name) for name in LAYOUT_COLUMNS}
+        step_s, inputs = predicted.step_time_s, self.inputs
+        flops = flops_per_token(inputs.model, inputs.seq_len) * inputs.tokens_per_step
+        return figures | {
+            "tokens_per_s": predicted.tokens_per_s,
+            "tokens_per_s_per_gpu": predicted.tokens_per_s / gpus,
+            "tflops_per_gpu": flops / step_s / gpus / 1e12,
+            "mfu": predicted.mfu,
+            "host_memory_gib": predicted.host_memory_gib,
+            "peak_memory_gib": max(self.memory_gib),
+        }
+
+
+AnyPlan: TypeAlias = Plan | MixedPlan
+"""On one cluster of equal nodes or not, or through parts of a mixed one."""
+
 
 def mixed_document(plan: MixedPlan) -> dict[str, Any]:
     """A mixed plan as plain data; what has no number (NaN, infinity) is None."""
@@ -294,10 +375,140 @@ def mixed_document(plan: MixedPlan) -> dict[str, Any]:
     return cleaned
 
 
+# A pipeline through parts as its document has it, for what reads one: segments, and what each rank holds.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A document whose ranks stand in order, with what the cost model takes of it."""
+
+    plan: MixedPlan
+    doc: LayoutDoc
+    layout: Layout
+    """Plain numbers."""
+    stages: Stages
+    """Layers of each [pipeline rank][virtual stage]."""
+
+    @classmethod
+    def of(cls, plan: MixedPlan) -> Pipeline:
+        """The pipeline of a plan that runs through parts. Raises InfeasibleError where it has none."""
+        if plan.layout is None:
+            raise InfeasibleError(f"the plan has no layout (status {plan.status})")
+        return cls(
+            plan=plan,
+            doc=plan.layout,
+            layout=layout_from_document(plan.layout),
+            stages=tuple(tuple(rank) for rank in plan.layout.stages),
+        )
+
+    @cached_property
+    def requests(self) -> list[PlanRequest]:
+        """The request on each part of the pipeline, in its order."""
+        names = [self.plan.cluster.name_of(part) for part in range(len(self.plan.cluster.parts))]
+        return [request_on(self.plan, names.index(name)) for name in self.plan.runs_on]
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        """Each part with the ranks that the document gives it."""
+        segments: list[Segment] = []
+        for request, name in zip(self.requests, self.plan.runs_on, strict=True):
+            own = [rank.rank for rank in self.plan.ranks if rank.part == name]
+            workload = request.workload(self.plan.execution)
+            part = PlacedPart(
+                workload=workload.on(len(own) * stage_gpus(self.doc)),
+                layout=self.layout,
+                ranks=len(own),
+                part_gpus=request.gpus,
+                between_gbps_per_gpu=self.plan.cluster.between_gbps_per_gpu,
+            )
+            segments.append(Segment(part=part, first=own[0]))
+        return segments
+
+    @cached_property
+    def memory_gib(self) -> list[list[float]]:
+        """Peaks of the ranks of each part, on its own device."""
+        peaks = (
+            stage_memory_gib(each.part.workload, self.layout, self.stages)[each.own]
+            for each in self.segments
+        )
+        return [[float(gib) for gib in own] for own in peaks]
+
+    @cached_property
+    def memory_parts_gib(self) -> list[dict[str, float]]:
+        """Peaks of each rank by component, as `footprint.stage_memory_parts_gib` names them."""
+        rows: list[dict[str, float]] = []
+        for each in self.segments:
+            parts = stage_memory_parts_gib(each.part.workload, self.layout, self.stages)
+            ranks = range(each.own.start, each.own.stop)
+            rows += [{name: float(gib[rank]) for name, gib in parts.items()} for rank in ranks]
+        return rows
+
+
+def request_on(plan: MixedPlan, part: int) -> PlanRequest:
+    """What was asked, on one part of the cluster, counted from 0."""
+    own = plan.cluster.parts[part]
+    return PlanRequest.of_inputs(
+        plan.inputs, cluster=read_cluster(own.cluster, own.gpus), gpus=own.gpus
+    )
+
+
+def inputs_by_part(plan: MixedPlan) -> dict[str, PlanInputs]:
+    """What was asked on each part of the cluster, by its name."""
+    parts = range(len(plan.cluster.parts))
+    return {plan.cluster.name_of(part): request_on(plan, part).inputs() for part in parts}
+
+
+def stage_gpus(layout: LayoutDoc) -> int:
+    """GPUs of one pipeline rank."""
+    return layout.tp * layout.cp * layout.dp
+
+
+def cost_on_parts(plan: MixedPlan, budget: Budget) -> CostDoc | None:
+    """What a whole training takes on the parts in use, each at its own power and price.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    budget
+        Tokens or days of the training, and a price of a GPU hour in place of the parts' own.
+
+    Returns
+    -------
+    CostDoc or None
+        None where there is no plan, or nothing is asked.
+    """
+    if plan.objective.step_time_s is None:
+        return None
+    tokens_per_s = plan.inputs.global_batch * plan.inputs.seq_len / plan.objective.step_time_s
+    gpus = {each.part: each.gpus for each in plan.alone}
+    parts = [
+        (gpus[name], part.cluster)
+        for index, part in enumerate(plan.cluster.parts)
+        if (name := plan.cluster.name_of(index)) in plan.runs_on
+    ]
+    each = [(budget.cost(tokens_per_s, number, cluster), number) for number, cluster in parts]
+    costs = [(cost, number) for cost, number in each if cost is not None]
+    if not costs:
+        return None
+    first, total = costs[0][0], sum(number for _, number in costs)
+    dollars = [cost.plan.dollars for cost, _ in costs]
+    prices = {cost.gpu_hour_price for cost, _ in costs}
+    return first.model_copy(
+        update={
+            "gpu_hour_price": first.gpu_hour_price if len(prices) == 1 else None,
+            "gpu_power_w": sum(cost.gpu_power_w * number for cost, number in costs) / total,
+            "plan": TrainingCost(
+                days=first.plan.days,
+                gpu_hours=sum(cost.plan.gpu_hours for cost, _ in costs),
+                dollars=None if None in dollars else sum(value or 0.0 for value in dollars),
+                kwh=sum(cost.plan.kwh or 0.0 for cost, _ in costs),
+            ),
+        }
+    )
+
+
 # Plans on mixed clusters as YAML texts, and back.
-
-
-MIXED_FILE = "mixed_plan.yaml"
 
 
 def mixed_text(plan: MixedPlan) -> str:
@@ -314,8 +525,6 @@ def mixed_plan_path(path: Path) -> Path | None:
         A file, or a folder: of a folder that has a `plan.yaml`, that is meant.
     """
     file = plan_path(path)
-    if file != path and not is_file(str(file)):
-        file = path / MIXED_FILE
     # The word first: the plan of a large cluster takes long to parse, and is parsed again as a plan.
     if not is_file(str(file)) or MIXED_KIND not in read_text(file, LARGE_FILE_BYTES):
         return None
@@ -366,3 +575,28 @@ def read_mixed_answer(path: str | PathLike[str]) -> MixedPlan:
             f"{path_text(Path(path))}: this plan has no layout, its status is {plan.status}"
         )
     return plan
+
+
+def read_any_plan(path: str | PathLike[str]) -> AnyPlan:
+    """The plan of a file or folder that has a layout: a pipeline through parts, or a plan on one cluster.
+
+    Where a part alone is fastest, that part's own plan is read, which lies beside the `mixed_plan.yaml`.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be used.
+    InfeasibleError
+        If its plan has no layout.
+    """
+    mixed = mixed_plan_path(Path(path))
+    if mixed is None:
+        return read_feasible_plan(path)
+    plan = read_mixed_answer(mixed)
+    if plan.layout is not None:
+        return plan
+    beside = mixed.parent / "plan.yaml"
+    if not is_file(str(beside)):
+        what = f"{plan.runs_on[0]} alone is fastest: give the plan.yaml that was written beside this file"
+        raise InputError(what, where=path_text(mixed))
+    return read_feasible_plan(beside)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations, pairwise
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any
@@ -24,21 +25,31 @@ from meshwright.planner.mixed.document import (
     MixedPredicted,
     MixedRequest,
     MixedSolverDoc,
+    Pipeline,
     RankDoc,
+    cost_on_parts,
 )
 from meshwright.planner.mixed.kernel import MixedKernel, MixedPrice, least_again_s
 from meshwright.planner.mixed.promising import KernelMaker, PromisingRows, promising_rows
-from meshwright.planner.mixed.verify import verify_mixed
-from meshwright.planner.plan.assemble import objective_of, software_needs
-from meshwright.planner.plan.document import CostDoc, Plan, Status, TrainingCost, with_digest
+from meshwright.planner.mixed.verify import rule_faults, verify_mixed
+from meshwright.planner.plan.assemble import (
+    claim_of,
+    compared_choices,
+    is_closed,
+    objective_of,
+    software_needs,
+)
+from meshwright.planner.plan.document import ExecutionChoice, Plan, Status, with_digest
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.plan.robustness import described, gain_of, without_choice
 from meshwright.planner.plan.training_cost import Budget, with_cost
-from meshwright.planner.request.choices import OF_LAYOUT
+from meshwright.planner.request.choices import OF_LAYOUT, Choice
 from meshwright.planner.runs.run_terms import ErrorBandDoc, layout_document
 from meshwright.planner.search.kernel_model import KIB_PER_GIB
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns, solver_version
 from meshwright.planner.search.pricing import SearchParams
 from meshwright.planner.solvers.cp_sat import solved_in_two_attempts
+from meshwright.planner.solvers.processes import side_by_side
 
 if TYPE_CHECKING:
     from meshwright.planner.solvers.or_tools import cp_model
@@ -462,7 +473,10 @@ class MixedResult:
 
 
 def make_mixed_plan(
-    request: MixedRequest, progress: Callable[[str], None] | None = None
+    request: MixedRequest,
+    progress: Callable[[str], None] | None = None,
+    *,
+    choices: bool = False,
 ) -> MixedResult:
     """The fastest plan on a mixed cluster: never slower than the best on any part alone.
 
@@ -472,6 +486,8 @@ def make_mixed_plan(
         What to plan.
     progress
         Called with one line whenever a better plan is found.
+    choices
+        Whether to search for the best plan without each execution choice of a pipeline through parts.
 
     Raises
     ------
@@ -520,6 +536,10 @@ def make_mixed_plan(
     )
     if outcome.best is not None and outcome.best.price is not None:
         document = _through_parts(document, chosen, outcome.best, outcome.best.price)
+        if choices:
+            if progress is not None:
+                progress(f"{step_s:.4g} s a step; its choices one by one")
+            document = _with_choices(request, document, deadline)
     document = with_digest(document)
     verify_mixed(document)
     return MixedResult(document=document, alone=single)
@@ -650,12 +670,100 @@ def _band(segments: list[Segment]) -> ErrorBandDoc:
     )
 
 
+# What each execution choice of a pipeline through parts brings: the best plan without it, on any parts.
+#
+# The pipeline itself with the plain value, where that is legal, has a price that any better plan must beat:
+# a part whose bound is above it is not searched again, and pipelines are searched below it alone.
+
+
+def _with_choices(request: MixedRequest, document: MixedPlan, deadline: float) -> MixedPlan:
+    """The document with what each of its execution choices brings, the largest gain first."""
+    if document.layout is None or document.execution is None:
+        return document
+    tasks = []
+    for choice, value in compared_choices(document.layout, document.execution):
+        parts = [without_choice(part, choice) for part in request.parts]
+        if None not in parts:
+            pinned = replace(request, parts=tuple(part for part in parts if part is not None))
+            tasks.append(partial(_without, pinned, document, choice, value, deadline))
+    gains = sorted(side_by_side(tasks), key=gain_of, reverse=True)
+    return document.model_copy(update={"choices": gains})
+
+
+def _without(
+    request: MixedRequest,
+    document: MixedPlan,
+    choice: Choice,
+    value: int | str | bool,
+    deadline: float,
+) -> ExecutionChoice:
+    """A choice with the best plan for the request without it; the search is left out behind the deadline."""
+    step_s, bound_s = inf, None
+    if time.monotonic() < deadline:
+        step_s, bound_s = _best_below(
+            request, document, _as_it_stands_s(document, choice), deadline
+        )
+    claim = claim_of(_status(step_s, bound_s))
+    answer = ExecutionChoice(
+        choice=choice.name,
+        value=value,
+        step_time_s_without=None if step_s == inf else step_s,
+        lower_bound_s_without=None if bound_s in (None, inf) else bound_s,
+        status=claim,
+        proven=is_closed(claim),
+    )
+    return described(answer, choice, document.inputs)
+
+
+def _best_below(
+    request: MixedRequest, document: MixedPlan, limit_s: float, deadline: float
+) -> tuple[float, float | None]:
+    """The least step of a request that is part of the document's, and a bound, from a step that it can have.
+
+    The bound is infinite where nothing exists, None where nothing is known.
+    """
+    bounds: list[float | None] = []
+    step_s = limit_s
+    for part, stated in zip(request.parts, document.alone, strict=True):
+        # A request with less to choose from has no faster plan.
+        bound_s = _least_s(stated.status, stated.lower_bound_s)
+        if bound_s is None or bound_s < step_s:
+            left_s = None if deadline == inf else max(deadline - time.monotonic(), 0.0)
+            plan = fastest_plan(replace(part, time_limit_s=left_s))
+            bound_s = _least_s(plan.status, plan.objective.lower_bound_s)
+            step_s = min(step_s, plan.objective.step_time_s or inf)
+        bounds.append(bound_s)
+    for chosen in _choices_of_parts(request):
+        outcome = MixedSearch(chosen, step_s, deadline).run()
+        step_s = min(step_s, outcome.price_s)
+        bounds.append(_least_s(outcome.status, outcome.lower_bound_s))
+    if None in bounds:
+        return step_s, None
+    return step_s, min([step_s, *(bound for bound in bounds if bound is not None)])
+
+
+def _as_it_stands_s(document: MixedPlan, choice: Choice) -> float:
+    """The step of a pipeline with the plain value of a choice, nothing else moved.
+
+    Infinite where that breaks a rule or does not fit, or where the layout is what changes.
+    """
+    assert document.execution is not None
+    if choice.of == "layout":
+        return inf
+    plain: dict[str, Any] = {choice.name: choice.plain}
+    execution = replace(document.execution, **plain)
+    pipeline = Pipeline.of(document.model_copy(update={"execution": execution}))
+    if any(rule_faults(pipeline)):
+        return inf
+    return float(np.asarray(mixed_step(pipeline.segments, pipeline.stages).seconds))
+
+
 # What a whole training takes on a mixed cluster: the parts in use, each at its own power and price.
 
 
 def with_mixed_cost(result: MixedResult, budget: Budget) -> MixedResult:
     """A result with what the training takes; as it is where there is no plan, or nothing is asked."""
-    cost = _cost(result.document, budget)
+    cost = cost_on_parts(result.document, budget)
     if cost is None:
         return result
     document = with_digest(result.document.model_copy(update={"cost": cost}))
@@ -664,35 +772,4 @@ def with_mixed_cost(result: MixedResult, budget: Budget) -> MixedResult:
         result,
         document=document,
         alone=None if alone is None else with_digest(with_cost(alone, budget)),
-    )
-
-
-def _cost(plan: MixedPlan, budget: Budget) -> CostDoc | None:
-    if plan.objective.step_time_s is None:
-        return None
-    tokens_per_s = plan.inputs.global_batch * plan.inputs.seq_len / plan.objective.step_time_s
-    gpus = {each.part: each.gpus for each in plan.alone}
-    parts = [
-        (gpus[name], part.cluster)
-        for index, part in enumerate(plan.cluster.parts)
-        if (name := plan.cluster.name_of(index)) in plan.runs_on
-    ]
-    each = [(budget.cost(tokens_per_s, number, cluster), number) for number, cluster in parts]
-    costs = [(cost, number) for cost, number in each if cost is not None]
-    if not costs:
-        return None
-    first, total = costs[0][0], sum(number for _, number in costs)
-    dollars = [cost.plan.dollars for cost, _ in costs]
-    prices = {cost.gpu_hour_price for cost, _ in costs}
-    return first.model_copy(
-        update={
-            "gpu_hour_price": first.gpu_hour_price if len(prices) == 1 else None,
-            "gpu_power_w": sum(cost.gpu_power_w * number for cost, number in costs) / total,
-            "plan": TrainingCost(
-                days=first.plan.days,
-                gpu_hours=sum(cost.plan.gpu_hours for cost, _ in costs),
-                dollars=None if None in dollars else sum(value or 0.0 for value in dollars),
-                kwh=sum(cost.plan.kwh or 0.0 for cost, _ in costs),
-            ),
-        }
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
 from itertools import groupby
 from math import isclose
 
@@ -18,9 +17,9 @@ from meshwright.cluster_specs.allocation import allocated_places
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan, spans_of
-from meshwright.costmodel.footprint import stage_memory_gib, usable_hbm_gib
+from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import GROUPS
-from meshwright.costmodel.mixed import PlacedPart, Segment, host_memory_gib, mixed_step
+from meshwright.costmodel.mixed import host_memory_gib, mixed_step
 from meshwright.costmodel.rates import peak_flops, step_time_band
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.errors import InternalError
@@ -30,11 +29,12 @@ from meshwright.planner.mixed.document import (
     AloneDoc,
     MixedPlan,
     MixedPredicted,
+    Pipeline,
     RankDoc,
+    stage_gpus,
 )
 from meshwright.planner.plan.verify import wish_faults
-from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout_from_document
+from meshwright.planner.runs.run_terms import LayoutDoc, layout_document
 
 # What a plan on a mixed cluster states of its proof and of each part alone, held against itself.
 
@@ -154,67 +154,13 @@ def mixed_faults(plan: MixedPlan) -> Iterator[str]:
     yield from broken
     if broken:
         return
-    pipeline = _Pipeline(plan, plan.layout)
+    pipeline = Pipeline.of(plan)
     illegal = list(_legality_faults(pipeline))
     yield from illegal
     yield from _memory_faults(pipeline)
     if not illegal:
         yield from _recount_faults(pipeline)
     yield from _figure_faults(pipeline, plan.predicted)
-
-
-class _Pipeline:
-    """A document whose ranks stand in order, with what the cost model takes of it."""
-
-    def __init__(self, plan: MixedPlan, layout: LayoutDoc) -> None:
-        self.plan, self.doc = plan, layout
-        self.layout = layout_from_document(layout)
-        self.stages = tuple(tuple(rank) for rank in layout.stages)
-
-    @cached_property
-    def requests(self) -> list[PlanRequest]:
-        """The request on each part of the pipeline, in its order."""
-        names = [self.plan.cluster.name_of(part) for part in range(len(self.plan.cluster.parts))]
-        return [_request_of(self.plan, names.index(name)) for name in self.plan.runs_on]
-
-    @cached_property
-    def segments(self) -> list[Segment]:
-        """Each part with the ranks that the document gives it."""
-        segments: list[Segment] = []
-        for request, name in zip(self.requests, self.plan.runs_on, strict=True):
-            own = [rank.rank for rank in self.plan.ranks if rank.part == name]
-            workload = request.workload(self.plan.execution)
-            part = PlacedPart(
-                workload=workload.on(len(own) * _stage_gpus(self.doc)),
-                layout=self.layout,
-                ranks=len(own),
-                part_gpus=request.gpus,
-                between_gbps_per_gpu=self.plan.cluster.between_gbps_per_gpu,
-            )
-            segments.append(Segment(part=part, first=own[0]))
-        return segments
-
-    @cached_property
-    def memory_gib(self) -> list[list[float]]:
-        """Peaks of the ranks of each part, on its own device."""
-        peaks = (
-            stage_memory_gib(each.part.workload, self.layout, self.stages)[each.own]
-            for each in self.segments
-        )
-        return [[float(gib) for gib in own] for own in peaks]
-
-
-def _request_of(plan: MixedPlan, part: int) -> PlanRequest:
-    """What was asked, on one part."""
-    own = plan.cluster.parts[part]
-    return PlanRequest.of_inputs(
-        plan.inputs, cluster=read_cluster(own.cluster, own.gpus), gpus=own.gpus
-    )
-
-
-def _stage_gpus(layout: LayoutDoc) -> int:
-    """GPUs of one pipeline rank."""
-    return layout.tp * layout.cp * layout.dp
 
 
 def _input_faults(plan: MixedPlan) -> Iterator[str]:
@@ -257,22 +203,33 @@ def _order_faults(plan: MixedPlan, layout: LayoutDoc) -> Iterator[str]:
         return
     for name, nodes in plan.nodes:
         per_node = parts[name].cluster.gpus_per_node
-        gpus = sum(rank.part == name for rank in plan.ranks) * _stage_gpus(layout)
+        gpus = sum(rank.part == name for rank in plan.ranks) * stage_gpus(layout)
         if nodes * per_node != gpus:
             yield f"{name}: its ranks are on {gpus} GPUs, {nodes} nodes have {nodes * per_node}"
         if gpus > parts[name].gpus:
             yield f"{name}: its ranks are on {gpus} GPUs, the part has {parts[name].gpus}"
 
 
-def _legality_faults(pipeline: _Pipeline) -> Iterator[str]:
-    """What the rules of the framework say on the device of each part; pins and forbids."""
-    plan = pipeline.plan
+def _legality_faults(pipeline: Pipeline) -> Iterator[str]:
+    """Fields of the layout that contradict each other, broken rules, pins and forbids."""
     written = layout_document(pipeline.layout, pipeline.stages)
     for field in LayoutDoc.model_fields:
         stated, expected = getattr(pipeline.doc, field), getattr(written, field)
         if stated != expected:
             yield f"layout.{field} is {stated}, the rest of the layout says {expected}"
     yield from wish_faults(pipeline.requests[0], pipeline.doc)
+    yield from rule_faults(pipeline)
+
+
+def rule_faults(pipeline: Pipeline) -> Iterator[str]:
+    """What the rules of the framework say on the device of each part, memory included, in words.
+
+    Parameters
+    ----------
+    pipeline
+        Whose ranks stand in order.
+    """
+    plan = pipeline.plan
     asked = zip(
         plan.runs_on, pipeline.requests, pipeline.segments, pipeline.memory_gib, strict=True
     )
@@ -290,7 +247,7 @@ def _legality_faults(pipeline: _Pipeline) -> Iterator[str]:
             yield f"{name}: cannot run the plan's execution"
 
 
-def _memory_faults(pipeline: _Pipeline) -> Iterator[str]:
+def _memory_faults(pipeline: Pipeline) -> Iterator[str]:
     """Ranks whose peak, device or room is not what they have on their own part."""
     plan = pipeline.plan
     for name, segment, memory_gib in zip(
@@ -328,7 +285,7 @@ def _rank_faults(rank: RankDoc, expected: RankDoc) -> Iterator[str]:
             yield f"rank {rank.rank}: {field} is {stated}, worked out again {counted}"
 
 
-def _recount_faults(pipeline: _Pipeline) -> Iterator[str]:
+def _recount_faults(pipeline: Pipeline) -> Iterator[str]:
     """Groups that reach further than priced, counted from ranks that run through a part's nodes in turn."""
     for name, segment in zip(pipeline.plan.runs_on, pipeline.segments, strict=True):
         part = segment.part
@@ -344,7 +301,7 @@ def _recount_faults(pipeline: _Pipeline) -> Iterator[str]:
                 )
 
 
-def _figure_faults(pipeline: _Pipeline, stated: MixedPredicted) -> Iterator[str]:
+def _figure_faults(pipeline: Pipeline, stated: MixedPredicted) -> Iterator[str]:
     """The price and what follows from it, worked out again."""
     inputs, segments = pipeline.plan.inputs, pipeline.segments
     step = mixed_step(segments, pipeline.stages)

@@ -299,8 +299,9 @@ class BaselineChange(ClosedDocument):
     """What it does after the changes above it."""
     step_time_s: float
     """The step with it and the changes above it."""
-    memory_gib: float
-    """Of the fullest GPU then."""
+    memory_gib: float | None
+    """Of the fullest GPU then; null of the best plan on a part of a mixed cluster, of which no more is kept.
+    """
     fits: bool
     """Whether that is within the GPU's usable memory."""
 
@@ -666,8 +667,10 @@ class SoftwareNeed(ClosedDocument):
 
 _IN_NOTEBOOKS = "meshwright.planner.report.plan_page"
 """What shows a plan there, imported when a notebook asks: this room knows nothing of views."""
+LAYOUT_COLUMNS = (*(choice.name for choice in OF_LAYOUT), "num_micro_batches")
+"""Fields of a layout that a row of results has."""
 _IN_ROWS = (
-    *(*(choice.name for choice in OF_LAYOUT), "num_micro_batches"),
+    *LAYOUT_COLUMNS,
     *("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "host_memory_gib"),
 )
 """Fields of the layout, then of what is predicted, that a row of results has."""

@@ -36,7 +36,7 @@ from meshwright.planner.plan.best_plan import Question, best_plan
 from meshwright.planner.plan.document import ExecutionChoice, MemoryRisk, Plan, Robustness, Scenario
 from meshwright.planner.plan.texts import plan_placement
 from meshwright.planner.request.choices import Choice
-from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.run_terms import layout_from_document
 from meshwright.planner.search.pricing import Outcome
 from meshwright.planner.solvers.clock import is_over, limit_left_s
@@ -309,11 +309,11 @@ def question_of_choices(request: PlanRequest, plan: Plan) -> Question:
 
 
 def _with_choices(plan: Plan, choices: list[ExecutionChoice]) -> Plan:
-    choices = sorted(choices, key=_gain, reverse=True)
+    choices = sorted(choices, key=gain_of, reverse=True)
     return plan.model_copy(update={"choices": choices})
 
 
-def _gain(choice: ExecutionChoice) -> float:
+def gain_of(choice: ExecutionChoice) -> float:
     """What a choice is ordered by: seconds without it, infinite without a plan, last where unknown."""
     if choice.status == "not searched":
         return 0.0
@@ -324,9 +324,8 @@ def _choices(request: PlanRequest, plan: Plan) -> Iterator[Task]:
     assert plan.layout is not None
     assert plan.execution is not None
     for choice, value in compared_choices(plan.layout, plan.execution):
-        plain = choice.word(choice.plain)
-        without = _pinned(request, choice.name, plain if choice.words else int(plain))
-        if choice.name not in request.pins and without is not None:
+        without = without_choice(request, choice)
+        if without is not None:
             yield partial(_choice, plan, choice, value, without)
 
 
@@ -338,11 +337,27 @@ def _choice(
     if choice.of == "layout":
         plain: dict[str, Any] = {choice.name: choice.plain}
         likely = replace(likely, **plain)
-    setting = choice.setting(framework_named(without.framework), value)
     found = _answered(choice.name, value, without, likely)
+    return described(found, choice, plan.inputs)
+
+
+def described(found: ExecutionChoice, choice: Choice, inputs: PlanInputs) -> ExecutionChoice:
+    """What a search without a choice found, with its pin, its software and what was measured of it.
+
+    Parameters
+    ----------
+    found
+        The choice with its value and the best plan without it.
+    choice
+        Its record.
+    inputs
+        Of the plan that makes it.
+    """
+    value = found.value
+    assert not isinstance(value, float)
+    setting = choice.setting(framework_named(inputs.framework), value)
     pin = f"{choice.name}={choice.word(choice.plain)}"
     update: dict[str, Any] = {"pin": pin, "installs": setting.installs if setting else ""}
-    inputs = plan.inputs
     experts = inputs.model.moe is not None
     gain = measured_gain(choice.name, value, inputs.cluster.device.name, experts=experts)
     if gain is not None:
@@ -380,10 +395,14 @@ def _answered(
     )
 
 
-def _pinned(request: PlanRequest, name: str, word: int | str) -> PlanRequest | None:
-    """The request with a choice pinned; None where it cannot have that value."""
+def without_choice(request: PlanRequest, choice: Choice) -> PlanRequest | None:
+    """The request with the plain value of a choice pinned; None where it is pinned, or cannot be plain."""
+    plain = choice.word(choice.plain)
+    if choice.name in request.pins:
+        return None
     try:
-        return replace(request, pins={**request.pins, name: word})
+        pins = {**request.pins, choice.name: plain if choice.words else int(plain)}
+        return replace(request, pins=pins)
     except InputError:
         return None
 

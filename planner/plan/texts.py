@@ -35,6 +35,7 @@ from meshwright.planner.runs.run_terms import LayoutDoc
 MOST_RANKS = 1_048_576
 MIXED_KIND = "mixed-plan"
 """What the document of a plan on a mixed cluster calls itself; `planner.mixed` reads it."""
+MIXED_FILE = "mixed_plan.yaml"
 _DUMPER: type[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -109,8 +110,8 @@ def read_plan(path: str | PathLike[str]) -> Plan:
     data = read_mapping(path, LARGE_FILE_BYTES)
     if data.get("kind") == MIXED_KIND:
         what = (
-            "this is a plan on a mixed cluster, which `verify`, `explain` and `report` read; other commands "
-            "take a plan on one kind of device"
+            "this is a plan on a mixed cluster, which `verify`, `explain`, `report`, `launch`, `compare`, "
+            "`trace` and `traffic` read; what was asked takes a plan on one kind of device"
         )
         raise InputError(what, where=where)
     if "status" not in data or "solver" not in data:
@@ -132,9 +133,14 @@ def read_plan(path: str | PathLike[str]) -> Plan:
 
 
 def plan_path(path: Path) -> Path:
-    """The `plan.yaml` of a folder, else the path. Raises InputError for an impossible path."""
+    """The `plan.yaml` of a folder, or its `mixed_plan.yaml` alone; else the path. Raises InputError for an
+    impossible path.
+    """
     try:
-        return path / "plan.yaml" if path.is_dir() else path
+        if not path.is_dir():
+            return path
+        own, mixed = path / "plan.yaml", path / MIXED_FILE
+        return mixed if mixed.is_file() and not own.is_file() else own
     except (OSError, ValueError):
         raise InputError("no such file", where=path_text(path)) from None
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.planner.analysis.neighbours import Neighbour, SingleChoice
-from meshwright.planner.drawing import counted, percent, seconds
+from meshwright.planner.drawing import counted, percent, ranges, seconds
+from meshwright.planner.mixed.document import AnyPlan, MixedPlan
 from meshwright.planner.plan.assemble import WORDS
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.texts import plan_document
@@ -198,6 +199,7 @@ SMALLEST_CHANGE = 0.001
 """Parts of the step that change by less than this share of the first step are left out."""
 _FIGURES = {
     "step_time_s": Column("step time", SECONDS),
+    "tokens_per_s": Column("tokens/s", COUNT),
     "tokens_per_s_per_gpu": Column("tokens/s per GPU", COUNT),
     "tflops_per_gpu": Column("TFLOP/s per GPU", decimals(1)),
     "mfu": Column("MFU", PERCENT),
@@ -207,14 +209,20 @@ _IN_WORDS = ("recompute", "recompute_modules", "recompute_layers", "schedule", "
 """Fields of a layout that are not compared as they stand."""
 
 
-def comparison(plans: tuple[Plan, Plan]) -> dict[str, Any]:
-    """The two plans' figures side by side, and the second over the first: plain data."""
+def comparison(plans: tuple[AnyPlan, AnyPlan]) -> dict[str, Any]:
+    """The two plans' figures side by side, and the second over the first: plain data.
+
+    Parameters
+    ----------
+    plans
+        On one cluster, or through parts of a mixed one.
+    """
     sides = [_side(plan) for plan in plans]
     ratios: dict[str, float | None] = {}
     for name in _FIGURES:
         first, second = (side[name] for side in sides)
         ratios[name] = second / first if first and second is not None else None
-    inputs, other_inputs = (plan.inputs.model_dump(mode="json") for plan in plans)
+    inputs, other_inputs = (_asked(plan) for plan in plans)
     return {
         "plans": sides,
         "second_over_first": ratios,
@@ -222,17 +230,23 @@ def comparison(plans: tuple[Plan, Plan]) -> dict[str, Any]:
     }
 
 
-def _side(plan: Plan) -> dict[str, Any]:
-    predicted, layout = plan.predicted, plan.layout
-    figures: dict[str, float | None] = dict.fromkeys(_FIGURES)
-    if predicted is not None:
-        figures = {name: getattr(predicted, name, None) for name in _FIGURES}
-        figures["peak_memory_gib"] = max(predicted.memory_gib)
+def _asked(plan: AnyPlan) -> dict[str, Any]:
+    """What a plan answers; of one through parts, the cluster with all of them."""
+    inputs: dict[str, Any] = plan.inputs.model_dump(mode="json")
+    if isinstance(plan, MixedPlan):
+        inputs |= {"cluster": plan.cluster.model_dump(mode="json"), "gpus": plan.cluster.gpus}
+    return inputs
+
+
+def _side(plan: AnyPlan) -> dict[str, Any]:
+    layout, row = plan.layout, plan.figures()
+    figures: dict[str, float | None] = {name: row.get(name) for name in _FIGURES}
     document = None if layout is None else layout.model_dump(mode="json")
-    return {"status": plan.status, **figures, "layout": document}
+    parts = {"runs_on": plan.runs_on} if isinstance(plan, MixedPlan) else {}
+    return {"status": plan.status, **figures, "layout": document, **parts}
 
 
-def compare_view(names: tuple[str, str], plans: tuple[Plan, Plan]) -> View:
+def compare_view(names: tuple[str, str], plans: tuple[AnyPlan, AnyPlan]) -> View:
     """A table of what differs, figures first; equal choices are left out."""
     document = comparison(plans)
     view: View = [
@@ -242,6 +256,8 @@ def compare_view(names: tuple[str, str], plans: tuple[Plan, Plan]) -> View:
     if document["differing_inputs"]:
         warning = Words("the plans answer different questions: ", "bold yellow")
         view.append(line(warning, f"{', '.join(document['differing_inputs'])} differ"))
+    if (speed_up := document["second_over_first"]["tokens_per_s"]) is not None:
+        view.append(line(f"the second is {speed_up:.2f} x as fast in tokens/s"))
     columns = [
         Column(""),
         Column("first", NUMBER),
@@ -259,7 +275,7 @@ def compare_view(names: tuple[str, str], plans: tuple[Plan, Plan]) -> View:
     return [*view, Table(columns, [*rows, *_part_rows(plans), *_choice_rows(plans)])]
 
 
-def _part_rows(plans: tuple[Plan, Plan]) -> list[list[str | None]]:
+def _part_rows(plans: tuple[AnyPlan, AnyPlan]) -> list[list[str | None]]:
     """Parts of the step that change, largest change first."""
     first, second = (plan.predicted for plan in plans)
     if first is None or second is None:
@@ -276,15 +292,27 @@ def _part_rows(plans: tuple[Plan, Plan]) -> list[list[str | None]]:
     ]
 
 
-def _choice_rows(plans: tuple[Plan, Plan]) -> list[list[str | None]]:
+def _choice_rows(plans: tuple[AnyPlan, AnyPlan]) -> list[list[str | None]]:
     """Choices of the layouts that differ."""
     first, second = (plan.layout for plan in plans)
     if first is None or second is None:
         return []
     before, after = _choices(first), _choices(second)
+    if any(isinstance(plan, MixedPlan) for plan in plans):
+        before["runs on"], after["runs on"] = (_place_words(plan) for plan in plans)
     return [
         [name, before[name], after[name], None] for name in before if before[name] != after[name]
     ]
+
+
+def _place_words(plan: AnyPlan) -> str:
+    """`h100: ranks 0-2; a100: ranks 3`, or the name of the one cluster."""
+    if isinstance(plan, Plan):
+        return plan.inputs.cluster.name
+    ranks = [
+        (name, [rank.rank for rank in plan.ranks if rank.part == name]) for name in plan.runs_on
+    ]
+    return "; ".join(f"{name}: ranks {ranges(numbers)}" for name, numbers in ranks)
 
 
 def _choices(layout: LayoutDoc) -> dict[str, str]:

@@ -313,6 +313,7 @@ def sweep_view(report: SweepReport) -> View:
         "mfu": Column("MFU", PERCENT),
         "peak_memory_gib": Column("GiB", decimals(1)),
         "status": Column("that is", value=_claim),
+        **({"runs_on": "runs on"} if _has_parts(report) else {}),
         **COST_COLUMNS,
         "layout": Column(
             "layout", value=lambda row: "; ".join(filter(None, (_layout(row), row_host_words(row))))
@@ -329,13 +330,19 @@ def sweep_view(report: SweepReport) -> View:
     return [*view, Bullets(failures)] if failures else view
 
 
+def _has_parts(report: SweepReport) -> bool:
+    """Whether some rows are of a mixed cluster."""
+    return any("runs_on" in row for row in report.rows)
+
+
 def _claim(row: Row) -> str:
     return claim_words(row["status"], row.get("step_time_s"), row.get("lower_bound_s"))
 
 
 def sweep_files(report: SweepReport) -> dict[str, str]:
     """Texts by name, of `SWEEP_FILES`."""
-    columns = list(dict.fromkeys([*report.axes, *COLUMNS]))
+    parts = ["runs_on"] if _has_parts(report) else []
+    columns = list(dict.fromkeys([*report.axes, *COLUMNS, *parts]))
     document = {"schema": 1, **report.document()}
     return {
         "sweep.csv": csv_text([name for name in columns if name != "name"], report.rows),

@@ -7,9 +7,14 @@ from itertools import groupby
 from meshwright.planner.drawing import batch_words, count, counted, percent, ranges, rounded_seconds
 from meshwright.planner.mixed.document import MixedPlan, MixedPredicted, RankDoc, mixed_text
 from meshwright.planner.report.plan_page import Written, banded_cards, breakdown_section
-from meshwright.planner.report.plan_view import STATUS_STYLES, installs_text, layout_line
+from meshwright.planner.report.plan_view import (
+    STATUS_STYLES,
+    installs_text,
+    layout_line,
+    what_choices_bring,
+)
 from meshwright.planner.report.plan_words import cost_rows, status_meaning, status_words
-from meshwright.planner.report.prediction_view import breakdown_view
+from meshwright.planner.report.prediction_view import baseline_view, breakdown_view, headline
 from meshwright.planner.report.view import (
     COUNT,
     Card,
@@ -59,17 +64,21 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
         facts += [
             *_answer(plan, predicted),
             ("layout", layout_line(plan.layout, experts=plan.inputs.model.moe is not None)),
-            ("installs", installs_text(plan.installs, plan.inputs.framework)),
+            ("installs", _installs(plan, predicted)),
             ("host", host),
             ("execution", _execution_text(plan)),
         ]
     elif objective.step_time_s is not None:
         words = "faster alone than in a pipeline with other parts, which stay idle"
         facts.append(("step", f"{rounded_seconds(objective.step_time_s)}; {words}"))
+    has_baseline = plan.baseline is not None and predicted is not None
     view = [
+        *([line(Words(headline(plan), "bold"))] if has_baseline else []),
         line(status, f": {status_meaning(plan.status, gap, _MEANINGS)}"),
         Facts([*facts, *cost_rows(plan.cost), *_question(plan)]),
+        *([Heading("Against today"), *baseline_view(plan)[1:]] if has_baseline else []),
         *_ranks(plan.ranks),
+        *what_choices_bring(plan.choices or ()),
         Heading("Parts alone"),
         table(plan.alone, _ALONE),
     ]
@@ -141,6 +150,15 @@ def _execution_text(plan: MixedPlan) -> str:
         made.pop("moe_dispatch", None)
     words = [name if value is True else f"{name} {value}" for name, value in made.items()]
     return ", ".join(words).replace("_", " ") or "plain"
+
+
+def _installs(plan: MixedPlan, predicted: MixedPredicted) -> str:
+    return installs_text(
+        plan.installs,
+        plan.inputs.framework,
+        choices=plan.choices or (),
+        step_time_s=predicted.step_time_s,
+    )
 
 
 def _question(plan: MixedPlan) -> list[tuple[str, str]]:

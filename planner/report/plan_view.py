@@ -534,6 +534,12 @@ def execution_view(plan: Plan) -> View:
         return []
     settings = asdict(plan.execution)
     words = [f"{name} {_setting(value)}" for name, value in settings.items() if value is not None]
+    brings = what_choices_bring(plan.choices or ())
+    return [line(), Facts([("execution", ", ".join(words))]), *brings]
+
+
+def what_choices_bring(choices: Sequence[ExecutionChoice]) -> View:
+    """The best plan without each choice of a plan; nothing where there is none."""
     columns: Columns = {
         "choice": "choice",
         "value": Column("value", value=lambda choice: _setting(choice.value)),
@@ -542,8 +548,7 @@ def execution_view(plan: Plan) -> View:
         "measured_gain": Column("measured (pairs)", value=measured_words),
         "installs": "needs installed",
     }
-    brings = section("What each choice brings", plan.choices or (), columns)
-    return [line(), Facts([("execution", ", ".join(words))]), *brings]
+    return section("What each choice brings", choices, columns)
 
 
 def choice_words(choice: ExecutionChoice) -> str:

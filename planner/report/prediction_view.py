@@ -10,7 +10,8 @@ from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.planner.drawing import count, counted, percent, ranges, rounded_seconds, seconds
-from meshwright.planner.plan.document import BaselineDoc, Mapping, MoreBlocksDoc, Plan, ScriptDiff
+from meshwright.planner.mixed.document import AnyPlan, MixedPlan, mixed_document
+from meshwright.planner.plan.document import BaselineDoc, Mapping, MoreBlocksDoc, ScriptDiff
 from meshwright.planner.plan.texts import plan_document
 from meshwright.planner.report.view import (
     BAR,
@@ -308,7 +309,7 @@ _NOT_COMPARED = (
 )
 
 
-def headline(plan: Plan) -> str:
+def headline(plan: AnyPlan) -> str:
     """`14.03 s against 18.71 s today: 1.33 x`, that today's is as good, or why they are not compared."""
     baseline, predicted = plan.baseline, plan.predicted
     assert baseline is not None
@@ -331,15 +332,15 @@ def headline(plan: Plan) -> str:
     return f"{planned} against {today} today: {speed_up}"
 
 
-def baseline_document(plan: Plan) -> dict[str, Any]:
+def baseline_document(plan: AnyPlan) -> dict[str, Any]:
     """What `compare --json` prints of a plan and a baseline, without `schema`."""
-    document = plan_document(plan)
+    document = mixed_document(plan) if isinstance(plan, MixedPlan) else plan_document(plan)
     return {
         name: document[name] for name in ("status", "objective", "layout", "execution", "baseline")
     }
 
 
-def patch_of(plan: Plan) -> str:
+def patch_of(plan: AnyPlan) -> str:
     """The edits of the baseline's file as a unified diff. Raises InputError where there is none."""
     diff = None if plan.baseline is None else plan.baseline.diff
     if diff is not None and diff.patch:
@@ -348,7 +349,7 @@ def patch_of(plan: Plan) -> str:
     raise InputError(f"there is no patch to write: {why}", where="--output")
 
 
-def baseline_view(plan: Plan) -> View:
+def baseline_view(plan: AnyPlan) -> View:
     """The whole comparison; nothing without a baseline."""
     baseline = plan.baseline
     if baseline is None or plan.predicted is None:
@@ -376,10 +377,9 @@ def _verdict(baseline: BaselineDoc) -> View:
     return [line(words)]
 
 
-def _costs(plan: Plan, baseline: BaselineDoc) -> list[tuple[str, str]]:
+def _costs(plan: AnyPlan, baseline: BaselineDoc) -> list[tuple[str, str]]:
     """Memory, days and dollars of both."""
-    assert plan.predicted is not None
-    today_gib, planned_gib = max(baseline.memory_gib), max(plan.predicted.memory_gib)
+    today_gib, planned_gib = max(baseline.memory_gib), plan.figures()["peak_memory_gib"]
     change = f"{planned_gib - today_gib:+.1f}"
     usable = f"of {baseline.usable_hbm_gib:.1f} without room for error"
     memory = f"{today_gib:.1f} -> {planned_gib:.1f} GiB on the fullest GPU ({change}, {usable})"

@@ -67,8 +67,29 @@ _RISKS: Columns = {
 }
 
 
+_BETWEEN: Columns = {
+    "from": "from",
+    "to": "to",
+    "gpus": Column("GPUs", COUNT),
+    "bytes_per_gpu": Column("each way, a GPU", BYTES),
+    "bytes_per_step": Column("all", BYTES),
+    "gb_per_s": Column("GB/s", decimals(0)),
+    "busy_s": "busy",
+    "utilisation": Column("of the step", PERCENT),
+}
+
+
 def traffic_view(document: Document) -> View:
-    """The view of what `traffic --json` prints: levels, axes, groups, cuts, and the cut that is used most."""
+    """The view of what `traffic --json` prints: levels, axes, groups, cuts, and the cut that is used most; of
+    a pipeline through parts so for each part, and what parts hand to each other.
+    """
+    if "parts" in document:
+        views: list[View] = [
+            [Heading(f"On {part}"), *traffic_view(own)] for part, own in document["parts"].items()
+        ]
+        between = table(document["between"], _BETWEEN)
+        blocks = [block for view in views for block in view]
+        return [*blocks, Heading("From part to part, in a step"), between]
     names = sorted({axis for level in document["levels"] for axis in level["by_axis"]})
     levels: Columns = {
         "level": "level",

@@ -606,6 +606,12 @@ def _named_rows(path: Path) -> list[tuple[str, object]]:
         document = parse_mapping(read_text(path, MAX_FILE_BYTES), str(path))
     except InputError as error:
         raise InputError(str(error)) from error
+    if {"status", "solver"} <= set(document):
+        what = (
+            "this is a plan, not a run; `explain`, `report`, `trace` and `traffic` read plans, and "
+            "`estimate DIR/launch.sh --from-launch -o run.yaml` makes a run file of one on one kind of device"
+        )
+        raise InputError(what, where=str(path))
     if "runs" not in document:
         return [(_row_name(document, path.stem), document)]
     unknown = [key for key in document if key not in ("runs", "schema")]

@@ -138,8 +138,8 @@ def test_a_log_says_its_own_ranks() -> None:
 
 def test_rank_to_rank_bytes_add_up_to_those_of_blocks() -> None:
     use = plan_traffic(piped("1f1b")).use
-    rows = list(csv.DictReader(rank_matrix_csv(use).splitlines()))
     node = use.positions.node
+    rows = list(csv.DictReader(rank_matrix_csv(use.axes, len(node)).splitlines()))
     blocks = np.unique(node, return_inverse=True)[1]
     sent = np.zeros((4, 4))
     for row in rows:
@@ -148,7 +148,7 @@ def test_rank_to_rank_bytes_add_up_to_those_of_blocks() -> None:
     expected = np.array(traffic_matrix(use)["bytes"])
     assert sent == pytest.approx(expected, rel=1e-6, abs=len(rows))
     with pytest.raises(InputError, match="--matrix"):
-        rank_matrix_csv(use, most_pairs=3)
+        rank_matrix_csv(use.axes, len(node), most_pairs=3)
 
 
 @pytest.mark.parametrize(

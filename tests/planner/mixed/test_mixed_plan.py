@@ -53,7 +53,7 @@ def test_a_plan_is_never_slower_than_on_a_part_alone(
 ) -> None:
     """8 H100 and 8 A100 nodes."""
     result = meshwright.plan_mixed(
-        model, cluster=cluster_file(tmp_path), global_batch=batch, seq_len=seq_len
+        model, cluster=cluster_file(tmp_path), global_batch=batch, seq_len=seq_len, choices=False
     )
     document = result.document
     step_s = document.objective.step_time_s
@@ -100,7 +100,7 @@ def test_a_part_alone_is_the_plan_where_others_do_not_help(tmp_path: Path) -> No
     parts = [{"cluster": "dgx-h100", "gpus": 16}, {"cluster": "dgx-v100", "gpus": 8}]
     cluster = cluster_file(tmp_path, parts=parts, between_gbps_per_gpu=0.1)
     result = meshwright.plan_mixed(
-        "gpt2-xl", cluster=cluster, global_batch=64, seq_len=1024, precision="fp16"
+        "gpt2-xl", cluster=cluster, global_batch=64, seq_len=1024, precision="fp16", choices=False
     )
     assert result.document.runs_on == ["dgx-h100"]
     assert result.document.status == "optimal"
@@ -133,6 +133,7 @@ def test_torchtitan_runs_through_parts_too(tmp_path: Path, pin: str) -> None:
         seq_len=4096,
         framework="torchtitan",
         pin=pin,
+        choices=False,
     )
     document = result.document
     assert document.status == "optimal"
@@ -159,6 +160,7 @@ def test_a_time_limit_is_kept_and_said(tmp_path: Path) -> None:
         global_batch=512,
         seq_len=4096,
         time_limit_s=2.0,
+        choices=False,
     )
     document = result.document
     assert document.status in ("feasible", "unknown")
@@ -203,8 +205,8 @@ def test_files_with_mistakes_are_refused(
         ("llama-3-8b", ("--forbid", "idle-gpus"), "may leave a part idle"),
         ("llama-3-8b", ("--allow", "activation-offload"), "to offload activations"),
         ("llama-3-8b", ("--pin", "offload_modules=core_attn"), "to offload activations"),
-        ("llama-3-8b", ("--baseline", "today.sh"), "one of its parts"),
-        ("llama-3-8b", ("--sweep", "gpus=64+128"), "one of its parts"),
+        ("llama-3-8b", ("--baseline", "today.sh"), "no such file"),
+        ("llama-3-8b", ("--sweep", "gpus=64+128"), "whose file says what each part has"),
     ],
 )
 def test_what_cannot_be_asked_is_said(
@@ -225,6 +227,7 @@ def test_a_pin_that_no_pipeline_through_parts_keeps_leaves_the_parts_alone(
         global_batch=256,
         seq_len=4096,
         pin=f"tp=2,micro_batch=1,zero_stage=1,{pin}",
+        choices=False,
     )
     assert result.document.runs_on == ["dgx-h100"]
     assert result.alone is not None
@@ -250,6 +253,7 @@ def test_dense_layers_in_front_go_through_parts_too(tmp_path: Path) -> None:
         seq_len=4096,
         pin="tp=1,cp=1,pp=5,ep=8,dp=16,etp=1,micro_batch=1",
         without=WITHOUT,
+        choices=False,
     )
     document = result.document
     assert document.status == "optimal"
@@ -281,7 +285,11 @@ def _written_out(layout: str) -> str:
 def test_many_dense_layers_in_front_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="up to 6 dense layers"):
         meshwright.plan_mixed(
-            small_deepseek(7), cluster=cluster_file(tmp_path), global_batch=256, seq_len=4096
+            small_deepseek(7),
+            cluster=cluster_file(tmp_path),
+            global_batch=256,
+            seq_len=4096,
+            choices=False,
         )
 
 
@@ -293,6 +301,7 @@ def test_shard_groups_that_are_pinned_are_kept_through_parts(tmp_path: Path) -> 
         global_batch=256,
         seq_len=4096,
         pin="tp=2,pp=3,dp=16,cp=1,micro_batch=1,zero_stage=1,shard_groups=2",
+        choices=False,
     )
     layout = result.document.layout
     assert layout is not None
@@ -316,6 +325,7 @@ def test_an_offload_that_is_pinned_is_kept_through_parts(tmp_path: Path) -> None
         global_batch=256,
         seq_len=4096,
         pin="tp=2,micro_batch=1,zero_stage=1,optimizer_offload=50",
+        choices=False,
     )
     layout = result.document.layout
     assert layout is not None

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner
 from pydantic import ValidationError
 
-import meshwright
 from meshwright.cli import main
 from meshwright.documents import write_files
 from meshwright.errors import InputError, InternalError
@@ -39,24 +37,6 @@ DECIDING = (
     "status", "objective", "runs_on", "layout", "execution", "predicted", "ranks", "nodes", "alone",
 )  # fmt: skip
 """Sections in which any change is one that can be worked out."""
-
-
-def planned(folder: Path, pin: str) -> MixedResult:
-    parts = [{"cluster": "dgx-h100", "gpus": 16}, {"cluster": "dgx-a100", "gpus": 16}]
-    path = folder / "mixed.yaml"
-    path.write_text(yaml.safe_dump({"name": "old-and-new", "parts": parts}))
-    return meshwright.plan_mixed("llama-3-8b", cluster=path, global_batch=64, seq_len=4096, pin=pin)
-
-
-@pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> MixedResult:
-    return planned(tmp_path_factory.mktemp("mixed"), "tp=2,micro_batch=1")
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> MixedResult:
-    """No pipeline through parts has virtual stages."""
-    return planned(tmp_path_factory.mktemp("alone"), "tp=2,pp=2,vpp=2,micro_batch=1,zero_stage=1")
 
 
 @pytest.fixture
@@ -363,14 +343,6 @@ def test_report_writes_a_page(folder: Path, alone: MixedResult, tmp_path: Path) 
     run = CliRunner().invoke(main, ["report", str(own), "-o", str(page), "--force", "--sweep"])
     assert run.exit_code == 2
     assert "--sweep" in run.output
-
-
-def test_other_commands_say_what_reads_it(folder: Path, tmp_path: Path) -> None:
-    path = str(folder / "mixed_plan.yaml")
-    for words in (["trace", path, "-o", str(tmp_path / "t.json")], ["traffic", path]):
-        run = CliRunner().invoke(main, words)
-        assert run.exit_code == 2, run.output
-        assert "`verify`, `explain` and `report` read" in " ".join(run.output.split())
 
 
 def test_without_an_answer_explain_says_so(result: MixedResult, tmp_path: Path) -> None:

@@ -1,0 +1,325 @@
+"""What reads a saved plan on a mixed cluster: launch files, comparisons, what is run today beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import meshwright
+from meshwright.cli import main
+from meshwright.costmodel.rank_load import rank_counts, rank_parts
+from meshwright.documents import write_files
+from meshwright.errors import InputError
+from meshwright.planner.analysis.timeline import trace_of
+from meshwright.planner.launch.plan_files import mixed_files
+from meshwright.planner.mixed.document import MixedPlan, Pipeline, mixed_text
+from meshwright.planner.mixed.service import MixedResult
+from meshwright.planner.mixed.verify import mixed_faults
+from meshwright.planner.plan.document import with_digest
+
+PARTS = {
+    "name": "old-and-new",
+    "parts": [{"cluster": "dgx-h100", "gpus": 16}, {"cluster": "dgx-a100", "gpus": 16}],
+}
+
+
+def run(*words: object, code: int = 0) -> str:
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture
+def folder(result: MixedResult, tmp_path: Path) -> Path:
+    write_files(tmp_path / "pipeline", mixed_files(result), force=False)
+    return tmp_path / "pipeline"
+
+
+@pytest.fixture
+def alone_folder(alone: MixedResult, tmp_path: Path) -> Path:
+    write_files(tmp_path / "alone", mixed_files(alone), force=False)
+    return tmp_path / "alone"
+
+
+def run_file(folder: Path, cluster: str, **changes: object) -> Path:
+    """A run of the plan's model with a quarter of its tensor groups."""
+    fields = {"gpus": 16, "tp": 8, "micro_batch": 1, "global_batch": 64, "seq_len": 4096}
+    path = folder / "today.yaml"
+    settings = {**fields, "precision": "bf16", **changes}
+    path.write_text(yaml.safe_dump({"model": "llama-3-8b", "cluster": cluster, "run": settings}))
+    return path
+
+
+def test_launch_writes_what_plan_wrote(folder: Path, tmp_path: Path) -> None:
+    run("launch", folder, "-o", tmp_path / "again")
+    names = {path.name for path in folder.iterdir()}
+    assert {path.name for path in (tmp_path / "again").iterdir()} == names
+    for name in names:
+        assert (tmp_path / "again" / name).read_text() == (folder / name).read_text()
+    written = meshwright.launch(folder / "mixed_plan.yaml", tmp_path / "python")
+    assert {path.name for path in written} == names
+
+
+def test_launch_of_a_part_alone_is_that_of_its_plan(alone_folder: Path, tmp_path: Path) -> None:
+    run("launch", alone_folder / "mixed_plan.yaml", "-o", tmp_path / "again")
+    script = (tmp_path / "again" / "launch.sh").read_text()
+    assert script == (alone_folder / "launch.sh").read_text()
+    (alone_folder / "plan.yaml").unlink()
+    words = run("launch", alone_folder / "mixed_plan.yaml", "-o", tmp_path / "third", code=2)
+    assert "dgx-h100 alone is fastest: give the plan.yaml" in words
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--target", "slurm", "started by megatron's launch.sh"),
+        ("--nodes", "node[1-4]", "its hostfile says which hosts run it"),
+        ("--cluster", "dgx-h100", "its hostfile says which hosts run it"),
+    ],
+)
+def test_a_pipeline_through_parts_is_launched_as_it_is(
+    folder: Path, tmp_path: Path, option: str, value: str, words: str
+) -> None:
+    out = run("launch", folder, option, value, "-o", tmp_path / "again", code=2)
+    assert words in " ".join(out.split())
+    assert len(out.strip().splitlines()) == 1
+
+
+def test_a_pipeline_is_compared_with_the_plan_of_a_part(
+    result: MixedResult, folder: Path, tmp_path: Path
+) -> None:
+    """The step of the part alone over that of the pipeline is the speed-up: both train the same tokens."""
+    pinned = {"tp": 2, "micro_batch": 1}
+    plan = meshwright.plan(
+        "llama-3-8b", cluster="dgx-h100", gpus=16, global_batch=64, seq_len=4096, pin=pinned,
+        robustness=False,
+    )  # fmt: skip
+    meshwright.save(plan, tmp_path / "one")
+    document = json.loads(run("compare", tmp_path / "one", folder, "--json"))
+    alone_s, step_s = plan.objective.step_time_s, result.document.objective.step_time_s
+    assert alone_s is not None
+    assert step_s is not None
+    ratio = document["second_over_first"]
+    assert ratio["tokens_per_s"] == pytest.approx(alone_s / step_s)
+    assert ratio["tokens_per_s_per_gpu"] == pytest.approx(alone_s / step_s / 2)
+    assert document["differing_inputs"] == ["cluster", "gpus"]
+    assert document["plans"][1]["runs_on"] == ["dgx-h100", "dgx-a100"]
+    shown = run("compare", tmp_path / "one", folder)
+    assert f"the second is {alone_s / step_s:.2f} x as fast" in shown
+    assert "ranks 0" in shown
+
+
+def test_figures_of_a_pipeline_are_those_of_its_document(result: MixedResult) -> None:
+    """MFU is of the peaks of all GPUs in use: so many TFLOP/s of their mean peak."""
+    plan = result.document
+    assert plan.predicted is not None
+    figures = plan.figures()
+    assert figures["gpus"] == 32
+    assert figures["tokens_per_s"] == pytest.approx(64 * 4096 / plan.predicted.step_time_s)
+    assert figures["tflops_per_gpu"] == pytest.approx(plan.predicted.mfu * (989 + 312) / 2)
+    assert figures["peak_memory_gib"] == max(rank.memory_gib for rank in plan.ranks)
+
+
+def test_two_pipelines_are_compared(result: MixedResult, folder: Path, tmp_path: Path) -> None:
+    plan = result.document
+    assert plan.predicted is not None
+    slow = plan.predicted.model_copy(update={"step_time_s": 2 * plan.predicted.step_time_s})
+    path = tmp_path / "slow.yaml"
+    path.write_text(mixed_text(plan.model_copy(update={"predicted": slow})))
+    shown = run("compare", folder, path)
+    assert "answer different questions" not in shown
+    assert "runs on" not in shown
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100", "dgx-a100"])
+def test_what_is_run_on_a_part_is_compared(
+    result: MixedResult, folder: Path, tmp_path: Path, cluster: str
+) -> None:
+    """The way leads over the best plan on today's part; its steps add up to the difference."""
+    today = run_file(tmp_path, cluster)
+    priced = next(iter(meshwright.estimate(today)))
+    now_s = float(priced.prediction.estimate.step_time_s)
+    compared = meshwright.compare(folder, today)
+    assert isinstance(compared, MixedPlan)
+    baseline, step_s = compared.baseline, result.document.objective.step_time_s
+    assert baseline is not None
+    assert step_s is not None
+    assert baseline.part == cluster
+    assert baseline.step_time_s == pytest.approx(now_s)
+    assert baseline.speed_up == pytest.approx(now_s / step_s)
+    alone_s = {each.part: each.step_time_s for each in result.document.alone}
+    assert [bar.step_time_s for bar in baseline.waterfall] == [alone_s[cluster], step_s]
+    assert sum(bar.in_turn_s for bar in baseline.waterfall) == pytest.approx(step_s - now_s)
+    assert f"the best plan on {cluster} alone" in run("compare", folder, today)
+
+
+def test_a_script_runs_on_the_part_where_it_is_fastest(folder: Path, alone_folder: Path) -> None:
+    compared = meshwright.compare(folder, alone_folder / "launch.sh")
+    assert compared.baseline is not None
+    assert compared.baseline.gpus == 16
+    remark = next(each for each in compared.baseline.remarks if "names no devices" in each)
+    assert "priced on dgx-h100" in remark
+    assert "on dgx-a100 it would take" in remark
+    assert compared.baseline.diff is not None
+    assert "hostfile has the plan's order" in compared.baseline.diff.note
+
+
+def test_what_no_part_can_run_is_said(folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "large.sh"
+    script.write_text(
+        "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 8 "
+        "--micro-batch-size 1 --global-batch-size 64 --seq-length 4096 --bf16\n"
+    )
+    with pytest.raises(InputError, match="asks for 64 GPUs, no part of the cluster has as many"):
+        meshwright.compare(folder, script)
+
+
+def test_a_plan_is_made_against_what_is_run_today(result: MixedResult, tmp_path: Path) -> None:
+    """The same answer as without; what it brings stands in front, and in the document."""
+    clusters = tmp_path / "mixed.yaml"
+    clusters.write_text(yaml.safe_dump(PARTS))
+    today = run_file(tmp_path, "dgx-a100")
+    asked = ("llama-3-8b", "--cluster", clusters, "--global-batch", 64, "--seq-len", 4096)
+    pin = ("--pin", "tp=2,micro_batch=1")
+    shown = run("plan", *asked, *pin, "--baseline", today, "-o", tmp_path / "out")
+    plan = MixedPlan.model_validate(yaml.safe_load((tmp_path / "out/mixed_plan.yaml").read_text()))
+    assert plan.objective == result.document.objective
+    assert plan.baseline is not None
+    assert f"today: {plan.baseline.speed_up:.2f} x" in shown.splitlines()[0]
+    assert "Against today" in shown
+    assert list(mixed_faults(plan)) == []
+    assert with_digest(plan).digest == plan.digest
+    run("verify", tmp_path / "out")
+    assert "Against today" in run("explain", tmp_path / "out")
+
+
+def test_a_trace_plays_each_rank_on_its_own_device(
+    result: MixedResult, folder: Path, tmp_path: Path
+) -> None:
+    """Every rank is busy for its micro-batches at its own pace; the closed form counts all of the slower
+    ranks' first passes, of which the faster ones hide some: it is never below what is played.
+    """
+    plan = result.document
+    assert plan.predicted is not None
+    assert plan.layout is not None
+    played = trace_of(plan)
+    m = plan.layout.num_micro_batches
+    loads = []
+    for segment in Pipeline.of(plan).segments:
+        times = segment.part.times
+        stages = tuple((rank.layers,) for rank in plan.ranks)
+        parts = rank_parts(times, rank_counts(segment.part.context, stages), 0)
+        loads += list(
+            np.sum([np.broadcast_to(row, 2) for row in parts.values()], axis=0)[segment.own]
+        )
+    assert list(played.timeline.busy_s) == pytest.approx([m * load for load in loads])
+    bubble_s = plan.predicted.breakdown_s["pipeline_bubble"]
+    assert plan.predicted.step_time_s - bubble_s <= played.seconds <= plan.predicted.step_time_s
+    run("trace", folder, "-o", tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names == ["pipeline rank 0 on dgx-h100", "pipeline rank 1 on dgx-a100"]
+    static_gib, activations_gib = played.memory_gib[0]
+    assert static_gib + activations_gib == pytest.approx(plan.ranks[0].memory_gib)
+
+
+def test_what_parts_hand_to_each_other_is_counted(
+    result: MixedResult, folder: Path, tmp_path: Path
+) -> None:
+    """m T h elements of 2 bytes, half of them from each tensor rank; A100 nodes have the slower NICs."""
+    plan = result.document
+    assert plan.layout is not None
+    document = json.loads(run("traffic", folder, "--matrix", tmp_path / "m.csv", "--json"))
+    (sent,) = document["between"]
+    tokens_per_replica = 64 * 4096 / plan.layout.dp
+    assert (sent["from"], sent["to"], sent["gpus"]) == ("dgx-h100", "dgx-a100", 16)
+    assert sent["bytes_per_gpu"] == 2 * tokens_per_replica * 4096 / plan.layout.tp
+    assert sent["bytes_per_step"] == 16 * sent["bytes_per_gpu"]
+    assert sent["gb_per_s"] < 200 / 8
+    rows = [line.split(",") for line in (tmp_path / "m.csv").read_text().splitlines()[1:]]
+    crossing = [row for row in rows if (int(row[0]) < 16) != (int(row[1]) < 16)]
+    assert sum(float(row[2]) for row in crossing) == 2 * sent["bytes_per_step"]
+    assert all(abs(int(row[0]) - int(row[1])) == 16 for row in crossing)
+
+
+def test_each_part_sends_the_gradients_of_its_own_layers(result: MixedResult) -> None:
+    """A ring passes (n - 1) / n of a rank's gradients and weights: of its own layers, and of one end's table.
+
+    Llama-3 8B: 218,112,000 parameters a layer, 525,336,576 of a table; tensor parallelism halves them.
+    """
+    plan = result.document
+    assert plan.layout is not None
+    tp, dp = plan.layout.tp, plan.layout.dp
+    sent = meshwright.traffic(plan)["parts"]
+    element_bytes = 4 + 2
+    for rank in plan.ranks:
+        held = (rank.layers * 218_112_000 + 525_336_576) / tp
+        passed = held * element_bytes * (dp - 1) / dp
+        assert sent[rank.part]["groups_bytes_per_gpu"]["gradients"] == pytest.approx(
+            passed, rel=1e-3
+        )
+
+
+def test_choices_bring_what_plans_without_them_lose(result: MixedResult, tmp_path: Path) -> None:
+    """Each figure is that of a plan with the plain value pinned, found by a search of its own."""
+    plan = result.document
+    assert plan.choices
+    assert plan.objective.step_time_s is not None
+    for choice in plan.choices:
+        path = tmp_path / "mixed.yaml"
+        path.write_text(yaml.safe_dump(PARTS))
+        without = meshwright.plan_mixed(
+            "llama-3-8b", cluster=path, global_batch=64, seq_len=4096, choices=False,
+            pin=f"tp=2,micro_batch=1,{choice.pin}",
+        )  # fmt: skip
+        assert choice.status == "optimal"
+        assert choice.proven
+        objective = without.document.objective
+        assert choice.step_time_s_without == pytest.approx(objective.step_time_s, rel=1e-9)
+        assert choice.lower_bound_s_without == pytest.approx(objective.lower_bound_s, rel=1e-9)
+        assert choice.step_time_s_without >= plan.objective.step_time_s
+    gains = [choice.step_time_s_without for choice in plan.choices]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_choices_are_printed_and_left_out_of_other_documents(
+    result: MixedResult, alone: MixedResult, folder: Path
+) -> None:
+    assert "What each choice brings" in run("explain", folder)
+    assert "choices" not in yaml.safe_load(mixed_text(alone.document))
+
+
+@pytest.mark.parametrize(
+    "command", [("memory",), ("estimate",), ("validate",), ("map",), ("overlap",), ("roofline",)]
+)
+def test_what_takes_no_plan_of_parts_says_so_in_a_sentence(
+    folder: Path, command: tuple[str, ...]
+) -> None:
+    out = run(*command, folder / "mixed_plan.yaml", code=2)
+    assert "this is a plan" in out
+    assert "unknown field" not in out
+    assert len(out.strip().splitlines()) == 1
+
+
+def test_a_sweep_has_the_plans_of_its_combinations(result: MixedResult, tmp_path: Path) -> None:
+    """A row is the plan that `plan` makes; FSDP2 alone has no pipelines, which its row says."""
+    path = tmp_path / "mixed.yaml"
+    path.write_text(yaml.safe_dump(PARTS))
+    asked = ("llama-3-8b", "--cluster", path, "--global-batch", 64, "--seq-len", 4096)
+    pin = ("--pin", "tp=2,micro_batch=1", "--sweep", "framework=megatron+fsdp2", "--tokens", 1e12)
+    document = json.loads(run("plan", *asked, *pin, "-o", tmp_path / "out", "--json"))
+    planned, failed = document["rows"]
+    plan = result.document
+    assert planned["step_time_s"] == plan.objective.step_time_s
+    assert planned["status"] == "optimal"
+    assert planned["runs_on"] == "dgx-h100 then dgx-a100"
+    assert planned["cluster"] == "old-and-new"
+    assert planned["gpu_hours"] == pytest.approx(planned["days"] * 24 * 32)
+    assert failed["status"] == "failed"
+    assert "which this framework has not" in failed["message"]
+    assert "dgx-h100 then dgx-a100" in (tmp_path / "out" / "sweep.csv").read_text()
