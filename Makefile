@@ -11,6 +11,8 @@ RUN_READY := $(VENV)/.run-ready
 DEV_READY := $(VENV)/.dev-ready
 # Override with: make PYTHON=/path/to/python3
 PYTHON ?=
+# As `pip install`, by uv where the package index has it; both take pip's settings.
+INSTALL := $(BIN)/python .ci/install.py
 
 .PHONY: help plan test check lint types unit fuzz attack slow soak coverage mutants benchmarks supply oracles ray docs accuracy calibrate clean
 
@@ -98,7 +100,7 @@ mutants: $(MEASURE)/.ready
 
 $(MEASURE)/.ready: pyproject.toml requirements-dev.lock | $(BIN)/python
 	$(BIN)/python -m venv $(MEASURE)
-	$(MEASURE)/bin/python -m pip install --quiet $(LOCK) -e '.[dev]' coverage==7.17.3 cosmic-ray==8.7.0
+	$(INSTALL) $(MEASURE)/bin/python $(LOCK) -e '.[dev]' coverage==7.17.3 cosmic-ray==8.7.0
 	@touch $@
 
 SUPPLY := .supply
@@ -109,7 +111,7 @@ supply: $(SUPPLY)/.ready
 
 $(SUPPLY)/.ready: | $(BIN)/python
 	$(BIN)/python -m venv $(SUPPLY)
-	$(SUPPLY)/bin/python -m pip install --quiet build cyclonedx-bom pip-audit
+	$(INSTALL) $(SUPPLY)/bin/python build cyclonedx-bom pip-audit
 	@touch $@
 
 # The frameworks, pinned, in an environment of their own: torch for the CPU, Megatron and Megatron-Bridge unpacked
@@ -124,10 +126,10 @@ oracles: $(DEV_READY) $(ORACLES_READY)
 
 $(ORACLES_READY): tests/oracles/requirements.txt | $(BIN)/python
 	$(BIN)/python -m venv $(ORACLES)
-	@$(ORACLES)/bin/python -m pip install --quiet torch==2.13.0+cpu 2>/dev/null || \
-	  $(ORACLES)/bin/python -m pip install --quiet torch==2.13.0+cpu --extra-index-url $(TORCH_INDEX)
-	$(ORACLES)/bin/python -m pip install --quiet -r tests/oracles/requirements.txt
-	$(ORACLES)/bin/python -m pip install --quiet --no-deps axe-playwright-python==0.1.8 \
+	@$(INSTALL) $(ORACLES)/bin/python torch==2.13.0+cpu 2>/dev/null || \
+	  $(INSTALL) $(ORACLES)/bin/python torch==2.13.0+cpu --extra-index-url $(TORCH_INDEX)
+	$(INSTALL) $(ORACLES)/bin/python -r tests/oracles/requirements.txt
+	$(INSTALL) $(ORACLES)/bin/python --no-deps axe-playwright-python==0.1.8 \
 	  axolotl==0.19.0 liger-kernel==0.8.0 llamafactory==0.9.5 ms-swift==4.6.0 openrlhf==0.11.2 trl==1.16.0 verl==0.9.1
 	$(ORACLES)/bin/python -m pip download --quiet --no-deps --python-version 3.12 --only-binary=:all: \
 	  -d $(ORACLES)/wheels megatron-core==0.19.2 megatron-bridge==0.6.2
@@ -142,9 +144,9 @@ RAY := .ray
 ray: $(RAY)/.ready
 	$(RAY)/bin/python -m pytest -m ray tests/planner/many/test_batch_ray.py
 
-$(RAY)/.ready: pyproject.toml | $(BIN)/python
+$(RAY)/.ready: pyproject.toml requirements-dev.lock | $(BIN)/python
 	$(BIN)/python -m venv $(RAY)
-	$(RAY)/bin/python -m pip install --quiet -e '.[dev,ray,parquet]'
+	$(INSTALL) $(RAY)/bin/python $(LOCK) -e '.[dev,ray,parquet]'
 	@touch $@
 
 SITE := .docs
@@ -158,7 +160,7 @@ docs: $(SITE)/.ready
 
 $(SITE)/.ready: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m venv $(SITE)
-	$(SITE)/bin/python -m pip install --quiet -e '.[docs]'
+	$(INSTALL) $(SITE)/bin/python -e '.[docs]'
 	@touch $@
 
 accuracy: $(DEV_READY)
@@ -200,5 +202,5 @@ $(RUN_READY): pyproject.toml | $(BIN)/python
 LOCK ?= -c requirements-dev.lock
 
 $(DEV_READY): pyproject.toml requirements-dev.lock | $(BIN)/python
-	$(BIN)/python -m pip install --quiet $(LOCK) -e '.[dev]'
+	$(INSTALL) $(BIN)/python $(LOCK) -e '.[dev]'
 	@touch $(RUN_READY) $@
