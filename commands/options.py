@@ -138,7 +138,7 @@ def default_option(
     names: str, kind: Any, default: object, metavar: str | None, help: str
 ) -> Callable[[Any], Any]:
     """An option that takes a value and whose default `--help` shows."""
-    settings = {"default": default, "show_default": True}
+    settings: dict[str, Any] = {"default": default, "show_default": True}
     return click.option(*names.split(), type=kind, metavar=metavar, help=help, **settings)
 
 
