@@ -27,7 +27,7 @@ of its model's family, of both together (nothing like it was seen: the nearest t
 {blind}
 
 ## Runs that the fit has never seen
-`tests/data/more_runs`, without suspects: other stacks, sweeps, releases and records. No refit sees them (but the rate of cuDNN up to 9.0 was chosen in sight of `nemo_h100_fp8_2024`, `nemo_long_sequence` and `mlperf_gpt3_175b`, and that of the H20 in sight of its row in `ms_swift`); frameworks that are not known are priced
+`tests/data/more_runs`, without suspects: other stacks, sweeps, releases and records. No refit sees them (but the rate of cuDNN up to 9.0 was chosen in sight of `nemo_h100_fp8_2024`, `nemo_long_sequence` and `mlperf_gpt3_175b`, that of the H20 in sight of its row in `ms_swift`, and that FP8 products of Blackwell's first containers reach no more than 16-bit ones in sight of `mlperf_llama31_405b`); frameworks that are not known are priced
 as the nearest stack. Time of nanotron is one noisy step each, of which a fifth took over twice as long as others like them ([limits](limits.md#where-predictions-are-worst)); its host's pace was set in sight of its rows; of its memory, [a few own runs](few_runs.md) says what no row states.
 
 {unseen}
