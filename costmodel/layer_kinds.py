@@ -524,8 +524,8 @@ def _on_device(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) -
     """
     stack = c.constants.framework
     blocks = list(mixers)
-    launch_s = 0.5 * shares.tensor_parallel * stack.launch_layer_s
-    beside_s = adapter_launches(c, shares) * stack.launch_layer_s
+    launch_s: Floats = 0.5 * shares.tensor_parallel * stack.launch_layer_s
+    beside_s: Floats = adapter_launches(c, shares) * stack.launch_layer_s
     beside_s = beside_s + shares.tensor_parallel * _collectives_s(c, _OF_BLOCK)
     if shares.feed_forward:
         blocks.append(portion(dense_mlp(c, c.workload.model.ffn_hidden), shares.feed_forward))
