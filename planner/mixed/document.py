@@ -49,6 +49,7 @@ from meshwright.planner.plan.document import (
     ExecutionDoc,
     Objective,
     Plan,
+    Robustness,
     SoftwareNeed,
     Status,
     TrainingCost,
@@ -320,6 +321,8 @@ class MixedPlan(BaseModel):
     choices: list[ExecutionChoice] | None = None
     """What each execution choice of a pipeline through parts brings: the best plan without it, on any parts;
     left out where that was not asked."""
+    robustness: Robustness | None = None
+    """What becomes of a pipeline through parts where all are off alike; left out where that was not asked."""
     cost: CostDoc | None = None
     """Of the whole training on the parts in use, where its tokens or days were given."""
     baseline: PartBaselineDoc | None = None
@@ -339,7 +342,7 @@ class MixedPlan(BaseModel):
     def _without_what_was_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans say nothing of what was not asked, as those of earlier versions."""
         data: dict[str, Any] = handler(self)
-        for name in ("baseline", "choices"):
+        for name in ("baseline", "choices", "robustness"):
             if getattr(self, name) is None:
                 data.pop(name, None)
         return data
