@@ -44,8 +44,8 @@ from meshwright.planner.plan.document import ExecutionChoice, Plan, Scenario, St
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.robustness import (
     PARAMS,
+    BestUnderChange,
     Change,
-    Rival,
     changes,
     described,
     gain_of,
@@ -838,7 +838,7 @@ def _scenario(
     def bound_s(before_s: float | None) -> float:
         return min(monotone_bound_s(change, before_s, workload) for change, workload in off)
 
-    def rival() -> Rival:
+    def rival() -> BestUnderChange:
         alone = [_least_s(part.status, part.lower_bound_s) for part in document.alone]
         bounds: list[float | None] = [bound_s(before_s) for before_s in alone]
         best = _best_below(changed, bounds, inf if now_s is None else now_s, deadline)
@@ -846,7 +846,9 @@ def _scenario(
         known = None if best.layout is None else best.layout.model_dump() | {"step_time_s": step_s}
         status = _status(best.step_s, best.bound_s)
         bound = None if best.bound_s in (None, inf) else best.bound_s
-        return Rival(status=status, lower_bound_s=bound, step_time_s=step_s, document=known)
+        return BestUnderChange(
+            status=status, lower_bound_s=bound, step_time_s=step_s, document=known
+        )
 
     is_quick = document.solver.rounds <= PARAMS.most_rounds and time.monotonic() < deadline
     least_s = bound_s(document.objective.lower_bound_s)

@@ -219,7 +219,7 @@ def _scenario(request: PlanRequest, plan: Plan, change: Change) -> Scenario:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rival:
+class BestUnderChange:
     """What a search under a change found."""
 
     status: str
@@ -229,10 +229,10 @@ class Rival:
     """Its layout, of the fastest plan; None without one."""
 
 
-def _rival(changed: PlanRequest, plan: Plan) -> Rival:
+def _rival(changed: PlanRequest, plan: Plan) -> BestUnderChange:
     outcome = _searched_again(changed, plan)
     best = outcome.best[0] if outcome.best else None
-    return Rival(
+    return BestUnderChange(
         status=outcome.status,
         lower_bound_s=outcome.lower_bound_s,
         step_time_s=None if best is None else best.step_time_s,
@@ -241,7 +241,7 @@ def _rival(changed: PlanRequest, plan: Plan) -> Rival:
 
 
 def scenario_of(
-    words: str, now_s: float | None, bound_s: float, search: Callable[[], Rival] | None
+    words: str, now_s: float | None, bound_s: float, search: Callable[[], BestUnderChange] | None
 ) -> Scenario:
     """What becomes of a plan under a change.
 
