@@ -15,6 +15,7 @@ specs that were read before:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -728,6 +729,7 @@ def plan_mixed(
     time_limit_s: float | None = None,
     seed: int = 0,
     choices: bool = True,
+    robustness: bool = False,
     baseline: str | PathLike[str] | None = None,
     tokens: float | None = None,
     days: float | None = None,
@@ -753,6 +755,8 @@ def plan_mixed(
         Seconds for the whole search, 0 to 31,536,000; None searches until the proof.
     choices
         Whether to search for the best plan without each execution choice of a pipeline through parts.
+    robustness
+        Whether to search again under each error of the cost model, which takes a search each.
     baseline
         What is run today, as `plan` takes it: priced on the cluster that it names, else on the part where it
         runs fastest.
@@ -798,16 +802,15 @@ def plan_mixed(
         seed=seed,
         **others,
     )
+    searched = partial(make_mixed_plan, request, progress, choices=choices, robustness=robustness)
     if baseline is None:
-        return with_mixed_cost(make_mixed_plan(request, progress, choices=choices), budget)
+        return with_mixed_cost(searched(), budget)
     from meshwright.planner.analysis.waterfall import read_baseline_on_parts
     from meshwright.planner.launch.compare import result_against
 
     inputs = {request.name_of(part): each.inputs() for part, each in enumerate(request.parts)}
     today = read_baseline_on_parts(path_of(baseline, "baseline"), inputs)
-    return result_against(
-        with_mixed_cost(make_mixed_plan(request, progress, choices=choices), budget), today, budget
-    )
+    return result_against(with_mixed_cost(searched(), budget), today, budget)
 
 
 # What is made of a plan: its files, its page, its timeline, its traffic, its reasons.

@@ -383,6 +383,7 @@ def compare_command(
         from meshwright.documents import refuse_taken, write_files
         from meshwright.planner.analysis.waterfall import is_plan
         from meshwright.planner.mixed.document import read_any_plan
+        from meshwright.planner.plan.training_cost import Budget
         from meshwright.planner.report.explain_view import compare_view, comparison
         from meshwright.planner.report.prediction_view import (
             baseline_document,
@@ -403,8 +404,9 @@ def compare_command(
         compared = meshwright.compare(plan, other, **cost)
     if output is not None:
         write_files(output.parent, {output.name: patch_of(compared)}, force)
-    if cost["gpu_hour_price"] is not None and compared.cost is None:
-        warn("warning", compared.warnings[-1:])
+    unanswered = Budget.of(cost).unanswered
+    if unanswered is not None and compared.cost is None:
+        warn("warning", [unanswered])
     if as_json:
         print_json(baseline_document(compared))
     else:
@@ -466,7 +468,7 @@ def show_mixed_plan(
     if output is not None:
         refuse_taken(output, MIXED_FILES, force)
     with ProgressLine(READING) as progress, on_processes():
-        result = plan_mixed(model, progress=progress, **options)
+        result = plan_mixed(model, progress=progress, robustness=full, **options)
     document = result.document
     if as_json:
         print_json(mixed_document(document))

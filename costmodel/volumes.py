@@ -432,7 +432,7 @@ def _gradient_bytes(c: Context, stages: Stages, ranks: slice) -> dict[str, float
     )
     element, reduced, moved = gradient_element_bytes(c), reduced_shard_bytes(c), {}
     for name, parameters, shards in kinds:
-        most = float(np.max(parameters[ranks]))
+        most = float(np.max(np.atleast_1d(parameters)[ranks]))
         moved[name] = _ring(most * element, shards)
         moved[f"{name}_between"] = _ring(most / shards * reduced, groups)
     return moved

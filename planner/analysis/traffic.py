@@ -596,7 +596,7 @@ def parts_traffic(plan: MixedPlan) -> PartsTraffic:
             non_blocking_s=None,
         )
         axes += [replace(flow, groups=flow.groups + segment.first * each) for flow in flows]
-    between = []
+    between: list[HandOver] = []
     for before, after in pairwise(pipeline.segments):
         volume = parts[plan.runs_on[len(between)]].groups.boundary
         last = np.arange(each) + (after.first - 1) * each

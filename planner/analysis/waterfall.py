@@ -525,9 +525,9 @@ def read_baseline_on_parts(path: Path, inputs_of_parts: Mapping[str, PlanInputs]
         raise refused
     candidates.sort(key=lambda each: (not _runs(each.setup), each.setup.step_time_s))
     best, *slower = candidates
-    words = [f"the file names no devices: priced on {best.part}, where it is fastest"]
-    words += [f"on {on.part} it would take {on.setup.step_time_s:.4g} s a step" for on in slower]
-    return replace(best, remarks=(*best.remarks, "; ".join(words)))
+    steps = [f"the file names no devices: priced on {best.part}, where it is fastest"]
+    steps += [f"on {on.part} it would take {on.setup.step_time_s:.4g} s a step" for on in slower]
+    return replace(best, remarks=(*best.remarks, "; ".join(steps)))
 
 
 def _runs(setup: Setup) -> bool:
@@ -585,6 +585,7 @@ def with_baseline(
     assert plan.predicted is not None
     planned = setup_of_plan(plan)
     plan = with_cost(plan, budget or Budget())
+    assert plan.predicted is not None
     # Both are priced alike: what an optimum may promise too much is no error between them.
     workload = workload_of_plan(plan)
     document = _document(

@@ -433,7 +433,8 @@ def _within(c: Context, groups: IntArray, own: slice) -> IntArray:
     each = int(np.asarray(c.layout.gpus)) // int(np.asarray(c.layout.pp))
     inside = (groups >= own.start * each) & (groups < own.stop * each)
     touching = inside.any(axis=1)
-    return groups[touching][:, inside[touching][0]] - own.start * each
+    within: IntArray = groups[touching][:, inside[touching][0]] - own.start * each
+    return within
 
 
 def _gradient_flows(

@@ -43,6 +43,7 @@ from meshwright.planner.plan.document import (
     ExecutionDoc,
     Objective,
     Plan,
+    Robustness,
     SoftwareNeed,
     Status,
     TrainingCost,
@@ -303,6 +304,8 @@ class MixedPlan(ClosedDocument):
     choices: list[ExecutionChoice] | None = None
     """What each execution choice of a pipeline through parts brings: the best plan without it, on any parts;
     left out where that was not asked."""
+    robustness: Robustness | None = None
+    """What becomes of a pipeline through parts where all are off alike; left out where that was not asked."""
     cost: CostDoc | None = None
     """Of the whole training on the parts in use, where its tokens or days were given."""
     baseline: PartBaselineDoc | None = None
@@ -322,7 +325,7 @@ class MixedPlan(ClosedDocument):
     def _without_what_was_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans say nothing of what was not asked, as those of earlier versions."""
         data: dict[str, Any] = handler(self)
-        for name in ("baseline", "choices"):
+        for name in ("baseline", "choices", "robustness"):
             if getattr(self, name) is None:
                 data.pop(name, None)
         return data

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshwright.costmodel.mixed import Segment, host_memory_gib, mixed_memory_gib, mixed_step
-from meshwright.costmodel.rates import peak_flops, step_time_band
+from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
+from meshwright.costmodel.records import ErrorBand
 from meshwright.documents import program_version
 from meshwright.errors import InternalError, OutOfTimeError
 from meshwright.model_specs.parameters import flops_per_token
@@ -39,12 +40,23 @@ from meshwright.planner.plan.assemble import (
     objective_of,
     software_needs,
 )
-from meshwright.planner.plan.document import ExecutionChoice, Plan, Status, with_digest
+from meshwright.planner.plan.document import ExecutionChoice, Plan, Scenario, Status, with_digest
 from meshwright.planner.plan.make_plan import fastest_plan
-from meshwright.planner.plan.robustness import described, gain_of, without_choice
+from meshwright.planner.plan.robustness import (
+    PARAMS,
+    BestUnderChange,
+    Change,
+    changes,
+    described,
+    gain_of,
+    monotone_bound_s,
+    robustness_of,
+    scenario_of,
+    without_choice,
+)
 from meshwright.planner.plan.training_cost import Budget, with_cost
 from meshwright.planner.request.choices import OF_LAYOUT, Choice
-from meshwright.planner.runs.run_terms import ErrorBandDoc, layout_document
+from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, layout_document
 from meshwright.planner.search.kernel_model import KIB_PER_GIB
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns, solver_version
 from meshwright.planner.search.pricing import SearchParams
@@ -477,6 +489,7 @@ def make_mixed_plan(
     progress: Callable[[str], None] | None = None,
     *,
     choices: bool = False,
+    robustness: bool = False,
 ) -> MixedResult:
     """The fastest plan on a mixed cluster: never slower than the best on any part alone.
 
@@ -488,6 +501,8 @@ def make_mixed_plan(
         Called with one line whenever a better plan is found.
     choices
         Whether to search for the best plan without each execution choice of a pipeline through parts.
+    robustness
+        Whether to search again under each error of the cost model.
 
     Raises
     ------
@@ -540,6 +555,10 @@ def make_mixed_plan(
             if progress is not None:
                 progress(f"{step_s:.4g} s a step; its choices one by one")
             document = _with_choices(request, document, deadline)
+        if robustness:
+            if progress is not None:
+                progress(f"{step_s:.4g} s a step; errors of the prediction")
+            document = _with_robustness(request, document, deadline)
     document = with_digest(document)
     verify_mixed(document)
     return MixedResult(document=document, alone=single)
@@ -700,9 +719,11 @@ def _without(
     """A choice with the best plan for the request without it; the search is left out behind the deadline."""
     step_s, bound_s = inf, None
     if time.monotonic() < deadline:
-        step_s, bound_s = _best_below(
-            request, document, _as_it_stands_s(document, choice), deadline
-        )
+        # A request with less to choose from has no faster plan.
+        bounds = [_least_s(part.status, part.lower_bound_s) for part in document.alone]
+        limit_s = _as_it_stands_s(document, choice)
+        rival = _best_below(request, bounds, limit_s, deadline)
+        step_s, bound_s = rival.step_s, rival.bound_s
     claim = claim_of(_status(step_s, bound_s))
     answer = ExecutionChoice(
         choice=choice.name,
@@ -715,31 +736,46 @@ def _without(
     return described(answer, choice, document.inputs)
 
 
-def _best_below(
-    request: MixedRequest, document: MixedPlan, limit_s: float, deadline: float
-) -> tuple[float, float | None]:
-    """The least step of a request that is part of the document's, and a bound, from a step that it can have.
+@dataclass(frozen=True, kw_only=True)
+class _Best:
+    """The least step of a request."""
 
-    The bound is infinite where nothing exists, None where nothing is known.
+    step_s: float
+    """Infinite without one."""
+    bound_s: float | None
+    """Infinite where nothing exists, None where nothing is known."""
+    layout: LayoutDoc | None = None
+    """None where the step is the one that was known before."""
+
+
+def _best_below(
+    request: MixedRequest, alone_bounds_s: list[float | None], limit_s: float, deadline: float
+) -> _Best:
+    """The least step of a request from one that it can have, with a bound.
+
+    No plan on a part alone is faster than its bound: None where nothing is known of it.
     """
     bounds: list[float | None] = []
-    step_s = limit_s
-    for part, stated in zip(request.parts, document.alone, strict=True):
-        # A request with less to choose from has no faster plan.
-        bound_s = _least_s(stated.status, stated.lower_bound_s)
+    step_s, layout = limit_s, None
+    for part, known_s in zip(request.parts, alone_bounds_s, strict=True):
+        bound_s = known_s
         if bound_s is None or bound_s < step_s:
             left_s = None if deadline == inf else max(deadline - time.monotonic(), 0.0)
             plan = fastest_plan(replace(part, time_limit_s=left_s))
             bound_s = _least_s(plan.status, plan.objective.lower_bound_s)
-            step_s = min(step_s, plan.objective.step_time_s or inf)
+            if (plan.objective.step_time_s or inf) < step_s:
+                step_s, layout = plan.objective.step_time_s or inf, plan.layout
         bounds.append(bound_s)
     for chosen in _choices_of_parts(request):
         outcome = MixedSearch(chosen, step_s, deadline).run()
-        step_s = min(step_s, outcome.price_s)
+        if outcome.best is not None and outcome.best.price is not None:
+            price = outcome.best.price
+            step_s, layout = price.step_time_s, layout_document(price.layout, price.stages)
         bounds.append(_least_s(outcome.status, outcome.lower_bound_s))
-    if None in bounds:
-        return step_s, None
-    return step_s, min([step_s, *(bound for bound in bounds if bound is not None)])
+    bound = None
+    if None not in bounds:
+        bound = min([step_s, *(each for each in bounds if each is not None)])
+    return _Best(step_s=step_s, bound_s=bound, layout=layout)
 
 
 def _as_it_stands_s(document: MixedPlan, choice: Choice) -> float:
@@ -755,6 +791,82 @@ def _as_it_stands_s(document: MixedPlan, choice: Choice) -> float:
     pipeline = Pipeline.of(document.model_copy(update={"execution": execution}))
     if any(rule_faults(pipeline)):
         return inf
+    return float(np.asarray(mixed_step(pipeline.segments, pipeline.stages).seconds))
+
+
+# Whether the same pipeline wins where the cost model is off: as for plans on one cluster (`plan.robustness`),
+# the same thing off by the same factor on all parts, by the widest of their bands.
+
+
+def _with_robustness(request: MixedRequest, document: MixedPlan, deadline: float) -> MixedPlan:
+    """The document with what becomes of it under every change of its parts."""
+    if document.layout is None:
+        return document
+    works = [part.workload() for part in request.parts]
+    band = _widest([step_time_band(work) for work in works])
+    memory = _widest([peak_memory_band(work) for work in works])
+    by_words: dict[str, list[Change | None]] = {}
+    for index, part in enumerate(request.parts):
+        for change in changes(part, band, memory):
+            row = by_words.setdefault(change.words, [None] * len(request.parts))
+            row[index] = change
+    rows = by_words.values()
+    tasks = [partial(_scenario, request, document, row, deadline) for row in rows]
+    found = robustness_of(band, memory, side_by_side(tasks))
+    return document.model_copy(update={"robustness": found})
+
+
+def _widest(bands: Sequence[ErrorBand]) -> ErrorBand:
+    return replace(
+        bands[0], low=min(band.low for band in bands), high=max(band.high for band in bands)
+    )
+
+
+def _scenario(
+    request: MixedRequest,
+    document: MixedPlan,
+    by_part: Sequence[Change | None],
+    deadline: float,
+) -> Scenario:
+    """What becomes of a pipeline where something is off on each part that has it."""
+    pairs = list(zip(by_part, request.parts, strict=True))
+    parts = tuple(part if change is None else change.applied(part) for change, part in pairs)
+    off = [(change, part.workload()) for change, part in pairs if change is not None]
+    changed = replace(request, parts=parts)
+    now_s = _moved_s(changed, document)
+
+    def bound_s(before_s: float | None) -> float:
+        return min(monotone_bound_s(change, before_s, workload) for change, workload in off)
+
+    def rival() -> BestUnderChange:
+        alone = [_least_s(part.status, part.lower_bound_s) for part in document.alone]
+        bounds: list[float | None] = [bound_s(before_s) for before_s in alone]
+        best = _best_below(changed, bounds, inf if now_s is None else now_s, deadline)
+        step_s = None if best.step_s == inf else best.step_s
+        known = None if best.layout is None else best.layout.model_dump() | {"step_time_s": step_s}
+        status = _status(best.step_s, best.bound_s)
+        bound = None if best.bound_s in (None, inf) else best.bound_s
+        return BestUnderChange(
+            status=status, lower_bound_s=bound, step_time_s=step_s, document=known
+        )
+
+    is_quick = document.solver.rounds <= PARAMS.most_rounds and time.monotonic() < deadline
+    least_s = bound_s(document.objective.lower_bound_s)
+    return scenario_of(off[0][0].words, now_s, least_s, rival if is_quick else None)
+
+
+def _moved_s(changed: MixedRequest, document: MixedPlan) -> float | None:
+    """The step of a pipeline on changed parts, nothing in it moved; None where it no longer fits."""
+    parts = tuple(
+        stated.model_copy(update={"cluster": part.cluster})
+        for stated, part in zip(document.cluster.parts, changed.parts, strict=True)
+    )
+    cluster = document.cluster.model_copy(update={"parts": parts})
+    inputs = document.inputs.model_copy(update={"memory_risk": changed.first.memory_risk})
+    pipeline = Pipeline.of(document.model_copy(update={"cluster": cluster, "inputs": inputs}))
+    pairs = zip(pipeline.segments, pipeline.memory_gib, strict=True)
+    if any(max(peaks_gib) > segment.part.limit_gib for segment, peaks_gib in pairs):
+        return None
     return float(np.asarray(mixed_step(pipeline.segments, pipeline.stages).seconds))
 
 

@@ -23,6 +23,7 @@ from meshwright.costmodel.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.rates import peak_memory_band, step_time_band
 from meshwright.costmodel.records import POINT_ESTIMATE, ErrorBand, measured_gain
+from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.plan.assemble import (
@@ -119,8 +120,22 @@ def _risk(request: PlanRequest, plan: Plan) -> MemoryRisk | None:
 def _with_robustness(band: ErrorBand, memory: ErrorBand, plan: Plan, found: list[Any]) -> Plan:
     risk: MemoryRisk | None = found[0]
     scenarios: list[Scenario] = found[1:]
+    robustness = robustness_of(band, memory, scenarios)
+    return plan.model_copy(update={"memory_risk": risk, "robustness": robustness})
+
+
+def robustness_of(band: ErrorBand, memory: ErrorBand, scenarios: list[Scenario]) -> Robustness:
+    """What scenarios say together.
+
+    Parameters
+    ----------
+    band, memory
+        Of steps and of memory, from which the changes come.
+    scenarios
+        One for each change.
+    """
     unchanged = [_stays(scenario) for scenario in scenarios]
-    robustness = Robustness(
+    return Robustness(
         step_time_band=(band.low, band.high),
         memory_band=(memory.low, memory.high),
         same_winner=False
@@ -130,7 +145,6 @@ def _with_robustness(band: ErrorBand, memory: ErrorBand, plan: Plan, found: list
         else None,
         scenarios=scenarios,
     )
-    return plan.model_copy(update={"memory_risk": risk, "robustness": robustness})
 
 
 def _stays(scenario: Scenario) -> bool:
@@ -197,23 +211,71 @@ def _with_network(cluster: ClusterSpec, factor: float) -> ClusterSpec:
 def _scenario(request: PlanRequest, plan: Plan, change: Change) -> Scenario:
     changed = replace(change.applied(request), top_k=1)
     now_s = step_as_it_stands_s(request, plan, change)
-    bound_s = _monotone_bound_s(request, plan, change)
+    bound_s = monotone_bound_s(change, plan.objective.lower_bound_s, request.workload())
+    search = None
+    if not _too_long(request, plan):
+        search = partial(_rival, changed, plan)
+    return scenario_of(change.words, now_s, bound_s, search)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestUnderChange:
+    """What a search under a change found."""
+
+    status: str
+    lower_bound_s: float | None
+    step_time_s: float | None
+    document: dict[str, object] | None
+    """Its layout, of the fastest plan; None without one."""
+
+
+def _rival(changed: PlanRequest, plan: Plan) -> BestUnderChange:
+    outcome = _searched_again(changed, plan)
+    best = outcome.best[0] if outcome.best else None
+    return BestUnderChange(
+        status=outcome.status,
+        lower_bound_s=outcome.lower_bound_s,
+        step_time_s=None if best is None else best.step_time_s,
+        document=None if best is None else alternative(best, best.step_time_s),
+    )
+
+
+def scenario_of(
+    words: str, now_s: float | None, bound_s: float, search: Callable[[], BestUnderChange] | None
+) -> Scenario:
+    """What becomes of a plan under a change.
+
+    Parameters
+    ----------
+    words
+        The change.
+    now_s
+        The step of the plan as it stands; None where it no longer fits.
+    bound_s
+        No plan is faster then, 0 where nothing is known.
+    search
+        For the best plan under the change, made where the bound does not settle it; None where that would
+        take long.
+    """
     best_s, winner, status = now_s, None, "unknown"
     settled = now_s is not None and bound_s >= now_s * (1 - PARAMS.same)
-    if not settled and not _too_long(request, plan):
-        outcome = _searched_again(changed, plan)
-        bound_s, status = max(bound_s, outcome.lower_bound_s or 0.0), outcome.status
-        found_s = outcome.best[0].step_time_s if outcome.best else None
-        if found_s is not None and (now_s is None or found_s < now_s):
-            best_s = found_s
-            if now_s is None or found_s < now_s * (1 - PARAMS.same):
-                winner = alternative(outcome.best[0], found_s if now_s is None else now_s)
+    if not settled and search is not None:
+        rival = search()
+        bound_s, status = max(bound_s, rival.lower_bound_s or 0.0), rival.status
+        rival_s = rival.step_time_s
+        if rival_s is not None and (now_s is None or rival_s < now_s):
+            best_s = rival_s
+            if rival.document is not None and (
+                now_s is None or rival_s < now_s * (1 - PARAMS.same)
+            ):
+                lost = 100.0 * (rival_s / (rival_s if now_s is None else now_s) - 1.0)
+                winner = rival.document | {"slower_pct": lost}
     claim = claim_of(status)
     if best_s is not None and claim != "optimal":
         # Without a search to its end, the plan as it stands, or what a bound proves of it.
         claim = "optimal" if bound_s >= best_s * (1 - _ROUNDING) else "feasible"
     return Scenario(
-        change=change.words,
+        change=words,
         step_time_s=now_s,
         best_step_time_s=best_s,
         loss_at_most=None if now_s is None or bound_s <= 0 else max(0.0, now_s / bound_s - 1.0),
@@ -234,13 +296,24 @@ def step_as_it_stands_s(request: PlanRequest, plan: Plan, change: Change) -> flo
     return float(np.asarray(estimate_layout(workload, layout, placement, stages).step_time_s))
 
 
-def _monotone_bound_s(request: PlanRequest, plan: Plan, change: Change) -> float:
-    """Nothing is faster than before on slower parts or in less memory, nor by more than `factor` on faster
-    ones; with more memory than the plan was given nothing is known.
+def monotone_bound_s(change: Change, before_s: float | None, workload: Workload) -> float:
+    """A bound under a change from that before.
+
+    Nothing is faster than before on slower parts or in less memory, nor by more than `factor` on faster ones;
+    with more memory than the plan was given nothing is known.
+
+    Parameters
+    ----------
+    change
+        What is off.
+    before_s
+        No plan was faster; None where nothing is known.
+    workload
+        What was planned, with the margin that memory was given.
     """
-    bound_s = plan.objective.lower_bound_s or 0.0
+    bound_s = before_s or 0.0
     if change.memory:
-        margin = request.workload().memory_margin
+        margin = workload.memory_margin
         return bound_s if change.factor >= margin * (1 - _ROUNDING) else 0.0
     return bound_s if change.factor >= 1 else bound_s * change.factor
 

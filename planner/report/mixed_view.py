@@ -11,6 +11,7 @@ from meshwright.planner.report.plan_view import (
     STATUS_STYLES,
     installs_text,
     layout_line,
+    robustness_view,
     what_choices_bring,
 )
 from meshwright.planner.report.plan_words import cost_rows, status_meaning, status_words
@@ -87,6 +88,7 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
     return [
         *view,
         *([] if predicted is None else breakdown_view(predicted.breakdown_s)),
+        *robustness_view(plan.robustness, plan.inputs),
         *mixed_proof_view(plan),
     ]
 

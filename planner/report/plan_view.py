@@ -455,7 +455,11 @@ def plan_view(plan: Plan) -> View:
         view += prediction_view(plan.predicted, workload_of_plan(plan))
         view += grades_view(plan)
     view += [*binding_view(plan.binding), *memory_risk_view(plan)]
-    view += [*robustness_view(plan), *expected_view(plan), *expected_by_pairs_view(plan)]
+    view += [
+        *robustness_view(plan.robustness, plan.inputs),
+        *expected_view(plan),
+        *expected_by_pairs_view(plan),
+    ]
     return [*view, *alternatives_view(plan), *proof_view(plan)]
 
 
@@ -683,9 +687,8 @@ def expected_by_pairs_view(plan: Plan) -> View:
     return view
 
 
-def robustness_view(plan: Plan) -> View:
-    """What becomes of the plan where the cost model is off, one thing at a time."""
-    robustness = plan.robustness
+def robustness_view(robustness: Robustness | None, inputs: PlanInputs) -> View:
+    """What becomes of a plan where the cost model is off, one thing at a time."""
     if robustness is None:
         return []
     verdicts = {
@@ -707,9 +710,7 @@ def robustness_view(plan: Plan) -> View:
         "change": "what is off",
         "step_time_s": Column("this plan", SECONDS, absent="does not fit"),
         "loss_at_most": Column("it loses", Kind(lambda loss: f"at most {percent(loss)}")),
-        "winner": Column(
-            "instead", value=lambda scenario: _winner(scenario, robustness, plan.inputs)
-        ),
+        "winner": Column("instead", value=lambda scenario: _winner(scenario, robustness, inputs)),
     }
     return [*view, table(harmful, columns)] if harmful else view
 

@@ -71,7 +71,7 @@ _BETWEEN: Columns = {
     "from": "from",
     "to": "to",
     "gpus": Column("GPUs", COUNT),
-    "bytes_per_gpu": Column("each way, a GPU", BYTES),
+    "bytes_per_gpu": Column("mean GPU", BYTES),
     "bytes_per_step": Column("all", BYTES),
     "gb_per_s": Column("GB/s", decimals(0)),
     "busy_s": "busy",
