@@ -533,7 +533,7 @@ class PromisingRows(Sequence[PromisingRow]):
     def __getitem__(self, index: int | slice) -> PromisingRow | list[PromisingRow]:
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
-        row = self._order[index]
+        row = int(self._order[index])
         return self._found[self._of[row]].row(int(self._position[row]))
 
 

@@ -193,7 +193,7 @@ def _precision(line: CommandLine, config: NamedConfig | None) -> dict[str, str]:
         known = [CONVERTERS[name] for name in names if name in CONVERTERS]
         precision = known[-1] if known else "bf16"
         recipe = next(filter(None, map(line.text, _RECIPES)), None)
-        if precision == "fp8" and recipe in get_args(Fp8Recipe):
+        if precision == "fp8" and recipe and recipe in get_args(Fp8Recipe):
             return {"precision": precision, "fp8_recipe": recipe}
         return {"precision": precision}
     if config is not None and config.precision is not None:
