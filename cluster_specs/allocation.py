@@ -238,7 +238,7 @@ def _levels(same: SameCluster, gpus: int) -> FabricLevels:
         per_node=cluster.gpus_per_node,
         nodes=nodes,
         piece=piece,
-        held=_held_by_listed(cluster, tiers, gpus),
+        listed=_held_by_listed(cluster, tiers, gpus),
     )
 
 
@@ -255,13 +255,13 @@ def _held_by_listed(cluster: ClusterSpec, tiers: tuple[Tier, ...], gpus: int) ->
     """GPUs of an allocation in each of the listed blocks, which are alike, of every tier; 0 where the list
     does not say.
     """
-    held = [0] * len(tiers)
+    sizes = [0] * len(tiers)
     for k, blocks in _listed(cluster, tiers):
         if len(blocks) == 1:
-            held[k] = gpus
+            sizes[k] = gpus
         elif gpus == cluster.gpus:
-            held[k] = next(iter(blocks.values())).free
-    return tuple(held)
+            sizes[k] = next(iter(blocks.values())).free
+    return tuple(sizes)
 
 
 def _listed(
@@ -371,7 +371,7 @@ def _fitted(
     per_node: int,
     nodes: int,
     piece: int,
-    held: tuple[int, ...],
+    listed: tuple[int, ...],
 ) -> FabricLevels:
     """The tiers with their blocks fitted to an allocation of `gpus` GPUs on `nodes` nodes."""
     sizes = tuple(tier.gpus for tier in tiers)
@@ -379,7 +379,7 @@ def _fitted(
         blocks = _even_blocks(sizes, cluster_gpus, per_node, gpus)
     else:
         blocks = _shared_pieces(sizes, per_node, gpus, nodes, piece)
-        blocks = [own or block for own, block in zip(held, blocks, strict=True)]
+        blocks = [size or block for size, block in zip(listed, blocks, strict=True)]
     blocks[-1] = gpus
     spanned = [k for k, block in enumerate(blocks) if k == 0 or block > blocks[k - 1]]
     return _of_tiers(tuple(tiers[k] for k in spanned), [blocks[k] for k in spanned])

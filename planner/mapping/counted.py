@@ -651,13 +651,13 @@ class KindsReach:
         exchange, ring = ASKED.index("ep"), ASKED.index("edp")
         rows = []
         for inside_out in combinations_with_replacement(reversed(steps), self.levels):
-            least, held = np.array(inside_out, dtype=np.int64).T
+            least, largest = np.array(inside_out, dtype=np.int64).T
             if np.any(least > most[exchange]):
                 continue
             cut = least - room // replicas
             of_rings = np.where(cut > 0, np.maximum(room // np.maximum(cut, 1), 1), replicas)
             row = most.copy()
-            row[exchange] = np.minimum(row[exchange], held)
+            row[exchange] = np.minimum(row[exchange], largest)
             row[ring] = np.minimum(row[ring], np.maximum.accumulate(of_rings))
             rows.append(tuple(row.ravel().tolist()))
         table = np.array(list(dict.fromkeys(rows)), dtype=np.int64)

@@ -514,12 +514,12 @@ class _Rows:
 class PromisingRows(Sequence[PromisingRow]):
     """Rows, least bounds first, equal ones as they were found; made when they are asked for."""
 
-    def __init__(self, found: Sequence[_Rows] = ()) -> None:
-        self._found = found
-        sizes = [len(each.bound_s) for each in found]
+    def __init__(self, blocks: Sequence[_Rows] = ()) -> None:
+        self._blocks = blocks
+        sizes = [len(each.bound_s) for each in blocks]
         self._of = np.repeat(np.arange(len(sizes)), sizes)
         self._position = np.concatenate([np.zeros(0, dtype=np.int64), *map(np.arange, sizes)])
-        bound_s = np.concatenate([np.zeros(0), *(each.bound_s for each in found)])
+        bound_s = np.concatenate([np.zeros(0), *(each.bound_s for each in blocks)])
         self._order = np.argsort(bound_s, kind="stable")
 
     def __len__(self) -> int:
@@ -534,7 +534,8 @@ class PromisingRows(Sequence[PromisingRow]):
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         row = int(self._order[index])
-        return self._found[self._of[row]].row(int(self._position[row]))
+        rows = self._blocks[int(self._of[row])]
+        return rows.row(int(self._position[row]))
 
 
 def promising_rows(
@@ -551,7 +552,7 @@ def promising_rows(
     on_block
         Called again and again meanwhile; what it raises ends the enumeration.
     """
-    found: list[_Rows] = []
+    rows: list[_Rows] = []
     for execution in _executions(request):
         space = _space(request, execution)
         if space is None:
@@ -564,8 +565,8 @@ def promising_rows(
             kept, offloaded = _that_may_beat(request, space, workloads, block, cutoff_s)
             for layouts in (kept, offloaded):
                 on_block()
-                found += _rows_below(request, workloads, execution, layouts, cutoff_s)
-    return PromisingRows(found)
+                rows += _rows_below(request, workloads, execution, layouts, cutoff_s)
+    return PromisingRows(rows)
 
 
 def _executions(request: MixedRequest) -> list[Execution]:
