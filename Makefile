@@ -23,7 +23,7 @@ help:
 	@echo "make fuzz      10,000 damaged files for every reader of users' files"
 	@echo "make attack    20 minutes of random layouts and changed requests against what plans prove"
 	@echo "make slow      the suites that take minutes each, one in 24 of their longest"
-	@echo "make soak      all of their cases"
+	@echo "make soak      all of their cases, and all examples of the property tests"
 	@echo "make coverage  lines of the rules, the cost model, the search, its bounds and mixed clusters that the tests run (installs into .measure)"
 	@echo "make mutants   400 small faults in the rules: how many the tests notice (installs into .measure)"
 	@echo "make lint | types | unit    one of them"
@@ -71,7 +71,7 @@ slow: $(DEV_READY)
 	$(PYTEST) -m "soak and $(APART)"
 
 soak: $(DEV_READY)
-	MESHWRIGHT_SOAK_SHARE=1 MESHWRIGHT_INTERRUPTS=10 $(PYTEST) -m "soak and $(APART)"
+	MESHWRIGHT_SOAK_SHARE=1 MESHWRIGHT_INTERRUPTS=10 $(PYTEST) -m "(soak or hypothesis) and $(APART)"
 
 RESULTS := build/benchmarks
 

@@ -1,4 +1,7 @@
-"""How much of the long suites runs: `make slow` takes a share of their cases, `make soak` all of them."""
+"""How much of the long suites runs: `make slow` takes a share of their cases, `make soak` all of them.
+
+Property tests draw fewer examples than they may, and all of them in `make soak`.
+"""
 
 from __future__ import annotations
 
@@ -14,3 +17,8 @@ SHARE = int(os.environ.get("MESHWRIGHT_SOAK_SHARE", "24"))
 def some(cases: Iterable[Case]) -> list[Case]:
     """The share of some cases that runs, always the same ones."""
     return list(cases)[::SHARE]
+
+
+def examples(most: int) -> int:
+    """How many examples of a property are drawn: all where all cases run, else a quarter."""
+    return most if SHARE == 1 else most // 4

@@ -20,7 +20,7 @@ def variables() -> Callable[[str], dict[str, str]]:
 def test_the_settings_of_pip_reach_uv(variables: Callable[[str], dict[str, str]]) -> None:
     listed = r"""
 :env:.cert='/etc/own.crt'
-:env:.config-file='/home/me/pip.conf'
+:env:.config-file='own/pip.conf'
 :env:.disable-pip-version-check='1'
 download.no-binary=':all:'
 global.cert='/etc/all.crt'

@@ -131,6 +131,8 @@ def test_search_equals_brute_force(seed: int) -> None:
 def test_the_limit_changes_some_of_these_plans_and_rows_of_the_model_keep_it() -> None:
     changed = rows = 0
     for seed in range(24):
+        if changed >= 4 and rows >= 8:
+            break
         asked = on_host(seed)
         space = space_of(asked)
         search = LayoutSearch(space, [branch_of(space, pricing_of(space.workload))])

@@ -18,6 +18,7 @@ from meshwright.model_specs.parameters import embedding_parameters
 from meshwright.planner.bounds.mappings import useful_groups
 from meshwright.planner.bounds.pricing import CostModelPricing
 from tests.costmodel.test_costmodel_properties import SLOWER, Case, cases, pace_of
+from tests.soaked import examples
 
 GAIN = 5e-4
 STAGES = {"megatron": (0, 1), "deepspeed": (1, 2)}
@@ -73,7 +74,7 @@ def in_rows(layout: Layout) -> Layout:
 
 
 @given(open_cases())
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_a_price_is_the_least_of_all_sizes_where_that_saves_enough(case: Case) -> None:
     own_s = sized(case, None).seconds()
     others_s = [sized(case, size).seconds() for size in sizes_of(case)]
@@ -85,7 +86,7 @@ def test_a_price_is_the_least_of_all_sizes_where_that_saves_enough(case: Case) -
 
 
 @given(open_cases())
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 def test_bounds_hold_for_every_size(case: Case) -> None:
     """Below the step with the framework's own size, and with every other."""
     context = make_context(case.workload, case.layout, case.placement)
@@ -102,7 +103,7 @@ def test_bounds_hold_for_every_size(case: Case) -> None:
 
 
 @given(open_cases(), st.integers(1, 3))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_any_number_of_shard_groups_with_any_size_is_bounded(case: Case, zero: int) -> None:
     """And a number that is not useful is, with every size, no faster than one of its divisors."""
     stages = STAGES[case.workload.framework]
@@ -130,7 +131,7 @@ def test_any_number_of_shard_groups_with_any_size_is_bounded(case: Case, zero: i
 
 
 @given(open_cases(), st.floats(0.1, 10), st.floats(0.0, 3.0))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_step_of_given_loads_is_below_every_size(
     case: Case, busiest_s: float, more: float
 ) -> None:

@@ -38,6 +38,7 @@ from meshwright.planner.bounds.layer_split import balanced_stages, level_splits
 from meshwright.planner.bounds.mappings import Matrices, matrices, useful_groups
 from meshwright.planner.bounds.paces import ChunkTimes, chunk_times, least_level_pace_s
 from meshwright.planner.bounds.pricing import CostModelPricing
+from tests.soaked import examples
 
 ALL = 10**6
 LARGEST = 65_536
@@ -273,7 +274,7 @@ def cases(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS, *, tensor_inside: boo
 
 
 @given(cases())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_parts_of_the_breakdown_add_up_and_none_is_negative(case: Case) -> None:
     found = estimate_layout(case.workload, case.layout, case.placement, case.stages)
     parts = {name: float(np.asarray(x)) for name, x in found.breakdown_s.items()}
@@ -284,10 +285,11 @@ def test_parts_of_the_breakdown_add_up_and_none_is_negative(case: Case) -> None:
         assert level.bytes_per_step >= 0
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", KINDS)
 def test_bounds_lie_below_every_split_and_placement(kind: str) -> None:
     @given(cases((kind,), tensor_inside=True))
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     def check(case: Case) -> None:
         seconds = case.seconds()
         bound = search_bound_s(case.workload, case.layout)
@@ -301,12 +303,13 @@ def test_bounds_lie_below_every_split_and_placement(kind: str) -> None:
     check()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bound_for_any_relief_lies_below_every_step(kind: str) -> None:
     """Whatever is recomputed or offloaded, under the placement that each step has."""
 
     @given(cases((kind,), tensor_inside=True))
-    @settings(max_examples=150)
+    @settings(max_examples=examples(150))
     def check(case: Case) -> None:
         mask = int(case.layout.recompute)
         assume(legal_recompute(case.workload, mask) == mask)
@@ -320,7 +323,7 @@ def test_a_bound_for_any_relief_lies_below_every_step(kind: str) -> None:
 
 
 @given(cases(tensor_inside=True), st.integers(0, int(Recompute.FULL) - 1), st.floats(0, 1))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_no_layout_of_one_virtual_stage_is_faster_with_more_recomputed(
     case: Case, more: int, share: float
 ) -> None:
@@ -339,7 +342,7 @@ def test_no_layout_of_one_virtual_stage_is_faster_with_more_recomputed(
 
 
 @given(cases(tensor_inside=True), st.integers(1, 3))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_bound_for_any_shard_groups_lies_below_that_of_each(case: Case, zero_stage: int) -> None:
     """And a number that is not useful is no faster than one of its divisors."""
     layout = replace(case.layout, zero_stage=zero_stage, shard_groups=1)
@@ -360,7 +363,7 @@ def test_a_bound_for_any_shard_groups_lies_below_that_of_each(case: Case, zero_s
 
 @pytest.mark.slow
 @given(cases(("moe", "mla")), st.floats(1, 4), st.sampled_from([1e-4, 5e-4, 0.01, 0.1, 0.5]))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_prices_never_fall_when_experts_get_less_even(
     case: Case, imbalance: float, more: float
 ) -> None:
@@ -391,7 +394,7 @@ def test_bounds_hold_however_much_overlap_slows_compute(case: Case, interference
 
 
 @given(st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_bound_only_grows_with_the_load_of_the_ranks(data: st.DataObject) -> None:
     """What makes it a bound: every split has at least the least sum over ranks and the least busiest rank.
 
@@ -423,10 +426,11 @@ def test_bound_only_grows_with_the_load_of_the_ranks(data: st.DataObject) -> Non
     assert least <= seconds(min(more * busiest_s, whole_s), whole_s) * SLOWER
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_bound_lies_below_the_peak_of_every_split(kind: str) -> None:
     @given(cases((kind,)))
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     def check(case: Case) -> None:
         peak = float(np.max(stage_memory_gib(case.workload, case.layout, case.stages)))
         assert 0 < float(np.asarray(peak_memory_gib(case.workload, case.layout))) <= peak * SLOWER
