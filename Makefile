@@ -121,8 +121,13 @@ ORACLES := .oracles
 ORACLES_READY := $(ORACLES)/.ready-13
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
+ORACLE_TESTS := ORACLE_PYTHON=$(CURDIR)/$(ORACLES)/bin/python $(BIN)/python -m pytest -m oracle
+# They time a browser: nothing runs beside them.
+IN_A_BROWSER := $(addprefix tests/oracles/,test_browser.py test_perfetto.py test_served_page.py)
+
 oracles: $(DEV_READY) $(ORACLES_READY)
-	ORACLE_PYTHON=$(CURDIR)/$(ORACLES)/bin/python $(BIN)/python -m pytest -m oracle -s tests/oracles
+	$(ORACLE_TESTS) -n 2 --dist loadgroup -rP $(addprefix --ignore=,$(IN_A_BROWSER)) tests/oracles
+	$(ORACLE_TESTS) -s $(IN_A_BROWSER)
 
 $(ORACLES_READY): tests/oracles/requirements.txt | $(BIN)/python
 	$(BIN)/python -m venv $(ORACLES)
