@@ -733,7 +733,7 @@ def _without(
         status=claim,
         proven=is_closed(claim),
     )
-    return described(answer, choice, document.inputs)
+    return described(answer, choice, value, document.inputs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -411,23 +411,25 @@ def _choice(
         plain: dict[str, Any] = {choice.name: choice.plain}
         likely = replace(likely, **plain)
     found = _answered(choice.name, value, without, likely)
-    return described(found, choice, plan.inputs)
+    return described(found, choice, value, plan.inputs)
 
 
-def described(found: ExecutionChoice, choice: Choice, inputs: PlanInputs) -> ExecutionChoice:
+def described(
+    found: ExecutionChoice, choice: Choice, value: int | str | bool, inputs: PlanInputs
+) -> ExecutionChoice:
     """What a search without a choice found, with its pin, its software and what was measured of it.
 
     Parameters
     ----------
     found
-        The choice with its value and the best plan without it.
+        The choice with the best plan without it.
     choice
         Its record.
+    value
+        What the plan has of it; the document's is a float where it is a number.
     inputs
         Of the plan that makes it.
     """
-    value = found.value
-    assert not isinstance(value, float)
     setting = choice.setting(framework_named(inputs.framework), value)
     pin = f"{choice.name}={choice.word(choice.plain)}"
     update: dict[str, Any] = {"pin": pin, "installs": setting.installs if setting else ""}
