@@ -226,6 +226,22 @@ def _narrowed(torch: Any, layer: Any, settings: dict[str, Any]) -> None:
     convert_to_float8_training(layer, config=Float8LinearConfig.from_recipe_name(recipe))
 
 
+def _stepped(
+    torch: Any, run: Run, run_pass: Callable[[Any], None], update: Callable[[], None]
+) -> list[float]:
+    """Seconds of each step over random tokens: a pass of every micro-batch, then the update."""
+    workload, layout = run.workload, run.layout
+    shape = (layout.micro_batch, workload.seq_len)
+    times: list[float] = []
+    with _timed_steps(torch, times) as done:
+        for _ in range(WARM_UPS + STEPS):
+            for _ in range(layout.num_micro_batches):
+                run_pass(torch.randint(0, workload.model.vocab, shape, device="cuda"))
+            update()
+            done()
+    return times
+
+
 def _group_of_one(torch: Any) -> None:
     """Makes this process a job of one rank."""
     if torch.distributed.is_initialized():
@@ -261,15 +277,12 @@ def trained_by_deepspeed(torch: Any, run: Run, settings: dict[str, Any]) -> list
     engine, *_ = deepspeed.initialize(model=model, config=config, dist_init_required=True)
     torch.cuda.reset_peak_memory_stats()
     loss_of = _loss_of(torch, engine.module, settings, False)
-    shape = (layout.micro_batch, workload.seq_len)
-    times: list[float] = []
-    with _timed_steps(torch, times) as done:
-        for _ in range(WARM_UPS + STEPS):
-            for _ in range(layout.num_micro_batches):
-                tokens = torch.randint(0, workload.model.vocab, shape, device="cuda")
-                engine.backward(loss_of(tokens))
-                engine.step()
-            done()
+
+    def run_pass(tokens: Any) -> None:
+        engine.backward(loss_of(tokens))
+        engine.step()
+
+    times = _stepped(torch, run, run_pass, lambda: None)
     engine.destroy()
     return times
 
@@ -281,9 +294,8 @@ def trained_whole(torch: Any, run: Run, settings: dict[str, Any]) -> list[float]
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     _group_of_one(torch)
-    workload, layout = run.workload, run.layout
     mesh = init_device_mesh("cuda", (1,))
-    model = built(torch, workload.model, torch.float32)
+    model = built(torch, run.workload.model, torch.float32)
     model.train()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     compiled = settings["framework"].startswith(TORCHTITAN.name)
@@ -299,18 +311,16 @@ def trained_whole(torch: Any, run: Run, settings: dict[str, Any]) -> list[float]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     torch.cuda.reset_peak_memory_stats()
     loss_of = _loss_of(torch, model, settings, compiled)
-    shape = (layout.micro_batch, workload.seq_len)
-    times: list[float] = []
-    with _timed_steps(torch, times) as done:
-        for _ in range(WARM_UPS + STEPS):
-            for _ in range(layout.num_micro_batches):
-                tokens = torch.randint(0, workload.model.vocab, shape, device="cuda")
-                loss_of(tokens).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            done()
-    return times
+
+    def run_pass(tokens: Any) -> None:
+        loss_of(tokens).backward()
+
+    def update() -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return _stepped(torch, run, run_pass, update)
 
 
 def measured(torch: Any, run: Run, settings: dict[str, Any]) -> dict[str, Any]:

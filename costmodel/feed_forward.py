@@ -18,13 +18,7 @@ from meshwright.costmodel.adapters import (
     widening_s,
 )
 from meshwright.costmodel.collectives import Links, all_to_all_s, members_inside, ring_pass_s
-from meshwright.costmodel.kernels import (
-    gemm_s,
-    streamed_s,
-    transposed_slower,
-    weight_cast_bytes,
-    weight_gradient_s,
-)
+from meshwright.costmodel.kernels import gemm_s, streamed_s, weight_gradient_s
 from meshwright.costmodel.layer_context import (
     Context,
     LayerTime,
@@ -78,12 +72,13 @@ def linear(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -
         base = frozen_passes_s(c, tokens, n, k, len(outputs))
         return Passes(base.forward + beside.forward, base.backward + beside.backward)
     forward, backward = gemm_s(tokens, n, k, c.rates), gemm_s(tokens, k, n, c.rates)
-    wide = c.wide_weight_gradients
-    # Half of the casts for each product.
-    cast = weight_cast_bytes(c.workload.fp8_recipe, transposed_slower(c.rates))
-    casts = streamed_s(0.5 * cast * n * k, c.rates)
-    by_weight = weight_gradient_s(k, n, tokens, c.rates, sixteen_bit=wide)
-    return Passes(forward + casts, backward + casts + by_weight)
+    by_weight = weight_gradient_s(k, n, tokens, c.rates, sixteen_bit=c.wide_weight_gradients)
+    passes = Passes(forward, backward + by_weight)
+    if not c.weight_cast_bytes:
+        return passes
+    # The weight is cast for the forward product and for the gradient of its input: half for each.
+    casts_s = streamed_s(0.5 * c.weight_cast_bytes * n * k, c.rates)
+    return Passes(passes.forward + casts_s, passes.backward + casts_s)
 
 
 def dense_mlp(c: Context, width: float, *, norm: bool = True) -> LayerTime:

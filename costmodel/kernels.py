@@ -202,14 +202,15 @@ at 16 bits."""
 
 
 _TRANSPOSED_BYTES_PER_S_OF_SM = 6.4e9
+"""Read and written by one SM in compiled kernels that cast along columns or write transposed."""
 
 
 def transposed_slower(rates: Rates) -> float:
     """How much slower than streaming kernels those are that cast along columns or write transposed.
 
-    What PyTorch compiles for them reads and writes apart from its neighbours, and is paced by the SMs, not by
-    HBM: 6.4 GB/s an SM in Llama 3's layers by torchao 0.18 and PyTorch 2.11 on an H200 (a profile in
-    `tests/data/own_runs/h200_float8.yaml`). torchao's own runs on eight H100 (float8/README.md) ask for 5.9.
+    PyTorch compiles them so that neighbouring elements lie apart in memory, and the SMs pace them instead of
+    HBM. 6.4 GB/s an SM is what the kernels of Llama 3's layers took by torchao 0.18 and PyTorch 2.11 on an
+    H200; `tests/data/own_runs/h200_float8.yaml` has the profile.
 
     Parameters
     ----------
@@ -225,7 +226,9 @@ def transposed_slower(rates: Rates) -> float:
 
 
 _ROW_CAST = 2.0 + 1.0
-"""Bytes of an element where scales are by row: read once for the maximum and the cast, written at 8 bits."""
+"""Bytes of an element that is cast by row: read once for the maximum and the cast, written at 8 bits."""
+_COLUMN_CAST = 2.0 + 2.0 + 1.0
+"""By column: read for the maximum, read for the cast, and written transposed."""
 
 
 def cast_bytes_per_element(
@@ -270,7 +273,7 @@ def cast_bytes_per_element(
     if precision == "fp8" and recipe == "blockwise":
         return 2.0 + 2.0 * (1.0 + 4.0 / 128.0)
     if precision == "fp8" and recipe in ("rowwise", "rowwise_with_gw_hp"):
-        return _ROW_CAST + ((2.0 + 2.0 + 1.0) * slower if recipe == "rowwise" else 0.0)
+        return _ROW_CAST + (_COLUMN_CAST * slower if recipe == "rowwise" else 0.0)
     if precision == "fp8":
         written = 1.0 if architecture == "blackwell" else 2.0
         maximum = 2.0 if (recipe == "tensorwise" if recipe else current_scaling) else 0.0
@@ -287,7 +290,7 @@ def weight_cast_bytes(recipe: str | None, slower: float) -> float:
 
     Where scales are by row, whole weights are gathered at 16 bits and cast for the forward product and, along
     the other order, for the gradient of the inputs (torchao 0.18, float8/float8_linear.py,
-    matmul_with_hp_or_float8_args). Other stacks cast shards, or once a step: a share that is left out.
+    matmul_with_hp_or_float8_args). Other stacks cast shards, or once a step, which has no price.
 
     Parameters
     ----------
@@ -302,7 +305,7 @@ def weight_cast_bytes(recipe: str | None, slower: float) -> float:
         Bytes, at least 0.
     """
     again = {
-        "rowwise": (2.0 + 2.0 + 1.0) * slower,
+        "rowwise": _COLUMN_CAST * slower,
         "rowwise_with_gw_hp": 2.0 + (2.0 + 1.0) * slower,
     }
     return _ROW_CAST + again[recipe] if recipe in again else 0.0

@@ -23,6 +23,7 @@ from meshwright.costmodel.kernels import (
     element_bytes,
     streamed_s,
     transposed_slower,
+    weight_cast_bytes,
 )
 from meshwright.costmodel.layout import Floats, Layout, Placement
 from meshwright.costmodel.rates import Constants
@@ -58,6 +59,11 @@ class Context:
         """Tokens of a micro-batch on one rank."""
         return rank_tokens(self.workload, self.layout)
 
+    @property
+    def fp8_recipe(self) -> str | None:
+        """How FP8 scales come about; None at other precisions, and for the stack's own way."""
+        return self.workload.fp8_recipe if self.workload.precision == "fp8" else None
+
     @cached_property
     def cast_bytes(self) -> float:
         """Bytes moved per element of a GEMM operand that is cast to the run's precision."""
@@ -66,14 +72,19 @@ class Context:
             self.workload.cluster.device.architecture,
             current_scaling=self.constants.framework.current_scaling,
             transposes_apart=self.constants.framework.transposes_apart,
-            recipe=self.workload.fp8_recipe,
+            recipe=self.fp8_recipe,
             slower=transposed_slower(self.rates),
         )
+
+    @cached_property
+    def weight_cast_bytes(self) -> float:
+        """Bytes moved per element of a weight that every micro-batch casts again."""
+        return weight_cast_bytes(self.fp8_recipe, transposed_slower(self.rates))
 
     @property
     def wide_weight_gradients(self) -> bool:
         """Whether products of weight gradients run at 16 bits beside narrower ones."""
-        return self.workload.fp8_recipe == "rowwise_with_gw_hp"
+        return self.fp8_recipe == "rowwise_with_gw_hp"
 
     @cached_property
     def element_bytes(self) -> ElementBytes:

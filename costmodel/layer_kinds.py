@@ -737,7 +737,8 @@ _OF_EMBEDDING = _Collectives(2.0, 1.0)
 _CHECK_S = 2.1e-4
 """Of the host for each rank of a group that checks a collective: a barrier that its first rank monitors and
 two gathers, all through Gloo (torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp). Measured on a 16-core
-Xeon with PyTorch 2.11: 1.70 ms among 8 processes, 0.89 among 4, 0.65 among 2."""
+Xeon with PyTorch 2.11: 1.70 ms among 8 processes, 0.89 among 4, 0.65 among 2
+(`tests/data/own_runs/h200_host.json`)."""
 
 
 def _collectives_s(c: Context, number: _Collectives) -> Floats:

@@ -72,11 +72,11 @@ def mean_rank_work(c: Context, stages: Stages, ranks: slice | None = None) -> Ra
     model, pp = c.workload.model, len(stages)
     m = int(np.asarray(c.layout.num_micro_batches))
     counts = rank_counts(c, stages)
+    if ranks is not None:
+        return _work_of(c, counts, ranks)
     experts, scoring = model.blocks.experts, c.workload.scoring_passes
     again = float(np.sum(counts.dense_recomputed + counts.moe_recomputed))
     moe_again = experts * m * float(np.sum(counts.moe_recomputed)) / pp
-    if ranks is not None:
-        return _work_of(c, counts, ranks)
     return RankWork(
         micro_batches=m,
         activation_bytes=2.0 * float(np.asarray(c.tokens)) * model.hidden,
