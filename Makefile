@@ -126,7 +126,7 @@ ORACLE_TESTS := ORACLE_PYTHON=$(CURDIR)/$(ORACLES)/bin/python $(BIN)/python -m p
 IN_A_BROWSER := $(addprefix tests/oracles/,test_browser.py test_perfetto.py test_served_page.py)
 
 oracles: $(DEV_READY) $(ORACLES_READY)
-	$(ORACLE_TESTS) -n 2 --dist loadgroup -rP $(addprefix --ignore=,$(IN_A_BROWSER)) tests/oracles
+	$(ORACLE_TESTS) -n 2 --maxschedchunk 1 -rP $(addprefix --ignore=,$(IN_A_BROWSER)) tests/oracles
 	$(ORACLE_TESTS) -s $(IN_A_BROWSER)
 
 $(ORACLES_READY): tests/oracles/requirements.txt | $(BIN)/python

@@ -270,6 +270,8 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
             fp8_parameters=workload.fp8_params,
             fused_loss=workload.te_loss,
             fused_norm=workload.fused_norm,
+            stepwise_loss=workload.stepwise_loss,
+            fill_exposed=workload.fill_exposed,
         ),
     )
 
@@ -282,14 +284,16 @@ class _Settings(NamedTuple):
     fp8_parameters: bool | None
     fused_loss: bool | None
     fused_norm: bool | None
+    stepwise_loss: bool | None
+    fill_exposed: bool | None
 
 
 @lru_cache(maxsize=256)
 def _with_settings(stack: FrameworkConstants, run: _Settings) -> FrameworkConstants:
     """The constants with the settings of a run; cached, because every price asks for them."""
-    changes: dict[str, Any] = {}
-    if run.fused_norm is not None:
-        changes["fused_norm"] = run.fused_norm
+    same = ("fused_loss", "fused_norm", "stepwise_loss", "fill_exposed")
+    said = {name: getattr(run, name) for name in same}
+    changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     if run.kernel is not None:
         changes["flash_attention"] = run.kernel in _FLASH_GENERATIONS
         changes["fused_softmax"] = run.kernel != "unfused"
@@ -300,8 +304,6 @@ def _with_settings(stack: FrameworkConstants, run: _Settings) -> FrameworkConsta
             changes["weight_gradient_bytes"] = 2.0 * run.gradient_bytes
     if run.fp8_parameters is not None:
         changes["narrow_gathers"] = run.fp8_parameters
-    if run.fused_loss is not None:
-        changes["fused_loss"] = run.fused_loss
     return replace(stack, **changes) if changes else stack
 
 

@@ -153,6 +153,10 @@ class Workload(RunSettings):
     """Of the run; None for the one that the software stack has."""
     first_fp8_kernels: bool = False
     """Whether FP8 matrix products on Blackwell are those of the first containers for it (cuBLAS 12.8)."""
+    stepwise_loss: bool | None = None
+    """Whether a cross entropy that is not one kernel is one for each of its steps; None as the stack does."""
+    fill_exposed: bool | None = None
+    """Whether transfers of virtual stages are exposed in fill and drain; None as the stack does."""
     fused_norm: bool | None = None
     """Whether each norm is one kernel; None for what the stack does."""
     keeps_gathered_inputs: bool = False

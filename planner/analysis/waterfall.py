@@ -143,7 +143,9 @@ State = dict[str, Any]
 """Every setting that can change by itself, by name."""
 
 _LAYOUT = (*CHANGED_ALONE, "sequence_parallel")
-_WORK = ("precision", "optimizer", "framework", "loss")
+_OF_STACK = ("stepwise_loss", "fill_exposed")
+"""What today's launch says of its stack; a plan's launch files ask for neither."""
+_WORK = ("precision", "optimizer", "framework", "loss", *_OF_STACK)
 _EXECUTION = tuple(setting.name for setting in fields(Execution))
 NEUTRAL = 1e-9
 """Relative change of a step below which a setting makes no difference."""
@@ -420,7 +422,7 @@ def _value(key: str, state: State) -> str:
         return schedule_name(value, state["vpp"])
     if key == "recompute":
         return _recompute_text(state)
-    return ("off", "on")[value] if isinstance(value, bool) else str(value)
+    return ("off", "on")[bool(value)] if isinstance(value, bool) or key in _OF_STACK else str(value)
 
 
 def _recompute_text(state: State) -> str:
@@ -434,6 +436,8 @@ def _recompute_text(state: State) -> str:
 _LABELS = {
     "batch": "global batch x sequence",
     "gpus": "GPUs",
+    "stepwise_loss": "cross entropy step by step",
+    "fill_exposed": "exposed transfers in fill and drain",
 }
 
 

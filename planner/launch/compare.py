@@ -18,6 +18,7 @@ from typing import Any
 import tomlkit
 import yaml
 
+from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.workload import Execution
 from meshwright.documents import read_text
 from meshwright.errors import InfeasibleError, InputError
@@ -279,6 +280,7 @@ def launch_meaning(launch: LaunchRun, plan: Plan, path: Path) -> object:
     execution = Execution.within(workload).of_layout(layout)
     names = ("precision", "optimizer", "framework", "gpus", "global_batch", "seq_len")
     settings = [getattr(workload, name) for name in names]
+    settings.append(stack_constants(workload))
     return layout, stages, execution, run.rank_order, settings, launch.repeats_pipeline
 
 

@@ -591,6 +591,9 @@ def said_of_launch(launch: Launch) -> Said:
         "pipeline_before_data": launch.placed.pipeline_before_data,
         **_pipeline(launch),
         "overlap.pp": execution.pp_overlap or not overlaps_alone,
+        # Transfers in fill and drain are priced as those of the steady phase, the loss in few kernels.
+        "overlaps_ends": execution.pp_overlap and layout.vpp > 1 and layout.pp > 1,
+        "loss_fusion": True,
         # The tensor-parallel overlap of Transformer Engine gathers and scatters along the sequence.
         "overlap.tp": layout.sequence_parallel and execution.tp_overlap,
         "seq_len": inputs.seq_len,

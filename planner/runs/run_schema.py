@@ -268,6 +268,16 @@ class SettingsDoc(ClosedDocument):
         description="Whether cross entropy is Transformer Engine's one kernel over 16-bit logits; the "
         "software stack's where absent.",
     )
+    stepwise_loss: Flag | None = Field(
+        default=None,
+        description="Whether a cross entropy that is not one kernel is one for each of its steps, as under "
+        "Megatron without --cross-entropy-loss-fusion; the software stack's where absent.",
+    )
+    fill_exposed: Flag | None = Field(
+        default=None,
+        description="Whether transfers of virtual stages are waited for in fill and drain, as under Megatron "
+        "without --overlap-p2p-communication-warmup-flush; the software stack's where absent.",
+    )
     keeps_gathered_inputs: Flag = Field(
         default=False,
         description="Whether sequence parallelism keeps the gathered inputs of column-parallel products; "

@@ -54,7 +54,7 @@ def need(*tools: str) -> None:
 def slurm_daemon(folder: Path, nodes: str, topology: str) -> Iterator[dict[str, str]]:
     """The environment in which Slurm's commands ask a controller with these nodes and this topology.conf."""
     need("slurmctld", "sbatch", "scontrol")
-    port = 20_000 + os.getpid() % 20_000
+    port = _first_port()
     conf = SLURM_CONF.format(
         folder=folder, port=port, slurmd_port=port + 1, user=getpass.getuser(), nodes=nodes
     )
@@ -72,7 +72,7 @@ def slurm_machines(
     only Slurm's backfill scheduler starts.
     """
     need("slurmctld", "slurmd", "srun")
-    port = 20_000 + os.getpid() % 20_000
+    port = _first_port()
     fields = {
         "folder": folder,
         "port": port,
@@ -119,6 +119,11 @@ def slurm_machines(
                 daemon.terminate()
             for daemon in daemons:
                 daemon.wait(timeout=30)
+
+
+def _first_port() -> int:
+    """The first of 32 ports that no test in another process takes."""
+    return 20_000 + os.getpid() % 600 * 32
 
 
 def _gpu_files(folder: Path, name: str, count: int) -> str:

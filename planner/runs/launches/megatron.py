@@ -422,6 +422,7 @@ def from_megatron(
         settings["gpus"] = gpus
     if said["shard_groups"] > 1:
         settings["shard_groups"] = said["shard_groups"]
+    settings |= {} if deepspeed else _loss_and_ends(said, settings, of_recipe=not sized)
     settings |= offloaded_modules(said)
     offloaded = _offloaded_percent(said)
     if offloaded:
@@ -451,6 +452,23 @@ _DEALT = (
     "hybrid context parallelism deals samples to ranks by their lengths, which the file does not hold: "
     "priced as whole sequences"
 )
+
+
+def _loss_and_ends(said: Said, settings: dict[str, Any], *, of_recipe: bool) -> dict[str, Any]:
+    """How cross entropy runs, and transfers of virtual stages in fill and drain.
+
+    Both are off in Megatron without their flags; a recipe without an override has its own.
+    """
+    loss = said.line.text("--cross-entropy-fusion-impl")
+    fused, overlaps_ends = said["loss_fusion"], said["overlaps_ends"]
+    found: dict[str, Any] = {}
+    if fused or not of_recipe:
+        found["stepwise_loss"] = not fused
+    if fused and loss is not None:
+        found["fused_loss"] = loss == "te"
+    if settings.get("vpp", 1) > 1 and (overlaps_ends or not of_recipe):
+        found["fill_exposed"] = not overlaps_ends
+    return found
 
 
 def _dealing(said: Said, settings: dict[str, Any]) -> tuple[str, ...]:
@@ -501,9 +519,6 @@ def _numerics(said: Said) -> dict[str, Any]:
     if moments == {"bf16"}:
         settings["moment_dtype"] = "bf16"
     said["gathers_over_gradients"]
-    loss = said.line.text("--cross-entropy-fusion-impl")
-    if loss is not None and said.line.has("--cross-entropy-loss-fusion"):
-        settings["fused_loss"] = loss == "te"
     gathered = [said["fp8_params"], said["fp4_params"]]
     return settings | ({"fp8_params": True} if any(gathered) else {})
 

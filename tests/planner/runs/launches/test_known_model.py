@@ -59,6 +59,26 @@ def test_without_one_the_way_out_is_named(tmp_path: Path) -> None:
         read_launch(script)
 
 
+def test_loss_and_ends_of_megatron_are_as_the_flags_say(tmp_path: Path) -> None:
+    """Each costs time where its flag is not there."""
+    loss, ends = "--cross-entropy-loss-fusion", "--overlap-p2p-communication-warmup-flush"
+    stages = "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4"
+    step_s = []
+    for flags in ((loss, ends), (ends,), (loss,)):
+        script = tmp_path / "run.sh"
+        text = SCRIPT.format(model=f"{stages} {' '.join(flags)}").replace("-size 8 ", "-size 4 ")
+        script.write_text(text, encoding="utf-8")
+        (priced,) = price_launch(script, WITH)
+        workload = priced.run.workload
+        assert (workload.stepwise_loss, workload.fill_exposed) == (
+            loss not in flags,
+            ends not in flags,
+        )
+        assert not priced.run.remarks
+        step_s.append(priced.predicted.step_time_s)
+    assert min(step_s[1:]) > step_s[0]
+
+
 def test_more_of_megatrons_flags_are_read(tmp_path: Path) -> None:
     flags = "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te --cuda-graph-impl local"
     ends = " --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
