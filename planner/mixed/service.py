@@ -515,7 +515,8 @@ def make_mixed_plan(
     limit_s = request.time_limit_s
     own_limit_s = None if limit_s is None else _SHARE_ALONE * limit_s
     alone = [
-        fastest_plan(replace(part, time_limit_s=own_limit_s), progress) for part in request.parts
+        fastest_plan(replace(part, time_limit_s=own_limit_s), progress, explained=False)
+        for part in request.parts
     ]
     prices = [plan.objective.step_time_s or inf for plan in alone]
     best_alone_s = min(prices)
@@ -761,7 +762,7 @@ def _best_below(
         bound_s = known_s
         if bound_s is None or bound_s < step_s:
             left_s = None if deadline == inf else max(deadline - time.monotonic(), 0.0)
-            plan = fastest_plan(replace(part, time_limit_s=left_s))
+            plan = fastest_plan(replace(part, time_limit_s=left_s), explained=False)
             bound_s = _least_s(plan.status, plan.objective.lower_bound_s)
             if (plan.objective.step_time_s or inf) < step_s:
                 step_s, layout = plan.objective.step_time_s or inf, plan.layout

@@ -97,10 +97,12 @@ def fastest_plan(
     progress: Progress | None = None,
     *,
     hedged: bool = False,
+    explained: bool = True,
     model_file: Path | None = None,
 ) -> Plan:
     """The fastest plan for a request, verified; or the reason why there is none. Parameters and errors are
-    those of `make_plan`. `hedged` says of a calibrated plan how it does over the posterior.
+    those of `make_plan`. `hedged` says of a calibrated plan how it does over the posterior. Without `explained`
+    the reason is not searched for.
     """
     began = time.monotonic()
     if request.time_limit_s is not None:
@@ -112,9 +114,9 @@ def fastest_plan(
     request = found.request
     space = space_of(request)
     outcome = _with_least_traffic(request, found.outcome)
-    infeasible = (
-        explain_infeasible(request, space.workload) if outcome.status == "infeasible" else None
-    )
+    infeasible = None
+    if explained and outcome.status == "infeasible":
+        infeasible = explain_infeasible(request, space.workload)
     wall_s = time.monotonic() - began
     plan = plan_from_outcome(
         request, outcome, space, wall_s, infeasible=infeasible, full=found.full
