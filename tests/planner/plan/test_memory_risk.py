@@ -92,7 +92,8 @@ def test_plans_keep_to_the_risk() -> None:
 def test_what_safety_costs_is_printed() -> None:
     asked = request(pins={**PINNED, "tp": 2})
     safe, as_predicted = (
-        make_plan(replace(asked, memory_risk=risk), robustness=True, choices=False) for risk in (0.05, 0.5)
+        make_plan(replace(asked, memory_risk=risk), robustness=True, choices=False)
+        for risk in (0.05, 0.5)
     )
     assert safe.memory_risk is not None
     assert safe.memory_risk.step_time_s_without == as_predicted.objective.step_time_s
