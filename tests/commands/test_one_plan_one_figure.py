@@ -29,7 +29,7 @@ levels:
   - {name: core, gpus: 128, oversubscription: 4}
 nodes:
 """
-NODES = [("a", 0, 0), ("b", 0, 0), ("c", 0, 1), ("d", 1, 2)]
+NODES = [("a", 0, 0), ("b", 0, 0), ("c", 0, 0), ("d", 0, 1), ("e", 1, 2), ("f", 1, 2)]
 IRREGULAR = LEAVES + "".join(
     f"  - {{name: {name}, leaf: leaf-{leaf}, pod: pod-{pod}}}\n" for name, pod, leaf in NODES
 )
@@ -40,8 +40,8 @@ PLANS: dict[str, tuple[str, str, int, int, int, str]] = {
         "--pin pp=2,micro_batch=1",
     ),
     "irregular": (
-        *("llama-2-7b", "IRREGULAR", 32, 64, 2048),
-        "--pin tp=2,pp=2,cp=1,micro_batch=1",
+        *("llama-2-7b", "IRREGULAR", 48, 96, 2048),
+        "--pin tp=2,pp=2,cp=1,micro_batch=1,zero_stage=1,recompute=none",
     ),
     "experts": (
         *("qwen3-30b-a3b", "dgx-h100", 32, 64, 4096),
