@@ -164,7 +164,7 @@ def test_a_plan_on_an_irregular_allocation_has_a_real_mapping_and_a_proof(tmp_pa
     path, out = cluster_file(tmp_path), tmp_path / "plan"
     code, text = run(
         "plan", "llama-3-8b", "--cluster", path, "--global-batch", 64, "--seq-len", 4096,
-        "--pin", "tp=8,cp=1,micro_batch=1,recompute=none,zero_stage=1", "-o", out, "--json",
+        "--pin", "tp=8,cp=1,micro_batch=1,recompute=none", "-o", out, "--json",
     )  # fmt: skip
     assert code == 0, text
     found = json.loads(text)
@@ -184,7 +184,7 @@ def test_a_plan_says_which_nodes_stay_idle_and_what_using_them_would_cost(tmp_pa
     path = cluster_file(tmp_path, extra=1)
     asked = [
         "plan", "llama-3-8b", "--cluster", path, "--global-batch", 64, "--seq-len", 4096,
-        "--pin", "tp=8,cp=1,micro_batch=1,recompute=none,zero_stage=1",
+        "--pin", "tp=8,cp=1,micro_batch=1,recompute=none",
     ]  # fmt: skip
     found = document(*asked)
     full = document(*asked, "--forbid", "idle-gpus")
