@@ -237,7 +237,7 @@ def test_a_plans_own_document_is_priced_alike_to_the_last_digit(tmp_path: Path) 
 
 
 def test_the_same_seed_gives_the_same_bytes_on_one_core_and_on_two() -> None:
-    command = "plan qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --global-batch 64 --seq-len 4096"
+    command = "plan olmoe-1b-7b --cluster dgx-h100 --gpus 8 --global-batch 32 --seq-len 2048"
     texts = []
     for cores in ({0}, {0, 1}, {0}):
         usable = cores & os.sched_getaffinity(0) or os.sched_getaffinity(0)

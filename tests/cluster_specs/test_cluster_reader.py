@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cluster_specs.allocation import (
@@ -23,6 +23,7 @@ from meshwright.cluster_specs.reader import (
 )
 from meshwright.documents import LARGE_FILE_BYTES
 from meshwright.errors import InputError
+from tests.soaked import examples
 
 # Blocks as in published runs: a stated NIC, none, NVL72 with a remark, a note on what is assumed.
 SELENE = {
@@ -317,6 +318,7 @@ _VALUES = st.recursive(
 )
 
 
+@settings(max_examples=examples(100))
 @given(
     st.dictionaries(
         st.sampled_from([*SELENE, "levels", "nodes", "base", "assumed", "odd"]), _VALUES

@@ -329,8 +329,8 @@ def test_a_plan_runs_on_what_is_imported(tmp_path: Path, form: str) -> None:
     cluster = read_cluster(str(output))
     gpus = 16 if cluster.gpus >= 16 else cluster.gpus
     code, out, _ = run(
-        *("plan", "llama-3-8b", "--cluster", output, "--gpus", gpus, "--global-batch", 64),
-        *("--seq-len", 2048, "--json"),
+        *("plan", "gpt2-xl", "--cluster", output, "--gpus", gpus, "--global-batch", 64),
+        *("--seq-len", 1024, "--framework", "fsdp2", "--pin", "cp=1,micro_batch=1", "--json"),
     )
     assert code == 0
     assert json.loads(out)["status"] == "optimal"

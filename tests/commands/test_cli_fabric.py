@@ -61,7 +61,7 @@ def document(*arguments: object) -> dict[str, Any]:
 def regular(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of 64 GPUs, tp 8 in each node and a pipeline of 2."""
     folder = tmp_path_factory.mktemp("plan") / "out"
-    pins = "tp=8,pp=2,dp=4,cp=1,vpp=1"
+    pins = "tp=8,pp=2,dp=4,cp=1,vpp=1,micro_batch=1,recompute=none,zero_stage=1"
     code, text = run(
         "plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", 64, "--global-batch", 64, "--seq-len", 4096,
         "--pin", pins, "-o", folder,
@@ -109,7 +109,7 @@ def test_spares_are_whole_nodes_where_slots_are_parts_of_them(tmp_path: Path) ->
     out = tmp_path / "plan"
     code, text = run(
         "plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", 24, "--global-batch", 48, "--seq-len", 4096,
-        "--pin", "tp=4,pp=1,dp=6,cp=1", "-o", out,
+        "--pin", "tp=4,pp=1,dp=6,cp=1,micro_batch=1,recompute=none,zero_stage=1", "-o", out,
     )  # fmt: skip
     assert code == 0, text
     free = [("a", 4), ("a", 4), ("b", 8), ("b", 8), ("c", 4), ("c", 8)]

@@ -41,7 +41,7 @@ PLANS: dict[str, tuple[str, str, int, int, int, str]] = {
     ),
     "irregular": (
         *("llama-2-7b", "IRREGULAR", 48, 96, 2048),
-        "--pin tp=2,pp=2,cp=1,micro_batch=1",
+        "--pin tp=2,pp=2,cp=1,micro_batch=1,zero_stage=1,recompute=none",
     ),
     "experts": (
         *("qwen3-30b-a3b", "dgx-h100", 32, 64, 4096),

@@ -36,6 +36,7 @@ from meshwright.model_specs.blocks import (
 )
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
+from tests.soaked import examples
 
 DENSE = ModelSpec(layers=12, hidden=1024, ffn_hidden=4096, heads=16, kv_heads=4, vocab=32000)
 MLA = MlaSpec(
@@ -920,7 +921,7 @@ def plans(draw: st.DrawFn) -> tuple[Workload, Layout, float]:
     return work, layout, draw(st.sampled_from([1.0, 76.0, 79.5, 80.0, 80.01, 500.0]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(plans(), plans())
 def test_excess_is_positive_exactly_where_check_finds_something(
     one: tuple[Workload, Layout, float], other: tuple[Workload, Layout, float]
@@ -936,7 +937,7 @@ def test_excess_is_positive_exactly_where_check_finds_something(
             assert (excess[i] > 0) == (found is not None), rule.name
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(plans(), plans())
 def test_fields_that_a_rule_does_not_read_change_nothing(
     one: tuple[Workload, Layout, float], other: tuple[Workload, Layout, float]

@@ -152,7 +152,7 @@ def test_the_cases_have_choices_that_pay() -> None:
     pays, chosen = [0], [0]
 
     @given(open_cases())
-    @settings(max_examples=300, derandomize=True)
+    @settings(max_examples=100, derandomize=True)
     def count(case: Case) -> None:
         sizes = sizes_of(case)
         chosen[0] += bool(sizes)

@@ -14,10 +14,9 @@ from benchmarks.error_bands import OTHER, Outcome, error_bands
 from meshwright.costmodel.records import ConstantRecord, constant_records
 from meshwright.planner.runs.calibration.evidence import Floats
 from meshwright.planner.runs.prediction import prediction_of
-from meshwright.planner.runs.run_file import Run, read_runs
-from tests.places import DATA
+from meshwright.planner.runs.run_file import Run
+from tests.published import published_runs
 
-RUNS = DATA / "published_runs.yaml"
 GEMM, HBM = "architectures.hopper.gemm_fraction_16bit", "architectures.hopper.hbm_fraction"
 
 
@@ -30,7 +29,7 @@ def wide(path: str) -> ConstantRecord:
 @pytest.fixture(scope="module")
 def runs() -> tuple[Run, ...]:
     """Dense 16-bit runs on H100, three to a model, and two on A100, which the constants do not reach."""
-    found = read_runs(RUNS)
+    found = published_runs()
     chosen: dict[tuple[str, str], list[Run]] = {}
     for run in found:
         work = run.workload
@@ -90,7 +89,7 @@ def test_priors_hold_what_no_row_decides_and_bound_what_rows_do(runs: tuple[Run,
 
 @pytest.mark.slow
 def test_the_fit_sees_the_step_times_that_validate_prints() -> None:
-    every_ninth = read_runs(RUNS)[::9]
+    every_ninth = published_runs()[::9]
     found = Problem(every_ninth, [constant_records()[GEMM]])
     expected = [prediction_of(run).step_time_s for run in every_ninth]
     assert found.predict(found.start) == pytest.approx(expected, rel=1e-9)
@@ -112,7 +111,7 @@ def test_a_group_left_out_is_predicted_from_the_others(runs: tuple[Run, ...], ex
 
 @pytest.mark.slow
 def test_families_and_sources_of_the_published_rows() -> None:
-    found = read_runs(RUNS)
+    found = published_runs()
     assert {family_of(run) for run in found} == {
         "GPT and BLOOM", "GPT-OSS", "Llama", "MPT", "Qwen3", "DeepSeek", "Nemotron",
     }  # fmt: skip

@@ -8,17 +8,16 @@ import pytest
 from benchmarks.calibrate import free_records
 from benchmarks.calibration import Problem, fit
 from meshwright.planner.runs.prediction import validation_report
-from meshwright.planner.runs.run_file import read_runs
 from meshwright.planner.runs.validation import ScoredRow, ValidationReport
 from tests.places import DATA
+from tests.published import published_report, published_runs
 
-RUNS = DATA / "published_runs.yaml"
 ROWS = 458
 
 
 @pytest.fixture(scope="module")
 def report() -> ValidationReport:
-    return validation_report(RUNS)
+    return published_report()
 
 
 def errors(rows: list[ScoredRow]) -> list[float]:
@@ -99,7 +98,7 @@ def test_neither_kind_of_model_is_sacrificed_for_the_other(
 @pytest.mark.soak
 def test_a_refit_gains_little_over_the_constants_in_the_files() -> None:
     """If this fails, a mechanism changed after the last `make calibrate`."""
-    problem = Problem(read_runs(RUNS), free_records())
+    problem = Problem(published_runs(), free_records())
     known = problem.linearise(problem.start)
     refitted = problem.predict(fit(problem, known=known, exact=False))
     before, after = (np.abs(s / problem.measured_s - 1.0).mean() for s in (known.seconds, refitted))

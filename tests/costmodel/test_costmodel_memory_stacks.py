@@ -25,17 +25,15 @@ from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.paces import MemoryFit
-from meshwright.planner.runs.prediction import validation_report
 from meshwright.planner.runs.validation import ScoredRow, ValidationReport
-from tests.places import DATA
+from tests.published import published_report
 
-RUNS = DATA / "published_runs.yaml"
 LLAMA_8B_TOKENS = 16384
 
 
 @pytest.fixture(scope="module")
 def report() -> ValidationReport:
-    return validation_report(RUNS)
+    return published_report()
 
 
 def workload(

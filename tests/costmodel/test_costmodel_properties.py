@@ -377,7 +377,7 @@ def test_prices_never_fall_when_experts_get_less_even(
 
 
 @given(cases(tensor_inside=True), st.sampled_from([0.0, 0.9]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_bounds_hold_however_much_overlap_slows_compute(case: Case, interference: float) -> None:
     """ZeRO-3 in a pipeline and many virtual stages: more work in all may hide more than it costs."""
     framework = replace(case.constants.framework, dp_interference=interference)
@@ -440,7 +440,7 @@ def test_memory_bound_lies_below_the_peak_of_every_split(kind: str) -> None:
 
 
 @given(cases())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_bounds_of_many_layouts_are_the_bounds_of_each(case: Case) -> None:
     """Rows differ in everything that does not change the number of GPUs."""
     rows = [case.layout]
@@ -465,7 +465,7 @@ def test_bounds_of_many_layouts_are_the_bounds_of_each(case: Case) -> None:
 
 
 @given(cases())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_many_placements_cost_what_each_costs(case: Case) -> None:
     """Regression: pricing several placements at once failed where a part did not depend on them."""
     table = matrices(case.layout, level_factors(case.workload.cluster, case.workload.gpus).tolist())
@@ -481,7 +481,7 @@ def test_many_placements_cost_what_each_costs(case: Case) -> None:
 
 
 @given(cases())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_layer_costs_of_a_layout_are_plain_numbers(case: Case) -> None:
     costs = layer_costs(case.workload, case.layout, case.placement)
     model = case.workload.model
@@ -516,7 +516,7 @@ def test_a_better_machine_is_never_slower(what: str) -> None:
     """But for ZeRO-3 in a pipeline and vpp > pp: less work to hide behind can cost more than it saves."""
 
     @given(cases(), st.floats(1.01, 4.0))
-    @settings(max_examples=40)
+    @settings(max_examples=examples(40))
     def check(case: Case, factor: float) -> None:
         pipelined = int(case.layout.pp) > 1
         assume(not (pipelined and case.layout.zero_stage == 3))
@@ -531,7 +531,7 @@ def test_a_better_machine_is_never_slower(what: str) -> None:
 
 
 @given(cases())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_memory_never_grows_with_the_zero_stage_before_layers_are_gathered(case: Case) -> None:
     """But for Megatron-FSDP, whose whole gradients wait in a queue beside their shards."""
     stages = (0, 1, 2) if queued_sharding(case.workload) is None else (0, 1)
@@ -547,7 +547,7 @@ def test_memory_never_grows_with_the_zero_stage_before_layers_are_gathered(case:
 
 
 @given(cases())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_gpu_alone_sends_nothing(case: Case) -> None:
     alone = replace(case.layout, tp=1, cp=1, pp=1, dp=1, ep=1, etp=1, vpp=1)
     workload = replace(case.workload, gpus=1)

@@ -20,15 +20,16 @@ from meshwright.costmodel.records import (
 from meshwright.costmodel.stacks import framework_names
 from meshwright.model_specs.parameters import flops_per_token
 from meshwright.planner.runs.prediction import prediction_of
-from meshwright.planner.runs.run_file import Run, read_runs
+from meshwright.planner.runs.run_file import Run
 from tests.places import DATA
+from tests.published import published_runs
 
 RUNS = DATA / "published_runs.yaml"
 
 
 @pytest.fixture(scope="module")
 def runs() -> tuple[Run, ...]:
-    return read_runs(RUNS)
+    return published_runs()
 
 
 def test_every_device_and_framework_has_a_band_and_says_whose_it_is() -> None:

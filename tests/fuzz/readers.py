@@ -129,12 +129,12 @@ def _mixed() -> list[Seed]:
 
 
 def _mixed_plan() -> list[Seed]:
-    parts = [PartSpec(cluster=load_cluster(n), gpus=16) for n in ("dgx-h100", "dgx-a100")]
+    parts = [PartSpec(cluster=load_cluster(n), gpus=8) for n in ("dgx-h100", "dgx-a100")]
     result = meshwright.plan_mixed(
-        "llama-3-8b",
+        "gpt2-xl",
         cluster=MixedClusterSpec(parts=tuple(parts)),
-        global_batch=64,
-        seq_len=4096,
+        global_batch=16,
+        seq_len=1024,
         pin="tp=2,micro_batch=1",
     )
     return [("mixed_plan.yaml", mixed_text(result.document).encode())]

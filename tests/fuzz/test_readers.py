@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from meshwright.errors import ExitCode, MeshwrightError
 from tests.fuzz.hostile import NASTY_VALUES, hostile
 from tests.fuzz.readers import READERS, Reader
+from tests.soaked import examples
 
-CASES = int(os.environ.get("MESHWRIGHT_FUZZ_CASES", "100"))
+CASES = int(os.environ.get("MESHWRIGHT_FUZZ_CASES", examples(100)))
 LONGEST_S = 10.0
 """Processor seconds, so that a busy machine fails no file."""
 MOST_KIB = 2**20
@@ -82,6 +83,7 @@ def test_hostile_files_are_answered_in_words(reader: Reader, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_many_hostile_files_are_answered_in_words(reader: Reader, tmp_path: Path) -> None:
     fuzzed(reader, tmp_path, CASES, repeatable="MESHWRIGHT_FUZZ_CASES" not in os.environ)

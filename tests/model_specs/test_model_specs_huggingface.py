@@ -26,6 +26,7 @@ from meshwright.model_specs.parameters import (
 from meshwright.model_specs.reader import load_catalog_model, read_model
 from meshwright.model_specs.schema import ModelSpec
 from tests.places import DATA
+from tests.soaked import examples
 
 CONFIGS = DATA / "hf_configs"
 
@@ -583,7 +584,7 @@ junk = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_hostile_values_give_a_model_or_a_spec_error(data: st.DataObject) -> None:
     hostile = config(data.draw(st.sampled_from(sorted(PUBLISHED))))

@@ -18,6 +18,7 @@ from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.layer_split import balanced_stages, level_splits
 from meshwright.planner.bounds.paces import ChunkTimes, least_level_pace_s
+from tests.soaked import examples
 
 SECONDS = st.floats(0.0, 4.0)
 IN_STEP = (Schedule.ONE_F_ONE_B, Schedule.BREADTH_FIRST, Schedule.ZB_H1)
@@ -76,7 +77,7 @@ def pace_s(stages: tuple[tuple[int, ...], ...], leading: int, seconds: Seconds) 
     return sum(max(chunks[v * pp : (v + 1) * pp]) for v in range(vpp))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     ranks=st.tuples(st.integers(2, 8), st.integers(2, 6)),
     more=st.integers(-2, 20),

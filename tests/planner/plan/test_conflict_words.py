@@ -35,7 +35,8 @@ def test_the_nearest_pins_are_named_and_work() -> None:
     assert any("dp 3" in words and "512" in words for words in answer.conflict)
     assert answer.smallest_changes[:2] == ["pin dp=2, not 3", "pin dp=4, not 3"]
     for change in answer.changes[:2]:
-        pins: dict[str, int | str] = {"dp": int(change.value or 0)}
+        dp = int(change.value or 0)
+        pins: dict[str, int | str] = {"dp": dp, "tp": 16 // dp, "pp": 1, "cp": 1, "micro_batch": 1}
         assert fastest_plan(replace(request, pins=pins)).layout is not None
 
 

@@ -26,25 +26,25 @@ SETTINGS = (
 DRAWS = 8
 PINNED = "micro_batch=1,cp=1,etp=1,zero_stage=1,shard_groups=1,optimizer_offload=0,cp_comm=p2p"
 REQUESTS = {
-    "dense": {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 4, "pin": PINNED},
+    "dense": {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 4, "pin": f"{PINNED},pp=2"},
     "tight": {
         "model": "llama-2-7b",
         "cluster": "dgx-a100",
         "gpus": 4,
         "reserve_gib": 35.0,
-        "pin": PINNED,
+        "pin": f"{PINNED},tp=2",
     },
     "experts": {
         "model": "qwen3-30b-a3b",
         "cluster": "dgx-h100",
         "gpus": 16,
-        "pin": f"{PINNED},tp=1,cuda_graph=none,pp=2",
+        "pin": f"{PINNED},tp=1,cuda_graph=none,pp=2,ep=8",
     },
     "experts and graphs": {
         "model": "qwen3-30b-a3b",
         "cluster": "dgx-b200",
         "gpus": 16,
-        "pin": f"{PINNED},tp=2,ep=8,vpp=1",
+        "pin": f"{PINNED},tp=2,ep=8,vpp=1,pp=2",
     },
 }
 

@@ -252,7 +252,7 @@ def test_the_sentence_of_the_first_screen(
 
 def test_the_command_says_what_its_plan_rests_on() -> None:
     """The Llama 3 8B recipe of DGX Cloud ran in 12.27 s (tests/data/published_runs.yaml)."""
-    words = "plan llama-3-8b --cluster dgx-h100 --gpus 8 --global-batch 128 --seq-len 8192 --pin pp=1,cp=2"
+    words = "plan llama-3-8b --cluster dgx-h100 --gpus 8 --global-batch 128 --seq-len 8192 --pin cp=2,tp=2"
     said = CliRunner().invoke(main, [*words.split(), "--json"])
     assert said.exit_code == 0, said.stderr
     document = json.loads(said.stdout)

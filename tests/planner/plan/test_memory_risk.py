@@ -91,7 +91,10 @@ def test_plans_keep_to_the_risk() -> None:
 @pytest.mark.slow
 def test_what_safety_costs_is_printed() -> None:
     asked = request(pins={**PINNED, "tp": 2})
-    safe, as_predicted = make_plan(asked), make_plan(replace(asked, memory_risk=0.5))
+    safe, as_predicted = (
+        make_plan(replace(asked, memory_risk=risk), robustness=True, choices=False)
+        for risk in (0.05, 0.5)
+    )
     assert safe.memory_risk is not None
     assert safe.memory_risk.step_time_s_without == as_predicted.objective.step_time_s
     assert safe.memory_risk.cost == pytest.approx(0.066, abs=0.03)

@@ -26,7 +26,7 @@ from meshwright.planner.search.branches import as_array
 from meshwright.planner.search.loop import branches_of
 from tests.one_search import differences, request_of
 from tests.planner.report.test_views import text
-from tests.soaked import some
+from tests.soaked import examples, some
 
 TENSOR: dict[str, Any] = {
     "model": "olmoe-1b-7b",
@@ -52,7 +52,8 @@ def test_what_a_choice_brings_is_what_plan_says_without_it(seed: int) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("start", some(range(0, 120, 10)))
 def test_tables_of_choices_are_what_plan_says(start: int) -> None:
-    tables = [differences(request_of(seed)) for seed in range(start, start + 10)]
+    """Ten of a case; four where not all cases run."""
+    tables = [differences(request_of(seed)) for seed in range(start, start + max(4, examples(10)))]
     assert any(plan.choices for plan, _ in tables)
     assert [words for _, found in tables for words in found] == []
 

@@ -34,6 +34,8 @@ from meshwright.planner.runs.run_terms import (
 )
 from tests.places import DATA
 from tests.planner.runs.written_run import run_to_mapping
+from tests.published import published_runs
+from tests.soaked import examples
 
 PUBLISHED = DATA / "published_runs.yaml"
 
@@ -80,7 +82,7 @@ def message(mapping: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def published() -> dict[str, Run]:
-    return {run.id: run for run in read_runs(PUBLISHED)}
+    return {run.id: run for run in published_runs()}
 
 
 def test_every_published_row_reads(published: dict[str, Run]) -> None:
@@ -735,7 +737,7 @@ def priced(document: dict[str, Any]) -> tuple[object, ...]:
     return estimate.step_time_s, estimate.breakdown_s, prediction.memory_parts_gib
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_only_the_run_decides_the_price(data: st.DataObject) -> None:
     """With and without what was measured, whoever wrote it down: the same seconds and bytes, to the digit."""

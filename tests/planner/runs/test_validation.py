@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.costmodel.layout import Recompute
-from meshwright.planner.runs.run_file import Measured, Run, UnreadRow, read_runs, run_from_mapping
+from meshwright.planner.runs.run_file import Measured, Run, UnreadRow, run_from_mapping
 from meshwright.planner.runs.validation import Predict, Prediction, plan_regret, score, summarise
 from tests.places import DATA
+from tests.published import published_runs
 
 PUBLISHED = DATA / "published_runs.yaml"
 
@@ -286,7 +287,7 @@ def test_rows_that_ran_out_of_memory_are_told_or_not() -> None:
 
 @pytest.mark.slow
 def test_published_groups() -> None:
-    rows = read_runs(PUBLISHED)
+    rows = published_runs()
     perfect = score(rows, lambda row: Prediction(step_time_s=measured_step_s(row)))
     assert perfect.summary()["mean_error_pct"] == 0.0
     assert (len(perfect.regret_with_suspects), len(perfect.regret)) == (33, 32)
