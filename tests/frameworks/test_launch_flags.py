@@ -80,8 +80,7 @@ def launch_texts(framework: FrameworkName, folder: Path) -> Iterator[str]:
             plan = make_plan("mixtral-8x7b", dp=8, ep=8, num_micro_batches=4)
             yield from texts_of(plan.model_copy(update={"execution": execution}))
     if framework == "torchtitan":
-        folded = {"pp": 2, "vpp": 2, "num_micro_batches": 4, "schedule": "dualpipe-v"}
-        plan = make_plan(zero_stage=0, **folded)
+        plan = make_plan(pp=2, vpp=2, num_micro_batches=4, schedule="dualpipe-v", zero_stage=0)
         inputs = plan.inputs.model_copy(update={"framework": framework})
         yield from texts_of(plan.model_copy(update={"inputs": inputs}))
     for method in planned(framework_named(framework).adapters):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.plans import make_plan
 
 
 def planned(model: str, gpus: int, pin: str) -> Plan:
-    asked = {"cluster": "dgx-h100", "global_batch": 64, "seq_len": 4096}
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "global_batch": 64, "seq_len": 4096}
     return fastest_plan(read_request(model=model, gpus=gpus, pin=pin, **asked))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,8 @@ from tests.plans import make_plan
 
 def test_products_and_gradients_by_hand() -> None:
     pin = "micro_batch=2,tp=2,pp=1,cp=1"
-    asked = {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 16, "pin": pin}
-    document = plan_roofline(fastest_plan(read_request(**asked, global_batch=64, seq_len=4096)))  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 16, "pin": pin}
+    document = plan_roofline(fastest_plan(read_request(**asked, global_batch=64, seq_len=4096)))
     assert document["batch_of_a_rank"] == 64 / 8
     down = {row["what"]: row for row in document["products"]}["feed-forward down"]
     m, n, k = 2 * 4096, 4096, 14336 / 2

@@ -337,7 +337,8 @@ nodes: [{name: "a[1-2]", leaf: g1}, {name: b1, leaf: g2}, {name: c1, leaf: g3}]
 
 def planned(out: Path, **asked: Any) -> dict[str, Any]:
     """A plan for Llama-3 8B, and its files as `plan` writes them; what else `plan` answers is not asked."""
-    found = fastest_plan(read_request(model="llama-3-8b", **{"gpus": None, **asked}))
+    fields: dict[str, Any] = {"gpus": None, **asked}
+    found = fastest_plan(read_request(model="llama-3-8b", **fields))
     write_files(out, plan_files(found))
     return plan_document(found)
 

@@ -161,8 +161,8 @@ def written(folder: Path, loads: np.ndarray) -> str:
 def answer(**more: Any) -> Plan:
     """A plan on two nodes, without what its choices bring and what becomes of it."""
     pins = "pp=2,tp=2,cp=1,vpp=1,etp=1,zero_stage=1,micro_batch=1,ep=4"
-    asked = {"global_batch": 32, "seq_len": 2048, "memory_risk": 0.5, "pin": pins}
-    request = read_request(model=MIXTRAL, cluster="dgx-h100", gpus=16, **{**asked, **more})
+    asked: dict[str, Any] = {"global_batch": 32, "seq_len": 2048, "memory_risk": 0.5, "pin": pins}
+    request = read_request(model=MIXTRAL, cluster="dgx-h100", gpus=16, **(asked | more))
     return fastest_plan(request)
 
 
