@@ -81,8 +81,8 @@ def launch_texts(framework: FrameworkName, folder: Path) -> Iterator[str]:
             yield from texts_of(plan.model_copy(update={"execution": execution}))
     if framework == "torchtitan":
         plan = make_plan(pp=2, vpp=2, num_micro_batches=4, schedule="dualpipe-v", zero_stage=0)
-        inputs = plan.inputs.model_copy(update={"framework": framework})
-        yield from texts_of(plan.model_copy(update={"inputs": inputs}))
+        changed = plan.inputs.model_copy(update={"framework": framework})
+        yield from texts_of(plan.model_copy(update={"inputs": changed}))
     for method in planned(framework_named(framework).adapters):
         adapters = AdapterSpec.model_validate({"method": method})
         # PEFT shards no weights of 8 bits, and none of 4 under DoRA.

@@ -95,9 +95,8 @@ def test_a_pipeline_is_compared_with_the_plan_of_a_part(
     result: MixedResult, folder: Path, tmp_path: Path
 ) -> None:
     """The step of the part alone over that of the pipeline is the speed-up: both train the same tokens."""
-    pinned = {"tp": 2, "micro_batch": 1, "zero_stage": 1, "recompute": "none"}
     plan = meshwright.plan(
-        "llama-3-8b", cluster="dgx-h100", gpus=16, global_batch=64, seq_len=4096, pin=pinned,
+        "llama-3-8b", cluster="dgx-h100", gpus=16, global_batch=64, seq_len=4096, pin=PIN,
         robustness=False,
     )  # fmt: skip
     meshwright.save(plan, tmp_path / "one")
