@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
-import meshwright
 from meshwright.planner.analysis.neighbours import NearLayout, near_optimal, neighbours, rivals
 from meshwright.planner.plan.document import ExecutionChoice, Plan
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.reader import read_request
 from tests.planner.analysis.test_trace import piped
 
 
@@ -64,8 +65,8 @@ def test_bounds_are_kept(plan: Plan) -> None:
 
 def test_only_layouts_of_the_printed_space_are_drawn() -> None:
     """ZeRO 2, which Megatron's space has not, stood there as faster than the optimum."""
-    plan = meshwright.plan(
-        "llama-3-8b",
+    request = read_request(
+        model="llama-3-8b",
         cluster="dgx-h100",
         gpus=16,
         global_batch=64,
@@ -73,6 +74,7 @@ def test_only_layouts_of_the_printed_space_are_drawn() -> None:
         pin={"pp": 1, "cp": 1},
         forbid=("full-recompute",),
     )
+    plan = fastest_plan(request)
     assert plan.status == "optimal"
     assert plan.solver.space is not None
     assert plan.objective.step_time_s is not None

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from meshwright.cli import main
 from meshwright.errors import InfeasibleError
 from meshwright.planner.analysis.roofline import COMPUTE_PARTS, EXPOSED_PARTS, plan_overlap
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.reader import read_request
 from tests.plans import make_plan
 
 
-def planned(words: str) -> Plan:
-    done = CliRunner().invoke(main, ["plan", *words.split(), "--json"])
-    assert done.exit_code == 0, done.output
-    return Plan.model_validate_json(done.stdout)
+def planned(model: str, gpus: int, pin: str) -> Plan:
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "global_batch": 64, "seq_len": 4096}
+    return fastest_plan(read_request(model=model, gpus=gpus, pin=pin, **asked))
 
 
 def test_parts_of_a_plan_are_taken_once() -> None:
-    plan = planned(
-        "llama-3-8b --cluster dgx-h100 --gpus 16 --global-batch 64 --seq-len 4096 --pin micro_batch=1,tp=2"
-    )
+    plan = planned("llama-3-8b", 16, "micro_batch=1,tp=2")
     assert plan.predicted is not None
     parts = plan.predicted.breakdown_s
     answer = plan_overlap(plan)
@@ -42,9 +40,7 @@ def test_parts_of_a_plan_are_taken_once() -> None:
 
 
 def test_every_exposed_part_belongs_to_an_axis() -> None:
-    plan = planned(
-        "olmoe-1b-7b --cluster dgx-h100 --gpus 8 --global-batch 64 --seq-len 4096 --pin micro_batch=1,ep=8"
-    )
+    plan = planned("olmoe-1b-7b", 8, "micro_batch=1,ep=8")
     assert plan.predicted is not None
     named = {name for names in EXPOSED_PARTS.values() for name in names}
     assert {name for name in plan.predicted.breakdown_s if name.endswith("_comm")} <= named

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from meshwright.cli import main
 from meshwright.errors import InfeasibleError
 from meshwright.model_specs.parameters import attention_parameters, dense_mlp_parameters
 from meshwright.planner.analysis.roofline import plan_roofline, products_of_a_layer
-from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.report.calculators_view import roofline_view
+from meshwright.planner.request.reader import read_request
 from tests.plans import make_plan
-
-REQUEST = (
-    "plan llama-3-8b --cluster dgx-h100 --gpus 16 --global-batch 64 --seq-len 4096 "
-    "--pin micro_batch=2,tp=2,pp=1,cp=1 --json"
-)
 
 
 def test_products_and_gradients_by_hand() -> None:
-    done = CliRunner().invoke(main, REQUEST.split())
-    assert done.exit_code == 0, done.output
-    document = plan_roofline(Plan.model_validate_json(done.stdout))
+    pin = "micro_batch=2,tp=2,pp=1,cp=1"
+    asked: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 16, "pin": pin}
+    document = plan_roofline(fastest_plan(read_request(**asked, global_batch=64, seq_len=4096)))
     assert document["batch_of_a_rank"] == 64 / 8
     down = {row["what"]: row for row in document["products"]}["feed-forward down"]
     m, n, k = 2 * 4096, 4096, 14336 / 2

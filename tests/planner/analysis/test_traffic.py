@@ -27,16 +27,20 @@ from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.placement import level_factors, nested_placement, placement_from_matrix
 from meshwright.costmodel.volumes import axis_pattern
 from meshwright.costmodel.workload import Execution, Workload
+from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.analysis.traffic import patterns, plan_traffic
 from meshwright.planner.bounds.layer_split import balanced_stages
 from meshwright.planner.bounds.mappings import matrices, ranks_on
 from meshwright.planner.experts.training import place_degree
+from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.mapping.cuts import MappingUse, broken_cuts, by_axis, mapping_use
 from meshwright.planner.mapping.problem import loads_of
 from meshwright.planner.mapping.slots import instance_of, ranks_of, slots_of
-from meshwright.planner.plan.texts import read_plan
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.plan.texts import plan_document, read_plan
+from meshwright.planner.request.reader import read_request
 from tests.plans import make_plan
 
 UNEVEN = """
@@ -331,6 +335,14 @@ nodes: [{name: "a[1-2]", leaf: g1}, {name: b1, leaf: g2}, {name: c1, leaf: g3}]
 }
 
 
+def planned(out: Path, **asked: Any) -> dict[str, Any]:
+    """A plan for Llama-3 8B, and its files as `plan` writes them; what else `plan` answers is not asked."""
+    fields: dict[str, Any] = {"gpus": None, **asked}
+    found = fastest_plan(read_request(model="llama-3-8b", **fields))
+    write_files(out, plan_files(found))
+    return plan_document(found)
+
+
 def run(*arguments: object) -> dict[str, Any]:
     result = CliRunner().invoke(main, [*(str(a) for a in arguments), "--json"])
     assert result.exit_code == 0, result.output
@@ -355,10 +367,7 @@ def test_every_shape_of_cluster_is_planned_mapped_and_priced(tmp_path: Path, sha
     )
     # Without NVLink the model fits with the optimizer on the host alone.
     bans = "shard-groups" if shape == "pcie-only" else "shard-groups,optimizer-offload"
-    plan = run(
-        "plan", "llama-3-8b", "--cluster", path, "--global-batch", 32, "--seq-len", 2048, "--pin", pins,
-        "--forbid", bans, "-o", out,
-    )  # fmt: skip
+    plan = planned(out, cluster=str(path), global_batch=32, seq_len=2048, pin=pins, forbid=bans)
     assert plan["status"] in ("optimal", "feasible")
     cluster = read_cluster(str(path))
     free = {
@@ -405,10 +414,8 @@ nodes:
     )
     cluster = read_cluster(str(path))
     assert fabric_levels(cluster, 32).names == ("nvlink", "row", "core")
-    plan = run(
-        "plan", "llama-3-8b", "--cluster", path, "--global-batch", 32, "--seq-len", 4096,
-        "--pin", "tp=8,pp=1,dp=4,cp=1,micro_batch=1", "-o", out,
-    )  # fmt: skip
+    pin = "tp=8,pp=1,dp=4,cp=1,micro_batch=1"
+    plan = planned(out, cluster=str(path), global_batch=32, seq_len=4096, pin=pin)
     leaf = [node.leaf for node in cluster.nodes]
     for at in range(0, 32, 8):
         group = plan["mapping"]["ranks"][at : at + 8]
@@ -453,10 +460,9 @@ def test_levels_have_their_links_rates() -> None:
 @pytest.mark.slow
 def test_three_to_one_divides_what_crosses_leaves_and_the_step_pays(tmp_path: Path) -> None:
     out = tmp_path / "plan"
-    run(
-        "plan", "llama-3-8b", "--cluster", "h100-leaf-3to1", "--gpus", 512, "--global-batch", 512,
-        "--seq-len", 4096, "--pin", "tp=8,pp=32,dp=2,cp=1,micro_batch=1,vpp=1", "-o", out,
-    )  # fmt: skip
+    pin = "tp=8,pp=32,dp=2,cp=1,micro_batch=1,vpp=1"
+    asked = {"gpus": 512, "global_batch": 512, "seq_len": 4096, "pin": pin}
+    planned(out, cluster="h100-leaf-3to1", **asked)
     levels = fabric_levels(load_cluster("h100-leaf-3to1"), 512)
     assert levels.gb_per_s[-2] / levels.gb_per_s[-1] == pytest.approx(3)
     found = plan_traffic(read_plan(out))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -35,9 +34,13 @@ from meshwright.planner.experts.training import (
     post_placements,
     read_expert_loads,
 )
+from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.plan.texts import plan_document
 from meshwright.planner.report.plan_words import space_text
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.model import Candidates, Experts, build_model, price_ns, solve
 
 MIXTRAL = "mixtral-8x7b"
@@ -155,6 +158,19 @@ def written(folder: Path, loads: np.ndarray) -> str:
     return str(path)
 
 
+def answer(**more: Any) -> Plan:
+    """A plan on two nodes, without what its choices bring and what becomes of it."""
+    pins = "pp=2,tp=2,cp=1,vpp=1,etp=1,zero_stage=1,micro_batch=1,ep=4"
+    asked: dict[str, Any] = {"global_batch": 32, "seq_len": 2048, "memory_risk": 0.5, "pin": pins}
+    request = read_request(model=MIXTRAL, cluster="dgx-h100", gpus=16, **(asked | more))
+    return fastest_plan(request)
+
+
+def answered(**more: Any) -> dict[str, Any]:
+    """Its document."""
+    return plan_document(answer(**more))
+
+
 def planned(*more: str) -> tuple[int, str, str]:
     asked = [
         MIXTRAL,
@@ -188,12 +204,10 @@ def test_the_plan_carries_the_placement_and_its_price(tmp_path: Path) -> None:
     model = read_model(MIXTRAL)
     assert model.moe is not None
     loads = np.random.default_rng(0).lognormal(0, 0.8, (model.moe_layers, model.moe.experts))
-    path = written(tmp_path, loads)
-    folder = tmp_path / "plan"
-    code, text, problem = planned("--expert-loads", path, "--pin", "ep=4", "-o", str(folder))
-    assert code == 0, problem
-    uneven = json.loads(text)
-    even = json.loads(planned("--pin", "ep=4")[1])
+    path = Path(written(tmp_path, loads))
+    plan = answer(expert_loads=path)
+    uneven = plan_document(plan)
+    even = answered()
     placement = uneven["expert_placement"]
     assert even["expert_placement"] is None
     assert placement["expert_model_parallel_size"] == 4
@@ -205,17 +219,17 @@ def test_the_plan_carries_the_placement_and_its_price(tmp_path: Path) -> None:
     assert steps["in_order"] == pytest.approx(uneven["predicted"]["step_time_s"], rel=1e-12)
     assert steps["as_placed"] == pytest.approx(steps["by_load"], rel=1e-12)
     assert steps["in_order"] > steps["as_placed"]
-    allowed = json.loads(
-        planned("--expert-loads", path, "--pin", "ep=4", "--allow", "expert-placement")[1]
-    )
+    allowed = answered(expert_loads=path, allow="expert-placement")
     placed_s = allowed["expert_placement"]["step_time_s"]["as_placed"]
     assert allowed["objective"]["step_time_s"] == placed_s <= steps["as_placed"] * (1 + 1e-12)
-    script = (folder / "launch.sh").read_text()
+    script = plan_files(plan)["launch.sh"]
     assert "Note: Megatron-LM takes no placement of experts: it deals them out" in script
-    forbidden = "shard-groups,selective-recompute,optimizer-offload"
-    fewer = ("--expert-loads", path, "--pin", "ep=4", "--forbid", forbidden)
-    exhaustive = json.loads(planned(*fewer, "--method", "exhaustive")[1])
-    searched = json.loads(planned(*fewer)[1])
+    fewer: dict[str, Any] = {
+        "expert_loads": path,
+        "forbid": "shard-groups,selective-recompute,optimizer-offload",
+        "without": "cuda-graph,ep-overlap",
+    }
+    exhaustive, searched = answered(**fewer, method="exhaustive"), answered(**fewer)
     assert searched["objective"]["step_time_s"] == pytest.approx(
         exhaustive["objective"]["step_time_s"]
     )
@@ -311,10 +325,8 @@ def test_a_plan_with_a_trace_carries_and_prices_what_tokens_touch(
     np.savez(together, topk_ids=np.stack([pair, pair + 1], axis=2))
     other = (pair + chance.integers(1, 8, pair.shape)) % 8
     np.savez(scattered, topk_ids=np.stack([pair, other], axis=2))
-    asked = ["--pin", "ep=4", "--moe-dispatch", "deduplicated"]
     near, far = (
-        json.loads(planned("--expert-loads", str(path), *asked)[1])
-        for path in (together, scattered)
+        answered(expert_loads=path, moe_dispatch="deduplicated") for path in (together, scattered)
     )
     touched = [
         {

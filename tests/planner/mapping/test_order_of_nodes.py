@@ -48,7 +48,7 @@ def step_time_s(listed: ClusterSpec, gpus: int) -> float:
             gpus=gpus,
             global_batch=16,
             seq_len=2048,
-            pins={"recompute": "none", "zero_stage": 1},
+            pins={"recompute": "none", "zero_stage": 1, "cp": 1, "micro_batch": 1},
         ),
         robustness=False,
     )

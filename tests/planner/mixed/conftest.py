@@ -10,6 +10,9 @@ import yaml
 import meshwright
 from meshwright.planner.mixed.service import MixedResult
 
+PIN = "tp=2,micro_batch=1,zero_stage=1,recompute=none"
+"""Of the plan that goes through both parts."""
+
 
 def planned(folder: Path, pin: str) -> MixedResult:
     parts = [{"cluster": "dgx-h100", "gpus": 16}, {"cluster": "dgx-a100", "gpus": 16}]
@@ -20,7 +23,7 @@ def planned(folder: Path, pin: str) -> MixedResult:
 
 @pytest.fixture(scope="session")
 def result(tmp_path_factory: pytest.TempPathFactory) -> MixedResult:
-    return planned(tmp_path_factory.mktemp("mixed"), "tp=2,micro_batch=1")
+    return planned(tmp_path_factory.mktemp("mixed"), PIN)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from meshwright.planner.mixed.promising import KernelMaker, promising_rows
 from meshwright.planner.mixed.service import MixedParams, MixedSearch
 from meshwright.planner.request.choices import WITHOUT
 from tests.planner.mixed.test_mixed_optimum import CASES, SLOWLY, asked, compare
-from tests.soaked import some
+from tests.soaked import examples, some
 
 SEVERAL = (1, 9, 14, 19)
 """Requests whose best plan has several shard groups."""
@@ -120,12 +120,12 @@ def is_no_faster(draw: random.Random, kernel: MixedKernel) -> None:
 def test_groups_of_large_requests_that_are_left_out_are_never_faster(model: str) -> None:
     """Where layers fill their buckets, and shards reach over many nodes."""
     parts = tuple(
-        PartSpec(cluster=load_cluster(name), gpus=64) for name in ("dgx-h100", "dgx-a100")
+        PartSpec(cluster=load_cluster(name), gpus=32) for name in ("dgx-h100", "dgx-a100")
     )
     request = read_mixed_request(
         model=model,
         cluster=MixedClusterSpec(parts=parts),
-        global_batch=512,
+        global_batch=256,
         seq_len=4096,
         pin="micro_batch=1,zero_stage=1,recompute=none,optimizer_offload=0,cp=1,pp=2",
         without=WITHOUT,
@@ -138,7 +138,7 @@ def test_groups_of_large_requests_that_are_left_out_are_never_faster(model: str)
     ]
     left_out = [row for row in rows if not maker.gains_by_grouping(row)]
     assert left_out
-    for row in draw.sample(left_out, min(len(left_out), 60)):
+    for row in draw.sample(left_out, min(len(left_out), examples(60))):
         is_no_faster(draw, maker.kernel(row))
 
 

@@ -31,10 +31,11 @@ from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.space import space_of
 from tests.planner.mixed.plain_oracle import least_step_time_s
 from tests.planner.search.test_planner_optimum import request as small_request
-from tests.soaked import some
+from tests.soaked import examples, some
 
 CASES = 60
-SOME = (0, 5, 32, 1)
+SOME = (0, 5, 17, 32, 1)
+SOME_LEADING = (12, 5, 0, 1)
 SLOWLY = MixedParams(first_priced=1, together=12, fewest_beside=1, most_beside=1)
 """So that models decide, rather than kernels priced beside them."""
 
@@ -185,7 +186,7 @@ def test_the_plan_is_always_the_best_pipeline_through_both_parts(seed: int) -> N
     "seed",
     [
         pytest.param(seed, marks=pytest.mark.soak if number > 1 else pytest.mark.slow)
-        for number, seed in enumerate(SOME)
+        for number, seed in enumerate(SOME_LEADING)
     ],
 )
 def test_dense_layers_in_front_are_dealt_as_well_as_can_be(seed: int) -> None:
@@ -193,7 +194,7 @@ def test_dense_layers_in_front_are_dealt_as_well_as_can_be(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SOME))
+@pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SOME_LEADING))
 def test_dense_layers_in_front_are_always_dealt_as_well_as_can_be(seed: int) -> None:
     compare(seed, SLOWLY, asked_leading)
 
@@ -302,7 +303,7 @@ def test_bounds_are_never_above_prices(seed: int, asked_for: Callable[[int], Mix
     request = asked_for(seed)
     maker = KernelMaker(request)
     rows = promising_rows(request, inf, lambda: None)
-    for row in random.Random(seed).sample(rows, min(len(rows), 60)):
+    for row in random.Random(seed).sample(rows, min(len(rows), examples(60))):
         price = maker.kernel(row).best_split(inf)
         assert price is None or row.bound_s <= price.step_time_s
 
@@ -444,7 +445,8 @@ def test_offload_brings_a_pipeline_where_memory_is_short() -> None:
         "cluster": MixedClusterSpec(parts=parts),
         "global_batch": 64,
         "seq_len": 8192,
-        "pin": "tp=4,pp=4,micro_batch=1,zero_stage=1",
+        "pin": "tp=4,pp=4,cp=1,micro_batch=1,zero_stage=1",
+        "without": WITHOUT,
     }
     kernel = best_of(read_mixed_request(**asked_for))
     assert int(kernel.layout.optimizer_offload) > 0

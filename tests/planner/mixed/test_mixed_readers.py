@@ -21,6 +21,7 @@ from meshwright.planner.mixed.document import MixedPlan, Pipeline, mixed_text
 from meshwright.planner.mixed.service import MixedResult
 from meshwright.planner.mixed.verify import mixed_faults
 from meshwright.planner.plan.document import with_digest
+from tests.planner.mixed.conftest import PIN
 
 PARTS = {
     "name": "old-and-new",
@@ -94,9 +95,8 @@ def test_a_pipeline_is_compared_with_the_plan_of_a_part(
     result: MixedResult, folder: Path, tmp_path: Path
 ) -> None:
     """The step of the part alone over that of the pipeline is the speed-up: both train the same tokens."""
-    pinned = {"tp": 2, "micro_batch": 1}
     plan = meshwright.plan(
-        "llama-3-8b", cluster="dgx-h100", gpus=16, global_batch=64, seq_len=4096, pin=pinned,
+        "llama-3-8b", cluster="dgx-h100", gpus=16, global_batch=64, seq_len=4096, pin=PIN,
         robustness=False,
     )  # fmt: skip
     meshwright.save(plan, tmp_path / "one")
@@ -185,7 +185,7 @@ def test_a_plan_is_made_against_what_is_run_today(result: MixedResult, tmp_path:
     clusters.write_text(yaml.safe_dump(PARTS))
     today = run_file(tmp_path, "dgx-a100")
     asked = ("llama-3-8b", "--cluster", clusters, "--global-batch", 64, "--seq-len", 4096)
-    pin = ("--pin", "tp=2,micro_batch=1")
+    pin = ("--pin", PIN)
     shown = run("plan", *asked, *pin, "--baseline", today, "-o", tmp_path / "out")
     plan = MixedPlan.model_validate(yaml.safe_load((tmp_path / "out/mixed_plan.yaml").read_text()))
     assert plan.objective == result.document.objective
@@ -276,7 +276,7 @@ def test_choices_bring_what_plans_without_them_lose(result: MixedResult, tmp_pat
         path.write_text(yaml.safe_dump(PARTS))
         without = meshwright.plan_mixed(
             "llama-3-8b", cluster=path, global_batch=64, seq_len=4096, choices=False,
-            pin=f"tp=2,micro_batch=1,{choice.pin}",
+            pin=f"{PIN},{choice.pin}",
         )  # fmt: skip
         assert choice.status == "optimal"
         assert choice.proven
@@ -312,7 +312,7 @@ def test_a_sweep_has_the_plans_of_its_combinations(result: MixedResult, tmp_path
     path = tmp_path / "mixed.yaml"
     path.write_text(yaml.safe_dump(PARTS))
     asked = ("llama-3-8b", "--cluster", path, "--global-batch", 64, "--seq-len", 4096)
-    pin = ("--pin", "tp=2,micro_batch=1", "--sweep", "framework=megatron+fsdp2", "--tokens", 1e12)
+    pin = ("--pin", PIN, "--sweep", "framework=megatron+fsdp2", "--tokens", 1e12)
     document = json.loads(run("plan", *asked, *pin, "-o", tmp_path / "out", "--json"))
     planned, failed = document["rows"]
     plan = result.document

@@ -17,8 +17,10 @@ from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.planner.audit import audit_document, audit_plan
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.plan.texts import plan_document, read_plan, workload_of_plan
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.run_file import run_from_mapping
 from tests.planner.search.plain_oracle import least_step_time_s
 from tests.planner.search.test_plain_oracle import tiny_request
@@ -60,18 +62,19 @@ def test_the_optimum_is_that_of_layouts_generated_apart(seed: int) -> None:
 def planned(
     framework: FrameworkName, train: str = "lora", model: str = "llama-3-8b", **options: object
 ) -> Plan:
-    return meshwright.plan(
-        model,
+    """What its choices bring is not asked."""
+    request = read_request(
+        model=model,
         cluster="dgx-h100",
         gpus=8,
         global_batch=32,
         seq_len=4096,
         framework=framework,
         train=train,
-        robustness=False,
         time_limit_s=60,
         **options,  # type: ignore[arg-type]
     )
+    return make_plan(request, robustness=False, choices=False)
 
 
 @pytest.fixture(scope="module")
