@@ -122,8 +122,8 @@ def slurm_machines(
 
 
 def _first_port() -> int:
-    """The first of 32 ports that no test in another process takes."""
-    return 20_000 + os.getpid() % 600 * 32
+    """The first of 32 ports that no test in another process takes, below those that the system gives out."""
+    return 12_000 + os.getpid() % 600 * 32
 
 
 def _gpu_files(folder: Path, name: str, count: int) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,7 +164,11 @@ def test_slurm_starts_every_rank_where_nodes_have_unequal_gpus(named: bool, tmp_
         encoding="utf-8",
     )
     names = ("a0", "a1", "a2")
-    with slurm_machines(tmp_path, names, (7, 8, 8)) as slurm:
+    with (
+        # Sockets of slurmd lie there, whose paths have at most 108 characters.
+        tempfile.TemporaryDirectory(dir="/tmp", prefix="slurm") as short,
+        slurm_machines(Path(short), names, (7, 8, 8)) as slurm,
+    ):
         own = {
             "LAUNCH_DIR": str(job),
             "MEGATRON_ENTRY": str(tmp_path / "entry.py"),
