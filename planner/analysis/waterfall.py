@@ -144,7 +144,7 @@ State = dict[str, Any]
 
 _LAYOUT = (*CHANGED_ALONE, "sequence_parallel")
 _OF_STACK = ("stepwise_loss", "fill_exposed")
-"""What today's launch says of its stack; a plan's launch files ask for neither."""
+"""Either may be on today. A plan has both off, as its launch files say."""
 _WORK = ("precision", "optimizer", "framework", "loss", *_OF_STACK)
 _EXECUTION = tuple(setting.name for setting in fields(Execution))
 NEUTRAL = 1e-9

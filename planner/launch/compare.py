@@ -279,8 +279,7 @@ def launch_meaning(launch: LaunchRun, plan: Plan, path: Path) -> object:
     layout = replace(run.layout, recompute_layers=min(int(run.layout.recompute_layers), longest))
     execution = Execution.within(workload).of_layout(layout)
     names = ("precision", "optimizer", "framework", "gpus", "global_batch", "seq_len")
-    settings = [getattr(workload, name) for name in names]
-    settings.append(stack_constants(workload))
+    settings = [*(getattr(workload, name) for name in names), stack_constants(workload)]
     return layout, stages, execution, run.rank_order, settings, launch.repeats_pipeline
 
 

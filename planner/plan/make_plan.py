@@ -101,8 +101,8 @@ def fastest_plan(
     model_file: Path | None = None,
 ) -> Plan:
     """The fastest plan for a request, verified; or the reason why there is none. Parameters and errors are
-    those of `make_plan`. `hedged` says of a calibrated plan how it does over the posterior. The reason is
-    searched for only where it is `explained`.
+    those of `make_plan`. `hedged` says of a calibrated plan how it does over the posterior. Without
+    `explained` no reason is searched for.
     """
     began = time.monotonic()
     if request.time_limit_s is not None:
