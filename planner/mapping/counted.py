@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations_with_replacement, pairwise, permutations
@@ -510,13 +510,25 @@ class ReachParams:
 
     question_work: float = 0.5
     """For one question."""
-    all_work: float = 20.0
+    patient_work: float = 8.0
+    """For one that all else waits for."""
+    all_work: float = 30.0
     """For all questions about the same degrees."""
     most_variables: int = 6_000
     """Tensor groups times nodes, or groups times blocks, in one question."""
 
 
 DEFAULT_REACH = ReachParams()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Block:
+    """A block of one level in a model of where tensor groups are."""
+
+    holds: list[cp_model.IntVar]
+    """Whether each tensor group is in it."""
+    used: cp_model.LinearExprT
+    """How many are."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -544,7 +556,8 @@ class KindsReach:
         self._known: list[tuple[IntArray, IntArray]] = []
         """What mappings reach, and the GPU of every rank."""
         self._impossible: list[IntArray] = []
-        self._undecided: list[IntArray] = []
+        self._undecided: list[tuple[IntArray, float]] = []
+        """What was asked in vain, and the work for it."""
 
     @property
     def levels(self) -> int:
@@ -600,19 +613,21 @@ class KindsReach:
         if not any(np.array_equal(reached, reached_before) for reached_before, _ in self._known):
             self._known.append((reached, np.asarray(gpus, dtype=np.int64)))
 
-    def find(self, row: Row) -> IntArray | None:
+    def find(self, row: Row, *, patiently: bool = False) -> IntArray | None:
         """The GPU of every rank under a mapping that reaches as far as a row everywhere; None where there is
         none, or none was found: `is_impossible` tells the two apart.
         """
+        work = self._params.patient_work if patiently else self._params.question_work
         wanted = np.array(row, dtype=np.int64)
         fits = [pair for pair in self._known if np.all(pair[0] >= wanted)]
         if fits:
             return fits[0][1]
-        if self.is_impossible(row) or any(np.all(wanted >= open_) for open_ in self._undecided):
+        in_vain = (asked for asked, spent in self._undecided if spent >= work)
+        if self.is_impossible(row) or any(np.all(wanted >= asked) for asked in in_vain):
             return None
         if not self.can_be_asked or self._work_left <= 0:
             return None
-        gpus, decided = self._solved(wanted)
+        gpus, decided = self._solved(wanted, work)
         if gpus is not None:
             self.add(gpus)
             if not any(np.all(reached >= wanted) for reached, _ in self._known):
@@ -620,7 +635,7 @@ class KindsReach:
         elif decided:
             self._impossible.append(wanted)
         else:
-            self._undecided.append(wanted)
+            self._undecided.append((wanted, work))
         return gpus
 
     def is_impossible(self, row: Row) -> bool:
@@ -729,7 +744,7 @@ class KindsReach:
             kinds[kind] = _Kind(size=groups.shape[1], groups=cut)
         return kinds
 
-    def _solved(self, wanted: IntArray) -> tuple[IntArray | None, bool]:
+    def _solved(self, wanted: IntArray, work: float) -> tuple[IntArray | None, bool]:
         """(mapping, whether the question is decided)."""
         from meshwright.planner.solvers.or_tools import cp_model
 
@@ -740,34 +755,41 @@ class KindsReach:
         for unit in zip(*on, strict=True):
             model.add_exactly_one(unit)
         paths = self.blocks[:, self._first[nodes]]
-        used = [sum(row) for row in on]
+        # Counts are variables, and their sums are said: without them each proof would count booleans.
+        used = [model.new_int_var(0, int(self._free.free[node] // tp), "") for node in nodes]
+        model.add(sum(used) == self._world // tp)
         last: dict[tuple[int, ...], int] = {}
-        for position, node in enumerate(nodes):
-            room = int(self._free.free[node] // tp)
-            model.add(used[position] <= room)
+        for position, row in enumerate(on):
+            model.add(used[position] == sum(row))
             # Nodes that are alike can be told apart by what they give: the first gives most.
-            like = (room, *paths[:, position].tolist()[1:])
+            like = (int(self._free.free[nodes[position]] // tp), *paths[:, position].tolist()[1:])
             if like in last:
                 model.add(used[last[like]] >= used[position])
             last[like] = position
         self._post_order_of_replicas(model, on)
         by_kind = wanted.reshape(len(ASKED), self.levels)
         for level in range(self.levels):
-            units_of = {}
+            blocks = []
             for block in np.unique(paths[level]).tolist():
-                rows = [on[position] for position in np.flatnonzero(paths[level] == block)]
-                units_of[block] = rows[0] if len(rows) == 1 else _joined(model, rows)
+                inside = np.flatnonzero(paths[level] == block).tolist()
+                rows = [on[position] for position in inside]
+                blocks.append(
+                    _Block(
+                        holds=rows[0] if len(rows) == 1 else _joined(model, rows),
+                        used=sum(used[position] for position in inside),
+                    )
+                )
             for position, kind in enumerate(ASKED):
                 demanded = int(by_kind[position, level])
                 if demanded == 1:
                     continue
                 if kind == "pp":
-                    self._post_chain(model, list(units_of.values()), demanded)
+                    self._post_chain(model, [block.holds for block in blocks], demanded)
                 elif kind == "ep":
-                    self._post_exchange(model, list(units_of.values()), demanded)
+                    self._post_exchange(model, blocks, demanded)
                 else:
-                    self._post_ring(model, list(units_of.values()), self._kinds[kind], demanded)
-        solver = repeatable_solver(work=min(self._params.question_work, self._work_left))
+                    self._post_ring(model, blocks, self._kinds[kind], demanded)
+        solver = repeatable_solver(work=min(work, self._work_left))
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:
@@ -799,39 +821,49 @@ class KindsReach:
             model.add(before <= after)
 
     def _post_ring(
-        self,
-        model: cp_model.CpModel,
-        blocks: list[list[cp_model.IntVar]],
-        kind: _Kind,
-        demanded: int,
+        self, model: cp_model.CpModel, blocks: list[_Block], kind: _Kind, demanded: int
     ) -> None:
         """A block uses `demanded` GPUs at least for each ring that it cuts, or it cuts none."""
         tp = self._degrees[0]
-        for block in blocks:
+        domain = [0, kind.size] if demanded >= kind.size else range(kind.size + 1)
+        members = self._members(model, blocks, kind, domain)
+        if demanded >= kind.size:
+            return
+        for number, block in enumerate(blocks):
             cuts = []
-            for group, alike in kind.groups:
-                members = sum(count * block[unit] for unit, count in group)
-                uncut = model.new_bool_var("")
-                if demanded >= kind.size:
-                    model.add(members == kind.size * uncut)
-                    continue
-                cut = model.new_bool_var("")
-                model.add(members <= (kind.size - 1) * cut + kind.size * uncut)
-                model.add(members >= kind.size * uncut)
+            for of_group, (_, alike) in zip(members, kind.groups, strict=True):
+                uncut, cut = model.new_bool_var(""), model.new_bool_var("")
+                model.add(of_group[number] <= (kind.size - 1) * cut + kind.size * uncut)
+                model.add(of_group[number] >= kind.size * uncut + cut)
+                model.add(cut + uncut <= 1)
                 cuts.append(alike * cut)
             if cuts:
-                model.add(demanded * sum(cuts) <= tp * sum(block))
+                model.add(demanded * sum(cuts) <= tp * block.used)
 
-    def _post_exchange(
-        self, model: cp_model.CpModel, blocks: list[list[cp_model.IntVar]], demanded: int
-    ) -> None:
+    def _post_exchange(self, model: cp_model.CpModel, blocks: list[_Block], demanded: int) -> None:
         """Of each group a block holds nothing, or `demanded` members at least."""
-        for block in blocks:
-            for group, _ in self._kinds["ep"].groups:
-                members = sum(count * block[unit] for unit, count in group)
-                holds_any = model.new_bool_var("")
-                model.add(members >= demanded * holds_any)
-                model.add(members <= self._ep * holds_any)
+        self._members(model, blocks, self._kinds["ep"], [0, *range(demanded, self._ep + 1)])
+
+    def _members(
+        self, model: cp_model.CpModel, blocks: list[_Block], kind: _Kind, numbers: Iterable[int]
+    ) -> list[list[cp_model.IntVar]]:
+        """How many members of each group are in each block, each one of some numbers; [groups][blocks]."""
+        from meshwright.planner.solvers.or_tools import cp_model
+
+        allowed = cp_model.Domain.from_values(list(numbers))
+        members = []
+        for group, _ in kind.groups:
+            of_group = [model.new_int_var_from_domain(allowed, "") for _ in blocks]
+            for number, block in zip(of_group, blocks, strict=True):
+                model.add(number == sum(count * block.holds[unit] for unit, count in group))
+            model.add(sum(of_group) == kind.size)
+            members.append(of_group)
+        is_all = sum(alike for _, alike in kind.groups) * kind.size == self._world
+        for position, block in enumerate(blocks if is_all else []):
+            of_kind = zip(members, kind.groups, strict=True)
+            in_block = sum(alike * of_group[position] for of_group, (_, alike) in of_kind)
+            model.add(in_block == self._degrees[0] * block.used)
+        return members
 
     def _post_chain(
         self, model: cp_model.CpModel, blocks: list[list[cp_model.IntVar]], demanded: int

@@ -258,6 +258,8 @@ class PartsOfNodes:
             row = list(cover.rows)[int(np.argmin(table[:, open_].min(axis=1)))]
             gpus = reach.find(row)
             if gpus is None and not reach.is_impossible(row):
+                gpus = reach.find(row, patiently=True)
+            if gpus is None and not reach.is_impossible(row):
                 return
             if gpus is None:
                 cover.split(row)
