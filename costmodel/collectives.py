@@ -201,12 +201,29 @@ def all_reduce_s(buffer_bytes: Floats, members: NDArray[np.int64], links: Links)
     float or array, shape [...]
         Seconds; 0 for a group of one.
     """
-    size, innermost = members[..., -1:], members[..., :1]
+    size = members[..., -1:]
     ring = (size - 1) / size
     tree = np.minimum(0.5 / TWO_NODE_TREE_RATE, ring)
-    between_two = (members > innermost) & (size <= 2 * innermost)
+    between_two = (members > members[..., :1]) & is_in_two_blocks(members)[..., None]
     share = np.where(between_two, tree, ring)
     return 2.0 * _pass_s(buffer_bytes, members, links, share)
+
+
+def is_in_two_blocks(members: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether a group lies in two innermost blocks, so that `all_reduce_s` goes by tree.
+
+    Parameters
+    ----------
+    members : array of int, shape [..., levels]
+        Members of the group inside one block of each level.
+
+    Returns
+    -------
+    array of bool, shape [...]
+        False for a group that lies in one, or in more.
+    """
+    size, innermost = members[..., -1], members[..., 0]
+    return (size > innermost) & (size <= 2 * innermost)
 
 
 def _pass_s(

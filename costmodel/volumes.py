@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cluster_specs.allocation import fabric_levels
-from meshwright.costmodel.collectives import Links, cross_rail_bytes, members_inside
+from meshwright.costmodel.collectives import (
+    Links,
+    cross_rail_bytes,
+    is_in_two_blocks,
+    members_inside,
+)
 from meshwright.costmodel.data_parallel import hiding_windows, passes_of_a_step
 from meshwright.costmodel.feed_forward import dispatch_links, routed_copies
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
@@ -131,6 +136,25 @@ def tensor_passes(c: Context, work: RankWork) -> float:
     if by_sequence and c.constants.framework.async_tensor_backward:
         passes += blocks * narrow
     return passes
+
+
+def tensor_all_reduced(c: Context) -> float:
+    """Share of a tensor group's ring passes that all-reduces make: all without sequence parallelism.
+
+    Shoeybi et al. 2019, arXiv 1909.08053, section 3; with it Korthikanti et al. 2022, arXiv 2205.05198,
+    section 4.2.2.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+
+    Returns
+    -------
+    float
+        0 or 1.
+    """
+    return float(not np.all(c.layout.sequence_parallel))
 
 
 def _tensor_blocks(c: Context, work: RankWork) -> tuple[float, float]:
@@ -288,6 +312,52 @@ def gradient_element_bytes(c: Context) -> float:
     gathers, reductions = (float(np.asarray(passes)) for passes in passes_of_a_step(c))
     reduced = 2.0 * grad if stage < 3 and framework.zero1_all_reduces else grad
     return gathers * weight + reductions * reduced
+
+
+def gradients_all_reduced(c: Context) -> float:
+    """Share of `gradient_element_bytes` that all-reduces move: all without ZeRO, else where a stack has them.
+
+    `data_parallel.data_parallel_traffic` has the sources.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and one layout.
+
+    Returns
+    -------
+    float
+        0 to 1.
+    """
+    framework, stage = c.constants.framework, int(np.asarray(c.layout.zero_stage))
+    if stage == 0:
+        return 1.0
+    if stage == 3 or not framework.zero1_all_reduces:
+        return 0.0
+    _, reductions = passes_of_a_step(c)
+    summed = 2.0 * float(framework.gradient_bytes) * float(np.asarray(reductions))
+    return summed / gradient_element_bytes(c)
+
+
+def tree_over_ring(members: int, all_reduced: float) -> float:
+    """What passes every member of a group in two blocks, over what rings would move.
+
+    A tree between two blocks carries n each way where two ring passes carry 2 (P - 1)/P n; gathers and
+    scatters have no tree (`collectives.all_reduce_s` has the sources).
+
+    Parameters
+    ----------
+    members : int
+        P, at least 1.
+    all_reduced : float
+        Share of the ring passes that are all-reduces, 0 to 1.
+
+    Returns
+    -------
+    float
+        0.5 to 1.
+    """
+    return 1.0 if members < 3 else 1.0 - all_reduced * 0.5 * (members - 2) / (members - 1)
 
 
 def reduced_shard_bytes(c: Context) -> float:
@@ -559,6 +629,16 @@ def ring_bytes(volume: float, members: NDArray[np.int64]) -> FloatArray:
     return np.where(members > inside, volume * (size - 1) / size / inside, 0.0)
 
 
+def _ring_or_tree_bytes(
+    volume: float, members: NDArray[np.int64], all_reduced: float
+) -> FloatArray:
+    """`ring_bytes` with all-reduces by tree, a share of them, where a group lies in two innermost blocks."""
+    sent = ring_bytes(volume, members)
+    if not is_in_two_blocks(members):
+        return sent
+    return sent * tree_over_ring(int(members[-1]), all_reduced)
+
+
 def all_to_all_bytes(
     sent: float, members: NDArray[np.int64], copies: FloatArray | float = 1.0
 ) -> FloatArray:
@@ -601,7 +681,8 @@ def _bytes_by_axis(c: Context, stages: Stages) -> dict[str, FloatArray]:
     place, tp = c.placement, int(np.asarray(c.layout.tp))
     work = mean_rank_work(c, stages)
     sent = {
-        "tp": ring_bytes(work.activation_bytes, place.tp) * tensor_passes(c, work),
+        "tp": _ring_or_tree_bytes(work.activation_bytes, place.tp, tensor_all_reduced(c))
+        * tensor_passes(c, work),
         "cp": _context_bytes_of_level(c, work),
         "dp": _data_parallel_bytes(c, stages),
         "pp": _pipeline_bytes(c, work.activation_bytes / tp, work.micro_batches),
@@ -652,16 +733,20 @@ def _swapped_bytes(c: Context, volume: float, members: NDArray[np.int64]) -> Flo
 def _data_parallel_bytes(c: Context, stages: Stages) -> FloatArray:
     """Of the rank with the most parameters; over groups of shards each reduces its own once more."""
     dense, expert = (float(np.max(x)) for x in rank_parameters(c.workload.model, c.layout, stages))
-    element = gradient_element_bytes(c)
+    element, summed = gradient_element_bytes(c), gradients_all_reduced(c)
     groups = ((dense, c.placement.dp_cp), (expert, c.placement.edp))
     if int(np.asarray(c.layout.shard_groups)) == 1:
-        return np.asarray(sum(ring_bytes(params * element, members) for params, members in groups))
+        sums = (
+            _ring_or_tree_bytes(params * element, members, summed) for params, members in groups
+        )
+        return np.asarray(sum(sums))
     reduced = reduced_shard_bytes(c)
     sent = np.zeros(c.placement.dp_cp.shape)
     shards = (int(np.asarray(size)) for size in optimizer_shards(c.layout))
     for (parameters, members), size in zip(groups, shards, strict=True):
-        sent = sent + ring_bytes(parameters * element, np.minimum(members, size))
-        sent = sent + ring_bytes(parameters * reduced / size, np.maximum(members // size, 1))
+        within, over = np.minimum(members, size), np.maximum(members // size, 1)
+        sent = sent + _ring_or_tree_bytes(parameters * element, within, summed)
+        sent = sent + _ring_or_tree_bytes(parameters * reduced / size, over, 1.0)
     return sent
 
 

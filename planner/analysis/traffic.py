@@ -595,7 +595,7 @@ def parts_traffic(plan: MixedPlan) -> PartsTraffic:
             step_time_s=step_time_s,
             non_blocking_s=None,
         )
-        axes += [replace(flow, groups=flow.groups + segment.first * each) for flow in flows]
+        axes += [replace(flow, groups=flow.groups + segment.first * each) for flow in use.axes]
     between: list[HandOver] = []
     for before, after in pairwise(pipeline.segments):
         volume = parts[plan.runs_on[len(between)]].groups.boundary
@@ -769,7 +769,7 @@ def rank_matrix_csv(axes: Sequence[AxisFlow], ranks: int, most_pairs: int = MOST
     return "\n".join(["source,target,bytes", *rows, ""])
 
 
-def _pairs(flow: AxisFlow) -> Iterator[tuple[IntArray, IntArray, float]]:
+def _pairs(flow: AxisFlow) -> Iterator[tuple[IntArray, IntArray, FloatArray | float]]:
     """Who sends to whom in the groups of one axis, and how much each pair."""
     groups = flow.groups
     if flow.kind == "chain":
@@ -780,7 +780,8 @@ def _pairs(flow: AxisFlow) -> Iterator[tuple[IntArray, IntArray, float]]:
             yield source, target, volume
             yield target, source, volume
     elif flow.kind == "ring":
-        yield groups.ravel(), np.roll(groups, -1, axis=1).ravel(), flow.volume
+        each = np.repeat(flow.volumes, flow.members)
+        yield groups.ravel(), np.roll(groups, -1, axis=1).ravel(), each
     else:
         for step in range(1, flow.members):
             target = np.roll(groups, -step, axis=1).ravel()
@@ -799,7 +800,7 @@ def _add(sent: FloatArray, flow: AxisFlow, block: IntArray) -> None:
         np.add.at(sent, (where[:, 0], where[:, -1]), flow.wrap)
         return
     if flow.kind == "ring":
-        np.add.at(sent, (where, np.roll(where, -1, axis=1)), flow.volume)
+        np.add.at(sent, (where, np.roll(where, -1, axis=1)), flow.volumes[:, None])
         return
     count = np.zeros((len(where), len(sent)))
     np.add.at(count, (np.arange(len(where))[:, None], where), 1.0)

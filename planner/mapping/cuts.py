@@ -36,8 +36,11 @@ from meshwright.costmodel.volumes import (
     CutUse,
     GroupTraffic,
     LevelBytes,
+    gradients_all_reduced,
     group_traffic,
     phase_seconds,
+    tensor_all_reduced,
+    tree_over_ring,
 )
 from meshwright.costmodel.workload import (
     HIERARCHICAL,
@@ -363,6 +366,10 @@ class AxisFlow:
     volume: float
     """Of a ring, the bytes that pass every member; of an all-to-all, those that a member sends to the whole
     group, itself among the receivers, for one copy of a token; of a chain, those between neighbours."""
+    all_reduced: float = 0.0
+    """Of a ring, the share of its volume that all-reduces move, 0 to 1."""
+    by_group: FloatArray | None = None
+    """The volume of every group of a ring, shape [groups], where they differ."""
     wrap: float = 0.0
     """Of a chain, from the last member to the first."""
     relayed: bool = True
@@ -372,6 +379,11 @@ class AxisFlow:
     def members(self) -> int:
         """Ranks in a group."""
         return int(self.groups.shape[1])
+
+    @property
+    def volumes(self) -> FloatArray:
+        """The volume of every group, shape [groups]."""
+        return np.full(len(self.groups), self.volume) if self.by_group is None else self.by_group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -406,7 +418,7 @@ def axis_flows(c: Context, stages: Stages, own: slice | None = None) -> list[Axi
         )
 
     flows = [
-        flow("tp", "ring", moved.tensor),
+        replace(flow("tp", "ring", moved.tensor), all_reduced=tensor_all_reduced(c)),
         replace(flow("cp", context, moved.context), relayed=cluster.crosses_rails_inside),
         *_hierarchical_flows(c, groups["cp"], moved),
         *_gradient_flows(c, "dp", groups["dp-cp"], moved.gradients, moved.gradients_between),
@@ -445,12 +457,14 @@ def _gradient_flows(
     number = shard_groups if members % shard_groups == 0 else 1
     apart = groups.reshape(len(groups), number, -1)
     rings = (
-        (axis, apart.reshape(-1, apart.shape[2]), within),
-        (f"{axis}-between", apart.transpose(0, 2, 1).reshape(-1, number), between),
+        (axis, apart.reshape(-1, apart.shape[2]), within, gradients_all_reduced(c)),
+        (f"{axis}-between", apart.transpose(0, 2, 1).reshape(-1, number), between, 1.0),
     )
     return [
-        AxisFlow(axis=name, kind="ring", phase=GRADIENTS, groups=ranks, volume=volume)
-        for name, ranks, volume in rings
+        AxisFlow(
+            axis=name, kind="ring", phase=GRADIENTS, groups=ranks, volume=volume, all_reduced=share
+        )
+        for name, ranks, volume, share in rings
     ]
 
 
@@ -482,6 +496,20 @@ def _hierarchical_flows(c: Context, groups: IntArray, moved: GroupTraffic) -> li
     return [rings, swaps]
 
 
+def _with_trees(flow: AxisFlow, on: RankPositions) -> AxisFlow:
+    """A flow whose all-reduces go by tree in groups that lie in two of the fabric's innermost blocks.
+
+    `collectives.all_reduce_s` has the source.
+    """
+    innermost = [level.block for level in on.by_level if level.depth == 0]
+    if flow.all_reduced == 0 or not innermost:
+        return flow
+    blocks = np.sort(innermost[-1][flow.groups], axis=1)
+    in_two = np.sum(np.diff(blocks, axis=1) > 0, axis=1) == 1
+    of_ring = np.where(in_two, tree_over_ring(flow.members, flow.all_reduced), 1.0)
+    return replace(flow, by_group=of_ring * flow.volume)
+
+
 def level_flow(
     c: Context, flow: AxisFlow, positions: RankPositions, level: LevelPositions
 ) -> LevelFlow:
@@ -491,7 +519,7 @@ def level_flow(
     members = flow.members
     in_sub, in_block = _members_beside(flow, level.sub), _members_beside(flow, level.block)
     if flow.kind == "ring":
-        leaving = np.where(in_sub < members, flow.volume / in_sub, 0.0)
+        leaving = np.where(in_sub < members, flow.volumes[:, None] / in_sub, 0.0)
     else:
         sent = flow.volume * _copies(c, flow, in_sub)
         leaving = sent * (members - in_sub) / members
@@ -577,8 +605,9 @@ def between_halves(
     on_second = np.bincount(back, weights=second.ravel(), minlength=len(group_blocks))
     if flow.kind == "ring":
         cut = (on_second > 0) & (on_second < counts)
-        cut_rings = np.bincount(group_blocks[cut] % blocks, minlength=blocks)
-        return np.asarray(flow.volume * cut_rings, dtype=np.float64)
+        volumes = flow.volumes[group_blocks[cut] // blocks]
+        passed = np.bincount(group_blocks[cut] % blocks, weights=volumes, minlength=blocks)
+        return np.asarray(passed, dtype=np.float64)
     copies = _copies(c, flow, _members_beside(flow, level.sub))
     sent = flow.volume * copies / flow.members * np.ones(flow.groups.shape)
     passed = np.where(second.ravel() == 0, sent.ravel() * on_second[back], 0.0)
@@ -660,6 +689,7 @@ def use_of_flows(
     """
     workload = context.workload
     on = rank_positions(workload.cluster, places)
+    axes = [_with_trees(flow, on) for flow in axes]
     attained, shares = _rates(workload, on)
     levels = []
     for positions in on.by_level:

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cluster_specs.allocation import node_name
+from meshwright.cluster_specs.allocation import full_levels, node_name
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import (
     Uplink,
@@ -29,7 +29,12 @@ from meshwright.costmodel.layout import AXES, EXPERT_AXES, STAGE_AXES, Ints, Lay
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.states import optimizer_shards
 from meshwright.costmodel.step_time import make_context
-from meshwright.costmodel.volumes import GroupTraffic, group_traffic
+from meshwright.costmodel.volumes import (
+    GroupTraffic,
+    gradients_all_reduced,
+    group_traffic,
+    tree_over_ring,
+)
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP
@@ -446,6 +451,7 @@ def instance_on(workload: Workload, layout: Layout, stages: Stages, slots: Slots
     """The problem of placing a layout on some slots.
 
     Where several shard groups do not lie in slots each, rings count as if all replicas sharded together.
+    All-reduces of two slots go by tree; those of more count as rings, also where these lie on two nodes.
     """
     inside = inside_slot(layout, slots.gpus)
     whole = whole_groups_in(layout, inside)
@@ -455,16 +461,25 @@ def instance_on(workload: Workload, layout: Layout, stages: Stages, slots: Slots
     on = replace(workload, gpus=int(layout.gpus))
     counted = layout if whole else replace(layout, shard_groups=1)
     placement = nested_placement(on.cluster, counted)
-    moved = group_traffic(make_context(on, counted, placement), stages, expert_slots)
+    context = make_context(on, counted, placement)
+    moved = group_traffic(context, stages, expert_slots)
     groups = inside.tp * inside.pp
     dense, experts = moved.gradients, moved.expert_gradients
-    if int(counted.shard_groups) > 1:
+    members, summed = optimizer_shards(counted), gradients_all_reduced(context)
+    if (number := int(counted.shard_groups)) > 1:
         # Each rank of a group has a ring to those with its shard in the others.
-        of_dense, of_experts = (int(size) for size in optimizer_shards(counted))
+        of_dense, of_experts = (int(size) for size in members)
         dense, experts = (
             moved.gradients_between * of_dense,
             moved.expert_gradients_between * of_experts,
         )
+        members, summed = (number, number), 1.0
+    per_group = int(layout.cp) * int(layout.dp) // (inside.cp * inside.dp)
+    if slots.gpus <= int(full_levels(on.cluster).blocks[0]):
+        if per_group == 2:
+            dense *= tree_over_ring(int(members[0]), summed)
+        if per_group == 2 * expert_slots:
+            experts *= tree_over_ring(int(members[1]), summed)
     traffic = Traffic(
         ring_bytes=dense * groups,
         hop_bytes=moved.boundary * per_stage,
@@ -478,7 +493,7 @@ def instance_on(workload: Workload, layout: Layout, stages: Stages, slots: Slots
     per_leaf = [len(leaf) for leaf in slots.places]
     problem = MappingProblem(
         stages=int(layout.pp) // inside.pp,
-        slots=int(layout.cp) * int(layout.dp) // (inside.cp * inside.dp),
+        slots=per_group,
         traffic=traffic,
         leaf_slots=tuple(per_leaf),
         leaf_s_per_byte=tuple(1e-9 / link for link in slots.leaf_links_gb_per_s),

@@ -29,6 +29,7 @@ from meshwright.costmodel.volumes import axis_pattern
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
+from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import read_model
 from meshwright.planner.analysis.traffic import patterns, plan_traffic
 from meshwright.planner.bounds.layer_split import balanced_stages
@@ -95,6 +96,10 @@ def layout_with(**degrees: int) -> Layout:
     return Layout(
         **degrees, micro_batch=1, num_micro_batches=8, sequence_parallel=True, zero_stage=1
     )
+
+
+def without_zero(**degrees: int) -> Layout:
+    return replace(layout_with(**degrees), zero_stage=0, sequence_parallel=False)
 
 
 def apart() -> ClusterSpec:
@@ -172,6 +177,15 @@ def apart() -> ClusterSpec:
             layout_with(tp=1, dp=128, pp=4, ep=64),
             "allgather",
         ),
+        # All-reduces go by tree where a group lies in two nodes.
+        (load_cluster("dgx-h100"), "llama-3-8b", without_zero(tp=16, dp=2, pp=2), "deduplicated"),
+        (load_cluster("dgx-h100"), "llama-3-8b", without_zero(tp=2, dp=8, pp=4), "deduplicated"),
+        (
+            load_cluster("dgx-h100"),
+            "mixtral-8x7b",
+            without_zero(tp=1, dp=32, pp=2, ep=2),
+            "deduplicated",
+        ),
     ],
 )
 def test_groups_add_up_to_the_levels_of_the_cost_model(
@@ -195,21 +209,21 @@ def test_groups_add_up_to_the_levels_of_the_cost_model(
 
 
 @pytest.mark.parametrize(
-    "degrees",
+    "layout",
     [
-        {"tp": 8, "dp": 4, "pp": 2},
-        {"tp": 4, "cp": 2, "dp": 2, "pp": 4},
-        {"tp": 2, "dp": 32, "shard_groups": 8},
-        {"tp": 2, "cp": 2, "dp": 8, "pp": 2, "shard_groups": 4},
+        layout_with(tp=8, dp=4, pp=2),
+        layout_with(tp=4, cp=2, dp=2, pp=4),
+        layout_with(tp=2, dp=32, shard_groups=8),
+        layout_with(tp=2, cp=2, dp=8, pp=2, shard_groups=4),
+        without_zero(tp=2, dp=8, pp=4),
+        without_zero(tp=8, dp=4, pp=2),
     ],
 )
-def test_groups_add_up_to_the_up_links_of_the_mapping(
-    tmp_path: Path, degrees: dict[str, int]
-) -> None:
+def test_groups_add_up_to_the_up_links_of_the_mapping(tmp_path: Path, layout: Layout) -> None:
     """What ranks send out of their leaves and pods, group by group, is what the mapping's pricing counts."""
     path = tmp_path / "uneven.yaml"
     path.write_text(UNEVEN, encoding="utf-8")
-    cluster, layout = read_cluster(str(path)), layout_with(**degrees)
+    cluster = read_cluster(str(path))
     work = workload(cluster, layout, "llama-3-8b")
     stages = split(work, layout)
     instance = instance_of(work, layout, stages)
@@ -230,6 +244,28 @@ def test_groups_add_up_to_the_up_links_of_the_mapping(
             np.bincount(level.positions.sub, weights=flow.leaving) for flow in level.flows.values()
         )
         assert sorted(np.asarray(sent).tolist()) == pytest.approx(sorted(expected.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "bytes_of_gradients"),
+    [(16, 1.0), (24, 2 * 23 / 24)],
+    ids=["two nodes", "three nodes"],
+)
+def test_gradients_between_two_nodes_go_by_tree(replicas: int, bytes_of_gradients: float) -> None:
+    """Without ZeRO n bytes leave a node of two, as `all_reduce_s` prices; of three 2 (P - 1)/P n."""
+    cluster, layout = load_cluster("dgx-h100"), without_zero(tp=1, dp=replicas, pp=1)
+    work = workload(cluster, layout, "llama-3-8b")
+    matrix = {"tp": (1, 1), "cp": (1, 1), "dp": (8, replicas // 8), "pp": (1, 1)}
+    use = use_of(work, layout, matrix)
+    outer = use.levels[-1]
+    gradients = 4 * parameter_count(work.model)
+    node = np.bincount(outer.positions.sub, weights=outer.flows["dp"].leaving)
+    assert node == pytest.approx(bytes_of_gradients * gradients)
+    halves = [
+        cut for cut in use.cuts if cut.level == outer.positions.level and cut.cut == "bisection"
+    ]
+    one_way = halves[0].bytes_per_gpu * replicas / 2
+    assert one_way == pytest.approx(bytes_of_gradients * gradients)
 
 
 @pytest.mark.parametrize("inner", [None, 1, 2, 4, 8])
