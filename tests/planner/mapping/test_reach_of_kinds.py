@@ -215,6 +215,18 @@ def test_separate_best_cases_leave_no_gap() -> None:
     assert found.outcome.lower_bound_s == found.step_time_s
 
 
+def test_what_counting_rules_out_is_decided() -> None:
+    """32 ranks on two leaves of 19 GPUs: not both use 17. Rank by rank that took longer than any limit."""
+    nodes = [("a", 7), ("a", 5), ("a", 3), ("a", 4), ("b", 2), ("b", 6), ("b", 3), ("b", 8)]
+    reach = cover_of(on_nodes(nodes), Layout(tp=1, cp=8, dp=4)).reach
+    row = [1] * len(reach.row(reach.most))
+    row[ASKED.index("dp_cp") * reach.levels + 1] = 17
+    assert reach.find(tuple(row)) is None
+    assert reach.is_impossible(tuple(row))
+    row[ASKED.index("dp_cp") * reach.levels + 1] = 16
+    assert reach.find(tuple(row)) is not None
+
+
 def test_large_allocations_are_not_asked_about() -> None:
     cluster = on_nodes([("a", 7)] * 36)
     reach = cover_of(cluster, Layout(tp=1, dp=252)).reach
