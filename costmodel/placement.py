@@ -73,7 +73,7 @@ def members_by_level(
 
     Parameters
     ----------
-    where : array of int, shape [levels, ranks]
+    where : array of int, shape [..., levels, ranks]
         The block of every rank, levels inside out; ranks count by tp, cp, dp, pp.
     degrees : tuple of four int
         Of tp, cp, dp and pp, at least 1 each.
@@ -82,12 +82,12 @@ def members_by_level(
 
     Returns
     -------
-    dict of str to array of int, shape [levels]
+    dict of str to array of int, shape [..., levels]
         At least 1 each, by axis of `Placement`, never fewer further out.
     """
-    rows = [_members_in(of_level, degrees, etp, ep) for of_level in where]
-    columns = {name: np.array([row[name] for row in rows], dtype=np.int64) for name in rows[0]}
-    return {name: np.maximum.accumulate(column) for name, column in columns.items()}
+    rows = [_members_in(where[..., k, :], degrees, etp, ep) for k in range(where.shape[-2])]
+    columns = {name: np.stack([row[name] for row in rows], axis=-1) for name in rows[0]}
+    return {name: np.maximum.accumulate(column, axis=-1) for name, column in columns.items()}
 
 
 def placement_in(where: IntArray, layout: Layout) -> Placement:
@@ -137,85 +137,98 @@ def position_of_ranks(matrix: MatrixRows) -> IntArray:
 
 def _members_in(
     where: IntArray, degrees: tuple[int, int, int, int], etp: int, ep: int
-) -> dict[str, int]:
-    """Members of a group inside a block of one level, by axis; `where` is the block of every rank,
-    [ranks].
-    """
+) -> dict[str, IntArray]:
+    """Members of a group inside a block, by axis, [...]; `where` is the block of every rank, [..., ranks]."""
     tp, cp, dp, pp = degrees
-    dense = where.reshape(pp, dp, cp, tp)
-    experts = where.reshape(pp, -1, ep, etp)
-    edp = experts.shape[1]
-    return {
-        "tp": ring_members(dense.reshape(-1, tp)),
-        "cp": ring_members(dense.transpose(0, 1, 3, 2).reshape(-1, cp)),
-        "dp": ring_members(dense.transpose(0, 2, 3, 1).reshape(-1, dp)),
-        "pp": _chain_members(dense.reshape(pp, -1)),
-        "etp": ring_members(experts.reshape(-1, etp)),
-        "ep": _exchange_members(experts.transpose(0, 1, 3, 2).reshape(-1, ep)),
-        "edp": ring_members(experts.transpose(0, 2, 3, 1).reshape(-1, edp)),
-        "dp_cp": ring_members(dense.transpose(0, 3, 1, 2).reshape(-1, dp * cp)),
+    before = where.shape[:-1]
+    dense = where.reshape(-1, pp, dp, cp, tp)
+    experts = where.reshape(len(dense), pp, -1, ep, etp)
+    each = len(dense)
+
+    def groups(of: IntArray, order: tuple[int, ...], size: int) -> IntArray:
+        return of.transpose(0, *order).reshape(each, -1, size)
+
+    found = {
+        "tp": ring_members(groups(dense, (1, 2, 3, 4), tp)),
+        "cp": ring_members(groups(dense, (1, 2, 4, 3), cp)),
+        "dp": ring_members(groups(dense, (1, 3, 4, 2), dp)),
+        "pp": _chain_members(dense.reshape(each, pp, -1)),
+        "etp": ring_members(groups(experts, (1, 2, 3, 4), etp)),
+        "ep": _exchange_members(groups(experts, (1, 2, 4, 3), ep)),
+        "edp": ring_members(groups(experts, (1, 3, 4, 2), experts.shape[2])),
+        "dp_cp": ring_members(groups(dense, (1, 4, 2, 3), dp * cp)),
     }
+    return {name: members.reshape(before) for name, members in found.items()}
 
 
-def ring_members(groups: IntArray) -> int:
+def ring_members(groups: IntArray) -> IntArray:
     """Members of a ring inside the block that paces it.
 
     Parameters
     ----------
-    groups : array of int, shape [groups, members]
+    groups : array of int, shape [..., groups, members]
         The block of every member.
 
     Returns
     -------
-    int
+    array of int, shape [...]
         All members where no group is cut, else from 1 to all but one.
     """
-    size = int(groups.shape[1])
+    *before, number, size = groups.shape
+    every = np.full(prod(before), size, dtype=np.int64)
     if size == 1:
-        return 1
-    blocks, counts = _held(groups)
-    cut = blocks[counts < size]
-    if not len(cut):
-        return size
-    used = np.bincount(blocks, weights=counts)
-    rings = np.bincount(cut, minlength=len(used))
-    least = int(np.min(used[rings > 0] // rings[rings > 0]))
-    return max(1, min(least, size - 1))
+        return every.reshape(before)
+    owner, blocks, counts = _held(groups.reshape(-1, number, size))
+    width = int(blocks.max()) + 1
+    place = owner * width + blocks
+    used = np.bincount(place, weights=counts, minlength=len(every) * width)
+    rings = np.bincount(place[counts < size], minlength=len(every) * width)
+    each = np.where(rings > 0, used // np.maximum(rings, 1), size).reshape(-1, width)
+    is_cut = np.any(rings.reshape(-1, width) > 0, axis=1)
+    paced = np.clip(each.min(axis=1), 1, size - 1).astype(np.int64)
+    return np.where(is_cut, paced, every).reshape(before)
 
 
-def _exchange_members(groups: IntArray) -> int:
+def _exchange_members(groups: IntArray) -> IntArray:
     """Members of an all-to-all in the block of the GPU that paces it: of the smallest part of a group.
 
     Of 8 members, 6 in one block and 2 in the next, each of the 2 sends 6/8 of its bytes outside, and all
     members end with them.
 
-    `groups` has the block of every member, [groups, members]. All members where no group is cut, else
-    from 1 to half of them.
+    `groups` has the block of every member, [..., groups, members]. All members where no group is cut, else
+    from 1 to half of them; [...].
     """
-    _, counts = _held(groups)
-    return int(counts.min())
+    *before, number, size = groups.shape
+    owner, _, counts = _held(groups.reshape(-1, number, size))
+    first = np.flatnonzero(np.diff(owner, prepend=-1))
+    return np.asarray(np.minimum.reduceat(counts, first), dtype=np.int64).reshape(before)
 
 
-def _chain_members(chains: IntArray) -> int:
+def _chain_members(chains: IntArray) -> IntArray:
     """Stages of a pipeline inside a block: the mean of the pipeline that is cut most often.
 
-    `chains` is the block of every [stage, pipeline].
+    `chains` is the block of every [..., stage, pipeline].
     """
-    stages = len(chains)
-    crossings = int(np.max(np.sum(chains[1:] != chains[:-1], axis=0), initial=0))
-    return stages // (crossings + 1)
+    stages = chains.shape[-2]
+    crossings = np.sum(chains[..., 1:, :] != chains[..., :-1, :], axis=-2)
+    return np.asarray(stages // (np.max(crossings, axis=-1, initial=0) + 1), dtype=np.int64)
 
 
-def _held(groups: IntArray) -> tuple[IntArray, IntArray]:
-    """The block and the members of every group's part in a block."""
-    blocks = int(groups.max()) + 1
-    codes = np.arange(len(groups), dtype=np.int64)[:, None] * blocks + groups
-    if len(groups) * blocks <= LARGEST_TABLE * groups.size:
+def _held(groups: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Of every group's part in a block which of the first axis has it, the block, and the members, in turn;
+    `groups` is [n, groups, members].
+    """
+    number, blocks = groups.shape[1], int(groups.max()) + 1
+    group = np.arange(len(groups) * number, dtype=np.int64).reshape(len(groups), number, 1)
+    codes = group * blocks + groups
+    if group.size * blocks <= LARGEST_TABLE * groups.size:
         table = np.bincount(codes.ravel())
         parts = np.flatnonzero(table)
-        return parts % blocks, table[parts]
-    parts, counts = np.unique(codes, return_counts=True)
-    return parts % blocks, counts.astype(np.int64)
+        counts = table[parts]
+    else:
+        parts, counts = np.unique(codes, return_counts=True)
+    held, block = np.divmod(parts, blocks)
+    return held // number, block, counts.astype(np.int64)
 
 
 ParallelismMatrix = Mapping[str, NDArray[np.int64]]

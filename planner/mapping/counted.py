@@ -197,6 +197,8 @@ class CountedParams:
     most_ranks: int = 20_000
     """Ranks of all of them together, beyond the fewest."""
     fewest: int = 6
+    counted_at_once: int = 200_000
+    """Ranks times levels of mappings whose members are counted together."""
     most_in_full: int = 500
     """Orders of tensor groups on nodes that are all counted, where there are no more."""
 
@@ -342,23 +344,23 @@ def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> Counte
         return None
     blocks, params = free.blocks(world), DEFAULT_COUNTED
     limit = max(params.fewest, min(params.most, params.most_ranks // world))
-    found: dict[tuple[int, ...], tuple[dict[str, IntArray], IntArray]] = {}
-    seen = set()
+    orders: dict[bytes, IntArray] = {}
     every = None
     if cluster.nvlink_domain <= cluster.gpus_per_node:
         every = free.every_order(tp, world // tp, world, params.most_in_full)
         limit = limit if every is None else len(every)
     for gpus in _rank_orders(cluster, layout) if every is None else every:
-        where = blocks[:, gpus]
-        content = where.tobytes()
-        if content in seen:
-            continue
-        seen.add(content)
-        members = members_by_level(where, (tp, cp, dp, pp), etp, ep)
-        of_priced = np.concatenate([members[name] for name in priced])
-        found.setdefault(tuple(of_priced.tolist()), (members, gpus))
-        if len(seen) >= limit:
+        orders.setdefault(blocks[:, gpus].tobytes(), gpus)
+        if len(orders) >= limit:
             break
+    found: dict[tuple[int, ...], tuple[dict[str, IntArray], IntArray]] = {}
+    for each in _chunks(list(orders.values()), params.counted_at_once // blocks.size):
+        where = blocks[:, np.stack(each)].transpose(1, 0, 2)
+        members = members_by_level(where, (tp, cp, dp, pp), etp, ep)
+        of_priced = np.concatenate([members[name] for name in priced], axis=1).tolist()
+        for row, gpus in enumerate(each):
+            own = {name: column[row] for name, column in members.items()}
+            found.setdefault(tuple(of_priced[row]), (own, gpus))
     kept = list(found.values())
     if every is None:
         rows = _not_behind(np.array(list(found), dtype=np.int64))
@@ -374,6 +376,11 @@ def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> Counte
         most=most,
         most_is_reached=_reaches(placement, most, priced),
     )
+
+
+def _chunks(orders: list[IntArray], most: int) -> Iterator[list[IntArray]]:
+    for start in range(0, len(orders), max(most, 1)):
+        yield orders[start : start + max(most, 1)]
 
 
 def _not_behind(table: IntArray) -> set[int]:
@@ -411,8 +418,9 @@ def groups_lie_as_priced(placement: Placement, row: int, where: IntArray, layout
         inside = between = 1
         for level, of_level in enumerate(where):
             grid = of_level.reshape(pp, groups, shards, inner)
-            inside = max(inside, ring_members(grid.transpose(0, 1, 3, 2).reshape(-1, shards)))
-            between = max(between, ring_members(grid.transpose(0, 2, 3, 1).reshape(-1, groups)))
+            within = ring_members(grid.transpose(0, 1, 3, 2).reshape(-1, shards))
+            over = ring_members(grid.transpose(0, 2, 3, 1).reshape(-1, groups))
+            inside, between = max(inside, int(within)), max(between, int(over))
             priced = int(members[level])
             if inside < min(priced, shards) or between < max(1, priced // shards):
                 return False

@@ -223,6 +223,7 @@ class FreeGpus:
     def __init__(self, cluster: ClusterSpec) -> None:
         self._cluster = cluster
         self._blocks: dict[int, IntArray] = {}
+        self._orders: dict[tuple[int, int, int, int], list[IntArray] | None] = {}
         self.free = np.array(
             [free_of(node, cluster.gpus_per_node) for node in cluster.nodes], dtype=np.int64
         )
@@ -284,6 +285,12 @@ class FreeGpus:
             None where there are more than `limit`, a node lies in several blocks, or nodes or units are more
             than `MOST_ORDERED`.
         """
+        key = (unit, units, gpus, limit)
+        if key not in self._orders:
+            self._orders[key] = self._ordered(unit, units, gpus, limit)
+        return self._orders[key]
+
+    def _ordered(self, unit: int, units: int, gpus: int, limit: int) -> list[IntArray] | None:
         used = np.flatnonzero(self.free // unit)
         if max(len(used), units) > MOST_ORDERED:
             return None
