@@ -518,10 +518,12 @@ class ReachParams:
 
     question_work: float = 0.5
     """For one question."""
-    patient_work: float = 8.0
+    patient_work: float = 6.0
     """For one that all else waits for."""
-    all_work: float = 30.0
-    """For all questions about the same degrees."""
+    all_work: float = 12.0
+    """For all questions about the same degrees, with what it takes to write them down."""
+    work_of_a_variable: float = 5e-5
+    """To write it down, with its rows."""
     most_variables: int = 6_000
     """Tensor groups times nodes, or groups times blocks, in one question."""
 
@@ -575,16 +577,19 @@ class KindsReach:
     @cached_property
     def can_be_asked(self) -> bool:
         """Whether tensor groups lie in nodes, nodes in one block each, and a model is not too large."""
-        tp = self._degrees[0]
-        used = np.flatnonzero(self._free.free // tp)
         first = self._first[self._free.places[:, 0]]
-        groups = sum(len(kind.groups) for kind in self._kinds.values())
-        variables = max(self._world // tp, groups) * len(used)
         return bool(
             not self._racks
             and np.array_equal(self.blocks, self.blocks[:, first])
-            and variables <= self._params.most_variables
+            and self._variables <= self._params.most_variables
         )
+
+    @cached_property
+    def _variables(self) -> int:
+        """Of one question: tensor groups, or groups if these are more, times nodes."""
+        tp = self._degrees[0]
+        groups = sum(len(kind.groups) for kind in self._kinds.values())
+        return max(self._world // tp, groups) * int(np.count_nonzero(self._free.free // tp))
 
     @cached_property
     def _first(self) -> IntArray:
@@ -800,6 +805,7 @@ class KindsReach:
         solver = repeatable_solver(work=min(work, self._work_left))
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
+        self._work_left -= self._params.work_of_a_variable * self._variables
         if status == cp_model.INFEASIBLE:
             return None, True
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
