@@ -280,8 +280,8 @@ def _inside(matrix: ParallelismMatrix) -> dict[str, NDArray[np.int64]]:
 def placement_on(cluster: ClusterSpec, layout: Layout, matrix: ParallelismMatrix) -> Placement:
     """Members inside a block of each level, as the ranks of a parallelism matrix stand on a machine.
 
-    As `placement_from_matrix` has them, but counted where expert groups do not nest in the factors: on a part of one
-    stage, or rank by rank (`counted_members`) if blocks of the allocation share a block of the machine.
+    As `placement_from_matrix` has them, but counted where expert groups do not nest in the factors: in part
+    of a stage, or rank by rank (`counted_members`) if blocks of the allocation share one of the machine.
 
     Parameters
     ----------
@@ -374,9 +374,9 @@ def _paced_experts(stage: MatrixRows, etp: int, ep: int) -> dict[str, list[int]]
     paced: dict[str, list[int]] = {"etp": [], "ep": [], "edp": []}
     for level in range(levels):
         where, blocks = np.zeros(ranks, dtype=np.int64), 1
-        for at, size in enumerate(sizes):
-            if levels - 1 - at % levels > level:
-                where, blocks = where * size + digits[at], blocks * size
+        for column, size in enumerate(sizes):
+            if levels - 1 - column % levels > level:
+                where, blocks = where * size + digits[column], blocks * size
         experts = where.reshape(-1, ep, etp)
         paced["etp"].append(_least_of_rings(experts.reshape(-1, etp), ranks // blocks))
         exchange = _exchange_members(experts.transpose(0, 2, 1).reshape(-1, ep))

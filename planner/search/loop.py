@@ -62,6 +62,7 @@ from meshwright.planner.search.pricing import (
 from meshwright.planner.search.space import Space, space_of
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 Progress = Callable[[str], None]
 
@@ -215,33 +216,45 @@ class LayoutSearch:
                 if candidate.bound_s < self._cutoff_s:
                     self._price(candidate)
 
+    @cached_property
+    def _gpu_seconds(self) -> FloatArray:
+        """What a step costs at the least in each shape of the space, GPUs times seconds, [shapes]."""
+        cost = gpu_seconds(self._space.workload, self._table) * (1 - 1e-9)
+        corrections = self._branches[0].corrections
+        return cost * (1.0 if corrections is None else corrections.least)
+
     def _scan_space(self) -> None:
         """Layouts on more than half of the GPUs come first: they are likely fast, and bound the rest."""
-        workload, space = self._space.workload, self._space
-        half = workload.gpus // 2
-        table, cost = self._table, gpu_seconds(workload, self._table) * (1 - 1e-9)
-        corrections = self._branches[0].corrections
-        cost *= 1.0 if corrections is None else corrections.least
-        degrees = space.degrees(workload.gpus, half, self._remaining_s)
-        upper = DegreeScan(space, self._branches, table, degrees, self._remaining_s)
-        self._scan(upper, cost / half if half else inf)
+        gpus, cost = self._space.workload.gpus, float(np.min(self._gpu_seconds, initial=inf))
+        half = gpus // 2
+        upper = self._scan(gpus, half, cost / half if half else inf)
         self._add_outside_domain(upper)
         if not half:
             return
         if np.isfinite(self._cutoff_s) and np.isfinite(cost):
             self.certificate.fewest_gpus = max(1, int(cost / self._cutoff_s))
         if self.certificate.fewest_gpus <= half:
-            fewer = space.degrees(half, self.certificate.fewest_gpus - 1, self._remaining_s)
-            lower = DegreeScan(space, self._branches, table, fewer, self._remaining_s)
-            self._scan(lower, inf)
+            self._scan(half, self.certificate.fewest_gpus - 1, inf)
 
-    def _scan(self, scan: DegreeScan, later_s: float) -> None:
-        """Expands degrees in the order of their bounds until the bound reaches the cutoff.
+    def _degrees(self, most_gpus: int, more_than: int, below_s: float) -> DegreeScan:
+        """All degrees on so many GPUs whose bounds are below some seconds, perhaps with others."""
+        cost = self._gpu_seconds if below_s < inf else None
+        degrees = self._space.degrees(most_gpus, more_than, self._remaining_s, cost, below_s)
+        return DegreeScan(self._space, self._branches, self._table, degrees, self._remaining_s)
 
-        `later_s` bounds the degrees that are looked at after these.
+    def _scan(self, most_gpus: int, more_than: int, later_s: float) -> DegreeScan:
+        """Expands degrees on so many GPUs in the order of their bounds until the bound reaches the cutoff.
+
+        `later_s` bounds the degrees that are looked at after these. Of very many degrees those of the least
+        bounds are enumerated, and more of them when they are asked for.
         """
-        bound_s, every_layout = scan.bound_s, scan.every_layout()
-        order = LeastFirst(bound_s, self._cutoff_s)
+        first_s = reach_s = self._cutoff_s
+        count = int(self._space.degrees_by_shape(most_gpus, more_than).sum())
+        if reach_s == inf and count > self._params.enumerated_whole:
+            reach_s = 2.0 * float(np.min(self._gpu_seconds)) / most_gpus
+        scan = self._degrees(most_gpus, more_than, reach_s)
+        every_layout = scan.every_layout(most_gpus, more_than)
+        order = LeastFirst(scan.bound_s, reach_s)
         self.certificate.layouts += every_layout
         has_room = self._room_for_states(scan)
         together = self._together
@@ -251,8 +264,16 @@ class LayoutSearch:
         elif self._begin_with is not None:
             # The price is about the best: nearly all must be expanded.
             size = self._params.largest_batch
-        while position < len(order):
-            batch = order.take(position, position + size)
+        while True:
+            while len(order) < position + size and reach_s < min(first_s, self._cutoff_s):
+                is_whole = len(scan.bound_s) == count
+                reach_s = first_s if is_whole else min(4.0 * reach_s, first_s)
+                scan = scan if is_whole else self._degrees(most_gpus, more_than, reach_s)
+                order = LeastFirst(scan.bound_s, reach_s)
+                has_room = self._room_for_states(scan)
+            if position >= len(order):
+                break
+            batch, bound_s = order.take(position, position + size), scan.bound_s
             if bound_s[batch[0]] >= self._cutoff_s:
                 break
             self._remaining_s()
@@ -275,6 +296,7 @@ class LayoutSearch:
             together = min(2 * together, self._params.largest_batch) if is_stuck else self._together
         self.certificate.bounded_out += every_layout - scan.layouts(order.take(0, position))
         self._unexplored_s = later_s
+        return scan
 
     def _is_promising(self) -> bool:
         """Whether the pool has a layout that is likely so much faster that it is priced at once."""

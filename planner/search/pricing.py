@@ -255,6 +255,8 @@ class SearchParams:
     """Degrees of an execution expanded at once, at first; small, so that an incumbent is there early."""
     largest_batch: int = 4096
     """Degrees expanded at once, at most; batches grow fourfold up to it."""
+    enumerated_whole: int = 1 << 18
+    """Degrees up to which all are enumerated before there is a price; of more those of the least bounds."""
     priced_per_round: int = 8
     """Layouts priced exactly after a batch, or after a CP-SAT model."""
     most_priced_beside: int = 63
