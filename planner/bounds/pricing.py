@@ -87,7 +87,7 @@ class PricingParams:
     """Layouts with all their mappings."""
     degrees_chunk: int = 2048
     """Degrees with all their mappings."""
-    worth_placing: int = 256
+    worth_placing: int = 24
     """Degrees on one allocation from which their placements are bounded: arrays of fewer take about as long,
     and what follows bounds those few anyway."""
 

@@ -91,6 +91,8 @@ class LayoutSearch:
     ) -> None:
         self._params = params or SearchParams()
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
+        self._first: Layout | None = None
+        """What is priced before all others, about as fast as the plan."""
         self._space = space
         self._branches = [branch for branch in branches if not branch.refused_outright()]
         self._top_k = top_k
@@ -116,8 +118,9 @@ class LayoutSearch:
         if not self._branches:
             return self._outcome("infeasible", None)
         try:
-            if self._begin_with is not None:
-                self._price_first(self._begin_with)
+            self._first = self._begin_with or self._likely()
+            if self._first is not None:
+                self._price_first(self._first)
             self._scan_space()
             self._unexplored_s = inf
             self._close()
@@ -158,7 +161,9 @@ class LayoutSearch:
     @property
     def _cutoff_s(self) -> float:
         """What a layout must beat to matter: the price of the k-th best."""
-        return self._best[self._top_k - 1][0] if len(self._best) >= self._top_k else inf
+        if len(self._best) < self._top_k:
+            return inf
+        return self._best[self._top_k - 1][0] * self._params.worth_finding
 
     @property
     def _together(self) -> int:
@@ -196,6 +201,27 @@ class LayoutSearch:
     def _room(self) -> RoomOfBranches:
         """What fits of degrees."""
         return RoomOfBranches(self._branches)
+
+    def _likely(self) -> Layout | None:
+        """A fast layout of a very large space, whose price spares the search most of it; None for others.
+
+        From a search of the part with the fewest shard groups and the least of the optimizer on the host, the
+        choices of which layouts have most, that leaves out what is hardly faster than what it has.
+        """
+        one = self._top_k == 1 and not self._any_plan and self._most_priced is None
+        gpus, space = self._space.workload.gpus, self._space
+        if not one or not isinstance(self.chooser, KernelChooser) or self._params.is_first_look:
+            return None
+        if int(space.degrees_by_shape(gpus, gpus // 2).sum()) <= self._params.looked_over_first:
+            return None
+        remaining_s, params = self._remaining_s(), self._params
+        outcome = LayoutSearch(
+            space.plainest(),
+            [replace(branch, space=branch.space.plainest()) for branch in self._branches],
+            time_limit_s=None if remaining_s is None else remaining_s / 2,
+            params=replace(params, is_first_look=True, worth_finding=params.promising),
+        ).run()
+        return outcome.best[0].layout if outcome.best else None
 
     def _price_first(self, layout: Layout) -> None:
         """Prices one layout under each execution, as long as that may be faster than those before.
@@ -261,7 +287,7 @@ class LayoutSearch:
         position, size = 0, self._params.first_batch
         if not self._best:
             size = max(size // self._unlike, 8)
-        elif self._begin_with is not None:
+        elif self._first is not None:
             # The price is about the best: nearly all must be expanded.
             size = self._params.largest_batch
         while True:
@@ -330,7 +356,7 @@ class LayoutSearch:
 
         Bounding few variants drops next to none of them where the cutoff is a likely price from the start.
         """
-        few = 1 if self._begin_with is None else FEW_VARIANTS
+        few = 1 if self._first is None else FEW_VARIANTS
         if len(np.asarray(degrees.pp)):
             layouts, _, bound_s = self._branches[index].expanded(
                 degrees, self._cutoff_s, self.certificate, fits, few
@@ -432,7 +458,7 @@ class LayoutSearch:
     def _bound_families(self, rows: IntArray) -> None:
         """Bounds what only differs in what makes room at once, under true mappings."""
         every, rows = len(rows), self._pool.one_of_each_family(rows)
-        if self._begin_with is not None and 2 * len(rows) > every:
+        if self._first is not None and 2 * len(rows) > every:
             return  # most would be bounded twice: families are of one or two there
         bound_s = np.zeros(len(rows))
         for index in np.unique(self._pool.branch[rows]):

@@ -150,6 +150,11 @@ class Space:
             and offload in self.offloads
         )
 
+    def plainest(self) -> Space:
+        """The part with the fewest shard groups, and with the least of the optimizer on the host."""
+        least = tuple((zero, shares[0]) for zero, shares in self._shares.items())
+        return replace(self, shard_groups=self.shard_groups[:1], offloads=least)
+
     def micro_batches(self, dp: int) -> list[int]:
         """Sequences per micro-batch for a number of replicas: every divisor of a replica's share."""
         share = self.workload.global_batch // dp

@@ -253,6 +253,18 @@ def test_degrees_enumerated_as_they_are_asked_for_change_nothing(seed: int) -> N
     assert in_parts.certificate == at_once.certificate
 
 
+@pytest.mark.parametrize("seed", range(1000, 1024))
+def test_a_first_look_at_a_part_of_the_space_leaves_the_optimum(seed: int) -> None:
+    asked = request(seed)
+    looked = search(asked, params=SearchParams(looked_over_first=0))
+    at_once = search(asked)
+    assert looked.status == at_once.status
+    assert looked.certificate.layouts == at_once.certificate.layouts
+    if at_once.best:
+        assert looked.lower_bound_s == pytest.approx(at_once.lower_bound_s, rel=1e-9)
+        assert looked.best[0].step_time_s == pytest.approx(at_once.best[0].step_time_s, rel=1e-9)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", some(range(240)))
 def test_search_equals_brute_force_many(seed: int) -> None:
