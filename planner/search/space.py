@@ -274,12 +274,10 @@ class Space:
         shape = [len(axis) for axis in (self.tp, self.cp, self.ep, self.etp)]
         counts = np.zeros(shape, dtype=np.int64)
         more_than = max(more_than, self.fewest_gpus - 1)
+        _, sizes = np.unique(self._batch_pairs[0], return_counts=True)
         for row, tp in enumerate(self.tp):
             for column, cp in enumerate(self.cp):
                 pps, dps, divides = self._of_dense(tp, cp, most_gpus)
-                if not len(dps):
-                    continue
-                sizes = np.array([len(self.micro_batches(int(dp))) for dp in dps], dtype=np.int64)
                 gpus = pps[:, None] * (tp * cp * dps)
                 within = (more_than < gpus) & (gpus <= most_gpus)
                 pipelines, kinds = np.ones_like(pps), sizes
