@@ -5,8 +5,9 @@ and lower bounds b1(x) <= b2(x) <= b3(x) <= T(x), each tighter and dearer than t
 incumbent T* (the best step time so far), x is dropped as soon as b(x) >= T*; the plan is optimal when nothing
 is left.
 
-1. Degrees with a micro-batch come in the order of b1, which is the least over all
-   executions. Those below the incumbent are expanded under each execution whose own b1 is below it; layouts
+1. Degrees with a micro-batch come in the order of b1, which is the least over all executions; of
+   millions only those of small b1 are enumerated, and a part of the space is searched before.
+   Those below the incumbent are expanded under each execution whose own b1 is below it; layouts
    that a rule forbids or whose b2 is no better drop out.
 2. The rest wait in a pool. Those of the least b3 are candidates: a CP-SAT model chooses among them the
    kernel, the execution, the split and the recomputation (`kernel_model`; on irregular fabrics
