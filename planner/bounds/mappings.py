@@ -770,7 +770,7 @@ def _by_groups(context: Context, numbers: Sequence[int], bucket: Floats | None =
         bucket = np.broadcast_to(size, (*size.shape[:-2], count, 1))[..., rows, 0]
     kinds = traffic_by_kind(grouped, dense, expert, bucket)
 
-    def spread(values: Floats, without: float) -> FloatArray:
+    def spread(values: Floats | BoolArray, without: float) -> FloatArray:
         """From numbers that divide to all, [..., layouts, numbers]."""
         flat = np.asarray(values)
         flat = np.broadcast_to(flat, np.broadcast_shapes(flat.shape, rows.shape))
