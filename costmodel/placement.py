@@ -293,8 +293,8 @@ def _inside(matrix: ParallelismMatrix) -> dict[str, NDArray[np.int64]]:
 def placement_on(cluster: ClusterSpec, layout: Layout, matrix: ParallelismMatrix) -> Placement:
     """Members inside a block of each level, as the ranks of a parallelism matrix stand on a machine.
 
-    As `placement_from_matrix` has them, but counted rank by rank (`counted_members`) where expert groups do
-    not nest in the factors, or blocks of the allocation share a block of the machine.
+    As `placement_from_matrix` has them, but counted where expert groups do not nest in the factors: in part
+    of a stage, or rank by rank (`counted_members`) if blocks of the allocation share one of the machine.
 
     Parameters
     ----------
@@ -341,11 +341,72 @@ def _counted(
     flat = {axis: np.asarray(rows[axis]).reshape(-1, levels) for axis in AXES}
     for row in np.flatnonzero(~nests.reshape(-1)).tolist():
         mapping = tuple(tuple(flat[axis][row].tolist()) for axis in AXES)
-        members = counted_members(mapping, int(etp[row]), int(ep[row]), allocation)
+        sizes = int(etp[row]), int(ep[row])
+        if allocation.even:
+            members = _experts_alike(mapping[:-1], *sizes)
+        else:
+            members = counted_members(mapping, *sizes, allocation)
         for name, of_levels in members.items():
             columns[name][row] = of_levels
     shape = (*nests.shape, levels)
     return Placement(**{name: column.reshape(shape) for name, column in columns.items()})
+
+
+def _experts_alike(stage: MatrixRows, etp: int, ep: int) -> dict[str, IntArray]:
+    """Members of expert groups where blocks hold equal parts of all dense groups, as `counted_members` has
+    them.
+
+    Derived here: every block holds as many stages, each with a translation of the same ranks, so that one
+    stage tells; and where data parallelism goes on beyond the last block, expert groups come to lie as they
+    did after lcm(etp ep, ranks) / ranks of its steps, of so many ranks. No ring ends within two such periods.
+    `stage` has the rows of tp, cp and dp.
+    """
+    tp, cp, dp = stage
+    inner = prod(tp) * prod(cp) * prod(dp[:-1])
+    period = etp * ep // gcd(etp * ep, inner)
+    beyond = dp[-1] if dp[-1] <= 2 * period else 2 * period
+    paced = _paced_experts((tp, cp, (*dp[:-1], beyond)), etp, ep)
+    sizes = {"etp": etp, "ep": ep, "edp": inner * dp[-1] // (etp * ep)}
+    return {
+        name: np.maximum.accumulate(
+            [
+                sizes[name] if not least else max(1, min(least, sizes[name] - 1))
+                for least in of_levels
+            ]
+        )
+        for name, of_levels in paced.items()
+    }
+
+
+@lru_cache(maxsize=65536)
+def _paced_experts(stage: MatrixRows, etp: int, ep: int) -> dict[str, list[int]]:
+    """Members of expert groups of one stage by level, 0 where no block of that level cuts one."""
+    levels, ranks = len(stage[0]), prod(prod(row) for row in stage)
+    sizes = [row[level] for row in reversed(stage) for level in reversed(range(levels))]
+    digits = np.unravel_index(np.arange(ranks), sizes)
+    paced: dict[str, list[int]] = {"etp": [], "ep": [], "edp": []}
+    for level in range(levels):
+        where, blocks = np.zeros(ranks, dtype=np.int64), 1
+        for column, size in enumerate(sizes):
+            if levels - 1 - column % levels > level:
+                where, blocks = where * size + digits[column], blocks * size
+        experts = where.reshape(-1, ep, etp)
+        paced["etp"].append(_least_of_rings(experts.reshape(-1, etp), ranks // blocks))
+        exchange = _exchange_members(experts.transpose(0, 2, 1).reshape(-1, ep))
+        paced["ep"].append(0 if exchange == ep else exchange)
+        edp = experts.transpose(1, 2, 0).reshape(etp * ep, -1)
+        paced["edp"].append(_least_of_rings(edp, ranks // blocks))
+    return paced
+
+
+def _least_of_rings(groups: IntArray, ranks: int) -> int:
+    """Ranks of a block for each ring that leaves it, the fewest; 0 where no group is cut.
+
+    `groups` has the block of every member, [groups, members], blocks of so many ranks.
+    """
+    blocks, counts = _held(groups)
+    cut = blocks[counts < groups.shape[1]]
+    return ranks // int(np.bincount(cut).max()) if len(cut) else 0
 
 
 def _experts_nest(layout: Layout, inside: ParallelismMatrix) -> NDArray[np.bool_]:

@@ -178,17 +178,15 @@ def compute_bound_s(
     return bound_s
 
 
-def gpu_seconds(workload: Workload, table: ShapeTable) -> float:
-    """What a step costs at the least, GPUs times seconds, whatever the number of GPUs.
+def gpu_seconds(workload: Workload, table: ShapeTable) -> FloatArray:
+    """What a step costs at the least in each of the shapes, GPUs times seconds, whatever their number.
 
-    From the least that a sequence costs in any of the shapes; infinite without any.
+    From what a sequence costs there under any of the executions, [shapes].
     """
     model, shapes = workload.model, table.shapes
     work_s, _, _ = loads(model.dense_layers, model.moe_layers, table.least)
-    if not len(work_s):
-        return float("inf")
     group = np.asarray(shapes.tp) * np.asarray(shapes.cp) / np.asarray(shapes.micro_batch)
-    return float(np.min(work_s * group)) * workload.global_batch
+    return np.asarray(work_s * group * float(workload.global_batch))
 
 
 def rows_of(costs: LayerCosts, rows: IntArray) -> LayerCosts:

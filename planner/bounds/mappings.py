@@ -652,11 +652,6 @@ class _ByGroups(NamedTuple):
     is_proportional: BoolArray
     """Whether it grows in proportion to the parameters, or no split changes these; [layouts, numbers]."""
 
-    def rows(self, layouts: NDArray[np.int64]) -> _ByGroups:
-        """Those of some layouts."""
-        seconds, tail_s = self.seconds[:, layouts], self.tail_s[:, layouts]
-        return _ByGroups(seconds, tail_s, self.is_proportional[layouts])
-
 
 def divides_into(groups: Ints, dp: Ints, cp: Ints) -> BoolArray:
     """Whether replicas divide into so many groups, of two ranks or more where there are several."""
@@ -687,7 +682,7 @@ def useful_groups(context: Context, numbers: Sequence[int]) -> BoolArray:
     few = rows_of_context(context, rows)
     first, back = rows_by_value(few.layout, OF_TRAFFIC, few.placement, GROUPS_OF_TRAFFIC)
     each = rows_of_context(few, first)
-    useful[rows] = _are_useful(_by_groups(each, numbers).rows(back), numbers, own[rows])
+    useful[rows] = _are_useful(_by_groups(each, numbers), numbers, back, own[rows])
     sizes = size_range(each)
     if sizes is None:
         return useful
@@ -696,18 +691,26 @@ def useful_groups(context: Context, numbers: Sequence[int]) -> BoolArray:
         if len(asked):
             distinct, of_asked = np.unique(back[asked], return_inverse=True)
             part = _by_groups(rows_of_context(each, distinct), numbers, size[distinct, None])
-            useful[rows[asked]] = _are_useful(part.rows(of_asked), numbers, own[rows[asked]])
+            useful[rows[asked]] = _are_useful(part, numbers, of_asked, own[rows[asked]])
     return useful
 
 
-def _are_useful(by_groups: _ByGroups, numbers: Sequence[int], own: NDArray[np.int64]) -> BoolArray:
-    """Whether each layout's own number of groups sends less than every divisor of it, [layouts]."""
-    useful = np.ones(len(own), dtype=bool)
-    column = np.searchsorted(numbers, own)
+def _are_useful(
+    by_groups: _ByGroups, numbers: Sequence[int], kind: IntArray, own: IntArray
+) -> BoolArray:
+    """Whether each layout's own number of groups sends less than every divisor of it, [layouts].
+
+    `kind` is which of the layouts of `by_groups` each of them equals: those with one number are asked once.
+    """
+    _, first, back = np.unique(
+        kind * (max(numbers) + 1) + own, return_index=True, return_inverse=True
+    )
+    kind, own = kind[first], own[first]
+    useful, column = np.ones(len(own), dtype=bool), np.searchsorted(numbers, own)
     for other, divisor in enumerate(numbers):
-        divides = (own % divisor == 0) & (divisor < own)
-        useful &= ~(divides & _sends_no_more(by_groups, other, column))
-    return useful
+        rows = np.flatnonzero(useful & (own % divisor == 0) & (divisor < own))
+        useful[rows] = ~_sends_no_more(by_groups, kind[rows], other, column[rows])
+    return np.asarray(useful[back])
 
 
 def least_group_traffic(
@@ -748,31 +751,45 @@ def least_group_traffic(
 
 
 def _by_groups(context: Context, numbers: Sequence[int], bucket: Floats | None = None) -> _ByGroups:
-    """With `bucket` parameters reduced together, a number or [layouts, 1]; else the stack's own."""
-    layouts, groups = context.layout.with_axis(), np.array(numbers)
-    placed = {name: np.asarray(rows)[:, None] for name, rows in vars(context.placement).items()}
-    grouped = replace(
-        context,
-        layout=replace(layouts, shard_groups=groups),
-        placement=Placement(**placed),
+    """With `bucket` parameters reduced together, a number or [..., layouts, 1]; else the stack's own.
+
+    Only numbers that divide the replicas are priced: of 131,040 GPUs' a quarter.
+    """
+    layouts, groups = context.layout, np.array(numbers)
+    count = layouts.broadcast_shape()[0]
+    dp, cp, pp = (
+        np.broadcast_to(np.asarray(x), count)[:, None] for x in (layouts.dp, layouts.cp, layouts.pp)
     )
-    dense, expert = rank_parameters(context.workload.model, layouts, None)
-    dp, cp = np.asarray(layouts.dp), np.asarray(layouts.cp)
     goes = divides_into(groups, dp, cp)
+    rows, columns = np.nonzero(goes)
+    grouped = rows_of_context(context, rows)
+    grouped = replace(grouped, layout=replace(grouped.layout, shard_groups=groups[columns]))
+    dense, expert = rank_parameters(context.workload.model, grouped.layout, None)
+    if bucket is not None:
+        size = np.asarray(bucket)
+        bucket = np.broadcast_to(size, (*size.shape[:-2], count, 1))[..., rows, 0]
     kinds = traffic_by_kind(grouped, dense, expert, bucket)
-    keeps_parameters = goes & (np.asarray(layouts.pp) == 1)
-    full = [is_full | keeps_parameters for _, is_full in kinds]
+
+    def spread(values: Floats | BoolArray, without: float) -> FloatArray:
+        """From numbers that divide to all, [..., layouts, numbers]."""
+        flat = np.asarray(values)
+        flat = np.broadcast_to(flat, np.broadcast_shapes(flat.shape, rows.shape))
+        table = np.full((*flat.shape[:-1], *goes.shape), without)
+        table[..., rows, columns] = flat
+        return table
+
+    keeps_parameters = goes & (pp == 1)
+    full = [(spread(is_full, 0.0) > 0.0) | keeps_parameters for _, is_full in kinds]
     return _ByGroups(
-        seconds=np.stack([np.where(goes, traffic.seconds, np.inf) for traffic, _ in kinds]),
-        tail_s=np.stack([np.where(goes, traffic.tail_s, np.inf) for traffic, _ in kinds]),
+        seconds=np.stack([spread(traffic.seconds, np.inf) for traffic, _ in kinds]),
+        tail_s=np.stack([spread(traffic.tail_s, np.inf) for traffic, _ in kinds]),
         is_proportional=np.logical_and.reduce(full),
     )
 
 
-def _sends_no_more(by_groups: _ByGroups, other: int, column: NDArray[np.int64]) -> BoolArray:
-    """Whether one number of groups sends no more than each layout's own under any split, [layouts]."""
-    rows = np.arange(len(column))
-    no_longer = by_groups.seconds[:, :, other] <= by_groups.seconds[:, rows, column]
-    no_later = by_groups.tail_s[:, :, other] <= by_groups.tail_s[:, rows, column]
+def _sends_no_more(by_groups: _ByGroups, rows: IntArray, other: int, column: IntArray) -> BoolArray:
+    """Whether one number of groups sends no more than another one under any split, [rows]."""
+    no_longer = by_groups.seconds[:, rows, other] <= by_groups.seconds[:, rows, column]
+    no_later = by_groups.tail_s[:, rows, other] <= by_groups.tail_s[:, rows, column]
     full = by_groups.is_proportional
-    return np.asarray((no_longer & no_later).all(axis=0) & full[:, other] & full[rows, column])
+    return np.asarray((no_longer & no_later).all(axis=0) & full[rows, other] & full[rows, column])

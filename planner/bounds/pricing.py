@@ -32,6 +32,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -90,6 +92,9 @@ class PricingParams:
     worth_placing: int = 256
     """Degrees on one allocation from which their placements are bounded: arrays of fewer take about as long,
     and what follows bounds those few anyway."""
+    worth_placing_groups: int = 3072
+    """The same times the divisors of the batch, where that is less: what follows looks at as many numbers of
+    shard groups for each of the degrees."""
 
 
 DEFAULT_PRICING = PricingParams()
@@ -239,9 +244,11 @@ class CostModelPricing:
         0 where they have no mapping, or share their number of GPUs with few others. Degrees are as a space
         has them: nothing is recomputed or offloaded.
         """
-        bound_s = np.zeros(degrees.broadcast_shape())
-        for gpus, part in _parts(degrees, self._params.degrees_chunk):
-            if len(part) < self._params.worth_placing:
+        bound_s, params = np.zeros(degrees.broadcast_shape()), self._params
+        divisors = _count_of_divisors(self._workload.global_batch)
+        fewest = min(params.worth_placing, params.worth_placing_groups // divisors)
+        for gpus, part in _parts(degrees, params.degrees_chunk):
+            if len(part) < fewest:
                 continue
             bound_s[part] = self._degrees_bound_on(gpus, degrees.take(part), smallest_bubble)
         return bound_s
@@ -376,6 +383,12 @@ class CostModelPricing:
             shortest = self._workload.model.layers // (int(layout.pp) * int(layout.vpp))
             yield from range(int(fewest[0]), shortest + 1)
         yield ALL_LAYERS
+
+
+@lru_cache(maxsize=256)
+def _count_of_divisors(number: int) -> int:
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return 2 * len(small) - (small[-1] ** 2 == number)
 
 
 def _parts(layouts: Layout, size: int) -> Iterator[tuple[int, IntArray]]:

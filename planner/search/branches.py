@@ -651,10 +651,10 @@ class DegreeScan:
         below = np.flatnonzero(self.bound_s < cutoff_s)
         return self._degrees.take(below[np.argsort(self.bound_s[below], kind="stable")])
 
-    def every_layout(self) -> int:
-        """How many layouts all of the degrees have in all branches."""
-        blocks = self._blocks(self._degrees.broadcast_shape()[0])
-        return sum(self._layouts_of(self._degrees.take(rows)) for rows in blocks)
+    def every_layout(self, most_gpus: int, more_than: int) -> int:
+        """How many layouts all degrees on so many GPUs have in all branches."""
+        by_shape = self._space.degrees_by_shape(most_gpus, more_than, of_layouts=True)
+        return int((by_shape * self._kinds).sum())
 
     def layouts(self, rows: IntArray) -> int:
         """How many some of the degrees have."""

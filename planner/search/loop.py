@@ -5,8 +5,9 @@ and lower bounds b1(x) <= b2(x) <= b3(x) <= T(x), each tighter and dearer than t
 incumbent T* (the best step time so far), x is dropped as soon as b(x) >= T*; the plan is optimal when nothing
 is left.
 
-1. Degrees with a micro-batch come in the order of b1, which is the least over all
-   executions. Those below the incumbent are expanded under each execution whose own b1 is below it; layouts
+1. Degrees with a micro-batch come in the order of b1, which is the least over all executions; of
+   millions only those of small b1 are enumerated, and a part of the space is searched before.
+   Those below the incumbent are expanded under each execution whose own b1 is below it; layouts
    that a rule forbids or whose b2 is no better drop out.
 2. The rest wait in a pool. Those of the least b3 are candidates: a CP-SAT model chooses among them the
    kernel, the execution, the split and the recomputation (`kernel_model`; on irregular fabrics
@@ -62,6 +63,7 @@ from meshwright.planner.search.pricing import (
 from meshwright.planner.search.space import Space, space_of
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 Progress = Callable[[str], None]
 
@@ -90,6 +92,8 @@ class LayoutSearch:
     ) -> None:
         self._params = params or SearchParams()
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
+        self._first: Layout | None = None
+        """What is priced before all others, about as fast as the plan."""
         self._space = space
         self._branches = [branch for branch in branches if not branch.refused_outright()]
         self._top_k = top_k
@@ -115,8 +119,9 @@ class LayoutSearch:
         if not self._branches:
             return self._outcome("infeasible", None)
         try:
-            if self._begin_with is not None:
-                self._price_first(self._begin_with)
+            self._first = self._begin_with or self._likely()
+            if self._first is not None:
+                self._price_first(self._first)
             self._scan_space()
             self._unexplored_s = inf
             self._close()
@@ -157,7 +162,9 @@ class LayoutSearch:
     @property
     def _cutoff_s(self) -> float:
         """What a layout must beat to matter: the price of the k-th best."""
-        return self._best[self._top_k - 1][0] if len(self._best) >= self._top_k else inf
+        if len(self._best) < self._top_k:
+            return inf
+        return self._best[self._top_k - 1][0] * self._params.worth_finding
 
     @property
     def _together(self) -> int:
@@ -196,6 +203,27 @@ class LayoutSearch:
         """What fits of degrees."""
         return RoomOfBranches(self._branches)
 
+    def _likely(self) -> Layout | None:
+        """A fast layout of a very large space, whose price spares the search most of it; None for others.
+
+        From a search of the part with the fewest shard groups and the least of the optimizer on the host, the
+        choices of which layouts have most, that leaves out what is hardly faster than what it has.
+        """
+        one = self._top_k == 1 and not self._any_plan and self._most_priced is None
+        gpus, space = self._space.workload.gpus, self._space
+        if not one or not isinstance(self.chooser, KernelChooser) or self._params.is_first_look:
+            return None
+        if int(space.degrees_by_shape(gpus, gpus // 2).sum()) <= self._params.looked_over_first:
+            return None
+        remaining_s, params = self._remaining_s(), self._params
+        outcome = LayoutSearch(
+            space.plainest(),
+            [replace(branch, space=branch.space.plainest()) for branch in self._branches],
+            time_limit_s=None if remaining_s is None else remaining_s / 2,
+            params=replace(params, is_first_look=True, worth_finding=params.promising),
+        ).run()
+        return outcome.best[0].layout if outcome.best else None
+
     def _price_first(self, layout: Layout) -> None:
         """Prices one layout under each execution, as long as that may be faster than those before.
 
@@ -215,44 +243,64 @@ class LayoutSearch:
                 if candidate.bound_s < self._cutoff_s:
                     self._price(candidate)
 
+    @cached_property
+    def _gpu_seconds(self) -> FloatArray:
+        """What a step costs at the least in each shape of the space, GPUs times seconds, [shapes]."""
+        cost = gpu_seconds(self._space.workload, self._table) * (1 - 1e-9)
+        corrections = self._branches[0].corrections
+        return cost * (1.0 if corrections is None else corrections.least)
+
     def _scan_space(self) -> None:
         """Layouts on more than half of the GPUs come first: they are likely fast, and bound the rest."""
-        workload, space = self._space.workload, self._space
-        half = workload.gpus // 2
-        table, cost = self._table, gpu_seconds(workload, self._table) * (1 - 1e-9)
-        corrections = self._branches[0].corrections
-        cost *= 1.0 if corrections is None else corrections.least
-        degrees = space.degrees(workload.gpus, half, self._remaining_s)
-        upper = DegreeScan(space, self._branches, table, degrees, self._remaining_s)
-        self._scan(upper, cost / half if half else inf)
+        gpus, cost = self._space.workload.gpus, float(np.min(self._gpu_seconds, initial=inf))
+        half = gpus // 2
+        upper = self._scan(gpus, half, cost / half if half else inf)
         self._add_outside_domain(upper)
         if not half:
             return
         if np.isfinite(self._cutoff_s) and np.isfinite(cost):
             self.certificate.fewest_gpus = max(1, int(cost / self._cutoff_s))
         if self.certificate.fewest_gpus <= half:
-            fewer = space.degrees(half, self.certificate.fewest_gpus - 1, self._remaining_s)
-            lower = DegreeScan(space, self._branches, table, fewer, self._remaining_s)
-            self._scan(lower, inf)
+            self._scan(half, self.certificate.fewest_gpus - 1, inf)
 
-    def _scan(self, scan: DegreeScan, later_s: float) -> None:
-        """Expands degrees in the order of their bounds until the bound reaches the cutoff.
+    def _degrees(self, most_gpus: int, more_than: int, below_s: float) -> DegreeScan:
+        """All degrees on so many GPUs whose bounds are below some seconds, perhaps with others."""
+        cost = self._gpu_seconds if below_s < inf else None
+        degrees = self._space.degrees(most_gpus, more_than, self._remaining_s, cost, below_s)
+        return DegreeScan(self._space, self._branches, self._table, degrees, self._remaining_s)
 
-        `later_s` bounds the degrees that are looked at after these.
+    def _scan(self, most_gpus: int, more_than: int, later_s: float) -> DegreeScan:
+        """Expands degrees on so many GPUs in the order of their bounds until the bound reaches the cutoff.
+
+        `later_s` bounds the degrees that are looked at after these. Of very many degrees those of the least
+        bounds are enumerated, and more of them when they are asked for.
         """
-        bound_s, every_layout = scan.bound_s, scan.every_layout()
-        order = LeastFirst(bound_s, self._cutoff_s)
+        first_s = reach_s = self._cutoff_s
+        count = int(self._space.degrees_by_shape(most_gpus, more_than).sum())
+        if reach_s == inf and count > self._params.enumerated_whole:
+            reach_s = 2.0 * float(np.min(self._gpu_seconds)) / most_gpus
+        scan = self._degrees(most_gpus, more_than, reach_s)
+        every_layout = scan.every_layout(most_gpus, more_than)
+        order = LeastFirst(scan.bound_s, reach_s)
         self.certificate.layouts += every_layout
         has_room = self._room_for_states(scan)
         together = self._together
         position, size = 0, self._params.first_batch
         if not self._best:
             size = max(size // self._unlike, 8)
-        elif self._begin_with is not None:
+        elif self._first is not None:
             # The price is about the best: nearly all must be expanded.
             size = self._params.largest_batch
-        while position < len(order):
-            batch = order.take(position, position + size)
+        while True:
+            while len(order) < position + size and reach_s < min(first_s, self._cutoff_s):
+                is_whole = len(scan.bound_s) == count
+                reach_s = first_s if is_whole else min(4.0 * reach_s, first_s)
+                scan = scan if is_whole else self._degrees(most_gpus, more_than, reach_s)
+                order = LeastFirst(scan.bound_s, reach_s)
+                has_room = self._room_for_states(scan)
+            if position >= len(order):
+                break
+            batch, bound_s = order.take(position, position + size), scan.bound_s
             if bound_s[batch[0]] >= self._cutoff_s:
                 break
             self._remaining_s()
@@ -275,6 +323,7 @@ class LayoutSearch:
             together = min(2 * together, self._params.largest_batch) if is_stuck else self._together
         self.certificate.bounded_out += every_layout - scan.layouts(order.take(0, position))
         self._unexplored_s = later_s
+        return scan
 
     def _is_promising(self) -> bool:
         """Whether the pool has a layout that is likely so much faster that it is priced at once."""
@@ -308,7 +357,7 @@ class LayoutSearch:
 
         Bounding few variants drops next to none of them where the cutoff is a likely price from the start.
         """
-        few = 1 if self._begin_with is None else FEW_VARIANTS
+        few = 1 if self._first is None else FEW_VARIANTS
         if len(np.asarray(degrees.pp)):
             layouts, _, bound_s = self._branches[index].expanded(
                 degrees, self._cutoff_s, self.certificate, fits, few
@@ -410,7 +459,7 @@ class LayoutSearch:
     def _bound_families(self, rows: IntArray) -> None:
         """Bounds what only differs in what makes room at once, under true mappings."""
         every, rows = len(rows), self._pool.one_of_each_family(rows)
-        if self._begin_with is not None and 2 * len(rows) > every:
+        if self._first is not None and 2 * len(rows) > every:
             return  # most would be bounded twice: families are of one or two there
         bound_s = np.zeros(len(rows))
         for index in np.unique(self._pool.branch[rows]):

@@ -249,12 +249,20 @@ def _scaled(mappings: MappingBounds, factor: float) -> MappingBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchParams:
-    """Sizes of the search's steps, all at least 1."""
+    """Sizes of the search's steps, at least 1 but for shares and switches."""
 
     first_batch: int = 128
     """Degrees of an execution expanded at once, at first; small, so that an incumbent is there early."""
     largest_batch: int = 4096
     """Degrees expanded at once, at most; batches grow fourfold up to it."""
+    enumerated_whole: int = 1 << 18
+    """Degrees up to which all are enumerated before there is a price; of more those of the least bounds."""
+    looked_over_first: int = 1 << 21
+    """Degrees on more than half of the GPUs from which a part of the space is searched for a first price."""
+    is_first_look: bool = False
+    """Whether this is the search of that part."""
+    worth_finding: float = 1.0
+    """Share of the last step time, 0 to 1, that a layout must beat; a proof of the optimum needs 1."""
     priced_per_round: int = 8
     """Layouts priced exactly after a batch, or after a CP-SAT model."""
     most_priced_beside: int = 63

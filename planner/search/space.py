@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +106,7 @@ def pipelines_of(
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +150,11 @@ class Space:
             and offload in self.offloads
         )
 
+    def plainest(self) -> Space:
+        """The part with the fewest shard groups, and with the least of the optimizer on the host."""
+        least = tuple((zero, shares[0]) for zero, shares in self._shares.items())
+        return replace(self, shard_groups=self.shard_groups[:1], offloads=least)
+
     def micro_batches(self, dp: int) -> list[int]:
         """Sequences per micro-batch for a number of replicas: every divisor of a replica's share."""
         share = self.workload.global_batch // dp
@@ -183,15 +190,22 @@ class Space:
         return table[:, 0], table[:, 1]
 
     def degrees(
-        self, most_gpus: int, more_than: int = 0, on_block: Callable[[], object] | None = None
+        self,
+        most_gpus: int,
+        more_than: int = 0,
+        on_block: Callable[[], object] | None = None,
+        gpu_seconds: FloatArray | None = None,
+        below_s: float = inf,
     ) -> Layout:
         """All degrees that use more than `more_than` and at most `most_gpus` GPUs, arrays of shape [n].
 
-        `on_block` is called again and again meanwhile; what it raises ends the enumeration.
+        `on_block` is called again and again meanwhile; what it raises ends the enumeration. With
+        `gpu_seconds`, what a step of each of `shapes` costs at the least, those are left out whose GPUs take
+        `below_s` or longer for it.
         """
         look_up = on_block or (lambda: None)
         blocks = [np.zeros((7, 0), dtype=np.int64)]
-        for block in self._degree_blocks(most_gpus, max(more_than, self.fewest_gpus - 1)):
+        for block in self._degree_blocks(most_gpus, more_than, gpu_seconds, below_s):
             blocks.append(block)
             look_up()
         columns = []
@@ -200,33 +214,88 @@ class Space:
             look_up()
         return _layouts(columns, self)
 
-    def _degree_blocks(self, most_gpus: int, more_than: int) -> Iterator[IntArray]:
+    def _degree_blocks(
+        self, most_gpus: int, more_than: int, gpu_seconds: FloatArray | None, below_s: float
+    ) -> Iterator[IntArray]:
         """Columns of each (tp, cp); in them pp runs slowest, then etp, ep, and (dp, micro-batch)."""
         dps, sizes = self._batch_pairs
+        _, numbers = np.unique(dps, return_inverse=True)
+        eps, etps = np.array(self.ep, dtype=np.int64), np.array(self.etp, dtype=np.int64)
+        more_than = max(more_than, self.fewest_gpus - 1)
         for tp in self.tp:
-            etps = np.array(self.etp, dtype=np.int64)
             for cp in self.cp:
-                pps = np.array(
-                    [pp for pp in self.scheduled_pp if tp * cp * pp <= most_gpus], dtype=np.int64
-                )
-                pp, etp, ep, pair = np.ix_(
-                    pps, etps, np.array(self.ep, dtype=np.int64), np.arange(len(dps))
-                )
-                gpus = tp * cp * pp * dps[pair]
+                pps, _, divides = self._of_dense(tp, cp, most_gpus)
+                fits = divides[:, :, numbers]
+                cost = np.zeros(fits.shape)
+                if gpu_seconds is not None:
+                    cost = self._cost_of_pairs(tp, cp, gpu_seconds)
+                    fits = fits & (cost < below_s * most_gpus)
+                etp, ep, pair = np.nonzero(fits)
+                gpus = pps[:, None] * (tp * cp * dps[pair])
                 within = (more_than < gpus) & (gpus <= most_gpus)
-                index = np.nonzero(within & ((tp * cp * dps[pair]) % (etp * ep) == 0))
-                if not len(index[0]):
+                within &= cost[etp, ep, pair] < below_s * gpus
+                pp, triple = np.nonzero(within)
+                if not len(triple):
                     continue
-                ones = np.ones(len(index[0]), dtype=np.int64)
-                columns = (
-                    tp * ones,
-                    cp * ones,
-                    pps[index[0]],
-                    dps[index[3]],
-                    np.array(self.ep)[index[2]],
-                    etps[index[1]],
-                )
-                yield np.stack([*columns, sizes[index[3]]])
+                etp, ep, pair = etp[triple], ep[triple], pair[triple]
+                ones = np.ones(len(triple), dtype=np.int64)
+                columns = (tp * ones, cp * ones, pps[pp], dps[pair], eps[ep], etps[etp])
+                yield np.stack([*columns, sizes[pair]])
+
+    def _of_dense(self, tp: int, cp: int, most_gpus: int) -> tuple[IntArray, IntArray, BoolArray]:
+        """Of one (tp, cp): pipelines that GPUs are enough for, every dp, and which (etp, ep) divide the ranks
+        of its stage, [etp, ep, dp].
+        """
+        pps = [pp for pp in self.scheduled_pp if tp * cp * pp <= most_gpus]
+        dps = np.unique(self._batch_pairs[0])
+        groups = np.outer(np.array(self.etp, dtype=np.int64), np.array(self.ep, dtype=np.int64))
+        return np.array(pps, dtype=np.int64), dps, (tp * cp * dps) % groups[:, :, None] == 0
+
+    def _cost_of_pairs(self, tp: int, cp: int, gpu_seconds: FloatArray) -> FloatArray:
+        """What a step costs at the least, [etp, ep, (dp, micro-batch)]; infinite without a shape."""
+        dense, experts, sizes = self._of_shapes
+        by_shape = gpu_seconds.reshape(len(dense), len(experts), len(sizes))
+        rows = np.flatnonzero((dense == (tp, cp)).all(axis=1))
+        cost = np.full((len(self.etp), len(self.ep), len(sizes)), inf)
+        if len(rows):
+            ep, etp = (
+                np.searchsorted(axis, column)
+                for axis, column in zip((self.ep, self.etp), experts.T, strict=True)
+            )
+            cost[etp, ep] = by_shape[rows[0]]
+        return cost[:, :, np.searchsorted(sizes, self._batch_pairs[1])]
+
+    def degrees_by_shape(
+        self, most_gpus: int, more_than: int = 0, *, of_layouts: bool = False
+    ) -> IntArray:
+        """How many `degrees` there are of each (tp, cp, ep, etp), or with how many pipelines and shardings
+        they go, in the order of the axes' degrees.
+        """
+        shape = [len(axis) for axis in (self.tp, self.cp, self.ep, self.etp)]
+        counts = np.zeros(shape, dtype=np.int64)
+        more_than = max(more_than, self.fewest_gpus - 1)
+        _, sizes = np.unique(self._batch_pairs[0], return_counts=True)
+        for row, tp in enumerate(self.tp):
+            for column, cp in enumerate(self.cp):
+                pps, dps, divides = self._of_dense(tp, cp, most_gpus)
+                gpus = pps[:, None] * (tp * cp * dps)
+                within = (more_than < gpus) & (gpus <= most_gpus)
+                pipelines, kinds = np.ones_like(pps), sizes
+                if of_layouts:
+                    replicas = Layout(dp=dps, cp=np.full(len(dps), cp))
+                    pipelines, kinds = self.pipeline_counts[pps], sizes * self.shardings(replicas)
+                counts[row, column] = (divides @ (kinds * (pipelines @ within))).T
+        return counts
+
+    @cached_property
+    def _of_shapes(self) -> tuple[IntArray, IntArray, list[int]]:
+        """Every (tp, cp), (ep, etp) and micro-batch of `shapes`."""
+        sizes = sorted({size for dp in self.dp for size in self.micro_batches(dp)})
+        dense, experts = (
+            np.array([(a, b) for a in first for b in second if a * b <= self.workload.gpus])
+            for first, second in ((self.tp, self.cp), (self.ep, self.etp))
+        )
+        return dense.reshape(-1, 2), experts.reshape(-1, 2), sizes
 
     def shapes(self) -> Layout:
         """Every (tp, cp, ep, etp, micro_batch) that GPUs are enough for once, on as few as it needs.
@@ -234,12 +303,7 @@ class Space:
         Fields broadcast to [(tp, cp), (ep, etp), micro_batch]: what does not depend on experts is priced for
         the others alone.
         """
-        sizes = sorted({size for dp in self.dp for size in self.micro_batches(dp)})
-        dense, experts = (
-            np.array([(a, b) for a in first for b in second if a * b <= self.workload.gpus])
-            for first, second in ((self.tp, self.cp), (self.ep, self.etp))
-        )
-        dense, experts = dense.reshape(-1, 2), experts.reshape(-1, 2)
+        dense, experts, sizes = self._of_shapes
         tp, cp = dense.T[:, :, None, None]
         ep, etp = experts.T[:, None, :, None]
         return Layout(

@@ -35,7 +35,7 @@ from meshwright.planner.search.loop import (
     search_exhaustively,
 )
 from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
-from meshwright.planner.search.pricing import Outcome
+from meshwright.planner.search.pricing import Outcome, SearchParams
 from meshwright.planner.search.space import Space, space_of
 from tests.soaked import some
 
@@ -217,10 +217,10 @@ def _matrices(layout: Layout, sizes: list[int]) -> Iterator[dict[str, NDArray[np
             yield {axis: np.array(row) for axis, row in zip(AXES, table, strict=True)}
 
 
-def search(asked: PlanRequest, top_k: int = 1) -> Outcome:
+def search(asked: PlanRequest, top_k: int = 1, params: SearchParams | None = None) -> Outcome:
     space = space_of(asked)
     branches = [branch_of(space, CostModelPricing(space.workload))]
-    return LayoutSearch(space, branches, top_k=top_k).run()
+    return LayoutSearch(space, branches, top_k=top_k, params=params).run()
 
 
 def compare(seed: int) -> None:
@@ -241,6 +241,28 @@ def check_against_brute_force(asked: PlanRequest) -> None:
 @pytest.mark.parametrize("seed", range(1000, 1012))
 def test_search_equals_brute_force(seed: int) -> None:
     compare(seed)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1024))
+def test_degrees_enumerated_as_they_are_asked_for_change_nothing(seed: int) -> None:
+    """Neither the plan nor a count of the proof: the same degrees come in the same order."""
+    asked = request(seed)
+    in_parts = search(asked, params=SearchParams(enumerated_whole=0))
+    at_once = search(asked)
+    assert (in_parts.status, in_parts.best) == (at_once.status, at_once.best)
+    assert in_parts.certificate == at_once.certificate
+
+
+@pytest.mark.parametrize("seed", range(1000, 1024))
+def test_a_first_look_at_a_part_of_the_space_leaves_the_optimum(seed: int) -> None:
+    asked = request(seed)
+    looked = search(asked, params=SearchParams(looked_over_first=0))
+    at_once = search(asked)
+    assert looked.status == at_once.status
+    assert looked.certificate.layouts == at_once.certificate.layouts
+    if at_once.best:
+        assert looked.lower_bound_s == pytest.approx(at_once.lower_bound_s, rel=1e-9)
+        assert looked.best[0].step_time_s == pytest.approx(at_once.best[0].step_time_s, rel=1e-9)
 
 
 @pytest.mark.soak

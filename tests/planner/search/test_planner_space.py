@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import load_cluster
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import LAYER_AXES, Layout
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.space import Space, divisors, recompute_name, space_of
@@ -57,6 +57,36 @@ def test_degrees_are_all_the_legal_degrees(model: str) -> None:
 def test_halves_make_the_whole() -> None:
     one = space()
     assert sorted(rows(one.degrees(12))) == sorted(rows(one.degrees(12, 6)) + rows(one.degrees(6)))
+
+
+@pytest.mark.parametrize("gpus", [(12, 0), (12, 6), (7, 2)])
+def test_degrees_of_shapes_are_counted_without_listing_them(gpus: tuple[int, int]) -> None:
+    one = space("olmoe-1b-7b")
+    degrees = one.degrees(*gpus)
+    for of_layouts in (False, True):
+        kinds = np.ones(degrees.broadcast_shape(), dtype=np.int64)
+        if of_layouts:
+            kinds = one.pipeline_counts[np.asarray(degrees.pp)] * one.shardings(degrees)
+        counted = one.degrees_by_shape(*gpus, of_layouts=of_layouts)
+        assert counted.sum() == kinds.sum()
+        for at in np.ndindex(counted.shape):
+            axes = zip(LAYER_AXES, at, strict=True)
+            own = [np.asarray(getattr(degrees, name)) == getattr(one, name)[i] for name, i in axes]
+            assert counted[at] == kinds[np.logical_and.reduce(own)].sum()
+
+
+def test_degrees_too_slow_for_their_gpus_are_left_out() -> None:
+    one = space("olmoe-1b-7b")
+    degrees, shapes = one.degrees(12), one.shapes().flat()
+    cost = np.random.default_rng(3).uniform(1.0, 9.0, shapes.broadcast_shape())
+    names = (*LAYER_AXES, "micro_batch")
+    keys = zip(*(np.asarray(getattr(shapes, name)).tolist() for name in names), strict=True)
+    of_shape = dict(zip(keys, cost.tolist(), strict=True))
+    own = zip(*(np.asarray(getattr(degrees, name)).tolist() for name in names), strict=True)
+    seconds = np.array([of_shape[key] for key in own]) / np.asarray(degrees.gpus)
+    for below_s in (0.1, 0.4, 0.9, 20.0):
+        kept = one.degrees(12, 0, None, cost, below_s)
+        assert rows(kept) == rows(degrees.take(seconds < below_s))
 
 
 def test_members_are_counted_right() -> None:
