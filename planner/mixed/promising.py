@@ -465,6 +465,10 @@ _ELSEWHERE = ("gpu-budget", HbmCapacity.name)
 """Rules on what the parts have together, which this search asks of the parts itself."""
 _TOGETHER = 1 << 16
 """Layouts bounded in one array operation."""
+_FIRST_DEGREES = 64
+"""Degrees expanded before rows are looked at."""
+_MORE_DEGREES = 8
+"""How many times as many are expanded next; its square where nothing fits yet."""
 _TIME_ROUNDING = 1e-9
 
 
@@ -538,8 +542,22 @@ class PromisingRows(Sequence[PromisingRow]):
         return rows.row(int(self._position[row]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Degrees:
+    """Degrees under one execution, [n], and what a pipeline with them takes at the least."""
+
+    execution: Execution
+    space: Space
+    workloads: Sequence[Workload]
+    degrees: Layout
+    least_s: FloatArray
+
+
 def promising_rows(
-    request: MixedRequest, cutoff_s: float, on_block: Callable[[], object]
+    request: MixedRequest,
+    cutoff_s: float,
+    on_block: Callable[[], object],
+    look_at: Callable[[PromisingRows, float], float] | None = None,
 ) -> PromisingRows:
     """Every layout that may beat a price, least bounds first.
 
@@ -551,22 +569,64 @@ def promising_rows(
         The price to beat; infinite where there is none.
     on_block
         Called again and again meanwhile; what it raises ends the enumeration.
+    look_at
+        Called with what the fastest degrees brought before others are expanded, and with the least that these
+        take; returns the price to beat from then on. None: all are expanded at once.
     """
+    groups = list(_groups(request, cutoff_s, on_block))
+    least_s = np.concatenate([np.zeros(0), *(each.least_s for each in groups)])
+    sizes = [len(each.least_s) for each in groups]
+    of = np.repeat(np.arange(len(groups)), sizes)
+    position = np.concatenate([np.zeros(0, dtype=np.int64), *map(np.arange, sizes)])
+    order = np.argsort(least_s, kind="stable")
     rows: list[_Rows] = []
+    first, width, limit_s = 0, len(order) if look_at is None else _FIRST_DEGREES, cutoff_s
+    while first < len(order) and least_s[order[first]] < limit_s:
+        taken = order[first : first + width]
+        taken = np.sort(taken[least_s[taken] < limit_s])
+        found: list[_Rows] = []
+        for number in np.unique(of[taken]):
+            group, own = groups[number], position[taken[of[taken] == number]]
+            found += _rows_of(request, group, group.degrees.take(own), limit_s, on_block)
+        rows += found
+        first = first + width
+        if look_at is not None and first < len(order):
+            known = PromisingRows(rows)
+            limit_s = min(limit_s, look_at(known, float(least_s[order[first]])))
+            width *= _MORE_DEGREES if len(known) else _MORE_DEGREES**2
+    return PromisingRows(rows)
+
+
+def _groups(
+    request: MixedRequest, cutoff_s: float, on_block: Callable[[], object]
+) -> Iterator[_Degrees]:
+    """The degrees of each execution of which some layout may beat a price."""
     for execution in _executions(request):
         space = _space(request, execution)
         if space is None:
             continue
         workloads = [part.workload(execution) for part in request.parts]
         degrees = space.degrees(request.gpus, on_block=on_block)
-        degrees = _worth_expanding(request, workloads, degrees, cutoff_s, on_block)
-        for block in _blocks(space, degrees):
+        degrees, least_s = _worth_expanding(request, workloads, degrees, cutoff_s, on_block)
+        yield _Degrees(
+            execution=execution, space=space, workloads=workloads, degrees=degrees, least_s=least_s
+        )
+
+
+def _rows_of(
+    request: MixedRequest,
+    group: _Degrees,
+    degrees: Layout,
+    cutoff_s: float,
+    on_block: Callable[[], object],
+) -> Iterator[_Rows]:
+    """The rows of some degrees of a group that may beat a price."""
+    for block in _blocks(group.space, degrees):
+        on_block()
+        both = _that_may_beat(request, group.space, group.workloads, block, cutoff_s)
+        for layouts in both:
             on_block()
-            kept, offloaded = _that_may_beat(request, space, workloads, block, cutoff_s)
-            for layouts in (kept, offloaded):
-                on_block()
-                rows += _rows_below(request, workloads, execution, layouts, cutoff_s)
-    return PromisingRows(rows)
+            yield from _rows_below(request, group.workloads, group.execution, layouts, cutoff_s)
 
 
 def _executions(request: MixedRequest) -> list[Execution]:
@@ -627,14 +687,14 @@ def _worth_expanding(
     degrees: Layout,
     cutoff_s: float,
     on_block: Callable[[], object],
-) -> Layout:
-    """Degrees of which some layout may beat a price.
+) -> tuple[Layout, FloatArray]:
+    """Degrees of which some layout may beat a price, and what their pipelines take at the least.
 
     Recomputing modules makes no layer shorter, and neither a ZeRO stage nor what is offloaded changes its
     time: the pipeline takes as long as without any of these, or longer.
     """
     degrees = degrees.take(np.flatnonzero(_has_room(_most_ranks(request, degrees), degrees)))
-    kept = []
+    kept, known_s = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
     for start in range(0, degrees.broadcast_shape()[0], _TOGETHER):
         on_block()
         rows = np.arange(start, min(start + _TOGETHER, degrees.broadcast_shape()[0]))
@@ -642,7 +702,8 @@ def _worth_expanding(
         bounds = RowBounds(workloads, own, cutoff_s, is_pipeline_alone=True)
         least_s = bounds.seconds_at_best(_most_ranks(request, own).astype(np.float64))
         kept.append(rows[least_s < cutoff_s])
-    return degrees.take(np.concatenate([np.zeros(0, dtype=np.int64), *kept]))
+        known_s.append(least_s[least_s < cutoff_s])
+    return degrees.take(np.concatenate(kept)), np.concatenate(known_s)
 
 
 def _blocks(space: Space, degrees: Layout) -> Iterator[Layout]:
@@ -724,7 +785,9 @@ def _legal(workloads: Sequence[Workload], layouts: Layout, gpus: int) -> Layout:
         for rule in _rules(together):
             nothing_gib = np.zeros(layouts.broadcast_shape())
             table = Candidates(workload=together, layouts=layouts, memory_gib=nothing_gib)
-            layouts = layouts.take(rule.excess(table) <= 0)
+            is_legal = rule.excess(table) <= 0
+            if not np.all(is_legal):
+                layouts = layouts.take(is_legal)
     return layouts
 
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.mixed import Segment, host_memory_gib, mixed_memory_gib, mixed_step
 from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import ErrorBand
+from meshwright.costmodel.workload import Execution
 from meshwright.documents import program_version
 from meshwright.errors import InternalError, OutOfTimeError
 from meshwright.model_specs.parameters import flops_per_token
@@ -30,7 +32,7 @@ from meshwright.planner.mixed.document import (
     RankDoc,
     cost_on_parts,
 )
-from meshwright.planner.mixed.kernel import MixedKernel, MixedPrice, least_again_s
+from meshwright.planner.mixed.kernel import Composition, MixedKernel, MixedPrice, least_again_s
 from meshwright.planner.mixed.promising import KernelMaker, PromisingRows, promising_rows
 from meshwright.planner.mixed.verify import rule_faults, verify_mixed
 from meshwright.planner.plan.assemble import (
@@ -354,6 +356,7 @@ class MixedSearch:
     progress: Callable[[str], None] = lambda _: None
     outcome: MixedOutcome = field(default_factory=MixedOutcome)
     _open: list[MixedKernel] = field(default_factory=list)
+    _priced: set[tuple[Execution, Layout, Composition]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._maker = KernelMaker(self.request)
@@ -362,10 +365,17 @@ class MixedSearch:
         """The fastest pipeline through all parts that beats the cutoff, proven where time allows."""
         outcome, rows, position = self.outcome, PromisingRows(), 0
         try:
-            rows = promising_rows(self.request, self.cutoff_s, self._look_at_clock)
+            rows = promising_rows(
+                self.request, self.cutoff_s, self._look_at_clock, self._price_first
+            )
             outcome.rows = len(rows)
             while position < len(rows) and rows[position].bound_s < self._limit_s:
-                position = self._take_in(rows, position)
+                is_first = position == 0
+                position = self._take_in(rows, position, self.params.together)
+                if is_first:
+                    left = max(self.params.first_priced - outcome.priced, 0)
+                    for kernel in self._open[:left]:
+                        self._price(kernel)
                 self._close()
             outcome.lower_bound_s = self._limit_s
             outcome.status = "optimal" if outcome.best is not None else "infeasible"
@@ -387,21 +397,32 @@ class MixedSearch:
         if time.monotonic() > self.deadline:
             raise OutOfTimeError
 
-    def _take_in(self, rows: PromisingRows, position: int) -> int:
-        """Makes kernels of the next rows; the first of all are priced at once. Returns the next position."""
-        is_first = position == 0
-        while position < len(rows) and len(self._open) < self.params.together:
-            if rows[position].bound_s >= self._limit_s:
+    def _price_first(self, rows: PromisingRows, others_s: float) -> float:
+        """Prices the first rows, as far as their bounds are below those of all others.
+
+        Returns what is then to be beaten.
+        """
+        self._take_in(rows, 0, self.params.first_priced)
+        for kernel in self._open:
+            if kernel.bound_s < min(others_s, self._limit_s):
+                self._price(kernel)
+        self._open = []
+        return self._limit_s
+
+    def _take_in(self, rows: PromisingRows, position: int, most: int) -> int:
+        """Makes kernels of the next rows that are not priced, up to so many; returns the next position."""
+        while position < len(rows) and len(self._open) < most:
+            row = rows[position]
+            if row.bound_s >= self._limit_s:
                 break
             self._look_at_clock()
-            row = rows[position]
-            gains = self._maker.gains_by_grouping(row)
-            if gains and self._maker.gains_by_offloading(row, self._limit_s):
+            if (
+                (row.execution, row.layout, row.composition) not in self._priced
+                and self._maker.gains_by_grouping(row)
+                and self._maker.gains_by_offloading(row, self._limit_s)
+            ):
                 self._open.append(self._maker.kernel(row))
             position += 1
-        if is_first:
-            for kernel in self._open[: self.params.first_priced]:
-                self._price(kernel)
         return position
 
     def _close(self) -> None:
@@ -462,6 +483,7 @@ class MixedSearch:
     def _price(self, kernel: MixedKernel) -> None:
         """Prices a kernel exactly."""
         self._look_at_clock()
+        self._priced.add((kernel.execution, kernel.layout, kernel.composition))
         kernel.price = kernel.best_split(self._limit_s)
         kernel.is_open = False
         self.outcome.priced += 1
