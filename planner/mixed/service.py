@@ -360,6 +360,7 @@ class MixedSearch:
 
     def __post_init__(self) -> None:
         self._maker = KernelMaker(self.request)
+        self._beside = self.params.most_beside
 
     def run(self) -> MixedOutcome:
         """The fastest pipeline through all parts that beats the cutoff, proven where time allows."""
@@ -426,37 +427,47 @@ class MixedSearch:
         return position
 
     def _close(self) -> None:
-        """Prices what models choose until the open kernels are proven not to beat the best price."""
-        beside = self.params.fewest_beside
+        """Prices kernels until the open ones are proven not to beat the best price: some of the least bounds,
+        then what a model of the others chooses.
+        """
         while True:
-            self._open = [
-                each
-                for each in self._open
-                if each.is_open
-                and each.bound_s < self._limit_s
-                and self._maker.gains_by_offloading(each, self._limit_s)
-            ]
-            if not self._open:
-                return
-            self._look_at_clock()
             before_s = self._limit_s
-            choice = self._chosen()
-            if choice.status == "infeasible" or (
-                choice.status == "optimal" and choice.kernel is self.outcome.best
-            ):
-                self._check(choice)
-                self._open = []
-                return
-            if choice.kernel is None or not choice.kernel.is_open:
-                self._price(self._open[0])  # the model was not solved within its work
-            else:
-                self._price(choice.kernel)
-            for kernel in [each for each in self._open if each.is_open][:beside]:
+            for kernel in self._worth_pricing()[: self._beside]:
                 if kernel.bound_s < self._limit_s:
                     self._price(kernel)
+            self._open = self._worth_pricing()
+            if self._open and self._settled_by_model():
+                self._open = []
             is_better = self._limit_s < before_s
-            more = min(2 * beside, self.params.most_beside)
-            beside = self.params.fewest_beside if is_better else more
+            more = min(2 * self._beside, self.params.most_beside)
+            self._beside = self.params.fewest_beside if is_better else more
+            if not self._open:
+                return
+
+    def _worth_pricing(self) -> list[MixedKernel]:
+        """The open kernels that may still beat the best price."""
+        return [
+            each
+            for each in self._open
+            if each.is_open
+            and each.bound_s < self._limit_s
+            and self._maker.gains_by_offloading(each, self._limit_s)
+        ]
+
+    def _settled_by_model(self) -> bool:
+        """Whether a model proves that no open kernel beats the best price; else its choice is priced."""
+        self._look_at_clock()
+        choice = self._chosen()
+        if choice.status == "infeasible" or (
+            choice.status == "optimal" and choice.kernel is self.outcome.best
+        ):
+            self._check(choice)
+            return True
+        if choice.kernel is None or not choice.kernel.is_open:
+            self._price(self._open[0])  # the model was not solved within its work
+        else:
+            self._price(choice.kernel)
+        return False
 
     def _chosen(self) -> MixedChoice:
         best = self.outcome.best
