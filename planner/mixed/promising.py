@@ -623,10 +623,9 @@ def _rows_of(
     """The rows of some degrees of a group that may beat a price."""
     for block in _blocks(group.space, degrees):
         on_block()
-        both = _that_may_beat(request, group.space, group.workloads, block, cutoff_s)
-        for layouts in both:
-            on_block()
-            yield from _rows_below(request, group.workloads, group.execution, layouts, cutoff_s)
+        layouts = _that_may_beat(request, group.space, group.workloads, block, cutoff_s)
+        on_block()
+        yield from _rows_below(request, group.workloads, group.execution, layouts, cutoff_s)
 
 
 def _executions(request: MixedRequest) -> list[Execution]:
@@ -724,20 +723,22 @@ def _that_may_beat(
     workloads: Sequence[Workload],
     layouts: Layout,
     cutoff_s: float,
-) -> tuple[Layout, Layout]:
-    """Layouts that may beat a price with the ranks that suit them best, and those that offload more of the
+) -> Layout:
+    """Layouts that may beat a price with the ranks that suit them best, then those that offload more of the
     optimizer, where that may help.
     """
     layouts = _legal(workloads, layouts, request.gpus)
     if not layouts.broadcast_shape()[0]:
-        return layouts, layouts
+        return layouts
     most_ranks = _most_ranks(request, layouts)
     bounds = RowBounds(workloads, layouts, cutoff_s)
     may_beat = bounds.seconds_at_best(most_ranks.astype(np.float64)) < cutoff_s
     good = np.flatnonzero(_has_room(most_ranks, layouts) & may_beat)
     kept = layouts.take(good)
     more = with_more_offloaded(space, workloads, kept, bounds.most_layers[:, good])
-    return kept, _legal(workloads, more, request.gpus) if more.broadcast_shape()[0] else more
+    if not more.broadcast_shape()[0]:
+        return kept
+    return kept.followed_by(_legal(workloads, more, request.gpus))
 
 
 def _rows_below(
