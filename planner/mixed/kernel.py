@@ -247,12 +247,14 @@ def _singles_together(
         sums = table[left, 0] + rows[right, 0]
         joined = np.column_stack([sums, np.maximum(table[left, 1:], rows[right, 1:])])
         dealt = np.column_stack([dealt[left], rows[right, 0]])
-        kept = [np.zeros(0, dtype=np.int64)]
-        for layers in np.unique(sums[sums <= costs.layers]):
-            equal = np.flatnonzero(sums == layers)
-            kept.append(equal[_pareto(joined[equal, 1:])])
-        index = np.concatenate(kept)
-        table, dealt = joined[index], dealt[index]
+        good = sums <= costs.layers
+        if len(table) > 1:
+            kept = [np.zeros(0, dtype=np.int64)]
+            for layers in np.unique(sums[good]):
+                equal = np.flatnonzero(sums == layers)
+                kept.append(equal[_pareto(joined[equal, 1:])])
+            good = np.concatenate(kept)
+        table, dealt = joined[good], dealt[good]
     return table, dealt
 
 
@@ -464,7 +466,7 @@ class MixedKernel:
         """Whether it recomputes whole layers."""
         return bool(int(self.layout.recompute) & Recompute.FULL)
 
-    @property
+    @cached_property
     def costs(self) -> tuple[SplitCosts, ...]:
         """What layers cost on each segment, recomputation apart."""
         return tuple(each.costs(0) for each in self.parts)

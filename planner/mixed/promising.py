@@ -465,10 +465,6 @@ _ELSEWHERE = ("gpu-budget", HbmCapacity.name)
 """Rules on what the parts have together, which this search asks of the parts itself."""
 _TOGETHER = 1 << 16
 """Layouts bounded in one array operation."""
-_FIRST_DEGREES = 64
-"""Degrees expanded before rows are looked at."""
-_MORE_DEGREES = 8
-"""How many times as many are expanded next; its square where nothing fits yet."""
 _TIME_ROUNDING = 1e-9
 
 
@@ -557,7 +553,7 @@ def promising_rows(
     request: MixedRequest,
     cutoff_s: float,
     on_block: Callable[[], object],
-    look_at: Callable[[PromisingRows, float], float] | None = None,
+    look_at: Callable[[PromisingRows], float] | None = None,
 ) -> PromisingRows:
     """Every layout that may beat a price, least bounds first.
 
@@ -570,30 +566,18 @@ def promising_rows(
     on_block
         Called again and again meanwhile; what it raises ends the enumeration.
     look_at
-        Called with what the fastest degrees brought before others are expanded, and with the least that these
-        take; returns the price to beat from then on. None: all are expanded at once.
+        Called with the rows of each execution, the most promising execution first; returns the price to beat
+        from then on.
     """
-    groups = list(_groups(request, cutoff_s, on_block))
-    least_s = np.concatenate([np.zeros(0), *(each.least_s for each in groups)])
-    sizes = [len(each.least_s) for each in groups]
-    of = np.repeat(np.arange(len(groups)), sizes)
-    position = np.concatenate([np.zeros(0, dtype=np.int64), *map(np.arange, sizes)])
-    order = np.argsort(least_s, kind="stable")
+    groups = sorted(_groups(request, cutoff_s, on_block), key=lambda each: min(each.least_s))
     rows: list[_Rows] = []
-    first, width, limit_s = 0, len(order) if look_at is None else _FIRST_DEGREES, cutoff_s
-    while first < len(order) and least_s[order[first]] < limit_s:
-        taken = order[first : first + width]
-        taken = np.sort(taken[least_s[taken] < limit_s])
-        found: list[_Rows] = []
-        for number in np.unique(of[taken]):
-            group, own = groups[number], position[taken[of[taken] == number]]
-            found += _rows_of(request, group, group.degrees.take(own), limit_s, on_block)
+    limit_s = cutoff_s
+    for group in groups:
+        degrees = group.degrees.take(np.flatnonzero(group.least_s < limit_s))
+        found = list(_rows_of(request, group, degrees, limit_s, on_block))
         rows += found
-        first = first + width
-        if look_at is not None and first < len(order):
-            known = PromisingRows(rows)
-            limit_s = min(limit_s, look_at(known, float(least_s[order[first]])))
-            width *= _MORE_DEGREES if len(known) else _MORE_DEGREES**2
+        if look_at is not None:
+            limit_s = min(limit_s, look_at(PromisingRows(found)))
     return PromisingRows(rows)
 
 
@@ -608,9 +592,14 @@ def _groups(
         workloads = [part.workload(execution) for part in request.parts]
         degrees = space.degrees(request.gpus, on_block=on_block)
         degrees, least_s = _worth_expanding(request, workloads, degrees, cutoff_s, on_block)
-        yield _Degrees(
-            execution=execution, space=space, workloads=workloads, degrees=degrees, least_s=least_s
-        )
+        if len(least_s):
+            yield _Degrees(
+                execution=execution,
+                space=space,
+                workloads=workloads,
+                degrees=degrees,
+                least_s=least_s,
+            )
 
 
 def _rows_of(

@@ -308,8 +308,8 @@ def _again_s(costs: SplitCosts) -> float:
 class MixedParams:
     """How far the search goes at a time."""
 
-    first_priced: int = 24
-    """Kernels priced by their bounds alone, so that there is a price to beat."""
+    first_priced: int = 4
+    """Kernels of an execution that are priced, until one has a price, before the next one is looked at."""
     together: int = 64
     """Kernels in one model that are not priced."""
     fewest_beside: int = 4
@@ -371,12 +371,7 @@ class MixedSearch:
             )
             outcome.rows = len(rows)
             while position < len(rows) and rows[position].bound_s < self._limit_s:
-                is_first = position == 0
                 position = self._take_in(rows, position, self.params.together)
-                if is_first:
-                    left = max(self.params.first_priced - outcome.priced, 0)
-                    for kernel in self._open[:left]:
-                        self._price(kernel)
                 self._close()
             outcome.lower_bound_s = self._limit_s
             outcome.status = "optimal" if outcome.best is not None else "infeasible"
@@ -398,15 +393,14 @@ class MixedSearch:
         if time.monotonic() > self.deadline:
             raise OutOfTimeError
 
-    def _price_first(self, rows: PromisingRows, others_s: float) -> float:
-        """Prices the first rows, as far as their bounds are below those of all others.
-
-        Returns what is then to be beaten.
-        """
+    def _price_first(self, rows: PromisingRows) -> float:
+        """Prices some of the first rows, so that there is a price to beat, and returns it."""
         self._take_in(rows, 0, self.params.first_priced)
         for kernel in self._open:
-            if kernel.bound_s < min(others_s, self._limit_s):
+            if kernel.bound_s < self._limit_s:
                 self._price(kernel)
+                if kernel.price is not None:
+                    break
         self._open = []
         return self._limit_s
 
