@@ -312,10 +312,10 @@ class MixedParams:
     """Kernels of an execution that are priced, until one has a price, before the next one is looked at."""
     together: int = 64
     """Kernels in one model that are not priced."""
-    fewest_beside: int = 4
-    """Kernels priced beside a model's choice: a price takes a twentieth of a model's time."""
-    most_beside: int = 32
-    """Kernels priced beside a model's choice, where choices bring nothing for long."""
+    fewest_beside: int = 16
+    """Kernels of least bounds priced before a model is asked: a price takes no longer than its rows there."""
+    most_beside: int = 64
+    """The same at first, and where neither prices nor models bring anything for long."""
 
 
 @dataclass
