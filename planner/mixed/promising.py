@@ -37,7 +37,7 @@ from meshwright.costmodel.step_time import RankParameters, scale_share, step_of_
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
-from meshwright.planner.bounds.mappings import packed_context, shared_times
+from meshwright.planner.bounds.mappings import packed_context, rows_of_context, shared_times
 from meshwright.planner.mixed.document import MixedRequest
 from meshwright.planner.mixed.kernel import (
     Composition,
@@ -112,6 +112,7 @@ class RowBounds:
             times = shared_times(context)
             assert times is not None
             known.append((context, times))
+        self._known = known
         kinds = [_kind_of(times) for _, times in known]
         self._layer_s = np.stack([self._on_all(kind.seconds) for kind in kinds])
         self._again_s = np.stack([self._on_all(kind.recompute_s) for kind in kinds])
@@ -152,22 +153,73 @@ class RowBounds:
 
         Traffic hides under a rank's work on a micro-batch, of which a step holds as many as there are.
         """
-        layouts, model = self._layouts, self._model
-        dense, rest, experts = layer_parameters_on_gpu(model, layouts)
-        layers = np.ceil(self._main / np.asarray(layouts.pp))
-        held = rest if model.moe_layers else dense
-        longest_s = self._cutoff_s / np.asarray(layouts.num_micro_batches)
-        after, before = [], []
-        for context, times in known:
-            across = crossing_context(context, context.workload.gpus)
-            on_rank = RankParameters(layers * held, layers * np.asarray(experts), across)
-            traffic = data_parallel_traffic(context, on_rank.dense, on_rank.expert)
-            window_s = np.minimum(largest_useful_window_s(context, traffic), longest_s)
-            work_s = window_s * layouts.pp
-            parts = step_of_loads(context, times, {"ranks": 0.0}, work_s, on_rank).parts
-            after.append(self._on_all(parts["dp_comm"] + np.asarray(parts["optimizer"])))
-            before.append(self._on_all(parts["pipeline_p2p"] + np.asarray(parts["step_overhead"])))
+        layers = np.ceil(self._main / np.asarray(self._layouts.pp))
+        longest_s = self._cutoff_s / np.asarray(self._layouts.num_micro_batches)
+        by_part = [self._parts_s(*each, layers, longest_s) for each in known]
+        after, before = zip(*by_part, strict=True)
         return np.asarray(np.min(after, axis=0) + np.min(before, axis=0))
+
+    def _parts_s(
+        self, context: Context, times: KindTimes, layers: FloatArray, longest_s: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """What follows the pipeline on a part, and what hand-overs and the host add, where a rank has so many
+        main layers and takes no longer for a micro-batch, at the least; [k].
+        """
+        layouts, model = context.layout, self._model
+        dense, rest, experts = layer_parameters_on_gpu(model, layouts)
+        held = rest if model.moe_layers else dense
+        across = crossing_context(context, context.workload.gpus)
+        on_rank = RankParameters(layers * held, layers * np.asarray(experts), across)
+        traffic = data_parallel_traffic(context, on_rank.dense, on_rank.expert)
+        window_s = np.minimum(largest_useful_window_s(context, traffic), longest_s)
+        parts = step_of_loads(context, times, {"ranks": 0.0}, window_s * layouts.pp, on_rank).parts
+        shape = layouts.broadcast_shape()
+        after = parts["dp_comm"] + np.asarray(parts["optimizer"])
+        before = parts["pipeline_p2p"] + np.asarray(parts["step_overhead"])
+        return np.broadcast_to(after, shape), np.broadcast_to(before, shape)
+
+    def rest_on_parts_s(self, rows: IntArray, ranks: IntArray) -> FloatArray:
+        """What follows the pipeline, at the least, in a step below the cutoff, for rows of the layouts.
+
+        Some rank of each part has as many main layers as ranks of the others have no time for, or more; what
+        follows lasts as long as on the part that needs longest for that.
+
+        Parameters
+        ----------
+        rows
+            Which layouts, [k].
+        ranks
+            Pipeline ranks on each part, [k, parts], all at least 1.
+
+        Returns
+        -------
+        array of float, shape [k]
+        """
+        rest_s = self.rest_s[rows]
+        if not len(rows) or not np.isfinite(self._cutoff_s):
+            return rest_s
+        layer_s = self._layer_s[:, rows].T
+        work_s = self._main * layer_s.min(axis=1) + self.least_ends_s[rows]
+        m = np.asarray(self._layouts.num_micro_batches)[rows]
+        left_s = self._cutoff_s / self.scale[rows] * (1 + _ROUNDING) - rest_s
+        left_s = np.where(m > self._flushes, left_s - self._flushes * work_s, left_s)
+        steady = np.where(m > self._flushes, m - self._flushes, m)
+        busiest_s = np.maximum(left_s, 0.0) / steady
+        most = np.minimum(np.floor(busiest_s[:, None] / layer_s * (1 + _ROUNDING)), self._main)
+        placed = ranks * most
+        fewest = self._main - (placed.sum(axis=1, keepdims=True) - placed)
+        fewest = np.ceil(fewest / ranks - _ROUNDING)
+        after, before = [], []
+        for part, (context, times) in enumerate(self._known):
+            own = rows_of_context(context, rows)
+            held = np.maximum(fewest[:, part], 1.0)
+            in_all = self._layouts.broadcast_shape()[0]
+            least = self._parts_s(own, times.rows(rows, in_all), held, busiest_s)
+            after.append(np.where(fewest[:, part] >= 1, least[0], 0.0))
+            before.append(least[1])
+        return np.maximum(
+            rest_s, (np.max(after, axis=0) + np.max(before, axis=0)) * (1 - _ROUNDING)
+        )
 
     def seconds_at_best(self, most_ranks: FloatArray) -> FloatArray:
         """Bounds for all layouts, whatever ranks the parts have.
@@ -495,6 +547,7 @@ class _Rows:
     bound_s: FloatArray
     """Of each row, [k]."""
     rest_s: FloatArray
+    """Of each row, [k]."""
     scale: FloatArray
     """Of each layout."""
 
@@ -506,7 +559,7 @@ class _Rows:
             execution=self.execution,
             layout=self.layouts.scalar(index),
             composition=tuple((part, int(self.ranks[position, part])) for part in self.order),
-            rest_s=float(self.rest_s[index]),
+            rest_s=float(self.rest_s[position]),
             scale=float(self.scale[index]),
         )
 
@@ -749,10 +802,16 @@ def _rows_below(
     bound_s = bounds.seconds(which, ranks)
     good = np.flatnonzero(bound_s < cutoff_s)
     which, ranks, bound_s = which[good], ranks[good], bound_s[good]
+    rest_s = bounds.rest_on_parts_s(which, ranks)
+    more_s = (rest_s - bounds.rest_s[which]) * bounds.scale[which] * (1 - _ROUNDING)
+    good = np.flatnonzero(bound_s + more_s < cutoff_s)
+    which, ranks, bound_s, rest_s, more_s = (
+        each[good] for each in (which, ranks, bound_s, rest_s, more_s)
+    )
     for order in permutations(range(len(workloads))):
         if not len(which):
             return
-        tighter_s = np.maximum(bound_s, bounds.seconds_in_memory(which, ranks, order))
+        tighter_s = np.maximum(bound_s, bounds.seconds_in_memory(which, ranks, order)) + more_s
         rows = np.flatnonzero(tighter_s < cutoff_s)
         yield _Rows(
             execution=execution,
@@ -761,7 +820,7 @@ def _rows_below(
             which=which[rows],
             ranks=ranks[rows],
             bound_s=tighter_s[rows],
-            rest_s=bounds.rest_s,
+            rest_s=rest_s[rows],
             scale=bounds.scale,
         )
 
