@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.data_parallel import traffic_by_kind
-from meshwright.costmodel.estimate import LayerCosts, costs_of_layers
+from meshwright.costmodel.estimate import LayerCosts, costs_of_times
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.mixed import (
@@ -358,7 +358,7 @@ class PartCosts:
 
     @cached_property
     def _layer_costs(self) -> LayerCosts:
-        return costs_of_layers(self.placed.context)
+        return costs_of_times(self.placed.context, self.placed.times)
 
     def _fit(self, amount: int) -> MemoryFit:
         return MemoryFit(self.placed.workload, replace(self.placed.layout, recompute_layers=amount))
