@@ -517,6 +517,8 @@ _ELSEWHERE = ("gpu-budget", HbmCapacity.name)
 """Rules on what the parts have together, which this search asks of the parts itself."""
 _TOGETHER = 1 << 16
 """Layouts bounded in one array operation."""
+_FIRST_DEGREES = 64
+"""Degrees of an execution that are expanded before the others, where the price to beat may be far off."""
 _TIME_ROUNDING = 1e-9
 
 
@@ -619,18 +621,24 @@ def promising_rows(
     on_block
         Called again and again meanwhile; what it raises ends the enumeration.
     look_at
-        Called with the rows of each execution, the most promising execution first; returns the price to beat
-        from then on.
+        Called with the rows of each execution, the most promising one first, and of its fastest degrees alone
+        while nothing has beaten the price; returns the price to beat from then on.
     """
     groups = sorted(_groups(request, cutoff_s, on_block), key=lambda each: min(each.least_s))
     rows: list[_Rows] = []
     limit_s = cutoff_s
     for group in groups:
-        degrees = group.degrees.take(np.flatnonzero(group.least_s < limit_s))
-        found = list(_rows_of(request, group, degrees, limit_s, on_block))
-        rows += found
-        if look_at is not None:
-            limit_s = min(limit_s, look_at(PromisingRows(found)))
+        order, first = np.argsort(group.least_s, kind="stable"), 0
+        while first < len(order) and group.least_s[order[first]] < limit_s:
+            is_loose = look_at is not None and not first and limit_s == cutoff_s < np.inf
+            width = _FIRST_DEGREES if is_loose else len(order)
+            taken = order[first : first + width]
+            degrees = group.degrees.take(np.sort(taken[group.least_s[taken] < limit_s]))
+            found = list(_rows_of(request, group, degrees, limit_s, on_block))
+            rows += found
+            first += width
+            if look_at is not None:
+                limit_s = min(limit_s, look_at(PromisingRows(found)))
     return PromisingRows(rows)
 
 
