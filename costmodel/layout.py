@@ -112,6 +112,23 @@ class Layout:
                 taken[id(value)] = in_shape(value, shape)[index]
         return type(self)(**{name: taken[id(value)] for name, value in values.items()})
 
+    def followed_by(self, others: Self) -> Self:
+        """The layouts of two one-dimensional array layouts.
+
+        Parameters
+        ----------
+        others : Layout
+            Array layouts of shape [k], k 0 or more.
+
+        Returns
+        -------
+        Layout
+            Shape [n + k], these ones first.
+        """
+        first, second = self._broadcast(), others._broadcast()
+        both = {name: np.concatenate([first[name], second[name]]) for name in first}
+        return type(self)(**both)
+
     def scalar(self, index: int) -> Self:
         """One layout of a one-dimensional array layout.
 

@@ -392,7 +392,7 @@ def _paced_experts(stage: MatrixRows, etp: int, ep: int) -> dict[str, list[int]]
                 where, blocks = where * size + digits[column], blocks * size
         experts = where.reshape(-1, ep, etp)
         paced["etp"].append(_least_of_rings(experts.reshape(-1, etp), ranks // blocks))
-        exchange = _exchange_members(experts.transpose(0, 2, 1).reshape(-1, ep))
+        exchange = int(_exchange_members(experts.transpose(0, 2, 1).reshape(-1, ep)))
         paced["ep"].append(0 if exchange == ep else exchange)
         edp = experts.transpose(1, 2, 0).reshape(etp * ep, -1)
         paced["edp"].append(_least_of_rings(edp, ranks // blocks))
@@ -404,7 +404,7 @@ def _least_of_rings(groups: IntArray, ranks: int) -> int:
 
     `groups` has the block of every member, [groups, members], blocks of so many ranks.
     """
-    blocks, counts = _held(groups)
+    _, blocks, counts = _held(groups[None])
     cut = blocks[counts < groups.shape[1]]
     return ranks // int(np.bincount(cut).max()) if len(cut) else 0
 

@@ -12,6 +12,7 @@ the ranks of a part have all k layers or more, or all k or fewer, which they the
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.data_parallel import traffic_by_kind
-from meshwright.costmodel.estimate import LayerCosts, costs_of_layers
+from meshwright.costmodel.estimate import LayerCosts, costs_of_times
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.mixed import (
@@ -130,10 +131,18 @@ class Rooms(NamedTuple):
     fewest: int
     most: int
     """Layers of each rank; with k recomputed ones either both k or more, or both k or fewer."""
-    by_rank: Sequence[Sequence[int]]
+    by_rank: tuple[tuple[int, ...], ...]
     """The most that fit, [leading dense layers among them][rank of the pipeline]; 0 where not even the
     fewest do. Only the first ranks have leading layers.
     """
+
+
+class _Within(NamedTuple):
+    """What the ranks of a segment have room for in a step below a limit."""
+
+    fewest: int
+    """Layers that the segment takes at the least, as the others have no room for them."""
+    ways: tuple[Rooms, ...]
 
 
 class Options(NamedTuple):
@@ -156,7 +165,9 @@ class Options(NamedTuple):
     """Layers of each single, [k, singles]."""
 
 
-def options_of(ranks: SegmentRanks, costs: SplitCosts, ways: Sequence[Rooms]) -> Options:
+def options_of(
+    ranks: SegmentRanks, costs: SplitCosts, ways: Sequence[Rooms], fewest: int = 1
+) -> Options:
     """Ways to deal each number of layers to a segment's ranks, less those that another beats in all.
 
     Parameters
@@ -167,25 +178,30 @@ def options_of(ranks: SegmentRanks, costs: SplitCosts, ways: Sequence[Rooms]) ->
         Of its part, with as many layers recomputed as the ways assume.
     ways
         What ranks have room for.
+    fewest
+        Layers that the segment takes at the least.
     """
     tables = [np.zeros((0, len(Options._fields) - 1 + len(ranks.singles)))]
     for way in ways:
-        tables.append(_dealt(ranks, costs, way))
+        tables.append(_dealt(ranks, costs, way, fewest))
     columns = np.concatenate(tables).T
     plain = len(Options._fields) - 1
     layers, busiest_s, dense, experts, most, work_s, fewest = columns[:plain]
     return Options(layers, busiest_s, dense, experts, most, work_s, fewest, columns[plain:].T)
 
 
-def _dealt(ranks: SegmentRanks, costs: SplitCosts, rooms: Rooms) -> FloatArray:
-    """The columns of options under one way."""
+def _dealt(ranks: SegmentRanks, costs: SplitCosts, rooms: Rooms, fewest: int) -> FloatArray:
+    """The columns of options under one way, with so many layers or more."""
+    most_layers = min(_most_layers(rooms, ranks), costs.layers)
+    if most_layers < fewest:
+        return np.zeros((0, len(Options._fields) - 1 + len(ranks.singles)))
     inner_rooms = np.array(rooms.by_rank[0][ranks.inner_ranks], dtype=np.int64)
     apart, dealt = _singles_together(ranks.singles, costs, rooms)
     most = _least_most(inner_rooms, rooms.fewest, costs.layers)
     rank_s = np.array([costs.rank_s(-1, n, 0) for n in range(costs.layers + 1)])
     has_inner = float(ranks.inner > 0)
     columns = [np.zeros((0, len(Options._fields) - 1 + len(ranks.singles)))]
-    for layers in range(1, costs.layers + 1):
+    for layers in range(max(fewest, 1), most_layers + 1):
         rows = np.flatnonzero(apart[:, 0] <= layers)
         own_most = most[layers - apart[rows, 0].astype(np.int64)]
         rows, own_most = rows[own_most >= 0], own_most[own_most >= 0]
@@ -197,8 +213,8 @@ def _dealt(ranks: SegmentRanks, costs: SplitCosts, rooms: Rooms) -> FloatArray:
         kept = _pareto(values)
         rows, values, own_most = rows[kept], values[kept], own_most[kept]
         work = np.full(len(rows), _work_s(ranks, costs, rooms, layers))
-        fewest, total = np.full(len(rows), rooms.fewest), np.full(len(rows), layers)
-        columns.append(np.column_stack([total, values, own_most, work, fewest, dealt[rows]]))
+        least, total = np.full(len(rows), rooms.fewest), np.full(len(rows), layers)
+        columns.append(np.column_stack([total, values, own_most, work, least, dealt[rows]]))
     return np.concatenate(columns)
 
 
@@ -231,12 +247,14 @@ def _singles_together(
         sums = table[left, 0] + rows[right, 0]
         joined = np.column_stack([sums, np.maximum(table[left, 1:], rows[right, 1:])])
         dealt = np.column_stack([dealt[left], rows[right, 0]])
-        kept = [np.zeros(0, dtype=np.int64)]
-        for layers in np.unique(sums[sums <= costs.layers]):
-            equal = np.flatnonzero(sums == layers)
-            kept.append(equal[_pareto(joined[equal, 1:])])
-        index = np.concatenate(kept)
-        table, dealt = joined[index], dealt[index]
+        good = sums <= costs.layers
+        if len(table) > 1:
+            kept = [np.zeros(0, dtype=np.int64)]
+            for layers in np.unique(sums[good]):
+                equal = np.flatnonzero(sums == layers)
+                kept.append(equal[_pareto(joined[equal, 1:])])
+            good = np.concatenate(kept)
+        table, dealt = joined[good], dealt[good]
     return table, dealt
 
 
@@ -340,7 +358,7 @@ class PartCosts:
 
     @cached_property
     def _layer_costs(self) -> LayerCosts:
-        return costs_of_layers(self.placed.context)
+        return costs_of_times(self.placed.context, self.placed.times)
 
     def _fit(self, amount: int) -> MemoryFit:
         return MemoryFit(self.placed.workload, replace(self.placed.layout, recompute_layers=amount))
@@ -366,10 +384,10 @@ class PartCosts:
     def _way(self, fit: MemoryFit, fewest: int, most: int) -> Rooms:
         """What each rank has room for with so many layers; with leading ones too, where it may have some."""
         ranks, leading = range(int(self.placed.layout.pp)), fit.leading
-        by_rank = [[_room(fit, rank, fewest, most, 0) for rank in ranks]]
+        by_rank = [tuple(_room(fit, rank, fewest, most, 0) for rank in ranks)]
         for own in range(1, leading + 1):
-            by_rank.append([_room(fit, rank, fewest, most, own) for rank in ranks[:leading]])
-        return Rooms(fewest, most, by_rank)
+            by_rank.append(tuple(_room(fit, rank, fewest, most, own) for rank in ranks[:leading]))
+        return Rooms(fewest, most, tuple(by_rank))
 
     def least_rooms(self, amount: int) -> list[int]:
         """Layers that fit on each rank of the pipeline, as many or more recomputed, however many lead."""
@@ -448,7 +466,7 @@ class MixedKernel:
         """Whether it recomputes whole layers."""
         return bool(int(self.layout.recompute) & Recompute.FULL)
 
-    @property
+    @cached_property
     def costs(self) -> tuple[SplitCosts, ...]:
         """What layers cost on each segment, recomputation apart."""
         return tuple(each.costs(0) for each in self.parts)
@@ -469,30 +487,47 @@ class MixedKernel:
         best: MixedPrice | None = None
         for amount in self.amounts():
             layout = replace(self.layout, recompute_layers=amount)
-            known: dict[SegmentRanks, Options] = {}
+            known: dict[tuple[SegmentRanks, _Within], Options] = {}
             for pattern in self.patterns:
                 limit_s = cutoff_s if best is None else best.step_time_s
-                if self._may_beat(amount, pattern, limit_s):
-                    best = self._best_with(layout, pattern, limit_s, known) or best
+                within = self._within(amount, pattern, limit_s)
+                if within is not None:
+                    best = self._best_with(layout, pattern, limit_s, within, known) or best
             if amount <= 1 and not self._memory_limits(amount):
                 break
         return best
 
-    def _may_beat(self, amount: int, pattern: Pattern, limit_s: float) -> bool:
-        """Whether the ranks have room for all layers under a pattern, and may be done before a limit."""
-        if self._least_s(amount, pattern, limit_s) >= limit_s:
-            return False
-        room = 0
-        for ranks, part in zip(self.ranks(pattern), self.parts, strict=True):
-            room += max(_most_layers(way, ranks) for way in part.rooms(amount))
-        return room >= self.layers
+    def _within(self, amount: int, pattern: Pattern, limit_s: float) -> list[_Within] | None:
+        """What the ranks of each segment have room for in a step below a limit; None where that is not all
+        layers.
+        """
+        busiest_s = self._most_busiest_s(amount, pattern, limit_s)
+        if busiest_s <= 0:
+            return None
+        dealt = self.ranks(pattern)
+        ways: list[tuple[Rooms, ...]] = []
+        for ranks, part in zip(dealt, self.parts, strict=True):
+            own = part.costs(amount)
+            ways.append(tuple(_in_time(way, ranks, own, busiest_s) for way in part.rooms(amount)))
+        most = [
+            max(_most_layers(way, ranks) for way in own)
+            for ranks, own in zip(dealt, ways, strict=True)
+        ]
+        spare = sum(most) - self.layers
+        if spare < 0:
+            return None
+        return [
+            _Within(max(own_most - spare, 1), own) for own_most, own in zip(most, ways, strict=True)
+        ]
 
-    def _least_s(self, amount: int, pattern: Pattern, limit_s: float) -> float:
-        """Never above a step that takes no longer than a limit, with so many layers recomputed.
+    def _most_busiest_s(self, amount: int, pattern: Pattern, limit_s: float) -> float:
+        """Seconds of the busiest rank, at the most, in a step below a limit with so many layers recomputed;
+        0 where no step is below it.
 
         A rank has at most n = limit / (m l) layers, l those of the shorter kind, so that of any n_r layers
         min(k, n_r) >= n_r min(1, k / n) are recomputed, each for no less than its cheaper kind. Ranks with
-        leading layers alone take no others; elsewhere a leading layer is worth its share of another one.
+        leading layers alone take no others; elsewhere a leading layer, and what an end of the pipeline runs
+        beside layers, is worth its share of another one.
         """
         micro_batches = int(self.layout.num_micro_batches)
         most = limit_s / micro_batches / min(_shortest_s(own) for own in self.costs)
@@ -506,11 +541,14 @@ class MixedKernel:
             alone = sum(each.only_leading for each in ranks.singles)
             speed += (ranks.inner + len(ranks.singles) - alone) / main_s
             for each in ranks.singles:
-                leading_s = each.leading * (own.leading_s + more_s)
-                work_s += leading_s
-                units += 0.0 if each.only_leading else leading_s / main_s
-        pipeline_s = (micro_batches - 1) * units / speed + work_s
-        return (pipeline_s + self.rest_s) * self.scale * (1 - 1e-9)
+                beside_s = each.leading * (own.leading_s + more_s)
+                beside_s += own.first_s * (each.rank == 0)
+                beside_s += own.last_s * (each.rank == int(self.layout.pp) - 1)
+                work_s += beside_s
+                units += 0.0 if each.only_leading else beside_s / main_s
+        left_s = limit_s / self.scale * (1 + 1e-9) - self.rest_s - work_s
+        most_s = left_s / (micro_batches - 1) if micro_batches > 1 else inf
+        return most_s if left_s > 0 and units / speed <= most_s else 0.0
 
     def _memory_limits(self, amount: int) -> bool:
         """Whether some rank could not hold all layers with so many recomputed."""
@@ -534,16 +572,19 @@ class MixedKernel:
         layout: Layout,
         pattern: Pattern,
         cutoff_s: float,
-        known: dict[SegmentRanks, Options],
+        within: Sequence[_Within],
+        known: dict[tuple[SegmentRanks, _Within], Options],
     ) -> MixedPrice | None:
         """The fastest split under a pattern; `known` has the options of segments, and learns them."""
         amount = int(layout.recompute_layers)
         costs = tuple(each.costs(amount) for each in self.parts)
         dealt = self.ranks(pattern)
-        for ranks, own, part in zip(dealt, costs, self.parts, strict=True):
-            if ranks not in known:
-                known[ranks] = options_of(ranks, own, part.rooms(amount))
-        options = [known[ranks] for ranks in dealt]
+        options = []
+        for ranks, own, limits in zip(dealt, costs, within, strict=True):
+            key = ranks, limits
+            if key not in known:
+                known[key] = options_of(ranks, own, limits.ways, limits.fewest)
+            options.append(known[key])
         picks = options_together(options, self.layers)
         if not len(picks[0]):
             return None
@@ -617,6 +658,26 @@ def _most_layers(way: Rooms, ranks: SegmentRanks) -> int:
         room = way.by_rank[single.leading][single.rank]
         rooms.append(min(room, single.leading) if single.only_leading else room)
     return sum(rooms) if min(rooms) >= way.fewest else 0
+
+
+def _in_time(way: Rooms, ranks: SegmentRanks, costs: SplitCosts, limit_s: float) -> Rooms:
+    """The way with no more layers on any rank of a segment than it works off in time."""
+    by_rank = [list(rooms) for rooms in way.by_rank]
+    if ranks.inner:
+        most = _most_in_time(costs, -1, 0, way.fewest, limit_s)
+        inner = ranks.inner_ranks
+        by_rank[0][inner] = [min(room, most) for room in by_rank[0][inner]]
+    for rank, leading, _ in ranks.singles:
+        most = _most_in_time(costs, rank, leading, max(way.fewest, leading), limit_s)
+        by_rank[leading][rank] = min(by_rank[leading][rank], most)
+    return way._replace(by_rank=tuple(tuple(rooms) for rooms in by_rank))
+
+
+def _most_in_time(costs: SplitCosts, rank: int, leading: int, fewest: int, limit_s: float) -> int:
+    """Layers that a rank works off in time, 0 where it does not the fewest."""
+    counts = range(fewest, costs.layers + 1)
+    within = bisect_right(counts, limit_s, key=lambda layers: costs.rank_s(rank, layers, leading))
+    return counts[within - 1] if within else 0
 
 
 def _shortest_s(costs: SplitCosts) -> float:

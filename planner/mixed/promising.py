@@ -37,7 +37,7 @@ from meshwright.costmodel.step_time import RankParameters, scale_share, step_of_
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
-from meshwright.planner.bounds.mappings import packed_context, shared_times
+from meshwright.planner.bounds.mappings import packed_context, rows_of_context, shared_times
 from meshwright.planner.mixed.document import MixedRequest
 from meshwright.planner.mixed.kernel import (
     Composition,
@@ -112,6 +112,7 @@ class RowBounds:
             times = shared_times(context)
             assert times is not None
             known.append((context, times))
+        self._known = known
         kinds = [_kind_of(times) for _, times in known]
         self._layer_s = np.stack([self._on_all(kind.seconds) for kind in kinds])
         self._again_s = np.stack([self._on_all(kind.recompute_s) for kind in kinds])
@@ -152,22 +153,73 @@ class RowBounds:
 
         Traffic hides under a rank's work on a micro-batch, of which a step holds as many as there are.
         """
-        layouts, model = self._layouts, self._model
-        dense, rest, experts = layer_parameters_on_gpu(model, layouts)
-        layers = np.ceil(self._main / np.asarray(layouts.pp))
-        held = rest if model.moe_layers else dense
-        longest_s = self._cutoff_s / np.asarray(layouts.num_micro_batches)
-        after, before = [], []
-        for context, times in known:
-            across = crossing_context(context, context.workload.gpus)
-            on_rank = RankParameters(layers * held, layers * np.asarray(experts), across)
-            traffic = data_parallel_traffic(context, on_rank.dense, on_rank.expert)
-            window_s = np.minimum(largest_useful_window_s(context, traffic), longest_s)
-            work_s = window_s * layouts.pp
-            parts = step_of_loads(context, times, {"ranks": 0.0}, work_s, on_rank).parts
-            after.append(self._on_all(parts["dp_comm"] + np.asarray(parts["optimizer"])))
-            before.append(self._on_all(parts["pipeline_p2p"] + np.asarray(parts["step_overhead"])))
+        layers = np.ceil(self._main / np.asarray(self._layouts.pp))
+        longest_s = self._cutoff_s / np.asarray(self._layouts.num_micro_batches)
+        by_part = [self._parts_s(*each, layers, longest_s) for each in known]
+        after, before = zip(*by_part, strict=True)
         return np.asarray(np.min(after, axis=0) + np.min(before, axis=0))
+
+    def _parts_s(
+        self, context: Context, times: KindTimes, layers: FloatArray, longest_s: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """What follows the pipeline on a part, and what hand-overs and the host add, where a rank has so many
+        main layers and takes no longer for a micro-batch, at the least; [k].
+        """
+        layouts, model = context.layout, self._model
+        dense, rest, experts = layer_parameters_on_gpu(model, layouts)
+        held = rest if model.moe_layers else dense
+        across = crossing_context(context, context.workload.gpus)
+        on_rank = RankParameters(layers * held, layers * np.asarray(experts), across)
+        traffic = data_parallel_traffic(context, on_rank.dense, on_rank.expert)
+        window_s = np.minimum(largest_useful_window_s(context, traffic), longest_s)
+        parts = step_of_loads(context, times, {"ranks": 0.0}, window_s * layouts.pp, on_rank).parts
+        shape = layouts.broadcast_shape()
+        after = parts["dp_comm"] + np.asarray(parts["optimizer"])
+        before = parts["pipeline_p2p"] + np.asarray(parts["step_overhead"])
+        return np.broadcast_to(after, shape), np.broadcast_to(before, shape)
+
+    def rest_on_parts_s(self, rows: IntArray, ranks: IntArray) -> FloatArray:
+        """What follows the pipeline, at the least, in a step below the cutoff, for rows of the layouts.
+
+        Some rank of each part has as many main layers as ranks of the others have no time for, or more; what
+        follows lasts as long as on the part that needs longest for that.
+
+        Parameters
+        ----------
+        rows
+            Which layouts, [k].
+        ranks
+            Pipeline ranks on each part, [k, parts], all at least 1.
+
+        Returns
+        -------
+        array of float, shape [k]
+        """
+        rest_s = self.rest_s[rows]
+        if not len(rows) or not np.isfinite(self._cutoff_s):
+            return rest_s
+        layer_s = self._layer_s[:, rows].T
+        work_s = self._main * layer_s.min(axis=1) + self.least_ends_s[rows]
+        m = np.asarray(self._layouts.num_micro_batches)[rows]
+        left_s = self._cutoff_s / self.scale[rows] * (1 + _ROUNDING) - rest_s
+        left_s = np.where(m > self._flushes, left_s - self._flushes * work_s, left_s)
+        steady = np.where(m > self._flushes, m - self._flushes, m)
+        busiest_s = np.maximum(left_s, 0.0) / steady
+        most = np.minimum(np.floor(busiest_s[:, None] / layer_s * (1 + _ROUNDING)), self._main)
+        placed = ranks * most
+        fewest = self._main - (placed.sum(axis=1, keepdims=True) - placed)
+        fewest = np.ceil(fewest / ranks - _ROUNDING)
+        after, before = [], []
+        for part, (context, times) in enumerate(self._known):
+            own = rows_of_context(context, rows)
+            held = np.maximum(fewest[:, part], 1.0)
+            in_all = self._layouts.broadcast_shape()[0]
+            least = self._parts_s(own, times.rows(rows, in_all), held, busiest_s)
+            after.append(np.where(fewest[:, part] >= 1, least[0], 0.0))
+            before.append(least[1])
+        return np.maximum(
+            rest_s, (np.max(after, axis=0) + np.max(before, axis=0)) * (1 - _ROUNDING)
+        )
 
     def seconds_at_best(self, most_ranks: FloatArray) -> FloatArray:
         """Bounds for all layouts, whatever ranks the parts have.
@@ -465,6 +517,8 @@ _ELSEWHERE = ("gpu-budget", HbmCapacity.name)
 """Rules on what the parts have together, which this search asks of the parts itself."""
 _TOGETHER = 1 << 16
 """Layouts bounded in one array operation."""
+_FIRST_DEGREES = 64
+"""Degrees of an execution that are expanded before the others, where the price to beat may be far off."""
 _TIME_ROUNDING = 1e-9
 
 
@@ -495,6 +549,7 @@ class _Rows:
     bound_s: FloatArray
     """Of each row, [k]."""
     rest_s: FloatArray
+    """Of each row, [k]."""
     scale: FloatArray
     """Of each layout."""
 
@@ -506,7 +561,7 @@ class _Rows:
             execution=self.execution,
             layout=self.layouts.scalar(index),
             composition=tuple((part, int(self.ranks[position, part])) for part in self.order),
-            rest_s=float(self.rest_s[index]),
+            rest_s=float(self.rest_s[position]),
             scale=float(self.scale[index]),
         )
 
@@ -538,8 +593,22 @@ class PromisingRows(Sequence[PromisingRow]):
         return rows.row(int(self._position[row]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Degrees:
+    """Degrees under one execution, [n], and what a pipeline with them takes at the least."""
+
+    execution: Execution
+    space: Space
+    workloads: Sequence[Workload]
+    degrees: Layout
+    least_s: FloatArray
+
+
 def promising_rows(
-    request: MixedRequest, cutoff_s: float, on_block: Callable[[], object]
+    request: MixedRequest,
+    cutoff_s: float,
+    on_block: Callable[[], object],
+    look_at: Callable[[PromisingRows], float] | None = None,
 ) -> PromisingRows:
     """Every layout that may beat a price, least bounds first.
 
@@ -551,22 +620,62 @@ def promising_rows(
         The price to beat; infinite where there is none.
     on_block
         Called again and again meanwhile; what it raises ends the enumeration.
+    look_at
+        Called with the rows of each execution, the most promising one first, and of its fastest degrees alone
+        while nothing has beaten the price; returns the price to beat from then on.
     """
+    groups = sorted(_groups(request, cutoff_s, on_block), key=lambda each: min(each.least_s))
     rows: list[_Rows] = []
+    limit_s = cutoff_s
+    for group in groups:
+        order, first = np.argsort(group.least_s, kind="stable"), 0
+        while first < len(order) and group.least_s[order[first]] < limit_s:
+            is_loose = look_at is not None and not first and limit_s == cutoff_s < np.inf
+            width = _FIRST_DEGREES if is_loose else len(order)
+            taken = order[first : first + width]
+            degrees = group.degrees.take(np.sort(taken[group.least_s[taken] < limit_s]))
+            found = list(_rows_of(request, group, degrees, limit_s, on_block))
+            rows += found
+            first += width
+            if look_at is not None:
+                limit_s = min(limit_s, look_at(PromisingRows(found)))
+    return PromisingRows(rows)
+
+
+def _groups(
+    request: MixedRequest, cutoff_s: float, on_block: Callable[[], object]
+) -> Iterator[_Degrees]:
+    """The degrees of each execution of which some layout may beat a price."""
     for execution in _executions(request):
         space = _space(request, execution)
         if space is None:
             continue
         workloads = [part.workload(execution) for part in request.parts]
         degrees = space.degrees(request.gpus, on_block=on_block)
-        degrees = _worth_expanding(request, workloads, degrees, cutoff_s, on_block)
-        for block in _blocks(space, degrees):
-            on_block()
-            kept, offloaded = _that_may_beat(request, space, workloads, block, cutoff_s)
-            for layouts in (kept, offloaded):
-                on_block()
-                rows += _rows_below(request, workloads, execution, layouts, cutoff_s)
-    return PromisingRows(rows)
+        degrees, least_s = _worth_expanding(request, workloads, degrees, cutoff_s, on_block)
+        if len(least_s):
+            yield _Degrees(
+                execution=execution,
+                space=space,
+                workloads=workloads,
+                degrees=degrees,
+                least_s=least_s,
+            )
+
+
+def _rows_of(
+    request: MixedRequest,
+    group: _Degrees,
+    degrees: Layout,
+    cutoff_s: float,
+    on_block: Callable[[], object],
+) -> Iterator[_Rows]:
+    """The rows of some degrees of a group that may beat a price."""
+    for block in _blocks(group.space, degrees):
+        on_block()
+        layouts = _that_may_beat(request, group.space, group.workloads, block, cutoff_s)
+        on_block()
+        yield from _rows_below(request, group.workloads, group.execution, layouts, cutoff_s)
 
 
 def _executions(request: MixedRequest) -> list[Execution]:
@@ -627,14 +736,14 @@ def _worth_expanding(
     degrees: Layout,
     cutoff_s: float,
     on_block: Callable[[], object],
-) -> Layout:
-    """Degrees of which some layout may beat a price.
+) -> tuple[Layout, FloatArray]:
+    """Degrees of which some layout may beat a price, and what their pipelines take at the least.
 
     Recomputing modules makes no layer shorter, and neither a ZeRO stage nor what is offloaded changes its
     time: the pipeline takes as long as without any of these, or longer.
     """
     degrees = degrees.take(np.flatnonzero(_has_room(_most_ranks(request, degrees), degrees)))
-    kept = []
+    kept, known_s = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
     for start in range(0, degrees.broadcast_shape()[0], _TOGETHER):
         on_block()
         rows = np.arange(start, min(start + _TOGETHER, degrees.broadcast_shape()[0]))
@@ -642,7 +751,8 @@ def _worth_expanding(
         bounds = RowBounds(workloads, own, cutoff_s, is_pipeline_alone=True)
         least_s = bounds.seconds_at_best(_most_ranks(request, own).astype(np.float64))
         kept.append(rows[least_s < cutoff_s])
-    return degrees.take(np.concatenate([np.zeros(0, dtype=np.int64), *kept]))
+        known_s.append(least_s[least_s < cutoff_s])
+    return degrees.take(np.concatenate(kept)), np.concatenate(known_s)
 
 
 def _blocks(space: Space, degrees: Layout) -> Iterator[Layout]:
@@ -663,20 +773,22 @@ def _that_may_beat(
     workloads: Sequence[Workload],
     layouts: Layout,
     cutoff_s: float,
-) -> tuple[Layout, Layout]:
-    """Layouts that may beat a price with the ranks that suit them best, and those that offload more of the
+) -> Layout:
+    """Layouts that may beat a price with the ranks that suit them best, then those that offload more of the
     optimizer, where that may help.
     """
     layouts = _legal(workloads, layouts, request.gpus)
     if not layouts.broadcast_shape()[0]:
-        return layouts, layouts
+        return layouts
     most_ranks = _most_ranks(request, layouts)
     bounds = RowBounds(workloads, layouts, cutoff_s)
     may_beat = bounds.seconds_at_best(most_ranks.astype(np.float64)) < cutoff_s
     good = np.flatnonzero(_has_room(most_ranks, layouts) & may_beat)
     kept = layouts.take(good)
     more = with_more_offloaded(space, workloads, kept, bounds.most_layers[:, good])
-    return kept, _legal(workloads, more, request.gpus) if more.broadcast_shape()[0] else more
+    if not more.broadcast_shape()[0]:
+        return kept
+    return kept.followed_by(_legal(workloads, more, request.gpus))
 
 
 def _rows_below(
@@ -698,10 +810,16 @@ def _rows_below(
     bound_s = bounds.seconds(which, ranks)
     good = np.flatnonzero(bound_s < cutoff_s)
     which, ranks, bound_s = which[good], ranks[good], bound_s[good]
+    rest_s = bounds.rest_on_parts_s(which, ranks)
+    more_s = (rest_s - bounds.rest_s[which]) * bounds.scale[which] * (1 - _ROUNDING)
+    good = np.flatnonzero(bound_s + more_s < cutoff_s)
+    which, ranks, bound_s, rest_s, more_s = (
+        each[good] for each in (which, ranks, bound_s, rest_s, more_s)
+    )
     for order in permutations(range(len(workloads))):
         if not len(which):
             return
-        tighter_s = np.maximum(bound_s, bounds.seconds_in_memory(which, ranks, order))
+        tighter_s = np.maximum(bound_s, bounds.seconds_in_memory(which, ranks, order)) + more_s
         rows = np.flatnonzero(tighter_s < cutoff_s)
         yield _Rows(
             execution=execution,
@@ -710,7 +828,7 @@ def _rows_below(
             which=which[rows],
             ranks=ranks[rows],
             bound_s=tighter_s[rows],
-            rest_s=bounds.rest_s,
+            rest_s=rest_s[rows],
             scale=bounds.scale,
         )
 
@@ -724,7 +842,9 @@ def _legal(workloads: Sequence[Workload], layouts: Layout, gpus: int) -> Layout:
         for rule in _rules(together):
             nothing_gib = np.zeros(layouts.broadcast_shape())
             table = Candidates(workload=together, layouts=layouts, memory_gib=nothing_gib)
-            layouts = layouts.take(rule.excess(table) <= 0)
+            is_legal = rule.excess(table) <= 0
+            if not np.all(is_legal):
+                layouts = layouts.take(is_legal)
     return layouts
 
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.mixed import Segment, host_memory_gib, mixed_memory_gib, mixed_step
 from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import ErrorBand
+from meshwright.costmodel.workload import Execution
 from meshwright.documents import program_version
 from meshwright.errors import InternalError, OutOfTimeError
 from meshwright.model_specs.parameters import flops_per_token
@@ -30,7 +32,7 @@ from meshwright.planner.mixed.document import (
     RankDoc,
     cost_on_parts,
 )
-from meshwright.planner.mixed.kernel import MixedKernel, MixedPrice, least_again_s
+from meshwright.planner.mixed.kernel import Composition, MixedKernel, MixedPrice, least_again_s
 from meshwright.planner.mixed.promising import KernelMaker, PromisingRows, promising_rows
 from meshwright.planner.mixed.verify import rule_faults, verify_mixed
 from meshwright.planner.plan.assemble import (
@@ -306,14 +308,14 @@ def _again_s(costs: SplitCosts) -> float:
 class MixedParams:
     """How far the search goes at a time."""
 
-    first_priced: int = 24
-    """Kernels priced by their bounds alone, so that there is a price to beat."""
+    first_priced: int = 4
+    """Kernels of an execution that are priced, until one has a price, before the next one is looked at."""
     together: int = 64
     """Kernels in one model that are not priced."""
-    fewest_beside: int = 4
-    """Kernels priced beside a model's choice: a price takes a twentieth of a model's time."""
-    most_beside: int = 32
-    """Kernels priced beside a model's choice, where choices bring nothing for long."""
+    fewest_beside: int = 16
+    """Kernels of least bounds priced before a model is asked: a price takes no longer than its rows there."""
+    most_beside: int = 64
+    """The same at first, and where neither prices nor models bring anything for long."""
 
 
 @dataclass
@@ -354,18 +356,22 @@ class MixedSearch:
     progress: Callable[[str], None] = lambda _: None
     outcome: MixedOutcome = field(default_factory=MixedOutcome)
     _open: list[MixedKernel] = field(default_factory=list)
+    _priced: set[tuple[Execution, Layout, Composition]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._maker = KernelMaker(self.request)
+        self._beside = self.params.most_beside
 
     def run(self) -> MixedOutcome:
         """The fastest pipeline through all parts that beats the cutoff, proven where time allows."""
         outcome, rows, position = self.outcome, PromisingRows(), 0
         try:
-            rows = promising_rows(self.request, self.cutoff_s, self._look_at_clock)
+            rows = promising_rows(
+                self.request, self.cutoff_s, self._look_at_clock, self._price_first
+            )
             outcome.rows = len(rows)
             while position < len(rows) and rows[position].bound_s < self._limit_s:
-                position = self._take_in(rows, position)
+                position = self._take_in(rows, position, self.params.together)
                 self._close()
             outcome.lower_bound_s = self._limit_s
             outcome.status = "optimal" if outcome.best is not None else "infeasible"
@@ -387,55 +393,75 @@ class MixedSearch:
         if time.monotonic() > self.deadline:
             raise OutOfTimeError
 
-    def _take_in(self, rows: PromisingRows, position: int) -> int:
-        """Makes kernels of the next rows; the first of all are priced at once. Returns the next position."""
-        is_first = position == 0
-        while position < len(rows) and len(self._open) < self.params.together:
-            if rows[position].bound_s >= self._limit_s:
+    def _price_first(self, rows: PromisingRows) -> float:
+        """Prices some of the first rows, so that there is a price to beat, and returns it."""
+        self._take_in(rows, 0, self.params.first_priced)
+        for kernel in self._open:
+            if kernel.bound_s < self._limit_s:
+                self._price(kernel)
+                if kernel.price is not None:
+                    break
+        self._open = []
+        return self._limit_s
+
+    def _take_in(self, rows: PromisingRows, position: int, most: int) -> int:
+        """Makes kernels of the next rows that are not priced, up to so many; returns the next position."""
+        while position < len(rows) and len(self._open) < most:
+            row = rows[position]
+            if row.bound_s >= self._limit_s:
                 break
             self._look_at_clock()
-            row = rows[position]
-            gains = self._maker.gains_by_grouping(row)
-            if gains and self._maker.gains_by_offloading(row, self._limit_s):
+            if (
+                (row.execution, row.layout, row.composition) not in self._priced
+                and self._maker.gains_by_grouping(row)
+                and self._maker.gains_by_offloading(row, self._limit_s)
+            ):
                 self._open.append(self._maker.kernel(row))
             position += 1
-        if is_first:
-            for kernel in self._open[: self.params.first_priced]:
-                self._price(kernel)
         return position
 
     def _close(self) -> None:
-        """Prices what models choose until the open kernels are proven not to beat the best price."""
-        beside = self.params.fewest_beside
+        """Prices kernels until the open ones are proven not to beat the best price: some of the least bounds,
+        then what a model of the others chooses.
+        """
         while True:
-            self._open = [
-                each
-                for each in self._open
-                if each.is_open
-                and each.bound_s < self._limit_s
-                and self._maker.gains_by_offloading(each, self._limit_s)
-            ]
-            if not self._open:
-                return
-            self._look_at_clock()
             before_s = self._limit_s
-            choice = self._chosen()
-            if choice.status == "infeasible" or (
-                choice.status == "optimal" and choice.kernel is self.outcome.best
-            ):
-                self._check(choice)
-                self._open = []
-                return
-            if choice.kernel is None or not choice.kernel.is_open:
-                self._price(self._open[0])  # the model was not solved within its work
-            else:
-                self._price(choice.kernel)
-            for kernel in [each for each in self._open if each.is_open][:beside]:
+            for kernel in self._worth_pricing()[: self._beside]:
                 if kernel.bound_s < self._limit_s:
                     self._price(kernel)
+            self._open = self._worth_pricing()
+            if self._open and self._settled_by_model():
+                self._open = []
             is_better = self._limit_s < before_s
-            more = min(2 * beside, self.params.most_beside)
-            beside = self.params.fewest_beside if is_better else more
+            more = min(2 * self._beside, self.params.most_beside)
+            self._beside = self.params.fewest_beside if is_better else more
+            if not self._open:
+                return
+
+    def _worth_pricing(self) -> list[MixedKernel]:
+        """The open kernels that may still beat the best price."""
+        return [
+            each
+            for each in self._open
+            if each.is_open
+            and each.bound_s < self._limit_s
+            and self._maker.gains_by_offloading(each, self._limit_s)
+        ]
+
+    def _settled_by_model(self) -> bool:
+        """Whether a model proves that no open kernel beats the best price; else its choice is priced."""
+        self._look_at_clock()
+        choice = self._chosen()
+        if choice.status == "infeasible" or (
+            choice.status == "optimal" and choice.kernel is self.outcome.best
+        ):
+            self._check(choice)
+            return True
+        if choice.kernel is None or not choice.kernel.is_open:
+            self._price(self._open[0])  # the model was not solved within its work
+        else:
+            self._price(choice.kernel)
+        return False
 
     def _chosen(self) -> MixedChoice:
         best = self.outcome.best
@@ -462,6 +488,7 @@ class MixedSearch:
     def _price(self, kernel: MixedKernel) -> None:
         """Prices a kernel exactly."""
         self._look_at_clock()
+        self._priced.add((kernel.execution, kernel.layout, kernel.composition))
         kernel.price = kernel.best_split(self._limit_s)
         kernel.is_open = False
         self.outcome.priced += 1
