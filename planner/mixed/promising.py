@@ -813,9 +813,8 @@ def _rows_below(
     rest_s = bounds.rest_on_parts_s(which, ranks)
     more_s = (rest_s - bounds.rest_s[which]) * bounds.scale[which] * (1 - _ROUNDING)
     good = np.flatnonzero(bound_s + more_s < cutoff_s)
-    which, ranks, bound_s, rest_s, more_s = (
-        each[good] for each in (which, ranks, bound_s, rest_s, more_s)
-    )
+    which, ranks, bound_s = which[good], ranks[good], bound_s[good]
+    rest_s, more_s = rest_s[good], more_s[good]
     for order in permutations(range(len(workloads))):
         if not len(which):
             return
