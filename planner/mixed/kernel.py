@@ -186,8 +186,8 @@ def options_of(
         tables.append(_dealt(ranks, costs, way, fewest))
     columns = np.concatenate(tables).T
     plain = len(Options._fields) - 1
-    layers, busiest_s, dense, experts, most, work_s, fewest = columns[:plain]
-    return Options(layers, busiest_s, dense, experts, most, work_s, fewest, columns[plain:].T)
+    layers, busiest_s, dense, experts, most, work_s, least = columns[:plain]
+    return Options(layers, busiest_s, dense, experts, most, work_s, least, columns[plain:].T)
 
 
 def _dealt(ranks: SegmentRanks, costs: SplitCosts, rooms: Rooms, fewest: int) -> FloatArray:
@@ -580,10 +580,10 @@ class MixedKernel:
         costs = tuple(each.costs(amount) for each in self.parts)
         dealt = self.ranks(pattern)
         options = []
-        for ranks, own, limits in zip(dealt, costs, within, strict=True):
-            key = ranks, limits
+        for ranks, own, held in zip(dealt, costs, within, strict=True):
+            key = ranks, held
             if key not in known:
-                known[key] = options_of(ranks, own, limits.ways, limits.fewest)
+                known[key] = options_of(ranks, own, held.ways, held.fewest)
             options.append(known[key])
         picks = options_together(options, self.layers)
         if not len(picks[0]):

@@ -217,9 +217,8 @@ class RowBounds:
             least = self._parts_s(own, times.rows(rows, in_all), held, busiest_s)
             after.append(np.where(fewest[:, part] >= 1, least[0], 0.0))
             before.append(least[1])
-        return np.maximum(
-            rest_s, (np.max(after, axis=0) + np.max(before, axis=0)) * (1 - _ROUNDING)
-        )
+        on_parts_s = np.max(after, axis=0) + np.max(before, axis=0)
+        return np.asarray(np.maximum(rest_s, on_parts_s * (1 - _ROUNDING)))
 
     def seconds_at_best(self, most_ranks: FloatArray) -> FloatArray:
         """Bounds for all layouts, whatever ranks the parts have.
@@ -813,9 +812,8 @@ def _rows_below(
     rest_s = bounds.rest_on_parts_s(which, ranks)
     more_s = (rest_s - bounds.rest_s[which]) * bounds.scale[which] * (1 - _ROUNDING)
     good = np.flatnonzero(bound_s + more_s < cutoff_s)
-    which, ranks, bound_s, rest_s, more_s = (
-        each[good] for each in (which, ranks, bound_s, rest_s, more_s)
-    )
+    which, ranks, bound_s = which[good], ranks[good], bound_s[good]
+    rest_s, more_s = rest_s[good], more_s[good]
     for order in permutations(range(len(workloads))):
         if not len(which):
             return
