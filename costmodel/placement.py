@@ -148,7 +148,7 @@ def _members_in(
     def groups(of: IntArray, order: tuple[int, ...], size: int) -> IntArray:
         return of.transpose(0, *order).reshape(each, -1, size)
 
-    found = {
+    members_of = {
         "tp": ring_members(groups(dense, (1, 2, 3, 4), tp)),
         "cp": ring_members(groups(dense, (1, 2, 4, 3), cp)),
         "dp": ring_members(groups(dense, (1, 3, 4, 2), dp)),
@@ -158,7 +158,7 @@ def _members_in(
         "edp": ring_members(groups(experts, (1, 3, 4, 2), experts.shape[2])),
         "dp_cp": ring_members(groups(dense, (1, 4, 2, 3), dp * cp)),
     }
-    return {name: members.reshape(before) for name, members in found.items()}
+    return {name: members.reshape(before) for name, members in members_of.items()}
 
 
 def ring_members(groups: IntArray) -> IntArray:

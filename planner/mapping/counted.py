@@ -100,23 +100,23 @@ def most_members(cluster: ClusterSpec, free: FreeGpus, layout: Layout) -> Placem
     levels = range(len(every))
 
     def rings(size: int, *, of_units: bool = True) -> IntArray:
-        found = []
+        by_level = []
         for level in levels:
             counted = units[level] if of_units else None
             room, groups = (every[level], world // size)
             if counted is not None:
                 room, groups = counted, world // tp // size
-            found.append(_of_a_ring(room, size, groups))
-        return np.maximum.accumulate(np.array(found, dtype=np.int64))
+            by_level.append(_of_a_ring(room, size, groups))
+        return np.maximum.accumulate(np.array(by_level, dtype=np.int64))
 
     def chains() -> IntArray:
         rooms = [every[level] if room is None else room for level, room in enumerate(units)]
         pipelines = [world if room is None else world // tp for room in units]
-        found = [
+        by_level = [
             _of_a_chain(room, degrees["pp"], count // degrees["pp"])
             for room, count in zip(rooms, pipelines, strict=True)
         ]
-        return np.maximum.accumulate(np.array(found, dtype=np.int64))
+        return np.maximum.accumulate(np.array(by_level, dtype=np.int64))
 
     exchanges = [_of_an_exchange(room, degrees["ep"], world // degrees["ep"]) for room in every]
     return Placement(
@@ -278,24 +278,24 @@ def _with_groups(
     same: SameCluster, key: Degrees, groups: int, priced: tuple[str, ...]
 ) -> CountedMappings | None:
     """Those under which so many shard groups lie as prices assume."""
-    found = _counted(same, key, priced)
-    if found is None or groups == 1:
-        return found
+    mappings = _counted(same, key, priced)
+    if mappings is None or groups == 1:
+        return mappings
     layout = replace(layout_of(key), shard_groups=groups)
     blocks = free_gpus_of(same.cluster).blocks(int(layout.gpus))
     kept = [
         row
-        for row, gpus in enumerate(found.gpus)
-        if groups_lie_as_priced(found.placement, row, blocks[:, gpus], layout)
+        for row, gpus in enumerate(mappings.gpus)
+        if groups_lie_as_priced(mappings.placement, row, blocks[:, gpus], layout)
     ]
-    placement, most = _rows_of(found.placement, kept), found.most
+    placement, most = _rows_of(mappings.placement, kept), mappings.most
     if not len(most.tp):
-        left_out = [row for row in range(len(found.gpus)) if row not in kept]
-        most = _rows_of(found.placement, left_out)
+        left_out = [row for row in range(len(mappings.gpus)) if row not in kept]
+        most = _rows_of(mappings.placement, left_out)
     return replace(
-        found,
+        mappings,
         placement=placement,
-        gpus=tuple(found.gpus[row] for row in kept),
+        gpus=tuple(mappings.gpus[row] for row in kept),
         most=most,
         most_is_reached=_reaches(placement, most, priced),
     )
@@ -353,17 +353,17 @@ def _counted(same: SameCluster, key: Degrees, priced: tuple[str, ...]) -> Counte
         orders.setdefault(blocks[:, gpus].tobytes(), gpus)
         if len(orders) >= limit:
             break
-    found: dict[tuple[int, ...], tuple[dict[str, IntArray], IntArray]] = {}
+    by_reach: dict[tuple[int, ...], tuple[dict[str, IntArray], IntArray]] = {}
     for each in _chunks(list(orders.values()), params.counted_at_once // blocks.size):
         where = blocks[:, np.stack(each)].transpose(1, 0, 2)
         members = members_by_level(where, (tp, cp, dp, pp), etp, ep)
         of_priced = np.concatenate([members[name] for name in priced], axis=1).tolist()
         for row, gpus in enumerate(each):
-            own = {name: column[row] for name, column in members.items()}
-            found.setdefault(tuple(of_priced[row]), (own, gpus))
-    kept = list(found.values())
+            row_members = {name: column[row] for name, column in members.items()}
+            by_reach.setdefault(tuple(of_priced[row]), (row_members, gpus))
+    kept = list(by_reach.values())
     if every is None:
-        rows = _not_behind(np.array(list(found), dtype=np.int64))
+        rows = _not_behind(np.array(list(by_reach), dtype=np.int64))
         kept = [pair for row, pair in enumerate(kept) if row in rows]
     placement = Placement(**{name: np.stack([one[name] for one, _ in kept]) for name in GROUPS})
     most = most_members(cluster, free, layout)

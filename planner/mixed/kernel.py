@@ -507,17 +507,17 @@ class MixedKernel:
         dealt = self.ranks(pattern)
         ways: list[tuple[Rooms, ...]] = []
         for ranks, part in zip(dealt, self.parts, strict=True):
-            own = part.costs(amount)
-            ways.append(tuple(_in_time(way, ranks, own, busiest_s) for way in part.rooms(amount)))
+            costs = part.costs(amount)
+            ways.append(tuple(_in_time(way, ranks, costs, busiest_s) for way in part.rooms(amount)))
         most = [
-            max(_most_layers(way, ranks) for way in own)
-            for ranks, own in zip(dealt, ways, strict=True)
+            max(_most_layers(way, ranks) for way in rooms)
+            for ranks, rooms in zip(dealt, ways, strict=True)
         ]
         spare = sum(most) - self.layers
         if spare < 0:
             return None
         return [
-            _Within(max(own_most - spare, 1), own) for own_most, own in zip(most, ways, strict=True)
+            _Within(max(layers - spare, 1), rooms) for layers, rooms in zip(most, ways, strict=True)
         ]
 
     def _most_busiest_s(self, amount: int, pattern: Pattern, limit_s: float) -> float:
@@ -530,20 +530,22 @@ class MixedKernel:
         beside layers, is worth its share of another one.
         """
         micro_batches = int(self.layout.num_micro_batches)
-        most = limit_s / micro_batches / min(_shortest_s(own) for own in self.costs)
+        most = limit_s / micro_batches / min(_shortest_s(costs) for costs in self.costs)
         share = min(1.0, amount / max(most, 1.0)) if self.full else 0.0
-        again_s = [share * least_again_s(own) for own in self.costs]
-        layer_s = [own.layer_s + more for own, more in zip(self.costs, again_s, strict=True)]
+        again_s = [share * least_again_s(costs) for costs in self.costs]
+        layer_s = [
+            costs.layer_s + extra_s for costs, extra_s in zip(self.costs, again_s, strict=True)
+        ]
         speed, units = 0.0, float(self.layers - self.leading)
         work_s = units * min(layer_s)
         rows = zip(self.ranks(pattern), self.costs, layer_s, again_s, strict=True)
-        for ranks, own, main_s, more_s in rows:
+        for ranks, costs, main_s, more_s in rows:
             alone = sum(each.only_leading for each in ranks.singles)
             speed += (ranks.inner + len(ranks.singles) - alone) / main_s
             for each in ranks.singles:
-                beside_s = each.leading * (own.leading_s + more_s)
-                beside_s += own.first_s * (each.rank == 0)
-                beside_s += own.last_s * (each.rank == int(self.layout.pp) - 1)
+                beside_s = each.leading * (costs.leading_s + more_s)
+                beside_s += costs.first_s * (each.rank == 0)
+                beside_s += costs.last_s * (each.rank == int(self.layout.pp) - 1)
                 work_s += beside_s
                 units += 0.0 if each.only_leading else beside_s / main_s
         left_s = limit_s / self.scale * (1 + 1e-9) - self.rest_s - work_s
@@ -580,23 +582,23 @@ class MixedKernel:
         costs = tuple(each.costs(amount) for each in self.parts)
         dealt = self.ranks(pattern)
         options = []
-        for ranks, own, held in zip(dealt, costs, within, strict=True):
-            key = ranks, held
+        for ranks, columns, room in zip(dealt, costs, within, strict=True):
+            key = ranks, room
             if key not in known:
-                known[key] = options_of(ranks, own, held.ways, held.fewest)
+                known[key] = options_of(ranks, columns, room.ways, room.fewest)
             options.append(known[key])
         picks = options_together(options, self.layers)
         if not len(picks[0]):
             return None
         rows = [
-            Options(*(column[pick] for column in own))
-            for own, pick in zip(options, picks, strict=True)
+            Options(*(column[pick] for column in columns))
+            for columns, pick in zip(options, picks, strict=True)
         ]
         seconds = self._seconds(layout, rows)
         for best in np.argsort(seconds, kind="stable"):
             if seconds[best] >= cutoff_s:
                 return None
-            chosen = [Options(*(column[best : best + 1] for column in own)) for own in rows]
+            chosen = [Options(*(column[best : best + 1] for column in columns)) for columns in rows]
             counts = self._counts(amount, dealt, chosen)
             stages = tuple((count,) for count in counts)
             memory_gib = mixed_memory_gib(self.segments_of(layout), stages)
@@ -609,10 +611,10 @@ class MixedKernel:
 
     def _seconds(self, layout: Layout, rows: Sequence[Options]) -> FloatArray:
         """Of the step, for each row of options."""
-        work = np.sum([own.work_s for own in rows], axis=0)
-        busiest = np.max([own.busiest_s for own in rows], axis=0)
+        work = np.sum([options.work_s for options in rows], axis=0)
+        busiest = np.max([options.busiest_s for options in rows], axis=0)
         _, _, each_expert = layer_parameters_on_gpu(self.segments[0].part.workload.model, layout)
-        held = [(own.dense, own.experts * np.asarray(each_expert)) for own in rows]
+        held = [(options.dense, options.experts * np.asarray(each_expert)) for options in rows]
         step = mixed_step_of_loads(self.segments, {"ranks": busiest}, work, held)
         return np.broadcast_to(np.asarray(step.seconds, dtype=np.float64), busiest.shape)
 
@@ -621,13 +623,13 @@ class MixedKernel:
     ) -> Counts:
         """Layers of each rank, late ranks, which hold fewer micro-batches, first."""
         counts: list[int] = []
-        for ranks, own, part in zip(dealt, chosen, self.parts, strict=True):
-            singles = [int(layers) for layers in own.singles[0]]
-            most, fewest = int(own.most[0]), int(own.fewest[0])
+        for ranks, option, part in zip(dealt, chosen, self.parts, strict=True):
+            singles = [int(layers) for layers in option.singles[0]]
+            most, fewest = int(option.most[0]), int(option.fewest[0])
             rooms = next(way for way in part.rooms(amount) if way.fewest == fewest)
             inner_rooms = rooms.by_rank[0][ranks.inner_ranks]
             inner = [fewest] * ranks.inner
-            rest = int(own.layers[0]) - sum(singles) - sum(inner)
+            rest = int(option.layers[0]) - sum(singles) - sum(inner)
             for level in range(fewest + 1, most + 1):
                 for rank in reversed(range(ranks.inner)):
                     if rest and inner_rooms[rank] >= level:
