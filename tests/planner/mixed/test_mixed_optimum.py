@@ -308,6 +308,28 @@ def test_bounds_are_never_above_prices(seed: int, asked_for: Callable[[int], Mix
         assert price is None or row.bound_s <= price.step_time_s
 
 
+@pytest.mark.parametrize("asked_for", [asked, asked_leading])
+@pytest.mark.parametrize("seed", some(range(4, 20)))
+def test_bounds_below_a_price_to_beat_are_never_above_prices_below_it(
+    seed: int, asked_for: Callable[[int], MixedRequest]
+) -> None:
+    """A price to beat says how many layers ranks have time for, and so what follows at the least."""
+    request, chance = asked_for(seed), random.Random(seed)
+    maker = KernelMaker(request)
+    rows = promising_rows(request, inf, lambda: None)
+    splits = [
+        maker.kernel(row).best_split(inf)
+        for row in chance.sample(rows, min(len(rows), examples(60)))
+    ]
+    prices = sorted(split.step_time_s for split in splits if split is not None)
+    for cutoff_s in prices[:: max(1, len(prices) // 3)]:
+        below = promising_rows(request, cutoff_s, lambda: None)
+        for row in chance.sample(below, min(len(below), examples(40))):
+            price = maker.kernel(row).best_split(inf)
+            if price is not None and price.step_time_s < cutoff_s:
+                assert row.bound_s <= price.step_time_s
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("asked_for", [asked, asked_leading])
 @pytest.mark.parametrize("seed", some(range(4, CASES)))
