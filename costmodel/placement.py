@@ -358,8 +358,9 @@ def _experts_alike(stage: MatrixRows, etp: int, ep: int) -> dict[str, IntArray]:
 
     Derived here: every block holds as many stages, each with a translation of the same ranks, so that one
     stage tells; and where data parallelism goes on beyond the last block, expert groups come to lie as they
-    did after lcm(etp ep, ranks) / ranks of its steps, of so many ranks. No ring ends within two such periods.
-    `stage` has the rows of tp, cp and dp.
+    did after lcm(etp ep, ranks) / ranks of its steps, of so many ranks. Two such periods show it all: a ring
+    of replicas that goes on beyond them leaves its blocks within them too. `stage` has the rows of tp, cp
+    and dp.
     """
     tp, cp, dp = stage
     inner = prod(tp) * prod(cp) * prod(dp[:-1])

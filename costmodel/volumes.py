@@ -305,13 +305,8 @@ def gradient_element_bytes(c: Context) -> float:
     float
         Bytes of all gathers and reductions, above 0.
     """
-    framework, stage = c.constants.framework, int(np.asarray(c.layout.zero_stage))
-    grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
-    if stage == 0:
-        return 2.0 * grad
-    gathers, reductions = (float(np.asarray(passes)) for passes in passes_of_a_step(c))
-    reduced = 2.0 * grad if stage < 3 and framework.zero1_all_reduces else grad
-    return gathers * weight + reductions * reduced
+    passed, summed = _passed_and_summed(c)
+    return passed + summed
 
 
 def gradients_all_reduced(c: Context) -> float:
@@ -329,14 +324,20 @@ def gradients_all_reduced(c: Context) -> float:
     float
         0 to 1.
     """
+    passed, summed = _passed_and_summed(c)
+    return summed / (passed + summed)
+
+
+def _passed_and_summed(c: Context) -> tuple[float, float]:
+    """Bytes of a parameter that gathers and scatters pass in a step, and those of all-reduces."""
     framework, stage = c.constants.framework, int(np.asarray(c.layout.zero_stage))
+    grad, weight = float(framework.gradient_bytes), c.gathered_weight_bytes
     if stage == 0:
-        return 1.0
-    if stage == 3 or not framework.zero1_all_reduces:
-        return 0.0
-    _, reductions = passes_of_a_step(c)
-    summed = 2.0 * float(framework.gradient_bytes) * float(np.asarray(reductions))
-    return summed / gradient_element_bytes(c)
+        return 0.0, 2.0 * grad
+    gathers, reductions = (float(np.asarray(passes)) for passes in passes_of_a_step(c))
+    if stage < 3 and framework.zero1_all_reduces:
+        return gathers * weight, reductions * 2.0 * grad
+    return gathers * weight + reductions * grad, 0.0
 
 
 def tree_over_ring(members: int, all_reduced: float) -> float:

@@ -653,6 +653,12 @@ class _ByGroups(NamedTuple):
     """Whether it grows in proportion to the parameters, or no split changes these; [layouts, numbers]."""
 
 
+def divisors(number: int) -> list[int]:
+    """All divisors, rising."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
 def divides_into(groups: Ints, dp: Ints, cp: Ints) -> BoolArray:
     """Whether replicas divide into so many groups, of two ranks or more where there are several."""
     number, ranks = np.asarray(groups), np.asarray(dp) * np.asarray(cp)

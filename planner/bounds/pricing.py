@@ -32,8 +32,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -56,6 +54,7 @@ from meshwright.planner.bounds.mappings import (
     GROUPS_OF_TRAFFIC,
     KnownTimes,
     Matrices,
+    divisors,
     least_group_traffic,
     mapped_layouts,
     mappings_of,
@@ -245,8 +244,8 @@ class CostModelPricing:
         has them: nothing is recomputed or offloaded.
         """
         bound_s, params = np.zeros(degrees.broadcast_shape()), self._params
-        divisors = _count_of_divisors(self._workload.global_batch)
-        fewest = min(params.worth_placing, params.worth_placing_groups // divisors)
+        numbers = len(divisors(self._workload.global_batch))
+        fewest = min(params.worth_placing, params.worth_placing_groups // numbers)
         for gpus, part in _parts(degrees, params.degrees_chunk):
             if len(part) < fewest:
                 continue
@@ -383,12 +382,6 @@ class CostModelPricing:
             shortest = self._workload.model.layers // (int(layout.pp) * int(layout.vpp))
             yield from range(int(fewest[0]), shortest + 1)
         yield ALL_LAYERS
-
-
-@lru_cache(maxsize=256)
-def _count_of_divisors(number: int) -> int:
-    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
-    return 2 * len(small) - (small[-1] ** 2 == number)
 
 
 def _parts(layouts: Layout, size: int) -> Iterator[tuple[int, IntArray]]:

@@ -39,6 +39,7 @@ from meshwright.errors import InternalError
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.combination_costs import memory_rows
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, SplitCosts
+from meshwright.planner.bounds.mappings import divisors
 from meshwright.planner.bounds.paces import MemoryFit, RankRow
 
 # Ways to deal layers to the pipeline ranks of one part of a cluster, and of all parts together.
@@ -725,8 +726,7 @@ def gains_by_grouping(contexts: Iterable[Context]) -> bool:
         own = int(context.layout.shard_groups)
         if own == 1:
             return True
-        divisors = [number for number in range(1, own) if own % number == 0]
-        no_more.append(_sends_no_more(context, [*divisors, own]))
+        no_more.append(_sends_no_more(context, divisors(own)))
     return not bool(np.any(np.all(no_more, axis=0)))
 
 

@@ -198,6 +198,7 @@ class RowBounds:
         rest_s = self.rest_s[rows]
         if not len(rows) or not np.isfinite(self._cutoff_s):
             return rest_s
+        # The steps of `_pipeline_s`, solved for the busiest rank.
         layer_s = self._layer_s[:, rows].T
         work_s = self._main * layer_s.min(axis=1) + self.least_ends_s[rows]
         m = np.asarray(self._layouts.num_micro_batches)[rows]
@@ -623,7 +624,9 @@ def promising_rows(
         Called with the rows of each execution, the most promising one first, and of its fastest degrees alone
         while nothing has beaten the price; returns the price to beat from then on.
     """
-    groups = sorted(_groups(request, cutoff_s, on_block), key=lambda each: min(each.least_s))
+    groups = sorted(
+        _groups(request, cutoff_s, on_block), key=lambda each: float(each.least_s.min())
+    )
     rows: list[_Rows] = []
     limit_s = cutoff_s
     for group in groups:

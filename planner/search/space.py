@@ -40,7 +40,7 @@ from meshwright.frameworks.catalog import framework_named, planned
 from meshwright.frameworks.megatron import MEGATRON
 from meshwright.frameworks.record import Axis
 from meshwright.model_specs.schema import ModelSpec
-from meshwright.planner.bounds.mappings import divides_into
+from meshwright.planner.bounds.mappings import divides_into, divisors
 from meshwright.planner.request.choices import DEGREES
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import RECOMPUTED
@@ -483,12 +483,6 @@ class Space:
 
 def _bubble_factor(vpp: int, schedule: int) -> float:
     return (LEAST_BUBBLE_SHARE if traits(schedule).splits_backward else 1.0) / vpp
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, rising."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
 
 
 def _layouts(columns: Sequence[IntArray], space: Space) -> Layout:

@@ -11,8 +11,7 @@ from meshwright.cluster_specs.allocation import allocation_of
 from meshwright.cluster_specs.reader import load_cluster
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.placement import counted_members, level_factors, placement_on
-from meshwright.planner.bounds.mappings import matrices_of
-from meshwright.planner.search.space import divisors
+from meshwright.planner.bounds.mappings import divisors, matrices_of
 from tests.soaked import examples
 
 SIZES = {

@@ -11,8 +11,9 @@ import pytest
 from meshwright.cluster_specs.reader import load_cluster
 from meshwright.costmodel.layout import LAYER_AXES, Layout
 from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.bounds.mappings import divisors
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.space import Space, divisors, recompute_name, space_of
+from meshwright.planner.search.space import Space, recompute_name, space_of
 
 
 def space(model: str = "llama-3-8b", **changes: Any) -> Space:
