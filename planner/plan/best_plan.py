@@ -425,6 +425,7 @@ def best_plan(
     most_priced: int | None = None,
     params: SearchParams | None = None,
     own_buckets: bool = False,
+    compares: bool = True,
 ) -> BestPlan:
     """Searches for the best plan of a request.
 
@@ -444,19 +445,22 @@ def best_plan(
         How far a search goes at a time; the answer does not depend on it.
     own_buckets
         Whether gradient buckets keep the framework's own size.
+    compares
+        Whether a plan that leaves GPUs idle is held against the best on all of them, which takes a search.
     """
+    likely = begin_with
 
-    def searched(asked: PlanRequest) -> Outcome:
+    def searched(asked: PlanRequest, /, *, begin_with: Layout | None = None) -> Outcome:
         return search_with_buckets(
             asked,
             progress,
-            begin_with=begin_with,
+            begin_with=begin_with or likely,
             most_priced=most_priced,
             params=params,
             own_buckets=own_buckets,
         )
 
-    decision = decide_on_nodes(request, searched)
+    decision = decide_on_nodes(request, searched, compares=compares)
     outcome, expected, by_pairs = decision.settled.outcome, None, None
     is_expected = request.objective == "expected"
     if outcome.best and is_expected and request.calibration is None:

@@ -16,7 +16,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
+from typing import Protocol
 
 import numpy as np
 
@@ -31,7 +33,7 @@ from meshwright.cluster_specs.allocation import (
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import Key, Uplink, free_of, uplinks
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.placement import placement_in, position_of_ranks
 from meshwright.costmodel.workload import Workload
 from meshwright.planner.bounds.exact_cost import Priced
@@ -49,7 +51,11 @@ ROUNDING = 1.0 + 1e-9
 SHARE_OF_TIME = 0.1
 """Of a time limit, kept for the search over layouts on all GPUs."""
 
-Searched = Callable[[PlanRequest], Outcome]
+
+class Searched(Protocol):
+    """One search, of which some layout is priced first where one is likely good."""
+
+    def __call__(self, request: PlanRequest, /, *, begin_with: Layout | None = None) -> Outcome: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +66,20 @@ class IdleDecision:
     full: Outcome | None
 
 
-def decide_on_idle_gpus(request: PlanRequest, searched: Searched) -> IdleDecision:
+def decide_on_idle_gpus(
+    request: PlanRequest, searched: Searched, *, compares: bool = True
+) -> IdleDecision:
     """Searches; where the best layout leaves GPUs idle, searches those on all GPUs too and chooses.
 
     A faster layout that is known is never given up for a slower one on all GPUs; of equally fast ones the
-    one on all GPUs is planned.
+    one on all GPUs is planned. Without `compares` the first search is all: its step is no longer.
     """
     limit, began = request.time_limit_s, time.monotonic()
     first = request
-    if limit is not None and "idle-gpus" not in request.forbids:
+    if limit is not None and compares and "idle-gpus" not in request.forbids:
         first = replace(request, time_limit_s=limit * (1 - SHARE_OF_TIME))
     outcome = searched(first)
-    if not outcome.best or int(outcome.best[0].layout.gpus) == request.gpus:
+    if not compares or not outcome.best or int(outcome.best[0].layout.gpus) == request.gpus:
         return IdleDecision(outcome=outcome, full=None)
     remaining_s = None if limit is None else max(limit - (time.monotonic() - began), 0.0)
     if remaining_s == 0:
@@ -79,7 +87,10 @@ def decide_on_idle_gpus(request: PlanRequest, searched: Searched) -> IdleDecisio
     every = replace(
         request, forbids=(*request.forbids, "idle-gpus"), time_limit_s=remaining_s, top_k=1
     )
-    full = searched(every)
+    begin_with = outcome.on_all_gpus
+    if begin_with is not None:
+        begin_with = replace(begin_with, recompute_layers=0)
+    full = searched(every, begin_with=begin_with)
     return IdleDecision(outcome=_chosen(outcome, full), full=full)
 
 
@@ -182,20 +193,24 @@ class NodeDecision:
     """What was left out and why, in a sentence."""
 
 
-def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
+def decide_on_nodes(
+    request: PlanRequest, searched: Searched, *, compares: bool = True
+) -> NodeDecision:
     """Searches the choices of nodes; of equally fast ones the first, which is the fullest leaves.
 
     A time limit is shared out evenly. Where all nodes are alike, or all are needed, there is one choice.
+    `compares` is what `decide_on_idle_gpus` takes.
     """
     given = request
     request = replace(request, cluster=_for_any_gpus(request))
     cluster = request.cluster
+    settle = partial(decide_on_idle_gpus, searched=searched, compares=compares)
     if not is_irregular(cluster):
-        return NodeDecision(request=request, settled=decide_on_idle_gpus(request, searched))
+        return NodeDecision(request=request, settled=settle(request))
     usable = _without_full_links(cluster)
     gpus = min(request.gpus, usable.gpus)
     if usable.takes_any_gpus or _takes_parts(usable, gpus):
-        best = _with_part_filled(replace(request, gpus=gpus), usable, searched)
+        best = _with_part_filled(replace(request, gpus=gpus), usable, searched, settle)
         return replace(_as_asked(given, best), note=_note(given, best.request, usable))
     choices, complete = _choices(usable, gpus)
     others = usable is not cluster or len(choices) > 1 or not complete
@@ -209,8 +224,7 @@ def decide_on_nodes(request: PlanRequest, searched: Searched) -> NodeDecision:
     decisions: list[NodeDecision] = []
     for nodes in choices:
         asked = replace(request, cluster=nodes, gpus=gpus, time_limit_s=shares.next_s())
-        settled = decide_on_idle_gpus(asked, searched)
-        decisions.append(NodeDecision(request=asked, settled=settled))
+        decisions.append(NodeDecision(request=asked, settled=settle(asked)))
         best = min(decisions, key=_seconds)
         if floor_s is not None and _seconds(best) <= floor_s * CLOSE:
             complete = False
@@ -270,7 +284,10 @@ def _as_asked(given: PlanRequest, decision: NodeDecision) -> NodeDecision:
 
 
 def _with_part_filled(
-    request: PlanRequest, usable: ClusterSpec, searched: Searched
+    request: PlanRequest,
+    usable: ClusterSpec,
+    searched: Searched,
+    settle: Callable[[PlanRequest], IdleDecision],
 ) -> NodeDecision:
     """The best of everything that is free, where some of it is on part-filled nodes, and of whole nodes.
 
@@ -284,7 +301,7 @@ def _with_part_filled(
     for nodes in alone:
         own_s = None if limit_s is None else limit_s * WHOLE_SHARE / len(alone)
         asked = replace(request, cluster=nodes, gpus=min(gpus, nodes.gpus), time_limit_s=own_s)
-        decision = NodeDecision(request=asked, settled=decide_on_idle_gpus(asked, searched))
+        decision = NodeDecision(request=asked, settled=settle(asked))
         decisions.append(decision)
         bounds.append(_least_s(decision.settled.outcome))
     shares = Shares(1 + (gpus < usable.gpus))
@@ -293,7 +310,7 @@ def _with_part_filled(
         decision.request.execution_options == everything.execution_options for decision in decisions
     )
     if gpus == usable.gpus:
-        first = NodeDecision(request=everything, settled=decide_on_idle_gpus(everything, searched))
+        first = NodeDecision(request=everything, settled=settle(everything))
         outcome, complete = first.settled.outcome, True
         decisions.insert(0, first)
     else:

@@ -102,6 +102,8 @@ class LayoutSearch:
             branch.pricing.stop_at(inf if self._deadline is None else self._deadline)
         self._say = progress or (lambda _: None)
         self._best: list[tuple[float, int, Priced]] = []
+        self._on_all_gpus: Priced | None = None
+        """The fastest price so far of a layout that leaves no GPU idle."""
         self._pool = LayoutPool()
         self._undecided_s = inf
         """No mapping of a priced layout that stayed undecided is faster than this."""
@@ -149,6 +151,7 @@ class LayoutSearch:
             best=tuple(self._best_prices()),
             lower_bound_s=None if bound_s is None or not np.isfinite(bound_s) else bound_s,
             certificate=self.certificate,
+            on_all_gpus=None if self._on_all_gpus is None else self._on_all_gpus.layout,
         )
 
     def _best_prices(self) -> list[Priced]:
@@ -493,6 +496,11 @@ class LayoutSearch:
 
     def _take(self, priced: Priced) -> None:
         """Takes a price among the best."""
+        known = self._on_all_gpus
+        if int(priced.layout.gpus) == self._space.workload.gpus and (
+            known is None or priced.step_time_s < known.step_time_s
+        ):
+            self._on_all_gpus = priced
         self._best.append((priced.step_time_s, self.certificate.priced, priced))
         self._best.sort(key=lambda entry: entry[:2])
         del self._best[self._top_k :]

@@ -346,3 +346,5 @@ class Outcome:
     best: tuple[Priced, ...]
     lower_bound_s: float | None
     certificate: Certificate
+    on_all_gpus: Layout | None = None
+    """The fastest that was priced of those that leave no GPU idle."""

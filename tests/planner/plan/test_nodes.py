@@ -11,6 +11,7 @@ import pytest
 
 from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.cluster_specs.schema import BlockSpec, ClusterSpec
+from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
@@ -128,7 +129,8 @@ def test_a_time_limit_is_spent_on_the_search() -> None:
     gpus = 8 * sum(node.leaf != leaf for node in cluster.nodes)
     limits_s: list[float] = []
 
-    def searched(asked: PlanRequest) -> Outcome:
+    def searched(asked: PlanRequest, /, *, begin_with: Layout | None = None) -> Outcome:
+        assert begin_with is None
         assert asked.time_limit_s is not None
         limits_s.append(asked.time_limit_s)
         time.sleep(asked.time_limit_s)

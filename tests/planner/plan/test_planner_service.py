@@ -12,6 +12,7 @@ from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError, InternalError
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.plan.best_plan import search_with_buckets
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.nodes import decide_on_idle_gpus
@@ -287,6 +288,42 @@ def test_the_full_layout_is_planned_where_it_is_not_slower(
     full: Outcome, gpus: int, status: str, bound: float
 ) -> None:
     answers = iter([outcome(priced(12, 1.0), "optimal", 1.0), full])
-    settled = decide_on_idle_gpus(request(gpus=16), lambda _: next(answers))
+    settled = decide_on_idle_gpus(request(gpus=16), lambda _, **_begin: next(answers))
     assert (settled.outcome.best[0].layout.gpus, settled.outcome.status) == (gpus, status)
     assert settled.outcome.lower_bound_s == bound
+
+
+def test_the_search_on_all_gpus_begins_with_the_fastest_that_is_known() -> None:
+    known = Layout(dp=16, recompute=32, recompute_layers=3)
+    first = replace(outcome(priced(12, 1.0), "optimal", 1.0), on_all_gpus=known)
+    begun: list[Layout | None] = []
+
+    def searched(asked: PlanRequest, /, *, begin_with: Layout | None = None) -> Outcome:
+        begun.append(begin_with)
+        return outcome(priced(16, 1.2), "optimal", 1.2) if len(begun) == 2 else first
+
+    decide_on_idle_gpus(request(gpus=16), searched)
+    assert begun == [None, replace(known, recompute_layers=0)]
+
+
+def test_a_step_alone_is_asked_of_one_search() -> None:
+    answers = iter([outcome(priced(12, 1.0), "optimal", 1.0)])
+    settled = decide_on_idle_gpus(
+        request(gpus=16), lambda _, **_begin: next(answers), compares=False
+    )
+    assert (settled.outcome.best[0].layout.gpus, settled.full) == (12, None)
+
+
+def test_a_search_names_its_fastest_layout_on_all_gpus() -> None:
+    asked = request(
+        gpus=14, global_batch=13, pins={"cp": 1, "micro_batch": 1}, forbids=("full-recompute",)
+    )
+    found = search_with_buckets(replace(asked, top_k=12))
+    full = [each for each in found.best if int(each.layout.gpus) == 14]
+    assert int(found.best[0].layout.gpus) < 14
+    assert found.on_all_gpus is not None
+    assert int(found.on_all_gpus.gpus) == 14
+    if full:
+        assert replace(found.on_all_gpus, recompute_layers=0) == replace(
+            full[0].layout, recompute_layers=0
+        )
