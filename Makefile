@@ -14,7 +14,7 @@ PYTHON ?=
 # As `pip install`, by uv where the package index has it; both take pip's settings.
 INSTALL := $(BIN)/python .ci/install.py
 
-.PHONY: help plan test check lint types unit fuzz attack slow soak coverage mutants benchmarks supply oracles ray docs accuracy calibrate clean
+.PHONY: help plan test check lint types tests unit fuzz attack slow soak coverage mutants benchmarks supply oracles ray docs accuracy calibrate clean
 
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
@@ -26,7 +26,7 @@ help:
 	@echo "make soak      all of their cases, and all examples of the property tests"
 	@echo "make coverage  lines of the rules, the cost model, the search, its bounds and mixed clusters that the tests run (installs into .measure)"
 	@echo "make mutants   400 small faults in the rules: how many the tests notice (installs into .measure)"
-	@echo "make lint | types | unit    one of them"
+	@echo "make lint | types | tests | unit    one of them; unit is tests without the slow ones"
 	@echo "make oracles   launch files through the parsers of the real frameworks (installs them into .oracles)"
 	@echo "make ray       batches on a local Ray cluster of two machines (installs Ray into .ray)"
 	@echo "make docs      the documentation as a site, in build/site (installs MkDocs into .docs)"
@@ -43,10 +43,12 @@ APART := not oracle and not ray
 # Two processes: the tests are limited by the processor, and two cores are what CI has.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-test: lint types $(DEV_READY)
-	$(PYTEST) -m "not soak and $(APART)"
+# Types are checked beside the tests: one process each would leave a core idle meanwhile.
+test: lint
+	$(MAKE) --no-print-directory -j 2 types tests
 
-check: lint types unit
+check: lint
+	$(MAKE) --no-print-directory -j 2 types unit
 
 lint: $(DEV_READY)
 	$(BIN)/ruff check .
@@ -56,6 +58,9 @@ lint: $(DEV_READY)
 types: $(DEV_READY)
 	@mkdir -p $(VENV)/src && ln -sfn ../.. $(VENV)/src/meshwright
 	MYPYPATH=$(VENV)/src $(BIN)/mypy -p meshwright
+
+tests: $(DEV_READY)
+	$(PYTEST) -m "not soak and $(APART)"
 
 unit: $(DEV_READY)
 	$(PYTEST) -m "not slow and not soak and $(APART)"

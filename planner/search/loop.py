@@ -214,7 +214,7 @@ class LayoutSearch:
         """
         one = self._top_k == 1 and not self._any_plan and self._most_priced is None
         gpus, space = self._space.workload.gpus, self._space
-        if not one or not isinstance(self.chooser, KernelChooser) or self._params.is_first_look:
+        if not one or not isinstance(self.chooser, KernelChooser):
             return None
         if int(space.degrees_by_shape(gpus, gpus // 2).sum()) <= self._params.looked_over_first:
             return None
@@ -223,7 +223,7 @@ class LayoutSearch:
             space.plainest(),
             [replace(branch, space=branch.space.plainest()) for branch in self._branches],
             time_limit_s=None if remaining_s is None else remaining_s / 2,
-            params=replace(params, is_first_look=True, worth_finding=params.promising),
+            params=replace(params, looked_over_first=inf, worth_finding=params.promising),
         ).run()
         return outcome.best[0].layout if outcome.best else None
 

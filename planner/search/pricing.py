@@ -257,10 +257,8 @@ class SearchParams:
     """Degrees expanded at once, at most; batches grow fourfold up to it."""
     enumerated_whole: int = 1 << 18
     """Degrees up to which all are enumerated before there is a price; of more those of the least bounds."""
-    looked_over_first: int = 1 << 21
+    looked_over_first: float = 1 << 21
     """Degrees on more than half of the GPUs from which a part of the space is searched for a first price."""
-    is_first_look: bool = False
-    """Whether this is the search of that part."""
     worth_finding: float = 1.0
     """Share of the last step time, 0 to 1, that a layout must beat; a proof of the optimum needs 1."""
     priced_per_round: int = 8
