@@ -9,7 +9,7 @@ works on the shards of FSDP2 and communicates in every iteration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -456,6 +456,53 @@ def orthogonalising_s(c: Context, dense_shards: Ints, expert_shards: Ints) -> Fl
             number = number / ranks + cut * each.number / _all_matrices(workload.model)
         seconds = seconds + number * np.maximum(each_s, launches * launch_s)
     return seconds
+
+
+def sends_by_shards(workload: Workload) -> bool:
+    """Whether the optimizer's step sends more, the more ranks share its states: smaller shard groups may
+    then step faster, where for others they only hold larger shards.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its optimizer and framework.
+
+    Returns
+    -------
+    bool
+    """
+    orthogonalises = OPTIMIZER_TRAITS[workload.optimizer].orthogonalises
+    return orthogonalises and workload.adapters is None and _handed(workload).on_shards
+
+
+def least_orthogonalising_s(
+    c: Context, dense_shards: Ints, expert_shards: Ints, numbers_of_groups: Sequence[int]
+) -> Floats:
+    """The least of `orthogonalising_s` over some numbers of shard groups that divide the replicas.
+
+    Parameters
+    ----------
+    c : Context
+        Workload, layouts with one shard group each, placements and rates.
+    dense_shards, expert_shards : int or array of int
+        Ranks that share the states in one group, 1 where they are not sharded.
+    numbers_of_groups : sequence of int
+        Each at least 1; with none of them, or where none divides, one group counts.
+
+    Returns
+    -------
+    float or array
+        Seconds, at least 0.
+    """
+    one_s = orthogonalising_s(c, dense_shards, expert_shards)
+    if not numbers_of_groups or not sends_by_shards(c.workload):
+        return one_s
+    least_s: Floats = np.inf
+    for number in numbers_of_groups:
+        shards = (np.maximum(each // number, 1) for each in (dense_shards, expert_shards))
+        divides = np.asarray(c.layout.dp) % number == 0
+        least_s = np.minimum(least_s, np.where(divides, orthogonalising_s(c, *shards), np.inf))
+    return np.where(np.isfinite(least_s), least_s, one_s)
 
 
 def _on_tensor_ranks_s(c: Context, each: CountedMatrix, *, gram: bool) -> Floats:

@@ -41,8 +41,8 @@ from meshwright.costmodel.layer_kinds import COPY_SHARE, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Ints, Layout, Placement
 from meshwright.costmodel.lengths import mean_slowest
 from meshwright.costmodel.optimizers import (
+    least_orthogonalising_s,
     moments_bytes,
-    orthogonalising_s,
     pages_states,
     stepping_ranks,
     streamed_bytes,
@@ -171,7 +171,9 @@ _PCIE_SHARE = COPY_SHARE / 2.0
 share the uplink of a switch in DGX A100."""
 
 
-def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
+def optimizer_s(
+    c: Context, dense: Floats, expert: Floats, numbers_of_groups: Sequence[int] = ()
+) -> Floats:
     """Seconds of the optimizer's step, sharded from ZeRO 1 on; docs/cost_model.md, "Optimizers".
 
     Adam reads and writes 14 bytes of a parameter and four times the bytes of a moment, others what
@@ -192,6 +194,8 @@ def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
         Workload, layouts and rates.
     dense, expert : float or array
         Parameters on one GPU before data-parallel sharding, at least 0.
+    numbers_of_groups : sequence of int
+        Numbers of shard groups of which the least counts, for layouts with the fewest; their own without any.
 
     Returns
     -------
@@ -204,14 +208,18 @@ def optimizer_s(c: Context, dense: Floats, expert: Floats) -> Floats:
     ranks = [np.where(sharded, shards, 1) for shards in optimizer_shards(c.layout)]
     parameters = numbers[0] / ranks[0] + numbers[1] / ranks[1]
     offloaded = np.asarray(c.layout.optimizer_offload) / 100.0
-    on_gpu_s = _on_gpu_s(c, numbers, ranks, 1.0 - offloaded)
+    on_gpu_s = _on_gpu_s(c, numbers, ranks, 1.0 - offloaded, numbers_of_groups)
     on_host_s = offloaded * (_host_s(c, parameters) + _states_on_drives_s(c, parameters))
     states_s: Floats = np.maximum(on_gpu_s, on_host_s)
     return states_s + _uploads_s(c, parameters) if c.workload.offload_parameters else states_s
 
 
 def _on_gpu_s(
-    c: Context, numbers: Sequence[Floats], ranks: Sequence[Ints], share: Floats
+    c: Context,
+    numbers: Sequence[Floats],
+    ranks: Sequence[Ints],
+    share: Floats,
+    numbers_of_groups: Sequence[int],
 ) -> Floats:
     """Seconds of the step of a share of all parameters, dense ones and experts: streams, pages, products."""
     workload, kinds = c.workload, (False, True)
@@ -225,7 +233,8 @@ def _on_gpu_s(
         paged, of_expert = (moments_bytes(workload, experts=experts) for experts in kinds)
         pages = 2.0 * (paged * dense + of_expert * expert)
         seconds = seconds + share * pages / _pcie_bytes_per_s(c)
-    return seconds + share * orthogonalising_s(c, *ranks)
+    of_dense, of_experts = ranks
+    return seconds + share * least_orthogonalising_s(c, of_dense, of_experts, numbers_of_groups)
 
 
 def _pcie_bytes_per_s(c: Context) -> float:
@@ -466,6 +475,8 @@ class _Step(NamedTuple):
     imbalance_s: Floats = 0.0
     crossing: Context | None = None
     """Where what goes from stage to stage is priced; None for where all else is."""
+    numbers_of_groups: tuple[int, ...] = ()
+    """Numbers of shard groups of which the least counts; the layout's own without any."""
 
 
 def make_context(
@@ -647,6 +658,7 @@ def optimistic_step(
     busiest_s: Floats = 0.0,
     traffic: tuple[DataParallelTraffic, ...] = (),
     *,
+    numbers_of_groups: Sequence[int] = (),
     any_relief: bool = False,
 ) -> StepTime:
     """A lower bound on `exact_step` of the same layouts under any split, if the placement is a bound too.
@@ -668,9 +680,11 @@ def optimistic_step(
         A lower bound on the seconds of the slowest rank and micro-batch, where the caller knows one, at least
         0.
     traffic : tuple of DataParallelTraffic
-        In place of the layouts' own, as `data_parallel.open_traffic` has it. Where it is the least of
-        several numbers of shard groups, and the layouts have the fewest, the step is a bound for each of
-        them: more groups only hold larger shards.
+        In place of the layouts' own, as `data_parallel.open_traffic` has it.
+    numbers_of_groups : sequence of int
+        Numbers of shard groups of which `traffic` is the least, for layouts with one group: the step is then
+        a bound for each of them. More groups only hold larger shards, but for what an optimizer sends
+        (`optimizers.sends_by_shards`).
     any_relief : bool
         Whether the step is to be a bound for the same layouts with modules recomputed, or more of the
         optimizer offloaded, too. A slower layer hides more of the transfers between virtual stages: these
@@ -685,6 +699,7 @@ def optimistic_step(
     busiest, least_work = even_layout_load(c, times)
     busiest = np.maximum(busiest, busiest_s)
     step = _without_waits_of_unlike(c, _with_parameters_spread(c, times, traffic))
+    step = step._replace(numbers_of_groups=tuple(numbers_of_groups))
     if any_relief:
         step = step._replace(chunk_s=np.inf)
     pp = np.asarray(c.layout.pp)
@@ -833,7 +848,7 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step, exposed: Float
     parts["pipeline_p2p"] = _pipeline_p2p_s(across, step.chunk_s)
     parts["dp_comm"] = exposed + tied_tables_s(across)
     parts["dp_comm"] = parts["dp_comm"] + step.broadcast_s
-    parts["optimizer"] = optimizer_s(c, step.dense, step.expert)
+    parts["optimizer"] = optimizer_s(c, step.dense, step.expert, step.numbers_of_groups)
     if c.workload.keeps_reference:
         copies_s = reference_copies_s(c, step.dense, step.expert)
         parts["scoring"] = parts.get("scoring", 0.0) + copies_s + 0.0 * busiest

@@ -41,6 +41,7 @@ from meshwright.costmodel.layout import (
     Placement,
     in_shape,
 )
+from meshwright.costmodel.optimizers import sends_by_shards
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.rates import calibrated_constants, links_of
 from meshwright.costmodel.states import rank_parameters
@@ -668,6 +669,9 @@ def divides_into(groups: Ints, dp: Ints, cp: Ints) -> BoolArray:
 def useful_groups(context: Context, numbers: Sequence[int]) -> BoolArray:
     """Whether the shard groups of some layouts may be the best of some numbers of groups, as they lie.
 
+    More groups only pay where they send less. All may be the best where the optimizer's own traffic falls
+    with their size.
+
     Parameters
     ----------
     context
@@ -683,7 +687,7 @@ def useful_groups(context: Context, numbers: Sequence[int]) -> BoolArray:
     own = np.asarray(context.layout.shard_groups)
     useful = np.ones(len(own), dtype=bool)
     rows = np.flatnonzero(own > min(numbers, default=1))
-    if not len(rows):
+    if not len(rows) or sends_by_shards(context.workload):
         return useful
     few = rows_of_context(context, rows)
     first, back = rows_by_value(few.layout, OF_TRAFFIC, few.placement, GROUPS_OF_TRAFFIC)

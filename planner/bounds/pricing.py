@@ -162,14 +162,16 @@ class CostModelPricing:
             chunk = layouts.take(part)
             context = packed_context(self._workload, chunk)
             traffic: tuple[DataParallelTraffic, ...] = ()
-            if count and any(several):
-                traffic = least_group_traffic(context, numbers_of_groups)
+            numbers = numbers_of_groups if any(several) else ()
+            if count and numbers:
+                traffic = least_group_traffic(context, numbers)
             elif count:
                 traffic = shared_traffic(context)
             times, pace_s = self._known.times(context), np.zeros(len(part))
             if times is not None and (not any_schedule or self._one_way(times)):
                 pace_s = least_level_pace_s(self._workload, chunk, chunk_times(context, times))
-            seconds = optimistic_step(context, times, pace_s, traffic).seconds
+            step = optimistic_step(context, times, pace_s, traffic, numbers_of_groups=numbers)
+            seconds = step.seconds
             bound_s[part] = np.broadcast_to(np.asarray(seconds), (len(part),))
         return bound_s
 
@@ -287,10 +289,13 @@ class CostModelPricing:
         context = mapped.context
         times = shared_times(context, LAYER_AXES)
         assert times is not None
-        traffic = least_group_traffic(context, numbers_of_groups or (1,), GROUPS_OF_TRAFFIC)
+        numbers = numbers_of_groups or (1,)
+        traffic = least_group_traffic(context, numbers, GROUPS_OF_TRAFFIC)
         seconds_of = chunk_times(context, times)
         pace_s = least_level_pace_s(self._workload, context.layout, seconds_of)
-        step = optimistic_step(context, times, pace_s, traffic, any_relief=True)
+        step = optimistic_step(
+            context, times, pace_s, traffic, numbers_of_groups=numbers, any_relief=True
+        )
         return mapped.least(np.asarray(step.seconds))
 
     def _bounds_on(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import meshwright
+from meshwright.cluster_specs.reader import load_cluster
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.catalog import RECORDS, planned
 from meshwright.planner.request.plan_request import PlanRequest
@@ -160,3 +162,50 @@ def test_megatron_bridge_is_refused_with_muon(tmp_path: Path) -> None:
     plan = plan_of("megatron", "muon")
     with pytest.raises(InfeasibleError, match="reduces gradients whole for muon"):
         meshwright.launch(plan, tmp_path, target="bridge")
+
+
+def across_nodes(seed: int) -> PlanRequest:
+    """Replicas over two or three nodes, in whose shard groups Muon's own collectives may stay."""
+    draw = random.Random(seed)
+    nodes = draw.choice([2, 3])
+    return replace(
+        small_request(seed, "fsdp2", "muon"),
+        cluster=load_cluster("dgx-a100"),
+        gpus=8 * nodes,
+        global_batch=8 * nodes * draw.choice([1, 3, 4]),
+        seq_len=draw.choice([256, 1024]),
+        pins={"tp": 1, "cp": 1, "recompute": "none", "zero_stage": draw.choice([2, 3])},
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_shard_groups_in_which_muon_sends_less_are_found(seed: int) -> None:
+    check_against_brute_force(across_nodes(seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", some(range(2, 26)))
+def test_shard_groups_in_which_muon_sends_less_are_found_many(seed: int) -> None:
+    check_against_brute_force(across_nodes(seed))
+
+
+@pytest.mark.slow
+def test_fewer_ranks_may_step_faster_under_muon_alone() -> None:
+    """Groups of one node's GPUs, whose collectives leave out the network, or of 24 on three nodes."""
+
+    def optimizer_s(optimizer: Any, groups: int) -> float:
+        plan = meshwright.plan(
+            "llama-3-8b",
+            cluster="dgx-a100",
+            gpus=24,
+            global_batch=72,
+            seq_len=512,
+            framework="fsdp2",
+            optimizer=optimizer,
+            pin=f"tp=1,cp=1,dp=24,micro_batch=3,zero_stage=3,recompute=none,shard_groups={groups}",
+        )
+        assert plan.predicted is not None
+        return plan.predicted.breakdown_s["optimizer"]
+
+    assert optimizer_s("adam", 1) < optimizer_s("adam", 3)
+    assert optimizer_s("muon", 3) < optimizer_s("muon", 1)
