@@ -37,6 +37,7 @@ QUESTION: dict[str, Any] = {
     "gpus": 16,
     "global_batch": 64,
     "seq_len": 4096,
+    "framework": "torchtitan",
 }
 RUN: dict[str, Any] = {
     "model": "llama-2-7b",
