@@ -132,8 +132,15 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def nodes_of(path: Path) -> tuple[ast.AST, ...]:
-    """All nodes of a module, walked once for all tests of a process."""
-    return tuple(ast.walk(tree_of(path)))
+    """All nodes of a module, in the order of `ast.walk`, found once for all tests of a process."""
+    nodes: list[ast.AST] = [tree_of(path)]
+    for node in nodes:
+        for value in vars(node).values():
+            if isinstance(value, ast.AST):
+                nodes.append(value)
+            elif isinstance(value, list):
+                nodes += (each for each in value if isinstance(each, ast.AST))
+    return tuple(nodes)
 
 
 def imports(nodes: Iterable[ast.AST], package: str) -> Iterator[tuple[str, int]]:

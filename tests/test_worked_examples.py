@@ -6,13 +6,15 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
 
+from meshwright import api
 from meshwright.cli import main
 from tests.places import ROOT
 
@@ -67,7 +69,9 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[s
     @cache
     def plan(words: str) -> tuple[str, Path]:
         place = tmp_path_factory.mktemp("planned")
-        return answer(f"{words} -o {place / 'plan'}"), place / "plan"
+        # No row asks how robust a plan is, which takes as long again.
+        with patch.object(api, "plan", partial(api.plan, robustness=False)):
+            return answer(f"{words} -o {place / 'plan'}"), place / "plan"
 
     return plan
 

@@ -21,8 +21,10 @@ FEWEST = 3
 
 def test_a_small_table_is_given_back_row_by_row() -> None:
     """Three rows, each pinned and two withheld."""
-    small = {"gpus": 2, "global_batch": 8, "seq_len": 2048}
-    plan, found = differences(read_request(model="llama-3-8b", cluster="dgx-h100", **small))
+    asked = read_request(
+        model="llama-3-8b", cluster="dgx-h100", gpus=2, global_batch=8, seq_len=2048
+    )
+    plan, found = differences(asked)
     rows = {choice.choice: choice.proven for choice in plan.choices or []}
     assert rows == {"optimizer_offload": True, "cuda_graph": True, "tp_overlap": True}
     assert found == []

@@ -50,8 +50,7 @@ def recorded_keys() -> set[str]:
 def modules_by_flag() -> dict[str, set[str]]:
     """The modules of the product in which each flag or key of a framework stands."""
     texts = {
-        path.relative_to(ROOT).as_posix(): list(literals(nodes_of(path)))
-        for path in modules(ROOT)
+        path.relative_to(ROOT).as_posix(): list(literals(nodes_of(path))) for path in modules(ROOT)
     }
     keys = recorded_keys()
     recorded = keys | flags_in(texts, "frameworks")

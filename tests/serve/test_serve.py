@@ -12,7 +12,7 @@ import sys
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -30,10 +30,13 @@ from meshwright.serve import server
 from meshwright.serve.answers import MOST_SIZES, Offer
 from meshwright.serve.server import HOST, MOST_BODY_BYTES, listening
 from tests.places import ROOT
-from tests.serve.served import QUESTION, Client, served
+from tests.serve import served
+from tests.serve.served import Client
 
 PAGE = ROOT / "serve" / "page"
-QUICK = {**QUESTION, "framework": "fsdp2"}
+QUESTION: Mapping[str, Any] = {**served.QUESTION, "without": "cuda-graph,tp-overlap"}
+"""Leaves the plan one execution."""
+QUICK: Mapping[str, Any] = {**served.QUESTION, "framework": "fsdp2"}
 """Has the fewest layouts."""
 REFUSED = {**QUESTION, "pin": "tp=x"}
 """Is taken, and fails before anything is searched."""
@@ -49,7 +52,7 @@ def own_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(own_model: Path) -> Iterator[Client]:
-    with served("--at-once", "1", "--model", str(own_model)) as opened:
+    with served.served("--at-once", "1", "--model", str(own_model)) as opened:
         yield opened
 
 
@@ -131,7 +134,9 @@ def test_two_plans_are_compared(client: Client, planned: Any) -> None:
     html = ticket["answer"]["html"]
     assert "llama-3-8b on 16 GPUs of dgx-h100, tp=4" in html
     assert "pins differ" in html
-    assert '<td class="left">tp</td><td>2</td><td>4</td>' in html
+    tp = planned["answer"]["choices"]["tp"]
+    assert tp != "4"
+    assert f'<td class="left">tp</td><td>{tp}</td><td>4</td>' in html
 
 
 def test_launch_files_and_report_are_those_of_the_plan(
@@ -372,6 +377,7 @@ def test_a_request_that_does_not_come_whole_is_given_up(monkeypatch: pytest.Monk
     assert replies[0]["status"] == 408
 
 
+@pytest.mark.slow
 def test_more_questions_than_may_wait_are_turned_away_and_all_can_be_stopped(
     client: Client,
 ) -> None:
@@ -385,7 +391,8 @@ def test_more_questions_than_may_wait_are_turned_away_and_all_can_be_stopped(
     assert "8 questions wait already" in refused.document["error"]["message"]
     assert refused.headers["retry-after"]
     began = time.monotonic()
-    for reply in replies:
+    # Those that wait before the one that is worked on: else the next of them begins each time.
+    for reply in reversed(replies):
         if reply.status == 202:
             assert client.delete(f"answers/{reply.document['id']}").document["state"] == "stopped"
     assert client.ask("plan", **QUICK)["state"] == "done"
@@ -488,13 +495,13 @@ def random_request(client: Client, seed: int) -> tuple[int, bytes]:
     return reply.status, reply.body
 
 
-REQUESTS = 1_000
+REQUESTS = 500
 ALLOWED = {200, 202, 400, 403, 404, 405, 413, 415, 429}
 
 
 @pytest.mark.slow
 def test_random_requests_neither_end_it_nor_leave_its_limits() -> None:
-    with served("--at-once", "2") as client, ThreadPoolExecutor(8) as threads:
+    with served.served("--at-once", "2") as client, ThreadPoolExecutor(8) as threads:
         outcomes = list(threads.map(partial(random_request, client), range(REQUESTS)))
         statuses = Counter(status for status, _ in outcomes)
         assert set(statuses) <= ALLOWED, statuses
