@@ -495,7 +495,7 @@ def random_request(client: Client, seed: int) -> tuple[int, bytes]:
     return reply.status, reply.body
 
 
-REQUESTS = 500
+REQUESTS = 1_000
 ALLOWED = {200, 202, 400, 403, 404, 405, 413, 415, 429}
 
 
