@@ -1,6 +1,6 @@
 """How much of the long suites runs: `make slow` takes a share of their cases, `make soak` all of them.
 
-Property tests draw fewer examples than they may, and all of them in `make soak`.
+Property tests draw a share of their examples, and all of them in `make soak`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ def some(cases: Iterable[Case]) -> list[Case]:
     return list(cases)[::SHARE]
 
 
-def examples(most: int) -> int:
-    """How many examples of a property are drawn: all where all cases run, else a quarter."""
-    return most if SHARE == 1 else most // 4
+def examples(most: int, one_in: int = 4) -> int:
+    """How many examples of a property are drawn: all where all cases run, else one in so many."""
+    return most if SHARE == 1 else most // one_in

@@ -42,6 +42,7 @@ def without_times(document: Any) -> Any:
 
 def test_the_command_prints_the_plan_of_the_function() -> None:
     options = ["--gpus", "8", "--global-batch", "64", "--seq-len", "4096", "--top", "2"]
+    options += ["--framework", "fsdp2"]
     pins = ["--pin", "pp=1", "--pin", "recompute=none", "--forbid", "cp"]
     arguments = ["plan", "llama-3-8b", "--cluster", "dgx-h100", *options, *pins, "--json"]
     result = CliRunner().invoke(main, arguments)
@@ -52,6 +53,7 @@ def test_the_command_prints_the_plan_of_the_function() -> None:
         gpus=8,
         global_batch=64,
         seq_len=4096,
+        framework="fsdp2",
         top=2,
         pin={"pp": 1, "recompute": "none"},
         forbid=["cp"],
@@ -139,6 +141,8 @@ def test_values_of_a_wrong_type_are_refused_in_words(changes: dict[str, Any], wo
 
 
 QUESTION: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 8, "global_batch": 64, "seq_len": 4096}
+WITHOUT = ["cuda-graph", "tp-overlap"]
+"""Leaves plans one execution to search."""
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,7 @@ def test_a_checker_refuses_names_that_there_are_not() -> None:
         lambda: meshwright.plan("llama-3-8b", **QUESTION, objective="mean"),  # type: ignore[arg-type]
         lambda: meshwright.plan("llama-3-8b", **QUESTION, method="brute"),  # type: ignore[arg-type]
         lambda: meshwright.plan("llama-3-8b", **QUESTION, optimizer="adamw"),  # type: ignore[arg-type]
-        lambda: meshwright.recommend("llama-3-8b", **QUESTION, precision="int4"),  # type: ignore[arg-type]
+        lambda: meshwright.recommend("llama-3-8b", **QUESTION, precision="int4", workers=1),  # type: ignore[arg-type]
         lambda: meshwright.plan_batch("jobs.yaml", "out", engine="rai"),  # type: ignore[arg-type]
         lambda: meshwright.plan("llama-3-8b", **QUESTION, seqlen=128),  # type: ignore[call-arg]
     ):  # fmt: skip
@@ -335,6 +339,8 @@ def small_plan() -> meshwright.Plan:
         gpus=16,
         global_batch=64,
         seq_len=4096,
+        without=WITHOUT,
+        pin="pp=1",
         robustness=False,
     )
 
@@ -380,8 +386,9 @@ def test_ranks_are_mapped_onto_other_nodes(small_plan: meshwright.Plan) -> None:
 def test_a_cluster_is_shared_out(tmp_path: Path) -> None:
     jobs = tmp_path / "jobs.yaml"
     job = {"name": "a", "model": "llama-3-8b", "global_batch": 64, "seq_len": 4096}
+    job |= {"framework": "fsdp2"}
     jobs.write_text(json.dumps({"schema": 1, "jobs": [job]}), encoding="utf-8")
-    shared = meshwright.fleet(jobs, cluster="dgx-h100", gpus=16)
+    shared = meshwright.fleet(jobs, cluster="dgx-h100", gpus=16, workers=1)
     assert len(shared.jobs) + len(shared.without_plan) == 1
     with pytest.raises(meshwright.InputError, match="is no option"):
         meshwright.fleet(jobs, cluster="dgx-h100", objektive="makespan")
@@ -395,6 +402,8 @@ def test_a_cluster_may_be_a_mapping(small_plan: meshwright.Plan) -> None:
         gpus=16,
         global_batch=64,
         seq_len=4096,
+        without=WITHOUT,
+        pin="pp=1",
         robustness=False,
     )
     assert slower.inputs.cluster.nic_gbps_per_gpu == 100
@@ -424,6 +433,7 @@ def test_a_plan_is_a_row_of_pandas(small_plan: meshwright.Plan) -> None:
         gpus=8,
         global_batch=64,
         seq_len=4096,
+        framework="fsdp2",
         robustness=False,
         tokens=1e12,
         gpu_hour_price=2.0,
@@ -438,6 +448,7 @@ def test_a_plan_is_a_row_of_pandas(small_plan: meshwright.Plan) -> None:
 def test_a_sweep_is_a_table_with_its_failures() -> None:
     pandas = pytest.importorskip("pandas")
     options: dict[str, Any] = {"cluster": "dgx-h100", "global_batch": 32, "seq_len": 4096}
+    options |= {"framework": "fsdp2"}
     report = meshwright.sweep("llama-3-70b", over="gpus=4:32:x8", **options)
     frame = report.to_frame()
     assert list(frame.gpus) == [4, 32]
@@ -451,6 +462,7 @@ def test_batches_validations_and_recommendations_are_tables(tmp_path: Path) -> N
     pytest.importorskip("pandas")
     jobs = tmp_path / "jobs.yaml"
     fields = {"cluster": "dgx-h100", "gpus": 8, "global_batch": 32, "seq_len": 4096}
+    fields |= {"framework": "fsdp2"}
     rows = [
         {"name": "a", "model": "llama-3-8b", **fields},
         {"name": "b", "model": "lama", **fields},
@@ -472,7 +484,9 @@ def test_batches_validations_and_recommendations_are_tables(tmp_path: Path) -> N
         cluster="dgx-h100",
         global_batch=32,
         seq_len=4096,
+        framework="fsdp2",
         sizes=(8, 16),
+        workers=1,
         no_cache=True,
     )
     swept = answer.to_frame()
@@ -517,7 +531,9 @@ def test_a_plan_beside_today_is_drawn_from_today_to_the_plan(tmp_path: Path) -> 
     today.write_text(
         json.dumps({"model": "llama-3-8b", "cluster": cluster, "run": run}), encoding="utf-8"
     )
-    plan = meshwright.plan("llama-3-8b", **QUESTION, baseline=today, robustness=False)
+    plan = meshwright.plan(
+        "llama-3-8b", **QUESTION, pin="tp=2,pp=1", baseline=today, robustness=False
+    )
     assert plan.baseline is not None
     page = plan._repr_html_()
     assert "From today&#x27;s step to the plan&#x27;s" in page or "From today's step" in page
@@ -525,7 +541,7 @@ def test_a_plan_beside_today_is_drawn_from_today_to_the_plan(tmp_path: Path) -> 
 
 
 def test_a_plan_that_there_is_not_says_why_in_a_notebook() -> None:
-    question = {**QUESTION, "gpus": 1}
+    question = {**QUESTION, "gpus": 1, "framework": "fsdp2"}
     plan = meshwright.plan("llama-3-70b", **question)
     assert plan.infeasible is not None
     assert "step_time_s" not in repr(plan)

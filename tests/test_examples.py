@@ -7,10 +7,14 @@ import importlib
 
 import pytest
 
-from tests.test_structure import ROOT, module_name, modules
+from tests.test_structure import PACKAGE, ROOT, module_name, modules
 
+PLANS = f"{PACKAGE}.api"
+"""Its examples plan."""
 WITH_EXAMPLES = [
-    module_name(path, ROOT) for path in modules(ROOT) if ">>> " in path.read_text(encoding="utf-8")
+    pytest.param(name, marks=pytest.mark.slow if name == PLANS else ())
+    for name, path in ((module_name(path, ROOT), path) for path in modules(ROOT))
+    if ">>> " in path.read_text(encoding="utf-8")
 ]
 
 

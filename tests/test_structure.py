@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -69,6 +70,8 @@ PRINTING_ROOMS = {"cli", "commands"}
 PACKAGE = "meshwright"
 TOPS = {room.split(".")[0] for room in MAY_IMPORT if room}
 PRINTING_MODULES = {"rich.console", "rich.progress", "rich.live", "rich.prompt"}
+PRINTERS = {"print", "Console", "echo", "secho", "echo_via_pager", "write", "writelines"}
+"""What the names of calls that print end in."""
 FILE_READERS = {"open", "read_text", "read_bytes", "safe_load", "safe_load_all", "loadtxt", "load"}
 LOADS_CP_SAT = "planner/solvers/or_tools.py"
 """Where CP-SAT is imported, for everybody else to import from."""
@@ -121,9 +124,28 @@ def module_name(path: Path, root: Path) -> str:
     return ".".join((PACKAGE, *parts)).removesuffix(".__init__")
 
 
-def imports(tree: ast.AST, package: str) -> Iterator[tuple[str, int]]:
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A module, read once for all tests of a process."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a module, in the order of `ast.walk`, found once for all tests of a process."""
+    nodes: list[ast.AST] = [tree_of(path)]
+    for node in nodes:
+        for value in vars(node).values():
+            if isinstance(value, ast.AST):
+                nodes.append(value)
+            elif isinstance(value, list):
+                nodes += (each for each in value if isinstance(each, ast.AST))
+    return tuple(nodes)
+
+
+def imports(nodes: Iterable[ast.AST], package: str) -> Iterator[tuple[str, int]]:
     """Every imported module with its line; relative imports are written out from `package`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -154,6 +176,9 @@ def run_at_import(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def is_print(call: ast.Call) -> bool:
+    last = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if last not in PRINTERS:
+        return False
     name = ast.unparse(call.func)
     return name in ("print", "rich.print", "Console") or bool(
         re.fullmatch(
@@ -169,8 +194,7 @@ def is_solver(name: str) -> bool:
 
 def faults(path: Path, root: Path) -> list[str]:
     """What is wrong with one module, a line each."""
-    text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
+    tree = tree_of(path)
     room = room_of(path, root)
     package = ".".join((PACKAGE, *path.relative_to(root).parent.parts))
     found: list[str] = []
@@ -178,7 +202,7 @@ def faults(path: Path, root: Path) -> list[str]:
     def fault(line: int, what: str) -> None:
         found.append(f"{path.relative_to(root)}:{line}: {what}")
 
-    for name, line in imports(tree, package):
+    for name, line in imports(nodes_of(path), package):
         other = room_of_import(name)
         if other not in MAY_IMPORT[room] | {room, None, "planner"}:
             fault(line, f"{room} must not import {other}")
@@ -192,12 +216,12 @@ def faults(path: Path, root: Path) -> list[str]:
             fault(line, f"only commands print, {name} is imported")
     for node in run_at_import(tree) if path.relative_to(root).as_posix() != LOADS_CP_SAT else ():
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [name for name, _ in imports(node, package)]
+            names = [name for name, _ in imports([node], package)]
             if any(is_solver(name) for name in names):
                 fault(node.lineno, "ortools is imported with the module")
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in FILE_READERS:
             fault(node.lineno, f"reads a file when imported: {ast.unparse(node)}")
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call) and is_print(node) and room not in PRINTING_ROOMS:
             fault(node.lineno, f"only commands print: {ast.unparse(node)}")
     return found
@@ -228,8 +252,8 @@ def test_no_room_imports_in_a_circle() -> None:
     names = {module_name(path, ROOT): path for path in modules(ROOT)}
     for name, path in names.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        graph.add_edges_from((name, other) for other, _ in imports(tree, package) if other in names)
+        found = imports(nodes_of(path), package)
+        graph.add_edges_from((name, other) for other, _ in found if other in names)
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     circles = [sorted(part) for part in nx.strongly_connected_components(graph) if len(part) > 1]
     assert circles == []

@@ -6,13 +6,14 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner
 
-from meshwright import cli
+from meshwright import api, cli
 from tests.places import ROOT
 
 PAGE = ROOT / "docs" / "tutorial.md"
@@ -33,6 +34,8 @@ def commands() -> list[list[str]]:
 @pytest.mark.slow
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # How robust a plan is takes as long again, and is asked in tests of its own.
+    monkeypatch.setattr(api, "plan", partial(api.plan, robustness=False))
     (tmp_path / "qwen3-8b").mkdir()
     shutil.copy(ROOT / "tests/data/hf_configs/qwen3-8b.json", tmp_path / "qwen3-8b/config.json")
     for block in _BLOCK.finditer(PAGE.read_text("utf-8")):

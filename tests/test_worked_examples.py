@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
 
+from meshwright import api
 from meshwright.cli import main
 from tests.places import ROOT
 
@@ -40,23 +43,58 @@ def holds(value: Any, relation: str, shown: str) -> bool:
     return bool(value == pytest.approx(float(shown), rel=6e-3, abs=1e-12))
 
 
+LONG = ("--slots 128", "--slots 4096")
+"""Of placements of experts, those that are searched for long."""
+
+
 def cases() -> Iterator[Any]:
-    """Every row; those that plan first are slow."""
+    """Every row; those that plan first are slow, and those that place experts for long."""
     for commands, answers in ROWS:
-        marks = (pytest.mark.slow,) if commands[0].startswith("plan ") else ()
+        is_slow = commands[0].startswith("plan ") or commands[0].endswith(LONG)
+        marks = (pytest.mark.slow,) if is_slow else ()
         yield pytest.param(commands, answers, id=commands[-1], marks=marks)
+
+
+def answer(words: str) -> str:
+    """What a command prints as JSON."""
+    done = CliRunner().invoke(main, [*shlex.split(words), "--json"])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, Path]]:
+    """Answers of `plan` by its words, with the folder that holds the plan: rows ask for the same ones."""
+
+    @cache
+    def plan(words: str) -> tuple[str, Path]:
+        place = tmp_path_factory.mktemp("planned")
+        # No row asks how robust a plan is, which takes as long again.
+        with patch.object(api, "plan", partial(api.plan, robustness=False)):
+            return answer(f"{words} -o {place / 'plan'}"), place / "plan"
+
+    return plan
 
 
 @pytest.mark.parametrize(("commands", "answers"), list(cases()))
 def test_a_command_of_the_page_answers_as_shown(
-    commands: list[str], answers: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    commands: list[str],
+    answers: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    planned: Callable[[str], tuple[str, Path]],
 ) -> None:
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     monkeypatch.chdir(tmp_path)
     for words in commands:
-        done = CliRunner().invoke(main, [*shlex.split(words), "--json"])
-        assert done.exit_code == 0, done.output
-    document, fields = json.loads(done.stdout), FIELD.findall(answers.strip())
+        if words.startswith("plan "):
+            asked, _, name = words.partition(" -o ")
+            text, folder = planned(asked)
+            if name:
+                (tmp_path / name).symlink_to(folder)
+        else:
+            text = answer(words)
+    document, fields = json.loads(text), FIELD.findall(answers.strip())
     assert fields, answers
     for path, relation, shown in fields:
         value = value_at(document, path)

@@ -37,8 +37,13 @@ def complaints(verdicts: list[Verdict]) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [118, 161, 154, 113])
+@pytest.mark.parametrize(
+    "number",
+    [
+        *(pytest.param(number, marks=pytest.mark.slow) for number in (118, 161)),
+        *(pytest.param(number, marks=pytest.mark.soak) for number in (154, 113)),
+    ],
+)
 def test_small_allocations_are_planned_as_well_as_they_can_be(number: int) -> None:
     """Some that take seconds; 118 and 161 had optima that were none, by a quarter and more."""
     verdict = judged(random_case(number), Effort(drawn=60, searched=4, turns=16))

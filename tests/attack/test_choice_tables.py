@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from meshwright.planner.request.reader import read_request
 from tests.one_search import differences, request_of
 
 ATTACK_S = float(os.environ.get("MESHWRIGHT_ATTACK_S", "30"))
@@ -19,10 +20,13 @@ FEWEST = 3
 
 
 def test_a_small_table_is_given_back_row_by_row() -> None:
-    """Three rows, each pinned and withheld."""
-    plan, found = differences(request_of(1000))
+    """Three rows, each pinned and two withheld."""
+    asked = read_request(
+        model="llama-3-8b", cluster="dgx-h100", gpus=2, global_batch=8, seq_len=2048
+    )
+    plan, found = differences(asked)
     rows = {choice.choice: choice.proven for choice in plan.choices or []}
-    assert rows == {"moe_dispatch": True, "cuda_graph": True, "ep_overlap": True}
+    assert rows == {"optimizer_offload": True, "cuda_graph": True, "tp_overlap": True}
     assert found == []
 
 

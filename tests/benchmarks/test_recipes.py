@@ -20,7 +20,7 @@ def test_every_recipe_of_the_family_is_in_a_group() -> None:
 @pytest.mark.parametrize(
     ("model", "precision"),
     [
-        ("Llama-3-8B", "bf16"),
+        pytest.param("Llama-3-8B", "bf16", marks=pytest.mark.soak),
         pytest.param("Llama-3.1-8B", "fp8", marks=pytest.mark.soak),
         ("Llama-3.1-8B", "nvfp4"),
     ],

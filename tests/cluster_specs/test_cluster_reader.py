@@ -318,7 +318,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(100, 10))
 @given(
     st.dictionaries(
         st.sampled_from([*SELENE, "levels", "nodes", "base", "assumed", "odd"]), _VALUES

@@ -57,6 +57,10 @@ def document(*arguments: object) -> dict[str, Any]:
     return found
 
 
+PLAIN = ("--without", "cuda-graph,tp-overlap")
+"""Leaves the plan one execution."""
+
+
 @pytest.fixture(scope="module")
 def regular(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of 64 GPUs, tp 8 in each node and a pipeline of 2."""
@@ -64,7 +68,7 @@ def regular(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pins = "tp=8,pp=2,dp=4,cp=1,vpp=1,micro_batch=1,recompute=none,zero_stage=1"
     code, text = run(
         "plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", 64, "--global-batch", 64, "--seq-len", 4096,
-        "--pin", pins, "-o", folder,
+        "--pin", pins, *PLAIN, "-o", folder,
     )  # fmt: skip
     assert code == 0, text
     return folder
@@ -109,7 +113,7 @@ def test_spares_are_whole_nodes_where_slots_are_parts_of_them(tmp_path: Path) ->
     out = tmp_path / "plan"
     code, text = run(
         "plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", 24, "--global-batch", 48, "--seq-len", 4096,
-        "--pin", "tp=4,pp=1,dp=6,cp=1,micro_batch=1,recompute=none,zero_stage=1", "-o", out,
+        "--pin", "tp=4,pp=1,dp=6,cp=1,micro_batch=1,recompute=none,zero_stage=1", *PLAIN, "-o", out,
     )  # fmt: skip
     assert code == 0, text
     free = [("a", 4), ("a", 4), ("b", 8), ("b", 8), ("c", 4), ("c", 8)]
@@ -164,7 +168,7 @@ def test_a_plan_on_an_irregular_allocation_has_a_real_mapping_and_a_proof(tmp_pa
     path, out = cluster_file(tmp_path), tmp_path / "plan"
     code, text = run(
         "plan", "llama-3-8b", "--cluster", path, "--global-batch", 64, "--seq-len", 4096,
-        "--pin", "tp=8,cp=1,micro_batch=1,recompute=none", "-o", out, "--json",
+        "--pin", "tp=8,cp=1,micro_batch=1,recompute=none", *PLAIN, "-o", out, "--json",
     )  # fmt: skip
     assert code == 0, text
     found = json.loads(text)
@@ -184,7 +188,7 @@ def test_a_plan_says_which_nodes_stay_idle_and_what_using_them_would_cost(tmp_pa
     path = cluster_file(tmp_path, extra=1)
     asked = [
         "plan", "llama-3-8b", "--cluster", path, "--global-batch", 64, "--seq-len", 4096,
-        "--pin", "tp=8,cp=1,micro_batch=1,recompute=none",
+        "--pin", "tp=8,cp=1,micro_batch=1,recompute=none", *PLAIN,
     ]  # fmt: skip
     found = document(*asked)
     full = document(*asked, "--forbid", "idle-gpus")

@@ -492,6 +492,7 @@ def test_a_bad_request_is_refused_before_the_search(
     assert result.stdout == ""
 
 
+@pytest.mark.slow
 def test_the_search_is_interrupted_with_130(tmp_path: Path) -> None:
     code = (
         # What starts tests in the background may have left the signal ignored.

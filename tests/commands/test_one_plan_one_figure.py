@@ -43,6 +43,10 @@ PLANS: dict[str, tuple[str, str, int, int, int, str]] = {
         *("llama-2-7b", "IRREGULAR", 48, 96, 2048),
         "--pin tp=2,pp=2,cp=1,micro_batch=1,zero_stage=1,recompute=none",
     ),
+    "listed": (
+        *("gpt2-xl", "IRREGULAR", 48, 96, 1024),
+        "--framework fsdp2 --pin micro_batch=1",
+    ),
     "experts": (
         *("qwen3-30b-a3b", "dgx-h100", 32, 64, 4096),
         "--pin ep=16,pp=1,tp=1,micro_batch=1",
@@ -117,7 +121,7 @@ PLANS: dict[str, tuple[str, str, int, int, int, str]] = {
     ),
 }
 """Model, cluster, GPUs, batch, sequence length, and the rest."""
-QUICK = ("irregular", "fsdp2")
+QUICK = ("listed",)
 SHARED = (
     *("level", "bytes_per_step", "by_axis", "busy_s", "utilisation"),
     *("most_bytes_per_step", "mean_busy_s"),

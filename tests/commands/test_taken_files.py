@@ -67,7 +67,8 @@ def test_what_an_earlier_plan_left_is_named(tmp_path: Path) -> None:
     (tmp_path / "mixed_plan.yaml").write_text("of another plan", encoding="utf-8")
     (tmp_path / "rankfile").write_text("of another plan", encoding="utf-8")
     pins = ("--pin", "tp=1,pp=1,micro_batch=1,zero_stage=3", "--forbid", "shard-groups")
-    words = ["plan", *MODEL, "--cluster", "dgx-h100", *pins, "-o", str(tmp_path), "--force"]
+    asked = [*MODEL, "--cluster", "dgx-h100", "--framework", "fsdp2"]
+    words = ["plan", *asked, *pins, "-o", str(tmp_path), "--force"]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0
     assert "mixed_plan.yaml, rankfile are still there from before" in result.stderr

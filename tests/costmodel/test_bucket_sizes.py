@@ -74,7 +74,7 @@ def in_rows(layout: Layout) -> Layout:
 
 
 @given(open_cases())
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(400, 16))
 def test_a_price_is_the_least_of_all_sizes_where_that_saves_enough(case: Case) -> None:
     own_s = sized(case, None).seconds()
     others_s = [sized(case, size).seconds() for size in sizes_of(case)]
@@ -85,9 +85,19 @@ def test_a_price_is_the_least_of_all_sizes_where_that_saves_enough(case: Case) -
         assert case.seconds() == pytest.approx(expected_s, rel=1e-12)
 
 
-@given(open_cases())
-@settings(max_examples=examples(600))
-def test_bounds_hold_for_every_size(case: Case) -> None:
+FEW_AND_MORE = [
+    pytest.param(20, id="few"),
+    pytest.param(8, id="more", marks=(pytest.mark.slow, pytest.mark.hypothesis)),
+]
+"""One in how many examples is drawn."""
+
+
+@pytest.mark.parametrize("one_in", FEW_AND_MORE)
+def test_bounds_hold_for_every_size(one_in: int) -> None:
+    settings(max_examples=examples(600, one_in))(given(open_cases())(bounds_hold))()
+
+
+def bounds_hold(case: Case) -> None:
     """Below the step with the framework's own size, and with every other."""
     context = make_context(case.workload, case.layout, case.placement)
     times = kind_times(context)
@@ -102,9 +112,14 @@ def test_bounds_hold_for_every_size(case: Case) -> None:
     assert bounds[1] <= bounds[0] * SLOWER
 
 
-@given(open_cases(), st.integers(1, 3))
-@settings(max_examples=examples(400))
-def test_any_number_of_shard_groups_with_any_size_is_bounded(case: Case, zero: int) -> None:
+@pytest.mark.parametrize("one_in", FEW_AND_MORE)
+def test_any_number_of_shard_groups_with_any_size_is_bounded(one_in: int) -> None:
+    settings(max_examples=examples(400, one_in))(
+        given(open_cases(), st.integers(1, 3))(every_number_is_bounded)
+    )()
+
+
+def every_number_is_bounded(case: Case, zero: int) -> None:
     """And a number that is not useful is, with every size, no faster than one of its divisors."""
     stages = STAGES[case.workload.framework]
     layout = replace(case.layout, zero_stage=zero if zero in stages else 1, shard_groups=1)
@@ -131,7 +146,7 @@ def test_any_number_of_shard_groups_with_any_size_is_bounded(case: Case, zero: i
 
 
 @given(open_cases(), st.floats(0.1, 10), st.floats(0.0, 3.0))
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(200, 12))
 def test_a_step_of_given_loads_is_below_every_size(
     case: Case, busiest_s: float, more: float
 ) -> None:
@@ -147,12 +162,13 @@ def test_a_step_of_given_loads_is_below_every_size(
     assert seconds(case.workload) == pytest.approx(least_s, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_cases_have_choices_that_pay() -> None:
     """Else the properties above would hold of nothing."""
     pays, chosen = [0], [0]
 
     @given(open_cases())
-    @settings(max_examples=100, derandomize=True)
+    @settings(max_examples=120, derandomize=True)
     def count(case: Case) -> None:
         sizes = sizes_of(case)
         chosen[0] += bool(sizes)

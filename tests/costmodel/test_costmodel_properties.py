@@ -274,7 +274,7 @@ def cases(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS, *, tensor_inside: boo
 
 
 @given(cases())
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(80, 8))
 def test_parts_of_the_breakdown_add_up_and_none_is_negative(case: Case) -> None:
     found = estimate_layout(case.workload, case.layout, case.placement, case.stages)
     parts = {name: float(np.asarray(x)) for name, x in found.breakdown_s.items()}
@@ -289,7 +289,7 @@ def test_parts_of_the_breakdown_add_up_and_none_is_negative(case: Case) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_bounds_lie_below_every_split_and_placement(kind: str) -> None:
     @given(cases((kind,), tensor_inside=True))
-    @settings(max_examples=examples(100))
+    @settings(max_examples=examples(100, 10))
     def check(case: Case) -> None:
         seconds = case.seconds()
         bound = search_bound_s(case.workload, case.layout)
@@ -309,7 +309,7 @@ def test_a_bound_for_any_relief_lies_below_every_step(kind: str) -> None:
     """Whatever is recomputed or offloaded, under the placement that each step has."""
 
     @given(cases((kind,), tensor_inside=True))
-    @settings(max_examples=examples(150))
+    @settings(max_examples=examples(150, 15))
     def check(case: Case) -> None:
         mask = int(case.layout.recompute)
         assume(legal_recompute(case.workload, mask) == mask)
@@ -323,7 +323,7 @@ def test_a_bound_for_any_relief_lies_below_every_step(kind: str) -> None:
 
 
 @given(cases(tensor_inside=True), st.integers(0, int(Recompute.FULL) - 1), st.floats(0, 1))
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(400, 16))
 def test_no_layout_of_one_virtual_stage_is_faster_with_more_recomputed(
     case: Case, more: int, share: float
 ) -> None:
@@ -342,7 +342,7 @@ def test_no_layout_of_one_virtual_stage_is_faster_with_more_recomputed(
 
 
 @given(cases(tensor_inside=True), st.integers(1, 3))
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(100, 10))
 def test_a_bound_for_any_shard_groups_lies_below_that_of_each(case: Case, zero_stage: int) -> None:
     """And a number that is not useful is no faster than one of its divisors."""
     layout = replace(case.layout, zero_stage=zero_stage, shard_groups=1)
@@ -377,7 +377,7 @@ def test_prices_never_fall_when_experts_get_less_even(
 
 
 @given(cases(tensor_inside=True), st.sampled_from([0.0, 0.9]))
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(60, 6))
 def test_bounds_hold_however_much_overlap_slows_compute(case: Case, interference: float) -> None:
     """ZeRO-3 in a pipeline and many virtual stages: more work in all may hide more than it costs."""
     framework = replace(case.constants.framework, dp_interference=interference)
@@ -394,7 +394,7 @@ def test_bounds_hold_however_much_overlap_slows_compute(case: Case, interference
 
 
 @given(st.data())
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(100, 10))
 def test_bound_only_grows_with_the_load_of_the_ranks(data: st.DataObject) -> None:
     """What makes it a bound: every split has at least the least sum over ranks and the least busiest rank.
 
@@ -430,7 +430,7 @@ def test_bound_only_grows_with_the_load_of_the_ranks(data: st.DataObject) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_bound_lies_below_the_peak_of_every_split(kind: str) -> None:
     @given(cases((kind,)))
-    @settings(max_examples=examples(100))
+    @settings(max_examples=examples(100, 10))
     def check(case: Case) -> None:
         peak = float(np.max(stage_memory_gib(case.workload, case.layout, case.stages)))
         assert 0 < float(np.asarray(peak_memory_gib(case.workload, case.layout))) <= peak * SLOWER
@@ -440,7 +440,7 @@ def test_memory_bound_lies_below_the_peak_of_every_split(kind: str) -> None:
 
 
 @given(cases())
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(40, 8))
 def test_bounds_of_many_layouts_are_the_bounds_of_each(case: Case) -> None:
     """Rows differ in everything that does not change the number of GPUs."""
     rows = [case.layout]
@@ -516,7 +516,7 @@ def test_a_better_machine_is_never_slower(what: str) -> None:
     """But for ZeRO-3 in a pipeline and vpp > pp: less work to hide behind can cost more than it saves."""
 
     @given(cases(), st.floats(1.01, 4.0))
-    @settings(max_examples=examples(40))
+    @settings(max_examples=examples(40, 8))
     def check(case: Case, factor: float) -> None:
         pipelined = int(case.layout.pp) > 1
         assume(not (pipelined and case.layout.zero_stage == 3))

@@ -138,6 +138,7 @@ def test_no_pairs_no_correction() -> None:
     assert GainCorrections(shifts={}).factor(workload(), layouts).tolist() == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_the_observations_of_the_package_are_those_of_the_measured_rows() -> None:
     """Those of the file that no refit sees are worked out again: 32 pairs of one sweep."""
     rows = score(read_runs(DATA / "more_runs" / "aleph_alpha_layouts.yaml"), prediction_of).rows

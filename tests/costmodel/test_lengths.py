@@ -31,6 +31,7 @@ from meshwright.costmodel.simulator import Pass, Work, pass_order
 from meshwright.costmodel.step_time import imbalance_s, make_context
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.reader import load_catalog_model
+from tests.soaked import some
 
 COINS = ((0.5, 0.5), (1.5, 0.5))
 """Half of the packs take half of the mean, the others half more."""
@@ -183,7 +184,14 @@ def length_file(seed: int) -> PackedLengths:
     return packed_lengths(sizes, counts, pack_size=size, packing=PACKINGS[seed % 3])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(1, 2),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 3, 4)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some(range(5, 20))),
+    ],
+)
 def test_expected_maximum_equals_simulation_within_one_percent(seed: int) -> None:
     loads = length_file(seed).loads
     values, shares = np.array(loads).T
@@ -257,7 +265,12 @@ def played_s(pp: int, micro_batch_s: list[float]) -> float:
     return max(clock)
 
 
-@pytest.mark.parametrize(("pp", "m"), [(2, 8), (4, 8), (4, 32), (8, 8), (8, 32)])
+LONGER = [pytest.param(*each, marks=pytest.mark.slow) for each in ((4, 32), (8, 8))]
+
+
+@pytest.mark.parametrize(
+    ("pp", "m"), [(2, 8), (4, 8), *LONGER, pytest.param(8, 32, marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("replicas", [1, 8])
 def test_pipelines_of_unlike_micro_batches_take_what_events_say(
     pp: int, m: int, replicas: int

@@ -28,6 +28,7 @@ from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, SplitCosts, frontier, level_splits
 from meshwright.planner.bounds.paces import chunk_times, least_level_pace_s
+from tests.soaked import examples
 
 
 def windowed(layers: int, **changes: Any) -> ModelSpec:
@@ -101,10 +102,11 @@ def test_the_mean_layer_is_the_mean_of_the_kinds(model: ModelSpec) -> None:
     assert max(seconds) > 1.2 * min(seconds)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.BREADTH_FIRST, Schedule.ZB_H1])
 def test_the_recurrence_is_the_simulator_on_random_unlike_chunks(schedule: Schedule) -> None:
     chance = random.Random(int(schedule))
-    for _ in range(170):
+    for _ in range(examples(170, 6)):
         pp, vpp = chance.choice([2, 3, 4, 6]), chance.choice([2, 3, 4])
         m = pp * chance.choice([1, 2, 5, 13, 20])
         forward = [chance.choice([1, 1, 4, 15]) * chance.uniform(0.5, 1) for _ in range(pp * vpp)]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.frameworks.catalog import RECORDS
 from tests.frameworks.test_records import settings_of
-from tests.test_structure import ROOT, modules
+from tests.test_structure import ROOT, modules, nodes_of
 
 ROOMS = ("frameworks", "planner/launch", "planner/runs", "constraints")
 """Where a string that looks like a flag is one of a framework."""
@@ -25,16 +25,16 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 _KEY = re.compile(r"[a-z]+(?:_[a-z0-9]+)+")
 
 
-def literals(tree: ast.AST) -> Iterator[str]:
+def literals(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """The strings of a module that are no documentation."""
     documentation = {
         id(statement.value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         for statement in node.body
         if isinstance(statement, ast.Expr)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         value = node.value if isinstance(node, ast.Constant) else None
         if isinstance(value, str) and id(node) not in documentation:
             yield value
@@ -50,8 +50,7 @@ def recorded_keys() -> set[str]:
 def modules_by_flag() -> dict[str, set[str]]:
     """The modules of the product in which each flag or key of a framework stands."""
     texts = {
-        path.relative_to(ROOT).as_posix(): list(literals(ast.parse(path.read_text("utf-8"))))
-        for path in modules(ROOT)
+        path.relative_to(ROOT).as_posix(): list(literals(nodes_of(path))) for path in modules(ROOT)
     }
     keys = recorded_keys()
     recorded = keys | flags_in(texts, "frameworks")

@@ -166,7 +166,7 @@ def _placement() -> list[Seed]:
 def _plan() -> tuple[Seed, ...]:
     plan = meshwright.plan(
         "llama-2-7b", cluster="dgx-a100", gpus=8, global_batch=8, seq_len=1024, robustness=False,
-        pin="tp=2,pp=1",
+        pin="tp=2,pp=1", framework="torchtitan",
     )  # fmt: skip
     return (("plan.yaml", plan_files(plan)["plan.yaml"].encode()),)
 

@@ -66,6 +66,7 @@ def test_questions_are_answered_in_turn_with_what_was_said_before() -> None:
         assert document["texts"] == {"number.txt": 1}
 
 
+@pytest.mark.slow
 def test_one_that_takes_too_long_is_ended_and_the_next_is_answered() -> None:
     with queue(grace_s=0.2) as opened:
         slow = opened.ask(partial(sleeping, 600), 0.3)
@@ -76,6 +77,7 @@ def test_one_that_takes_too_long_is_ended_and_the_next_is_answered() -> None:
         assert ended(after).answer == 8
 
 
+@pytest.mark.slow
 def test_one_that_takes_too_much_memory_says_so_and_the_next_is_answered() -> None:
     with queue(memory_bytes=2**30) as opened:
         large = ended(opened.ask(partial(greedy, 2**31), 30))
@@ -85,6 +87,7 @@ def test_one_that_takes_too_much_memory_says_so_and_the_next_is_answered() -> No
         assert ended(opened.ask(partial(greedy, 2**20), 30)).answer == 2**20
 
 
+@pytest.mark.slow
 def test_a_stopped_question_ends_at_once_whether_it_waits_or_not() -> None:
     with queue() as opened:
         working, waiting = (opened.ask(partial(sleeping, 600), 600) for _ in range(2))
@@ -111,7 +114,9 @@ def test_no_more_wait_than_may() -> None:
         assert {ended(ticket).state for ticket in tickets} == {"done"}
 
 
-@pytest.mark.parametrize("limits", [{"kept": 3}, {"kept_characters": 3}])
+@pytest.mark.parametrize(
+    "limits", [{"kept": 3}, pytest.param({"kept_characters": 3}, marks=pytest.mark.slow)]
+)
 def test_old_answers_are_forgotten(limits: dict[str, int]) -> None:
     with queue(**limits) as opened:
         tickets = [ended(opened.ask(partial(doubled, number), 10)) for number in range(5)]
@@ -121,6 +126,7 @@ def test_old_answers_are_forgotten(limits: dict[str, int]) -> None:
         assert opened.ticket(tickets[4].name).texts == {"number.txt": "4"}
 
 
+@pytest.mark.slow
 def test_a_closed_queue_ends_its_processes_and_takes_nothing() -> None:
     with queue(at_once=2) as opened:
         tickets = [opened.ask(partial(sleeping, 600), 600) for _ in range(3)]
@@ -130,6 +136,7 @@ def test_a_closed_queue_ends_its_processes_and_takes_nothing() -> None:
             opened.ask(nothing, 1)
 
 
+@pytest.mark.slow
 def test_an_answerer_is_ended_from_another_thread() -> None:
     answerer = Answerer()
     assert answerer.answer(partial(doubled, 2), lambda _: None, 30)["answer"] == 4

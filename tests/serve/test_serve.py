@@ -8,12 +8,11 @@ import json
 import random
 import socket
 import string
-import subprocess
 import sys
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -31,14 +30,29 @@ from meshwright.serve import server
 from meshwright.serve.answers import MOST_SIZES, Offer
 from meshwright.serve.server import HOST, MOST_BODY_BYTES, listening
 from tests.places import ROOT
-from tests.serve.served import QUESTION, Client, served
+from tests.serve import served
+from tests.serve.served import Client
 
 PAGE = ROOT / "serve" / "page"
+QUESTION: Mapping[str, Any] = {**served.QUESTION, "without": "cuda-graph,tp-overlap"}
+"""Leaves the plan one execution."""
+QUICK: Mapping[str, Any] = {**served.QUESTION, "framework": "fsdp2"}
+"""Has the fewest layouts."""
+REFUSED = {**QUESTION, "pin": "tp=x"}
+"""Is taken, and fails before anything is searched."""
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with served("--at-once", "1") as opened:
+def own_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "small.yaml"
+    spec = meshwright.read_model("llama-3-8b").model_copy(update={"name": "ours", "layers": 16})
+    path.write_text(yaml.safe_dump(spec.model_dump(mode="json", exclude_none=True)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def client(own_model: Path) -> Iterator[Client]:
+    with served.served("--at-once", "1", "--model", str(own_model)) as opened:
         yield opened
 
 
@@ -72,10 +86,9 @@ def test_a_plan_is_the_one_that_the_function_finds(client: Client, planned: Any)
     assert yaml.safe_load(text)["layout"]["tp"] == plan.layout.tp
 
 
-def test_progress_is_told_in_words(client: Client) -> None:
-    ticket = client.ask("plan", **{**QUESTION, "gpus": 48, "time_limit": 30})
-    assert "a step" in ticket["words"]
-    assert ticket["elapsed_s"] > 0
+def test_progress_is_told_in_words(planned: Any) -> None:
+    assert "a step" in planned["words"]
+    assert planned["elapsed_s"] > 0
 
 
 def test_a_what_if_is_a_plan_with_pins(client: Client) -> None:
@@ -93,7 +106,7 @@ def test_a_what_if_is_a_plan_with_pins(client: Client) -> None:
 
 def test_adapters_are_planned_as_the_function_plans_them(client: Client) -> None:
     asked = {
-        **QUESTION,
+        **QUICK,
         "gpus": 2,
         "train": "lora",
         "lora_rank": 8,
@@ -121,7 +134,9 @@ def test_two_plans_are_compared(client: Client, planned: Any) -> None:
     html = ticket["answer"]["html"]
     assert "llama-3-8b on 16 GPUs of dgx-h100, tp=4" in html
     assert "pins differ" in html
-    assert '<td class="left">tp</td><td>2</td><td>4</td>' in html
+    tp = planned["answer"]["choices"]["tp"]
+    assert tp != "4"
+    assert f'<td class="left">tp</td><td>{tp}</td><td>4</td>' in html
 
 
 def test_launch_files_and_report_are_those_of_the_plan(
@@ -145,13 +160,13 @@ def test_launch_files_and_report_are_those_of_the_plan(
 
 
 def test_sizes_are_told_one_by_one_and_are_plans(client: Client) -> None:
-    asked: dict[str, Any] = {**QUESTION, "pin": "optimizer_offload=0", "tokens": 1e12}
+    asked: dict[str, Any] = {**QUICK, "tokens": 1e12}
     asked |= {"gpu_hour_price": 2, "gpus": 8}
     ticket = client.ask("sizes", **asked)
     rows = ticket["answer"]["rows"]
     assert [row["gpus"] for row in rows] == [1, 2, 4, 8, 16, 32]
     assert ticket["rows"] == rows
-    # 8.03e9 parameters at 18 bytes (weights in 16 bits; in 32 gradients, weights, both moments): 145 GB.
+    # 8.03e9 parameters at 16 bytes (in 32 bits weights, gradients, both moments): 128 GB.
     assert rows[0]["step_time_s"] is None
     assert rows[0]["message"]
     plan = meshwright.plan(**{**asked, "gpus": 32})
@@ -169,7 +184,7 @@ def test_sizes_are_told_one_by_one_and_are_plans(client: Client) -> None:
 
 
 def test_the_fewest_gpus_are_those_that_recommend_finds(client: Client) -> None:
-    asked = {name: value for name, value in QUESTION.items() if name != "robustness"}
+    asked = {name: value for name, value in QUICK.items() if name != "robustness"}
     target = {"gpus": 32, "step_time_s": 2.5}
     ticket = client.ask("fewest", **{**asked, **target})
     expected = meshwright.recommend(**{**asked, **target}, workers=1, no_cache=True)
@@ -190,15 +205,11 @@ def test_every_choice_that_can_be_pinned_is_offered(client: Client) -> None:
     assert cluster["gpus_per_node"] == 8
 
 
-def test_own_files_are_offered_by_their_names(tmp_path: Path) -> None:
-    model = tmp_path / "small.yaml"
-    spec = meshwright.read_model("llama-3-8b").model_copy(update={"name": "ours", "layers": 16})
-    model.write_text(yaml.safe_dump(spec.model_dump(mode="json", exclude_none=True)))
-    offer = Offer.of_files([model])
-    assert next(iter(offer.models.items())) == ("ours", str(model))
-    with served("--model", str(model)) as client:
-        ticket = client.ask("plan", **{**QUESTION, "model": "ours"})
-        assert ticket["answer"]["title"] == "ours on 16 GPUs of dgx-h100"
+def test_own_files_are_offered_by_their_names(client: Client, own_model: Path) -> None:
+    offer = Offer.of_files([own_model])
+    assert next(iter(offer.models.items())) == ("ours", str(own_model))
+    ticket = client.ask("plan", **{**QUICK, "model": "ours"})
+    assert ticket["answer"]["title"] == "ours on 16 GPUs of dgx-h100"
     with pytest.raises(InputError, match=r"no/such\.yaml"):
         Offer.of_files([Path("no/such.yaml")])
 
@@ -305,7 +316,7 @@ def test_this_machine_may_be_called_localhost(client: Client) -> None:
 
 
 def test_a_page_of_another_origin_must_not_ask(client: Client) -> None:
-    body, kind = json.dumps(QUESTION).encode(), {"Content-Type": "application/json"}
+    body, kind = json.dumps(REFUSED).encode(), {"Content-Type": "application/json"}
     path = f"/{client.token}/ask/plan"
     for origin in ("https://evil.example", "null", f"http://127.0.0.1:{client.port + 1}"):
         assert client.send("POST", path, body, {**kind, "Origin": origin}).status == 403
@@ -332,7 +343,7 @@ def test_the_page_loads_nothing_from_elsewhere(client: Client) -> None:
 
 def test_large_bodies_are_refused_before_they_are_read(client: Client) -> None:
     path, kind = f"/{client.token}/ask/plan", {"Content-Type": "application/json"}
-    full = json.dumps(QUESTION).encode()
+    full = json.dumps(REFUSED).encode()
     fits = full + b" " * (MOST_BODY_BYTES - len(full))
     reply = client.send("POST", path, fits, kind)
     assert reply.status == 202
@@ -366,6 +377,7 @@ def test_a_request_that_does_not_come_whole_is_given_up(monkeypatch: pytest.Monk
     assert replies[0]["status"] == 408
 
 
+@pytest.mark.slow
 def test_more_questions_than_may_wait_are_turned_away_and_all_can_be_stopped(
     client: Client,
 ) -> None:
@@ -379,10 +391,11 @@ def test_more_questions_than_may_wait_are_turned_away_and_all_can_be_stopped(
     assert "8 questions wait already" in refused.document["error"]["message"]
     assert refused.headers["retry-after"]
     began = time.monotonic()
-    for reply in replies:
+    # Those that wait before the one that is worked on: else the next of them begins each time.
+    for reply in reversed(replies):
         if reply.status == 202:
             assert client.delete(f"answers/{reply.document['id']}").document["state"] == "stopped"
-    assert client.ask("plan", **QUESTION)["state"] == "done"
+    assert client.ask("plan", **QUICK)["state"] == "done"
     assert time.monotonic() - began < 30
 
 
@@ -442,7 +455,7 @@ def random_request(client: Client, seed: int) -> tuple[int, bytes]:
     kind = dice.choice(
         ["plan", "plan", "plan", "sizes", "fewest", "compare", "launch", "report", "x"]
     )
-    fields: dict[str, Any] = {**QUESTION, "time_limit": 1, "gpus": 8}
+    fields: dict[str, Any] = {**QUICK, "time_limit": 1, "gpus": 8}
     if kind in ("compare", "launch", "report"):
         fields = {"plan": "q1", "first": "q1", "second": "q2"}
     for name in dice.sample(FIELDS, dice.randrange(4)):
@@ -488,7 +501,7 @@ ALLOWED = {200, 202, 400, 403, 404, 405, 413, 415, 429}
 
 @pytest.mark.slow
 def test_random_requests_neither_end_it_nor_leave_its_limits() -> None:
-    with served("--at-once", "2") as client, ThreadPoolExecutor(8) as threads:
+    with served.served("--at-once", "2") as client, ThreadPoolExecutor(8) as threads:
         outcomes = list(threads.map(partial(random_request, client), range(REQUESTS)))
         statuses = Counter(status for status, _ in outcomes)
         assert set(statuses) <= ALLOWED, statuses
@@ -507,22 +520,18 @@ def test_random_requests_neither_end_it_nor_leave_its_limits() -> None:
             ticket = client.ended(name) if reply.status == 200 else None
             assert ticket is None or ticket["state"] in ("done", "failed"), ticket
             assert ticket is None or "internal error" not in str(ticket["error"]), ticket
-        assert client.ask("plan", **QUESTION)["state"] == "done"
+        assert client.ask("plan", **QUICK)["state"] == "done"
 
 
 # The command.
 
 
-def test_without_the_extra_it_says_how_to_install_it() -> None:
-    code = (
-        "import sys; sys.modules['uvicorn'] = None; sys.modules['starlette'] = None\n"
-        "from meshwright.cli import main; main(['serve'])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 2
-    assert "pip install 'meshwright[serve]'" in done.stderr
+def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    refused = pytest.raises(InputError, match=r"pip install 'meshwright\[serve\]'")
+    with listening(0) as listener, refused as said:
+        server.serve_page(Offer.of_files(), listener, "token")
+    assert said.value.exit_code == 2
 
 
 def test_a_cluster_with_parts_is_sent_to_the_command_line(tmp_path: Path) -> None:
