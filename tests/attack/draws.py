@@ -17,6 +17,7 @@ import numpy as np
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
+from meshwright.costmodel.execution_names import OPTIMIZERS
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.placement import level_factors, placement_on
@@ -32,7 +33,7 @@ ALL_LAYERS = 10**6
 FULL = 32
 MODELS = (
     "gpt2-xl", "llama-3-8b", "llama-2-13b", "llama-2-70b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b",
-    "mixtral-8x7b", "olmoe-1b-7b", "gpt-oss-20b", "deepseek-v2",
+    "mixtral-8x7b", "olmoe-1b-7b", "gpt-oss-20b", "deepseek-v2", "gemma-2-9b", "nemotron-h-8b",
 )  # fmt: skip
 CLUSTERS = (
     "dgx-h100", "dgx-a100", "dgx-a100-40gb", "dgx-b200", "gb200-nvl72", "superpod-a100", "mi300x",
@@ -54,8 +55,9 @@ def random_request(chance: random.Random, most_gpus: int = 64) -> PlanRequest:
             "seq_len": chance.choice((512, 1024, 2048, 4096, 8192, 16384)),
             "framework": chance.choice(("megatron",) * 4 + ("torchtitan", "deepspeed", "fsdp2")),
             "precision": chance.choice(("bf16", "bf16", "fp8", "fp16")),
-            "optimizer": chance.choice(("adam", "adam", "sgd", "muon")),
+            "optimizer": chance.choice(("adam", "adam", "muon", chance.choice(OPTIMIZERS))),
             "reserve_gib": chance.choice((0.0, 0.0, 0.0, 10.0)),
+            **_of_fine_tuning(chance),
         }
         try:
             request = read_request(**options)
@@ -63,6 +65,23 @@ def random_request(chance: random.Random, most_gpus: int = 64) -> PlanRequest:
         except InputError:
             continue
         return request
+
+
+def _of_fine_tuning(chance: random.Random) -> dict[str, Any]:
+    """Now and then adapters, another loss, another kind of step, or what else may lie on the host."""
+    options: dict[str, Any] = {}
+    if chance.random() < 0.2:
+        options |= {
+            "train": chance.choice(("lora", "qlora", "dora")),
+            "lora_rank": chance.choice((8, 64)),
+        }
+    if chance.random() < 0.2:
+        options["loss"] = chance.choice(("liger", "chunked"))
+    if chance.random() < 0.2:
+        options["kind"] = chance.choice(("sft", "dpo", "kto", "orpo", "reward"))
+    if chance.random() < 0.2:
+        options["allow"] = chance.choice(("activation-offload", "megatron-fsdp", "bf16-grads"))
+    return options
 
 
 @dataclass(frozen=True, kw_only=True)
