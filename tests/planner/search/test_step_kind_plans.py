@@ -49,26 +49,40 @@ def of_a_kind(asked: PlanRequest, seed: int) -> PlanRequest:
 
 
 @pytest.mark.parametrize(
-    "seed", [3000, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3001, 3002))]
+    "seed", [3014, 3036, 3037, *(pytest.param(n, marks=pytest.mark.slow) for n in (3021, 3038))]
 )
 def test_the_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(of_a_kind(request(seed), seed))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(range(3003, 3040)))
+@pytest.mark.parametrize("seed", some(range(3000, 3040)))
 def test_the_search_equals_brute_force_many(seed: int) -> None:
     check_against_brute_force(of_a_kind(request(seed), seed))
 
 
-@pytest.mark.parametrize("seed", [3101, 3104, 3107])
-def test_the_search_equals_brute_force_under_trl(seed: int) -> None:
+def under_trl(seed: int) -> PlanRequest:
     framework = ("deepspeed", "fsdp2")[seed % 2]
     plain = replace(request(seed), framework=framework, precision="bf16", pins={}, forbids=())
-    check_against_brute_force(of_a_kind(plain, seed))
+    return of_a_kind(plain, seed)
 
 
-@pytest.mark.parametrize("seed", range(70, 74))
+@pytest.mark.parametrize(
+    "seed", [3103, *(pytest.param(n, marks=pytest.mark.slow) for n in (3101, 3104))]
+)
+def test_the_search_equals_brute_force_under_trl(seed: int) -> None:
+    check_against_brute_force(under_trl(seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", some([3107, 3100, 3102, 3105, 3106, *range(3108, 3112)]))
+def test_the_search_equals_brute_force_under_trl_many(seed: int) -> None:
+    check_against_brute_force(under_trl(seed))
+
+
+@pytest.mark.parametrize(
+    "seed", [71, 72, 73, *(pytest.param(n, marks=pytest.mark.soak) for n in some([74, 70, 75, 76]))]
+)
 def test_the_optimum_is_that_of_layouts_generated_apart(seed: int) -> None:
     asked = of_a_kind(tiny_request(seed), seed)
     outcome, least_s = search(asked), least_step_time_s(asked)
@@ -322,7 +336,14 @@ def test_a_loss_by_chunks_is_compared_with_today(tmp_path: Path) -> None:
     assert "loss" in changes, changes
 
 
-@pytest.mark.parametrize("seed", range(3200, 3206))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(3207, 3221),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3213, 3220)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some(range(3200, 3207))),
+    ],
+)
 def test_the_search_equals_brute_force_with_a_loss_by_chunks(seed: int) -> None:
     plain = replace(request(seed), framework="fsdp2", precision="bf16", pins={}, forbids=())
     loss = ("liger", "chunked", "fused-head")[seed % 3]
