@@ -163,7 +163,12 @@ def test_no_room_is_explained() -> None:
 
 @pytest.mark.slow
 def test_a_change_that_is_offered_helps() -> None:
-    tight = request(model=load_catalog_model("llama-3-70b"), gpus=64, pins={"tp": 1, "pp": 2})
+    tight = request(
+        model=load_catalog_model("llama-3-70b"),
+        gpus=64,
+        pins={"tp": 1, "pp": 2},
+        without=("cuda-graph", "cp-a2a", "tp-overlap"),
+    )
     made = fastest_plan(tight)
     assert made.infeasible is not None
     assert set(made.infeasible.conflict[1:]) == {"pin tp=1", "pin pp=2"}

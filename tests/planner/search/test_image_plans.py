@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +20,11 @@ from meshwright.planner.audit import audit_document, audit_plan
 from meshwright.planner.launch.configurations import axolotl_files, llamafactory_files
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.plan.texts import plan_document, read_plan, workload_of_plan
 from meshwright.planner.report.plan_view import first_screen
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.reader import read_request
 from tests.places import DATA
 from tests.planner.report.test_views import text
 from tests.planner.search.test_planner_optimum import check_against_brute_force, request
@@ -49,7 +53,7 @@ def with_images(asked: PlanRequest, seed: int) -> PlanRequest:
 
 
 @pytest.mark.parametrize(
-    "seed", [4002, 4004, 4012, *(pytest.param(n, marks=pytest.mark.slow) for n in (4011, 4018))]
+    "seed", [4002, 4004, 4012, *(pytest.param(n, marks=pytest.mark.slow) for n in (4006, 4015))]
 )
 def test_the_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(with_images(request(seed), seed))
@@ -61,22 +65,24 @@ def test_the_search_equals_brute_force_many(seed: int) -> None:
     check_against_brute_force(with_images(request(seed), seed))
 
 
-def planned(framework: FrameworkName, **options: object) -> Plan:
-    settings: dict[str, object] = {
+@cache
+def planned(framework: FrameworkName, **options: Any) -> Plan:
+    """Made once for all that ask; what its choices bring is not asked."""
+    settings: dict[str, Any] = {
         "gpus": 16,
         "global_batch": 64,
         "seq_len": 4096,
         "image_tokens": 2048,
         "images_per_sequence": 2,
     }
-    return meshwright.plan(
-        QWEN,
+    asked = read_request(
+        model=str(QWEN),
         cluster="dgx-h100",
         framework=framework,
-        robustness=False,
         time_limit_s=60,
-        **settings | options,  # type: ignore[arg-type]
+        **settings | options,
     )
+    return make_plan(asked, robustness=False, choices=False)
 
 
 def test_a_plan_says_what_images_take_and_reads_back(tmp_path: Path) -> None:

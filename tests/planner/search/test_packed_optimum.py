@@ -72,5 +72,7 @@ def test_many_of_these_problems_have_unlike_packs_that_cost() -> None:
         assert bool(alike) == bool(unlike)
         if alike:
             costs.append(unlike[0].step_time_s / alike[0].step_time_s)
+        if sum(cost > 1 + 1e-6 for cost in costs) == 10:
+            break
     assert min(costs) > 1 - 1e-12
     assert sum(cost > 1 + 1e-6 for cost in costs) >= 10

@@ -257,7 +257,9 @@ def test_search_equals_brute_force(seed: int) -> None:
 
 
 SOME = (1002, 1005, 1007, 1009, 1012)
-LATER = [pytest.param(n, marks=pytest.mark.soak) for n in some(sorted({*range(1000, 1024)} - {*SOME}))]
+LATER = [
+    pytest.param(n, marks=pytest.mark.soak) for n in some(sorted({*range(1000, 1024)} - {*SOME}))
+]
 
 
 @pytest.mark.parametrize("seed", [*SOME, *LATER])
@@ -296,7 +298,7 @@ def grouped(seed: int) -> PlanRequest:
     return replace(asked, model=spec)
 
 
-@pytest.mark.parametrize("seed", [3, 127, 129])
+@pytest.mark.parametrize("seed", [3, 129, pytest.param(127, marks=pytest.mark.slow)])
 def test_search_over_groups_of_layers_equals_brute_force(seed: int) -> None:
     check_against_brute_force(grouped(seed))
 
@@ -453,8 +455,13 @@ def test_one_joint_model_gives_the_same_optimum(seed: int) -> None:
     assert times[choice.layout][choice.mapping] == price_ns(outcome.best[0].step_time_s)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1005, 1008])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(1008, marks=pytest.mark.slow),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some((1005, 2))),
+    ],
+)
 def test_the_k_best_are_the_k_best(seed: int) -> None:
     asked = request(seed)
     space = space_of(asked)
