@@ -149,7 +149,7 @@ def test_megatron_plans_are_for_recipes_of_bridge() -> None:
 )
 def test_images_that_do_not_fit_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        planned(**{"framework": "fsdp2"} | options)  # type: ignore[arg-type]
+        planned(**{"framework": "fsdp2"} | options)
 
 
 def test_models_without_an_encoder_are_refused() -> None:
