@@ -66,7 +66,7 @@ def test_a_pinned_schedule_is_planned_launched_and_read_back(name: str, tmp_path
 @pytest.mark.parametrize(
     ("framework", "name"),
     [
-        ("megatron", "zbv"),
+        pytest.param("megatron", "zbv", marks=pytest.mark.slow),
         ("megatron", "gpipe"),
         ("deepspeed", "gpipe"),
         ("torchtitan", "dualpipe"),
@@ -83,6 +83,7 @@ def test_what_a_framework_lacks_is_named(framework: str, name: str) -> None:
     assert f"drop the pin schedule={name}" in made.infeasible.smallest_changes
 
 
+@pytest.mark.slow
 def test_compiled_layers_exclude_a_split_backward_pass() -> None:
     made = fastest_plan(pinned("zbv", precision="fp8"))
     assert made.infeasible is not None
@@ -92,6 +93,7 @@ def test_compiled_layers_exclude_a_split_backward_pass() -> None:
     assert free.layout.schedule in ("1f1b", "interleaved-1f1b", "breadth-first")
 
 
+@pytest.mark.slow
 def test_too_few_micro_batches_for_a_schedule_are_named() -> None:
     pins = {"pp": 4, "tp": 2, "dp": 2, "micro_batch": 8, "schedule": "zbv", "cp": 1}
     made = fastest_plan(request(pins=pins))

@@ -8,6 +8,7 @@ from itertools import product
 from math import inf
 
 import numpy as np
+import pytest
 
 from meshwright.costmodel.footprint import main_layer_rooms, stage_memory_gib, usable_hbm_gib
 from meshwright.costmodel.layout import Recompute
@@ -165,6 +166,7 @@ def request_with_leading(seed: int) -> PlanRequest:
     )
 
 
+@pytest.mark.slow
 def test_leading_dense_layers_and_their_room_are_bounded_below_every_split() -> None:
     tight = sum(bounded_with_leading(seed) for seed in range(8))
     assert tight > 8

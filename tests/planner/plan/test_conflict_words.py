@@ -67,7 +67,9 @@ def test_a_toml_file_of_another_program_is_told_as_such(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_where_nothing_is_left_usable_no_negative_room_is_told() -> None:
     """It said that a GPU needs 853.4 GiB beyond the usable -847.0."""
-    answer = fastest_plan(replace(asked(), reserve_gib=1000.0)).infeasible
+    answer = fastest_plan(
+        replace(asked(), reserve_gib=1000.0, without=("cuda-graph", "cp-a2a", "tp-overlap"))
+    ).infeasible
     assert answer is not None
     told = next(words for words in answer.conflict if words.startswith("hbm"))
     assert "and nothing is left usable" in told

@@ -39,7 +39,10 @@ PAIRS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("model", "pins", "options"), PAIRS)
+@pytest.mark.parametrize(
+    ("model", "pins", "options"),
+    [*PAIRS[2:4], *(pytest.param(*each, marks=pytest.mark.slow) for each in PAIRS[:2] + PAIRS[4:])],
+)
 def test_both_pins_are_named_and_dropping_either_helps(
     model: str, pins: str, options: dict[str, Any]
 ) -> None:
@@ -66,10 +69,12 @@ def test_software_that_is_not_there_takes_part() -> None:
     assert fastest_plan(replace(request, pins=pins, without=())).layout is not None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "pins", "gpus", "enough"),
-    [("qwen3-235b-a22b", "pp=6,ep=8", 32, 48), ("qwen3-30b-a3b", "pp=3,ep=16", 40, 48)],
+    [
+        pytest.param("qwen3-235b-a22b", "pp=6,ep=8", 32, 48, marks=pytest.mark.slow),
+        pytest.param("qwen3-30b-a3b", "pp=3,ep=16", 40, 48, marks=pytest.mark.soak),
+    ],
 )
 def test_the_next_gpus_that_the_pins_divide_are_a_change(
     model: str, pins: str, gpus: int, enough: int
@@ -78,6 +83,7 @@ def test_the_next_gpus_that_the_pins_divide_are_a_change(
     assert f"take {enough} GPUs, not {gpus}" in refused(request).smallest_changes
 
 
+@pytest.mark.slow
 def test_where_all_gpus_must_be_used_fewer_are_a_change_too() -> None:
     request = asked("llama-3-8b", "pp=3,tp=8", gpus=64, global_batch=48, forbid="idle-gpus")
     changes = refused(request).smallest_changes

@@ -71,8 +71,13 @@ def expected_s(asked: PlanRequest, plan: Priced, found: GainCorrections) -> floa
     return plan.step_time_s * found.of(priced_settings(work, plan.layout))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("tight", "experts and graphs")),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("dense", "experts")),
+    ],
+)
 def test_the_proven_least_expected_step_is_that_of_enumeration(name: str) -> None:
     """Every layout is priced once; under each draw of corrections the search finds the least product."""
     draw, asked = random.Random(f"31 {name}"), request(name)

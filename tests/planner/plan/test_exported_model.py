@@ -11,17 +11,23 @@ from ortools.sat.python import cp_model
 
 from meshwright.cli import main
 from meshwright.planner.plan.best_plan import export_model
+from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.search.pricing import Certificate, Outcome
 from tests.planner.search.test_planner_optimum import request
 
 
-@pytest.mark.parametrize("seed", [1007, pytest.param(1019, marks=pytest.mark.slow)])
-def test_the_file_solved_again_gives_the_printed_bound(seed: int, tmp_path: Path) -> None:
-    path = tmp_path / "model.txt"
-    plan = fastest_plan(request(seed), model_file=path)
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, str]:
+    """A plan and the file of its model."""
+    path = tmp_path_factory.mktemp("model") / "model.txt"
+    return fastest_plan(request(1007), model_file=path), path.read_text(encoding="utf-8")
+
+
+def test_the_file_solved_again_gives_the_printed_bound(exported: tuple[Plan, str]) -> None:
+    plan, text = exported
     model = cp_model.CpModel()
-    assert model.proto.parse_text_format(path.read_text(encoding="utf-8"))
+    assert model.proto.parse_text_format(text)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     assert solver.solve(model) == cp_model.OPTIMAL
@@ -30,11 +36,10 @@ def test_the_file_solved_again_gives_the_printed_bound(seed: int, tmp_path: Path
     assert not [text for text in plan.warnings if "no model" in text]
 
 
-def test_what_is_chosen_carries_names(tmp_path: Path) -> None:
-    path = tmp_path / "model.txt"
-    plan = fastest_plan(request(1007), model_file=path)
+def test_what_is_chosen_carries_names(exported: tuple[Plan, str]) -> None:
+    plan, text = exported
     model = cp_model.CpModel()
-    model.proto.parse_text_format(path.read_text(encoding="utf-8"))
+    model.proto.parse_text_format(text)
     variables = {variable.name for variable in model.proto.variables}
     assert plan.layout is not None
     assert plan.execution is not None

@@ -49,7 +49,7 @@ CASES = {
 """Machine, GPUs, and ranks of an expert group, by the parts that groups lie in."""
 
 
-@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("overlap", ["off", pytest.param("on", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("parts", CASES)
 def test_links_are_no_longer_busy_than_the_step(parts: str, overlap: str) -> None:
     """What the fullest GPU sends, rank by rank, against the price of the step."""

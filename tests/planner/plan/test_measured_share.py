@@ -250,6 +250,7 @@ def test_the_sentence_of_the_first_screen(
     assert evidence_text(found).replace("12.300 s", "12.3 s").replace("12.30 s", "12.3 s") == words
 
 
+@pytest.mark.slow
 def test_the_command_says_what_its_plan_rests_on() -> None:
     """The Llama 3 8B recipe of DGX Cloud ran in 12.27 s (tests/data/published_runs.yaml)."""
     words = "plan llama-3-8b --cluster dgx-h100 --gpus 8 --global-batch 128 --seq-len 8192 --pin cp=2,tp=2"

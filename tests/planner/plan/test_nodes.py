@@ -60,8 +60,13 @@ def on_nodes(request: PlanRequest, indices: tuple[int, ...]) -> float:
     return seconds(fastest_plan(replace(request, cluster=own)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some((2, 3))),
+    ],
+)
 def test_no_choice_of_nodes_is_faster(seed: int) -> None:
     """Four of the nodes of three leaves, all combinations by hand."""
     cluster = scattered_cluster(random.Random(seed), leaves=3, per_leaf=2, free=5)

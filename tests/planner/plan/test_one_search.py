@@ -33,6 +33,7 @@ TENSOR: dict[str, Any] = {
     "cluster": "dgx-h100",
     "global_batch": 8,
     "seq_len": 1024,
+    "without": "deepep,hybridep,allgather,ep-overlap,cuda-graph",
 }
 """With few tokens a GPU, launches of cut GEMMs cost more than the overlap hides."""
 
@@ -42,7 +43,7 @@ def without_overlap(gpus: int = 8) -> PlanRequest:
     return read_request(**TENSOR, gpus=gpus, pin="tp=2,pp=1")
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 5)])
+@pytest.mark.parametrize("seed", [pytest.param(5, marks=pytest.mark.slow)])
 def test_what_a_choice_brings_is_what_plan_says_without_it(seed: int) -> None:
     plan, found = differences(request_of(seed))
     assert plan.choices
@@ -73,7 +74,7 @@ def test_every_search_may_do_without_tensor_parallel_overlap() -> None:
     row = do_job(job.model_dump(mode="json"), None)["row"]
     assert row["step_time_s"] == plan.objective.step_time_s
     assert row["status"] == plan.status
-    options = {name: TENSOR[name] for name in ("global_batch", "seq_len")}
+    options = {name: TENSOR[name] for name in ("global_batch", "seq_len", "without")}
     rows = sweep("olmoe-1b-7b", over="gpus=8", cluster="dgx-h100", pin="tp=2,pp=1", **options).rows
     assert rows[0]["step_time_s"] == plan.objective.step_time_s
 
@@ -109,7 +110,7 @@ def test_single_changes_are_plans() -> None:
 def test_the_recommended_size_is_the_fewest_by_plan() -> None:
     target_s = fastest_plan(without_overlap(4)).objective.step_time_s
     assert target_s is not None
-    fields = {"global_batch": 8, "seq_len": 1024, "pin": "tp=2,pp=1"}
+    fields = {"global_batch": 8, "seq_len": 1024, "pin": "tp=2,pp=1", "without": TENSOR["without"]}
     answer = plan_sizes(
         read_size_request(
             model=str(TENSOR["model"]),
@@ -137,7 +138,8 @@ def test_the_recommended_size_is_the_fewest_by_plan() -> None:
 def test_a_search_that_was_not_made_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the time limit cut off read 'no plan without it'."""
     monkeypatch.setattr("meshwright.planner.plan.robustness.is_over", lambda: True)
-    plan = make_plan(read_request(**{**TENSOR, "model": "gpt2-xl"}, gpus=8), robustness=False)
+    asked = read_request(**{**TENSOR, "model": "gpt2-xl", "without": ""}, gpus=8)
+    plan = make_plan(asked, robustness=False)
     assert plan.choices
     assert {choice.status for choice in plan.choices} == {"not searched"}
     assert not any(choice.proven for choice in plan.choices)

@@ -55,17 +55,6 @@ def test_every_rank_has_its_gpu(found: Plan) -> None:
     assert sorted(found.mapping.ranks) == [(node, gpu) for node in range(2) for gpu in range(8)]
 
 
-def test_same_request_same_plan(found: Plan) -> None:
-    again = fastest_plan(request())
-    assert replace_wall(again) == replace_wall(found)
-
-
-def replace_wall(one: Plan) -> dict[str, Any]:
-    document = one.model_dump()
-    document["solver"].pop("wall_s")
-    return document
-
-
 def test_progress_is_told() -> None:
     heard: list[str] = []
     fastest_plan(request(gpus=8), heard.append)
@@ -132,6 +121,7 @@ def test_odd_gpu_counts_leave_gpus_idle_and_say_so() -> None:
     assert any("stay idle" in text for text in made.warnings)
 
 
+@pytest.mark.slow
 def test_exhaustive_agrees() -> None:
     small = request(
         gpus=4,
@@ -174,7 +164,12 @@ def test_no_room_is_explained() -> None:
 
 @pytest.mark.slow
 def test_a_change_that_is_offered_helps() -> None:
-    tight = request(model=load_catalog_model("llama-3-70b"), gpus=64, pins={"tp": 1, "pp": 2})
+    tight = request(
+        model=load_catalog_model("llama-3-70b"),
+        gpus=64,
+        pins={"tp": 1, "pp": 2},
+        without=("cuda-graph", "cp-a2a", "tp-overlap"),
+    )
     made = fastest_plan(tight)
     assert made.infeasible is not None
     assert set(made.infeasible.conflict[1:]) == {"pin tp=1", "pin pp=2"}
@@ -198,9 +193,9 @@ def test_a_change_that_is_offered_helps() -> None:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"pins": {"tp": 3}}, "heads-by-tp"),
         ({"pins": {"dp": 5}}, "batch-split"),
-        ({"pins": {"tp": 8, "pp": 4}}, "gpu-budget"),
+        pytest.param({"pins": {"tp": 3}}, "heads-by-tp", marks=pytest.mark.slow),
+        pytest.param({"pins": {"tp": 8, "pp": 4}}, "gpu-budget", marks=pytest.mark.slow),
         ({"pins": {"pp": 2, "vpp": 18}}, "layers-by-stages"),
         ({"precision": "mxfp8"}, "precision-on-device"),
     ],

@@ -147,7 +147,9 @@ def grouped(seed: int) -> PlanRequest:
     )
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(6, 16)))]
+)
 def test_the_best_of_both_ways_of_context_parallelism_is_found(seed: int) -> None:
     request = grouped(seed)
     outcome, best_s = search_executions(request, CostModelPricing), brute_force(request)

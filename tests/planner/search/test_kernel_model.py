@@ -20,9 +20,14 @@ from meshwright.planner.search.loop import LayoutSearch, branch_of
 from meshwright.planner.search.pricing import Certificate, SearchParams
 from meshwright.planner.search.space import Space, space_of
 from tests.planner.search.test_planner_optimum import request
+from tests.soaked import some
 
 ARGMIN_MISLEADS = (0, 2, 1009, 1025, 1012, 1040)
 """Cases in which the layout of the least bound is not the best, or does not fit."""
+
+
+OTHER_SIZES = ((2, 2), (2, 5), (1007, 1), (1007, 5), (1019, 1), (1019, 2))
+"""Seeds and largest numbers of combinations in a model."""
 
 
 def searched(seed: int) -> tuple[Space, LayoutSearch]:
@@ -73,7 +78,9 @@ def check_below_the_truth(space: Space, layout: Layout, priced: Priced) -> None:
         assert holds_gib <= used_gib[rank] * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [2, 1007, 2017])
+@pytest.mark.parametrize(
+    "seed", [1007, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 2017))]
+)
 def test_combinations_never_cost_more_than_the_truth(seed: int) -> None:
     space = space_of(request(seed))
     pricing = CostModelPricing(space.workload)
@@ -157,8 +164,14 @@ def test_hbm_decides_how_layers_are_dealt_out() -> None:
     assert first_rank(row.fixed_gib + 0.5 * row.layer_gib) is None
 
 
-@pytest.mark.parametrize("largest", [1, 2, 5])
-@pytest.mark.parametrize("seed", [2, 1007, 1019, 1024])
+@pytest.mark.parametrize(
+    ("seed", "largest"),
+    [
+        *((2, 1), (1007, 2), (1019, 5)),
+        *(pytest.param(1024, largest, marks=pytest.mark.slow) for largest in (1, 2, 5)),
+        *(pytest.param(*each, marks=pytest.mark.soak) for each in some(OTHER_SIZES)),
+    ],
+)
 def test_models_too_small_for_all_combinations_prove_the_same_optimum(
     seed: int, largest: int
 ) -> None:

@@ -19,6 +19,7 @@ from tests.planner.mapping.test_cut_limit import PINS
 from tests.planner.mapping.test_cut_limit import asked as with_cuts
 from tests.planner.plan.test_inside_domain import asked as with_experts
 from tests.planner.search.test_planner_optimum import request as random_request
+from tests.soaked import some
 
 
 def three_choices() -> tuple[cp_model.CpModel, list[cp_model.IntVar]]:
@@ -115,7 +116,9 @@ INSIDE = {
 }
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize(
+    "name", ["experts", pytest.param("long sequences", marks=pytest.mark.slow)]
+)
 def test_without_the_rows_of_the_domain_another_layout_is_chosen(name: str) -> None:
     request = INSIDE[name]
     step_s, chooser = solved(request)
@@ -144,8 +147,9 @@ def test_without_the_rows_of_the_cuts_another_mapping_is_chosen() -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        *(0, 1, 3, 4, 5, 6, 9, 11),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 7, 8, 10)),
+        *(0, 1, 3, 4, 5, 11),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (6, 7, 8, 9)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some((2, 10))),
     ],
 )
 def test_the_plan_under_limits_is_that_of_pricing_every_layout(seed: int) -> None:

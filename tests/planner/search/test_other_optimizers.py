@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import meshwright
 from meshwright.cluster_specs.reader import load_cluster
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.frameworks.catalog import RECORDS, planned
+from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.launches.reader import read_launch
 from tests.planner.search.plain_oracle import least_step_time_s
 from tests.planner.search.test_plain_oracle import tiny_request
@@ -41,7 +44,7 @@ def small_request(seed: int, framework: str, optimizer: str) -> PlanRequest:
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "lion", "sgd"])
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [3])
 def test_the_optimum_is_that_of_the_plain_oracle(seed: int, optimizer: str) -> None:
     request = replace(tiny_request(seed), optimizer=optimizer)
     outcome, least_s = search(request), least_step_time_s(request)
@@ -53,8 +56,8 @@ def test_the_optimum_is_that_of_the_plain_oracle(seed: int, optimizer: str) -> N
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("optimizer", ["muon", "lion"])
-@pytest.mark.parametrize("seed", some(range(4, 20)))
+@pytest.mark.parametrize("optimizer", ["muon", "lion", "sgd"])
+@pytest.mark.parametrize("seed", some([0, *range(4, 20)]))
 def test_the_optimum_is_that_of_the_plain_oracle_slow(seed: int, optimizer: str) -> None:
     test_the_optimum_is_that_of_the_plain_oracle(seed, optimizer)
 
@@ -67,16 +70,20 @@ def test_the_optimum_is_that_of_brute_force(framework: str, optimizer: str, seed
     check_against_brute_force(small_request(seed, framework, optimizer))
 
 
-def plan_of(framework: str, optimizer: str, **options: Any) -> meshwright.Plan:
-    asked: dict[str, Any] = {
-        "gpus": 16,
-        "global_batch": 64,
-        "seq_len": 2048,
-        "framework": framework,
-        "optimizer": optimizer,
-        "forbid": ["interleaving"],
-    }
-    return meshwright.plan("llama-3.2-1b", cluster="dgx-h100", **asked | options)
+@cache
+def plan_of(framework: str, optimizer: str) -> meshwright.Plan:
+    """The fastest plan; what its choices bring is not asked."""
+    asked = read_request(
+        model="llama-3.2-1b",
+        cluster="dgx-h100",
+        gpus=16,
+        global_batch=64,
+        seq_len=2048,
+        framework=framework,
+        optimizer=optimizer,
+        forbid=["interleaving"],
+    )
+    return make_plan(asked, robustness=False, choices=False)
 
 
 @pytest.mark.parametrize(("framework", "optimizer"), OTHERS)

@@ -102,7 +102,11 @@ def test_files_say_where_they_lie_and_are_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in some([*range(2, 12), 1]))]
+    "seed",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some([*range(2, 12), 1])),
+    ],
 )
 def test_the_search_equals_brute_force(seed: int) -> None:
     """With 3 to 6 GiB of HBM, hosts with and without room, and drives fast and slow."""

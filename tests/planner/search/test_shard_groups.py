@@ -55,7 +55,7 @@ def test_groups_can_be_forbidden() -> None:
 
 
 def test_a_plan_says_what_groups_bring() -> None:
-    plan = make_plan(request())
+    plan = make_plan(request(), robustness=False)
     assert plan.layout is not None
     choice = next(each for each in plan.choices or [] if each.choice == "shard_groups")
     assert choice.value == plan.layout.shard_groups

@@ -101,7 +101,9 @@ def check_against_plain_oracle(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert outcome.best[0].step_time_s == pytest.approx(least_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [0, 1, 2, 5, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 6))]
+)
 def test_one_virtual_stage_is_that_of_the_plain_oracle(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,20 +111,22 @@ def test_one_virtual_stage_is_that_of_the_plain_oracle(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(range(8, 60)))
+@pytest.mark.parametrize("seed", some([*range(8, 60), 4]))
 def test_one_virtual_stage_is_that_of_the_plain_oracle_many(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_against_plain_oracle(seed, monkeypatch)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [0, 2, 7, 15, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 12, 13))]
+)
 def test_virtual_stages_are_those_of_brute_force(seed: int) -> None:
     check_against_brute_force(interleaved_request(seed))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(range(8, 60)))
+@pytest.mark.parametrize("seed", some([*range(8, 60), 3, 4, 5, 6]))
 def test_virtual_stages_are_those_of_brute_force_many(seed: int) -> None:
     check_against_brute_force(interleaved_request(seed))
 

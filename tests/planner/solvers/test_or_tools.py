@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 LOADED = """
 import sys
 from meshwright.planner.solvers.or_tools import cp_model
@@ -35,5 +37,6 @@ def test_a_model_is_solved_without_pandas_which_still_serves_others() -> None:
     assert _printed(LOADED) == ["False", "OPTIMAL", "5", "False", "True", "2"]
 
 
+@pytest.mark.slow
 def test_no_other_thread_sees_the_stand_in() -> None:
     assert _printed(BESIDE_A_THREAD) == ["True"]
