@@ -24,9 +24,9 @@ from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.recorders import token_loads
 from meshwright.planner.experts.solve import Layer, PlacementEffort, place_layers, solve_exactly
 from tests.planner.experts.safetensors_files import write_safetensors
-from tests.soaked import some
+from tests.soaked import examples, some
 
-SLOW_MACHINE = settings(max_examples=40, deadline=None)
+SLOW_MACHINE = settings(max_examples=examples(40), deadline=None)
 README_LOAD = [
     [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],
     [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27],

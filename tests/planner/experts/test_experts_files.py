@@ -21,6 +21,7 @@ from meshwright.planner.experts.placements import (
     placement_text,
     read_placement,
 )
+from tests.soaked import examples
 
 
 def written(form: str, experts: int = 4) -> str:
@@ -51,7 +52,7 @@ def test_formats_hold_the_placement(tmp_path: Path) -> None:
 ENDINGS = {"trtllm": ".yaml"}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.integers(0, 10_000),
     st.sampled_from(PLACEMENT_FORMATS),

@@ -25,6 +25,7 @@ from meshwright.planner.mapping.spread_build import (
     with_short_pipelines,
 )
 from tests.planner.mapping.test_fabric_mapping import every_assignment, random_problem
+from tests.soaked import examples, some
 
 WEIGHTS = (500, 300, 0, 1000, 700)
 SMALL = [
@@ -61,7 +62,12 @@ def key_of(problem: MappingProblem, weights: ReachWeights, assignment: IntArray)
 
 
 @pytest.mark.parametrize(
-    "block", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 12))]
+    "block",
+    [
+        0,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(4, 12))),
+    ],
 )
 def test_brute_force_agrees(block: int) -> None:
     """Pods, leaves and traffic, in this order, with every weighting, over 120 irregular cases."""
@@ -120,7 +126,7 @@ def test_never_worse_than_hostname_order_and_never_below_the_bound(seed: int, we
     assert weights.key(found.leaves.bound) <= key[2:]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_counting_refutes_nothing_that_is_there(seed: int) -> None:
     """Whatever a random assignment reaches is possible, at both levels."""

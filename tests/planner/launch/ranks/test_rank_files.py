@@ -29,6 +29,7 @@ from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.texts import plan_document, plan_text, read_plan
 from tests.places import DATA
 from tests.plans import make_plan
+from tests.soaked import examples
 
 MEGATRON = json.loads((DATA / "megatron_groups.json").read_text(encoding="utf-8"))["cases"]
 
@@ -70,7 +71,7 @@ def test_an_expert_grid_that_megatron_refuses() -> None:
         process_groups(layout, MEGATRON_TP_PP_DP, experts=True)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.sampled_from([1, 2, 3, 4]),
     st.sampled_from([1, 2]),
