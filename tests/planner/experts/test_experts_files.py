@@ -161,7 +161,7 @@ def test_every_figure_of_a_layer_is_reported(tmp_path: Path) -> None:
     tokens = np.argsort(chance.random((32, 300, 8)), axis=2)[:, :, :2]
     np.savez(tmp_path / "trace.npz", topk_ids=tokens)
     asked = ["experts", str(tmp_path / "trace.npz"), "--cluster", "dgx-h100", "--gpus", "16"]
-    asked += ["--model", "mixtral-8x7b", "--slots", "16", "--time-limit", "0.2"]
+    asked += ["--model", "mixtral-8x7b", "--slots", "16", "--time-limit", "0.05"]
     told = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
     for row in told["layers"]:
         assert all(row[name] is not None for name in FIGURES), row

@@ -132,7 +132,7 @@ def reached(moves: int) -> Moved:
         loads, shape, PlacementLimits(), PlacementEffort(exact=False, time_limit_s=0.5)
     ).slots
     drifted = loads * chance.lognormal(0, 0.5, loads.shape)
-    return improve_from(drifted, current, shape, moves, time_limit_s=4.0)
+    return improve_from(drifted, current, shape, moves, time_limit_s=1.0)
 
 
 @pytest.mark.slow

@@ -377,6 +377,7 @@ def test_nodes_that_tokens_join_share_a_leaf_by_hand() -> None:
     assert blocks_per_token(tokens, found, 4, 2) == 1.0
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_work_and_processes_do_not_matter() -> None:
     chance = np.random.default_rng(4)
     tokens = np.argsort(chance.random((2, 600, 24)), axis=2)[:, :, :3].astype(np.int32)

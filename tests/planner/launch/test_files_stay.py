@@ -130,7 +130,10 @@ def every_plan(frameworks: Sequence[FrameworkName] = FRAMEWORKS) -> dict[str, Pl
     return dict([*drawn_plans(frameworks), *placed])
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    "framework",
+    ["megatron", *(pytest.param(name, marks=pytest.mark.slow) for name in FRAMEWORKS[1:])],
+)
 def test_files_are_what_they_were(framework: FrameworkName) -> None:
     stored = json.loads(DIGESTS.read_text(encoding="utf-8"))
     plans = every_plan((framework,))

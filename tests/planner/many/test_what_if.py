@@ -10,6 +10,7 @@ from meshwright.errors import InputError
 from meshwright.planner.many.sweep import AXES, WhatIfParams, what_if
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.plan_request import PlanRequest
 from tests.planner.plan.test_planner_service import request
 
@@ -19,7 +20,7 @@ ALONE = WhatIfParams(workers=1)
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return fastest_plan(request(gpus=8, pins=QUICK))
+    return fastest_plan(request(gpus=8, pins=QUICK, without=WITHOUT))
 
 
 def test_every_row_is_what_plan_finds(plan: Plan) -> None:

@@ -379,7 +379,9 @@ TIERS = {
 @pytest.mark.parametrize(
     ("name", "cluster"),
     [
-        pytest.param(name, cluster, marks=TIERS.get(name, ()) if cluster == usual else pytest.mark.soak)
+        pytest.param(
+            name, cluster, marks=TIERS.get(name, ()) if cluster == usual else pytest.mark.soak
+        )
         for name, usual in USUAL.items()
         for cluster in ("dgx-h100", "dgx-a100", "dgx-b200")
     ],
