@@ -86,7 +86,9 @@ def best_of_all(load: np.ndarray, gpus: int) -> float:
     return float(best)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))]
+)
 @pytest.mark.parametrize(("experts", "gpus"), [(3, 3), (4, 4), (5, 4)])
 def test_no_limit_that_a_pairing_keeps_is_ruled_out(seed: int, experts: int, gpus: int) -> None:
     chance = np.random.default_rng(seed)

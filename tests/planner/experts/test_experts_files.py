@@ -156,6 +156,7 @@ FIGURES = (
 )
 
 
+@pytest.mark.slow
 def test_every_figure_of_a_layer_is_reported(tmp_path: Path) -> None:
     chance = np.random.default_rng(0)
     tokens = np.argsort(chance.random((32, 300, 8)), axis=2)[:, :, :2]

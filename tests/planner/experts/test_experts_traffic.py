@@ -289,6 +289,7 @@ def test_replicas_go_to_the_nodes_that_ask_for_them_by_hand() -> None:
     assert cross_node_share(slots, affinity, 3) == pytest.approx(11 / 22)
 
 
+@pytest.mark.slow
 def test_caps_and_replicas_are_kept_while_traffic_falls() -> None:
     chance = np.random.default_rng(12)
     topic = chance.integers(0, 4, 1500)

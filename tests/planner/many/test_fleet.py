@@ -410,6 +410,7 @@ def test_what_cannot_be_shared_says_so(tmp_path: Path, kept: Path) -> None:
     assert "throughput" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_without_a_plan_does_not_stop_the_others(tmp_path: Path, kept: Path) -> None:
     """Where it is too large for its memory at every size, and where the cluster is too small for it."""
     bad = [

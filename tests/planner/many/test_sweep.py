@@ -61,6 +61,7 @@ def test_a_row_is_the_plan_of_its_values() -> None:
     assert report.rows[1]["gpus"] == 16
 
 
+@pytest.mark.slow
 def test_a_sweep_over_packs_has_the_tokens_of_samples(tmp_path: Path) -> None:
     path = tmp_path / "lengths.json"
     path.write_text(json.dumps({str(n): 9 for n in range(32, 2048, 4)}), encoding="utf-8")
@@ -80,6 +81,7 @@ def test_a_sweep_over_packs_has_the_tokens_of_samples(tmp_path: Path) -> None:
     assert "does not go with --lengths" in kept[0]["message"]
 
 
+@pytest.mark.slow
 def test_more_hbm_or_network_is_never_slower() -> None:
     report = meshwright.sweep(
         "llama-3-8b", over="hbm_gib=60+120,nic_gbps=100+400", gpus=16, **FEW, **ASKED

@@ -53,6 +53,7 @@ def test_by_default_one_thing_changes_at_a_time(plan: Plan) -> None:
     assert own["step_time_s"] == plan.predicted.step_time_s
 
 
+@pytest.mark.slow
 def test_more_network_or_hbm_is_never_slower(plan: Plan) -> None:
     rows = what_if(plan, {"nic_gbps": (200.0, 800.0), "hbm_gib": (141.0,)}, ALONE)["rows"]
     times = {

@@ -106,6 +106,7 @@ def test_brute_force_agrees(block: int) -> None:
     assert proven >= 5
 
 
+@pytest.mark.slow
 def test_groups_of_several_slots_are_bounded_and_no_worse_than_hostname_order() -> None:
     for seed in range(8):
         problem = random_problem(seed, experts=True)

@@ -398,6 +398,7 @@ def test_less_background_never_slows_a_step(share: float, less: float, level: in
     assert step_s(share * less) <= step_s(share) * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_less_background_never_worsens_a_plan() -> None:
     """The optimum over a few layouts on slow NICs, leaves equally and unequally busy."""
 

@@ -190,7 +190,9 @@ def _price(problem: MappingProblem, counts: IntArray) -> float:
     return float(leaf_s + np.asarray(problem.pod_s_per_byte) @ pattern_bytes(problem, pods))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+)
 def test_exchanges_keep_stages_and_leaves_and_do_not_cost_more(seed: int) -> None:
     problem, counts = two_pods(seed)
     found = exchanged(problem, counts, 3_000)

@@ -151,6 +151,7 @@ def seconds(plan: Plan) -> float:
     return inf if plan.objective.step_time_s is None else plan.objective.step_time_s
 
 
+@pytest.mark.slow
 def test_eight_and_three_of_two_nodes_are_as_fast_as_eleven_gpus() -> None:
     asked: dict[str, Any] = {"global_batch": 22, "seq_len": 2048, "without": WITHOUT}
     plan = planned(listed("dgx-h100", ("l0", 8), ("l0", 3)), **asked)
@@ -200,12 +201,12 @@ def test_no_allocation_is_an_internal_error(
 @pytest.mark.parametrize("free", [7, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_plan_is_never_slower_than_on_its_whole_nodes_alone(free: int) -> None:
     """Nodes of which some GPUs are taken may be left out as a whole."""
-    cluster = listed("dgx-h100", ("l0", 8), ("l0", 8), ("l1", 8), ("l1", free))
+    cluster = listed("dgx-h100", ("l0", 8), ("l1", 8), ("l1", free))
     pin = {"cp": 1, "micro_batch": 1, "zero_stage": 1, "recompute": "none"}
     asked: dict[str, Any] = {"global_batch": 48, "pin": pin, "without": WITHOUT}
-    whole = planned(only_nodes(cluster, ["n0", "n1", "n2"]), **asked)
+    whole = planned(only_nodes(cluster, ["n0", "n1"]), **asked)
     assert seconds(planned(cluster, **asked)) <= seconds(whole) * (1 + 1e-9)
-    most = planned(cluster, 24, **asked)
+    most = planned(cluster, 16, **asked)
     assert seconds(most) <= seconds(whole) * (1 + 1e-9)
 
 
@@ -279,6 +280,7 @@ def test_gpus_are_left_out_of_several_whole_nodes() -> None:
     assert seconds(plan) < seconds(uneven) * (1 - 1e-3)
 
 
+@pytest.mark.slow
 def test_nodes_listed_without_leaves_stand_by_their_position() -> None:
     """The second and third of a machine with two nodes on a leaf are on two leaves: so they are priced."""
 

@@ -100,6 +100,7 @@ def test_the_command_writes_what_starts_the_pipeline(tmp_path: Path) -> None:
     assert min(fast) > max(slow)
 
 
+@pytest.mark.slow
 def test_a_part_alone_is_the_plan_where_others_do_not_help(tmp_path: Path) -> None:
     """A handful of slow GPUs behind a slow link: the fast part is left alone, with its own plan and files."""
     parts = [{"cluster": "dgx-h100", "gpus": 16}, {"cluster": "dgx-v100", "gpus": 8}]

@@ -309,6 +309,7 @@ def test_what_takes_no_plan_of_parts_says_so_in_a_sentence(
     assert len(out.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_has_the_plans_of_its_combinations(result: MixedResult, tmp_path: Path) -> None:
     """A row is the plan that `plan` makes; FSDP2 alone has no pipelines, which its row says."""
     path = tmp_path / "mixed.yaml"

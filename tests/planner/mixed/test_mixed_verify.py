@@ -192,6 +192,7 @@ def test_what_is_forged_is_found(
     assert any(words in fault for fault in found), found
 
 
+@pytest.mark.slow
 def test_no_field_that_decides_can_be_changed(result: MixedResult) -> None:
     """Each value of the deciding sections changed by itself, the digest made to fit."""
     document = mixed_document(result.document)
@@ -304,6 +305,7 @@ def test_a_plan_that_does_not_hold_is_never_printed(monkeypatch: pytest.MonkeyPa
         make_mixed_plan(tight(80.0))
 
 
+@pytest.mark.slow
 def test_it_shares_nothing_with_the_search() -> None:
     """Nor does it load the solver."""
     names = ("kernel", "promising", "service")

@@ -160,6 +160,7 @@ def test_what_cannot_run_is_left_as_it_was_and_said() -> None:
     assert covariance[0, 0] < 0.3
 
 
+@pytest.mark.slow
 def test_another_machine_than_the_cluster_is_noticed() -> None:
     report = report_of(SimulatedDevice(slow=1e4))
     assert report.calibration.factors.gemm == pytest.approx(1 / 20, rel=0.02)
@@ -316,6 +317,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     return device
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_stack(simulated: SimulatedDevice, tmp_path: Path) -> None:
     path = tmp_path / "machine.yaml"
     words = ["calibrate", "--measure", "--minutes", "1", "-o", str(path)]
