@@ -46,7 +46,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 def written(folder: Path, name: str, target: str | None = None, **changes: Any) -> Path:
     """The folder of a plan's launch files."""
-    asked = {"global_batch": 64, "robustness": False, "without": WITHOUT} | REQUESTS[name] | changes
+    asked: dict[str, Any] = {"global_batch": 64, "robustness": False, "without": WITHOUT}
+    asked |= REQUESTS[name] | changes
     plan = meshwright.plan(asked.pop("model"), **asked)
     write_files(folder / name, plan_files(plan, target))
     return folder / name
