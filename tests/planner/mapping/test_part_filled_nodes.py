@@ -159,6 +159,7 @@ def test_eight_and_three_of_two_nodes_are_as_fast_as_eleven_gpus() -> None:
     assert seconds(plan) <= seconds(planned("dgx-h100", 11, **asked)) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_a_ring_over_pcie_nodes_counts_all_slots_of_a_node() -> None:
     """A plan was once called optimal at 575 ms, where 441 ms was possible, as without a list."""
     cluster = listed("rtx-pro-6000-pcie", ("l0", 8), ("l0", 6))
@@ -260,6 +261,7 @@ def test_an_error_of_highs_leaves_the_programme_open(monkeypatch: pytest.MonkeyP
     assert solved_by_highs(mathopt.Model(), TreeLimits(nodes=1, seconds=1.0)) is None
 
 
+@pytest.mark.slow
 def test_gpus_are_left_out_of_several_whole_nodes() -> None:
     """A ring is as fast as its smallest part: of three nodes 7, 7 and 6 GPUs are a faster 20 than 8, 8 and 4.
 
@@ -331,6 +333,7 @@ class _NoMappings:
     apart: bool = True
 
 
+@pytest.mark.slow
 def test_a_plan_on_parts_of_nodes_passes_its_own_verification() -> None:
     cluster = listed("l40s-pcie", ("l0", 4), ("l0", 2), ("l1", 2))
     request = replace(

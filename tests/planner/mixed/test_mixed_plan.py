@@ -258,6 +258,7 @@ def small_deepseek(dense_layers: int) -> ModelSpec:
     return model.model_copy(update={"layers": 12, "moe": moe})
 
 
+@pytest.mark.slow
 def test_dense_layers_in_front_go_through_parts_too(tmp_path: Path) -> None:
     """More GPUs than a part has are pinned."""
     result = meshwright.plan_mixed(
@@ -333,6 +334,7 @@ def test_shard_groups_that_are_pinned_are_kept_through_parts(tmp_path: Path) -> 
     assert any("optimizer" in fault for fault in mixed_faults(changed))
 
 
+@pytest.mark.slow
 def test_an_offload_that_is_pinned_is_kept_through_parts(tmp_path: Path) -> None:
     result = meshwright.plan_mixed(
         "llama-3-8b",

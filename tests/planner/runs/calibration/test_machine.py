@@ -134,6 +134,7 @@ def test_what_was_measured_is_far_from_the_prior_where_the_machine_is() -> None:
     assert np.std(np.log([each.factors.gemm for each in samples])) == pytest.approx(0.05, rel=0.3)
 
 
+@pytest.mark.slow
 def test_each_class_says_how_it_moved() -> None:
     """H100: 0.6854 of 989.4 TFLOP/s are assumed in a step."""
     report = report_of(SimulatedDevice(HIDDEN))

@@ -87,7 +87,13 @@ def check(framework: FrameworkName, count: int, folder: Path) -> None:
         assert again.memory_gib == own.memory_gib, plan.layout
 
 
-@pytest.mark.parametrize("framework", FRAMEWORK_NAMES)
+@pytest.mark.parametrize(
+    "framework",
+    [
+        pytest.param(name, marks=() if name == "megatron" else pytest.mark.slow)
+        for name in FRAMEWORK_NAMES
+    ],
+)
 def test_a_launch_has_the_price_of_its_plan(framework: FrameworkName, tmp_path: Path) -> None:
     check(framework, 8, tmp_path)
 
