@@ -13,6 +13,7 @@ from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text, read_plan
 from meshwright.planner.plan.training_cost import Budget
 from meshwright.planner.report.prediction_view import headline
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.prediction import price_run
 from meshwright.planner.runs.run_file import run_from_mapping
@@ -33,14 +34,20 @@ run: {seq_len: 4096, global_batch: 64, tp: 2, pp: 4, dp: 4, ep: 2, etp: 2, seque
 
 def planned(model: str, pin: str = "") -> Plan:
     request = read_request(
-        model=model, cluster="dgx-h100", gpus=32, global_batch=64, seq_len=4096, pin=pin
+        model=model,
+        cluster="dgx-h100",
+        gpus=32,
+        global_batch=64,
+        seq_len=4096,
+        pin=pin,
+        without=WITHOUT,
     )
     return fastest_plan(request)
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return planned("llama-2-13b")
+    return planned("llama-2-13b", "cp=1,micro_batch=1")
 
 
 def compared(plan: Plan, path: Path, **costs: float) -> BaselineDoc:
@@ -62,7 +69,7 @@ def test_the_bars_add_up_to_the_difference(
     model: str, text: str, plan: Plan, tmp_path: Path
 ) -> None:
     if model != plan.inputs.model.name:
-        plan = planned(model, "cp=1,micro_batch=1,recompute=none")
+        plan = planned(model, "cp=1,micro_batch=1,recompute=none,zero_stage=1")
     assert plan.predicted is not None
     document = compared(plan, file_of(tmp_path, text))
     difference_s = plan.predicted.step_time_s - document.step_time_s

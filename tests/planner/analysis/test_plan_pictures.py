@@ -13,6 +13,7 @@ from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.analysis.roofline import KernelShape, products_of, roofline_of
 from meshwright.planner.analysis.traffic import PlanTraffic, plan_traffic, traffic_matrix
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.choices import WITHOUT
 from tests.planner.analysis.test_trace import piped
 from tests.planner.plan.test_planner_service import request
 
@@ -79,7 +80,7 @@ def test_the_products_are_those_that_the_layers_are_priced_by(traffic: PlanTraff
 
 def test_products_of_experts_and_no_point_above_the_roof() -> None:
     pins = {"tp": 2, "pp": 2, "ep": 4, "micro_batch": 1, "recompute": "none"}
-    asked = request(model=load_catalog_model("mixtral-8x7b"), pins=pins)
+    asked = request(model=load_catalog_model("mixtral-8x7b"), pins=pins, without=WITHOUT)
     traffic = plan_traffic(fastest_plan(asked))
     c = traffic.use.context
     experts = [product for product in products_of(c) if product.name.startswith("experts")]

@@ -32,6 +32,7 @@ from meshwright.planner.analysis.timeline import (
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.plan_request import PlanRequest
 
 
@@ -45,6 +46,7 @@ def piped(schedule: str, layers_pp: int = 4) -> Plan:
         seq_len=4096,
         framework="torchtitan",
         pins={"pp": layers_pp, "tp": 2, "schedule": schedule},
+        without=WITHOUT,
     )
     return fastest_plan(request)
 
@@ -304,7 +306,8 @@ def test_experts_have_their_operators() -> None:
         gpus=16,
         global_batch=32,
         seq_len=4096,
-        pins={"pp": 2, "tp": 2, "ep": 4, "recompute": "full"},
+        pins={"pp": 2, "tp": 2, "ep": 4, "recompute": "full", "micro_batch": 1, "zero_stage": 1},
+        without=WITHOUT,
     )
     _, slices = read_back(fastest_plan(request))
     names = {

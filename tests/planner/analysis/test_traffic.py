@@ -41,6 +41,7 @@ from meshwright.planner.mapping.problem import loads_of
 from meshwright.planner.mapping.slots import instance_of, ranks_of, slots_of
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_document, read_plan
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request
 from tests.plans import make_plan
 
@@ -269,7 +270,10 @@ def test_gradients_between_two_nodes_go_by_tree(replicas: int, bytes_of_gradient
 
 
 @pytest.mark.parametrize("inner", [None, 1, 2, 4, 8])
-@pytest.mark.parametrize("degrees", [{"tp": 1, "dp": 8}, {"tp": 2, "dp": 4}])
+@pytest.mark.parametrize(
+    "degrees",
+    [{"tp": 1, "dp": 8}, pytest.param({"tp": 2, "dp": 4}, marks=pytest.mark.slow)],
+)
 def test_both_parts_of_context_parallelism_add_up(
     inner: int | None, degrees: dict[str, int]
 ) -> None:
@@ -373,7 +377,7 @@ nodes: [{name: "a[1-2]", leaf: g1}, {name: b1, leaf: g2}, {name: c1, leaf: g3}]
 
 def planned(out: Path, **asked: Any) -> dict[str, Any]:
     """A plan for Llama-3 8B, and its files as `plan` writes them; what else `plan` answers is not asked."""
-    fields: dict[str, Any] = {"gpus": None, **asked}
+    fields: dict[str, Any] = {"gpus": None, "without": WITHOUT, **asked}
     found = fastest_plan(read_request(model="llama-3-8b", **fields))
     write_files(out, plan_files(found))
     return plan_document(found)

@@ -21,6 +21,7 @@ from meshwright.planner.audit import ListedRank, audit_plan, file_faults, recoun
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Mapping, Objective, with_digest
 from meshwright.planner.plan.texts import plan_text, read_plan
+from meshwright.planner.request.choices import WITHOUT
 from tests.planner.audit.damage import damaged
 from tests.plans import make_plan
 from tests.soaked import examples, some
@@ -45,7 +46,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 def written(folder: Path, name: str, target: str | None = None, **changes: Any) -> Path:
     """The folder of a plan's launch files."""
-    asked = {"global_batch": 64, "robustness": False} | REQUESTS[name] | changes
+    asked: dict[str, Any] = {"global_batch": 64, "robustness": False, "without": WITHOUT}
+    asked |= REQUESTS[name] | changes
     plan = meshwright.plan(asked.pop("model"), **asked)
     write_files(folder / name, plan_files(plan, target))
     return folder / name
@@ -99,6 +101,7 @@ def test_a_plan_without_files_is_checked_alone(dense: Path, tmp_path: Path) -> N
     assert verify(alone, dense).exit_code == 0
 
 
+@pytest.mark.slow
 def test_all_plans_below_a_folder_are_checked(dense: Path, tmp_path: Path) -> None:
     """Each with its own files, not in hidden folders; what only has the name of a plan is left out."""
     top = tmp_path / "repository"
@@ -267,12 +270,12 @@ def damage_is_caught(folder: Path, scratch: Path, seeds: Iterable[int]) -> None:
 
 
 def test_damaged_plans_are_caught(dense: Path, tmp_path: Path) -> None:
-    damage_is_caught(dense, tmp_path, range(6))
+    damage_is_caught(dense, tmp_path, range(3))
 
 
 @pytest.mark.slow
 def test_twenty_damaged_plans_are_caught(dense: Path, tmp_path: Path) -> None:
-    damage_is_caught(dense, tmp_path, range(6, 6 + examples(20)))
+    damage_is_caught(dense, tmp_path, range(3, 3 + examples(20)))
 
 
 @pytest.mark.soak

@@ -12,6 +12,7 @@ from meshwright.planner.experts.heuristic import SearchBudget, search_counts, se
 from meshwright.planner.experts.packing import Rows, State, greedy_counts, pack, value_of
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
+from tests.soaked import examples
 
 SIZES = ((7, 9, 3), (6, 8, 4), (6, 10, 5), (5, 8, 2))
 
@@ -22,7 +23,7 @@ def skewed(seed: int, experts: int, gpus: int) -> np.ndarray:
 
 
 @pytest.mark.soak
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from(SIZES))
 def test_no_bound_is_above_the_optimum_of_all_counts(
     seed: int, sizes: tuple[int, int, int]

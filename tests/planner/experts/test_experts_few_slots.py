@@ -42,8 +42,8 @@ def test_one_hot_expert_among_64_on_two_slots_a_gpu(factor: float, most: float) 
     [
         ((64, 64, 2), 2, 20.0, 0.0),
         ((64, 64, 2), 4, 20.0, 0.0),
-        ((64, 64, 2), 1, 20.0, 0.5),
-        ((32, 32, 3), 4, 10.0, 0.0),
+        pytest.param((64, 64, 2), 1, 20.0, 0.5, marks=pytest.mark.slow),
+        pytest.param((32, 32, 3), 4, 10.0, 0.0, marks=pytest.mark.slow),
         ((32, 32, 5), 1, 40.0, 0.0),
         ((128, 32, 8), 2, 40.0, 0.5),
         ((128, 64, 2), 1, 40.0, 0.0),
@@ -86,7 +86,9 @@ def best_of_all(load: np.ndarray, gpus: int) -> float:
     return float(best)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))]
+)
 @pytest.mark.parametrize(("experts", "gpus"), [(3, 3), (4, 4), (5, 4)])
 def test_no_limit_that_a_pairing_keeps_is_ruled_out(seed: int, experts: int, gpus: int) -> None:
     chance = np.random.default_rng(seed)

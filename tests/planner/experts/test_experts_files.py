@@ -21,6 +21,7 @@ from meshwright.planner.experts.placements import (
     placement_text,
     read_placement,
 )
+from tests.soaked import examples
 
 
 def written(form: str, experts: int = 4) -> str:
@@ -51,7 +52,7 @@ def test_formats_hold_the_placement(tmp_path: Path) -> None:
 ENDINGS = {"trtllm": ".yaml"}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.integers(0, 10_000),
     st.sampled_from(PLACEMENT_FORMATS),
@@ -155,12 +156,13 @@ FIGURES = (
 )
 
 
+@pytest.mark.slow
 def test_every_figure_of_a_layer_is_reported(tmp_path: Path) -> None:
     chance = np.random.default_rng(0)
     tokens = np.argsort(chance.random((32, 300, 8)), axis=2)[:, :, :2]
     np.savez(tmp_path / "trace.npz", topk_ids=tokens)
     asked = ["experts", str(tmp_path / "trace.npz"), "--cluster", "dgx-h100", "--gpus", "16"]
-    asked += ["--model", "mixtral-8x7b", "--slots", "16", "--time-limit", "0.2"]
+    asked += ["--model", "mixtral-8x7b", "--slots", "16", "--time-limit", "0.05"]
     told = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
     for row in told["layers"]:
         assert all(row[name] is not None for name in FIGURES), row

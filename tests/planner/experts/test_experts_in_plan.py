@@ -39,6 +39,7 @@ from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_document
 from meshwright.planner.report.plan_words import space_text
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.model import Candidates, Experts, build_model, price_ns, solve
@@ -118,7 +119,7 @@ def test_the_search_states_placements_beside_layouts_where_they_are_small(
     request = PlanRequest(
         model=small, cluster=read_cluster("dgx-h100"), gpus=16, global_batch=32, seq_len=2048,
         expert_loads=placed, pins={"pp": 2, "cp": 1, "etp": 1, "vpp": 1},
-        allow=("expert-placement",),
+        allow=("expert-placement",), without=WITHOUT,
     )  # fmt: skip
     together = fastest_plan(request)
     assert posted
@@ -227,7 +228,7 @@ def test_the_plan_carries_the_placement_and_its_price(tmp_path: Path) -> None:
     fewer: dict[str, Any] = {
         "expert_loads": path,
         "forbid": "shard-groups,selective-recompute,optimizer-offload",
-        "without": "cuda-graph,ep-overlap",
+        "without": WITHOUT,
     }
     exhaustive, searched = answered(**fewer, method="exhaustive"), answered(**fewer)
     assert searched["objective"]["step_time_s"] == pytest.approx(

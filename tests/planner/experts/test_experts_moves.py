@@ -19,6 +19,7 @@ from meshwright.planner.experts.packing import has_duplicates
 from meshwright.planner.experts.placements import Moved, bound_curve, count_moves, improve_from
 from meshwright.planner.experts.problem import PlacementLimits, SlotShape
 from meshwright.planner.experts.solve import PlacementEffort, place_layers
+from tests.soaked import examples
 
 SIZES = ((5, 2, 3), (4, 3, 2), (4, 2, 3), (3, 2, 3))
 """Experts, slots of a GPU, GPUs: few enough to try every placement."""
@@ -97,7 +98,7 @@ def test_a_slot_of_a_replicated_expert_is_the_cheaper_move() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 60), st.sampled_from(["plain", "spread", "groups"]))
 def test_the_limits_hold_whatever_the_moves(seed: int, moves: int, kind: str) -> None:
     chance = np.random.default_rng(seed)
@@ -131,7 +132,7 @@ def reached(moves: int) -> Moved:
         loads, shape, PlacementLimits(), PlacementEffort(exact=False, time_limit_s=0.5)
     ).slots
     drifted = loads * chance.lognormal(0, 0.5, loads.shape)
-    return improve_from(drifted, current, shape, moves, time_limit_s=4.0)
+    return improve_from(drifted, current, shape, moves, time_limit_s=1.0)
 
 
 @pytest.mark.slow

@@ -289,6 +289,7 @@ def test_replicas_go_to_the_nodes_that_ask_for_them_by_hand() -> None:
     assert cross_node_share(slots, affinity, 3) == pytest.approx(11 / 22)
 
 
+@pytest.mark.slow
 def test_caps_and_replicas_are_kept_while_traffic_falls() -> None:
     chance = np.random.default_rng(12)
     topic = chance.integers(0, 4, 1500)
@@ -377,6 +378,7 @@ def test_nodes_that_tokens_join_share_a_leaf_by_hand() -> None:
     assert blocks_per_token(tokens, found, 4, 2) == 1.0
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_work_and_processes_do_not_matter() -> None:
     chance = np.random.default_rng(4)
     tokens = np.argsort(chance.random((2, 600, 24)), axis=2)[:, :, :3].astype(np.int32)

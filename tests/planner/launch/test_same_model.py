@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 from pydantic import ValidationError
 
 from meshwright.errors import InfeasibleError
@@ -38,6 +39,7 @@ COMMON: dict[str, Any] = {
     "kv_heads": 4,
     "vocab": 32_000,
 }
+SLOW = (pytest.mark.slow,)
 HAND_MADE: dict[str, dict[str, Any]] = {
     "exact GELU": {
         "activation": "gelu",
@@ -104,11 +106,18 @@ HAND_MADE: dict[str, dict[str, Any]] = {
 }
 
 
-def models() -> list[ModelSpec]:
+def models() -> list[ParameterSet]:
     """The catalog but for what Megatron has no layer for, and models with fields that none of it has."""
     made = [ModelSpec(name=name, **COMMON, **fields) for name, fields in HAND_MADE.items()]
     catalog = map(load_catalog_model, catalog_names())
-    return [*(model for model in catalog if not model.mamba_beside_attention), *made]
+    known = [model for model in catalog if not model.mamba_beside_attention]
+    return [
+        *(
+            pytest.param(model, marks=() if at % 4 == 0 else SLOW, id=model.name)
+            for at, model in enumerate(known)
+        ),
+        *(pytest.param(model, id=model.name) for model in made),
+    ]
 
 
 def words(model: ModelSpec) -> list[str]:
@@ -123,7 +132,7 @@ def at_default(model: ModelSpec, name: str) -> ModelSpec:
     return model.model_copy(update={first: value})
 
 
-@pytest.mark.parametrize("model", models(), ids=lambda model: model.name)
+@pytest.mark.parametrize("model", models())
 def test_megatron_says_every_field_or_notes_it(model: ModelSpec) -> None:
     shortfalls = megatron_shortfalls(model)
     notes = notes_of(model, MEGATRON_SAYS, shortfalls)
@@ -212,7 +221,7 @@ def has_default(model: ModelSpec, name: str) -> bool:
     return not type(part).model_fields[last].is_required()
 
 
-@pytest.mark.parametrize("model", models(), ids=lambda model: model.name)
+@pytest.mark.parametrize("model", models())
 def test_megatron_flags_are_read_back_as_the_same_model(model: ModelSpec, tmp_path: Path) -> None:
     path = tmp_path / "megatron_args.json"
     path.write_text(json.dumps([*words(model), "--micro-batch-size", "1"]), encoding="utf-8")
@@ -278,7 +287,7 @@ def said_by(model: ModelSpec, target: str) -> tuple[str, ...] | None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("model", models(), ids=lambda model: model.name)
+@pytest.mark.parametrize("model", models())
 def test_another_value_makes_another_launch_or_note(model: ModelSpec, target: str) -> None:
     """No stated field can change without a change in arguments, files or notes of any target."""
     said = said_by(model, target)

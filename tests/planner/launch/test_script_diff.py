@@ -17,6 +17,7 @@ from meshwright.planner.launch.megatron import model_flags
 from meshwright.planner.launch.writer import flag_words
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.launches.reader import price_launch
 
@@ -53,6 +54,7 @@ def planned(framework: str = "megatron", **options: Any) -> Plan:
         global_batch=64,
         seq_len=4096,
         framework=framework,
+        without=WITHOUT,
         **options,
     )
     return fastest_plan(request)

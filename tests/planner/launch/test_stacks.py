@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +12,33 @@ import pytest
 from meshwright.api import plan
 from meshwright.errors import InfeasibleError
 from meshwright.planner.launch.plan_files import plan_files
+from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
 from tests.plans import make_plan
 
 NAMES = {"llama-factory": "llama_factory.yaml", "axolotl": "axolotl.yaml"}
 
 
-def written(folder: Path, target: str, **asked: Any) -> tuple[Any, Path]:
-    found = plan(
+@cache
+def planned(asked: str) -> Plan:
+    """The plan of some options, which stand in JSON."""
+    options = json.loads(asked)
+    pins = {"micro_batch": 2, "zero_stage": 2} | options.pop("pin", {})
+    return plan(
         "qwen3-8b",
         cluster="dgx-h100",
         gpus=8,
         global_batch=64,
         seq_len=2048,
         time_limit_s=60,
-        **asked,
+        pin=pins,
+        robustness=False,
+        **options,
     )
+
+
+def written(folder: Path, target: str, **asked: Any) -> tuple[Any, Path]:
+    found = planned(json.dumps(asked))
     for name, text in plan_files(found, target).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
@@ -40,9 +53,9 @@ def written(folder: Path, target: str, **asked: Any) -> tuple[Any, Path]:
         {"framework": "fsdp2", "train": "qlora", "lora_targets": "q_proj,v_proj"},
         {"framework": "fsdp2", "train": "qdora", "lora_targets": "q_proj,v_proj"},
         {"framework": "deepspeed", "train": "lora-8bit", "lora_rank": 8},
-        {"framework": "deepspeed", "kind": "dpo", "loss": "all-logits", "pin": "tp=1"},
-        {"framework": "fsdp2", "kind": "orpo", "pin": "tp=1,cp=1", "train": "lora"},
-        {"framework": "deepspeed", "optimizer": "adam-8bit", "pin": "tp=1,zero_stage=2"},
+        {"framework": "deepspeed", "kind": "dpo", "loss": "all-logits", "pin": {"tp": 1}},
+        {"framework": "fsdp2", "kind": "orpo", "pin": {"tp": 1, "cp": 1}, "train": "lora"},
+        {"framework": "deepspeed", "optimizer": "adam-8bit", "pin": {"tp": 1}},
     ],
 )
 def test_what_is_written_is_read_back(asked: dict[str, Any], target: str, tmp_path: Path) -> None:

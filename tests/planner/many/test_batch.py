@@ -27,6 +27,7 @@ from meshwright.planner.many.batch import (
     run_batch,
 )
 from meshwright.planner.many.jobs import AnswerCache, JobDoc, code_files, read_jobs, request_key
+from meshwright.planner.request.choices import WITHOUT
 from tests.places import ROOT
 
 SMALL: dict[str, Any] = {
@@ -36,6 +37,12 @@ SMALL: dict[str, Any] = {
     "global_batch": 64,
     "seq_len": 2048,
 }
+FEW: dict[str, Any] = {
+    **SMALL,
+    "pin": "micro_batch=1,cp=1,zero_stage=1",
+    "without": ",".join(WITHOUT),
+}
+"""The same with few layouts and one execution."""
 
 
 class Quiet:
@@ -137,10 +144,10 @@ def test_a_bad_file_says_what_and_where(
 def test_a_bad_job_names_itself_field_and_value_and_stops_nothing(tmp_path: Path) -> None:
     document = {
         "jobs": [
-            {**SMALL, "name": "odd", "global_batch": "many"},
-            {**SMALL, "name": "typo", "seqlen": 3},
-            {**SMALL, "name": "who", "model": "llama-3-8c"},
-            {**SMALL, "name": "good"},
+            {**FEW, "name": "odd", "global_batch": "many"},
+            {**FEW, "name": "typo", "seqlen": 3},
+            {**FEW, "name": "who", "model": "llama-3-8c"},
+            {**FEW, "name": "good"},
             {**SMALL, "name": "tight", "model": "gpt3-175b"},
         ]
     }
@@ -163,7 +170,7 @@ def test_a_bad_job_names_itself_field_and_value_and_stops_nothing(tmp_path: Path
 
 
 def test_results_hold_every_job_in_order(tmp_path: Path) -> None:
-    document = {"jobs": [{**SMALL, "name": name, "seed": at} for at, name in enumerate("zab")]}
+    document = {"jobs": [{**FEW, "name": name, "seed": at} for at, name in enumerate("zab")]}
     report = batch(tmp_path, document)
     with (tmp_path / "out/results.csv").open(encoding="utf-8") as stream:
         table = list(csv.DictReader(stream))
@@ -191,7 +198,7 @@ def test_a_spreadsheet_meets_no_formula() -> None:
 
 
 def test_a_second_batch_answers_from_the_cache(tmp_path: Path) -> None:
-    document = {"jobs": [{**SMALL, "name": "one"}, {**SMALL, "name": "other"}]}
+    document = {"jobs": [{**FEW, "name": "one"}, {**FEW, "name": "other"}]}
     cold = batch(tmp_path, document, "cold", cache=tmp_path / "kept")
     warm = batch(tmp_path, document, "warm", cache=tmp_path / "kept")
     assert (cold.cached, warm.cached) == (1, 2)
@@ -238,12 +245,12 @@ def test_a_plan_cut_short_by_time_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_only_the_same_batch_is_resumed(tmp_path: Path) -> None:
-    document = {"jobs": [{**SMALL, "name": "one"}]}
+    document = {"jobs": [{**FEW, "name": "one"}]}
     batch(tmp_path, document)
     with pytest.raises(InputError, match="--resume"):
         batch(tmp_path, document)
     with pytest.raises(InputError, match="other jobs"):
-        batch(tmp_path, {"jobs": [{**SMALL, "name": "one", "seed": 5}]}, resume=True)
+        batch(tmp_path, {"jobs": [{**FEW, "name": "one", "seed": 5}]}, resume=True)
     again = batch(tmp_path, document, resume=True)
     assert (again.already, again.jobs) == (1, 1)
     (tmp_path / "mess").mkdir()
@@ -256,7 +263,7 @@ def test_only_the_same_batch_is_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_workers_change_nothing(tmp_path: Path) -> None:
-    document = {"matrix": {**SMALL, "gpus": [4, 8], "global_batch": [32, 64]}}
+    document = {"jobs": [{**FEW, "gpus": n, "global_batch": b} for n in (4, 8) for b in (32, 64)]}
     batch(tmp_path, document, "one")
     batch(tmp_path, document, "two", workers=2)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")

@@ -37,6 +37,7 @@ from meshwright.planner.many.sharing import (
     share_throughput,
     timed_jobs,
 )
+from meshwright.planner.request.choices import WITHOUT
 
 PARAMS = FleetParams(deterministic_s=10)
 
@@ -339,7 +340,13 @@ def test_a_bad_job_is_named(tmp_path: Path, fields: dict[str, Any], parts: list[
 
 
 FLEET: dict[str, Any] = {
-    "defaults": {"seq_len": 2048, "global_batch": 64, "tokens": 1e9},
+    "defaults": {
+        "seq_len": 2048,
+        "global_batch": 64,
+        "tokens": 1e9,
+        "pin": "micro_batch=1,cp=1,zero_stage=1",
+        "without": ",".join(WITHOUT),
+    },
     "jobs": [
         {"name": "large", "model": "llama-3-8b", "weight": 2, "cluster": "superpod-h100"},
         {"name": "fixed", "model": "qwen3-8b", "gpus": 8, "deadline_h": 1},
@@ -347,15 +354,21 @@ FLEET: dict[str, Any] = {
 }
 
 
-def run(tmp_path: Path, *more: str) -> Any:
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Answers of jobs, which the fleets below share."""
+    return tmp_path_factory.mktemp("kept")
+
+
+def run(tmp_path: Path, kept: Path, *more: str) -> Any:
     path = tmp_path / "fleet.yaml"
     path.write_text(yaml.safe_dump(FLEET, sort_keys=False), encoding="utf-8")
     line = ["fleet", str(path), "--cluster", "superpod-h100", "--gpus", "32", "--workers", "1"]
-    return CliRunner().invoke(main, [*line, "--cache", str(tmp_path / "kept"), *more])
+    return CliRunner().invoke(main, [*line, "--cache", str(kept), *more])
 
 
-def test_from_the_file_to_plans_on_named_nodes(tmp_path: Path) -> None:
-    done = run(tmp_path, "-o", str(tmp_path / "out"), "--busy", "node-00002", "--json")
+def test_from_the_file_to_plans_on_named_nodes(tmp_path: Path, kept: Path) -> None:
+    done = run(tmp_path, kept, "-o", str(tmp_path / "out"), "--busy", "node-00002", "--json")
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert document == json.loads((tmp_path / "out/fleet.json").read_text(encoding="utf-8"))
@@ -375,8 +388,8 @@ def test_from_the_file_to_plans_on_named_nodes(tmp_path: Path) -> None:
     assert len(squares) == 3
 
 
-def test_a_schedule_has_times_and_a_chart(tmp_path: Path) -> None:
-    done = run(tmp_path, "--objective", "deadlines", "-o", str(tmp_path / "out"))
+def test_a_schedule_has_times_and_a_chart(tmp_path: Path, kept: Path) -> None:
+    done = run(tmp_path, kept, "--objective", "deadlines", "-o", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
     document = json.loads((tmp_path / "out/fleet.json").read_text(encoding="utf-8"))
     for one in document["jobs"]:
@@ -384,20 +397,21 @@ def test_a_schedule_has_times_and_a_chart(tmp_path: Path) -> None:
     ElementTree.fromstring((tmp_path / "out/gantt.svg").read_text(encoding="utf-8"))
 
 
-def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
+def test_what_cannot_be_shared_says_so(tmp_path: Path, kept: Path) -> None:
     FLEET["jobs"][0]["min_gpus"] = 32
     try:
-        done = run(tmp_path)
+        done = run(tmp_path, kept)
         assert done.exit_code == 1
         assert "do not fit" in done.stderr
     finally:
         del FLEET["jobs"][0]["min_gpus"]
-    done = run(tmp_path, "--objective", "speed")
+    done = run(tmp_path, kept, "--objective", "speed")
     assert done.exit_code == 2
     assert "throughput" in done.stderr
 
 
-def test_a_job_without_a_plan_does_not_stop_the_others(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_job_without_a_plan_does_not_stop_the_others(tmp_path: Path, kept: Path) -> None:
     """Where it is too large for its memory at every size, and where the cluster is too small for it."""
     bad = [
         {"name": "hopeless", "model": "llama-3.1-405b", "max_gpus": 8},
@@ -405,8 +419,8 @@ def test_a_job_without_a_plan_does_not_stop_the_others(tmp_path: Path) -> None:
     ]
     FLEET["jobs"][1:1] = bad
     try:
-        done = run(tmp_path, "-o", str(tmp_path / "out"), "--json")
-        shown = run(tmp_path, "--objective", "makespan", "-o", str(tmp_path / "later"))
+        done = run(tmp_path, kept, "-o", str(tmp_path / "out"), "--json")
+        shown = run(tmp_path, kept, "--objective", "makespan", "-o", str(tmp_path / "later"))
     finally:
         del FLEET["jobs"][1:3]
     assert done.exit_code == 1, done.output
@@ -426,11 +440,11 @@ def test_a_job_without_a_plan_does_not_stop_the_others(tmp_path: Path) -> None:
     ElementTree.fromstring((tmp_path / "later/gantt.svg").read_text(encoding="utf-8"))
 
 
-def test_a_fleet_of_jobs_without_plans_is_written_too(tmp_path: Path) -> None:
+def test_a_fleet_of_jobs_without_plans_is_written_too(tmp_path: Path, kept: Path) -> None:
     jobs = FLEET["jobs"]
     FLEET["jobs"] = [{"name": "hopeless", "model": "llama-3.1-405b", "max_gpus": 8}]
     try:
-        done = run(tmp_path, "-o", str(tmp_path / "out"))
+        done = run(tmp_path, kept, "-o", str(tmp_path / "out"))
     finally:
         FLEET["jobs"] = jobs
     assert done.exit_code == 1, done.output

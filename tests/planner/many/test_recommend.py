@@ -16,8 +16,11 @@ from meshwright.cli import main
 from meshwright.errors import InputError
 from meshwright.planner.many.batch import do_job
 from meshwright.planner.many.recommend import Recommendation, SizedPlan, SizeRequest, plan_sizes
+from meshwright.planner.request.choices import WITHOUT
 
-PLAN = {"global_batch": 64, "seq_len": 2048}
+PINS = "micro_batch=1,cp=1,pp=1,zero_stage=1"
+PLAN = {"global_batch": 64, "seq_len": 2048, "pin": PINS, "without": WITHOUT}
+"""Few layouts and one execution."""
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48)
 
 
@@ -131,7 +134,7 @@ def test_the_command_writes_table_picture_and_plan(kept: Path, tmp_path: Path) -
         "64",
     ]
     line += ["--seq-len", "2048", "--step-time", "3", "--sizes", "8,16", "--reserve-gib", "30"]
-    line += ["--memory-risk", "0.5"]
+    line += ["--memory-risk", "0.5", "--pin", PINS]
     out = tmp_path / "out"
     done = CliRunner().invoke(
         main, [*line, "--workers", "1", "--cache", str(kept), "-o", str(out), "--json"]

@@ -14,8 +14,11 @@ import meshwright
 from meshwright import cli
 from meshwright.errors import InputError
 from meshwright.planner.many.sweep import combinations_of, read_axes
+from meshwright.planner.request.choices import WITHOUT
 
 ASKED: dict[str, Any] = {"cluster": "dgx-h100", "global_batch": 64, "seq_len": 4096}
+FEW: dict[str, Any] = {"pin": "tp=2,pp=1,micro_batch=1", "without": WITHOUT}
+"""Few layouts and one execution."""
 WORDS = ["plan", "llama-3-8b", "--cluster", "dgx-h100", "--global-batch", "64", "--seq-len", "4096"]
 
 
@@ -51,17 +54,19 @@ def test_what_cannot_be_swept(text: str, words: str) -> None:
 
 
 def test_a_row_is_the_plan_of_its_values() -> None:
-    report = meshwright.sweep("llama-3-8b", over={"gpus": [8, 16]}, pin="tp=2,pp=1", **ASKED)
-    alone = meshwright.plan("llama-3-8b", gpus=16, pin="tp=2,pp=1", robustness=False, **ASKED)
+    report = meshwright.sweep("llama-3-8b", over={"gpus": [8, 16]}, **FEW, **ASKED)
+    alone = meshwright.plan("llama-3-8b", gpus=16, robustness=False, **FEW, **ASKED)
     assert alone.predicted is not None
     assert report.rows[1]["step_time_s"] == alone.predicted.step_time_s
     assert report.rows[1]["gpus"] == 16
 
 
+@pytest.mark.slow
 def test_a_sweep_over_packs_has_the_tokens_of_samples(tmp_path: Path) -> None:
     path = tmp_path / "lengths.json"
     path.write_text(json.dumps({str(n): 9 for n in range(32, 2048, 4)}), encoding="utf-8")
     asked = ASKED | {"seq_len": None, "lengths": path, "gpus": 8, "pin": "tp=2,pp=1,cp=1"}
+    asked["without"] = WITHOUT
     over = "pack_size=2048:4096:x2,packing=sequential+first-fit"
     rows = meshwright.sweep("llama-3-8b", over=over, **asked).rows
     assert [row["seq_len"] for row in rows] == [2048, 2048, 4096, 4096]
@@ -76,9 +81,10 @@ def test_a_sweep_over_packs_has_the_tokens_of_samples(tmp_path: Path) -> None:
     assert "does not go with --lengths" in kept[0]["message"]
 
 
+@pytest.mark.slow
 def test_more_hbm_or_network_is_never_slower() -> None:
     report = meshwright.sweep(
-        "llama-3-8b", over="hbm_gib=60+120,nic_gbps=100+400", gpus=16, pin="tp=2,pp=1", **ASKED
+        "llama-3-8b", over="hbm_gib=60+120,nic_gbps=100+400", gpus=16, **FEW, **ASKED
     )
     steps = [row["step_time_s"] for row in report.rows]
     assert steps[0] >= steps[1]
@@ -88,7 +94,15 @@ def test_more_hbm_or_network_is_never_slower() -> None:
 
 def test_the_table_and_the_files(tmp_path: Path) -> None:
     out = tmp_path / "sweep"
-    words = [*WORDS, "--pin", "tp=2,pp=1", "--sweep", "gpus=8:16:x2,precision=bf16+int3"]
+    words = [
+        *WORDS,
+        "--pin",
+        FEW["pin"],
+        "--without",
+        ",".join(WITHOUT),
+        "--sweep",
+        "gpus=8:16:x2,precision=bf16+int3",
+    ]
     done = CliRunner().invoke(cli.main, [*words, "-o", str(out), "--json"])
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)["rows"]

@@ -10,6 +10,7 @@ from meshwright.errors import InputError
 from meshwright.planner.many.sweep import AXES, WhatIfParams, what_if
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.plan_request import PlanRequest
 from tests.planner.plan.test_planner_service import request
 
@@ -19,7 +20,7 @@ ALONE = WhatIfParams(workers=1)
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return fastest_plan(request(gpus=8, pins=QUICK))
+    return fastest_plan(request(gpus=8, pins=QUICK, without=WITHOUT))
 
 
 def test_every_row_is_what_plan_finds(plan: Plan) -> None:
@@ -52,6 +53,7 @@ def test_by_default_one_thing_changes_at_a_time(plan: Plan) -> None:
     assert own["step_time_s"] == plan.predicted.step_time_s
 
 
+@pytest.mark.slow
 def test_more_network_or_hbm_is_never_slower(plan: Plan) -> None:
     rows = what_if(plan, {"nic_gbps": (200.0, 800.0), "hbm_gib": (141.0,)}, ALONE)["rows"]
     times = {

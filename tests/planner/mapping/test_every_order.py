@@ -13,6 +13,7 @@ from meshwright.costmodel.placement import members_by_level
 from meshwright.planner.mapping.counted import counted_mappings
 from meshwright.planner.mapping.effective import free_gpus_of
 from tests.planner.mapping.irregular import random_cluster
+from tests.soaked import some
 
 Members = frozenset[tuple[int, ...]]
 
@@ -22,7 +23,14 @@ def members(where: np.ndarray, degrees: tuple[int, int, int, int], ep: int) -> t
     return tuple(int(count) for name in sorted(found) for count in found[name])
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(0, 1),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some(range(5, 12))),
+    ],
+)
 def test_every_order_has_the_members_of_every_permutation(seed: int) -> None:
     rng = np.random.default_rng(seed)
     cluster = random_cluster(rng, most_nodes=4, halves=True)

@@ -66,11 +66,11 @@ TOO_FEW = 71
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(range(BLOCK), marks=pytest.mark.slow),
+        pytest.param(range(1, BLOCK), marks=pytest.mark.slow),
         pytest.param([TOO_FEW], marks=pytest.mark.slow),
         *(
             pytest.param(range(block * BLOCK, (block + 1) * BLOCK), marks=pytest.mark.soak)
-            for block in some(range(1, 30))
+            for block in some([*range(1, 30), 0])
         ),
     ],
 )
@@ -180,6 +180,7 @@ def least_bound_completed(request: PlanRequest) -> tuple[float, float]:
     return outcome.best[0].step_time_s, inf if completed is None else completed.step_time_s
 
 
+@pytest.mark.slow
 def test_the_least_bound_in_place_of_the_model_is_worse_in_half_of_the_requests() -> None:
     pairs = [
         least_bound_completed(request)

@@ -23,6 +23,7 @@ from meshwright.planner.mapping.problem import (
     spread_of,
 )
 from meshwright.planner.mapping.slots import assignment_of
+from tests.soaked import examples, some
 
 
 def random_problem(seed: int, *, experts: bool = False) -> MappingProblem:
@@ -80,7 +81,12 @@ SMALL = [seed for seed in range(400) if random_problem(seed).needed <= 6]
 
 
 @pytest.mark.parametrize(
-    "block", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 12))]
+    "block",
+    [
+        0,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(4, 12))),
+    ],
 )
 def test_brute_force_agrees(block: int) -> None:
     checked = proven = 0
@@ -100,6 +106,7 @@ def test_brute_force_agrees(block: int) -> None:
     assert proven >= 5
 
 
+@pytest.mark.slow
 def test_groups_of_several_slots_are_bounded_and_no_worse_than_hostname_order() -> None:
     for seed in range(8):
         problem = random_problem(seed, experts=True)
@@ -111,7 +118,7 @@ def test_groups_of_several_slots_are_bounded_and_no_worse_than_hostname_order() 
         assert found.price_s <= found.hostname_s * (1 + 1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_relabelling_equal_leaves_changes_no_cost(seed: int) -> None:
     problem = replace(random_problem(seed), host_leaves=())
@@ -131,7 +138,7 @@ def test_relabelling_equal_leaves_changes_no_cost(seed: int) -> None:
     assert loads_of(turned, moved).total_s == pytest.approx(one.price_s)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 10_000), factor=st.floats(1.0, 8.0), leaf=st.integers(0, 4))
 def test_more_bandwidth_never_worsens_the_optimum(seed: int, factor: float, leaf: int) -> None:
     problem = random_problem(seed)
@@ -146,7 +153,7 @@ def test_more_bandwidth_never_worsens_the_optimum(seed: int, factor: float, leaf
     assert other.bound_s <= one.price_s * (1 + 1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 100_000))
 def test_counts_bound_every_assignment(seed: int) -> None:
     """What patterns cost is never above what the assignment sends, group by group."""
@@ -162,7 +169,7 @@ def test_counts_bound_every_assignment(seed: int) -> None:
         assert loads_of(problem, again).leaf_bytes == pytest.approx(pattern_bytes(problem, counts))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seed=st.integers(0, 100_000), wrap=st.booleans())
 def test_the_dynamic_programme_finds_the_cheapest_pattern(seed: int, wrap: bool) -> None:
     rng = np.random.default_rng(seed)

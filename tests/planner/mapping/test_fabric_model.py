@@ -45,7 +45,9 @@ from meshwright.planner.mapping.least_traffic import least_traffic
 from meshwright.planner.mapping.problem import MappingProblem, Traffic
 from meshwright.planner.mapping.slots import slots_of
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.plan_request import PlanRequest
+from tests.soaked import examples
 
 LEVELS: list[dict[str, object]] = [
     {"name": "leaf", "gpus": 32},
@@ -141,7 +143,7 @@ def test_cross_rail_bytes_by_hand() -> None:
     inside=st.sampled_from([1, 2, 4, 8]), nodes=st.integers(1, 4), units=st.integers(1, 4),
     over=st.floats(1, 20), sent=st.floats(1, 1e10),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_rails_never_make_it_faster_and_more_spine_never_slower(
     inside: int, nodes: int, units: int, over: float, sent: float
 ) -> None:
@@ -354,7 +356,7 @@ def test_unequal_backgrounds_make_equal_leaves_unlike() -> None:
     less=st.floats(0, 1),
     leaf=st.integers(0, 2),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_less_background_never_worsens_the_best_mapping(
     busy: list[float], less: float, leaf: int
 ) -> None:
@@ -379,7 +381,7 @@ def test_less_background_never_worsens_the_best_mapping(
 
 
 @given(share=st.floats(0, 0.95), less=st.floats(0, 1), level=st.integers(0, 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_less_background_never_slows_a_step(share: float, less: float, level: int) -> None:
     def step_s(background: float) -> float:
         levels = [dict(one) for one in LEVELS]
@@ -396,6 +398,7 @@ def test_less_background_never_slows_a_step(share: float, less: float, level: in
     assert step_s(share * less) <= step_s(share) * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_less_background_never_worsens_a_plan() -> None:
     """The optimum over a few layouts on slow NICs, leaves equally and unequally busy."""
 
@@ -408,6 +411,7 @@ def test_less_background_never_worsens_a_plan() -> None:
             global_batch=32,
             seq_len=4096,
             pins={"tp": 8, "cp": 1, "micro_batch": 1, "vpp": 1, "recompute": "none"},
+            without=WITHOUT,
         )
         found = fastest_plan(request).objective.step_time_s
         assert found is not None

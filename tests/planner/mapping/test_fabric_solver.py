@@ -33,6 +33,7 @@ from meshwright.planner.mapping.problem import (
     counts_of,
     loads_of,
 )
+from tests.soaked import examples
 
 
 def one_pod(
@@ -50,7 +51,7 @@ def one_pod(
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 10_000), slots=st.integers(1, 8), largest=st.integers(1, 5))
 def test_cuts_are_those_of_an_enumeration(seed: int, slots: int, largest: int) -> None:
     rng = np.random.default_rng(seed)
@@ -78,7 +79,7 @@ def test_cuts_are_those_of_an_enumeration(seed: int, slots: int, largest: int) -
     assert partitions_within(values, slots, most, ceiling, len(wanted) - 1) is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 10_000), stages=st.integers(1, 5), wrap=st.booleans())
 def test_holdings_cost_what_their_best_order_costs(seed: int, stages: int, wrap: bool) -> None:
     rng = np.random.default_rng(seed)
@@ -116,7 +117,7 @@ def test_holdings_cost_what_their_best_order_costs(seed: int, stages: int, wrap:
             )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_the_relaxation_is_below_the_proven_price(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -189,7 +190,9 @@ def _price(problem: MappingProblem, counts: IntArray) -> float:
     return float(leaf_s + np.asarray(problem.pod_s_per_byte) @ pattern_bytes(problem, pods))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+)
 def test_exchanges_keep_stages_and_leaves_and_do_not_cost_more(seed: int) -> None:
     problem, counts = two_pods(seed)
     found = exchanged(problem, counts, 3_000)
@@ -206,7 +209,7 @@ def test_exchanges_find_the_pods() -> None:
     assert _price(problem, exchanged(problem, counts, 20_000)) < 0.8 * _price(problem, counts)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_leaves_and_pods_add_up(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -25,6 +25,7 @@ from meshwright.planner.mapping.spread_build import (
     with_short_pipelines,
 )
 from tests.planner.mapping.test_fabric_mapping import every_assignment, random_problem
+from tests.soaked import examples, some
 
 WEIGHTS = (500, 300, 0, 1000, 700)
 SMALL = [
@@ -61,7 +62,12 @@ def key_of(problem: MappingProblem, weights: ReachWeights, assignment: IntArray)
 
 
 @pytest.mark.parametrize(
-    "block", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 12))]
+    "block",
+    [
+        0,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(4, 12))),
+    ],
 )
 def test_brute_force_agrees(block: int) -> None:
     """Pods, leaves and traffic, in this order, with every weighting, over 120 irregular cases."""
@@ -103,7 +109,7 @@ def test_pods_are_shared_by_neighbouring_stages_where_that_reaches_less_far() ->
     assert pipelines.pods.reached == (4, 1)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(16), deadline=None)
 @given(seed=st.integers(0, 10_000), weight=st.sampled_from(WEIGHTS))
 def test_never_worse_than_hostname_order_and_never_below_the_bound(seed: int, weight: int) -> None:
     rng = np.random.default_rng(seed)
@@ -120,7 +126,7 @@ def test_never_worse_than_hostname_order_and_never_below_the_bound(seed: int, we
     assert weights.key(found.leaves.bound) <= key[2:]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_counting_refutes_nothing_that_is_there(seed: int) -> None:
     """Whatever a random assignment reaches is possible, at both levels."""
@@ -143,7 +149,9 @@ def test_the_bound_by_hand() -> None:
     assert ReachBound([101, 99] * 6, 8, 150).least(ReachWeights()) == (4, 4)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+)
 def test_bands_place_every_slot_once(seed: int) -> None:
     problem = scattered(3, 4, 6, 15, seed)
     for shape in list(shapes(problem))[::7]:
@@ -152,7 +160,9 @@ def test_bands_place_every_slot_once(seed: int) -> None:
         assert np.bincount(made.ravel()).tolist() == list(problem.leaf_slots)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+)
 def test_swaps_change_no_stage(seed: int) -> None:
     problem = scattered(3, 4, 6, 15, seed)
     before = problem.hostname_assignment()
@@ -167,7 +177,9 @@ def test_swaps_change_no_stage(seed: int) -> None:
         assert reach_of(problem, tight)[0][1] <= most
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+)
 def test_ties_go_to_pipelines_that_touch_less(seed: int) -> None:
     problem = scattered(3, 4, 6, 15, seed)
     before = shorter_hops(problem, problem.hostname_assignment())

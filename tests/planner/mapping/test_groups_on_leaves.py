@@ -152,9 +152,9 @@ def least_of_all_s(request: PlanRequest, groups: bool = True) -> float:
 @pytest.mark.parametrize(
     "seed",
     [
-        *range(3),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 12)),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(12, 90))),
+        0,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(6, 90))),
     ],
 )
 def test_the_plan_is_the_least_of_all_layouts_and_whole_groups(seed: int) -> None:
@@ -175,6 +175,7 @@ def test_the_plan_is_the_least_of_all_layouts_and_whole_groups(seed: int) -> Non
     assert price_s == pytest.approx(least, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_several_groups_are_the_fastest_somewhere() -> None:
     faster = [
         least_of_all_s(request) < 0.99 * least_of_all_s(request, groups=False)
@@ -183,7 +184,9 @@ def test_several_groups_are_the_fastest_somewhere() -> None:
     assert any(faster)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 6))]
+)
 def test_members_of_a_block_say_what_a_shard_group_has_there(seed: int) -> None:
     """min(m, s) of a group and m // s of those with the same shard, in leaves and pods."""
     tables = legal_layouts(grouped_request(seed))
@@ -213,7 +216,9 @@ def levels_of(work: Workload) -> tuple[str, ...]:
     return fabric_levels(work.cluster, work.gpus).names
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 6))]
+)
 def test_slots_of_several_nodes_lie_like_their_nodes(seed: int) -> None:
     """The same ranks read by slots of one node have the same placement."""
     tables = legal_layouts(grouped_request(seed))

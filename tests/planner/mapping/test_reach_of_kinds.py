@@ -17,6 +17,7 @@ from meshwright.costmodel.layout import Layout
 from meshwright.planner.mapping.counted import ASKED, Row, cover_of
 from meshwright.planner.plan.best_plan import best_plan
 from meshwright.planner.request.reader import read_request
+from tests.soaked import some
 
 
 def on_nodes(nodes: list[tuple[str, int]], base: str = "dgx-h100") -> ClusterSpec:
@@ -118,7 +119,14 @@ def random_case(seed: int) -> tuple[ClusterSpec, Layout]:
     return on_nodes(nodes), Layout(tp=tp, cp=cp, dp=dp, pp=pp, etp=etp, ep=chance.choice(fits))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(6),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 14)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some(range(14, 40))),
+    ],
+)
 def test_what_is_impossible_is_reached_by_no_order(seed: int) -> None:
     """Questions at random, all decided; then all that is impossible leaves parts that hold every order."""
     cluster, layout = random_case(seed)
@@ -159,7 +167,14 @@ def test_an_exchange_inside_nodes_leaves_no_ring_there() -> None:
     assert {(row[exchange], row[ring]) for row in rows} == {(8, 1), (4, 4)}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(6),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 14)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some(range(14, 60))),
+    ],
+)
 def test_joint_rows_hold_every_order_of_ranks(seed: int) -> None:
     """Orders at random, and runs of ranks moved about, which keep more of a group together."""
     chance = random.Random(seed)
@@ -203,6 +218,7 @@ def test_joint_rows_hold_every_order_of_ranks(seed: int) -> None:
         assert np.any(np.all(np.array(row) <= rows, axis=1)), (nodes, layout, order, row)
 
 
+@pytest.mark.slow
 def test_separate_best_cases_leave_no_gap() -> None:
     """Pipelines and replicas were bounded each on their own, and a gap of 12 % stayed."""
     cluster = on_nodes([("a", 2), ("b", 6), ("b", 2)])

@@ -21,6 +21,12 @@ from tests.soaked import examples, some
 
 SEVERAL = (1, 9, 14, 19)
 """Requests whose best plan has several shard groups."""
+EACH = [
+    9,
+    pytest.param(1, marks=pytest.mark.slow),
+    *(pytest.param(seed, marks=pytest.mark.soak) for seed in (14, 19)),
+]
+"""Each of them, the longer ones later."""
 
 
 def asked_grouped(seed: int) -> MixedRequest:
@@ -51,14 +57,18 @@ def asked_grouped(seed: int) -> MixedRequest:
     return replace(request, cluster=spec, parts=tuple(parts))
 
 
-@pytest.mark.parametrize("seed", SEVERAL)
+@pytest.mark.parametrize("seed", EACH)
 def test_shard_groups_are_chosen_with_the_stages(seed: int) -> None:
     compare(seed, MixedParams(), asked_grouped)
 
 
 @pytest.mark.parametrize(
     "seed",
-    [*range(8), *(pytest.param(seed, marks=pytest.mark.soak) for seed in some(range(8, 20)))],
+    [
+        0,
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some(range(4, 20))),
+    ],
 )
 def test_bounds_with_shard_groups_are_never_above_prices(seed: int) -> None:
     request = asked_grouped(seed)
@@ -68,21 +78,26 @@ def test_bounds_with_shard_groups_are_never_above_prices(seed: int) -> None:
         assert price is None or row.bound_s <= price.step_time_s
 
 
-def test_shard_groups_bring_something() -> None:
+@pytest.mark.parametrize("seed", EACH)
+def test_shard_groups_bring_something(seed: int) -> None:
     """The plan has several, and is slower without."""
-    for seed in SEVERAL:
-        request = asked_grouped(seed)
-        best = MixedSearch(request, inf).run().best
-        assert best is not None
-        assert int(best.layout.shard_groups) > 1
-        parts = tuple(
-            replace(part, forbids=(*part.forbids, "shard-groups")) for part in request.parts
-        )
-        without = MixedSearch(replace(request, parts=parts), inf).run().best
-        assert without is None or without.price_s > best.price_s
+    request = asked_grouped(seed)
+    best = MixedSearch(request, inf).run().best
+    assert best is not None
+    assert int(best.layout.shard_groups) > 1
+    parts = tuple(replace(part, forbids=(*part.forbids, "shard-groups")) for part in request.parts)
+    without = MixedSearch(replace(request, parts=parts), inf).run().best
+    assert without is None or without.price_s > best.price_s
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(0, 1),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some(range(5, 12))),
+    ],
+)
 def test_groups_that_are_left_out_are_never_faster(seed: int) -> None:
     """Under random splits, against each divisor's price."""
     draw = random.Random(seed)

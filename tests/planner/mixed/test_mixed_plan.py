@@ -100,12 +100,20 @@ def test_the_command_writes_what_starts_the_pipeline(tmp_path: Path) -> None:
     assert min(fast) > max(slow)
 
 
+@pytest.mark.slow
 def test_a_part_alone_is_the_plan_where_others_do_not_help(tmp_path: Path) -> None:
     """A handful of slow GPUs behind a slow link: the fast part is left alone, with its own plan and files."""
     parts = [{"cluster": "dgx-h100", "gpus": 16}, {"cluster": "dgx-v100", "gpus": 8}]
     cluster = cluster_file(tmp_path, parts=parts, between_gbps_per_gpu=0.1)
     result = meshwright.plan_mixed(
-        "gpt2-xl", cluster=cluster, global_batch=64, seq_len=1024, precision="fp16", choices=False
+        "gpt2-xl",
+        cluster=cluster,
+        global_batch=64,
+        seq_len=1024,
+        precision="fp16",
+        pin="micro_batch=1,zero_stage=1",
+        without=WITHOUT,
+        choices=False,
     )
     assert result.document.runs_on == ["dgx-h100"]
     assert result.document.status == "optimal"
@@ -232,6 +240,7 @@ def test_a_pin_that_no_pipeline_through_parts_keeps_leaves_the_parts_alone(
         global_batch=64,
         seq_len=4096,
         pin=f"tp=2,micro_batch=1,zero_stage=1,{pin}",
+        without=WITHOUT,
         choices=False,
     )
     assert result.document.runs_on == ["dgx-h100"]
@@ -249,6 +258,7 @@ def small_deepseek(dense_layers: int) -> ModelSpec:
     return model.model_copy(update={"layers": 12, "moe": moe})
 
 
+@pytest.mark.slow
 def test_dense_layers_in_front_go_through_parts_too(tmp_path: Path) -> None:
     """More GPUs than a part has are pinned."""
     result = meshwright.plan_mixed(
@@ -306,6 +316,7 @@ def test_shard_groups_that_are_pinned_are_kept_through_parts(tmp_path: Path) -> 
         global_batch=64,
         seq_len=4096,
         pin="tp=2,dp=4,cp=1,micro_batch=1,zero_stage=1,recompute=none,shard_groups=2",
+        without=WITHOUT,
         choices=False,
     )
     layout = result.document.layout
@@ -323,6 +334,7 @@ def test_shard_groups_that_are_pinned_are_kept_through_parts(tmp_path: Path) -> 
     assert any("optimizer" in fault for fault in mixed_faults(changed))
 
 
+@pytest.mark.slow
 def test_an_offload_that_is_pinned_is_kept_through_parts(tmp_path: Path) -> None:
     result = meshwright.plan_mixed(
         "llama-3-8b",
@@ -330,6 +342,7 @@ def test_an_offload_that_is_pinned_is_kept_through_parts(tmp_path: Path) -> None
         global_batch=64,
         seq_len=4096,
         pin="tp=2,micro_batch=1,zero_stage=1,recompute=none,optimizer_offload=50",
+        without=WITHOUT,
         choices=False,
     )
     layout = result.document.layout

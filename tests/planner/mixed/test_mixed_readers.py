@@ -179,6 +179,7 @@ def test_what_no_part_can_run_is_said(folder: Path, tmp_path: Path) -> None:
         meshwright.compare(folder, script)
 
 
+@pytest.mark.slow
 def test_a_plan_is_made_against_what_is_run_today(result: MixedResult, tmp_path: Path) -> None:
     """The same answer as without; what it brings stands in front, and in the document."""
     clusters = tmp_path / "mixed.yaml"
@@ -265,6 +266,7 @@ def test_each_part_sends_the_gradients_of_its_own_layers(result: MixedResult) ->
         )
 
 
+@pytest.mark.slow
 def test_choices_bring_what_plans_without_them_lose(result: MixedResult, tmp_path: Path) -> None:
     """Each figure is that of a plan with the plain value pinned, found by a search of its own."""
     plan = result.document
@@ -307,6 +309,7 @@ def test_what_takes_no_plan_of_parts_says_so_in_a_sentence(
     assert len(out.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_has_the_plans_of_its_combinations(result: MixedResult, tmp_path: Path) -> None:
     """A row is the plan that `plan` makes; FSDP2 alone has no pipelines, which its row says."""
     path = tmp_path / "mixed.yaml"

@@ -14,6 +14,7 @@ from meshwright.costmodel.rates import step_time_band
 from meshwright.errors import InputError
 from meshwright.planner.plan.make_plan import make_plan, repriced
 from meshwright.planner.plan.texts import plan_text, read_plan
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import calibration_text, read_calibration, read_request
 from tests.planner.runs.calibration.own_runs import stack
 
@@ -75,8 +76,9 @@ def test_a_covariance_that_is_none_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_plan_is_priced_with_the_calibration_and_carries_it(tmp_path: Path) -> None:
     """Matrix products at half the rate: slower, proven again, and the same once read back."""
-    plain = make_plan(request(), robustness=False)
-    slow = make_plan(request(calibration=stack(FACTORS)), robustness=False)
+    few: dict[str, Any] = {"pin": "micro_batch=1,cp=1", "without": WITHOUT}
+    plain = make_plan(request(**few), robustness=False)
+    slow = make_plan(request(calibration=stack(FACTORS), **few), robustness=False)
     assert slow.status == "optimal"
     assert plain.predicted is not None
     assert slow.predicted is not None
@@ -89,14 +91,16 @@ def test_a_plan_is_priced_with_the_calibration_and_carries_it(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_exhaustive_search_agrees_under_a_calibration() -> None:
-    options = {"calibration": stack(FACTORS), "pin": "micro_batch=1,pp=1,cp=1,zero_stage=1"}
+    pin = "micro_batch=1,pp=1,cp=1,zero_stage=1"
+    options = {"calibration": stack(FACTORS), "pin": pin, "without": WITHOUT}
+    options["forbid"] = "optimizer-offload"
     by_force = make_plan(request(method="exhaustive", **options), robustness=False)
     by_model = make_plan(request(**options), robustness=False)
     assert by_force.objective.step_time_s == pytest.approx(by_model.objective.step_time_s)
 
 
 def test_a_finished_plan_is_priced_anew() -> None:
-    plain = make_plan(request(), robustness=False)
+    plain = make_plan(request(pin="micro_batch=1,cp=1", without=WITHOUT), robustness=False)
     again = repriced(plain, stack(Factors()))
     assert again.predicted is not None
     assert again.predicted.step_time_s == pytest.approx(plain.objective.step_time_s)
@@ -124,7 +128,8 @@ def test_the_search_keeps_its_proof_under_terms_of_head_and_virtual_stages() -> 
     """A millisecond of each micro-batch at each virtual stage, and a slow head: brute force agrees."""
     own = stack(Factors(head=1.8, virtual_stage_s=1e-3, exchange=0.7, grouped_gemm=0.8))
     asked: dict[str, Any] = {"cluster": "dgx-a100", "gpus": 8, "global_batch": 32, "seq_len": 2048}
-    asked |= {"robustness": False, "pin": "pp=4,tp=2,recompute=none"}
+    asked |= {"robustness": False, "pin": "pp=4,tp=2,recompute=none", "without": WITHOUT}
+    asked["forbid"] = "optimizer-offload"
     proven = meshwright.plan("llama-2-7b", **asked, calibration=own)
     listed = meshwright.plan("llama-2-7b", **asked, calibration=own, method="exhaustive")
     assert proven.status == "optimal"

@@ -53,6 +53,7 @@ def test_literals_are_counted() -> None:
     assert sum(len(words & NAMES) >= 3 for words in literals(ast.parse(text))) == 2
 
 
+@pytest.mark.slow
 def test_few_literals_tell_the_choices_again() -> None:
     telling = [
         str(path.relative_to(ROOT))

@@ -19,6 +19,7 @@ from meshwright.planner.plan.texts import plan_document, plan_text, read_plan
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.report.plan_view import lengths_text
 from meshwright.planner.request import length_file
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.length_file import read_lengths, read_packed
 from meshwright.planner.request.reader import read_request
 
@@ -169,7 +170,8 @@ def test_no_baseline_is_compared_with_packs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["llama-3-8b", "gpt-oss-20b", "mixtral-8x7b"])
 def test_constant_lengths_are_sequences_to_the_digit(tmp_path: Path, model: str) -> None:
     path = written(tmp_path, "a.json", '{"4096": 777}')
-    asked = ASKED | {"pin": {"cp": 1, "micro_batch": 1}}
+    pin = {"cp": 1, "micro_batch": 1, "zero_stage": 1, "recompute": "none"}
+    asked = ASKED | {"pin": pin, "without": WITHOUT}
     sequences = plan_document(meshwright.plan(model, seq_len=4096, **asked))
     packed = plan_document(meshwright.plan(model, lengths=path, **asked))
     for document in (sequences, packed):
@@ -237,7 +239,8 @@ def with_lengths(plan: Plan, lengths: LengthsDoc) -> Plan:
 
 def test_a_plan_read_back_has_the_same_price(tmp_path: Path) -> None:
     path = written(tmp_path, "a.json", json.dumps({str(n): 10 for n in range(16, 4096, 8)}))
-    plan = meshwright.plan("gpt-oss-20b", lengths=path, **ASKED)
+    pin = {"cp": 1, "micro_batch": 1, "zero_stage": 1}
+    plan = meshwright.plan("gpt-oss-20b", lengths=path, pin=pin, without=WITHOUT, **ASKED)
     again = read_plan(written(tmp_path, "plan.yaml", plan_text(plan)))
     assert again == plan
     assert again.inputs.lengths == plan.inputs.lengths

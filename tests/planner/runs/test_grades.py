@@ -9,14 +9,16 @@ from click.testing import CliRunner
 
 from meshwright.cli import main
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.runs.prediction import grades
 from tests.plans import make_plan
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    words = "plan llama-3-8b --cluster dgx-h100 --gpus 8 --global-batch 64 --seq-len 4096 --pin pp=2,vpp=1"
-    done = CliRunner().invoke(main, [*words.split(), "--json"])
+    words = "plan llama-3-8b --cluster dgx-h100 --gpus 8 --global-batch 64 --seq-len 4096"
+    few = ["--pin", "pp=2,vpp=1,micro_batch=1,zero_stage=1", "--without", ",".join(WITHOUT)]
+    done = CliRunner().invoke(main, [*words.split(), *few, "--json"])
     assert done.exit_code == 0, done.output
     return Plan.model_validate({k: v for k, v in json.loads(done.stdout).items() if k != "schema"})
 

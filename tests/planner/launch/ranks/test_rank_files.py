@@ -29,6 +29,7 @@ from meshwright.planner.plan.document import Mapping, Plan
 from meshwright.planner.plan.texts import plan_document, plan_text, read_plan
 from tests.places import DATA
 from tests.plans import make_plan
+from tests.soaked import examples
 
 MEGATRON = json.loads((DATA / "megatron_groups.json").read_text(encoding="utf-8"))["cases"]
 
@@ -70,7 +71,7 @@ def test_an_expert_grid_that_megatron_refuses() -> None:
         process_groups(layout, MEGATRON_TP_PP_DP, experts=True)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.sampled_from([1, 2, 3, 4]),
     st.sampled_from([1, 2]),
@@ -173,7 +174,10 @@ def picture(plan: Plan) -> tuple[str, ElementTree.Element]:
         (make_plan(tp=2, dp=2, pp=2, num_micro_batches=2), "a cell is a GPU, its number the rank"),
         (make_plan(tp=8, dp=30, pp=4, num_micro_batches=4), "a cell is a GPU"),
         (make_plan("llama-3.1-405b", "superpod-h100", **LARGE), "a square is a node"),
-        (make_plan("llama-3.1-405b", "llama3-24k", **LARGE), "a square is a node"),
+        pytest.param(
+            make_plan("llama-3.1-405b", "llama3-24k", **LARGE), "a square is a node",
+            marks=pytest.mark.slow,
+        ),
         (make_plan("deepseek-v3", "gb200-nvl72", dp=64, ep=64, pp=8, num_micro_batches=8), "a cell is a GPU"),
     ],
 )  # fmt: skip

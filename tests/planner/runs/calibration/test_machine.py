@@ -20,6 +20,7 @@ from meshwright.cluster_specs.reader import load_cluster
 from meshwright.costmodel.calibration import Factors, MeasuredPoint
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import load_catalog_model
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import calibration_text, read_calibration
 from meshwright.planner.runs.calibration import torch_timer
 from meshwright.planner.runs.calibration.machine import (
@@ -92,10 +93,17 @@ def report_of(device: SimulatedDevice, model: str = "mixtral-8x7b") -> MachineRe
 
 
 @pytest.mark.parametrize(
-    ("noise", "outliers", "within"), [(0.0, 0, 0.015), (0.04, 0, 0.03), (0.04, 9, 0.045)]
+    ("noise", "outliers", "within"),
+    [
+        pytest.param(0.0, 0, 0.015, marks=pytest.mark.slow),
+        pytest.param(0.04, 0, 0.03, marks=pytest.mark.slow),
+        (0.04, 9, 0.045),
+    ],
 )
-def test_hidden_constants_are_found(noise: float, outliers: int, within: float) -> None:
+def test_hidden_constants_are_found_in_a_moment(noise: float, outliers: int, within: float) -> None:
+    began = time.perf_counter()
     report = report_of(SimulatedDevice(HIDDEN, noise=noise, outliers=outliers))
+    assert time.perf_counter() - began < 30.0
     found = report.calibration.factors
     for name in ("gemm", "gemm_narrow", "grouped_gemm", "hbm", "scale_up", "exchange", "attention"):
         off = getattr(found, name) / getattr(HIDDEN, name) - 1.0
@@ -115,6 +123,7 @@ def test_a_machine_as_the_catalog_has_it_moves_nothing() -> None:
     assert report.notes == ()
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_far_from_the_prior_where_the_machine_is() -> None:
     """Half the rate is 7 spreads of the prior away: beyond what a fit to runs may say."""
     report = report_of(SimulatedDevice(Factors(gemm=0.5)))
@@ -125,6 +134,7 @@ def test_what_was_measured_is_far_from_the_prior_where_the_machine_is() -> None:
     assert np.std(np.log([each.factors.gemm for each in samples])) == pytest.approx(0.05, rel=0.3)
 
 
+@pytest.mark.slow
 def test_each_class_says_how_it_moved() -> None:
     """H100: 0.6854 of 989.4 TFLOP/s are assumed in a step."""
     report = report_of(SimulatedDevice(HIDDEN))
@@ -151,6 +161,7 @@ def test_what_cannot_run_is_left_as_it_was_and_said() -> None:
     assert covariance[0, 0] < 0.3
 
 
+@pytest.mark.slow
 def test_another_machine_than_the_cluster_is_noticed() -> None:
     report = report_of(SimulatedDevice(slow=1e4))
     assert report.calibration.factors.gemm == pytest.approx(1 / 20, rel=0.02)
@@ -225,6 +236,7 @@ def test_the_file_is_taken_by_plans(tmp_path: Path) -> None:
     assert again.measured is not None
     assert again.measured.points[0].kind == "gemm"
     asked: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 8, "global_batch": 64, "seq_len": 4096}
+    asked |= {"pin": "micro_batch=1,cp=1", "without": WITHOUT}
     plain = meshwright.plan("llama-3-8b", **asked, robustness=False)
     slower = meshwright.plan("llama-3-8b", **asked, robustness=False, calibration=path)
     assert slower.predicted is not None
@@ -239,6 +251,7 @@ def test_the_file_is_taken_by_plans(tmp_path: Path) -> None:
     assert elsewhere.objective.step_time_s == shipped.objective.step_time_s
 
 
+@pytest.mark.slow
 def test_beside_runs_it_is_evidence() -> None:
     report = report_of(SimulatedDevice(Factors(gemm=0.8), cluster="dgx-a100"))
     marks = {mark.factor: mark for mark in report.benchmarks}
@@ -305,6 +318,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     return device
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_stack(simulated: SimulatedDevice, tmp_path: Path) -> None:
     path = tmp_path / "machine.yaml"
     words = ["calibrate", "--measure", "--minutes", "1", "-o", str(path)]
@@ -344,12 +358,6 @@ def test_neither_runs_nor_measure_is_an_error(tmp_path: Path) -> None:
     said = CliRunner().invoke(cli.main, ["calibrate", "-o", str(tmp_path / "stack.yaml")])
     assert said.exit_code == 2
     assert "--measure" in said.output
-
-
-def test_a_fit_takes_a_moment() -> None:
-    began = time.perf_counter()
-    report_of(SimulatedDevice(HIDDEN, noise=0.04))
-    assert time.perf_counter() - began < 30.0
 
 
 def test_a_point_of_the_file_has_a_time() -> None:

@@ -67,6 +67,7 @@ def test_runs_as_predicted_move_nothing() -> None:
     assert np.allclose(report.calibration.mean, 0.0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_three_rows_never_wreck_it() -> None:
     """One of three took five times as long as it should: the others stay near their prediction."""
     runs = measured_runs(Factors(), 3)
@@ -75,6 +76,7 @@ def test_three_rows_never_wreck_it() -> None:
     assert errors_pct(measured_runs(Factors(), 16), report.calibration).mean() < 8.0
 
 
+@pytest.mark.slow
 def test_runs_that_contradict_each_other_move_little() -> None:
     """Peaks of which every second is 1.6 times the others, for a reason that no constant knows."""
     runs = measured_runs(Factors(), 6, memory=True)
@@ -93,6 +95,7 @@ def test_runs_that_contradict_each_other_move_little() -> None:
     assert predicted_gib == pytest.approx(prediction_of(runs[0]).memory_gib, rel=0.1)
 
 
+@pytest.mark.slow
 def test_memory_is_learned_from_peaks() -> None:
     truth = Factors(activation_memory=1.2, fixed_memory_gib=2.0)
     runs = measured_runs(truth, 12, memory=True)
@@ -120,7 +123,7 @@ def test_a_run_that_fell_out_of_memory_counts() -> None:
 
 @pytest.mark.slow
 def test_an_unknown_framework_becomes_a_stack_of_its_own() -> None:
-    runs = [replace(run, framework_words="my-stack") for run in measured_runs(TRUTH, 4)]
+    runs = [replace(run, framework_words="my-stack") for run in measured_runs(TRUTH, 2)]
     report = calibrate_runs(runs, suggest=False)
     assert report.calibration.name == "my-stack"
     assert "begins from" in report.notes[0]
@@ -163,7 +166,7 @@ def test_runs_of_another_framework_tell_of_the_device_alone() -> None:
     assert both.calibration.factors.step_overhead_s < alone.factors.step_overhead_s + 0.01
     assert both.notes == ("runs of nemo (8) tell of device and network alone",)
     # Without a word the stack is of the framework with most runs.
-    assert calibrate_runs([*others, *own], suggest=False).calibration.framework == "nemo"
+    assert calibrate_runs([*others[:3], *own], suggest=False).calibration.framework == "nemo"
 
 
 def test_runs_without_a_measurement_are_refused() -> None:
@@ -177,6 +180,7 @@ def test_a_benchmark_moves_its_factor() -> None:
     assert 0.65 < report.calibration.factors.network < 0.85
 
 
+@pytest.mark.slow
 def test_the_suggested_run_takes_doubt_away() -> None:
     report = calibrate_runs(measured_runs(TRUTH, 3))
     best = report.suggestions[0]
@@ -227,7 +231,7 @@ def test_head_and_virtual_stages_have_terms_of_their_own() -> None:
 def test_a_slow_head_is_found() -> None:
     """Of a vocabulary of 262,144 the head is a third of the last rank's work."""
     runs = []
-    for run in measured_runs(Factors(), 16):
+    for run in measured_runs(Factors(), 8):
         model = run.workload.model.model_copy(update={"vocab": 262_144})
         wide = replace(run, workload=replace(run.workload, model=model))
         true = replace(wide, workload=replace(wide.workload, calibration=stack(Factors(head=1.5))))

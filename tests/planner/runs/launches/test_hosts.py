@@ -14,6 +14,7 @@ from meshwright.errors import InputError
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.launches.reader import price_launch
 from meshwright.planner.runs.prediction import PricedRun, price_runs
@@ -37,7 +38,8 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
         gpus=64,
         global_batch=16,
         seq_len=1024,
-        pin="pp=2,tp=4,vpp=1",
+        pin="pp=2,tp=4,vpp=1,micro_batch=1,zero_stage=1",
+        without=WITHOUT,
     )
     plan = fastest_plan(request)
     for name, text in plan_files(plan).items():
