@@ -54,9 +54,11 @@ def test_small_allocations_are_planned_as_well_as_they_can_be(number: int) -> No
 @pytest.mark.parametrize(
     "number",
     [
-        7009,  # listed without leaves: priced inside one leaf, its ranks were in two
+        # Listed without leaves: priced inside one leaf, its ranks were in two.
+        pytest.param(7009, marks=pytest.mark.soak),
         7021,  # 20 of three whole nodes' GPUs: 7, 7 and 6 beat the proven 8, 8 and 4
-        7111,  # no mapping was left of any layout bounded together: an assertion
+        # No mapping was left of any layout bounded together: an assertion.
+        pytest.param(7111, marks=pytest.mark.soak),
         8069,  # whole nodes may gather tokens from all ranks: they beat a proven plan on parts
     ],
 )

@@ -102,13 +102,13 @@ def check_against_enumeration(cases: list[tuple[np.ndarray, int, int]]) -> None:
 
 @pytest.mark.slow
 def test_place_is_optimal_and_its_bound_holds_on_small_cases() -> None:
-    """The first three shapes."""
-    check_against_enumeration(small_cases(3))
+    """The first two shapes."""
+    check_against_enumeration(small_cases(2))
 
 
 @pytest.mark.soak
 def test_place_is_optimal_and_its_bound_holds_on_more_small_cases() -> None:
-    check_against_enumeration(some(small_cases(40)[3:]))
+    check_against_enumeration(some(small_cases(40)[2:]))
 
 
 @SLOW_MACHINE

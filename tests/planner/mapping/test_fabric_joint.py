@@ -180,7 +180,7 @@ def least_bound_completed(request: PlanRequest) -> tuple[float, float]:
     return outcome.best[0].step_time_s, inf if completed is None else completed.step_time_s
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_least_bound_in_place_of_the_model_is_worse_in_half_of_the_requests() -> None:
     pairs = [
         least_bound_completed(request)

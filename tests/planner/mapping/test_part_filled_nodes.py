@@ -178,7 +178,7 @@ def test_a_ring_over_pcie_nodes_counts_all_slots_of_a_node() -> None:
             listed("dgx-a100", ("l0", 8), ("l1", 8), ("l1", 8), ("l2", 8)),
             31,
             {"global_batch": 62},
-            marks=pytest.mark.slow,
+            marks=pytest.mark.soak,
         ),
         pytest.param(
             listed("l40s-pcie", ("l0", 8), ("l0", 8), ("l1", 8)),

@@ -249,7 +249,8 @@ def check_against_brute_force(asked: PlanRequest) -> None:
     "seed",
     [
         *(1000, 1001, 1002, 1003, 1004, 1006, 1008),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (1007, 1010)),
+        pytest.param(1010, marks=pytest.mark.slow),
+        pytest.param(1007, marks=pytest.mark.soak),
     ],
 )
 def test_search_equals_brute_force(seed: int) -> None:
@@ -298,7 +299,7 @@ def grouped(seed: int) -> PlanRequest:
     return replace(asked, model=spec)
 
 
-@pytest.mark.parametrize("seed", [3, 129, pytest.param(127, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [3, 129, pytest.param(127, marks=pytest.mark.soak)])
 def test_search_over_groups_of_layers_equals_brute_force(seed: int) -> None:
     check_against_brute_force(grouped(seed))
 
