@@ -24,6 +24,7 @@ from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.schedules import schedule_named
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.errors import InputError
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
@@ -252,7 +253,7 @@ def _completed(
     """With an execution, a split of the layers and a recomputed amount."""
     if (int(layout.tp) * int(layout.cp) * int(layout.dp)) % (int(layout.ep) * int(layout.etp)):
         return None
-    stages = _split(chance, request.model.layers, int(layout.pp), int(layout.vpp))
+    stages = _split(chance, request.model, int(layout.pp), int(layout.vpp))
     if request.framework == "deepspeed" and stages is not None:
         # It deals layers out by itself: evenly, what is left over to the first ranks.
         stages = tuple(_even(request.model.layers, int(layout.pp)))
@@ -279,11 +280,11 @@ def _even(layers: int, pp: int) -> list[tuple[int, ...]]:
     return [(layers // pp + (rank < layers % pp),) for rank in range(pp)]
 
 
-def _split(chance: random.Random, layers: int, pp: int, vpp: int) -> Stages | None:
+def _split(chance: random.Random, model: ModelSpec, pp: int, vpp: int) -> Stages | None:
     """Layers of each virtual stage: alike with some moved where there is one a rank; else alike but for the
-    ends, which is what plans deal out.
+    ends, which is what plans deal out, where embedding, head or MTP modules stand for what is missing.
     """
-    chunks = pp * vpp
+    layers, chunks = model.layers, pp * vpp
     if chunks > layers:
         return None
     if vpp == 1:
@@ -296,6 +297,8 @@ def _split(chance: random.Random, layers: int, pp: int, vpp: int) -> Stages | No
         return tuple((count,) for count in counts)
     each = -(-layers // chunks)
     missing = each * chunks - layers
+    if missing > 2 + model.mtp_layers:
+        return None
     table = [[each] * vpp for _ in range(pp)]
     first = chance.randint(0, missing)
     table[0][0] -= first
