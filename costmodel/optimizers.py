@@ -9,7 +9,7 @@ works on the shards of FSDP2 and communicates in every iteration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -435,7 +435,7 @@ def orthogonalising_s(c: Context, dense_shards: Ints, expert_shards: Ints) -> Fl
         Seconds, at least 0; 0 for optimizers that do without.
     """
     workload, layout = c.workload, c.layout
-    if not OPTIMIZER_TRAITS[workload.optimizer].orthogonalises or workload.adapters is not None:
+    if not orthogonalises_matrices(workload):
         return 0.0
     handed = _handed(workload)
     launch_s = c.constants.framework.piece_launch_s / _LAUNCHES_OF_A_PIECE
@@ -458,9 +458,25 @@ def orthogonalising_s(c: Context, dense_shards: Ints, expert_shards: Ints) -> Fl
     return seconds
 
 
+def orthogonalises_matrices(workload: Workload) -> bool:
+    """Whether the optimizer's step orthogonalises matrices; of adapters none does.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its optimizer and what is trained.
+
+    Returns
+    -------
+    bool
+    """
+    return OPTIMIZER_TRAITS[workload.optimizer].orthogonalises and workload.adapters is None
+
+
 def sends_by_shards(workload: Workload) -> bool:
-    """Whether the optimizer's step sends more, the more ranks share its states: smaller shard groups may
-    then step faster, where for others they only hold larger shards.
+    """Whether the optimizer's step sends more where more ranks share its states (Muon under FSDP2).
+
+    With any other optimizer a step in smaller shard groups is never faster: each rank holds more.
 
     Parameters
     ----------
@@ -471,38 +487,7 @@ def sends_by_shards(workload: Workload) -> bool:
     -------
     bool
     """
-    orthogonalises = OPTIMIZER_TRAITS[workload.optimizer].orthogonalises
-    return orthogonalises and workload.adapters is None and _handed(workload).on_shards
-
-
-def least_orthogonalising_s(
-    c: Context, dense_shards: Ints, expert_shards: Ints, numbers_of_groups: Sequence[int]
-) -> Floats:
-    """The least of `orthogonalising_s` over some numbers of shard groups that divide the replicas.
-
-    Parameters
-    ----------
-    c : Context
-        Workload, layouts with one shard group each, placements and rates.
-    dense_shards, expert_shards : int or array of int
-        Ranks that share the states in one group, 1 where they are not sharded.
-    numbers_of_groups : sequence of int
-        Each at least 1; with none of them, or where none divides, one group counts.
-
-    Returns
-    -------
-    float or array
-        Seconds, at least 0.
-    """
-    one_s = orthogonalising_s(c, dense_shards, expert_shards)
-    if not numbers_of_groups or not sends_by_shards(c.workload):
-        return one_s
-    least_s: Floats = np.inf
-    for number in numbers_of_groups:
-        shards = (np.maximum(each // number, 1) for each in (dense_shards, expert_shards))
-        divides = np.asarray(c.layout.dp) % number == 0
-        least_s = np.minimum(least_s, np.where(divides, orthogonalising_s(c, *shards), np.inf))
-    return np.where(np.isfinite(least_s), least_s, one_s)
+    return orthogonalises_matrices(workload) and _handed(workload).on_shards
 
 
 def _on_tensor_ranks_s(c: Context, each: CountedMatrix, *, gram: bool) -> Floats:

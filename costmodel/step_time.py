@@ -15,7 +15,7 @@ d (`interleaves_unlike`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,9 +41,10 @@ from meshwright.costmodel.layer_kinds import COPY_SHARE, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Ints, Layout, Placement
 from meshwright.costmodel.lengths import mean_slowest
 from meshwright.costmodel.optimizers import (
-    least_orthogonalising_s,
     moments_bytes,
+    orthogonalising_s,
     pages_states,
+    sends_by_shards,
     stepping_ranks,
     streamed_bytes,
 )
@@ -204,8 +205,7 @@ def optimizer_s(
     """
     of_dense, of_expert = c.workload.trained_shares
     numbers = of_dense * np.asarray(dense), of_expert * np.asarray(expert)
-    sharded = np.asarray(c.layout.zero_stage) >= 1
-    ranks = [np.where(sharded, shards, 1) for shards in optimizer_shards(c.layout)]
+    ranks = _sharing_ranks(c.layout)
     parameters = numbers[0] / ranks[0] + numbers[1] / ranks[1]
     offloaded = np.asarray(c.layout.optimizer_offload) / 100.0
     on_gpu_s = _on_gpu_s(c, numbers, ranks, 1.0 - offloaded, numbers_of_groups)
@@ -233,8 +233,30 @@ def _on_gpu_s(
         paged, of_expert = (moments_bytes(workload, experts=experts) for experts in kinds)
         pages = 2.0 * (paged * dense + of_expert * expert)
         seconds = seconds + share * pages / _pcie_bytes_per_s(c)
-    of_dense, of_experts = ranks
-    return seconds + share * least_orthogonalising_s(c, of_dense, of_experts, numbers_of_groups)
+    return seconds + share * _least_orthogonalising_s(c, numbers_of_groups)
+
+
+def _sharing_ranks(layout: Layout) -> tuple[Ints, Ints]:
+    """Ranks that share the states of dense parameters and of experts, 1 where they are not sharded."""
+    sharded = np.asarray(layout.zero_stage) >= 1
+    dense, experts = (np.where(sharded, shards, 1) for shards in optimizer_shards(layout))
+    return dense, experts
+
+
+def _least_orthogonalising_s(c: Context, numbers_of_groups: Sequence[int]) -> Floats:
+    """The least of `orthogonalising_s` over some numbers of shard groups; the layouts' own without any.
+
+    Only a number that divides dp is a layout's; where none does, its own counts.
+    """
+    own_s = orthogonalising_s(c, *_sharing_ranks(c.layout))
+    if not numbers_of_groups or not sends_by_shards(c.workload):
+        return own_s
+    least_s: Floats = np.inf
+    for number in numbers_of_groups:
+        ranks = _sharing_ranks(replace(c.layout, shard_groups=number))
+        divides = np.asarray(c.layout.dp) % number == 0
+        least_s = np.minimum(least_s, np.where(divides, orthogonalising_s(c, *ranks), np.inf))
+    return np.where(np.isfinite(least_s), least_s, own_s)
 
 
 def _pcie_bytes_per_s(c: Context) -> float:

@@ -669,8 +669,8 @@ def divides_into(groups: Ints, dp: Ints, cp: Ints) -> BoolArray:
 def useful_groups(context: Context, numbers: Sequence[int]) -> BoolArray:
     """Whether the shard groups of some layouts may be the best of some numbers of groups, as they lie.
 
-    More groups only pay where they send less. All may be the best where the optimizer's own traffic falls
-    with their size.
+    More groups only pay where they send less; but where the optimizer itself sends less in smaller groups
+    (`sends_by_shards`), any number may be the best.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ SHARE_OF_TIME = 0.1
 
 
 class Searched(Protocol):
-    """One search, of which some layout is priced first where one is likely good."""
+    """Runs one search; `begin_with` is a layout to price first."""
 
     def __call__(self, request: PlanRequest, /, *, begin_with: Layout | None = None) -> Outcome: ...
 
@@ -72,7 +72,8 @@ def decide_on_idle_gpus(
     """Searches; where the best layout leaves GPUs idle, searches those on all GPUs too and chooses.
 
     A faster layout that is known is never given up for a slower one on all GPUs; of equally fast ones the
-    one on all GPUs is planned. Without `compares` the first search is all: its step is no longer.
+    one on all GPUs is planned. Without `compares` only the first search runs: no layout on all GPUs is faster
+    than what it finds.
     """
     limit, began = request.time_limit_s, time.monotonic()
     first = request
