@@ -48,13 +48,11 @@ def may_have_empty_ends(workload: Workload) -> bool:
 
 
 class LayersByStages(Rule):
-    """pp vpp <= groups of layers, 2 more where ends may be empty. On a finished plan: pp ranks of vpp chunks
+    """pp vpp <= layers, 2 more where ends may be empty. On a finished plan: pp ranks of vpp chunks
     with all layers, none empty but these.
 
     Where ranks with several virtual stages are in step, the first chunk of the model may hold the embedding
     alone, and the last one the head.
-    A group is one layer, or the dense ones up to a layer with experts where those alternate: what a rank
-    holds is then a whole number of groups, as prices are of their mean layer.
     """
 
     name = "layers-by-stages"
@@ -62,10 +60,9 @@ class LayersByStages(Rule):
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         model = table.workload.model
-        groups = model.layers // model.layers_in_group
         pp, vpp = column(table, "pp"), column(table, "vpp")
         empty = 2 * _has_empty_ends(table.workload, pp, vpp, column(table, "schedule"))
-        return as_excess(pp * vpp - groups - empty)
+        return as_excess(pp * vpp - model.layers - empty)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         layers, pp, vpp = plan.workload.model.layers, int(plan.layout.pp), int(plan.layout.vpp)
@@ -83,17 +80,13 @@ class LayersByStages(Rule):
         elif sum(chunks) != layers:
             value, limit = sum(chunks), layers
             words = f"the stages hold {sum(chunks)} layers, the model has {layers}"
-        elif any(count % plan.workload.model.layers_in_group for count in chunks):
-            group = plan.workload.model.layers_in_group
-            value, limit = max(count % group for count in chunks), 0
-            words = f"a virtual stage parts {group} layers of which one has experts"
         else:
             return None
         return self.finding(
             value=value,
             limit=limit,
             words=words,
-            remedy=f"Give each of the pp x vpp stages {_least_words(plan)} of the {layers} layers; "
+            remedy=f"Give each of the pp x vpp stages at least one of the {layers} layers; "
             "lower pp or vpp.",
         )
 
@@ -102,12 +95,6 @@ def _has_empty_ends(workload: Workload, pp: Ints, vpp: Ints, schedule: Ints) -> 
     """Which pipelines may have them: those whose ranks are in step."""
     several = (np.asarray(pp) > 1) & (np.asarray(vpp) > 1)
     return several & has_trait(schedule, "in_step") & may_have_empty_ends(workload)
-
-
-def _least_words(plan: FinishedPlan) -> str:
-    """What a stage must have."""
-    group = plan.workload.model.layers_in_group
-    return "at least one" if group == 1 else f"a multiple of {group}"
 
 
 # The interleaved schedule: when it exists, and which micro-batch counts it takes.

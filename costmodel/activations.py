@@ -209,7 +209,12 @@ def _saved_input_bytes(workload: Workload) -> float:
 
 
 def activation_bytes_per_layer(
-    workload: Workload, layout: Layout, *, experts: bool, blocks: BlockShares | None = None
+    workload: Workload,
+    layout: Layout,
+    *,
+    experts: bool,
+    blocks: BlockShares | None = None,
+    linear_share: float | None = None,
 ) -> tuple[Floats, Floats]:
     """Bytes that autograd saves for one layer and micro-batch on one GPU.
 
@@ -226,6 +231,8 @@ def activation_bytes_per_layer(
         Whether the layer has experts instead of a dense feed-forward.
     blocks : BlockShares, optional
         Of a layer other than the mean one of a hybrid pattern.
+    linear_share : float, optional
+        How much of its attention is linear, from 0 to 1; the model's mean by default.
 
     Returns
     -------
@@ -247,7 +254,8 @@ def activation_bytes_per_layer(
     between = np.where(by_operators, _operator_outputs(workload, layout), block_input)
     saved: Floats = 0.0
     if shares.attention:
-        mixer = _mixer_saved(workload, layout, narrow)
+        share = model.linear_fraction if linear_share is None else linear_share
+        mixer = _mixer_saved(workload, layout, narrow, share)
         saved = saved + shares.attention * (around_attention + mixer)
     if shares.mamba:
         own = 0.0 if model.mamba_beside_attention else around_attention
@@ -340,6 +348,36 @@ def saved_activations(workload: Workload, layout: Layout) -> SavedActivations:
     return SavedActivations(dense, activation_bytes_per_layer(workload, layout, experts=True))
 
 
+def saved_of_kinds(workload: Workload, layout: Layout) -> tuple[tuple[Floats, Floats], ...]:
+    """`activation_bytes_per_layer` of each kind of layer in `ModelSpec.unlike_bytes`.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    tuple of pairs of float or array
+        Bytes of one micro-batch on one GPU, kinds in the order in which they first appear: under the layout's
+        recomputation, and fully recomputed.
+    """
+    model = workload.model
+    kinds = [model.kind_of(symbols) for symbols in dict.fromkeys(model.unlike_bytes)]
+    return tuple(
+        activation_bytes_per_layer(
+            workload,
+            layout,
+            experts=kind.blocks.experts > 0,
+            blocks=kind.blocks,
+            linear_share=kind.linear,
+        )
+        for kind in kinds
+    )
+
+
 def norm_before_attention_apart(model: ModelSpec) -> bool:
     """Whether the norm ahead of attention is a module of its own, which alone can be recomputed.
 
@@ -414,14 +452,13 @@ def _quantised_besides(
     return saved
 
 
-def _mixer_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
-    """Bytes a token of attention, in the mean over layers that attend in full and layers with linear one."""
-    model = workload.model
+def _mixer_saved(workload: Workload, layout: Layout, narrow: float, linear_share: float) -> Floats:
+    """Bytes a token of attention, of which a share is linear."""
     saved = _attention_saved(workload, layout, narrow)
-    if not model.linear_layers:
+    if not linear_share:
         return saved
-    share = model.linear_fraction
-    return (1.0 - share) * saved + share * _linear_attention_saved(model, layout, narrow)
+    of_linear = _linear_attention_saved(workload.model, layout, narrow)
+    return (1.0 - linear_share) * saved + linear_share * of_linear
 
 
 def _linear_attention_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:

@@ -576,7 +576,7 @@ def _weights_at_hand(
 
 def _one_of_each_shape(model: ModelSpec, layout: Layout) -> Floats:
     """Parameters of one main layer, of its experts only one; of unlike layers, each kind of block."""
-    if model.layers_in_group > 1:
+    if model.moe is not None and model.moe.every > 1:
         one_of_each = model.blocks._replace(feed_forward=1.0, experts=1.0)
         _, rest, _ = layer_parameters_on_gpu(model, layout, one_of_each)
         return rest + expert_parameters(model) / layout.etp

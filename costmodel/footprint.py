@@ -6,7 +6,9 @@ puts them together per rank, and bounds them over all splits of the layers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +20,14 @@ from meshwright.costmodel.activations import (
     offloads_any,
     offloads_inputs,
     saved_activations,
+    saved_of_kinds,
 )
 from meshwright.costmodel.adapters import frozen
 from meshwright.costmodel.buffers import Transients, transients, workspace_bytes
 from meshwright.costmodel.image_encoder import encoder_of, encoder_saved_bytes
 from meshwright.costmodel.layout import Floats, Layout, Recompute, in_shape
 from meshwright.costmodel.optimizers import keeps_more_of_tables
-from meshwright.costmodel.rank_load import Stages, layer_counts, recomputed_layers
+from meshwright.costmodel.rank_load import Stages, byte_counts, counts_in_order, recomputed_layers
 from meshwright.costmodel.schedules import (
     Schedule,
     in_flight,
@@ -37,6 +40,7 @@ from meshwright.costmodel.states import (
     encoder_parameters_on_gpu,
     end_parameters,
     frozen_encoder_bytes,
+    kind_parameters_on_gpu,
     layer_parameters_on_gpu,
     offloaded_bytes,
     optimizer_shards,
@@ -97,7 +101,9 @@ def stage_memory_parts_gib(
     buffers = extra.gathered + tables * extra.gathered_table
     buffers = buffers + np.where(first, extra.gathered_leading_first, 0.0) + extra.bucket
     states = _states(workload, layout, stages)
-    activations = _in_all_micro_batches(workload, layout, stages, saved) + head_input
+    kinds = saved_of_kinds(workload, layout) or (saved.dense, saved.main)
+    of_module = saved.main[0]
+    activations = _in_all_micro_batches(workload, layout, stages, kinds, of_module) + head_input
     stranded = extra.stranded + np.minimum(tables, 1) * extra.stranded_table
     if _gradients_arrive(workload, layout):
         made = np.asarray(states["gradients"])
@@ -293,29 +299,35 @@ def _offloaded_activations(
 ) -> NDArray[np.float64]:
     """Bytes of activations that the host keeps for one GPU of every rank, of all micro-batches in flight."""
     model = workload.model
-    dense, main = (
-        offloaded_per_layer(workload, layout, model.blocks_of(experts=experts)).copied
-        for experts in (False, model.moe is not None)
-    )
-    copied = SavedActivations((dense, 0.0), (main, 0.0))
+    kinds = [model.kind_of(symbols).blocks for symbols in dict.fromkeys(model.unlike_bytes)]
+    if not kinds:
+        kinds = [model.blocks_of(experts=False), model.blocks_of(experts=model.moe is not None)]
+    each = [offloaded_per_layer(workload, layout, blocks).copied for blocks in kinds]
+    copied: list[tuple[Floats, Floats]] = [(bytes_copied, 0.0) for bytes_copied in each]
     if offloads_inputs(workload):
-        copied = SavedActivations((0.0, dense), (0.0, main))
-    return _in_all_micro_batches(workload, layout, stages, copied)
+        copied = [(0.0, bytes_copied) for bytes_copied in each]
+    of_module = offloaded_per_layer(workload, layout, model.blocks).copied
+    of_module = 0.0 if offloads_inputs(workload) else of_module
+    return _in_all_micro_batches(workload, layout, stages, copied, of_module)
 
 
 def _in_all_micro_batches(
-    workload: Workload, layout: Layout, stages: Stages, layer: SavedActivations
+    workload: Workload,
+    layout: Layout,
+    stages: Stages,
+    kinds: Sequence[tuple[Floats, Floats]],
+    of_module: Floats,
 ) -> NDArray[np.float64]:
-    """Saved activations of every rank, of all its micro-batches in flight."""
+    """Saved activations of every rank, of all its micro-batches in flight.
+
+    `kinds` has bytes of a layer of each kind, kept and recomputed in full, `of_module` of an MTP module.
+    """
     model, rank = workload.model, np.arange(len(stages))
-    counts = layer_counts(
-        model.dense_layers, stages, recomputed_layers(layout), v_shaped=is_v_shaped(layout)
-    )
-    (dense, dense_full), (main, main_full) = layer.dense, layer.main
     last = rank == last_rank(layout.schedule, len(stages))
-    saved = counts.dense * dense + counts.dense_recomputed * (dense_full - dense)
-    saved = saved + counts.moe * main + counts.moe_recomputed * (main_full - main)
-    saved = saved + np.where(last, model.mtp_layers * main, 0.0)
+    saved: Floats = np.where(last, model.mtp_layers * of_module, 0.0)
+    counts = byte_counts(model, stages, recomputed_layers(layout), v_shaped=is_v_shaped(layout))
+    for (saved_bytes, dropped_bytes), (number, recomputed) in zip(kinds, counts, strict=True):
+        saved = saved + number * saved_bytes + recomputed * (dropped_bytes - saved_bytes)
     if memory_profile(workload.framework).keeps_stage_outputs and len(stages) > 1:
         sent = 2.0 * rank_tokens(workload, layout) * model.hidden / sequence_shards(layout)
         saved = saved + np.where(last, 0.0, sent)
@@ -511,6 +523,133 @@ def layer_bytes(workload: Workload, layout: Layout, saved: SavedActivations) -> 
     )
 
 
+class KindBytes(NamedTuple):
+    """Bytes of layers of one kind on one GPU, arrays in the shape of the layouts."""
+
+    number: int
+    """Of them in the model."""
+    states: NDArray[np.float64]
+    """Weights, gradients and optimizer states of one."""
+    saved: NDArray[np.float64]
+    """Activations of one and one micro-batch as the layout saves them."""
+    dropped: NDArray[np.float64]
+    """The same where it is recomputed in full."""
+
+    def rows(self, index: NDArray[np.intp]) -> KindBytes:
+        """The bytes for some layouts.
+
+        Parameters
+        ----------
+        index : array of int, shape [k]
+            Positions of layouts, 0 to n - 1.
+
+        Returns
+        -------
+        KindBytes
+            Arrays of shape [k].
+        """
+        return KindBytes(self.number, *(values[index] for values in self[1:]))
+
+
+def unlike_layer_bytes(workload: Workload, layout: Layout) -> list[KindBytes]:
+    """Bytes of a layer of each kind in `ModelSpec.unlike_bytes`, which `layer_bytes` has the mean of.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        One layout, or many of shape [n].
+
+    Returns
+    -------
+    list of KindBytes
+        In the order in which kinds first appear; `state_bytes` and `activation_bytes_per_layer` have the
+        sources.
+    """
+    layers = workload.model.unlike_bytes
+    dense_shards, expert_shards = optimizer_shards(layout)
+    per_dense = state_bytes_per_parameter(workload, layout, dense_shards)
+    per_expert: Floats = 0.0
+    if workload.model.moe is not None:
+        per_expert = state_bytes_per_parameter(workload, layout, expert_shards, experts=True)
+    shape = layout.broadcast_shape()
+    kinds = zip(
+        dict.fromkeys(layers),
+        kind_parameters_on_gpu(workload.model, layout),
+        saved_of_kinds(workload, layout),
+        strict=True,
+    )
+    return [
+        KindBytes(
+            layers.count(symbols),
+            *(
+                in_shape(np.asarray(x, dtype=np.float64), shape)
+                for x in (dense * per_dense + experts * per_expert, *saved)
+            ),
+        )
+        for symbols, (dense, experts), saved in kinds
+    ]
+
+
+@lru_cache(maxsize=256)
+def fewest_of_each(layers: tuple[str, ...], parts: int) -> NDArray[np.float64]:
+    """The fewest layers of each kind among so many layers that lie in some parts of a sequence.
+
+    Parameters
+    ----------
+    layers : tuple of str
+        The kind of each layer, in their order (`ModelSpec.unlike_bytes`).
+    parts : int
+        Into how many runs of neighbours the layers may fall, at least 1.
+
+    Returns
+    -------
+    array of float, shape [kinds, layers + 1]
+        Read-only; kinds in the order in which they first appear, for 0 layers, 1, 2, ... of all.
+    """
+    before = counts_in_order(layers)
+    size = before.shape[1]
+    in_one = np.stack(
+        [np.min(before[:, n:] - before[:, : size - n], axis=1) for n in range(size)], axis=1
+    )
+    fewest: NDArray[np.float64] = in_one
+    for _ in range(parts - 1):
+        fewest = np.stack(
+            [np.min(fewest[:, : n + 1] + in_one[:, n::-1], axis=1) for n in range(size)], axis=1
+        )
+    # No more can be missing than layers are.
+    fewest = np.asarray(np.maximum(fewest, before[:, -1:] - np.arange(size)[::-1]))
+    fewest.flags.writeable = False
+    return fewest
+
+
+def least_held(
+    layers: tuple[str, ...], parts: int, of_kinds: Sequence[NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """The least that so many layers in some parts of a sequence hold together.
+
+    Derived here: of each kind at least `fewest_of_each`, and all others of the kind that holds least.
+
+    Parameters
+    ----------
+    layers : tuple of str
+        The kind of each layer, in their order (`ModelSpec.unlike_bytes`).
+    parts : int
+        Into how many runs of neighbours the layers may fall, at least 1.
+    of_kinds : sequence of array of float, shape [...]
+        What a layer of each kind holds, in any unit, kinds in the order in which they first appear.
+
+    Returns
+    -------
+    array of float, shape [..., layers + 1]
+        In the unit of `of_kinds`, never falling, for 0 layers, 1, 2, ... of all.
+    """
+    fewest, of_layer = fewest_of_each(layers, parts), np.stack(of_kinds, axis=-1)
+    at_the_least = np.arange(fewest.shape[1]) - fewest.sum(axis=0)
+    return np.asarray(of_layer @ fewest + np.min(of_layer, axis=-1)[..., None] * at_the_least)
+
+
 # Bounds on the memory of pipeline ranks over all splits of the layers, for many layouts at once.
 
 
@@ -548,7 +687,8 @@ class PeakBounds(NamedTuple):
     Derived here: the peak is at least any weighted mean of what the ranks hold. With weights in proportion to
     1 / B_r, B_r bytes of a main layer on rank r, that mean is (main layers + leading ones times min_r C_r /
     B_r + sum_r E_r / B_r) over sum_r 1 / B_r, C_r bytes of a leading dense layer, E_r those of token table,
-    head and MTP modules. It holds with every layer recomputed, and with every layer kept, less what the
+    head and MTP modules. Where main layers hold unlike bytes, B_r is their mean and each kind counts as
+    leading ones do. It holds with every layer recomputed, and with every layer kept, less what the
     recomputed layers of each rank save; the larger of the two counts. Arrays of shape [n].
     """
 
@@ -612,6 +752,7 @@ def peak_bounds(workload: Workload, layout: Layout) -> PeakBounds:
     layout = layout.flat()
     saved = saved_activations(workload, layout)
     layer = layer_bytes(workload, layout, saved)
+    other_kinds = _other_kinds(workload, layout, layer)
     beside = _beside_layers(workload, layout, saved)
     pp = np.asarray(layout.pp)
     pipelines = Layout(**{name: np.asarray(getattr(layout, name)) for name in OF_PIPELINE})
@@ -622,8 +763,9 @@ def peak_bounds(workload: Workload, layout: Layout) -> PeakBounds:
         ends = np.zeros(flying.shape)
         ends[:, 0] += beside.first[rows]
         ends[:, -1] += beside.last[rows]
-        held = _HeldByRanks(layer.rows(rows), flying, ends)
-        kept[rows], relief[rows], recomputed[rows] = _least_peaks(workload, held)
+        kinds_here = [kind.rows(rows) for kind in other_kinds]
+        on_ranks = _HeldByRanks(layer.rows(rows), kinds_here, flying, ends)
+        kept[rows], relief[rows], recomputed[rows] = _least_peaks(workload, on_ranks)
     full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
     relief = np.where(full, relief * layout.vpp, 0.0)
     return PeakBounds(kept, relief, recomputed, beside.everywhere)
@@ -671,41 +813,50 @@ class _HeldByRanks(NamedTuple):
 
     layer: LayerBytes
     """Arrays [n]."""
+    others: list[KindBytes]
+    """Kinds other than the main layer, arrays [n]; all of them where main layers hold unlike bytes."""
     flying: NDArray[np.float64]
     """Micro-batches in flight, [n, pp]."""
     ends: NDArray[np.float64]
     """Token table, head and MTP modules, [n, pp]."""
 
 
+def _other_kinds(workload: Workload, layout: Layout, layer: LayerBytes) -> list[KindBytes]:
+    """Layers that are no main ones: the leading dense ones, or all where main layers hold unlike bytes."""
+    model = workload.model
+    if model.unlike_bytes:
+        return unlike_layer_bytes(workload, layout)
+    leading = model.dense_layers if model.moe_layers else 0
+    return [KindBytes(leading, *layer[3:])] if leading else []
+
+
 def _least_peaks(workload: Workload, held: _HeldByRanks) -> tuple[NDArray[np.float64], ...]:
     """`kept`, `relief` of a recomputed layer of a rank, and `recomputed` of layouts of one pp."""
-    layer, flying, _ = held
+    layer, flying = held.layer, held.flying
     relief = layer.saved - layer.dropped
-    if workload.model.moe_layers and workload.model.dense_layers:
-        relief = np.maximum(relief, layer.leading_saved - layer.leading_dropped)
-    kept, weight = _mean_held(workload, held, layer.saved, layer.leading_saved)
+    for kind in held.others:
+        relief = np.maximum(relief, kind.saved - kind.dropped)
+    kept, weight = _mean_held(workload, held, recomputes=False)
     relief = relief * np.sum(flying * weight, axis=1)
-    recomputed, _ = _mean_held(workload, held, layer.dropped, layer.leading_dropped)
+    recomputed, _ = _mean_held(workload, held, recomputes=True)
     return kept, relief, recomputed
 
 
 def _mean_held(
-    workload: Workload,
-    held: _HeldByRanks,
-    saved: NDArray[np.float64],
-    leading_saved: NDArray[np.float64],
+    workload: Workload, held: _HeldByRanks, *, recomputes: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The weighted mean of what ranks hold, [n], and its weights, [n, pp], which sum to 1."""
-    layer, flying, ends = held
-    model = workload.model
-    leading = model.dense_layers if model.moe_layers else 0
+    layer, others, flying, ends = held
+    saved = layer.dropped if recomputes else layer.saved
     # Where states and saved inputs are the host's, a layer has no byte on the GPU.
     weight = 1.0 / np.maximum(layer.states[:, None] + saved[:, None] * flying, _LEAST_BYTES)
     weight_sum = np.sum(weight, axis=1)
-    layers = model.layers - leading + np.sum(ends * weight, axis=1)
-    if leading:
-        of_leading = layer.leading_states[:, None] + leading_saved[:, None] * flying
-        layers = layers + leading * np.min(of_leading * weight, axis=1)
+    layers = workload.model.layers - sum(kind.number for kind in others)
+    layers = layers + np.sum(ends * weight, axis=1)
+    for kind in others:
+        saved = kind.dropped if recomputes else kind.saved
+        own = kind.states[:, None] + saved[:, None] * flying
+        layers = layers + kind.number * np.min(own * weight, axis=1)
     return layers / weight_sum, weight / weight_sum[:, None]
 
 
@@ -805,21 +956,13 @@ def main_layer_rooms(
     array of float, shape [n, most pp]
         Layers, at least 0; ranks beyond a layout's pp hold none.
     """
+    unlike = unlike_rooms(workload, layout, limit_gib)
+    if unlike is not None:
+        return unlike.most_layers()
     saved = saved_activations(workload, layout)
     layer = layer_bytes(workload, layout, saved)
-    shape = layer.states.shape
-    pp = np.broadcast_to(np.asarray(layout.pp), shape)[:, None]
-    vpp = np.broadcast_to(np.asarray(layout.vpp), shape)[:, None]
-    ranks = np.arange(int(pp.max(initial=1)))
-    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
-    per_stage = np.broadcast_to(np.where(full, layout.recompute_layers, 0), shape)
-    recomputed = per_stage[:, None] * vpp
-    beside = _beside_layers(workload, layout, saved)
-    fixed = np.broadcast_to(beside.everywhere[:, None], (*shape, len(ranks))).copy()
-    fixed[:, 0] += beside.first
-    fixed[ranks == pp - 1] += beside.last
-    flying = np.asarray(in_flight(layout.with_axis(), ranks))
-    flying = np.broadcast_to(flying, (*shape, len(ranks)))
+    pp, vpp, per_stage, fixed, flying = _beside_layers_on_ranks(workload, layout, saved)
+    recomputed = per_stage[:, None] * vpp[:, None]
     if in_front is not None:
         again = np.minimum(per_stage, workload.model.dense_layers)
         relief = np.maximum(layer.leading_saved - layer.leading_dropped, 0.0)
@@ -836,4 +979,182 @@ def main_layer_rooms(
     beyond = recomputed + (room - recomputed * small) / large
     layers = np.where(room < recomputed * small, room / small, beyond)
     layers = np.floor(np.maximum(layers, 0.0) * (1 + ROUNDING))
-    return np.asarray(np.where(ranks < pp, layers, 0.0))
+    return np.asarray(np.where(np.arange(fixed.shape[1]) < pp[:, None], layers, 0.0))
+
+
+class _OnRanks(NamedTuple):
+    """What ranks of layouts [n] hold beside layers, and what decides what they hold of layers."""
+
+    pp: NDArray[np.int64]
+    vpp: NDArray[np.int64]
+    recomputed: NDArray[np.int64]
+    """Layers of every virtual stage that are recomputed in full, [n]."""
+    fixed: NDArray[np.float64]
+    """Bytes beside layers, [n, most pp]."""
+    flying: NDArray[np.float64]
+    """Micro-batches in flight, [n, most pp]."""
+
+
+def _beside_layers_on_ranks(
+    workload: Workload, layout: Layout, saved: SavedActivations
+) -> _OnRanks:
+    shape = layout.broadcast_shape()
+    pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layout.pp, layout.vpp))
+    ranks = np.arange(int(pp.max(initial=1)))
+    full = (np.asarray(layout.recompute) & int(Recompute.FULL)) != 0
+    beside = _beside_layers(workload, layout, saved)
+    fixed = np.broadcast_to(beside.everywhere[:, None], (*shape, len(ranks))).copy()
+    fixed[:, 0] += beside.first
+    fixed[ranks == pp[:, None] - 1] += beside.last
+    flying = np.asarray(in_flight(layout.with_axis(), ranks))
+    return _OnRanks(
+        pp,
+        vpp,
+        np.broadcast_to(np.where(full, layout.recompute_layers, 0), shape),
+        fixed,
+        np.broadcast_to(flying, fixed.shape),
+    )
+
+
+def unlike_rooms(workload: Workload, layout: Layout, limit_gib: float) -> UnlikeRooms | None:
+    """What pipeline ranks have room for within a limit where layers hold unlike bytes.
+
+    Parameters
+    ----------
+    workload : Workload
+        Model, sequence length, precision and software.
+    layout : Layout
+        Layouts of shape [n].
+    limit_gib : float
+        What a rank may hold, GiB, above 0.
+
+    Returns
+    -------
+    UnlikeRooms or None
+        Of the layouts, ranks beyond a layout's pp without room; None where layers hold as many bytes.
+    """
+    if not workload.model.unlike_bytes:
+        return None
+    on = _beside_layers_on_ranks(workload, layout, saved_activations(workload, layout))
+    room = limit_gib * GIB - on.fixed * (1 - ROUNDING)
+    return UnlikeRooms(
+        workload.model.unlike_bytes,
+        tuple(unlike_layer_bytes(workload, layout)),
+        on.flying,
+        np.where(np.arange(room.shape[1]) < on.pp[:, None], room, 0.0),
+        on.vpp,
+        on.recomputed,
+    )
+
+
+class UnlikeRooms(NamedTuple):
+    """What ranks hold of layers with unlike bytes, and how much room they have, for layouts [n]."""
+
+    layers: tuple[str, ...]
+    """The kind of each layer (`ModelSpec.unlike_bytes`)."""
+    kinds: tuple[KindBytes, ...]
+    """Arrays of shape [n], kinds in the order in which they first appear."""
+    flying: NDArray[np.float64]
+    """Micro-batches in flight, [n, ranks]."""
+    room: NDArray[np.float64]
+    """Bytes of each rank for its layers, [n, ranks]."""
+    vpp: NDArray[np.int64]
+    recomputed: NDArray[np.int64]
+    """Layers of every virtual stage that are recomputed in full, [n]."""
+
+    def take(self, rows: NDArray[np.int64]) -> UnlikeRooms:
+        """Those of some layouts.
+
+        Parameters
+        ----------
+        rows : array of int, shape [k]
+            Which layouts, 0 to n - 1.
+
+        Returns
+        -------
+        UnlikeRooms
+            Of k layouts.
+        """
+        kinds = tuple(kind.rows(rows) for kind in self.kinds)
+        own = (self.flying[rows], self.room[rows], self.vpp[rows], self.recomputed[rows])
+        return UnlikeRooms(self.layers, kinds, *own)
+
+    def _of_kinds(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """States of a layer, what it saves and what it saves where it is recomputed, [kinds, n] each."""
+        return (
+            np.stack([kind.states for kind in self.kinds]),
+            np.stack([kind.saved for kind in self.kinds]),
+            np.stack([kind.dropped for kind in self.kinds]),
+        )
+
+    def most_layers(self) -> NDArray[np.float64]:
+        """The most layers of every rank, wherever they lie in the model.
+
+        A rank holds at least the least of so many layers kept, less what each recomputed one saves at the
+        most, and at least the least of them with all recomputed.
+
+        Returns
+        -------
+        array of float, shape [n, ranks]
+            Layers, at least 0.
+        """
+        of_kinds = self._of_kinds()
+        relief = np.max(of_kinds[1] - of_kinds[2], axis=0)
+        rooms = np.zeros(self.room.shape)
+        numbers = np.arange(len(self.layers) + 1)
+        for parts in np.unique(self.vpp).tolist():
+            for rows in _in_pieces(self.vpp == parts, self.room.shape[1] * len(numbers)):
+                fixed, as_saved, as_recomputed = (
+                    least_held(self.layers, parts, list(each[:, rows])) for each in of_kinds
+                )
+                recomputed = np.minimum(numbers, self.recomputed[rows, None] * parts)
+                moving = np.maximum(as_saved - recomputed * relief[rows, None], as_recomputed)
+                bytes_held = fixed[:, None] + moving[:, None] * self.flying[rows, :, None]
+                fits = bytes_held * (1 - ROUNDING) <= self.room[rows, :, None]
+                rooms[rows] = np.sum(fits, axis=2) - 1
+        return np.maximum(rooms, 0.0)
+
+    def hold(self, splits: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether ranks have room for all of their layers.
+
+        Parameters
+        ----------
+        splits : array of int, shape [splits, virtual stages, ranks]
+            Layers of each virtual stage; of as many ranks and virtual stages as all of the layouts have.
+
+        Returns
+        -------
+        array of bool, shape [splits, n]
+            Of each split and layout.
+        """
+        before = counts_in_order(self.layers)
+        flat = splits.reshape(len(splits), -1)
+        first = (np.cumsum(flat, axis=1) - flat).reshape(splits.shape)
+        number = (before[:, first + splits] - before[:, first]).sum(
+            axis=2
+        )  # [kinds, splits, ranks]
+        states, saved, dropped = self._of_kinds()
+        holds = np.zeros((len(splits), len(self.vpp)), dtype=bool)
+        ranks = splits.shape[2]
+        for amount in np.unique(self.recomputed).tolist():
+            to = first + np.minimum(splits, amount)
+            recomputed = (before[:, to] - before[:, first]).sum(axis=2)
+            for rows in _in_pieces(self.recomputed == amount, number[0].size):
+                moving = np.tensordot(saved[:, rows], number, (0, 0))  # [n, splits, ranks]
+                moving -= np.tensordot((saved - dropped)[:, rows], recomputed, (0, 0))
+                bytes_held = np.tensordot(states[:, rows], number, (0, 0))
+                bytes_held += moving * self.flying[rows, None, :ranks]
+                fits = bytes_held * (1 - ROUNDING) <= self.room[rows, None, :ranks]
+                holds[:, rows] = fits.all(axis=2).T
+        return holds
+
+
+_MOST_AT_ONCE = 1 << 21
+"""Numbers in an array of what layers of many ranks hold."""
+
+
+def _in_pieces(of: NDArray[np.bool_], numbers_each: int) -> list[NDArray[np.int64]]:
+    """The places that are true, as many at a time as their arrays may have numbers."""
+    places = np.flatnonzero(of)
+    at_once = max(1, _MOST_AT_ONCE // numbers_each)
+    return [places[begin : begin + at_once] for begin in range(0, len(places), at_once)]

@@ -40,7 +40,7 @@ from meshwright.costmodel.other_blocks import (
     mamba_block,
 )
 from meshwright.frameworks.catalog import input_offload
-from meshwright.model_specs.blocks import LINEAR, WINDOWED, BlockShares, pattern_shares
+from meshwright.model_specs.blocks import WINDOWED, BlockShares
 
 # Seconds of what stands before and behind the layers: token table, head and loss.
 
@@ -335,9 +335,9 @@ class KindTimes:
 def kind_times(c: Context) -> KindTimes:
     """Seconds of every kind of layer of the model, with what the host's launches add.
 
-    Layers that differ in their attention, by a window or by linear attention, and those of a hybrid pattern
-    are priced kind by kind; `dense` and `moe` are then the means of the model's layers of either sort. A
-    group that ends with a layer with experts has the mean of its layers (docs/cost_model.md, "One layer").
+    Layers that differ in their attention, by a window or by linear attention, those of a hybrid pattern and
+    those where each n-th has experts are priced kind by kind; `dense` and `moe` are then the means of the
+    model's layers of either sort (docs/cost_model.md, "One layer").
     Where a kind of step scores sequences besides (`execution_names.STEP_KINDS`), every layer, the token table
     and the head have a part `scoring`: forward passes, in the step's own micro-batches, as Megatron-SWIFT
     runs them (swift/megatron/trainers/dpo_trainer.py, forward_step). A pipeline that scores a whole batch
@@ -444,9 +444,7 @@ def _alike(c: Context) -> tuple[KindTime | None, KindTime | None]:
     dense = moe = None
     if model.dense_layers:
         dense = _mean_layer(c, mixers, model.blocks_of(experts=False))
-    if model.moe is not None and model.moe.every > 1:
-        moe = _mean_of_group(c, mixers, model.moe.every)
-    elif model.moe is not None and (model.moe_layers or model.mtp_layers):
+    if model.moe is not None and (model.moe_layers or model.mtp_layers):
         moe = _mean_layer(c, mixers, model.blocks_of(experts=True))
     return dense, moe
 
@@ -454,15 +452,15 @@ def _alike(c: Context) -> tuple[KindTime | None, KindTime | None]:
 def _layer_of_kind(c: Context, symbols: str) -> _OnDevice:
     """A layer of the blocks that an entry of `ModelSpec.unlike_layers` names."""
     model = c.workload.model
+    shares, linear = model.kind_of(symbols)
     if model.hybrid_pattern is not None:
-        shares = pattern_shares(symbols)
         return _on_device(c, _mixers(c, shares), shares)
-    attends, experts = symbols[0], symbols[1] == "E"
-    if attends == LINEAR:
+    if linear:
         mixer = linear_attention_block(c)
     else:
-        mixer = _softmax_attention(c, one_window_share(c) if attends == WINDOWED else full_share(c))
-    return _on_device(c, (mixer,), BlockShares(1.0, 0.0, float(not experts), float(experts)))
+        is_windowed = symbols[0] == WINDOWED
+        mixer = _softmax_attention(c, one_window_share(c) if is_windowed else full_share(c))
+    return _on_device(c, (mixer,), shares)
 
 
 def _mean_of(kinds: Sequence[tuple[KindTime, Floats]]) -> KindTime | None:
@@ -609,17 +607,6 @@ def _mean_on_device(kinds: Sequence[tuple[_OnDevice, float]]) -> _OnDevice | Non
     sync_s = sum(own.sync_s * share for own, share in kinds)
     columns = zip(*([share * x for x in own.shares] for own, share in kinds), strict=True)
     return _OnDevice(layers, launch_s, sync_s, BlockShares(*map(sum, columns)))
-
-
-def _mean_of_group(c: Context, mixers: tuple[LayerTime, ...], layers: int) -> KindTime:
-    """The mean of a group of `layers` layers, of which the last has experts."""
-    dense, experts = (_mean_layer(c, mixers, kind) for kind in c.workload.model.blocks.kinds())
-    share = 1.0 / layers
-    return KindTime(
-        add(scaled(dense.parts, 1.0 - share), scaled(experts.parts, share)),
-        (1.0 - share) * np.asarray(dense.backward_s) + share * np.asarray(experts.backward_s),
-        add(scaled(dense.full_recompute, 1.0 - share), scaled(experts.full_recompute, share)),
-    )
 
 
 def _mtp_module(c: Context, main: KindTime, head_time: KindTime) -> KindTime:

@@ -14,6 +14,7 @@ from meshwright.costmodel.layer_context import Context, Parts, add
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Ints, Layout, Recompute
 from meshwright.costmodel.schedules import Schedule, bubble_share, has_trait, is_v_shaped
+from meshwright.model_specs.schema import ModelSpec
 
 # How many layers of each kind a split puts on every pipeline rank.
 
@@ -145,12 +146,43 @@ def unlike_counts(
     if v_shaped:
         first = _in_model_order(first)
     counts, fully_recomputed = [], first + np.minimum(sizes, recomputed)
-    for before in counts_in_order(layers, 1):
+    for before in counts_in_order(layers):
         in_chunk = before[first + sizes] - before[first]
         again = before[fully_recomputed] - before[first]
         in_chunk.flags.writeable = again.flags.writeable = False
         counts.append((in_chunk, again))
     return tuple(counts)
+
+
+def byte_counts(
+    model: ModelSpec, stages: Stages, recomputed: int, *, v_shaped: bool = False
+) -> KindCounts:
+    """Layers of every pipeline rank by what decides their bytes.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Its layers, in their order.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+    recomputed : int
+        How many of the first layers of every virtual stage are computed again in the backward pass, from 0.
+    v_shaped : bool
+        Whether the second half of the model runs back up the ranks.
+
+    Returns
+    -------
+    tuple of pairs of array, shape [pp]
+        Of each kind in `ModelSpec.unlike_bytes`, in the order in which they first appear; without any, of
+        dense layers and of those with experts.
+    """
+    if model.unlike_bytes:
+        chunks = unlike_counts(model.unlike_bytes, stages, recomputed, v_shaped=v_shaped)
+        return tuple(
+            (number.sum(axis=0), recomputed_ones.sum(axis=0)) for number, recomputed_ones in chunks
+        )
+    counts = layer_counts(model.dense_layers, stages, recomputed, v_shaped=v_shaped)
+    return (counts.dense, counts.dense_recomputed), (counts.moe, counts.moe_recomputed)
 
 
 def _in_model_order(chunks: NDArray[Any]) -> NDArray[Any]:
@@ -580,7 +612,7 @@ def _least_in_order_s(c: Context, times: KindTimes, shape: tuple[int, ...]) -> N
     distinct = columns[:, first]
     least_s, counts = (
         np.empty(distinct.shape[1]),
-        counts_in_order(model.unlike_layers, model.layers_in_group),
+        counts_in_order(model.unlike_layers),
     )
     for ranks in np.unique(distinct[-1]):
         rows = np.flatnonzero(distinct[-1] == ranks)
@@ -638,15 +670,13 @@ def _columns_in_order(
 
 
 @lru_cache(maxsize=64)
-def counts_in_order(layers: tuple[str, ...], group: int) -> NDArray[np.float64]:
-    """Layers of each kind in front of every place between groups of layers.
+def counts_in_order(layers: tuple[str, ...]) -> NDArray[np.float64]:
+    """Layers of each kind in front of every place between layers.
 
     Parameters
     ----------
     layers : tuple of str
         The kind of each layer, in their order (`ModelSpec.unlike_layers`).
-    group : int
-        Layers of a group, none of which is parted, at least 1.
 
     Returns
     -------
@@ -655,7 +685,6 @@ def counts_in_order(layers: tuple[str, ...], group: int) -> NDArray[np.float64]:
     """
     own = np.array([[layer == kind for layer in layers] for kind in dict.fromkeys(layers)])
     counts = np.concatenate([np.zeros((len(own), 1)), np.cumsum(own, axis=1)], axis=1)
-    counts = counts[:, ::group]
     counts.flags.writeable = False
     return counts
 
@@ -689,16 +718,15 @@ def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
         cheapest = np.minimum(cheapest, kind.seconds)
     end = last_rank_s(times, model.mtp_layers)
     main, number = kinds[-1]
-    group = model.layers_in_group
-    busiest = np.maximum(work / pp, group * np.ceil(model.layers / group / pp) * cheapest)
+    busiest = np.maximum(work / pp, np.ceil(model.layers / pp) * cheapest)
     layer_s = cheapest if times.unlike else main.seconds
-    split = least_busiest_s(number // group, group * layer_s, end, pp)
+    split = least_busiest_s(number, layer_s, end, pp)
     busiest = np.maximum(busiest, split)
     if times.unlike:
         shape = np.broadcast_shapes(np.shape(busiest), np.shape(vpp), np.shape(layout.schedule))
         busiest = np.maximum(busiest, _least_in_order_s(c, times, shape) if shape else 0.0)
     stages = np.where(vpp > 1, vpp - 1, vpp)
-    return np.maximum(busiest, end + group * stages * cheapest), work
+    return np.maximum(busiest, end + stages * cheapest), work
 
 
 def least_work_s(c: Context, times: KindTimes) -> Floats:

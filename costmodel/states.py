@@ -17,7 +17,7 @@ from meshwright.costmodel.optimizers import (
     pages_states,
     stepping_ranks,
 )
-from meshwright.costmodel.rank_load import Stages, layer_counts
+from meshwright.costmodel.rank_load import Stages, byte_counts
 from meshwright.costmodel.schedules import is_v_shaped, last_rank, on_both_ranks
 from meshwright.costmodel.stacks import memory_profile, stack_constants
 from meshwright.costmodel.workload import Workload
@@ -77,19 +77,7 @@ def layer_parameters_on_gpu(
         layer, shaped like the layout; 0 where the model has no such layer.
     """
     tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
-    whole: float = whole_attention_parameters(model)
-    split: float = attention_parameters(model) - whole
-    if model.linear_layers:
-        share = model.linear_fraction
-        linear_whole = whole_linear_attention_parameters(model)
-        linear_split = linear_attention_parameters(model) - linear_whole
-        whole = (1.0 - share) * whole + share * linear_whole
-        split = (1.0 - share) * split + share * linear_split
-    if model.state_space is not None or model.hybrid_pattern is not None:
-        shares = blocks or model.blocks
-        whole = shares.attention * whole
-        split = shares.attention * split + shares.mamba * mamba_parameters(model)
-    common = split / tp + whole + norm_parameters_per_layer(model)
+    common = _mixer_on_gpu(model, layout, blocks or model.blocks, model.linear_fraction)
     if model.has_mean_layers:
         return _pattern_layer(model, layout, common, blocks or model.blocks)
     dense = 0.0 * tp
@@ -99,6 +87,50 @@ def layer_parameters_on_gpu(
         return dense, 0.0 * tp, 0.0 * tp
     rest = common + shared_expert_parameters(model) / tp + router_parameters(model)
     return dense, rest, model.moe.experts * expert_parameters(model) / (ep * etp)
+
+
+def kind_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[tuple[Floats, Floats], ...]:
+    """Parameters on one GPU of a layer of each kind in `ModelSpec.unlike_bytes`.
+
+    As `layer_parameters_on_gpu`, which has the sources, counts those of their mean.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Widths, experts and kinds of layers.
+    layout : Layout
+        One layout, or many of shape [n]; tp, ep and etp are used.
+
+    Returns
+    -------
+    tuple of pairs of float or array
+        Parameters outside experts and in the rank's experts, before data-parallel sharding; kinds in the
+        order in which they first appear.
+    """
+    parameters = []
+    for symbols in dict.fromkeys(model.unlike_bytes):
+        blocks, linear = model.kind_of(symbols)
+        mixer = _mixer_on_gpu(model, layout, blocks, linear)
+        dense, rest, experts = _pattern_layer(model, layout, mixer, blocks)
+        parameters.append((dense + rest, experts))
+    return tuple(parameters)
+
+
+def _mixer_on_gpu(
+    model: ModelSpec, layout: Layout, blocks: BlockShares, linear_share: float
+) -> Floats:
+    """Parameters of attention, of which a share is linear, and of Mamba, with a layer's norms."""
+    whole: float = whole_attention_parameters(model)
+    split: float = attention_parameters(model) - whole
+    if linear_share:
+        linear_whole = whole_linear_attention_parameters(model)
+        linear_split = linear_attention_parameters(model) - linear_whole
+        whole = (1.0 - linear_share) * whole + linear_share * linear_whole
+        split = (1.0 - linear_share) * split + linear_share * linear_split
+    if model.state_space is not None or model.hybrid_pattern is not None:
+        whole = blocks.attention * whole
+        split = blocks.attention * split + blocks.mamba * mamba_parameters(model)
+    return split / np.asarray(layout.tp) + whole + norm_parameters_per_layer(model)
 
 
 def _pattern_layer(
@@ -142,12 +174,15 @@ def rank_parameters(
         pp = np.asarray(layout.pp)
         of_dense = model.dense_layers * dense + model.moe_layers * rest + table + last
         return of_dense / pp, (model.moe_layers * experts + mtp_experts) / pp
-    counts = layer_counts(model.dense_layers, stages, 0, v_shaped=is_v_shaped(layout))
+    kinds = kind_parameters_on_gpu(model, layout) or ((dense, 0.0), (rest, experts))
     rank = np.arange(len(stages))
     on_last = rank == last_rank(layout.schedule, len(stages))
-    ends = np.where(rank == 0, table, 0.0) + np.where(on_last, last, 0.0)
-    of_experts = counts.moe * experts + np.where(on_last, mtp_experts, 0.0)
-    of_dense = counts.dense * dense + counts.moe * rest + ends
+    of_dense = np.where(rank == 0, table, 0.0) + np.where(on_last, last, 0.0)
+    of_experts = np.where(on_last, mtp_experts, 0.0)
+    counts = byte_counts(model, stages, 0, v_shaped=is_v_shaped(layout))
+    for (own_dense, own_experts), (number, _) in zip(kinds, counts, strict=True):
+        of_dense = of_dense + number * own_dense
+        of_experts = of_experts + number * own_experts
     return on_both_ranks(of_dense, layout.schedule), on_both_ranks(of_experts, layout.schedule)
 
 

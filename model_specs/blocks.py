@@ -261,6 +261,14 @@ class BlockShares(NamedTuple):
         return tuple(BlockShares(*(float(i == number) for i in range(4))) for number in present)
 
 
+class LayerKind(NamedTuple):
+    """What a layer consists of."""
+
+    blocks: BlockShares
+    linear: float
+    """The share of its attention that is linear: 1 or 0 of one layer."""
+
+
 def pattern_shares(pattern: str) -> BlockShares:
     """Blocks of the mean layer of a pattern.
 

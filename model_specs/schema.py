@@ -19,6 +19,7 @@ from meshwright.model_specs.blocks import (
     CountOrZero,
     Flag,
     GatedDeltaNetSpec,
+    LayerKind,
     Mamba1Spec,
     Mamba2Spec,
     MlaSpec,
@@ -270,11 +271,6 @@ class ModelSpec(ClosedDocument):
         return self.hybrid_pattern is not None or (self.moe is not None and self.moe.every > 1)
 
     @property
-    def layers_in_group(self) -> int:
-        """Layers of which the last alone has experts, and which a pipeline does not part; else 1."""
-        return 1 if self.moe is None else self.moe.every
-
-    @property
     def encoder(self) -> VisionSpec | None:
         """The image encoder that runs; None where text alone is trained on."""
         return None if self.vision is None or self.vision.use is None else self.vision
@@ -377,16 +373,37 @@ class ModelSpec(ClosedDocument):
         """Blocks of each layer where parts of a pipeline may hold unlike ones, in the layers' order.
 
         A symbol of `hybrid_pattern`, or a letter of `attention_order` with E for experts and - without. Empty
-        where layers are alike, but for dense ones in front of those with experts, and where they come in
-        groups that are alike (`layers_in_group`).
+        where layers are alike, but for dense ones in front of those with experts.
         """
         if self.hybrid_pattern is not None:
             return tuple(self.hybrid_pattern) if len(set(self.hybrid_pattern)) > 1 else ()
-        attends = self.attention_letters
-        if len(set(attends)) == 1:
+        if len(set(self.attention_letters)) == 1 and not self.has_mean_layers:
             return ()
+        return self._symbols(self.attention_letters)
+
+    @cached_property
+    def unlike_bytes(self) -> tuple[str, ...]:
+        """`unlike_layers` where these differ in their bytes too, a window written as full attention.
+
+        Empty where all layers behind the dense ones in front have as many parameters and save as much.
+        """
+        if self.hybrid_pattern is not None:
+            return self.unlike_layers
+        layers = self._symbols(self.attention_letters.replace(WINDOWED, FULL))
+        behind = set(layers[self.dense_layers :]) or set(layers)
+        return layers if len(behind) > 1 else ()
+
+    def _symbols(self, attends: str) -> tuple[str, ...]:
+        """How each layer attends, with E for experts and - without."""
         routed = set(self.expert_layers)
         return tuple(letter + ("E" if i in routed else "-") for i, letter in enumerate(attends))
+
+    def kind_of(self, symbols: str) -> LayerKind:
+        """The layer that an entry of `unlike_layers` or `unlike_bytes` names."""
+        if self.hybrid_pattern is not None:
+            return LayerKind(pattern_shares(symbols), 0.0)
+        experts = float(symbols[1] == "E")
+        return LayerKind(BlockShares(1.0, 0.0, 1.0 - experts, experts), float(symbols[0] == LINEAR))
 
     @property
     def windowed_layers(self) -> int:

@@ -166,11 +166,9 @@ def compute_bound_s(
         main = cheapest = np.asarray(costs.least_layer_s)
         # What interleaved ranks wait depends on their order; with one virtual stage each it does not.
         smallest_bubble = np.where(smallest_bubble < 1.0, 0.0, smallest_bubble)
-    group = model.layers_in_group
-    busiest = np.maximum(work_s / pp, group * np.ceil(model.layers / group / pp) * cheapest)
-    busiest = np.maximum(busiest, end + group * cheapest)
-    groups = (model.moe_layers or model.dense_layers) // group
-    split = least_busiest_s(groups, group * main, end, pp)
+    busiest = np.maximum(work_s / pp, np.ceil(model.layers / pp) * cheapest)
+    busiest = np.maximum(busiest, end + cheapest)
+    split = least_busiest_s(model.moe_layers or model.dense_layers, main, end, pp)
     busiest = np.maximum(busiest, split)
     bubble_s = np.maximum(work_s - busiest, 0.0) * smallest_bubble
     scale = 1.0 + scale_share(workload, degrees, calibrated_constants(workload))

@@ -194,7 +194,8 @@ class LayoutPricing:
         for fits in (None, self._fit.fits):
             if fits is not None:
                 self.memory_limits = True
-            fastest = frontier(costs, 0.0, fits)
+            parts = self._fit.fits_part if fits is not None and costs.order_loads else None
+            fastest = frontier(costs, 0.0, fits, parts)
             if not fastest:
                 self.nothing_fits = fits is not None
                 return []
@@ -204,7 +205,7 @@ class LayoutPricing:
                 return []
             if fits is None and not self._fits(fastest[0].stages):
                 continue  # memory matters: the free splits say nothing more
-            splits = frontier(costs, _round_up(slack_s), fits)
+            splits = frontier(costs, _round_up(slack_s), fits, parts)
             fitting = [split for split in splits if self._fits(split.stages)]
             if len(fitting) == len(splits):
                 break
@@ -215,7 +216,7 @@ class LayoutPricing:
         self, placed: PlacedLayout, costs: SplitCosts
     ) -> list[tuple[Split, FloatArray]]:
         """The only split of a framework that deals layers out by itself."""
-        stages = balanced_stages(costs.layers, costs.pp, costs.vpp, costs.group)
+        stages = balanced_stages(costs.layers, costs.pp, costs.vpp)
         if stages is None or (costs.partial and min(map(min, stages)) < costs.recompute_layers):
             return []
         if not self._fits(stages):
@@ -229,9 +230,7 @@ class LayoutPricing:
     ) -> list[tuple[Split, FloatArray]]:
         """The same for ranks in step, whose splits are few enough to look at one by one."""
         splits = []
-        for stages in level_splits(
-            costs.layers, costs.pp, costs.vpp, costs.group, empty_ends=costs.empty_ends
-        ):
+        for stages in level_splits(costs.layers, costs.pp, costs.vpp, empty_ends=costs.empty_ends):
             if not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
                 splits.append(Split(stages=stages, time_s=costs.stages_s(stages)))
         splits.sort(key=lambda split: split.time_s)
@@ -257,10 +256,10 @@ class LayoutPricing:
     ) -> list[tuple[Split, FloatArray]]:
         """The same where chunks of ranks in step are unlike: those that may beat the cutoff are played."""
         bounded = []
-        for stages in level_splits(
-            costs.layers, costs.pp, costs.vpp, costs.group, empty_ends=costs.empty_ends
-        ):
-            if not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
+        for stages in level_splits(costs.layers, costs.pp, costs.vpp, empty_ends=costs.empty_ends):
+            if not self._fit.fits_stages(stages):
+                self.memory_limits = True
+            elif not costs.partial or min(map(min, stages)) >= costs.recompute_layers:
                 each_s = least_interleaved_s(placed.context, placed.times, stages)
                 bounded.append((float(np.min(each_s)), stages))
         parts = optimistic_step(placed.context, placed.times).parts

@@ -33,8 +33,7 @@ from meshwright.costmodel.workload import Workload
 # and the last one the head, where the framework can say so. Of all others: every virtual stage has at least
 # one layer, the virtual stages of one rank differ by at most one layer (the short ones next to the embedding
 # on rank 0, last elsewhere), and the dense layers at the front of a mixture-of-experts model lie in the
-# first virtual stages of the ranks. Where layers come in groups (experts in each n-th), all of this counts
-# groups.
+# first virtual stages of the ranks.
 
 
 ALL_LAYERS = 1_000_000
@@ -42,6 +41,8 @@ ALL_LAYERS = 1_000_000
 
 FitsRank = Callable[[int, int, int], bool]
 """(rank, layers, leading layers among them) -> whether that rank fits in memory."""
+FitsPart = Callable[[int], NDArray[np.bool_]]
+"""rank -> whether the part of the layers from one place to another fits there, [begin, end]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,6 @@ class SplitCosts:
     layers: int
     leading: int = 0
     """Layers at the front that cost `leading_s`: the dense ones of a mixture-of-experts model."""
-    group: int = 1
-    """Layers that no virtual stage parts."""
     num_micro_batches: int
     bubble_share: float = 1.0
     in_step: bool = False
@@ -84,6 +83,9 @@ class SplitCosts:
     order: tuple[tuple[float, float], ...] = ()
     """Of unlike layers, in their order: seconds of each, and what recomputing it adds. `layer_s` and
     `leading_s` are means then, and decide nothing but what `stages_s` says."""
+    order_loads: tuple[tuple[float, int], ...] = ()
+    """Of layers with unlike bytes, in their order: parameters outside experts of each, and whether it has
+    experts. `layer_load` is their mean then."""
 
     @property
     def partial(self) -> bool:
@@ -95,7 +97,7 @@ class SplitCosts:
         """The fewest layers a rank may have; one at an end may leave a chunk of several empty."""
         shortest = max(1, self.recompute_layers if self.partial else 1)
         may_be_empty = self.empty_ends and self.in_step and self.vpp > 1
-        return (self.vpp - may_be_empty) * self.group * -(-shortest // self.group)
+        return (self.vpp - may_be_empty) * shortest
 
     @property
     def most(self) -> int:
@@ -177,6 +179,7 @@ class SplitCosts:
             layer_recompute_s=again_s,
             leading_recompute_s=again_s,
             order=(),
+            order_loads=(),
         )
 
 
@@ -188,51 +191,44 @@ class Split:
     time_s: float
 
 
-def even_chunks(rank: int, layers: int, vpp: int, group: int = 1) -> tuple[int, ...]:
-    """The virtual stages of one rank: as even as they can be, each of whole groups of layers."""
-    short, longer = divmod(layers // group, vpp)
-    counts = [group * (short + 1)] * longer + [group * short] * (vpp - longer)
+def even_chunks(rank: int, layers: int, vpp: int) -> tuple[int, ...]:
+    """The virtual stages of one rank: as even as they can be."""
+    short, longer = divmod(layers, vpp)
+    counts = [short + 1] * longer + [short] * (vpp - longer)
     return tuple(counts if rank else reversed(counts))
 
 
-def balanced_stages(
-    layers: int, pp: int, vpp: int, group: int = 1
-) -> tuple[tuple[int, ...], ...] | None:
-    """The split that is even in groups of layers, or None where some virtual stage would be empty."""
-    if layers < pp * vpp * group:
+def balanced_stages(layers: int, pp: int, vpp: int) -> tuple[tuple[int, ...], ...] | None:
+    """The split that is even in layers, or None where some virtual stage would be empty."""
+    if layers < pp * vpp:
         return None
-    each, longer = divmod(layers // group, pp)
-    sizes = [group * (each + 1)] * longer + [group * each] * (pp - longer)
-    return tuple(even_chunks(rank, size, vpp, group) for rank, size in enumerate(sizes))
+    each, longer = divmod(layers, pp)
+    sizes = [each + 1] * longer + [each] * (pp - longer)
+    return tuple(even_chunks(rank, size, vpp) for rank, size in enumerate(sizes))
 
 
 def default_stages(
-    layers: int, pp: int, vpp: int, *, in_step: bool, group: int = 1, empty_ends: bool = False
+    layers: int, pp: int, vpp: int, *, in_step: bool, empty_ends: bool = False
 ) -> tuple[tuple[int, ...], ...] | None:
     """A split that suits a schedule where nothing is known of costs; None where a chunk would be empty."""
     if in_step and vpp > 1:
-        too_few = layers < pp * vpp * group
-        splits = level_splits(layers, pp, vpp, group, empty_ends=empty_ends and too_few)
+        too_few = layers < pp * vpp
+        splits = level_splits(layers, pp, vpp, empty_ends=empty_ends and too_few)
         if splits:
             return splits[0]
-    return balanced_stages(layers, pp, vpp, group)
+    return balanced_stages(layers, pp, vpp)
 
 
 def level_splits(
-    layers: int, pp: int, vpp: int, group: int = 1, *, empty_ends: bool = False
+    layers: int, pp: int, vpp: int, *, empty_ends: bool = False
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Splits for ranks in step: the same layers in the same virtual stage of every rank, as nearly as can be.
 
     What is missing to full rows is taken from the last virtual stage of the last rank (the head's), from the
     first of the first rank (the embedding's), and, a layer each and for fewer than pp ranks, from the last of
-    the longer virtual stages. Each such split is there, with up to two layers a rank more than needed. Of
-    layers in groups the same is said of groups. With `empty_ends` nothing may be left of the two ends.
+    the longer virtual stages. Each such split is there, with up to two layers a rank more than needed. With
+    `empty_ends` nothing may be left of the two ends.
     """
-    if group > 1:
-        return tuple(
-            tuple(tuple(group * count for count in rank) for rank in stages)
-            for stages in level_splits(layers // group, pp, vpp, empty_ends=empty_ends)
-        )
     splits: dict[tuple[tuple[int, ...], ...], None] = {}
     fewest, kept = -(-layers // pp), 0 if empty_ends else 1
     for row in range(fewest, fewest + 3):
@@ -263,7 +259,12 @@ def _with_gaps(
     return tuple(map(tuple, rows))
 
 
-def frontier(costs: SplitCosts, slack_s: float, fits: FitsRank | None = None) -> tuple[Split, ...]:
+def frontier(
+    costs: SplitCosts,
+    slack_s: float,
+    fits: FitsRank | None = None,
+    fits_part: FitsPart | None = None,
+) -> tuple[Split, ...]:
     """Splits among which a best one is, whatever the rest of the step charges for parameters.
 
     Parameters
@@ -275,6 +276,9 @@ def frontier(costs: SplitCosts, slack_s: float, fits: FitsRank | None = None) ->
         must not fall when the most parameters on a rank (outside experts, or in experts) rise.
     fits
         Whether a rank fits in memory; None where memory is no limit.
+    fits_part
+        Whether a part of the layers fits on a rank, where `costs.order_loads` says that layers hold unlike
+        bytes and memory is a limit.
 
     Returns
     -------
@@ -292,17 +296,16 @@ def frontier(costs: SplitCosts, slack_s: float, fits: FitsRank | None = None) ->
         raise ValueError("ranks in step take one of level_splits")
     if fits is None:
         return _unlimited(costs, slack_s)
-    return tuple(_ranks(costs, fits).frontier(slack_s))
+    if costs.order and costs.vpp == 1:
+        return tuple(_OrderedRanks(costs, fits, fits_part).frontier(slack_s))
+    return tuple(_Ranks(costs, fits).frontier(slack_s))
 
 
 @lru_cache(maxsize=1024)
 def _unlimited(costs: SplitCosts, slack_s: float) -> tuple[Split, ...]:
-    return tuple(_ranks(costs, None).frontier(slack_s))
-
-
-def _ranks(costs: SplitCosts, fits: FitsRank | None) -> _Ranks:
     """Unlike layers are dealt out in their order where a rank holds one part of it."""
-    return _OrderedRanks(costs, fits) if costs.order and costs.vpp == 1 else _Ranks(costs, fits)
+    ranks = _OrderedRanks if costs.order and costs.vpp == 1 else _Ranks
+    return tuple(ranks(costs, None).frontier(slack_s))
 
 
 def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
@@ -353,14 +356,12 @@ def least_busiest_rank_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> f
 def _in_order_s(costs: SplitCosts, rooms: Sequence[Sequence[int]]) -> float:
     """The same for unlike layers, of which each rank holds one part."""
     seconds, again = (np.concatenate([[0.0], np.cumsum(x)]) for x in zip(*costs.order, strict=True))
-    places = np.arange(0, costs.layers + 1, costs.group)
+    places = np.arange(0, costs.layers + 1)
     to = np.minimum(places + min(costs.recompute_layers, costs.layers), costs.layers)
     again_s = again[to] - again[places]
     if costs.recompute_layers >= costs.layers:
         seconds, again_s = seconds + again, 0.0 * again_s
-    most = np.array(
-        [[min(max(row), costs.layers) // costs.group for row in rooms]], dtype=np.float64
-    )
+    most = np.array([[min(max(row), costs.layers) for row in rooms]], dtype=np.float64)
     bound_s = least_busiest_in_order_s(
         seconds[None, places],
         np.array([costs.first_s]),
@@ -465,8 +466,8 @@ class _Ranks:
 
     def _choices(self, rank: int, covered: int) -> Iterator[_Option]:
         costs = self.costs
-        for layers in range(costs.fewest, costs.most + 1, costs.group):
-            first_chunk = even_chunks(rank, layers, costs.vpp, costs.group)[0]
+        for layers in range(costs.fewest, costs.most + 1):
+            first_chunk = even_chunks(rank, layers, costs.vpp)[0]
             leading = min(costs.leading - covered, first_chunk)
             if self._fits is not None and not self._fits(rank, layers, leading):
                 return  # memory grows with the layers
@@ -636,7 +637,7 @@ class _Ranks:
                 grown, width = mask << self.costs.fewest, 1
                 while width < choices:
                     step = min(width, choices - width)
-                    grown |= grown << step * self.costs.group
+                    grown |= grown << step
                     width += step
                 grown &= self._all_counts
                 if grown:
@@ -660,7 +661,7 @@ class _Ranks:
                 if rest >= 0 and masks[rank + 1].get(state, 0) >> rest & 1:
                     options.append((abs(option.layers - share), -option.layers, option))
             _, _, option = min(options, key=lambda entry: entry[:2])
-            stages.append(even_chunks(rank, option.layers, costs.vpp, costs.group))
+            stages.append(even_chunks(rank, option.layers, costs.vpp))
             times.append(option.seconds)
             layers_left -= option.layers
             covered += option.leading
@@ -669,7 +670,7 @@ class _Ranks:
 
 
 class _Parts(NamedTuple):
-    """What a rank takes that holds the groups of layers from one place to another, arrays [begin, end]."""
+    """What a rank takes that holds the layers from one place to another, arrays [begin, end]."""
 
     seconds: NDArray[np.float64]
     load: NDArray[np.float64]
@@ -700,9 +701,12 @@ class _Summed(NamedTuple):
 class _OrderedRanks(_Ranks):
     """Ranks that hold one part each of a sequence of unlike layers: a path from its begin to its end."""
 
-    def __init__(self, costs: SplitCosts, fits: FitsRank | None) -> None:
+    def __init__(
+        self, costs: SplitCosts, fits: FitsRank | None, fits_part: FitsPart | None = None
+    ) -> None:
         self.costs = costs
         self._fits = fits
+        self._fits_part = fits_part
         self._tables: dict[int, _Parts] = {}
         self._without_memory: dict[int, _Parts] = {}
         kinds = {_end_kind(costs, rank): rank for rank in reversed(range(costs.pp))}
@@ -717,7 +721,7 @@ class _OrderedRanks(_Ranks):
         )
 
     def _parts(self, rank: int) -> _Parts:
-        """Of one rank, by the groups in front of its part and those to its end."""
+        """Of one rank, by the layers in front of its part and those to its end."""
         kind, alike = self._kind(rank), _end_kind(self.costs, rank)
         if kind not in self._tables:
             if alike not in self._without_memory:
@@ -731,7 +735,9 @@ class _OrderedRanks(_Ranks):
     def _fitting(self, rank: int, table: _Parts, fits: FitsRank) -> _Parts:
         """The parts that memory holds on a rank."""
         costs = self.costs
-        place = np.arange(0, costs.layers + 1, costs.group)
+        if self._fits_part is not None:
+            return table._replace(may_be=table.may_be & self._fits_part(rank))
+        place = np.arange(0, costs.layers + 1)
         layers = np.maximum(place[None, :] - place[:, None], 0)
         leading = np.minimum(np.maximum(costs.leading - place[:, None], 0), layers)
         key = layers * (costs.leading + 1) + leading
@@ -741,9 +747,9 @@ class _OrderedRanks(_Ranks):
         return table._replace(may_be=table.may_be & holds[key])
 
     def _table(self, rank: int) -> _Parts:
-        costs, group = self.costs, self.costs.group
+        costs = self.costs
         in_front, at_end = rank == 0, rank == costs.pp - 1
-        place = np.arange(0, costs.layers + 1, group)
+        place = np.arange(0, costs.layers + 1)
         begin, end = place[:, None], place[None, :]
         layers = end - begin
         may_be = layers >= costs.fewest
@@ -760,8 +766,16 @@ class _OrderedRanks(_Ranks):
             )
         leading = np.clip(costs.leading - begin, 0, np.maximum(layers, 0))
         load = (layers - leading) * costs.layer_load + leading * costs.leading_load
+        experts = (layers - leading) * float(costs.experts)
+        if costs.order_loads:
+            load, experts = np.zeros(layers.shape), np.zeros(layers.shape)
+            for own_load, has_experts in dict.fromkeys(costs.order_loads):
+                is_of_kind = [each == (own_load, has_experts) for each in costs.order_loads]
+                before = np.concatenate([[0.0], np.cumsum(is_of_kind)])
+                load += own_load * (before[end] - before[begin])
+                experts += has_experts * (before[end] - before[begin])
         load = load + costs.first_load * in_front + costs.last_load * at_end
-        experts = (layers - leading) * float(costs.experts) + costs.last_experts * at_end
+        experts = experts + costs.last_experts * at_end
         return _Parts(seconds, load, np.asarray(experts, dtype=np.float64), may_be)
 
     def _total_s(self, recomputed_leading: int) -> float:
@@ -822,7 +836,7 @@ class _OrderedRanks(_Ranks):
     def _of_least_sum(self, caps: _Caps) -> _Summed | None:
         """The split within the caps whose ranks work least in all; None without any."""
         costs = self.costs
-        least = np.full(costs.layers // costs.group + 1, inf)
+        least = np.full(costs.layers + 1, inf)
         least[-1] = 0.0
         ends = []
         kinds = {self._kind(rank): rank for rank in range(costs.pp)}
@@ -839,7 +853,7 @@ class _OrderedRanks(_Ranks):
         begin, stages, held = 0, [], []
         for rank, end_of in enumerate(reversed(ends)):
             end, table = int(end_of[begin]), tables[self._kind(rank)]
-            stages.append(((end - begin) * costs.group,))
+            stages.append((end - begin,))
             held.append([float(column[begin, end]) for column in table[:3]])
             begin = end
         times, loads, experts = (list(column) for column in zip(*held, strict=True))
@@ -850,7 +864,7 @@ class _OrderedRanks(_Ranks):
         """Places from which each rank and those behind it can hold the rest; None where rank 0 cannot."""
         kinds = {self._kind(rank): rank for rank in range(self.costs.pp)}
         within = {kind: self._parts(rank).within(caps) for kind, rank in kinds.items()}
-        reached = np.zeros(self.costs.layers // self.costs.group + 1, dtype=bool)
+        reached = np.zeros(self.costs.layers + 1, dtype=bool)
         reached[-1] = True
         places = [reached]
         for rank in reversed(range(self.costs.pp)):
@@ -874,7 +888,7 @@ class _OrderedRanks(_Ranks):
             left_s = self._total_s(0) - sum(times)
             seconds = parts.seconds[begin, ends]
             nearest = int(np.argmin(np.abs(seconds - left_s / (costs.pp - rank))))
-            stages.append((int(ends[nearest] - begin) * costs.group,))
+            stages.append((int(ends[nearest] - begin),))
             times.append(float(seconds[nearest]))
             begin = int(ends[nearest])
         return Split(stages=tuple(stages), time_s=costs.time_s(times))
@@ -884,7 +898,7 @@ class _OrderedRanks(_Ranks):
 
 
 def any_stages(workload: Workload, layout: Layout) -> Stages | None:
-    """The split that is even in groups of layers, or one with empty ends where ranks in step may have them.
+    """The split that is even in layers, or one with empty ends where ranks in step may have them.
 
     Parameters
     ----------
@@ -899,7 +913,7 @@ def any_stages(workload: Workload, layout: Layout) -> Stages | None:
         Layers of each [rank][virtual stage]; None where another virtual stage would be empty.
     """
     model, pp, vpp = workload.model, int(layout.pp), int(layout.vpp)
-    even = balanced_stages(model.layers, pp, vpp, model.layers_in_group)
+    even = balanced_stages(model.layers, pp, vpp)
     return even or suiting_stages(workload, layout)
 
 
@@ -919,6 +933,5 @@ def suiting_stages(workload: Workload, layout: Layout) -> Stages | None:
         int(layout.pp),
         int(layout.vpp),
         in_step=traits(int(layout.schedule)).in_step,
-        group=model.layers_in_group,
         empty_ends=may_have_empty_ends(workload),
     )

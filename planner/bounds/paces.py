@@ -23,9 +23,13 @@ from meshwright.costmodel.activations import saved_activations
 from meshwright.costmodel.estimate import LayerCosts, stage_memory_gib
 from meshwright.costmodel.footprint import (
     GIB,
+    UnlikeRooms,
     layer_bytes,
+    least_held,
     main_layer_rooms,
     offloaded_states_gib,
+    unlike_layer_bytes,
+    unlike_rooms,
     usable_hbm_gib,
 )
 from meshwright.costmodel.layer_context import Context
@@ -43,9 +47,18 @@ from meshwright.costmodel.rank_load import (
     least_busiest_in_rooms_s,
     least_recomputed_s,
     least_work_s,
+    unlike_counts,
 )
-from meshwright.costmodel.schedules import Schedule, has_trait, in_flight, last_rank, traits
+from meshwright.costmodel.schedules import (
+    Schedule,
+    has_trait,
+    in_flight,
+    is_v_shaped,
+    last_rank,
+    traits,
+)
 from meshwright.costmodel.states import (
+    kind_parameters_on_gpu,
     layer_parameters_on_gpu,
     offloaded_bytes,
     optimizer_shards,
@@ -120,10 +133,19 @@ class MemoryFit:
         if stages is None:
             raise ValueError("a virtual stage would have no layer")
         memory = stage_memory_gib(self.workload, self.layout, stages)
+        if self._unlike is not None:
+            return [float(gib) for gib in memory - self._unlike.of_stages_gib(stages)]
         return [
             float(memory[rank]) - self._layers_gib(rank, layers, leading)
             for rank, (layers, leading) in enumerate(self._counts(stages))
         ]
+
+    @cached_property
+    def _unlike(self) -> _UnlikeBytes | None:
+        """None where main layers have as many bytes."""
+        if not self.workload.model.unlike_bytes:
+            return None
+        return _UnlikeBytes(self.workload, self.layout, self._recomputed_layers)
 
     def _counts(self, stages: Stages) -> list[tuple[float, float]]:
         """(layers, leading ones among them) of each rank of a split."""
@@ -144,11 +166,12 @@ class MemoryFit:
             return [HostRow()] * pp
         stages = any_stages(self.workload, layout)
         assert stages is not None
+        if self._unlike is not None:
+            fixed_gib, each_gib = self._host_of_unlike
+            layer_gib, beyond_gib = self._unlike.line_gib(each_gib)
+            return [HostRow(float(fixed) - beyond_gib, layer_gib) for fixed in fixed_gib]
+        of_dense, of_expert = self._offloaded_gib
         dense, rest, experts = layer_parameters_on_gpu(self.workload.model, layout)
-        of_dense, of_expert = (
-            float(np.asarray(offloaded_bytes(self.workload, layout, shards))) / GIB
-            for shards in optimizer_shards(layout)
-        )
         layer_gib = float(np.asarray(rest * of_dense + experts * of_expert))
         leading_gib = float(np.asarray(dense * of_dense)) - layer_gib
         if not self.workload.model.moe_layers:
@@ -164,6 +187,25 @@ class MemoryFit:
         ]
 
     @cached_property
+    def _offloaded_gib(self) -> tuple[float, float]:
+        """What the host keeps of a parameter outside experts, and of one in them."""
+        of_dense, of_expert = (
+            float(np.asarray(offloaded_bytes(self.workload, self.layout, shards))) / GIB
+            for shards in optimizer_shards(self.layout)
+        )
+        return of_dense, of_expert
+
+    @cached_property
+    def _host_of_unlike(self) -> tuple[FloatArray, FloatArray]:
+        """What each rank keeps on its host beside layers, [pp], and of a layer of each kind, [kinds]."""
+        stages = any_stages(self.workload, self.layout)
+        assert stages is not None
+        assert self._unlike is not None
+        each_gib = self._unlike.offloaded_gib(*self._offloaded_gib)
+        held_gib = offloaded_states_gib(self.workload, self.layout, stages)
+        return held_gib - self._unlike.in_stages(each_gib, stages), each_gib
+
+    @cached_property
     def _in_flight(self) -> list[float]:
         ranks = np.arange(int(self.layout.pp))
         micro_batches = np.asarray(in_flight(self.layout, ranks), dtype=np.float64)
@@ -173,6 +215,13 @@ class MemoryFit:
     def _per_layer(self) -> tuple[float, ...]:
         saved = saved_activations(self.workload, self.layout)
         return tuple(float(x) / GIB for x in layer_bytes(self.workload, self.layout, saved))
+
+    @cached_property
+    def _least_gib(self) -> list[FloatArray]:
+        """What layers of unlike bytes hold on each rank at the least, by their number."""
+        assert self._unlike is not None
+        of_flying = {flying: self._unlike.least_gib(flying) for flying in set(self._in_flight)}
+        return [of_flying[flying] for flying in self._in_flight]
 
     def _layers_gib(self, rank: int, layers: float, leading: float) -> float:
         """States and activations of a rank's layers."""
@@ -190,7 +239,22 @@ class MemoryFit:
         return int(self.layout.recompute_layers) if full else 0
 
     def rank_rows(self) -> list[RankRow]:
-        """The memory of every rank as a linear function of its layers."""
+        """The memory of every rank as a linear function of its layers, below it where they are unlike."""
+        if self._unlike is not None:
+            unlike, relief_gib = self._unlike, self._unlike.relief_gib
+            lines = [unlike.line_gib(unlike.kept_gib(flying)) for flying in self._in_flight]
+            return [
+                RankRow(
+                    fixed_gib=fixed_gib - beyond_gib,
+                    layer_gib=layer_gib,
+                    leading_gib=0.0,
+                    relief_gib=relief_gib * flying,
+                    host=host,
+                )
+                for fixed_gib, (layer_gib, beyond_gib), flying, host in zip(
+                    self._fixed_gib, lines, self._in_flight, self._host_rows, strict=True
+                )
+            ]
         state, saved_gib, again_gib, state_l, kept_l, again_l = self._per_layer
         relief_gib = saved_gib - again_gib
         if self.leading:
@@ -209,7 +273,12 @@ class MemoryFit:
         ]
 
     def rank_gib(self, rank: int, layers: int, leading: int) -> float:
-        """Peak of one rank with `layers` layers, `leading` of them dense ones at the front of the model."""
+        """Peak of one rank with `layers` layers, `leading` of them dense ones at the front of the model.
+
+        At the least where layers hold unlike bytes.
+        """
+        if self._unlike is not None:
+            return self._fixed_gib[rank] + float(self._least_gib[rank][layers])
         return self._fixed_gib[rank] + self._layers_gib(rank, layers, leading)
 
     def fits(self, rank: int, layers: int, leading: int) -> bool:
@@ -222,6 +291,30 @@ class MemoryFit:
         host = self._host_rows[rank]
         held_gib = host.fixed_gib + host.layer_gib * layers + host.leading_gib * leading
         return held_gib <= self.host_limit_gib * (1 + 1e-9)
+
+    def fits_part(self, rank: int) -> NDArray[np.bool_]:
+        """Whether the layers from one place of the model to another fit on a rank, [begin, end].
+
+        Of models whose layers hold unlike bytes, in one virtual stage a rank.
+        """
+        assert self._unlike is not None
+        held_gib = self._fixed_gib[rank] + self._unlike.of_parts_gib(self._in_flight[rank])
+        fits = held_gib <= self.limit_gib * (1 + 1e-9)
+        if self.host_limit_gib < inf:
+            fixed_gib, each_gib = self._host_of_unlike
+            on_host_gib = fixed_gib[rank] + self._unlike.in_parts(each_gib)
+            fits &= on_host_gib <= self.host_limit_gib * (1 + 1e-9)
+        return np.asarray(fits)
+
+    def fits_stages(self, stages: Stages) -> bool:
+        """Whether every rank of a split may stay within the limit on its HBM.
+
+        A rounding error over it is left to the exact check; so is the split where layers hold as many bytes.
+        """
+        if self._unlike is None:
+            return True
+        held_gib = np.array(self._fixed_gib) + self._unlike.of_stages_gib(stages)
+        return bool(np.max(held_gib) <= self.limit_gib * (1 + 1e-9))
 
     def rooms(self, limit: int) -> list[list[int]]:
         """The most layers that each rank has room for, [rank][leading layers on it], up to `limit`.
@@ -267,7 +360,6 @@ class MemoryFit:
             vpp=int(layout.vpp),
             layers=model.layers,
             leading=self.leading,
-            group=model.layers_in_group,
             num_micro_batches=int(layout.num_micro_batches),
             bubble_share=float(costs.bubble_share),
             in_step=shape.in_step,
@@ -286,6 +378,7 @@ class MemoryFit:
             experts=model.moe_layers > 0,
             last_experts=model.mtp_layers if model.moe is not None else 0,
             order=self._order(unlike),
+            order_loads=self._unlike.order_loads if self._unlike is not None else (),
         )
 
     def _order(self, unlike: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
@@ -300,6 +393,9 @@ class MemoryFit:
         each = model.layers // pp
         stages = tuple((each + (rank < model.layers % pp),) for rank in range(pp))
         loads = np.asarray(rank_parameters(model, self.layout, stages)[0], dtype=np.float64)
+        if self._unlike is not None:
+            beside = loads - self._unlike.loads(stages)
+            return float(beside[0]), float(beside[-1]) if pp > 1 else 0.0
         before, own_layers = 0, []
         for (size,) in stages:
             leading = min(max(model.dense_layers - before, 0), size)
@@ -307,6 +403,96 @@ class MemoryFit:
             before += size
         beside = loads - np.array(own_layers)
         return float(beside[0]), float(beside[-1]) if pp > 1 else 0.0
+
+
+class _UnlikeBytes:
+    """What layers of one layout hold on a GPU where main layers have unlike bytes, GiB."""
+
+    def __init__(self, workload: Workload, layout: Layout, recomputed: int) -> None:
+        self._layers = workload.model.unlike_bytes
+        self._recomputed = min(recomputed, workload.model.layers)
+        self._vpp, self._v_shaped = int(layout.vpp), is_v_shaped(layout)
+        self._flying = np.asarray(in_flight(layout, np.arange(int(layout.pp))), dtype=np.float64)
+        kinds = unlike_layer_bytes(workload, layout)
+        self._states = np.array([float(kind.states) / GIB for kind in kinds])
+        self._saved = np.array([float(kind.saved) / GIB for kind in kinds])
+        self._dropped = np.array([float(kind.dropped) / GIB for kind in kinds])
+        parameters = kind_parameters_on_gpu(workload.model, layout)
+        self._dense, self._experts = (
+            np.array([float(np.asarray(of_kinds[k])) for of_kinds in parameters]) for k in (0, 1)
+        )
+
+    @property
+    def relief_gib(self) -> float:
+        """What a layer that is recomputed in full saves of a micro-batch at the most."""
+        return float(np.max(self._saved - self._dropped))
+
+    @property
+    def order_loads(self) -> tuple[tuple[float, int], ...]:
+        """`SplitCosts.order_loads` of these layers."""
+        number = {symbols: place for place, symbols in enumerate(dict.fromkeys(self._layers))}
+        of_kinds = [(float(x), int(y > 0)) for x, y in zip(self._dense, self._experts, strict=True)]
+        return tuple(of_kinds[number[symbols]] for symbols in self._layers)
+
+    def _of_stages(self, stages: Stages, recomputed: int) -> tuple[FloatArray, FloatArray]:
+        """Layers of each kind on every rank, and how many of them are recomputed, [kinds, pp]."""
+        counts = unlike_counts(self._layers, stages, recomputed, v_shaped=self._v_shaped)
+        number, recomputed_ones = zip(*counts, strict=True)
+        return np.sum(number, axis=1), np.sum(recomputed_ones, axis=1)
+
+    def of_stages_gib(self, stages: Stages) -> FloatArray:
+        """States and activations of the layers of every rank of a split."""
+        number, recomputed = self._of_stages(stages, self._recomputed)
+        saved = self._saved @ number + (self._dropped - self._saved) @ recomputed
+        return np.asarray(self._states @ number + saved * self._flying)
+
+    def loads(self, stages: Stages) -> FloatArray:
+        """Parameters outside experts of the layers of every rank."""
+        return self.in_stages(self._dense, stages)
+
+    def in_stages(self, of_kinds: FloatArray, stages: Stages) -> FloatArray:
+        """What the layers of every rank have, from what one of each kind has, [pp]."""
+        number, _ = self._of_stages(stages, 0)
+        return np.asarray(of_kinds @ number)
+
+    def in_parts(self, of_kinds: FloatArray) -> FloatArray:
+        """The same of the layers from one place to another, [begin, end]."""
+        before = counts_in_order(self._layers)
+        return np.tensordot(of_kinds, before[:, None, :] - before[:, :, None], 1)
+
+    def of_parts_gib(self, flying: float) -> FloatArray:
+        """States and activations of the layers from one place to another, one virtual stage, [begin, end]."""
+        before = counts_in_order(self._layers)
+        places = np.arange(before.shape[1])
+        to = np.minimum(places[:, None] + self._recomputed, places[None, :])
+        recomputed = before[:, np.maximum(to, places[:, None])] - before[:, :, None]
+        spared = np.tensordot(self._saved - self._dropped, recomputed, 1)
+        return self.in_parts(self._states + flying * self._saved) - flying * spared
+
+    def least_gib(self, flying: float) -> FloatArray:
+        """States and activations of 0 layers, 1, 2, ... at the least, wherever they lie in the model."""
+        states, as_saved, as_recomputed = (
+            least_held(self._layers, self._vpp, list(each))
+            for each in (self._states, self._saved, self._dropped)
+        )
+        recomputed = np.minimum(np.arange(len(as_saved)), self._recomputed * self._vpp)
+        return np.asarray(
+            states + flying * np.maximum(as_saved - recomputed * self.relief_gib, as_recomputed)
+        )
+
+    def kept_gib(self, flying: float) -> FloatArray:
+        """States and activations of one layer of each kind that is not recomputed in full, [kinds]."""
+        return np.asarray(self._states + flying * self._saved)
+
+    def offloaded_gib(self, of_dense: float, of_expert: float) -> FloatArray:
+        """What the host keeps of one layer of each kind, from what it keeps of a parameter, [kinds]."""
+        return np.asarray(self._dense * of_dense + self._experts * of_expert)
+
+    def line_gib(self, of_kinds: FloatArray) -> tuple[float, float]:
+        """Slope, and what to take off, of a line below what any number of layers have together."""
+        least_of = least_held(self._layers, self._vpp, list(of_kinds))
+        slope = float(least_of[-1]) / len(self._layers)
+        return slope, float(np.max(slope * np.arange(len(least_of)) - least_of))
 
 
 # The least pace of ranks in step over all splits that a search looks at.
@@ -439,6 +625,7 @@ def least_level_pace_s(
     layouts: Layout,
     times: ChunkTimes | UnlikeTimes,
     rooms: FloatArray | None = None,
+    unlike: UnlikeRooms | None = None,
 ) -> FloatArray:
     """The least sum_v max_r t_vr of the splits that a search looks at, where ranks are in step.
 
@@ -456,6 +643,8 @@ def least_level_pace_s(
         Of the layouts.
     rooms
         Main layers that each rank has room for, [n, ranks]; without a limit by default.
+    unlike
+        What ranks have room for where layers hold unlike bytes, of the n layouts; in place of `rooms`.
 
     Returns
     -------
@@ -471,7 +660,11 @@ def least_level_pace_s(
         return pace_s
     if isinstance(times, UnlikeTimes):
         pace_s[own] = _least_of_unlike_s(
-            workload, pp[own], vpp[own], times.take(own), None if rooms is None else rooms[own]
+            workload,
+            layouts.take(own),
+            times.take(own),
+            None if rooms is None else rooms[own],
+            None if unlike is None else unlike.take(own),
         )
         return pace_s
     values, back = np.unique(pp[own] * _MOST_STAGES + vpp[own], return_inverse=True)
@@ -493,9 +686,15 @@ def least_level_pace_s(
 
 
 def _least_of_unlike_s(
-    workload: Workload, pp: IntArray, vpp: IntArray, times: UnlikeTimes, rooms: FloatArray | None
+    workload: Workload,
+    layouts: Layout,
+    times: UnlikeTimes,
+    rooms: FloatArray | None,
+    unlike: UnlikeRooms | None,
 ) -> FloatArray:
     """`least_level_pace_s` of unlike layers in several virtual stages, [n]."""
+    shape = layouts.broadcast_shape()
+    pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layouts.pp, layouts.vpp))
     pace_s = np.empty(len(pp))
     recomputed = np.minimum(times.recomputed, workload.model.layers)
     key = (pp * _MOST_STAGES + vpp) * _MOST_STAGES + recomputed
@@ -510,7 +709,9 @@ def _least_of_unlike_s(
             continue
         seconds = splits.ranks @ np.concatenate([times.work_s[:, rows], times.fill_s[:, rows]])
         slowest_s = np.maximum.reduceat(seconds[splits.rows], splits.starts, axis=0)
-        if rooms is not None:
+        if unlike is not None:
+            slowest_s = np.where(unlike.take(rows).hold(splits.sizes), slowest_s, np.inf)
+        elif rooms is not None:
             own_rooms = rooms[rows, : splits.main_layers.shape[1]]
             roomy = splits.main_layers[:, None, :] <= own_rooms[None]
             slowest_s = np.where(roomy.all(axis=2), slowest_s, np.inf)
@@ -526,7 +727,6 @@ class _Pipeline(NamedTuple):
     """The first ones, all where there are no experts."""
     leading: int
     """The dense layers in front of others."""
-    group: int
     uneven_stages: bool
     empty_ends: bool
     pp: int
@@ -545,6 +745,8 @@ class _UnlikeSplits(NamedTuple):
     """Where each split begins, [splits]."""
     main_layers: FloatArray
     """Of each rank, leading dense ones left out, [splits, pp]."""
+    sizes: IntArray
+    """Layers of each virtual stage, [splits, virtual stages, pp]."""
 
 
 def _unlike_splits_of(
@@ -565,7 +767,7 @@ def _unlike_splits(
     first = (np.cumsum(flat, axis=1) - flat).reshape(sizes.shape)
     again = np.minimum(sizes, recomputed)
     columns: list[list[FloatArray]] = [[], []]
-    for before in counts_in_order(layers, 1):
+    for before in counts_in_order(layers):
         columns[0].append(before[first + sizes] - before[first])
         columns[1].append(before[first + again] - before[first])
     ends = np.zeros((2, *sizes.shape))
@@ -583,7 +785,11 @@ def _unlike_splits(
     counts = stays.sum(axis=1)
     main_layers = np.clip(first + sizes - leading, 0, sizes).sum(axis=1)
     return _UnlikeSplits(
-        distinct, back.reshape(-1), np.cumsum(counts) - counts, main_layers.astype(np.float64)
+        distinct,
+        back.reshape(-1),
+        np.cumsum(counts) - counts,
+        main_layers.astype(np.float64),
+        sizes,
     )
 
 
@@ -597,7 +803,6 @@ def _pipeline_of(workload: Workload, pp: int, vpp: int) -> _Pipeline:
         layers=model.layers,
         dense_layers=model.dense_layers,
         leading=model.dense_layers if model.moe_layers else 0,
-        group=model.layers_in_group,
         uneven_stages=framework_of_stack(workload.framework).uneven_stages,
         empty_ends=may_have_empty_ends(workload),
         pp=pp,
@@ -608,10 +813,10 @@ def _pipeline_of(workload: Workload, pp: int, vpp: int) -> _Pipeline:
 @lru_cache(maxsize=4096)
 def _stages(pipeline: _Pipeline) -> tuple[Stages, ...]:
     """Splits of ranks in step that a search looks at; none where some virtual stage would be empty."""
-    layers, _, _, group, uneven_stages, empty_ends, pp, vpp = pipeline
+    layers, _, _, uneven_stages, empty_ends, pp, vpp = pipeline
     if uneven_stages:
-        return level_splits(layers, pp, vpp, group, empty_ends=empty_ends)
-    even = balanced_stages(layers, pp, vpp, group)
+        return level_splits(layers, pp, vpp, empty_ends=empty_ends)
+    even = balanced_stages(layers, pp, vpp)
     return () if even is None else (even,)
 
 
@@ -704,8 +909,7 @@ def busiest_in_rooms_s(
     model = workload.model
     main = times.moe if model.moe_layers else times.dense
     assert main is not None
-    group = model.layers_in_group
-    groups = (model.moe_layers or model.dense_layers) // group
+    main_layers = model.moe_layers or model.dense_layers
     leading = model.dense_layers if model.moe_layers else 0
     owner = np.repeat(np.arange(len(counts)), counts)
     end_rank = last_rank(context.layout.schedule, context.layout.pp)
@@ -732,16 +936,17 @@ def busiest_in_rooms_s(
         rows = np.flatnonzero(fewest >= 0)
         recomputed = replace(layouts.take(rows), recompute_layers=largest[rows])
         in_front = None if front is None else front.is_of[rows]
-        rooms = main_layer_rooms(workload, recomputed, limit_gib, in_front)
-        rooms = np.where(mirrored[rows], float(groups), rooms // group)
+        rooms, unlike = _rooms(workload, recomputed, limit_gib, in_front)
+        rooms = np.where(mirrored[rows], float(main_layers), rooms)
         mappings = np.flatnonzero(np.isin(owner, rows))
         owners, mapping_again_s = owner[mappings], again_s[mappings]
         every, each = fewest[owners] == ALL_LAYERS, seconds.take(mappings)
-        own_rooms = rooms[np.searchsorted(rows, owners)]
+        own_rows = np.searchsorted(rows, owners)
+        own_rooms = rooms[own_rows]
         busiest_s = least_busiest_in_rooms_s(
             own_rooms,
-            groups,
-            group * (layer_s[mappings] + np.where(every, mapping_again_s, 0.0)),
+            main_layers,
+            layer_s[mappings] + np.where(every, mapping_again_s, 0.0),
             each.last_s,
             end_rank[mappings],
             first_s=0.0 if front is None else front.seconds(mappings, every),
@@ -754,11 +959,10 @@ def busiest_in_rooms_s(
             each, own_again_s = each._replace(recomputed=fewest[owners]), 0.0 * own_again_s
         else:
             each = each.with_every_layer_taking(np.where(every, own_again_s, 0.0))
-        pace_s = least_level_pace_s(workload, own_layouts, each, group * own_rooms)
+        own_unlike = None if unlike is None else unlike.take(own_rows)
+        pace_s = least_level_pace_s(workload, own_layouts, each, own_rooms, own_unlike)
         if isinstance(each, UnlikeTimes):
-            in_order_s = _in_order_and_rooms_s(
-                workload, own_layouts, each, leading + group * own_rooms
-            )
+            in_order_s = _in_order_and_rooms_s(workload, own_layouts, each, leading + own_rooms)
             pace_s = np.maximum(pace_s, in_order_s)
         pace_s = pace_s + own_again_s * recomputed_layers
         slowest_s = np.maximum(busiest_s + added_s, pace_s)
@@ -769,6 +973,16 @@ def busiest_in_rooms_s(
             slowest_s = np.maximum(slowest_s, mean_s[mappings])
         best_s[mappings] = np.minimum(best_s[mappings], slowest_s)
     return best_s
+
+
+def _rooms(
+    workload: Workload, layouts: Layout, limit_gib: float, in_front: NDArray[np.bool_] | None
+) -> tuple[FloatArray, UnlikeRooms | None]:
+    """Main layers that each rank has room for, [n, ranks], and what decides that where bytes are unlike."""
+    unlike = unlike_rooms(workload, layouts, limit_gib)
+    if unlike is not None:
+        return unlike.most_layers(), unlike
+    return main_layer_rooms(workload, layouts, limit_gib, in_front), None
 
 
 class _Front(NamedTuple):
@@ -820,14 +1034,12 @@ def _in_order_and_rooms_s(
     pp, vpp = (np.broadcast_to(np.asarray(x), shape) for x in (layouts.pp, layouts.vpp))
     mirrored = np.broadcast_to(np.asarray(layouts.schedule) == int(Schedule.DUALPIPE), shape)
     own = (vpp == 1) & (pp > 1) & ~mirrored
-    counts, busiest_s = counts_in_order(model.unlike_layers, model.layers_in_group), np.zeros(shape)
+    counts, busiest_s = counts_in_order(model.unlike_layers), np.zeros(shape)
     recomputed = np.minimum(times.recomputed, model.layers)
-    group, kinds = model.layers_in_group, len(counts)
-    places = np.arange(0, model.layers + 1, group)
-    each_layer = counts_in_order(model.unlike_layers, 1)
+    kinds, places = len(counts), np.arange(0, model.layers + 1)
     for ranks, amount in sorted(set(zip(pp[own].tolist(), recomputed[own].tolist(), strict=True))):
         rows = np.flatnonzero(own & (pp == ranks) & (recomputed == amount))
-        own_rooms = np.minimum(rooms[rows, :ranks], model.layers) // group
+        own_rooms = np.minimum(rooms[rows, :ranks], model.layers)
         columns = np.concatenate([times.work_s[:, rows], own_rooms.T])
         first, back = distinct_columns(columns)
         *work_s, first_s, last_s = columns[: 2 * kinds + 2, first]
@@ -837,7 +1049,7 @@ def _in_order_and_rooms_s(
             kinds_s = kinds_s + kinds_again_s
         elif amount:
             to = np.minimum(places + amount, model.layers)
-            again_s = kinds_again_s @ (each_layer[:, to] - each_layer[:, places])
+            again_s = kinds_again_s @ (counts[:, to] - counts[:, places])
         least_s = least_busiest_in_order_s(
             kinds_s @ counts, first_s, last_s, ranks, rooms=own_rooms[first], again_s=again_s
         )

@@ -407,8 +407,7 @@ class MappedPricing(CostModelPricing):
     def _on_slots(self, layout: Layout, plain: Instance | None) -> Instance | None:
         """`plain` is the problem of its degrees, where it is known."""
         workload, layers = self._workload.on(int(layout.gpus)), self._workload.model.layers
-        group = self._workload.model.layers_in_group
-        stages = balanced_stages(layers, int(layout.pp), 1, group)
+        stages = balanced_stages(layers, int(layout.pp), 1)
         if stages is None:
             return None
         try:

@@ -188,7 +188,7 @@ def _refuse_what_no_pipeline_takes(request: PlanRequest) -> None:
     Dense layers before those with experts are taken: their ways over the first ranks are tried one by one.
     """
     model = request.model
-    if model.layers_in_group > 1 or model.hybrid_pattern is not None:
+    if model.unlike_bytes or model.hybrid_pattern is not None:
         raise InputError(
             "a pipeline through a mixed cluster takes layers that are all alike but for dense ones in front, "
             "and this model's take turns; plan it on one part at a time",

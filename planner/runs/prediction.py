@@ -95,9 +95,7 @@ def arrangement(run: Run) -> tuple[Stages, Placement]:
     Raises ValueError where the layers cannot be dealt out to the virtual stages.
     """
     workload, layout = run.workload, run.layout
-    stages = run.stages or balanced_stages(
-        workload.model.layers, int(layout.pp), int(layout.vpp), workload.model.layers_in_group
-    )
+    stages = run.stages or balanced_stages(workload.model.layers, int(layout.pp), int(layout.vpp))
     if stages is None:
         raise ValueError(
             f"pp {layout.pp} * vpp {layout.vpp} virtual stages for {workload.model.layers} layers: "

@@ -192,7 +192,6 @@ class KernelChooser(Chooser):
         self.last = KernelModel(
             layers=model.layers,
             leading=model.dense_layers if model.moe_layers else 0,
-            group=model.layers_in_group,
             empty_ends=may_have_empty_ends(workload),
             max_cut_use=workload.max_cut_use,
             host_limit_gib=host_limit_gib(workload.on(fewest_gpus)),

@@ -141,8 +141,6 @@ class KernelModel:
 
     layers: int
     leading: int
-    group: int
-    """Layers that no rank parts."""
     combinations: Sequence[Combination]
     cutoff_s: float
     """A combination that is not priced yet must be faster."""
@@ -178,7 +176,7 @@ class KernelModel:
         busiest, longest = self._largest_ns()
         self._step_ns = model.new_int_var(0, longest, "step_ns")
         self._busiest_ns = model.new_int_var(0, busiest, "busiest_ns")
-        self._layers_r = self._whole_groups(self._per_rank("layers"))
+        self._layers_r = self._per_rank("layers")
         self._recomputed_r = self._per_rank("recomputed")
         self._leading_r = self._per_rank("leading")[: max(self.leading, 0)]
         self._amount = model.new_int_var(0, self.layers, "recomputed_per_stage")
@@ -210,14 +208,6 @@ class KernelModel:
         return [
             self.model.new_int_var(0, self.layers, f"{name}_r{rank}") for rank in range(self._ranks)
         ]
-
-    def _whole_groups(self, layers: list[cp_model.IntVar]) -> list[cp_model.IntVar]:
-        """The same variables, in multiples of a group."""
-        if self.group > 1:
-            for rank, count in enumerate(layers):
-                groups = self.model.new_int_var(0, self.layers // self.group, f"groups_r{rank}")
-                self.model.add(count == self.group * groups).with_name(f"whole_groups_r{rank}")
-        return layers
 
     def _choices(self) -> None:
         """One combination; a literal for every value of every choice."""
@@ -264,8 +254,7 @@ class KernelModel:
             using = [
                 index for index, each in enumerate(self.combinations) if int(each.layout.pp) > rank
             ]
-            chunks = sum(self._filled(i, rank) * self._literals[i] for i in using)
-            fewest = self.group * chunks
+            fewest = sum(self._filled(i, rank) * self._literals[i] for i in using)
             most = self.layers * sum(self._literals[i] for i in using)
             model.add(count >= fewest).with_name(f"stages_r{rank}")
             model.add(count <= most).with_name(f"used_r{rank}")

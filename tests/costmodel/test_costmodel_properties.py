@@ -167,15 +167,13 @@ def layouts(draw: st.DrawFn, model: ModelSpec) -> Layout:
 @st.composite
 def splits(draw: st.DrawFn, workload: Workload, layout: Layout) -> Stages:
     """Any split with at least one layer in every virtual stage; for ranks in step one that is planned."""
-    model, layers = workload.model, workload.model.layers
+    layers = workload.model.layers
     pp, chunks = int(layout.pp), int(layout.pp) * int(layout.vpp)
     if chunks > pp and traits(int(layout.schedule)).in_step:
-        even = balanced_stages(layers, pp, int(layout.vpp), model.layers_in_group)
+        even = balanced_stages(layers, pp, int(layout.vpp))
         if framework_of_stack(workload.framework).uneven_stages:
             ends = may_have_empty_ends(workload)
-            level = level_splits(
-                layers, pp, int(layout.vpp), model.layers_in_group, empty_ends=ends
-            )
+            level = level_splits(layers, pp, int(layout.vpp), empty_ends=ends)
             assume(level)
             return draw(st.sampled_from(level))
         assume(even is not None)

@@ -241,17 +241,15 @@ def test_the_split_of_a_sequence_is_the_best_of_all_partitions() -> None:
     """Against every partition, added up layer by layer here; with and without room on each rank."""
     chance = random.Random(3)
     for case in range(120):
-        layers, group = chance.randint(4, 10), chance.choice([1, 1, 2])
+        layers = chance.randint(4, 10)
         pp = chance.randint(1, min(4, layers))
-        layers *= group
         kinds = [(1.0, 0.3), (2.5, 0.7), (7.0, 2.0)]
         order = tuple(chance.choice(kinds) for _ in range(layers))
-        again = 0 if group > 1 else chance.choice([0, 1, ALL_LAYERS])
+        again = chance.choice([0, 1, ALL_LAYERS])
         costs = SplitCosts(
             pp=pp,
             vpp=1,
             layers=layers,
-            group=group,
             num_micro_batches=8,
             layer_s=1.0,
             order=order,
@@ -263,7 +261,7 @@ def test_the_split_of_a_sequence_is_the_best_of_all_partitions() -> None:
         room = [chance.randint(1, layers) for _ in range(pp)]
         fits = (lambda rank, n, _, room=room: n <= room[rank]) if case % 2 else None
         best = np.inf
-        for cuts in itertools.combinations(range(group, layers, group), pp - 1):
+        for cuts in itertools.combinations(range(1, layers), pp - 1):
             ends = [0, *cuts, layers]
             sizes = [b - a for a, b in itertools.pairwise(ends)]
             if fits is None or all(fits(rank, n, 0) for rank, n in enumerate(sizes)):

@@ -116,7 +116,7 @@ def has_whole_groups(layout: Layout, slot_gpus: int, leaves: np.ndarray) -> bool
 
 def plain_instance(pricing: MappedPricing, layout: Layout) -> Instance | None:
     work = pricing.workload.on(int(layout.gpus))
-    stages = balanced_stages(work.model.layers, int(layout.pp), 1, work.model.layers_in_group)
+    stages = balanced_stages(work.model.layers, int(layout.pp), 1)
     try:
         return None if stages is None else instance_of(work, layout, stages)
     except InfeasibleError:

@@ -221,7 +221,7 @@ def test_a_bound_is_below_every_order_of_the_ranks_of_a_small_allocation() -> No
         model="gpt2-xl", cluster="dgx-h100", gpus=8, global_batch=8, seq_len=1024
     ).workload()
     work = replace(work, cluster=cluster, gpus=8)
-    stages = balanced_stages(48, 2, 1, 1)
+    stages = balanced_stages(48, 2, 1)
     assert stages is not None
     units = [[(0, 0), (0, 1)], [(0, 2), (0, 3)], [(1, 0), (1, 1)], [(2, 0), (2, 1)]]
     placements: list[Placement] = [

@@ -152,7 +152,7 @@ def test_hbm_decides_how_layers_are_dealt_out() -> None:
     def first_rank(limit_gib: float) -> int | None:
         alone = replace(chosen, limit_gib=limit_gib, is_open=True, priced=None)
         leading = model.dense_layers if model.moe_layers else 0
-        built = KernelModel(layers=8, leading=leading, group=1, combinations=[alone], cutoff_s=inf)
+        built = KernelModel(layers=8, leading=leading, combinations=[alone], cutoff_s=inf)
         layers = built.solve(0, None, SearchParams()).layers
         return layers[0] if layers else None
 

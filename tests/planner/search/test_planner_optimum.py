@@ -162,11 +162,10 @@ def step_times(space: Space, layout: Layout) -> Iterator[float]:
     layers, pp, vpp = workload.model.layers, int(layout.pp), int(layout.vpp)
     leading = workload.model.dense_layers if workload.model.moe_layers else 0
     in_step = vpp > 1 and traits(int(layout.schedule)).in_step
-    group = workload.model.layers_in_group
     splits = list(
-        level_splits(layers, pp, vpp, group, empty_ends=may_have_empty_ends(workload))
+        level_splits(layers, pp, vpp, empty_ends=may_have_empty_ends(workload))
         if in_step
-        else _splits(layers, pp, vpp, leading, group)
+        else _splits(layers, pp, vpp, leading)
     )
     full = int(layout.recompute) & Recompute.FULL
     for again in [*range(1, layers + 1), ALL_LAYERS] if full else [0]:
@@ -197,10 +196,10 @@ def _legal(space: Space, layout: Layout, stages: Stages, memory: NDArray[np.floa
     return all(rule.check(plan) is None for rule in rules_for(space.workload))
 
 
-def _splits(layers: int, pp: int, vpp: int, leading: int, group: int) -> Iterator[Stages]:
-    for counts in product(range(group * vpp, layers + 1, group), repeat=pp):
+def _splits(layers: int, pp: int, vpp: int, leading: int) -> Iterator[Stages]:
+    for counts in product(range(vpp, layers + 1), repeat=pp):
         if sum(counts) == layers:
-            stages = tuple(even_chunks(rank, n, vpp, group) for rank, n in enumerate(counts))
+            stages = tuple(even_chunks(rank, n, vpp) for rank, n in enumerate(counts))
             if sum(rank[0] for rank in stages) >= leading:
                 yield stages
 

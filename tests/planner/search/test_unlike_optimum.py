@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
-from meshwright.model_specs.blocks import Mamba2Spec
+from meshwright.model_specs.blocks import Mamba2Spec, MoeSpec
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.space import space_of
@@ -34,6 +35,8 @@ def unlike(draw: random.Random, layers: int) -> ModelSpec:
     spec = model(draw).model_dump(exclude_unset=True)
     spec |= {"layers": layers, "mtp_layers": 0}
     if draw.random() < 0.3:
+        return with_unlike_bytes(draw, spec)
+    if draw.random() < 0.3:
         pattern = "-" + "".join(draw.choice("M-*") for _ in range(layers - 2)) + "M"
         mamba = Mamba2Spec(state_dim=64, head_dim=64, heads=32, groups=4)
         return ModelSpec.model_validate(
@@ -41,6 +44,23 @@ def unlike(draw: random.Random, layers: int) -> ModelSpec:
         )
     order = "W" + "".join(draw.choice("WWF") for _ in range(layers - 2)) + "F"
     return ModelSpec.model_validate(spec | {"sliding_window": 256, "attention_order": order})
+
+
+def with_unlike_bytes(draw: random.Random, spec: dict[str, Any]) -> ModelSpec:
+    """Experts in each second layer, linear attention in most layers, or a hybrid with experts."""
+    layers = spec["layers"]
+    wide = MoeSpec(experts=4, top_k=1, moe_ffn_hidden=draw.choice([1024, 4096]))
+    kind = draw.choice(["every", "linear", "hybrid"])
+    if kind == "every" and layers % 2 == 0:
+        return ModelSpec.model_validate(spec | {"moe": wide.model_copy(update={"every": 2})})
+    if kind == "linear":
+        delta = {"key_heads": 8, "value_heads": 16, "key_head_dim": 128, "value_head_dim": 128}
+        return ModelSpec.model_validate(
+            spec | {"linear_attention": delta, "full_attention_every": draw.choice([2, 3])}
+        )
+    pattern = "M" + "".join(draw.choice("ME*") for _ in range(layers - 2)) + "E"
+    mamba = Mamba2Spec(state_dim=64, head_dim=64, heads=32, groups=4)
+    return ModelSpec.model_validate(spec | {"moe": wide, "mamba": mamba, "hybrid_pattern": pattern})
 
 
 def tiny_request(seed: int) -> PlanRequest:
