@@ -527,13 +527,13 @@ class KindBytes(NamedTuple):
     """Bytes of layers of one kind on one GPU, arrays in the shape of the layouts."""
 
     number: int
-    """Of them in the model."""
+    """How many the model has."""
     states: NDArray[np.float64]
     """Weights, gradients and optimizer states of one."""
     saved: NDArray[np.float64]
-    """Activations of one and one micro-batch as the layout saves them."""
+    """Activations of one, of one micro-batch, as the layout saves them."""
     dropped: NDArray[np.float64]
-    """The same where it is recomputed in full."""
+    """The same where the layer is recomputed in full."""
 
     def rows(self, index: NDArray[np.intp]) -> KindBytes:
         """The bytes for some layouts.
@@ -1098,14 +1098,16 @@ class UnlikeRooms(NamedTuple):
         array of float, shape [n, ranks]
             Layers, at least 0.
         """
-        of_kinds = self._of_kinds()
-        relief = np.max(of_kinds[1] - of_kinds[2], axis=0)
+        states, saved, dropped = self._of_kinds()
+        smaller = np.minimum(saved, dropped)
+        relief = np.max(saved - smaller, axis=0)
         rooms = np.zeros(self.room.shape)
         numbers = np.arange(len(self.layers) + 1)
         for parts in np.unique(self.vpp).tolist():
             for rows in _in_pieces(self.vpp == parts, self.room.shape[1] * len(numbers)):
                 fixed, as_saved, as_recomputed = (
-                    least_held(self.layers, parts, list(each[:, rows])) for each in of_kinds
+                    least_held(self.layers, parts, list(each[:, rows]))
+                    for each in (states, saved, smaller)
                 )
                 recomputed = np.minimum(numbers, self.recomputed[rows, None] * parts)
                 moving = np.maximum(as_saved - recomputed * relief[rows, None], as_recomputed)
@@ -1130,9 +1132,8 @@ class UnlikeRooms(NamedTuple):
         before = counts_in_order(self.layers)
         flat = splits.reshape(len(splits), -1)
         first = (np.cumsum(flat, axis=1) - flat).reshape(splits.shape)
-        number = (before[:, first + splits] - before[:, first]).sum(
-            axis=2
-        )  # [kinds, splits, ranks]
+        # [kinds, splits, ranks]
+        number = (before[:, first + splits] - before[:, first]).sum(axis=2)
         states, saved, dropped = self._of_kinds()
         holds = np.zeros((len(splits), len(self.vpp)), dtype=bool)
         ranks = splits.shape[2]

@@ -425,7 +425,7 @@ class _UnlikeBytes:
     @property
     def relief_gib(self) -> float:
         """What a layer that is recomputed in full saves of a micro-batch at the most."""
-        return float(np.max(self._saved - self._dropped))
+        return max(float(np.max(self._saved - self._dropped)), 0.0)
 
     @property
     def order_loads(self) -> tuple[tuple[float, int], ...]:
@@ -473,7 +473,7 @@ class _UnlikeBytes:
         """States and activations of 0 layers, 1, 2, ... at the least, wherever they lie in the model."""
         states, as_saved, as_recomputed = (
             least_held(self._layers, self._vpp, list(each))
-            for each in (self._states, self._saved, self._dropped)
+            for each in (self._states, self._saved, np.minimum(self._saved, self._dropped))
         )
         recomputed = np.minimum(np.arange(len(as_saved)), self._recomputed * self._vpp)
         return np.asarray(
