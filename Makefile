@@ -39,6 +39,11 @@ help:
 plan: $(RUN_READY)
 	$(BIN)/meshwright plan llama-3.1-405b --cluster llama3-24k --gpus 16384 --global-batch 2048 --seq-len 8192
 
+# Compiled modules are kept beside the packages, whatever the environment says: uv installs none, and without them
+# every process that the tests start compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
+
 APART := not oracle and not ray
 # Two processes: the tests are limited by the processor, and two cores are what CI has.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
