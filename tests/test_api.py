@@ -359,6 +359,7 @@ def test_a_plan_is_saved_launched_and_read_back(
     assert any(path.suffix == ".sh" for path in files)
 
 
+@pytest.mark.slow
 def test_reasons_traffic_timeline_and_page_are_those_of_the_commands(
     small_plan: meshwright.Plan, tmp_path: Path
 ) -> None:
@@ -377,6 +378,7 @@ def test_reasons_traffic_timeline_and_page_are_those_of_the_commands(
     assert page.read_text(encoding="utf-8") == meshwright.report(plan)
 
 
+@pytest.mark.slow
 def test_ranks_are_mapped_onto_other_nodes(small_plan: meshwright.Plan) -> None:
     mapped = meshwright.map(small_plan, cluster="h100-leaf-3to1")
     assert mapped.inputs.cluster.name == "h100-leaf-3to1"

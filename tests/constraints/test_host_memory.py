@@ -94,6 +94,7 @@ def test_two_stages_on_one_host_offload_less_than_each_would_alone() -> None:
     assert tight.objective.step_time_s > free.objective.step_time_s
 
 
+@pytest.mark.slow
 def test_a_host_that_is_too_small_for_any_plan_is_named_with_what_would_do() -> None:
     asked = request(10.0, **SMALL | {"pin": {**PINS, "recompute": "none"}})
     plan = fastest_plan(asked)

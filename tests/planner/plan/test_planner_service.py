@@ -229,6 +229,7 @@ def test_experts_are_planned() -> None:
     assert 64 % made.layout.ep == 0
 
 
+@pytest.mark.slow
 def test_gpus_stay_idle_only_where_every_full_layout_is_proven_slower() -> None:
     """13 sequences on 14 GPUs: one replica per sequence leaves one idle, all 14 need tp or pp."""
     asked = request(
@@ -309,6 +310,7 @@ def test_a_step_alone_is_asked_of_one_search() -> None:
     assert (settled.outcome.best[0].layout.gpus, settled.full) == (12, None)
 
 
+@pytest.mark.slow
 def test_a_search_names_its_fastest_layout_on_all_gpus() -> None:
     asked = request(
         gpus=14, global_batch=13, pins={"cp": 1, "micro_batch": 1}, forbids=("full-recompute",)
