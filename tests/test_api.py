@@ -40,6 +40,7 @@ def without_times(document: Any) -> Any:
     return [without_times(part) for part in document] if isinstance(document, list) else document
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_plan_of_the_function() -> None:
     options = ["--gpus", "8", "--global-batch", "64", "--seq-len", "4096", "--top", "2"]
     options += ["--framework", "fsdp2"]

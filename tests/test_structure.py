@@ -260,6 +260,7 @@ def test_no_room_imports_in_a_circle() -> None:
     assert circles == []
 
 
+@pytest.mark.slow
 def test_the_code_reads_as_it_should() -> None:
     house = survey(ROOT)
     assert house.doubled == {}

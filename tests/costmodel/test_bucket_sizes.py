@@ -73,6 +73,7 @@ def in_rows(layout: Layout) -> Layout:
     return Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
 
 
+@pytest.mark.slow
 @given(open_cases())
 @settings(max_examples=examples(400, 16))
 def test_a_price_is_the_least_of_all_sizes_where_that_saves_enough(case: Case) -> None:

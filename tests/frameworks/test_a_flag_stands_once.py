@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
 from meshwright.frameworks.catalog import RECORDS
 from tests.frameworks.test_records import settings_of
 from tests.test_structure import ROOT, modules, nodes_of
@@ -83,6 +85,16 @@ def flags_in(texts: Mapping[str, list[str]], rooms: str | tuple[str, ...]) -> se
     return {text for text in strings if _FLAG.fullmatch(text)}
 
 
+def test_strings_are_told_from_documentation() -> None:
+    text = '"""Takes --of-a-text."""\n\n\ndef f() -> str:\n    """--of-f."""\n    return "--kept" + "words"\n'
+    strings = list(literals(list(ast.walk(ast.parse(text)))))
+    assert sorted(strings) == ["--kept", "words"]
+    assert flags_in({"frameworks/a.py": strings, "commands/b.py": ["--other"]}, "frameworks") == {
+        "--kept"
+    }
+
+
+@pytest.mark.slow
 def test_few_flags_stand_in_three_modules() -> None:
     standing = modules_by_flag()
     wide = {flag: sorted(where) for flag, where in standing.items() if len(where) >= MANY}

@@ -160,6 +160,7 @@ def test_launch_files_and_report_are_those_of_the_plan(
     assert "unknown target, got 'slurmx'" in ticket["error"]["message"]
 
 
+@pytest.mark.slow
 def test_sizes_are_told_one_by_one_and_are_plans(client: Client) -> None:
     asked: dict[str, Any] = {**QUICK, "tokens": 1e12}
     asked |= {"gpu_hour_price": 2, "gpus": 8}

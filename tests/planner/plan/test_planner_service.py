@@ -193,7 +193,7 @@ def test_a_change_that_is_offered_helps() -> None:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"pins": {"dp": 5}}, "batch-split"),
+        pytest.param({"pins": {"dp": 5}}, "batch-split", marks=pytest.mark.slow),
         pytest.param({"pins": {"tp": 3}}, "heads-by-tp", marks=pytest.mark.slow),
         pytest.param({"pins": {"tp": 8, "pp": 4}}, "gpu-budget", marks=pytest.mark.slow),
         ({"pins": {"pp": 2, "vpp": 18}}, "layers-by-stages"),

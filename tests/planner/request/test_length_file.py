@@ -188,6 +188,7 @@ def test_constant_lengths_are_sequences_to_the_digit(tmp_path: Path, model: str)
     assert packed == sequences
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_packs_hold_and_cost(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(6, 1.1, 9000), 16, 8192).astype(int)
