@@ -35,7 +35,7 @@ from tests.soaked import examples, some
 
 CASES = 60
 SOME = (0, 5, 17, 32, 1)
-SOME_LEADING = (12, 5, 0, 1)
+SOME_LEADING = (22, 12, 5, 0, 1)
 SLOWLY = MixedParams(first_priced=1, together=12, fewest_beside=1, most_beside=1)
 """So that models decide, rather than kernels priced beside them."""
 
@@ -358,6 +358,23 @@ def test_bounds_below_a_price_to_beat_are_never_above_prices_below_it(
             price = maker.kernel(row).best_split(inf)
             if price is not None and price.step_time_s < cutoff_s:
                 assert row.bound_s <= price.step_time_s
+
+
+def test_a_step_loses_by_its_nodes_what_the_part_of_smaller_domains_loses() -> None:
+    """In NVLink domains twice as large a part loses half of what it did on four."""
+    kernel = KernelMaker(asked(3)).kernel(promising_rows(asked(3), inf, lambda: None)[0])
+    split = kernel.best_split(inf)
+    assert split is not None
+    for wide in range(len(kernel.segments)):
+        segments = list(kernel.segments)
+        placed = segments[wide].part
+        cluster = placed.workload.cluster
+        domain = 2 * max(cluster.nvlink_domain, cluster.gpus_per_node)
+        cluster = cluster.model_copy(update={"nvlink_domain": domain})
+        own = replace(placed, workload=replace(placed.workload, cluster=cluster))
+        segments[wide] = replace(segments[wide], part=own)
+        parts = mixed_step(segments, split.stages).parts
+        assert parts["scale"] / sum(parts.values()) == pytest.approx(0.014 / 1.014)
 
 
 BEHIND = ("dp_comm", "optimizer", "pipeline_p2p", "step_overhead")
