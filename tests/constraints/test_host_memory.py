@@ -152,7 +152,7 @@ def test_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(on_host(seed))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_limit_changes_some_of_these_plans_and_rows_of_the_model_keep_it() -> None:
     changed = rows = 0
     for seed in range(24):
