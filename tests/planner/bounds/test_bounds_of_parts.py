@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from meshwright.costmodel.footprint import peak_bounds, usable_hbm_gib
+from meshwright.costmodel.footprint import peak_bounds, stage_memory_gib, usable_hbm_gib
 from meshwright.costmodel.layout import Recompute
+from meshwright.planner.bounds.combination_costs import memory_rows
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import divides_into
 from meshwright.planner.bounds.pricing import CostModelPricing, PricingParams
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.loop import LayoutSearch, branch_of
 from meshwright.planner.search.space import space_of
+from tests.planner.search.test_deepspeed_offload import on_host
 from tests.planner.search.test_planner_optimum import pipelined, request
 
 NEAR = {"degrees": 0.9, "variants": 0.95, "relieved": 0.95, "layouts": 0.95, "GPU-seconds": 0.75}
@@ -94,3 +96,66 @@ def test_no_fewer_layers_need_be_recomputed_than_just_fit(seed: int) -> None:
 )
 def test_groups_have_two_ranks_at_the_least(groups: int, dp: int, cp: int, divides: bool) -> None:
     assert bool(divides_into(groups, dp, cp)) == divides
+
+
+@pytest.mark.parametrize("seed", [2013, pytest.param(2000, marks=pytest.mark.slow)])
+def test_what_ranks_hold_is_linear_in_their_layers(seed: int) -> None:
+    """Never above their memory; where a rank recomputes one layer and no others lead, its memory itself."""
+    space = space_of(request(seed))
+    workload = space.workload
+    layouts = space.layouts(space.degrees(workload.gpus))
+    compared = 0
+    for at in range(0, layouts.broadcast_shape()[0], 5):
+        layout = layouts.scalar(at)
+        pp, main = int(layout.pp), workload.model.layers
+        if pp < 2 or int(layout.vpp) > 1 or not int(layout.recompute) & Recompute.FULL:
+            continue
+        counts = (main - pp + 1, *[1] * (pp - 1))
+        for again in range(1, main + 1):
+            one = replace(layout, recompute_layers=again)
+            held_gib = stage_memory_gib(workload, one, tuple((count,) for count in counts))
+            for rank, row in enumerate(memory_rows(workload, layout)):
+                leading = min(workload.model.dense_layers, counts[0]) if rank == 0 else 0
+                row_gib = row.fixed_gib + row.layer_gib * counts[rank] + row.leading_gib * leading
+                row_gib -= row.relief_gib * min(again, counts[rank])
+                assert row_gib <= held_gib[rank] * (1 + 1e-9)
+                compared += row_gib >= held_gib[rank] * (1 - 1e-9)
+    assert compared > 10
+
+
+def fitting_layouts(asked: PlanRequest) -> int:
+    """Layouts with room for some split, none of which `fitting` or `holds_states` leaves out."""
+    space = space_of(asked)
+    pricing = CostModelPricing(space.workload)
+    branch = branch_of(space, pricing)
+    degrees = space.degrees(asked.gpus)
+    layouts, variants = space.layouts(degrees), space.variants(degrees)
+    memory_gib, _ = pricing.least_memory_gib(layouts)
+    fits = memory_gib <= usable_hbm_gib(space.workload)
+    of_degrees, of_variant = (
+        np.repeat(np.arange(len(counts)), counts)[fits]
+        for counts in (space.layouts_per_degrees(degrees), space.layouts_per_variant(variants))
+    )
+    assert np.all(branch.holds_states(degrees)[of_degrees])
+    assert np.all(branch.fitting(degrees).ravel()[of_variant])
+    return int(fits.sum())
+
+
+@pytest.mark.parametrize("hbm_gib", [3.5, 4.0, 6.0])
+@pytest.mark.parametrize(
+    ("asked_for", "seeds"), [(request, (2003, 2006, 2007, 2013)), (on_host, (0, 1, 2, 4))]
+)
+def test_degrees_left_out_for_memory_hold_no_layout_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+    asked_for: Callable[[int], PlanRequest],
+    seeds: Sequence[int],
+    hbm_gib: float,
+) -> None:
+    """Asked step by step, as of very many."""
+    monkeypatch.setattr("meshwright.planner.search.branches.FEW_VARIANTS", 0)
+    fitting = 0
+    for asked in map(asked_for, seeds):
+        device = asked.cluster.device.model_copy(update={"hbm_gib": hbm_gib})
+        spec = asked.cluster.model_copy(update={"device": device})
+        fitting += fitting_layouts(replace(asked, cluster=spec))
+    assert fitting > 0
