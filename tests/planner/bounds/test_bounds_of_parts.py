@@ -141,7 +141,7 @@ def fitting_layouts(asked: PlanRequest) -> int:
     return int(fits.sum())
 
 
-@pytest.mark.parametrize("hbm_gib", [3.5, 4.0, 6.0])
+@pytest.mark.parametrize("hbm_gib", [4.0, 5.0, 6.0])
 @pytest.mark.parametrize(
     ("asked_for", "seeds"), [(request, (2003, 2006, 2007, 2013)), (on_host, (0, 1, 2, 4))]
 )
