@@ -527,6 +527,7 @@ def test_a_plan_is_short_at_the_prompt_and_a_picture_in_a_notebook(
     assert "<script" not in page
 
 
+@pytest.mark.slow
 def test_a_plan_beside_today_is_drawn_from_today_to_the_plan(tmp_path: Path) -> None:
     run = {"seq_len": 4096, "global_batch": 64, "micro_batch": 1, "tp": 8, "dp": 1, "zero_stage": 1}
     cluster = {"device": "h100-sxm-80gb", "gpus": 8}

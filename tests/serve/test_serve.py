@@ -128,6 +128,7 @@ def test_choices_that_leave_no_plan_say_why(client: Client) -> None:
     assert "attention heads do not divide by tp 3" in ticket["answer"]["sections"][0]["html"]
 
 
+@pytest.mark.slow
 def test_two_plans_are_compared(client: Client, planned: Any) -> None:
     pinned = client.ask("plan", **QUESTION, pin={"tp": 4})
     ticket = client.ask("compare", first=planned["id"], second=pinned["id"])
