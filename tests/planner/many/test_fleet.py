@@ -388,6 +388,7 @@ def test_from_the_file_to_plans_on_named_nodes(tmp_path: Path, kept: Path) -> No
     assert len(squares) == 3
 
 
+@pytest.mark.slow
 def test_a_schedule_has_times_and_a_chart(tmp_path: Path, kept: Path) -> None:
     done = run(tmp_path, kept, "--objective", "deadlines", "-o", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output

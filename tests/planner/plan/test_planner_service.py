@@ -114,6 +114,7 @@ def test_more_constraints_never_help(found: Plan) -> None:
     assert bound.objective.step_time_s >= found.objective.step_time_s
 
 
+@pytest.mark.slow
 def test_odd_gpu_counts_leave_gpus_idle_and_say_so() -> None:
     made = fastest_plan(request(gpus=13, forbids=("pp",)))
     assert made.layout is not None
@@ -141,6 +142,7 @@ def test_exhaustive_refuses_a_large_space() -> None:
         fastest_plan(request(gpus=512, global_batch=512, method="exhaustive"))
 
 
+@pytest.mark.slow
 def test_alternatives_are_sorted_and_legal() -> None:
     made = fastest_plan(request(gpus=8, top_k=4))
     times = [float(str(one["step_time_s"])) for one in made.alternatives]

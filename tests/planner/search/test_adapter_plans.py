@@ -118,6 +118,7 @@ def test_files_of_peft(fsdp_plan: Plan) -> None:
     assert '"$TRAIN_SCRIPT" --deepspeed "$here/ds_config.json"' in under_deepspeed["launch.sh"]
 
 
+@pytest.mark.slow
 def test_megatron_bridge_takes_adapters_by_its_own_names() -> None:
     plan = planned("megatron")
     overrides = json.loads(plan_files(plan)["bridge_overrides.json"])

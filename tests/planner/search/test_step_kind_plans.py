@@ -263,6 +263,7 @@ def test_today_is_compared_with_the_same_kind_alone(tmp_path: Path) -> None:
         compared("deepspeed", "dpo", today, reference="precomputed")
 
 
+@pytest.mark.slow
 def test_a_loss_by_chunks_makes_room_and_is_told() -> None:
     plain = planned("fsdp2", "sft", seq_len=32768, global_batch=8)
     liger = planned("fsdp2", "sft", seq_len=32768, global_batch=8, loss="liger")
