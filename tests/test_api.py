@@ -40,6 +40,7 @@ def without_times(document: Any) -> Any:
     return [without_times(part) for part in document] if isinstance(document, list) else document
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_plan_of_the_function() -> None:
     options = ["--gpus", "8", "--global-batch", "64", "--seq-len", "4096", "--top", "2"]
     options += ["--framework", "fsdp2"]
@@ -359,6 +360,7 @@ def test_a_plan_is_saved_launched_and_read_back(
     assert any(path.suffix == ".sh" for path in files)
 
 
+@pytest.mark.slow
 def test_reasons_traffic_timeline_and_page_are_those_of_the_commands(
     small_plan: meshwright.Plan, tmp_path: Path
 ) -> None:
@@ -377,6 +379,7 @@ def test_reasons_traffic_timeline_and_page_are_those_of_the_commands(
     assert page.read_text(encoding="utf-8") == meshwright.report(plan)
 
 
+@pytest.mark.slow
 def test_ranks_are_mapped_onto_other_nodes(small_plan: meshwright.Plan) -> None:
     mapped = meshwright.map(small_plan, cluster="h100-leaf-3to1")
     assert mapped.inputs.cluster.name == "h100-leaf-3to1"
@@ -524,6 +527,7 @@ def test_a_plan_is_short_at_the_prompt_and_a_picture_in_a_notebook(
     assert "<script" not in page
 
 
+@pytest.mark.slow
 def test_a_plan_beside_today_is_drawn_from_today_to_the_plan(tmp_path: Path) -> None:
     run = {"seq_len": 4096, "global_batch": 64, "micro_batch": 1, "tp": 8, "dp": 1, "zero_stage": 1}
     cluster = {"device": "h100-sxm-80gb", "gpus": 8}

@@ -97,6 +97,8 @@ def test_a_log_of_nccl_tests_moves_the_network_and_all_is_one_document(
 
 @pytest.mark.slow
 def test_the_api_takes_the_same(runs: Path) -> None:
+    rows = json.loads(runs.read_text(encoding="utf-8"))["runs"]
+    runs.write_text(json.dumps({"runs": rows[:2]}), encoding="utf-8")
     learned = meshwright.calibrate(runs, like="megatron-lm")
     assert learned is not None
     assert learned.calibration.framework == "megatron-lm"

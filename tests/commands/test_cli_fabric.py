@@ -108,6 +108,7 @@ def test_spares_stay_free_or_it_is_said(regular: Path, tmp_path: Path) -> None:
     assert "spare" in json.loads(text)["error"]["message"]
 
 
+@pytest.mark.slow
 def test_spares_are_whole_nodes_where_slots_are_parts_of_them(tmp_path: Path) -> None:
     """Six slots of 4 GPUs on 9 free ones: the three left over must hold a whole node, wherever that is."""
     out = tmp_path / "plan"

@@ -26,6 +26,13 @@ SMALL = ["llama-3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch"
 
 
 @pytest.fixture
+def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the usual waits."""
+    monkeypatch.setattr(shown_by, "FIRST_LOOK_S", shown_by.FIRST_LOOK_S / 5)
+    monkeypatch.setattr(shown_by, "NEXT_LOOK_S", shown_by.NEXT_LOOK_S / 5)
+
+
+@pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], bytes]]:
     """Standard error is a terminal; gives what was written to it so far."""
     ours, theirs = pty.openpty()
@@ -36,7 +43,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], bytes]]:
     def written() -> bytes:
         # The kernel hands on what was written a little later, in pieces.
         pieces = []
-        while select.select([ours], [], [], 0.5)[0]:
+        while select.select([ours], [], [], 0.2)[0]:
             pieces.append(os.read(ours, 1 << 20))
         return b"".join(pieces)
 
@@ -45,9 +52,10 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], bytes]]:
     os.close(ours)
 
 
+@pytest.mark.usefixtures("looks_soon")
 def test_the_line_moves_on_while_nothing_is_said(terminal: Callable[[], bytes]) -> None:
     with ProgressLine("placing ranks"):
-        time.sleep(1.3)
+        time.sleep(0.4)
     drawn = DRAWN.findall(terminal())
     assert {words for _, words in drawn} == {b"placing ranks"}
     times_s = [float(shown) for shown, _ in drawn]
@@ -56,18 +64,18 @@ def test_the_line_moves_on_while_nothing_is_said(terminal: Callable[[], bytes]) 
     assert times_s == sorted(times_s)
 
 
+@pytest.mark.usefixtures("looks_soon")
 def test_what_is_said_last_stays_until_the_end_and_then_goes(terminal: Callable[[], bytes]) -> None:
     with ProgressLine() as progress:
         progress("first\nanswer")
-        time.sleep(0.8)
+        time.sleep(0.3)
         progress("second answer")
-        time.sleep(0.4)
+        time.sleep(0.3)
     screen = terminal()
     words = [words for _, words in DRAWN.findall(screen)]
     assert words[0] == b"first answer"
     assert words[-1] == b"second answer"
     assert screen.endswith(CLEAR)
-    time.sleep(0.5)
     assert terminal() == b""
 
 
@@ -77,10 +85,11 @@ def test_what_is_done_at_once_shows_nothing(terminal: Callable[[], bytes]) -> No
     assert not DRAWN.findall(terminal())
 
 
+@pytest.mark.usefixtures("looks_soon")
 def test_an_error_removes_the_line_too(terminal: Callable[[], bytes]) -> None:
     def fails() -> None:
         with ProgressLine("placing ranks"):
-            time.sleep(0.6)
+            time.sleep(0.3)
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
@@ -90,10 +99,11 @@ def test_an_error_removes_the_line_too(terminal: Callable[[], bytes]) -> None:
     assert screen.endswith(CLEAR)
 
 
+@pytest.mark.usefixtures("looks_soon")
 def test_where_there_is_no_terminal_nothing_is_written(capfd: pytest.CaptureFixture[str]) -> None:
     with ProgressLine("placing ranks") as progress:
         progress("an answer")
-        time.sleep(0.6)
+        time.sleep(0.3)
     assert capfd.readouterr().err == ""
 
 

@@ -62,6 +62,7 @@ def test_a_taken_page_is_refused_before_the_plan_is_read(
     assert page.read_text(encoding="utf-8") == "mine"
 
 
+@pytest.mark.slow
 def test_what_an_earlier_plan_left_is_named(tmp_path: Path) -> None:
     """`launch.sh` takes a hostfile and a rankfile that lie beside it."""
     (tmp_path / "mixed_plan.yaml").write_text("of another plan", encoding="utf-8")

@@ -65,6 +65,23 @@ def test_the_node_by_hand(share: int, dp: int, gpus: int) -> None:
         assert (HostMemory().excess(table)[0] <= 0) == fits
 
 
+def test_the_rank_with_the_most_layers_counts_by_hand() -> None:
+    """28 of 32 layers and one of two token tables of 128,256 by 4,096, shared by 4 ranks."""
+    table = 128_256 * 4096
+    most = 28 / 32 * (PARAMETERS - 2 * table) + table
+    held_gib = 8 * 16 * most / 4 / GIB
+    layout = Layout(pp=2, dp=4, zero_stage=1, num_micro_batches=16, optimizer_offload=100)
+    for limit, fits in ((held_gib * 1.001, True), (held_gib * 0.999, False)):
+        plan = FinishedPlan(
+            workload=request(limit).workload(),
+            layout=layout,
+            stages=((28,), (4,)),
+            memory_gib=(0.0, 0.0),
+            spans={},
+        )
+        assert (HostMemory().check(plan) is None) == fits
+
+
 def test_clusters_that_say_nothing_are_not_limited() -> None:
     assert not HostMemory().applies(request(None).workload())
 
@@ -94,6 +111,7 @@ def test_two_stages_on_one_host_offload_less_than_each_would_alone() -> None:
     assert tight.objective.step_time_s > free.objective.step_time_s
 
 
+@pytest.mark.slow
 def test_a_host_that_is_too_small_for_any_plan_is_named_with_what_would_do() -> None:
     asked = request(10.0, **SMALL | {"pin": {**PINS, "recompute": "none"}})
     plan = fastest_plan(asked)
@@ -134,7 +152,7 @@ def test_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(on_host(seed))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_limit_changes_some_of_these_plans_and_rows_of_the_model_keep_it() -> None:
     changed = rows = 0
     for seed in range(24):

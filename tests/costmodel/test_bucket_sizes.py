@@ -73,6 +73,7 @@ def in_rows(layout: Layout) -> Layout:
     return Layout(**{name: np.array([value]) for name, value in vars(layout).items()})
 
 
+@pytest.mark.slow
 @given(open_cases())
 @settings(max_examples=examples(400, 16))
 def test_a_price_is_the_least_of_all_sizes_where_that_saves_enough(case: Case) -> None:
@@ -87,7 +88,7 @@ def test_a_price_is_the_least_of_all_sizes_where_that_saves_enough(case: Case) -
 
 FEW_AND_MORE = [
     pytest.param(20, id="few"),
-    pytest.param(8, id="more", marks=(pytest.mark.slow, pytest.mark.hypothesis)),
+    pytest.param(8, id="more", marks=(pytest.mark.soak, pytest.mark.hypothesis)),
 ]
 """One in how many examples is drawn."""
 

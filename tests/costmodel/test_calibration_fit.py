@@ -55,6 +55,7 @@ def measured_at(runs: tuple[Run, ...], seconds: Floats) -> tuple[Run, ...]:
     return tuple(out)
 
 
+@pytest.mark.slow
 def test_a_fit_finds_the_constants_that_made_the_rows(runs: tuple[Run, ...]) -> None:
     free = [wide(GEMM), wide(HBM)]
     problem = Problem(runs, free)

@@ -294,6 +294,7 @@ def test_torchtitan_keeps_a_pipeline_stage_whole() -> None:
 def test_context_grows_with_the_communicators() -> None:
     assert context_gib(Layout()) == pytest.approx(1.75)
     assert context_gib(Layout(tp=2, pp=2, dp=2, ep=2)) == pytest.approx(2.75)
+    assert context_gib(Layout(cp=2)) == context_gib(Layout(dp=2)) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("framework", ["megatron", "deepspeed", "fsdp2"])

@@ -164,6 +164,7 @@ def test_public_functions_are_documented(path: Path) -> None:
     assert not lines, "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_most_public_functions_have_parameters_and_most_formulas_a_source() -> None:
     """Counted over every function and method without an underscore, properties and nested ones too."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FILES]

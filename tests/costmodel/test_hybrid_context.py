@@ -237,7 +237,9 @@ def test_padding_is_run() -> None:
     assert passes == pytest.approx(work.lengths.samples_a_pack * 2 / 4)
 
 
-@pytest.mark.parametrize(("seed", "ranks"), [(2, 8), pytest.param(3, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("seed", "ranks"), [pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 8), (3, 4))]
+)
 def test_a_step_takes_the_slowest_rank_of_every_round(seed: int, ranks: int) -> None:
     """Steps drawn and dealt apart, each sample priced as a sequence of its own that runs alone.
 

@@ -158,6 +158,16 @@ def test_paged_states_are_the_hosts() -> None:
     assert slower == pytest.approx(2.0 * parameter_count(LLAMA.model) / (0.4 * 64e9), rel=1e-6)
 
 
+@pytest.mark.parametrize(("on_host", "copies"), [(0, 2 * 16 + 1), (100, 2 * 16 - 1)])
+def test_shards_on_the_host_go_up_twice_a_micro_batch(on_host: int, copies: int) -> None:
+    """2 bytes each, at 0.4 of 64 GB/s; new weights come down once, or need not go up from the host."""
+    layout = replace(SHARDED, zero_stage=3, optimizer_offload=on_host)
+    plain = with_optimizer("adam", "deepspeed")
+    more_s = seconds(replace(plain, parameter_offload="cpu"), layout) - seconds(plain, layout)
+    own = parameter_count(LLAMA.model) / 8
+    assert more_s == pytest.approx(copies * 2.0 * own / (0.4 * 64e9), rel=1e-6)
+
+
 def seconds(work: Workload, layout: Layout, stages: Any = STAGES) -> float:
     placement = nested_placement(work.cluster, layout)
     return float(exact_step(make_context(work, layout, placement), stages).parts["optimizer"])

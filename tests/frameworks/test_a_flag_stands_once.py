@@ -9,6 +9,9 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
 
 from meshwright.frameworks.catalog import RECORDS
 from tests.frameworks.test_records import settings_of
@@ -47,12 +50,20 @@ def recorded_keys() -> set[str]:
     return {key for key in keys if _KEY.fullmatch(key)}
 
 
+def may_name_one(path: Path, keys: set[str]) -> bool:
+    """Whether a flag or one of some keys stands anywhere in a module."""
+    text = path.read_text(encoding="utf-8")
+    return bool(_FLAG.search(text)) or not keys.isdisjoint(re.findall(r"\w+", text))
+
+
 def modules_by_flag() -> dict[str, set[str]]:
     """The modules of the product in which each flag or key of a framework stands."""
-    texts = {
-        path.relative_to(ROOT).as_posix(): list(literals(nodes_of(path))) for path in modules(ROOT)
-    }
     keys = recorded_keys()
+    texts = {
+        path.relative_to(ROOT).as_posix(): list(literals(nodes_of(path)))
+        for path in modules(ROOT)
+        if may_name_one(path, keys)
+    }
     recorded = keys | flags_in(texts, "frameworks")
     names = recorded | (flags_in(texts, ROOMS) - flags_in(texts, OWN_OPTIONS))
     standing: dict[str, set[str]] = defaultdict(set)
@@ -74,6 +85,16 @@ def flags_in(texts: Mapping[str, list[str]], rooms: str | tuple[str, ...]) -> se
     return {text for text in strings if _FLAG.fullmatch(text)}
 
 
+def test_strings_are_told_from_documentation() -> None:
+    text = '"""Takes --of-a-text."""\n\n\ndef f() -> str:\n    """--of-f."""\n    return "--kept" + "words"\n'
+    strings = list(literals(list(ast.walk(ast.parse(text)))))
+    assert sorted(strings) == ["--kept", "words"]
+    assert flags_in({"frameworks/a.py": strings, "commands/b.py": ["--other"]}, "frameworks") == {
+        "--kept"
+    }
+
+
+@pytest.mark.slow
 def test_few_flags_stand_in_three_modules() -> None:
     standing = modules_by_flag()
     wide = {flag: sorted(where) for flag, where in standing.items() if len(where) >= MANY}

@@ -128,6 +128,7 @@ def test_choices_that_leave_no_plan_say_why(client: Client) -> None:
     assert "attention heads do not divide by tp 3" in ticket["answer"]["sections"][0]["html"]
 
 
+@pytest.mark.slow
 def test_two_plans_are_compared(client: Client, planned: Any) -> None:
     pinned = client.ask("plan", **QUESTION, pin={"tp": 4})
     ticket = client.ask("compare", first=planned["id"], second=pinned["id"])
@@ -139,6 +140,7 @@ def test_two_plans_are_compared(client: Client, planned: Any) -> None:
     assert f'<td class="left">tp</td><td>{tp}</td><td>4</td>' in html
 
 
+@pytest.mark.slow
 def test_launch_files_and_report_are_those_of_the_plan(
     client: Client, planned: Any, tmp_path: Path
 ) -> None:
@@ -159,6 +161,7 @@ def test_launch_files_and_report_are_those_of_the_plan(
     assert "unknown target, got 'slurmx'" in ticket["error"]["message"]
 
 
+@pytest.mark.slow
 def test_sizes_are_told_one_by_one_and_are_plans(client: Client) -> None:
     asked: dict[str, Any] = {**QUICK, "tokens": 1e12}
     asked |= {"gpu_hour_price": 2, "gpus": 8}
@@ -183,6 +186,7 @@ def test_sizes_are_told_one_by_one_and_are_plans(client: Client) -> None:
     assert len(table.splitlines()) == 1 + len(rows)
 
 
+@pytest.mark.slow
 def test_the_fewest_gpus_are_those_that_recommend_finds(client: Client) -> None:
     asked = {name: value for name, value in QUICK.items() if name != "robustness"}
     target = {"gpus": 32, "step_time_s": 2.5}
@@ -499,7 +503,7 @@ REQUESTS = 1_000
 ALLOWED = {200, 202, 400, 403, 404, 405, 413, 415, 429}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_random_requests_neither_end_it_nor_leave_its_limits() -> None:
     with served.served("--at-once", "2") as client, ThreadPoolExecutor(8) as threads:
         outcomes = list(threads.map(partial(random_request, client), range(REQUESTS)))

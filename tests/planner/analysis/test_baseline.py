@@ -165,6 +165,7 @@ def test_the_end_of_the_way_has_the_plans_price(plan: Plan) -> None:
     assert setup_of_plan(plan).step_time_s == pytest.approx(plan.predicted.step_time_s, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_faster_layout_that_does_not_fit_is_not_called_optimal(tmp_path: Path) -> None:
     """4 micro-batches on 8 stages wait 7 of 11 slots; tp 2 without a pipeline does not, nor does it fit."""
     pinned = planned("llama-2-13b", pin="tp=1,pp=8,vpp=1,micro_batch=4")

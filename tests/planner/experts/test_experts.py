@@ -153,7 +153,7 @@ def test_every_placement_keeps_to_its_limits(seed: int, sizes: tuple[int, int, i
                 assert (np.max(by_node, axis=0) <= -(-counts // nodes)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_readme_with_groups_kept_is_proven_optimal() -> None:
     loads = np.array(README_LOAD, dtype=float)[None]
     solved = place_layers(

@@ -141,6 +141,7 @@ def test_a_bad_file_says_what_and_where(
         assert part in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_bad_job_names_itself_field_and_value_and_stops_nothing(tmp_path: Path) -> None:
     document = {
         "jobs": [

@@ -388,6 +388,7 @@ def test_from_the_file_to_plans_on_named_nodes(tmp_path: Path, kept: Path) -> No
     assert len(squares) == 3
 
 
+@pytest.mark.slow
 def test_a_schedule_has_times_and_a_chart(tmp_path: Path, kept: Path) -> None:
     done = run(tmp_path, kept, "--objective", "deadlines", "-o", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
@@ -440,6 +441,7 @@ def test_a_job_without_a_plan_does_not_stop_the_others(tmp_path: Path, kept: Pat
     ElementTree.fromstring((tmp_path / "later/gantt.svg").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_a_fleet_of_jobs_without_plans_is_written_too(tmp_path: Path, kept: Path) -> None:
     jobs = FLEET["jobs"]
     FLEET["jobs"] = [{"name": "hopeless", "model": "llama-3.1-405b", "max_gpus": 8}]

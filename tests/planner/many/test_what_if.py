@@ -23,6 +23,7 @@ def plan() -> Plan:
     return fastest_plan(request(gpus=8, pins=QUICK, without=WITHOUT))
 
 
+@pytest.mark.slow
 def test_every_row_is_what_plan_finds(plan: Plan) -> None:
     document = what_if(plan, "gpus=4+8,global_batch=32", ALONE)
     (gpus, batch) = document["axes"]

@@ -199,7 +199,9 @@ def test_no_allocation_is_an_internal_error(
     assert (objective.lower_bound_s or 0.0) <= objective.step_time_s
 
 
-@pytest.mark.parametrize("free", [7, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "free", [pytest.param(7, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.soak)]
+)
 def test_a_plan_is_never_slower_than_on_its_whole_nodes_alone(free: int) -> None:
     """Nodes of which some GPUs are taken may be left out as a whole."""
     cluster = listed("dgx-h100", ("l0", 8), ("l1", 8), ("l1", free))

@@ -14,7 +14,8 @@ import pytest
 from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import Layout
-from meshwright.planner.mapping.counted import ASKED, Row, cover_of
+from meshwright.planner.mapping.counted import ASKED, Row, _of_a_ring, _Room, cover_of
+from meshwright.planner.mapping.effective import _expert_members
 from meshwright.planner.plan.best_plan import best_plan
 from meshwright.planner.request.reader import read_request
 from tests.soaked import some
@@ -250,3 +251,19 @@ def test_large_allocations_are_not_asked_about() -> None:
     row = reach.row(reach.most)
     assert reach.find(row) is None
     assert not reach.is_impossible(row)
+
+
+def test_the_smallest_part_of_an_expert_group_paces_it() -> None:
+    """Eight ranks on four slots, of which one is in another block, and three in the next group."""
+    lone = np.array([[[0, 0, 0, 1], [0, 0, 1, 1]]])
+    assert _expert_members(lone, 2, 8) == 2
+    assert _expert_members(np.array([[[0, 0, 1, 1], [1, 1, 0, 0]]]), 2, 8) == 4
+    assert _expert_members(np.zeros((1, 2, 4), dtype=np.int64), 2, 8) == 8
+
+
+def test_a_ring_that_leaves_its_block_has_a_rank_less_inside() -> None:
+    """Three rings of four on two blocks of six: one of them has two on either side, or three and one."""
+    assert _of_a_ring(_Room(blocks=np.array([6, 6]), idle=2), 4, 3) == 3
+    assert _of_a_ring(_Room(blocks=np.array([6, 6]), idle=0), 4, 3) == 3
+    assert _of_a_ring(_Room(blocks=np.array([8, 4]), idle=0), 4, 3) == 4
+    assert _of_a_ring(_Room(blocks=np.array([2, 2, 2]), idle=0), 4, 1) == 2

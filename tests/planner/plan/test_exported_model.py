@@ -49,6 +49,7 @@ def test_what_is_chosen_carries_names(exported: tuple[Plan, str]) -> None:
     assert {"hbm_r0", "all_layers", "step_bound"} <= {each.name for each in model.proto.constraints}
 
 
+@pytest.mark.slow
 def test_without_a_layout_nothing_is_written(tmp_path: Path) -> None:
     path = tmp_path / "model.txt"
     plan = fastest_plan(replace(request(1007), reserve_gib=9_000.0), model_file=path)

@@ -179,6 +179,7 @@ def test_a_plan_sets_its_buckets_and_says_what_they_bring() -> None:
     assert brings.step_time_s_without > 1.005 * made.objective.step_time_s
 
 
+@pytest.mark.slow
 def test_a_limited_cut_keeps_the_framework_s_own_size() -> None:
     """Was an internal error: a better size made the phase shorter, and the cut fuller than allowed."""
     asked = read_request(

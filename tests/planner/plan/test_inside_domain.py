@@ -68,6 +68,7 @@ def test_mappings_are_those_whose_ranks_keep_groups_on_a_node(
     assert {tuple(map(tuple, row)) for row in rows} == expected
 
 
+@pytest.mark.slow
 def test_the_plan_keeps_experts_inside_where_it_would_not() -> None:
     free = fastest_plan(asked({"etp": 2}))
     kept = fastest_plan(replace(asked({"etp": 2}), inside_domain=("ep",)))

@@ -76,12 +76,14 @@ def runs() -> list[Run]:
     return list(every_run())
 
 
+@pytest.mark.slow
 def test_the_runs_are_those_of_the_repository(runs: list[Run]) -> None:
     """`python -m benchmarks.recipes --measured` writes them again."""
     assert MEASURED.read_text(encoding="utf-8") == recipes_text(runs)
     assert len(measured_recipes()) > 300
 
 
+@pytest.mark.slow
 def test_no_recipe_stands_twice_and_each_is_the_fastest_of_its_work(runs: list[Run]) -> None:
     works = [
         (

@@ -157,6 +157,7 @@ def test_words_of_a_search_say_how_it_ended() -> None:
     assert claim_words("unknown", None, 1.0) == "not searched"
 
 
+@pytest.mark.slow
 def test_no_bound_over_pipelines_leaves_out_a_faster_number_of_virtual_stages() -> None:
     """More virtual stages hide more data-parallel traffic: a bound of two of them was no bound of nineteen.
 

@@ -47,8 +47,11 @@ def planned(job: str, pinned: bool = False) -> Plan:
 @pytest.mark.parametrize(
     "job",
     [
-        *(pytest.param(job, marks=pytest.mark.slow) for job in ("llama", "gpt3", "llama-8b")),
-        *(pytest.param(job, marks=pytest.mark.soak) for job in ("deepseek", "mixtral", "largest")),
+        *(pytest.param(job, marks=pytest.mark.slow) for job in ("llama", "llama-8b")),
+        *(
+            pytest.param(job, marks=pytest.mark.soak)
+            for job in ("gpt3", "deepseek", "mixtral", "largest")
+        ),
     ],
 )
 def test_each_job_is_proven_optimal_and_no_slower_than_what_was_published(job: str) -> None:

@@ -114,6 +114,7 @@ def test_more_constraints_never_help(found: Plan) -> None:
     assert bound.objective.step_time_s >= found.objective.step_time_s
 
 
+@pytest.mark.slow
 def test_odd_gpu_counts_leave_gpus_idle_and_say_so() -> None:
     made = fastest_plan(request(gpus=13, forbids=("pp",)))
     assert made.layout is not None
@@ -141,6 +142,7 @@ def test_exhaustive_refuses_a_large_space() -> None:
         fastest_plan(request(gpus=512, global_batch=512, method="exhaustive"))
 
 
+@pytest.mark.slow
 def test_alternatives_are_sorted_and_legal() -> None:
     made = fastest_plan(request(gpus=8, top_k=4))
     times = [float(str(one["step_time_s"])) for one in made.alternatives]
@@ -193,7 +195,7 @@ def test_a_change_that_is_offered_helps() -> None:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"pins": {"dp": 5}}, "batch-split"),
+        pytest.param({"pins": {"dp": 5}}, "batch-split", marks=pytest.mark.slow),
         pytest.param({"pins": {"tp": 3}}, "heads-by-tp", marks=pytest.mark.slow),
         pytest.param({"pins": {"tp": 8, "pp": 4}}, "gpu-budget", marks=pytest.mark.slow),
         ({"pins": {"pp": 2, "vpp": 18}}, "layers-by-stages"),
@@ -229,6 +231,7 @@ def test_experts_are_planned() -> None:
     assert 64 % made.layout.ep == 0
 
 
+@pytest.mark.slow
 def test_gpus_stay_idle_only_where_every_full_layout_is_proven_slower() -> None:
     """13 sequences on 14 GPUs: one replica per sequence leaves one idle, all 14 need tp or pp."""
     asked = request(
@@ -309,6 +312,7 @@ def test_a_step_alone_is_asked_of_one_search() -> None:
     assert (settled.outcome.best[0].layout.gpus, settled.full) == (12, None)
 
 
+@pytest.mark.slow
 def test_a_search_names_its_fastest_layout_on_all_gpus() -> None:
     asked = request(
         gpus=14, global_batch=13, pins={"cp": 1, "micro_batch": 1}, forbids=("full-recompute",)

@@ -63,6 +63,7 @@ def differences(plan: Plan) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_rack_gives_each_expert_group_64_of_its_72_gpus() -> None:
     """144 GPUs, expert groups of 64: one group a rack, and 8 GPUs of both racks idle."""
     asked = read_request(

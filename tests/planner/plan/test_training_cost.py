@@ -89,6 +89,7 @@ def test_a_price_alone_is_answered_with_what_is_missing() -> None:
     assert any("--tokens or --days" in words for words in plan.warnings)
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_a_sweep_and_a_recommendation_say_the_same(tmp_path: Path) -> None:
     job = {"name": "a", "model": "gpt2-xl", **ASKED}
     file = tmp_path / "jobs.yaml"

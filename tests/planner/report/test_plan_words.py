@@ -47,6 +47,7 @@ def test_the_first_screen_and_the_page_say_the_gap() -> None:
     assert "Within 0.01 % of the best" in plan_page(near)
 
 
+@pytest.mark.slow
 def test_what_lies_on_the_hosts_stands_on_the_first_screen_in_rows_and_on_the_page() -> None:
     plan = priced_plan(tp=2, dp=4, num_micro_batches=16, optimizer_offload=50, zero_stage=1)
     assert plan.predicted is not None

@@ -187,6 +187,7 @@ def test_names_from_outside_stay_text() -> None:
     assert any(evil in words for words in Reader(text).words)
 
 
+@pytest.mark.slow
 def test_a_plan_without_layout_has_a_page_too() -> None:
     asked = replace(request(gpus=8), pins={"tp": 8, "micro_batch": 64})
     found = fastest_plan(asked)

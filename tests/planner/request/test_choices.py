@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.house import APART
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Execution
 from meshwright.frameworks.catalog import RECORDS, framework_named
@@ -27,8 +25,8 @@ from meshwright.planner.request.choices import (
 )
 from meshwright.planner.runs.run_schema import SettingsDoc
 from meshwright.planner.runs.run_terms import LayoutDoc
+from tests.test_structure import ROOT, modules, nodes_of
 
-ROOT = Path(__file__).resolve().parents[3]
 NAMES = frozenset(BY_NAME) | {
     "num_micro_batches", "sequence_parallel", "recompute_layers", "dp_overlap", "pp_overlap", "bucket_mb",
 }  # fmt: skip
@@ -36,9 +34,9 @@ MOST_LITERALS = 30
 """Literals of the product that name three choices or more: places that a new choice may have to touch."""
 
 
-def literals(tree: ast.AST) -> Iterator[set[str]]:
+def literals(nodes: Iterable[ast.AST]) -> Iterator[set[str]]:
     """The strings of every tuple, list and set, and the keys of every dictionary."""
-    for node in ast.walk(tree):
+    for node in nodes:
         parts: list[ast.expr] = []
         if isinstance(node, ast.Tuple | ast.List | ast.Set):
             parts = node.elts
@@ -50,16 +48,15 @@ def literals(tree: ast.AST) -> Iterator[set[str]]:
 
 def test_literals_are_counted() -> None:
     text = "a = ('tp', 'cp', x); b = {'tp': 1, 'cp': 2, 'pp': 3}; c: Literal['tp', 'ep', 'dp']"
-    assert sum(len(words & NAMES) >= 3 for words in literals(ast.parse(text))) == 2
+    assert sum(len(words & NAMES) >= 3 for words in literals(ast.walk(ast.parse(text)))) == 2
 
 
 @pytest.mark.slow
 def test_few_literals_tell_the_choices_again() -> None:
     telling = [
         str(path.relative_to(ROOT))
-        for path in sorted(ROOT.rglob("*.py"))
-        if not any(part in APART or part.startswith(".") for part in path.relative_to(ROOT).parts)
-        for words in literals(ast.parse(path.read_text()))
+        for path in modules(ROOT)
+        for words in literals(nodes_of(path))
         if len(words & NAMES) >= 3
     ]
     assert len(telling) <= MOST_LITERALS, telling

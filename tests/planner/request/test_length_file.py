@@ -188,6 +188,7 @@ def test_constant_lengths_are_sequences_to_the_digit(tmp_path: Path, model: str)
     assert packed == sequences
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_packs_hold_and_cost(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(6, 1.1, 9000), 16, 8192).astype(int)
@@ -237,6 +238,7 @@ def with_lengths(plan: Plan, lengths: LengthsDoc) -> Plan:
     return plan.model_copy(update={"lengths": lengths})
 
 
+@pytest.mark.slow
 def test_a_plan_read_back_has_the_same_price(tmp_path: Path) -> None:
     path = written(tmp_path, "a.json", json.dumps({str(n): 10 for n in range(16, 4096, 8)}))
     pin = {"cp": 1, "micro_batch": 1, "zero_stage": 1}

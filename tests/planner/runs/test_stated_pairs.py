@@ -162,6 +162,7 @@ def test_every_published_pair_is_priced_or_counted() -> None:
     assert sums["pairs"]["direction"] > LEAST_STATED_DIRECTION
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least", "error", "direction"), NEVER_SEEN)
 def test_ratios_of_stacks_that_no_constant_was_fitted_to(
     name: str, least: int, error: float, direction: float

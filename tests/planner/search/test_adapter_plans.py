@@ -50,7 +50,9 @@ def test_the_search_equals_brute_force_many(seed: int) -> None:
     check_against_brute_force(with_adapters(request(seed), seed))
 
 
-@pytest.mark.parametrize("seed", [50, 51, 53])
+@pytest.mark.parametrize(
+    "seed", [50, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (51, 53))]
+)
 def test_the_optimum_is_that_of_layouts_generated_apart(seed: int) -> None:
     asked = with_adapters(tiny_request(seed), seed)
     outcome, least_s = search(asked), least_step_time_s(asked)
@@ -116,6 +118,7 @@ def test_files_of_peft(fsdp_plan: Plan) -> None:
     assert '"$TRAIN_SCRIPT" --deepspeed "$here/ds_config.json"' in under_deepspeed["launch.sh"]
 
 
+@pytest.mark.slow
 def test_megatron_bridge_takes_adapters_by_its_own_names() -> None:
     plan = planned("megatron")
     overrides = json.loads(plan_files(plan)["bridge_overrides.json"])
@@ -128,6 +131,7 @@ def test_megatron_bridge_takes_adapters_by_its_own_names() -> None:
         plan_files(alone)
 
 
+@pytest.mark.slow
 def test_modules_beside_experts_are_told_apart() -> None:
     plan = planned(
         "megatron", model="deepseek-v2", lora_targets="linear_proj,gate_up_proj", pin="ep=8"

@@ -120,6 +120,7 @@ def test_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(on_host(seed))
 
 
+@pytest.mark.slow
 def test_some_of_these_plans_offload() -> None:
     shares = [
         int(outcome.best[0].layout.optimizer_offload) if outcome.best else -1

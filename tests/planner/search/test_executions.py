@@ -30,6 +30,8 @@ from tests.soaked import some
 
 CASES = 60
 SOME = (19,)
+QUICK = ("bf16-moments", "fp8-attention")
+"""Words of `--allow`: one of training's states, one of its products."""
 
 
 def asked(seed: int) -> PlanRequest:
@@ -222,7 +224,8 @@ def compare_scaled(seed: int, hbm_gib: float) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("seed", "hbm_gib", "recipe"), [(21, 8.0, "delayed"), (21, 5.6, "tensorwise")]
+    ("seed", "hbm_gib", "recipe"),
+    [(21, 8.0, "delayed"), pytest.param(21, 5.6, "tensorwise", marks=pytest.mark.slow)],
 )
 def test_the_recipe_of_fp8_is_the_best_of_both(seed: int, hbm_gib: float, recipe: str) -> None:
     """Delayed scaling casts in fewer passes; where norms and activations must be run again, it is refused."""
@@ -273,7 +276,9 @@ def test_a_plan_says_what_delayed_scaling_brings() -> None:
     assert choice.step_time_s_without == pytest.approx(without.objective.step_time_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(0, 40, 8))
+@pytest.mark.parametrize(
+    "seed", [0, 16, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 24, 32))]
+)
 def test_plans_verify_with_their_execution(seed: int) -> None:
     request = asked(seed)
     plan = fastest_plan(request)
@@ -384,7 +389,10 @@ def test_user_buffers_need_cards_that_reach_each_other(cluster: str, overlaps: s
     assert {run.tp_overlap for run in request.execution_options.executions()} == overlaps
 
 
-@pytest.mark.parametrize("name", ALLOW)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ALLOW],
+)
 def test_what_is_allowed_never_makes_a_plan_slower(name: str) -> None:
     request = replace(asked(12), precision="fp8", without=("cuda-graph",))
     assert request.cluster.device.architecture in ("ada", "hopper", "blackwell")

@@ -94,7 +94,7 @@ def test_the_gpu_keeps_no_shard(framework: str) -> None:
     assert more_gib == pytest.approx(4.0 * table / 8 / GIB, rel=1e-6)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", [pytest.param("torchtitan", marks=pytest.mark.slow), "fsdp2"])
 def test_a_model_that_fits_no_other_way_is_planned_written_and_read_back(
     framework: str, tmp_path: Path
 ) -> None:
@@ -148,6 +148,7 @@ def test_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(on_host(seed))
 
 
+@pytest.mark.slow
 def test_some_of_these_plans_offload() -> None:
     shares = [
         int(outcome.best[0].layout.optimizer_offload) if outcome.best else -1

@@ -26,6 +26,8 @@ from tests.soaked import some
 
 EVERY = [(record.name, name) for record in RECORDS for name in planned(record.optimizers)]
 OTHERS = [(framework, name) for framework, name in EVERY if name not in ("adam", "sgd")]
+QUICK = [("megatron", "lion"), ("fsdp2", "adam-8bit"), ("deepspeed", "muon")]
+"""One of each framework, the quickest."""
 
 
 def small_request(seed: int, framework: str, optimizer: str) -> PlanRequest:
@@ -43,7 +45,9 @@ def small_request(seed: int, framework: str, optimizer: str) -> PlanRequest:
     )
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "lion", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer", ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lion", "sgd"))]
+)
 @pytest.mark.parametrize("seed", [3])
 def test_the_optimum_is_that_of_the_plain_oracle(seed: int, optimizer: str) -> None:
     request = replace(tiny_request(seed), optimizer=optimizer)
@@ -86,7 +90,10 @@ def plan_of(framework: str, optimizer: str) -> meshwright.Plan:
     return make_plan(asked, robustness=False, choices=False)
 
 
-@pytest.mark.parametrize(("framework", "optimizer"), OTHERS)
+@pytest.mark.parametrize(
+    ("framework", "optimizer"),
+    [each if each in QUICK else pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS],
+)
 def test_plans_and_their_files_are_verified(framework: str, optimizer: str, tmp_path: Path) -> None:
     plan = plan_of(framework, optimizer)
     assert plan.status == "optimal"
@@ -185,7 +192,7 @@ def across_nodes(seed: int) -> PlanRequest:
     )
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_shard_groups_in_which_muon_sends_less_are_found(seed: int) -> None:
     check_against_brute_force(across_nodes(seed))
 

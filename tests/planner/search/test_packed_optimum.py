@@ -33,14 +33,14 @@ def packed(seed: int, size: int | None = None) -> PlanRequest:
 
 
 @pytest.mark.parametrize(
-    "seed", [1000, 1001, 1002, 1006, 1008, pytest.param(1005, marks=pytest.mark.slow)]
+    "seed", [1000, 1001, 1002, 1006, pytest.param(1008, marks=pytest.mark.slow)]
 )
 def test_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(packed(seed))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some([*range(60), 1003, 1004, 1007, *range(1009, 1012)]))
+@pytest.mark.parametrize("seed", some([*range(60), *range(1003, 1006), 1007, *range(1009, 1012)]))
 def test_search_equals_brute_force_many(seed: int) -> None:
     check_against_brute_force(packed(seed))
 
@@ -61,7 +61,7 @@ def test_the_best_size_of_packs_is_that_of_brute_force(seed: int) -> None:
     assert np.argmin(searched) == np.argmin(counted)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_of_these_problems_have_unlike_packs_that_cost() -> None:
     costs = []
     for seed in range(1000, 1030):

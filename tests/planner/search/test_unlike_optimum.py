@@ -151,6 +151,7 @@ def test_virtual_stages_are_those_of_brute_force_many(seed: int) -> None:
     check_against_brute_force(interleaved_request(seed))
 
 
+@pytest.mark.slow
 def test_cases_cover_both_families_and_several_virtual_stages() -> None:
     asked = [interleaved_request(seed) for seed in range(8)]
     hybrid = [each.model.hybrid_pattern is not None for each in asked]

@@ -61,6 +61,7 @@ def test_the_network_is_named_with_its_rate() -> None:
     assert "22.5 were assumed" in moved.sentence
 
 
+@pytest.mark.slow
 def test_runs_as_predicted_move_nothing() -> None:
     report = calibrate_runs(measured_runs(Factors(), 6), suggest=False)
     assert report.learned == ()

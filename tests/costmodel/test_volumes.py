@@ -1,0 +1,98 @@
+"""What the groups of a layout send in a step, worked by hand for a rank of Mixtral 8x7B."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from meshwright.cluster_specs.reader import read_cluster
+from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.placement import nested_placement
+from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.volumes import (
+    GroupTraffic,
+    RankWork,
+    expert_passes,
+    group_traffic,
+    mean_rank_work,
+    tensor_passes,
+)
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.reader import load_catalog_model
+
+MODEL = load_catalog_model("mixtral-8x7b")
+"""32 layers with experts, 4,096 wide, 8 heads of 128 for keys and as many for values."""
+STAGES = ((8, 8), (8, 8))
+LAYOUT = Layout(tp=2, cp=2, pp=2, vpp=2, dp=2, ep=2, num_micro_batches=4, zero_stage=1)
+PARTLY = Layout(**vars(LAYOUT) | {"recompute": int(Recompute.FULL), "recompute_layers": 3})
+"""Of each virtual stage of 8 layers 3 are computed again."""
+TOKENS = 2048
+"""Of a sequence of 4,096 on one of two context ranks."""
+LAYERS = 4 * 16
+"""That a rank runs in a step: 16 in each of four micro-batches."""
+AGAIN = 4 * 2 * 3
+ACTIVATION = 2 * TOKENS * 4096
+"""Bytes."""
+
+
+@cache
+def context(layout: Layout) -> Context:
+    workload = Workload(
+        model=MODEL, cluster=read_cluster("dgx-h100"), gpus=16, global_batch=8, seq_len=4096
+    )
+    return make_context(workload, layout, nested_placement(workload.cluster, layout))
+
+
+def sent(layout: Layout) -> GroupTraffic:
+    return group_traffic(context(layout), STAGES)
+
+
+@pytest.mark.parametrize(("layout", "again"), [(LAYOUT, 0), (PARTLY, AGAIN)])
+def test_layers_are_counted_once_a_micro_batch(layout: Layout, again: int) -> None:
+    work = mean_rank_work(context(layout), STAGES)
+    assert (work.layers, work.moe_layers) == (LAYERS, LAYERS)
+    assert (work.recomputed, work.moe_recomputed) == (again, again)
+    assert work.activation_bytes == ACTIVATION
+
+
+@pytest.mark.parametrize(("layout", "again"), [(LAYOUT, 0), (PARTLY, AGAIN)])
+def test_keys_and_values_go_round_forward_backward_with_gradients_and_again(
+    layout: Layout, again: int
+) -> None:
+    """Forward, and backward with their gradients: three times, and once more for what is recomputed."""
+    of_rank = 2 * TOKENS * (8 / 2) * (128 + 128)
+    assert sent(layout).context == pytest.approx(of_rank * (3 * LAYERS + again))
+
+
+def test_tokens_go_to_experts_and_back_forward_and_backward() -> None:
+    work = RankWork(
+        micro_batches=1,
+        activation_bytes=1.0,
+        layers=9,
+        recomputed=4,
+        moe_layers=7,
+        moe_recomputed=3,
+    )
+    assert expert_passes(work) == 4 * 7 + 2 * 3
+    plain, again = sent(LAYOUT), sent(PARTLY)
+    assert again.experts / plain.experts == pytest.approx((4 * LAYERS + 2 * AGAIN) / (4 * LAYERS))
+
+
+def test_the_tensor_group_adds_up_behind_every_block() -> None:
+    """Experts without a shared one leave attention: an all-reduce of two passes forward and one backward, and
+    one forward again; of two ranks each sends half a pass.
+    """
+    for layout, again in ((LAYOUT, 0), (PARTLY, AGAIN)):
+        passes = tensor_passes(context(layout), mean_rank_work(context(layout), STAGES))
+        assert passes == pytest.approx(2 * (2 * LAYERS + again))
+        assert sent(layout).tensor == pytest.approx(ACTIVATION / 2 * passes)
+
+
+def test_boundaries_are_crossed_by_every_virtual_stage_and_the_last_goes_back_to_the_first() -> (
+    None
+):
+    traffic, once = sent(LAYOUT), ACTIVATION / 2 * 4
+    assert traffic.boundary == once * 2
+    assert traffic.wrap == once * 1

@@ -1,0 +1,161 @@
+"""Bounds of degrees, of variants and of all that may be relieved: below exact prices, and near some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.costmodel.footprint import peak_bounds, stage_memory_gib, usable_hbm_gib
+from meshwright.costmodel.layout import Recompute
+from meshwright.planner.bounds.combination_costs import memory_rows
+from meshwright.planner.bounds.layer_split import ALL_LAYERS
+from meshwright.planner.bounds.mappings import divides_into
+from meshwright.planner.bounds.pricing import CostModelPricing, PricingParams
+from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.search.loop import LayoutSearch, branch_of
+from meshwright.planner.search.space import space_of
+from tests.planner.search.test_deepspeed_offload import on_host
+from tests.planner.search.test_planner_optimum import pipelined, request
+
+NEAR = {"degrees": 0.9, "variants": 0.95, "relieved": 0.95, "layouts": 0.95, "GPU-seconds": 0.75}
+"""What share of a price the nearest bound of each kind is at the least: one too high is noticed there."""
+
+
+def shares_of_prices(asked: PlanRequest, seed: int) -> Mapping[str, float]:
+    """The largest bound of each kind, as a share of the exact price of its layout."""
+    space = space_of(asked)
+    pricing = CostModelPricing(space.workload)
+    branch = branch_of(space, pricing)
+    degrees = space.degrees(asked.gpus)
+    layouts, variants = space.layouts(degrees), space.variants(degrees)
+    rows = np.random.default_rng(seed).permutation(layouts.broadcast_shape()[0])[:25]
+    own_degrees, own_variant = (
+        np.repeat(np.arange(len(counts)), counts)[rows]
+        for counts in (space.layouts_per_degrees(degrees), space.layouts_per_variant(variants))
+    )
+    all_placed = CostModelPricing(space.workload, PricingParams(worth_placing=0))
+    _, recomputed = pricing.least_memory_gib(layouts)
+    drawn = replace(layouts, recompute_layers=recomputed).take(rows)
+    gpu_seconds = float(LayoutSearch(space, [branch])._gpu_seconds.min())
+    bounds_s = {
+        "degrees": all_placed.degrees_bound_s(degrees, space.smallest_bubble)[own_degrees],
+        "variants": branch._any_pipeline_bound_s(variants)[own_variant],
+        "relieved": branch.relief_bound_s(drawn),
+        "layouts": pricing.lower_bound_s(drawn),
+        "GPU-seconds": gpu_seconds / np.asarray(drawn.gpus),
+    }
+    shares = dict.fromkeys(bounds_s, 0.0)
+    for at, bounds in enumerate(pricing.mapping_bounds(drawn)):
+        free = replace(bounds, bound_s=np.full_like(bounds.bound_s, -np.inf))
+        priced = pricing.exact(drawn.scalar(at), free, np.inf)
+        if priced is not None:
+            for name, own_s in bounds_s.items():
+                shares[name] = max(shares[name], float(own_s[at]) / priced.step_time_s)
+    return shares
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "seed"),
+    [
+        *((request, 1002), (request, 1008), (pipelined, 8)),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((request, 2001), (request, 2005), (request, 2012), (pipelined, 0))
+        ),
+    ],
+)
+def test_no_bound_is_above_the_exact_price(
+    asked_for: Callable[[int], PlanRequest], seed: int
+) -> None:
+    shares = shares_of_prices(asked_for(seed), seed)
+    assert max(shares.values()) <= 1 + 1e-9, shares
+    if (asked_for, seed) == (request, 1008):
+        assert {name: share for name, share in shares.items() if share < NEAR[name]} == {}
+
+
+@pytest.mark.parametrize("seed", [2000, 2013])
+def test_no_fewer_layers_need_be_recomputed_than_just_fit(seed: int) -> None:
+    space = space_of(request(seed))
+    workload = space.workload
+    layouts = space.layouts(space.degrees(workload.gpus))
+    _, recomputed = CostModelPricing(workload).least_memory_gib(layouts)
+    full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
+    fewest = full & (recomputed > 1) & (recomputed < ALL_LAYERS)
+    assert fewest.any()
+    bounds, limit_gib = peak_bounds(workload, layouts), usable_hbm_gib(workload)
+    assert np.all(bounds.peak_gib(recomputed)[fewest] <= limit_gib)
+    assert np.all(bounds.peak_gib(recomputed - 1)[fewest] > limit_gib)
+
+
+@pytest.mark.parametrize(
+    ("groups", "dp", "cp", "divides"),
+    [(1, 1, 1, True), (2, 4, 1, True), (4, 4, 1, False), (3, 4, 1, False), (2, 2, 2, True)],
+)
+def test_groups_have_two_ranks_at_the_least(groups: int, dp: int, cp: int, divides: bool) -> None:
+    assert bool(divides_into(groups, dp, cp)) == divides
+
+
+@pytest.mark.parametrize("seed", [2013, pytest.param(2000, marks=pytest.mark.slow)])
+def test_what_ranks_hold_is_linear_in_their_layers(seed: int) -> None:
+    """Never above their memory; where a rank recomputes one layer and no others lead, its memory itself."""
+    space = space_of(request(seed))
+    workload = space.workload
+    layouts = space.layouts(space.degrees(workload.gpus))
+    compared = 0
+    for at in range(0, layouts.broadcast_shape()[0], 5):
+        layout = layouts.scalar(at)
+        pp, main = int(layout.pp), workload.model.layers
+        if pp < 2 or int(layout.vpp) > 1 or not int(layout.recompute) & Recompute.FULL:
+            continue
+        counts = (main - pp + 1, *[1] * (pp - 1))
+        for again in range(1, main + 1):
+            one = replace(layout, recompute_layers=again)
+            held_gib = stage_memory_gib(workload, one, tuple((count,) for count in counts))
+            for rank, row in enumerate(memory_rows(workload, layout)):
+                leading = min(workload.model.dense_layers, counts[0]) if rank == 0 else 0
+                row_gib = row.fixed_gib + row.layer_gib * counts[rank] + row.leading_gib * leading
+                row_gib -= row.relief_gib * min(again, counts[rank])
+                assert row_gib <= held_gib[rank] * (1 + 1e-9)
+                compared += row_gib >= held_gib[rank] * (1 - 1e-9)
+    assert compared > 10
+
+
+def fitting_layouts(asked: PlanRequest) -> int:
+    """Layouts with room for some split, none of which `fitting` or `holds_states` leaves out."""
+    space = space_of(asked)
+    pricing = CostModelPricing(space.workload)
+    branch = branch_of(space, pricing)
+    degrees = space.degrees(asked.gpus)
+    layouts, variants = space.layouts(degrees), space.variants(degrees)
+    memory_gib, _ = pricing.least_memory_gib(layouts)
+    fits = memory_gib <= usable_hbm_gib(space.workload)
+    of_degrees, of_variant = (
+        np.repeat(np.arange(len(counts)), counts)[fits]
+        for counts in (space.layouts_per_degrees(degrees), space.layouts_per_variant(variants))
+    )
+    assert np.all(branch.holds_states(degrees)[of_degrees])
+    assert np.all(branch.fitting(degrees).ravel()[of_variant])
+    return int(fits.sum())
+
+
+@pytest.mark.parametrize("hbm_gib", [4.0, 5.0, 6.0])
+@pytest.mark.parametrize(
+    ("asked_for", "seeds"), [(request, (2003, 2006, 2007, 2013)), (on_host, (0, 1, 2, 4))]
+)
+def test_degrees_left_out_for_memory_hold_no_layout_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+    asked_for: Callable[[int], PlanRequest],
+    seeds: Sequence[int],
+    hbm_gib: float,
+) -> None:
+    """Asked step by step, as of very many."""
+    monkeypatch.setattr("meshwright.planner.search.branches.FEW_VARIANTS", 0)
+    fitting = 0
+    for asked in map(asked_for, seeds):
+        device = asked.cluster.device.model_copy(update={"hbm_gib": hbm_gib})
+        spec = asked.cluster.model_copy(update={"device": device})
+        fitting += fitting_layouts(replace(asked, cluster=spec))
+    assert fitting > 0
