@@ -7,7 +7,8 @@ each. With the seconds t_r of rank r as its own part takes them,
 
 where what follows the pipeline lasts as long as in the part that needs longest: the step ends when all ranks
 have, and the groups that reduce gradients each lie in one part. Every hand-over between ranks takes as long
-as the slowest, that from part to part: a pipeline runs at the pace of its slowest link.
+as the slowest, that from part to part: a pipeline runs at the pace of its slowest link. Packs of unlike
+samples add what ranks wait for the slowest one (`step_time.imbalance_s`), each layer at the pace of its part.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,7 @@ from meshwright.costmodel.states import rank_parameters
 from meshwright.costmodel.step_time import (
     RankParameters,
     StepTime,
+    imbalance_s,
     make_context,
     scale_share,
     step_of_loads,
@@ -99,6 +102,21 @@ class Segment:
     def own(self) -> slice:
         """Positions of the segment's ranks among all pipeline ranks."""
         return slice(self.first, self.first + self.ranks)
+
+    def layers(self, stages: Stages) -> int:
+        """Of all its ranks, in a split of the whole pipeline."""
+        return sum(sum(rank) for rank in stages[self.own])
+
+
+class SegmentHolds(NamedTuple):
+    """What the ranks of a segment hold, for one split or k of them: floats, or arrays of shape [k]."""
+
+    dense: Floats
+    """Parameters outside experts on the rank that has most of them, before data-parallel sharding."""
+    expert: Floats
+    """Parameters of experts on the rank that has most of them."""
+    layers: Floats
+    """Of all its ranks together."""
 
 
 def _members_of_two(shape: tuple[int, ...]) -> NDArray[np.int64]:
@@ -185,7 +203,11 @@ def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
         segments,
         {name: float(row[busiest]) for name, row in by_rank.items()},
         float(np.sum(loads)),
-        [(np.max(dense[each.own]), np.max(expert[each.own])) for each in segments],
+        [
+            SegmentHolds(np.max(dense[each.own]), np.max(expert[each.own]), each.layers(stages))
+            for each in segments
+        ],
+        layout=layout,
     )
 
 
@@ -193,7 +215,9 @@ def mixed_step_of_loads(
     segments: Sequence[Segment],
     worst: Parts,
     work_s: Floats,
-    parameters: Sequence[tuple[Floats, Floats]],
+    held: Sequence[SegmentHolds],
+    *,
+    layout: Layout,
 ) -> StepTime:
     """`mixed_step` from the loads and parameters of its ranks, for one split or k of them.
 
@@ -205,8 +229,10 @@ def mixed_step_of_loads(
         Seconds of the busiest rank of all and a micro-batch, by part, at least 0.
     work_s : float or array, shape [k]
         Seconds of all ranks and a micro-batch, above 0.
-    parameters : sequence of (float or array, float or array)
-        Dense and expert parameters on the rank of each segment that holds most of them.
+    held : sequence of SegmentHolds
+        What the ranks of each segment hold.
+    layout : Layout
+        Of the segments, with the number of recomputed layers that loads are of.
 
     Returns
     -------
@@ -214,12 +240,14 @@ def mixed_step_of_loads(
         Seconds by part, floats or arrays of shape [k].
     """
     slowest: Parts = {}
-    for segment, (dense, expert) in zip(segments, parameters, strict=True):
+    for segment, own in zip(segments, held, strict=True):
         part = segment.part
-        rank = RankParameters(dense, expert, part.crossing)
+        rank = RankParameters(own.dense, own.expert, part.crossing)
         step = step_of_loads(part.context, part.times, worst, work_s, rank)
         for name, seconds in step.parts.items():
             slowest[name] = np.maximum(slowest.get(name, seconds), seconds)
+    if "length_imbalance" in slowest:
+        slowest["length_imbalance"] = _waits_for_packs_s(segments, held, layout)
     slowest.pop("scale")
     shares = [
         scale_share(part.workload, part.layout, part.context.constants)
@@ -227,6 +255,22 @@ def mixed_step_of_loads(
     ]
     slowest["scale"] = total(slowest) * max(float(np.asarray(share)) for share in shares)
     return StepTime(slowest)
+
+
+def _waits_for_packs_s(
+    segments: Sequence[Segment], held: Sequence[SegmentHolds], layout: Layout
+) -> Floats:
+    """What ranks wait for the slowest of unlike packs: each segment's layers at its own part's attention.
+
+    `imbalance_s` takes the mean rank of a pipeline, whose layers all run on one part: those of a segment are
+    their share of it.
+    """
+    model_layers = segments[0].part.workload.model.layers
+    waits_s: Floats = 0.0
+    for segment, own in zip(segments, held, strict=True):
+        of_all_s = imbalance_s(replace(segment.part.context, layout=layout))
+        waits_s = waits_s + of_all_s * np.asarray(own.layers) / model_layers
+    return waits_s
 
 
 def mixed_memory_gib(segments: Sequence[Segment], stages: Stages) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ from meshwright.cluster_specs.reader import MixedClusterSpec, read_cluster, read
 from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.costmodel.footprint import stage_memory_gib, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.losses import ALL_LOGITS
 from meshwright.costmodel.mixed import PlacedPart, Segment
 from meshwright.costmodel.rank_load import Stages
 from meshwright.documents import (
@@ -32,8 +33,9 @@ from meshwright.documents import (
     validation_message,
 )
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.frameworks.catalog import RECORDS, planned
-from meshwright.model_specs.parameters import flops_per_token
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, RECORDS, planned
+from meshwright.frameworks.record import Framework
+from meshwright.model_specs.adapters import EVERY_PARAMETER
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.plan.document import (
     LAYOUT_COLUMNS,
@@ -41,6 +43,7 @@ from meshwright.planner.plan.document import (
     CostDoc,
     ExecutionChoice,
     ExecutionDoc,
+    LengthsDoc,
     Objective,
     Plan,
     Robustness,
@@ -65,18 +68,7 @@ _NOT_MIXED: Mapping[str, object] = {
     "top_k": 1,
     "expert_loads": None,
     "nodes": None,
-    "train": "full",
-    "lora_rank": None,
-    "lora_targets": None,
-    "image_tokens": 0,
-    "images_per_sequence": None,
-    "freeze_encoder": False,
-    "loss": None,
-    "kind": PRETRAINING,
-    "reference": None,
-    "lengths": None,
-    "pack_size": None,
-    "packing": None,
+    "hybrid_cp": False,
 }
 """What cannot be asked of a pipeline through several parts, and what stands for not asking it."""
 
@@ -161,6 +153,7 @@ def read_mixed_request(
         if allowed in str(asked) or pin in str(asked):
             what = "not for a mixed cluster: plan on one of its parts to offload activations or parameters"
             raise InputError(what, where="allow", value=allowed)
+    _refuse_what_no_framework_trains_so(options)
     time_limit_s = options.pop("time_limit_s", None)
     parts = []
     for part in spec.parts:
@@ -180,6 +173,37 @@ def read_mixed_request(
         parts.append(own)
     _refuse_what_no_pipeline_takes(parts[0])
     return MixedRequest(cluster=spec, parts=tuple(parts), time_limit_s=time_limit_s)
+
+
+_TRAININGS: Mapping[str, tuple[str, object]] = {
+    "train": ("adapters", EVERY_PARAMETER),
+    "kind": ("step_kinds", PRETRAINING),
+    "loss": ("losses", ALL_LOGITS),
+    "reference": ("references", None),
+}
+"""Options that say what is trained, with the field of a framework's record that has them, and what none asks
+for."""
+
+
+def _able() -> list[Framework]:
+    """Frameworks whose pipelines may have any number of layers on each rank."""
+    return [each for each in RECORDS if "pp" in planned(each.axes) and each.uneven_stages]
+
+
+def _refuse_what_no_framework_trains_so(options: Mapping[str, Any]) -> None:
+    """Raises InputError for training that no uneven pipeline of the framework is planned for."""
+    own = options.get("framework", DEFAULT_FRAMEWORK)
+    for option, (field, plain) in _TRAININGS.items():
+        value = options.get(option)
+        if value in (None, plain) or not any(value in getattr(each, field) for each in RECORDS):
+            continue
+        trains = [each.name for each in _able() if value in planned(getattr(each, field))]
+        if own not in trains:
+            instead = (
+                f"choose --framework {' or '.join(trains)}" if trains else "plan on one part alone"
+            )
+            what = f"is not planned in a pipeline through unlike parts with {own}: {instead}"
+            raise InputError(what, where=option, value=value)
 
 
 def _refuse_what_no_pipeline_takes(request: PlanRequest) -> None:
@@ -202,7 +226,7 @@ def _refuse_what_no_pipeline_takes(request: PlanRequest) -> None:
             where="model",
             value=model.name,
         )
-    able = [each.name for each in RECORDS if "pp" in planned(each.axes) and each.uneven_stages]
+    able = [each.name for each in _able()]
     if request.framework not in able:
         raise InputError(
             "a mixed cluster asks for a pipeline with as many layers on each rank as its device takes, which "
@@ -286,6 +310,10 @@ class MixedPredicted(ClosedDocument):
     error_band: ErrorBandDoc
 
 
+_WHERE_ASKED = ("baseline", "choices", "robustness", "lengths")
+"""Fields that plans leave out where they have nothing to say."""
+
+
 class MixedPlan(ClosedDocument):
     """The fastest plan on a mixed cluster: a pipeline through parts of it, or a plan on one part alone."""
 
@@ -310,6 +338,10 @@ class MixedPlan(ClosedDocument):
     """Of the whole training on the parts in use, where its tokens or days were given."""
     baseline: PartBaselineDoc | None = None
     """What is run today, where it was given; left out of the document where it was not."""
+    lengths: LengthsDoc | None = None
+    """Where samples of unlike lengths are packed, of a pipeline through parts."""
+    warnings: list[str] = Field(default_factory=list)
+    """What the price of such training leaves out or to the run, of a pipeline through parts."""
     ranks: list[RankDoc]
     nodes: list[tuple[str, int]]
     """(part, nodes of it), in the order in which ranks run through them."""
@@ -325,9 +357,9 @@ class MixedPlan(ClosedDocument):
     def _without_what_was_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans say nothing of what was not asked, as those of earlier versions."""
         data: dict[str, Any] = handler(self)
-        for name in ("baseline", "choices", "robustness"):
-            if getattr(self, name) is None:
-                data.pop(name, None)
+        unsaid = [name for name in _WHERE_ASKED if getattr(self, name) is None]
+        for name in (*unsaid, *(() if self.warnings else ("warnings",))):
+            data.pop(name, None)
         return data
 
     @property
@@ -356,8 +388,8 @@ class MixedPlan(ClosedDocument):
             return figures
         layout, predicted, gpus = self.layout, self.predicted, self.gpus_in_use
         figures |= {name: getattr(layout, name) for name in LAYOUT_COLUMNS}
-        step_s, inputs = predicted.step_time_s, self.inputs
-        flops = flops_per_token(inputs.model, inputs.seq_len) * inputs.tokens_per_step
+        step_s, workload = predicted.step_time_s, request_on(self, 0).workload()
+        flops = workload.model_flops_per_token * workload.tokens_per_step
         return figures | {
             "tokens_per_s": predicted.tokens_per_s,
             "tokens_per_s_per_gpu": predicted.tokens_per_s / gpus,
@@ -483,7 +515,7 @@ def cost_on_parts(plan: MixedPlan, budget: Budget) -> CostDoc | None:
     """
     if plan.objective.step_time_s is None:
         return None
-    tokens_per_s = plan.inputs.global_batch * plan.inputs.seq_len / plan.objective.step_time_s
+    tokens_per_s = plan.inputs.tokens_per_step / plan.objective.step_time_s
     gpus = {each.part: each.gpus for each in plan.alone}
     parts = [
         (gpus[name], part.cluster)

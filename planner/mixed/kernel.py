@@ -29,11 +29,13 @@ from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.mixed import (
     PlacedPart,
     Segment,
+    SegmentHolds,
     mixed_memory_gib,
     mixed_step,
     mixed_step_of_loads,
 )
 from meshwright.costmodel.states import layer_parameters_on_gpu
+from meshwright.costmodel.step_time import imbalance_s
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InternalError
 from meshwright.frameworks.catalog import framework_of_stack
@@ -615,8 +617,11 @@ class MixedKernel:
         work = np.sum([options.work_s for options in rows], axis=0)
         busiest = np.max([options.busiest_s for options in rows], axis=0)
         _, _, each_expert = layer_parameters_on_gpu(self.segments[0].part.workload.model, layout)
-        held = [(options.dense, options.experts * np.asarray(each_expert)) for options in rows]
-        step = mixed_step_of_loads(self.segments, {"ranks": busiest}, work, held)
+        held = [
+            SegmentHolds(options.dense, options.experts * np.asarray(each_expert), options.layers)
+            for options in rows
+        ]
+        step = mixed_step_of_loads(self.segments, {"ranks": busiest}, work, held, layout=layout)
         return np.broadcast_to(np.asarray(step.seconds, dtype=np.float64), busiest.shape)
 
     def _counts(
@@ -731,7 +736,10 @@ def gains_by_grouping(contexts: Iterable[Context]) -> bool:
 
 
 def _sends_no_more(context: Context, numbers: Sequence[int]) -> BoolArray:
-    """Which numbers of groups, the last one apart, send no more than that does, whatever ranks hold."""
+    """Which numbers of groups, the last one apart, send no more than that does, whatever ranks hold.
+
+    Nor may ranks wait longer for unlike packs: under ZeRO 2 and 3 fewer of them meet in smaller groups.
+    """
     placed = {name: np.asarray(row)[None] for name, row in vars(context.placement).items()}
     layouts = replace(context.layout.with_axis(), shard_groups=np.array(numbers))
     grouped = replace(context, layout=layouts, placement=Placement(**placed))
@@ -746,4 +754,5 @@ def _sends_no_more(context: Context, numbers: Sequence[int]) -> BoolArray:
             each = np.broadcast_to(np.asarray(seconds, dtype=np.float64), (len(numbers),))
             no_more &= each[:-1] <= each[-1]
         no_more &= full[:-1] & full[-1]
-    return no_more
+    waits_s = np.broadcast_to(imbalance_s(grouped), (len(numbers),))
+    return np.asarray(no_more & (waits_s[:-1] <= waits_s[-1]))

@@ -33,7 +33,7 @@ from meshwright.costmodel.rank_load import last_rank_s
 from meshwright.costmodel.schedules import in_flight
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.states import layer_parameters_on_gpu
-from meshwright.costmodel.step_time import RankParameters, scale_share, step_of_loads
+from meshwright.costmodel.step_time import RankParameters, imbalance_s, scale_share, step_of_loads
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
@@ -128,7 +128,12 @@ class RowBounds:
         self._end_layers = np.sum(in_layers, axis=0)
         in_layers = np.min(self._lead_s / self._layer_s, axis=0)
         self._end_layers = self._end_layers + self._leading * in_layers
-        rest_s = self._on_all(0.0) if is_pipeline_alone else self._least_rest_s(known)
+        rest_s = self._waits_s = self._on_all(0.0)
+        if not is_pipeline_alone:
+            # Every layer waits for the slowest of unlike packs: no less than on the part that waits least.
+            waits_s = [imbalance_s(context, fully_recomputed=False) for context, _ in known]
+            self._waits_s = np.min([self._on_all(seconds) for seconds in waits_s], axis=0)
+            rest_s = self._waits_s + self._least_rest_s(known)
         self.rest_s = rest_s * (1 - _ROUNDING)
         """What follows the pipeline, at the least, before what a step loses on many nodes; [n]."""
         shares = [scale_share(c.workload, layouts, c.constants) for c, _ in known]
@@ -218,7 +223,7 @@ class RowBounds:
             least = self._parts_s(own, times.rows(rows, in_all), held, busiest_s)
             after.append(np.where(fewest[:, part] >= 1, least[0], 0.0))
             before.append(least[1])
-        on_parts_s = np.max(after, axis=0) + np.max(before, axis=0)
+        on_parts_s = np.max(after, axis=0) + np.max(before, axis=0) + self._waits_s[rows]
         return np.asarray(np.maximum(rest_s, on_parts_s * (1 - _ROUNDING)))
 
     def seconds_at_best(self, most_ranks: FloatArray) -> FloatArray:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.lengths import PackedLengths
 from meshwright.costmodel.mixed import Segment, host_memory_gib, mixed_memory_gib, mixed_step
 from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import ErrorBand
+from meshwright.costmodel.step_time import StepTime
 from meshwright.costmodel.workload import Execution
 from meshwright.documents import program_version
 from meshwright.errors import InternalError, OutOfTimeError
-from meshwright.model_specs.parameters import flops_per_token
 from meshwright.planner.bounds.layer_split import SplitCosts
 from meshwright.planner.mixed.document import (
     NOT_MEASURED,
@@ -39,8 +40,10 @@ from meshwright.planner.plan.assemble import (
     claim_of,
     compared_choices,
     is_closed,
+    lengths_document,
     objective_of,
     software_needs,
+    training_warnings,
 )
 from meshwright.planner.plan.document import ExecutionChoice, Plan, Scenario, Status, with_digest
 from meshwright.planner.plan.make_plan import fastest_plan
@@ -673,8 +676,9 @@ def _through_parts(
                     usable_gib=segment.part.limit_gib,
                 )
             )
-    tokens = request.first.global_batch * request.first.seq_len
-    flops = flops_per_token(request.first.model, request.first.seq_len) * tokens
+    workload = request.first.workload()
+    tokens = workload.tokens_per_step
+    flops = workload.model_flops_per_token * tokens
     predicted = MixedPredicted(
         step_time_s=price.step_time_s,
         breakdown_s=breakdown_s,
@@ -684,17 +688,27 @@ def _through_parts(
         error_band=_band(segments),
     )
     layout = layout_document(price.layout, price.stages)
-    return document.model_copy(
+    planned = document.model_copy(
         update={
             "runs_on": [name for name, _ in nodes],
             "layout": layout,
             "execution": execution,
             "installs": software_needs(document.inputs, layout, execution),
             "predicted": predicted,
+            "warnings": list(training_warnings(request.first)),
             "ranks": ranks,
             "nodes": nodes,
         }
     )
+    lengths = lengths_document(request.first, partial(_step_of_packs, planned))
+    return planned.model_copy(update={"lengths": lengths})
+
+
+def _step_of_packs(planned: MixedPlan, lengths: PackedLengths) -> StepTime:
+    """The step of a pipeline whose sequences are packs such as these, nothing else moved."""
+    inputs = planned.inputs.model_copy(update={"lengths": lengths})
+    pipeline = Pipeline.of(planned.model_copy(update={"inputs": inputs}))
+    return mixed_step(pipeline.segments, pipeline.stages)
 
 
 def _leading_on_ranks(leading: int, counts: Sequence[int]) -> list[int]:

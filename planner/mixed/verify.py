@@ -23,7 +23,6 @@ from meshwright.costmodel.mixed import host_memory_gib, mixed_step
 from meshwright.costmodel.rates import peak_flops, step_time_band
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.errors import InternalError
-from meshwright.model_specs.parameters import flops_per_token
 from meshwright.planner.mixed.document import (
     NOT_MEASURED,
     AloneDoc,
@@ -33,7 +32,7 @@ from meshwright.planner.mixed.document import (
     RankDoc,
     stage_gpus,
 )
-from meshwright.planner.plan.verify import wish_faults
+from meshwright.planner.plan.verify import length_faults, wish_faults
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_document
 
 # What a plan on a mixed cluster states of its proof and of each part alone, held against itself.
@@ -161,6 +160,10 @@ def mixed_faults(plan: MixedPlan) -> Iterator[str]:
     if not illegal:
         yield from _recount_faults(pipeline)
     yield from _figure_faults(pipeline, plan.predicted)
+    predicted = plan.predicted
+    yield from length_faults(
+        plan.lengths, plan.inputs, predicted.breakdown_s, predicted.step_time_s
+    )
 
 
 def _input_faults(plan: MixedPlan) -> Iterator[str]:
@@ -313,12 +316,12 @@ def _figure_faults(pipeline: Pipeline, stated: MixedPredicted) -> Iterator[str]:
         seconds, said = parts.get(name), stated.breakdown_s.get(name)
         if seconds is None or said is None or not _same(seconds, said):
             yield f"breakdown_s.{name} is {said}, worked out again {seconds}"
-    tokens = inputs.global_batch * inputs.seq_len
+    tokens = inputs.tokens_per_step
     peak = sum(
         each.part.workload.gpus * peak_flops(each.part.workload.cluster.device, inputs.precision)
         for each in segments
     )
-    mfu = flops_per_token(inputs.model, inputs.seq_len) * tokens / step_s / peak
+    mfu = segments[0].part.workload.model_flops_per_token * tokens / step_s / peak
     for name, figure in (("tokens_per_s", tokens / step_s), ("mfu", mfu)):
         if not _same(getattr(stated, name), figure):
             yield f"{name} is {getattr(stated, name)}, worked out again {figure}"

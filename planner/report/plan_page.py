@@ -329,7 +329,7 @@ def _answer_section(plan: Plan) -> Section:
     more: View = []
     if plan.layout is not None:
         more = layout_view(plan.layout, plan.mapping, plan.predicted)[1:]
-        more += [*execution_view(plan), *placed_experts_view(plan), *lengths_view(plan)]
+        more += [*execution_view(plan), *placed_experts_view(plan), *lengths_view(plan.lengths)]
     return Section(
         key="plan",
         title="The plan" if plan.layout is not None else "What was asked",

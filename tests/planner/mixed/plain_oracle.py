@@ -24,8 +24,10 @@ from meshwright.costmodel.rates import fabric_links
 from meshwright.costmodel.states import rank_parameters
 from meshwright.costmodel.step_time import (
     boundary_s,
+    imbalance_s,
     make_context,
     optimizer_s,
+    reference_copies_s,
     scale_share,
     tied_tables_s,
 )
@@ -112,7 +114,12 @@ def legal(workload: Workload, layout: Layout, stages: Stages) -> bool:
 def step_s(
     workloads: list[Workload], layout: Layout, stages: Stages, order: Order, gpus: list[int]
 ) -> float:
-    """T = [m max t + (sum t - max t) + 2 b (m e + p - 1) + max DP + max optimizer + overhead] (1 + scale)."""
+    """T = [m max t + (sum t - max t) + (2 + f) b (m e + p - 1) + max DP + max optimizer + max copies + waits
+    + overhead] (1 + scale).
+
+    f forward passes score each micro-batch; copies are those of an offloaded reference; waits are those for
+    the slowest of unlike packs, of which each part's layers have their share.
+    """
     contexts = [on_part(w, layout, ranks) for w, (_, ranks) in zip(workloads, order, strict=True)]
     own = [slice(0, order[0][1]), slice(order[0][1], len(stages))]
     loads: list[float] = []
@@ -121,7 +128,8 @@ def step_s(
     m, pp = int(layout.num_micro_batches), len(stages)
     pipeline_s = m * max(loads) + sum(loads) - max(loads)
     outside = [hand_over(context, own) for context, own in zip(contexts, gpus, strict=True)]
-    handed_s = max(2.0 * float(boundary_s(context)) for context in outside)
+    directions = 2.0 + workloads[0].scoring_passes
+    handed_s = max(directions * float(boundary_s(context)) for context in outside)
     exposed = max(context.constants.framework.p2p_exposed for context in contexts)
     p2p_s = handed_s * (m * exposed + pp - 1)
     after = [
@@ -130,7 +138,12 @@ def step_s(
     ]
     overhead_s = max(context.constants.framework.step_overhead_s for context in contexts)
     share = max(float(np.asarray(scale_share(c.workload, layout, c.constants))) for c in contexts)
-    in_all = pipeline_s + p2p_s + max(a for a, _ in after) + max(b for _, b in after) + overhead_s
+    waits_s = 0.0
+    for context, ranks in zip(contexts, own, strict=True):
+        layers = sum(count for (count,) in stages[ranks])
+        waits_s += float(np.asarray(imbalance_s(context))) * layers / workloads[0].model.layers
+    latest_s = sum(max(column) for column in zip(*after, strict=True))
+    in_all: float = pipeline_s + p2p_s + latest_s + waits_s + overhead_s
     return (1.0 + share) * in_all
 
 
@@ -174,8 +187,10 @@ def rank_seconds(context: Context, stages: Stages) -> list[float]:
 
 def after_pipeline(
     context: Context, stages: Stages, ranks: slice, window_s: float, across: Context
-) -> tuple[float, float]:
-    """Exposed gradient traffic, a table on both ends included, and optimizer of a part's fullest rank."""
+) -> tuple[float, float, float]:
+    """Exposed gradient traffic, a table on both ends included, optimizer and copies of a reference, of a
+    part's fullest rank.
+    """
     shape = (len(stages),)
     dense, expert = (
         float(np.max(np.broadcast_to(np.asarray(kind), shape)[ranks]))
@@ -183,4 +198,7 @@ def after_pipeline(
     )
     traffic = data_parallel_traffic(context, dense, expert)
     exposed = float(np.asarray(exposed_s(context, traffic, window_s) + tied_tables_s(across)))
-    return exposed, float(np.asarray(optimizer_s(context, dense, expert)))
+    copies_s = 0.0
+    if context.workload.keeps_reference:
+        copies_s = float(np.asarray(reference_copies_s(context, dense, expert)))
+    return exposed, float(np.asarray(optimizer_s(context, dense, expert))), copies_s

@@ -20,6 +20,7 @@ from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.mixed import PlacedPart, Segment, mixed_memory_gib, mixed_step
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import boundary_s
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.planner.bounds.mappings import packed_context, shared_times
 from meshwright.planner.mixed.document import MixedRequest, read_mixed_request
@@ -30,12 +31,15 @@ from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.space import space_of
 from tests.planner.mixed.plain_oracle import least_step_time_s
+from tests.planner.search.test_image_plans import with_images
+from tests.planner.search.test_packed_optimum import packed
 from tests.planner.search.test_planner_optimum import request as small_request
 from tests.soaked import examples, some
 
 CASES = 60
 SOME = (0, 5, 17, 32, 1)
 SOME_LEADING = (12, 5, 0, 1)
+SOME_OTHER = (0, 1, 2, 3, 4, 5)
 SLOWLY = MixedParams(first_priced=1, together=12, fewest_beside=1, most_beside=1)
 """So that models decide, rather than kernels priced beside them."""
 
@@ -138,6 +142,31 @@ def asked_leading(seed: int) -> MixedRequest:
     return replace(request, cluster=spec, parts=(first, other))
 
 
+def asked_other(seed: int) -> MixedRequest:
+    """The same with other training: adapters, preferences, packs of unlike samples, images, or two of these.
+
+    Every second one has dense layers in front of those with experts.
+    """
+    draw = random.Random(f"training {seed}")
+    request = (asked, asked_leading)[seed % 2](seed)
+    changes: dict[str, Any] = {}
+    kinds = draw.sample(("adapters", "preferences", "packs", "images"), draw.choice([1, 1, 2]))
+    if "adapters" in kinds:
+        targets = draw.choice([("all-linear",), ("q_proj", "v_proj"), ("o_proj",)])
+        changes["adapters"] = AdapterSpec(rank=draw.choice([4, 64]), targets=targets)
+    if "preferences" in kinds:
+        changes["kind"] = draw.choice(["dpo", "kto"])
+        if "adapters" not in kinds and changes["kind"] == "dpo":
+            changes["reference"] = draw.choice(["resident", "offloaded"])
+    elif "packs" in kinds:
+        packs = packed(seed, draw.choice([1024, 4096]))
+        changes |= {"lengths": packs.lengths, "seq_len": packs.seq_len}
+    parts = [replace(part, **changes) for part in request.parts]
+    if "images" in kinds:
+        parts = [with_images(part, seed) for part in parts]
+    return replace(request, parts=tuple(parts))
+
+
 @cache
 def best_by_brute_force(seed: int, asked_for: Callable[[int], MixedRequest]) -> float | None:
     request = asked_for(seed)
@@ -197,6 +226,23 @@ def test_dense_layers_in_front_are_dealt_as_well_as_can_be(seed: int) -> None:
 @pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SOME_LEADING))
 def test_dense_layers_in_front_are_always_dealt_as_well_as_can_be(seed: int) -> None:
     compare(seed, SLOWLY, asked_leading)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.soak if number > 3 else pytest.mark.slow)
+        for number, seed in enumerate(SOME_OTHER)
+    ],
+)
+def test_other_training_is_planned_as_well_as_can_be(seed: int) -> None:
+    compare(seed, MixedParams(), asked_other)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SOME_OTHER))
+def test_other_training_is_always_planned_as_well_as_can_be(seed: int) -> None:
+    compare(seed, SLOWLY, asked_other)
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "gpt2-xl"])
@@ -300,7 +346,7 @@ def test_the_least_bound_in_place_of_the_model_is_worse_in_half_of_the_requests(
     assert worse >= feasible / 2
 
 
-@pytest.mark.parametrize("asked_for", [asked, asked_leading])
+@pytest.mark.parametrize("asked_for", [asked, asked_leading, asked_other])
 @pytest.mark.parametrize(
     "seed",
     [
@@ -318,7 +364,7 @@ def test_bounds_are_never_above_prices(seed: int, asked_for: Callable[[int], Mix
         assert price is None or row.bound_s <= price.step_time_s
 
 
-@pytest.mark.parametrize("asked_for", [asked, asked_leading])
+@pytest.mark.parametrize("asked_for", [asked, asked_leading, asked_other])
 @pytest.mark.parametrize(
     "seed",
     [
@@ -347,7 +393,7 @@ def test_bounds_below_a_price_to_beat_are_never_above_prices_below_it(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("asked_for", [asked, asked_leading])
+@pytest.mark.parametrize("asked_for", [asked, asked_leading, asked_other])
 @pytest.mark.parametrize("seed", some(range(4, CASES)))
 def test_bounds_are_never_above_prices_in_any_case(
     seed: int, asked_for: Callable[[int], MixedRequest]
