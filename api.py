@@ -765,8 +765,8 @@ def plan_mixed(
     **others
         Further arguments of `plan`: those of what is trained on what (`train`, `lora_rank`, `lora_targets`,
         `kind`, `reference`, `loss`, `lengths`, `pack_size`, `packing`, `image_tokens`,
-        `images_per_sequence`, `freeze_encoder`) as there. Of the others, which mixed clusters do not have,
-        only their plain values are accepted.
+        `images_per_sequence`, `freeze_encoder`) and `top` as there. Of the others, which mixed clusters do
+        not have, only their plain values are accepted.
 
     Returns
     -------

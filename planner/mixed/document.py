@@ -6,7 +6,7 @@ The same training runs on each of its parts, and something joins them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -64,8 +64,6 @@ _NOT_MIXED: Mapping[str, object] = {
     "inside_domain": (),
     "objective": "nominal",
     "method": "cp-sat",
-    "top": 1,
-    "top_k": 1,
     "expert_loads": None,
     "nodes": None,
     "hybrid_cp": False,
@@ -82,6 +80,16 @@ class MixedRequest:
     """One for each part, on all of its GPUs."""
     time_limit_s: float | None = None
     """Of the whole search."""
+
+    @property
+    def top_k(self) -> int:
+        """How many of the best plans are found, the plan included."""
+        return self.first.top_k
+
+    @property
+    def plan_alone(self) -> MixedRequest:
+        """The same without the next best plans."""
+        return replace(self, parts=tuple(replace(part, top_k=1) for part in self.parts))
 
     @property
     def gpus(self) -> int:
@@ -155,6 +163,8 @@ def read_mixed_request(
             raise InputError(what, where="allow", value=allowed)
     _refuse_what_no_framework_trains_so(options)
     time_limit_s = options.pop("time_limit_s", None)
+    if "top" in options:
+        options["top_k"] = options.pop("top")
     parts = []
     for part in spec.parts:
         own = read_request(model=model, cluster=part.cluster, gpus=part.gpus, **options)
@@ -310,7 +320,7 @@ class MixedPredicted(ClosedDocument):
     error_band: ErrorBandDoc
 
 
-_WHERE_ASKED = ("baseline", "choices", "robustness", "lengths")
+_WHERE_ASKED = ("baseline", "robustness", "lengths", "warnings", "alternatives")
 """Fields that plans leave out where they have nothing to say."""
 
 
@@ -342,6 +352,9 @@ class MixedPlan(ClosedDocument):
     """Where samples of unlike lengths are packed, of a pipeline through parts."""
     warnings: list[str] = Field(default_factory=list)
     """What the price of such training leaves out or to the run, of a pipeline through parts."""
+    alternatives: list[dict[str, object]] = Field(default_factory=list)
+    """The next best plans, where these were asked: of a pipeline through parts each layout once, with its
+    best split; `runs_on` says on which parts."""
     ranks: list[RankDoc]
     nodes: list[tuple[str, int]]
     """(part, nodes of it), in the order in which ranks run through them."""
@@ -357,9 +370,11 @@ class MixedPlan(ClosedDocument):
     def _without_what_was_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans say nothing of what was not asked, as those of earlier versions."""
         data: dict[str, Any] = handler(self)
-        unsaid = [name for name in _WHERE_ASKED if getattr(self, name) is None]
-        for name in (*unsaid, *(() if self.warnings else ("warnings",))):
-            data.pop(name, None)
+        for name in _WHERE_ASKED:
+            if getattr(self, name) in (None, []):
+                data.pop(name, None)
+        if self.choices is None:
+            data.pop("choices", None)
         return data
 
     @property

@@ -792,7 +792,13 @@ def _that_may_beat(
     may_beat = bounds.seconds_at_best(most_ranks.astype(np.float64)) < cutoff_s
     good = np.flatnonzero(_has_room(most_ranks, layouts) & may_beat)
     kept = layouts.take(good)
-    more = with_more_offloaded(space, workloads, kept, bounds.most_layers[:, good])
+    # Among the next best plans are those that offload without need, too.
+    most_layers = (
+        bounds.most_layers[:, good]
+        if request.top_k == 1
+        else np.full((len(workloads), len(good)), np.inf)
+    )
+    more = with_more_offloaded(space, workloads, kept, most_layers)
     if not more.broadcast_shape()[0]:
         return kept
     return kept.followed_by(_legal(workloads, more, request.gpus))
@@ -929,7 +935,8 @@ class KernelMaker:
 
         Where it may not, the row with nothing offloaded is as fast or faster, and is looked at by itself.
         """
-        if not int(row.layout.optimizer_offload) or "optimizer_offload" in self.request.first.pins:
+        is_pinned = "optimizer_offload" in self.request.first.pins
+        if not int(row.layout.optimizer_offload) or is_pinned or self.request.top_k > 1:
             return True
         plain = self.kernel(
             PromisingRow(
@@ -957,7 +964,8 @@ class KernelMaker:
 
     def gains_by_grouping(self, row: PromisingRow) -> bool:
         """Whether a row may be faster than with fewer shard groups, which are looked at by themselves."""
-        if int(row.layout.shard_groups) == 1 or "shard_groups" in self.request.first.pins:
+        is_pinned = "shard_groups" in self.request.first.pins
+        if int(row.layout.shard_groups) == 1 or is_pinned or self.request.top_k > 1:
             return True
         parts = (self._part(part, ranks, row).placed for part, ranks in row.composition)
         return gains_by_grouping(part.context for part in parts)

@@ -120,6 +120,22 @@ def _one_alone_faults(plan: MixedPlan, alone: AloneDoc) -> Iterator[str]:
         yield f"{where}: its lower bound {own_bound_s} does not carry the plan's {bound_s}"
 
 
+def _alternative_faults(plan: MixedPlan) -> Iterator[str]:
+    """Next best plans that are faster than the plan, or out of order, or not as much slower as they say."""
+    before_s = plan.objective.step_time_s
+    for place, other in enumerate(plan.alternatives, start=2):
+        step_s, slower_pct = other.get("step_time_s"), other.get("slower_pct")
+        if not isinstance(step_s, float) or not isinstance(slower_pct, float) or before_s is None:
+            yield f"alternatives: the {place}. best plan has no step, or there is no plan"
+            return
+        if step_s < before_s * (1 - ROUNDING):
+            yield f"alternatives: the {place}. best plan takes {step_s} s, the one before {before_s} s"
+        slower = step_s / (plan.objective.step_time_s or step_s) - 1.0
+        if not isclose(slower_pct, 100.0 * slower, rel_tol=ROUNDING, abs_tol=100 * ROUNDING):
+            yield f"alternatives: the {place}. best plan is {slower_pct} % slower, counted {slower:.2%}"
+        before_s = step_s
+
+
 TOLERANCE = 1e-9
 """Relative: figures are written with all their digits."""
 
@@ -146,6 +162,7 @@ def mixed_faults(plan: MixedPlan) -> Iterator[str]:
     """
     yield from objective_faults(plan)
     yield from alone_faults(plan)
+    yield from _alternative_faults(plan)
     yield from _input_faults(plan)
     if plan.layout is None or plan.predicted is None or plan.execution is None:
         return

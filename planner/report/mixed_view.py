@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
 
 from meshwright.planner.drawing import count, counted, percent, ranges, rounded_seconds
@@ -9,6 +10,7 @@ from meshwright.planner.mixed.document import MixedPlan, MixedPredicted, RankDoc
 from meshwright.planner.report.plan_page import Written, banded_cards, breakdown_section
 from meshwright.planner.report.plan_view import (
     STATUS_STYLES,
+    alternatives_view,
     installs_text,
     layout_line,
     lengths_text,
@@ -84,6 +86,7 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
         *([Heading("Against today"), *baseline_view(plan)[1:]] if has_baseline else []),
         *_ranks(plan.ranks),
         *what_choices_bring(plan.choices or ()),
+        *alternatives_view(plan.alternatives, _WHERE),
         Heading("Parts alone"),
         table(plan.alone, _ALONE),
     ]
@@ -114,6 +117,17 @@ def mixed_proof_view(plan: MixedPlan) -> View:
     return [Heading("Proof"), Facts(rows)]
 
 
+def _where(other: Mapping[str, object]) -> str:
+    """The parts of an alternative, with the pipeline ranks on each where there are several."""
+    parts, ranks = other.get("runs_on"), other.get("ranks_on")
+    if not isinstance(parts, list):
+        return ""
+    if not isinstance(ranks, list):
+        return ", ".join(parts)
+    return ", ".join(f"{part} {count}" for part, count in zip(parts, ranks, strict=True))
+
+
+_WHERE: Columns = {"runs_on": Column("ranks on", value=_where)}
 _ALONE: Columns = {
     "part": "part",
     "device": "device",

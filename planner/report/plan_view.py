@@ -466,7 +466,7 @@ def plan_view(plan: Plan) -> View:
         *expected_view(plan),
         *expected_by_pairs_view(plan),
     ]
-    return [*view, *alternatives_view(plan), *proof_view(plan)]
+    return [*view, *alternatives_view(plan.alternatives), *proof_view(plan)]
 
 
 def short_view(plan: Plan) -> View:
@@ -741,14 +741,17 @@ def _winner(scenario: Scenario, robustness: Robustness, inputs: PlanInputs) -> s
     return f"not searched: plan with --reserve-gib {reserve_gib:.1f}"
 
 
-def alternatives_view(plan: Plan) -> View:
-    """The next best layouts, with what they lose; choices that all leave plain are not shown."""
-    layouts = plan.alternatives
+def alternatives_view(layouts: Sequence[Mapping[str, object]], more: Columns | None = None) -> View:
+    """The next best layouts, with what they lose; choices that all leave plain are not shown.
+
+    `more` are columns that stand in front of the choices.
+    """
     shown_for = {"", *(each.shown_for for each in OF_LAYOUT if not _is_plain(each, layouts))}
     choices = [choice for choice in _COLUMNS if choice.shown_for in shown_for]
     columns: Columns = {
         "step_time_s": "step time",
         "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
+        **(more or {}),
         **{choice.name: Column(choice.column, NUMBER, unit=choice.unit) for choice in choices},
         "recompute": Column("recompute", NUMBER, value=_recompute),
     }

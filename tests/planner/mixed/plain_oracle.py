@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
+from math import inf
 
 import numpy as np
 
@@ -43,19 +44,23 @@ IN_PARTS = ("gpu-budget", "hbm-capacity")
 
 def least_step_time_s(parts: list[PlanRequest]) -> float | None:
     """The least step time of any pipeline through both parts; None where none is legal and fits."""
+    return min(best_step_times_s(parts), default=None)
+
+
+def best_step_times_s(parts: list[PlanRequest]) -> list[float]:
+    """Of each layout with ranks on both parts that is legal and fits, with its best split, rising."""
     gpus = sum(part.gpus for part in parts)
     everywhere = replace(
         parts[0], cluster=parts[0].cluster.model_copy(update={"gpus": gpus}), gpus=gpus
     )
-    times = (
-        seconds
+    each = (
+        min(step_times_s(parts, layout, order), default=inf)
         for layout in layouts(everywhere)
         if int(layout.pp) > 1
         if wanted(everywhere, layout)
         for order in orders(parts, layout)
-        for seconds in step_times_s(parts, layout, order)
     )
-    return min(times, default=None)
+    return sorted(seconds for seconds in each if seconds < inf)
 
 
 def orders(parts: list[PlanRequest], layout: Layout) -> Iterator[Order]:

@@ -30,7 +30,7 @@ from meshwright.planner.mixed.service import MixedParams, MixedSearch
 from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.space import space_of
-from tests.planner.mixed.plain_oracle import least_step_time_s
+from tests.planner.mixed.plain_oracle import best_step_times_s, least_step_time_s
 from tests.planner.search.test_image_plans import with_images
 from tests.planner.search.test_packed_optimum import packed
 from tests.planner.search.test_planner_optimum import request as small_request
@@ -243,6 +243,45 @@ def test_other_training_is_planned_as_well_as_can_be(seed: int) -> None:
 @pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SOME_OTHER))
 def test_other_training_is_always_planned_as_well_as_can_be(seed: int) -> None:
     compare(seed, SLOWLY, asked_other)
+
+
+def compare_several(
+    seed: int, params: MixedParams, asked_for: Callable[[int], MixedRequest] = asked
+) -> None:
+    """The best five, and those beside plans that are known of parts alone."""
+    request = asked_for(seed)
+    spec = request.cluster.model_copy(update={"between_gbps_per_gpu": None})
+    parts = tuple(replace(part, top_k=5) for part in request.parts)
+    request = replace(request, cluster=spec, parts=parts)
+    best_s = best_step_times_s(list(request.parts))
+    known = best_s[1:4:2]
+    for rivals_s in ((), tuple(known)):
+        search = MixedSearch(request, inf, params=params, rivals_s=rivals_s)
+        outcome = search.run()
+        assert outcome.status == ("optimal" if best_s else "infeasible")
+        wanted = sorted([*best_s, *rivals_s])[:5]
+        found = sorted([*(each.price_s for each in outcome.found), *rivals_s])[:5]
+        assert found == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.soak if number > 1 else pytest.mark.slow)
+        for number, seed in enumerate(SOME)
+    ],
+)
+def test_the_next_best_pipelines_are_found_too(seed: int) -> None:
+    compare_several(seed, MixedParams())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("asked_for", [asked, asked_leading, asked_other])
+@pytest.mark.parametrize("seed", some(range(CASES)))
+def test_the_next_best_pipelines_are_always_found(
+    seed: int, asked_for: Callable[[int], MixedRequest]
+) -> None:
+    compare_several(seed, SLOWLY, asked_for)
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "gpt2-xl"])
