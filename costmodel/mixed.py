@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -313,8 +314,34 @@ def host_memory_gib(segments: Sequence[Segment], stages: Stages) -> float:
     float
         GiB, of the part whose hosts hold most; 0 where nothing is offloaded.
     """
-    by_segment: list[float] = []
+    return max(_hosts_gib(segments, stages))
+
+
+def _hosts_gib(segments: Sequence[Segment], stages: Stages) -> list[float]:
+    """What the fullest host of each segment holds."""
+    held_gib: list[float] = []
     for each in segments:
         by_rank = offloaded_gib(each.part.workload, each.part.layout, stages)[each.own]
-        by_segment.append(float(np.max(by_rank)) * each.part.workload.cluster.gpus_per_node)
-    return max(by_segment)
+        held_gib.append(float(np.max(by_rank)) * each.part.workload.cluster.gpus_per_node)
+    return held_gib
+
+
+def hosts_short_gib(segments: Sequence[Segment], stages: Stages) -> list[float]:
+    """What the hosts of each part lack for what is offloaded to them.
+
+    Parameters
+    ----------
+    segments : sequence of Segment
+        In the order of the pipeline.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    list of float
+        GiB of each segment; 0 where its hosts have enough, or their memory is not known.
+    """
+    clusters = [each.part.workload.cluster for each in segments]
+    limits = [inf if each.host_memory_gib is None else each.host_memory_gib for each in clusters]
+    held_gib = _hosts_gib(segments, stages)
+    return [max(held - limit, 0.0) for held, limit in zip(held_gib, limits, strict=True)]

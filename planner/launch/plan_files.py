@@ -284,6 +284,7 @@ def stand_in(document: MixedPlan) -> Plan:
             "elastic": False,
             "levels": (),
             "measured": (),
+            "host_memory_gib": None,
             "nodes": tuple(NodeSpec(name=name) for name in names),
         }
     )

@@ -174,12 +174,6 @@ def read_mixed_request(
                 where="parts",
                 value=part.cluster.name,
             )
-        if own.cluster.host_memory_gib is not None:
-            raise InputError(
-                "is not kept to by plans on a mixed cluster, which say what hosts hold: leave it out",
-                where=f"{part.cluster.name}: host_memory_gib",
-                value=own.cluster.host_memory_gib,
-            )
         parts.append(own)
     _refuse_what_no_pipeline_takes(parts[0])
     return MixedRequest(cluster=spec, parts=tuple(parts), time_limit_s=time_limit_s)

@@ -24,17 +24,19 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.data_parallel import traffic_by_kind
 from meshwright.costmodel.estimate import LayerCosts, costs_of_times
+from meshwright.costmodel.footprint import GIB
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.mixed import (
     PlacedPart,
     Segment,
     SegmentHolds,
+    hosts_short_gib,
     mixed_memory_gib,
     mixed_step,
     mixed_step_of_loads,
 )
-from meshwright.costmodel.states import layer_parameters_on_gpu
+from meshwright.costmodel.states import layer_parameters_on_gpu, offloaded_bytes, optimizer_shards
 from meshwright.costmodel.step_time import imbalance_s
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InternalError
@@ -42,7 +44,7 @@ from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.combination_costs import memory_rows
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, SplitCosts
 from meshwright.planner.bounds.mappings import divisors
-from meshwright.planner.bounds.paces import MemoryFit, RankRow
+from meshwright.planner.bounds.paces import MemoryFit, RankRow, host_limit_gib
 
 # Ways to deal layers to the pipeline ranks of one part of a cluster, and of all parts together.
 #
@@ -387,10 +389,40 @@ class PartCosts:
     def _way(self, fit: MemoryFit, fewest: int, most: int) -> Rooms:
         """What each rank has room for with so many layers; with leading ones too, where it may have some."""
         ranks, leading = range(int(self.placed.layout.pp)), fit.leading
-        by_rank = [tuple(_room(fit, rank, fewest, most, 0) for rank in ranks)]
+        by_rank = [tuple(self._room(fit, rank, fewest, most, 0) for rank in ranks)]
         for own in range(1, leading + 1):
-            by_rank.append(tuple(_room(fit, rank, fewest, most, own) for rank in ranks[:leading]))
+            rooms = (self._room(fit, rank, fewest, most, own) for rank in ranks[:leading])
+            by_rank.append(tuple(rooms))
         return Rooms(fewest, most, tuple(by_rank))
+
+    def _room(self, fit: MemoryFit, rank: int, fewest: int, most: int, leading: int) -> int:
+        """The most layers for which a rank has HBM and room on its host, 0 where the fewest do not fit."""
+        room = _room(fit, rank, fewest, most, leading)
+        limit_gib = host_limit_gib(self.placed.workload) * (1 + 1e-9)
+        if limit_gib == inf or not room:
+            return room
+        costs, fewest = self.costs(0), max(fewest, leading)
+        of_dense, of_experts = self._host_gib
+        counts = range(fewest, room + 1)
+        within = bisect_right(
+            counts,
+            limit_gib,
+            key=lambda layers: (
+                of_dense * costs.rank_load(rank, layers, leading)
+                + of_experts * costs.rank_experts(rank, layers, leading)
+            ),
+        )
+        return counts[within - 1] if within else 0
+
+    @cached_property
+    def _host_gib(self) -> tuple[float, float]:
+        """What a GPU keeps on its host of a parameter outside experts, and of a layer's experts."""
+        workload, layout = self.placed.workload, self.placed.layout
+        dense_shards, expert_shards = optimizer_shards(layout)
+        _, _, each_expert = layer_parameters_on_gpu(workload.model, layout)
+        of_dense = offloaded_bytes(workload, layout, dense_shards)
+        of_expert = offloaded_bytes(workload, layout, expert_shards, experts=True) * each_expert
+        return float(np.asarray(of_dense)) / GIB, float(np.asarray(of_expert)) / GIB
 
     def least_rooms(self, amount: int) -> list[int]:
         """Layers that fit on each rank of the pipeline, as many or more recomputed, however many lead."""
@@ -608,7 +640,8 @@ class MixedKernel:
             limits = np.concatenate(
                 [np.full(each.ranks, each.part.limit_gib) for each in self.segments]
             )
-            if np.all(memory_gib <= limits):
+            fits_hosts = not any(hosts_short_gib(self.segments_of(layout), stages))
+            if np.all(memory_gib <= limits) and fits_hosts:
                 return self._checked(layout, counts, float(seconds[best]))
         return None
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.memory import HbmCapacity
+from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.activations import saved_activations
@@ -518,8 +518,8 @@ def _more_in_layers(workload: Workload, layouts: Layout) -> NDArray[np.float64]:
     return largest
 
 
-_ELSEWHERE = ("gpu-budget", HbmCapacity.name)
-"""Rules on what the parts have together, which this search asks of the parts itself."""
+_ELSEWHERE = ("gpu-budget", HbmCapacity.name, HostMemory.name)
+"""Rules on what the parts have together, or on a part's own ranks: this search asks the parts itself."""
 _TOGETHER = 1 << 16
 """Layouts bounded in one array operation."""
 _FIRST_DEGREES = 64

@@ -15,11 +15,12 @@ import numpy as np
 
 from meshwright.cluster_specs.allocation import allocated_places
 from meshwright.cluster_specs.reader import read_cluster
+from meshwright.constraints.memory import HostMemory
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan, spans_of
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import GROUPS
-from meshwright.costmodel.mixed import host_memory_gib, mixed_step
+from meshwright.costmodel.mixed import host_memory_gib, hosts_short_gib, mixed_step
 from meshwright.costmodel.rates import peak_flops, step_time_band
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.errors import InternalError
@@ -261,15 +262,21 @@ def rule_faults(pipeline: Pipeline) -> Iterator[str]:
             memory_gib=(0.0,) * segment.first + tuple(memory_gib),
             spans=spans_of(segment.part.context.placement),
         )
-        yield from (f"{name}: {finding.line}" for finding in findings(finished))
+        broken = findings(finished, without=(HostMemory.name,))
+        yield from (f"{name}: {finding.line}" for finding in broken)
         able = request.execution_options.executions()
         if plan.execution not in [each.of_layout(pipeline.layout) for each in able]:
             yield f"{name}: cannot run the plan's execution"
 
 
 def _memory_faults(pipeline: Pipeline) -> Iterator[str]:
-    """Ranks whose peak, device or room is not what they have on their own part."""
+    """Ranks whose peak, device or room is not what they have on their own part, and hosts without room."""
     plan = pipeline.plan
+    for name, short_gib in zip(
+        plan.runs_on, hosts_short_gib(pipeline.segments, pipeline.stages), strict=True
+    ):
+        if short_gib:
+            yield f"{name}: a host lacks {short_gib:.1f} GiB for what its GPUs keep there"
     for name, segment, memory_gib in zip(
         plan.runs_on, pipeline.segments, pipeline.memory_gib, strict=True
     ):

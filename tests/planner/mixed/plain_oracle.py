@@ -17,7 +17,7 @@ from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.data_parallel import data_parallel_traffic, exposed_s
 from meshwright.costmodel.estimate import costs_of_layers, stage_memory_gib
-from meshwright.costmodel.footprint import usable_hbm_gib
+from meshwright.costmodel.footprint import offloaded_states_gib, usable_hbm_gib
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
@@ -39,7 +39,7 @@ from tests.planner.search.plain_oracle import layouts, splits, wanted
 Stages = tuple[tuple[int, ...], ...]
 Order = tuple[tuple[int, int], ...]
 """(part, pipeline ranks), along the pipeline."""
-IN_PARTS = ("gpu-budget", "hbm-capacity")
+IN_PARTS = ("gpu-budget", "hbm-capacity", "host-memory")
 
 
 def least_step_time_s(parts: list[PlanRequest]) -> float | None:
@@ -90,6 +90,12 @@ def step_times_s(parts: list[PlanRequest], layout: Layout, order: Order) -> Iter
                 max(stage_memory_gib(w, sized, stages)[r]) <= usable_hbm_gib(w)
                 for w, r in zip(workloads, own, strict=True)
             )
+            held = (
+                max(offloaded_states_gib(w, sized, stages)[r]) * w.cluster.gpus_per_node
+                for w, r in zip(workloads, own, strict=True)
+            )
+            hosts = (w.cluster.host_memory_gib for w in workloads)
+            fits &= all(h is None or g <= h for g, h in zip(held, hosts, strict=True))
             if fits and all(legal(w, sized, stages) for w in workloads):
                 yield step_s(workloads, sized, stages, order, gpus)
 

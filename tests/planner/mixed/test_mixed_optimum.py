@@ -15,6 +15,7 @@ import pytest
 from meshwright.cluster_specs.reader import MixedClusterSpec, PartSpec, load_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.footprint import offloaded_states_gib
 from meshwright.costmodel.layer_kinds import KindTimes
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.mixed import PlacedPart, Segment, mixed_memory_gib, mixed_step
@@ -165,6 +166,26 @@ def asked_other(seed: int) -> MixedRequest:
     if "images" in kinds:
         parts = [with_images(part, seed) for part in parts]
     return replace(request, parts=tuple(parts))
+
+
+def asked_on_hosts(seed: int) -> MixedRequest:
+    """The same in little HBM, with hosts that have little room for what is offloaded, or do not say."""
+    draw = random.Random(f"hosts {seed}")
+    request = (asked, asked_leading)[seed % 2](seed)
+    specs, parts = [], []
+    hbm = draw.choice([0.5, 0.6, 0.75])
+    for part in request.parts:
+        device = part.cluster.device
+        cluster = part.cluster.model_copy(
+            update={
+                "device": device.model_copy(update={"hbm_gib": device.hbm_gib * hbm}),
+                "host_memory_gib": draw.choice([1.0, 3.0, 6.0, 12.0, None]),
+            }
+        )
+        specs.append(PartSpec(cluster=cluster, gpus=part.gpus))
+        parts.append(replace(part, cluster=cluster))
+    spec = request.cluster.model_copy(update={"parts": tuple(specs)})
+    return replace(request, cluster=spec, parts=tuple(parts))
 
 
 @cache
@@ -582,6 +603,45 @@ def test_offload_brings_a_pipeline_where_memory_is_short() -> None:
     assert int(kernel.layout.optimizer_offload) > 0
     without = MixedSearch(read_mixed_request(**asked_for, forbid="optimizer-offload"), inf).run()
     assert without.status == "infeasible"
+
+
+def tight_on_hosts(host_memory_gib: float | None) -> MixedRequest:
+    """All of the optimizer on hosts, those of the slower part with so much memory."""
+    first, other = (
+        replace(part, pins={**part.pins, "optimizer_offload": 100}) for part in tight(80.0).parts
+    )
+    cluster = other.cluster.model_copy(update={"host_memory_gib": host_memory_gib})
+    spec = MixedClusterSpec(
+        parts=(PartSpec(cluster=first.cluster, gpus=16), PartSpec(cluster=cluster, gpus=16))
+    )
+    return MixedRequest(cluster=spec, parts=(first, replace(other, cluster=cluster)))
+
+
+def test_less_memory_of_hosts_moves_layers_to_the_other_part() -> None:
+    """Of layers on a rank, those on the host count: the fewer its hosts hold, the fewer it has."""
+    free, short = best_of(tight_on_hosts(None)), best_of(tight_on_hosts(20.0))
+    assert free.price is not None
+    assert short.price is not None
+    own = next(each for each in short.segments if each.part.workload.cluster.host_memory_gib)
+    stages = short.price.stages
+    states_gib = offloaded_states_gib(own.part.workload, short.price.layout, stages)[own.own]
+    assert 10.0 < 8 * max(states_gib) <= 20.0
+    assert layers_on(short, 1) < layers_on(free, 1)
+    assert short.price_s > free.price_s
+    assert MixedSearch(tight_on_hosts(5.0), inf).run().status == "infeasible"
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.soak)]
+)
+def test_hosts_with_little_memory_are_kept_to(seed: int) -> None:
+    compare(seed, MixedParams(), asked_on_hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", some(range(CASES)))
+def test_hosts_with_little_memory_are_always_kept_to(seed: int) -> None:
+    compare(seed, SLOWLY, asked_on_hosts)
 
 
 def test_layouts_that_offload_without_need_are_left_out() -> None:
