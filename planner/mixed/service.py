@@ -1025,3 +1025,25 @@ def with_mixed_cost(result: MixedResult, budget: Budget) -> MixedResult:
         document=document,
         alone=None if alone is None else with_digest(with_cost(alone, budget)),
     )
+
+
+def figures_on_parts(result: MixedResult) -> dict[str, Any]:
+    """What a row of results says of a plan on a mixed cluster, with what its training takes.
+
+    Parameters
+    ----------
+    result
+        As `with_mixed_cost` left it.
+    """
+    document, plan = result.document, result.alone or result.document
+    cost: dict[str, Any] = {}
+    if document.cost is not None:
+        days, asked = document.cost.plan.days, document.cost.days_asked
+        late = None if asked is None else max(0.0, days - asked)
+        cost = {
+            "tokens": document.cost.tokens,
+            **document.cost.plan.model_dump(),
+            "days_late": late,
+        }
+    # Where a part alone is fastest the bound is still on all parts.
+    return plan.figures() | document.figures() | cost
