@@ -216,7 +216,7 @@ def mixed_step_of_loads(
     segments: Sequence[Segment],
     worst: Parts,
     work_s: Floats,
-    held: Sequence[SegmentHolds],
+    holdings: Sequence[SegmentHolds],
     *,
     layout: Layout,
 ) -> StepTime:
@@ -230,7 +230,7 @@ def mixed_step_of_loads(
         Seconds of the busiest rank of all and a micro-batch, by part, at least 0.
     work_s : float or array, shape [k]
         Seconds of all ranks and a micro-batch, above 0.
-    held : sequence of SegmentHolds
+    holdings : sequence of SegmentHolds
         What the ranks of each segment hold.
     layout : Layout
         Of the segments, with the number of recomputed layers that loads are of.
@@ -241,14 +241,14 @@ def mixed_step_of_loads(
         Seconds by part, floats or arrays of shape [k].
     """
     slowest: Parts = {}
-    for segment, own in zip(segments, held, strict=True):
+    for segment, holds in zip(segments, holdings, strict=True):
         part = segment.part
-        rank = RankParameters(own.dense, own.expert, part.crossing)
+        rank = RankParameters(holds.dense, holds.expert, part.crossing)
         step = step_of_loads(part.context, part.times, worst, work_s, rank)
         for name, seconds in step.parts.items():
             slowest[name] = np.maximum(slowest.get(name, seconds), seconds)
     if "length_imbalance" in slowest:
-        slowest["length_imbalance"] = _waits_for_packs_s(segments, held, layout)
+        slowest["length_imbalance"] = _waits_for_packs_s(segments, holdings, layout)
     slowest.pop("scale")
     shares = [
         scale_share(part.workload, part.layout, part.context.constants)
@@ -259,7 +259,7 @@ def mixed_step_of_loads(
 
 
 def _waits_for_packs_s(
-    segments: Sequence[Segment], held: Sequence[SegmentHolds], layout: Layout
+    segments: Sequence[Segment], holdings: Sequence[SegmentHolds], layout: Layout
 ) -> Floats:
     """What ranks wait for the slowest of unlike packs: each segment's layers at its own part's attention.
 
@@ -268,9 +268,9 @@ def _waits_for_packs_s(
     """
     model_layers = segments[0].part.workload.model.layers
     waits_s: Floats = 0.0
-    for segment, own in zip(segments, held, strict=True):
+    for segment, holds in zip(segments, holdings, strict=True):
         of_all_s = imbalance_s(replace(segment.part.context, layout=layout))
-        waits_s = waits_s + of_all_s * np.asarray(own.layers) / model_layers
+        waits_s = waits_s + of_all_s * np.asarray(holds.layers) / model_layers
     return waits_s
 
 
@@ -344,4 +344,4 @@ def hosts_short_gib(segments: Sequence[Segment], stages: Stages) -> list[float]:
     clusters = [each.part.workload.cluster for each in segments]
     limits = [inf if each.host_memory_gib is None else each.host_memory_gib for each in clusters]
     held_gib = _hosts_gib(segments, stages)
-    return [max(held - limit, 0.0) for held, limit in zip(held_gib, limits, strict=True)]
+    return [max(on_host - limit, 0.0) for on_host, limit in zip(held_gib, limits, strict=True)]

@@ -196,17 +196,17 @@ def _able() -> list[Framework]:
 
 def _refuse_what_no_framework_trains_so(options: Mapping[str, Any]) -> None:
     """Raises InputError for training that no uneven pipeline of the framework is planned for."""
-    own = options.get("framework", DEFAULT_FRAMEWORK)
+    framework = options.get("framework", DEFAULT_FRAMEWORK)
     for option, (field, plain) in _TRAININGS.items():
         value = options.get(option)
         if value in (None, plain) or not any(value in getattr(each, field) for each in RECORDS):
             continue
         trains = [each.name for each in _able() if value in planned(getattr(each, field))]
-        if own not in trains:
+        if framework not in trains:
             instead = (
                 f"choose --framework {' or '.join(trains)}" if trains else "plan on one part alone"
             )
-            what = f"is not planned in a pipeline through unlike parts with {own}: {instead}"
+            what = f"is not planned in a pipeline through unlike parts with {framework}: {instead}"
             raise InputError(what, where=option, value=value)
 
 

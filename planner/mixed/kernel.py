@@ -650,11 +650,11 @@ class MixedKernel:
         work = np.sum([options.work_s for options in rows], axis=0)
         busiest = np.max([options.busiest_s for options in rows], axis=0)
         _, _, each_expert = layer_parameters_on_gpu(self.segments[0].part.workload.model, layout)
-        held = [
+        holdings = [
             SegmentHolds(options.dense, options.experts * np.asarray(each_expert), options.layers)
             for options in rows
         ]
-        step = mixed_step_of_loads(self.segments, {"ranks": busiest}, work, held, layout=layout)
+        step = mixed_step_of_loads(self.segments, {"ranks": busiest}, work, holdings, layout=layout)
         return np.broadcast_to(np.asarray(step.seconds, dtype=np.float64), busiest.shape)
 
     def _counts(

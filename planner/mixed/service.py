@@ -334,7 +334,7 @@ class MixedOutcome:
 
     status: str = "infeasible"
     best: MixedKernel | None = None
-    found: list[MixedKernel] = field(default_factory=list)
+    best_priced: list[MixedKernel] = field(default_factory=list)
     """Those with a price that were among the best asked for, each launch once."""
     lower_bound_s: float | None = None
     """No pipeline through all parts is faster; None where nothing is known."""
@@ -403,9 +403,9 @@ class MixedSearch:
     @property
     def _limit_s(self) -> float:
         """What a kernel must beat: the best plan, or the slowest of as many as are asked for."""
-        found = (each.price_s for each in self.outcome.found)
-        known = sorted([*self.rivals_s, *found, self.cutoff_s])
-        return known[self.request.top_k - 1] if len(known) >= self.request.top_k else inf
+        prices_s = [each.price_s for each in self.outcome.best_priced]
+        prices_s = sorted([*self.rivals_s, *prices_s, self.cutoff_s])
+        return prices_s[self.request.top_k - 1] if len(prices_s) >= self.request.top_k else inf
 
     def _look_at_clock(self) -> None:
         if time.monotonic() > self.deadline:
@@ -519,15 +519,14 @@ class MixedSearch:
 
     def _take(self, kernel: MixedKernel) -> None:
         """Takes a kernel among the best."""
-        found = self.outcome.found
-        same = [each for each in found if _launch_of(each) == _launch_of(kernel)]
-        if any(each.price_s <= kernel.price_s for each in same):
+        priced = self.outcome.best_priced
+        equal = [each for each in priced if _launch_of(each) == _launch_of(kernel)]
+        if any(each.price_s <= kernel.price_s for each in equal):
             return
-        found[:] = sorted(
-            [*(each for each in found if each not in same), kernel], key=lambda each: each.price_s
-        )
-        del found[self.request.top_k :]
-        self.outcome.best = found[0]
+        unlike = [each for each in priced if each not in equal]
+        priced[:] = sorted([*unlike, kernel], key=lambda each: each.price_s)
+        del priced[self.request.top_k :]
+        self.outcome.best = priced[0]
 
 
 def _launch_of(kernel: MixedKernel) -> tuple[Execution, Layout, Composition]:
@@ -644,8 +643,8 @@ def _rivals_alone(request: MixedRequest, part: int, plan: Plan) -> list[dict[str
     """A part's own plan and its next best ones, as alternatives are written."""
     if plan.layout is None or plan.execution is None or plan.objective.step_time_s is None:
         return []
-    own = _alternative(plan.layout, plan.execution, plan.objective.step_time_s)
-    return [{**each, "runs_on": [request.name_of(part)]} for each in (own, *plan.alternatives)]
+    best = _alternative(plan.layout, plan.execution, plan.objective.step_time_s)
+    return [{**each, "runs_on": [request.name_of(part)]} for each in (best, *plan.alternatives)]
 
 
 def _alternative(layout: LayoutDoc, execution: Execution, step_s: float) -> dict[str, object]:
@@ -672,7 +671,7 @@ def _with_alternatives(
         return document
     every = list(rivals)
     for request, outcome in outcomes:
-        for kernel in outcome.found:
+        for kernel in outcome.best_priced:
             assert kernel.price is not None
             price = kernel.price
             layout = layout_document(price.layout, price.stages)
@@ -681,7 +680,7 @@ def _with_alternatives(
             every.append({**each, "runs_on": list(ranks), "ranks_on": list(ranks.values())})
     every.sort(key=lambda each: float(str(each["step_time_s"])))
     best_s = document.objective.step_time_s
-    others = [
+    next_best = [
         {**each, "slower_pct": 100.0 * (float(str(each["step_time_s"])) / best_s - 1.0)}
         for each in every[1:top_k]
     ]
@@ -689,7 +688,7 @@ def _with_alternatives(
     is_proven &= all(part.status in ("optimal", "infeasible") for part in document.alone)
     words = [] if is_proven else ["the time limit came before the next best plans were proven"]
     return document.model_copy(
-        update={"alternatives": others, "warnings": [*document.warnings, *words]}
+        update={"alternatives": next_best, "warnings": [*document.warnings, *words]}
     )
 
 
@@ -1038,8 +1037,8 @@ def figures_on_parts(result: MixedResult) -> dict[str, Any]:
     document, plan = result.document, result.alone or result.document
     cost: dict[str, Any] = {}
     if document.cost is not None:
-        days, asked = document.cost.plan.days, document.cost.days_asked
-        late = None if asked is None else max(0.0, days - asked)
+        days, days_asked = document.cost.plan.days, document.cost.days_asked
+        late = None if days_asked is None else max(0.0, days - days_asked)
         cost = {
             "tokens": document.cost.tokens,
             **document.cost.plan.model_dump(),

@@ -124,8 +124,8 @@ def _one_alone_faults(plan: MixedPlan, alone: AloneDoc) -> Iterator[str]:
 def _alternative_faults(plan: MixedPlan) -> Iterator[str]:
     """Next best plans that are faster than the plan, or out of order, or not as much slower as they say."""
     before_s = plan.objective.step_time_s
-    for place, other in enumerate(plan.alternatives, start=2):
-        step_s, slower_pct = other.get("step_time_s"), other.get("slower_pct")
+    for place, rival in enumerate(plan.alternatives, start=2):
+        step_s, slower_pct = rival.get("step_time_s"), rival.get("slower_pct")
         if not isinstance(step_s, float) or not isinstance(slower_pct, float) or before_s is None:
             yield f"alternatives: the {place}. best plan has no step, or there is no plan"
             return

@@ -117,9 +117,9 @@ def mixed_proof_view(plan: MixedPlan) -> View:
     return [Heading("Proof"), Facts(rows)]
 
 
-def _where(other: Mapping[str, object]) -> str:
+def _where(rival: Mapping[str, object]) -> str:
     """The parts of an alternative, with the pipeline ranks on each where there are several."""
-    parts, ranks = other.get("runs_on"), other.get("ranks_on")
+    parts, ranks = rival.get("runs_on"), rival.get("ranks_on")
     if not isinstance(parts, list):
         return ""
     if not isinstance(ranks, list):

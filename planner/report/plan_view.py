@@ -741,17 +741,19 @@ def _winner(scenario: Scenario, robustness: Robustness, inputs: PlanInputs) -> s
     return f"not searched: plan with --reserve-gib {reserve_gib:.1f}"
 
 
-def alternatives_view(layouts: Sequence[Mapping[str, object]], more: Columns | None = None) -> View:
+def alternatives_view(
+    layouts: Sequence[Mapping[str, object]], in_front: Columns | None = None
+) -> View:
     """The next best layouts, with what they lose; choices that all leave plain are not shown.
 
-    `more` are columns that stand in front of the choices.
+    `in_front` are columns that stand in front of the choices.
     """
     shown_for = {"", *(each.shown_for for each in OF_LAYOUT if not _is_plain(each, layouts))}
     choices = [choice for choice in _COLUMNS if choice.shown_for in shown_for]
     columns: Columns = {
         "step_time_s": "step time",
         "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
-        **(more or {}),
+        **(in_front or {}),
         **{choice.name: Column(choice.column, NUMBER, unit=choice.unit) for choice in choices},
         "recompute": Column("recompute", NUMBER, value=_recompute),
     }

@@ -281,7 +281,7 @@ def compare_several(
         outcome = search.run()
         assert outcome.status == ("optimal" if best_s else "infeasible")
         wanted = sorted([*best_s, *rivals_s])[:5]
-        found = sorted([*(each.price_s for each in outcome.found), *rivals_s])[:5]
+        found = sorted([*(each.price_s for each in outcome.best_priced), *rivals_s])[:5]
         assert found == pytest.approx(wanted, rel=1e-9)
 
 
