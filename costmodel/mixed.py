@@ -342,6 +342,8 @@ def hosts_short_gib(segments: Sequence[Segment], stages: Stages) -> list[float]:
         GiB of each segment; 0 where its hosts have enough, or their memory is not known.
     """
     clusters = [each.part.workload.cluster for each in segments]
+    if all(each.host_memory_gib is None for each in clusters):
+        return [0.0] * len(clusters)
     limits = [inf if each.host_memory_gib is None else each.host_memory_gib for each in clusters]
     held_gib = _hosts_gib(segments, stages)
     return [max(on_host - limit, 0.0) for on_host, limit in zip(held_gib, limits, strict=True)]

@@ -640,8 +640,8 @@ class MixedKernel:
             limits = np.concatenate(
                 [np.full(each.ranks, each.part.limit_gib) for each in self.segments]
             )
-            fits_hosts = not any(hosts_short_gib(self.segments_of(layout), stages))
-            if np.all(memory_gib <= limits) and fits_hosts:
+            fits = bool(np.all(memory_gib <= limits))
+            if fits and not any(hosts_short_gib(self.segments_of(layout), stages)):
                 return self._checked(layout, counts, float(seconds[best]))
         return None
 

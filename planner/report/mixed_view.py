@@ -127,7 +127,7 @@ def _where(rival: Mapping[str, object]) -> str:
     return ", ".join(f"{part} {count}" for part, count in zip(parts, ranks, strict=True))
 
 
-_WHERE: Columns = {"runs_on": Column("ranks on", value=_where)}
+_WHERE: Columns = {"runs_on": Column("runs on", value=_where)}
 _ALONE: Columns = {
     "part": "part",
     "device": "device",
