@@ -179,7 +179,7 @@ def asked_on_hosts(seed: int) -> MixedRequest:
         cluster = part.cluster.model_copy(
             update={
                 "device": device.model_copy(update={"hbm_gib": device.hbm_gib * hbm}),
-                "host_memory_gib": draw.choice([1.0, 3.0, 6.0, 12.0, None]),
+                "host_memory_gib": draw.choice([0.3, 0.6, 1.2, 2.5, None]),
             }
         )
         specs.append(PartSpec(cluster=cluster, gpus=part.gpus))
@@ -632,7 +632,7 @@ def test_less_memory_of_hosts_moves_layers_to_the_other_part() -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.soak)]
+    "seed", [pytest.param(22, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.soak)]
 )
 def test_hosts_with_little_memory_are_kept_to(seed: int) -> None:
     compare(seed, MixedParams(), asked_on_hosts)
