@@ -714,7 +714,7 @@ def plan_mixed(
     cluster: str | PathLike[str] | MixedClusterSpec,
     gpus: int | None = None,
     global_batch: int,
-    seq_len: int,
+    seq_len: int | None = None,
     precision: Precision = "bf16",
     optimizer: Optimizer = "adam",
     framework: FrameworkName = "megatron",
@@ -763,7 +763,10 @@ def plan_mixed(
     tokens, days, gpu_hour_price
         As `plan` takes them; GPUs of the parts in use are counted, at each part's power.
     **others
-        Further arguments of `plan`, which mixed clusters do not have: only their plain values are accepted.
+        Further arguments of `plan`: those of what is trained on what (`train`, `lora_rank`, `lora_targets`,
+        `kind`, `reference`, `loss`, `lengths`, `pack_size`, `packing`, `image_tokens`,
+        `images_per_sequence`, `freeze_encoder`) and `top` as there. Of the others, which mixed clusters do
+        not have, only their plain values are accepted.
 
     Returns
     -------

@@ -453,7 +453,11 @@ def show_mixed_plan(
     with ProgressLine("starting"):
         from meshwright.api import plan_mixed
         from meshwright.documents import refuse_taken
-        from meshwright.planner.launch.plan_files import MIXED_FILES, mixed_files
+        from meshwright.planner.launch.plan_files import (
+            MIXED_FILES,
+            mixed_files,
+            next_step_on_parts,
+        )
         from meshwright.planner.mixed.document import mixed_document
         from meshwright.planner.report.mixed_view import mixed_view
         from meshwright.planner.report.plan_view import plan_view, short_view
@@ -473,15 +477,17 @@ def show_mixed_plan(
     if as_json:
         print_json(mixed_document(document))
     else:
+        warn("warning", document.warnings)
         show(mixed_view(document, is_full=full))
         if result.alone is not None:
+            warn("warning", result.alone.warnings)
             click.echo()
             show(plan_view(result.alone) if full else short_view(result.alone))
     exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
     if document.status not in exit_codes and output is not None:
         write_plan(output, mixed_files(result), force)
     if not as_json:
-        click.echo(f"\n{_next_step(document.status in exit_codes, output)}")
+        click.echo(f"\n{next_step_on_parts(result, output)}")
     return int(exit_codes.get(document.status, ExitCode.DONE))
 
 
@@ -514,6 +520,7 @@ def explain_mixed_plan(file: Path, best: bool | None, *, as_json: bool) -> None:
     if as_json:
         print_json(mixed_document(plan))
     else:
+        warn("warning", plan.warnings)
         show(mixed_view(plan))
 
 
@@ -542,15 +549,6 @@ def mixed_page_of(file: Path, *, sweep: str | None, calibration: Path | None) ->
             what = "does not go with a plan on a mixed cluster: plan on one part to ask for this"
             raise InputError(what, where=name)
     return mixed_page(read_mixed_answer(file))
-
-
-def _next_step(is_without: bool, output: Path | None) -> str:
-    """What to do now, in words."""
-    if is_without:
-        return "Next: change what is asked for, or give it more time with --time-limit."
-    if output is None:
-        return "Next: the same command with -o DIR writes this plan and the files that start it."
-    return f"Next: make {output}/hostfile of hostfile.template, then bash {output}/launch.sh slurm"
 
 
 # A plan drawn: as a page, and its step as a timeline.

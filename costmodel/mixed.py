@@ -7,7 +7,8 @@ each. With the seconds t_r of rank r as its own part takes them,
 
 where what follows the pipeline lasts as long as in the part that needs longest: the step ends when all ranks
 have, and the groups that reduce gradients each lie in one part. Every hand-over between ranks takes as long
-as the slowest, that from part to part: a pipeline runs at the pace of its slowest link.
+as the slowest, that from part to part: a pipeline runs at the pace of its slowest link. Packs of unlike
+samples add what ranks wait for the slowest one (`step_time.imbalance_s`), each layer at the pace of its part.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +33,7 @@ from meshwright.costmodel.states import rank_parameters
 from meshwright.costmodel.step_time import (
     RankParameters,
     StepTime,
+    imbalance_s,
     make_context,
     scale_share,
     step_of_loads,
@@ -99,6 +103,21 @@ class Segment:
     def own(self) -> slice:
         """Positions of the segment's ranks among all pipeline ranks."""
         return slice(self.first, self.first + self.ranks)
+
+    def layers(self, stages: Stages) -> int:
+        """Of all its ranks, in a split of the whole pipeline."""
+        return sum(sum(rank) for rank in stages[self.own])
+
+
+class SegmentHolds(NamedTuple):
+    """What the ranks of a segment hold, for one split or k of them: floats, or arrays of shape [k]."""
+
+    dense: Floats
+    """Parameters outside experts on the rank that has most of them, before data-parallel sharding."""
+    expert: Floats
+    """Parameters of experts on the rank that has most of them."""
+    layers: Floats
+    """Of all its ranks together."""
 
 
 def _members_of_two(shape: tuple[int, ...]) -> NDArray[np.int64]:
@@ -185,7 +204,11 @@ def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
         segments,
         {name: float(row[busiest]) for name, row in by_rank.items()},
         float(np.sum(loads)),
-        [(np.max(dense[each.own]), np.max(expert[each.own])) for each in segments],
+        [
+            SegmentHolds(np.max(dense[each.own]), np.max(expert[each.own]), each.layers(stages))
+            for each in segments
+        ],
+        layout=layout,
     )
 
 
@@ -193,7 +216,9 @@ def mixed_step_of_loads(
     segments: Sequence[Segment],
     worst: Parts,
     work_s: Floats,
-    parameters: Sequence[tuple[Floats, Floats]],
+    holdings: Sequence[SegmentHolds],
+    *,
+    layout: Layout,
 ) -> StepTime:
     """`mixed_step` from the loads and parameters of its ranks, for one split or k of them.
 
@@ -205,8 +230,10 @@ def mixed_step_of_loads(
         Seconds of the busiest rank of all and a micro-batch, by part, at least 0.
     work_s : float or array, shape [k]
         Seconds of all ranks and a micro-batch, above 0.
-    parameters : sequence of (float or array, float or array)
-        Dense and expert parameters on the rank of each segment that holds most of them.
+    holdings : sequence of SegmentHolds
+        What the ranks of each segment hold.
+    layout : Layout
+        Of the segments, with the number of recomputed layers that loads are of.
 
     Returns
     -------
@@ -214,12 +241,14 @@ def mixed_step_of_loads(
         Seconds by part, floats or arrays of shape [k].
     """
     slowest: Parts = {}
-    for segment, (dense, expert) in zip(segments, parameters, strict=True):
+    for segment, holds in zip(segments, holdings, strict=True):
         part = segment.part
-        rank = RankParameters(dense, expert, part.crossing)
+        rank = RankParameters(holds.dense, holds.expert, part.crossing)
         step = step_of_loads(part.context, part.times, worst, work_s, rank)
         for name, seconds in step.parts.items():
             slowest[name] = np.maximum(slowest.get(name, seconds), seconds)
+    if "length_imbalance" in slowest:
+        slowest["length_imbalance"] = _waits_for_packs_s(segments, holdings, layout)
     slowest.pop("scale")
     shares = [
         scale_share(part.workload, part.layout, part.context.constants)
@@ -227,6 +256,22 @@ def mixed_step_of_loads(
     ]
     slowest["scale"] = total(slowest) * max(float(np.asarray(share)) for share in shares)
     return StepTime(slowest)
+
+
+def _waits_for_packs_s(
+    segments: Sequence[Segment], holdings: Sequence[SegmentHolds], layout: Layout
+) -> Floats:
+    """What ranks wait for the slowest of unlike packs: each segment's layers at its own part's attention.
+
+    `imbalance_s` takes the mean rank of a pipeline, whose layers all run on one part: those of a segment are
+    their share of it.
+    """
+    model_layers = segments[0].part.workload.model.layers
+    waits_s: Floats = 0.0
+    for segment, holds in zip(segments, holdings, strict=True):
+        of_all_s = imbalance_s(replace(segment.part.context, layout=layout))
+        waits_s = waits_s + of_all_s * np.asarray(holds.layers) / model_layers
+    return waits_s
 
 
 def mixed_memory_gib(segments: Sequence[Segment], stages: Stages) -> NDArray[np.float64]:
@@ -269,8 +314,36 @@ def host_memory_gib(segments: Sequence[Segment], stages: Stages) -> float:
     float
         GiB, of the part whose hosts hold most; 0 where nothing is offloaded.
     """
-    by_segment: list[float] = []
+    return max(_hosts_gib(segments, stages))
+
+
+def _hosts_gib(segments: Sequence[Segment], stages: Stages) -> list[float]:
+    """What the fullest host of each segment holds."""
+    held_gib: list[float] = []
     for each in segments:
         by_rank = offloaded_gib(each.part.workload, each.part.layout, stages)[each.own]
-        by_segment.append(float(np.max(by_rank)) * each.part.workload.cluster.gpus_per_node)
-    return max(by_segment)
+        held_gib.append(float(np.max(by_rank)) * each.part.workload.cluster.gpus_per_node)
+    return held_gib
+
+
+def hosts_short_gib(segments: Sequence[Segment], stages: Stages) -> list[float]:
+    """What the hosts of each part lack for what is offloaded to them.
+
+    Parameters
+    ----------
+    segments : sequence of Segment
+        In the order of the pipeline.
+    stages : tuple of tuple of int
+        Layers of each [pipeline rank][virtual stage].
+
+    Returns
+    -------
+    list of float
+        GiB of each segment; 0 where its hosts have enough, or their memory is not known.
+    """
+    clusters = [each.part.workload.cluster for each in segments]
+    if all(each.host_memory_gib is None for each in clusters):
+        return [0.0] * len(clusters)
+    limits = [inf if each.host_memory_gib is None else each.host_memory_gib for each in clusters]
+    held_gib = _hosts_gib(segments, stages)
+    return [max(on_host - limit, 0.0) for on_host, limit in zip(held_gib, limits, strict=True)]

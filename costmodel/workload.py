@@ -33,6 +33,7 @@ from meshwright.frameworks.catalog import (
     stack_named,
 )
 from meshwright.model_specs.adapters import AdapterSpec, frozen_parameters
+from meshwright.model_specs.parameters import flops_per_token
 from meshwright.model_specs.schema import ModelSpec
 
 AttentionKernel = Literal[
@@ -254,6 +255,20 @@ class Workload(RunSettings):
         """Tokens of a step that are trained on, without the padding of packs."""
         tokens = self.global_batch * self.step_kind.sequences * self.seq_len
         return tokens if self.lengths is None else tokens * self.lengths.fill
+
+    @property
+    def model_flops_per_token(self) -> float:
+        """Model FLOP of a token that is trained on, with those of passes that score."""
+        length: float = self.seq_len
+        if self.lengths is not None:
+            length = self.lengths.mean_length(self.seq_len)
+        return flops_per_token(
+            self.model,
+            length,
+            frozen_weights=self.adapters is not None,
+            forward_passes=self.scoring_passes,
+            has_head=self.step_kind.has_vocabulary_head,
+        )
 
     def on(self, gpus: int) -> Workload:
         """The same training on another number of GPUs of the cluster.

@@ -772,8 +772,8 @@ def _checks(plan: Plan, file: Path, folder: Path | None) -> Iterator[Check]:
 
 def _folder_of(file: Path) -> Path | None:
     """The plan's own folder where it holds launch files."""
-    holds_files = any((file.parent / name).exists() for name in ("launch.sh", RANKS_FILE))
-    return file.parent if holds_files else None
+    written = ("launch.sh", RANKS_FILE, "hostfile.template")
+    return file.parent if any((file.parent / name).exists() for name in written) else None
 
 
 def _refuse_what_is_no_plan(file: Path) -> None:

@@ -65,6 +65,7 @@ PLAN_FILES = (
     "accelerate.yaml",
     "llama_factory.yaml",
     "axolotl.yaml",
+    "bridge_overrides.json",
     "env.json",
     "launch.sh",
     "rankfile",
@@ -158,8 +159,34 @@ def next_step(plan: Plan, directory: Path | None) -> str:
         return f"Next: the same command with -o DIR writes this plan and {files}."
     if why := unlaunched(plan.inputs):
         return f"Next: {why}."
+    if _own_target(plan) == "bridge":
+        return f"Next: {_BRIDGE_NEXT.format(file=directory / 'bridge_overrides.json')}."
     script = shlex.join(["bash", str(directory / "launch.sh"), "slurm"])
     return f"Next: {script}\n      (the first lines of that script say what to set)"
+
+
+_BRIDGE_NEXT = "hand the overrides of {file} to a Megatron-Bridge recipe of the same model"
+
+
+def next_step_on_parts(result: MixedResult, directory: Path | None) -> str:
+    """What to do with a plan on a mixed cluster, or where its files went, in words."""
+    document = result.document
+    if document.layout is None:
+        if result.alone is not None:
+            return next_step(result.alone, directory)
+        return "Next: change what is asked for, or give it more time with --time-limit."
+    plan = stand_in(document)
+    why = unlaunched(plan.inputs)
+    if directory is None:
+        files = "the order of its hosts" if why else "the files that start it"
+        return f"Next: the same command with -o DIR writes this plan and {files}."
+    made = f"make {directory / 'hostfile'} of {_HOSTFILE}"
+    if why:
+        return f"Next: {made}, whose order is the plan's; {why}."
+    if _own_target(plan) == "bridge":
+        return f"Next: {made}, and {_BRIDGE_NEXT.format(file=directory / 'bridge_overrides.json')}."
+    script = shlex.join(["bash", str(directory / "launch.sh"), "slurm"])
+    return f"Next: {made}, then {script}"
 
 
 # The files that start a pipeline through parts of a mixed cluster.
@@ -219,11 +246,19 @@ def pipeline_files(document: MixedPlan) -> dict[str, str]:
         raise InfeasibleError(
             f"the plan has no layout (status {document.status}): nothing to launch."
         )
-    files = writer_of(document.inputs.framework).files(stand_in(document))
+    plan = stand_in(document)
+    order = ", then ".join(f"{count} of {part}" for part, count in document.nodes)
+    template = _TEMPLATE.format(order=order)
+    hosts = "".join(f"{node.name}\n" for node in plan.inputs.cluster.nodes)
+    if unlaunched(plan.inputs):
+        return {_HOSTFILE: template + hosts}
+    target = _own_target(plan)
+    if target in _RECIPES:
+        return {_HOSTFILE: template + hosts} | _RECIPES[target](plan)
+    files = writer_of(target).files(plan)
     if "rankfile" in files:
         raise InternalError("ranks of a mixed plan do not run through whole nodes")
-    order = ", then ".join(f"{count} of {part}" for part, count in document.nodes)
-    files[_HOSTFILE] = _TEMPLATE.format(order=order) + files.pop("hostfile")
+    files[_HOSTFILE] = template + files.pop("hostfile")
     files["launch.sh"] = files["launch.sh"].replace(LISTED_HOSTS, _CHECK + LISTED_HOSTS, 1)
     return files
 
@@ -249,6 +284,7 @@ def stand_in(document: MixedPlan) -> Plan:
             "elastic": False,
             "levels": (),
             "measured": (),
+            "host_memory_gib": None,
             "nodes": tuple(NodeSpec(name=name) for name in names),
         }
     )

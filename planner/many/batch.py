@@ -23,6 +23,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
+from meshwright.cluster_specs.reader import is_mixed_cluster
 from meshwright.documents import ClosedDocument, csv_text, frame_of, uninterrupted, write_files
 from meshwright.errors import InputError, message_of
 from meshwright.planner.many.jobs import (
@@ -34,9 +35,11 @@ from meshwright.planner.many.jobs import (
     read_jobs,
     request_key,
 )
+from meshwright.planner.mixed.document import MixedRequest, read_mixed_request
+from meshwright.planner.mixed.service import figures_on_parts, make_mixed_plan, with_mixed_cost
 from meshwright.planner.plan.training_cost import COST_FIELDS, Budget, cost_figures
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.solvers.clock import until
+from meshwright.planner.solvers.clock import limit_left_s, until
 from meshwright.planner.solvers.processes import end_pool, process_pool, usable_cores
 
 if TYPE_CHECKING:
@@ -69,6 +72,8 @@ class JobRow(ClosedDocument):
     """Of the fullest GPU."""
     host_memory_gib: float | None = None
     """Of a node, for what is offloaded; null where nothing is."""
+    runs_on: str | None = None
+    """The parts along the pipeline, where the cluster has several; null elsewhere."""
     tp: int | None = None
     cp: int | None = None
     pp: int | None = None
@@ -150,6 +155,14 @@ def request_of(job: JobDoc) -> PlanRequest:
     return read_request(**options, top_k=job.top, time_limit_s=job.time_limit)
 
 
+def asked_of(job: JobDoc) -> PlanRequest | MixedRequest:
+    """The request of a job, on a cluster of equal nodes or with parts. Raises InputError."""
+    if not is_mixed_cluster(job.cluster):
+        return request_of(job)
+    options = job.model_dump(exclude=_OF_A_JOB)
+    return read_mixed_request(**options, top_k=job.top, time_limit_s=job.time_limit)
+
+
 def do_job(
     fields: Mapping[str, Any], cache_folder: str | None, end_s: float = inf
 ) -> dict[str, Any]:
@@ -174,7 +187,11 @@ def do_job(
     job = JobDoc.model_validate(fields)
     cached, cost = False, {}
     try:
-        request = request_of(job)
+        request = asked_of(job)
+        budget = Budget.of(job.model_dump(include=set(COST_FIELDS)))
+        if isinstance(request, MixedRequest):
+            with until(end_s):
+                return _done(job, _answer_on_parts(request, budget), began)
         cache = AnswerCache(Path(cache_folder)) if cache_folder else None
         # An answer that took its time is as good for a job with a time limit.
         key = request_key(replace(request, time_limit_s=None))
@@ -185,17 +202,37 @@ def do_job(
                 answer = _answer(request)
             if cache and request.time_limit_s is None:
                 cache.put(key, answer)
-        budget = Budget.of(job.model_dump(include=set(COST_FIELDS)))
         cost = cost_figures(budget, answer["figures"], request.cluster)
     except Exception as error:  # noqa: BLE001 - one job must not stop the others
         figures = {"status": "failed", "message": message_of(error)[0]}
         answer = {"figures": figures, "files": {}}
+    answer = {**answer, "figures": {**answer["figures"], **cost}}
+    return _done(job, answer, began, is_cached=cached)
+
+
+def _done(
+    job: JobDoc, answer: Mapping[str, Any], began_s: float, *, is_cached: bool = False
+) -> dict[str, Any]:
+    """What comes of a job, begun at a time of the monotonic clock."""
     return {
-        "row": job_row(job, {**answer["figures"], **cost}),
+        "row": job_row(job, answer["figures"]),
         "files": answer["files"],
-        "cached": cached,
-        "seconds": time.monotonic() - began,
+        "cached": is_cached,
+        "seconds": time.monotonic() - began_s,
     }
+
+
+def _answer_on_parts(request: MixedRequest, budget: Budget) -> dict[str, Any]:
+    """The same of a job on a cluster with parts, with what the training takes; it is not kept."""
+    from meshwright.planner.launch.plan_files import mixed_files
+
+    left_s = [each for each in (request.time_limit_s, limit_left_s()) if each is not None]
+    limited = replace(request, time_limit_s=min(left_s, default=None))
+    result = with_mixed_cost(make_mixed_plan(limited), budget)
+    solver = result.document.solver.model_copy(update={"wall_s": 0.0})
+    document = result.document.model_copy(update={"solver": solver})
+    files = mixed_files(replace(result, document=document)) if document.runs_on else {}
+    return {"figures": figures_on_parts(result), "files": files}
 
 
 def _answer(request: PlanRequest) -> dict[str, Any]:
@@ -572,7 +609,7 @@ def _refuse_mistakes(jobs: list[Job]) -> None:
             mistakes.append(job.mistake or job.name)
             continue
         try:
-            request_of(job.document)
+            asked_of(job.document)
         except ValueError as error:
             mistakes.append(f"{job.name}: {error}")
     if not mistakes:

@@ -18,7 +18,7 @@ from meshwright.errors import InputError, MeshwrightError, message_of, near_miss
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.mixed.document import AnyPlan, read_mixed_request
-from meshwright.planner.mixed.service import make_mixed_plan, with_mixed_cost
+from meshwright.planner.mixed.service import figures_on_parts, make_mixed_plan, with_mixed_cost
 from meshwright.planner.plan.assemble import objective_of, predict
 from meshwright.planner.plan.best_plan import best_plan
 from meshwright.planner.plan.document import Plan, with_digest
@@ -232,7 +232,7 @@ def sweep(
     return report
 
 
-_OF_ONE_CLUSTER = ("gpus", "hbm_gib", "nic_gbps", "packing", "pack_size")
+_OF_ONE_CLUSTER = ("gpus", "hbm_gib", "nic_gbps")
 
 
 def _check_parts(clusters: Sequence[object], axes: Axes) -> None:
@@ -250,19 +250,8 @@ def _planned_on_parts(
     """The figures of one plan on a mixed cluster, and the plan. Raises MeshwrightError as planning does."""
     request = read_mixed_request(model=model, cluster=cluster, **options)
     result = with_mixed_cost(make_mixed_plan(request), budget)
-    document, plan = result.document, result.alone or result.document
-    cost: dict[str, Any] = {}
-    if document.cost is not None:
-        days, asked = document.cost.plan.days, document.cost.days_asked
-        late = None if asked is None else max(0.0, days - asked)
-        cost = {
-            "tokens": document.cost.tokens,
-            **document.cost.plan.model_dump(),
-            "days_late": late,
-        }
-    # Where a part alone is fastest the bound is still on all parts.
-    figures = plan.figures() | document.figures()
-    return figures | cost | {"cluster": document.cluster.name}, plan
+    plan = result.alone or result.document
+    return figures_on_parts(result) | {"cluster": result.document.cluster.name}, plan
 
 
 def _planned(

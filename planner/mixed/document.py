@@ -6,7 +6,7 @@ The same training runs on each of its parts, and something joins them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -19,6 +19,7 @@ from meshwright.cluster_specs.reader import MixedClusterSpec, read_cluster, read
 from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.costmodel.footprint import stage_memory_gib, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.losses import ALL_LOGITS
 from meshwright.costmodel.mixed import PlacedPart, Segment
 from meshwright.costmodel.rank_load import Stages
 from meshwright.documents import (
@@ -32,8 +33,9 @@ from meshwright.documents import (
     validation_message,
 )
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.frameworks.catalog import RECORDS, planned
-from meshwright.model_specs.parameters import flops_per_token
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, RECORDS, planned
+from meshwright.frameworks.record import Framework
+from meshwright.model_specs.adapters import EVERY_PARAMETER
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.plan.document import (
     LAYOUT_COLUMNS,
@@ -41,6 +43,7 @@ from meshwright.planner.plan.document import (
     CostDoc,
     ExecutionChoice,
     ExecutionDoc,
+    LengthsDoc,
     Objective,
     Plan,
     Robustness,
@@ -61,22 +64,9 @@ _NOT_MIXED: Mapping[str, object] = {
     "inside_domain": (),
     "objective": "nominal",
     "method": "cp-sat",
-    "top": 1,
-    "top_k": 1,
     "expert_loads": None,
     "nodes": None,
-    "train": "full",
-    "lora_rank": None,
-    "lora_targets": None,
-    "image_tokens": 0,
-    "images_per_sequence": None,
-    "freeze_encoder": False,
-    "loss": None,
-    "kind": PRETRAINING,
-    "reference": None,
-    "lengths": None,
-    "pack_size": None,
-    "packing": None,
+    "hybrid_cp": False,
 }
 """What cannot be asked of a pipeline through several parts, and what stands for not asking it."""
 
@@ -90,6 +80,16 @@ class MixedRequest:
     """One for each part, on all of its GPUs."""
     time_limit_s: float | None = None
     """Of the whole search."""
+
+    @property
+    def top_k(self) -> int:
+        """How many of the best plans are found, the plan included."""
+        return self.first.top_k
+
+    @property
+    def plan_alone(self) -> MixedRequest:
+        """The same without the next best plans."""
+        return replace(self, parts=tuple(replace(part, top_k=1) for part in self.parts))
 
     @property
     def gpus(self) -> int:
@@ -161,7 +161,10 @@ def read_mixed_request(
         if allowed in str(asked) or pin in str(asked):
             what = "not for a mixed cluster: plan on one of its parts to offload activations or parameters"
             raise InputError(what, where="allow", value=allowed)
+    _refuse_what_no_framework_trains_so(options)
     time_limit_s = options.pop("time_limit_s", None)
+    if "top" in options:
+        options["top_k"] = options.pop("top")
     parts = []
     for part in spec.parts:
         own = read_request(model=model, cluster=part.cluster, gpus=part.gpus, **options)
@@ -171,15 +174,40 @@ def read_mixed_request(
                 where="parts",
                 value=part.cluster.name,
             )
-        if own.cluster.host_memory_gib is not None:
-            raise InputError(
-                "is not kept to by plans on a mixed cluster, which say what hosts hold: leave it out",
-                where=f"{part.cluster.name}: host_memory_gib",
-                value=own.cluster.host_memory_gib,
-            )
         parts.append(own)
     _refuse_what_no_pipeline_takes(parts[0])
     return MixedRequest(cluster=spec, parts=tuple(parts), time_limit_s=time_limit_s)
+
+
+_TRAININGS: Mapping[str, tuple[str, object]] = {
+    "train": ("adapters", EVERY_PARAMETER),
+    "kind": ("step_kinds", PRETRAINING),
+    "loss": ("losses", ALL_LOGITS),
+    "reference": ("references", None),
+}
+"""Options that say what is trained, with the field of a framework's record that has them, and what none asks
+for."""
+
+
+def _able() -> list[Framework]:
+    """Frameworks whose pipelines may have any number of layers on each rank."""
+    return [each for each in RECORDS if "pp" in planned(each.axes) and each.uneven_stages]
+
+
+def _refuse_what_no_framework_trains_so(options: Mapping[str, Any]) -> None:
+    """Raises InputError for training that no uneven pipeline of the framework is planned for."""
+    framework = options.get("framework", DEFAULT_FRAMEWORK)
+    for option, (field, plain) in _TRAININGS.items():
+        value = options.get(option)
+        if value in (None, plain) or not any(value in getattr(each, field) for each in RECORDS):
+            continue
+        trains = [each.name for each in _able() if value in planned(getattr(each, field))]
+        if framework not in trains:
+            instead = (
+                f"choose --framework {' or '.join(trains)}" if trains else "plan on one part alone"
+            )
+            what = f"is not planned in a pipeline through unlike parts with {framework}: {instead}"
+            raise InputError(what, where=option, value=value)
 
 
 def _refuse_what_no_pipeline_takes(request: PlanRequest) -> None:
@@ -202,7 +230,7 @@ def _refuse_what_no_pipeline_takes(request: PlanRequest) -> None:
             where="model",
             value=model.name,
         )
-    able = [each.name for each in RECORDS if "pp" in planned(each.axes) and each.uneven_stages]
+    able = [each.name for each in _able()]
     if request.framework not in able:
         raise InputError(
             "a mixed cluster asks for a pipeline with as many layers on each rank as its device takes, which "
@@ -286,6 +314,10 @@ class MixedPredicted(ClosedDocument):
     error_band: ErrorBandDoc
 
 
+_WHERE_ASKED = ("baseline", "robustness", "lengths", "warnings", "alternatives")
+"""Fields that plans leave out where they have nothing to say."""
+
+
 class MixedPlan(ClosedDocument):
     """The fastest plan on a mixed cluster: a pipeline through parts of it, or a plan on one part alone."""
 
@@ -310,6 +342,13 @@ class MixedPlan(ClosedDocument):
     """Of the whole training on the parts in use, where its tokens or days were given."""
     baseline: PartBaselineDoc | None = None
     """What is run today, where it was given; left out of the document where it was not."""
+    lengths: LengthsDoc | None = None
+    """Where samples of unlike lengths are packed, of a pipeline through parts."""
+    warnings: list[str] = Field(default_factory=list)
+    """What the price of such training leaves out or to the run, of a pipeline through parts."""
+    alternatives: list[dict[str, object]] = Field(default_factory=list)
+    """The next best plans, where these were asked: of a pipeline through parts each layout once, with its
+    best split; `runs_on` says on which parts."""
     ranks: list[RankDoc]
     nodes: list[tuple[str, int]]
     """(part, nodes of it), in the order in which ranks run through them."""
@@ -325,9 +364,11 @@ class MixedPlan(ClosedDocument):
     def _without_what_was_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans say nothing of what was not asked, as those of earlier versions."""
         data: dict[str, Any] = handler(self)
-        for name in ("baseline", "choices", "robustness"):
-            if getattr(self, name) is None:
+        for name in _WHERE_ASKED:
+            if getattr(self, name) in (None, []):
                 data.pop(name, None)
+        if self.choices is None:
+            data.pop("choices", None)
         return data
 
     @property
@@ -356,8 +397,8 @@ class MixedPlan(ClosedDocument):
             return figures
         layout, predicted, gpus = self.layout, self.predicted, self.gpus_in_use
         figures |= {name: getattr(layout, name) for name in LAYOUT_COLUMNS}
-        step_s, inputs = predicted.step_time_s, self.inputs
-        flops = flops_per_token(inputs.model, inputs.seq_len) * inputs.tokens_per_step
+        step_s, workload = predicted.step_time_s, request_on(self, 0).workload()
+        flops = workload.model_flops_per_token * workload.tokens_per_step
         return figures | {
             "tokens_per_s": predicted.tokens_per_s,
             "tokens_per_s_per_gpu": predicted.tokens_per_s / gpus,
@@ -483,7 +524,7 @@ def cost_on_parts(plan: MixedPlan, budget: Budget) -> CostDoc | None:
     """
     if plan.objective.step_time_s is None:
         return None
-    tokens_per_s = plan.inputs.global_batch * plan.inputs.seq_len / plan.objective.step_time_s
+    tokens_per_s = plan.inputs.tokens_per_step / plan.objective.step_time_s
     gpus = {each.part: each.gpus for each in plan.alone}
     parts = [
         (gpus[name], part.cluster)

@@ -24,23 +24,27 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.data_parallel import traffic_by_kind
 from meshwright.costmodel.estimate import LayerCosts, costs_of_times
+from meshwright.costmodel.footprint import GIB
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.mixed import (
     PlacedPart,
     Segment,
+    SegmentHolds,
+    hosts_short_gib,
     mixed_memory_gib,
     mixed_step,
     mixed_step_of_loads,
 )
-from meshwright.costmodel.states import layer_parameters_on_gpu
+from meshwright.costmodel.states import layer_parameters_on_gpu, offloaded_bytes, optimizer_shards
+from meshwright.costmodel.step_time import imbalance_s
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InternalError
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.combination_costs import memory_rows
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, SplitCosts
 from meshwright.planner.bounds.mappings import divisors
-from meshwright.planner.bounds.paces import MemoryFit, RankRow
+from meshwright.planner.bounds.paces import MemoryFit, RankRow, host_limit_gib
 
 # Ways to deal layers to the pipeline ranks of one part of a cluster, and of all parts together.
 #
@@ -385,10 +389,40 @@ class PartCosts:
     def _way(self, fit: MemoryFit, fewest: int, most: int) -> Rooms:
         """What each rank has room for with so many layers; with leading ones too, where it may have some."""
         ranks, leading = range(int(self.placed.layout.pp)), fit.leading
-        by_rank = [tuple(_room(fit, rank, fewest, most, 0) for rank in ranks)]
+        by_rank = [tuple(self._room(fit, rank, fewest, most, 0) for rank in ranks)]
         for own in range(1, leading + 1):
-            by_rank.append(tuple(_room(fit, rank, fewest, most, own) for rank in ranks[:leading]))
+            rooms = (self._room(fit, rank, fewest, most, own) for rank in ranks[:leading])
+            by_rank.append(tuple(rooms))
         return Rooms(fewest, most, tuple(by_rank))
+
+    def _room(self, fit: MemoryFit, rank: int, fewest: int, most: int, leading: int) -> int:
+        """The most layers for which a rank has HBM and room on its host, 0 where the fewest do not fit."""
+        room = _room(fit, rank, fewest, most, leading)
+        limit_gib = host_limit_gib(self.placed.workload) * (1 + 1e-9)
+        if limit_gib == inf or not room:
+            return room
+        costs, fewest = self.costs(0), max(fewest, leading)
+        of_dense, of_experts = self._host_gib
+        counts = range(fewest, room + 1)
+        within = bisect_right(
+            counts,
+            limit_gib,
+            key=lambda layers: (
+                of_dense * costs.rank_load(rank, layers, leading)
+                + of_experts * costs.rank_experts(rank, layers, leading)
+            ),
+        )
+        return counts[within - 1] if within else 0
+
+    @cached_property
+    def _host_gib(self) -> tuple[float, float]:
+        """What a GPU keeps on its host of a parameter outside experts, and of a layer's experts."""
+        workload, layout = self.placed.workload, self.placed.layout
+        dense_shards, expert_shards = optimizer_shards(layout)
+        _, _, each_expert = layer_parameters_on_gpu(workload.model, layout)
+        of_dense = offloaded_bytes(workload, layout, dense_shards)
+        of_expert = offloaded_bytes(workload, layout, expert_shards, experts=True) * each_expert
+        return float(np.asarray(of_dense)) / GIB, float(np.asarray(of_expert)) / GIB
 
     def least_rooms(self, amount: int) -> list[int]:
         """Layers that fit on each rank of the pipeline, as many or more recomputed, however many lead."""
@@ -606,7 +640,8 @@ class MixedKernel:
             limits = np.concatenate(
                 [np.full(each.ranks, each.part.limit_gib) for each in self.segments]
             )
-            if np.all(memory_gib <= limits):
+            fits = bool(np.all(memory_gib <= limits))
+            if fits and not any(hosts_short_gib(self.segments_of(layout), stages)):
                 return self._checked(layout, counts, float(seconds[best]))
         return None
 
@@ -615,8 +650,11 @@ class MixedKernel:
         work = np.sum([options.work_s for options in rows], axis=0)
         busiest = np.max([options.busiest_s for options in rows], axis=0)
         _, _, each_expert = layer_parameters_on_gpu(self.segments[0].part.workload.model, layout)
-        held = [(options.dense, options.experts * np.asarray(each_expert)) for options in rows]
-        step = mixed_step_of_loads(self.segments, {"ranks": busiest}, work, held)
+        holdings = [
+            SegmentHolds(options.dense, options.experts * np.asarray(each_expert), options.layers)
+            for options in rows
+        ]
+        step = mixed_step_of_loads(self.segments, {"ranks": busiest}, work, holdings, layout=layout)
         return np.broadcast_to(np.asarray(step.seconds, dtype=np.float64), busiest.shape)
 
     def _counts(
@@ -731,7 +769,10 @@ def gains_by_grouping(contexts: Iterable[Context]) -> bool:
 
 
 def _sends_no_more(context: Context, numbers: Sequence[int]) -> BoolArray:
-    """Which numbers of groups, the last one apart, send no more than that does, whatever ranks hold."""
+    """Which numbers of groups, the last one apart, send no more than that does, whatever ranks hold.
+
+    Nor may ranks wait longer for unlike packs: under ZeRO 2 and 3 fewer of them meet in smaller groups.
+    """
     placed = {name: np.asarray(row)[None] for name, row in vars(context.placement).items()}
     layouts = replace(context.layout.with_axis(), shard_groups=np.array(numbers))
     grouped = replace(context, layout=layouts, placement=Placement(**placed))
@@ -746,4 +787,5 @@ def _sends_no_more(context: Context, numbers: Sequence[int]) -> BoolArray:
             each = np.broadcast_to(np.asarray(seconds, dtype=np.float64), (len(numbers),))
             no_more &= each[:-1] <= each[-1]
         no_more &= full[:-1] & full[-1]
-    return no_more
+    waits_s = np.broadcast_to(imbalance_s(grouped), (len(numbers),))
+    return np.asarray(no_more & (waits_s[:-1] <= waits_s[-1]))

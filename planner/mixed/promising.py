@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.memory import HbmCapacity
+from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Rule
 from meshwright.costmodel.activations import saved_activations
@@ -33,7 +33,7 @@ from meshwright.costmodel.rank_load import last_rank_s
 from meshwright.costmodel.schedules import in_flight
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.states import layer_parameters_on_gpu
-from meshwright.costmodel.step_time import RankParameters, scale_share, step_of_loads
+from meshwright.costmodel.step_time import RankParameters, imbalance_s, scale_share, step_of_loads
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
@@ -128,7 +128,12 @@ class RowBounds:
         self._end_layers = np.sum(in_layers, axis=0)
         in_layers = np.min(self._lead_s / self._layer_s, axis=0)
         self._end_layers = self._end_layers + self._leading * in_layers
-        rest_s = self._on_all(0.0) if is_pipeline_alone else self._least_rest_s(known)
+        rest_s = self._waits_s = self._on_all(0.0)
+        if not is_pipeline_alone:
+            # Every layer waits for the slowest of unlike packs: no less than on the part that waits least.
+            waits_s = [imbalance_s(context, fully_recomputed=False) for context, _ in known]
+            self._waits_s = np.min([self._on_all(seconds) for seconds in waits_s], axis=0)
+            rest_s = self._waits_s + self._least_rest_s(known)
         self.rest_s = rest_s * (1 - _ROUNDING)
         """What follows the pipeline, at the least, before what a step loses on many nodes; [n]."""
         shares = [scale_share(c.workload, layouts, c.constants) for c, _ in known]
@@ -218,7 +223,7 @@ class RowBounds:
             least = self._parts_s(own, times.rows(rows, in_all), held, busiest_s)
             after.append(np.where(fewest[:, part] >= 1, least[0], 0.0))
             before.append(least[1])
-        on_parts_s = np.max(after, axis=0) + np.max(before, axis=0)
+        on_parts_s = np.max(after, axis=0) + np.max(before, axis=0) + self._waits_s[rows]
         return np.asarray(np.maximum(rest_s, on_parts_s * (1 - _ROUNDING)))
 
     def seconds_at_best(self, most_ranks: FloatArray) -> FloatArray:
@@ -513,8 +518,8 @@ def _more_in_layers(workload: Workload, layouts: Layout) -> NDArray[np.float64]:
     return largest
 
 
-_ELSEWHERE = ("gpu-budget", HbmCapacity.name)
-"""Rules on what the parts have together, which this search asks of the parts itself."""
+_ELSEWHERE = ("gpu-budget", HbmCapacity.name, HostMemory.name)
+"""Rules on what the parts have together, or on a part's own ranks: this search asks the parts itself."""
 _TOGETHER = 1 << 16
 """Layouts bounded in one array operation."""
 _FIRST_DEGREES = 64
@@ -787,7 +792,13 @@ def _that_may_beat(
     may_beat = bounds.seconds_at_best(most_ranks.astype(np.float64)) < cutoff_s
     good = np.flatnonzero(_has_room(most_ranks, layouts) & may_beat)
     kept = layouts.take(good)
-    more = with_more_offloaded(space, workloads, kept, bounds.most_layers[:, good])
+    # Among the next best plans are those that offload without need, too.
+    most_layers = (
+        bounds.most_layers[:, good]
+        if request.top_k == 1
+        else np.full((len(workloads), len(good)), np.inf)
+    )
+    more = with_more_offloaded(space, workloads, kept, most_layers)
     if not more.broadcast_shape()[0]:
         return kept
     return kept.followed_by(_legal(workloads, more, request.gpus))
@@ -924,7 +935,8 @@ class KernelMaker:
 
         Where it may not, the row with nothing offloaded is as fast or faster, and is looked at by itself.
         """
-        if not int(row.layout.optimizer_offload) or "optimizer_offload" in self.request.first.pins:
+        is_pinned = "optimizer_offload" in self.request.first.pins
+        if not int(row.layout.optimizer_offload) or is_pinned or self.request.top_k > 1:
             return True
         plain = self.kernel(
             PromisingRow(
@@ -952,7 +964,8 @@ class KernelMaker:
 
     def gains_by_grouping(self, row: PromisingRow) -> bool:
         """Whether a row may be faster than with fewer shard groups, which are looked at by themselves."""
-        if int(row.layout.shard_groups) == 1 or "shard_groups" in self.request.first.pins:
+        is_pinned = "shard_groups" in self.request.first.pins
+        if int(row.layout.shard_groups) == 1 or is_pinned or self.request.top_k > 1:
             return True
         parts = (self._part(part, ranks, row).placed for part, ranks in row.composition)
         return gains_by_grouping(part.context for part in parts)

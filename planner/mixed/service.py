@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.lengths import PackedLengths
 from meshwright.costmodel.mixed import Segment, host_memory_gib, mixed_memory_gib, mixed_step
 from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import ErrorBand
+from meshwright.costmodel.step_time import StepTime
 from meshwright.costmodel.workload import Execution
 from meshwright.documents import program_version
 from meshwright.errors import InternalError, OutOfTimeError
-from meshwright.model_specs.parameters import flops_per_token
 from meshwright.planner.bounds.layer_split import SplitCosts
 from meshwright.planner.mixed.document import (
     NOT_MEASURED,
@@ -39,10 +40,19 @@ from meshwright.planner.plan.assemble import (
     claim_of,
     compared_choices,
     is_closed,
+    lengths_document,
     objective_of,
     software_needs,
+    training_warnings,
 )
-from meshwright.planner.plan.document import ExecutionChoice, Plan, Scenario, Status, with_digest
+from meshwright.planner.plan.document import (
+    ExecutionChoice,
+    Plan,
+    Scenario,
+    Status,
+    with_digest,
+    without_what_is_not_offloaded,
+)
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.robustness import (
     PARAMS,
@@ -57,7 +67,7 @@ from meshwright.planner.plan.robustness import (
     without_choice,
 )
 from meshwright.planner.plan.training_cost import Budget, with_cost
-from meshwright.planner.request.choices import OF_LAYOUT, Choice
+from meshwright.planner.request.choices import OF_EXECUTION, OF_LAYOUT, Choice
 from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, layout_document
 from meshwright.planner.search.kernel_model import KIB_PER_GIB
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns, solver_version
@@ -324,6 +334,8 @@ class MixedOutcome:
 
     status: str = "infeasible"
     best: MixedKernel | None = None
+    best_priced: list[MixedKernel] = field(default_factory=list)
+    """Those with a price that were among the best asked for, each launch once."""
     lower_bound_s: float | None = None
     """No pipeline through all parts is faster; None where nothing is known."""
     rows: int = 0
@@ -349,11 +361,15 @@ class MixedSearch:
 
     request: MixedRequest
     cutoff_s: float
-    """What a plan must beat: the price of the best plan on a single part; infinite where there is none."""
+    """What a plan must beat: the price of the best plan on a single part, or of as many of them as are asked
+    for the slowest; infinite where there are not so many.
+    """
     deadline: float = inf
     """On the clock of `time.monotonic`."""
     params: MixedParams = field(default_factory=MixedParams)
     progress: Callable[[str], None] = lambda _: None
+    rivals_s: Sequence[float] = ()
+    """Prices of plans on single parts, where more than one plan is asked for."""
     outcome: MixedOutcome = field(default_factory=MixedOutcome)
     _open: list[MixedKernel] = field(default_factory=list)
     _priced: set[tuple[Execution, Layout, Composition]] = field(default_factory=set)
@@ -386,8 +402,10 @@ class MixedSearch:
 
     @property
     def _limit_s(self) -> float:
-        """What a kernel must beat."""
-        return min(self.cutoff_s, self.outcome.price_s)
+        """What a kernel must beat: the best plan, or the slowest of as many as are asked for."""
+        prices_s = [each.price_s for each in self.outcome.best_priced]
+        prices_s = sorted([*self.rivals_s, *prices_s, self.cutoff_s])
+        return prices_s[self.request.top_k - 1] if len(prices_s) >= self.request.top_k else inf
 
     def _look_at_clock(self) -> None:
         if time.monotonic() > self.deadline:
@@ -464,7 +482,7 @@ class MixedSearch:
         return False
 
     def _chosen(self) -> MixedChoice:
-        best = self.outcome.best
+        best = self.outcome.best if self.request.top_k == 1 else None
         kernels = self._open if best is None else [best, *self._open]
         names = [self.request.name_of(part) for part in range(len(self.request.parts))]
         model = MixedModel(kernels, names, self._limit_s)
@@ -493,10 +511,28 @@ class MixedSearch:
         kernel.is_open = False
         self.outcome.priced += 1
         if kernel.price is not None:
-            self.outcome.best = kernel
+            self._take(kernel)
+        if kernel is self.outcome.best and kernel.price is not None:
             self.progress(
                 f"{kernel.price.step_time_s:.4g} s a step, {len(self._open)} kernels left"
             )
+
+    def _take(self, kernel: MixedKernel) -> None:
+        """Takes a kernel among the best."""
+        priced = self.outcome.best_priced
+        equal = [each for each in priced if _launch_of(each) == _launch_of(kernel)]
+        if any(each.price_s <= kernel.price_s for each in equal):
+            return
+        unlike = [each for each in priced if each not in equal]
+        priced[:] = sorted([*unlike, kernel], key=lambda each: each.price_s)
+        del priced[self.request.top_k :]
+        self.outcome.best = priced[0]
+
+
+def _launch_of(kernel: MixedKernel) -> tuple[Execution, Layout, Composition]:
+    """What tells a kernel from others once it is started: executions differ only in what the layout uses."""
+    assert kernel.price is not None
+    return kernel.execution.of_layout(kernel.price.layout), kernel.layout, kernel.composition
 
 
 _SHARE_ALONE = 0.25
@@ -548,17 +584,24 @@ def make_mixed_plan(
     prices = [plan.objective.step_time_s or inf for plan in alone]
     best_alone_s = min(prices)
     deadline = inf if limit_s is None else began + 0.95 * limit_s
-    outcomes = [
-        (chosen, MixedSearch(chosen, best_alone_s, deadline, progress=progress or _silent).run())
-        for chosen in _choices_of_parts(request)
+    rivals = [
+        each for part, plan in enumerate(alone) for each in _rivals_alone(request, part, plan)
     ]
+    rivals_s = sorted(float(str(each["step_time_s"])) for each in rivals)
+    cutoff_s = rivals_s[request.top_k - 1] if len(rivals_s) >= request.top_k else inf
+    outcomes = []
+    for chosen in _choices_of_parts(request):
+        search = MixedSearch(
+            chosen, cutoff_s, deadline, progress=progress or _silent, rivals_s=rivals_s
+        )
+        outcomes.append((chosen, search.run()))
     chosen, outcome = min(outcomes, key=lambda pair: pair[1].price_s)
     bounds = [_least_s(plan.status, plan.objective.lower_bound_s) for plan in alone]
     bounds += [_least_s(each.status, each.lower_bound_s) for _, each in outcomes]
     bound_s = None if None in bounds else min(bound for bound in bounds if bound is not None)
     step_s = min(best_alone_s, outcome.price_s)
     single = None
-    if outcome.best is None and best_alone_s < inf:
+    if best_alone_s <= outcome.price_s and best_alone_s < inf:
         single = with_digest(alone[prices.index(best_alone_s)])
     objective = objective_of(
         None if step_s == inf else step_s, None if bound_s in (None, inf) else bound_s
@@ -577,8 +620,12 @@ def make_mixed_plan(
         cluster=request.cluster,
         inputs=request.first.inputs(),
     )
-    if outcome.best is not None and outcome.best.price is not None:
+    is_through = outcome.price_s < best_alone_s
+    if is_through and outcome.best is not None and outcome.best.price is not None:
         document = _through_parts(document, chosen, outcome.best, outcome.best.price)
+    document = _with_alternatives(document, rivals, outcomes, request.top_k)
+    request = request.plan_alone
+    if document.layout is not None:
         if choices:
             if progress is not None:
                 progress(f"{step_s:.4g} s a step; its choices one by one")
@@ -590,6 +637,59 @@ def make_mixed_plan(
     document = with_digest(document)
     verify_mixed(document)
     return MixedResult(document=document, alone=single)
+
+
+def _rivals_alone(request: MixedRequest, part: int, plan: Plan) -> list[dict[str, object]]:
+    """A part's own plan and its next best ones, as alternatives are written."""
+    if plan.layout is None or plan.execution is None or plan.objective.step_time_s is None:
+        return []
+    best = _alternative(plan.layout, plan.execution, plan.objective.step_time_s)
+    return [{**each, "runs_on": [request.name_of(part)]} for each in (best, *plan.alternatives)]
+
+
+def _alternative(layout: LayoutDoc, execution: Execution, step_s: float) -> dict[str, object]:
+    """A plan among several: what it is in plain numbers, and its step."""
+    of_execution = {choice.name: getattr(execution, choice.name) for choice in OF_EXECUTION}
+    return {
+        "step_time_s": step_s,
+        **{choice.name: getattr(layout, choice.name) for choice in OF_LAYOUT},
+        **without_what_is_not_offloaded(of_execution),
+        "recompute_modules": list(layout.recompute_modules),
+        "recompute_layers": layout.recompute_layers,
+        "stages": layout.stages,
+    }
+
+
+def _with_alternatives(
+    document: MixedPlan,
+    rivals: Sequence[dict[str, object]],
+    outcomes: Sequence[tuple[MixedRequest, MixedOutcome]],
+    top_k: int,
+) -> MixedPlan:
+    """The document with the next best plans, on parts alone and through several."""
+    if top_k == 1 or document.objective.step_time_s is None:
+        return document
+    every = list(rivals)
+    for request, outcome in outcomes:
+        for kernel in outcome.best_priced:
+            assert kernel.price is not None
+            price = kernel.price
+            layout = layout_document(price.layout, price.stages)
+            each = _alternative(layout, kernel.execution.of_layout(price.layout), price.step_time_s)
+            ranks = {request.name_of(part): count for part, count in kernel.composition}
+            every.append({**each, "runs_on": list(ranks), "ranks_on": list(ranks.values())})
+    every.sort(key=lambda each: float(str(each["step_time_s"])))
+    best_s = document.objective.step_time_s
+    next_best = [
+        {**each, "slower_pct": 100.0 * (float(str(each["step_time_s"])) / best_s - 1.0)}
+        for each in every[1:top_k]
+    ]
+    is_proven = all(each.status in ("optimal", "infeasible") for _, each in outcomes)
+    is_proven &= all(part.status in ("optimal", "infeasible") for part in document.alone)
+    words = [] if is_proven else ["the time limit came before the next best plans were proven"]
+    return document.model_copy(
+        update={"alternatives": next_best, "warnings": [*document.warnings, *words]}
+    )
 
 
 def _silent(_: str) -> None:
@@ -673,8 +773,9 @@ def _through_parts(
                     usable_gib=segment.part.limit_gib,
                 )
             )
-    tokens = request.first.global_batch * request.first.seq_len
-    flops = flops_per_token(request.first.model, request.first.seq_len) * tokens
+    workload = request.first.workload()
+    tokens = workload.tokens_per_step
+    flops = workload.model_flops_per_token * tokens
     predicted = MixedPredicted(
         step_time_s=price.step_time_s,
         breakdown_s=breakdown_s,
@@ -684,17 +785,27 @@ def _through_parts(
         error_band=_band(segments),
     )
     layout = layout_document(price.layout, price.stages)
-    return document.model_copy(
+    planned = document.model_copy(
         update={
             "runs_on": [name for name, _ in nodes],
             "layout": layout,
             "execution": execution,
             "installs": software_needs(document.inputs, layout, execution),
             "predicted": predicted,
+            "warnings": list(training_warnings(request.first)),
             "ranks": ranks,
             "nodes": nodes,
         }
     )
+    lengths = lengths_document(request.first, partial(_step_of_packs, planned))
+    return planned.model_copy(update={"lengths": lengths})
+
+
+def _step_of_packs(planned: MixedPlan, lengths: PackedLengths) -> StepTime:
+    """The step of a pipeline whose sequences are packs such as these, nothing else moved."""
+    inputs = planned.inputs.model_copy(update={"lengths": lengths})
+    pipeline = Pipeline.of(planned.model_copy(update={"inputs": inputs}))
+    return mixed_step(pipeline.segments, pipeline.stages)
 
 
 def _leading_on_ranks(leading: int, counts: Sequence[int]) -> list[int]:
@@ -913,3 +1024,25 @@ def with_mixed_cost(result: MixedResult, budget: Budget) -> MixedResult:
         document=document,
         alone=None if alone is None else with_digest(with_cost(alone, budget)),
     )
+
+
+def figures_on_parts(result: MixedResult) -> dict[str, Any]:
+    """What a row of results says of a plan on a mixed cluster, with what its training takes.
+
+    Parameters
+    ----------
+    result
+        As `with_mixed_cost` left it.
+    """
+    document, plan = result.document, result.alone or result.document
+    cost: dict[str, Any] = {}
+    if document.cost is not None:
+        days, days_asked = document.cost.plan.days, document.cost.days_asked
+        late = None if days_asked is None else max(0.0, days - days_asked)
+        cost = {
+            "tokens": document.cost.tokens,
+            **document.cost.plan.model_dump(),
+            "days_late": late,
+        }
+    # Where a part alone is fastest the bound is still on all parts.
+    return plan.figures() | document.figures() | cost

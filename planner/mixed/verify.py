@@ -15,15 +15,15 @@ import numpy as np
 
 from meshwright.cluster_specs.allocation import allocated_places
 from meshwright.cluster_specs.reader import read_cluster
+from meshwright.constraints.memory import HostMemory
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan, spans_of
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import GROUPS
-from meshwright.costmodel.mixed import host_memory_gib, mixed_step
+from meshwright.costmodel.mixed import host_memory_gib, hosts_short_gib, mixed_step
 from meshwright.costmodel.rates import peak_flops, step_time_band
 from meshwright.costmodel.recount import recounted_placement
 from meshwright.errors import InternalError
-from meshwright.model_specs.parameters import flops_per_token
 from meshwright.planner.mixed.document import (
     NOT_MEASURED,
     AloneDoc,
@@ -33,7 +33,7 @@ from meshwright.planner.mixed.document import (
     RankDoc,
     stage_gpus,
 )
-from meshwright.planner.plan.verify import wish_faults
+from meshwright.planner.plan.verify import length_faults, wish_faults
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_document
 
 # What a plan on a mixed cluster states of its proof and of each part alone, held against itself.
@@ -121,6 +121,22 @@ def _one_alone_faults(plan: MixedPlan, alone: AloneDoc) -> Iterator[str]:
         yield f"{where}: its lower bound {own_bound_s} does not carry the plan's {bound_s}"
 
 
+def _alternative_faults(plan: MixedPlan) -> Iterator[str]:
+    """Next best plans that are faster than the plan, or out of order, or not as much slower as they say."""
+    before_s = plan.objective.step_time_s
+    for place, rival in enumerate(plan.alternatives, start=2):
+        step_s, slower_pct = rival.get("step_time_s"), rival.get("slower_pct")
+        if not isinstance(step_s, float) or not isinstance(slower_pct, float) or before_s is None:
+            yield f"alternatives: the {place}. best plan has no step, or there is no plan"
+            return
+        if step_s < before_s * (1 - ROUNDING):
+            yield f"alternatives: the {place}. best plan takes {step_s} s, the one before {before_s} s"
+        slower = step_s / (plan.objective.step_time_s or step_s) - 1.0
+        if not isclose(slower_pct, 100.0 * slower, rel_tol=ROUNDING, abs_tol=100 * ROUNDING):
+            yield f"alternatives: the {place}. best plan is {slower_pct} % slower, counted {slower:.2%}"
+        before_s = step_s
+
+
 TOLERANCE = 1e-9
 """Relative: figures are written with all their digits."""
 
@@ -147,6 +163,7 @@ def mixed_faults(plan: MixedPlan) -> Iterator[str]:
     """
     yield from objective_faults(plan)
     yield from alone_faults(plan)
+    yield from _alternative_faults(plan)
     yield from _input_faults(plan)
     if plan.layout is None or plan.predicted is None or plan.execution is None:
         return
@@ -161,6 +178,10 @@ def mixed_faults(plan: MixedPlan) -> Iterator[str]:
     if not illegal:
         yield from _recount_faults(pipeline)
     yield from _figure_faults(pipeline, plan.predicted)
+    predicted = plan.predicted
+    yield from length_faults(
+        plan.lengths, plan.inputs, predicted.breakdown_s, predicted.step_time_s
+    )
 
 
 def _input_faults(plan: MixedPlan) -> Iterator[str]:
@@ -241,15 +262,21 @@ def rule_faults(pipeline: Pipeline) -> Iterator[str]:
             memory_gib=(0.0,) * segment.first + tuple(memory_gib),
             spans=spans_of(segment.part.context.placement),
         )
-        yield from (f"{name}: {finding.line}" for finding in findings(finished))
+        broken = findings(finished, without=(HostMemory.name,))
+        yield from (f"{name}: {finding.line}" for finding in broken)
         able = request.execution_options.executions()
         if plan.execution not in [each.of_layout(pipeline.layout) for each in able]:
             yield f"{name}: cannot run the plan's execution"
 
 
 def _memory_faults(pipeline: Pipeline) -> Iterator[str]:
-    """Ranks whose peak, device or room is not what they have on their own part."""
+    """Ranks whose peak, device or room is not what they have on their own part, and hosts without room."""
     plan = pipeline.plan
+    for name, short_gib in zip(
+        plan.runs_on, hosts_short_gib(pipeline.segments, pipeline.stages), strict=True
+    ):
+        if short_gib:
+            yield f"{name}: a host lacks {short_gib:.1f} GiB for what its GPUs keep there"
     for name, segment, memory_gib in zip(
         plan.runs_on, pipeline.segments, pipeline.memory_gib, strict=True
     ):
@@ -313,12 +340,12 @@ def _figure_faults(pipeline: Pipeline, stated: MixedPredicted) -> Iterator[str]:
         seconds, said = parts.get(name), stated.breakdown_s.get(name)
         if seconds is None or said is None or not _same(seconds, said):
             yield f"breakdown_s.{name} is {said}, worked out again {seconds}"
-    tokens = inputs.global_batch * inputs.seq_len
+    tokens = inputs.tokens_per_step
     peak = sum(
         each.part.workload.gpus * peak_flops(each.part.workload.cluster.device, inputs.precision)
         for each in segments
     )
-    mfu = flops_per_token(inputs.model, inputs.seq_len) * tokens / step_s / peak
+    mfu = segments[0].part.workload.model_flops_per_token * tokens / step_s / peak
     for name, figure in (("tokens_per_s", tokens / step_s), ("mfu", mfu)):
         if not _same(getattr(stated, name), figure):
             yield f"{name} is {getattr(stated, name)}, worked out again {figure}"

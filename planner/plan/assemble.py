@@ -25,6 +25,7 @@ from meshwright.costmodel.records import (
     fit_probability,
     with_stragglers,
 )
+from meshwright.costmodel.step_time import StepTime
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import program_version
 from meshwright.frameworks.catalog import framework_named
@@ -178,25 +179,7 @@ def warnings(
             f"{model.max_positions:,} positions that {model.name} has learned: a longer table, and so "
             "another model, is what trains"
         )
-    if request.lengths is not None and request.lengths.packing != UNPACKED:
-        yield (
-            f"launch files set sequences of {request.seq_len:,} tokens: that each is a pack of samples which "
-            "attend to themselves alone is for the data and its loader to see to"
-        )
-    if request.deals_samples:
-        multiple = padding_multiple(request.gpus)
-        yield (
-            "no measured run stands behind hybrid context parallelism: samples are dealt as Megatron's "
-            "scheduler deals them, each priced as a sequence that runs alone"
-        )
-        yield (
-            f"samples are priced padded to a multiple of {multiple} tokens, as any team of ranks needs them: "
-            "the data set has to pad them"
-        )
-    if request.loss == "liger":
-        yield "of Liger's kernels the loss alone is priced, not its norms, rotations and gates"
-    yield from _of_images(request)
-    yield from _of_the_kind(request)
+    yield from training_warnings(request)
     offload = framework_named(request.framework).optimizer_offload
     if int(best.layout.optimizer_offload) and offload is not None and not offload.measured:
         yield (
@@ -225,6 +208,35 @@ def warnings(
     free = {free_of(node, per_node) for node in request.cluster.nodes} - {0}
     if best.ranks is None and len(free) > 1:
         yield "some nodes are part-filled: the plan is priced as if every node had the same free GPUs"
+
+
+def training_warnings(request: PlanRequest) -> Iterator[str]:
+    """What the price of the training asked for leaves out or to the run, whatever its layout.
+
+    Parameters
+    ----------
+    request
+        On one cluster, or on one part of a mixed one.
+    """
+    if request.lengths is not None and request.lengths.packing != UNPACKED:
+        yield (
+            f"launch files set sequences of {request.seq_len:,} tokens: that each is a pack of samples which "
+            "attend to themselves alone is for the data and its loader to see to"
+        )
+    if request.deals_samples:
+        multiple = padding_multiple(request.gpus)
+        yield (
+            "no measured run stands behind hybrid context parallelism: samples are dealt as Megatron's "
+            "scheduler deals them, each priced as a sequence that runs alone"
+        )
+        yield (
+            f"samples are priced padded to a multiple of {multiple} tokens, as any team of ranks needs them: "
+            "the data set has to pad them"
+        )
+    if request.loss == "liger":
+        yield "of Liger's kernels the loss alone is priced, not its norms, rotations and gates"
+    yield from _of_images(request)
+    yield from _of_the_kind(request)
 
 
 def _of_the_kind(request: PlanRequest) -> Iterator[str]:
@@ -416,43 +428,45 @@ def _estimate(workload: Workload, best: Priced) -> Estimate:
 # The plan's step with its samples packed as asked, and in other ways.
 
 
-def lengths_document(request: PlanRequest, workload: Workload, best: Priced) -> LengthsDoc | None:
+def lengths_document(
+    request: PlanRequest, priced: Callable[[PackedLengths], StepTime]
+) -> LengthsDoc | None:
     """The plan document's `lengths`; None where sequences are of one length.
 
     Parameters
     ----------
     request
         With the packs, and with the same samples in other packs.
-    workload
-        What the plan is priced with.
-    best
-        The plan.
+    priced
+        The plan's step where sequences are packs such as these.
     """
     lengths = request.lengths
     if lengths is None:
         return None
-    others = [_packing_document(workload, best, other) for other in request.other_packings]
+    workload = request.workload()
+    each = [
+        _packing_document(replace(workload, lengths=packs), packs, priced(packs))
+        for packs in (lengths, *request.other_packings)
+    ]
     return LengthsDoc(
         pack_size=request.seq_len,
         samples_per_step=request.global_batch * lengths.samples_a_pack,
         tokens_per_step=workload.tokens_per_step,
         cut_samples=lengths.cut_samples,
         attended_share=lengths.attended_share,
-        planned=_packing_document(workload, best, lengths),
-        others=sorted(others, key=lambda each: -each.tokens_per_s),
+        planned=each[0],
+        others=sorted(each[1:], key=lambda each: -each.tokens_per_s),
     )
 
 
-def _packing_document(workload: Workload, best: Priced, lengths: PackedLengths) -> PackingDoc:
-    packed = replace(workload, lengths=lengths)
-    estimate = _estimate(packed, best)
-    step_s = float(np.asarray(estimate.step_time_s))
+def _packing_document(workload: Workload, lengths: PackedLengths, step: StepTime) -> PackingDoc:
+    step_s = float(np.asarray(step.seconds))
     return PackingDoc(
         packing=DEALT if lengths.dealt else lengths.packing,
         fill=lengths.fill,
         step_time_s=step_s,
-        imbalance_s=float(np.asarray(estimate.breakdown_s.get("length_imbalance", 0.0))),
-        tokens_per_s=packed.tokens_per_step / step_s,
+        imbalance_s=float(np.asarray(step.parts.get("length_imbalance", 0.0))),
+        tokens_per_s=workload.tokens_per_step / step_s,
     )
 
 
@@ -560,7 +574,12 @@ def plan_from_outcome(
             "grades": grades(layout, predicted),
             "mapping": mapping_of_layout(workload, best),
             "expert_placement": placed_experts(request, workload, best),
-            "lengths": lengths_document(request, workload, best),
+            "lengths": lengths_document(
+                request,
+                lambda packs: StepTime(
+                    _estimate(replace(workload, lengths=packs), best).breakdown_s
+                ),
+            ),
             "idle": idle,
             "memory_risk": memory_risk_document(request, predicted),
             "binding": [

@@ -22,10 +22,10 @@ from meshwright.errors import InternalError
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.mappings import ranks_on
 from meshwright.planner.mapping.pricing import largest_cut_use
-from meshwright.planner.plan.document import Mapping, Plan
+from meshwright.planner.plan.document import LengthsDoc, Mapping, Plan
 from meshwright.planner.plan.texts import group_placement
 from meshwright.planner.request.choices import IDLE_GPUS, is_forbidden
-from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_from_document
 
 TOLERANCE = 1e-9
@@ -43,7 +43,11 @@ def faults(request: PlanRequest, plan: Plan) -> Iterator[str]:
     yield from _objective_faults(plan)
     yield from _faults_of_pairs(plan)
     yield from _cost_faults(plan)
-    yield from _length_faults(plan)
+    if plan.predicted is not None:
+        predicted = plan.predicted
+        yield from length_faults(
+            plan.lengths, plan.inputs, predicted.breakdown_s, predicted.step_time_s
+        )
     if plan.layout is None or plan.predicted is None or plan.mapping is None:
         if plan.status in ("optimal", "feasible"):
             yield f"status {plan.status} without a layout"
@@ -129,32 +133,36 @@ def _cost_faults(plan: Plan) -> Iterator[str]:
             yield f"{name} of the training are {counted}, not {told}"
 
 
-def _length_faults(plan: Plan) -> Iterator[str]:
-    """What the document says of packs that its inputs and its own step do not."""
-    predicted, told, packed = plan.predicted, plan.lengths, plan.inputs.lengths
-    if predicted is None or told is None:
+def length_faults(
+    told: LengthsDoc | None, inputs: PlanInputs, breakdown_s: dict[str, float], step_s: float
+) -> Iterator[str]:
+    """What a document says of packs that its inputs and its own step do not, in words.
+
+    Parameters
+    ----------
+    told
+        What it says; None where it says nothing.
+    inputs
+        What was asked.
+    breakdown_s, step_s
+        Its step, and the parts of it, in seconds.
+    """
+    packed = inputs.lengths
+    if told is None:
         return
     if packed is None:
         yield "lengths of samples are told of, the inputs have none"
         return
-    tokens, step_s = plan.inputs.tokens_per_step, predicted.step_time_s
+    tokens = inputs.tokens_per_step
     for name, stated, counted in (
-        ("pack_size", told.pack_size, plan.inputs.seq_len),
-        (
-            "samples_per_step",
-            told.samples_per_step,
-            plan.inputs.global_batch * packed.samples_a_pack,
-        ),
+        ("pack_size", told.pack_size, inputs.seq_len),
+        ("samples_per_step", told.samples_per_step, inputs.global_batch * packed.samples_a_pack),
         ("tokens_per_step", told.tokens_per_step, tokens),
         ("cut_samples", told.cut_samples, packed.cut_samples),
         ("attended_share", told.attended_share, packed.attended_share),
         ("fill", told.planned.fill, packed.fill),
         ("step_time_s", told.planned.step_time_s, step_s),
-        (
-            "imbalance_s",
-            told.planned.imbalance_s,
-            predicted.breakdown_s.get("length_imbalance", 0.0),
-        ),
+        ("imbalance_s", told.planned.imbalance_s, breakdown_s.get("length_imbalance", 0.0)),
         ("tokens_per_s", told.planned.tokens_per_s, tokens / step_s),
     ):
         if not _same(stated, counted):

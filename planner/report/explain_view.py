@@ -63,7 +63,7 @@ def explain_view(
             line("No rule is at its limit: only the times decide."),
         ]
     view += [*reasons_view(plan), *choices_view(plan, choices)]
-    view += [*neighbours_view(changes), *alternatives_view(plan)]
+    view += [*neighbours_view(changes), *alternatives_view(plan.alternatives)]
     return [*view, *proof_view(plan)]
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
 
-from meshwright.planner.drawing import batch_words, count, counted, percent, ranges, rounded_seconds
+from meshwright.planner.drawing import count, counted, percent, ranges, rounded_seconds
 from meshwright.planner.mixed.document import MixedPlan, MixedPredicted, RankDoc, mixed_text
 from meshwright.planner.report.plan_page import Written, banded_cards, breakdown_section
 from meshwright.planner.report.plan_view import (
     STATUS_STYLES,
+    alternatives_view,
     installs_text,
     layout_line,
+    lengths_text,
+    lengths_view,
     robustness_view,
+    training_rows,
     what_choices_bring,
 )
 from meshwright.planner.report.plan_words import cost_rows, status_meaning, status_words
@@ -67,6 +72,7 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
             ("layout", layout_line(plan.layout, experts=plan.inputs.model.moe is not None)),
             ("installs", _installs(plan, predicted)),
             ("host", host),
+            ("lengths", optional(plan.lengths, lengths_text)),
             ("execution", _execution_text(plan)),
         ]
     elif objective.step_time_s is not None:
@@ -80,6 +86,7 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
         *([Heading("Against today"), *baseline_view(plan)[1:]] if has_baseline else []),
         *_ranks(plan.ranks),
         *what_choices_bring(plan.choices or ()),
+        *alternatives_view(plan.alternatives, _WHERE),
         Heading("Parts alone"),
         table(plan.alone, _ALONE),
     ]
@@ -87,6 +94,7 @@ def mixed_view(plan: MixedPlan, *, is_full: bool = True) -> View:
         return view
     return [
         *view,
+        *lengths_view(plan.lengths),
         *([] if predicted is None else breakdown_view(predicted.breakdown_s)),
         *robustness_view(plan.robustness, plan.inputs),
         *mixed_proof_view(plan),
@@ -109,6 +117,17 @@ def mixed_proof_view(plan: MixedPlan) -> View:
     return [Heading("Proof"), Facts(rows)]
 
 
+def _where(rival: Mapping[str, object]) -> str:
+    """The parts of an alternative, with the pipeline ranks on each where there are several."""
+    parts, ranks = rival.get("runs_on"), rival.get("ranks_on")
+    if not isinstance(parts, list):
+        return ""
+    if not isinstance(ranks, list):
+        return ", ".join(parts)
+    return ", ".join(f"{part} {count}" for part, count in zip(parts, ranks, strict=True))
+
+
+_WHERE: Columns = {"runs_on": Column("runs on", value=_where)}
 _ALONE: Columns = {
     "part": "part",
     "device": "device",
@@ -169,12 +188,10 @@ def _question(plan: MixedPlan) -> list[tuple[str, str]]:
         f"{plan.cluster.name_of(index)}: {counted(part.gpus, 'GPU')}, {part.cluster.device.name}"
         for index, part in enumerate(plan.cluster.parts)
     ]
-    batch = batch_words(inputs.global_batch, inputs.seq_len)
     return [
         ("model", inputs.model.name),
         ("cluster", "; ".join([plan.cluster.name, *parts])),
-        ("batch", f"{batch} = {count(inputs.global_batch * inputs.seq_len)} a step"),
-        ("training", f"{inputs.precision}, {inputs.optimizer}, {inputs.framework}"),
+        *training_rows(inputs),
     ]
 
 
@@ -214,10 +231,8 @@ def mixed_page(plan: MixedPlan) -> str:
         With an answer: a pipeline through parts, or a part that is fastest alone.
     """
     inputs = plan.inputs
-    words = (
-        f"{count(plan.cluster.gpus)} GPUs, {count(inputs.global_batch)} sequences of {count(inputs.seq_len)} "
-        f"tokens a step, {inputs.precision}, {inputs.framework}"
-    )
+    training = dict(training_rows(inputs))
+    words = f"{count(plan.cluster.gpus)} GPUs, {training['batch']}, {inputs.precision}, {inputs.framework}"
     title = f"{inputs.model.name} on {plan.cluster.name}"
     (_, first), *others = sections(mixed_view(plan, is_full=False))
     answer = Section(key="plan", title="The plan", before=section_html("", _beside(first)))

@@ -329,7 +329,7 @@ def _answer_section(plan: Plan) -> Section:
     more: View = []
     if plan.layout is not None:
         more = layout_view(plan.layout, plan.mapping, plan.predicted)[1:]
-        more += [*execution_view(plan), *placed_experts_view(plan), *lengths_view(plan)]
+        more += [*execution_view(plan), *placed_experts_view(plan), *lengths_view(plan.lengths)]
     return Section(
         key="plan",
         title="The plan" if plan.layout is not None else "What was asked",
@@ -526,7 +526,9 @@ def _near_section(plan: Plan, layouts: list[NearLayout], *, experts: bool) -> Se
         ),
         charts=[("near", 380)],
         figures={"near": {"layouts": figures}},
-        more=section_html("", [*alternatives_view(plan), *neighbours_view(neighbours(plan))]),
+        more=section_html(
+            "", [*alternatives_view(plan.alternatives), *neighbours_view(neighbours(plan))]
+        ),
         fold="Alternatives, and what one change would cost",
         half=True,
     )

@@ -341,23 +341,30 @@ def _memory(plan: Plan, predicted: Predicted) -> str:
 def _question(inputs: PlanInputs) -> list[tuple[str, str]]:
     """What was asked for."""
     cluster, cut_use = inputs.cluster, inputs.max_cut_use
-    sequences = STEP_KINDS[inputs.kind].sequences
-    batch = batch_words(inputs.global_batch, inputs.seq_len, sequences)
-    if inputs.lengths is not None:
-        batch = f"{batch}, {percent(inputs.lengths.fill)} full"
     return [
         ("model", inputs.model.name),
         ("cluster", f"{cluster.name}: {counted(inputs.gpus, 'GPU')}, {cluster.device.name}"),
-        ("batch", f"{batch} = {count(inputs.tokens_per_step)} a step"),
-        ("training", _training(inputs)),
-        *_trained_line(inputs),
-        *_images_line(inputs),
+        *training_rows(inputs),
         ("pinned", ", ".join(f"{name}={value}" for name, value in inputs.pins.items())),
         ("without", ", ".join(inputs.without)),
         ("allowed", ", ".join(inputs.allow)),
         ("inside one NVLink domain", ", ".join(inputs.inside_domain)),
         ("cuts used to at most", percent(cut_use, 0) if cut_use < 1 else ""),
         ("forbidden", ", ".join(inputs.forbids)),
+    ]
+
+
+def training_rows(inputs: PlanInputs) -> list[tuple[str, str]]:
+    """Batch, kind of step, and what is trained on what, in words by name."""
+    sequences = STEP_KINDS[inputs.kind].sequences
+    batch = batch_words(inputs.global_batch, inputs.seq_len, sequences)
+    if inputs.lengths is not None:
+        batch = f"{batch}, {percent(inputs.lengths.fill)} full"
+    return [
+        ("batch", f"{batch} = {count(inputs.tokens_per_step)} a step"),
+        ("training", _training(inputs)),
+        *_trained_line(inputs),
+        *_images_line(inputs),
     ]
 
 
@@ -404,9 +411,8 @@ def lengths_text(lengths: LengthsDoc) -> str:
     return "; ".join(parts)
 
 
-def lengths_view(plan: Plan) -> View:
-    """The plan's layout with its samples packed in each way."""
-    lengths = plan.lengths
+def lengths_view(lengths: LengthsDoc | None) -> View:
+    """A plan's layout with its samples packed in each way; nothing where sequences are of one length."""
     if lengths is None:
         return []
     facts = [
@@ -450,7 +456,7 @@ def plan_view(plan: Plan) -> View:
         view += execution_view(plan)
         view += evidence_view(plan)
         view += placed_experts_view(plan)
-        view += lengths_view(plan)
+        view += lengths_view(plan.lengths)
     if plan.predicted is not None:
         view += prediction_view(plan.predicted, workload_of_plan(plan))
         view += grades_view(plan)
@@ -460,7 +466,7 @@ def plan_view(plan: Plan) -> View:
         *expected_view(plan),
         *expected_by_pairs_view(plan),
     ]
-    return [*view, *alternatives_view(plan), *proof_view(plan)]
+    return [*view, *alternatives_view(plan.alternatives), *proof_view(plan)]
 
 
 def short_view(plan: Plan) -> View:
@@ -735,14 +741,19 @@ def _winner(scenario: Scenario, robustness: Robustness, inputs: PlanInputs) -> s
     return f"not searched: plan with --reserve-gib {reserve_gib:.1f}"
 
 
-def alternatives_view(plan: Plan) -> View:
-    """The next best layouts, with what they lose; choices that all leave plain are not shown."""
-    layouts = plan.alternatives
+def alternatives_view(
+    layouts: Sequence[Mapping[str, object]], in_front: Columns | None = None
+) -> View:
+    """The next best layouts, with what they lose; choices that all leave plain are not shown.
+
+    `in_front` are columns that stand in front of the choices.
+    """
     shown_for = {"", *(each.shown_for for each in OF_LAYOUT if not _is_plain(each, layouts))}
     choices = [choice for choice in _COLUMNS if choice.shown_for in shown_for]
     columns: Columns = {
         "step_time_s": "step time",
         "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
+        **(in_front or {}),
         **{choice.name: Column(choice.column, NUMBER, unit=choice.unit) for choice in choices},
         "recompute": Column("recompute", NUMBER, value=_recompute),
     }

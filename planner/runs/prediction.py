@@ -23,7 +23,6 @@ from meshwright.costmodel.recount import recounted_placement
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import ClosedDocument, path_text, read_text
 from meshwright.errors import InputError
-from meshwright.model_specs.parameters import flops_per_token
 from meshwright.planner.bounds.layer_split import balanced_stages
 from meshwright.planner.mapping.cuts import traffic_of_ranks
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
@@ -249,18 +248,8 @@ def predicted_document(
     """
     estimated = prediction.estimate
     step_time_s = float(estimated.step_time_s)
-    tokens, lengths = workload.tokens_per_step, workload.lengths
-    length = workload.seq_len if lengths is None else lengths.mean_length(workload.seq_len)
-    tokens_per_s_per_gpu = tokens / step_time_s / workload.gpus
-    is_frozen = workload.adapters is not None
-    flops = flops_per_token(
-        workload.model,
-        length,
-        frozen_weights=is_frozen,
-        forward_passes=workload.scoring_passes,
-        has_head=workload.step_kind.has_vocabulary_head,
-    )
-    flops_per_s = tokens_per_s_per_gpu * flops
+    tokens_per_s_per_gpu = workload.tokens_per_step / step_time_s / workload.gpus
+    flops_per_s = tokens_per_s_per_gpu * workload.model_flops_per_token
     levels = traffic_of_ranks(
         workload,
         layout,

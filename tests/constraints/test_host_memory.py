@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 from ortools.sat.python import cp_model
 
-from meshwright.cluster_specs.reader import MixedClusterSpec, PartSpec
 from meshwright.constraints.memory import HostMemory
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.layout import Layout
-from meshwright.errors import InputError
 from meshwright.planner.mapping.pricing import pricing_of
-from meshwright.planner.mixed.document import read_mixed_request
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
@@ -196,13 +193,3 @@ def test_the_model_alone_refuses_a_host_that_is_too_small() -> None:
     solver.parameters.num_workers = 1
     status = solver.solve(model)
     assert status == cp_model.INFEASIBLE or solver.objective_value > 1e9 * found.best[0].step_time_s
-
-
-def test_mixed_clusters_are_not_asked_to_keep_it() -> None:
-    parts = [
-        PartSpec(cluster=request(limit, cluster=name).cluster, gpus=64)
-        for name, limit in (("dgx-h100", 500.0), ("dgx-a100", None))
-    ]
-    spec = MixedClusterSpec(parts=tuple(parts))
-    with pytest.raises(InputError, match="dgx-h100: host_memory_gib: is not kept to"):
-        read_mixed_request(model="llama-3-8b", cluster=spec, global_batch=64, seq_len=2048)

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from meshwright.errors import InputError
+from meshwright.planner.audit import audit_plan
 from meshwright.planner.many.batch import (
     RESULT_FORMATS,
     BatchOptions,
@@ -378,3 +379,32 @@ def test_the_fingerprint_covers_every_room() -> None:
         assert name in files
     assert any(name.endswith(".yaml") for name in files)
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in files)
+
+
+@pytest.mark.slow
+def test_jobs_on_clusters_with_parts_are_planned_too(tmp_path: Path) -> None:
+    """Their plans say on which parts they run, and what training costs on all of them."""
+    parts = [{"cluster": "dgx-h100", "gpus": 16}, {"cluster": "dgx-a100", "gpus": 16}]
+    (tmp_path / "mixed.yaml").write_text(yaml.safe_dump({"name": "old-and-new", "parts": parts}))
+    fields = {
+        **FEW,
+        "name": "through",
+        "cluster": str(tmp_path / "mixed.yaml"),
+        "gpus": None,
+        "pin": "tp=2,cp=1,pp=2,micro_batch=1,zero_stage=1,recompute=none",
+        "tokens": 1e9,
+    }
+    result = do_job(fields, str(tmp_path / "kept"))
+    row = result["row"]
+    assert row["status"] == "optimal"
+    assert sorted(row["runs_on"].split(" then ")) == ["dgx-a100", "dgx-h100"]
+    assert row["gpus"] == 32
+    gpu_hours = 1e9 / row["tokens_per_s"] * row["gpus"] / 3600
+    assert row["gpu_hours"] == pytest.approx(gpu_hours)
+    for name, text in result["files"].items():
+        (tmp_path / name).write_text(text)
+    assert audit_plan(tmp_path / "mixed_plan.yaml").passed
+    assert do_job(fields, str(tmp_path / "kept"))["files"] == result["files"]
+    refused = do_job({**fields, "train": "qlora"}, None)["row"]
+    assert refused["status"] == "failed"
+    assert "plan on one part alone" in refused["message"]

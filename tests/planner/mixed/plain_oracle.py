@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
+from math import inf
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.data_parallel import data_parallel_traffic, exposed_s
 from meshwright.costmodel.estimate import costs_of_layers, stage_memory_gib
-from meshwright.costmodel.footprint import usable_hbm_gib
+from meshwright.costmodel.footprint import offloaded_states_gib, usable_hbm_gib
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
@@ -24,8 +25,10 @@ from meshwright.costmodel.rates import fabric_links
 from meshwright.costmodel.states import rank_parameters
 from meshwright.costmodel.step_time import (
     boundary_s,
+    imbalance_s,
     make_context,
     optimizer_s,
+    reference_copies_s,
     scale_share,
     tied_tables_s,
 )
@@ -36,24 +39,28 @@ from tests.planner.search.plain_oracle import layouts, splits, wanted
 Stages = tuple[tuple[int, ...], ...]
 Order = tuple[tuple[int, int], ...]
 """(part, pipeline ranks), along the pipeline."""
-IN_PARTS = ("gpu-budget", "hbm-capacity")
+IN_PARTS = ("gpu-budget", "hbm-capacity", "host-memory")
 
 
 def least_step_time_s(parts: list[PlanRequest]) -> float | None:
     """The least step time of any pipeline through both parts; None where none is legal and fits."""
+    return min(best_step_times_s(parts), default=None)
+
+
+def best_step_times_s(parts: list[PlanRequest]) -> list[float]:
+    """Of each layout with ranks on both parts that is legal and fits, with its best split, rising."""
     gpus = sum(part.gpus for part in parts)
     everywhere = replace(
         parts[0], cluster=parts[0].cluster.model_copy(update={"gpus": gpus}), gpus=gpus
     )
-    times = (
-        seconds
+    each = (
+        min(step_times_s(parts, layout, order), default=inf)
         for layout in layouts(everywhere)
         if int(layout.pp) > 1
         if wanted(everywhere, layout)
         for order in orders(parts, layout)
-        for seconds in step_times_s(parts, layout, order)
     )
-    return min(times, default=None)
+    return sorted(seconds for seconds in each if seconds < inf)
 
 
 def orders(parts: list[PlanRequest], layout: Layout) -> Iterator[Order]:
@@ -83,6 +90,12 @@ def step_times_s(parts: list[PlanRequest], layout: Layout, order: Order) -> Iter
                 max(stage_memory_gib(w, sized, stages)[r]) <= usable_hbm_gib(w)
                 for w, r in zip(workloads, own, strict=True)
             )
+            held = (
+                max(offloaded_states_gib(w, sized, stages)[r]) * w.cluster.gpus_per_node
+                for w, r in zip(workloads, own, strict=True)
+            )
+            hosts = (w.cluster.host_memory_gib for w in workloads)
+            fits &= all(h is None or g <= h for g, h in zip(held, hosts, strict=True))
             if fits and all(legal(w, sized, stages) for w in workloads):
                 yield step_s(workloads, sized, stages, order, gpus)
 
@@ -112,7 +125,12 @@ def legal(workload: Workload, layout: Layout, stages: Stages) -> bool:
 def step_s(
     workloads: list[Workload], layout: Layout, stages: Stages, order: Order, gpus: list[int]
 ) -> float:
-    """T = [m max t + (sum t - max t) + 2 b (m e + p - 1) + max DP + max optimizer + overhead] (1 + scale)."""
+    """T = [m max t + (sum t - max t) + (2 + f) b (m e + p - 1) + max DP + max optimizer + max copies + waits
+    + overhead] (1 + scale).
+
+    f forward passes score each micro-batch; copies are those of an offloaded reference; waits are those for
+    the slowest of unlike packs, of which each part's layers have their share.
+    """
     contexts = [on_part(w, layout, ranks) for w, (_, ranks) in zip(workloads, order, strict=True)]
     own = [slice(0, order[0][1]), slice(order[0][1], len(stages))]
     loads: list[float] = []
@@ -121,7 +139,8 @@ def step_s(
     m, pp = int(layout.num_micro_batches), len(stages)
     pipeline_s = m * max(loads) + sum(loads) - max(loads)
     outside = [hand_over(context, own) for context, own in zip(contexts, gpus, strict=True)]
-    handed_s = max(2.0 * float(boundary_s(context)) for context in outside)
+    directions = 2.0 + workloads[0].scoring_passes
+    handed_s = max(directions * float(boundary_s(context)) for context in outside)
     exposed = max(context.constants.framework.p2p_exposed for context in contexts)
     p2p_s = handed_s * (m * exposed + pp - 1)
     after = [
@@ -130,7 +149,12 @@ def step_s(
     ]
     overhead_s = max(context.constants.framework.step_overhead_s for context in contexts)
     share = max(float(np.asarray(scale_share(c.workload, layout, c.constants))) for c in contexts)
-    in_all = pipeline_s + p2p_s + max(a for a, _ in after) + max(b for _, b in after) + overhead_s
+    waits_s = 0.0
+    for context, ranks in zip(contexts, own, strict=True):
+        layers = sum(count for (count,) in stages[ranks])
+        waits_s += float(np.asarray(imbalance_s(context))) * layers / workloads[0].model.layers
+    latest_s = sum(max(column) for column in zip(*after, strict=True))
+    in_all: float = pipeline_s + p2p_s + latest_s + waits_s + overhead_s
     return (1.0 + share) * in_all
 
 
@@ -174,8 +198,10 @@ def rank_seconds(context: Context, stages: Stages) -> list[float]:
 
 def after_pipeline(
     context: Context, stages: Stages, ranks: slice, window_s: float, across: Context
-) -> tuple[float, float]:
-    """Exposed gradient traffic, a table on both ends included, and optimizer of a part's fullest rank."""
+) -> tuple[float, float, float]:
+    """Exposed gradient traffic, a table on both ends included, optimizer and copies of a reference, of a
+    part's fullest rank.
+    """
     shape = (len(stages),)
     dense, expert = (
         float(np.max(np.broadcast_to(np.asarray(kind), shape)[ranks]))
@@ -183,4 +209,7 @@ def after_pipeline(
     )
     traffic = data_parallel_traffic(context, dense, expert)
     exposed = float(np.asarray(exposed_s(context, traffic, window_s) + tied_tables_s(across)))
-    return exposed, float(np.asarray(optimizer_s(context, dense, expert)))
+    copies_s = 0.0
+    if context.workload.keeps_reference:
+        copies_s = float(np.asarray(reference_copies_s(context, dense, expert)))
+    return exposed, float(np.asarray(optimizer_s(context, dense, expert))), copies_s

@@ -15,11 +15,13 @@ import pytest
 from meshwright.cluster_specs.reader import MixedClusterSpec, PartSpec, load_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.footprint import offloaded_states_gib
 from meshwright.costmodel.layer_kinds import KindTimes
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.mixed import PlacedPart, Segment, mixed_memory_gib, mixed_step
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import boundary_s
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.planner.bounds.mappings import packed_context, shared_times
 from meshwright.planner.mixed.document import MixedRequest, read_mixed_request
@@ -29,13 +31,16 @@ from meshwright.planner.mixed.service import MixedParams, MixedSearch
 from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.space import space_of
-from tests.planner.mixed.plain_oracle import least_step_time_s
+from tests.planner.mixed.plain_oracle import best_step_times_s, least_step_time_s
+from tests.planner.search.test_image_plans import with_images
+from tests.planner.search.test_packed_optimum import packed
 from tests.planner.search.test_planner_optimum import request as small_request
 from tests.soaked import examples, some
 
 CASES = 60
 SOME = (0, 5, 17, 32, 1)
 SOME_LEADING = (22, 12, 5, 0, 1)
+SOME_OTHER = (0, 1, 2, 3, 4, 5)
 SLOWLY = MixedParams(first_priced=1, together=12, fewest_beside=1, most_beside=1)
 """So that models decide, rather than kernels priced beside them."""
 
@@ -138,6 +143,51 @@ def asked_leading(seed: int) -> MixedRequest:
     return replace(request, cluster=spec, parts=(first, other))
 
 
+def asked_other(seed: int) -> MixedRequest:
+    """The same with other training: adapters, preferences, packs of unlike samples, images, or two of these.
+
+    Every second one has dense layers in front of those with experts.
+    """
+    draw = random.Random(f"training {seed}")
+    request = (asked, asked_leading)[seed % 2](seed)
+    changes: dict[str, Any] = {}
+    kinds = draw.sample(("adapters", "preferences", "packs", "images"), draw.choice([1, 1, 2]))
+    if "adapters" in kinds:
+        targets = draw.choice([("all-linear",), ("q_proj", "v_proj"), ("o_proj",)])
+        changes["adapters"] = AdapterSpec(rank=draw.choice([4, 64]), targets=targets)
+    if "preferences" in kinds:
+        changes["kind"] = draw.choice(["dpo", "kto"])
+        if "adapters" not in kinds and changes["kind"] == "dpo":
+            changes["reference"] = draw.choice(["resident", "offloaded"])
+    elif "packs" in kinds:
+        packs = packed(seed, draw.choice([1024, 4096]))
+        changes |= {"lengths": packs.lengths, "seq_len": packs.seq_len}
+    parts = [replace(part, **changes) for part in request.parts]
+    if "images" in kinds:
+        parts = [with_images(part, seed) for part in parts]
+    return replace(request, parts=tuple(parts))
+
+
+def asked_on_hosts(seed: int) -> MixedRequest:
+    """The same in little HBM, with hosts that have little room for what is offloaded, or do not say."""
+    draw = random.Random(f"hosts {seed}")
+    request = (asked, asked_leading)[seed % 2](seed)
+    specs, parts = [], []
+    hbm = draw.choice([0.5, 0.6, 0.75])
+    for part in request.parts:
+        device = part.cluster.device
+        cluster = part.cluster.model_copy(
+            update={
+                "device": device.model_copy(update={"hbm_gib": device.hbm_gib * hbm}),
+                "host_memory_gib": draw.choice([0.3, 0.6, 1.2, 2.5, None]),
+            }
+        )
+        specs.append(PartSpec(cluster=cluster, gpus=part.gpus))
+        parts.append(replace(part, cluster=cluster))
+    spec = request.cluster.model_copy(update={"parts": tuple(specs)})
+    return replace(request, cluster=spec, parts=tuple(parts))
+
+
 @cache
 def best_by_brute_force(seed: int, asked_for: Callable[[int], MixedRequest]) -> float | None:
     request = asked_for(seed)
@@ -197,6 +247,62 @@ def test_dense_layers_in_front_are_dealt_as_well_as_can_be(seed: int) -> None:
 @pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SOME_LEADING))
 def test_dense_layers_in_front_are_always_dealt_as_well_as_can_be(seed: int) -> None:
     compare(seed, SLOWLY, asked_leading)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.soak if number > 3 else pytest.mark.slow)
+        for number, seed in enumerate(SOME_OTHER)
+    ],
+)
+def test_other_training_is_planned_as_well_as_can_be(seed: int) -> None:
+    compare(seed, MixedParams(), asked_other)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SOME_OTHER))
+def test_other_training_is_always_planned_as_well_as_can_be(seed: int) -> None:
+    compare(seed, SLOWLY, asked_other)
+
+
+def compare_several(
+    seed: int, params: MixedParams, asked_for: Callable[[int], MixedRequest] = asked
+) -> None:
+    """The best five, and those beside plans that are known of parts alone."""
+    request = asked_for(seed)
+    spec = request.cluster.model_copy(update={"between_gbps_per_gpu": None})
+    parts = tuple(replace(part, top_k=5) for part in request.parts)
+    request = replace(request, cluster=spec, parts=parts)
+    best_s = best_step_times_s(list(request.parts))
+    known = best_s[1:4:2]
+    for rivals_s in ((), tuple(known)):
+        search = MixedSearch(request, inf, params=params, rivals_s=rivals_s)
+        outcome = search.run()
+        assert outcome.status == ("optimal" if best_s else "infeasible")
+        wanted = sorted([*best_s, *rivals_s])[:5]
+        found = sorted([*(each.price_s for each in outcome.best_priced), *rivals_s])[:5]
+        assert found == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.soak if number > 1 else pytest.mark.slow)
+        for number, seed in enumerate(SOME)
+    ],
+)
+def test_the_next_best_pipelines_are_found_too(seed: int) -> None:
+    compare_several(seed, MixedParams())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("asked_for", [asked, asked_leading, asked_other])
+@pytest.mark.parametrize("seed", some(range(CASES)))
+def test_the_next_best_pipelines_are_always_found(
+    seed: int, asked_for: Callable[[int], MixedRequest]
+) -> None:
+    compare_several(seed, SLOWLY, asked_for)
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "gpt2-xl"])
@@ -308,10 +414,11 @@ NEAR = ((asked, 5), (asked_leading, 7))
     ("asked_for", "seed"),
     [
         *NEAR,
+        (asked_other, 0),
         pytest.param(asked_leading, 1, marks=pytest.mark.slow),
         *(
             pytest.param(asked_for, seed, marks=pytest.mark.soak)
-            for asked_for in (asked, asked_leading)
+            for asked_for in (asked, asked_leading, asked_other)
             for seed in (0, 2, 3)
         ),
     ],
@@ -332,7 +439,7 @@ def most_of_price(request: MixedRequest, seed: int) -> float:
     return max(row.bound_s / price.step_time_s for row, price in prices if price is not None)
 
 
-@pytest.mark.parametrize("asked_for", [asked, asked_leading])
+@pytest.mark.parametrize("asked_for", [asked, asked_leading, asked_other])
 @pytest.mark.parametrize(
     "seed",
     [
@@ -419,7 +526,7 @@ def kernel_key(row: PromisingRow) -> tuple[object, ...]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("asked_for", [asked, asked_leading])
+@pytest.mark.parametrize("asked_for", [asked, asked_leading, asked_other])
 @pytest.mark.parametrize("seed", some(range(4, CASES)))
 def test_bounds_are_never_above_prices_in_any_case(
     seed: int, asked_for: Callable[[int], MixedRequest]
@@ -569,6 +676,45 @@ def test_offload_brings_a_pipeline_where_memory_is_short() -> None:
     assert int(kernel.layout.optimizer_offload) > 0
     without = MixedSearch(read_mixed_request(**asked_for, forbid="optimizer-offload"), inf).run()
     assert without.status == "infeasible"
+
+
+def tight_on_hosts(host_memory_gib: float | None) -> MixedRequest:
+    """All of the optimizer on hosts, those of the slower part with so much memory."""
+    first, other = (
+        replace(part, pins={**part.pins, "optimizer_offload": 100}) for part in tight(80.0).parts
+    )
+    cluster = other.cluster.model_copy(update={"host_memory_gib": host_memory_gib})
+    spec = MixedClusterSpec(
+        parts=(PartSpec(cluster=first.cluster, gpus=16), PartSpec(cluster=cluster, gpus=16))
+    )
+    return MixedRequest(cluster=spec, parts=(first, replace(other, cluster=cluster)))
+
+
+def test_less_memory_of_hosts_moves_layers_to_the_other_part() -> None:
+    """Of layers on a rank, those on the host count: the fewer its hosts hold, the fewer it has."""
+    free, short = best_of(tight_on_hosts(None)), best_of(tight_on_hosts(20.0))
+    assert free.price is not None
+    assert short.price is not None
+    own = next(each for each in short.segments if each.part.workload.cluster.host_memory_gib)
+    stages = short.price.stages
+    states_gib = offloaded_states_gib(own.part.workload, short.price.layout, stages)[own.own]
+    assert 10.0 < 8 * max(states_gib) <= 20.0
+    assert layers_on(short, 1) < layers_on(free, 1)
+    assert short.price_s > free.price_s
+    assert MixedSearch(tight_on_hosts(5.0), inf).run().status == "infeasible"
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(22, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.soak)]
+)
+def test_hosts_with_little_memory_are_kept_to(seed: int) -> None:
+    compare(seed, MixedParams(), asked_on_hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", some(range(CASES)))
+def test_hosts_with_little_memory_are_always_kept_to(seed: int) -> None:
+    compare(seed, SLOWLY, asked_on_hosts)
 
 
 def test_layouts_that_offload_without_need_are_left_out() -> None:

@@ -18,8 +18,11 @@ from meshwright.documents import write_files
 from meshwright.errors import ExitCode, InputError
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.plan_files import mixed_files
+from meshwright.planner.mixed.document import MixedPlan
 from meshwright.planner.mixed.verify import mixed_faults
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.report.mixed_view import mixed_view
+from meshwright.planner.report.view import view_text
 from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request
 
@@ -214,7 +217,7 @@ def test_files_with_mistakes_are_refused(
         ("llama-3-8b", ("--framework", "deepspeed"), "which this framework has not"),
         ("llama-3-8b", ("--gpus", "64"), "have 32 GPUs together"),
         ("llama-3-8b", ("--max-cut-use", "0.5"), "one of its parts"),
-        ("llama-3-8b", ("--top", "3"), "one of its parts"),
+        ("llama-3-8b", ("--top", "0"), "top_k: 0 is out of range"),
         ("llama-3-8b", ("--forbid", "idle-gpus"), "may leave a part idle"),
         ("llama-3-8b", ("--allow", "activation-offload"), "to offload activations"),
         ("llama-3-8b", ("--pin", "offload_modules=core_attn"), "to offload activations"),
@@ -248,6 +251,31 @@ def test_a_pin_that_no_pipeline_through_parts_keeps_leaves_the_parts_alone(
     assert result.alone.layout is not None
     for name, value in (each.split("=") for each in pin.split(",")):
         assert getattr(result.alone.layout, name) == int(value)
+
+
+@pytest.mark.slow
+def test_the_next_best_plans_are_told_with_where_they_run(tmp_path: Path) -> None:
+    """Those of a part alone stand among pipelines through both."""
+    asked = ("plan", "llama-3-8b", "--cluster", cluster_file(tmp_path), *WORKLOAD, *FEW)
+    code, text = run(*asked, "--top", 30, "--json")
+    assert code == 0, text
+    document = json.loads(text)
+    others = document["alternatives"]
+    steps_s = [document["objective"]["step_time_s"], *(each["step_time_s"] for each in others)]
+    assert len(others) == 29
+    assert steps_s == sorted(steps_s)
+    assert others[0]["slower_pct"] == pytest.approx(100 * (steps_s[1] / steps_s[0] - 1))
+    through = [each for each in others if len(each["runs_on"]) == 2]
+    alone = [each for each in others if len(each["runs_on"]) == 1]
+    assert through
+    assert alone
+    assert all(sum(each["ranks_on"]) == each["pp"] for each in through)
+    assert alone[0]["step_time_s"] == min(each["step_time_s"] for each in document["alone"])
+    plan = MixedPlan.model_validate(document)
+    assert list(mixed_faults(plan)) == []
+    swapped = plan.model_copy(update={"alternatives": plan.alternatives[::-1]})
+    assert any("the one before" in fault for fault in mixed_faults(swapped))
+    assert "Alternatives" in view_text(mixed_view(plan))
 
 
 def small_deepseek(dense_layers: int) -> ModelSpec:

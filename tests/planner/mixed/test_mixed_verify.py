@@ -29,6 +29,7 @@ from meshwright.planner.mixed.verify import mixed_faults
 from meshwright.planner.plan.document import with_digest
 from meshwright.planner.plan.texts import read_plan
 from tests.planner.audit.damage import leaves, other
+from tests.planner.mixed.conftest import PIN, planned
 from tests.planner.mixed.test_mixed_optimum import asked, tight
 from tests.soaked import some
 
@@ -354,3 +355,20 @@ def test_without_an_answer_explain_says_so(result: MixedResult, tmp_path: Path) 
     run = CliRunner().invoke(main, ["explain", str(path)])
     assert run.exit_code == 1
     assert "status is infeasible" in run.output
+
+
+@pytest.mark.slow
+def test_hosts_that_lack_room_are_found(tmp_path: Path) -> None:
+    """The slower part's nodes hold what is offloaded there, and no less is said to do."""
+    plan = planned(tmp_path, f"{PIN},optimizer_offload=100").document
+    assert plan.layout is not None
+    assert plan.predicted is not None
+    held_gib = plan.predicted.host_memory_gib
+    assert held_gib is not None
+    for limit_gib, is_short in ((held_gib + 1, False), (held_gib - 1, True)):
+        document = copy.deepcopy(mixed_document(plan))
+        for part in (*document["cluster"]["parts"], document["inputs"]):
+            part["cluster"]["host_memory_gib"] = limit_gib
+        broken = list(mixed_faults(MixedPlan.model_validate(document)))
+        assert any("a host lacks 1.0 GiB" in words for words in broken) == is_short
+        assert len(broken) == is_short
