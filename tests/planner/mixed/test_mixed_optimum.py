@@ -436,7 +436,8 @@ def most_of_price(request: MixedRequest, seed: int) -> float:
     rows = promising_rows(request, inf, lambda: None)
     drawn = random.Random(seed).sample(rows, min(len(rows), examples(60)))
     prices = [(row, maker.kernel(row).best_split(inf)) for row in drawn]
-    return max(row.bound_s / price.step_time_s for row, price in prices if price is not None)
+    shares = (row.bound_s / price.step_time_s for row, price in prices if price is not None)
+    return max(shares, default=0.0)
 
 
 @pytest.mark.parametrize("asked_for", [asked, asked_leading, asked_other])
