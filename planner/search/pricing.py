@@ -253,7 +253,7 @@ class SearchParams:
 
     first_batch: int = 128
     """Degrees of an execution expanded at once, at first; small, so that an incumbent is there early."""
-    largest_batch: int = 4096
+    largest_batch: int = 1 << 14
     """Degrees expanded at once, at most; batches grow fourfold up to it."""
     enumerated_whole: int = 1 << 18
     """Degrees up to which all are enumerated before there is a price; of more those of the least bounds."""
