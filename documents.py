@@ -272,7 +272,9 @@ class _Parent:
 class ClosedDocument(BaseModel):
     """A part of a document: what it holds stays as it was read, and it has no other fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), defer_build=True
+    )
 
 
 MOST_LINES = 20

@@ -193,6 +193,21 @@ def moe_mlp(c: Context) -> LayerTime:
     LayerTime
         Seconds by part of one layer and micro-batch on the busiest expert rank.
     """
+    moe = c.workload.model.moe
+    assert moe is not None
+    routed = _routed(c) if c.experts is None else c.experts.block(c, _routed)
+    if not moe.shared_width:
+        return routed
+    shared = dense_mlp(c, moe.shared_width, norm=False)
+    return replace(
+        routed,
+        forward=add(routed.forward, shared.forward),
+        backward=add(routed.backward, shared.backward),
+    )
+
+
+def _routed(c: Context) -> LayerTime:
+    """`moe_mlp` without the shared experts. It reads none of `layer_context.NOT_OF_EXPERTS`."""
     model, layout = c.workload.model, c.layout
     moe = model.moe
     assert moe is not None
@@ -213,20 +228,12 @@ def moe_mlp(c: Context) -> LayerTime:
     activation_f = activated * (2.0 * local.matrices + 2.0) * unfused
     activation_b = activated * (4.0 * local.matrices + 2.0) * unfused
     moved = _moved_bytes(c, local, activation_f, activation_b)
-    block = block_time(
+    return block_time(
         {"memory_bound": streamed_s(_recomputed_bytes(c, activation_f), c.rates)},
         gemm=Passes(router, router if frozen(c.workload) else 2.0 * router),
         expert_gemm=_expert_gemms_s(c, local),
         memory_bound=streamed_passes_s(c, moved),
         ep_comm=_exchange_s(c, tokens),
-    )
-    if not moe.shared_width:
-        return block
-    shared = dense_mlp(c, moe.shared_width, norm=False)
-    return replace(
-        block,
-        forward=add(block.forward, shared.forward),
-        backward=add(block.backward, shared.backward),
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,6 +54,8 @@ class Context:
     """What collectives reach on each fabric level."""
     forward_only: bool = False
     """Whether layers are priced without their backward pass (`layer_kinds.kind_times`)."""
+    experts: KnownExperts | None = None
+    """Blocks of experts that are known; None where none are kept."""
 
     @cached_property
     def tokens(self) -> Floats:
@@ -191,6 +194,52 @@ class Passes(NamedTuple):
 
     forward: Floats
     backward: Floats
+
+
+NOT_OF_EXPERTS: dict[str, Any] = {
+    **dict.fromkeys(("ep_overlap", "tp_overlap", "dp_overlap", "pp_overlap"), False),
+    **{"cuda_graph": "none", "cp_comm": "p2p", "cp_inner": None, "bucket_mb": None},
+}
+"""Settings, with a plain value of each, that say nothing of routed experts before any overlap."""
+
+
+class KnownExperts:
+    """Blocks of routed experts of some layouts, kept for executions that differ in `NOT_OF_EXPERTS` alone.
+
+    They are most of what a layer with experts takes to price.
+    """
+
+    def __init__(self, layout: Layout, placement: Placement) -> None:
+        self.layout, self.placement = layout, placement
+        self._blocks: list[tuple[Workload, LayerTime]] = []
+
+    def block(self, c: Context, priced: Callable[[Context], LayerTime]) -> LayerTime:
+        """The block of a context, from before where it is of these very layouts and placements.
+
+        Parameters
+        ----------
+        c : Context
+            Its constants, rates and links follow from its workload.
+        priced : callable
+            Prices the block of a context.
+
+        Returns
+        -------
+        LayerTime
+            Seconds by part of one layer and micro-batch.
+        """
+        if c.layout is not self.layout or c.placement is not self.placement:
+            return priced(c)
+        workload = replace(c.workload, **NOT_OF_EXPERTS)
+        for known, block in self._blocks:
+            if known == workload:
+                return block
+        self._blocks.append((workload, priced(c)))
+        return self._blocks[-1][1]
+
+    def forget(self) -> None:
+        """Drops the blocks, whose arrays are large."""
+        self._blocks = []
 
 
 def streamed_passes_s(c: Context, moved_bytes: Passes) -> Passes:

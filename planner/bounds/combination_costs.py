@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.estimate import LayerCosts, costs_of_layers, layer_costs
-from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_context import Context, KnownExperts
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import placement_on
@@ -87,7 +87,9 @@ def shape_table(workloads: Sequence[Workload], shapes: Layout) -> ShapeTable:
     ShapeTable
     """
     shapes = replace(shapes, pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0, schedule=0)
-    costs = tuple(_costs(_Asked(workload, shapes)) for workload in workloads)
+    experts = KnownExperts(shapes, packed_context(workloads[0], shapes).placement)
+    costs = tuple(_costs(_Asked(workload, experts)) for workload in workloads)
+    experts.forget()
     names = [f.name for f in fields(LayerCosts)]
     least = {name: np.min([getattr(each, name) for each in costs], axis=0) for name in names}
     return ShapeTable(shapes=shapes.flat(), costs=costs, least=LayerCosts(**least))
@@ -104,15 +106,18 @@ def _keys(layouts: Layout, most: Sequence[int]) -> IntArray:
 class _Asked:
     """Shapes under a workload as a key: the same model and cluster are the same objects, unhashed."""
 
-    def __init__(self, workload: Workload, shapes: Layout) -> None:
+    def __init__(self, workload: Workload, experts: KnownExperts) -> None:
         # Neither changes what a layer takes.
         self.workload = replace(workload, chooses_buckets=False, memory_margin=1.0)
-        self.shapes = shapes
-        columns = map(np.asarray, vars(shapes).values())
+        self.experts = experts
+        columns = map(np.asarray, vars(experts.layout).values())
         self._key = tuple((column.shape, column.tobytes()) for column in columns)
+        run = self.workload
+        settings = (run.moe_dispatch, run.ep_overlap, run.tp_overlap, run.cuda_graph, run.cp_comm)
+        self._hash = hash((id(run.model), id(run.cluster), settings, self._key))
 
     def __hash__(self) -> int:
-        return hash((id(self.workload.model), id(self.workload.cluster), self._key))
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Asked):
@@ -126,11 +131,12 @@ def _costs(asked: _Asked) -> LayerCosts:
 
     What becomes of its plan without a choice is searched with the same ones.
     """
-    workload, shapes = asked.workload, asked.shapes
-    size = shapes.broadcast_shape()
+    workload, experts = asked.workload, asked.experts
+    size = experts.layout.broadcast_shape()
     if not np.prod(size):
         return LayerCosts(*(np.zeros(0) for _ in fields(LayerCosts)))
-    costs = costs_of_layers(packed_context(workload, shapes))
+    context = packed_context(workload, experts.layout)
+    costs = costs_of_layers(replace(context, placement=experts.placement, experts=experts))
     columns = [np.asarray(cost, dtype=np.float64) for cost in vars(costs).values()]
     return LayerCosts(*(np.broadcast_to(column, size).ravel() for column in columns))
 

@@ -368,6 +368,35 @@ def sparing_recompute(space: Space) -> tuple[int, ...]:
     return (every_module, *others) if modules else others
 
 
+def plainest(space: Space) -> Space:
+    """The part of a space with the fewest shard groups and expert-tensor ranks, nothing, the most modules or
+    whole layers recomputed, and the least or the most of the optimizer on the host.
+    """
+    shares = space.shares.items()
+    ends = {(zero, share) for zero, own in shares for share in (own[0], own[-1])}
+    kinds = {int(Recompute.NONE), *sparing_recompute(space)}
+    return replace(
+        space,
+        etp=space.etp[:1],
+        shard_groups=space.shard_groups[:1],
+        offloads=tuple(sorted(ends)),
+        recompute=tuple(mask for mask in space.recompute if mask in kinds),
+    )
+
+
+def unlike(branches: Sequence[Branch]) -> list[Branch]:
+    """Of branches that differ in overlapped tensor parallelism and in exchanges of context alone, one each:
+    the first that overlaps, else the first.
+    """
+    chosen: dict[Execution, Branch] = {}
+    for branch in branches:
+        run = branch.execution
+        plain = replace(run, tp_overlap=False, cp_comm="p2p", cp_inner=None)
+        if plain not in chosen or (run.tp_overlap and not chosen[plain].execution.tp_overlap):
+            chosen[plain] = branch
+    return list(chosen.values())
+
+
 def as_array(layout: Layout) -> Layout:
     """One layout as an array of one."""
     return Layout(**{name: np.array([value]) for name, value in vars(layout).items()})

@@ -50,6 +50,8 @@ from meshwright.planner.search.branches import (
     LeastFirst,
     RoomOfBranches,
     as_array,
+    plainest,
+    unlike,
 )
 from meshwright.planner.search.choosers import KernelChooser, SlotChooser
 from meshwright.planner.search.model import Candidates
@@ -172,8 +174,7 @@ class LayoutSearch:
     @property
     def _together(self) -> int:
         """Layouts whose mappings are bounded in one go, while nothing is stuck."""
-        is_first = not self._best and isinstance(self.chooser, SlotChooser)
-        return self._params.first_together if is_first else self._params.bounded_together
+        return self._params.bounded_together if self._best else self._params.first_together
 
     def _remaining_s(self) -> float | None:
         """Seconds until the time limit. Raises OutOfTimeError behind it, or when the work is done."""
@@ -207,21 +208,22 @@ class LayoutSearch:
         return RoomOfBranches(self._branches)
 
     def _likely(self) -> Layout | None:
-        """A fast layout of a very large space, whose price spares the search most of it; None for others.
+        """A fast layout of a large space, whose price spares the search most of it; None for others.
 
-        From a search of the part with the fewest shard groups and the least of the optimizer on the host, the
-        choices of which layouts have most, that leaves out what is hardly faster than what it has.
+        From a search of the part that has most of what layouts and executions choose among, and leaves out
+        what is hardly faster than what it has.
         """
         one = self._top_k == 1 and not self._any_plan and self._most_priced is None
         gpus, space = self._space.workload.gpus, self._space
         if not one or not isinstance(self.chooser, KernelChooser):
             return None
-        if int(space.degrees_by_shape(gpus, gpus // 2).sum()) <= self._params.looked_over_first:
+        degrees = int(space.degrees_by_shape(gpus, gpus // 2).sum())
+        if degrees * len(self._branches) <= self._params.looked_over_first:
             return None
         remaining_s, params = self._remaining_s(), self._params
         outcome = LayoutSearch(
-            space.plainest(),
-            [replace(branch, space=branch.space.plainest()) for branch in self._branches],
+            plainest(space),
+            [replace(branch, space=plainest(branch.space)) for branch in unlike(self._branches)],
             time_limit_s=None if remaining_s is None else remaining_s / 2,
             params=replace(params, looked_over_first=inf, worth_finding=params.promising),
         ).run()

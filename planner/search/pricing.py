@@ -253,12 +253,13 @@ class SearchParams:
 
     first_batch: int = 128
     """Degrees of an execution expanded at once, at first; small, so that an incumbent is there early."""
-    largest_batch: int = 4096
+    largest_batch: int = 1 << 14
     """Degrees expanded at once, at most; batches grow fourfold up to it."""
     enumerated_whole: int = 1 << 18
     """Degrees up to which all are enumerated before there is a price; of more those of the least bounds."""
-    looked_over_first: float = 1 << 21
-    """Degrees on more than half of the GPUs from which a part of the space is searched for a first price."""
+    looked_over_first: float = 1 << 18
+    """Degrees on more than half of the GPUs times executions, from which a part of the space is searched for
+    a first price."""
     worth_finding: float = 1.0
     """Share of the last step time, 0 to 1, that a layout must beat; a proof of the optimum needs 1."""
     priced_per_round: int = 8
@@ -269,8 +270,8 @@ class SearchParams:
     """Prices in a row that bring nothing before more degrees are expanded."""
     bounded_together: int = 2048
     """Layouts of the pool whose mappings are bounded in one go, over all executions."""
-    first_together: int = 256
-    """The same on irregular allocations before there is a price: counting their mappings takes longer."""
+    first_together: int = 128
+    """The same before there is a price, which then leaves out most of the others."""
     promising: float = 0.97
     """Share of the last step time, 0 to 1: with a bound below it, prices come before more degrees."""
     worthwhile: float = 0.995

@@ -150,11 +150,6 @@ class Space:
             and offload in self.offloads
         )
 
-    def plainest(self) -> Space:
-        """The part with the fewest shard groups, and with the least of the optimizer on the host."""
-        least = tuple((zero, shares[0]) for zero, shares in self._shares.items())
-        return replace(self, shard_groups=self.shard_groups[:1], offloads=least)
-
     def micro_batches(self, dp: int) -> list[int]:
         """Sequences per micro-batch for a number of replicas: every divisor of a replica's share."""
         share = self.workload.global_batch // dp
@@ -321,8 +316,8 @@ class Space:
         virtual stages; arrays of shape [n].
         """
         count = degrees.broadcast_shape()[0]
-        zero = np.array(list(self._shares), dtype=np.int64)
-        offload = np.array([shares[0] for shares in self._shares.values()], dtype=np.int64)
+        zero = np.array(list(self.shares), dtype=np.int64)
+        offload = np.array([shares[0] for shares in self.shares.values()], dtype=np.int64)
         recompute = np.array(self.recompute, dtype=np.int64)
         grown = degrees.take(np.repeat(np.arange(count), len(zero) * len(recompute)))
         return replace(
@@ -333,7 +328,7 @@ class Space:
         )
 
     @cached_property
-    def _shares(self) -> dict[int, list[int]]:
+    def shares(self) -> dict[int, list[int]]:
         """What each ZeRO stage may offload of the optimizer, in percent, rising."""
         shares: dict[int, list[int]] = {}
         for zero, share in sorted(self.offloads):
@@ -343,24 +338,24 @@ class Space:
     @property
     def states_and_ways(self) -> tuple[int, int]:
         """How many ZeRO stages with what they offload, and how many recomputations, `variants` has."""
-        return len(self._shares), len(self.recompute)
+        return len(self.shares), len(self.recompute)
 
     @cached_property
     def offloads_several(self) -> bool:
         """Whether some ZeRO stage leaves a choice of what is offloaded."""
-        return any(len(shares) > 1 for shares in self._shares.values())
+        return any(len(shares) > 1 for shares in self.shares.values())
 
     def share_counts(self, layouts: Layout) -> IntArray:
         """How many shares of the optimizer may be offloaded under the ZeRO stages of some layouts, [n]."""
-        counts = np.zeros(max(self._shares, default=0) + 1, dtype=np.int64)
-        for zero, shares in self._shares.items():
+        counts = np.zeros(max(self.shares, default=0) + 1, dtype=np.int64)
+        for zero, shares in self.shares.items():
             counts[zero] = len(shares)
         return np.asarray(counts[np.asarray(layouts.zero_stage)])
 
     def most_offloaded(self, layouts: Layout) -> Layout:
         """The given layouts, each with the largest share that it may offload."""
-        most = np.zeros(max(self._shares, default=0) + 1, dtype=np.int64)
-        for zero, shares in self._shares.items():
+        most = np.zeros(max(self.shares, default=0) + 1, dtype=np.int64)
+        for zero, shares in self.shares.items():
             most[zero] = shares[-1]
         return replace(layouts, optimizer_offload=most[np.asarray(layouts.zero_stage)])
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from meshwright.costmodel.estimate import costs_of_layers
 from meshwright.costmodel.layer_kinds import KindTime
 from meshwright.costmodel.layout import Layout
 from meshwright.planner.bounds import mappings as alike
+from meshwright.planner.bounds.combination_costs import shape_table
 from meshwright.planner.bounds.mappings import KnownTimes, packed_context, shared_times
 from meshwright.planner.request.reader import read_request
+from meshwright.planner.search.space import space_of
 
 
 def random_layouts(seed: int, count: int) -> Layout:
@@ -51,3 +56,19 @@ def test_kept_times_are_those_computed_anew(
                 np.testing.assert_array_equal(own.seconds, times.seconds)
                 np.testing.assert_array_equal(own.backward_s, times.backward_s)
                 np.testing.assert_array_equal(own.recompute_s, times.recompute_s)
+
+
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3"])
+def test_shapes_cost_under_many_executions_what_they_cost_under_each_alone(model: str) -> None:
+    request = read_request(model=model, cluster="dgx-h100", gpus=64, global_batch=64, seq_len=4096)
+    executions = list(request.execution_options.executions())
+    workloads = [request.workload(each) for each in executions]
+    shapes = space_of(request).shapes()
+    plain = replace(shapes, pp=1, vpp=1, zero_stage=0, recompute=0, recompute_layers=0, schedule=0)
+    assert len(executions) > len({workload.moe_dispatch for workload in workloads}) > 1
+    together = shape_table(workloads, shapes).costs
+    for workload, costs in zip(workloads, together, strict=True):
+        alone = costs_of_layers(packed_context(workload, plain))
+        for name, column in vars(costs).items():
+            anew = np.broadcast_to(getattr(alone, name), plain.broadcast_shape()).ravel()
+            np.testing.assert_array_equal(column, anew)
