@@ -419,12 +419,11 @@ def imbalance_s(c: Context, *, fully_recomputed: bool = True) -> Floats:
     attention_s = unlike_attention_s(c, fully_recomputed=fully_recomputed)
     if not np.any(attention_s):
         return 0.0
-    gathers, reductions = passes_of_a_step(c)
     m, pp, dp = (np.asarray(x) for x in (layout.num_micro_batches, layout.pp, layout.dp))
-    each_time = (m > 1) & ((np.asarray(gathers) > 1) | (np.asarray(reductions) > 1))
     sharding = np.maximum(dp // np.asarray(layout.shard_groups), 1)
     of_experts = np.asarray(layout.expert_group) // (np.asarray(layout.tp) * layout.cp)
-    in_step = np.clip(np.where(each_time, np.maximum(sharding, of_experts), of_experts), 1, dp)
+    together = np.where(waits_by_shards(c), np.maximum(sharding, of_experts), of_experts)
+    in_step = np.clip(together, 1, dp)
     schedule = np.asarray(layout.schedule)
     forward_first = (schedule == int(Schedule.GPIPE)) | (schedule == int(Schedule.BREADTH_FIRST))
     packs, loads = layout.micro_batch, lengths.loads
@@ -444,6 +443,40 @@ def imbalance_s(c: Context, *, fully_recomputed: bool = True) -> Floats:
         longer = longer + np.where(forward_first, (pp - 1) / layout.vpp * (most - 1.0), 0.0)
     waits_s: Floats = attention_s * longer
     return waits_s
+
+
+def waits_by_shards(c: Context) -> NDArray[np.bool_]:
+    """Whether ranks that share parameters wait in every micro-batch for the one with the slowest pack.
+
+    They do where they gather or reduce in each (`passes_of_a_step`): smaller shard groups wait less.
+
+    Parameters
+    ----------
+    c : Context
+        Workload and layouts.
+
+    Returns
+    -------
+    array of bool
+        Shaped like the layouts; False where packs are alike, and where samples are dealt to ranks one by one.
+    """
+    shape = c.layout.broadcast_shape()
+    if c.workload.lengths is None or is_dealt(c.workload):
+        return np.zeros(shape, dtype=bool)
+    gathers, reductions = passes_of_a_step(c)
+    several = (np.asarray(gathers) > 1) | (np.asarray(reductions) > 1)
+    each_time = (np.asarray(c.layout.num_micro_batches) > 1) & several
+    return np.broadcast_to(each_time, shape)
+
+
+def _least_imbalance_s(c: Context, numbers_of_groups: Sequence[int]) -> Floats:
+    """`imbalance_s` of the number of shard groups whose ranks wait least."""
+    by_number = [
+        imbalance_s(replace(c, layout=replace(c.layout, shard_groups=number)))
+        for number in numbers_of_groups
+    ]
+    least_s: Floats = np.minimum.reduce(np.broadcast_arrays(*by_number))
+    return least_s
 
 
 def dealt_waits_s(c: Context, stages: Stages, busiest_s: Floats) -> Floats:
@@ -706,7 +739,7 @@ def optimistic_step(
     numbers_of_groups : sequence of int
         Numbers of shard groups of which `traffic` is the least, for layouts with one group: the step is then
         a bound for each of them. More groups only hold larger shards, but for what an optimizer sends
-        (`optimizers.sends_by_shards`).
+        (`optimizers.sends_by_shards`) and what ranks wait for unlike packs (`waits_by_shards`).
     any_relief : bool
         Whether the step is to be a bound for the same layouts with modules recomputed, or more of the
         optimizer offloaded, too. A slower layer hides more of the transfers between virtual stages: these
@@ -722,6 +755,8 @@ def optimistic_step(
     busiest = np.maximum(busiest, busiest_s)
     step = _without_waits_of_unlike(c, _with_parameters_spread(c, times, traffic))
     step = step._replace(numbers_of_groups=tuple(numbers_of_groups))
+    if numbers_of_groups and c.workload.lengths is not None:
+        step = step._replace(imbalance_s=_least_imbalance_s(c, numbers_of_groups))
     if any_relief:
         step = step._replace(chunk_s=np.inf)
     pp = np.asarray(c.layout.pp)

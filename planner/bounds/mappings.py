@@ -45,7 +45,7 @@ from meshwright.costmodel.optimizers import sends_by_shards
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.rates import calibrated_constants, links_of
 from meshwright.costmodel.states import rank_parameters
-from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.step_time import make_context, waits_by_shards
 from meshwright.costmodel.workload import Workload
 
 FloatArray = NDArray[np.float64]
@@ -670,7 +670,7 @@ def useful_groups(context: Context, numbers: Sequence[int]) -> BoolArray:
     """Whether the shard groups of some layouts may be the best of some numbers of groups, as they lie.
 
     More groups only pay where they send less; but where the optimizer itself sends less in smaller groups
-    (`sends_by_shards`), any number may be the best.
+    (`sends_by_shards`), or ranks wait less for unlike packs (`waits_by_shards`), any number may be the best.
 
     Parameters
     ----------
@@ -686,7 +686,7 @@ def useful_groups(context: Context, numbers: Sequence[int]) -> BoolArray:
     """
     own = np.asarray(context.layout.shard_groups)
     useful = np.ones(len(own), dtype=bool)
-    rows = np.flatnonzero(own > min(numbers, default=1))
+    rows = np.flatnonzero((own > min(numbers, default=1)) & ~waits_by_shards(context))
     if not len(rows) or sends_by_shards(context.workload):
         return useful
     few = rows_of_context(context, rows)

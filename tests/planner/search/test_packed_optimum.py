@@ -8,9 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshwright.cluster_specs.reader import load_cluster
+from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.lengths import PACKINGS, packed_lengths
+from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.space import space_of
+from tests.planner.search.test_other_optimizers import small_request
 from tests.planner.search.test_planner_optimum import (
     best_by_brute_force,
     check_against_brute_force,
@@ -76,3 +80,49 @@ def test_many_of_these_problems_have_unlike_packs_that_cost() -> None:
             break
     assert min(costs) > 1 - 1e-12
     assert sum(cost > 1 + 1e-6 for cost in costs) >= 10
+
+
+def in_a_node(seed: int) -> PlanRequest:
+    """Replicas in one node that gather or reduce in every micro-batch, over packs that are very unlike."""
+    draw, rng = random.Random(seed), np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(draw.uniform(6, 8), draw.uniform(1, 2), 2000), 1, 10**6)
+    sizes, counts = np.unique(lengths.astype(int), return_counts=True)
+    packing = draw.choice(PACKINGS)
+    packs = packed_lengths(sizes, counts, pack_size=16_384, packing=packing)
+    return replace(
+        small_request(seed, "fsdp2", "adam"),
+        cluster=load_cluster("dgx-a100"),
+        gpus=8,
+        global_batch=8 * draw.choice([4, 8]),
+        seq_len=16_384,
+        lengths=packs,
+        pins={"tp": 1, "cp": 1, "recompute": "none", "zero_stage": draw.choice([2, 3])},
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 13])
+def test_smaller_shard_groups_wait_less_and_bounds_know_it(seed: int) -> None:
+    asked = in_a_node(seed)
+    asked = replace(asked, pins={**asked.pins, "dp": 8, "micro_batch": 1})
+    prices, layouts = {}, {}
+    for groups in (1, 2, 4):
+        found = search(replace(asked, pins={**asked.pins, "shard_groups": groups})).best[0]
+        prices[groups], layouts[groups] = found.step_time_s, found.layout
+    assert prices[4] < prices[2] < prices[1]
+    one = Layout(**{name: np.array([value]) for name, value in vars(layouts[1]).items()})
+    pricing = CostModelPricing(space_of(asked).workload)
+    for bound in (pricing.lower_bound_s, pricing.relief_bound_s):
+        assert bound(one, (1, 2, 4))[0] <= prices[4] * (1 + 1e-9)
+        assert bound(one, (1, 2))[0] <= prices[2] * (1 + 1e-9)
+    assert search(asked).best[0].step_time_s == pytest.approx(prices[4])
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
+def test_shard_groups_over_unlike_packs_are_those_of_brute_force(seed: int) -> None:
+    check_against_brute_force(in_a_node(seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", some(range(3, 27)))
+def test_shard_groups_over_unlike_packs_are_those_of_brute_force_many(seed: int) -> None:
+    check_against_brute_force(in_a_node(seed))
