@@ -207,7 +207,10 @@ def moe_mlp(c: Context) -> LayerTime:
 
 
 def _routed(c: Context) -> LayerTime:
-    """`moe_mlp` without the shared experts. It reads none of `layer_context.NOT_OF_EXPERTS`."""
+    """`moe_mlp` without the shared experts.
+
+    It reads no setting that `layer_context.as_experts_run` makes plain.
+    """
     model, layout = c.workload.model, c.layout
     moe = model.moe
     assert moe is not None

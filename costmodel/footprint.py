@@ -596,6 +596,9 @@ def unlike_layer_bytes(workload: Workload, layout: Layout) -> list[KindBytes]:
 def fewest_of_each(layers: tuple[str, ...], parts: int) -> NDArray[np.float64]:
     """The fewest layers of each kind among so many layers that lie in some parts of a sequence.
 
+    Derived here: in one part they are counted, in several they are at least the fewest sum over ways to share
+    the layers among parts, and of a kind no more can be missing than layers are.
+
     Parameters
     ----------
     layers : tuple of str
@@ -1090,8 +1093,8 @@ class UnlikeRooms(NamedTuple):
     def most_layers(self) -> NDArray[np.float64]:
         """The most layers of every rank, wherever they lie in the model.
 
-        A rank holds at least the least of so many layers kept, less what each recomputed one saves at the
-        most, and at least the least of them with all recomputed.
+        Derived here: a rank holds at least the least of so many layers kept, less what each recomputed one
+        saves at the most, and at least the least of them with all recomputed.
 
         Returns
         -------

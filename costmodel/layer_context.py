@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -196,15 +196,34 @@ class Passes(NamedTuple):
     backward: Floats
 
 
-NOT_OF_EXPERTS: dict[str, Any] = {
-    **dict.fromkeys(("ep_overlap", "tp_overlap", "dp_overlap", "pp_overlap"), False),
-    **{"cuda_graph": "none", "cp_comm": "p2p", "cp_inner": None, "bucket_mb": None},
-}
-"""Settings, with a plain value of each, that say nothing of routed experts before any overlap."""
+def as_experts_run(workload: Workload) -> Workload:
+    """A workload with plain values of the settings that say nothing of routed experts before any overlap.
+
+    Parameters
+    ----------
+    workload : Workload
+        Run in any way.
+
+    Returns
+    -------
+    Workload
+        Equal for all workloads that run routed experts alike.
+    """
+    return replace(
+        workload,
+        ep_overlap=False,
+        tp_overlap=False,
+        dp_overlap=False,
+        pp_overlap=False,
+        cuda_graph="none",
+        cp_comm="p2p",
+        cp_inner=None,
+        bucket_mb=None,
+    )
 
 
 class KnownExperts:
-    """Blocks of routed experts of some layouts, kept for executions that differ in `NOT_OF_EXPERTS` alone.
+    """Blocks of routed experts of some layouts, kept for executions that run them alike (`as_experts_run`).
 
     They are most of what a layer with experts takes to price.
     """
@@ -230,7 +249,7 @@ class KnownExperts:
         """
         if c.layout is not self.layout or c.placement is not self.placement:
             return priced(c)
-        workload = replace(c.workload, **NOT_OF_EXPERTS)
+        workload = as_experts_run(c.workload)
         for known, block in self._blocks:
             if known == workload:
                 return block

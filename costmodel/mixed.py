@@ -105,7 +105,18 @@ class Segment:
         return slice(self.first, self.first + self.ranks)
 
     def layers(self, stages: Stages) -> int:
-        """Of all its ranks, in a split of the whole pipeline."""
+        """Layers of all its ranks.
+
+        Parameters
+        ----------
+        stages : tuple of tuple of int
+            Layers of each [pipeline rank][virtual stage] of the whole pipeline.
+
+        Returns
+        -------
+        int
+            At least 1.
+        """
         return sum(sum(rank) for rank in stages[self.own])
 
 

@@ -23,7 +23,7 @@ from meshwright.documents import parse_mapping, read_text, validation_message
 from meshwright.errors import InputError
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.torchtitan import TORCHTITAN
-from meshwright.model_specs.reader import catalog_names, flavors, read_model
+from meshwright.model_specs.reader import catalog_names, flavors, load_catalog_model, read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, run_from_mapping
 from meshwright.planner.runs.run_schema import Positive, Words
@@ -248,13 +248,18 @@ def _in_all(layout: Mapping[str, Any]) -> int:
 
 
 def _model(doc: StatedPairDoc) -> str | ModelSpec:
-    """The catalog's model of this name, without its count of parameters in brackets, or that all of them are
-    fine-tuned, which is a step of pretraining; torchtitan's own of a torchtitan run.
+    """The catalog's model of this name, without what brackets say of its size, or that all of its parameters
+    are fine-tuned, which is a step of pretraining; torchtitan's own of a torchtitan run.
+
+    A name may leave out how many parameters are active, and brackets that no module predicts several tokens.
     """
-    plain = _letters(re.sub(r"\((\d+B|SFT)\)", "", doc.model or ""))
-    catalog = {_letters(name): name for name in catalog_names()}
-    if plain in catalog:
-        return catalog[plain]
+    words = re.sub(r"\((\d+B|SFT|\d+ layers: .*)\)", "", doc.model or "")
+    plain = _letters(words.replace("(no MTP)", ""))
+    named = re.compile(re.escape(plain) + r"(a\d+b)?")
+    for name in catalog_names():
+        if named.fullmatch(_letters(name)):
+            model = load_catalog_model(name)
+            return model.model_copy(update={"mtp_layers": 0}) if "(no MTP)" in words else name
     if (doc.framework or "").startswith(TORCHTITAN.name):
         for flavor in flavors():
             if _letters(flavor.family + flavor.name) == plain:
