@@ -653,6 +653,43 @@ def least_held(
     return np.asarray(of_layer @ fewest + np.min(of_layer, axis=-1)[..., None] * at_the_least)
 
 
+def least_in_parts(
+    layers: tuple[str, ...],
+    parts: int,
+    of_kinds: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
+    recomputed: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The least states of so many layers of a rank, and the least that they save of a micro-batch.
+
+    Derived here: they save at least the least of so many layers kept, less what each recomputed one spares at
+    the most, and at least the least of them with all recomputed.
+
+    Parameters
+    ----------
+    layers : tuple of str
+        The kind of each layer, in their order (`ModelSpec.unlike_bytes`).
+    parts : int
+        Virtual stages of the rank, at least 1.
+    of_kinds : tuple of three arrays of float, shape [kinds, ...]
+        States of a layer, what it saves, and what it saves where it is recomputed in full.
+    recomputed : array of int, shape [...]
+        Layers of every virtual stage that are recomputed in full, at least 0.
+
+    Returns
+    -------
+    tuple of two arrays of float, shape [..., layers + 1]
+        In the unit of `of_kinds`, for 0 layers, 1, 2, ... of all.
+    """
+    states, saved, dropped = of_kinds
+    smaller = np.minimum(saved, dropped)
+    fixed, as_saved, as_recomputed = (
+        least_held(layers, parts, list(each)) for each in (states, saved, smaller)
+    )
+    most_recomputed = np.minimum(np.arange(len(layers) + 1), recomputed[..., None] * parts)
+    spared = most_recomputed * np.max(saved - smaller, axis=0)[..., None]
+    return fixed, np.maximum(as_saved - spared, as_recomputed)
+
+
 # Bounds on the memory of pipeline ranks over all splits of the layers, for many layouts at once.
 
 
@@ -1034,7 +1071,7 @@ def unlike_rooms(workload: Workload, layout: Layout, limit_gib: float) -> Unlike
     Returns
     -------
     UnlikeRooms or None
-        Of the layouts, ranks beyond a layout's pp without room; None where layers hold as many bytes.
+        Of the layouts, ranks beyond a layout's pp without room; None where all layers hold equal bytes.
     """
     if not workload.model.unlike_bytes:
         return None
@@ -1093,27 +1130,22 @@ class UnlikeRooms(NamedTuple):
     def most_layers(self) -> NDArray[np.float64]:
         """The most layers of every rank, wherever they lie in the model.
 
-        Derived here: a rank holds at least the least of so many layers kept, less what each recomputed one
-        saves at the most, and at least the least of them with all recomputed.
+        Derived here: `least_in_parts` is never above what so many layers hold, and never falls with them.
 
         Returns
         -------
         array of float, shape [n, ranks]
             Layers, at least 0.
         """
-        states, saved, dropped = self._of_kinds()
-        smaller = np.minimum(saved, dropped)
-        relief = np.max(saved - smaller, axis=0)
+        of_kinds = self._of_kinds()
         rooms = np.zeros(self.room.shape)
         numbers = np.arange(len(self.layers) + 1)
         for parts in np.unique(self.vpp).tolist():
             for rows in _in_pieces(self.vpp == parts, self.room.shape[1] * len(numbers)):
-                fixed, as_saved, as_recomputed = (
-                    least_held(self.layers, parts, list(each[:, rows]))
-                    for each in (states, saved, smaller)
+                states, saved, dropped = (each[:, rows] for each in of_kinds)
+                fixed, moving = least_in_parts(
+                    self.layers, parts, (states, saved, dropped), self.recomputed[rows]
                 )
-                recomputed = np.minimum(numbers, self.recomputed[rows, None] * parts)
-                moving = np.maximum(as_saved - recomputed * relief[rows, None], as_recomputed)
                 bytes_held = fixed[:, None] + moving[:, None] * self.flying[rows, :, None]
                 fits = bytes_held * (1 - ROUNDING) <= self.room[rows, :, None]
                 rooms[rows] = np.sum(fits, axis=2) - 1

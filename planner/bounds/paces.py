@@ -26,6 +26,7 @@ from meshwright.costmodel.footprint import (
     UnlikeRooms,
     layer_bytes,
     least_held,
+    least_in_parts,
     main_layer_rooms,
     offloaded_states_gib,
     unlike_layer_bytes,
@@ -142,7 +143,7 @@ class MemoryFit:
 
     @cached_property
     def _unlike(self) -> _UnlikeBytes | None:
-        """None where main layers have as many bytes."""
+        """None where all main layers hold equal bytes."""
         if not self.workload.model.unlike_bytes:
             return None
         return _UnlikeBytes(self.workload, self.layout, self._recomputed_layers)
@@ -170,7 +171,7 @@ class MemoryFit:
             fixed_gib, each_gib = self._host_of_unlike
             layer_gib, beyond_gib = self._unlike.line_gib(each_gib)
             return [HostRow(float(fixed) - beyond_gib, layer_gib) for fixed in fixed_gib]
-        of_dense, of_expert = self._offloaded_gib
+        of_dense, of_expert = self.offloaded_gib
         dense, rest, experts = layer_parameters_on_gpu(self.workload.model, layout)
         layer_gib = float(np.asarray(rest * of_dense + experts * of_expert))
         leading_gib = float(np.asarray(dense * of_dense)) - layer_gib
@@ -187,13 +188,12 @@ class MemoryFit:
         ]
 
     @cached_property
-    def _offloaded_gib(self) -> tuple[float, float]:
+    def offloaded_gib(self) -> tuple[float, float]:
         """What the host keeps of a parameter outside experts, and of one in them."""
-        of_dense, of_expert = (
-            float(np.asarray(offloaded_bytes(self.workload, self.layout, shards))) / GIB
-            for shards in optimizer_shards(self.layout)
-        )
-        return of_dense, of_expert
+        dense_shards, expert_shards = optimizer_shards(self.layout)
+        of_dense = offloaded_bytes(self.workload, self.layout, dense_shards)
+        of_expert = offloaded_bytes(self.workload, self.layout, expert_shards, experts=True)
+        return float(np.asarray(of_dense)) / GIB, float(np.asarray(of_expert)) / GIB
 
     @cached_property
     def _host_of_unlike(self) -> tuple[FloatArray, FloatArray]:
@@ -201,7 +201,7 @@ class MemoryFit:
         stages = any_stages(self.workload, self.layout)
         assert stages is not None
         assert self._unlike is not None
-        each_gib = self._unlike.offloaded_gib(*self._offloaded_gib)
+        each_gib = self._unlike.offloaded_gib(*self.offloaded_gib)
         held_gib = offloaded_states_gib(self.workload, self.layout, stages)
         return held_gib - self._unlike.in_stages(each_gib, stages), each_gib
 
@@ -309,7 +309,7 @@ class MemoryFit:
     def fits_stages(self, stages: Stages) -> bool:
         """Whether every rank of a split may stay within the limit on its HBM.
 
-        A rounding error over it is left to the exact check; so is the split where layers hold as many bytes.
+        A rounding error over it is left to the exact check. So are all splits where layers hold equal bytes.
         """
         if self._unlike is None:
             return True
@@ -471,14 +471,11 @@ class _UnlikeBytes:
 
     def least_gib(self, flying: float) -> FloatArray:
         """States and activations of 0 layers, 1, 2, ... at the least, wherever they lie in the model."""
-        states, as_saved, as_recomputed = (
-            least_held(self._layers, self._vpp, list(each))
-            for each in (self._states, self._saved, np.minimum(self._saved, self._dropped))
+        of_kinds = (self._states, self._saved, self._dropped)
+        states, saved = least_in_parts(
+            self._layers, self._vpp, of_kinds, np.asarray(self._recomputed)
         )
-        recomputed = np.minimum(np.arange(len(as_saved)), self._recomputed * self._vpp)
-        return np.asarray(
-            states + flying * np.maximum(as_saved - recomputed * self.relief_gib, as_recomputed)
-        )
+        return states + flying * saved
 
     def kept_gib(self, flying: float) -> FloatArray:
         """States and activations of one layer of each kind that is not recomputed in full, [kinds]."""

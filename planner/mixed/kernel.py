@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.data_parallel import traffic_by_kind
 from meshwright.costmodel.estimate import LayerCosts, costs_of_times
-from meshwright.costmodel.footprint import GIB
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.mixed import (
@@ -36,7 +35,7 @@ from meshwright.costmodel.mixed import (
     mixed_step,
     mixed_step_of_loads,
 )
-from meshwright.costmodel.states import layer_parameters_on_gpu, offloaded_bytes, optimizer_shards
+from meshwright.costmodel.states import layer_parameters_on_gpu
 from meshwright.costmodel.step_time import imbalance_s
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InternalError
@@ -402,7 +401,9 @@ class PartCosts:
         if limit_gib == inf or not room:
             return room
         costs, fewest = self.costs(0), max(fewest, leading)
-        of_dense, of_experts = self._host_gib
+        _, _, parameters = layer_parameters_on_gpu(self.placed.workload.model, self.placed.layout)
+        of_dense, of_expert = fit.offloaded_gib
+        of_experts = of_expert * float(np.asarray(parameters))
         counts = range(fewest, room + 1)
         within = bisect_right(
             counts,
@@ -413,16 +414,6 @@ class PartCosts:
             ),
         )
         return counts[within - 1] if within else 0
-
-    @cached_property
-    def _host_gib(self) -> tuple[float, float]:
-        """What a GPU keeps on its host of a parameter outside experts, and of a layer's experts."""
-        workload, layout = self.placed.workload, self.placed.layout
-        dense_shards, expert_shards = optimizer_shards(layout)
-        _, _, each_expert = layer_parameters_on_gpu(workload.model, layout)
-        of_dense = offloaded_bytes(workload, layout, dense_shards)
-        of_expert = offloaded_bytes(workload, layout, expert_shards, experts=True) * each_expert
-        return float(np.asarray(of_dense)) / GIB, float(np.asarray(of_expert)) / GIB
 
     def least_rooms(self, amount: int) -> list[int]:
         """Layers that fit on each rank of the pipeline, as many or more recomputed, however many lead."""

@@ -369,8 +369,10 @@ def sparing_recompute(space: Space) -> tuple[int, ...]:
 
 
 def plainest(space: Space) -> Space:
-    """The part of a space with the fewest shard groups and expert-tensor ranks, nothing, the most modules or
-    whole layers recomputed, and the least or the most of the optimizer on the host.
+    """The part of a space in which a search looks for a first price.
+
+    It has the fewest shard groups and expert-tensor ranks. Of recomputation it has none, that of the modules
+    that leave least in memory, and that of whole layers; of the optimizer's offload the least and the most.
     """
     shares = space.shares.items()
     ends = {(zero, share) for zero, own in shares for share in (own[0], own[-1])}
@@ -384,9 +386,10 @@ def plainest(space: Space) -> Space:
     )
 
 
-def unlike(branches: Sequence[Branch]) -> list[Branch]:
-    """Of branches that differ in overlapped tensor parallelism and in exchanges of context alone, one each:
-    the first that overlaps, else the first.
+def representatives(branches: Sequence[Branch]) -> list[Branch]:
+    """One branch of all that differ only in overlapped tensor parallelism and in how context is exchanged.
+
+    It is the first that overlaps, or the first of all where none does.
     """
     chosen: dict[Execution, Branch] = {}
     for branch in branches:

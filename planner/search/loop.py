@@ -51,7 +51,7 @@ from meshwright.planner.search.branches import (
     RoomOfBranches,
     as_array,
     plainest,
-    unlike,
+    representatives,
 )
 from meshwright.planner.search.choosers import KernelChooser, SlotChooser
 from meshwright.planner.search.model import Candidates
@@ -223,7 +223,10 @@ class LayoutSearch:
         remaining_s, params = self._remaining_s(), self._params
         outcome = LayoutSearch(
             plainest(space),
-            [replace(branch, space=plainest(branch.space)) for branch in unlike(self._branches)],
+            [
+                replace(branch, space=plainest(branch.space))
+                for branch in representatives(self._branches)
+            ],
             time_limit_s=None if remaining_s is None else remaining_s / 2,
             params=replace(params, looked_over_first=inf, worth_finding=params.promising),
         ).run()
