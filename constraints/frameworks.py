@@ -306,6 +306,19 @@ bamba, granitemoehybrid, mamba, falcon_mamba and jamba, configuration_*.py: Jamb
 accelerate's context parallelism knows attention alone: a scan would start anew on each rank
 (accelerate/parallelism_config.py)."""
 
+WHOLE_DELTA_NET = AtMost(
+    name="fsdp2-whole-delta-net",
+    sentence="tp cp <= 1 where layers have linear attention",
+    unit="ranks",
+    binds=lambda work: work.model.linear_attention is not None,
+    value=of("tp", "cp"),
+    words="tp {tp} x cp {cp} for layers with linear attention, which run whole here",
+    remedy="Set tp and cp to 1, and shard with dp.",
+)
+"""Tensor ranks gather what every projection of Gated DeltaNet returns and run the same rule over all heads
+(transformers 5.23, models/qwen3_5, configuration_qwen3_5.py: colwise_gather_output), and accelerate's context
+parallelism knows attention alone."""
+
 CAUSAL_CONTEXT = AtMost(
     name="fsdp2-context-mask",
     sentence="cp <= 1 with sliding windows or attention sinks: accelerate has causal masks alone",
@@ -324,6 +337,7 @@ FSDP2_RULES: tuple[Rule, ...] = (
     SHARDS_BESIDE_TENSOR,
     whole_kv_heads(FSDP2),
     WHOLE_MAMBA,
+    WHOLE_DELTA_NET,
     CAUSAL_CONTEXT,
     PEFT_DEGREES,
     TRL_DEGREES,

@@ -233,7 +233,12 @@ FSDP2 = Framework(
     # accelerate/accelerator.py, prepare_model: autocast around the forward pass; FSDP2 casts what it gathers.
     autocasts_whole_weights=True,
     attention={},
-    linear_attention=None,
+    # Both call the same kernels (megatron/core/ssm/gated_delta_net, modeling_qwen3_next.py).
+    linear_attention=Setting(
+        source="transformers/models/qwen3_5/modeling_qwen3_5.py",
+        installs="flash-linear-attention and causal-conv1d",
+        rules=("fsdp2-whole-delta-net",),
+    ),
     sparse_attention=None,
     hybrid_layers=Setting(
         source="transformers/models/mamba2/modeling_mamba2.py",

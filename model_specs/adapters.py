@@ -85,7 +85,9 @@ _FUSED = ("qkv_proj", "gate_up_proj")
 """One matrix, and so one adapter, in place of two or three."""
 _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 _INDEXER = ("wq_b", "wk", "weights_proj")
-_MIXERS = ("in_proj", "in_proj_ba", "x_proj", "dt_proj", "out_proj")
+_MIXERS = (
+    "in_proj", "in_proj_ba", "in_proj_z", "in_proj_b", "in_proj_a", "x_proj", "dt_proj", "out_proj",
+)  # fmt: skip
 """Of Mamba and of linear attention."""
 _MEGATRON = {
     "linear_qkv": ("qkv_proj",),
@@ -304,11 +306,19 @@ def _mixer_matrices(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix,
     of_mamba: tuple[Matrix, ...] = ()
     if linear is not None:
         steps = 2 * linear.value_heads
-        of_linear = (
-            Matrix("in_proj", hidden, linear.projected_width - steps),
+        projected = linear.projected_width - steps
+        of_inputs: tuple[Matrix, ...] = (
+            Matrix("in_proj", hidden, projected),
             Matrix("in_proj_ba", hidden, steps),
-            Matrix("out_proj", linear.value_width, hidden),
         )
+        if linear.own_gates:
+            of_inputs = (
+                Matrix("in_proj", hidden, projected - linear.value_width),
+                Matrix("in_proj_z", hidden, linear.value_width),
+                Matrix("in_proj_b", hidden, linear.value_heads),
+                Matrix("in_proj_a", hidden, linear.value_heads),
+            )
+        of_linear = (*of_inputs, Matrix("out_proj", linear.value_width, hidden))
     if mamba is not None:
         of_mamba = (
             Matrix("in_proj", hidden, mamba.projected_width),

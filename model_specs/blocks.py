@@ -58,6 +58,9 @@ class GatedDeltaNetSpec(ClosedDocument):
     value_head_dim: Count
     conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
     """Positions that the convolution over queries, keys and values sees."""
+    own_gates: Flag = False
+    """Gates of the output, steps and decays come from a matrix each (Qwen3.5), not from two for all of what a
+    layer projects (Qwen3-Next); adapters stand beside each."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

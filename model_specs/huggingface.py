@@ -24,10 +24,15 @@ _KINDS = {
     "qwen2_5_vl": "qwen2_5_vl",
     "qwen3_vl": "qwen3_vl",
     "qwen3_vl_moe": "qwen3_vl",
+    "qwen3_5": "qwen3_vl",
+    "qwen3_5_moe": "qwen3_vl",
     "gemma3": "siglip",
     "mllama": "mllama",
 }
 """Kinds of encoders by `model_type` of the whole model; those of other models are not read."""
+
+_LAYERS_SEE = ("qwen3_vl", "qwen3_vl_moe")
+"""Of which the encoder hands values of its inner layers to the first layers of the language model."""
 
 HAS_ENCODER = tuple(_KINDS)
 """Values of `model_type` whose `vision_config` is read."""
@@ -67,7 +72,11 @@ def vision_fields(data: Mapping[str, object], where: str, model: Mapping[str, ob
         "temporal_patch": config.count("temporal_patch_size", 2),
         "merge": config.count("spatial_merge_size", 2),
     }
-    return fields | _QWEN[kind](config)
+    own = _QWEN[kind](config)
+    if kind == "qwen3_vl" and str(data.get("model_type")) not in _LAYERS_SEE:
+        # Layers of Qwen3.5 see no images beside the tokens: they have Qwen3-VL's encoder without its taps.
+        own["deepstack"] = 0
+    return fields | own
 
 
 def _qwen2(config: ConfigFields) -> Fields:
@@ -169,8 +178,8 @@ _STATE_SPACE = (
     "mamba2, nemotron_h, falcon_h1, bamba and granitemoehybrid can be priced"
 )
 _LINEAR_ATTENTION = (
-    "layers with linear attention are not supported in this family: only Qwen3-Next's Gated DeltaNet "
-    "can be priced"
+    "layers with linear attention are not supported in this family: only Gated DeltaNet of Qwen3-Next and "
+    "Qwen3.5 can be priced"
 )
 _VISION = (
     "vision towers of this family are not supported; the language model beside one is read where it stands "
@@ -399,6 +408,10 @@ _NESTED_DEFAULTS = {
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "mistral3": "mistral",
+    "kimi_k25": "kimi_k2",
 }
 """`model_type` of a text part that does not say, by that of its wrapper."""
 

@@ -357,6 +357,7 @@ _GEMMA: Record = {
     **activation("hidden_activation", "gelu_pytorch_tanh", GATED),
     **BIASES,
 }
+_GEMMA1: Record = {**_GEMMA, "norms_per_layer": 2, **activation("hidden_act", "gelu", GATED)}
 _GEMMA2: Record = {
     **_GEMMA,
     "attention_logit_cap": real("attn_logit_softcapping", 50.0),
@@ -574,6 +575,13 @@ def _qwen3_next_order(config: ConfigFields) -> Fields:
     return {"full_attention_every": every}
 
 
+_DELTA_NET: Record = {
+    "key_heads": integer("linear_num_key_heads", 16),
+    "value_heads": integer("linear_num_value_heads", 32),
+    "key_head_dim": integer("linear_key_head_dim", 128),
+    "value_head_dim": integer("linear_value_head_dim", 128),
+    "conv_kernel": integer("linear_conv_kernel_dim", 4),
+}
 _QWEN3_NEXT: Record = {
     **DECODER,
     "head_dim": integer("head_dim", 256),
@@ -583,14 +591,24 @@ _QWEN3_NEXT: Record = {
     "attention_output_gate": True,
     **BIASES,
     "moe": _qwen3_next_experts,
-    "linear_attention": {
-        "key_heads": integer("linear_num_key_heads", 16),
-        "value_heads": integer("linear_num_value_heads", 32),
-        "key_head_dim": integer("linear_key_head_dim", 128),
-        "value_head_dim": integer("linear_value_head_dim", 128),
-        "conv_kernel": integer("linear_conv_kernel_dim", 4),
+    "linear_attention": _DELTA_NET,
+}
+
+
+_QWEN35: Record = {
+    **{name: value for name, value in _QWEN3_NEXT.items() if name != "moe"},
+    "linear_attention": {**_DELTA_NET, "own_gates": True},
+}
+_QWEN35_MOE: Record = {
+    **_QWEN35,
+    "ffn_hidden": integer("moe_intermediate_size", 512),
+    "moe": {
+        **routed_experts("num_experts", 256, 8, "moe_intermediate_size"),
+        **_qwen_shared(512),
+        "router_normalized": True,
     },
 }
+"""Experts in every layer: a width of dense ones is not in these files (configuration_qwen3_5_moe.py)."""
 
 
 # MiniMax-M2 and gpt-oss.
@@ -706,11 +724,12 @@ _DEEPSEEK: Record = {
     },
     **BIASES,
 }
+_NEXT_TOKENS: Record = {"mtp_layers": integer("num_nextn_predict_layers", 0, least=0)}
 _DEEPSEEK_V3: tuple[Part, ...] = (
     DECODER,
     _DEEPSEEK,
     _deepseek_experts(_V3_ROUTER),
-    {"mtp_layers": integer("num_nextn_predict_layers", 0, least=0)},
+    _NEXT_TOKENS,
 )
 
 
@@ -741,13 +760,203 @@ _DEEPSEEK_V32: tuple[Part, ...] = (
     only("index_topk_freq", 1, "only 1 is supported: an indexer in every layer", shows_value=False),
     _indexer,
 )
+_GLM4: Record = {
+    **_HALF_ROPE,
+    "norms_per_layer": 4,
+    "attention_bias": boolean("attention_bias", True),
+}
 _GLM4_MOE: Record = {
-    **DECODER,
-    **SMALLER_EPSILON,
-    "rope": rope(fraction=0.5),
+    **_HALF_ROPE,
     "attention_bias": boolean("attention_bias", False),
     "qk_norm": boolean("use_qk_norm", False),
     "mtp_layers": integer("num_nextn_predict_layers", 1, least=0),
+}
+
+
+def _glm4_lite_order(config: ConfigFields) -> Fields:
+    """Dense layers in front, which newer files list (`mlp_layer_types`) and older ones count."""
+    kinds = config.entries("mlp_layer_types")
+    front = len(kinds) - len([kind for kind in kinds if kind == "sparse"])
+    listed = ["dense"] * front + ["sparse"] * (len(kinds) - front)
+    if kinds and (kinds != listed or len(kinds) != config.layers()):
+        what = f"must name dense, then sparse, for each of {config.layers()} layers"
+        raise config.fail("mlp_layer_types", what, kinds)
+    default = front if kinds else 1
+    return _deepseek_experts(_GLM_LITE_ROUTER, dense_layers=default, always=True)(config)
+
+
+_GLM_LITE_ROUTER: Record = {
+    **_GLM_ROUTER,
+    "router_scaling_factor": real("routed_scaling_factor", 1.8),
+}
+_MISTRAL4_ROUTER: Record = {
+    "router_bias": False,
+    "router_score": "softmax",
+    "router_normalized": boolean("norm_topk_prob", True),
+}
+_DOTS1: Record = {**DECODER, **BIASES, "qk_norm": True}
+
+
+def _dots_windows(config: ConfigFields) -> Fields:
+    """Layers behind the first `max_window_layers` have a window (configuration_dots1.py)."""
+    window = window_length(config, 4096)
+    first = config.count("max_window_layers", 62, least=0)
+    kinds = config.entries("layer_types")
+    full = [window is None or layer < first for layer in range(config.layers())]
+    if kinds:
+        full = full_layers(config, kinds, "sliding_attention")
+    return window_order(config, window, full, "layer_types" if kinds else "max_window_layers")
+
+
+# Ernie 4.5: experts from one layer to another, and one switch for all biases.
+
+_ERNIE: Record = {
+    **DECODER,
+    **SMALLER_EPSILON,
+    "tied_embeddings": boolean("tie_word_embeddings", True),
+    **biases(boolean("use_bias", False)),
+    "mlp_bias": boolean("use_bias", False),
+}
+
+
+def _ernie_experts(config: ConfigFields) -> Fields:
+    """Experts in all layers behind the first ones: other orders are refused."""
+    layers = config.layers()
+    if config.count("moe_layer_interval", 1) != 1:
+        raise config.fail(
+            "moe_layer_interval", "only 1 is supported: every later layer has experts"
+        )
+    last = config.count("moe_layer_end_index", layers - 1, least=-1)
+    if last not in (-1, layers - 1):
+        what = f"only the last of the {layers} layers is supported, {layers - 1} or -1"
+        raise config.fail("moe_layer_end_index", what, last)
+    dense = config.count("moe_layer_start_index", 1, least=0)
+    if dense >= layers:
+        return {}
+    record: Record = {
+        "experts": integer("moe_num_experts", 64),
+        "top_k": integer("moe_k", 6),
+        "moe_ffn_hidden": integer("moe_intermediate_size", 1536),
+        "shared_experts": integer("moe_num_shared_experts", 2, least=0),
+        "dense_layers": dense,
+        "router_bias": True,
+        "router_score": "softmax",
+    }
+    return {"moe": read_fields(config, record)}
+
+
+# Granite without Mamba: the scales of Granite 4.0-H round a Llama, or round experts.
+
+_GRANITE: Record = {
+    **DECODER,
+    **BIASES,
+    **_GRANITE_SCALES,
+    "attention_scale": real("attention_multiplier", 1.0),
+}
+_GRANITE_MOE: Record = {
+    **_GRANITE,
+    "moe": routed_experts("num_local_experts", 8, 2),
+}
+
+
+# EXAONE 4: norms after the blocks; where layers have a window, the others know no positions.
+
+_EXAONE4: Record = {**DECODER, **SMALLER_EPSILON, "qk_norm": True, "norms_after_blocks": True}
+
+
+def _exaone_windows(config: ConfigFields) -> Fields:
+    if window_length(config, 4096) is None:
+        config.passed_over("sliding_window_pattern", "layer_types")
+        return {}
+    every = 4
+    if config.is_text("sliding_window_pattern"):
+        pattern = config.text("sliding_window_pattern", "LLLG")
+        every = len(pattern)
+        if pattern != "L" * (every - 1) + "G":
+            what = "must be L for layers with a window, and G for the last of each group"
+            raise config.fail("sliding_window_pattern", what, pattern)
+    else:
+        every = config.count("sliding_window_pattern", every)
+    order = windows(config, 4096, every)
+    return order | {"rope_in_windows_alone": bool(order)}
+
+
+# Llama-like families that differ in a switch or two.
+
+_NO_POSITIONS = (
+    "layers without position embedding (no_rope_layers) are counted as layers with one: the price of either "
+    "is the same, and a launch file does not say which they are"
+)
+
+
+def _smollm3_positions(config: ConfigFields) -> Fields:
+    """SmolLM3 turns queries and keys in three layers of four."""
+    config.passed_over("no_rope_layers", "no_rope_layer_interval")
+    return {"attention_note": _NO_POSITIONS, **_qwen_windows(config)}
+
+
+_SMOLLM3: Record = {
+    **DECODER,
+    **BIASES,
+    "tied_embeddings": boolean("tie_word_embeddings", True),
+    "rope": rope(base=2e6),
+    "mlp_bias": boolean("mlp_bias", False),
+}
+_SEED_OSS: Record = {
+    **DECODER,
+    "head_dim": integer("head_dim", 128),
+    "attention_bias": boolean("attention_bias", True),
+    "attention_output_bias": boolean("attention_out_bias", False),
+    "mlp_bias": boolean("mlp_bias", False),
+}
+_HUNYUAN: Record = {**DECODER, **SMALLER_EPSILON, **BIASES, "qk_norm": True}
+_ARCEE: Record = {
+    **DECODER,
+    **SMALLER_EPSILON,
+    **BIASES,
+    "mlp_bias": boolean("mlp_bias", False),
+    **activation("hidden_act", "relu2", PLAIN),
+}
+_MINISTRAL3: Record = {**DECODER, **SMALLER_EPSILON, "rope": rope(base=1e6)}
+_CWM: Record = {
+    **DECODER,
+    **SMALLER_EPSILON,
+    "head_dim": integer("head_dim", 128),
+    "rope": rope(base=1e6),
+    "mlp_bias": boolean("mlp_bias", False),
+}
+
+
+def _cwm_windows(config: ConfigFields) -> Fields:
+    """The first of each four layers attends in full, and the last one (configuration_cwm.py)."""
+    window = window_length(config, 8192)
+    layers = config.layers()
+    kinds = config.entries("layer_types")
+    full = [layer % 4 == 0 or layer == layers - 1 for layer in range(layers)]
+    if kinds:
+        full = full_layers(config, kinds, "sliding_attention")
+    return window_order(config, window, full)
+
+
+_STARCODER2: Record = {
+    **SIZES,
+    **layer_norms(boolean("use_bias", True)),
+    "kv_heads": integer("num_key_value_heads", 2),
+    "norm_epsilon": real("norm_epsilon", 1e-5),
+    "tied_embeddings": boolean("tie_word_embeddings", True),
+    "rope": rope(),
+    **activation("hidden_act", "gelu_pytorch_tanh", PLAIN),
+}
+_NEMOTRON: Record = {
+    **SIZES,
+    **layer_norms(boolean("mlp_bias", False)),
+    **BIASES,
+    "kv_heads": integer("num_key_value_heads", HEADS),
+    "head_dim": integer("head_dim", optional=True),
+    "norm_epsilon": real("norm_eps", 1e-5),
+    "norm_zero_centered": True,
+    "rope": rope(fraction=0.5),
+    **activation("hidden_act", "relu2", PLAIN),
 }
 
 
@@ -906,6 +1115,10 @@ FAMILIES: dict[str, Family] = {
         "Qwen3MoeForCausalLM", (_QWEN3, _qwen3_moe_windows, {"moe": _qwen_experts})
     ),
     "qwen3_next": Family("Qwen3NextForCausalLM", (_QWEN3_NEXT, _qwen3_next_order)),
+    "qwen3_5": Family("Qwen3_5ForConditionalGeneration", (_QWEN35, _qwen3_next_order)),
+    "qwen3_5_text": Family("Qwen3_5ForCausalLM", (_QWEN35, _qwen3_next_order)),
+    "qwen3_5_moe": Family("Qwen3_5MoeForConditionalGeneration", (_QWEN35_MOE, _qwen3_next_order)),
+    "qwen3_5_moe_text": Family("Qwen3_5MoeForCausalLM", (_QWEN35_MOE, _qwen3_next_order)),
     "deepseek_v2": Family("DeepseekV2ForCausalLM", (DECODER, _DEEPSEEK, _deepseek_experts({}))),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", _DEEPSEEK_V3),
     "deepseek_v32": Family("DeepseekV32ForCausalLM", _DEEPSEEK_V32),
@@ -915,6 +1128,37 @@ FAMILIES: dict[str, Family] = {
     "olmo2": Family("Olmo2ForCausalLM", (_OLMO2,)),
     "olmo3": Family("Olmo3ForCausalLM", (_OLMO2, _windows(4096, 4))),
     "olmoe": Family("OlmoeForCausalLM", (_OLMOE,)),
+    "glm4": Family("Glm4ForCausalLM", (_GLM4,)),
+    "glm4_moe_lite": Family(
+        "Glm4MoeLiteForCausalLM",
+        (DECODER, _DEEPSEEK, SMALLER_EPSILON, _glm4_lite_order, _NEXT_TOKENS),
+    ),
+    "mistral4": Family(
+        "Mistral4ForCausalLM",
+        (DECODER, _DEEPSEEK, _deepseek_experts(_MISTRAL4_ROUTER, always=True)),
+    ),
+    "dots1": Family("Dots1ForCausalLM", (_DOTS1, _dots_windows, _deepseek_experts(_GLM_ROUTER))),
+    "ernie4_5": Family("Ernie4_5ForCausalLM", ({**_ERNIE, "head_dim": integer("head_dim", 128)},)),
+    "ernie4_5_moe": Family(
+        "Ernie4_5_MoeForCausalLM",
+        (
+            only("use_bias", False, "biases beside experts are not supported"),
+            _ERNIE,
+            _ernie_experts,
+        ),
+    ),
+    "granite": Family("GraniteForCausalLM", (_GRANITE, {"mlp_bias": boolean("mlp_bias", False)})),
+    "granitemoe": Family("GraniteMoeForCausalLM", (_GRANITE_MOE,)),
+    "exaone4": Family("Exaone4ForCausalLM", (_EXAONE4, _exaone_windows)),
+    "smollm3": Family("SmolLM3ForCausalLM", (_SMOLLM3, _smollm3_positions)),
+    "seed_oss": Family("SeedOssForCausalLM", (_SEED_OSS,)),
+    "hunyuan_v1_dense": Family("HunYuanDenseV1ForCausalLM", (_HUNYUAN,)),
+    "arcee": Family("ArceeForCausalLM", (_ARCEE,)),
+    "ministral3": Family("Ministral3ForCausalLM", (_MINISTRAL3, _window_everywhere(None))),
+    "cwm": Family("CwmForCausalLM", (_CWM, _cwm_windows)),
+    "starcoder2": Family("Starcoder2ForCausalLM", (_STARCODER2, _window_everywhere(None))),
+    "nemotron": Family("NemotronForCausalLM", (_NEMOTRON,)),
+    "gemma": Family("GemmaForCausalLM", (_GEMMA1,)),
     "glm4_moe": Family(
         "Glm4MoeForCausalLM",
         (_GLM4_MOE, _deepseek_experts(_GLM_ROUTER, dense_layers=1, always=True)),

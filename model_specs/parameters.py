@@ -54,7 +54,8 @@ def active_parameter_count(model: ModelSpec, *, input_embedding: bool = True) ->
 
 
 def attention_parameters(model: ModelSpec) -> int:
-    """Attention of one layer: projections, biases, query and key norms, MLA rank norms, sinks.
+    """Attention of one layer: projections, biases, query and key norms, MLA rank norms, sinks. A gate on its
+    output comes from the projection of the queries, biased as they are.
 
     MLA follows DeepSeek-V2, arXiv 2405.04434, appendix C; its biases lie on the down-projections, as in the
     published implementation. An indexer of positions counts too.
@@ -67,7 +68,8 @@ def attention_parameters(model: ModelSpec) -> int:
         normed_heads = model.heads + model.kv_heads if model.qk_norm_full_width else 2
         has_weights = model.qk_norm and model.qk_norm_weights
         norms = model.qk_head_dim * normed_heads if has_weights else 0
-        qkv_bias = model.heads * model.qk_head_dim
+        gated = 2 if model.attention_output_gate else 1
+        qkv_bias = gated * model.heads * model.qk_head_dim
         qkv_bias += model.kv_heads * (model.qk_head_dim + model.v_head_dim)
     parameters = attention_matmul_parameters(model) + norms
     if model.attention_bias:

@@ -83,6 +83,26 @@ PUBLISHED = {
     "qwen3-vl-30b-a3b": 30_532_122_624,
     "qwen3-vl-8b": 8_190_735_360,
     "qwen3-next-80b-a3b": 79_674_391_296,  # built; 80B on the model card
+    "afm-4.5b": 4_619_184_640,  # built
+    "cwm-32b": 32_581_097_472,  # built
+    "dots.llm1": 142_774_381_696,  # built
+    "ernie-4.5-0.3b": 360_748_032,  # built
+    "ernie-4.5-21b-a3b": 21_825_437_888,  # built
+    "exaone-4.0-32b": 32_003_216_384,  # built
+    "gemma-7b": 8_537_680_896,  # built
+    "glm-4-9b-0414": 9_400_279_040,  # built
+    "glm-4.7-flash": 29_943_393_920,  # built
+    "granite-3.1-3b-a800m": 3_298_793_472,  # built
+    "granite-3.3-8b": 8_170_864_640,  # built
+    "hunyuan-7b": 7_504_568_320,  # built
+    "ministral-3-8b": 8_489_553_920,  # built
+    "minitron-8b": 7_734_829_056,  # built
+    "mistral-4": 118_972_826_624,  # built
+    "qwen3.5-35b-a3b": 34_660_610_688,  # built
+    "qwen3.5-9b": 8_953_803_264,  # built
+    "seed-oss-36b": 36_151_104_512,  # built
+    "smollm3-3b": 3_075_098_624,  # built
+    "starcoder2-3b": 3_030_371_328,  # built
 }
 
 # Parameters of language model and image encoder together, as transformers 5.23 builds them.
@@ -90,12 +110,20 @@ WITH_ENCODER = {
     "gemma-3-27b": 27_432_406_640,
     "gemma-3-4b": 4_300_079_472,
     "llama-3.2-11b-vision": 10_670_220_835,
+    "qwen3.5-35b-a3b": 35_107_181_936,
+    "qwen3.5-9b": 9_409_813_744,
     "qwen2-vl-7b": 8_291_375_616,
     "qwen2.5-vl-7b": 8_292_166_656,
     "qwen3-vl-235b-a22b": 235_670_022_896,
     "qwen3-vl-30b-a3b": 31_070_754_032,
     "qwen3-vl-8b": 8_767_123_696,
 }
+
+BOTH_WAYS = (
+    "ernie-4.5-21b-a3b", "glm-4.7-flash", "glm-5", "granite-4.0-h-small", "llama-4-maverick", "llama-4-scout",
+    "qwen3-next-80b-a3b", "qwen3-vl-235b-a22b", "qwen3.5-35b-a3b", "qwen3.5-9b", "seed-oss-36b", "smollm3-3b",
+)  # fmt: skip
+"""Models of the catalog whose files are here under the same names."""
 
 
 def config(name: str) -> dict[str, Any]:
@@ -169,6 +197,7 @@ def test_wrong_encoders_are_refused_by_their_field(
         ("qwen2.5-vl-7b", "qwen2.5-vl-7b"),
         ("qwen3-vl-8b", "qwen3-vl-8b"),
         ("qwen3-vl-30b-a3b", "qwen3-vl-30b-a3b"),
+        *((name, name) for name in BOTH_WAYS),
     ],
 )
 def test_config_and_catalog_agree(fixture: str, name: str) -> None:
@@ -434,7 +463,7 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
             {"model_type": "minimax_text_01", "attn_type_list": [0, 1]},
             "attn_type_list: layers with linear attention",
         ),
-        ({"model_type": "qwen3_5_text", "linear_num_value_heads": 32}, "heads: .*linear attention"),
+        ({"model_type": "olmo_hybrid", "linear_num_value_heads": 32}, "heads: .*linear attention"),
         ({"model_type": "deepseek_v4", "index_topk": 512}, "index_topk: .*an indexer chooses"),
         ({"model_type": "vit", "image_size": 224}, "image_size: vision towers"),
         ({"model_type": "other_vl", "vision_config": {}}, "vision_config: vision towers"),

@@ -44,7 +44,9 @@ CATALOG = tuple(
     gemma-2-2b gemma-2-9b gemma-2-27b gemma-3-1b gemma-3-4b gemma-3-12b gemma-3-27b glm-4.5-air glm-4.5
     minimax-m2.5 olmo-2-7b olmo-2-13b olmo-2-32b olmo-3-7b phi-3-mini-4k
     phi-4-mini deepseek-v2-lite moonlight-16b-a3b smollm2-135m smollm2-360m mistral-small-24b
-    qwen2.5-vl-7b qwen3-vl-8b qwen3-vl-30b-a3b
+    qwen2.5-vl-7b qwen3-vl-8b qwen3-vl-30b-a3b qwen3-vl-235b-a22b
+    llama-4-scout llama-4-maverick qwen3-next-80b-a3b qwen3.5-9b qwen3.5-35b-a3b glm-5 glm-4.7-flash
+    granite-4.0-h-small seed-oss-36b smollm3-3b ernie-4.5-21b-a3b
     """.split()  # noqa: SIM905
 )
 

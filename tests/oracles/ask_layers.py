@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+_EPSILONS = ("rms_norm_eps", "norm_eps", "norm_epsilon")
+"""What families call the number that a norm adds."""
+
 
 def import_transformers_layers() -> None:
     """Also the code of every family that is asked for: cases, forked from here, need not load it again."""
@@ -41,7 +44,9 @@ def ask_transformers_layers(case: dict[str, Any]) -> dict[str, Any]:
         "temperature": float(scaling),
         "tied": bool(tied or config.tie_word_embeddings),
         "embedding": list(body.embed_tokens.weight.shape),
-        "epsilon": config.rms_norm_eps,
+        "epsilon": next(
+            value for name in _EPSILONS if (value := getattr(config, name, None)) is not None
+        ),
     }
 
 
@@ -52,7 +57,7 @@ def _layer(layer: Any, number: int, config: Any) -> dict[str, Any]:
         "linear": mixer is None,
         "window": None if mixer is None else _window(mixer, number, config),
         "experts": any("experts" in name.split(".") for name in names),
-        "rope": bool(getattr(mixer, "use_rope", True)),
+        "rope": bool(getattr(mixer, "use_rope", _turns(mixer))),
         "mixer": _sum(names, ("self_attn", "linear_attn")),
         "feed_forward": _sum(names, ("mlp", "feed_forward", "block_sparse_moe")),
         "all": _sum(names, ()),
@@ -68,13 +73,21 @@ def _layer(layer: Any, number: int, config: Any) -> dict[str, Any]:
     }
 
 
+def _turns(mixer: Any) -> bool:
+    """Whether queries turn by their position: under EXAONE 4's windows alone, where it has some."""
+    return (
+        not hasattr(mixer, "sliding_window_pattern") or not mixer.sliding_window or mixer.is_sliding
+    )
+
+
 def _window(mixer: Any, number: int, config: Any) -> int | None:
     """Positions that a query sees: a module's own, of a list, or of all layers alike."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and config.model_type.startswith("llama4"):
         return config.attention_chunk_size if kinds[number] == "chunked_attention" else None
     if kinds is not None:
-        return getattr(mixer, "sliding_window", None)
+        has_window = getattr(mixer, "is_sliding", True) and kinds[number] != "full_attention"
+        return getattr(mixer, "sliding_window", None) if has_window else None
     return getattr(config, "sliding_window", None)
 
 

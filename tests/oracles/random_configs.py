@@ -26,9 +26,36 @@ FAMILIES = (
     "deepseek_v2",
     "deepseek_v3",
     "glm4_moe",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "glm4",
+    "glm4_moe_lite",
+    "dots1",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "granite",
+    "granitemoe",
+    "exaone4",
+    "smollm3",
+    "seed_oss",
+    "hunyuan_v1_dense",
+    "arcee",
+    "ministral3",
+    "cwm",
+    "starcoder2",
+    "nemotron",
+    "gemma",
 )
-_LISTED = ("qwen2", "qwen3", "qwen2_moe", "gpt_oss", "gemma2", "gemma3_text", "olmo3")
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
+_LISTED = (
+    "qwen2", "qwen3", "qwen2_moe", "gpt_oss", "gemma2", "gemma3_text", "olmo3", "dots1", "exaone4", "cwm",
+)  # fmt: skip
 """Families whose code reads `layer_types`."""
+_BIASED = (
+    "glm4", "dots1", "granite", "granitemoe", "smollm3", "seed_oss", "hunyuan_v1_dense", "arcee", "nemotron",
+    "qwen3_5_text", "qwen3_5_moe_text", "gemma",
+)  # fmt: skip
+"""Further families with a switch for biases of attention."""
 _YARN = ("llama", "qwen2", "qwen3", "mistral", "gpt_oss", "deepseek_v3", "glm4_moe", "olmoe")
 
 
@@ -49,21 +76,36 @@ def random_config(rng: random.Random, family: str) -> Config:
         "rms_norm_eps": rng.choice((1e-6, 1e-5)),
         "tie_word_embeddings": rng.random() < 0.5,
     }
-    if family not in ("deepseek_v2", "deepseek_v3", "phi3", "olmoe"):
+    if family not in (
+        *_LATENT,
+        "phi3",
+        "olmoe",
+        "ernie4_5_moe",
+        "granite",
+        "granitemoe",
+        "starcoder2",
+    ):
         config["head_dim"] = head_dim
-    if family == "phi3":
-        # Its default is a token beyond these vocabularies.
+    if family in ("phi3", "glm4", "smollm3"):
+        # Their default is a token beyond these vocabularies.
         config["pad_token_id"] = 0
-    if family in ("llama", "qwen3", "gpt_oss", "olmo3", "olmoe", "glm4_moe", "gemma2"):
+    if family in ("nemotron", "starcoder2"):
+        name = "norm_eps" if family == "nemotron" else "norm_epsilon"
+        config[name] = config.pop("rms_norm_eps")
+    if family in ("llama", "qwen3", "gpt_oss", "olmo3", "olmoe", "glm4_moe", "gemma2", *_BIASED):
         config["attention_bias"] = rng.random() < 0.5
-    if family == "llama":
+    if family in ("llama", "granite", "smollm3", "seed_oss", "arcee", "cwm", "nemotron"):
         config["mlp_bias"] = rng.random() < 0.5
+    if family == "seed_oss":
+        config["attention_out_bias"] = rng.random() < 0.5
+    if family in ("ernie4_5", "starcoder2"):
+        config["use_bias"] = rng.random() < 0.5
     config |= _windows(rng, family, layers)
     config |= _experts(rng, family, layers)
     config |= _rope(rng, family)
     if family == "gpt_oss":
         config["swiglu_limit"] = rng.choice((5.0, 7.0))
-    if family.startswith("deepseek"):
+    if family in _LATENT:
         config |= {
             "q_lora_rank": rng.choice((None, 48)) if family == "deepseek_v2" else 48,
             "kv_lora_rank": 32,
@@ -78,7 +120,7 @@ def random_config(rng: random.Random, family: str) -> Config:
 
 def _windows(rng: random.Random, family: str, layers: int) -> Config:
     window = rng.choice((16, 64))
-    if family in ("mistral", "mixtral", "phi3"):
+    if family in ("mistral", "mixtral", "phi3", "ministral3", "starcoder2"):
         return {"sliding_window": rng.choice((None, window))}
     if family == "qwen3_moe":
         return {"use_sliding_window": rng.random() < 0.5, "sliding_window": window}
@@ -96,7 +138,7 @@ def _listed_windows(rng: random.Random, family: str, layers: int, window: int) -
     if family == "llama4_text":
         rope = [rng.randint(0, 1) for _ in range(layers - 2)]
         return {"no_rope_layers": [0, *rope, 1], "attention_chunk_size": window}
-    if family == "qwen3_next":
+    if family.startswith(("qwen3_next", "qwen3_5")):
         kinds = [rng.choice(("linear_attention", "full_attention")) for _ in range(layers - 2)]
         return {"layer_types": ["full_attention", *kinds, "linear_attention"]}
     if family in _LISTED:
@@ -134,7 +176,7 @@ def _experts(rng: random.Random, family: str, layers: int) -> Config:
             "interleave_moe_layer_step": step,
             "intermediate_size_mlp": 128,
         }
-    if family in ("deepseek_v2", "deepseek_v3", "glm4_moe"):
+    if family in ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mistral4", "dots1"):
         shared: Config = {
             "first_k_dense_replace": front,
             "n_routed_experts": experts,
@@ -145,7 +187,34 @@ def _experts(rng: random.Random, family: str, layers: int) -> Config:
             "topk_group": 1,
             "routed_scaling_factor": rng.choice((1.0, 2.5)),
         }
+        if family == "glm4_moe_lite":
+            del shared["first_k_dense_replace"]
+            shared["mlp_layer_types"] = ["dense"] * front + ["sparse"] * (layers - front)
         return shared | ({"topk_method": "group_limited_greedy"} if family == "deepseek_v2" else {})
+    return _named_otherwise(rng, family, experts, width, min(front, layers - 1))
+
+
+def _named_otherwise(
+    rng: random.Random, family: str, experts: int, width: int, front: int
+) -> Config:
+    """Experts of families that have fields of their own for them."""
+    if family == "qwen3_5_moe_text":
+        return {
+            "num_experts": experts,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": width,
+            "shared_expert_intermediate_size": rng.choice((64, 96)),
+        }
+    if family == "granitemoe":
+        return {"num_local_experts": experts, "num_experts_per_tok": 2}
+    if family == "ernie4_5_moe":
+        return {
+            "moe_num_experts": experts,
+            "moe_k": 2,
+            "moe_intermediate_size": width,
+            "moe_num_shared_experts": rng.choice((1, 2)),
+            "moe_layer_start_index": front,
+        }
     return {}
 
 

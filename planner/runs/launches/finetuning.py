@@ -244,9 +244,9 @@ _OTHER_NAMES = {
     **dict.fromkeys(("dense_h_to_4h", "c_fc", "mlp_up"), ("up_proj",)),
     **dict.fromkeys(("dense_4h_to_h", "mlp_down"), ("down_proj",)),
     "c_proj": ("o_proj", "down_proj"),
-    "in_proj_qkvz": ("in_proj",),
+    **dict.fromkeys(("in_proj_qkvz", "in_proj_qkv"), ("in_proj",)),
 }
-"""Modules of GPT-2, GPT-NeoX, Phi, MPT, Baichuan and Qwen3-Next by the names that most families have."""
+"""Modules of GPT-2, GPT-NeoX, Phi, MPT, Baichuan, Qwen3-Next and 3.5 by the names that most families have."""
 EXPERT_PARAMETERS = frozenset(("experts.gate_up_proj", "experts.down_proj"))
 _INSIDE = frozenset(("", "self_attn", "attn", "attention", "linear_attn", "mlp", "mixer", "layers"))
 """What may stand before a module's name, where every layer has one of it."""
