@@ -372,6 +372,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "mamba-groups-by-tp-cp": (workload(HYBRID), {"tp": 2, "cp": 4}, {"tp": 8}),
     "fsdp2-context-mask": (workload(WINDOWED), {"tp": 2, "dp": 4}, {"cp": 2, "dp": 4}),
     "fsdp2-mamba": (workload(HYBRID), {"dp": 8}, {"cp": 2}),
+    "fsdp2-whole-delta-net": (workload(LINEAR), {"dp": 8}, {"tp": 2, "dp": 4}),
     "peft-degrees": (
         workload(DENSE, adapters=AdapterSpec()),
         {"dp": 8, "zero_stage": 3},
@@ -555,7 +556,6 @@ OF_WORKLOADS = {
     "fsdp2-muon-experts",
     "torchtitan-linear-attention",
     "deepspeed-linear-attention",
-    "fsdp2-linear-attention",
     "torchtitan-sparse-attention",
     "deepspeed-sparse-attention",
     "fsdp2-sparse-attention",
@@ -725,7 +725,7 @@ def test_deepspeed_has_every_optimizer() -> None:
         assert rule.check(finished(workload(optimizer=optimizer), Layout(), 1.0)) is None
 
 
-@pytest.mark.parametrize("framework", ["torchtitan", "deepspeed", "fsdp2"])
+@pytest.mark.parametrize("framework", ["torchtitan", "deepspeed"])
 def test_linear_attention_is_for_frameworks_that_have_it(framework: str) -> None:
     rule = RULES[f"{framework}-linear-attention"]
     for model, expected in ((DENSE, True), (LINEAR, False)):
