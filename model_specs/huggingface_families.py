@@ -670,7 +670,9 @@ _GPT_OSS: Record = {
 # DeepSeek, and GLM with its experts.
 
 
-def _deepseek_experts(router: Record, dense_layers: int = 0, *, always: bool = False) -> Part:
+def _deepseek_experts(
+    router: Record, dense_layers: int = 0, *, always: bool = False
+) -> Callable[[ConfigFields], Fields]:
     """Experts behind the first layers, with a family's `router`; `always`, or where a file has some."""
 
     def read(config: ConfigFields) -> Fields:

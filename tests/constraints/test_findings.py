@@ -778,6 +778,9 @@ def test_findings_leave_out_the_rules_not_asked_for() -> None:
 
 def test_a_framework_is_bound_by_what_its_record_lacks() -> None:
     fsdp2 = {rule.name for rule in rules_for(workload(LINEAR, framework="fsdp2"))}
-    lacking = {"degrees", "precision", "recompute", "linear-attention", "schedule"}
+    lacking = {"degrees", "precision", "recompute", "schedule"}
     assert {f"fsdp2-{what}" for what in lacking} <= fsdp2
-    assert not {f"megatron-{what}" for what in lacking - {"schedule"}} & set(RULES)
+    deepspeed = {rule.name for rule in rules_for(workload(LINEAR, framework="deepspeed"))}
+    assert "deepspeed-linear-attention" in deepspeed
+    megatron = lacking - {"schedule"} | {"linear-attention"}
+    assert not {f"megatron-{what}" for what in megatron} & set(RULES)
