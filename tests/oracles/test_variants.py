@@ -75,7 +75,7 @@ JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
         "fsdp-offload-adam": "choice: loss scaling and FP8 gathers on the host are not priced",
         "fsdp2-context-mask": "accelerate drops masks under cp: another attention would be trained",
         "fsdp2-mamba": "each rank would begin its scan anew: the model would not be what was asked for",
-        "fsdp2-whole-delta-net": "each rank would begin its rule anew: the model would not be what was asked for",
+        "fsdp2-whole-delta-net": "each rank would begin its rule anew: not the model that was asked for",
         "sequence-by-cp": "choice: torch 2.13 falls back to unbalanced chunks, which are not priced",
         "scale-up-tp": "choice: it starts, slowly; priced by no plan",
     },
