@@ -309,13 +309,14 @@ def test_parts_that_fit_are_those_of_the_exact_memory() -> None:
         sample = chance.sample(found, min(len(found), 30))
         peaks = [stage_memory_gib(work, layout, stages) for stages in sample]
         on_host = [offloaded_gib(work, layout, stages) for stages in sample]
-        fit.limit_gib = float(np.median([max(held) for held in peaks]))
+        # The limit is what some split holds: it fits, and no other count of its bytes would say so.
+        fit.limit_gib = sorted(float(max(held)) for held in peaks)[len(peaks) // 2]
         if int(layout.optimizer_offload):
-            fit.limit_gib, fit.host_limit_gib = np.inf, float(np.median(on_host))
+            fit.limit_gib, fit.host_limit_gib = np.inf, float(np.sort(on_host, axis=None)[-3])
         fits = [fit.fits_part(rank) for rank in range(int(layout.pp))]
         for stages, held, beside in zip(sample, peaks, on_host, strict=True):
             ends = np.cumsum([0, *(size for (size,) in stages)])
             for rank, own in enumerate(fits):
-                shares = held[rank] / fit.limit_gib, beside[rank] / fit.host_limit_gib
-                close = any(abs(share - 1) < 1e-7 for share in shares)
-                assert close or own[ends[rank], ends[rank + 1]] == (max(shares) <= 1)
+                share = max(held[rank] / fit.limit_gib, beside[rank] / fit.host_limit_gib)
+                fitting = bool(own[ends[rank], ends[rank + 1]])
+                assert fitting if share <= 1 else share < 1 + 1e-7 or not fitting

@@ -18,7 +18,14 @@ from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.footprint import offloaded_states_gib
 from meshwright.costmodel.layer_kinds import KindTimes
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.mixed import PlacedPart, Segment, mixed_memory_gib, mixed_step
+from meshwright.costmodel.mixed import (
+    PlacedPart,
+    Segment,
+    host_memory_gib,
+    hosts_short_gib,
+    mixed_memory_gib,
+    mixed_step,
+)
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import boundary_s
 from meshwright.model_specs.adapters import AdapterSpec
@@ -662,6 +669,27 @@ def test_offloading_more_makes_no_step_shorter() -> None:
             halves = [Segment(part=placed, first=0), Segment(part=placed, first=1)]
             seconds.append(float(np.asarray(mixed_step(halves, ((16,), (16,))).seconds)))
         assert seconds == sorted(seconds)
+
+
+def test_hosts_hold_what_the_fullest_rank_of_each_part_offloads() -> None:
+    """On every GPU of a node; of what the hosts of one part lack the other part's say nothing."""
+    layout = Layout(tp=4, pp=4, dp=2, num_micro_batches=32, zero_stage=1, optimizer_offload=100)
+    whole = tight(80.0).first.workload()
+    stages = ((4,), (9,), (10,), (9,))
+    by_rank = offloaded_states_gib(whole, layout, stages)
+    fullest = [8 * max(by_rank[:2]), 8 * max(by_rank[2:])]
+    assert fullest[0] < 0.95 * fullest[1]
+    parts = []
+    for room_gib in (None, 0.75 * fullest[1]):
+        cluster = whole.cluster.model_copy(update={"host_memory_gib": room_gib})
+        on_part = replace(whole, cluster=cluster).on(16)
+        parts.append(PlacedPart(workload=on_part, layout=layout, ranks=2))
+    segments = [Segment(part=parts[0], first=0), Segment(part=parts[1], first=2)]
+    assert host_memory_gib(segments, stages) == pytest.approx(fullest[1])
+    assert hosts_short_gib(segments, stages) == pytest.approx([0.0, 0.25 * fullest[1]])
+    turned = [Segment(part=parts[1], first=0), Segment(part=parts[0], first=2)]
+    short_gib = max(fullest[0] - 0.75 * fullest[1], 0.0)
+    assert hosts_short_gib(turned, stages) == pytest.approx([short_gib, 0.0])
 
 
 @pytest.mark.slow
