@@ -52,7 +52,7 @@ def test_search_equals_brute_force_many(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(range(2000, 2030)))
+@pytest.mark.parametrize("seed", some(range(2000, 2030), first=9))
 def test_the_best_size_of_packs_is_that_of_brute_force(seed: int) -> None:
     """Seconds for a token of a sample, over sizes of packs and all layouts of each."""
     searched, counted = [], []
