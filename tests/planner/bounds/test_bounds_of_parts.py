@@ -82,10 +82,18 @@ def deep(ranks: int, layers: int, micro_batches: int) -> PlanRequest:
     """Equal layers in a pipeline that is all of the cluster: hardly anything but its bubble tells schedules
     apart.
     """
-    sizes = {"hidden": 4096, "ffn_hidden": 16_384, "heads": 32, "kv_heads": 8, "vocab": 1024}
+    spec = ModelSpec(
+        layers=layers,
+        hidden=4096,
+        ffn_hidden=16_384,
+        heads=32,
+        kv_heads=8,
+        vocab=1024,
+        tied_embeddings=False,
+    )
     pins: dict[str, int | str] = {"tp": 1, "cp": 1, "pp": ranks, "micro_batch": 1, "zero_stage": 0}
     return PlanRequest(
-        model=ModelSpec(layers=layers, tied_embeddings=False, **sizes),
+        model=spec,
         cluster=cluster(80.0, 16),
         gpus=ranks,
         global_batch=micro_batches,
