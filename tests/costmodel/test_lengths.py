@@ -13,6 +13,7 @@ import pytest
 from meshwright.cluster_specs.reader import read_cluster
 from meshwright.costmodel.attention import unlike_attention_s
 from meshwright.costmodel.estimate import estimate_layout
+from meshwright.costmodel.layer_kinds import kind_times
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.lengths import (
     LONGEST,
@@ -28,8 +29,9 @@ from meshwright.costmodel.lengths import (
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.schedules import Schedule
 from meshwright.costmodel.simulator import Pass, Work, pass_order
-from meshwright.costmodel.step_time import imbalance_s, make_context
+from meshwright.costmodel.step_time import imbalance_s, loaded_step, make_context, waits_by_shards
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.record import FrameworkName
 from meshwright.model_specs.reader import load_catalog_model
 from tests.soaked import some
 
@@ -373,6 +375,26 @@ def test_who_waits_for_whom(changes: dict[str, Any], meets: dict[str, int] | Non
     assert float(np.asarray(imbalance_s(context))) == pytest.approx(attention_s * longer)
 
 
+@pytest.mark.parametrize(
+    ("framework", "zero_stage", "micro_batches", "waits"),
+    [
+        ("megatron", 1, 8, False),  # gathered and reduced once a step
+        ("fsdp2", 3, 8, True),  # gathered in each micro-batch, reduced once
+        ("fsdp2", 3, 1, False),  # once for both passes of the only one
+        ("torchtitan", 2, 8, True),  # reduced in each
+    ],
+)
+def test_who_waits_in_every_micro_batch(
+    framework: FrameworkName, zero_stage: int, micro_batches: int, waits: bool
+) -> None:
+    changes = {"zero_stage": zero_stage, "num_micro_batches": micro_batches}
+    layout = Layout(**DEGREES | changes)
+    for lengths, wanted in ((packs(), waits), (None, False)):
+        work = workload(lengths=lengths, framework=framework)
+        context = make_context(work, layout, nested_placement(work.cluster, layout))
+        assert waits_by_shards(context) == wanted
+
+
 def test_forward_passes_first_wait_for_the_slowest_once() -> None:
     layout = Layout(**DEGREES | {"dp": 2, "pp": 4, "schedule": int(Schedule.GPIPE)})
     work = workload(lengths=packs())
@@ -381,6 +403,20 @@ def test_forward_passes_first_wait_for_the_slowest_once() -> None:
     longer += 3 * (slowest_over_mean(COINS, in_step=8) - 1)
     attention_s = float(np.asarray(unlike_attention_s(context)))
     assert float(np.asarray(imbalance_s(context))) == pytest.approx(attention_s * longer)
+
+
+def test_a_step_of_known_loads_waits_no_longer_than_with_nothing_recomputed() -> None:
+    """It is a bound however many layers are recomputed: no wait of theirs counts."""
+    work = workload(lengths=packs())
+    waits = []
+    for changes in ({}, {"recompute": int(Recompute.FULL), "recompute_layers": 32}):
+        layout = Layout(**DEGREES | changes)
+        context = make_context(work, layout, nested_placement(work.cluster, layout))
+        step = loaded_step(context, kind_times(context), 1.0, 1.0)
+        waits.append((step.parts["length_imbalance"], imbalance_s(context)))
+    (loaded_plain_s, plain_s), (loaded_s, recomputed_s) = waits
+    assert loaded_s == loaded_plain_s == pytest.approx(plain_s)
+    assert recomputed_s > 1.2 * plain_s
 
 
 def test_what_is_recomputed_is_unlike_again() -> None:

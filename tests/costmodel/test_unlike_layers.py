@@ -274,6 +274,53 @@ def test_the_split_of_a_sequence_is_the_best_of_all_partitions() -> None:
             assert splits[0].time_s == pytest.approx(best)
 
 
+def test_no_partition_is_as_fast_and_lighter_than_all_of_the_frontier() -> None:
+    """Of layers with unlike parameters: whatever counts of a partition, some split has no more of it."""
+    chance = random.Random(4)
+    for _ in range(60):
+        layers, pp = chance.randint(4, 7), chance.randint(2, 3)
+        kinds = [(1.0, 0.3, 5.0, 0), (1.2, 0.7, 2.0, 1), (2.0, 2.0, 9.0, 0)]
+        order = [chance.choice(kinds) for _ in range(layers)]
+        costs = SplitCosts(
+            pp=pp,
+            vpp=1,
+            layers=layers,
+            num_micro_batches=8,
+            layer_s=1.0,
+            order=tuple((own_s, again_s) for own_s, again_s, _, _ in order),
+            order_loads=tuple((load, experts) for _, _, load, experts in order),
+            first_s=chance.random(),
+            last_s=2 * chance.random(),
+            experts=True,
+            first_load=chance.choice([0.0, 7.0]),
+            last_load=chance.choice([0.0, 12.0]),
+            recompute_layers=chance.choice([0, 1, ALL_LAYERS]),
+        )
+        slack_s = chance.choice([2.0, 20.0])
+        splits = frontier(costs, slack_s)
+        found = [_what_counts(costs, [sum(rank) for rank in each.stages]) for each in splits]
+        fastest_s = min(own_s for own_s, _, _ in found)
+        for cuts in itertools.combinations(range(1, layers), pp - 1):
+            other = _what_counts(costs, [b - a for a, b in itertools.pairwise([0, *cuts, layers])])
+            if other[0] <= fastest_s + slack_s:
+                assert any(
+                    all(a <= b * (1 + 1e-9) for a, b in zip(own, other, strict=True))
+                    for own in found
+                )
+
+
+def _what_counts(costs: SplitCosts, sizes: list[int]) -> tuple[float, float, int]:
+    """Seconds, and the most parameters outside experts, and layers with experts, of a rank."""
+    queue, loads, experts = list(costs.order_loads), [], []
+    for size in sizes:
+        own, queue = queue[:size], queue[size:]
+        loads.append(sum(load for load, _ in own))
+        experts.append(sum(has for _, has in own))
+    loads[0] += costs.first_load
+    loads[-1] += costs.last_load
+    return _pipeline_s(costs, sizes), max(loads), max(experts)
+
+
 def _pipeline_s(costs: SplitCosts, sizes: list[int]) -> float:
     """1F1B: all micro-batches on the busiest rank, one on each of the others."""
     seconds = _ranks_s(costs, sizes)

@@ -10,6 +10,8 @@ import pytest
 
 from meshwright.costmodel.footprint import peak_bounds, stage_memory_gib, usable_hbm_gib
 from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.schedules import has_trait
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.combination_costs import memory_rows
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import divides_into
@@ -18,7 +20,7 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.loop import LayoutSearch, branch_of
 from meshwright.planner.search.space import space_of
 from tests.planner.search.test_deepspeed_offload import on_host
-from tests.planner.search.test_planner_optimum import pipelined, request
+from tests.planner.search.test_planner_optimum import cluster, pipelined, request
 
 NEAR = {"degrees": 0.9, "variants": 0.95, "relieved": 0.95, "layouts": 0.95, "GPU-seconds": 0.75}
 """What share of a price the nearest bound of each kind is at the least: one too high is noticed there."""
@@ -74,6 +76,61 @@ def test_no_bound_is_above_the_exact_price(
     assert max(shares.values()) <= 1 + 1e-9, shares
     if (asked_for, seed) == (request, 1008):
         assert {name: share for name, share in shares.items() if share < NEAR[name]} == {}
+
+
+def deep(ranks: int, layers: int, micro_batches: int) -> PlanRequest:
+    """Equal layers in a pipeline that is all of the cluster: hardly anything but its bubble tells schedules
+    apart.
+    """
+    spec = ModelSpec(
+        layers=layers,
+        hidden=4096,
+        ffn_hidden=16_384,
+        heads=32,
+        kv_heads=8,
+        vocab=1024,
+        tied_embeddings=False,
+    )
+    pins: dict[str, int | str] = {"tp": 1, "cp": 1, "pp": ranks, "micro_batch": 1, "zero_stage": 0}
+    return PlanRequest(
+        model=spec,
+        cluster=cluster(80.0, 16),
+        gpus=ranks,
+        global_batch=micro_batches,
+        seq_len=8192,
+        framework="torchtitan",
+        pins={**pins, "recompute": "none"},
+        forbids=("ep", "idle-gpus"),
+    )
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 8), (4, 16, 8), (8, 16, 16)])
+def test_bounds_know_what_split_backward_passes_save_of_a_bubble(
+    shape: tuple[int, int, int],
+) -> None:
+    """Schedules of one variant differ by what they wait, each with its number of virtual stages."""
+    asked = deep(*shape)
+    space = space_of(asked)
+    pricing = CostModelPricing(space.workload)
+    branch = branch_of(space, pricing)
+    degrees = space.degrees(asked.gpus)
+    layouts, variants = space.layouts(degrees), space.variants(degrees)
+    counts = space.layouts_per_variant(variants)
+    variant_s = np.repeat(branch._any_pipeline_bound_s(variants), counts)
+    relieved_s = branch.relief_bound_s(layouts)
+    prices_s = []
+    for at, bounds in enumerate(pricing.mapping_bounds(layouts)):
+        free = replace(bounds, bound_s=np.full_like(bounds.bound_s, -np.inf))
+        priced = pricing.exact(layouts.scalar(at), free, np.inf)
+        assert priced is not None
+        prices_s.append(priced.step_time_s)
+    splits = has_trait(np.asarray(layouts.schedule), "splits_backward")
+    assert splits.any()
+    assert 0.92 < np.max(variant_s / prices_s) <= 1 + 1e-9
+    assert np.argmax(variant_s / prices_s) in np.flatnonzero(splits)
+    # What those wait depends on what is recomputed: nothing is said of them.
+    assert np.all(relieved_s[splits] == 0)
+    assert 0.99 < np.max(relieved_s / prices_s) <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("seed", [2000, 2013])
@@ -139,6 +196,26 @@ def fitting_layouts(asked: PlanRequest) -> int:
     assert np.all(branch.holds_states(degrees)[of_degrees])
     assert np.all(branch.fitting(degrees).ravel()[of_variant])
     return int(fits.sum())
+
+
+def test_the_least_memory_is_that_of_the_share_that_keeps_least() -> None:
+    """What is offloaded passes through buffers: of a large table they take more than the GPU is spared."""
+    asked = on_host(1)
+    spec = asked.model.model_copy(update={"layers": 2, "vocab": 262_144})
+    space = space_of(replace(asked, model=spec, gpus=16, pins={"tp": 1}))
+    pricing = CostModelPricing(space.workload)
+    variants = space.variants(space.degrees(16))
+    nothing, all_of_it = (
+        pricing.recomputed_memory_gib(replace(variants, optimizer_offload=share))
+        for share in (0, 100)
+    )
+    may = np.asarray(variants.zero_stage) > 0
+    assert set(space.offloads) == {(0, 0), *((z, s) for z in (1, 2, 3) for s in (0, 100))}
+    assert np.any(all_of_it[may] > nothing[may])
+    assert np.any(all_of_it[may] < nothing[may])
+    least_gib = np.where(may, np.minimum(nothing, all_of_it), nothing)
+    found = branch_of(space, pricing)._least_memory_gib(variants)
+    assert found == pytest.approx(least_gib, rel=1e-12)
 
 
 @pytest.mark.parametrize("hbm_gib", [4.0, 5.0, 6.0])

@@ -64,8 +64,9 @@ def small_cases(count: int) -> list[tuple[np.ndarray, int, int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.hypothesis
 def test_cp_sat_equals_enumeration_on_random_cases() -> None:
-    for load, slots, gpus in small_cases(208):
+    for load, slots, gpus in small_cases(examples(208, 2)):
         counts = greedy_counts(load[None], slots, gpus)
         start = pack(load[None, None], counts, gpus)
         most = min(gpus, slots - len(load) + 1)

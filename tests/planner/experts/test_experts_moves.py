@@ -137,7 +137,7 @@ def reached(moves: int) -> Moved:
 
 @pytest.mark.slow
 def test_more_moves_are_never_worse_and_enough_make_it_even() -> None:
-    values = [reached(moves).solved.value.mean() for moves in (0, 4, 16, 64, 10**6)]
+    values = [reached(moves).solved.value.mean() for moves in (0, 4, 32, 10**6)]
     assert values == sorted(values, reverse=True)
     assert values[1] < values[0]
     assert values[-1] < 1.01

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.planner.mapping.least_traffic import is_small
 from meshwright.planner.mapping.problem import (
     IntArray,
     MappingProblem,
@@ -14,7 +17,7 @@ from meshwright.planner.mapping.problem import (
     check_assignment,
     loads_of,
 )
-from meshwright.planner.mapping.spread import least_spread, reach_of
+from meshwright.planner.mapping.spread import ExactReach, least_spread, reach_of
 from meshwright.planner.mapping.spread_build import (
     ReachBound,
     ReachWeights,
@@ -107,6 +110,37 @@ def test_pods_are_shared_by_neighbouring_stages_where_that_reaches_less_far() ->
     assert found.proven
     pipelines = least_spread(problem, weights=ReachWeights(data_parallel=0))
     assert pipelines.pods.reached == (4, 1)
+
+
+def test_traffic_has_a_bound_where_one_model_holds_the_instance_alone() -> None:
+    """Without that model nothing is known of the traffic of other mappings that reach as far."""
+    large = scattered(3, 4, 4, 18, seed=1)
+    found = least_spread(large)
+    assert not is_small(large)
+    assert found.bound_s == 0 < found.price_s
+    assert not found.bounded
+    assert not found.proven
+
+
+def test_the_bound_on_traffic_is_never_above_the_traffic_that_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A solver rounds; and it stops at a bound that is below, which is printed as it is."""
+    problem = random_problem(SMALL[0], experts=False)
+    exact = least_spread(problem)
+    assert exact.proven
+    for factor, share in ((2.0, 1.0), (0.5, 0.5)):
+
+        def of_solver(*_: Any, factor: float = factor, **__: Any) -> ExactReach:
+            return ExactReach(
+                assignment=exact.assignment,
+                levels_proven=2,
+                traffic_bound_s=factor * exact.price_s,
+            )
+
+        monkeypatch.setattr("meshwright.planner.mapping.spread.least_reach", of_solver)
+        found = least_spread(problem)
+        assert found.bound_s == share * found.price_s > 0
 
 
 @settings(max_examples=examples(16), deadline=None)

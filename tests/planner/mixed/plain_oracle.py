@@ -42,11 +42,6 @@ Order = tuple[tuple[int, int], ...]
 IN_PARTS = ("gpu-budget", "hbm-capacity", "host-memory")
 
 
-def least_step_time_s(parts: list[PlanRequest]) -> float | None:
-    """The least step time of any pipeline through both parts; None where none is legal and fits."""
-    return min(best_step_times_s(parts), default=None)
-
-
 def best_step_times_s(parts: list[PlanRequest]) -> list[float]:
     """Of each layout with ranks on both parts that is legal and fits, with its best split, rising."""
     gpus = sum(part.gpus for part in parts)
@@ -82,22 +77,32 @@ def step_times_s(parts: list[PlanRequest], layout: Layout, order: Order) -> Iter
     workloads = [parts[part].workload().on(ranks * stage) for part, ranks in order]
     gpus = [parts[part].gpus for part, _ in order]
     own = [slice(0, order[0][1]), slice(order[0][1], int(layout.pp))]
+    whatever_split: dict[int, list[OnPart]] = {}
     for stages in splits(model.layers, int(layout.pp)):
         counts = [rank[0] for rank in stages]
         for amount in amounts(layout, [counts[ranks] for ranks in own]):
             sized = replace(layout, recompute_layers=amount)
             fits = all(
                 max(stage_memory_gib(w, sized, stages)[r]) <= usable_hbm_gib(w)
+                and on_hosts(w, sized, stages, r)
                 for w, r in zip(workloads, own, strict=True)
             )
-            held = (
-                max(offloaded_states_gib(w, sized, stages)[r]) * w.cluster.gpus_per_node
-                for w, r in zip(workloads, own, strict=True)
-            )
-            hosts = (w.cluster.host_memory_gib for w in workloads)
-            fits &= all(h is None or g <= h for g, h in zip(held, hosts, strict=True))
             if fits and all(legal(w, sized, stages) for w in workloads):
-                yield step_s(workloads, sized, stages, order, gpus)
+                if amount not in whatever_split:
+                    whatever_split[amount] = [
+                        OnPart(w, sized, ranks, on_gpus)
+                        for w, (_, ranks), on_gpus in zip(workloads, order, gpus, strict=True)
+                    ]
+                yield step_s(whatever_split[amount], sized, stages, own)
+
+
+def on_hosts(workload: Workload, layout: Layout, stages: Stages, ranks: slice) -> bool:
+    """Whether a host has room for what the fullest of some ranks offloads, on every GPU of its node."""
+    room_gib = workload.cluster.host_memory_gib
+    if room_gib is None:
+        return True
+    held_gib = max(offloaded_states_gib(workload, layout, stages)[ranks])
+    return bool(held_gib * workload.cluster.gpus_per_node <= room_gib)
 
 
 def amounts(layout: Layout, counts_of_parts: list[list[int]]) -> list[int]:
@@ -122,40 +127,46 @@ def legal(workload: Workload, layout: Layout, stages: Stages) -> bool:
     return all(rule.check(plan) is None for rule in rules)
 
 
-def step_s(
-    workloads: list[Workload], layout: Layout, stages: Stages, order: Order, gpus: list[int]
-) -> float:
+class OnPart:
+    """What the layout takes on one part under any split of its layers."""
+
+    def __init__(self, workload: Workload, layout: Layout, ranks: int, gpus: int) -> None:
+        self.context = context = on_part(workload, layout, ranks)
+        self.layers = layer_seconds(context)
+        self.outside = hand_over(context, gpus)
+        directions = 2.0 + workload.scoring_passes
+        self.handed_s = directions * float(boundary_s(self.outside))
+        self.share = float(np.asarray(scale_share(workload, layout, context.constants)))
+        self.waits_s = float(np.asarray(imbalance_s(context)))
+
+
+def step_s(on_parts: list[OnPart], layout: Layout, stages: Stages, own: list[slice]) -> float:
     """T = [m max t + (sum t - max t) + (2 + f) b (m e + p - 1) + max DP + max optimizer + max copies + waits
     + overhead] (1 + scale).
 
     f forward passes score each micro-batch; copies are those of an offloaded reference; waits are those for
     the slowest of unlike packs, of which each part's layers have their share.
     """
-    contexts = [on_part(w, layout, ranks) for w, (_, ranks) in zip(workloads, order, strict=True)]
-    own = [slice(0, order[0][1]), slice(order[0][1], len(stages))]
+    model = on_parts[0].context.workload.model
     loads: list[float] = []
-    for context, ranks in zip(contexts, own, strict=True):
-        loads += rank_seconds(context, stages)[ranks]
+    for on, ranks in zip(on_parts, own, strict=True):
+        loads += rank_seconds(on, stages)[ranks]
     m, pp = int(layout.num_micro_batches), len(stages)
     pipeline_s = m * max(loads) + sum(loads) - max(loads)
-    outside = [hand_over(context, own) for context, own in zip(contexts, gpus, strict=True)]
-    directions = 2.0 + workloads[0].scoring_passes
-    handed_s = max(directions * float(boundary_s(context)) for context in outside)
-    exposed = max(context.constants.framework.p2p_exposed for context in contexts)
+    handed_s = max(on.handed_s for on in on_parts)
+    exposed = max(on.context.constants.framework.p2p_exposed for on in on_parts)
     p2p_s = handed_s * (m * exposed + pp - 1)
     after = [
-        after_pipeline(context, stages, ranks, sum(loads) / pp, across)
-        for context, ranks, across in zip(contexts, own, outside, strict=True)
+        after_pipeline(on.context, stages, ranks, sum(loads) / pp, on.outside)
+        for on, ranks in zip(on_parts, own, strict=True)
     ]
-    overhead_s = max(context.constants.framework.step_overhead_s for context in contexts)
-    share = max(float(np.asarray(scale_share(c.workload, layout, c.constants))) for c in contexts)
+    overhead_s = max(on.context.constants.framework.step_overhead_s for on in on_parts)
     waits_s = 0.0
-    for context, ranks in zip(contexts, own, strict=True):
-        layers = sum(count for (count,) in stages[ranks])
-        waits_s += float(np.asarray(imbalance_s(context))) * layers / workloads[0].model.layers
+    for on, ranks in zip(on_parts, own, strict=True):
+        waits_s += on.waits_s * sum(count for (count,) in stages[ranks]) / model.layers
     latest_s = sum(max(column) for column in zip(*after, strict=True))
     in_all: float = pipeline_s + p2p_s + latest_s + waits_s + overhead_s
-    return (1.0 + share) * in_all
+    return (1.0 + max(on.share for on in on_parts)) * in_all
 
 
 def on_part(workload: Workload, layout: Layout, ranks: int) -> Context:
@@ -175,24 +186,31 @@ def hand_over(context: Context, gpus: int) -> Context:
     return replace(context, links=links, placement=replace(context.placement, pp=members))
 
 
-def rank_seconds(context: Context, stages: Stages) -> list[float]:
+def layer_seconds(context: Context) -> list[float]:
+    """Of a dense layer, of one with experts, what recomputing each adds, of the embedding and of the end."""
+    costs = costs_of_layers(context)
+    kinds = (costs.dense_layer_s, costs.moe_layer_s, costs.dense_recompute_s, costs.moe_recompute_s)
+    end_s = float(np.asarray(costs.head_s)) + float(np.asarray(costs.mtp_s))
+    return [*(float(np.asarray(each)) for each in (*kinds, costs.embedding_s)), end_s]
+
+
+def rank_seconds(on: OnPart, stages: Stages) -> list[float]:
     """Seconds of each rank and micro-batch, were all of them on this part."""
-    costs, layout = costs_of_layers(context), context.layout
-    dense = float(np.asarray(costs.dense_layer_s)), float(np.asarray(costs.dense_recompute_s))
-    sparse = float(np.asarray(costs.moe_layer_s)), float(np.asarray(costs.moe_recompute_s))
+    dense_s, sparse_s, dense_again_s, sparse_again_s, embedding_s, end_s = on.layers
+    layout, moe = on.context.layout, on.context.workload.model.moe
     full = bool(int(layout.recompute) & Recompute.FULL)
     amount = int(layout.recompute_layers) if full else 0
-    moe = context.workload.model.moe
     seconds, number = [], 0
     for (count,) in stages:
         on_rank = 0.0
         for place in range(count):
-            layer_s, again_s = dense if moe is None or number < moe.dense_layers else sparse
+            is_dense = moe is None or number < moe.dense_layers
+            layer_s, again_s = (dense_s, dense_again_s) if is_dense else (sparse_s, sparse_again_s)
             on_rank += layer_s + again_s * (place < amount)
             number += 1
         seconds.append(on_rank)
-    seconds[0] += float(np.asarray(costs.embedding_s))
-    seconds[-1] += float(np.asarray(costs.head_s)) + float(np.asarray(costs.mtp_s))
+    seconds[0] += embedding_s
+    seconds[-1] += end_s
     return seconds
 
 

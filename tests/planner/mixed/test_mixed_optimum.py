@@ -18,7 +18,14 @@ from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.footprint import offloaded_states_gib
 from meshwright.costmodel.layer_kinds import KindTimes
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.mixed import PlacedPart, Segment, mixed_memory_gib, mixed_step
+from meshwright.costmodel.mixed import (
+    PlacedPart,
+    Segment,
+    host_memory_gib,
+    hosts_short_gib,
+    mixed_memory_gib,
+    mixed_step,
+)
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.step_time import boundary_s
 from meshwright.model_specs.adapters import AdapterSpec
@@ -31,7 +38,7 @@ from meshwright.planner.mixed.service import MixedParams, MixedSearch
 from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.space import space_of
-from tests.planner.mixed.plain_oracle import best_step_times_s, least_step_time_s
+from tests.planner.mixed.plain_oracle import best_step_times_s
 from tests.planner.search.test_image_plans import with_images
 from tests.planner.search.test_packed_optimum import packed
 from tests.planner.search.test_planner_optimum import request as small_request
@@ -40,7 +47,9 @@ from tests.soaked import examples, some
 CASES = 60
 SOME = (0, 5, 17, 32, 1)
 SOME_LEADING = (22, 12, 5, 0, 1)
-SOME_OTHER = (0, 1, 2, 3, 4, 5)
+SOME_OTHER = (0, 31, 26, 59, 5, 1)
+"""Of adapters, packs of images, preferences with a reference on hosts, adapters behind dense layers, `kto`
+behind them, images behind them: those that brute force takes least time for."""
 SLOWLY = MixedParams(first_priced=1, together=12, fewest_beside=1, most_beside=1)
 """So that models decide, rather than kernels priced beside them."""
 
@@ -189,9 +198,9 @@ def asked_on_hosts(seed: int) -> MixedRequest:
 
 
 @cache
-def best_by_brute_force(seed: int, asked_for: Callable[[int], MixedRequest]) -> float | None:
-    request = asked_for(seed)
-    return least_step_time_s(list(request.parts))
+def best_by_brute_force(seed: int, asked_for: Callable[[int], MixedRequest]) -> list[float]:
+    """Of every layout, of which several tests ask, rising."""
+    return best_step_times_s(list(asked_for(seed).parts))
 
 
 def compare(
@@ -203,11 +212,12 @@ def compare(
             request, cluster=request.cluster.model_copy(update={"between_gbps_per_gpu": None})
         )
     outcome = MixedSearch(request, inf, params=params).run()
-    best_s = best_by_brute_force(seed, asked_for)
-    if best_s is None:
+    every_s = best_by_brute_force(seed, asked_for)
+    if not every_s:
         assert outcome.status == "infeasible"
         assert outcome.best is None
         return
+    best_s = every_s[0]
     assert outcome.status == "optimal"
     assert outcome.best is not None
     assert outcome.best.price is not None
@@ -227,7 +237,7 @@ def test_the_plan_is_the_best_pipeline_through_both_parts(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SOME))
+@pytest.mark.parametrize("seed", some((n for n in range(CASES) if n not in SOME), first=22))
 def test_the_plan_is_always_the_best_pipeline_through_both_parts(seed: int) -> None:
     compare(seed, SLOWLY)
 
@@ -244,7 +254,7 @@ def test_dense_layers_in_front_are_dealt_as_well_as_can_be(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SOME_LEADING))
+@pytest.mark.parametrize("seed", some((n for n in range(CASES) if n not in SOME_LEADING), first=48))
 def test_dense_layers_in_front_are_always_dealt_as_well_as_can_be(seed: int) -> None:
     compare(seed, SLOWLY, asked_leading)
 
@@ -261,7 +271,7 @@ def test_other_training_is_planned_as_well_as_can_be(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SOME_OTHER))
+@pytest.mark.parametrize("seed", some((n for n in range(CASES) if n not in SOME_OTHER), first=24))
 def test_other_training_is_always_planned_as_well_as_can_be(seed: int) -> None:
     compare(seed, SLOWLY, asked_other)
 
@@ -274,7 +284,7 @@ def compare_several(
     spec = request.cluster.model_copy(update={"between_gbps_per_gpu": None})
     parts = tuple(replace(part, top_k=5) for part in request.parts)
     request = replace(request, cluster=spec, parts=parts)
-    best_s = best_step_times_s(list(request.parts))
+    best_s = best_by_brute_force(seed, asked_for)
     known = best_s[1:4:2]
     for rivals_s in ((), tuple(known)):
         search = MixedSearch(request, inf, params=params, rivals_s=rivals_s)
@@ -298,7 +308,7 @@ def test_the_next_best_pipelines_are_found_too(seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("asked_for", [asked, asked_leading, asked_other])
-@pytest.mark.parametrize("seed", some(range(CASES)))
+@pytest.mark.parametrize("seed", some(range(CASES), first=17))
 def test_the_next_best_pipelines_are_always_found(
     seed: int, asked_for: Callable[[int], MixedRequest]
 ) -> None:
@@ -661,6 +671,27 @@ def test_offloading_more_makes_no_step_shorter() -> None:
         assert seconds == sorted(seconds)
 
 
+def test_hosts_hold_what_the_fullest_rank_of_each_part_offloads() -> None:
+    """On every GPU of a node; of what the hosts of one part lack the other part's say nothing."""
+    layout = Layout(tp=4, pp=4, dp=2, num_micro_batches=32, zero_stage=1, optimizer_offload=100)
+    whole = tight(80.0).first.workload()
+    stages = ((4,), (9,), (10,), (9,))
+    by_rank = offloaded_states_gib(whole, layout, stages)
+    fullest = [8 * max(by_rank[:2]), 8 * max(by_rank[2:])]
+    assert fullest[0] < 0.95 * fullest[1]
+    parts = []
+    for room_gib in (None, 0.75 * fullest[1]):
+        cluster = whole.cluster.model_copy(update={"host_memory_gib": room_gib})
+        on_part = replace(whole, cluster=cluster).on(16)
+        parts.append(PlacedPart(workload=on_part, layout=layout, ranks=2))
+    segments = [Segment(part=parts[0], first=0), Segment(part=parts[1], first=2)]
+    assert host_memory_gib(segments, stages) == pytest.approx(fullest[1])
+    assert hosts_short_gib(segments, stages) == pytest.approx([0.0, 0.25 * fullest[1]])
+    turned = [Segment(part=parts[1], first=0), Segment(part=parts[0], first=2)]
+    short_gib = max(fullest[0] - 0.75 * fullest[1], 0.0)
+    assert hosts_short_gib(turned, stages) == pytest.approx([short_gib, 0.0])
+
+
 @pytest.mark.slow
 def test_offload_brings_a_pipeline_where_memory_is_short() -> None:
     """One node each: 70B fits together only with the optimizer on the host."""
@@ -713,7 +744,7 @@ def test_hosts_with_little_memory_are_kept_to(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(range(CASES)))
+@pytest.mark.parametrize("seed", some(range(CASES), first=4))
 def test_hosts_with_little_memory_are_always_kept_to(seed: int) -> None:
     compare(seed, SLOWLY, asked_on_hosts)
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from meshwright.cluster_specs.reader import load_cluster
+from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.lengths import PACKINGS, packed_lengths
 from meshwright.planner.bounds.pricing import CostModelPricing
@@ -50,7 +52,7 @@ def test_search_equals_brute_force_many(seed: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(range(2000, 2030)))
+@pytest.mark.parametrize("seed", some(range(2000, 2030), first=9))
 def test_the_best_size_of_packs_is_that_of_brute_force(seed: int) -> None:
     """Seconds for a token of a sample, over sizes of packs and all layouts of each."""
     searched, counted = [], []
@@ -115,6 +117,29 @@ def test_smaller_shard_groups_wait_less_and_bounds_know_it(seed: int) -> None:
         assert bound(one, (1, 2, 4))[0] <= prices[4] * (1 + 1e-9)
         assert bound(one, (1, 2))[0] <= prices[2] * (1 + 1e-9)
     assert search(asked).best[0].step_time_s == pytest.approx(prices[4])
+
+
+def test_any_number_of_shard_groups_may_be_the_best_where_ranks_wait_by_shards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under ZeRO 1 in a node several send more, and wait no less: none is bounded."""
+    asked = replace(in_a_node(1), framework="megatron", gpus=4)
+    space = space_of(replace(asked, pins={"dp": 4, "recompute": "none", "zero_stage": 1}))
+    layouts = space.layouts(space.degrees(4))
+    several = np.asarray(layouts.shard_groups) > 1
+    assert several.any()
+
+    def bounds_s() -> list[float]:
+        bounds = CostModelPricing(space.workload).mapping_bounds(layouts, space.shard_groups)
+        return [each.least_s for each in bounds]
+
+    assert np.array_equal(np.isfinite(bounds_s()), ~several)
+
+    def all_wait(context: Context) -> NDArray[np.bool_]:
+        return np.ones(context.layout.broadcast_shape(), dtype=np.bool_)
+
+    monkeypatch.setattr("meshwright.planner.bounds.mappings.waits_by_shards", all_wait)
+    assert np.isfinite(bounds_s()).all()
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])

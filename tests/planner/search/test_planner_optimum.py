@@ -157,7 +157,9 @@ def best_of_executions(request: PlanRequest, executions: Iterable[Execution]) ->
 
 
 def step_times(space: Space, layout: Layout) -> Iterator[float]:
-    """Of every matrix, split and number of recomputed layers of a layout that fit and no rule forbids."""
+    """The least of all matrices, for every split and number of recomputed layers of a layout that fit and no
+    rule forbids.
+    """
     workload = replace(space.workload, gpus=int(layout.gpus))
     layers, pp, vpp = workload.model.layers, int(layout.pp), int(layout.vpp)
     leading = workload.model.dense_layers if workload.model.moe_layers else 0
@@ -168,6 +170,11 @@ def step_times(space: Space, layout: Layout) -> Iterator[float]:
         else _splits(layers, pp, vpp, leading)
     )
     full = int(layout.recompute) & Recompute.FULL
+    tables = list(_matrices(layout, level_factors(workload.cluster, workload.gpus).tolist()))
+    if not tables:
+        return
+    stacked = {axis: np.stack([table[axis] for table in tables]) for axis in AXES}
+    placements = placement_on(workload.cluster, layout, stacked)
     for again in [*range(1, layers + 1), ALL_LAYERS] if full else [0]:
         one = replace(layout, recompute_layers=again)
         for stages in splits:
@@ -176,11 +183,10 @@ def step_times(space: Space, layout: Layout) -> Iterator[float]:
             memory = stage_memory_gib(workload, one, stages)
             if max(memory) > usable_hbm_gib(workload) or not _legal(space, one, stages, memory):
                 continue
-            for matrix in _matrices(one, level_factors(workload.cluster, workload.gpus).tolist()):
-                placement = placement_on(workload.cluster, one, matrix)
-                yield float(
-                    np.asarray(estimate_layout(workload, one, placement, stages).step_time_s)
-                )
+            # One field as an array gives every part of the price the mappings' axis.
+            many = replace(one, micro_batch=np.full(len(tables), int(one.micro_batch)))
+            estimate = estimate_layout(workload, many, placements, stages)
+            yield float(np.min(estimate.step_time_s))
 
 
 def _legal(space: Space, layout: Layout, stages: Stages, memory: NDArray[np.float64]) -> bool:

@@ -122,7 +122,12 @@ def check_against_plain_oracle(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, 2, 5, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 6))]
+    "seed",
+    [
+        *(0, 1, 2, 5, 7),
+        pytest.param(6, marks=pytest.mark.slow),
+        pytest.param(3, marks=pytest.mark.soak),
+    ],
 )
 def test_one_virtual_stage_is_that_of_the_plain_oracle(
     seed: int, monkeypatch: pytest.MonkeyPatch
