@@ -574,11 +574,11 @@ _AXOLOTL_TARGETS, _PARAMETERS = "lora_target_modules", "lora_target_parameters"
 _BNB = "bnb_config_kwargs"
 _AXOLOTL_DECOMPOSES = "peft_use_dora"
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+"""Fused products of adapters: on where nothing is said of any of them, unless the model brings code of its
+own (utils/schemas/config.py, check_auto_enable_lora_kernels)."""
 FUSED_ADAPTERS = (
     f"{', '.join(_LORA_KERNELS)} are on by themselves: say false to have PEFT's own products"
 )
-"""Fused products of adapters: on where nothing is said of any of them, unless the model brings code of its
-own (utils/schemas/config.py, check_auto_enable_lora_kernels)."""
 _CUT_LOSS = "cut_cross_entropy"
 _CUT_PLUGIN = "CutCrossEntropyPlugin"
 """It turns `cut_cross_entropy` on by itself (integrations/cut_cross_entropy/args.py)."""
