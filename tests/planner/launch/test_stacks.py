@@ -153,7 +153,7 @@ def test_a_script_is_told_what_the_trainer_sets(framework: str, recompute: str, 
     """The Trainer refuses two that recompute, and its own accumulation wins over the environment's."""
     adapters = AdapterSpec(matrices=("q_proj",))
     changes = {"framework": framework, "adapters": adapters}
-    layers = {"recompute": recompute, "recompute_layers": 36 if recompute == "full" else 0}
+    layers: dict[str, Any] = {"recompute": recompute, "recompute_layers": 36 if recompute == "full" else 0}
     made = make_plan("qwen3-8b", dp=8, zero_stage=2, micro_batch=2, num_micro_batches=4, **layers)
     made = made.model_copy(update={"inputs": made.inputs.model_copy(update=changes)})
     script = plan_files(made, framework)["launch.sh"]
@@ -171,7 +171,7 @@ def test_a_script_is_told_what_the_trainer_sets(framework: str, recompute: str, 
     ],
 )
 def test_fine_tuning_is_started_by_a_trainer(
-    kind: str, degrees: dict[str, int], program: str
+    kind: str, degrees: dict[str, Any], program: str
 ) -> None:
     """Megatron-DeepSpeed's pretrain_gpt.py, which was started, masks no prompts and reads no checkpoint."""
     made = make_plan("qwen3-8b", zero_stage=3 if "tp" not in degrees else 1, **degrees)
