@@ -153,7 +153,10 @@ def test_a_script_is_told_what_the_trainer_sets(framework: str, recompute: str, 
     """The Trainer refuses two that recompute, and its own accumulation wins over the environment's."""
     adapters = AdapterSpec(matrices=("q_proj",))
     changes = {"framework": framework, "adapters": adapters}
-    layers: dict[str, Any] = {"recompute": recompute, "recompute_layers": 36 if recompute == "full" else 0}
+    layers: dict[str, Any] = {
+        "recompute": recompute,
+        "recompute_layers": 36 if recompute == "full" else 0,
+    }
     made = make_plan("qwen3-8b", dp=8, zero_stage=2, micro_batch=2, num_micro_batches=4, **layers)
     made = made.model_copy(update={"inputs": made.inputs.model_copy(update=changes)})
     script = plan_files(made, framework)["launch.sh"]
