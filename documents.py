@@ -437,6 +437,9 @@ def refuse_taken(
     folder = Path(directory)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file, not a folder. Choose another place with -o.")
+    names = tuple(names)
+    if "" in names:
+        raise InputError(f"{folder} is a folder, not a file. Name a file in it with -o.")
     taken = [name for name in names if os.path.lexists(folder / name)]
     if taken and not force:
         them = "it" if len(taken) == 1 else "them"

@@ -132,7 +132,8 @@ def only_nodes(cluster: ClusterSpec, names: Collection[str]) -> ClusterSpec:
     listed_names = {node.name for node in cluster.nodes}
     if not listed_names:
         raise InputError(
-            f"cluster {cluster.name!r} lists no nodes to choose from: give a cluster file with `nodes`",
+            f"cluster {cluster.name!r} lists no nodes to choose from: give a cluster file with `nodes`; "
+            "without --nodes the plan is for any of its nodes, and launch.sh takes those of the job",
             where="nodes",
         )
     for name in names:

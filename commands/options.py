@@ -522,7 +522,7 @@ def _kind_options() -> Options:
     yield choice_option(
         "--kind",
         "costmodel.execution_names.KIND_NAMES",
-        "Of training step; batches count pairs of dpo, orpo and reward.",
+        "Of training step; batches count pairs of dpo, orpo and reward. The update of GRPO or PPO is an sft.",
         default="pretrain",
     )
     yield choice_option(

@@ -329,7 +329,10 @@ def explain_command(words: tuple[str, ...], best: bool | None, as_json: bool) ->
         from meshwright.planner.solvers.processes import on_processes
 
     plan = Path(" ".join(words))
-    term = None if plan.exists() else meaning_of(str(plan)) or rule_meaning(str(plan))
+    term, rule = (None, None) if plan.exists() else (meaning_of(str(plan)), rule_meaning(str(plan)))
+    if term is not None and rule is not None:
+        term = term[0], f"{term[1]} The rule of this name: {rule[1]}."
+    term = term or rule
     if term is not None:
         if as_json:
             print_json({"term": term[0], "meaning": term[1]})

@@ -42,6 +42,24 @@ def _hub_names() -> Mapping[str, str]:
     return {hub_id.lower(): name for name, hub_ids in table.items() for hub_id in hub_ids}
 
 
+_VARIANTS = ("-instruct", "-base", "-chat", "-chat-hf", "-hf", "-it", "-pt", "-bf16")
+"""Ends of the hub's names that say how a model was trained on, not how it is built."""
+
+
+@cache
+def _short_names() -> Mapping[str, str]:
+    """Catalog names by what people type, in small letters: themselves, and the hub's names without the owner
+    and without what was trained on. Two models of one short name have neither.
+    """
+    found: dict[str, set[str]] = {}
+    for hub_id, name in _hub_names().items():
+        short = hub_id.partition("/")[2]
+        for typed in (short, *(short.removesuffix(end) for end in _VARIANTS)):
+            found.setdefault(typed, set()).add(name)
+    found |= {name.lower(): {name} for name in _entries()}
+    return {typed: next(iter(names)) for typed, names in found.items() if len(names) == 1}
+
+
 def catalog_names() -> tuple[str, ...]:
     """Names of all models in the catalog, in its order."""
     return tuple(_entries())
@@ -138,9 +156,9 @@ def read_model(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
     Parameters
     ----------
     model
-        Catalog name, the Hugging Face hub's name of such a model (`Qwen/Qwen3-8B`; nothing is fetched), path
-        of a model YAML or of a config.json or of its folder, or a spec, which is returned as it is. A catalog
-        name wins over a file of the same name; write `./NAME` for the file.
+        Catalog name, the Hugging Face hub's name of such a model (`Qwen/Qwen3-8B`, or without its owner;
+        nothing is fetched), path of a model YAML or of a config.json or of its folder, or a spec, which is
+        returned as it is. A catalog name wins over a file of the same name; write `./NAME` for the file.
 
     Returns
     -------
@@ -165,8 +183,9 @@ def read_model(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
     path = Path(text)
     if text and is_file(f"{text}/config.json"):
         path = path / "config.json"
-    if text.lower() in _hub_names() and not path.exists():
-        return load_catalog_model(_hub_names()[text.lower()])
+    known = _hub_names().get(text.lower()) or _short_names().get(text.lower())
+    if known is not None and not path.exists():
+        return load_catalog_model(known)
     _refuse_hub_id(text)
     looks_like_path = text.lower().endswith(_SUFFIXES) or "/" in text
     if not text or not (looks_like_path or is_file(str(path))):

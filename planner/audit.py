@@ -32,6 +32,7 @@ from meshwright.documents import (
     read_text,
 )
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError, shown
+from meshwright.frameworks.deepspeed import DEEPSPEED
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.mappings import MEGATRON_DEFAULT, MEGATRON_TP_PP_DP, ranks_on
 from meshwright.planner.launch.plan_files import TARGETS, pipeline_files, plan_files, stand_in
@@ -377,11 +378,19 @@ def _flag_faults(plan: Plan, path: Path) -> Iterator[str]:
             yield f"{path.name}: {name} is {shown(stated)}, the plan says {shown(planned)}"
     if not isinstance(launch.model, Mapping):
         return
-    for name in _OF_MODEL:
-        planned = getattr(plan.inputs.model, name, None)
+    for name, planned in _planned_model(plan).items():
         stated = launch.model.get(name, planned)
         if stated != planned:
             yield f"{path.name}: the model's {name} is {shown(stated)}, the plan says {shown(planned)}"
+
+
+def _planned_model(plan: Plan) -> dict[str, Any]:
+    """What a reader could find of a plan's model: Megatron-DeepSpeed has one width for all feed-forwards."""
+    model = plan.inputs.model
+    fields = {name: getattr(model, name) for name in _OF_MODEL}
+    if plan.inputs.framework == DEEPSPEED.name and model.moe is not None:
+        fields["ffn_hidden"] = model.moe.moe_ffn_hidden
+    return fields
 
 
 def _planned_settings(plan: Plan) -> dict[str, Any]:

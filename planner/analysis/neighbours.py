@@ -1,7 +1,7 @@
 """What one change to a plan would cost, or which rule forbids it: the reasons behind every choice.
 
-A neighbour differs in one choice (or trades a factor of two between two degrees), has its layers split evenly
-and the best of all mappings of the fabric. Only the plan itself is proven; these are prices, not proofs.
+A neighbour differs in one choice (or trades a factor of two between two degrees), and has the best split of
+its layers and the best of all mappings of the fabric. Only the plan itself is proven; these are prices.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from meshwright.cluster_specs.allocation import is_irregular
+from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
@@ -24,9 +25,9 @@ from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import binding_framework, framework_of_stack, planned
-from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
-from meshwright.planner.bounds.mappings import divides_into, matrices
+from meshwright.planner.bounds.mappings import Matrices, divides_into, matrices
 from meshwright.planner.mapping.counted import seconds_in_best_order
 from meshwright.planner.plan.assemble import Claim, is_closed
 from meshwright.planner.plan.best_plan import best_plan
@@ -232,8 +233,8 @@ def _with(
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvenPrice:
-    """A layout with its layers split evenly, under the best of all mappings."""
+class NearPrice:
+    """A layout's price under the best of all mappings."""
 
     step_time_s: float | None
     """None where a rule forbids it."""
@@ -246,7 +247,7 @@ class EvenPrice:
 def _neighbour(workload: Workload, change: str, layout: Layout, plan: Plan) -> Neighbour:
     assert plan.predicted is not None
     assert plan.layout is not None
-    price = price_evenly(workload, layout)
+    price = price_split_best(workload, layout, plan.layout)
     slower = None
     if price.step_time_s is not None:
         slower = 100.0 * (price.step_time_s / plan.predicted.step_time_s - 1.0)
@@ -259,8 +260,8 @@ def _neighbour(workload: Workload, change: str, layout: Layout, plan: Plan) -> N
     )
 
 
-def price_evenly(workload: Workload, layout: Layout) -> EvenPrice:
-    """A layout's price and memory, its layers split evenly, under its best mapping.
+def price_near(workload: Workload, layout: Layout, planned: LayoutDoc) -> NearPrice:
+    """A layout's price and memory, its layers split evenly or as the plan splits them, whichever is faster.
 
     Parameters
     ----------
@@ -268,19 +269,63 @@ def price_evenly(workload: Workload, layout: Layout) -> EvenPrice:
         What is trained; the layout's GPUs are the first of its cluster.
     layout
         One layout, in plain numbers.
+    planned
+        The plan's: its split is tried where the layout has its ranks, virtual stages and schedule.
     """
-    stages = suiting_stages(workload, layout)
-    if stages is None:
+    even = suiting_stages(workload, layout)
+    if even is None:
         chunks = int(layout.pp) * int(layout.vpp)
         words = f"pp x vpp = {chunks} virtual stages for {workload.model.layers} layers"
-        return EvenPrice(step_time_s=None, memory_gib=None, broken=words)
+        return NearPrice(step_time_s=None, memory_gib=None, broken=words)
+    splits, plans_own = {even}, layout_from_document(planned)
+    if all(getattr(layout, name) == getattr(plans_own, name) for name in _SHAPE):
+        splits.add(tuple(map(tuple, planned.stages)))
+    prices = [_price_split(workload, layout, stages) for stages in sorted(splits)]
+    return min(prices, key=_seconds_then_gib)
+
+
+_SHAPE = ("pp", "vpp", "schedule")
+"""What a split of the layers has to suit."""
+
+
+def _seconds_then_gib(price: NearPrice) -> tuple[float, float]:
+    """The fastest comes first; of those that a rule forbids the one that needs least."""
+    seconds, gib = price.step_time_s, price.memory_gib
+    return (inf if seconds is None else seconds, inf if gib is None else gib)
+
+
+def price_split_best(workload: Workload, layout: Layout, planned: LayoutDoc) -> NearPrice:
+    """A layout's price and memory under the best split of its layers, as the search prices it.
+
+    Parameters are those of `price_near`. On irregular allocations the price is that of `price_near`.
+    """
+    near = price_near(workload, layout, planned)
+    forbidden = near.broken is not None and not near.broken.startswith(HbmCapacity.name)
+    if int(layout.pp) == 1 or forbidden or is_irregular(workload.cluster):
+        return near
+    workload = workload.on(int(layout.gpus))
+    table = _mappings_of(workload, layout)
+    if not len(table["tp"]):
+        return near
+    pricing, every = LayoutPricing(workload, layout), np.zeros(len(table["tp"]))
+    bounds = MappingBounds(matrices=table, bound_s=every)
+    priced = pricing.best(bounds, pricing.under(table), near.step_time_s or inf)
+    return near if priced is None else _price_split(workload, priced.layout, priced.stages)
+
+
+def _price_split(workload: Workload, layout: Layout, stages: Stages) -> NearPrice:
     workload = workload.on(int(layout.gpus))
     memory_gib = tuple(float(gib) for gib in stage_memory_gib(workload, layout, stages))
     broken = _broken(workload, layout, stages, memory_gib)
     step_time_s = None
     if broken is None:
         step_time_s, broken = _best_mapping_s(workload, layout, stages)
-    return EvenPrice(step_time_s=step_time_s, memory_gib=max(memory_gib), broken=broken)
+    return NearPrice(step_time_s=step_time_s, memory_gib=max(memory_gib), broken=broken)
+
+
+def _mappings_of(workload: Workload, layout: Layout) -> Matrices:
+    sizes = level_factors(workload.cluster, workload.gpus).tolist()
+    return matrices(layout, sizes, inside=("tp",))
 
 
 def _best_mapping_s(
@@ -290,8 +335,7 @@ def _best_mapping_s(
     if is_irregular(workload.cluster):
         step_time_s = seconds_in_best_order(workload, layout, stages)
         return step_time_s, None if step_time_s else "its groups do not fit the free nodes"
-    sizes = level_factors(workload.cluster, workload.gpus).tolist()
-    table = matrices(layout, sizes, inside=("tp",))
+    table = _mappings_of(workload, layout)
     if not len(table["tp"]):
         return None, f"tp {layout.tp} does not fit into the innermost level of the fabric"
     placement = placement_on(workload.cluster, layout, table)
@@ -325,7 +369,7 @@ def _broken(
 #
 # They are reached from the plan by single changes, always from the fastest layout that was not looked at yet,
 # and lie in the space that the plan's proof speaks of: nothing here is faster than a plan that is optimal.
-# Their layers are split evenly and their mapping is the best of the fabric: prices, not proofs.
+# Their layers are split evenly, or as the plan's, under the best mapping of the fabric: prices, not proofs.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,8 +386,15 @@ class NearLayout:
     """Whether no other layout here needs neither more time nor more memory."""
 
 
+_MOST_PRICED, _SLOWEST = 160, 2.0
+
+
 def near_optimal(
-    plan: Plan, *, most_priced: int = 160, slowest: float = 2.0, kept: Collection[str] = ()
+    plan: Plan,
+    *,
+    most_priced: int = _MOST_PRICED,
+    slowest: float = _SLOWEST,
+    kept: Collection[str] = (),
 ) -> list[NearLayout]:
     """The plan and layouts around it that every rule allows, of the space that the plan was chosen from.
 
@@ -363,11 +414,30 @@ def near_optimal(
     list of NearLayout
         Fastest first; empty where the plan has no layout.
     """
+    near, least_gib = [], inf
+    for seconds, memory_gib, layout, is_plan in _walk(plan, most_priced, slowest, kept):
+        near.append(
+            NearLayout(
+                layout=layout_document(layout, ((0,),)),
+                step_time_s=seconds,
+                memory_gib=memory_gib,
+                is_plan=is_plan,
+                on_front=memory_gib < least_gib,
+            )
+        )
+        least_gib = min(least_gib, memory_gib)
+    return near
+
+
+def _walk(
+    plan: Plan, most_priced: int, slowest: float, kept: Collection[str]
+) -> list[tuple[float, float, Layout, bool]]:
+    """(seconds, GiB of the fullest GPU, layout, whether it is the plan) of `near_optimal`, fastest first."""
     if plan.layout is None or plan.predicted is None:
         return []
     workload, space = workload_of_plan(plan), PrintedSpace.of_plan(plan)
     start, start_s = layout_from_document(plan.layout), plan.predicted.step_time_s
-    priced = [(start_s, max(plan.predicted.memory_gib), start)]
+    priced = [(start_s, max(plan.predicted.memory_gib), start, True)]
     seen, waiting = {_key(start)}, [(start_s, 0, start)]
     while waiting and len(seen) <= most_priced:
         for _, changed in layout_changes(heappop(waiting)[2], workload):
@@ -378,24 +448,12 @@ def near_optimal(
             seen.add(_key(changed))
             if space.outside(layout_document(changed, ((0,),))) is not None:
                 continue
-            price = price_evenly(workload, changed)
+            price = price_near(workload, changed, plan.layout)
             seconds, memory_gib = price.step_time_s, price.memory_gib
             if seconds is not None and memory_gib is not None and seconds <= start_s * slowest:
                 heappush(waiting, (seconds, len(seen), changed))
-                priced.append((seconds, memory_gib, changed))
-    near, least_gib = [], inf
-    for seconds, memory_gib, layout in sorted(priced, key=lambda each: each[:2]):
-        near.append(
-            NearLayout(
-                layout=layout_document(layout, ((0,),)),
-                step_time_s=seconds,
-                memory_gib=memory_gib,
-                is_plan=layout is start,
-                on_front=memory_gib < least_gib,
-            )
-        )
-        least_gib = min(least_gib, memory_gib)
-    return near
+                priced.append((seconds, memory_gib, changed, False))
+    return sorted(priced, key=lambda each: each[:2])
 
 
 def _key(layout: Layout) -> tuple[int, ...]:
@@ -407,6 +465,8 @@ def _key(layout: Layout) -> tuple[int, ...]:
 
 
 RIVALS_SHOWN = 5
+_SPLIT_BEST = 12
+"""Layouts near the plan, fastest first, whose best split is looked for: each takes some milliseconds."""
 _FINE = ("shard_groups", "optimizer_offload")
 """Choices whose values lie so near to one another that a list of rivals would hold nothing else."""
 _ONE_AFTER_THE_OTHER = ("1f1b", "interleaved-1f1b")
@@ -424,8 +484,8 @@ class Rival:
     """Against the plan's step time; negative where faster."""
     basis: Literal["proven", "found", "priced"]
     """`proven`: the search proved that no plan which is not listed comes before it, or that none of its kind
-    is faster; `found`: by a search that its time limit ended; `priced`: a layout near the plan with its
-    layers split evenly."""
+    is faster; `found`: by a search that its time limit ended; `priced`: a layout near the plan, with the best
+    split of its layers."""
 
 
 def rivals(plan: Plan, most: int = RIVALS_SHOWN) -> list[Rival]:
@@ -465,8 +525,13 @@ def rivals(plan: Plan, most: int = RIVALS_SHOWN) -> list[Rival]:
         if choice.step_time_s_without is not None:
             words = f"without {choice.choice} {_word(choice.choice, choice.value)}"
             note(words, choice.step_time_s_without, "proven" if choice.proven else "found")
-    for near in near_optimal(plan, kept=_FINE):
-        note(_differences(plan, near.layout.model_dump()), near.step_time_s, "priced")
+    workload = workload_of_plan(plan)
+    near = _walk(plan, _MOST_PRICED, _SLOWEST, _FINE)
+    for _, _, layout, is_plan in near[: 1 + _SPLIT_BEST]:
+        price = price_split_best(workload, layout, plan.layout)
+        if price.step_time_s is not None and not is_plan:
+            words = _differences(plan, layout_document(layout, ((0,),)).model_dump())
+            note(words, price.step_time_s, "priced")
     return sorted(known, key=lambda rival: (rival.step_time_s, rival.differs))[:most]
 
 

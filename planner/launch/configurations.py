@@ -186,11 +186,14 @@ def deepspeed_shortfalls(model: ModelSpec) -> Shortfalls:
 def deepspeed_start(launch: Launch) -> Start:
     """Megatron-DeepSpeed's pretrain_gpt.py, with a second configuration for HF models where one can be.
 
-    Adapters are those of PEFT, trainers of preferences those of TRL, and other optimizers than Adam and SGD
-    DeepSpeed's or the Trainer's: then a script of one's own, which takes the configuration.
+    Adapters are those of PEFT, trainers of preferences those of TRL, supervised fine-tuning without model
+    parallelism and other optimizers than Adam and SGD DeepSpeed's or the Trainer's: then a script of one's
+    own, which takes the configuration.
     """
     inputs = launch.inputs
     own_script = inputs.adapters is not None or STEP_KINDS[inputs.kind].on_preferences
+    whole = all(getattr(launch.layout, axis) == 1 for axis in DEGREES if axis != "dp")
+    own_script = own_script or (inputs.kind == "sft" and whole)
     own_script = own_script or in_chunks(inputs.loss) is not None
     own_script = own_script or inputs.model.encoder is not None
     own_script = own_script or launch.execution.offload_modules == "saved_tensors"
@@ -238,11 +241,16 @@ def _with_trainer(launch: Launch) -> Start:
 
 def _script_notes(launch: Launch) -> tuple[str, ...]:
     """What the user's own script has to set by itself."""
-    batch, seq_len = launch.layout.micro_batch, launch.inputs.seq_len
+    layout, seq_len = launch.layout, launch.inputs.seq_len
     kind = STEP_KINDS[launch.inputs.kind]
     pairs = " pairs" if kind.has_pairs else ""
     notes = [
-        f"The script's own batch size per process is {batch}{pairs}, its sequence length {seq_len}.",
+        f"The script's own batch size per process is {layout.micro_batch}{pairs}, "
+        f"its sequence length {seq_len}.",
+        f"It accumulates gradients over {layout.num_micro_batches} of these; a script on the Trainer of "
+        f"transformers takes --per_device_train_batch_size {layout.micro_batch} "
+        f"--gradient_accumulation_steps {layout.num_micro_batches}.",
+        *_recompute_notes(launch),
         *_kind_notes(launch),
         _model_note(launch.inputs.model),
         *file_notes(launch.inputs.model),
@@ -264,9 +272,20 @@ def _script_notes(launch: Launch) -> tuple[str, ...]:
                 "PEFT refuses out_proj of some models with Mamba (nemotron_h, falcon_h1, mamba): leave it "
                 f"out of target_modules in {ADAPTER_FILE} there."
             )
-        if launch.layout.recompute == "full":
-            notes.append("It turns gradient checkpointing on, with use_reentrant=False.")
     return tuple(notes)
+
+
+def _recompute_notes(launch: Launch) -> Iterator[str]:
+    """Who recomputes layers: where two would, the Trainer refuses to start (transformers/trainer.py)."""
+    if launch.layout.recompute == "none":
+        yield "It turns gradient checkpointing off, which TRL's trainers have on by themselves."
+    elif launch.inputs.framework == FSDP2.name:
+        yield (
+            f"{RECOMPUTES} recomputes its layers: it turns the Trainer's own gradient checkpointing off, "
+            "which TRL's trainers have on by themselves."
+        )
+    elif launch.execution.offload_modules != "layer_inputs":
+        yield "It turns gradient checkpointing on, with use_reentrant=False."
 
 
 def _kind_notes(launch: Launch) -> Iterator[str]:
@@ -468,11 +487,15 @@ FSDP2_WRITER = Writer(framework=FSDP2, start=accelerate_start)
 _LLAMA_FACTORY, _AXOLOTL = "llama_factory.yaml", "axolotl.yaml"
 _CONFIG_FILE = "deepspeed"
 """Field of both that names the file of DeepSpeed."""
+_ANY_CHECKPOINT = (
+    "# {} names one checkpoint with the plan's layers and widths: put the one that you train.\n"
+)
 _START = {
     _LLAMA_FACTORY: "# Start it on each node with llamafactory-cli train (FORCE_TORCHRUN=1), under FSDP2\n"
     "# with accelerate launch --config_file accelerate.yaml src/train.py.\n"
-    "# Add dataset, template and learning_rate.\n",
-    _AXOLOTL: "# Start it on each node with axolotl train; add datasets and learning_rate.\n",
+    "# Add dataset, template and learning_rate.\n" + _ANY_CHECKPOINT.format("model_name_or_path"),
+    _AXOLOTL: "# Start it on each node with axolotl train; add datasets and learning_rate.\n"
+    + _ANY_CHECKPOINT.format("base_model"),
 }
 _STAGES = {
     "pretrain": "pt",

@@ -124,8 +124,8 @@ def _values(option: str, text: str) -> tuple[Value, ...]:
 def _spanned(span: re.Match[str], text: str) -> list[float]:
     """From the first to the last number by factors or steps, both included where they are met."""
     first, last, step = (_number(span[group], text) for group in (1, 2, 4))
-    grows = step > 1 if span[3] == "x" else step > 0
-    if not grows or first <= 0 or last < first:
+    grows = step > 1 and first > 0 if span[3] == "x" else step > 0
+    if not grows or last < first:
         raise InputError("must rise, as in 256:2048:x2 or 8:64:+8", where="--sweep", value=text)
     numbers = [first]
     while len(numbers) <= SweepParams().most_plans:

@@ -483,8 +483,8 @@ def short_view(plan: Plan) -> View:
 
 _BASES = {
     "proven": "proven: of its kind none is faster",
-    "found": "found: by a search that was not ended",
-    "priced": "priced: near the plan, layers split evenly",
+    "found": "found: by a search that its time limit ended",
+    "priced": "priced: near the plan",
 }
 
 

@@ -320,19 +320,18 @@ def limited_to_nodes(cluster: ClusterSpec, nodes: str | None) -> ClusterSpec:
     InputError
         If the text is no host list, or names a node that the cluster does not list.
     """
-    if nodes is None:
-        job = os.environ.get("SLURM_JOB_NODELIST")
-        if not job or not cluster.nodes:
-            return cluster
-        names = expand(job, MOST_NODES)
-        listed_names = {node.name for node in cluster.nodes}
-        return only_nodes(cluster, names) if listed_names.issuperset(names) else cluster
-    text = nodes
-    if is_file(nodes):
+    job = os.environ.get("SLURM_JOB_NODELIST")
+    if nodes is None and not (job and cluster.nodes):
+        return cluster
+    text, where = (nodes, "nodes") if nodes is not None else (str(job), "SLURM_JOB_NODELIST")
+    if nodes is not None and is_file(nodes):
         lines = read_text(Path(nodes), LARGE_FILE_BYTES).splitlines()
         text = ",".join(line.strip() for line in lines if line.strip() and line[0] != "#")
     try:
         names = expand(text, MOST_NODES)
     except InputError as error:
-        raise InputError(f"no host list: {error}", where="nodes") from None
+        raise InputError(f"no host list: {error}", where=where) from None
+    listed_names = {node.name for node in cluster.nodes}
+    if nodes is None and not listed_names.issuperset(names):
+        return cluster
     return only_nodes(cluster, names)

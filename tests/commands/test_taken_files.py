@@ -62,6 +62,13 @@ def test_a_taken_page_is_refused_before_the_plan_is_read(
     assert page.read_text(encoding="utf-8") == "mine"
 
 
+def test_a_folder_where_a_file_is_asked_for_is_said_to_be_one() -> None:
+    """It was said that a file without a name is already there."""
+    answer = CliRunner().invoke(main, ["report", "no_such_plan.yaml", "-o", "."])
+    assert answer.exit_code == 2
+    assert ". is a folder, not a file. Name a file in it with -o." in answer.stderr
+
+
 @pytest.mark.slow
 def test_what_an_earlier_plan_left_is_named(tmp_path: Path) -> None:
     """`launch.sh` takes a hostfile and a rankfile that lie beside it."""

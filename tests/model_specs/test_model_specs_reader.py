@@ -87,6 +87,27 @@ def test_hub_id_is_told_apart_from_a_path(tmp_path: Path, monkeypatch: pytest.Mo
         assert "hf download" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("Qwen3-8B", "qwen3-8b"),
+        ("LLAMA-3.1-8B", "llama-3.1-8b"),
+        ("Llama-3.3-70B-Instruct", "llama-3.1-70b"),
+        ("llama-3.3-70b", "llama-3.1-70b"),
+        ("DeepSeek-R1", "deepseek-v3"),
+        ("gemma-3-27b-it", "gemma-3-27b"),
+    ],
+)
+def test_names_as_people_type_them(
+    typed: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large letters, and the hub's names without the owner; a file of that name wins."""
+    monkeypatch.chdir(tmp_path)
+    assert read_model(typed).name == name
+    (tmp_path / typed).write_text(yaml.safe_dump(TINY), encoding="utf-8")
+    assert read_model(typed).layers == TINY["layers"]
+
+
 def test_inline_mapping() -> None:
     assert model_from_mapping(dict(TINY), "run.yaml: model").heads == 2
     assert model_from_mapping({"model_type": "gpt2"} | _gpt2(), "run.yaml: model").layers == 12
@@ -111,6 +132,8 @@ def test_model_blocks_of_the_published_runs_are_valid() -> None:
     ("text", "words"),
     [
         ("llama3-8b", "got 'llama3-8b' .did you mean 'llama-3-8b'"),
+        ("gpt2", "did you mean 'gpt2-xl'"),
+        ("phi-3", "did you mean 'phi-3-mini-4k'"),
         ("Deepseek_V3", "did you mean 'deepseek-v3'"),
         ("zzz", "neither a model of the catalog nor a file, got 'zzz'; allowed: a model YAML"),
         ("", "neither a model of the catalog nor a file"),

@@ -576,6 +576,9 @@ _AXOLOTL_DECOMPOSES = "peft_use_dora"
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 """Fused products of adapters: on where nothing is said of any of them, unless the model brings code of its
 own (utils/schemas/config.py, check_auto_enable_lora_kernels)."""
+FUSED_ADAPTERS = (
+    f"{', '.join(_LORA_KERNELS)} are on by themselves: say false to have PEFT's own products"
+)
 _CUT_LOSS = "cut_cross_entropy"
 _CUT_PLUGIN = "CutCrossEntropyPlugin"
 """It turns `cut_cross_entropy` on by itself (integrations/cut_cross_entropy/args.py)."""
@@ -672,6 +675,8 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
     if adapters is not None:
         remarks = (*remarks, *remarks_on_experts(model, adapters["targets"]))
         remarks += (DROPPED,) if document.get(_DROPOUT) else ()
+        by_themselves = set(_LORA_KERNELS) & set(of_adapters) - document.keys()
+        remarks += (FUSED_ADAPTERS,) if by_themselves else ()
     if document.get(_CUT_LOSS, _CUT_PLUGIN in str(document.get("plugins"))):
         unread.append(_CUT_LOSS)
     return replace(

@@ -153,3 +153,44 @@ def test_there_are_no_more_rivals_than_are_known(plan: Plan) -> None:
     inputs = plan.inputs.model_copy(update={"pins": pins})
     assert rivals(plan.model_copy(update={"inputs": inputs, "choices": None})) == []
     assert rivals(plan.model_copy(update={"layout": None, "predicted": None})) == []
+
+
+@pytest.fixture(scope="module")
+def uneven() -> Plan:
+    """32 layers and a large head on seven ranks: 5, 5, 5, 5, 5, 5 and 2 layers."""
+    request = read_request(
+        model="llama-3-8b", cluster="dgx-h100", gpus=7, global_batch=64, seq_len=4096
+    )
+    plan = fastest_plan(request)
+    assert plan.layout is not None
+    assert len({sum(rank) for rank in plan.layout.stages}) > 1
+    return plan
+
+
+def test_a_change_beside_the_pipeline_is_priced_with_a_split_as_good_as_the_plans(
+    uneven: Plan,
+) -> None:
+    """On one replica ZeRO 1 shards nothing: with the layers split evenly it stood there as 30 % slower."""
+    assert uneven.predicted is not None
+    changes = {change.change: change.step_time_s for change in neighbours(uneven)}
+    assert changes["zero_stage 0 -> 1"] == pytest.approx(uneven.predicted.step_time_s)
+    shown = {rival.differs: rival.step_time_s for rival in rivals(uneven)}
+    assert shown["zero_stage 0 -> 1"] == pytest.approx(uneven.predicted.step_time_s)
+
+
+def test_a_change_costs_what_the_search_for_it_finds(uneven: Plan) -> None:
+    assert uneven.layout is not None
+    assert uneven.execution is not None
+    changes = {change.change: change for change in neighbours(uneven)}
+    change = changes["micro_batch 1 -> 2"]
+    request = read_request(
+        model="llama-3-8b",
+        cluster="dgx-h100",
+        gpus=7,
+        global_batch=64,
+        seq_len=4096,
+        pin={"pp": 7, "vpp": 1, "micro_batch": 2, "recompute": "none"},
+    )
+    pinned = fastest_plan(request)
+    assert pinned.execution == uneven.execution
+    assert change.step_time_s == pytest.approx(pinned.objective.step_time_s)

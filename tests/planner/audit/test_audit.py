@@ -17,7 +17,13 @@ import meshwright
 from meshwright import cli
 from meshwright.documents import write_files
 from meshwright.errors import InputError
-from meshwright.planner.audit import ListedRank, audit_plan, file_faults, recount_faults
+from meshwright.planner.audit import (
+    ListedRank,
+    audit_plan,
+    file_faults,
+    launch_file_faults,
+    recount_faults,
+)
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Mapping, Objective, with_digest
 from meshwright.planner.plan.texts import plan_text, read_plan
@@ -92,6 +98,19 @@ def test_an_untouched_plan_holds(dense: Path) -> None:
     assert result.exit_code == 0
     assert "The plan holds." in result.stdout
     assert not any(broken(dense).values())
+
+
+def test_experts_beside_dense_layers_hold_under_deepspeed(tmp_path: Path) -> None:
+    """Megatron-DeepSpeed has one width for all feed-forwards, that of an expert: no fault of the file."""
+    made = make_plan("deepseek-v2-lite", dp=8, zero_stage=1)
+    made = made.model_copy(
+        update={"inputs": made.inputs.model_copy(update={"framework": "deepspeed"})}
+    )
+    write_files(tmp_path, plan_files(made))
+    assert list(launch_file_faults(made, tmp_path / "plan.yaml", tmp_path)) == []
+    replaced(tmp_path / "launch.sh", "--ffn-hidden-size 1408", "--ffn-hidden-size 10944")
+    faults = " ".join(launch_file_faults(made, tmp_path / "plan.yaml", tmp_path))
+    assert "the model's ffn_hidden is 10944, the plan says 1408" in faults
 
 
 def test_a_plan_without_files_is_checked_alone(dense: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from meshwright.api import plan
 from meshwright.errors import InfeasibleError
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
@@ -137,3 +138,56 @@ def test_reward_models_are_a_stage_of_one_of_them() -> None:
     assert "stage: rm" in plan_files(made, "llama-factory")["llama_factory.yaml"]
     with pytest.raises(InfeasibleError, match="is not written for reward"):
         plan_files(made, "axolotl")
+
+
+@pytest.mark.parametrize(
+    ("framework", "recompute", "words"),
+    [
+        ("fsdp2", "full", "fsdp_activation_checkpointing recomputes its layers"),
+        ("deepspeed", "full", "It turns gradient checkpointing on"),
+        ("fsdp2", "none", "It turns gradient checkpointing off"),
+        ("deepspeed", "none", "It turns gradient checkpointing off"),
+    ],
+)
+def test_a_script_is_told_what_the_trainer_sets(framework: str, recompute: str, words: str) -> None:
+    """The Trainer refuses two that recompute, and its own accumulation wins over the environment's."""
+    adapters = AdapterSpec(matrices=("q_proj",))
+    changes = {"framework": framework, "adapters": adapters}
+    layers: dict[str, Any] = {
+        "recompute": recompute,
+        "recompute_layers": 36 if recompute == "full" else 0,
+    }
+    made = make_plan("qwen3-8b", dp=8, zero_stage=2, micro_batch=2, num_micro_batches=4, **layers)
+    made = made.model_copy(update={"inputs": made.inputs.model_copy(update=changes)})
+    script = plan_files(made, framework)["launch.sh"]
+    assert words in script
+    assert script.count("gradient checkpointing") == 2  # At its top, and when it starts.
+    assert "--per_device_train_batch_size 2 --gradient_accumulation_steps 4" in script
+
+
+@pytest.mark.parametrize(
+    ("kind", "degrees", "program"),
+    [
+        ("sft", {"dp": 8}, '"$TRAIN_SCRIPT" --deepspeed'),
+        ("sft", {"tp": 2, "dp": 4}, '"$DEEPSPEED_ENTRY" --deepspeed_config'),
+        ("pretrain", {"dp": 8}, '"$DEEPSPEED_ENTRY" --deepspeed_config'),
+    ],
+)
+def test_fine_tuning_is_started_by_a_trainer(
+    kind: str, degrees: dict[str, Any], program: str
+) -> None:
+    """Megatron-DeepSpeed's pretrain_gpt.py, which was started, masks no prompts and reads no checkpoint."""
+    made = make_plan("qwen3-8b", zero_stage=3 if "tp" not in degrees else 1, **degrees)
+    changes = {"framework": "deepspeed", "kind": kind}
+    made = made.model_copy(update={"inputs": made.inputs.model_copy(update=changes)})
+    assert program in plan_files(made, "deepspeed")["launch.sh"]
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_a_checkpoint_is_said_to_be_one_of_several(target: str) -> None:
+    made = make_plan("llama-3.1-70b", dp=8, zero_stage=3)
+    made = made.model_copy(
+        update={"inputs": made.inputs.model_copy(update={"framework": "deepspeed"})}
+    )
+    text = plan_files(made, target)[NAMES[target]]
+    assert "one checkpoint with the plan's layers and widths: put the one that you train" in text

@@ -37,6 +37,11 @@ def test_ranges_and_lists() -> None:
     }
 
 
+def test_steps_may_begin_at_nothing() -> None:
+    """`reserve_gib=0:20:+10` was said not to rise."""
+    assert read_axes("reserve_gib=0:20:+10")["reserve_gib"] == (0, 10, 20)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -44,6 +49,7 @@ def test_ranges_and_lists() -> None:
         ("gpus", "OPTION=VALUES"),
         ("gpus=8:64:x1", "must rise"),
         ("gpus=64:8:x2", "must rise"),
+        ("reserve_gib=0:8:x2", "must rise"),
         ("gpus=many", "must be numbers"),
         ("gpus=1:100000:+1", "more than 512 combinations; give 1 to 512"),
     ],

@@ -113,6 +113,9 @@ def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
         limited_to_nodes(cluster, "n0-0O")
     with pytest.raises(InputError, match="no host list"):
         limited_to_nodes(cluster, "n0-[00")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "((")
+    with pytest.raises(InputError, match=r"^SLURM_JOB_NODELIST: no host list: "):
+        limited_to_nodes(cluster, None)
 
 
 @pytest.mark.soak

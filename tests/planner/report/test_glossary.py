@@ -180,6 +180,11 @@ def test_explain_prints_a_term() -> None:
         assert done.exit_code == 0
         assert done.stdout.startswith(f"{rule}: ")
         assert sentence in done.stdout
+    both = CliRunner().invoke(cli.main, ["explain", "hbm"])
+    assert both.stdout.startswith(
+        f"HBM: {meanings()['HBM']} The rule of this name: peak memory <= "
+    )
+    assert "update of the actor" in CliRunner().invoke(cli.main, ["explain", "grpo"]).stdout
     near = CliRunner().invoke(cli.main, ["explain", "scalee"])
     assert near.exit_code == 2
     assert "did you mean 'scale'" in near.stderr

@@ -12,7 +12,14 @@ import yaml
 from meshwright.api import plan
 from meshwright.errors import InputError
 from meshwright.model_specs.adapters import adapter_counts
-from meshwright.planner.runs.launches.finetuning import DROPPED, LINEAR_EXPERTS, PACKED, PADDED
+from meshwright.planner.runs.launches.command_line import unread_words
+from meshwright.planner.runs.launches.finetuning import (
+    DROPPED,
+    FUSED_ADAPTERS,
+    LINEAR_EXPERTS,
+    PACKED,
+    PADDED,
+)
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
 from meshwright.planner.runs.run_file import Run, read_runs
 
@@ -481,6 +488,16 @@ def test_what_changes_axolotls_adapters_and_is_not_read_is_listed(
     tmp_path: Path, changed: dict[str, Any], unread: tuple[str, ...]
 ) -> None:
     assert read_launch(axolotl(tmp_path, **(ADAPTERS | changed))).unread == unread
+
+
+def test_kernels_that_a_file_does_not_name_are_said_to_be_on(tmp_path: Path) -> None:
+    """The file has none of them, and each was called a field of which nothing is known."""
+    by_itself = read_launch(axolotl(tmp_path, **(ADAPTERS | dict.fromkeys(PEFT_ALONE, ...))))
+    assert FUSED_ADAPTERS in by_itself.remarks
+    assert all(unread_words(name).endswith("changes the price") for name in by_itself.unread)
+    asked = read_launch(axolotl(tmp_path, **(ADAPTERS | dict.fromkeys(PEFT_ALONE, True))))
+    assert FUSED_ADAPTERS not in asked.remarks
+    assert asked.unread == tuple(PEFT_ALONE)
 
 
 @pytest.mark.parametrize(
