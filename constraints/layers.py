@@ -768,6 +768,28 @@ SEQUENCE_PARALLEL_NEEDS_TENSOR = Requires(
 )
 
 
+# Experts on a projection of the hidden width, in narrow formats.
+
+
+def latent_width(workload: Workload) -> int:
+    """Width of the projection that routed experts work on; 0 where they work on the hidden width."""
+    moe = workload.model.moe
+    return 0 if moe is None else moe.latent_size or 0
+
+
+MEGATRON_LATENT_EXPERTS = Divides(
+    name="megatron-latent-experts",
+    sentence="latent width of experts mod 16 = 0 in FP8 and narrower formats",
+    unit="columns left over",
+    binds=lambda work: latent_width(work) > 0 and is_narrow(work),
+    number=of(number=latent_width),
+    by=of(number=16),
+    words="{number} columns ahead of the experts in {precision}, whose products take {divisor} at a time",
+    remedy="Plan in bf16.",
+)
+"""transformer_engine/pytorch/utils.py, assert_dim_for_fp8_exec."""
+
+
 # What Megatron-LM asks of attention to positions that an indexer chooses (megatron-core 0.19.2).
 
 

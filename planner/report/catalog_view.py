@@ -223,6 +223,11 @@ def _blocks(model: ModelSpec) -> Iterator[tuple[str, str]]:
         shared = f", {moe.shared_experts} shared" if moe.shared_experts else ""
         size = f"{moe.experts} of width {count(moe.moe_ffn_hidden)}"
         yield "experts", f"{size}, {moe.top_k} per token{shared}, {model.activation}"
+        if moe.latent_size is not None:
+            yield (
+                "projected to",
+                f"{count(moe.latent_size)} ahead of the experts, and back behind them",
+            )
 
 
 def _attention(model: ModelSpec) -> str:

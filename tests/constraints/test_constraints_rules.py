@@ -94,6 +94,7 @@ SPARSE = DENSE.model_copy(update={"attention": INDEXED})
 OLDER = HYBRID.model_copy(
     update={"mamba": None, "mamba1": Mamba1Spec(channels=32, step_rank=2, state_dim=4)}
 )
+LATENT = MOE.model_copy(update={"moe": MOE.moe and MOE.moe.model_copy(update={"latent_size": 256})})
 BESIDE = HYBRID.model_copy(update={"hybrid_pattern": None, "mamba_beside_attention": True})
 
 
@@ -372,6 +373,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "mamba-groups-by-tp-cp": (workload(HYBRID), {"tp": 2, "cp": 4}, {"tp": 8}),
     "fsdp2-context-mask": (workload(WINDOWED), {"tp": 2, "dp": 4}, {"cp": 2, "dp": 4}),
     "fsdp2-mamba": (workload(HYBRID), {"dp": 8}, {"cp": 2}),
+    "fsdp2-latent-experts": (workload(LATENT), {"dp": 8}, {"tp": 2, "dp": 4}),
     "peft-degrees": (
         workload(DENSE, adapters=AdapterSpec()),
         {"dp": 8, "zero_stage": 3},
@@ -561,6 +563,9 @@ OF_WORKLOADS = {
     "fsdp2-sparse-attention",
     "torchtitan-hybrid-layers",
     "deepspeed-hybrid-layers",
+    "torchtitan-latent-experts",
+    "deepspeed-latent-experts",
+    "megatron-latent-experts",
     "megatron-hybrid",
     "megatron-mtp-positions",
     "bisection",
@@ -826,6 +831,37 @@ def test_sparse_attention_is_for_frameworks_that_have_it(framework: str, model: 
     assert (finding is None) is legal
     if finding is not None:
         assert "the 128 positions" in rule.explain(finding)
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "deepspeed"])
+@pytest.mark.parametrize("model", [LATENT, MOE, DENSE])
+def test_latent_experts_are_for_frameworks_that_have_them(framework: str, model: ModelSpec) -> None:
+    rule, work = RULES[f"{framework}-latent-experts"], workload(model)
+    legal = model is not LATENT
+    assert rule.applies(work) is not legal
+    assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is legal
+    finding = rule.check(finished(work, Layout(), 1.0))
+    assert (finding is None) is legal
+    if finding is not None:
+        assert f"a projection of {LATENT.hidden} to 256" in rule.explain(finding)
+
+
+@pytest.mark.parametrize(
+    ("latent", "precision", "legal"),
+    [(256, "fp8", True), (248, "bf16", True), (248, "fp8", False), (None, "fp8", True)],
+)
+def test_narrow_products_want_whole_columns_ahead_of_the_experts(
+    latent: int | None, precision: str, legal: bool
+) -> None:
+    assert MOE.moe is not None
+    experts = MOE.moe.model_copy(update={"latent_size": latent})
+    work = workload(MOE.model_copy(update={"moe": experts}), precision=precision)
+    rule = RULES["megatron-latent-experts"]
+    assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is legal
+    finding = rule.check(finished(work, Layout(), 1.0))
+    assert (finding is None) is legal
+    if finding is not None:
+        assert "248 columns ahead of the experts in fp8" in rule.explain(finding)
 
 
 @pytest.mark.parametrize(
