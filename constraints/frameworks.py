@@ -306,17 +306,32 @@ bamba, granitemoehybrid, mamba, falcon_mamba and jamba, configuration_*.py: Jamb
 accelerate's context parallelism knows attention alone: a scan would start anew on each rank
 (accelerate/parallelism_config.py)."""
 
+
+def has_latent_experts(workload: Workload) -> bool:
+    """Whether routed experts work on a projection of the hidden width."""
+    return workload.model.moe is not None and workload.model.moe.latent_size is not None
+
+
 WHOLE_LATENT = AtMost(
     name="fsdp2-latent-experts",
     sentence="tp <= 1 where experts work on a projection of the hidden width",
     unit="tensor-parallel ranks",
-    binds=lambda work: work.model.moe is not None and work.model.moe.latent_size is not None,
+    binds=has_latent_experts,
     value=of("tp"),
     words="tp {tp} for experts on a projection, beside which transformers cuts no other matrix of a layer",
     remedy="Set tp to 1, and shard with dp.",
 )
-"""Only Nemotron-H has such experts, and its plan names them and the token table (transformers 5.23,
-models/nemotron_h/configuration_nemotron_h.py, base_model_tp_plan)."""
+"""Only Nemotron-H has such experts, and its tensor-parallel plan names them and the token table alone
+(transformers 5.23, models/nemotron_h/configuration_nemotron_h.py, base_model_tp_plan)."""
+
+PATTERN_OF_LATENT = Refuses(
+    name="fsdp2-latent-layers",
+    sentence="experts on a projection of the hidden width in layers of a pattern alone (Nemotron-H)",
+    unit="models",
+    binds=lambda work: has_latent_experts(work) and work.model.hybrid_pattern is None,
+    words="experts on a projection of the hidden width in layers with attention of their own",
+    remedy="Choose the megatron framework for this model.",
+)
 
 CAUSAL_CONTEXT = AtMost(
     name="fsdp2-context-mask",
@@ -337,6 +352,7 @@ FSDP2_RULES: tuple[Rule, ...] = (
     whole_kv_heads(FSDP2),
     WHOLE_MAMBA,
     WHOLE_LATENT,
+    PATTERN_OF_LATENT,
     CAUSAL_CONTEXT,
     PEFT_DEGREES,
     TRL_DEGREES,
@@ -746,33 +762,16 @@ class NoHybridLayers(Rule):
         )
 
 
-class NoLatentExperts(Rule):
-    """Routed experts read the hidden width: the framework projects it to none that is narrower."""
-
-    unit = "kinds of layers"
-    of_workload = True
-
-    def __init__(self, framework: Framework) -> None:
-        self.name = f"{framework.name}-latent-experts"
-        self.framework = framework
-
-    def applies(self, workload: Workload) -> bool:
-        return workload.model.moe is not None and workload.model.moe.latent_size is not None
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        missing = 1 if self.applies(table.workload) else 0
-        return as_excess(np.full_like(column(table, "tp"), missing))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        model = plan.workload.model
-        if model.moe is None or not model.moe.latent_size:
-            return None
-        return self.finding(
-            value=1,
-            words=f"{self.framework.name} is not planned with experts on a projection of {model.hidden} "
-            f"to {model.moe.latent_size}",
-            remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
-        )
+def no_latent_experts(framework: Framework) -> Rule:
+    """The rule of a framework whose routed experts read the hidden width itself."""
+    return Refuses(
+        name=f"{framework.name}-latent-experts",
+        sentence="Routed experts read the hidden width: the framework projects it to none that is narrower",
+        unit="kinds of layers",
+        binds=has_latent_experts,
+        words=f"{framework.name} is not planned with experts on a projection of the hidden width",
+        remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
+    )
 
 
 class WholeModelRecompute(Rule):

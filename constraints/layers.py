@@ -11,6 +11,7 @@ from meshwright.constraints.rule import (
     Finding,
     FinishedPlan,
     LayoutTable,
+    Refuses,
     Requires,
     Rule,
     When,
@@ -771,20 +772,16 @@ SEQUENCE_PARALLEL_NEEDS_TENSOR = Requires(
 # Experts on a projection of the hidden width, in narrow formats.
 
 
-def latent_width(workload: Workload) -> int:
-    """Width of the projection that routed experts work on; 0 where they work on the hidden width."""
-    moe = workload.model.moe
-    return 0 if moe is None else moe.latent_size or 0
-
-
-MEGATRON_LATENT_EXPERTS = Divides(
+MEGATRON_LATENT_EXPERTS = Refuses(
     name="megatron-latent-experts",
-    sentence="latent width of experts mod 16 = 0 in FP8 and narrower formats",
-    unit="columns left over",
-    binds=lambda work: latent_width(work) > 0 and is_narrow(work),
-    number=of(number=latent_width),
-    by=of(number=16),
-    words="{number} columns ahead of the experts in {precision}, whose products take {divisor} at a time",
+    sentence="width of the projection ahead of experts mod 16 = 0 in FP8 and narrower formats",
+    unit="models",
+    binds=lambda work: (
+        is_narrow(work)
+        and work.model.moe is not None
+        and (work.model.moe.latent_size or 0) % 16 > 0
+    ),
+    words="experts on a projection whose width 16 does not divide in {precision}",
     remedy="Plan in bf16.",
 )
 """transformer_engine/pytorch/utils.py, assert_dim_for_fp8_exec."""

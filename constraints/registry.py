@@ -111,7 +111,7 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
     if framework.hybrid_layers is None:
         rules.append(frameworks.NoHybridLayers(framework))
     if framework.latent_experts is None:
-        rules.append(frameworks.NoLatentExperts(framework))
+        rules.append(frameworks.no_latent_experts(framework))
     if framework.recompute_amount is None:
         rules.append(frameworks.WholeModelRecompute(framework))
     return tuple(rules)

@@ -259,7 +259,7 @@ class DeclaredRule(Rule):
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         over = np.zeros_like(column(table, "tp"))
         if self.binds(table.workload):
-            over = np.broadcast_to(self._over(table), over.shape)
+            over = self._over(table)
         for condition in self.when:
             over = np.where(_true_of_each(condition, table), over, 0)
         return as_excess(over)

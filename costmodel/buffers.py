@@ -258,8 +258,9 @@ _ROUTER_NODES = 30.0
 """Of router, its loss and the preparation of the dispatch."""
 _EXPERT_NODES = 50.0
 """Of permutation, dispatch, grouped products, combine and the shared experts."""
-_LATENT_NODES = 6.0
-"""Of the two projections around experts that have them: a product forward and two backward each."""
+_PROJECTION_NODES = 3.0
+"""Of a projection around experts that have them: a product forward and two backward. The one ahead of the
+dispatch is captured with its preparation."""
 
 
 def graph_bytes(workload: Workload, layout: Layout) -> NDArray[np.float64]:
@@ -299,11 +300,12 @@ def _nodes_per_layer(workload: Workload) -> float:
         return router or blocks.feed_forward * _DENSE_NODES / 2.0
     casts = _CAST_NODES if workload.precision not in ("bf16", "fp16") else 0.0
     attention = 0.5 * blocks.total * (_DENSE_NODES + casts) + router
-    if scope != "full" or workload.model.moe is None:
+    if workload.model.moe is None:
         return attention
-    projected = workload.model.moe.latent_size is not None
-    of_experts = _EXPERT_NODES + _LATENT_NODES * projected
-    return attention + blocks.experts * of_experts
+    projections = _PROJECTION_NODES * (workload.model.moe.latent_size is not None)
+    if scope != "full":
+        return attention + blocks.experts * projections
+    return attention + blocks.experts * (_EXPERT_NODES + 2.0 * projections)
 
 
 # What a rank holds beside states and saved activations: loss, one layer at work, buffers, stranded blocks.

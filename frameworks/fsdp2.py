@@ -242,7 +242,7 @@ FSDP2 = Framework(
     ),
     latent_experts=Setting(
         source="transformers/models/nemotron_h/modeling_nemotron_h.py",
-        rules=("fsdp2-latent-experts",),
+        rules=("fsdp2-latent-experts", "fsdp2-latent-layers"),
     ),
     rank_orders={"tp-cp-dp": Setting(source=MESH)},
     adapters=PEFT_ADAPTERS

@@ -95,6 +95,7 @@ OLDER = HYBRID.model_copy(
     update={"mamba": None, "mamba1": Mamba1Spec(channels=32, step_rank=2, state_dim=4)}
 )
 LATENT = MOE.model_copy(update={"moe": MOE.moe and MOE.moe.model_copy(update={"latent_size": 256})})
+IN_A_PATTERN = LATENT.model_copy(update={"hybrid_pattern": "*E" * 6})
 BESIDE = HYBRID.model_copy(update={"hybrid_pattern": None, "mamba_beside_attention": True})
 
 
@@ -566,6 +567,7 @@ OF_WORKLOADS = {
     "torchtitan-latent-experts",
     "deepspeed-latent-experts",
     "megatron-latent-experts",
+    "fsdp2-latent-layers",
     "megatron-hybrid",
     "megatron-mtp-positions",
     "bisection",
@@ -843,7 +845,19 @@ def test_latent_experts_are_for_frameworks_that_have_them(framework: str, model:
     finding = rule.check(finished(work, Layout(), 1.0))
     assert (finding is None) is legal
     if finding is not None:
-        assert f"a projection of {LATENT.hidden} to 256" in rule.explain(finding)
+        assert f"{framework} is not planned with experts on a projection" in rule.explain(finding)
+
+
+@pytest.mark.parametrize(
+    ("model", "legal"),
+    [(LATENT, False), (MOE, True), (DENSE, True), (IN_A_PATTERN, True)],
+)
+def test_transformers_has_latent_experts_in_layers_of_a_pattern(
+    model: ModelSpec, legal: bool
+) -> None:
+    rule, work = RULES["fsdp2-latent-layers"], workload(model)
+    assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is legal
+    assert (rule.check(finished(work, Layout(), 1.0)) is None) is legal
 
 
 @pytest.mark.parametrize(
@@ -861,7 +875,7 @@ def test_narrow_products_want_whole_columns_ahead_of_the_experts(
     finding = rule.check(finished(work, Layout(), 1.0))
     assert (finding is None) is legal
     if finding is not None:
-        assert "248 columns ahead of the experts in fp8" in rule.explain(finding)
+        assert "16 does not divide in fp8" in rule.explain(finding)
 
 
 @pytest.mark.parametrize(
