@@ -319,6 +319,33 @@ WHOLE_DELTA_NET = AtMost(
 (transformers 5.23, models/qwen3_5, configuration_qwen3_5.py: colwise_gather_output), and accelerate's context
 parallelism knows attention alone."""
 
+
+def has_latent_experts(workload: Workload) -> bool:
+    """Whether routed experts work on a projection of the hidden width."""
+    return workload.model.moe is not None and workload.model.moe.latent_size is not None
+
+
+WHOLE_LATENT = AtMost(
+    name="fsdp2-latent-experts",
+    sentence="tp <= 1 where experts work on a projection of the hidden width",
+    unit="tensor-parallel ranks",
+    binds=has_latent_experts,
+    value=of("tp"),
+    words="tp {tp} for experts on a projection, beside which transformers cuts no other matrix of a layer",
+    remedy="Set tp to 1, and shard with dp.",
+)
+"""Only Nemotron-H has such experts, and its tensor-parallel plan names them and the token table alone
+(transformers 5.23, models/nemotron_h/configuration_nemotron_h.py, base_model_tp_plan)."""
+
+PATTERN_OF_LATENT = Refuses(
+    name="fsdp2-latent-layers",
+    sentence="experts on a projection of the hidden width in layers of a pattern alone (Nemotron-H)",
+    unit="models",
+    binds=lambda work: has_latent_experts(work) and work.model.hybrid_pattern is None,
+    words="experts on a projection of the hidden width in layers with attention of their own",
+    remedy="Choose the megatron framework for this model.",
+)
+
 CAUSAL_CONTEXT = AtMost(
     name="fsdp2-context-mask",
     sentence="cp <= 1 with sliding windows or attention sinks: accelerate has causal masks alone",
@@ -338,6 +365,8 @@ FSDP2_RULES: tuple[Rule, ...] = (
     whole_kv_heads(FSDP2),
     WHOLE_MAMBA,
     WHOLE_DELTA_NET,
+    WHOLE_LATENT,
+    PATTERN_OF_LATENT,
     CAUSAL_CONTEXT,
     PEFT_DEGREES,
     TRL_DEGREES,
@@ -745,6 +774,18 @@ class NoHybridLayers(Rule):
             words=f"{self.framework.name} is not planned with {what}",
             remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
         )
+
+
+def no_latent_experts(framework: Framework) -> Rule:
+    """The rule of a framework whose routed experts read the hidden width itself."""
+    return Refuses(
+        name=f"{framework.name}-latent-experts",
+        sentence="Routed experts read the hidden width: the framework projects it to none that is narrower",
+        unit="kinds of layers",
+        binds=has_latent_experts,
+        words=f"{framework.name} is not planned with experts on a projection of the hidden width",
+        remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
+    )
 
 
 class WholeModelRecompute(Rule):

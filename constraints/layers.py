@@ -11,6 +11,7 @@ from meshwright.constraints.rule import (
     Finding,
     FinishedPlan,
     LayoutTable,
+    Refuses,
     Requires,
     Rule,
     When,
@@ -766,6 +767,24 @@ SEQUENCE_PARALLEL_NEEDS_TENSOR = Requires(
     words="sequence parallelism is on at tp 1, where it does nothing",
     remedy="Turn it off, or raise tp to 2 or more.",
 )
+
+
+# Experts on a projection of the hidden width, in narrow formats.
+
+
+MEGATRON_LATENT_EXPERTS = Refuses(
+    name="megatron-latent-experts",
+    sentence="width of the projection ahead of experts mod 16 = 0 in FP8 and narrower formats",
+    unit="models",
+    binds=lambda work: (
+        is_narrow(work)
+        and work.model.moe is not None
+        and (work.model.moe.latent_size or 0) % 16 > 0
+    ),
+    words="experts on a projection whose width 16 does not divide in {precision}",
+    remedy="Plan in bf16.",
+)
+"""transformer_engine/pytorch/utils.py, assert_dim_for_fp8_exec."""
 
 
 # What Megatron-LM asks of attention to positions that an indexer chooses (megatron-core 0.19.2).

@@ -70,6 +70,7 @@ FRAMEWORK_RULES: dict[str, Rule] = {
         layers.MegatronHybrid(),
         layers.MegatronTokenPrediction(),
         layers.MegatronSparseAttention(),
+        layers.MEGATRON_LATENT_EXPERTS,
         frameworks.ENCODER_CONTEXT,
         frameworks.ENCODER_HEADS,
         *frameworks.TORCHTITAN_RULES,
@@ -109,6 +110,8 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
         rules.append(frameworks.NoSparseAttention(framework))
     if framework.hybrid_layers is None:
         rules.append(frameworks.NoHybridLayers(framework))
+    if framework.latent_experts is None:
+        rules.append(frameworks.no_latent_experts(framework))
     if framework.recompute_amount is None:
         rules.append(frameworks.WholeModelRecompute(framework))
     return tuple(rules)

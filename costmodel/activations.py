@@ -34,6 +34,7 @@ from meshwright.costmodel.workload import (
     swaps_heads,
 )
 from meshwright.frameworks.catalog import input_offload
+from meshwright.model_specs.adapters import LATENT_DOWN, LATENT_UP
 from meshwright.model_specs.blocks import BlockShares
 from meshwright.model_specs.schema import ModelSpec
 
@@ -180,7 +181,7 @@ def _of_experts(workload: Workload, layout: Layout, tokens: Floats, narrow: floa
     matrices = 2.0 if model.gated else 1.0
     saved: Floats = 0.0 * copies
     if offloads(workload, "expert_fc1"):
-        gathered = copies * model.hidden * np.asarray(layout.etp)
+        gathered = copies * model.routed_width * np.asarray(layout.etp)
         saved = saved + narrow * _leaving(tokens, gathered)
     if offloads(workload, "moe_act"):
         saved = saved + 2.0 * _leaving(tokens, copies * matrices * moe.moe_ffn_hidden)
@@ -190,6 +191,8 @@ def _of_experts(workload: Workload, layout: Layout, tokens: Floats, narrow: floa
 _MLP_INPUTS = ("gate_proj", "up_proj")
 _MIXER_INPUTS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa", "in_proj")
 """Matrices that read what the norm before them returns."""
+_WIDE_BYTES = 2.0
+"""Of an element of an input that is kept at 16 bits."""
 _SCORE_BYTES = 5.0
 """Of an attention score that is kept: softmax output, dropout output and its mask."""
 _PLAIN_SCORE_BYTES = 6.0
@@ -552,7 +555,11 @@ def _between_adapters(workload: Workload, shares: BlockShares) -> float:
         blocks += shares.experts
     mlp = inner_bytes(workload, *_MLP_INPUTS) + inner_bytes(workload, "down_proj")
     mlp += copied_inputs(workload, *_MLP_INPUTS) * width
-    return mixers + blocks * mlp + kept_outputs_bytes(workload, shares)
+    around = inner_bytes(workload, LATENT_DOWN) + inner_bytes(workload, LATENT_UP)
+    # The projection ahead of the dispatch reads what shared experts read.
+    copies = copied_inputs(workload, *_MLP_INPUTS, LATENT_DOWN)
+    around += (copies - copied_inputs(workload, *_MLP_INPUTS)) * width
+    return mixers + blocks * mlp + shares.experts * around + kept_outputs_bytes(workload, shares)
 
 
 def _dense_saved(width: float, workload: Workload, layout: Layout, narrow: float) -> Floats:
@@ -582,7 +589,7 @@ def _moe_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
     matrices = 2.0 if model.gated else 1.0
     width = moe.moe_ffn_hidden
     activated = np.where(mask & int(Recompute.MOE_ACTIVATION), 0.0, narrow * width)
-    gathered = narrow * model.hidden * np.asarray(layout.etp)
+    gathered = narrow * model.routed_width * np.asarray(layout.etp)
     per_copy = gathered + 2.0 * matrices * width + activated
     saved: Floats = workload.imbalance(layout.ep) * moe.top_k / tp * per_copy
     router = 8.0 * moe.experts / tp
@@ -591,4 +598,20 @@ def _moe_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
         routing = PROBABILITY_BYTES + CHOICE_BYTES
         router = router + routing * moe.experts * np.asarray(layout.etp) / tp
     shared = _dense_saved(moe.shared_width, workload, layout, narrow) if moe.shared_width else 0.0
-    return saved + router + shared
+    return saved + router + shared + _latent_saved(workload, layout, narrow)
+
+
+def _latent_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
+    """Bytes a token of what the projections around routed experts read.
+
+    The one behind the experts keeps their combined outputs. The one ahead of the dispatch reads what the norm
+    returns, which router and shared experts keep at 16 bits; quantised, it keeps a copy of its own
+    (transformer_engine/pytorch/module/linear.py, saves its quantised input).
+    """
+    model = workload.model
+    if model.moe is None or model.moe.latent_size is None:
+        return 0.0
+    combined = narrow * model.moe.latent_size * keeps_input(workload, LATENT_UP)
+    own_copy = narrow * model.hidden * (narrow < _WIDE_BYTES) * keeps_input(workload, LATENT_DOWN)
+    saved: Floats = (combined + own_copy) / np.asarray(layout.tp)
+    return saved

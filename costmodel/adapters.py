@@ -17,6 +17,8 @@ from meshwright.costmodel.layout import Floats
 from meshwright.costmodel.workload import Workload
 from meshwright.model_specs.adapters import (
     EXPERTS,
+    LATENT_DOWN,
+    LATENT_UP,
     adapted_matrices,
     adapted_outputs_of_blocks,
     layer_matrices,
@@ -377,7 +379,7 @@ def kept_outputs_bytes(workload: Workload, shares: BlockShares) -> float:
     outputs = adapted_outputs_of_blocks(workload.model, workload.adapters)
     elements = shares.attention * outputs.attention + shares.mamba * outputs.mamba
     elements += shares.feed_forward * outputs.feed_forward
-    return _KEPT_BYTES * (elements + shares.experts * outputs.shared_experts)
+    return _KEPT_BYTES * (elements + shares.experts * outputs.beside_experts)
 
 
 _ADAPTER_LAUNCHES, _COPIED_ADAPTER_LAUNCHES = 4.0, 8.0
@@ -425,6 +427,7 @@ def adapter_launches(c: Context, shares: BlockShares) -> float:
         "mamba": (("in_proj",), ("out_proj",)),
     }
     number = blocks * _adapters(workload, (("gate_proj", "up_proj"), ("down_proj",)))
+    number += shares.experts * _adapters(workload, ((LATENT_DOWN,), (LATENT_UP,)))
     number += shares.attention * _adapters(workload, in_blocks["attention"])
     number += shares.mamba * _adapters(workload, in_blocks["mamba"])
     copied = adapters_copy_inputs(workload)
@@ -433,6 +436,8 @@ def adapter_launches(c: Context, shares: BlockShares) -> float:
         launches += _DECOMPOSED_LAUNCHES * number
     if workload.adapters.base_bits < 16:
         matrices = 4.0 * shares.attention + 3.0 * blocks + 2.0 * shares.mamba
+        if model.moe is not None and model.moe.latent_size is not None:
+            matrices += 2.0 * shares.experts
         launches += _WIDENING_LAUNCHES[workload.adapters.base_bits] * matrices
     eager = c.constants.framework.eager_operators
     return launches / (_EAGER_LAYER_LAUNCHES if eager else _LAYER_LAUNCHES)

@@ -208,19 +208,19 @@ def dispatch_buffers(workload: Workload, layout: Layout) -> Floats:
     ranks = np.asarray(layout.ep, dtype=np.float64) * layout.etp
     if moe is None or workload.moe_dispatch not in ("deepep", "hybridep"):
         return 0.0 * ranks
-    hidden = float(workload.model.hidden)
+    width = float(workload.model.routed_width)
     if workload.moe_dispatch == "deepep":
-        return np.where(ranks > 1, _deepep(ranks, hidden), 0.0)
+        return np.where(ranks > 1, _deepep(ranks, width), 0.0)
     tokens = rank_tokens(workload, layout) / sequence_shards(layout)
     local = moe.experts / np.asarray(layout.ep)
     domain = max(workload.cluster.nvlink_domain, 1)
     return np.where(
-        ranks > 1, _hybridep(tokens, ranks, np.minimum(ranks, domain), local, hidden), 0.0
+        ranks > 1, _hybridep(tokens, ranks, np.minimum(ranks, domain), local, width), 0.0
     )
 
 
-def _deepep(ranks: Floats, hidden: float) -> Floats:
-    token = _BF16_BYTES * hidden + _META_BYTES
+def _deepep(ranks: Floats, width: float) -> Floats:
+    token = _BF16_BYTES * width + _META_BYTES
     tokens = np.select(
         [np.asarray(ranks) <= most for most, _ in _NVLINK_TOKENS],
         [float(count) for _, count in _NVLINK_TOKENS],
@@ -232,12 +232,10 @@ def _deepep(ranks: Floats, hidden: float) -> Floats:
     return np.asarray(nvlink + rdma, dtype=np.float64)
 
 
-def _hybridep(
-    tokens: Floats, ranks: Floats, inside: Floats, local: Floats, hidden: float
-) -> Floats:
-    """`inside`: ranks of the group in one domain; `local`: experts of a rank."""
-    scales = _FP32_BYTES * hidden / _SCALED
-    token, chosen = _BF16_BYTES * hidden, _FP32_BYTES * np.asarray(local)
+def _hybridep(tokens: Floats, ranks: Floats, inside: Floats, local: Floats, width: float) -> Floats:
+    """`inside`: ranks of the group in one domain; `local`: experts of a rank; `width` of what is sent."""
+    scales = _FP32_BYTES * width / _SCALED
+    token, chosen = _BF16_BYTES * width, _FP32_BYTES * np.asarray(local)
     at_worst = tokens * ranks * (token + chosen * inside + scales)
     others = np.asarray(ranks) / inside - 1.0
     own = np.where(others > 0, tokens * (token + chosen * ranks + scales), 0.0)
@@ -260,6 +258,9 @@ _ROUTER_NODES = 30.0
 """Of router, its loss and the preparation of the dispatch."""
 _EXPERT_NODES = 50.0
 """Of permutation, dispatch, grouped products, combine and the shared experts."""
+_PROJECTION_NODES = 3.0
+"""Of a projection around experts that have them: a product forward and two backward. The one ahead of the
+dispatch is captured with its preparation."""
 
 
 def graph_bytes(workload: Workload, layout: Layout) -> NDArray[np.float64]:
@@ -299,7 +300,12 @@ def _nodes_per_layer(workload: Workload) -> float:
         return router or blocks.feed_forward * _DENSE_NODES / 2.0
     casts = _CAST_NODES if workload.precision not in ("bf16", "fp16") else 0.0
     attention = 0.5 * blocks.total * (_DENSE_NODES + casts) + router
-    return attention + blocks.experts * _EXPERT_NODES if scope == "full" and experts else attention
+    if workload.model.moe is None:
+        return attention
+    projections = _PROJECTION_NODES * (workload.model.moe.latent_size is not None)
+    if scope != "full":
+        return attention + blocks.experts * projections
+    return attention + blocks.experts * (_EXPERT_NODES + 2.0 * projections)
 
 
 # What a rank holds beside states and saved activations: loss, one layer at work, buffers, stranded blocks.
@@ -497,7 +503,7 @@ def _layer_at_work(
     matrices = 2.0 if model.gated else 1.0
     widest: Floats = 2.0 * _widest_columns(model)
     if model.moe is not None and model.moe_layers > 0:
-        gathered = 2.0 * model.hidden * np.asarray(layout.etp)
+        gathered = 2.0 * model.routed_width * np.asarray(layout.etp)
         per_copy = 2.0 * matrices * model.moe.moe_ffn_hidden + gathered
         of_experts = workload.imbalance(layout.ep) * model.moe.top_k * per_copy
         at_work = _with_gathered(workload, layout, of_experts)
@@ -525,7 +531,7 @@ def _with_gathered(workload: Workload, layout: Layout, of_experts: Floats) -> Fl
     if workload.moe_dispatch != GATHERS:
         return of_experts
     ranks = gathered_ranks(layout)
-    each = np.where(ranks > 1, ranks * workload.model.hidden, 0.0)
+    each = np.where(ranks > 1, ranks * workload.model.routed_width, 0.0)
     gradients = (SUM_BYTES + TOKEN_BYTES) * each
     at_work: Floats = np.maximum(of_experts, gradients) + TOKEN_BYTES * each
     return at_work

@@ -42,7 +42,7 @@ from meshwright.costmodel.workload import (
     gathering_members,
     pass_bytes,
 )
-from meshwright.model_specs.adapters import expert_adapters
+from meshwright.model_specs.adapters import LATENT_DOWN, LATENT_UP, expert_adapters
 
 
 def linear(c: Context, tokens: Floats, n: Floats, k: Floats, outputs: Outputs) -> Passes:
@@ -181,7 +181,8 @@ class _Local:
 def moe_mlp(c: Context) -> LayerTime:
     """Router, permutation, all-to-all, grouped GEMMs of the local experts, and the shared experts.
 
-    DeepSeek-V3, arXiv 2412.19437, section 3.2; megatron/core/transformer/moe/token_dispatcher.py.
+    DeepSeek-V3, arXiv 2412.19437, section 3.2; megatron/core/transformer/moe/token_dispatcher.py. Experts on
+    a projection of the hidden width have two products around all of it but router and shared experts.
 
     Parameters
     ----------
@@ -196,13 +197,36 @@ def moe_mlp(c: Context) -> LayerTime:
     moe = c.workload.model.moe
     assert moe is not None
     routed = _routed(c) if c.experts is None else c.experts.block(c, _routed)
+    if moe.latent_size is not None:
+        routed = _beside(routed, _latent_projections(c, moe.latent_size))
     if not moe.shared_width:
         return routed
-    shared = dense_mlp(c, moe.shared_width, norm=False)
+    return _beside(routed, dense_mlp(c, moe.shared_width, norm=False))
+
+
+def _beside(routed: LayerTime, other: LayerTime) -> LayerTime:
+    """Routed experts, and what runs beside them whatever is recomputed alone."""
     return replace(
         routed,
-        forward=add(routed.forward, shared.forward),
-        backward=add(routed.backward, shared.backward),
+        forward=add(routed.forward, other.forward),
+        backward=add(routed.backward, other.backward),
+    )
+
+
+def _latent_projections(c: Context, latent: int) -> LayerTime:
+    """The projections around the routed experts of a layer: h by l ahead of the dispatch, l by h behind it.
+
+    Every tensor rank has them whole and projects its own share of the tokens, so that tokens are dispatched
+    and combined l wide (megatron/core/transformer/moe/moe_layer.py, MoELayer.preprocess and postprocess).
+    """
+    tokens, hidden = c.tokens / c.layout.tp, c.workload.model.hidden
+    down = linear(c, tokens, latent, hidden, {LATENT_DOWN: latent})
+    up = linear(c, tokens, hidden, latent, {LATENT_UP: hidden})
+    # Operands of a pass: what either product reads forward, the gradients of what both return backward.
+    cast = quantise_bytes(c, tokens, hidden + latent)
+    return block_time(
+        gemm=Passes(down.forward + up.forward, down.backward + up.backward),
+        memory_bound=streamed_passes_s(c, Passes(cast, cast)),
     )
 
 
@@ -251,7 +275,7 @@ def _recomputed_bytes(c: Context, activation_bytes: Floats) -> Floats:
 
 def _expert_gemms_s(c: Context, local: _Local) -> Passes:
     """Grouped GEMMs of the experts on a rank, forward and backward."""
-    hidden, groups = c.workload.model.hidden, local.experts
+    hidden, groups = c.workload.model.routed_width, local.experts
     imbalance = c.workload.imbalance(c.layout.ep)
     mean_rows, inputs = local.mean_copies / groups, local.matrices * local.width
     rows = mean_rows * imbalance
@@ -281,7 +305,7 @@ def _expert_adapters_s(
     c: Context, local: _Local, mean_rows: Floats, imbalance: NDArray[np.float64]
 ) -> Passes:
     """Grouped products of the adapters of experts, and the sums of their outputs."""
-    adapters, hidden = c.workload.adapters, c.workload.model.hidden
+    adapters = c.workload.adapters
     none = 0.0 * np.asarray(mean_rows, dtype=np.float64)
     forward: Floats = none
     backward: Floats = none
@@ -294,10 +318,12 @@ def _expert_adapters_s(
     rows = mean_rows * imbalance
     model = c.workload.model
     split = np.asarray(local.width) / (model.moe.moe_ffn_hidden if model.moe else 1)
-    for rank, whole_inputs, whole_outputs in expert_adapters(model, adapters):
-        # Expert-tensor parallelism splits the feed-forward's width alone.
-        inputs = whole_inputs if whole_inputs == hidden else whole_inputs * split
-        outputs = whole_outputs if whole_outputs == hidden else whole_outputs * split
+    # Expert-tensor parallelism splits the width of the feed-forward alone: outputs ahead of the activation
+    # function, inputs behind it.
+    splits: tuple[tuple[Floats, Floats], ...] = ((1.0, split), (split, 1.0))
+    of_each = zip(expert_adapters(model, adapters), splits, strict=True)
+    for (rank, whole_inputs, whole_outputs), (of_inputs, of_outputs) in of_each:
+        inputs, outputs = whole_inputs * of_inputs, whole_outputs * of_outputs
         forward = forward + grouped_s(rank, inputs) + grouped_s(outputs, rank)
         forward = forward + streamed_s(SUMMED_BYTES * local.copies * outputs, c.rates)
         backward = backward + grouped_s(rank, outputs) + grouped_s(inputs, rank)
@@ -315,12 +341,12 @@ def _moved_bytes(c: Context, local: _Local, activation_f: Floats, activation_b: 
     assert model.moe is not None
     plain = c.workload.moe_dispatch == "alltoall"
     permute_bytes = _SORTED_TWICE_BYTES if plain else _PERMUTE_BYTES
-    permute = permute_bytes * local.copies * model.hidden
+    permute = permute_bytes * local.copies * model.routed_width
     summed = _summed_bytes(c, local)
     norm = 10.0 * c.tokens * model.hidden / c.sequence_shards
     norm = norm + _ROUTER_BYTES * local.tokens * model.moe.experts
-    cast_f = quantise_bytes(c, local.copies, model.hidden + local.width)
-    cast_b = quantise_bytes(c, local.copies, local.matrices * local.width + model.hidden)
+    cast_f = quantise_bytes(c, local.copies, model.routed_width + local.width)
+    cast_b = quantise_bytes(c, local.copies, local.matrices * local.width + model.routed_width)
     forward = norm + permute + summed + activation_f + cast_f
     return Passes(forward, 1.2 * norm + 1.5 * permute + summed + activation_b + cast_b)
 
@@ -336,7 +362,7 @@ def _summed_bytes(c: Context, local: _Local) -> Floats:
         return 0.0 * local.tokens
     ranks = gathered_ranks(c.layout)
     per_element = np.where(ranks > 1, 8.0 * ranks + 6.0, 0.0)
-    summed: Floats = per_element * local.tokens * c.workload.model.hidden
+    summed: Floats = per_element * local.tokens * c.workload.model.routed_width
     return summed
 
 
@@ -362,7 +388,7 @@ def _expert_all_to_all_s(c: Context, tokens: Floats) -> Floats:
     moe = model.moe
     assert moe is not None
     copies = routed_copies(c.workload, members[..., -1:] / members_inside(members), c.layout.ep)
-    sent = 2.0 * tokens * model.hidden * c.workload.imbalance(c.layout.ep)
+    sent = 2.0 * tokens * model.routed_width * c.workload.imbalance(c.layout.ep)
     once = all_to_all_s(sent, members, dispatch_links(c), copies)
     gathered = ring_pass_s(sent * moe.top_k * c.layout.etp, c.placement.etp, c.links)
     seconds: Floats = 2.0 * (once + gathered)

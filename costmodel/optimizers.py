@@ -23,7 +23,13 @@ from meshwright.costmodel.layout import Floats, Ints, Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.frameworks.record import OptimizerSetting
-from meshwright.model_specs.adapters import CountedMatrix, Matrix, counted_matrices
+from meshwright.model_specs.adapters import (
+    LATENT_DOWN,
+    LATENT_UP,
+    CountedMatrix,
+    Matrix,
+    counted_matrices,
+)
 from meshwright.model_specs.parameters import (
     embedding_parameters,
     expert_parameters,
@@ -340,7 +346,10 @@ def stepping_ranks(
     return fewer
 
 
-_WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "router", "wk", "weights_proj")
+_WHOLE = (
+    *("q_a_proj", "kv_a_proj_with_mqa", "router", "wk", "weights_proj"),
+    *(LATENT_DOWN, LATENT_UP),
+)
 """Matrices that every tensor rank has whole."""
 _ROW_PARALLEL = ("o_proj", "down_proj", "out_proj", "x_proj")
 """Those whose inputs are split over the tensor ranks; of the others the outputs are."""

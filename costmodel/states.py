@@ -32,6 +32,7 @@ from meshwright.model_specs.parameters import (
     encoder_end_parameters,
     encoder_layers,
     expert_parameters,
+    latent_parameters,
     linear_attention_parameters,
     mamba_parameters,
     moe_layer_parameters,
@@ -57,9 +58,10 @@ def layer_parameters_on_gpu(
 ) -> tuple[Floats, Floats, Floats]:
     """Parameters of one layer on one GPU, before data-parallel sharding.
 
-    A tensor rank holds 1 / tp of every matrix, and MLA's down-projections, norms and the router whole
-    (docs/cost_model.md, "Memory"); `model_specs/parameters.py` counts those of the whole model. Where layers
-    differ in their attention, or by a hybrid pattern, it is their mean.
+    A tensor rank holds 1 / tp of every matrix, and MLA's down-projections, norms, the router and the
+    projections around routed experts whole (docs/cost_model.md, "Memory"); `model_specs/parameters.py` counts
+    those of the whole model. Where layers differ in their attention, or by a hybrid pattern, it is their
+    mean.
 
     Parameters
     ----------
@@ -85,7 +87,7 @@ def layer_parameters_on_gpu(
         dense = common + dense_mlp_parameters(model) / tp
     if model.moe is None:
         return dense, 0.0 * tp, 0.0 * tp
-    rest = common + shared_expert_parameters(model) / tp + router_parameters(model)
+    rest = common + shared_expert_parameters(model) / tp + _whole_beside_experts(model)
     return dense, rest, model.moe.experts * expert_parameters(model) / (ep * etp)
 
 
@@ -141,9 +143,16 @@ def _pattern_layer(
     layer = mixers + blocks.feed_forward * dense_mlp_parameters(model) / tp
     if model.moe is None:
         return layer, 0.0 * tp, 0.0 * tp
-    beside = shared_expert_parameters(model) / tp + router_parameters(model)
+    beside = shared_expert_parameters(model) / tp + _whole_beside_experts(model)
     experts = model.moe.experts * expert_parameters(model) / (ep * etp)
     return 0.0 * tp, layer + blocks.experts * beside, blocks.experts * experts
+
+
+def _whole_beside_experts(model: ModelSpec) -> int:
+    """The router, and the projections around routed experts: TELinear in the mode "duplicated" of Megatron
+    (megatron/core/transformer/moe/moe_layer.py, fc1_latent_proj), and outside the plan of transformers
+    (models/nemotron_h/configuration_nemotron_h.py, base_model_tp_plan)."""
+    return router_parameters(model) + latent_parameters(model)
 
 
 def rank_parameters(

@@ -213,7 +213,8 @@ def gathered_bytes(c: Context, work: RankWork) -> float:
 def routed_bytes(c: Context, work: RankWork) -> float:
     """What a rank sends in one transfer to the experts, one copy of each token.
 
-    2 T h / tp bytes (docs/cost_model.md, "One layer") times the measured `Workload.imbalance`.
+    2 T h / tp bytes (docs/cost_model.md, "One layer") times the measured `Workload.imbalance`; of experts on
+    a projection 2 T l / tp.
 
     Parameters
     ----------
@@ -228,7 +229,8 @@ def routed_bytes(c: Context, work: RankWork) -> float:
         Bytes of the busiest rank, above 0.
     """
     imbalance = float(c.workload.imbalance(int(np.asarray(c.layout.ep))))
-    return work.activation_bytes / int(np.asarray(c.layout.tp)) * imbalance
+    narrowed = c.workload.model.routed_width / c.workload.model.hidden
+    return work.activation_bytes * narrowed / int(np.asarray(c.layout.tp)) * imbalance
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -664,7 +664,7 @@ def pass_bytes(workload: Workload) -> tuple[tuple[float, ...], tuple[float, ...]
     tuple of two tuples of float
         Bytes, above 0: of tokens, sums, probabilities and choices forward, of the first three backward.
     """
-    moe, hidden = workload.model.moe, workload.model.hidden
+    moe, width = workload.model.moe, workload.model.routed_width
     assert moe is not None
-    both = (TOKEN_BYTES * hidden, SUM_BYTES * hidden, PROBABILITY_BYTES * moe.experts)
+    both = (TOKEN_BYTES * width, SUM_BYTES * width, PROBABILITY_BYTES * moe.experts)
     return (*both, CHOICE_BYTES * moe.experts), both

@@ -252,6 +252,7 @@ DEEPSPEED = Framework(
     linear_attention=None,
     sparse_attention=None,
     hybrid_layers=None,
+    latent_experts=None,
     rank_orders={"tp-dp-pp": Setting(source="deepspeed/runtime/pipe/topology.py")},
     adapters=PEFT_ADAPTERS
     | EIGHT_BIT_ADAPTERS

@@ -245,6 +245,10 @@ FSDP2 = Framework(
         installs="mamba-ssm and causal-conv1d",
         rules=("fsdp2-mamba",),
     ),
+    latent_experts=Setting(
+        source="transformers/models/nemotron_h/modeling_nemotron_h.py",
+        rules=("fsdp2-latent-experts", "fsdp2-latent-layers"),
+    ),
     rank_orders={"tp-cp-dp": Setting(source=MESH)},
     adapters=PEFT_ADAPTERS
     | {name: replace(each, planned=False) for name, each in EIGHT_BIT_ADAPTERS.items()},

@@ -122,6 +122,7 @@ MODEL_ARGUMENTS = (
         "moe.shared_ffn_hidden", "--moe-shared-expert-intermediate-size", default=0, optional=True
     ),
     Argument("moe.shared_expert_gate", "--moe-shared-expert-gate", "switch"),
+    Argument("moe.latent_size", "--moe-latent-size", default=0, optional=True),
     Argument("moe.router_groups", "--moe-router-num-groups", default=0),
     Argument("moe.router_groups_per_token", "--moe-router-group-topk"),
     Argument("moe.router_score", "--moe-router-score-function", "text", "softmax", optional=True),
@@ -687,6 +688,7 @@ MEGATRON = Framework(
         installs="mamba-ssm and causal-conv1d",
         rules=("mamba-heads-by-tp-cp", "mamba-groups-by-tp-cp", "megatron-hybrid"),
     ),
+    latent_experts=_said("moe.latent_size", ARGUMENTS, rules=("megatron-latent-experts",)),
     adapters={
         "lora": AdapterSetting(
             flag=ADAPTER_RANK,

@@ -320,6 +320,8 @@ class Framework:
     """Attention to positions that an indexer chooses; None where a model with it is refused."""
     hybrid_layers: Setting | None
     """Layers of one block each by a pattern, Mamba-2 among them; None where a model with them is refused."""
+    latent_experts: Setting | None
+    """Routed experts on a projection of the hidden width; None where a model with them is refused."""
     rank_orders: Mapping[str, Setting]
     """Orders in which ranks are counted over the axes, innermost first."""
 

@@ -213,6 +213,7 @@ TORCHTITAN = Framework(
     linear_attention=None,
     sparse_attention=None,
     hybrid_layers=None,
+    latent_experts=None,
     adapters={
         "lora": AdapterSetting(source="torchtitan/components/lora.py", planned=False),
     },

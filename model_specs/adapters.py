@@ -19,6 +19,7 @@ from meshwright.model_specs.parameters import (
     attention_matmul_parameters,
     expert_parameters,
     feed_forward_parameters,
+    latent_matrices,
     linear_attention_matmul_parameters,
     mamba_matmul_parameters,
     parameter_count,
@@ -85,6 +86,8 @@ _FUSED = ("qkv_proj", "gate_up_proj")
 """One matrix, and so one adapter, in place of two or three."""
 _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 _INDEXER = ("wq_b", "wk", "weights_proj")
+LATENT_DOWN, LATENT_UP = _AROUND_EXPERTS = ("fc1_latent_proj", "fc2_latent_proj")
+"""Projections around routed experts, of which a layer has one pair."""
 _MIXERS = (
     "in_proj", "in_proj_ba", "in_proj_z", "in_proj_b", "in_proj_a", "x_proj", "dt_proj", "out_proj",
 )  # fmt: skip
@@ -105,6 +108,7 @@ TARGETS = (
     *_FUSED,
     *_FEED_FORWARD,
     *_MIXERS,
+    *_AROUND_EXPERTS,
     EXPERTS,
     *_MEGATRON,
 )
@@ -171,7 +175,7 @@ def _expanded(targets: tuple[str, ...]) -> frozenset[str]:
     """Names of matrices for the words that were given."""
     names = {name for word in targets for name in _MEGATRON.get(word, (word,))}
     if ALL_LINEAR in names:
-        names |= {*_ATTENTION, *_LATENT, *_INDEXER, *_FEED_FORWARD, *_MIXERS}
+        names |= {*_ATTENTION, *_LATENT, *_INDEXER, *_FEED_FORWARD, *_MIXERS, *_AROUND_EXPERTS}
     return frozenset(names)
 
 
@@ -289,14 +293,24 @@ def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     return latent, Matrix("q_b_proj", mla.q_lora_rank, queries), down, up, output, *indexer
 
 
-def _feed_forward_matrices(model: ModelSpec, width: int) -> tuple[Matrix, ...]:
-    """Of one feed-forward, gate and up once as one matrix and once apart."""
-    hidden = model.hidden
+def _feed_forward_matrices(
+    model: ModelSpec, width: int, outside: int | None = None
+) -> tuple[Matrix, ...]:
+    """Of one feed-forward, gate and up once as one matrix and once apart; `outside` stands for h."""
+    hidden = model.hidden if outside is None else outside
     down, up = Matrix("down_proj", width, hidden), Matrix("up_proj", hidden, width)
     if not model.gated:
         return Matrix("gate_up_proj", hidden, width), up, down
     gate = Matrix("gate_proj", hidden, width)
     return Matrix("gate_up_proj", hidden, 2 * width), gate, up, down
+
+
+def _latent_projections(model: ModelSpec) -> tuple[Matrix, ...]:
+    """The pair around the routed experts of one layer; none where these read the hidden width."""
+    if model.moe is None or model.moe.latent_size is None:
+        return ()
+    hidden, latent = model.hidden, model.moe.latent_size
+    return Matrix(LATENT_DOWN, hidden, latent), Matrix(LATENT_UP, latent, hidden)
 
 
 def _mixer_matrices(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
@@ -353,7 +367,7 @@ def layer_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     )
     widths = [width for width in (model.ffn_hidden, shared) if width]
     blocks = [matrix for width in widths for matrix in _feed_forward_matrices(model, width)]
-    return (*attention, *of_linear, *of_mamba, *blocks)
+    return (*attention, *of_linear, *of_mamba, *blocks, *_latent_projections(model))
 
 
 class CountedMatrix(NamedTuple):
@@ -406,10 +420,11 @@ def counted_matrices(model: ModelSpec, *, fused: bool) -> tuple[CountedMatrix, .
     if moe is None:
         return tuple(found)
     found.append(CountedMatrix(Matrix(ROUTER, model.hidden, moe.experts), with_experts))
+    beside = list(_latent_projections(model))
     if moe.shared_width:
-        shared = separate(_feed_forward_matrices(model, moe.shared_width))
-        found += [CountedMatrix(matrix, with_experts) for matrix in shared]
-    of_expert = separate(_feed_forward_matrices(model, moe.moe_ffn_hidden))
+        beside += separate(_feed_forward_matrices(model, moe.shared_width))
+    found += [CountedMatrix(matrix, with_experts) for matrix in beside]
+    of_expert = separate(_feed_forward_matrices(model, moe.moe_ffn_hidden, model.routed_width))
     routed = with_experts * moe.experts
     return (*found, *(CountedMatrix(matrix, routed, expert=True) for matrix in of_expert))
 
@@ -494,12 +509,12 @@ def expert_adapters(model: ModelSpec, adapters: AdapterSpec) -> tuple[tuple[int,
     """
     if model.moe is None or not adapters.has(EXPERTS):
         return ()
-    hidden, width, rank = model.hidden, model.moe.moe_ffn_hidden, adapters.rank
-    down = (rank, width, hidden)
+    outside, width, rank = model.routed_width, model.moe.moe_ffn_hidden, adapters.rank
+    down = (rank, width, outside)
     if not model.gated:
-        return (rank, hidden, width), down
+        return (rank, outside, width), down
     both = rank if adapters.has("gate_up_proj") else 2 * rank
-    return (both, hidden, 2 * width), down
+    return (both, outside, 2 * width), down
 
 
 @lru_cache(maxsize=256)
@@ -534,7 +549,8 @@ class AdaptedOutputs(NamedTuple):
     attention: int
     mamba: int
     feed_forward: int
-    shared_experts: int
+    beside_experts: int
+    """Of shared experts, and of the projections around routed ones."""
 
 
 @lru_cache(maxsize=256)
@@ -564,15 +580,15 @@ def adapted_outputs_of_blocks(model: ModelSpec, adapters: AdapterSpec) -> Adapte
         attention = (softmax * attention + model.linear_layers * linear) // model.layers
     shared = 0 if model.moe is None else model.moe.shared_width
     blocks = (model.ffn_hidden, shared)
-    of_blocks = (outputs(_feed_forward_matrices(model, n)) if n else 0 for n in blocks)
-    return AdaptedOutputs(attention, mamba, *of_blocks)
+    dense, of_shared = (outputs(_feed_forward_matrices(model, n)) if n else 0 for n in blocks)
+    return AdaptedOutputs(attention, mamba, dense, of_shared + outputs(_latent_projections(model)))
 
 
 class AdapterCounts(NamedTuple):
     """Parameters of the adapters of a whole model."""
 
     dense: int
-    """Beside attention, feed-forward, shared experts and mixers."""
+    """Beside attention, feed-forward, shared experts, mixers and the projections around routed experts."""
     experts: int
     """Beside routed experts."""
 
@@ -608,8 +624,9 @@ def adapter_counts(model: ModelSpec, adapters: AdapterSpec) -> AdapterCounts:
     if moe is not None:
         each = expert_adapters(model, adapters)
         experts = moe.experts * sum(rank * (inputs + outputs) for rank, inputs, outputs in each)
+        beside = _parameters(adapters, _latent_projections(model))
         if adapters.has(ROUTER):
-            beside = adapters.rank * (model.hidden + moe.experts)
+            beside += adapters.rank * (model.hidden + moe.experts)
         if moe.shared_width:
             beside += _parameters(adapters, _feed_forward_matrices(model, moe.shared_width))
             if moe.shared_expert_gate and ALL_LINEAR in adapters.targets:
@@ -685,9 +702,9 @@ def _eight_bit_bytes(model: ModelSpec, *, expert: bool) -> float:
 
 def _dense_matrices(model: ModelSpec) -> int:
     """Elements of the matrices of all layers but routers and routed experts."""
-    shared = 0
+    beside_experts = latent_matrices(model)
     if model.moe is not None and model.moe.shared_width:
-        shared = feed_forward_parameters(model, model.moe.shared_width, bias=False)
+        beside_experts += feed_forward_parameters(model, model.moe.shared_width, bias=False)
     feed_forward = feed_forward_parameters(model, model.ffn_hidden, bias=False)
     attention = attention_matmul_parameters(model)
     if model.hybrid_pattern is not None:
@@ -695,10 +712,10 @@ def _dense_matrices(model: ModelSpec) -> int:
             "M": mamba_matmul_parameters(model),
             "*": attention,
             "-": feed_forward,
-            "E": shared,
+            "E": beside_experts,
         }
         return sum(model.hybrid_pattern.count(block) * n for block, n in of_blocks.items())
     with_experts = len(model.expert_layers)
     linear = model.linear_layers * (linear_attention_matmul_parameters(model) - attention)
     layers = model.layers * attention + linear + model.mamba_layers * mamba_matmul_parameters(model)
-    return layers + (model.layers - with_experts) * feed_forward + with_experts * shared
+    return layers + (model.layers - with_experts) * feed_forward + with_experts * beside_experts

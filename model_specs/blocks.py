@@ -120,6 +120,10 @@ class MoeSpec(ClosedDocument):
     """What the weights of the chosen experts are multiplied by (DeepSeek-V3: 2.5)."""
     router_scales_inputs: Flag = False
     """The weight of a chosen expert multiplies the token that it reads, not what it writes (Llama 4)."""
+    latent_size: Count | None = Field(default=None, exclude_if=lambda size: size is None)
+    """Width that routed experts read and write, between a projection down from the hidden width and one back
+    up, a pair for each layer (Nemotron 3 Super, `moe_latent_size`); None: the hidden width itself. Router and
+    shared experts read the hidden width."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

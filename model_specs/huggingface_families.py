@@ -127,6 +127,8 @@ _NEMOTRON_EXPERTS: Record = {
 def _nemotron_h(config: ConfigFields) -> Fields:
     """Nemotron-H and Nemotron 3: one block a layer, by a pattern; attention knows no positions."""
     pattern = _pattern(config)
+    # Of modules for multi-token prediction, of which there are none.
+    config.passed_over("mtp_hybrid_override_pattern", "mtp_layers_block_type")
     mamba = read_fields(config, _NEMOTRON_MAMBA)
     return {
         "ffn_hidden": config.count("intermediate_size") if "-" in pattern else 0,
@@ -136,12 +138,12 @@ def _nemotron_h(config: ConfigFields) -> Fields:
 
 
 def _nemotron_experts(config: ConfigFields) -> Fields:
-    if config.has("moe_latent_size"):
-        what = "experts that work on a projection of the hidden width are not supported"
-        raise config.fail("moe_latent_size", what)
     groups = config.count("n_group", 1)
-    config.passed_over("topk_group", "intermediate_size")
+    config.passed_over("topk_group", "intermediate_size", "moe_shared_expert_overlap")
     moe = read_fields(config, _NEMOTRON_EXPERTS)
+    latent = config.count("moe_latent_size", optional=True)
+    if latent is not None:
+        moe["latent_size"] = latent
     if moe["shared_experts"]:
         moe["shared_ffn_hidden"] = config.count("moe_shared_expert_intermediate_size")
     if groups > 1:

@@ -205,11 +205,30 @@ def dense_mlp_parameters(model: ModelSpec) -> int:
 
 def expert_parameters(model: ModelSpec) -> int:
     """One routed expert of one layer, with biases; 0 in a dense model."""
-    return (
-        feed_forward_parameters(model, model.moe.moe_ffn_hidden, bias=model.moe.expert_bias)
-        if model.moe
-        else 0
+    if model.moe is None:
+        return 0
+    moe = model.moe
+    return feed_forward_parameters(
+        model, moe.moe_ffn_hidden, bias=moe.expert_bias, outside=model.routed_width
     )
+
+
+def latent_parameters(model: ModelSpec) -> int:
+    """The two projections of one layer around its routed experts, with biases; 0 where these read h itself.
+
+    2 h l, and l + h biases: transformers 5.24, models/nemotron_h/modeling_nemotron_h.py, NemotronHMoE,
+    fc1_latent_proj and fc2_latent_proj.
+    """
+    biases = model.hidden + model.routed_width if model.mlp_bias else 0
+    matrices = latent_matrices(model)
+    return matrices + biases if matrices else 0
+
+
+def latent_matrices(model: ModelSpec) -> int:
+    """Of `latent_parameters`, the matrices: 2 h l."""
+    if model.moe is None or model.moe.latent_size is None:
+        return 0
+    return 2 * model.hidden * model.moe.latent_size
 
 
 def shared_expert_parameters(model: ModelSpec) -> int:
@@ -257,7 +276,7 @@ def _experts_and_router(model: ModelSpec) -> int:
     """The feed-forward of one layer with all its experts, their router included; 0 in a dense model."""
     if model.moe is None:
         return 0
-    routed = model.moe.experts * expert_parameters(model)
+    routed = model.moe.experts * expert_parameters(model) + latent_parameters(model)
     return router_parameters(model) + shared_expert_parameters(model) + routed
 
 
@@ -283,11 +302,17 @@ def mtp_parameters(model: ModelSpec) -> int:
     return model.mtp_layers * (layer + projection + 3 * norm_parameters(model))
 
 
-def feed_forward_parameters(model: ModelSpec, width: int, *, bias: bool) -> int:
-    """A feed-forward of `width` columns: gate and up (or up alone) and down; with `bias` their biases too."""
+def feed_forward_parameters(
+    model: ModelSpec, width: int, *, bias: bool, outside: int | None = None
+) -> int:
+    """A feed-forward of `width` columns: gate and up (or up alone) and down; with `bias` their biases too.
+
+    It reads and writes the hidden width, or `outside` where that is given.
+    """
     matrices_in = 2 if model.gated else 1
-    weights = (matrices_in + 1) * model.hidden * width
-    return weights + (matrices_in * width + model.hidden if bias and width else 0)
+    read = model.hidden if outside is None else outside
+    weights = (matrices_in + 1) * read * width
+    return weights + (matrices_in * width + read if bias and width else 0)
 
 
 # The image encoder in front of a language model.
@@ -391,11 +416,13 @@ def _hybrid_matrices(model: ModelSpec, pattern: str) -> int:
 def _active_moe_matrices(model: ModelSpec) -> int:
     if model.moe is None:
         return 0
-    width = model.moe.top_k * model.moe.moe_ffn_hidden + model.moe.shared_width
-    gate = model.hidden if model.moe.shared_expert_gate and model.moe.shared_width else 0
-    return (
-        feed_forward_parameters(model, width, bias=False) + model.moe.experts * model.hidden + gate
+    moe = model.moe
+    chosen = feed_forward_parameters(
+        model, moe.top_k * moe.moe_ffn_hidden, bias=False, outside=model.routed_width
     )
+    shared = feed_forward_parameters(model, moe.shared_width, bias=False)
+    gate = model.hidden if moe.shared_expert_gate and moe.shared_width else 0
+    return chosen + shared + latent_matrices(model) + moe.experts * model.hidden + gate
 
 
 def attended_positions(

@@ -102,7 +102,7 @@ _WIDTHS = (
     "qk_head_dim",
     "v_head_dim",
 )
-_EXPERTS = ("experts", "top_k", "moe_ffn_hidden")
+_EXPERTS = ("experts", "top_k", "moe_ffn_hidden", "latent_size")
 
 
 def catalog_twin(model: ModelSpec) -> ModelSpec | None:
@@ -318,6 +318,7 @@ def _sizes(model: ModelSpec) -> tuple[object, ...]:
             moe.experts,
             moe.top_k,
             moe.moe_ffn_hidden,
+            moe.latent_size,
             moe.shared_width,
             moe.dense_layers,
             moe.every,

@@ -281,6 +281,12 @@ class ModelSpec(ClosedDocument):
         return self.activation in ("swiglu", "geglu")
 
     @property
+    def routed_width(self) -> int:
+        """Width of what routed experts read and write: the hidden width, or what that is projected to."""
+        latent = None if self.moe is None else self.moe.latent_size
+        return self.hidden if latent is None else latent
+
+    @property
     def qk_head_dim(self) -> int:
         """Width of one query head."""
         if self.attention is not None:

@@ -365,8 +365,12 @@ def products_of_a_layer(model: ModelSpec, layout: LayoutDoc, seq_len: int) -> di
     if model.moe is not None:
         rows = tokens / tp * model.moe.top_k * layout.expert_group / model.moe.experts
         width = model.moe.moe_ffn_hidden / layout.etp
-        shapes["expert up"] = (rows, inputs * width, hidden)
-        shapes["expert down"] = (rows, hidden, width)
+        outside = float(model.routed_width)
+        if model.moe.latent_size is not None:
+            shapes["projection to experts"] = (tokens / tp, outside, hidden)
+            shapes["projection from experts"] = (tokens / tp, hidden, outside)
+        shapes["expert up"] = (rows, inputs * width, outside)
+        shapes["expert down"] = (rows, outside, width)
     shapes["output head"] = (tokens, model.vocab / tp, hidden)
     return shapes
 
@@ -458,8 +462,12 @@ def products_of(c: Context) -> Iterator[KernelShape]:
         etp, experts = int(layout.etp), moe.experts / int(layout.ep)
         rows = tokens / tp * moe.top_k * etp / experts
         width = moe.moe_ffn_hidden / etp
-        yield KernelShape("experts up", rows, matrices * width, hidden, experts)
-        yield KernelShape("experts down", rows, hidden, width, experts)
+        outside = model.routed_width
+        if moe.latent_size is not None:
+            yield KernelShape("projection to experts", tokens / tp, outside, hidden)
+            yield KernelShape("projection from experts", tokens / tp, hidden, outside)
+        yield KernelShape("experts up", rows, matrices * width, outside, experts)
+        yield KernelShape("experts down", rows, outside, width, experts)
     yield KernelShape("LM head", tokens, model.vocab / tp, hidden, sixteen_bit=True)
 
 

@@ -198,7 +198,7 @@ def _check_memory(
             f"model: {model.name} has {model.moe.experts} experts, the loads have {experts}"
         )
     matrices = 3 if model.gated else 2
-    each = matrices * model.hidden * model.moe.moe_ffn_hidden * weight_bytes
+    each = matrices * model.routed_width * model.moe.moe_ffn_hidden * weight_bytes
     layers = len(model.expert_layers)
     need_gib = each * shape.per_gpu * layers / 2**30
     if need_gib > cluster.device.hbm_gib:
@@ -350,7 +350,7 @@ def exchange_row(case: PlacementCase, loads: Loads, slots: Slots) -> dict[str, A
         row["inside_leaf_share"] = inside_share(leaf_gpus, ground.shape.gpus)
     if ground.model is not None:
         away = 1.0 - row["inside_node_share"]
-        received_bytes = choices * away * ground.model.hidden * 2.0
+        received_bytes = choices * away * ground.model.routed_width * 2.0
         even_s = received_bytes / (ground.gb_per_s * 1e9)
         row["even_all_to_all_s"] = even_s
         row["straggler_all_to_all_s"] = even_s * float(share.max()) * ground.shape.gpus
@@ -513,7 +513,7 @@ def traffic_row(
     if ground.model is not None:
         away = (shape.nodes - 1) / shape.nodes
         total = request.tokens_per_gpu * shape.gpus
-        width_bytes = ground.model.hidden * 2
+        width_bytes = ground.model.routed_width * 2
         row["cross_node_bytes"] = total * nodes * away * width_bytes
         gpu = choice[choice >= 0] // shape.per_gpu
         busiest = np.bincount(gpu, minlength=shape.gpus).max() / len(tokens)

@@ -24,7 +24,7 @@ from meshwright.frameworks.megatron import (
     SPARSE,
 )
 from meshwright.frameworks.record import layer_needs
-from meshwright.model_specs.adapters import EXPERTS, layer_matrices
+from meshwright.model_specs.adapters import EXPERTS, LATENT_DOWN, LATENT_UP, layer_matrices
 from meshwright.model_specs.blocks import (
     LINEAR,
     WINDOWED,
@@ -802,9 +802,11 @@ _BRIDGE_MODULES = {
     "linear_proj": "o_proj",
     "in_proj": "in_proj",
     "out_proj": "out_proj",
+    LATENT_DOWN: LATENT_DOWN,
+    LATENT_UP: LATENT_UP,
 }
-"""Modules of Megatron by the matrix that they hold (megatron/core/transformer/multi_latent_attention.py and
-ssm/mamba_mixer.py)."""
+"""Modules of Megatron by the matrix that they hold (megatron/core/transformer/multi_latent_attention.py,
+moe/moe_layer.py and ssm/mamba_mixer.py)."""
 
 
 def _bridge_adapters(inputs: PlanInputs) -> dict[str, object]:

@@ -222,6 +222,8 @@ def _blocks(model: ModelSpec) -> Iterator[tuple[str, str]]:
     if moe is not None:
         shared = f", {moe.shared_experts} shared" if moe.shared_experts else ""
         size = f"{moe.experts} of width {count(moe.moe_ffn_hidden)}"
+        if moe.latent_size is not None:
+            size = f"{size} on a projection to {count(moe.latent_size)}"
         yield "experts", f"{size}, {moe.top_k} per token{shared}, {model.activation}"
 
 

@@ -94,6 +94,8 @@ SPARSE = DENSE.model_copy(update={"attention": INDEXED})
 OLDER = HYBRID.model_copy(
     update={"mamba": None, "mamba1": Mamba1Spec(channels=32, step_rank=2, state_dim=4)}
 )
+LATENT = MOE.model_copy(update={"moe": MOE.moe and MOE.moe.model_copy(update={"latent_size": 256})})
+IN_A_PATTERN = LATENT.model_copy(update={"hybrid_pattern": "*E" * 6})
 BESIDE = HYBRID.model_copy(update={"hybrid_pattern": None, "mamba_beside_attention": True})
 
 
@@ -373,6 +375,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "fsdp2-context-mask": (workload(WINDOWED), {"tp": 2, "dp": 4}, {"cp": 2, "dp": 4}),
     "fsdp2-mamba": (workload(HYBRID), {"dp": 8}, {"cp": 2}),
     "fsdp2-whole-delta-net": (workload(LINEAR), {"dp": 8}, {"tp": 2, "dp": 4}),
+    "fsdp2-latent-experts": (workload(LATENT), {"dp": 8}, {"tp": 2, "dp": 4}),
     "peft-degrees": (
         workload(DENSE, adapters=AdapterSpec()),
         {"dp": 8, "zero_stage": 3},
@@ -561,6 +564,10 @@ OF_WORKLOADS = {
     "fsdp2-sparse-attention",
     "torchtitan-hybrid-layers",
     "deepspeed-hybrid-layers",
+    "torchtitan-latent-experts",
+    "deepspeed-latent-experts",
+    "megatron-latent-experts",
+    "fsdp2-latent-layers",
     "megatron-hybrid",
     "megatron-mtp-positions",
     "bisection",
@@ -826,6 +833,49 @@ def test_sparse_attention_is_for_frameworks_that_have_it(framework: str, model: 
     assert (finding is None) is legal
     if finding is not None:
         assert "the 128 positions" in rule.explain(finding)
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "deepspeed"])
+@pytest.mark.parametrize("model", [LATENT, MOE, DENSE])
+def test_latent_experts_are_for_frameworks_that_have_them(framework: str, model: ModelSpec) -> None:
+    rule, work = RULES[f"{framework}-latent-experts"], workload(model)
+    legal = model is not LATENT
+    assert rule.applies(work) is not legal
+    assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is legal
+    finding = rule.check(finished(work, Layout(), 1.0))
+    assert (finding is None) is legal
+    if finding is not None:
+        assert f"{framework} is not planned with experts on a projection" in rule.explain(finding)
+
+
+@pytest.mark.parametrize(
+    ("model", "legal"),
+    [(LATENT, False), (MOE, True), (DENSE, True), (IN_A_PATTERN, True)],
+)
+def test_transformers_has_latent_experts_in_layers_of_a_pattern(
+    model: ModelSpec, legal: bool
+) -> None:
+    rule, work = RULES["fsdp2-latent-layers"], workload(model)
+    assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is legal
+    assert (rule.check(finished(work, Layout(), 1.0)) is None) is legal
+
+
+@pytest.mark.parametrize(
+    ("latent", "precision", "legal"),
+    [(256, "fp8", True), (248, "bf16", True), (248, "fp8", False), (None, "fp8", True)],
+)
+def test_narrow_products_want_whole_columns_ahead_of_the_experts(
+    latent: int | None, precision: str, legal: bool
+) -> None:
+    assert MOE.moe is not None
+    experts = MOE.moe.model_copy(update={"latent_size": latent})
+    work = workload(MOE.model_copy(update={"moe": experts}), precision=precision)
+    rule = RULES["megatron-latent-experts"]
+    assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is legal
+    finding = rule.check(finished(work, Layout(), 1.0))
+    assert (finding is None) is legal
+    if finding is not None:
+        assert "16 does not divide in fp8" in rule.explain(finding)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,8 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
 
 @st.composite
 def models(draw: st.DrawFn, kind: str) -> ModelSpec:
-    """`dense`, `moe` (its first layers dense) or `mla` (latent attention and experts)."""
+    """`dense`, `moe` (its first layers dense), `latent` (experts on a projection) or `mla` (latent attention
+    and experts)."""
     layers, hidden = draw(st.integers(4, 40)), draw(st.sampled_from([256, 1024, 4096]))
     heads = draw(st.sampled_from([8, 16]))
     fields: dict[str, Any] = {
@@ -120,6 +121,7 @@ def models(draw: st.DrawFn, kind: str) -> ModelSpec:
             dense_layers=draw(st.integers(0, min(4, layers))),
             router_groups=8 if limited else None,
             router_groups_per_token=4 if limited else None,
+            latent_size=draw(st.sampled_from([64, 512])) if kind == "latent" else None,
         )
     if kind == "mla":
         fields["attention"] = MlaSpec(
@@ -228,7 +230,7 @@ def workloads(draw: st.DrawFn, kind: str) -> Workload:
     )
 
 
-KINDS = ("dense", "moe", "mla")
+KINDS = ("dense", "moe", "mla", "latent")
 
 
 def legal_recompute(workload: Workload, mask: int) -> int:
@@ -360,7 +362,9 @@ def test_a_bound_for_any_shard_groups_lies_below_that_of_each(case: Case, zero_s
 
 
 @pytest.mark.slow
-@given(cases(("moe", "mla")), st.floats(1, 4), st.sampled_from([1e-4, 5e-4, 0.01, 0.1, 0.5]))
+@given(
+    cases(("moe", "mla", "latent")), st.floats(1, 4), st.sampled_from([1e-4, 5e-4, 0.01, 0.1, 0.5])
+)
 @settings(max_examples=examples(150))
 def test_prices_never_fall_when_experts_get_less_even(
     case: Case, imbalance: float, more: float

@@ -74,7 +74,7 @@ def some_plans(framework: FrameworkName) -> Iterator[Plan]:
 def launch_texts(framework: FrameworkName, folder: Path) -> Iterator[str]:
     """The launch files of some plans, those of random plans last."""
     if framework == "megatron":
-        for name in ("qwen3-next-80b-a3b", "deepseek-v3.2"):
+        for name in ("qwen3-next-80b-a3b", "deepseek-v3.2", "nemotron-3-super-120b-a12b"):
             yield from plan_files(make_plan(hub_model(name), dp=8), framework).values()
         for execution in OF_EXPERTS:
             plan = make_plan("mixtral-8x7b", dp=8, ep=8, num_micro_batches=4)

@@ -65,6 +65,7 @@ PUBLISHED = {
     "mistral-7b-v0.1": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
     "nemotron-3-nano-30b-a3b": 31_577_940_288,  # built; 31.6B in NVIDIA's report
+    "nemotron-3-super-120b-a12b": 120_668_707_840,  # built; 120.6B in NVIDIA's report
     "nemotron-h-8b": 8_100_852_736,  # built; 8B in arXiv 2504.03624
     "olmo-2-13b": 13_716_198_400,  # built; 13.7B on the model card
     "olmo-3-7b": 7_298_011_136,  # built; 7B on the model card

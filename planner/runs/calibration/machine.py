@@ -142,6 +142,8 @@ def gemm_shapes_of(model: ModelSpec) -> list[tuple[int, int]]:
     }
     if model.ffn_hidden:
         found |= {(gates * model.ffn_hidden, model.hidden), (model.hidden, model.ffn_hidden)}
+    if model.routed_width != model.hidden:
+        found |= {(model.routed_width, model.hidden), (model.hidden, model.routed_width)}
     return sorted(found, key=lambda shape: (-math.prod(shape), shape))
 
 
@@ -179,7 +181,8 @@ def cases_of(model: ModelSpec, cluster: ClusterSpec, sizes: Sizes, gpus: int) ->
     ]
     if model.moe is not None:
         moe = model.moe
-        widths = ((gated * moe.moe_ffn_hidden, model.hidden), (model.hidden, moe.moe_ffn_hidden))
+        outside = model.routed_width
+        widths = ((gated * moe.moe_ffn_hidden, outside), (outside, moe.moe_ffn_hidden))
         groups = sorted({moe.experts, max(2, moe.experts // 4)} - {1})
         grouped = {
             (rows * moe.top_k // count, columns, depth, count)

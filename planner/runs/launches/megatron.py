@@ -264,6 +264,8 @@ def _moe(said: Said, layers: int, ffn: int, *, biases: bool) -> dict[str, Any]:
     if shared:
         moe |= {"shared_experts": max(1, shared // width), "shared_ffn_hidden": shared}
         moe["shared_expert_gate"] = said["moe.shared_expert_gate"]
+    if said["moe.latent_size"]:
+        moe["latent_size"] = said["moe.latent_size"]
     groups = said["moe.router_groups"]
     if groups:
         moe["router_groups"] = groups

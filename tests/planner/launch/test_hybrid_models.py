@@ -10,6 +10,9 @@ import pytest
 from meshwright.costmodel.workload import Execution
 from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError, InputError
+from meshwright.model_specs.adapters import AdapterSpec, resolved
+from meshwright.model_specs.parameters import parameter_count
+from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.megatron import bridge_overrides
 from meshwright.planner.launch.plan_files import plan_files
@@ -17,6 +20,7 @@ from meshwright.planner.runs.launches.command_line import words_of
 from meshwright.planner.runs.launches.megatron import megatron_model
 from meshwright.planner.runs.launches.reader import read_launch
 from meshwright.planner.runs.run_terms import pattern_chunks
+from tests.places import DATA
 from tests.plans import make_plan
 
 PATTERN = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
@@ -56,6 +60,36 @@ def test_experts_and_models_without_attention_are_read_back(name: str, tmp_path:
     assert (model.moe is None) is (ours.moe is None)
     if model.moe is not None and ours.moe is not None:
         assert model.moe.router_scaling_factor == ours.moe.router_scaling_factor == 2.5
+
+
+def test_experts_on_a_projection_are_launched_and_read_back(tmp_path: Path) -> None:
+    ours = read_model(DATA / "hf_configs" / "nemotron-3-super-120b-a12b.json")
+    write_files(tmp_path, plan_files(make_plan(ours, dp=8), "megatron"))
+    assert "--moe-latent-size 1024" in (tmp_path / "launch.sh").read_text(encoding="utf-8")
+    run = read_launch(tmp_path / "launch.sh")
+    assert not run.unread
+    model = ModelSpec.model_validate(run.model)
+    assert model.moe is not None
+    assert model.moe.latent_size == 1024
+    # Padded to a multiple that its vocabulary already is.
+    assert parameter_count(model) == parameter_count(ours)
+    plain = plan_files(make_plan("nemotron-3-nano-30b-a3b", dp=8), "megatron")
+    assert "latent" not in plain["launch.sh"]
+
+
+def test_adapters_beside_the_projections_are_named_to_the_bridge() -> None:
+    ours = read_model(DATA / "hf_configs" / "nemotron-3-super-120b-a12b.json")
+    plan = make_plan(ours, dp=8)
+    adapters = resolved(ours, AdapterSpec(targets=("in_proj", "fc1_latent_proj")), fused=True)
+    inputs = plan.inputs.model_copy(update={"adapters": adapters})
+    (modules,) = (
+        words
+        for words in bridge_overrides(plan.model_copy(update={"inputs": inputs}))
+        if words.startswith("peft.target_modules")
+    )
+    assert "fc1_latent_proj" in modules
+    assert "in_proj" in modules
+    assert "fc2_latent_proj" not in modules
 
 
 def test_partial_graphs_hold_mamba() -> None:

@@ -318,6 +318,32 @@ def test_search_over_groups_of_layers_equals_brute_force_many(seed: int) -> None
     check_against_brute_force(grouped(seed))
 
 
+def on_a_projection(seed: int) -> PlanRequest:
+    """A small problem whose experts work on a projection of the hidden width."""
+    draw, asked = random.Random(f"latent {seed}"), request(seed)
+    moe = MoeSpec(
+        experts=4,
+        top_k=2,
+        moe_ffn_hidden=draw.choice([512, 2048]),
+        shared_experts=draw.choice([0, 1]),
+        latent_size=draw.choice([128, 512, 1024]),
+    )
+    return replace(asked, model=asked.model.model_copy(update={"moe": moe}))
+
+
+@pytest.mark.parametrize(
+    "seed", [2, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (14, 22, 29))]
+)
+def test_search_over_experts_on_a_projection_equals_brute_force(seed: int) -> None:
+    check_against_brute_force(on_a_projection(seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", some([*range(1, 40)]))
+def test_search_over_experts_on_a_projection_equals_brute_force_many(seed: int) -> None:
+    check_against_brute_force(on_a_projection(seed))
+
+
 def pipelined(seed: int) -> PlanRequest:
     """A small problem in a framework with seven schedules; memory decides between some of them."""
     draw = random.Random(seed)

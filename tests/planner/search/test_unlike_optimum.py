@@ -110,9 +110,36 @@ def amounts_of_the_space(layout: Layout, stages: plain_oracle.Stages) -> list[in
     return [amount for amount in every if amount <= shortest or amount >= longest]
 
 
-def check_against_plain_oracle(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def on_a_projection(seed: int) -> PlanRequest:
+    """The same of a hybrid model whose experts work on a projection of the hidden width."""
+    draw, asked = random.Random(f"latent {seed}"), tiny_request(seed)
+    layers = asked.model.layers
+    pattern = "M" + "".join(draw.choice("ME*E") for _ in range(layers - 2)) + "E"
+    hybrid = {
+        "moe": MoeSpec(
+            experts=4,
+            top_k=2,
+            moe_ffn_hidden=1024,
+            shared_experts=1,
+            latent_size=draw.choice([256, 1024]),
+        ),
+        "mamba": Mamba2Spec(state_dim=64, head_dim=64, heads=32, groups=4),
+        "hybrid_pattern": pattern,
+        "norms_per_layer": 1,
+    }
+    spec = {**model(draw).model_dump(exclude_unset=True), "layers": layers, "mtp_layers": 0}
+    return replace(asked, model=ModelSpec.model_validate(spec | hybrid))
+
+
+@pytest.mark.parametrize("seed", [0, 3, 4, 5])
+def test_experts_on_a_projection_are_those_of_the_plain_oracle(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_against_plain_oracle(on_a_projection(seed), monkeypatch)
+
+
+def check_against_plain_oracle(asked: PlanRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_oracle, "amounts", amounts_of_the_space)
-    asked = tiny_request(seed)
     outcome, least_s = search(asked), plain_oracle.least_step_time_s(asked)
     if least_s is None:
         assert outcome.status == "infeasible"
@@ -132,7 +159,7 @@ def check_against_plain_oracle(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
 def test_one_virtual_stage_is_that_of_the_plain_oracle(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_against_plain_oracle(seed, monkeypatch)
+    check_against_plain_oracle(tiny_request(seed), monkeypatch)
 
 
 @pytest.mark.soak
@@ -140,7 +167,7 @@ def test_one_virtual_stage_is_that_of_the_plain_oracle(
 def test_one_virtual_stage_is_that_of_the_plain_oracle_many(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_against_plain_oracle(seed, monkeypatch)
+    check_against_plain_oracle(tiny_request(seed), monkeypatch)
 
 
 @pytest.mark.parametrize(
