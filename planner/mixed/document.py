@@ -16,6 +16,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.reader import MixedClusterSpec, read_cluster, read_mixed_cluster
+from meshwright.cluster_specs.tiers import free_of
 from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.costmodel.footprint import stage_memory_gib, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
@@ -54,7 +55,7 @@ from meshwright.planner.plan.document import (
 from meshwright.planner.plan.texts import MIXED_KIND, document_text, plan_path, read_feasible_plan
 from meshwright.planner.plan.training_cost import Budget
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
-from meshwright.planner.request.reader import read_request
+from meshwright.planner.request.reader import named_nodes, read_request
 from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, layout_from_document
 
 MOST_LEADING = 6
@@ -65,7 +66,6 @@ _NOT_MIXED: Mapping[str, object] = {
     "objective": "nominal",
     "method": "cp-sat",
     "expert_loads": None,
-    "nodes": None,
     "hybrid_cp": False,
 }
 """What cannot be asked of a pipeline through several parts, and what stands for not asking it."""
@@ -137,6 +137,9 @@ def read_mixed_request(
         If a name, a file or an option cannot be used, or the model has layers that take turns.
     """
     spec = cluster if isinstance(cluster, MixedClusterSpec) else read_mixed_cluster(cluster)
+    names = named_nodes(options.pop("nodes", None), spec.node_names)
+    if names is not None:
+        spec = spec.only_nodes(names)
     if gpus is not None and gpus != spec.gpus:
         raise InputError(
             f"the parts of {spec.name} have {spec.gpus} GPUs together; say in its file how many each has",
@@ -166,13 +169,17 @@ def read_mixed_request(
     if "top" in options:
         options["top_k"] = options.pop("top")
     parts = []
-    for part in spec.parts:
-        own = read_request(model=model, cluster=part.cluster, gpus=part.gpus, **options)
-        if is_irregular(own.cluster):
+    for index, part in enumerate(spec.parts):
+        free = [node.name for node in part.cluster.nodes if node.free_gpus != 0]
+        own = read_request(
+            model=model, cluster=part.cluster, gpus=part.gpus, nodes=free or None, **options
+        )
+        sizes = {free_of(node, own.cluster.gpus_per_node) for node in own.cluster.nodes} - {0}
+        if is_irregular(own.cluster) or not sizes <= {own.cluster.gpus_per_node}:
             raise InputError(
-                "a part of a mixed cluster has equal nodes, without a list of them and without other jobs",
+                "a part of a mixed cluster has whole nodes, as many on each leaf, with links that are alike",
                 where="parts",
-                value=part.cluster.name,
+                value=spec.name_of(index),
             )
         parts.append(own)
     _refuse_what_no_pipeline_takes(parts[0])
