@@ -5,7 +5,7 @@ The same training runs on each of its parts, and something joins them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -501,6 +501,25 @@ def request_on(plan: MixedPlan, part: int) -> PlanRequest:
     return PlanRequest.of_inputs(
         plan.inputs, cluster=read_cluster(own.cluster, own.gpus), gpus=own.gpus
     )
+
+
+def request_of_parts(plan: MixedPlan, names: Sequence[str] | None = None) -> MixedRequest:
+    """What was asked, without a time limit and without the next best plans.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    names
+        The parts that it is asked on, in this order; None for all of the cluster.
+    """
+    known = [plan.cluster.name_of(part) for part in range(len(plan.cluster.parts))]
+    chosen = [known.index(name) for name in names or known]
+    cluster = plan.cluster.model_copy(
+        update={"parts": tuple(plan.cluster.parts[part] for part in chosen)}
+    )
+    parts = tuple(request_on(plan, part) for part in chosen)
+    return MixedRequest(cluster=cluster, parts=parts).plan_alone
 
 
 def inputs_by_part(plan: MixedPlan) -> dict[str, PlanInputs]:

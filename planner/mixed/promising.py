@@ -518,7 +518,7 @@ def _more_in_layers(workload: Workload, layouts: Layout) -> NDArray[np.float64]:
     return largest
 
 
-_ELSEWHERE = ("gpu-budget", HbmCapacity.name, HostMemory.name)
+ASKED_OF_PARTS = ("gpu-budget", HbmCapacity.name, HostMemory.name)
 """Rules on what the parts have together, or on a part's own ranks: this search asks the parts itself."""
 _TOGETHER = 1 << 16
 """Layouts bounded in one array operation."""
@@ -653,8 +653,8 @@ def _groups(
     request: MixedRequest, cutoff_s: float, on_block: Callable[[], object]
 ) -> Iterator[_Degrees]:
     """The degrees of each execution of which some layout may beat a price."""
-    for execution in _executions(request):
-        space = _space(request, execution)
+    for execution in executions_on_parts(request):
+        space = space_on_parts(request, execution)
         if space is None:
             continue
         workloads = [part.workload(execution) for part in request.parts]
@@ -685,17 +685,30 @@ def _rows_of(
         yield from _rows_below(request, group.workloads, group.execution, layouts, cutoff_s)
 
 
-def _executions(request: MixedRequest) -> list[Execution]:
-    """What every part can run."""
+def executions_on_parts(request: MixedRequest) -> list[Execution]:
+    """What every part can run.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    """
     first, *others = (part.execution_options.executions() for part in request.parts)
     return [each for each in first if all(each in own for own in others)]
 
 
-def _space(request: MixedRequest, execution: Execution) -> Space | None:
+def space_on_parts(request: MixedRequest, execution: Execution) -> Space | None:
     """The layouts that every part can run a stage of; None without any.
 
     One virtual stage each under 1F1B: where pins ask for others there is no pipeline through parts. Every
     part shards in as many groups, as a launch names one number.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    execution
+        One that every part can run.
     """
     spaces = [space_of(part, execution) for part in request.parts]
     first = spaces[0]
@@ -817,7 +830,7 @@ def _rows_below(
     if not layouts.broadcast_shape()[0]:
         return
     bounds = RowBounds(workloads, layouts, cutoff_s)
-    which, ranks = _with_ranks(request, layouts)
+    which, ranks = with_ranks(request, layouts)
     if not len(which):
         return
     bound_s = bounds.seconds(which, ranks)
@@ -869,11 +882,19 @@ def _that_may_fit(workloads: Sequence[Workload], layouts: Layout) -> Layout:
 
 
 def _rules(workload: Workload) -> list[Rule]:
-    return [rule for rule in rules_for(workload) if rule.name not in _ELSEWHERE]
+    return [rule for rule in rules_for(workload) if rule.name not in ASKED_OF_PARTS]
 
 
-def _with_ranks(request: MixedRequest, layouts: Layout) -> tuple[IntArray, IntArray]:
-    """(row of the layouts, ranks on each part) of every way to give the parts ranks on whole nodes."""
+def with_ranks(request: MixedRequest, layouts: Layout) -> tuple[IntArray, IntArray]:
+    """(row of the layouts, ranks on each part) of every way to give the parts ranks on whole nodes.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    layouts
+        Arrays of shape [n], n at least 1.
+    """
     capacities = tuple(part.gpus for part in request.parts)
     per_node = request.first.cluster.gpus_per_node
     stage = np.asarray(layouts.gpus) // np.asarray(layouts.pp)

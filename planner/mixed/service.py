@@ -861,7 +861,7 @@ def _without(
         # A request with less to choose from has no faster plan.
         bounds = [_least_s(part.status, part.lower_bound_s) for part in document.alone]
         limit_s = _as_it_stands_s(document, choice)
-        rival = _best_below(request, bounds, limit_s, deadline)
+        rival = best_on_parts(request, bounds, limit_s, deadline)
         step_s, bound_s = rival.step_s, rival.bound_s
     claim = claim_of(_status(step_s, bound_s))
     answer = ExecutionChoice(
@@ -876,7 +876,7 @@ def _without(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Best:
+class BestOnParts:
     """The least step of a request."""
 
     step_s: float
@@ -885,18 +885,38 @@ class _Best:
     """Infinite where nothing exists, None where nothing is known."""
     layout: LayoutDoc | None = None
     """None where the step is the one that was known before."""
+    runs_on: tuple[str, ...] = ()
+    """The parts along the pipeline, or the one that is fastest alone; none without a layout."""
+
+    @property
+    def status(self) -> Status:
+        """What the search lets one say of it."""
+        return _status(self.step_s, self.bound_s)
 
 
-def _best_below(
-    request: MixedRequest, alone_bounds_s: list[float | None], limit_s: float, deadline: float
-) -> _Best:
-    """The least step of a request from one that it can have, with a bound.
+def best_on_parts(
+    request: MixedRequest,
+    alone_bounds_s: list[float | None],
+    limit_s: float = inf,
+    deadline: float = inf,
+) -> BestOnParts:
+    """The least step of a request, with a bound.
 
-    No plan on a part alone is faster than its bound: None where nothing is known of it.
+    Parameters
+    ----------
+    request
+        What to plan.
+    alone_bounds_s
+        No plan on a part alone is faster than this, for each part; None where nothing is known of it.
+    limit_s
+        A step that the request can have; infinite where none is known.
+    deadline
+        On the clock of `time.monotonic`.
     """
     bounds: list[float | None] = []
     step_s, layout = limit_s, None
-    for part, known_s in zip(request.parts, alone_bounds_s, strict=True):
+    runs_on: tuple[str, ...] = ()
+    for index, (part, known_s) in enumerate(zip(request.parts, alone_bounds_s, strict=True)):
         bound_s = known_s
         if bound_s is None or bound_s < step_s:
             left_s = None if deadline == inf else max(deadline - time.monotonic(), 0.0)
@@ -904,17 +924,19 @@ def _best_below(
             bound_s = _least_s(plan.status, plan.objective.lower_bound_s)
             if (plan.objective.step_time_s or inf) < step_s:
                 step_s, layout = plan.objective.step_time_s or inf, plan.layout
+                runs_on = (request.name_of(index),)
         bounds.append(bound_s)
     for chosen in _choices_of_parts(request):
         outcome = MixedSearch(chosen, step_s, deadline).run()
         if outcome.best is not None and outcome.best.price is not None:
             price = outcome.best.price
             step_s, layout = price.step_time_s, layout_document(price.layout, price.stages)
+            runs_on = tuple(chosen.name_of(part) for part, _ in outcome.best.composition)
         bounds.append(_least_s(outcome.status, outcome.lower_bound_s))
     bound = None
     if None not in bounds:
         bound = min([step_s, *(each for each in bounds if each is not None)])
-    return _Best(step_s=step_s, bound_s=bound, layout=layout)
+    return BestOnParts(step_s=step_s, bound_s=bound, layout=layout, runs_on=runs_on)
 
 
 def _as_it_stands_s(document: MixedPlan, choice: Choice) -> float:
@@ -980,7 +1002,7 @@ def _scenario(
     def rival() -> BestUnderChange:
         alone = [_least_s(part.status, part.lower_bound_s) for part in document.alone]
         bounds: list[float | None] = [bound_s(before_s) for before_s in alone]
-        best = _best_below(changed, bounds, inf if now_s is None else now_s, deadline)
+        best = best_on_parts(changed, bounds, inf if now_s is None else now_s, deadline)
         step_s = None if best.step_s == inf else best.step_s
         known = None if best.layout is None else best.layout.model_dump() | {"step_time_s": step_s}
         status = _status(best.step_s, best.bound_s)
