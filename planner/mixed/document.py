@@ -17,7 +17,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.reader import MixedClusterSpec, read_cluster, read_mixed_cluster
 from meshwright.cluster_specs.tiers import free_of
-from meshwright.costmodel.execution_names import PRETRAINING
+from meshwright.costmodel.execution_names import PRETRAINING, Method
 from meshwright.costmodel.footprint import stage_memory_gib, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.losses import ALL_LOGITS
@@ -64,7 +64,6 @@ _NOT_MIXED: Mapping[str, object] = {
     "max_cut_use": 1.0,
     "inside_domain": (),
     "objective": "nominal",
-    "method": "cp-sat",
     "expert_loads": None,
     "hybrid_cp": False,
 }
@@ -88,8 +87,9 @@ class MixedRequest:
 
     @property
     def plan_alone(self) -> MixedRequest:
-        """The same without the next best plans."""
-        return replace(self, parts=tuple(replace(part, top_k=1) for part in self.parts))
+        """The same without the next best plans, searched as is quickest."""
+        parts = tuple(replace(part, top_k=1, method="cp-sat") for part in self.parts)
+        return replace(self, parts=parts)
 
     @property
     def gpus(self) -> int:
@@ -290,14 +290,25 @@ class MixedSolverDoc(ClosedDocument):
     version: str
     program: str
     rows: int
-    """Layouts with pipeline ranks on each part whose bound was below the best plan on a single part."""
+    """Layouts with pipeline ranks on each part whose bound was below the best plan on a single part; by the
+    method exhaustive all of them."""
     priced: int
+    """Of these; by the method exhaustive those with a split that fits."""
     rounds: int
     """CP-SAT models solved."""
     kernels: int
     """In the last of them."""
     model_bound_s: float | None
     """What that proved of them."""
+    method: Method = "cp-sat"
+    """Of the search through parts, and of that on each part; left out where it is cp-sat."""
+
+    @model_serializer(mode="wrap")
+    def _without_the_usual_method(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        if self.method == "cp-sat":
+            data.pop("method", None)
+        return data
 
 
 class PartBaselineDoc(BaselineDoc):

@@ -35,6 +35,7 @@ from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.states import layer_parameters_on_gpu
 from meshwright.costmodel.step_time import RankParameters, imbalance_s, scale_share, step_of_loads
 from meshwright.costmodel.workload import Execution, Workload
+from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import packed_context, rows_of_context, shared_times
@@ -596,6 +597,69 @@ class PromisingRows(Sequence[PromisingRow]):
         row = int(self._order[index])
         rows = self._blocks[int(self._of[row])]
         return rows.row(int(self._position[row]))
+
+
+MOST_LAYOUTS = 200_000
+"""Layouts of which `every_row` asks the rules, at the most."""
+MOST_PIPELINES = 5_000
+"""Pipelines that it lists, at the most: to price each takes a tenth of a second or more."""
+
+
+def every_row(request: MixedRequest, on_block: Callable[[], object]) -> Iterator[PromisingRow]:
+    """Every layout that no rule of any part forbids, with ranks on each part in every order: no bounds.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    on_block
+        Called again and again meanwhile; what it raises ends the enumeration.
+
+    Raises
+    ------
+    InputError
+        If there are more than `MOST_LAYOUTS` or `MOST_PIPELINES`.
+    """
+    blocks, listed, count = [], 0, 0
+    for execution in executions_on_parts(request):
+        space = space_on_parts(request, execution)
+        if space is None:
+            continue
+        on_block()
+        degrees = space.degrees(request.gpus, on_block=on_block)
+        listed += int(space.layouts_per_degrees(degrees).sum())
+        _refuse_many(listed, MOST_LAYOUTS, "layout")
+        workloads = [part.workload(execution) for part in request.parts]
+        layouts = _legal(workloads, space.layouts(degrees), request.gpus)
+        if not layouts.broadcast_shape()[0]:
+            continue
+        which, ranks = with_ranks(request, layouts)
+        orders = list(permutations(range(len(workloads))))
+        count += len(which) * len(orders)
+        _refuse_many(count, MOST_PIPELINES, "pipeline")
+        nothing_s = np.zeros(len(which))
+        blocks += [
+            _Rows(
+                execution=execution,
+                layouts=layouts,
+                order=order,
+                which=which,
+                ranks=ranks,
+                bound_s=nothing_s,
+                rest_s=nothing_s,
+                scale=np.ones(layouts.broadcast_shape()[0]),
+            )
+            for order in orders
+        ]
+    yield from PromisingRows(blocks)
+
+
+def _refuse_many(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise InputError(
+            f"method: exhaustive prices every {what} one by one, and there are {count} or more; at most "
+            f"{most} are allowed. Pin some choices (--pin tp=8,pp=4), or use --method cp-sat"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

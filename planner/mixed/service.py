@@ -34,7 +34,7 @@ from meshwright.planner.mixed.document import (
     cost_on_parts,
 )
 from meshwright.planner.mixed.kernel import Composition, MixedKernel, MixedPrice, least_again_s
-from meshwright.planner.mixed.promising import KernelMaker, PromisingRows, promising_rows
+from meshwright.planner.mixed.promising import KernelMaker, PromisingRows, every_row, promising_rows
 from meshwright.planner.mixed.verify import rule_faults, verify_mixed
 from meshwright.planner.plan.assemble import (
     claim_of,
@@ -400,6 +400,33 @@ class MixedSearch:
             outcome.lower_bound_s = None
         return outcome
 
+    def run_through_all(self, cutoff_s: float) -> MixedOutcome:
+        """The fastest of all pipelines, each with its best split: no bounds, nothing left out, no solver.
+
+        Parameters
+        ----------
+        cutoff_s
+            No pipeline is kept that takes this or longer.
+        """
+        outcome = self.outcome
+        outcome.status, least_s = "infeasible", inf
+        try:
+            for row in every_row(self.request, self._look_at_clock):
+                self._look_at_clock()
+                kernel = self._maker.kernel(row)
+                kernel.price = kernel.best_split(inf)
+                outcome.rows += 1
+                if kernel.price is not None:
+                    outcome.priced += 1
+                    least_s = min(least_s, kernel.price_s)
+                    if kernel.price_s < cutoff_s:
+                        self._take(kernel)
+            outcome.lower_bound_s = None if least_s == inf else least_s
+            outcome.status = "infeasible" if outcome.best is None else "optimal"
+        except OutOfTimeError:
+            outcome.status = "unknown" if outcome.best is None else "feasible"
+        return outcome
+
     @property
     def _limit_s(self) -> float:
         """What a kernel must beat: the best plan, or the slowest of as many as are asked for."""
@@ -529,6 +556,36 @@ class MixedSearch:
         self.outcome.best = priced[0]
 
 
+def through_parts(
+    request: MixedRequest,
+    cutoff_s: float,
+    deadline: float,
+    *,
+    progress: Callable[[str], None] | None = None,
+    rivals_s: Sequence[float] = (),
+) -> MixedOutcome:
+    """The fastest pipeline through all parts of a request, by the method that it asks for.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    cutoff_s, deadline, progress, rivals_s
+        As `MixedSearch` has them.
+
+    Raises
+    ------
+    InputError
+        If every pipeline is to be priced, and there are too many.
+    """
+    if request.first.method == "exhaustive":
+        return MixedSearch(request, inf, deadline).run_through_all(cutoff_s)
+    search = MixedSearch(
+        request, cutoff_s, deadline, progress=progress or _silent, rivals_s=rivals_s
+    )
+    return search.run()
+
+
 def _launch_of(kernel: MixedKernel) -> tuple[Execution, Layout, Composition]:
     """What tells a kernel from others once it is started: executions differ only in what the layout uses."""
     assert kernel.price is not None
@@ -577,6 +634,10 @@ def make_mixed_plan(
     began = time.monotonic()
     limit_s = request.time_limit_s
     own_limit_s = None if limit_s is None else _SHARE_ALONE * limit_s
+    if request.first.method == "exhaustive":
+        # Too many pipelines are refused before the parts are planned alone.
+        for chosen in _choices_of_parts(request):
+            next(every_row(chosen, _nothing), None)
     alone = [
         fastest_plan(replace(part, time_limit_s=own_limit_s), progress, explained=False)
         for part in request.parts
@@ -591,10 +652,8 @@ def make_mixed_plan(
     cutoff_s = rivals_s[request.top_k - 1] if len(rivals_s) >= request.top_k else inf
     outcomes = []
     for chosen in _choices_of_parts(request):
-        search = MixedSearch(
-            chosen, cutoff_s, deadline, progress=progress or _silent, rivals_s=rivals_s
-        )
-        outcomes.append((chosen, search.run()))
+        found = through_parts(chosen, cutoff_s, deadline, progress=progress, rivals_s=rivals_s)
+        outcomes.append((chosen, found))
     chosen, outcome = min(outcomes, key=lambda pair: pair[1].price_s)
     bounds = [_least_s(plan.status, plan.objective.lower_bound_s) for plan in alone]
     bounds += [_least_s(each.status, each.lower_bound_s) for _, each in outcomes]
@@ -696,6 +755,10 @@ def _silent(_: str) -> None:
     """Says nothing."""
 
 
+def _nothing() -> None:
+    """Does nothing."""
+
+
 def _choices_of_parts(request: MixedRequest) -> Iterator[MixedRequest]:
     """The request on every two or more of its parts."""
     count = len(request.parts)
@@ -735,6 +798,7 @@ def _solver_document(
     return MixedSolverDoc(
         wall_s=wall_s,
         seed=request.first.seed,
+        method=request.first.method,
         version=solver_version(),
         program=program_version(),
         rows=sum(each.rows for each in outcomes),
@@ -927,7 +991,7 @@ def best_on_parts(
                 runs_on = (request.name_of(index),)
         bounds.append(bound_s)
     for chosen in _choices_of_parts(request):
-        outcome = MixedSearch(chosen, step_s, deadline).run()
+        outcome = through_parts(chosen, step_s, deadline)
         if outcome.best is not None and outcome.best.price is not None:
             price = outcome.best.price
             step_s, layout = price.step_time_s, layout_document(price.layout, price.stages)

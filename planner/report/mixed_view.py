@@ -114,13 +114,15 @@ def mixed_proof_view(plan: MixedPlan) -> View:
     """What the status rests on: the bound, and how much was looked at."""
     solver, objective, gap = plan.solver, plan.objective, plan.objective.gap
     bound = optional(objective.lower_bound_s, rounded_seconds) or "unknown"
+    looked_at = f"{count(solver.rows)} layouts with ranks on each part, "
+    if solver.method == "exhaustive":
+        looked_at += f"every one of them priced, {count(solver.priced)} fit"
+    else:
+        models = counted(solver.rounds, "CP-SAT model")
+        looked_at += f"{count(solver.priced)} priced, {models} of up to {count(solver.kernels)}"
     rows = [
         ("lower bound", f"{bound}, gap {percent(gap)}" if gap else bound),
-        (
-            "looked at",
-            f"{count(solver.rows)} layouts with ranks on each part, {count(solver.priced)} priced, "
-            f"{counted(solver.rounds, 'CP-SAT model')} of up to {count(solver.kernels)}",
-        ),
+        ("looked at", looked_at),
         ("took", f"{solver.wall_s:.1f} s, seed {solver.seed}, {solver.version}"),
     ]
     return [Heading("Proof"), Facts(rows)]

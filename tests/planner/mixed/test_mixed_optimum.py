@@ -27,7 +27,7 @@ from meshwright.planner.bounds.mappings import packed_context, shared_times
 from meshwright.planner.mixed.document import MixedRequest, read_mixed_request
 from meshwright.planner.mixed.kernel import MixedKernel, leading_patterns
 from meshwright.planner.mixed.promising import KernelMaker, PromisingRow, RowBounds, promising_rows
-from meshwright.planner.mixed.service import MixedParams, MixedSearch
+from meshwright.planner.mixed.service import MixedParams, MixedSearch, through_parts
 from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.space import space_of
@@ -264,6 +264,45 @@ def test_other_training_is_planned_as_well_as_can_be(seed: int) -> None:
 @pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SOME_OTHER))
 def test_other_training_is_always_planned_as_well_as_can_be(seed: int) -> None:
     compare(seed, SLOWLY, asked_other)
+
+
+def exhaustively(request: MixedRequest) -> MixedRequest:
+    return replace(
+        request, parts=tuple(replace(part, method="exhaustive") for part in request.parts)
+    )
+
+
+def compare_exhaustive(seed: int, asked_for: Callable[[int], MixedRequest], top_k: int) -> None:
+    """Every pipeline by itself, without bounds, and the search: the same prices."""
+    request = asked_for(seed)
+    spec = request.cluster.model_copy(update={"between_gbps_per_gpu": None})
+    parts = tuple(replace(part, top_k=top_k) for part in request.parts)
+    request = replace(request, cluster=spec, parts=parts)
+    by_search = through_parts(request, inf, inf)
+    by_method = through_parts(exhaustively(request), inf, inf)
+    best_s = [each.price_s for each in by_method.best_priced]
+    assert by_search.status == by_method.status == ("optimal" if best_s else "infeasible")
+    assert [each.price_s for each in by_search.best_priced] == pytest.approx(best_s, rel=1e-9)
+    assert by_method.rounds == 0
+    assert by_method.rows >= by_search.rows
+    if best_s:
+        assert by_method.lower_bound_s == pytest.approx(best_s[0], rel=1e-9)
+        below = through_parts(exhaustively(request), best_s[0], inf)
+        assert (below.status, below.best) == ("infeasible", None)
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "seed"),
+    [
+        pytest.param(asked_for, seed, marks=pytest.mark.soak if seed > 1 else pytest.mark.slow)
+        for asked_for in (asked, asked_leading, asked_other, asked_on_hosts)
+        for seed in range(12)
+    ],
+)
+def test_every_pipeline_by_itself_gives_what_the_search_gives(
+    asked_for: Callable[[int], MixedRequest], seed: int
+) -> None:
+    compare_exhaustive(seed, asked_for, 1 + seed % 3)
 
 
 def compare_several(

@@ -385,6 +385,27 @@ def test_an_offload_that_is_pinned_is_kept_through_parts(tmp_path: Path) -> None
     assert any("host_memory_gib" in fault for fault in mixed_faults(changed))
 
 
+def test_every_pipeline_may_be_priced_by_itself(tmp_path: Path) -> None:
+    asked = ("plan", "llama-3-8b", "--cluster", cluster_file(tmp_path), *WORKLOAD)
+    few = (FEW[0], f"{FEW[1]},cp=1,dp=8,shard_groups=1,optimizer_offload=0", *FEW[2:])
+    out = tmp_path / "out"
+    code, text = run(*asked, *few, "--method", "exhaustive", "-o", out, "--json")
+    assert code == 0, text
+    document = json.loads(text)
+    assert document["solver"]["method"] == "exhaustive"
+    assert document["solver"]["rounds"] == 0
+    searched = json.loads(run(*asked, *few, "--json")[1])
+    assert "method" not in searched["solver"]
+    for name in ("status", "objective", "ranks", "layout", "alone"):
+        assert document[name] == searched[name]
+    code, text = run("verify", out)
+    assert code == 0, text
+    assert "every one of them priced" in " ".join(run("explain", out)[1].split())
+    code, text = run(*asked, "--method", "exhaustive")
+    assert code == 2
+    assert "at most" in text
+
+
 LISTED: dict[str, Any] = {
     "name": "listed",
     "parts": [
