@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from meshwright.cluster_specs.allocation import is_irregular
+from meshwright.constraints.fabric import NvlinkDomain
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
@@ -745,6 +746,7 @@ class _NearPipeline:
         """The fastest of some ways to give parts ranks; what the plan's layout leaves open is free."""
         best: tuple[Composition, MixedPrice] | None = None
         broken: list[str] = []
+        leaving = f"{NvlinkDomain.name}: groups that are asked to stay in one domain leave it"
         for execution in dict.fromkeys(each.of_layout(layout) for each in self.executions):
             fault = self._pipeline_fault(layout) or self._rule_fault(layout, execution)
             if fault is not None:
@@ -759,6 +761,9 @@ class _NearPipeline:
                     rest_s=0.0,
                     scale=1.0,
                 )
+                if not self.maker.keeps_inside(row):
+                    broken.append(leaving)
+                    continue
                 limit_s = inf if best is None else best[1].step_time_s
                 price = self.maker.kernel(row).best_split(limit_s)
                 best = best if price is None else (composition, price)

@@ -62,7 +62,6 @@ MOST_LEADING = 6
 """Dense layers before those with experts: ways to lay them on the first ranks double with each."""
 _NOT_MIXED: Mapping[str, object] = {
     "max_cut_use": 1.0,
-    "inside_domain": (),
     "objective": "nominal",
     "expert_loads": None,
     "hybrid_cp": False,

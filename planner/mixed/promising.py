@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.constraints.fabric import keeps_inside
 from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Rule
@@ -1046,6 +1047,15 @@ class KernelMaker:
             if min(rooms) < int(min(by_time, most)):
                 return True
         return False
+
+    def keeps_inside(self, row: PromisingRow) -> bool:
+        """Whether groups that were asked to lie in one NVLink domain each do so on every part."""
+        if not self.request.first.inside_domain:
+            return True
+        parts = [self._part(part, ranks, row).placed for part, ranks in row.composition]
+        return all(
+            bool(keeps_inside(each.workload, each.layout, each.context.placement)) for each in parts
+        )
 
     def gains_by_grouping(self, row: PromisingRow) -> bool:
         """Whether a row may be faster than with fewer shard groups, which are looked at by themselves."""

@@ -413,6 +413,8 @@ class MixedSearch:
         try:
             for row in every_row(self.request, self._look_at_clock):
                 self._look_at_clock()
+                if not self._maker.keeps_inside(row):
+                    continue
                 kernel = self._maker.kernel(row)
                 kernel.price = kernel.best_split(inf)
                 outcome.rows += 1
@@ -458,6 +460,7 @@ class MixedSearch:
             self._look_at_clock()
             if (
                 (row.execution, row.layout, row.composition) not in self._priced
+                and self._maker.keeps_inside(row)
                 and self._maker.gains_by_grouping(row)
                 and self._maker.gains_by_offloading(row, self._limit_s)
             ):

@@ -203,6 +203,7 @@ def _question(plan: MixedPlan) -> list[tuple[str, str]]:
         ("model", inputs.model.name),
         ("cluster", "; ".join([plan.cluster.name, *parts])),
         *training_rows(inputs),
+        ("inside one NVLink domain", ", ".join(inputs.inside_domain)),
     ]
 
 

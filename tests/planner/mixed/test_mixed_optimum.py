@@ -29,9 +29,17 @@ from meshwright.planner.mixed.kernel import MixedKernel, leading_patterns
 from meshwright.planner.mixed.promising import KernelMaker, PromisingRow, RowBounds, promising_rows
 from meshwright.planner.mixed.service import MixedParams, MixedSearch, through_parts
 from meshwright.planner.request.choices import WITHOUT
+from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.space import space_of
-from tests.planner.mixed.plain_oracle import best_step_times_s, least_step_time_s
+from tests.planner.mixed.plain_oracle import (
+    Order,
+    best_step_times_s,
+    least_step_time_s,
+    orders,
+    step_times_s,
+)
+from tests.planner.search.plain_oracle import layouts, wanted
 from tests.planner.search.test_image_plans import with_images
 from tests.planner.search.test_packed_optimum import packed
 from tests.planner.search.test_planner_optimum import request as small_request
@@ -264,6 +272,68 @@ def test_other_training_is_planned_as_well_as_can_be(seed: int) -> None:
 @pytest.mark.parametrize("seed", some(seed for seed in range(CASES) if seed not in SOME_OTHER))
 def test_other_training_is_always_planned_as_well_as_can_be(seed: int) -> None:
     compare(seed, SLOWLY, asked_other)
+
+
+def asked_inside(seed: int) -> MixedRequest:
+    """Nodes of six GPUs in domains that groups may straddle, and groups that are to stay inside."""
+    draw = random.Random(f"inside {seed}")
+    request = (asked, asked_leading)[seed % 2](seed)
+    specs, parts = [], []
+    axes = tuple(draw.sample(("tp", "cp", "ep"), draw.choice([1, 2])))
+    for part, spec in zip(request.parts, request.cluster.parts, strict=True):
+        size = {"gpus_per_node": 6, "nvlink_domain": draw.choice([2, 3, 6]), "gpus": 60}
+        cluster = spec.cluster.model_copy(update=size)
+        specs.append(PartSpec(cluster=cluster, gpus=6))
+        pins = {**part.pins, "cp": 2 if "cp" in axes and seed % 3 else 1, "recompute": "none"}
+        parts.append(
+            replace(part, cluster=cluster, gpus=6, pins=pins, inside_domain=axes, forbids=())
+        )
+    return replace(request, cluster=MixedClusterSpec(parts=tuple(specs)), parts=tuple(parts))
+
+
+def stay_inside(parts: list[PlanRequest], layout: Layout, order: Order) -> bool:
+    """Whether groups keep to one domain each, the ranks of a part counted through its nodes in turn."""
+    dense = {"tp": (1, int(layout.tp)), "cp": (int(layout.tp), int(layout.cp))}
+    axes = {**dense, "ep": (int(layout.etp), int(layout.ep))}
+    stage = int(layout.gpus) // int(layout.pp)
+    for part, ranks in order:
+        domain = parts[part].cluster.nvlink_domain
+        for stride, size in (axes[axis] for axis in parts[part].inside_domain):
+            for first in range(stage):
+                if first // stride % size == 0:
+                    for start in range(first, ranks * stage, stage):
+                        members = range(start, start + stride * size, stride)
+                        if len({member // domain for member in members}) > 1:
+                            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.slow if seed in (6, 12) else pytest.mark.soak)
+        for seed in range(20)
+    ],
+)
+def test_groups_that_are_to_stay_in_a_domain_do(seed: int) -> None:
+    request = asked_inside(seed)
+    parts = list(request.parts)
+    everywhere = replace(
+        parts[0], cluster=parts[0].cluster.model_copy(update={"gpus": 12}), gpus=12
+    )
+    wanted_s = [
+        step_s
+        for layout in layouts(everywhere)
+        if int(layout.pp) > 1 and wanted(everywhere, layout)
+        for order in orders(parts, layout)
+        if stay_inside(parts, layout, order)
+        for step_s in step_times_s(parts, layout, order)
+    ]
+    found = MixedSearch(request, inf).run()
+    assert found.price_s == pytest.approx(min(wanted_s, default=inf), rel=1e-9)
+    assert through_parts(exhaustively(request), inf, inf).price_s == pytest.approx(
+        found.price_s, rel=1e-9
+    )
 
 
 def exhaustively(request: MixedRequest) -> MixedRequest:

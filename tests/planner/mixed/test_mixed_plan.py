@@ -406,6 +406,29 @@ def test_every_pipeline_may_be_priced_by_itself(tmp_path: Path) -> None:
     assert "at most" in text
 
 
+def test_groups_that_are_too_large_for_a_domain_are_left_out_where_that_is_asked(
+    tmp_path: Path,
+) -> None:
+    """Sixteen ranks of tp and cp do not fit into nodes of eight."""
+    asked = ("plan", "llama-3-8b", "--cluster", cluster_file(tmp_path), "--global-batch", 64)
+    pin = "tp=2,cp=8,dp=1,micro_batch=1,zero_stage=1,recompute=none"
+    work = ("--seq-len", 32768, "--pin", pin, *FEW[2:])
+    code, text = run(*asked, *work, "--json")
+    assert code == 0, text
+    assert len(json.loads(text)["runs_on"]) == 2
+    code, text = run(*asked, *work, "--inside-domain", "cp", "--json")
+    assert code == ExitCode.NO_ANSWER
+    code, text = run(*asked, *work, "--inside-domain", "tp", "-o", tmp_path / "out")
+    assert code == 0, text
+    assert "inside one NVLink domain tp" in " ".join(text.split())
+    code, text = run("verify", tmp_path / "out")
+    assert code == 0, text
+    plan = MixedPlan.model_validate(yaml.safe_load((tmp_path / "out/mixed_plan.yaml").read_text()))
+    inputs = plan.inputs.model_copy(update={"inside_domain": ("cp",)})
+    changed = plan.model_copy(update={"inputs": inputs})
+    assert any("nvlink-domain" in fault for fault in mixed_faults(changed))
+
+
 LISTED: dict[str, Any] = {
     "name": "listed",
     "parts": [
