@@ -17,7 +17,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.reader import MixedClusterSpec, read_cluster, read_mixed_cluster
 from meshwright.cluster_specs.tiers import free_of
-from meshwright.costmodel.execution_names import PRETRAINING, Method
+from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.costmodel.footprint import stage_memory_gib, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.losses import ALL_LOGITS
@@ -299,7 +299,7 @@ class MixedSolverDoc(ClosedDocument):
     """In the last of them."""
     model_bound_s: float | None
     """What that proved of them."""
-    method: Method = "cp-sat"
+    method: str = "cp-sat"
     """Of the search through parts, and of that on each part; left out where it is cp-sat."""
 
     @model_serializer(mode="wrap")
