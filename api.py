@@ -1051,14 +1051,14 @@ def traffic(plan: Plan | MixedPlan | FilePath) -> dict[str, Any]:
 
 
 @known_keywords
-def explain(plan: Plan | FilePath, *, best: bool = False) -> dict[str, Any]:
+def explain(plan: Plan | MixedPlan | FilePath, *, best: bool = False) -> dict[str, Any]:
     """Why a plan is as it is, and what one change would cost, as `meshwright explain --json` has it.
 
     Parameters
     ----------
     plan
-        A plan with a layout, or its file or folder; or a term of the glossary or the name of a rule, whose
-        `meaning` is given.
+        A plan with a layout, on a mixed cluster too, or its file or folder; or a term of the glossary or the
+        name of a rule, whose `meaning` is given.
     best
         Whether to search for the best plan with each single choice, which takes a search each.
 
@@ -1074,8 +1074,15 @@ def explain(plan: Plan | FilePath, *, best: bool = False) -> dict[str, Any]:
     InfeasibleError
         If the plan has no layout.
     """
-    from meshwright.planner.analysis.neighbours import neighbours, single_choices
+    from meshwright.planner.analysis.neighbours import (
+        neighbours,
+        parts_choices,
+        parts_neighbours,
+        single_choices,
+    )
+    from meshwright.planner.mixed.document import MixedPlan
     from meshwright.planner.report.explain_view import explain_document
+    from meshwright.planner.report.mixed_view import explain_parts_document
 
     if isinstance(plan, str) and not Path(plan).exists():
         from meshwright.planner.report.plan_words import meaning_of, rule_meaning
@@ -1083,7 +1090,11 @@ def explain(plan: Plan | FilePath, *, best: bool = False) -> dict[str, Any]:
         term = meaning_of(plan) or rule_meaning(plan)
         if term is not None:
             return {"term": term[0], "meaning": term[1]}
-    explained = _laid_out(plan)
+    explained = _laid_out_anywhere(plan)
+    if isinstance(explained, MixedPlan):
+        near = parts_neighbours(explained)
+        rivals = parts_choices(explained, near, lambda _: None) if best else None
+        return explain_parts_document(explained, near, rivals)
     changes = neighbours(explained)
     choices = single_choices(explained, changes, lambda _: None) if best else None
     return explain_document(explained, changes, choices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from meshwright.cluster_specs.allocation import check_gpus
+from meshwright.cluster_specs.allocation import check_gpus, only_nodes
 from meshwright.cluster_specs.importers.facts import expand
 from meshwright.cluster_specs.schema import XGMI, ClusterSpec, DeviceSpec, Medium
 from meshwright.documents import (
@@ -22,7 +22,7 @@ from meshwright.documents import (
     read_text,
     validation_message,
 )
-from meshwright.errors import InputError, given_path, listed, near_miss, shown
+from meshwright.errors import InputError, given_path, listed, near_miss, shown, suggestion
 
 # The devices, nodes and clusters that are known by name, each number with its source beside it.
 
@@ -357,6 +357,12 @@ class MixedClusterSpec(ClosedDocument):
             raise ValueError(
                 f"parts: two are called {names[0]!r} or alike; give each a name of its own"
             )
+        hosts: set[str] = set()
+        for part in self.parts:
+            own = {node.name for node in part.cluster.nodes}
+            if both := hosts & own:
+                raise ValueError(f"parts: two list node {min(both)!r}: a node is of one part")
+            hosts |= own
         return self
 
     def name_of(self, part: int) -> str:
@@ -374,6 +380,47 @@ class MixedClusterSpec(ClosedDocument):
     def gpus(self) -> int:
         """Of all parts."""
         return sum(part.gpus for part in self.parts)
+
+    @property
+    def node_names(self) -> set[str]:
+        """The nodes that its parts list."""
+        return {node.name for part in self.parts for node in part.cluster.nodes}
+
+    def only_nodes(self, names: Collection[str]) -> MixedClusterSpec:
+        """The same parts with only the nodes of these names, without parts that none of them is of.
+
+        Parameters
+        ----------
+        names
+            Of nodes that the parts list, each part its own.
+
+        Raises
+        ------
+        InputError
+            Where a part lists no nodes, no part has one of a name, or fewer than two parts are left.
+        """
+        unlisted = [self.name_of(i) for i, part in enumerate(self.parts) if not part.cluster.nodes]
+        if unlisted:
+            what = f"part {unlisted[0]!r} of {self.name} lists no nodes to choose from: give them in its file"
+            raise InputError(what, where="nodes")
+        for name in names:
+            if name not in self.node_names:
+                near = suggestion(name, self.node_names)
+                what = f"no part of {self.name} has a node {shown(name)}{near}"
+                raise InputError(what, where="nodes")
+        kept = []
+        for part in self.parts:
+            own = [node.name for node in part.cluster.nodes if node.name in set(names)]
+            if own:
+                cluster = only_nodes(part.cluster, own)
+                kept.append({"cluster": cluster, "gpus": cluster.gpus, "name": part.name})
+        if len(kept) < 2:
+            what = f"these nodes are all of one part of {self.name}: plan on its own cluster"
+            raise InputError(what, where="nodes")
+        try:
+            return MixedClusterSpec.model_validate({**dict(self), "parts": kept})
+        except ValidationError as error:
+            raise InputError(validation_message(error, self.name, MixedClusterSpec)) from None
 
 
 def is_mixed_cluster(cluster: object) -> bool:

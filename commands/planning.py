@@ -495,36 +495,41 @@ def show_mixed_plan(
 
 
 def explain_mixed_plan(file: Path, best: bool | None, *, as_json: bool) -> None:
-    """Shows what a plan on a mixed cluster runs where, against each part alone, and its proof.
+    """Shows what a plan on a mixed cluster runs where, against each part alone, and what changes would cost.
 
     Parameters
     ----------
     file
         The `mixed_plan.yaml`.
     best
-        Whether single choices were to be searched, which only plans on one kind of device are.
+        Whether the best plan with each single choice is searched for, which takes a search each.
     as_json
         Whether the document is printed.
 
     Raises
     ------
     InputError
-        If the file cannot be used, or `best` is asked for.
+        If the file cannot be used.
     InfeasibleError
         If it has no plan.
     """
-    from meshwright.planner.mixed.document import mixed_document, read_mixed_answer
-    from meshwright.planner.report.mixed_view import mixed_view
+    from meshwright.planner.analysis.neighbours import parts_choices, parts_neighbours
+    from meshwright.planner.mixed.document import read_mixed_answer
+    from meshwright.planner.report.mixed_view import explain_parts_document, explain_parts_view
+    from meshwright.planner.solvers.processes import on_processes
 
-    if best:
-        what = "single choices are searched for plans on one kind of device: plan on one part to ask for this"
-        raise InputError(what, where="--best")
     plan = read_mixed_answer(file)
+    with ProgressLine("pricing what is near"):
+        changes = parts_neighbours(plan)
+    choices = None
+    if best:
+        with ProgressLine() as progress, on_processes():
+            choices = parts_choices(plan, changes, progress)
     if as_json:
-        print_json(mixed_document(plan))
+        print_json(explain_parts_document(plan, changes, choices))
     else:
         warn("warning", plan.warnings)
-        show(mixed_view(plan))
+        show(explain_parts_view(plan, changes, choices))
 
 
 def mixed_page_of(file: Path, *, sweep: str | None, calibration: Path | None) -> str:

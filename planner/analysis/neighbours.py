@@ -6,36 +6,50 @@ its layers and the best of all mappings of the fabric. Only the plan itself is p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from heapq import heappop, heappush
+from itertools import permutations
 from math import inf
 from typing import Any, Literal
 
 import numpy as np
 
 from meshwright.cluster_specs.allocation import is_irregular
+from meshwright.constraints.fabric import NvlinkDomain
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
 from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.mixed import hosts_short_gib, mixed_memory_gib, mixed_step
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import Execution, Workload
 from meshwright.frameworks.catalog import binding_framework, framework_of_stack, planned
 from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
 from meshwright.planner.bounds.mappings import Matrices, divides_into, matrices
 from meshwright.planner.mapping.counted import seconds_in_best_order
-from meshwright.planner.plan.assemble import Claim, is_closed
+from meshwright.planner.mixed.document import MixedPlan, MixedRequest, Pipeline, request_of_parts
+from meshwright.planner.mixed.kernel import Composition, MixedPrice
+from meshwright.planner.mixed.promising import (
+    ASKED_OF_PARTS,
+    KernelMaker,
+    PromisingRow,
+    executions_on_parts,
+    space_on_parts,
+    with_ranks,
+)
+from meshwright.planner.mixed.service import best_on_parts
+from meshwright.planner.plan.assemble import Claim, claim_of, is_closed, space_report
 from meshwright.planner.plan.best_plan import best_plan
 from meshwright.planner.plan.document import Plan, SpaceReport
 from meshwright.planner.plan.texts import workload_of_plan
 from meshwright.planner.plan.verify import wish_faults
 from meshwright.planner.request.choices import BY_NAME, CHOICES, DOUBLED, NUMBERS, OF_LAYOUT
-from meshwright.planner.request.plan_request import PlanRequest
+from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout_from_document
 from meshwright.planner.solvers.processes import side_by_side
 
@@ -611,7 +625,9 @@ def single_choices(
         return []
     tasks = [
         partial(_single_choice, plan, changes, name, value, progress)
-        for name, value in _choices(plan, layout_from_document(plan.layout))
+        for name, value in _choices(
+            plan.inputs, layout_from_document(plan.layout), plan.inputs.gpus
+        )
     ]
     return sorted(side_by_side(tasks), key=_loss)
 
@@ -641,18 +657,18 @@ def _single_choice(
     )
 
 
-def _choices(plan: Plan, layout: Layout) -> Iterator[tuple[str, int | str]]:
-    """Choices that are neither pinned nor the plan's own."""
-    pins = plan.inputs.pins
+def _choices(inputs: PlanInputs, layout: Layout, gpus: int) -> Iterator[tuple[str, int | str]]:
+    """Choices that are neither pinned nor the plan's own, on so many GPUs at the most."""
+    pins = inputs.pins
     for name in DOUBLED:
         now = int(getattr(layout, name))
-        if name in pins or (name == "ep" and plan.inputs.model.moe is None):
+        if name in pins or (name == "ep" and inputs.model.moe is None):
             continue
         if name == "vpp" and int(layout.pp) == 1:
             continue
-        most = plan.inputs.global_batch if name == "micro_batch" else plan.inputs.gpus
+        most = inputs.global_batch if name == "micro_batch" else gpus
         if name == "vpp":
-            most = plan.inputs.model.layers // int(layout.pp)
+            most = inputs.model.layers // int(layout.pp)
         if 2 * now <= most:
             yield name, 2 * now
         if now % 2 == 0:
@@ -675,3 +691,308 @@ def _slower_pct(best: Priced, plan: Plan) -> float:
 
 def _loss(choice: SingleChoice) -> tuple[bool, float, str]:
     return choice.best_pct is None, choice.best_pct or 0.0, choice.choice
+
+
+# The same of a pipeline through parts of a mixed cluster.
+#
+# With a change the layers are dealt anew, and how many ranks each part has, as is best: the parts stay, and
+# their order along the pipeline. Virtual stages and other schedules than 1F1B are none of these pipelines.
+
+
+_ON_ONE_CLUSTER = ("vpp", "schedule")
+"""Choices that a pipeline through parts does not have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsNeighbour(Neighbour):
+    """One changed choice of a pipeline through parts."""
+
+    ranks_on: dict[str, int]
+    """Pipeline ranks on each part; empty where a rule forbids the change."""
+    layers: list[int]
+    """Of each rank, with the same exception."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsChoice(SingleChoice):
+    """A pipeline through parts with one choice made otherwise."""
+
+    runs_on: tuple[str, ...]
+    """Where the best plan with it runs; empty without one."""
+
+
+def parts_neighbours(plan: MixedPlan) -> list[PartsNeighbour]:
+    """Changes to a pipeline through parts, cheapest first, then those that a rule forbids.
+
+    Parameters
+    ----------
+    plan
+        Of any status; there is none without a layout.
+
+    Returns
+    -------
+    list of PartsNeighbour
+        Beside changes of the layout: one rank more on a part and one fewer on another, the other order of
+        parts, and the layers dealt out evenly.
+    """
+    if plan.layout is None:
+        return []
+    near = _NearPipeline(Pipeline.of(plan))
+    found = [_with_even_layers(near.pipeline), *near.with_other_ranks(), *near.with_other_layouts()]
+    return sorted(
+        (each for each in found if each is not None),
+        key=lambda each: (each.step_time_s is None, each.step_time_s or 0.0, each.change),
+    )
+
+
+@dataclass(frozen=True)
+class _NearPipeline:
+    """What is near a pipeline: priced with the best ranks on its parts and the best split of the layers."""
+
+    pipeline: Pipeline
+
+    @cached_property
+    def request(self) -> MixedRequest:
+        """What was asked, on the parts of the pipeline in its order."""
+        return request_of_parts(self.pipeline.plan, self.pipeline.plan.runs_on)
+
+    @cached_property
+    def maker(self) -> KernelMaker:
+        """Shares what kernels have in common."""
+        return KernelMaker(self.request)
+
+    @cached_property
+    def executions(self) -> list[Execution]:
+        """Those that are the plan's where they matter to its layout."""
+        every = executions_on_parts(self.request)
+        own = self.pipeline.plan.execution
+        assert own is not None
+        return [each for each in every if each.of_layout(self.pipeline.layout) == own] or [own]
+
+    def with_other_layouts(self) -> Iterator[PartsNeighbour]:
+        """Single changes of the layout that such pipelines may have."""
+        before = self.pipeline.layout
+        for words, layout in layout_changes(before, self.request.first.workload()):
+            settings = _settings_of(layout, before)
+            is_own = _of_any_amount(layout) == _of_any_amount(before)
+            is_other = layout.schedule != before.schedule or set(settings) & set(_ON_ONE_CLUSTER)
+            if not is_own and not is_other:
+                # As many layers are recomputed as is best, where plans on one cluster recompute all.
+                change = words.removesuffix(", every layer")
+                yield replace(self._changed(change, layout), settings=settings)
+
+    def _changed(self, change: str, layout: Layout) -> PartsNeighbour:
+        """A changed layout, or what forbids it."""
+        rows = with_ranks(self.request, layout.with_axis())[1].tolist()
+        if not rows:
+            stage = int(layout.gpus) // int(layout.pp)
+            words = f"the parts have no whole nodes for {layout.pp} ranks of {stage} GPUs"
+            return _forbidden(change, self._pipeline_fault(layout) or words)
+        compositions: list[Composition] = [tuple(enumerate(ranks)) for ranks in rows]
+        return self._best(change, layout, compositions)
+
+    def with_other_ranks(self) -> Iterator[PartsNeighbour]:
+        """The same layout with a rank of one part on another, and with its parts in the other order."""
+        layout = self.pipeline.layout
+        own = tuple((part, each.ranks) for part, each in enumerate(self.pipeline.segments))
+        possible = with_ranks(self.request, layout.with_axis())[1].tolist()
+        for more, fewer in permutations(range(len(own)), 2):
+            moved = [ranks + (part == more) - (part == fewer) for part, ranks in own]
+            if moved in possible:
+                names = self.request.name_of(more), self.request.name_of(fewer)
+                words = f"a rank more on {names[0]}, one fewer on {names[1]}"
+                yield self._best(words, layout, [tuple(enumerate(moved))])
+        yield self._best("the parts in the other order", layout, [own[::-1]])
+
+    def _best(
+        self, change: str, layout: Layout, compositions: Sequence[Composition]
+    ) -> PartsNeighbour:
+        """The fastest of some ways to give parts ranks; what the plan's layout leaves open is free."""
+        best: tuple[Composition, MixedPrice] | None = None
+        broken: list[str] = []
+        leaving = f"{NvlinkDomain.name}: groups that are asked to stay in one domain leave it"
+        for execution in dict.fromkeys(each.of_layout(layout) for each in self.executions):
+            fault = self._pipeline_fault(layout) or self._rule_fault(layout, execution)
+            if fault is not None:
+                broken.append(fault)
+                continue
+            for composition in compositions:
+                row = PromisingRow(
+                    bound_s=0.0,
+                    execution=execution,
+                    layout=_of_any_amount(layout),
+                    composition=composition,
+                    rest_s=0.0,
+                    scale=1.0,
+                )
+                if not self.maker.keeps_inside(row):
+                    broken.append(leaving)
+                    continue
+                limit_s = inf if best is None else best[1].step_time_s
+                price = self.maker.kernel(row).best_split(limit_s)
+                best = best if price is None else (composition, price)
+        if best is None:
+            words = f"{HbmCapacity.name}: no split of the layers fits into the memory of the parts"
+            return _forbidden(change, next(iter(broken), words))
+        composition, price = best
+        names = self.request.name_of
+        ranks_on = {names(part): ranks for part, ranks in composition}
+        priced = _priced(self.pipeline.plan, change, price.step_time_s, ranks_on, price.counts)
+        return replace(priced, outside=self._outside(layout))
+
+    def _pipeline_fault(self, layout: Layout) -> str | None:
+        """Why no pipeline through the parts has so many ranks, in words."""
+        parts, pp = len(self.request.parts), int(layout.pp)
+        if pp < parts:
+            return f"pp = {pp}, a pipeline through {parts} parts has a rank on each"
+        layers = self.request.layers
+        return f"pp = {pp}, the model has {layers} layers" if pp > layers else None
+
+    def _rule_fault(self, layout: Layout, execution: Execution) -> str | None:
+        """The first rule of any part that a layout breaks however its layers are dealt out, in words."""
+        pp, layers = int(layout.pp), self.request.layers
+        counts = [layers // pp + (rank < layers % pp) for rank in range(pp)]
+        full = bool(int(layout.recompute) & Recompute.FULL)
+        sized = replace(layout, recompute_layers=min(counts) if full else 0)
+        for index, part in enumerate(self.request.parts):
+            finished = FinishedPlan(
+                workload=replace(part.workload(execution), gpus=int(layout.gpus)),
+                layout=sized,
+                stages=tuple((count,) for count in counts),
+                memory_gib=(0.0,),
+                spans={},
+            )
+            broken = next(findings(finished, without=ASKED_OF_PARTS), None)
+            if broken is not None:
+                return f"{broken.rule}: {broken.words}, on {self.request.name_of(index)}"
+        return None
+
+    def _outside(self, layout: Layout) -> str | None:
+        """Why a layout is none of those that the pipeline was chosen from, in words."""
+        space = space_on_parts(self.request, self.executions[0])
+        if space is None:
+            return None
+        report = space_report(self.request.first, space)
+        report = report.model_copy(update={"gpus": self.request.gpus})
+        printed = PrintedSpace(request=self.request.first, space=report)
+        return printed.outside(layout_document(layout, ((0,),)))
+
+
+def _of_any_amount(layout: Layout) -> Layout:
+    """The layout with its number of recomputed layers left open, as kernels have it."""
+    full = bool(int(layout.recompute) & Recompute.FULL)
+    return replace(layout, recompute_layers=ALL_LAYERS if full else 0)
+
+
+def _forbidden(change: str, broken: str) -> PartsNeighbour:
+    return PartsNeighbour(
+        change=change,
+        step_time_s=None,
+        slower_pct=None,
+        broken=broken,
+        settings={},
+        ranks_on={},
+        layers=[],
+    )
+
+
+def _priced(
+    plan: MixedPlan, change: str, step_s: float, ranks_on: dict[str, int], layers: Sequence[int]
+) -> PartsNeighbour:
+    return PartsNeighbour(
+        change=change,
+        step_time_s=step_s,
+        slower_pct=_slower_on_parts_pct(plan, step_s),
+        broken=None,
+        settings={},
+        ranks_on=ranks_on,
+        layers=list(layers),
+    )
+
+
+def _slower_on_parts_pct(plan: MixedPlan, step_s: float) -> float:
+    assert plan.predicted is not None
+    return 100.0 * (step_s / plan.predicted.step_time_s - 1.0)
+
+
+def _with_even_layers(pipeline: Pipeline) -> PartsNeighbour | None:
+    """The pipeline with as many layers on each rank; None where it has its layers so, or not all ranks would
+    have room.
+    """
+    pp, layers = int(pipeline.layout.pp), pipeline.plan.inputs.model.layers
+    even = tuple((layers // pp + (rank < layers % pp),) for rank in range(pp))
+    full = bool(int(pipeline.layout.recompute) & Recompute.FULL)
+    is_uniform = not full or layers % pp == 0
+    if sorted(even) == sorted(pipeline.stages) or not is_uniform:
+        return None
+    amount = min(int(pipeline.layout.recompute_layers), layers // pp)
+    layout = replace(pipeline.layout, recompute_layers=amount)
+    segments = [replace(each, part=replace(each.part, layout=layout)) for each in pipeline.segments]
+    change = "as many layers on every rank"
+    limits_gib = [each.part.limit_gib for each in segments for _ in range(each.ranks)]
+    if np.any(mixed_memory_gib(segments, even) > limits_gib) or any(
+        hosts_short_gib(segments, even)
+    ):
+        words = f"{HbmCapacity.name}: the layers do not fit into the memory of the parts"
+        return _forbidden(change, words)
+    step_s = float(np.asarray(mixed_step(segments, even).seconds))
+    names = zip(pipeline.plan.runs_on, segments, strict=True)
+    ranks_on = {name: each.ranks for name, each in names}
+    return _priced(pipeline.plan, change, step_s, ranks_on, [count for (count,) in even])
+
+
+def parts_choices(
+    plan: MixedPlan,
+    changes: Sequence[PartsNeighbour],
+    progress: Callable[[str], None] | None = None,
+) -> list[PartsChoice]:
+    """What other values of single choices cost a pipeline through parts, the least loss first.
+
+    Parameters
+    ----------
+    plan
+        Of any status; there is none without a layout.
+    changes
+        Its neighbours, as `parts_neighbours` gives them.
+    progress
+        Called with a line before each search.
+    """
+    if plan.layout is None:
+        return []
+    request = request_of_parts(plan)
+    choices = _choices(plan.inputs, layout_from_document(plan.layout), request.gpus)
+    tasks = [
+        partial(_parts_choice, plan, request, changes, choice, progress)
+        for choice in choices
+        if choice[0] not in _ON_ONE_CLUSTER
+    ]
+    return sorted(side_by_side(tasks), key=_loss)
+
+
+def _parts_choice(
+    plan: MixedPlan,
+    request: MixedRequest,
+    changes: Sequence[PartsNeighbour],
+    choice: tuple[str, int | str],
+    progress: Callable[[str], None] | None,
+) -> PartsChoice:
+    """The plan with one choice made otherwise: as it stands, and the best on any parts."""
+    name, value = choice
+    if progress is not None:
+        progress(f"the best plan with {name} {value}")
+    pins = {**plan.inputs.pins, name: value}
+    pinned = replace(request, parts=tuple(replace(part, pins=pins) for part in request.parts))
+    # A request that pins more has no faster plan.
+    bounds = [inf if part.status == "infeasible" else part.lower_bound_s for part in plan.alone]
+    best = best_on_parts(pinned, bounds)
+    claim, kept = claim_of(best.status), _kept(name, value, list(changes))
+    return PartsChoice(
+        choice=f"{name} {value}",
+        kept_pct=None if kept is None else kept.slower_pct,
+        rule=None if kept is None else kept.broken,
+        best_pct=None if best.layout is None else _slower_on_parts_pct(plan, best.step_s),
+        best_layout=best.layout,
+        status=claim,
+        proven=is_closed(claim),
+        runs_on=best.runs_on,
+    )

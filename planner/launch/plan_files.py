@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
+from meshwright.cluster_specs.allocation import allocated_places
 from meshwright.cluster_specs.schema import ClusterSpec, NodeSpec
 from meshwright.errors import InfeasibleError, InputError, InternalError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK
@@ -181,12 +182,14 @@ def next_step_on_parts(result: MixedResult, directory: Path | None) -> str:
         files = "the order of its hosts" if why else "the files that start it"
         return f"Next: the same command with -o DIR writes this plan and {files}."
     made = f"make {directory / 'hostfile'} of {_HOSTFILE}"
+    if names_hosts(document):
+        made = f"keep the order of {directory / 'hostfile'}"
     if why:
-        return f"Next: {made}, whose order is the plan's; {why}."
+        return f"Next: {made}, which is the plan's; {why}."
     if _own_target(plan) == "bridge":
         return f"Next: {made}, and {_BRIDGE_NEXT.format(file=directory / 'bridge_overrides.json')}."
     script = shlex.join(["bash", str(directory / "launch.sh"), "slurm"])
-    return f"Next: {made}, then {script}"
+    return f"Next: {script}" if names_hosts(document) else f"Next: {made}, then {script}"
 
 
 # The files that start a pipeline through parts of a mixed cluster.
@@ -248,34 +251,54 @@ def pipeline_files(document: MixedPlan) -> dict[str, str]:
         )
     plan = stand_in(document)
     order = ", then ".join(f"{count} of {part}" for part, count in document.nodes)
-    template = _TEMPLATE.format(order=order)
     hosts = "".join(f"{node.name}\n" for node in plan.inputs.cluster.nodes)
+    named = {_HOSTFILE: _TEMPLATE.format(order=order) + hosts}
+    if names_hosts(document):
+        named = {"hostfile": hosts}
     if unlaunched(plan.inputs):
-        return {_HOSTFILE: template + hosts}
+        return named
     target = _own_target(plan)
     if target in _RECIPES:
-        return {_HOSTFILE: template + hosts} | _RECIPES[target](plan)
+        return named | _RECIPES[target](plan)
     files = writer_of(target).files(plan)
     if "rankfile" in files:
         raise InternalError("ranks of a mixed plan do not run through whole nodes")
-    files[_HOSTFILE] = template + files.pop("hostfile")
+    if "hostfile" in named:
+        return files
+    del files["hostfile"]
+    files |= named
     files["launch.sh"] = files["launch.sh"].replace(LISTED_HOSTS, _CHECK + LISTED_HOSTS, 1)
     return files
+
+
+def _clusters_by_name(document: MixedPlan) -> dict[str, ClusterSpec]:
+    """The clusters of all parts."""
+    parts = document.cluster.parts
+    return {document.cluster.name_of(index): part.cluster for index, part in enumerate(parts)}
+
+
+def names_hosts(document: MixedPlan) -> bool:
+    """Whether every part that a pipeline runs on lists its nodes, so that its hosts are known."""
+    clusters = _clusters_by_name(document)
+    return all(clusters[part].nodes for part in document.runs_on)
 
 
 def stand_in(document: MixedPlan) -> Plan:
     """The plan on nodes that are all of the oldest kind, whose settings the others take too."""
     assert document.layout is not None
-    clusters = {
-        document.cluster.name_of(index): part.cluster
-        for index, part in enumerate(document.cluster.parts)
-    }
+    clusters = _clusters_by_name(document)
     oldest = min((clusters[name] for name in document.runs_on), key=_age)
-    names = [
-        f"{re.sub(r'[^A-Za-z0-9.-]', '-', part)}-node-{number:05d}"
-        for part, count in document.nodes
-        for number in range(1, count + 1)
-    ]
+    names: list[str] = []
+    for part, count in document.nodes:
+        cluster = clusters[part]
+        if names_hosts(document):
+            places = allocated_places(cluster, count * cluster.gpus_per_node)
+            names += [
+                cluster.nodes[node].name for node in dict.fromkeys(node for node, _ in places)
+            ]
+            continue
+        stem = re.sub(r"[^A-Za-z0-9.-]", "-", part)
+        names += [f"{stem}-node-{number:05d}" for number in range(1, count + 1)]
     gpus = len(names) * oldest.gpus_per_node
     cluster = oldest.model_copy(
         update={

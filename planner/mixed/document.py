@@ -5,7 +5,7 @@ The same training runs on each of its parts, and something joins them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -16,6 +16,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.reader import MixedClusterSpec, read_cluster, read_mixed_cluster
+from meshwright.cluster_specs.tiers import free_of
 from meshwright.costmodel.execution_names import PRETRAINING
 from meshwright.costmodel.footprint import stage_memory_gib, stage_memory_parts_gib
 from meshwright.costmodel.layout import Layout
@@ -54,18 +55,15 @@ from meshwright.planner.plan.document import (
 from meshwright.planner.plan.texts import MIXED_KIND, document_text, plan_path, read_feasible_plan
 from meshwright.planner.plan.training_cost import Budget
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
-from meshwright.planner.request.reader import read_request
+from meshwright.planner.request.reader import named_nodes, read_request
 from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, layout_from_document
 
 MOST_LEADING = 6
 """Dense layers before those with experts: ways to lay them on the first ranks double with each."""
 _NOT_MIXED: Mapping[str, object] = {
     "max_cut_use": 1.0,
-    "inside_domain": (),
     "objective": "nominal",
-    "method": "cp-sat",
     "expert_loads": None,
-    "nodes": None,
     "hybrid_cp": False,
 }
 """What cannot be asked of a pipeline through several parts, and what stands for not asking it."""
@@ -88,8 +86,9 @@ class MixedRequest:
 
     @property
     def plan_alone(self) -> MixedRequest:
-        """The same without the next best plans."""
-        return replace(self, parts=tuple(replace(part, top_k=1) for part in self.parts))
+        """The same without the next best plans, searched as is quickest."""
+        parts = tuple(replace(part, top_k=1, method="cp-sat") for part in self.parts)
+        return replace(self, parts=parts)
 
     @property
     def gpus(self) -> int:
@@ -137,6 +136,9 @@ def read_mixed_request(
         If a name, a file or an option cannot be used, or the model has layers that take turns.
     """
     spec = cluster if isinstance(cluster, MixedClusterSpec) else read_mixed_cluster(cluster)
+    names = named_nodes(options.pop("nodes", None), spec.node_names)
+    if names is not None:
+        spec = spec.only_nodes(names)
     if gpus is not None and gpus != spec.gpus:
         raise InputError(
             f"the parts of {spec.name} have {spec.gpus} GPUs together; say in its file how many each has",
@@ -166,13 +168,17 @@ def read_mixed_request(
     if "top" in options:
         options["top_k"] = options.pop("top")
     parts = []
-    for part in spec.parts:
-        own = read_request(model=model, cluster=part.cluster, gpus=part.gpus, **options)
-        if is_irregular(own.cluster):
+    for index, part in enumerate(spec.parts):
+        free = [node.name for node in part.cluster.nodes if node.free_gpus != 0]
+        own = read_request(
+            model=model, cluster=part.cluster, gpus=part.gpus, nodes=free or None, **options
+        )
+        sizes = {free_of(node, own.cluster.gpus_per_node) for node in own.cluster.nodes} - {0}
+        if is_irregular(own.cluster) or not sizes <= {own.cluster.gpus_per_node}:
             raise InputError(
-                "a part of a mixed cluster has equal nodes, without a list of them and without other jobs",
+                "a part of a mixed cluster has whole nodes, as many on each leaf, with links that are alike",
                 where="parts",
-                value=part.cluster.name,
+                value=spec.name_of(index),
             )
         parts.append(own)
     _refuse_what_no_pipeline_takes(parts[0])
@@ -283,14 +289,25 @@ class MixedSolverDoc(ClosedDocument):
     version: str
     program: str
     rows: int
-    """Layouts with pipeline ranks on each part whose bound was below the best plan on a single part."""
+    """Layouts with pipeline ranks on each part whose bound was below the best plan on a single part; by the
+    method exhaustive all of them."""
     priced: int
+    """Of these; by the method exhaustive those with a split that fits."""
     rounds: int
     """CP-SAT models solved."""
     kernels: int
     """In the last of them."""
     model_bound_s: float | None
     """What that proved of them."""
+    method: str = "cp-sat"
+    """Of the search through parts, and of that on each part; left out where it is cp-sat."""
+
+    @model_serializer(mode="wrap")
+    def _without_the_usual_method(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        if self.method == "cp-sat":
+            data.pop("method", None)
+        return data
 
 
 class PartBaselineDoc(BaselineDoc):
@@ -494,6 +511,25 @@ def request_on(plan: MixedPlan, part: int) -> PlanRequest:
     return PlanRequest.of_inputs(
         plan.inputs, cluster=read_cluster(own.cluster, own.gpus), gpus=own.gpus
     )
+
+
+def request_of_parts(plan: MixedPlan, names: Sequence[str] | None = None) -> MixedRequest:
+    """What was asked, without a time limit and without the next best plans.
+
+    Parameters
+    ----------
+    plan
+        Of any status.
+    names
+        The parts that it is asked on, in this order; None for all of the cluster.
+    """
+    known = [plan.cluster.name_of(part) for part in range(len(plan.cluster.parts))]
+    chosen = [known.index(name) for name in names or known]
+    cluster = plan.cluster.model_copy(
+        update={"parts": tuple(plan.cluster.parts[part] for part in chosen)}
+    )
+    parts = tuple(request_on(plan, part) for part in chosen)
+    return MixedRequest(cluster=cluster, parts=parts).plan_alone
 
 
 def inputs_by_part(plan: MixedPlan) -> dict[str, PlanInputs]:

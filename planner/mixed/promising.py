@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.constraints.fabric import keeps_inside
 from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Rule
@@ -35,6 +36,7 @@ from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.states import layer_parameters_on_gpu
 from meshwright.costmodel.step_time import RankParameters, imbalance_s, scale_share, step_of_loads
 from meshwright.costmodel.workload import Execution, Workload
+from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import packed_context, rows_of_context, shared_times
@@ -518,7 +520,7 @@ def _more_in_layers(workload: Workload, layouts: Layout) -> NDArray[np.float64]:
     return largest
 
 
-_ELSEWHERE = ("gpu-budget", HbmCapacity.name, HostMemory.name)
+ASKED_OF_PARTS = ("gpu-budget", HbmCapacity.name, HostMemory.name)
 """Rules on what the parts have together, or on a part's own ranks: this search asks the parts itself."""
 _TOGETHER = 1 << 16
 """Layouts bounded in one array operation."""
@@ -598,6 +600,69 @@ class PromisingRows(Sequence[PromisingRow]):
         return rows.row(int(self._position[row]))
 
 
+MOST_LAYOUTS = 200_000
+"""Layouts of which `every_row` asks the rules, at the most."""
+MOST_PIPELINES = 5_000
+"""Pipelines that it lists, at the most: to price each takes a tenth of a second or more."""
+
+
+def every_row(request: MixedRequest, on_block: Callable[[], object]) -> Iterator[PromisingRow]:
+    """Every layout that no rule of any part forbids, with ranks on each part in every order: no bounds.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    on_block
+        Called again and again meanwhile; what it raises ends the enumeration.
+
+    Raises
+    ------
+    InputError
+        If there are more than `MOST_LAYOUTS` or `MOST_PIPELINES`.
+    """
+    blocks, listed, count = [], 0, 0
+    for execution in executions_on_parts(request):
+        space = space_on_parts(request, execution)
+        if space is None:
+            continue
+        on_block()
+        degrees = space.degrees(request.gpus, on_block=on_block)
+        listed += int(space.layouts_per_degrees(degrees).sum())
+        _refuse_many(listed, MOST_LAYOUTS, "layout")
+        workloads = [part.workload(execution) for part in request.parts]
+        layouts = _legal(workloads, space.layouts(degrees), request.gpus)
+        if not layouts.broadcast_shape()[0]:
+            continue
+        which, ranks = with_ranks(request, layouts)
+        orders = list(permutations(range(len(workloads))))
+        count += len(which) * len(orders)
+        _refuse_many(count, MOST_PIPELINES, "pipeline")
+        nothing_s = np.zeros(len(which))
+        blocks += [
+            _Rows(
+                execution=execution,
+                layouts=layouts,
+                order=order,
+                which=which,
+                ranks=ranks,
+                bound_s=nothing_s,
+                rest_s=nothing_s,
+                scale=np.ones(layouts.broadcast_shape()[0]),
+            )
+            for order in orders
+        ]
+    yield from PromisingRows(blocks)
+
+
+def _refuse_many(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise InputError(
+            f"method: exhaustive prices every {what} one by one, and there are {count} or more; at most "
+            f"{most} are allowed. Pin some choices (--pin tp=8,pp=4), or use --method cp-sat"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Degrees:
     """Degrees under one execution, [n], and what a pipeline with them takes at the least."""
@@ -653,8 +718,8 @@ def _groups(
     request: MixedRequest, cutoff_s: float, on_block: Callable[[], object]
 ) -> Iterator[_Degrees]:
     """The degrees of each execution of which some layout may beat a price."""
-    for execution in _executions(request):
-        space = _space(request, execution)
+    for execution in executions_on_parts(request):
+        space = space_on_parts(request, execution)
         if space is None:
             continue
         workloads = [part.workload(execution) for part in request.parts]
@@ -685,17 +750,30 @@ def _rows_of(
         yield from _rows_below(request, group.workloads, group.execution, layouts, cutoff_s)
 
 
-def _executions(request: MixedRequest) -> list[Execution]:
-    """What every part can run."""
+def executions_on_parts(request: MixedRequest) -> list[Execution]:
+    """What every part can run.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    """
     first, *others = (part.execution_options.executions() for part in request.parts)
     return [each for each in first if all(each in own for own in others)]
 
 
-def _space(request: MixedRequest, execution: Execution) -> Space | None:
+def space_on_parts(request: MixedRequest, execution: Execution) -> Space | None:
     """The layouts that every part can run a stage of; None without any.
 
     One virtual stage each under 1F1B: where pins ask for others there is no pipeline through parts. Every
     part shards in as many groups, as a launch names one number.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    execution
+        One that every part can run.
     """
     spaces = [space_of(part, execution) for part in request.parts]
     first = spaces[0]
@@ -817,7 +895,7 @@ def _rows_below(
     if not layouts.broadcast_shape()[0]:
         return
     bounds = RowBounds(workloads, layouts, cutoff_s)
-    which, ranks = _with_ranks(request, layouts)
+    which, ranks = with_ranks(request, layouts)
     if not len(which):
         return
     bound_s = bounds.seconds(which, ranks)
@@ -869,11 +947,19 @@ def _that_may_fit(workloads: Sequence[Workload], layouts: Layout) -> Layout:
 
 
 def _rules(workload: Workload) -> list[Rule]:
-    return [rule for rule in rules_for(workload) if rule.name not in _ELSEWHERE]
+    return [rule for rule in rules_for(workload) if rule.name not in ASKED_OF_PARTS]
 
 
-def _with_ranks(request: MixedRequest, layouts: Layout) -> tuple[IntArray, IntArray]:
-    """(row of the layouts, ranks on each part) of every way to give the parts ranks on whole nodes."""
+def with_ranks(request: MixedRequest, layouts: Layout) -> tuple[IntArray, IntArray]:
+    """(row of the layouts, ranks on each part) of every way to give the parts ranks on whole nodes.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    layouts
+        Arrays of shape [n], n at least 1.
+    """
     capacities = tuple(part.gpus for part in request.parts)
     per_node = request.first.cluster.gpus_per_node
     stage = np.asarray(layouts.gpus) // np.asarray(layouts.pp)
@@ -961,6 +1047,15 @@ class KernelMaker:
             if min(rooms) < int(min(by_time, most)):
                 return True
         return False
+
+    def keeps_inside(self, row: PromisingRow) -> bool:
+        """Whether groups that were asked to lie in one NVLink domain each do so on every part."""
+        if not self.request.first.inside_domain:
+            return True
+        parts = [self._part(part, ranks, row).placed for part, ranks in row.composition]
+        return all(
+            bool(keeps_inside(each.workload, each.layout, each.context.placement)) for each in parts
+        )
 
     def gains_by_grouping(self, row: PromisingRow) -> bool:
         """Whether a row may be faster than with fewer shard groups, which are looked at by themselves."""

@@ -34,7 +34,7 @@ from meshwright.planner.mixed.document import (
     cost_on_parts,
 )
 from meshwright.planner.mixed.kernel import Composition, MixedKernel, MixedPrice, least_again_s
-from meshwright.planner.mixed.promising import KernelMaker, PromisingRows, promising_rows
+from meshwright.planner.mixed.promising import KernelMaker, PromisingRows, every_row, promising_rows
 from meshwright.planner.mixed.verify import rule_faults, verify_mixed
 from meshwright.planner.plan.assemble import (
     claim_of,
@@ -400,6 +400,35 @@ class MixedSearch:
             outcome.lower_bound_s = None
         return outcome
 
+    def run_through_all(self, cutoff_s: float) -> MixedOutcome:
+        """The fastest of all pipelines, each with its best split: no bounds, nothing left out, no solver.
+
+        Parameters
+        ----------
+        cutoff_s
+            No pipeline is kept that takes this or longer.
+        """
+        outcome = self.outcome
+        outcome.status, least_s = "infeasible", inf
+        try:
+            for row in every_row(self.request, self._look_at_clock):
+                self._look_at_clock()
+                if not self._maker.keeps_inside(row):
+                    continue
+                kernel = self._maker.kernel(row)
+                kernel.price = kernel.best_split(inf)
+                outcome.rows += 1
+                if kernel.price is not None:
+                    outcome.priced += 1
+                    least_s = min(least_s, kernel.price_s)
+                    if kernel.price_s < cutoff_s:
+                        self._take(kernel)
+            outcome.lower_bound_s = None if least_s == inf else least_s
+            outcome.status = "infeasible" if outcome.best is None else "optimal"
+        except OutOfTimeError:
+            outcome.status = "unknown" if outcome.best is None else "feasible"
+        return outcome
+
     @property
     def _limit_s(self) -> float:
         """What a kernel must beat: the best plan, or the slowest of as many as are asked for."""
@@ -431,6 +460,7 @@ class MixedSearch:
             self._look_at_clock()
             if (
                 (row.execution, row.layout, row.composition) not in self._priced
+                and self._maker.keeps_inside(row)
                 and self._maker.gains_by_grouping(row)
                 and self._maker.gains_by_offloading(row, self._limit_s)
             ):
@@ -529,6 +559,36 @@ class MixedSearch:
         self.outcome.best = priced[0]
 
 
+def through_parts(
+    request: MixedRequest,
+    cutoff_s: float,
+    deadline: float,
+    *,
+    progress: Callable[[str], None] | None = None,
+    rivals_s: Sequence[float] = (),
+) -> MixedOutcome:
+    """The fastest pipeline through all parts of a request, by the method that it asks for.
+
+    Parameters
+    ----------
+    request
+        What to plan.
+    cutoff_s, deadline, progress, rivals_s
+        As `MixedSearch` has them.
+
+    Raises
+    ------
+    InputError
+        If every pipeline is to be priced, and there are too many.
+    """
+    if request.first.method == "exhaustive":
+        return MixedSearch(request, inf, deadline).run_through_all(cutoff_s)
+    search = MixedSearch(
+        request, cutoff_s, deadline, progress=progress or _silent, rivals_s=rivals_s
+    )
+    return search.run()
+
+
 def _launch_of(kernel: MixedKernel) -> tuple[Execution, Layout, Composition]:
     """What tells a kernel from others once it is started: executions differ only in what the layout uses."""
     assert kernel.price is not None
@@ -577,6 +637,10 @@ def make_mixed_plan(
     began = time.monotonic()
     limit_s = request.time_limit_s
     own_limit_s = None if limit_s is None else _SHARE_ALONE * limit_s
+    if request.first.method == "exhaustive":
+        # Too many pipelines are refused before the parts are planned alone.
+        for chosen in _choices_of_parts(request):
+            next(every_row(chosen, _nothing), None)
     alone = [
         fastest_plan(replace(part, time_limit_s=own_limit_s), progress, explained=False)
         for part in request.parts
@@ -591,10 +655,8 @@ def make_mixed_plan(
     cutoff_s = rivals_s[request.top_k - 1] if len(rivals_s) >= request.top_k else inf
     outcomes = []
     for chosen in _choices_of_parts(request):
-        search = MixedSearch(
-            chosen, cutoff_s, deadline, progress=progress or _silent, rivals_s=rivals_s
-        )
-        outcomes.append((chosen, search.run()))
+        found = through_parts(chosen, cutoff_s, deadline, progress=progress, rivals_s=rivals_s)
+        outcomes.append((chosen, found))
     chosen, outcome = min(outcomes, key=lambda pair: pair[1].price_s)
     bounds = [_least_s(plan.status, plan.objective.lower_bound_s) for plan in alone]
     bounds += [_least_s(each.status, each.lower_bound_s) for _, each in outcomes]
@@ -696,6 +758,10 @@ def _silent(_: str) -> None:
     """Says nothing."""
 
 
+def _nothing() -> None:
+    """Does nothing."""
+
+
 def _choices_of_parts(request: MixedRequest) -> Iterator[MixedRequest]:
     """The request on every two or more of its parts."""
     count = len(request.parts)
@@ -735,6 +801,7 @@ def _solver_document(
     return MixedSolverDoc(
         wall_s=wall_s,
         seed=request.first.seed,
+        method=request.first.method,
         version=solver_version(),
         program=program_version(),
         rows=sum(each.rows for each in outcomes),
@@ -861,7 +928,7 @@ def _without(
         # A request with less to choose from has no faster plan.
         bounds = [_least_s(part.status, part.lower_bound_s) for part in document.alone]
         limit_s = _as_it_stands_s(document, choice)
-        rival = _best_below(request, bounds, limit_s, deadline)
+        rival = best_on_parts(request, bounds, limit_s, deadline)
         step_s, bound_s = rival.step_s, rival.bound_s
     claim = claim_of(_status(step_s, bound_s))
     answer = ExecutionChoice(
@@ -876,7 +943,7 @@ def _without(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Best:
+class BestOnParts:
     """The least step of a request."""
 
     step_s: float
@@ -885,18 +952,38 @@ class _Best:
     """Infinite where nothing exists, None where nothing is known."""
     layout: LayoutDoc | None = None
     """None where the step is the one that was known before."""
+    runs_on: tuple[str, ...] = ()
+    """The parts along the pipeline, or the one that is fastest alone; none without a layout."""
+
+    @property
+    def status(self) -> Status:
+        """What the search lets one say of it."""
+        return _status(self.step_s, self.bound_s)
 
 
-def _best_below(
-    request: MixedRequest, alone_bounds_s: list[float | None], limit_s: float, deadline: float
-) -> _Best:
-    """The least step of a request from one that it can have, with a bound.
+def best_on_parts(
+    request: MixedRequest,
+    alone_bounds_s: list[float | None],
+    limit_s: float = inf,
+    deadline: float = inf,
+) -> BestOnParts:
+    """The least step of a request, with a bound.
 
-    No plan on a part alone is faster than its bound: None where nothing is known of it.
+    Parameters
+    ----------
+    request
+        What to plan.
+    alone_bounds_s
+        No plan on a part alone is faster than this, for each part; None where nothing is known of it.
+    limit_s
+        A step that the request can have; infinite where none is known.
+    deadline
+        On the clock of `time.monotonic`.
     """
     bounds: list[float | None] = []
     step_s, layout = limit_s, None
-    for part, known_s in zip(request.parts, alone_bounds_s, strict=True):
+    runs_on: tuple[str, ...] = ()
+    for index, (part, known_s) in enumerate(zip(request.parts, alone_bounds_s, strict=True)):
         bound_s = known_s
         if bound_s is None or bound_s < step_s:
             left_s = None if deadline == inf else max(deadline - time.monotonic(), 0.0)
@@ -904,17 +991,19 @@ def _best_below(
             bound_s = _least_s(plan.status, plan.objective.lower_bound_s)
             if (plan.objective.step_time_s or inf) < step_s:
                 step_s, layout = plan.objective.step_time_s or inf, plan.layout
+                runs_on = (request.name_of(index),)
         bounds.append(bound_s)
     for chosen in _choices_of_parts(request):
-        outcome = MixedSearch(chosen, step_s, deadline).run()
+        outcome = through_parts(chosen, step_s, deadline)
         if outcome.best is not None and outcome.best.price is not None:
             price = outcome.best.price
             step_s, layout = price.step_time_s, layout_document(price.layout, price.stages)
+            runs_on = tuple(chosen.name_of(part) for part, _ in outcome.best.composition)
         bounds.append(_least_s(outcome.status, outcome.lower_bound_s))
     bound = None
     if None not in bounds:
         bound = min([step_s, *(each for each in bounds if each is not None)])
-    return _Best(step_s=step_s, bound_s=bound, layout=layout)
+    return BestOnParts(step_s=step_s, bound_s=bound, layout=layout, runs_on=runs_on)
 
 
 def _as_it_stands_s(document: MixedPlan, choice: Choice) -> float:
@@ -980,7 +1069,7 @@ def _scenario(
     def rival() -> BestUnderChange:
         alone = [_least_s(part.status, part.lower_bound_s) for part in document.alone]
         bounds: list[float | None] = [bound_s(before_s) for before_s in alone]
-        best = _best_below(changed, bounds, inf if now_s is None else now_s, deadline)
+        best = best_on_parts(changed, bounds, inf if now_s is None else now_s, deadline)
         step_s = None if best.step_s == inf else best.step_s
         known = None if best.layout is None else best.layout.model_dump() | {"step_time_s": step_s}
         status = _status(best.step_s, best.bound_s)

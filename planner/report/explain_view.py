@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright.costmodel.footprint import usable_hbm_gib
-from meshwright.planner.analysis.neighbours import Neighbour, SingleChoice
+from meshwright.planner.analysis.neighbours import (
+    Neighbour,
+    PartsChoice,
+    PartsNeighbour,
+    SingleChoice,
+)
 from meshwright.planner.drawing import counted, percent, ranges, seconds
 from meshwright.planner.mixed.document import AnyPlan, MixedPlan
 from meshwright.planner.plan.assemble import WORDS
@@ -72,13 +77,7 @@ def explain_document(
 ) -> dict[str, Any]:
     """What `explain --json` prints, without `schema`; single choices are null where none was searched."""
     document = plan_document(plan)
-    searched = [
-        {
-            **vars(choice),
-            "best_layout": choice.best_layout and choice.best_layout.model_dump(mode="json"),
-        }
-        for choice in choices or ()
-    ]
+    searched = [choice_document(choice) for choice in choices or ()]
     return {
         **{name: document[name] for name in _EXPLAINED},
         "bounds": bounds_in_words(plan),
@@ -87,7 +86,13 @@ def explain_document(
     }
 
 
-def choices_view(plan: Plan, choices: Sequence[SingleChoice] | None) -> View:
+def choice_document(choice: SingleChoice) -> dict[str, Any]:
+    """A single choice as plain data."""
+    layout = choice.best_layout
+    return {**vars(choice), "best_layout": layout and layout.model_dump(mode="json")}
+
+
+def choices_view(plan: AnyPlan, choices: Sequence[SingleChoice] | None) -> View:
     """`tp 8: +11.2 % with all else kept, +5.3 % at its best`, a row for each choice; None where the searches
     were left out.
     """
@@ -118,6 +123,8 @@ def _best_words(choice: SingleChoice, *, experts: bool) -> str:
         return WORDS.get(choice.status, "")
     degrees = degrees_text(choice.best_layout, experts=experts)
     words = f"{degrees}, micro-batch {choice.best_layout.micro_batch}"
+    if isinstance(choice, PartsChoice):
+        words = f"{words}, on {' then '.join(choice.runs_on)}"
     return words if choice.proven else f"{words} (not proven)"
 
 
@@ -138,6 +145,8 @@ def neighbours_view(changes: Sequence[Neighbour]) -> View:
         "step_time_s": "step time",
         "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
     }
+    if any(isinstance(change, PartsNeighbour) for change in changes):
+        columns = {**columns, "layers": Column("layers on ranks", value=_layers_on_ranks)}
     title = "Changes outside the space that was searched"
     rules: Columns = {"change": "change", "broken": "rule"}
     return [
@@ -145,6 +154,16 @@ def neighbours_view(changes: Sequence[Neighbour]) -> View:
         *section(title, outside, {**columns, "outside": "why"}),
         *section("Changes that a rule forbids", forbidden, rules),
     ]
+
+
+def _layers_on_ranks(change: PartsNeighbour) -> str:
+    """`a 26; b 6, 5`: of each part the layers that its ranks have, each number once."""
+    words, first = [], 0
+    for part, ranks in change.ranks_on.items():
+        own = dict.fromkeys(change.layers[first : first + ranks])
+        words.append(f"{part} {', '.join(map(str, own))}")
+        first += ranks
+    return "; ".join(words)
 
 
 def bounds_in_words(plan: Plan) -> list[str]:

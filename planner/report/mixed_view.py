@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
+from meshwright.planner.analysis.neighbours import PartsChoice, PartsNeighbour
 from meshwright.planner.drawing import count, counted, percent, ranges, rounded_seconds
-from meshwright.planner.mixed.document import MixedPlan, MixedPredicted, RankDoc, mixed_text
+from meshwright.planner.mixed.document import (
+    MixedPlan,
+    MixedPredicted,
+    RankDoc,
+    mixed_document,
+    mixed_text,
+)
+from meshwright.planner.report.explain_view import choice_document, choices_view, neighbours_view
 from meshwright.planner.report.plan_page import Written, banded_cards, breakdown_section
 from meshwright.planner.report.plan_view import (
     STATUS_STYLES,
@@ -105,13 +114,15 @@ def mixed_proof_view(plan: MixedPlan) -> View:
     """What the status rests on: the bound, and how much was looked at."""
     solver, objective, gap = plan.solver, plan.objective, plan.objective.gap
     bound = optional(objective.lower_bound_s, rounded_seconds) or "unknown"
+    looked_at = f"{count(solver.rows)} layouts with ranks on each part, "
+    if solver.method == "exhaustive":
+        looked_at += f"every one of them priced, {count(solver.priced)} fit"
+    else:
+        models = counted(solver.rounds, "CP-SAT model")
+        looked_at += f"{count(solver.priced)} priced, {models} of up to {count(solver.kernels)}"
     rows = [
         ("lower bound", f"{bound}, gap {percent(gap)}" if gap else bound),
-        (
-            "looked at",
-            f"{count(solver.rows)} layouts with ranks on each part, {count(solver.priced)} priced, "
-            f"{counted(solver.rounds, 'CP-SAT model')} of up to {count(solver.kernels)}",
-        ),
+        ("looked at", looked_at),
         ("took", f"{solver.wall_s:.1f} s, seed {solver.seed}, {solver.version}"),
     ]
     return [Heading("Proof"), Facts(rows)]
@@ -192,6 +203,7 @@ def _question(plan: MixedPlan) -> list[tuple[str, str]]:
         ("model", inputs.model.name),
         ("cluster", "; ".join([plan.cluster.name, *parts])),
         *training_rows(inputs),
+        ("inside one NVLink domain", ", ".join(inputs.inside_domain)),
     ]
 
 
@@ -217,6 +229,44 @@ def _ranks(ranks: list[RankDoc]) -> View:
         for group in groups
     ]
     return section("Pipeline", rows, columns)
+
+
+def explain_parts_view(
+    plan: MixedPlan, changes: Sequence[PartsNeighbour], choices: Sequence[PartsChoice] | None
+) -> View:
+    """What `explain` says of a plan on a mixed cluster: what runs where, and what else there was.
+
+    Parameters
+    ----------
+    plan
+        With an answer.
+    changes
+        Of a pipeline through parts; none where a part alone is fastest.
+    choices
+        None where they were not searched.
+    """
+    view = mixed_view(plan)
+    if plan.layout is not None:
+        view = [*view, *choices_view(plan, choices), *neighbours_view(changes)]
+    return view
+
+
+def explain_parts_document(
+    plan: MixedPlan, changes: Sequence[PartsNeighbour], choices: Sequence[PartsChoice] | None
+) -> dict[str, Any]:
+    """What `explain --json` prints of a plan on a mixed cluster: the plan with its changes.
+
+    Parameters
+    ----------
+    plan, changes, choices
+        As `explain_parts_view` has them.
+    """
+    return mixed_document(plan) | {
+        "changes": [vars(change) for change in changes],
+        "single_choices": None
+        if choices is None
+        else [choice_document(choice) for choice in choices],
+    }
 
 
 # A plan on a mixed cluster as one page: where the step goes, and what each part runs.

@@ -117,7 +117,7 @@ def read_request(
     moe_dispatch: str | None = None,
     expert_loads: Path | None = None,
     calibration: str | PathLike[str] | Calibration | None = None,
-    nodes: str | None = None,
+    nodes: str | Collection[str] | None = None,
     train: str = EVERY_PARAMETER,
     lora_rank: int | None = None,
     lora_targets: Iterable[str] | str | None = None,
@@ -154,7 +154,7 @@ def read_request(
     calibration
         A stack file, or what one holds.
     nodes
-        Host list, or a file of them, that the choice of nodes is limited to (`limited_to_nodes`).
+        Host list, a file of them, or names, that the choice of nodes is limited to (`limited_to_nodes`).
     train, lora_rank, lora_targets
         What is trained (`read_adapters`).
     image_tokens, images_per_sequence, freeze_encoder
@@ -304,7 +304,7 @@ def _sequences(
     return {"seq_len": size, "lengths": packed, "other_packings": others}
 
 
-def limited_to_nodes(cluster: ClusterSpec, nodes: str | None) -> ClusterSpec:
+def limited_to_nodes(cluster: ClusterSpec, nodes: str | Collection[str] | None) -> ClusterSpec:
     """The cluster with only some of its listed nodes free.
 
     Parameters
@@ -312,26 +312,56 @@ def limited_to_nodes(cluster: ClusterSpec, nodes: str | None) -> ClusterSpec:
     cluster
         The machine.
     nodes
-        A Slurm host list such as `rack[0-1]n[00-15]`, or a file with one or several a line. When None, the
-        nodes of the Slurm job that this runs in ($SLURM_JOB_NODELIST), if the cluster lists all of them.
+        As `named_nodes` takes them, or the names themselves.
 
     Raises
     ------
     InputError
         If the text is no host list, or names a node that the cluster does not list.
     """
-    job = os.environ.get("SLURM_JOB_NODELIST")
-    if nodes is None and not (job and cluster.nodes):
-        return cluster
-    text, where = (nodes, "nodes") if nodes is not None else (str(job), "SLURM_JOB_NODELIST")
-    if nodes is not None and is_file(nodes):
+    names = nodes
+    if nodes is None or isinstance(nodes, str):
+        names = named_nodes(nodes, {node.name for node in cluster.nodes})
+    return cluster if names is None else only_nodes(cluster, names)
+
+
+def named_nodes(nodes: str | None, listed_names: Collection[str]) -> list[str] | None:
+    """The names of a host list.
+
+    Parameters
+    ----------
+    nodes
+        A Slurm host list such as `rack[0-1]n[00-15]`, or a file with one or several a line. When None, the
+        nodes of the Slurm job that this runs in ($SLURM_JOB_NODELIST), if all of them are listed.
+    listed_names
+        The nodes that there are, each once.
+
+    Returns
+    -------
+    list of str or None
+        None where nothing says which nodes.
+
+    Raises
+    ------
+    InputError
+        If the text is no host list.
+    """
+    if nodes is None:
+        job = os.environ.get("SLURM_JOB_NODELIST")
+        if not job or not listed_names:
+            return None
+        names = _expanded(job, "SLURM_JOB_NODELIST")
+        return names if set(listed_names).issuperset(names) else None
+    text = nodes
+    if is_file(nodes):
         lines = read_text(Path(nodes), LARGE_FILE_BYTES).splitlines()
         text = ",".join(line.strip() for line in lines if line.strip() and line[0] != "#")
+    return _expanded(text, "nodes")
+
+
+def _expanded(text: str, where: str) -> list[str]:
+    """The names of a host list that `where` gives."""
     try:
-        names = expand(text, MOST_NODES)
+        return expand(text, MOST_NODES)
     except InputError as error:
         raise InputError(f"no host list: {error}", where=where) from None
-    listed_names = {node.name for node in cluster.nodes}
-    if nodes is None and not listed_names.issuperset(names):
-        return cluster
-    return only_nodes(cluster, names)

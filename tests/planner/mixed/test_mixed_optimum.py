@@ -34,11 +34,13 @@ from meshwright.planner.bounds.mappings import packed_context, shared_times
 from meshwright.planner.mixed.document import MixedRequest, read_mixed_request
 from meshwright.planner.mixed.kernel import MixedKernel, leading_patterns
 from meshwright.planner.mixed.promising import KernelMaker, PromisingRow, RowBounds, promising_rows
-from meshwright.planner.mixed.service import MixedParams, MixedSearch
+from meshwright.planner.mixed.service import MixedParams, MixedSearch, through_parts
 from meshwright.planner.request.choices import WITHOUT
+from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.search.space import space_of
-from tests.planner.mixed.plain_oracle import best_step_times_s
+from tests.planner.mixed.plain_oracle import Order, best_step_times_s, orders, step_times_s
+from tests.planner.search.plain_oracle import layouts, wanted
 from tests.planner.search.test_image_plans import with_images
 from tests.planner.search.test_packed_optimum import packed
 from tests.planner.search.test_planner_optimum import request as small_request
@@ -274,6 +276,107 @@ def test_other_training_is_planned_as_well_as_can_be(seed: int) -> None:
 @pytest.mark.parametrize("seed", some((n for n in range(CASES) if n not in SOME_OTHER), first=24))
 def test_other_training_is_always_planned_as_well_as_can_be(seed: int) -> None:
     compare(seed, SLOWLY, asked_other)
+
+
+def asked_inside(seed: int) -> MixedRequest:
+    """Nodes of six GPUs in domains that groups may straddle, and groups that are to stay inside."""
+    draw = random.Random(f"inside {seed}")
+    request = (asked, asked_leading)[seed % 2](seed)
+    specs, parts = [], []
+    axes = tuple(draw.sample(("tp", "cp", "ep"), draw.choice([1, 2])))
+    for part, spec in zip(request.parts, request.cluster.parts, strict=True):
+        size = {"gpus_per_node": 6, "nvlink_domain": draw.choice([2, 3, 6]), "gpus": 60}
+        cluster = spec.cluster.model_copy(update=size)
+        specs.append(PartSpec(cluster=cluster, gpus=6))
+        pins = {**part.pins, "cp": 2 if "cp" in axes and seed % 3 else 1, "recompute": "none"}
+        parts.append(
+            replace(part, cluster=cluster, gpus=6, pins=pins, inside_domain=axes, forbids=())
+        )
+    return replace(request, cluster=MixedClusterSpec(parts=tuple(specs)), parts=tuple(parts))
+
+
+def stay_inside(parts: list[PlanRequest], layout: Layout, order: Order) -> bool:
+    """Whether groups keep to one domain each, the ranks of a part counted through its nodes in turn."""
+    dense = {"tp": (1, int(layout.tp)), "cp": (int(layout.tp), int(layout.cp))}
+    axes = {**dense, "ep": (int(layout.etp), int(layout.ep))}
+    stage = int(layout.gpus) // int(layout.pp)
+    for part, ranks in order:
+        domain = parts[part].cluster.nvlink_domain
+        for stride, size in (axes[axis] for axis in parts[part].inside_domain):
+            for first in range(stage):
+                if first // stride % size == 0:
+                    for start in range(first, ranks * stage, stage):
+                        members = range(start, start + stride * size, stride)
+                        if len({member // domain for member in members}) > 1:
+                            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.slow if seed in (6, 12) else pytest.mark.soak)
+        for seed in range(20)
+    ],
+)
+def test_groups_that_are_to_stay_in_a_domain_do(seed: int) -> None:
+    request = asked_inside(seed)
+    parts = list(request.parts)
+    everywhere = replace(
+        parts[0], cluster=parts[0].cluster.model_copy(update={"gpus": 12}), gpus=12
+    )
+    wanted_s = [
+        step_s
+        for layout in layouts(everywhere)
+        if int(layout.pp) > 1 and wanted(everywhere, layout)
+        for order in orders(parts, layout)
+        if stay_inside(parts, layout, order)
+        for step_s in step_times_s(parts, layout, order)
+    ]
+    found = MixedSearch(request, inf).run()
+    assert found.price_s == pytest.approx(min(wanted_s, default=inf), rel=1e-9)
+    assert through_parts(exhaustively(request), inf, inf).price_s == pytest.approx(
+        found.price_s, rel=1e-9
+    )
+
+
+def exhaustively(request: MixedRequest) -> MixedRequest:
+    return replace(
+        request, parts=tuple(replace(part, method="exhaustive") for part in request.parts)
+    )
+
+
+def compare_exhaustive(seed: int, asked_for: Callable[[int], MixedRequest], top_k: int) -> None:
+    """Every pipeline by itself, without bounds, and the search: the same prices."""
+    request = asked_for(seed)
+    spec = request.cluster.model_copy(update={"between_gbps_per_gpu": None})
+    parts = tuple(replace(part, top_k=top_k) for part in request.parts)
+    request = replace(request, cluster=spec, parts=parts)
+    by_search = through_parts(request, inf, inf)
+    by_method = through_parts(exhaustively(request), inf, inf)
+    best_s = [each.price_s for each in by_method.best_priced]
+    assert by_search.status == by_method.status == ("optimal" if best_s else "infeasible")
+    assert [each.price_s for each in by_search.best_priced] == pytest.approx(best_s, rel=1e-9)
+    assert by_method.rounds == 0
+    assert by_method.rows >= by_search.rows
+    if best_s:
+        assert by_method.lower_bound_s == pytest.approx(best_s[0], rel=1e-9)
+        below = through_parts(exhaustively(request), best_s[0], inf)
+        assert (below.status, below.best) == ("infeasible", None)
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "seed"),
+    [
+        pytest.param(asked_for, seed, marks=pytest.mark.soak if seed > 1 else pytest.mark.slow)
+        for asked_for in (asked, asked_leading, asked_other, asked_on_hosts)
+        for seed in range(12)
+    ],
+)
+def test_every_pipeline_by_itself_gives_what_the_search_gives(
+    asked_for: Callable[[int], MixedRequest], seed: int
+) -> None:
+    compare_exhaustive(seed, asked_for, 1 + seed % 3)
 
 
 def compare_several(

@@ -18,7 +18,7 @@ from meshwright.documents import write_files
 from meshwright.errors import ExitCode, InputError
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.plan_files import mixed_files
-from meshwright.planner.mixed.document import MixedPlan
+from meshwright.planner.mixed.document import MixedPlan, read_mixed_request
 from meshwright.planner.mixed.verify import mixed_faults
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.report.mixed_view import mixed_view
@@ -383,6 +383,136 @@ def test_an_offload_that_is_pinned_is_kept_through_parts(tmp_path: Path) -> None
     without = predicted.model_copy(update={"host_memory_gib": None})
     changed = result.document.model_copy(update={"predicted": without})
     assert any("host_memory_gib" in fault for fault in mixed_faults(changed))
+
+
+def test_every_pipeline_may_be_priced_by_itself(tmp_path: Path) -> None:
+    asked = ("plan", "llama-3-8b", "--cluster", cluster_file(tmp_path), *WORKLOAD)
+    few = (FEW[0], f"{FEW[1]},cp=1,dp=8,shard_groups=1,optimizer_offload=0", *FEW[2:])
+    out = tmp_path / "out"
+    code, text = run(*asked, *few, "--method", "exhaustive", "-o", out, "--json")
+    assert code == 0, text
+    document = json.loads(text)
+    assert document["solver"]["method"] == "exhaustive"
+    assert document["solver"]["rounds"] == 0
+    searched = json.loads(run(*asked, *few, "--json")[1])
+    assert "method" not in searched["solver"]
+    for name in ("status", "objective", "ranks", "layout", "alone"):
+        assert document[name] == searched[name]
+    code, text = run("verify", out)
+    assert code == 0, text
+    assert "every one of them priced" in " ".join(run("explain", out)[1].split())
+    code, text = run(*asked, "--method", "exhaustive")
+    assert code == 2
+    assert "at most" in text
+
+
+def test_groups_that_are_too_large_for_a_domain_are_left_out_where_that_is_asked(
+    tmp_path: Path,
+) -> None:
+    """Sixteen ranks of tp and cp do not fit into nodes of eight."""
+    asked = ("plan", "llama-3-8b", "--cluster", cluster_file(tmp_path), "--global-batch", 64)
+    pin = "tp=2,cp=8,dp=1,micro_batch=1,zero_stage=1,recompute=none"
+    work = ("--seq-len", 32768, "--pin", pin, *FEW[2:])
+    code, text = run(*asked, *work, "--json")
+    assert code == 0, text
+    assert len(json.loads(text)["runs_on"]) == 2
+    code, text = run(*asked, *work, "--inside-domain", "cp", "--json")
+    assert code == ExitCode.NO_ANSWER
+    code, text = run(*asked, *work, "--inside-domain", "tp", "-o", tmp_path / "out")
+    assert code == 0, text
+    assert "inside one NVLink domain tp" in " ".join(text.split())
+    code, text = run("verify", tmp_path / "out")
+    assert code == 0, text
+    plan = MixedPlan.model_validate(yaml.safe_load((tmp_path / "out/mixed_plan.yaml").read_text()))
+    inputs = plan.inputs.model_copy(update={"inside_domain": ("cp",)})
+    changed = plan.model_copy(update={"inputs": inputs})
+    assert any("nvlink-domain" in fault for fault in mixed_faults(changed))
+
+
+LISTED: dict[str, Any] = {
+    "name": "listed",
+    "parts": [
+        {"name": "new", "cluster": {"base": "dgx-h100", "nodes": [{"name": "h[1-4]"}]}},
+        {"name": "old", "cluster": {"base": "dgx-a100", "nodes": [{"name": "a[1-4]"}]}},
+    ],
+}
+SHORT = ("--global-batch", "120", "--seq-len", "4096", *FEW)
+
+
+def test_a_plan_keeps_to_the_nodes_that_are_named(tmp_path: Path) -> None:
+    """It is the plan on parts of as many nodes, and its hosts are these, in the order of its ranks."""
+    out, cluster = tmp_path / "out", cluster_file(tmp_path, **LISTED)
+    asked = ("plan", "llama-3-8b", "--cluster", cluster, *SHORT, "--nodes", "h[2-4],a[1,3-4]")
+    code, text = run(*asked, "-o", out)
+    assert code == 0, text
+    assert "hostfile.template" not in text
+    plan = yaml.safe_load((out / "mixed_plan.yaml").read_text())
+    assert plan["nodes"] == [["new", 3], ["old", 3]]
+    assert (out / "hostfile").read_text().split() == ["h2", "h3", "h4", "a1", "a3", "a4"]
+    assert not (out / "hostfile.template").exists()
+    assert "hostfile.template" not in (out / "launch.sh").read_text()
+    code, text = run("verify", out)
+    assert code == 0, text
+    (out / "hostfile").write_text("h3\nh2\nh4\na1\na3\na4\n")
+    assert run("verify", out)[0] == ExitCode.NO_ANSWER
+    parts = [part("dgx-h100", 24) | {"name": "new"}, part("dgx-a100", 24) | {"name": "old"}]
+    cluster = cluster_file(tmp_path, parts=parts)
+    code, text = run("plan", "llama-3-8b", "--cluster", cluster, *SHORT, "--json")
+    assert code == 0, text
+    counted = json.loads(text)
+    assert counted["objective"] == plan["objective"]
+    assert counted["ranks"] == plan["ranks"]
+
+
+def test_nodes_of_a_slurm_job_are_taken_where_the_parts_list_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = cluster_file(tmp_path, **LISTED)
+    asked: dict[str, Any] = {
+        "model": "llama-3-8b", "cluster": cluster, "global_batch": 64, "seq_len": 4096,
+    }  # fmt: skip
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "h[1-2],a[2-4]")
+    assert [each.gpus for each in read_mixed_request(**asked).parts] == [16, 24]
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "h[1-2],a[2-5]")
+    assert [each.gpus for each in read_mixed_request(**asked).parts] == [32, 32]
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "h[1-2]")
+    assert [each.gpus for each in read_mixed_request(**asked, nodes="h3,a1").parts] == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("parts", "nodes", "words"),
+    [
+        (LISTED["parts"], "h[1-2],b1", "has a node 'b1'"),
+        (LISTED["parts"], "h[1-4]", "all of one part"),
+        (LISTED["parts"], "h[1-", "no host list"),
+        ([*LISTED["parts"][:1], part("dgx-a100")], "h1", "'dgx-a100' of listed lists no nodes"),
+    ],
+)
+def test_nodes_that_make_no_mixed_cluster_are_refused(
+    tmp_path: Path, parts: list[object], nodes: str, words: str
+) -> None:
+    cluster = cluster_file(tmp_path, **(LISTED | {"parts": parts}))
+    code, text = run("plan", "llama-3-8b", "--cluster", cluster, *WORKLOAD, "--nodes", nodes)
+    assert code == 2
+    assert words in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([{"name": "h[1-4]", "free_gpus": 4}], "has whole nodes"),
+        ([{"name": "a1"}, {"name": "h2"}], "a node is of one part"),
+        ([{"name": "h[1-2]", "leaf": "l1"}, {"name": "h3", "leaf": "l2"}], "as many on each leaf"),
+    ],
+)
+def test_parts_whose_listed_nodes_are_not_whole_or_not_alike_are_refused(
+    tmp_path: Path, nodes: list[dict[str, object]], words: str
+) -> None:
+    new = {"name": "new", "cluster": {"base": "dgx-h100", "nodes": nodes}}
+    cluster = cluster_file(tmp_path, **(LISTED | {"parts": [new, *LISTED["parts"][1:]]}))
+    code, text = run("plan", "llama-3-8b", "--cluster", cluster, *WORKLOAD)
+    assert code == 2
+    assert words in " ".join(text.split())
 
 
 def test_other_commands_say_that_the_file_has_parts(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +14,21 @@ from click.testing import CliRunner
 
 import meshwright
 from meshwright.cli import main
+from meshwright.costmodel.mixed import mixed_step
 from meshwright.costmodel.rank_load import rank_counts, rank_parts
 from meshwright.documents import write_files
 from meshwright.errors import InputError
+from meshwright.planner.analysis.neighbours import layout_changes, parts_choices, parts_neighbours
 from meshwright.planner.analysis.timeline import trace_of
 from meshwright.planner.launch.plan_files import mixed_files
 from meshwright.planner.mixed.document import MixedPlan, Pipeline, mixed_text
-from meshwright.planner.mixed.service import MixedResult
+from meshwright.planner.mixed.service import MixedResult, make_mixed_plan
 from meshwright.planner.mixed.verify import mixed_faults
 from meshwright.planner.plan.document import with_digest
+from meshwright.planner.runs.run_terms import layout_from_document
 from tests.planner.mixed.conftest import PIN
+from tests.planner.mixed.plain_oracle import Order, orders, step_times_s
+from tests.planner.mixed.test_mixed_optimum import asked, asked_leading
 
 PARTS = {
     "name": "old-and-new",
@@ -327,3 +334,115 @@ def test_a_sweep_has_the_plans_of_its_combinations(result: MixedResult, tmp_path
     assert failed["status"] == "failed"
     assert "which this framework has not" in failed["message"]
     assert "dgx-h100 then dgx-a100" in (tmp_path / "out" / "sweep.csv").read_text()
+
+
+def named_orders(plan: MixedPlan, ranks_on: dict[str, int]) -> Order:
+    """Ranks on the parts in the order of a document, by the places of the parts in the cluster."""
+    places = {plan.cluster.name_of(part): part for part in range(len(plan.cluster.parts))}
+    return tuple((places[name], ranks) for name, ranks in ranks_on.items())
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.soak if seed > 5 else pytest.mark.slow)
+        for seed in range(24)
+    ],
+)
+def test_single_changes_cost_what_brute_force_finds(seed: int) -> None:
+    """With the best ranks on the parts in their order and the best split of the layers."""
+    request = (asked, asked_leading)[seed % 2](seed)
+    request = replace(
+        request, cluster=request.cluster.model_copy(update={"between_gbps_per_gpu": None})
+    )
+    plan = make_mixed_plan(request).document
+    if plan.layout is None or plan.predicted is None:
+        assert parts_neighbours(plan) == []
+        return
+    parts = list(request.parts)
+    base, own = layout_from_document(plan.layout), dict(Counter(each.part for each in plan.ranks))
+    order = named_orders(plan, own)
+    changed = {
+        words.removesuffix(", every layer"): layout
+        for words, layout in layout_changes(base, parts[0].workload())
+    }
+    seen = 0
+    for each in parts_neighbours(plan):
+        if each.change.startswith("as many"):
+            continue
+        layout = replace(changed.get(each.change, base), recompute_layers=0)
+        ways = list(orders(parts, layout)) if int(layout.pp) > 1 else []
+        ways = [way for way in ways if [part for part, _ in way] == [part for part, _ in order]]
+        if "order" in each.change:
+            ways = [order[::-1]]
+        elif each.change.startswith("a rank"):
+            ways = [named_orders(plan, each.ranks_on)] if each.ranks_on else []
+        prices_s = [step_s for way in ways for step_s in step_times_s(parts, layout, way)]
+        if each.step_time_s is None:
+            assert each.broken
+            assert prices_s == [] or each.change.startswith("a rank")
+            continue
+        assert each.step_time_s == pytest.approx(min(prices_s), rel=1e-9)
+        assert each.slower_pct == pytest.approx(
+            100 * (each.step_time_s / plan.predicted.step_time_s - 1), abs=1e-6
+        )
+        if plan.status == "optimal" and each.outside is None:
+            assert each.step_time_s >= plan.predicted.step_time_s * (1 - 1e-9)
+        assert sum(each.layers) == request.layers
+        assert len(each.layers) == sum(each.ranks_on.values()) == int(layout.pp)
+        seen += 1
+    assert seen
+
+
+def test_layers_dealt_evenly_cost_what_the_formula_says(result: MixedResult) -> None:
+    plan = result.document
+    even = next(each for each in parts_neighbours(plan) if each.change.startswith("as many"))
+    assert plan.layout is not None
+    pp = plan.layout.pp
+    assert even.layers == [32 // pp] * pp
+    stages = [[32 // pp]] * pp
+    ranks = [each.model_copy(update={"layers": 32 // pp}) for each in plan.ranks]
+    layout = plan.layout.model_copy(update={"stages": stages})
+    pipeline = Pipeline.of(plan.model_copy(update={"layout": layout, "ranks": ranks}))
+    step_s = float(np.asarray(mixed_step(pipeline.segments, pipeline.stages).seconds))
+    assert even.step_time_s == pytest.approx(step_s, rel=1e-12)
+
+
+def test_explain_says_what_one_change_would_cost(result: MixedResult, folder: Path) -> None:
+    document = json.loads(run("explain", folder, "--json"))
+    assert document["kind"] == "mixed-plan"
+    assert document["single_choices"] is None
+    changes = parts_neighbours(result.document)
+    assert [each["change"] for each in document["changes"]] == [each.change for each in changes]
+    assert meshwright.explain(folder)["changes"] == document["changes"]
+    text = " ".join(run("explain", folder).split())
+    assert "What one change would cost" in text
+    assert "the parts in the other order" in text
+    assert "explain --best searches" in text
+
+
+@pytest.mark.slow
+def test_the_best_plan_with_a_choice_is_the_one_that_the_pin_brings(
+    result: MixedResult, folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "mixed.yaml"
+    path.write_text(yaml.safe_dump(PARTS))
+    plan = result.document
+    choices = parts_choices(plan, parts_neighbours(plan))
+    assert {each.choice.split()[0] for each in choices} == {"cp", "dp", "pp"}
+    step_s = plan.objective.step_time_s or 0.0
+    for each in choices:
+        name, value = each.choice.split()
+        pinned = meshwright.plan_mixed(
+            "llama-3-8b", cluster=path, global_batch=64, seq_len=4096, choices=False,
+            pin=f"{PIN},{name}={value}",
+        ).document  # fmt: skip
+        assert each.proven
+        assert list(each.runs_on) == pinned.runs_on
+        found_s = pinned.objective.step_time_s
+        if each.best_pct is None or found_s is None:
+            assert (each.best_pct, found_s, each.status) == (None, None, "infeasible")
+        else:
+            assert each.best_pct == pytest.approx(100 * (found_s / step_s - 1), abs=1e-6)
+    text = " ".join(run("explain", folder, "--best").split())
+    assert "the best plan with it" in text

@@ -325,10 +325,10 @@ def test_explain_prints_what_plan_printed(result: MixedResult, folder: Path) -> 
     for words in ("dgx-h100 then dgx-a100", "Parts alone", "Proof"):
         assert words in run.output
     run = CliRunner().invoke(main, ["explain", str(folder / "mixed_plan.yaml"), "--json"])
-    assert json.loads(run.output) == {"schema": 1, **mixed_document(result.document)}
-    run = CliRunner().invoke(main, ["explain", str(folder), "--best"])
-    assert run.exit_code == 2
-    assert "on one part" in run.output
+    document = json.loads(run.output)
+    assert document.pop("changes")
+    assert document.pop("single_choices") is None
+    assert document == {"schema": 1, **mixed_document(result.document)}
 
 
 def test_report_writes_a_page(folder: Path, alone: MixedResult, tmp_path: Path) -> None:
