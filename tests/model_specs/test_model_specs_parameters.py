@@ -46,7 +46,7 @@ CATALOG = tuple(
     phi-4-mini deepseek-v2-lite moonlight-16b-a3b smollm2-135m smollm2-360m mistral-small-24b
     qwen2.5-vl-7b qwen3-vl-8b qwen3-vl-30b-a3b qwen3-vl-235b-a22b
     llama-4-scout llama-4-maverick qwen3-next-80b-a3b qwen3.5-9b qwen3.5-35b-a3b glm-5 glm-4.7-flash
-    granite-4.0-h-small seed-oss-36b smollm3-3b ernie-4.5-21b-a3b
+    granite-4.0-h-small nemotron-3-super-120b-a12b seed-oss-36b smollm3-3b ernie-4.5-21b-a3b
     """.split()  # noqa: SIM905
 )
 
