@@ -438,6 +438,8 @@ class ModelSpec(ClosedDocument):
 _ABOUT_THE_FILE = frozenset(
     ("name", "attention_note", "published_parameters", "source", "left_out")
 )
+_ABOUT_ADAPTERS = frozenset(("linear_attention.own_gates",))
+"""Fields that say how a network is cut into matrices, not what it computes."""
 
 
 def stated_fields(model: ModelSpec) -> dict[str, object]:
@@ -451,7 +453,7 @@ def stated_fields(model: ModelSpec) -> dict[str, object]:
     return {
         name: value
         for name, value in fields.items()
-        if name not in _ABOUT_THE_FILE and not name.startswith("vision.")
+        if name not in _ABOUT_THE_FILE | _ABOUT_ADAPTERS and not name.startswith("vision.")
     }
 
 

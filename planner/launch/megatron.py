@@ -205,7 +205,9 @@ def _scaling_shortfall(scaling: RopeScaling, *, latent: bool) -> str:
             LLAMA3_FACTOR,
             *_LLAMA3_FIXED,
         ):
-            return "Rope is scaled as in Llama 3.1 (8 x 8,192, frequency factors 1 and 4)."
+            low, high = frequencies
+            own = f"{scaling.factor:g} x {scaling.original_positions:,}, {low:g} and {high:g}"
+            return f"Rope is scaled as in Llama 3.1 (8 x 8,192, frequency factors 1 and 4), not by {own}."
     return ""
 
 
@@ -227,6 +229,10 @@ def _attention_shortfalls(model: ModelSpec) -> dict[str, str]:
         )
     if model.chunked_windows:
         differing["chunked_windows"] = "Windows slide: attention is not cut into chunks."
+    if model.rope_in_windows_alone:
+        differing["rope_in_windows_alone"] = (
+            "Layers that attend to all positions have position embeddings too."
+        )
     if model.qk_norm and not model.qk_norm_weights:
         differing["qk_norm_weights"] = "The norms of queries and keys have weights."
     if model.attention_scale is not None:
@@ -251,6 +257,10 @@ def _router_shortfalls(model: ModelSpec, moe: MoeSpec) -> dict[str, str]:
     if moe.router_score == "sigmoid" and not moe.router_normalized and moe.top_k > 1:
         differing["moe.router_normalized"] = (
             "The weights of a token's experts are made to add up to 1."
+        )
+    if moe.router_scales_inputs:
+        differing["moe.router_scales_inputs"] = (
+            "A token's weight multiplies what its expert returns, not what it reads."
         )
     if (moe.router_groups or 1) > 1 and moe.router_score == "softmax":
         differing["moe.router_groups"] = (

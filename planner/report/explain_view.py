@@ -146,7 +146,7 @@ def neighbours_view(changes: Sequence[Neighbour]) -> View:
         "slower_pct": Column("slower", decimals(2, sign=True), unit="%"),
     }
     if any(isinstance(change, PartsNeighbour) for change in changes):
-        columns = {**columns, "layers": Column("layers on ranks", value=_layers_on_ranks)}
+        columns = {**columns, "layers": Column("layers", value=_layers_on_ranks)}
     title = "Changes outside the space that was searched"
     rules: Columns = {"change": "change", "broken": "rule"}
     return [

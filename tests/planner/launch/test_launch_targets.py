@@ -104,7 +104,9 @@ FLAGS = DATA / "megatron_deepspeed_flags.txt"
 ATTENDING = [
     name
     for name in catalog_names()
-    if load_catalog_model(name).mamba is None and load_catalog_model(name).indexer is None
+    if (model := load_catalog_model(name)).mamba is None
+    and model.indexer is None
+    and model.linear_attention is None
 ]
 """Models that Megatron-DeepSpeed is planned with."""
 
