@@ -211,7 +211,13 @@ IN_ONE = {"falcon-40b", "falcon-7b", "gpt2", "phi-3-mini-4k", "phi-4", "pythia-6
 """Models that keep queries, keys and values as one matrix, and perhaps gate and up projection as another."""
 GATE_IN_ONE = {"glm-4-9b-0414"}
 """Models that keep gate and up projection as one matrix, and queries, keys and values apart."""
-NOT_AS_PEFT = {"granite-4.0-h-small", "llama-4-maverick", "llama-4-scout", "qwen1.5-moe-a2.7b"}
+NOT_AS_PEFT = {
+    "granite-3.1-3b-a800m",
+    "granite-4.0-h-small",
+    "llama-4-maverick",
+    "llama-4-scout",
+    "qwen1.5-moe-a2.7b",
+}
 """Of Llama 4, Granite and Qwen1.5-MoE, PEFT 0.21 leaves routed experts alone, which the plan counts."""
 
 
