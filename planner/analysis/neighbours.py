@@ -292,14 +292,15 @@ def price_near(workload: Workload, layout: Layout, planned: LayoutDoc) -> NearPr
         words = f"pp x vpp = {chunks} virtual stages for {workload.model.layers} layers"
         return NearPrice(step_time_s=None, memory_gib=None, broken=words)
     splits, plans_own = {even}, layout_from_document(planned)
-    if all(getattr(layout, name) == getattr(plans_own, name) for name in _SHAPE):
+    if _shape(layout) == _shape(plans_own):
         splits.add(tuple(map(tuple, planned.stages)))
     prices = [_price_split(workload, layout, stages) for stages in sorted(splits)]
     return min(prices, key=_seconds_then_gib)
 
 
-_SHAPE = ("pp", "vpp", "schedule")
-"""What a split of the layers has to suit."""
+def _shape(layout: Layout) -> tuple[int, int, int]:
+    """What a split of the layers has to suit."""
+    return int(layout.pp), int(layout.vpp), int(layout.schedule)
 
 
 def _seconds_then_gib(price: NearPrice) -> tuple[float, float]:
