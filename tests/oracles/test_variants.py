@@ -58,6 +58,7 @@ JUSTIFIED: dict[FrameworkName, dict[str, str]] = {
         "experts-by-ep": "token_dispatcher.py gives each rank num_experts // ep experts: some would be lost",
         "torchtitan-expert-tensor": "moe_sharding.py cuts experts by tp where ep is 1, whatever a plan says",
         "torchtitan-context-shards": "weights are sharded over cp anyway: the plan would not be what runs",
+        "torchtitan-spread-experts": "experts are sharded over other ranks anyway: not what a plan says",
     },
     "deepspeed": {
         "deepspeed-degrees": "Megatron-DeepSpeed (4efb479) gives its pipeline engine no such degree",
