@@ -233,7 +233,7 @@ FSDP2 = Framework(
     # accelerate/accelerator.py, prepare_model: autocast around the forward pass; FSDP2 casts what it gathers.
     autocasts_whole_weights=True,
     attention={},
-    # Both call the same kernels (megatron/core/ssm/gated_delta_net, modeling_qwen3_next.py).
+    # The kernels are those that Megatron calls too (megatron/core/ssm/gated_delta_net).
     linear_attention=Setting(
         source="transformers/models/qwen3_5/modeling_qwen3_5.py",
         installs="flash-linear-attention and causal-conv1d",

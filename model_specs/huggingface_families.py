@@ -488,13 +488,18 @@ def _qwen2_moe_windows(config: ConfigFields) -> Fields:
 def _windows_behind(config: ConfigFields, is_full: Callable[[int, int], bool]) -> Fields:
     window = _qwen_window(config)
     first = config.count("max_window_layers", 28, least=0)
+    full = [window is None or is_full(layer, first) for layer in range(config.layers())]
+    return _listed_windows(config, window, full, "max_window_layers")
+
+
+def _listed_windows(
+    config: ConfigFields, window: int | None, full: list[bool], name: str
+) -> Fields:
+    """The window and which layers attend in full: as `layer_types` lists, else `full`, which `name` says."""
     kinds = config.entries("layer_types")
     if kinds:
         return window_order(config, window, full_layers(config, kinds, "sliding_attention"))
-    if window is None:
-        return {}
-    full = [is_full(layer, first) for layer in range(config.layers())]
-    return window_order(config, window, full, "max_window_layers")
+    return window_order(config, window, full, name)
 
 
 def _qwen_experts(config: ConfigFields) -> Fields | None:
@@ -780,7 +785,7 @@ _GLM4_MOE: Record = {
 def _glm4_lite_order(config: ConfigFields) -> Fields:
     """Dense layers in front, which newer files list (`mlp_layer_types`) and older ones count."""
     kinds = config.entries("mlp_layer_types")
-    front = len(kinds) - len([kind for kind in kinds if kind == "sparse"])
+    front = kinds.count("dense")
     listed = ["dense"] * front + ["sparse"] * (len(kinds) - front)
     if kinds and (kinds != listed or len(kinds) != config.layers()):
         what = f"must name dense, then sparse, for each of {config.layers()} layers"
@@ -805,11 +810,8 @@ def _dots_windows(config: ConfigFields) -> Fields:
     """Layers behind the first `max_window_layers` have a window (configuration_dots1.py)."""
     window = window_length(config, 4096)
     first = config.count("max_window_layers", 62, least=0)
-    kinds = config.entries("layer_types")
     full = [window is None or layer < first for layer in range(config.layers())]
-    if kinds:
-        full = full_layers(config, kinds, "sliding_attention")
-    return window_order(config, window, full, "layer_types" if kinds else "max_window_layers")
+    return _listed_windows(config, window, full, "max_window_layers")
 
 
 # Ernie 4.5: experts from one layer to another, and one switch for all biases.
@@ -872,7 +874,6 @@ def _exaone_windows(config: ConfigFields) -> Fields:
     if window_length(config, 4096) is None:
         config.passed_over("sliding_window_pattern", "layer_types")
         return {}
-    every = 4
     if config.is_text("sliding_window_pattern"):
         pattern = config.text("sliding_window_pattern", "LLLG")
         every = len(pattern)
@@ -880,7 +881,7 @@ def _exaone_windows(config: ConfigFields) -> Fields:
             what = "must be L for layers with a window, and G for the last of each group"
             raise config.fail("sliding_window_pattern", what, pattern)
     else:
-        every = config.count("sliding_window_pattern", every)
+        every = config.count("sliding_window_pattern", 4)
     order = windows(config, 4096, every)
     return order | {"rope_in_windows_alone": bool(order)}
 
@@ -933,13 +934,9 @@ _CWM: Record = {
 
 def _cwm_windows(config: ConfigFields) -> Fields:
     """The first of each four layers attends in full, and the last one (configuration_cwm.py)."""
-    window = window_length(config, 8192)
     layers = config.layers()
-    kinds = config.entries("layer_types")
     full = [layer % 4 == 0 or layer == layers - 1 for layer in range(layers)]
-    if kinds:
-        full = full_layers(config, kinds, "sliding_attention")
-    return window_order(config, window, full)
+    return _listed_windows(config, window_length(config, 8192), full, "sliding_window")
 
 
 _STARCODER2: Record = {
