@@ -130,7 +130,7 @@ $(SUPPLY)/.ready: | $(BIN)/python
 # beside it (the wheel asks for Python 3.12, what is used of it runs on 3.11 too). axe-core lies in a package for
 # Playwright, of which nothing else is used.
 ORACLES := .oracles
-ORACLES_READY := $(ORACLES)/.ready-13
+ORACLES_READY := $(ORACLES)/.ready-14
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 ORACLE_TESTS := ORACLE_PYTHON=$(CURDIR)/$(ORACLES)/bin/python $(BIN)/python -m pytest -m oracle

@@ -5,7 +5,7 @@ Keys were read in DeepSpeed 0.19.8, arguments in `megatron/arguments.py` of Mega
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -37,6 +37,8 @@ from meshwright.frameworks.fsdp2 import (
     SAVED_TENSORS,
     SIZES,
     TRL_HEAD,
+    TRL_LOSS,
+    TRL_STEPS,
 )
 from meshwright.model_specs.adapters import EXPERTS, AdapterSpec, peft_modules
 from meshwright.model_specs.reader import hub_names, read_model
@@ -228,12 +230,13 @@ def _with_trainer(launch: Launch) -> Start:
     optimizer = DEEPSPEED.optimizers[launch.inputs.optimizer]
     by_trainer = optimizer.flag == TRAINER_FLAG
     argument = f" {optimizer.flag} {optimizer.value}" if by_trainer else ""
+    by_script = launch.inputs.optimizer == "sgd"
     program = Program(
         framework=f"a training script that uses {uses} under DeepSpeed",
         command=f'"$TRAIN_SCRIPT" --deepspeed "$here/ds_config.json"{argument}',
         usage="Set TRAIN_SCRIPT; it takes --deepspeed as the Trainer of transformers does.",
         before=_SCRIPT_NEEDED,
-        notes=_script_notes(launch),
+        notes=(*_script_notes(launch), *([_OPTIMIZER_NOTES["sgd"]] if by_script else [])),
     )
     files = {"ds_config.json": json_file(deepspeed_config(launch))}
     return Start(program=program, args=[], files=files | _adapter_files(launch))
@@ -377,6 +380,7 @@ DEEPSPEED_WRITER = Writer(framework=DEEPSPEED, start=deepspeed_start)
 # A plan as an accelerate launch with PyTorch FSDP2 (keys read in accelerate 1.15.0).
 
 
+_ACCELERATE_FILE, _PORT = "accelerate.yaml", 29500
 _SCRIPT_NEEDED = ': "${TRAIN_SCRIPT:?set it to the training script}"\n'
 _ACCELERATE_START = """\
 if [ "${LAUNCHER:-torchrun}" = accelerate ]; then
@@ -400,21 +404,12 @@ _HOST_NOTE = (
 
 def accelerate_config(launch: Launch) -> dict[str, Any]:
     """The document of accelerate.yaml; the node's rank and the master's address come on the command line."""
-    layout, placed = launch.layout, launch.placed
+    layout = launch.layout
     inputs = {}
     if launch.execution.offload_modules == "layer_inputs":
         inputs[OFFLOADS_INPUTS] = True
     return {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP",
-        PRECISION: launch.inputs.precision,
-        "num_machines": len(placed.hosts),
-        "num_processes": len(placed.places),
-        "machine_rank": 0,
-        "main_process_port": 29500,
-        "rdzv_backend": "static",
-        "same_network": True,
-        "use_cpu": False,
+        **_started(launch, "FSDP", **{PRECISION: launch.inputs.precision}),
         "fsdp_config": {
             "fsdp_version": 2,
             RESHARDS: layout.zero_stage == 3,
@@ -431,6 +426,22 @@ def accelerate_config(launch: Launch) -> dict[str, Any]:
             SIZES["cp"]: layout.cp,
             "parallelism_config_sp_size": 1,
         },
+    }
+
+
+def _started(launch: Launch, distribution: str, **settings: Any) -> dict[str, Any]:
+    """How many processes accelerate starts, under which of its kinds of distribution and which settings."""
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": distribution,
+        **settings,
+        "num_machines": len(launch.placed.hosts),
+        "num_processes": len(launch.placed.places),
+        "machine_rank": 0,
+        "main_process_port": _PORT,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
     }
 
 
@@ -468,7 +479,7 @@ def accelerate_start(launch: Launch) -> Start:
         program=program,
         args=[],
         env=torchrun_env(launch, config),
-        files={"accelerate.yaml": yaml.safe_dump(config, sort_keys=False)} | _adapter_files(launch),
+        files={_ACCELERATE_FILE: yaml.safe_dump(config, sort_keys=False)} | _adapter_files(launch),
     )
 
 
@@ -485,6 +496,8 @@ FSDP2_WRITER = Writer(framework=FSDP2, start=accelerate_start)
 
 
 _LLAMA_FACTORY, _AXOLOTL = "llama_factory.yaml", "axolotl.yaml"
+_TRL, _SWIFT = "trl", "swift"
+"""Names of the files of TRL and of ms-swift: a script and its YAML."""
 _CONFIG_FILE = "deepspeed"
 """Field of both that names the file of DeepSpeed."""
 _ANY_CHECKPOINT = (
@@ -507,9 +520,11 @@ _STAGES = {
 }
 _RL = ("pretrain", "sft", "dpo", "kto", "orpo")
 """Kinds of a step that Axolotl's `rl` says, or its absence."""
-_BY_ITSELF = {"sgd": "sgd", "muon": "muon", "adam-8bit": "adamw_torch_8bit"}
+_BY_ITSELF = {"muon": "muon", "adam-8bit": "adamw_torch_8bit"}
 """Optimizers that a script with FSDP2 makes, by the Trainer's names and the stacks'."""
-_RECOMPUTED, _HALF = ("none", "full"), ("bf16", "fp16")
+_RECOMPUTED = ("none", "full")
+_WEIGHTS = {"bf16": "bfloat16", "fp16": "float16"}
+"""Precisions that the stacks train in, and torch's names of their weights."""
 DEEPSPEED_FILE = "ds_config.json"
 
 
@@ -636,6 +651,235 @@ def _axolotl_adapters(adapters: AdapterSpec) -> dict[str, object]:
     return fields | dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
 
 
+_TRL_COMMANDS = {"pretrain": "sft", "sft": "sft", "dpo": "dpo", "kto": "kto", "reward": "reward"}
+_SWIFT_COMMANDS = {"pretrain": "pt", "sft": "sft", "dpo": "rlhf", "kto": "rlhf", "orpo": "rlhf"}
+_FSDP_FILE = "fsdp.json"
+_TRL_SCRIPT = """\
+#!/bin/bash
+# Start it on each node, with NODE_RANK and MASTER_ADDR where there are several; add dataset_name and
+# learning_rate to trl.yaml.
+{checkpoint}set -euo pipefail
+cd "$(dirname "$0")"
+exec trl {command} --config trl.yaml --accelerate_config {accelerate} {nodes} {master} "$@"
+"""
+_SWIFT_SCRIPT = """\
+#!/bin/bash
+# Start it on each node, with NODE_RANK and MASTER_ADDR where there are several; add dataset and
+# learning_rate to swift.yaml.
+{checkpoint}set -euo pipefail
+cd "$(dirname "$0")"
+export NPROC_PER_NODE={processes} NNODES={hosts} NODE_RANK="${{NODE_RANK:-0}}"
+export MASTER_ADDR="${{MASTER_ADDR:-localhost}}" MASTER_PORT="${{MASTER_PORT:-{port}}}"
+exec swift {command} swift.yaml "$@"
+"""
+
+
+_TRL_NODES = '--num_machines {hosts} --num_processes {processes} --machine_rank "${{NODE_RANK:-0}}"'
+_TRL_MASTER = (
+    '--main_process_ip "${{MASTER_ADDR:-localhost}}" --main_process_port "${{MASTER_PORT:-{port}}}"'
+)
+
+
+def trl_files(plan: Plan) -> dict[str, str]:
+    """trl.sh with trl.yaml, accelerate.yaml, and DeepSpeed's file where the plan has one.
+
+    Names are those of TRL 1.16.0 (trl/trainer/sft_config.py, base_config.py, model_config.py), how it starts
+    is trl/cli/accelerate_launcher.py. Raises InfeasibleError for what it does not have.
+    """
+    launch, files = _of_stack(plan, "TRL", degrees=(), losses=(TRL_LOSS,))
+    inputs, layout = launch.inputs, launch.layout
+    command = _command("TRL", _TRL_COMMANDS, launch)
+    if inputs.model.encoder is not None:
+        raise _not_there("TRL", "is not written for images")
+    if inputs.reference not in (None, "resident", "precomputed"):
+        raise _not_there("TRL", f"has no reference that is {inputs.reference}")
+    loss = TRL_LOSS if command == "sft" else TRL_STEPS[command].loss
+    if in_chunks(inputs.loss) != (loss or None):
+        raise _not_there("TRL", f"takes no other loss: plan with --loss {loss or ALL_LOGITS}")
+    _no_offload("TRL", launch, "layer_inputs")
+    fields: dict[str, object] = {
+        "model_name_or_path": _checkpoint(inputs.model),
+        "dtype": _WEIGHTS[inputs.precision],
+        "max_length": inputs.seq_len,
+        **_of_trainer(launch),
+        "gradient_checkpointing": layout.recompute == "full",
+        "attn_implementation": _attention(launch),
+        "output_dir": "output",
+    }
+    if command == "sft":
+        fields["packing"] = True
+    if launch.execution.offload_modules == "saved_tensors":
+        fields[SAVED_TENSORS.flag] = True
+    if inputs.reference == "precomputed":
+        fields[PRECOMPUTES] = True
+    if inputs.adapters is not None:
+        fields |= _trl_adapters(inputs.adapters)
+    if DEEPSPEED_FILE in files:
+        by_file = {
+            "deepspeed_config_file": DEEPSPEED_FILE,
+            "zero3_init_flag": layout.zero_stage == 3,
+        }
+        config = _started(launch, "DEEPSPEED") | {
+            "deepspeed_config": by_file | {"deepspeed_multinode_launcher": "standard"}
+        }
+        files |= {_ACCELERATE_FILE: yaml.safe_dump(config, sort_keys=False)}
+    hosts, each = _nodes("TRL", launch)
+    script = _TRL_SCRIPT.format(
+        checkpoint=_ANY_CHECKPOINT.format("model_name_or_path"),
+        command=command,
+        accelerate=_ACCELERATE_FILE,
+        nodes=_TRL_NODES.format(hosts=hosts, processes=hosts * each),
+        master=_TRL_MASTER.format(port=_PORT),
+    )
+    return files | {
+        f"{_TRL}.yaml": yaml.safe_dump(fields, sort_keys=False),
+        f"{_TRL}.sh": script,
+    }
+
+
+def _trl_adapters(adapters: AdapterSpec) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "use_peft": True,
+        "lora_r": adapters.rank,
+        "lora_alpha": 2 * adapters.rank,
+        "lora_dropout": 0.0,
+        "lora_target_modules": peft_modules(adapters),
+    }
+    if adapters.decomposed:
+        fields["use_dora"] = True
+    if adapters.base_bits == 8:
+        fields["load_in_8bit"] = True
+    elif adapters.base_bits == 4:
+        # Shards of FSDP have the type that 4-bit weights are stored in.
+        storage = {"bnb_4bit_quant_storage": "bfloat16"}
+        fields |= {"load_in_4bit": True, "use_bnb_nested_quant": True, **storage}
+    return fields
+
+
+def swift_files(plan: Plan) -> dict[str, str]:
+    """swift.sh with swift.yaml, and the file that shards: DeepSpeed's, or ms-swift's of FSDP2.
+
+    Names are those of ms-swift 4.6.0 (swift/arguments, swift/config/fsdp2.json), how it starts is
+    swift/cli/main.py. Raises InfeasibleError for what it does not have.
+    """
+    launch, files = _of_stack(plan, "ms-swift", degrees=())
+    inputs, layout = launch.inputs, launch.layout
+    command = _command("ms-swift", _SWIFT_COMMANDS, launch)
+    if inputs.model.encoder is not None:
+        raise _not_there("ms-swift", "is not written for images")
+    if inputs.reference not in (None, "resident"):
+        what = f"keeps its reference resident, the plan's is {inputs.reference}"
+        raise _not_there("ms-swift", what)
+    if layout.shard_groups > 1:
+        raise _not_there("ms-swift", "has no shard_groups: pin shard_groups=1")
+    _no_offload("ms-swift", launch, "layer_inputs", "saved_tensors")
+    attention, recomputes = _attention(launch), layout.recompute == "full"
+    by_fsdp = DEEPSPEED_FILE not in files
+    fields: dict[str, object] = {
+        "model": _checkpoint(inputs.model),
+        "use_hf": True,
+        "tuner_type": "full",
+        "torch_dtype": _WEIGHTS[inputs.precision],
+        "max_length": inputs.seq_len,
+        **_of_trainer(launch),
+        # FSDP's own checkpoints stand in for the Trainer's.
+        "gradient_checkpointing": recomputes and not by_fsdp,
+        "attn_impl": attention,
+        "output_dir": "output",
+    }
+    if command == "rlhf":
+        fields["rlhf_type"] = inputs.kind
+    else:
+        # ms-swift packs under FlashAttention alone (swift/arguments/sft_args.py, _check_padding_free).
+        fields["packing"] = attention != "sdpa"
+    if by_fsdp:
+        files = {_FSDP_FILE: json_file(_swifts_fsdp(launch))}
+        fields["fsdp"] = _FSDP_FILE
+    else:
+        fields[_CONFIG_FILE] = DEEPSPEED_FILE
+    if inputs.adapters is not None:
+        fields |= _swift_adapters(inputs.adapters)
+    hosts, each = _nodes("ms-swift", launch)
+    script = _SWIFT_SCRIPT.format(
+        checkpoint=_ANY_CHECKPOINT.format("model"),
+        command=command,
+        hosts=hosts,
+        processes=each,
+        port=_PORT,
+    )
+    return files | {
+        f"{_SWIFT}.yaml": yaml.safe_dump(fields, sort_keys=False),
+        f"{_SWIFT}.sh": script,
+    }
+
+
+def _swifts_fsdp(launch: Launch) -> dict[str, object]:
+    layout = launch.layout
+    offload = " offload" if layout.optimizer_offload > 0 else ""
+    return {
+        "fsdp": f"full_shard auto_wrap{offload}",
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "reshard_after_forward": layout.zero_stage == 3,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "cpu_ram_efficient_loading": True,
+            "state_dict_type": "SHARDED_STATE_DICT",
+            "activation_checkpointing": layout.recompute == "full",
+        },
+    }
+
+
+def _swift_adapters(adapters: AdapterSpec) -> dict[str, object]:
+    modules = peft_modules(adapters)
+    fields: dict[str, object] = {
+        "tuner_type": "lora",
+        "lora_rank": adapters.rank,
+        "lora_alpha": 2 * adapters.rank,
+        "lora_dropout": 0.0,
+        "target_modules": modules,
+    }
+    if adapters.decomposed:
+        fields["use_dora"] = True
+    if adapters.base_bits < 16:
+        fields |= {"quant_method": "bnb", "quant_bits": adapters.base_bits}
+    if adapters.base_bits == 4:
+        fields["bnb_4bit_quant_storage"] = "bfloat16"
+    return fields
+
+
+def _of_trainer(launch: Launch) -> dict[str, object]:
+    """Arguments of the Trainer of transformers: batch, precision, and the optimizer where it is named.
+
+    Raises InfeasibleError for one that the Trainer does not make.
+    """
+    fields: dict[str, object] = {
+        "per_device_train_batch_size": launch.layout.micro_batch,
+        "gradient_accumulation_steps": launch.layout.num_micro_batches,
+        launch.inputs.precision: True,
+    }
+    optimizer = _trainers_optimizer(launch)
+    if optimizer == "muon":
+        raise InfeasibleError(
+            "The Trainer of transformers makes no Muon: plan with another optimizer."
+        )
+    return fields | ({} if optimizer is None else {"optim": optimizer})
+
+
+def _command(stack: str, commands: Mapping[str, str], launch: Launch) -> str:
+    """What a stack calls the training of a plan. Raises InfeasibleError where it has no name for it."""
+    if launch.inputs.kind not in commands:
+        raise _not_there(stack, f"has no command for {launch.inputs.kind}")
+    return commands[launch.inputs.kind]
+
+
+def _nodes(stack: str, launch: Launch) -> tuple[int, int]:
+    """Nodes, and the GPUs of each. Raises InfeasibleError where they are not as many on each."""
+    each = launch.placed.gpus_per_host
+    if each is None:
+        raise _not_there(stack, "starts as many ranks on every node, in their order")
+    return len(launch.placed.hosts), each
+
+
 def _no_offload(stack: str, launch: Launch, *refused: str) -> None:
     """Raises InfeasibleError where a stack has no field for what a plan offloads."""
     modules = launch.execution.offload_modules
@@ -660,8 +904,13 @@ def _axolotls_fsdp(launch: Launch) -> dict[str, object]:
     }
 
 
-def _of_stack(plan: Plan, stack: str, degrees: tuple[str, ...]) -> tuple[Launch, dict[str, str]]:
-    """A plan as DeepSpeed or FSDP2 starts it, and the file that says how it shards."""
+def _of_stack(
+    plan: Plan, stack: str, degrees: tuple[str, ...], losses: tuple[str, ...] = ()
+) -> tuple[Launch, dict[str, str]]:
+    """A plan as DeepSpeed or FSDP2 starts it, and the file that says how it shards.
+
+    The stack has `degrees` under FSDP2, and `losses` beside that over all logits.
+    """
     framework = plan.inputs.framework
     if framework not in (DEEPSPEED.name, FSDP2.name):
         raise _not_there(
@@ -669,7 +918,7 @@ def _of_stack(plan: Plan, stack: str, degrees: tuple[str, ...]) -> tuple[Launch,
         )
     launch = legal_launch(plan, framework_named(framework))
     layout, loss = launch.layout, in_chunks(launch.inputs.loss)
-    if loss is not None:
+    if loss is not None and loss not in losses:
         what = f"is not written for the {loss} loss: plan with --loss {ALL_LOGITS}"
         raise _not_there(stack, what)
     has = degrees if framework == FSDP2.name else ()
@@ -678,16 +927,19 @@ def _of_stack(plan: Plan, stack: str, degrees: tuple[str, ...]) -> tuple[Launch,
     ]
     if wide:
         raise _not_there(stack, f"has no {wide[0]}: pin {wide[0]}=1")
-    if layout.recompute not in _RECOMPUTED or launch.inputs.precision not in _HALF:
+    if layout.recompute not in _RECOMPUTED or launch.inputs.precision not in _WEIGHTS:
         raise _not_there(
             stack, f"cannot say {layout.recompute} recomputation in {launch.inputs.precision}"
         )
+    if launch.inputs.optimizer == "sgd":
+        # The Trainer of transformers 4 gives it none, and stacks pin various ones.
+        raise _not_there(stack, "may run SGD without the momentum that the plan counts on")
     _adapter_files(launch)
     if framework == FSDP2.name:
         config = accelerate_config(launch)
         # The stack wraps layers itself: wrapped twice, they would run forward three times.
         config["fsdp_config"][RECOMPUTES] = False
-        return launch, {"accelerate.yaml": yaml.safe_dump(config, sort_keys=False)}
+        return launch, {_ACCELERATE_FILE: yaml.safe_dump(config, sort_keys=False)}
     return launch, {DEEPSPEED_FILE: json_file(deepspeed_config(launch))}
 
 

@@ -18,6 +18,8 @@ from meshwright.planner.launch.configurations import (
     FSDP2_WRITER,
     axolotl_files,
     llamafactory_files,
+    swift_files,
+    trl_files,
 )
 from meshwright.planner.launch.megatron import MEGATRON_WRITER, bridge_files
 from meshwright.planner.launch.rank_files import FOLDER, mapping_files
@@ -52,6 +54,8 @@ _RECIPES = {
     "bridge": bridge_files,
     "llama-factory": llamafactory_files,
     "axolotl": axolotl_files,
+    "trl": trl_files,
+    "ms-swift": swift_files,
 }
 """What starts the framework by itself, and takes settings only."""
 TARGETS = (*_WRITERS, *_RECIPES, *_SCHEDULERS)
@@ -66,6 +70,11 @@ PLAN_FILES = (
     "accelerate.yaml",
     "llama_factory.yaml",
     "axolotl.yaml",
+    "trl.yaml",
+    "trl.sh",
+    "swift.yaml",
+    "swift.sh",
+    "fsdp.json",
     "bridge_overrides.json",
     "env.json",
     "launch.sh",

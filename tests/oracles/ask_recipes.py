@@ -7,6 +7,7 @@ what was read of it by the stack's own names, or the error.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import json
@@ -61,6 +62,74 @@ def trl(words: list[str]) -> dict[str, Any]:
     }
 
 
+def trl_script(case: dict[str, Any]) -> dict[str, Any]:
+    """What `trl` gives to its script and to accelerate (trl/cli/commands/training.py)."""
+    command, *rest = case["words"]
+    os.chdir(case["folder"])
+    module = importlib.import_module(f"trl.scripts.{command}")
+    on_host = ["--use_cpu", "True", "--bf16", "False", "--fp16", "False"]
+    _, config, model, *_, of_file, of_line = module.make_parser().parse_args_and_config(
+        [*rest, *on_host], return_remaining_strings=True, separate_remaining_strings=True
+    )
+    assert not of_file, of_file
+    resolved = importlib.import_module("trl.cli.accelerate_config")
+    launch = importlib.import_module("accelerate.commands.launch")
+    arguments = launch.launch_command_parser().parse_args(
+        [*resolved.resolve_accelerate_config_argument(of_line), "script.py"]
+    )
+    arguments, *_ = launch._validate_launch_command(arguments)
+    file = arguments.deepspeed_config_file
+    return {
+        "length": config.max_length,
+        "micro_batch": config.per_device_train_batch_size,
+        "steps": config.gradient_accumulation_steps,
+        "checkpoints": bool(config.gradient_checkpointing),
+        "rank": model.lora_r if model.use_peft else None,
+        "targets": model.lora_target_modules,
+        "bits": 4 if model.load_in_4bit else 16,
+        "processes": arguments.num_processes,
+        "nodes": arguments.num_machines,
+        "stage": _stage(json.loads(Path(file).read_text())) if arguments.use_deepspeed else None,
+        "reshards": arguments.fsdp_reshard_after_forward if arguments.use_fsdp else None,
+    }
+
+
+def _stage(document: dict[str, Any]) -> int:
+    """The stage of ZeRO by DeepSpeed's own reading of its file."""
+    config = importlib.import_module("deepspeed.runtime.zero.config")
+    return int(config.get_zero_config(document).stage)
+
+
+def swift(case: dict[str, Any]) -> dict[str, Any]:
+    """What ms-swift's parser takes of `swift`'s words; nothing is loaded, and no model looked up."""
+    command, *rest = case["words"]
+    os.chdir(case["folder"])
+    importlib.import_module("swift.cli.main").parse_yaml_args(rest)
+    arguments = importlib.import_module("swift.arguments")
+    kind = {
+        "pt": arguments.PretrainArguments,
+        "sft": arguments.SftArguments,
+        "rlhf": arguments.RLHFArguments,
+    }[command]
+    parser = importlib.import_module("transformers").HfArgumentParser(kind)
+    read = argparse.ArgumentParser.parse_args(parser, rest)
+    document = json.loads(Path(read.fsdp or read.deepspeed).read_text())
+    by_fsdp = read.fsdp is not None
+    return {
+        "length": read.max_length,
+        "micro_batch": read.per_device_train_batch_size,
+        "steps": read.gradient_accumulation_steps,
+        "checkpoints": document["fsdp_config"]["activation_checkpointing"]
+        if by_fsdp
+        else bool(read.gradient_checkpointing),
+        "rank": read.lora_rank if read.tuner_type == "lora" else None,
+        "targets": read.target_modules,
+        "bits": read.quant_bits or 16,
+        "stage": None if by_fsdp else _stage(document),
+        "reshards": document["fsdp_config"]["reshard_after_forward"] if by_fsdp else None,
+    }
+
+
 def verl(words: list[str]) -> dict[str, Any]:
     hydra = importlib.import_module("hydra")
     package = importlib.util.find_spec("verl")
@@ -83,7 +152,7 @@ def verl(words: list[str]) -> dict[str, Any]:
 
 
 STACKS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    reader.__name__: reader for reader in (llamafactory, axolotl, trl, verl)
+    reader.__name__: reader for reader in (llamafactory, axolotl, trl, trl_script, swift, verl)
 }
 
 

@@ -1,7 +1,7 @@
 """What is read of a fine-tuning stack's configuration is what the stack's own parser reads in it.
 
 Runs in `make oracles` only: random configurations of LLaMA-Factory, Axolotl, TRL and verl, which leave some
-fields to their defaults.
+fields to their defaults, and what is written for these stacks and for ms-swift.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ pytestmark = pytest.mark.oracle
 
 CASES = 25
 MODEL = "Qwen/Qwen3-8B"
+RESHARDS = {2: (False, "false"), 3: (True, "true")}
+"""By stage of ZeRO, how parsers of FSDP2 give that weights are gathered again."""
 
 
 def ask(stack: str, cases: list[Any], folder: Path) -> list[dict[str, Any]]:
@@ -261,3 +263,68 @@ def test_what_is_written_is_accepted(stack: str, tmp_path: Path) -> None:
         assert length + padding == plan.inputs.seq_len
         if plan.inputs.adapters is not None:
             assert answer.get("lora_rank", answer.get("lora_r")) == plan.inputs.adapters.rank
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "stack"), [("trl", "trl", "trl_script"), ("ms-swift", "swift", "swift")]
+)
+def test_what_scripts_start_is_the_plan(target: str, name: str, stack: str, tmp_path: Path) -> None:
+    """Random plans of both frameworks, by the parsers that TRL's and ms-swift's own commands ask."""
+    rng, made, cases = random.Random(6), [], []
+    commands = ["sft", "dpo", "kto"]
+    for number in range(24):
+        recomputed, kind = rng.choice([0, 36]), rng.choice(commands)
+        plan = make_plan(
+            "qwen3-8b",
+            dp=rng.choice([8, 16]),
+            micro_batch=rng.choice([2, 8]),
+            num_micro_batches=rng.choice([1, 4, 16]),
+            zero_stage=rng.choice([2, 3]),
+            recompute="full" if recomputed else "none",
+            recompute_layers=recomputed,
+            seq_len=rng.choice([512, 4096]),
+        )
+        loss = "fused-head" if target == "trl" else "all-logits"
+        changes: dict[str, Any] = {"framework": rng.choice(["deepspeed", "fsdp2"])}
+        changes |= {"kind": kind, "loss": loss}
+        changes["reference"] = None if kind == "sft" else "resident"
+        if rng.random() < 0.5:
+            changes["adapters"] = AdapterSpec(
+                method=rng.choice(["lora", "qlora"]),
+                rank=rng.choice([4, 64]),
+                targets=("q_proj", "down_proj"),
+            )
+            changes["reference"] = None
+        plan = plan.model_copy(update={"inputs": plan.inputs.model_copy(update=changes)})
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for file, text in plan_files(plan, target).items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text, encoding="utf-8")
+        script = (folder / f"{name}.sh").read_text(encoding="utf-8")
+        # The shell says what the script runs, in the folder that it goes to itself.
+        said = script.replace(f"exec {name} ", "printf '%s\\n' ")
+        done = subprocess.run(
+            ["bash", "-c", said, str(folder / "x.sh")], capture_output=True, text=True, check=True
+        )
+        words = done.stdout.split()
+        for file in ("trl.yaml", "swift.yaml", "accelerate.yaml"):
+            words = [str(folder / file) if word == file else word for word in words]
+        made.append(plan)
+        cases.append({"folder": str(folder), "words": words})
+    for plan, answer in zip(made, ask(stack, cases, tmp_path), strict=True):
+        layout, adapters = plan.layout, plan.inputs.adapters
+        assert layout is not None
+        assert answer["length"] == plan.inputs.seq_len
+        assert answer["micro_batch"] == layout.micro_batch
+        assert answer["steps"] == layout.num_micro_batches
+        assert answer["checkpoints"] == (layout.recompute == "full")
+        assert answer["rank"] == (None if adapters is None else adapters.rank)
+        by_deepspeed = plan.inputs.framework == "deepspeed"
+        assert answer["stage"] == (layout.zero_stage if by_deepspeed else None)
+        assert answer["reshards"] in ((None,) if by_deepspeed else RESHARDS[layout.zero_stage])
+        if adapters is not None:
+            assert answer["targets"] == ["q_proj", "down_proj"]
+            assert answer["bits"] == (4 if adapters.method == "qlora" else 16)
+        if "processes" in answer:
+            assert (answer["processes"], answer["nodes"]) == (layout.dp, layout.dp // 8)

@@ -145,19 +145,18 @@ def launched_gpus(line: CommandLine) -> int | None:
     return None if each_node is None or all_nodes is None else each_node * all_nodes
 
 
-_TRAINS = frozenset(("train", "sft", "pt", "axolotl.cli.train", f"--{RECIPE}"))
+_TRAINS = frozenset(("train", "sft", "pt", "rlhf", "axolotl.cli.train", f"--{RECIPE}"))
+_RECIPE_NAMES = (".yaml", ".yml", ".json")
 
 
 def recipe_named(line: CommandLine) -> str | None:
-    """The YAML file that a training command names, `trl sft --config x.yaml` or `axolotl train x.yaml`.
+    """The YAML or JSON file that a training command names, as in `axolotl train x.yaml`.
 
     >>> recipe_named(CommandLine("llamafactory-cli train lora.yaml".split(), "run.sh"))
     'lora.yaml'
     """
     pairs = zip(line.words, line.words[1:], strict=False)
-    named = (
-        after for word, after in pairs if word in _TRAINS and after.endswith((".yaml", ".yml"))
-    )
+    named = (after for word, after in pairs if word in _TRAINS and after.endswith(_RECIPE_NAMES))
     return next(named, None)
 
 

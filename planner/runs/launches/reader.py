@@ -98,6 +98,7 @@ from meshwright.planner.runs.launches.trainers import (
     from_trainer,
     is_trainer,
     swift_command,
+    swift_fields,
     trl_stage,
 )
 from meshwright.planner.runs.logs import with_measurement, write_run_file
@@ -454,7 +455,7 @@ def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) ->
     command = swift_command(line)
     if command is not None:
         run = from_swift(command, path, READERS, None if model is None else read_model(model))
-        return with_optimizer(run, fields_of_line(command.line), _OPTIM)
+        return with_optimizer(run, swift_fields(command, path), _OPTIM)
     program = verl_program(line)
     if program is not None:
         return from_verl(line, program, path)

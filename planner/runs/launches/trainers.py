@@ -24,7 +24,12 @@ from meshwright.model_specs.adapters import ALL_LINEAR, adapter_method
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.launches.command_line import CommandLine, trains_a_part
-from meshwright.planner.runs.launches.fields import RECIPE, fields_of_line, launched_gpus
+from meshwright.planner.runs.launches.fields import (
+    RECIPE,
+    fields_of_line,
+    launched_gpus,
+    recipe_named,
+)
 from meshwright.planner.runs.launches.finetuning import (
     DEEPSPEED_FILE,
     DROPPED,
@@ -62,6 +67,7 @@ from meshwright.planner.runs.launches.launch_run import (
     LaunchRun,
     image_fields,
     is_harmless,
+    section_of,
     unread_keys,
     whole_number,
 )
@@ -72,9 +78,14 @@ _MICRO_BATCH = "per_device_train_batch_size"
 _MODEL, _SWIFT_MODEL = "model_name_or_path", "model"
 _CHECKPOINTS = "gradient_checkpointing"
 _CONFIG_FILE = "config_file"
+_TRL_CONFIG_FILE = "accelerate_config"
+"""TRL's word for the one of accelerate: a file or one of its own by name."""
 _ADAPTERS = "use_peft"
 _PACKING, _PADDING_FREE = "packing", "padding_free"
 _SWIFT_BATCH = 16
+_SWIFT_VARIABLES = "ENV"
+"""Section of variables of ms-swift's files (swift/cli/main.py, parse_yaml_args)."""
+_EACH_NODE = "NPROC_PER_NODE"
 _SECOND_FSDP = "fsdp2"
 """Word of ms-swift for its preset of FSDP2."""
 
@@ -215,7 +226,16 @@ _SMOOTHING = "label_smoothing_factor"
 _TYPE = ("torch_dtype", "dtype")
 _READ = frozenset(
     (
-        *(_MICRO_BATCH, STEPS, _CHECKPOINTS, _CONFIG_FILE, RECIPE, _PACKING, DEEPSPEED_FILE),
+        *(
+            _MICRO_BATCH,
+            STEPS,
+            _CHECKPOINTS,
+            _CONFIG_FILE,
+            _TRL_CONFIG_FILE,
+            RECIPE,
+            _PACKING,
+            DEEPSPEED_FILE,
+        ),
         *("fsdp", "fsdp_config", "bf16", "fp16", "num_processes", "num_gpus", "num_nodes"),
         *(_PADDING_FREE, _ADAPTERS, FOUR_BITS, EIGHT_BITS, _DECOMPOSES, SAVED_TENSORS.flag),
         *(_NESTED, _QUANTISES, _BITS, _DROPOUT, "sequence_parallel_size"),
@@ -284,6 +304,8 @@ def from_trainer(
     of_trl = stage is not None or bool(_OF_TRL & fields.keys())
     if dialect is _TRAINER and of_trl and "max_seq_length" not in fields:
         dialect = _TRL
+    if dialect is _SWIFT and gpus is None:
+        gpus = _processes(section_of(fields, _SWIFT_VARIABLES, str(path)), path)
     run = _from_fields(fields, dialect, path, readers, gpus=gpus, kind=kind)
     if stage is None and gpus is None and run.settings["framework"] == PYTORCH.name:
         return replace(run, remarks=(*run.remarks, UNSHARDED))
@@ -309,7 +331,7 @@ def _from_fields(
     if of_all:
         # So many sequences a step (swift/trainers/arguments.py, TrainArgumentsMixin.__post_init__).
         steps = max(1, math.ceil(_SWIFT_BATCH / micro_batch / (gpus or 1)))
-    run = _sharding(fields, dialect, path, readers, (micro_batch, steps))
+    run = _sharding(fields, dialect, path, readers, (micro_batch, steps), gpus=gpus)
     named = fields.get(dialect.model)
     model = None if named is None else known_model(named, path)
     adapters, remarks, unread = _adapters(fields, dialect, model, where)
@@ -339,7 +361,7 @@ def _from_fields(
         # Ulysses, in groups of so many ranks (swift/sequence_parallel).
         settings |= {"cp": context, "cp_comm": "a2a"}
     read = _READ | {
-        *(_SWIFT_IMAGES if dialect.is_swift else ()),
+        *((*_SWIFT_IMAGES, _SWIFT_VARIABLES) if dialect.is_swift else ()),
         *(dialect.model, *dialect.length, *dialect.attention),
         *(dialect.rank, dialect.targets, dialect.parameters),
         *([_LOSS] if of_trl and kind == TUNING else []),
@@ -474,6 +496,17 @@ _FSDP_PRESET: dict[str, Any] = {
 }
 """ms-swift's `--fsdp fsdp2` (swift/config/fsdp2.json); other words are files (sft_args.py, _init_fsdp)."""
 _BY_DEEPSPEED = "deepspeed_config"
+_TRL_NODE: dict[str, Any] = {"mixed_precision": "bf16", "num_processes": 8}
+_TRL_FSDP: dict[str, Any] = {"fsdp_activation_checkpointing": False, "fsdp_offload_params": False}
+_TRL_PRESETS: dict[str, dict[str, Any]] = {
+    **{f"zero{stage}": _TRL_NODE | {_BY_DEEPSPEED: {"zero_stage": stage}} for stage in (1, 2, 3)},
+    "fsdp1": _TRL_NODE | {"fsdp_config": _TRL_FSDP | {"fsdp_reshard_after_forward": "FULL_SHARD"}},
+    "fsdp2": _TRL_NODE | {"fsdp_config": _TRL_FSDP | {"fsdp_reshard_after_forward": True}},
+    "multi_gpu": _TRL_NODE,
+    "single_gpu": _TRL_NODE | {"num_processes": 1},
+}
+"""TRL's own files by the word for them (trl/accelerate_configs/*.yaml); single_gpu starts one process,
+whatever its file says, for its kind of distribution is none."""
 _DEVICES = ("offload_optimizer", "offload_param")
 
 
@@ -483,9 +516,11 @@ def _sharding(
     path: Path,
     readers: Readers,
     batch: tuple[int, int],
+    *,
+    gpus: int | None,
 ) -> LaunchRun:
     where = str(path)
-    by_file = fields.get(_CONFIG_FILE)
+    by_file = fields.get(_CONFIG_FILE) or fields.get(_TRL_CONFIG_FILE)
     named = fields.get(DEEPSPEED_FILE)
     known = {"train_micro_batch_size_per_gpu": batch[0], STEPS: batch[1]}
     tensor = whole_number(fields, "deepspeed_autotp_size", where)
@@ -502,8 +537,14 @@ def _sharding(
         return fully_sharded({"fsdp": _FSDP_WORDS} | document, dialect.kind, where)
     if by_file is None or named is not None:
         return sharded(fields, dialect.kind, path, readers.deepspeed, batch)
-    found = file_beside(by_file, path, _CONFIG_FILE)
-    return _accelerated(read_mapping(found, MAX_FILE_BYTES), found, readers, known)
+    document, found = dict(_TRL_PRESETS.get(str(by_file), {})), path
+    if not document:
+        found = file_beside(by_file, path, _CONFIG_FILE)
+        document = read_mapping(found, MAX_FILE_BYTES)
+    if gpus is not None:
+        # Flags of accelerate launch win over its file.
+        document["num_processes"] = gpus
+    return _accelerated(document, found, readers, known)
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -665,6 +706,26 @@ def swift_command(line: CommandLine) -> SwiftCommand | None:
     return None
 
 
+def swift_fields(command: SwiftCommand, path: Path) -> dict[str, Any]:
+    """Flags of a training command of ms-swift by their names, behind those of the file that it names first.
+
+    Raises InputError where that file is not there, or is no mapping.
+    """
+    named = recipe_named(command.line)
+    of_file = (
+        {} if named is None else read_mapping(file_beside(named, path, RECIPE), MAX_FILE_BYTES)
+    )
+    return of_file | fields_of_line(command.line)
+
+
+def _processes(variables: dict[str, Any], path: Path) -> int | None:
+    """Processes that torchrun starts by a file's section of variables; None where it does not say."""
+    if variables.get(_EACH_NODE) is None:
+        return None
+    where = f"{path}: {_SWIFT_VARIABLES}"
+    return math.prod(positive_numbers(variables, {_EACH_NODE: 1, "NNODES": 1}, where).values())
+
+
 def from_swift(
     command: SwiftCommand, path: Path, readers: Readers, model: ModelSpec | None = None
 ) -> LaunchRun:
@@ -687,10 +748,12 @@ def from_swift(
         A kind of training without a price, a value of the wrong kind, or a model that is not known and whose
         layers `megatron sft` splits.
     """
-    fields, gpus = fields_of_line(command.line), launched_gpus(command.line)
+    fields, gpus = swift_fields(command, path), launched_gpus(command.line)
+    variables = section_of(fields, _SWIFT_VARIABLES, str(path))
+    gpus = _processes(variables, path) if gpus is None else gpus
     if command.stage == "rlhf":
         fields.setdefault(_RLHF, "dpo")
-    pixels = command.line.variable(_SWIFT_PIXELS[-1])
+    pixels = command.line.variable(_SWIFT_PIXELS[-1]) or variables.get(_SWIFT_PIXELS[-1])
     if pixels is not None:
         fields[_SWIFT_PIXELS[-1]] = pixels
     if command.by_megatron:
@@ -700,7 +763,7 @@ def from_swift(
         what = (
             "spreads the layers of one process over several GPUs (device_map), which has no price"
         )
-        where = f"{path}: NPROC_PER_NODE"
+        where = f"{path}: {_EACH_NODE}"
         raise InputError(f"is not set: it {what}", where=where)
     alone = 1 if gpus is None and _CONFIG_FILE not in fields else gpus
     return _from_fields(fields, _SWIFT, path, readers, gpus=alone)

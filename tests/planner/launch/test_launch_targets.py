@@ -357,6 +357,8 @@ def test_names_reach_no_shell(target: str, tmp_path: Path) -> None:
         "fsdp2": "fsdp2",
         "llama-factory": "deepspeed",
         "axolotl": "fsdp2",
+        "trl": "fsdp2",
+        "ms-swift": "fsdp2",
     }
     plan = planned(
         own.get(target, "megatron"),
@@ -364,7 +366,10 @@ def test_names_reach_no_shell(target: str, tmp_path: Path) -> None:
         zero_stage=3 if own.get(target) in ("torchtitan", "fsdp2") else 1,
     )
     model = plan.inputs.model.model_copy(update={"name": name})
-    plan = plan.model_copy(update={"inputs": plan.inputs.model_copy(update={"model": model})})
+    changes: dict[str, Any] = {"model": model}
+    if target == "trl":
+        changes["loss"] = "fused-head"
+    plan = plan.model_copy(update={"inputs": plan.inputs.model_copy(update=changes)})
     (tmp_path / "plan.yaml").write_text(plan_text(plan), encoding="utf-8")
     folder = tmp_path / "a folder $(touch owned)"
     command = ["launch", str(tmp_path / "plan.yaml"), "--target", target, "-o", str(folder)]

@@ -1,4 +1,4 @@
-"""Configurations of LLaMA-Factory and Axolotl: read back, they have the price of their plan."""
+"""Configurations of fine-tuning stacks: read back, they have the price of their plan."""
 
 from __future__ import annotations
 
@@ -191,3 +191,67 @@ def test_a_checkpoint_is_said_to_be_one_of_several(target: str) -> None:
     )
     text = plan_files(made, target)[NAMES[target]]
     assert "one checkpoint with the plan's layers and widths: put the one that you train" in text
+
+
+SCRIPTS = {"trl": "trl.sh", "ms-swift": "swift.sh"}
+WHOLE = {"tp": 1, "cp": 1, "shard_groups": 1}
+
+
+@pytest.mark.parametrize("target", SCRIPTS)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"framework": "deepspeed", "train": "lora", "lora_rank": 8},
+        {"framework": "fsdp2"},
+        {"framework": "fsdp2", "train": "qlora", "lora_targets": "q_proj,v_proj"},
+        {"framework": "deepspeed", "train": "dora-8bit"},
+        {"framework": "fsdp2", "kind": "dpo", "pin": WHOLE | {"zero_stage": 3}},
+        {"framework": "deepspeed", "kind": "kto", "train": "lora"},
+        {"framework": "deepspeed", "optimizer": "adam-8bit"},
+    ],
+)
+def test_scripts_have_the_price_of_their_plan(
+    asked: dict[str, Any], target: str, tmp_path: Path
+) -> None:
+    loss = "fused-head" if target == "trl" else "all-logits"
+    found = planned(json.dumps({"kind": "sft", "loss": loss, "pin": WHOLE} | asked, sort_keys=True))
+    for name, text in plan_files(found, target).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    run = read_launch(tmp_path / SCRIPTS[target])
+    assert run.unread == ()
+    # Nothing but the cluster is said beside it: its processes are in the script.
+    (priced,) = price_launch(tmp_path / SCRIPTS[target], ["cluster=dgx-h100"])
+    assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-12)
+    assert priced.predicted.memory_gib == pytest.approx(found.predicted.memory_gib)
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "words"),
+    [
+        ("trl", {"loss": "all-logits"}, "takes no other loss: plan with --loss fused-head"),
+        ("trl", {"kind": "orpo", "loss": "all-logits"}, "has no command for orpo"),
+        ("ms-swift", {"kind": "reward", "loss": None}, "has no command for reward"),
+        ("ms-swift", {"loss": "fused-head"}, "is not written for the fused-head loss"),
+        ("ms-swift", {"optimizer": "muon"}, "makes no Muon"),
+        ("axolotl", {"optimizer": "sgd"}, "may run SGD without the momentum"),
+        ("llama-factory", {"framework": "deepspeed", "optimizer": "sgd"}, "may run SGD without"),
+    ],
+)
+def test_what_scripts_cannot_start(target: str, changes: dict[str, Any], words: str) -> None:
+    made = make_plan("qwen3-8b", dp=8, zero_stage=3)
+    changes = {"framework": "fsdp2", "kind": "sft"} | changes
+    made = made.model_copy(update={"inputs": made.inputs.model_copy(update=changes)})
+    with pytest.raises(InfeasibleError, match=words):
+        plan_files(made, target)
+
+
+def test_ms_swift_packs_where_its_attention_lets_it() -> None:
+    """Its arguments refuse packs under PyTorch's own attention, which plans price on Blackwell."""
+    packs = {}
+    for cluster in ("dgx-h100", "dgx-b200"):
+        made = make_plan("qwen3-8b", cluster=cluster, dp=8, zero_stage=3)
+        changes = {"framework": "fsdp2", "kind": "sft"}
+        made = made.model_copy(update={"inputs": made.inputs.model_copy(update=changes)})
+        packs[cluster] = "packing: true" in plan_files(made, "ms-swift")["swift.yaml"]
+    assert packs == {"dgx-h100": True, "dgx-b200": False}

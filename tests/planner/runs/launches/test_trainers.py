@@ -312,3 +312,56 @@ def test_a_command_names_its_configuration(program: str, tmp_path: Path) -> None
     run = launch(tmp_path, f"torchrun --nproc-per-node 4 x.py\n{program} a.yaml")
     assert (run.model, run.settings["seq_len"]) == ("qwen3-8b", 512)
     assert (run.settings["gpus"], run.settings["micro_batch"]) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ("zero3", {"framework": "deepspeed", "zero_stage": 3, "dp": 8}),
+        ("zero1 --num_processes 4", {"framework": "deepspeed", "zero_stage": 1, "dp": 4}),
+        ("fsdp1", {"framework": "fsdp2", "zero_stage": 3, "dp": 8}),
+        ("fsdp2 --num_processes 16", {"framework": "fsdp2", "zero_stage": 3, "dp": 16}),
+        ("multi_gpu", {"framework": "pytorch", "dp": 8}),
+        ("single_gpu", {"framework": "pytorch", "dp": 1}),
+        ("own.yaml --num_processes 2", {"framework": "deepspeed", "zero_stage": 2, "dp": 2}),
+    ],
+)
+def test_files_of_accelerate_by_trls_word(
+    words: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """They were left unread, and the run priced as plain data parallelism."""
+    own = "num_processes: 8\ndeepspeed_config: {zero_stage: 2}\n"
+    (tmp_path / "own.yaml").write_text(own, encoding="utf-8")
+    head = "trl sft --model_name_or_path Qwen/Qwen3-8B --accelerate_config"
+    run = launch(tmp_path, f"{head} {words} {BATCH}")
+    assert run.unread == ()
+    assert {name: run.settings[name] for name in settings} == settings
+
+
+@pytest.mark.parametrize(
+    ("head", "gpus"),
+    [("", 16), ("NPROC_PER_NODE=4 ", 4)],
+)
+def test_the_file_behind_a_command_of_ms_swift(head: str, gpus: int, tmp_path: Path) -> None:
+    """Flags win over it, and variables of the shell over its own."""
+    (tmp_path / "own.yaml").write_text(
+        "model: Qwen/Qwen3-8B\ntuner_type: full\nmax_length: 2048\noptim: adamw_8bit\nfsdp: fsdp2\n"
+        "per_device_train_batch_size: 1\nENV: {NPROC_PER_NODE: 8, NNODES: 2}\n",
+        encoding="utf-8",
+    )
+    run = launch(tmp_path, f"{head}swift sft own.yaml --max_length 4096 {BATCH}")
+    assert (run.model, run.unread) == ("qwen3-8b", ())
+    settings = run.settings
+    assert (settings["seq_len"], settings["optimizer"], settings["gpus"]) == (
+        4096,
+        "adam-8bit",
+        gpus,
+    )
+    assert (settings["framework"], settings["adapters"]) == ("fsdp2", None)
+    alone = read_launch(tmp_path / "own.yaml") if not head else run
+    assert alone.settings["gpus"] == gpus
+    with pytest.raises(InputError, match="config: is read with this file"):
+        launch(tmp_path, "swift sft other.yaml --max_length 4096")
+    (tmp_path / "own.yaml").write_text("model: Qwen/Qwen3-8B\nENV: 8\n", encoding="utf-8")
+    with pytest.raises(InputError, match="ENV"):
+        launch(tmp_path, "swift sft own.yaml")
