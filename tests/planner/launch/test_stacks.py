@@ -219,6 +219,7 @@ def test_scripts_have_the_price_of_their_plan(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     run = read_launch(tmp_path / SCRIPTS[target])
+    assert found.predicted is not None
     assert run.unread == ()
     # Nothing but the cluster is said beside it: its processes are in the script.
     (priced,) = price_launch(tmp_path / SCRIPTS[target], ["cluster=dgx-h100"])
