@@ -1,11 +1,13 @@
-"""What DeepSpeed 0.19 refuses to start, or starts and fails in, beyond the general rules."""
+"""What frameworks beside Megatron refuse to start, or start and fail in, beyond the general rules."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.constraints.layers import whole_kv_heads
+from meshwright.constraints.layers import ARCHITECTURES, whole_kv_heads
 from meshwright.constraints.pipeline import TORCHTITAN_SCHEDULE_RULES
 from meshwright.constraints.rule import (
     AtLeast,
@@ -417,30 +419,15 @@ def foreign_parts(model: ModelSpec) -> list[str]:
     return [name for name, present in parts.items() if present]
 
 
-class TorchtitanArchitecture(Rule):
-    """torchtitan's registry builds Llama, Qwen3, Mixtral-like, DeepSeek-V2/V3 and gpt-oss models only."""
-
-    name = "torchtitan-architecture"
-    unit = "parts of the model"
-    of_workload = True
-
-    def applies(self, workload: Workload) -> bool:
-        return bool(foreign_parts(workload.model))
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        return as_excess(
-            np.full_like(column(table, "tp"), len(foreign_parts(table.workload.model)))
-        )
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        parts = foreign_parts(plan.workload.model)
-        if not parts:
-            return None
-        return self.finding(
-            value=len(parts),
-            words=f"torchtitan 0.3 has no layer for {', '.join(parts)}",
-            remedy="Choose the megatron framework for this model.",
-        )
+TORCHTITAN_ARCHITECTURE = Refuses(
+    name="torchtitan-architecture",
+    sentence="torchtitan's registry builds Llama, Qwen3, Mixtral-like, DeepSeek-V2/V3 and gpt-oss models "
+    "only",
+    unit="parts of the model",
+    broken=lambda work: foreign_parts(work.model),
+    words="torchtitan 0.3 has no layer for {broken}",
+    remedy="Choose the megatron framework for this model.",
+)
 
 
 class TorchtitanExpertShards(Rule):
@@ -578,7 +565,7 @@ TORCHTITAN_RULES: tuple[Rule, ...] = (
     TorchtitanSequence(),
     TORCHTITAN_TIED_EMBEDDINGS,
     TORCHTITAN_CONTEXT_SHARDS,
-    TorchtitanArchitecture(),
+    TORCHTITAN_ARCHITECTURE,
     TorchtitanExpertShards(),
     TorchtitanExpertTensor(),
     TORCHTITAN_SPREAD_EXPERTS,
@@ -634,158 +621,103 @@ class AllowedDegrees(Rule):
         )
 
 
-class AllowedPrecisions(Rule):
-    """The number format is one that the framework trains in."""
-
-    unit = "formats"
-    of_workload = True
-
-    def __init__(self, framework: Framework) -> None:
-        self.name = f"{framework.name}-precision"
-        self.framework = framework
-        self.precisions = planned(framework.precisions)
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        missing = 0 if table.workload.precision in self.precisions else 1
-        return as_excess(np.full_like(column(table, "tp"), missing))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        wanted = plan.workload.precision
-        if any(wanted == precision for precision in self.precisions):
-            return None
-        return self.finding(
-            value=1,
-            words=f"{self.framework.name} has no training in {wanted}",
-            remedy=f"Choose one of {', '.join(self.precisions)}, or the {DEFAULT_FRAMEWORK} framework.",
-        )
+def allowed_precisions(framework: Framework) -> Rule | None:
+    """The rule that a framework trains in the number format; None for one that trains in all."""
+    precisions = planned(framework.precisions)
+    if not set(precisions) < set(ARCHITECTURES):
+        return None
+    return Refuses(
+        name=f"{framework.name}-precision",
+        sentence="The number format is one that the framework trains in",
+        unit="formats",
+        broken=lambda work: [] if work.precision in precisions else [work.precision],
+        words=f"{framework.name} has no training in {{broken}}",
+        remedy=f"Choose one of {', '.join(precisions)}, or the {DEFAULT_FRAMEWORK} framework.",
+    )
 
 
-class AllowedOptimizers(Rule):
-    """The optimizer is one that the framework can be started with."""
+def allowed_optimizers(framework: Framework) -> Rule:
+    """The rule that a framework can be started with the optimizer."""
+    optimizers = planned(framework.optimizers)
 
-    unit = "optimizers"
-    of_workload = True
+    def refused(workload: Workload) -> list[str]:
+        wanted = workload.optimizer
+        if wanted in optimizers:
+            return []
+        known = wanted in framework.optimizers
+        return [f"has no launch file for {wanted} here" if known else f"cannot train with {wanted}"]
 
-    def __init__(self, framework: Framework) -> None:
-        self.name = f"{framework.name}-optimizer"
-        self.framework = framework
-        self.optimizers = planned(framework.optimizers)
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        missing = 0 if table.workload.optimizer in self.optimizers else 1
-        return as_excess(np.full_like(column(table, "tp"), missing))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        wanted = plan.workload.optimizer
-        if wanted in self.optimizers:
-            return None
-        known = wanted in self.framework.optimizers
-        return self.finding(
-            value=1,
-            words=f"{self.framework.name} "
-            + (f"has no launch file for {wanted} here" if known else f"cannot train with {wanted}"),
-            remedy=f"Choose one of {', '.join(self.optimizers)}, or another framework.",
-        )
+    return Refuses(
+        name=f"{framework.name}-optimizer",
+        sentence="The optimizer is one that the framework can be started with",
+        unit="optimizers",
+        broken=refused,
+        words=f"{framework.name} {{broken}}",
+        remedy=f"Choose one of {', '.join(optimizers)}, or another framework.",
+    )
 
 
-class NoLinearAttention(Rule):
-    """Every layer has attention: the framework's model has no layer with Gated DeltaNet."""
-
-    unit = "kinds of layers"
-    of_workload = True
-
-    def __init__(self, framework: Framework) -> None:
-        self.name = f"{framework.name}-linear-attention"
-        self.framework = framework
-
-    def applies(self, workload: Workload) -> bool:
-        return workload.model.linear_attention is not None
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        missing = 0 if table.workload.model.linear_attention is None else 1
-        return as_excess(np.full_like(column(table, "tp"), missing))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        layers = plan.workload.model.linear_layers
-        if not layers:
-            return None
-        return self.finding(
-            value=1,
-            words=f"{self.framework.name} is not planned with the {layers} layers of linear attention",
-            remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
-        )
+def _not_planned(
+    framework: Framework, what: str, sentence: str, broken: Callable[[Workload], Sequence[str]]
+) -> Rule:
+    """The rule of a framework that has none of some kind of layers."""
+    return Refuses(
+        name=f"{framework.name}-{what}",
+        sentence=sentence,
+        unit="kinds of layers",
+        broken=broken,
+        words=f"{framework.name} is not planned with {{broken}}",
+        remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
+    )
 
 
-class NoSparseAttention(Rule):
-    """Queries attend to every earlier position: the framework's model has no indexer that chooses some."""
+def no_linear_attention(framework: Framework) -> Rule:
+    """The rule of a framework whose layers all have softmax attention."""
 
-    unit = "kinds of layers"
-    of_workload = True
+    def broken(workload: Workload) -> list[str]:
+        layers = workload.model.linear_layers
+        return [f"the {layers} layers of linear attention"] if layers else []
 
-    def __init__(self, framework: Framework) -> None:
-        self.name = f"{framework.name}-sparse-attention"
-        self.framework = framework
-
-    def applies(self, workload: Workload) -> bool:
-        return workload.model.indexer is not None
-
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        missing = 0 if table.workload.model.indexer is None else 1
-        return as_excess(np.full_like(column(table, "tp"), missing))
-
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        latent = plan.workload.model.attention
-        if latent is None or latent.indexer is None:
-            return None
-        return self.finding(
-            value=1,
-            words=f"{self.framework.name} is not planned with attention to the "
-            f"{latent.indexer.top_k} positions that an indexer chooses",
-            remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
-        )
+    says = "Every layer has attention: the framework's model has no layer with Gated DeltaNet"
+    return _not_planned(framework, "linear-attention", says, broken)
 
 
-class NoHybridLayers(Rule):
-    """Every layer has attention and a feed-forward: no Mamba, and no pattern of single blocks."""
+def no_sparse_attention(framework: Framework) -> Rule:
+    """The rule of a framework whose queries attend to every earlier position."""
 
-    unit = "kinds of layers"
-    of_workload = True
+    def broken(workload: Workload) -> list[str]:
+        indexer = workload.model.indexer
+        chosen = "attention to the {} positions that an indexer chooses"
+        return [] if indexer is None else [chosen.format(indexer.top_k)]
 
-    def __init__(self, framework: Framework) -> None:
-        self.name = f"{framework.name}-hybrid-layers"
-        self.framework = framework
+    says = "Queries attend to every earlier position: the framework's model has no indexer that chooses some"
+    return _not_planned(framework, "sparse-attention", says, broken)
 
-    def applies(self, workload: Workload) -> bool:
-        return workload.model.state_space is not None or workload.model.hybrid_pattern is not None
 
-    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
-        missing = 1 if self.applies(table.workload) else 0
-        return as_excess(np.full_like(column(table, "tp"), missing))
+def no_hybrid_layers(framework: Framework) -> Rule:
+    """The rule of a framework whose layers all have attention and a feed-forward part."""
 
-    def check(self, plan: FinishedPlan) -> Finding | None:
-        model = plan.workload.model
-        if not model.mamba_layers and model.hybrid_pattern is None:
-            return None
-        what = "a pattern of unlike layers"
+    def broken(workload: Workload) -> list[str]:
+        model = workload.model
         if model.state_space is not None:
-            what = f"the {model.mamba_layers} layers of {model.state_space.title}"
-        return self.finding(
-            value=1,
-            words=f"{self.framework.name} is not planned with {what}",
-            remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
-        )
+            return [f"the {model.mamba_layers} layers of {model.state_space.title}"]
+        return [] if model.hybrid_pattern is None else ["a pattern of unlike layers"]
+
+    says = "Every layer has attention and a feed-forward: no Mamba, and no pattern of single blocks"
+    return _not_planned(framework, "hybrid-layers", says, broken)
 
 
 def no_latent_experts(framework: Framework) -> Rule:
     """The rule of a framework whose routed experts read the hidden width itself."""
-    return Refuses(
-        name=f"{framework.name}-latent-experts",
-        sentence="Routed experts read the hidden width: the framework projects it to none that is narrower",
-        unit="kinds of layers",
-        binds=has_latent_experts,
-        words=f"{framework.name} is not planned with experts on a projection of the hidden width",
-        remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
+
+    def broken(workload: Workload) -> list[str]:
+        latent = "experts on a projection of the hidden width"
+        return [latent] if has_latent_experts(workload) else []
+
+    says = (
+        "Routed experts read the hidden width: the framework projects it to none that is narrower"
     )
+    return _not_planned(framework, "latent-experts", says, broken)
 
 
 class WholeModelRecompute(Rule):

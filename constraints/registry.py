@@ -95,21 +95,19 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
     rules: list[Rule] = [pipeline.AllowedSchedules(framework)]
     bound = framework.rules
     rules += [rule for name, rule in FRAMEWORK_RULES.items() if name in bound]
-    degrees, precisions = (
-        frameworks.AllowedDegrees(framework),
-        frameworks.AllowedPrecisions(framework),
-    )
+    degrees = frameworks.AllowedDegrees(framework)
+    precisions = frameworks.allowed_precisions(framework)
     if degrees.allowed:
         rules.append(degrees)
-    if set(precisions.precisions) < set(layers.ARCHITECTURES):
+    if precisions is not None:
         rules.append(precisions)
-    rules.append(frameworks.AllowedOptimizers(framework))
+    rules.append(frameworks.allowed_optimizers(framework))
     if framework.linear_attention is None:
-        rules.append(frameworks.NoLinearAttention(framework))
+        rules.append(frameworks.no_linear_attention(framework))
     if framework.sparse_attention is None:
-        rules.append(frameworks.NoSparseAttention(framework))
+        rules.append(frameworks.no_sparse_attention(framework))
     if framework.hybrid_layers is None:
-        rules.append(frameworks.NoHybridLayers(framework))
+        rules.append(frameworks.no_hybrid_layers(framework))
     if framework.latent_experts is None:
         rules.append(frameworks.no_latent_experts(framework))
     if framework.recompute_amount is None:

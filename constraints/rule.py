@@ -274,8 +274,8 @@ class DeclaredRule(Rule):
             return None
         words = _words_of(plan) | numbers
         return self.finding(
-            value=numbers["value"],
-            limit=numbers["limit"],
+            value=int(numbers["value"]),
+            limit=int(numbers["limit"]),
             words=self.words.format(**words),
             remedy=self.remedy.format(**words),
         )
@@ -285,7 +285,7 @@ class DeclaredRule(Rule):
         """How far each layout is over the limit, conditions aside; shape [n]."""
 
     @abstractmethod
-    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+    def _broken(self, plan: FinishedPlan) -> dict[str, int | str] | None:
         """None where the plan keeps the rule; else `value`, `limit` and the other numbers of the words."""
 
 
@@ -299,7 +299,7 @@ class Divides(DeclaredRule):
     def _over(self, table: LayoutTable) -> IntArray:
         return _of_each(self.number, table) % _of_each(self.by, table)
 
-    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+    def _broken(self, plan: FinishedPlan) -> dict[str, int | str] | None:
         number, divisor = _of_one(self.number, plan), _of_one(self.by, plan)
         remainder = number - (number // divisor) * divisor
         if remainder == 0:
@@ -317,7 +317,7 @@ class AtMost(DeclaredRule):
     def _over(self, table: LayoutTable) -> IntArray:
         return _of_each(self.value, table) - _of_each(self.limit, table)
 
-    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+    def _broken(self, plan: FinishedPlan) -> dict[str, int | str] | None:
         value, limit = _of_one(self.value, plan), _of_one(self.limit, plan)
         return {"value": value, "limit": limit} if value > limit else None
 
@@ -332,7 +332,7 @@ class AtLeast(DeclaredRule):
     def _over(self, table: LayoutTable) -> IntArray:
         return _of_each(self.limit, table) - _of_each(self.value, table)
 
-    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+    def _broken(self, plan: FinishedPlan) -> dict[str, int | str] | None:
         value, limit = _of_one(self.value, plan), _of_one(self.limit, plan)
         return {"value": value, "limit": limit} if value < limit else None
 
@@ -348,7 +348,7 @@ class Equals(DeclaredRule):
         difference = _of_each(self.value, table) - _of_each(self.to, table)
         return np.asarray(np.abs(difference), dtype=np.int64)
 
-    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+    def _broken(self, plan: FinishedPlan) -> dict[str, int | str] | None:
         value, limit = _of_one(self.value, plan), _of_one(self.to, plan)
         return {"value": value, "limit": limit} if value != limit else None
 
@@ -362,22 +362,31 @@ class Requires(DeclaredRule):
     def _over(self, table: LayoutTable) -> IntArray:
         return np.asarray(~_true_of_each(self.needs, table), dtype=np.int64)
 
-    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
+    def _broken(self, plan: FinishedPlan) -> dict[str, int | str] | None:
         return None if _true_of_one(self.needs, plan.layout) else {"value": 1, "limit": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refuses(DeclaredRule):
-    """No layout is allowed of a workload that it binds."""
+    """No layout is allowed of a workload that it binds, and of which something is broken; nothing else is
+    asked, so that there is no arithmetic to repeat. Words may name what is {broken}.
+    """
 
     of_workload: ClassVar[bool] = True
+    broken: Callable[[Workload], Sequence[str]] = lambda _: ("",)
+    """What of a workload is refused, in words."""
+
+    def applies(self, workload: Workload) -> bool:
+        return self.binds(workload) and len(self.broken(workload)) > 0
 
     def _over(self, table: LayoutTable) -> IntArray:
-        return np.ones_like(column(table, "tp"), dtype=np.int64)
+        return np.full_like(column(table, "tp"), len(self.broken(table.workload)), dtype=np.int64)
 
-    def _broken(self, plan: FinishedPlan) -> dict[str, int] | None:
-        del plan
-        return {"value": 1, "limit": 0}
+    def _broken(self, plan: FinishedPlan) -> dict[str, int | str] | None:
+        broken = self.broken(plan.workload)
+        if not broken:
+            return None
+        return {"value": len(broken), "limit": 0, "broken": ", ".join(broken)}
 
 
 def _of_each(product: Product, table: LayoutTable) -> IntArray:

@@ -87,7 +87,7 @@ _SWIFT_VARIABLES = "ENV"
 """Section of variables of ms-swift's files (swift/cli/main.py, parse_yaml_args)."""
 _EACH_NODE = "NPROC_PER_NODE"
 _SECOND_FSDP = "fsdp2"
-"""Word of ms-swift for its preset of FSDP2."""
+"""Word of ms-swift and of TRL for their settings of FSDP2."""
 
 PEFT_DEFAULT = "no target modules are named: q_proj and v_proj, which PEFT takes for most families"
 UNSHARDED = (
@@ -501,7 +501,7 @@ _TRL_FSDP: dict[str, Any] = {"fsdp_activation_checkpointing": False, "fsdp_offlo
 _TRL_PRESETS: dict[str, dict[str, Any]] = {
     **{f"zero{stage}": _TRL_NODE | {_BY_DEEPSPEED: {"zero_stage": stage}} for stage in (1, 2, 3)},
     "fsdp1": _TRL_NODE | {"fsdp_config": _TRL_FSDP | {"fsdp_reshard_after_forward": "FULL_SHARD"}},
-    "fsdp2": _TRL_NODE | {"fsdp_config": _TRL_FSDP | {"fsdp_reshard_after_forward": True}},
+    _SECOND_FSDP: _TRL_NODE | {"fsdp_config": _TRL_FSDP | {"fsdp_reshard_after_forward": True}},
     "multi_gpu": _TRL_NODE,
     "single_gpu": _TRL_NODE | {"num_processes": 1},
 }
