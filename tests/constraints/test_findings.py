@@ -12,7 +12,7 @@ import pytest
 from meshwright.constraints.fabric import ScaleUpDomain, keeps_inside
 from meshwright.constraints.frameworks import foreign_parts
 from meshwright.constraints.megatron import refused_recompute
-from meshwright.constraints.registry import findings, rule_named, rules_for
+from meshwright.constraints.registry import findings, rule_named, rules_for, rules_of
 from meshwright.constraints.rule import (
     AtLeast,
     AtMost,
@@ -28,6 +28,7 @@ from meshwright.constraints.rule import (
 )
 from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.reader import Flavor, flavors
 from tests.constraints.test_constraints_rules import (
@@ -777,7 +778,7 @@ def test_findings_leave_out_the_rules_not_asked_for() -> None:
 
 
 def test_a_framework_is_bound_by_what_its_record_lacks() -> None:
-    fsdp2 = {rule.name for rule in rules_for(workload(LINEAR, framework="fsdp2"))}
+    fsdp2 = {rule.name for rule in rules_of(FSDP2)}
     lacking = {"degrees", "precision", "recompute", "schedule"}
     assert {f"fsdp2-{what}" for what in lacking} <= fsdp2
     deepspeed = {rule.name for rule in rules_for(workload(LINEAR, framework="deepspeed"))}
