@@ -324,7 +324,7 @@ parallelism knows attention alone."""
 
 def has_latent_experts(workload: Workload) -> bool:
     """Whether routed experts work on a projection of the hidden width."""
-    return workload.model.moe is not None and workload.model.moe.latent_size is not None
+    return workload.model.latent_size is not None
 
 
 WHOLE_LATENT = AtMost(

@@ -776,11 +776,7 @@ MEGATRON_LATENT_EXPERTS = Refuses(
     name="megatron-latent-experts",
     sentence="width of the projection ahead of experts mod 16 = 0 in FP8 and narrower formats",
     unit="models",
-    binds=lambda work: (
-        is_narrow(work)
-        and work.model.moe is not None
-        and (work.model.moe.latent_size or 0) % 16 > 0
-    ),
+    binds=lambda work: is_narrow(work) and (work.model.latent_size or 0) % 16 > 0,
     words="experts on a projection whose width 16 does not divide in {precision}",
     remedy="Plan in bf16.",
 )

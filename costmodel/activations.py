@@ -609,9 +609,9 @@ def _latent_saved(workload: Workload, layout: Layout, narrow: float) -> Floats:
     (transformer_engine/pytorch/module/linear.py, saves its quantised input).
     """
     model = workload.model
-    if model.moe is None or model.moe.latent_size is None:
+    if model.latent_size is None:
         return 0.0
-    combined = narrow * model.moe.latent_size * keeps_input(workload, LATENT_UP)
+    combined = narrow * model.latent_size * keeps_input(workload, LATENT_UP)
     own_copy = narrow * model.hidden * (narrow < _WIDE_BYTES) * keeps_input(workload, LATENT_DOWN)
     saved: Floats = (combined + own_copy) / np.asarray(layout.tp)
     return saved

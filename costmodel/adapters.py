@@ -436,7 +436,7 @@ def adapter_launches(c: Context, shares: BlockShares) -> float:
         launches += _DECOMPOSED_LAUNCHES * number
     if workload.adapters.base_bits < 16:
         matrices = 4.0 * shares.attention + 3.0 * blocks + 2.0 * shares.mamba
-        if model.moe is not None and model.moe.latent_size is not None:
+        if model.latent_size is not None:
             matrices += 2.0 * shares.experts
         launches += _WIDENING_LAUNCHES[workload.adapters.base_bits] * matrices
     eager = c.constants.framework.eager_operators

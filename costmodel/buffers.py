@@ -302,7 +302,7 @@ def _nodes_per_layer(workload: Workload) -> float:
     attention = 0.5 * blocks.total * (_DENSE_NODES + casts) + router
     if workload.model.moe is None:
         return attention
-    projections = _PROJECTION_NODES * (workload.model.moe.latent_size is not None)
+    projections = _PROJECTION_NODES * (workload.model.latent_size is not None)
     if scope != "full":
         return attention + blocks.experts * projections
     return attention + blocks.experts * (_EXPERT_NODES + 2.0 * projections)

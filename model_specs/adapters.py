@@ -307,9 +307,9 @@ def _feed_forward_matrices(
 
 def _latent_projections(model: ModelSpec) -> tuple[Matrix, ...]:
     """The pair around the routed experts of one layer; none where these read the hidden width."""
-    if model.moe is None or model.moe.latent_size is None:
+    hidden, latent = model.hidden, model.latent_size
+    if latent is None:
         return ()
-    hidden, latent = model.hidden, model.moe.latent_size
     return Matrix(LATENT_DOWN, hidden, latent), Matrix(LATENT_UP, latent, hidden)
 
 

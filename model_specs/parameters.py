@@ -226,9 +226,7 @@ def latent_parameters(model: ModelSpec) -> int:
 
 def latent_matrices(model: ModelSpec) -> int:
     """Of `latent_parameters`, the matrices: 2 h l."""
-    if model.moe is None or model.moe.latent_size is None:
-        return 0
-    return 2 * model.hidden * model.moe.latent_size
+    return 2 * model.hidden * (model.latent_size or 0)
 
 
 def shared_expert_parameters(model: ModelSpec) -> int:

@@ -281,10 +281,14 @@ class ModelSpec(ClosedDocument):
         return self.activation in ("swiglu", "geglu")
 
     @property
+    def latent_size(self) -> int | None:
+        """Width that the hidden one is projected to ahead of routed experts; None where they read itself."""
+        return None if self.moe is None else self.moe.latent_size
+
+    @property
     def routed_width(self) -> int:
         """Width of what routed experts read and write: the hidden width, or what that is projected to."""
-        latent = None if self.moe is None else self.moe.latent_size
-        return self.hidden if latent is None else latent
+        return self.hidden if self.latent_size is None else self.latent_size
 
     @property
     def qk_head_dim(self) -> int:
