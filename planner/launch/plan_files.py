@@ -64,6 +64,7 @@ PLAN_FILES = (
     "torchtitan_args.json",
     "ds_config.json",
     "accelerate.yaml",
+    "accelerator_config.json",
     "llama_factory.yaml",
     "axolotl.yaml",
     "bridge_overrides.json",
