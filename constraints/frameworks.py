@@ -22,7 +22,7 @@ from meshwright.constraints.rule import (
     column,
     of,
 )
-from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.layout import AXES, Recompute
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, planned
 from meshwright.frameworks.deepspeed import SCRIPT_OPTIMIZERS
@@ -294,7 +294,7 @@ class SyncEachBatch(Rule):
         return workload.sync_each_batch
 
     def fields_read(self) -> frozenset[str]:
-        return frozenset(("num_micro_batches", "dp", "cp"))
+        return frozenset((*AXES, "num_micro_batches"))
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         replicas = column(table, "dp") * column(table, "cp")

@@ -283,9 +283,9 @@ def _sync_notes(launch: Launch) -> Iterator[str]:
     """How gradients of each micro-batch are reduced, which no setting of a launcher says."""
     if launch.execution.sync_each_batch:
         yield (
-            "It reduces the gradients of each of these by itself: whole ones would not fit. A loop of its own "
-            f"makes GradientAccumulationPlugin(num_steps={launch.layout.num_micro_batches}, {SYNCS}=True), "
-            f"and launch.sh then goes without --{ACCELERATOR}."
+            "It reduces the gradients of each of these by itself: whole ones would not fit. Your own loop "
+            f"has GradientAccumulationPlugin(num_steps={launch.layout.num_micro_batches}, {SYNCS}=True), and "
+            f"launch.sh then goes without --{ACCELERATOR}."
         )
 
 

@@ -18,13 +18,7 @@ from meshwright.costmodel.execution_names import StepKindName
 from meshwright.documents import read_mapping
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import BUCKET
-from meshwright.frameworks.fsdp2 import (
-    ACCELERATOR,
-    PRECOMPUTES,
-    SAVED_TENSORS,
-    TRL_LOSS,
-    TRL_STEPS,
-)
+from meshwright.frameworks.fsdp2 import ACCELERATOR, PRECOMPUTES, SAVED_TENSORS, TRL_LOSS, TRL_STEPS
 from meshwright.frameworks.megatron import MEGATRON, PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, adapter_method
 from meshwright.model_specs.reader import read_model
@@ -226,7 +220,15 @@ _READ = frozenset(
         *("fsdp", "fsdp_config", "bf16", "fp16", "num_processes", "num_gpus", "num_nodes"),
         *(_PADDING_FREE, _ADAPTERS, FOUR_BITS, EIGHT_BITS, _DECOMPOSES, SAVED_TENSORS.flag),
         *(_NESTED, _QUANTISES, _BITS, _DROPOUT, "sequence_parallel_size"),
-        *(ACCELERATOR, "deepspeed_autotp_size", *_TUNERS, *_TYPE, *_REFUSED, _RLHF, *_OF_PREFERENCES),
+        *(
+            ACCELERATOR,
+            "deepspeed_autotp_size",
+            *_TUNERS,
+            *_TYPE,
+            *_REFUSED,
+            _RLHF,
+            *_OF_PREFERENCES,
+        ),
     )
 )
 
