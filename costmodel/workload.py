@@ -589,6 +589,27 @@ class Execution(RunSettings):
 _SETTINGS = tuple(each.name for each in fields(RunSettings))
 
 
+def with_needed_syncs(workload: Workload, layout: Layout) -> Workload:
+    """A workload whose `sync_each_batch` is on only where that changes something.
+
+    Parameters
+    ----------
+    workload : Workload
+        Any.
+    layout : Layout
+        Of plain numbers.
+
+    Returns
+    -------
+    Workload
+        With the same price of the layout: one micro-batch, or one replica, is reduced once anyway.
+    """
+    if not workload.sync_each_batch:
+        return workload
+    needed = Execution.within(workload).of_layout(layout).sync_each_batch
+    return replace(workload, sync_each_batch=needed)
+
+
 # What the dispatchers of tokens differ in, and the all-gather of one of them.
 
 
