@@ -28,6 +28,7 @@ from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.workload import Workload
 from meshwright.documents import write_files
 from meshwright.errors import InputError
+from meshwright.planner.analysis.neighbours import neighbours
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
@@ -195,6 +196,19 @@ def test_where_it_changes_nothing_a_rule_refuses_it(layout: Layout, is_legal: bo
         workload=workload, layout=layout, stages=((62,),), memory_gib=(1.0,), spans={}
     )
     assert ("sync-each-batch" in [each.rule for each in findings(plan)]) == (not is_legal)
+
+
+def test_a_rival_of_one_micro_batch_is_not_refused_for_it() -> None:
+    plan = planned(
+        model="llama-3-8b",
+        global_batch=16,
+        pin="sync_each_batch=on,micro_batch=1,dp=8,recompute=full",
+    )
+    assert plan.layout is not None
+    assert plan.layout.num_micro_batches == 2
+    (rival,) = [each for each in neighbours(plan) if each.change == "micro_batch 1 -> 2"]
+    assert rival.broken is None
+    assert rival.step_time_s is not None
 
 
 # Plans, their launch files and the way back.
