@@ -24,7 +24,7 @@ from meshwright.constraints.rule import (
     column,
     of,
 )
-from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.layout import AXES, Recompute
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, planned
 from meshwright.frameworks.deepspeed import SCRIPT_OPTIMIZERS
@@ -283,6 +283,38 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
 # What accelerate with PyTorch FSDP2 refuses, beyond the general rules (read in accelerate 1.15.0).
 
 
+class SyncEachBatch(Rule):
+    """Reducing each micro-batch's gradients takes two micro-batches and two replicas: else nothing changes.
+
+    The last micro-batch's are always reduced (accelerate/accelerator.py, accumulate: sync_gradients).
+    """
+
+    name = "sync-each-batch"
+    unit = "layouts"
+
+    def applies(self, workload: Workload) -> bool:
+        return workload.sync_each_batch
+
+    def fields_read(self) -> frozenset[str]:
+        return frozenset((*AXES, "num_micro_batches"))
+
+    def excess(self, table: LayoutTable) -> NDArray[np.float64]:
+        replicas = column(table, "dp") * column(table, "cp")
+        alone = np.minimum(column(table, "num_micro_batches"), replicas) < 2
+        return as_excess(alone & self.applies(table.workload))
+
+    def check(self, plan: FinishedPlan) -> Finding | None:
+        micro_batches = int(plan.layout.num_micro_batches)
+        dp, cp = int(plan.layout.dp), int(plan.layout.cp)
+        if not plan.workload.sync_each_batch or (micro_batches > 1 and (dp > 1 or cp > 1)):
+            return None
+        return self.finding(
+            value=1,
+            words=f"gradients of each micro-batch of {micro_batches} reduced on dp {dp} x cp {cp}",
+            remedy="Leave the gradients to the last micro-batch.",
+        )
+
+
 SHARDS_BESIDE_TENSOR = AtMost(
     name="fsdp2-shards",
     sentence="tp <= 1 where dp cp = 1: FSDP2 has nothing to shard over where every rank is a tensor rank",
@@ -376,6 +408,7 @@ FSDP2_RULES: tuple[Rule, ...] = (
     WHOLE_HEAD,
     FSDP2_MUON_TENSOR,
     _no_experts_for_muon("fsdp2-muon-experts"),
+    SyncEachBatch(),
 )
 
 

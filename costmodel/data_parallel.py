@@ -71,7 +71,8 @@ def data_parallel_traffic(
     ZeRO 0 all-reduces gradients; 1 and 2 reduce-scatter them and gather parameters (Rajbhandari et al. 2020,
     arXiv 1910.02054, section 7); 3 gathers for the forward and the backward pass of each micro-batch. 2 and 3
     reduce after each micro-batch (torchtitan/trainer.py has no no_sync; DeepSpeed stage_1_and_2.py), or once
-    (accelerate/accelerator.py, no_sync). PyTorch gathers again for each micro-batch under 2 too, and in a
+    (accelerate/accelerator.py, no_sync, unless the run reduces each micro-batch's gradients: accumulate,
+    sync_each_batch). PyTorch gathers again for each micro-batch under 2 too, and in a
     pipeline keeps what it gathered and reduces once (torch/distributed/pipelining/stage.py). Megatron-FSDP
     waits for all reductions at the end of each backward pass, and under ZeRO 3 for its first layer at the
     beginning of each pass (megatron-core 0.19.2, megatron_fsdp.py, _root_post_backward). With shard
@@ -221,11 +222,11 @@ def exposed_s(
 ) -> Floats:
     """Data-parallel seconds that compute does not hide.
 
-    max(seconds - window, tail) + slow-down x min(seconds, window): traffic of each micro-batch hides under
-    all of them; else gradients are reduced, and parameters gathered, next to one micro-batch, or to what
-    `hiding_windows` says of several chunks, and the last bucket stays exposed. Traffic and the compute that
-    runs beside it slow each other down (`FrameworkConstants.dp_interference`; docs/cost_model.md, "The
-    step").
+    max(seconds - window, tail) + slow-down x min(seconds, window): traffic of each micro-batch, gathers or
+    reductions, hides under all of them; else gradients are reduced, and parameters gathered, next to one
+    micro-batch, or to what `hiding_windows` says of several chunks, and the last bucket stays exposed.
+    Traffic and the compute that runs beside it slow each other down (`FrameworkConstants.dp_interference`;
+    docs/cost_model.md, "The step").
 
     Parameters
     ----------
@@ -293,11 +294,12 @@ def hiding_windows(c: Context) -> NDArray[np.float64]:
     """
     layout = c.layout
     fsdp = np.asarray(layout.zero_stage) == 3
-    _, reductions = passes_of_a_step(c)
+    gathers, reductions = passes_of_a_step(c)
     vpp, m = np.asarray(layout.vpp), np.asarray(layout.num_micro_batches)
     group = np.where(has_trait(layout.schedule, "in_groups"), np.minimum(layout.pp, m), m)
     several = np.maximum(group * (vpp - 1.0) / vpp, 1.0)
-    windows = np.where(_chunk_by_chunk(c), several, reductions)
+    each = np.where(np.asarray(layout.zero_stage) == 2, np.maximum(gathers, reductions), reductions)
+    windows = np.where(_chunk_by_chunk(c), several, each)
     overlapped = windows * float(c.workload.dp_overlap)
     if c.constants.framework.reduces_after_backward:
         alone = (np.asarray(layout.pp) > 1) | (np.asarray(layout.zero_stage) == 0)

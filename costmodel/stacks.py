@@ -113,11 +113,11 @@ class FrameworkConstants:
     host_transfer_bytes: float
     """Bytes of an offloaded parameter over PCIe that a step waits for."""
     host_accumulation_bytes: float
-    """More of them for each micro-batch, where its gradients are reduced by themselves (ZeRO 2 and 3)."""
+    """More of them for each reduction of its gradients, of a micro-batch or of the step (ZeRO 2 and 3)."""
     host_gather_bytes: float
     """More of them for each micro-batch, where weights are gathered from the host (ZeRO 3)."""
     host_sum_bytes: float
-    """Bytes of the host's memory that adding the gradient of one more micro-batch moves."""
+    """Bytes of the host's memory that adding the gradient of one more reduction moves."""
 
     def gradients_mb(self, parameters: float) -> float:
         """Size of gradients when they are reduced: `gradient_bytes` each.
@@ -272,6 +272,7 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
             fused_norm=workload.fused_norm,
             stepwise_loss=workload.stepwise_loss,
             fill_exposed=workload.fill_exposed,
+            reduces_each_micro_batch=workload.sync_each_batch or None,
         ),
     )
 
@@ -286,12 +287,13 @@ class _Settings(NamedTuple):
     fused_norm: bool | None
     stepwise_loss: bool | None
     fill_exposed: bool | None
+    reduces_each_micro_batch: bool | None
 
 
 @lru_cache(maxsize=256)
 def _with_settings(stack: FrameworkConstants, run: _Settings) -> FrameworkConstants:
     """The constants with the settings of a run; cached, because every price asks for them."""
-    same = ("fused_loss", "fused_norm", "stepwise_loss", "fill_exposed")
+    same = ("fused_loss", "fused_norm", "stepwise_loss", "fill_exposed", "reduces_each_micro_batch")
     said = {name: getattr(run, name) for name in same}
     changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     if run.kernel is not None:
@@ -345,7 +347,8 @@ class MemoryProfile:
     """Whether a pipeline keeps fp32 gradients whole for a step under ZeRO 2 and 3, and under ZeRO 3 16-bit
     weights too."""
     whole_while_accumulating: bool
-    """Whether ZeRO 2 and 3 keep 16-bit gradients whole until the last micro-batch."""
+    """Whether ZeRO 2 and 3 keep 16-bit gradients whole until the last micro-batch, unless the run reduces
+    each one's."""
     gradients_arrive: bool
     """Whether a backward pass makes the gradients, layer by layer, and the step after it frees them."""
     bucket_elements: float

@@ -422,7 +422,9 @@ def state_bytes(
     in which they are reduced: shards come only as the last micro-batch gives whole ones up, layer by layer
     (torch 2.13, pipelining/stage.py, backward_maybe_with_nosync: set_requires_gradient_sync(False), and
     perform_reduce_grad; fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed: reduce_dtype, which
-    torchtitan 0.3.0 fixes to float32 in config/configs.py, mixed_precision_reduce). FP8 kernels keep a
+    torchtitan 0.3.0 fixes to float32 in config/configs.py, mixed_precision_reduce). Accelerate keeps 16-bit
+    ones whole until the last micro-batch, unless each one's are reduced (`sync_each_batch`); shards have the
+    parameter's 32 bits (_fully_shard/_fsdp_collectives.py, foreach_reduce: orig_dtype). FP8 kernels keep a
     quantised copy of the weight and mostly of its transpose, beside the 16-bit weight or, with FP8
     parameters, instead of it. States of offloaded parameters are the host's
     (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py: fp32 weight and moments of an
@@ -497,7 +499,9 @@ def state_bytes(
         gradients = np.maximum(gradients, np.where(in_full, 4.0, 0.0))
     if profile.whole_while_accumulating:
         accumulates = (stage >= 2) & (np.asarray(layout.num_micro_batches) > 1) & (d > 1)
-        gradients = np.maximum(gradients, np.where(accumulates, 2.0, 0.0))
+        accumulates &= not workload.sync_each_batch
+        of_shard = np.where(stage == 2, 4.0 / d, 0.0)
+        gradients = np.maximum(gradients, np.where(accumulates, 2.0, of_shard))
     stepping = d if tables else stepping_ranks(workload, layout, shards, experts=experts)
     share = np.where(stage == 0, 1.0, 1.0 / stepping)
     of_shard = np.where(fsdp, (optimizer - 4.0) / d, optimizer * share + step / d)

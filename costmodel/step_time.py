@@ -187,7 +187,8 @@ def optimizer_s(
     though `overlap_comm` puts those of gradients beside the backward pass. So are those of FSDP2, which
     uploads fp32 shards ahead of each gather and adds up gradients on the host: its uploads run beside other
     layers, its downloads do not where micro-batches accumulate (torch 2.13, `_fsdp_collectives.py`,
-    `foreach_reduce`). Under torch's pipelines gradients come down once.
+    `foreach_reduce`). Under torch's pipelines gradients come down once, and under accelerate unless each
+    micro-batch's are reduced.
 
     Parameters
     ----------
@@ -271,7 +272,7 @@ def _host_s(c: Context, parameters: Floats) -> Floats:
     layout, stage = c.layout, np.asarray(c.layout.zero_stage)
     micro_batches = np.asarray(layout.num_micro_batches)
     whole = memory_profile(c.workload.framework).unsharded_in_pipeline & (np.asarray(layout.pp) > 1)
-    reduced = np.where(whole, 1, micro_batches)
+    reduced = np.where(whole | (not framework.reduces_each_micro_batch), 1, micro_batches)
     # A pass that scores gathers once, beside the gathers of a forward and a backward pass.
     scoring = 1.0 + 0.5 * c.workload.scoring_passes
     moved = (

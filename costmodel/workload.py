@@ -93,6 +93,9 @@ class RunSettings:
     """Modules of each layer whose saved tensors are copied to the host's memory and back."""
     parameter_offload: ParameterOffload = "none"
     """Where the 16-bit shards of ZeRO 3 lie (DeepSpeed's `offload_param`)."""
+    sync_each_batch: bool = False
+    """Gradients of each micro-batch are reduced by themselves, where the framework would else add up whole
+    ones until the last (accelerate's `sync_each_batch`)."""
     bucket_mb: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
     """Gradients that are reduced together, MB of 10^6 bytes; None for the framework's own size."""
 
@@ -572,16 +575,39 @@ class Execution(RunSettings):
         """
         replicas = int(layout.dp) * int(layout.cp)
         sends_gradients = replicas > 1 or int(layout.edp) > 1
+        accumulates = replicas > 1 and int(layout.num_micro_batches) > 1
         return replace(
             self,
             tp_overlap=self.tp_overlap and bool(layout.sequence_parallel),
             dp_overlap=self.dp_overlap and sends_gradients,
             pp_overlap=self.pp_overlap and int(layout.vpp) > 1,
             bucket_mb=self.bucket_mb if sends_gradients else None,
+            sync_each_batch=self.sync_each_batch and accumulates,
         )
 
 
 _SETTINGS = tuple(each.name for each in fields(RunSettings))
+
+
+def with_needed_syncs(workload: Workload, layout: Layout) -> Workload:
+    """A workload whose `sync_each_batch` is on only where that changes something.
+
+    Parameters
+    ----------
+    workload : Workload
+        Any.
+    layout : Layout
+        Of plain numbers.
+
+    Returns
+    -------
+    Workload
+        With the same price of the layout: one micro-batch, or one replica, is reduced once anyway.
+    """
+    if not workload.sync_each_batch:
+        return workload
+    needed = Execution.within(workload).of_layout(layout).sync_each_batch
+    return replace(workload, sync_each_batch=needed)
 
 
 # What the dispatchers of tokens differ in, and the all-gather of one of them.

@@ -133,6 +133,14 @@ PRECOMPUTES = "precompute_ref_log_probs"
 PRECOMPUTED = ReferenceSetting(flag=PRECOMPUTES, value="True", source="trl/trainer/dpo_config.py")
 
 
+ACCELERATOR, ACCUMULATION, SYNCS = (
+    "accelerator_config",
+    "gradient_accumulation_kwargs",
+    "sync_each_batch",
+)
+"""Field of a Trainer's arguments with a file or a mapping, its section, and the switch there."""
+
+
 MESH = "accelerate/parallelism_config.py"
 PLUGIN = "accelerate/utils/dataclasses.py"
 LAUNCH = "accelerate/commands/launch.py"
@@ -229,6 +237,13 @@ FSDP2 = Framework(
     ),
     numerics={},
     compilation=Setting(flag="dynamo_backend", source=LAUNCH, planned=False),
+    # A script with a loop of its own hands the switch to GradientAccumulationPlugin.
+    batch_sync=Setting(
+        flag=f"{ACCELERATOR}.{ACCUMULATION}.{SYNCS}",
+        value="true",
+        source=f"{PLUGIN} and transformers/trainer.py",
+        rules=("sync-each-batch",),
+    ),
     eager_stack="",
     # accelerate/accelerator.py, prepare_model: autocast around the forward pass; FSDP2 casts what it gathers.
     autocasts_whole_weights=True,

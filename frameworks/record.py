@@ -308,6 +308,8 @@ class Framework:
     numerics: Mapping[str, Setting]
     """What changes the numbers of a run, by the name in `--allow`: chosen only where it is allowed."""
     compilation: Setting | None
+    batch_sync: Setting | None = None
+    """Reduces the gradients of each micro-batch by themselves; None where ZeRO 2 and 3 do so anyway."""
     autocasts_whole_weights: bool = False
     """Whether weights that nothing shards stay at 32 bits and autocast narrows them at each use."""
     eager_stack: str

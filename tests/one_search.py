@@ -31,6 +31,7 @@ WITHHELD: dict[str, tuple[str, ...]] = {
     "cuda_graph": ("cuda-graph",),
     "cp_comm": ("cp-a2a", "cp-hierarchical"),
     "compiled": ("compile",),
+    "sync_each_batch": ("sync-each-batch",),
 }
 """The software that leaves a choice nothing but its plain value, where it is withheld."""
 

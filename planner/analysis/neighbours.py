@@ -26,7 +26,7 @@ from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.mixed import hosts_short_gib, mixed_memory_gib, mixed_step
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
-from meshwright.costmodel.workload import Execution, Workload
+from meshwright.costmodel.workload import Execution, Workload, with_needed_syncs
 from meshwright.frameworks.catalog import binding_framework, framework_of_stack, planned
 from meshwright.planner.bounds.exact_cost import LayoutPricing, MappingBounds, Priced
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, suiting_stages
@@ -374,6 +374,7 @@ def _settings_of(layout: Layout, before: Layout) -> dict[str, int | str]:
 def _broken(
     workload: Workload, layout: Layout, stages: Stages, memory_gib: tuple[float, ...]
 ) -> str | None:
+    workload = with_needed_syncs(workload, layout)
     finished = FinishedPlan(
         workload=workload, layout=layout, stages=stages, memory_gib=memory_gib, spans={}
     )

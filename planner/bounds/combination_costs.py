@@ -107,8 +107,10 @@ class _Asked:
     """Shapes under a workload as a key: the same model and cluster are the same objects, unhashed."""
 
     def __init__(self, workload: Workload, experts: KnownExperts) -> None:
-        # Neither changes what a layer takes.
-        self.workload = replace(workload, chooses_buckets=False, memory_margin=1.0)
+        # None of them changes what a layer takes.
+        self.workload = replace(
+            workload, chooses_buckets=False, memory_margin=1.0, sync_each_batch=False
+        )
         self.experts = experts
         columns = map(np.asarray, vars(experts.layout).values())
         self._key = tuple((column.shape, column.tobytes()) for column in columns)

@@ -25,6 +25,8 @@ from meshwright.frameworks.deepspeed import (
     UNTESTED,
 )
 from meshwright.frameworks.fsdp2 import (
+    ACCELERATOR,
+    ACCUMULATION,
     ADAPTER_FILE,
     FSDP2,
     LIGER_LOSS,
@@ -36,6 +38,7 @@ from meshwright.frameworks.fsdp2 import (
     RESHARDS,
     SAVED_TENSORS,
     SIZES,
+    SYNCS,
     TRL_HEAD,
     TRL_LOSS,
     TRL_STEPS,
@@ -253,6 +256,7 @@ def _script_notes(launch: Launch) -> tuple[str, ...]:
         f"It accumulates gradients over {layout.num_micro_batches} of these; a script on the Trainer of "
         f"transformers takes --per_device_train_batch_size {layout.micro_batch} "
         f"--gradient_accumulation_steps {layout.num_micro_batches}.",
+        *_sync_notes(launch),
         *_recompute_notes(launch),
         *_kind_notes(launch),
         _model_note(launch.inputs.model),
@@ -276,6 +280,16 @@ def _script_notes(launch: Launch) -> tuple[str, ...]:
                 f"out of target_modules in {ADAPTER_FILE} there."
             )
     return tuple(notes)
+
+
+def _sync_notes(launch: Launch) -> Iterator[str]:
+    """How gradients of each micro-batch are reduced, which no setting of a launcher says."""
+    if launch.execution.sync_each_batch:
+        yield (
+            "It reduces the gradients of each of these by itself: whole ones would not fit. Your own loop "
+            f"has GradientAccumulationPlugin(num_steps={launch.layout.num_micro_batches}, {SYNCS}=True), and "
+            f"launch.sh then goes without --{ACCELERATOR}."
+        )
 
 
 def _recompute_notes(launch: Launch) -> Iterator[str]:
@@ -383,11 +397,14 @@ DEEPSPEED_WRITER = Writer(framework=DEEPSPEED, start=deepspeed_start)
 _ACCELERATE_FILE, _PORT = "accelerate.yaml", 29500
 _SCRIPT_NEEDED = ': "${TRAIN_SCRIPT:?set it to the training script}"\n'
 _ACCELERATE_START = """\
-if [ "${LAUNCHER:-torchrun}" = accelerate ]; then
+if [ "${{LAUNCHER:-torchrun}}" = accelerate ]; then
   exec accelerate launch --config_file "$here/accelerate.yaml" --machine_rank "$node_rank" \\
-    --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" "$TRAIN_SCRIPT" "$@"
+    --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" {command} "$@"
 fi
 """
+_ACCELERATOR_FILE = f"{ACCELERATOR}.json"
+_SYNCED = {ACCUMULATION: {SYNCS: True}}
+"""Of a Trainer's arguments: gradients of each micro-batch are reduced."""
 
 
 _OPTIMIZER_NOTES = {
@@ -461,13 +478,18 @@ def torchrun_env(launch: Launch, config: dict[str, Any]) -> dict[str, str]:
 def accelerate_start(launch: Launch) -> Start:
     """The user's own training script, told by accelerate.yaml or by the environment."""
     config = accelerate_config(launch)
-    before = _SCRIPT_NEEDED
+    before, command, files = _SCRIPT_NEEDED, '"$TRAIN_SCRIPT"', _adapter_files(launch)
+    usage = "Set TRAIN_SCRIPT; plain torchrun starts it, or accelerate with LAUNCHER=accelerate."
+    if launch.execution.sync_each_batch:
+        command += f' --{ACCELERATOR} "$here/{_ACCELERATOR_FILE}"'
+        usage += f" It takes --{ACCELERATOR} as the Trainer of transformers does."
+        files |= {_ACCELERATOR_FILE: json_file(_SYNCED)}
     if launch.placed.gpus_per_host is not None:
-        before += _ACCELERATE_START
+        before += _ACCELERATE_START.format(command=command)
     program = Program(
         framework="a training script that uses accelerate with FSDP2",
-        command='"$TRAIN_SCRIPT"',
-        usage="Set TRAIN_SCRIPT; plain torchrun starts it, or accelerate with LAUNCHER=accelerate.",
+        command=command,
+        usage=usage,
         before=before,
         notes=(
             *_script_notes(launch),
@@ -479,7 +501,7 @@ def accelerate_start(launch: Launch) -> Start:
         program=program,
         args=[],
         env=torchrun_env(launch, config),
-        files={_ACCELERATE_FILE: yaml.safe_dump(config, sort_keys=False)} | _adapter_files(launch),
+        files={_ACCELERATE_FILE: yaml.safe_dump(config, sort_keys=False)} | files,
     )
 
 
@@ -564,6 +586,7 @@ def llamafactory_files(plan: Plan) -> dict[str, str]:
         fields["packing"] = True
     if DEEPSPEED_FILE in files:
         fields |= {_CONFIG_FILE: DEEPSPEED_FILE}
+    fields |= _syncs(launch)
     optimizer = _trainers_optimizer(launch)
     if optimizer is not None:
         fields |= {"use_muon": True} if optimizer == "muon" else {"optim": optimizer}
@@ -614,6 +637,7 @@ def axolotl_files(plan: Plan) -> dict[str, str]:
         "attn_implementation": _attention(launch),
         "output_dir": "outputs",
     }
+    fields |= _syncs(launch)
     _no_offload("Axolotl", launch, "layer_inputs")
     if launch.execution.offload_modules == "saved_tensors":
         fields[SAVED_TENSORS.flag] = True
@@ -649,6 +673,11 @@ def _axolotl_adapters(adapters: AdapterSpec) -> dict[str, object]:
         fields["lora_target_modules"] = modules
     # The plan prices PEFT's own products.
     return fields | dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
+
+
+def _syncs(launch: Launch) -> dict[str, object]:
+    """What stacks on the Trainer hand it, where gradients of each micro-batch are reduced."""
+    return {ACCELERATOR: _SYNCED} if launch.execution.sync_each_batch else {}
 
 
 _TRL_COMMANDS = {"pretrain": "sft", "sft": "sft", "dpo": "dpo", "kto": "kto", "reward": "reward"}
@@ -862,7 +891,8 @@ def _of_trainer(launch: Launch) -> dict[str, object]:
         raise InfeasibleError(
             "The Trainer of transformers makes no Muon: plan with another optimizer."
         )
-    return fields | ({} if optimizer is None else {"optim": optimizer})
+    named = {} if optimizer is None else {"optim": optimizer}
+    return fields | named | _syncs(launch)
 
 
 def _command(stack: str, commands: Mapping[str, str], launch: Launch) -> str:

@@ -68,6 +68,7 @@ PLAN_FILES = (
     "torchtitan_args.json",
     "ds_config.json",
     "accelerate.yaml",
+    "accelerator_config.json",
     "llama_factory.yaml",
     "axolotl.yaml",
     "trl.yaml",

@@ -264,6 +264,12 @@ CHOICES: tuple[Choice, ...] = (
         record="context_exchanges",
     ),
     _switch("compiled", without={"compile": (True,)}, record="compilation"),
+    _switch(
+        "sync_each_batch",
+        without={"sync-each-batch": (True,)},
+        record="batch_sync",
+        label="gradients reduced each micro-batch",
+    ),
     _numerics("gradient_dtype", "bf16-grads", ("fp32", "bf16")),
     _numerics("moment_dtype", "bf16-moments", ("fp32", "bf16")),
     _numerics("fp8_params", "fp8-params"),

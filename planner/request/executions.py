@@ -101,6 +101,9 @@ def execution_options(
         "cuda_graph": planned(framework.cuda_graphs),
         "cp_comm": _context_exchanges(framework, model, cluster),
         "compiled": _compilations(framework, precision),
+        "sync_each_batch": (False,)
+        if framework.batch_sync is None or not framework.batch_sync.planned
+        else (False, True),
         "fp8_recipe": _fp8_recipes(framework, precision, allow),
         "offload_modules": _offloads(framework, model, pins, allow),
         "parameter_offload": _parameter_offloads(

@@ -20,7 +20,7 @@ from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.losses import in_chunks
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
 from meshwright.costmodel.stacks import stack_constants
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import Workload, with_needed_syncs
 from meshwright.documents import parse_mapping, read_text, validation_message
 from meshwright.errors import InputError, near_miss, shown
 from meshwright.frameworks.catalog import (
@@ -526,6 +526,7 @@ def _run(
     if settings.bucket_parameters is not None:
         bucket_mb = stack_constants(workload).gradients_mb(settings.bucket_parameters)
         workload = replace(workload, bucket_mb=bucket_mb)
+    workload = with_needed_syncs(workload, layout)
     check_fp8_attention(settings, cluster)
     check_context_groups(workload, layout)
     check_offload(workload, layout)

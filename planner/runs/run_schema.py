@@ -244,6 +244,12 @@ class SettingsDoc(ClosedDocument):
         "Or inputs of fully recomputed layers: layer_inputs by a switch of accelerate or DeepSpeed, "
         "saved_tensors by the hooks of TRL, torchtune and Axolotl.",
     )
+    sync_each_batch: Flag = Field(
+        default=False,
+        description="Whether gradients of each micro-batch are reduced by themselves, so that shards of them "
+        "are added up, where accelerate with FSDP2 keeps whole ones until the last: sync_each_batch of its "
+        "GradientAccumulationPlugin, and of a Trainer's accelerator_config. torchtune does so by itself.",
+    )
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None,
         description="Type in which gradients are kept and reduced; the software stack's where absent. That "

@@ -528,6 +528,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     ),
     "deepspeed-muon-zero": (workload(optimizer="muon"), {"zero_stage": 2}, {"zero_stage": 3}),
     "fsdp2-muon-tensor": (workload(optimizer="muon"), {"dp": 8}, {"tp": 2, "dp": 4}),
+    "sync-each-batch": (
+        workload(sync_each_batch=True),
+        {"dp": 2, "num_micro_batches": 2},
+        {"dp": 2, "num_micro_batches": 1},
+    ),
     "fsdp2-shards": (workload(), {"tp": 2, "cp": 2}, {"tp": 2}),
     "fsdp2-degrees": (workload(), {"tp": 2, "cp": 2, "zero_stage": 3}, {"zero_stage": 3, "pp": 2}),
     "fsdp2-recompute": (

@@ -68,6 +68,8 @@ def some_plans(framework: FrameworkName) -> Iterator[Plan]:
             plan = plan.model_copy(update={"execution": executions.choice(EXECUTIONS)})
         if framework == "deepspeed":
             plan = plan.model_copy(update={"execution": Execution(bucket_mb=400.0)})
+        if framework == "fsdp2":
+            plan = plan.model_copy(update={"execution": Execution(sync_each_batch=True)})
         yield plan
 
 

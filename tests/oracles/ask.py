@@ -352,6 +352,9 @@ def ask_accelerate(case: Case) -> dict[str, Any]:
     os.environ.update(env)
     plugin = FullyShardedDataParallelPlugin()
     mesh = ParallelismConfig()
+    handed = Path(case["dir"]) / "accelerator_config.json"
+    if handed.exists() and not reduces_each_batch(handed):
+        raise ValueError("accelerator_config.json reduces no micro-batch by itself")
     if mesh.total_size != case["world"] or config.num_processes != case["world"]:
         raise ValueError(f"mesh of {mesh.total_size} for {case['world']} processes")
     return {
@@ -361,6 +364,17 @@ def ask_accelerate(case: Case) -> dict[str, Any]:
         "zero_stage": 3 if plugin.reshard_after_forward else 2,
         "recompute": "full" if plugin.activation_checkpointing else "none",
     }
+
+
+def reduces_each_batch(path: Path) -> bool:
+    """What a Trainer makes of the file that it is handed as --accelerator_config."""
+    from accelerate.utils import GradientAccumulationPlugin
+    from transformers.trainer_pt_utils import AcceleratorConfig
+
+    said = AcceleratorConfig.from_json_file(str(path)).gradient_accumulation_kwargs
+    return (
+        GradientAccumulationPlugin(num_steps=2, **said).to_kwargs().get("sync_each_batch") is True
+    )
 
 
 _APART = {

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.costmodel.workload import Execution
 from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.record import FrameworkName
@@ -116,6 +117,8 @@ def test_the_framework_accepts_and_reads_back_every_plan(
         if drawn is None:
             continue
         plan, arch = drawn
+        if framework == "fsdp2" and index % 2:
+            plan = plan.model_copy(update={"execution": Execution(sync_each_batch=True)})
         try:
             files = plan_files(plan)
         except InfeasibleError:
@@ -133,6 +136,8 @@ def test_the_framework_accepts_and_reads_back_every_plan(
         for plan, answer in zip(plans, answers, strict=True)
         if not answer["ok"] or differences(plan, answer)
     ]
+    syncs = [plan.execution is not None and plan.execution.sync_each_batch for plan in plans]
+    assert framework != "fsdp2" or min(syncs.count(on) for on in (True, False)) >= 10
     print(
         f"{framework}: {len(plans) - len(wrong)} of {len(plans)} accepted and read back, "
         f"{len({p.inputs.model.name for p in plans})} models, "

@@ -230,10 +230,16 @@ class NestedFields:
         return "full" if self.on(name, default=default) else "none"
 
     def fully_sharded(
-        self, reshards: str = "", groups: str = "", offloads: Iterable[str] = ()
+        self,
+        reshards: str = "",
+        groups: str = "",
+        offloads: Iterable[str] = (),
+        *,
+        syncs: bool = False,
     ) -> dict[str, Any]:
         """FSDP2 by the names of its switches: weights gathered anew for each pass, as they are by default;
-        the groups of replicas that shard by themselves; and weights and optimizer on the host.
+        the groups of replicas that shard by themselves; and weights and optimizer on the host. `syncs` where
+        gradients of each micro-batch are reduced.
         """
         keeps = bool(reshards) and not self.on(reshards, default=True)
         settings: dict[str, Any] = {"framework": FSDP2.name, "zero_stage": 2 if keeps else 3}
@@ -243,6 +249,8 @@ class NestedFields:
             settings["shard_groups"] = replicas
         if self.first(offloads) is True:
             settings["optimizer_offload"] = 100
+        if syncs:
+            settings["sync_each_batch"] = True
         return settings
 
     def refuse(self, what: str, *names: str) -> None:

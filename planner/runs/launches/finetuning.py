@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS, StepKindName
+from meshwright.documents import parse_mapping, read_mapping
 from meshwright.errors import InputError
-from meshwright.frameworks.fsdp2 import FSDP2, OFFLOADS_INPUTS, PRECOMPUTES, SAVED_TENSORS
+from meshwright.frameworks.fsdp2 import (
+    ACCELERATOR,
+    ACCUMULATION,
+    FSDP2,
+    OFFLOADS_INPUTS,
+    PRECOMPUTES,
+    SAVED_TENSORS,
+    SYNCS,
+)
 from meshwright.frameworks.megatron import PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, EXPERTS, TARGETS, adapter_method
 from meshwright.model_specs.reader import read_model
@@ -27,6 +36,7 @@ from meshwright.planner.runs.launches.launch_run import (
     unread_keys,
     whole_number,
 )
+from meshwright.planner.runs.run_file import MAX_FILE_BYTES
 
 # What they have alike.
 
@@ -124,6 +134,61 @@ def offloaded_tensors(
     if said is not True or recompute != "full":
         return {}, [name]
     return {"offload_modules": ["saved_tensors"]}, []
+
+
+_UNPRICED = frozenset(
+    (
+        *("dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking"),
+        *("use_configured_state", "adjust_scheduler", "sync_with_dataloader"),
+    )
+)
+"""Of accelerate's configuration in a Trainer, what changes no price (transformers/trainer_pt_utils.py)."""
+
+
+def with_synced_batches(run: LaunchRun, document: Mapping[str, Any], path: Path) -> LaunchRun:
+    """A run of FSDP2 with what a Trainer's `accelerator_config` says of its gradients: that those of each
+    micro-batch are reduced.
+
+    Parameters
+    ----------
+    run
+        As it is read without.
+    document
+        Of the Trainer's arguments; the field has a mapping, its text or the name of a JSON file.
+    path
+        The file of these arguments, from whose folder that name is looked for.
+
+    Raises
+    ------
+    InputError
+        A file that is not there, or no mapping.
+    """
+    said = document.get(ACCELERATOR)
+    if said is None:
+        return run
+    where = f"{path}: {ACCELERATOR}"
+    if isinstance(said, str):
+        is_text = said.lstrip().startswith("{")
+        found = (
+            parse_mapping(said, where)
+            if is_text
+            else read_mapping(file_beside(said, path, ACCELERATOR), MAX_FILE_BYTES)
+        )
+        said = dict(found)
+    fields = section_of({ACCELERATOR: said}, ACCELERATOR, str(path))
+    inner = section_of(fields, ACCUMULATION, where)
+    syncs = inner.get(SYNCS) is True
+    unread = [
+        f"{ACCELERATOR}.{name}"
+        for name, value in (fields | inner).items()
+        if value and name not in (*_UNPRICED, ACCUMULATION, SYNCS)
+    ]
+    # Without FSDP replicas reduce whole gradients each time, which has no price; ZeRO does so anyway.
+    if syncs and run.settings.get("framework") == PYTORCH.name:
+        unread.append(f"{ACCELERATOR}.{SYNCS}")
+    of_fsdp = syncs and run.settings.get("framework") == FSDP2.name
+    settings = run.settings | ({"sync_each_batch": True} if of_fsdp else {})
+    return replace(run, settings=settings, unread=(*run.unread, *unread))
 
 
 def half_precision(document: dict[str, Any], where: str) -> str:
@@ -425,7 +490,7 @@ _READ = frozenset(
         *(_LOSS, _ATTENTION, DEEPSPEED_FILE, _FSDP, _FSDP_SECTION),
         *("do_train", "bf16", "fp16", "pure_bf16"),
         *(_RANK, _TARGETS, _DROPOUT, _DECOMPOSES, _BITS, _QUANTISES, *_REFUSED),
-        *(*FREEZES_ENCODER, *_PIXELS),
+        *(*FREEZES_ENCODER, *_PIXELS, ACCELERATOR),
     )
 )
 _NARROW_NAME = re.compile(r"gptq|awq|aqlm|-int[48]\b", re.IGNORECASE)
@@ -473,6 +538,7 @@ def from_llamafactory(
     model = known_model(document[_MODEL], path)
     batch = numbers[_MICRO_BATCH], numbers[STEPS]
     run = sharded(document, _KIND, path, read_deepspeed, batch)
+    run = with_synced_batches(run, document, path)
     remarks = run.remarks
     packs = document.get(_PACKING)
     if document.get(_NEAT_PACKING):
@@ -604,7 +670,7 @@ _AXOLOTL_READ = frozenset(
         *(_ADAPTER, _AXOLOTL_RANK, _LINEAR, _AXOLOTL_TARGETS, _PARAMETERS, FOUR_BITS, _BNB),
         *(EIGHT_BITS, _AXOLOTL_DECOMPOSES, SAVED_TENSORS.flag),
         *(_DROPOUT, *_LORA_KERNELS, _CUT_LOSS, _RL, PRECOMPUTES, *_AXOLOTL_REFUSED),
-        *(_FREEZES_MODULES, _IMAGE_SIZE),
+        *(_FREEZES_MODULES, _IMAGE_SIZE, ACCELERATOR),
     )
 )
 
@@ -644,6 +710,7 @@ def from_axolotl(document: dict[str, Any], path: Path, read_deepspeed: ReadDeepS
         # (utils/schemas/training.py; utils/config/__init__.py, normalize_config).
         steps = max(of_rank // micro_batch, 1)
     run = sharded(document, _AXOLOTL, path, read_deepspeed, (micro_batch, steps))
+    run = with_synced_batches(run, document, path)
     unread = unread_keys(document, _AXOLOTL, _AXOLOTL_READ)
     checkpoints = document.get(_CHECKPOINTS) or False
     if checkpoints not in (True, False):

@@ -26,7 +26,7 @@ from meshwright.frameworks.deepspeed import (
     OVERLAP,
     OWN_OPTIMIZERS,
 )
-from meshwright.frameworks.fsdp2 import FSDP2, PRECISION, SIZES
+from meshwright.frameworks.fsdp2 import ACCELERATOR, FSDP2, PRECISION, SIZES
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanInputs
@@ -51,6 +51,7 @@ from meshwright.planner.runs.launches.finetuning import (
     fully_sharded,
     is_axolotl,
     is_llamafactory,
+    with_synced_batches,
 )
 from meshwright.planner.runs.launches.launch_run import (
     LaunchRun,
@@ -443,6 +444,10 @@ def _of_line(line: CommandLine, text: str, path: Path, model: ModelSpec | str | 
     steps = _ACCUMULATION.search(text)
     if steps is not None:
         run = from_accelerate(*_beside(path, "accelerate.yaml"))
+        named = line.text(f"--{ACCELERATOR}")
+        # Our scripts name the file by their own folder.
+        said = {} if named is None else {ACCELERATOR: Path(named).name}
+        run = with_synced_batches(run, said, path)
         return replace(run, micro_batches=int(steps[1]))
     run = from_megatron(line, None if model is None else read_model(model))
     if line.has("--deepspeed_config") and (path.parent / _DEEPSPEED_FILE).is_file():

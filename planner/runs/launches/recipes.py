@@ -110,6 +110,8 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
             "fsdp_reshard_after_forward",
             "data_parallel_replicate_dim",
             ("fsdp_cpu_offload", "fsdp.cpu_offload"),
+            # Its loop asks for no other way (recipes/full_finetune_distributed.py, train).
+            syncs=True,
         ),
         **leaves.degrees("", _TUNE_AXES),
         "micro_batch": micro_batch,
@@ -354,7 +356,8 @@ def _v1_sharding(
     reshards, offloads = (
         f"{_DISTRIBUTED}.{switch}" for switch in ("reshard_after_forward", "offload_params")
     )
-    settings = leaves.fully_sharded(reshards, "mp_replicate_size", (offloads,))
+    # Its loop asks for no other way (src/llamafactory/v1/core/base_trainer.py, fit).
+    settings = leaves.fully_sharded(reshards, "mp_replicate_size", (offloads,), syncs=True)
     return LaunchRun(settings=settings)
 
 

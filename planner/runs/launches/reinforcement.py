@@ -413,7 +413,10 @@ def _sequences(leaves: NestedFields, section: str, length: int, said: object, cp
 def _fsdp_of_verl(leaves: NestedFields, section: str, of_ulysses: str) -> dict[str, Any]:
     leaves.get(f"{_ACTOR}.strategy")
     offloads = (f"{section}.offload_policy", f"{section}.cpu_offload")
-    settings = leaves.fully_sharded(f"{section}.reshard_after_forward", offloads=offloads)
+    syncs = not leaves.on(f"{section}.use_no_sync_for_gradient_accumulation", default=True)
+    settings = leaves.fully_sharded(
+        f"{section}.reshard_after_forward", offloads=offloads, syncs=syncs
+    )
     settings["precision"] = "bf16"
     group = leaves.get(f"{section}.fsdp_size", -1)
     if type(group) is int and group > 0:

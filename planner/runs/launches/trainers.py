@@ -18,7 +18,7 @@ from meshwright.costmodel.execution_names import StepKindName
 from meshwright.documents import read_mapping
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import BUCKET
-from meshwright.frameworks.fsdp2 import PRECOMPUTES, SAVED_TENSORS, TRL_LOSS, TRL_STEPS
+from meshwright.frameworks.fsdp2 import ACCELERATOR, PRECOMPUTES, SAVED_TENSORS, TRL_LOSS, TRL_STEPS
 from meshwright.frameworks.megatron import MEGATRON, PYTORCH
 from meshwright.model_specs.adapters import ALL_LINEAR, adapter_method
 from meshwright.model_specs.reader import read_model
@@ -61,6 +61,7 @@ from meshwright.planner.runs.launches.finetuning import (
     remarks_on_experts,
     sharded,
     unread_dropout,
+    with_synced_batches,
 )
 from meshwright.planner.runs.launches.launch_run import (
     ImageFields,
@@ -239,7 +240,15 @@ _READ = frozenset(
         *("fsdp", "fsdp_config", "bf16", "fp16", "num_processes", "num_gpus", "num_nodes"),
         *(_PADDING_FREE, _ADAPTERS, FOUR_BITS, EIGHT_BITS, _DECOMPOSES, SAVED_TENSORS.flag),
         *(_NESTED, _QUANTISES, _BITS, _DROPOUT, "sequence_parallel_size"),
-        *("deepspeed_autotp_size", *_TUNERS, *_TYPE, *_REFUSED, _RLHF, *_OF_PREFERENCES),
+        *(
+            ACCELERATOR,
+            "deepspeed_autotp_size",
+            *_TUNERS,
+            *_TYPE,
+            *_REFUSED,
+            _RLHF,
+            *_OF_PREFERENCES,
+        ),
     )
 )
 
@@ -332,6 +341,7 @@ def _from_fields(
         # So many sequences a step (swift/trainers/arguments.py, TrainArgumentsMixin.__post_init__).
         steps = max(1, math.ceil(_SWIFT_BATCH / micro_batch / (gpus or 1)))
     run = _sharding(fields, dialect, path, readers, (micro_batch, steps), gpus=gpus)
+    run = with_synced_batches(run, fields, path)
     named = fields.get(dialect.model)
     model = None if named is None else known_model(named, path)
     adapters, remarks, unread = _adapters(fields, dialect, model, where)

@@ -208,6 +208,7 @@ WHOLE = {"tp": 1, "cp": 1, "shard_groups": 1}
         {"framework": "fsdp2", "kind": "dpo", "pin": WHOLE | {"zero_stage": 3}},
         {"framework": "deepspeed", "kind": "kto", "train": "lora"},
         {"framework": "deepspeed", "optimizer": "adam-8bit"},
+        {"framework": "fsdp2", "pin": WHOLE | {"zero_stage": 3, "sync_each_batch": "on"}},
     ],
 )
 def test_scripts_have_the_price_of_their_plan(

@@ -31,10 +31,10 @@ as the processor's vectors hold."""
 
 AS_BEFORE = (
     *("--memory-risk", "0.5", "--forbid", "shard-groups,optimizer-offload"),
-    *("--without", "allgather"),
+    *("--without", "allgather,sync-each-batch"),
 )
-"""The plans were recorded before memory had a margin for its error, and shard groups, offloading and the
-all-gather dispatcher were choices."""
+"""The plans were recorded before memory had a margin for its error, and shard groups, offloading, the
+all-gather dispatcher and reductions of each micro-batch were choices."""
 PLACED = ("--allow", "expert-placement")
 """Those with measured loads were recorded with the price of the placement, which a launch does not run."""
 

@@ -407,3 +407,13 @@ def test_what_the_second_trainer_has_without_a_price(
 
 def test_the_second_trainers_kernels_are_not_read(tmp_path: Path) -> None:
     assert v1(tmp_path, kernel_config={"name": "auto"}).unread == ("kernel_config.name",)
+
+
+def test_loops_that_reduce_the_gradients_of_each_micro_batch(tmp_path: Path) -> None:
+    """torchtune's and LLaMA-Factory's have no other way; verl's has a switch, on where nothing is said."""
+    assert tune(tmp_path).settings["sync_each_batch"]
+    assert v1(tmp_path).settings["sync_each_batch"]
+    assert "sync_each_batch" not in verl(tmp_path, *ACTORS).settings
+    switch = "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation"
+    run = verl(tmp_path, *ACTORS, f"{switch}=False")
+    assert (run.settings["sync_each_batch"], run.unread) == (True, ())
