@@ -87,11 +87,17 @@ def trl_script(case: dict[str, Any]) -> dict[str, Any]:
         "rank": model.lora_r if model.use_peft else None,
         "targets": model.lora_target_modules,
         "bits": 4 if model.load_in_4bit else 16,
+        "syncs": _syncs(config.accelerator_config),
         "processes": arguments.num_processes,
         "nodes": arguments.num_machines,
         "stage": _stage(json.loads(Path(file).read_text())) if arguments.use_deepspeed else None,
         "reshards": arguments.fsdp_reshard_after_forward if arguments.use_fsdp else None,
     }
+
+
+def _syncs(config: Any) -> Any:
+    """What accelerate is told of its accumulation by a Trainer's configuration of it."""
+    return (config.gradient_accumulation_kwargs or {}).get("sync_each_batch", False)
 
 
 def _stage(document: dict[str, Any]) -> int:
@@ -112,6 +118,7 @@ def swift(case: dict[str, Any]) -> dict[str, Any]:
         "rlhf": arguments.RLHFArguments,
     }[command]
     parser = importlib.import_module("transformers").HfArgumentParser(kind)
+    trainer = importlib.import_module("transformers.trainer_pt_utils")
     read = argparse.ArgumentParser.parse_args(parser, rest)
     document = json.loads(Path(read.fsdp or read.deepspeed).read_text())
     by_fsdp = read.fsdp is not None
@@ -125,6 +132,7 @@ def swift(case: dict[str, Any]) -> dict[str, Any]:
         "rank": read.lora_rank if read.tuner_type == "lora" else None,
         "targets": read.target_modules,
         "bits": read.quant_bits or 16,
+        "syncs": _syncs(trainer.AcceleratorConfig(**json.loads(read.accelerator_config or "{}"))),
         "stage": None if by_fsdp else _stage(document),
         "reshards": document["fsdp_config"]["reshard_after_forward"] if by_fsdp else None,
     }
