@@ -51,7 +51,7 @@ from meshwright.planner.plan.document import (
     Scenario,
     Status,
     with_digest,
-    without_what_is_not_offloaded,
+    without_later_choices,
 )
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.robustness import (
@@ -715,7 +715,7 @@ def _alternative(layout: LayoutDoc, execution: Execution, step_s: float) -> dict
     return {
         "step_time_s": step_s,
         **{choice.name: getattr(layout, choice.name) for choice in OF_LAYOUT},
-        **without_what_is_not_offloaded(of_execution),
+        **without_later_choices(of_execution),
         "recompute_modules": list(layout.recompute_modules),
         "recompute_layers": layout.recompute_layers,
         "stages": layout.stages,

@@ -49,7 +49,7 @@ from meshwright.planner.plan.document import (
     SoftwareNeed,
     SolverReport,
     SpaceReport,
-    without_what_is_not_offloaded,
+    without_later_choices,
 )
 from meshwright.planner.plan.nodes import idle_document, more_blocks
 from meshwright.planner.plan.texts import group_placement
@@ -656,7 +656,7 @@ def alternative(other: Priced, best_s: float) -> dict[str, object]:
         "step_time_s": other.step_time_s,
         "slower_pct": 100.0 * (other.step_time_s / best_s - 1.0),
         **{choice.name: getattr(doc, choice.name) for choice in OF_LAYOUT},
-        **without_what_is_not_offloaded(of_execution),
+        **without_later_choices(of_execution),
         "recompute_modules": list(doc.recompute_modules),
         "recompute_layers": doc.recompute_layers,
         "stages": doc.stages,

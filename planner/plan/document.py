@@ -31,16 +31,17 @@ if TYPE_CHECKING:
 
 
 def _as_document(execution: Execution, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-    """Plans with their parameters on the GPUs say nothing of it, as those of earlier versions."""
-    return without_what_is_not_offloaded(handler(execution))
+    """Plans say nothing of choices that earlier versions did not have, where they are plain."""
+    return without_later_choices(handler(execution))
 
 
-def without_what_is_not_offloaded(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an execution by name, without `parameter_offload` where nothing is offloaded."""
-    said = dict(settings)
-    if said.get("parameter_offload") == "none":
-        del said["parameter_offload"]
-    return said
+_LATER: dict[str, object] = {"parameter_offload": "none", "sync_each_batch": False}
+"""Choices that earlier versions did not have, with their plain values."""
+
+
+def without_later_choices(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an execution by name, without choices of later versions that are plain."""
+    return {name: value for name, value in settings.items() if value != _LATER.get(name, _LATER)}
 
 
 ExecutionDoc = Annotated[Execution, WrapSerializer(_as_document)]
