@@ -156,18 +156,24 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
             ("experts", _placed(plan)),
             ("lengths", optional(plan.lengths, lengths_text)),
         ]
-    whose = f"as 90 % of {count(band.rows)} measured steps"
-    if predicted.band_of == "optima":
-        plans = f"9 in 10 of {count(band.rows)} plans"
-        if band.rows < FEW_PLANS:
-            plans = f"{counted(band.rows, 'such plan')} and others"
-        whose = f"as {plans} lie from the fastest step measured"
     return [
         *rows,
-        ("likely", f"{low} to {high}, {whose}"),
+        ("likely", f"{low} to {high}{_whose_band(predicted)}"),
         ("evidence", optional(plan.evidence, evidence_text)),
         ("expected", optional(plan.expected_by_pairs, expected_by_pairs_text)),
     ]
+
+
+def _whose_band(predicted: Predicted) -> str:
+    """What lay in the band of a prediction, behind its two ends."""
+    measured = predicted.error_band.rows
+    if predicted.band_of != "optima":
+        return f", as 90 % of {count(measured)} measured steps"
+    near = "the fastest measured step was so near its plan"
+    if measured >= FEW_PLANS:
+        return f": in 9 of 10 jobs of this kind ({count(measured)} measured) {near}"
+    was = "was" if measured == 1 else "were"
+    return f": in 9 of 10 jobs {near}; only {counted(measured, 'job')} of this kind {was} measured"
 
 
 def evidence_text(evidence: GainEvidence) -> str:

@@ -107,8 +107,14 @@ def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limited_to_nodes(cluster, None) is cluster
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n0-[00-02]")
     assert limited_to_nodes(cluster, None).gpus == 24
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "elsewhere[1-2]")
-    assert limited_to_nodes(cluster, None).gpus == 48
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n0-[00-02],elsewhere[1-2]")
+    with pytest.raises(
+        InputError, match=r"^SLURM_JOB_NODELIST: .*'elsewhere1' .*nor 1 of.*--nodes, or unset"
+    ):
+        limited_to_nodes(cluster, None)
+    assert limited_to_nodes(cluster, "n0-00").gpus == 8
+    nameless = cluster.model_copy(update={"nodes": ()})
+    assert limited_to_nodes(nameless, None) is nameless
     with pytest.raises(InputError, match="did you mean"):
         limited_to_nodes(cluster, "n0-0O")
     with pytest.raises(InputError, match="no host list"):
