@@ -21,6 +21,7 @@ from meshwright.commands.terminal import (
     common,
     force_option,
     print_json,
+    say,
     show,
     warn,
     why_option,
@@ -145,7 +146,7 @@ def launch_command(
             {"target": target, "directory": str(output), "files": [path.name for path in written]}
         )
     else:
-        click.echo("\n".join(str(path) for path in written))
+        say("\n".join(str(path) for path in written))
 
 
 @click.command("traffic")
@@ -223,7 +224,7 @@ def experts_command(
     if output is not None and not as_json:
         from meshwright.planner.experts.placements import READERS
 
-        click.echo(f"\n{output}, for {READERS[form].replace('FILE', str(output))}")
+        say(f"\n{output}, for {READERS[form].replace('FILE', str(output))}")
 
 
 def _check_output(output: Path | None, heat_map: Path | None, force: bool) -> None:

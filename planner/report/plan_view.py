@@ -171,9 +171,9 @@ def _whose_band(predicted: Predicted) -> str:
         return f", as 90 % of {count(measured)} measured steps"
     near = "the fastest measured step was so near its plan"
     if measured >= FEW_PLANS:
-        return f": in 9 of 10 jobs of this kind ({count(measured)} measured) {near}"
+        return f": in 9 of 10 comparable jobs ({count(measured)} measured) {near}"
     was = "was" if measured == 1 else "were"
-    return f": in 9 of 10 jobs {near}; only {counted(measured, 'job')} of this kind {was} measured"
+    return f": in 9 of 10 jobs {near}; only {counted(measured, 'comparable job')} {was} measured"
 
 
 def evidence_text(evidence: GainEvidence) -> str:

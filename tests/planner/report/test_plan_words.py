@@ -50,9 +50,9 @@ def test_the_first_screen_and_the_page_say_the_gap() -> None:
 @pytest.mark.parametrize(
     ("jobs", "words"),
     [
-        (60, "in 9 of 10 jobs of this kind (60 measured) the fastest measured step was so near"),
-        (2, "so near its plan; only 2 jobs of this kind were measured"),
-        (1, "so near its plan; only 1 job of this kind was measured"),
+        (60, "in 9 of 10 comparable jobs (60 measured) the fastest measured step was so near"),
+        (2, "so near its plan; only 2 comparable jobs were measured"),
+        (1, "so near its plan; only 1 comparable job was measured"),
     ],
 )
 def test_the_band_of_a_plan_says_how_many_jobs_like_it_were_measured(jobs: int, words: str) -> None:
