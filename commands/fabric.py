@@ -140,13 +140,11 @@ def launch_command(
 
     with ProgressLine("placing ranks" if cluster or nodes else "writing launch files"):
         files = plan_files(moved(read_any_plan(plan), cluster, nodes), target)
-    written = write_files(output, files, force)
+    write_files(output, files, force)
     if as_json:
-        print_json(
-            {"target": target, "directory": str(output), "files": [path.name for path in written]}
-        )
+        print_json({"target": target, "directory": str(output), "files": list(files)})
     else:
-        say("\n".join(str(path) for path in written))
+        say("\n".join(str(output / name) for name in files))
 
 
 @click.command("traffic")

@@ -12,6 +12,7 @@ import pytest
 from meshwright.api import plan
 from meshwright.errors import InfeasibleError
 from meshwright.model_specs.adapters import AdapterSpec
+from meshwright.planner.audit import file_faults
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.runs.launches.reader import price_launch, read_launch
@@ -120,7 +121,7 @@ def test_a_loss_that_a_plan_counts_on_is_not_left_out(target: str) -> None:
         plan_files(made, target)
 
 
-def test_layers_are_recomputed_once() -> None:
+def test_layers_are_recomputed_once(tmp_path: Path) -> None:
     """LLaMA-Factory wraps layers itself; accelerate's file had FSDP wrap them again."""
     made = make_plan("qwen3-8b", dp=8, zero_stage=3, recompute="full", recompute_layers=10**6)
     changes = {"framework": "fsdp2", "kind": "sft"}
@@ -128,6 +129,13 @@ def test_layers_are_recomputed_once() -> None:
     files = plan_files(made, "llama-factory")
     assert "disable_gradient_checkpointing: false" in files["llama_factory.yaml"]
     assert "fsdp_activation_checkpointing: false" in files["accelerate.yaml"]
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert list(file_faults(made, files, tmp_path)) == []
+    other = files["accelerate.yaml"].replace("dp_shard_size: 8", "dp_shard_size: 4")
+    (tmp_path / "accelerate.yaml").write_text(other, encoding="utf-8")
+    assert any("accelerate.yaml: line" in fault for fault in file_faults(made, files, tmp_path))
     assert "gradient_checkpointing: true" in plan_files(made, "axolotl")["axolotl.yaml"]
 
 
