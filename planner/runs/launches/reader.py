@@ -51,6 +51,7 @@ from meshwright.planner.runs.launches.finetuning import (
     fully_sharded,
     is_axolotl,
     is_llamafactory,
+    with_adapters_beside,
 )
 from meshwright.planner.runs.launches.launch_run import (
     LaunchRun,
@@ -326,6 +327,8 @@ _ACCUMULATION = re.compile(
 )
 """In our launch scripts for accelerate, which have their settings in variables and in accelerate.yaml."""
 _DEEPSPEED_FILE = "ds_config.json"
+_OWN_TRAINER = f'"$TRAIN_SCRIPT" --deepspeed "$here/{_DEEPSPEED_FILE}"'
+"""How launch files of plans start a script on the Trainer: all that it is told lies in that file."""
 _TOP_FIELDS = ("model", "cluster")
 _FIELDS = (*_TOP_FIELDS, *SettingsDoc.model_fields)
 _INTEGERS = frozenset(
@@ -410,7 +413,7 @@ def read_launch(path: Path, model: ModelSpec | str | None = None) -> LaunchRun:
     if is_recipe_name(path):
         return recipe_run(str(path))
     launch = launch_of_text(read_text(path, MAX_FILE_BYTES), path, model)
-    return with_hosts_beside(launch, path)
+    return with_hosts_beside(with_adapters_beside(launch, path), path)
 
 
 def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) -> LaunchRun:
@@ -434,7 +437,9 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
 
 
 def _of_line(line: CommandLine, text: str, path: Path, model: ModelSpec | str | None) -> LaunchRun:
-    """The run of a command line of torchtitan, of our own scripts for accelerate, or of Megatron."""
+    """The run of a command line of torchtitan, of our own scripts for accelerate and the Trainer, or of
+    Megatron.
+    """
     refuse_adapters(line.pairs(), str(path))
     config = config_file_of(line, path.parent)
     if config is not None or is_torchtitan(line):
@@ -443,6 +448,8 @@ def _of_line(line: CommandLine, text: str, path: Path, model: ModelSpec | str | 
     if steps is not None:
         run = from_accelerate(*_beside(path, "accelerate.yaml"))
         return replace(run, micro_batches=int(steps[1]))
+    if _OWN_TRAINER in text:
+        return from_deepspeed(*_beside(path, _DEEPSPEED_FILE))
     run = from_megatron(line, None if model is None else read_model(model))
     if line.has("--deepspeed_config") and (path.parent / _DEEPSPEED_FILE).is_file():
         return with_configuration(run, *_beside(path, _DEEPSPEED_FILE))

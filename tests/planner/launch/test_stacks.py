@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshwright.api import plan
-from meshwright.errors import InfeasibleError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.planner.audit import file_faults
 from meshwright.planner.launch.plan_files import plan_files
@@ -44,7 +44,7 @@ def written(folder: Path, target: str, **asked: Any) -> tuple[Any, Path]:
     for name, text in plan_files(found, target).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    return found, folder / NAMES[target]
+    return found, folder / NAMES.get(target, "launch.sh")
 
 
 @pytest.mark.parametrize("target", NAMES)
@@ -93,6 +93,32 @@ def test_it_has_the_plans_price(target: str, framework: str, tmp_path: Path) -> 
     found, path = written(tmp_path, target, **asked)
     (priced,) = price_launch(path, ["cluster=dgx-h100", "gpus=8"])
     assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("asked", "additions"),
+    [
+        ({"framework": "fsdp2", "train": "lora", "lora_rank": 8}, []),
+        ({"framework": "deepspeed", "train": "dora", "pin": {"tp": 1}}, []),
+        ({"framework": "deepspeed", "kind": "dpo", "pin": {"tp": 1}}, ["kind=dpo"]),
+    ],
+)
+def test_a_script_of_a_plan_has_its_price(
+    asked: dict[str, Any], additions: list[str], tmp_path: Path
+) -> None:
+    """Adapters are those of PEFT's file beside it; a script under DeepSpeed was taken for Megatron's."""
+    found, _ = written(tmp_path, asked["framework"], **asked)
+    if found.inputs.loss is not None:
+        additions = [*additions, f"loss={found.inputs.loss}"]
+    known = ["model=qwen3-8b", "cluster=dgx-h100", "gpus=8", "seq_len=2048", "global_batch=64"]
+    (priced,) = price_launch(tmp_path / "launch.sh", [*known, *additions])
+    assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-9)
+    adapters = priced.run.workload.adapters
+    assert adapters == found.inputs.adapters
+    if adapters is not None:
+        (tmp_path / "adapter_config.json").write_text('{"peft_type": "IA3"}', encoding="utf-8")
+        with pytest.raises(InputError, match=r"adapter_config\.json: peft_type: has no price yet"):
+            read_launch(tmp_path / "launch.sh")
 
 
 @pytest.mark.parametrize("target", NAMES)
