@@ -9,6 +9,7 @@ from itertools import combinations
 
 import pytest
 
+from meshwright.cluster_specs.allocation import check_gpus
 from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.cluster_specs.schema import BlockSpec, ClusterSpec
 from meshwright.costmodel.layout import Layout
@@ -107,6 +108,8 @@ def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limited_to_nodes(cluster, None) is cluster
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n0-[00-02]")
     assert limited_to_nodes(cluster, None).gpus == 24
+    with pytest.raises(InputError, match=r"48 asked for, but .* has 24 free on the nodes to take"):
+        check_gpus(limited_to_nodes(cluster, None), 48)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n0-[00-02],elsewhere[1-2]")
     with pytest.raises(
         InputError, match=r"^SLURM_JOB_NODELIST: .*'elsewhere1' .*nor 1 of.*--nodes, or unset"
@@ -122,6 +125,15 @@ def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "((")
     with pytest.raises(InputError, match=r"^SLURM_JOB_NODELIST: no host list: "):
         limited_to_nodes(cluster, None)
+
+
+def test_a_plan_on_whole_nodes_alone_says_so() -> None:
+    whole = scattered_cluster(random.Random(4), leaves=2, per_leaf=3, free=6)
+    half = whole.nodes[0].model_copy(update={"free_gpus": 4})
+    cluster = whole.model_copy(update={"nodes": (half, *whole.nodes[1:]), "gpus": 44})
+    plan = fastest_plan(replace(small(cluster, 44, 80), forbids=()))
+    assert plan.inputs.gpus == 40
+    assert plan.left_out == "planned on 40 of the 44 GPUs asked for, those of whole nodes"
 
 
 @pytest.mark.soak
