@@ -136,7 +136,7 @@ def test_a_plan_on_whole_nodes_alone_says_so() -> None:
 
     def searched(request: PlanRequest, /, *, begin_with: Layout | None = None) -> Outcome:
         if request.gpus == 44:
-            return Outcome("unknown", (), None, Certificate())
+            return Outcome(status="unknown", best=(), lower_bound_s=None, certificate=Certificate())
         return search_with_buckets(request, begin_with=begin_with)
 
     decision = decide_on_nodes(replace(small(cluster, 44, 80), forbids=()), searched)
