@@ -406,6 +406,7 @@ def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
         settings=launch.settings | {"adapters": adapters_mapping(method, rank, targets)},
         remarks=(*launch.remarks, remark),
         unread=(*launch.unread, *unread),
+        base_is_open=True,
     )
 
 

@@ -9,7 +9,7 @@ known to have no bearing on the time is listed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from meshwright.frameworks.deepspeed import (
     OWN_OPTIMIZERS,
 )
 from meshwright.frameworks.fsdp2 import FSDP2, PRECISION, SIZES
+from meshwright.model_specs.adapters import AdapterSpec, peft_modules
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanInputs
@@ -649,11 +650,16 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
         settings["gpus"] = inputs.gpus
     settings = with_global_batch(launch, settings, inputs.gpus)
     settings.setdefault("global_batch", inputs.global_batch)
+    if launch.micro_batches is not None and "micro_batch" not in settings:
+        settings |= _micro_batch(launch.micro_batches, settings, str(path))
     if settings.get("framework") in (DEEPSPEED.name, FSDP2.name):
         # Their files do not say what is trained; those of fine-tuning stacks do.
         settings.setdefault("adapters", inputs.adapters)
+        if launch.base_is_open and _are_alike(settings["adapters"], inputs.adapters):
+            settings["adapters"] = inputs.adapters
         if "kind" not in settings:
-            settings |= {"kind": inputs.kind, "reference": inputs.reference}
+            passes = {"kind": inputs.kind, "reference": inputs.reference, "loss": inputs.loss}
+            settings = passes | settings
     if inputs.images is not None:
         images = inputs.images
         said = {"image_tokens": images.tokens, "images_per_sequence": images.per_sequence}
@@ -662,6 +668,16 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
     run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
     return on_its_hosts(run, launch)
+
+
+def _are_alike(said: Mapping[str, Any], planned: AdapterSpec | None) -> bool:
+    """Whether adapters of a file are those of a plan, but for the bits of the frozen weights."""
+    own = AdapterSpec.model_validate(said)
+    return planned is not None and (own.rank, own.decomposed, peft_modules(own)) == (
+        planned.rank,
+        planned.decomposed,
+        peft_modules(planned),
+    )
 
 
 def _cluster_gpus(cluster: object, folder: Path) -> int | None:

@@ -15,7 +15,8 @@ from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.planner.audit import file_faults
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.launches.reader import price_launch, read_launch
+from meshwright.planner.runs.launches.reader import price_launch, read_launch, run_of_inputs
+from meshwright.planner.runs.prediction import price_run
 from tests.plans import make_plan
 
 NAMES = {"llama-factory": "llama_factory.yaml", "axolotl": "axolotl.yaml"}
@@ -119,6 +120,26 @@ def test_a_script_of_a_plan_has_its_price(
         (tmp_path / "adapter_config.json").write_text('{"peft_type": "IA3"}', encoding="utf-8")
         with pytest.raises(InputError, match=r"adapter_config\.json: peft_type: has no price yet"):
             read_launch(tmp_path / "launch.sh")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"framework": "fsdp2", "train": "qlora", "pin": {"micro_batch": 4}},
+        {"framework": "fsdp2", "kind": "orpo", "train": "dora", "lora_targets": "q_proj,v_proj"},
+        {"framework": "deepspeed", "kind": "dpo", "pin": {"tp": 1}},
+    ],
+)
+def test_a_script_of_a_plan_is_the_plan_as_its_baseline(
+    asked: dict[str, Any], tmp_path: Path
+) -> None:
+    """Bits of frozen weights, the loss and the number of micro-batches are the plan's."""
+    found, _ = written(tmp_path, asked["framework"], **asked)
+    path = tmp_path / "launch.sh"
+    priced = price_run(run_of_inputs(read_launch(path), found.inputs, path), path)
+    assert priced.run.workload.adapters == found.inputs.adapters
+    assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-9)
+    assert priced.predicted.memory_gib == pytest.approx(found.predicted.memory_gib, rel=1e-9)
 
 
 @pytest.mark.parametrize("target", NAMES)

@@ -570,9 +570,8 @@ def test_time_that_ends_after_the_first_look_leaves_its_plan(
 def test_the_first_look_takes_more_than_its_share_until_it_has_a_price() -> None:
     space = space_of(request(1005))
     branches = [branch_of(space, CostModelPricing(space.workload))]
-    limits: dict[str, float] = {"time_limit_s": 0.0}
-    assert LayoutSearch(space, branches, **limits).run().status == "unknown"
-    found = LayoutSearch(space, branches, **limits, until_priced_s=60.0).run()
+    assert LayoutSearch(space, branches, time_limit_s=0.0).run().status == "unknown"
+    found = LayoutSearch(space, branches, time_limit_s=0.0, until_priced_s=60.0).run()
     assert found.status == "feasible"
     assert found.certificate.priced == 1
 
