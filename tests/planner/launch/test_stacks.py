@@ -128,6 +128,7 @@ def test_a_script_of_a_plan_has_its_price(
         {"framework": "fsdp2", "train": "qlora", "pin": {"micro_batch": 4}},
         {"framework": "fsdp2", "kind": "orpo", "train": "dora", "lora_targets": "q_proj,v_proj"},
         {"framework": "deepspeed", "kind": "dpo", "pin": {"tp": 1}},
+        {"framework": "deepspeed"},
     ],
 )
 def test_a_script_of_a_plan_is_the_plan_as_its_baseline(
@@ -136,7 +137,9 @@ def test_a_script_of_a_plan_is_the_plan_as_its_baseline(
     """Bits of frozen weights, the loss and the number of micro-batches are the plan's."""
     found, _ = written(tmp_path, asked["framework"], **asked)
     path = tmp_path / "launch.sh"
-    priced = price_run(run_of_inputs(read_launch(path), found.inputs, path), path)
+    launch = read_launch(path)
+    assert launch.unread == ()
+    priced = price_run(run_of_inputs(launch, found.inputs, path), path)
     assert priced.run.workload.adapters == found.inputs.adapters
     assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-9)
     assert priced.predicted.memory_gib == pytest.approx(found.predicted.memory_gib, rel=1e-9)
