@@ -47,8 +47,10 @@ def check_gpus(cluster: ClusterSpec, gpus: int) -> None:
     """Raises InputError, with both numbers, if the cluster has not that many GPUs."""
     require_whole("gpus", gpus)
     if not 1 <= gpus <= cluster.gpus:
+        chosen = any(node.free_gpus == 0 for node in cluster.nodes)
+        where = " free on the nodes to take" if chosen else ""
         raise InputError(
-            f"gpus: {shown(gpus)} asked for, but cluster {cluster.name!r} has {cluster.gpus}; "
+            f"gpus: {shown(gpus)} asked for, but cluster {cluster.name!r} has {cluster.gpus}{where}; "
             f"choose 1 to {cluster.gpus}"
         )
 

@@ -21,6 +21,7 @@ from meshwright.commands.terminal import (
     common,
     force_option,
     print_json,
+    say,
     show,
     warn,
 )
@@ -50,7 +51,7 @@ def schema_command(kind: str, as_json: bool) -> None:
     if as_json:
         print_json({"kind": kind, "json_schema": document})
     else:
-        click.echo(json.dumps(document, indent=2))
+        say(json.dumps(document, indent=2))
 
 
 @click.command("model")
@@ -146,7 +147,7 @@ def calibrate_command(
         return
     warn("note", learned.notes)
     show(machine_view(learned) if isinstance(learned, MachineReport) else calibration_view(learned))
-    click.echo(f"\nWritten to {output}. Price with it: --calibration {output}")
+    say(f"\nWritten to {output}. Price with it: --calibration {output}")
 
 
 # Clusters from what other tools say of them.
@@ -214,4 +215,4 @@ def import_(
         )
         return
     warn("note", imported.notes)
-    click.echo(f"{output}: {imported.words}")
+    say(f"{output}: {imported.words}")

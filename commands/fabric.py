@@ -21,6 +21,7 @@ from meshwright.commands.terminal import (
     common,
     force_option,
     print_json,
+    say,
     show,
     warn,
     why_option,
@@ -139,13 +140,11 @@ def launch_command(
 
     with ProgressLine("placing ranks" if cluster or nodes else "writing launch files"):
         files = plan_files(moved(read_any_plan(plan), cluster, nodes), target)
-    written = write_files(output, files, force)
+    write_files(output, files, force)
     if as_json:
-        print_json(
-            {"target": target, "directory": str(output), "files": [path.name for path in written]}
-        )
+        print_json({"target": target, "directory": str(output), "files": list(files)})
     else:
-        click.echo("\n".join(str(path) for path in written))
+        say("\n".join(str(output / name) for name in files))
 
 
 @click.command("traffic")
@@ -223,7 +222,7 @@ def experts_command(
     if output is not None and not as_json:
         from meshwright.planner.experts.placements import READERS
 
-        click.echo(f"\n{output}, for {READERS[form].replace('FILE', str(output))}")
+        say(f"\n{output}, for {READERS[form].replace('FILE', str(output))}")
 
 
 def _check_output(output: Path | None, heat_map: Path | None, force: bool) -> None:

@@ -15,7 +15,15 @@ from meshwright.commands.options import (
     fleet_options,
     recommend_options,
 )
-from meshwright.commands.terminal import PATH, ProgressLine, common, force_option, print_json, show
+from meshwright.commands.terminal import (
+    PATH,
+    ProgressLine,
+    common,
+    force_option,
+    print_json,
+    say,
+    show,
+)
 from meshwright.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -43,7 +51,7 @@ class _Progress:
 
         console = Console(stderr=True, markup=False, emoji=False, highlight=False)
         if already:
-            click.echo(f"{already} of {jobs} jobs were done before", err=True)
+            say(f"{already} of {jobs} jobs were done before", err=True)
         if console.is_terminal:
             rate = TextColumn("{task.fields[rate]}")
             columns = (BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
@@ -56,7 +64,7 @@ class _Progress:
 
         text = job_line(row, cached, seconds)
         if self._bar is None or self._task is None:
-            click.echo(text, err=True)
+            say(text, err=True)
             return
         self._bar.console.print(text, overflow="ellipsis", no_wrap=True)
         speed = self._bar.tasks[0].speed
@@ -103,9 +111,7 @@ def batch(
         )
     except KeyboardInterrupt:
         progress.stop()
-        click.echo(
-            f"What is done is kept: the same command with --resume goes on. ({output})", err=True
-        )
+        say(f"What is done is kept: the same command with --resume goes on. ({output})", err=True)
         raise
     finally:
         progress.stop()
@@ -174,7 +180,7 @@ def fleet_command(
     if output is not None:
         write_files(output, fleet_files(shared), force)
         if not as_json:
-            click.echo(
+            say(
                 f"Written to {output}: fleet.json, fleet.csv, pictures, a plan for each job under plans/"
             )
     ctx.exit(ExitCode.NO_ANSWER if shared.without_plan else ExitCode.DONE)

@@ -25,6 +25,7 @@ from meshwright.commands.terminal import (
     common,
     force_option,
     print_json,
+    say,
     show,
     warn,
     write_plan,
@@ -140,7 +141,7 @@ def plan_command(
     if not as_json:
         from meshwright.planner.launch.plan_files import next_step
 
-        click.echo(f"\n{next_step(plan, output)}")
+        say(f"\n{next_step(plan, output)}")
     exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
     ctx.exit(exit_codes.get(plan.status, ExitCode.DONE))
 
@@ -337,7 +338,7 @@ def explain_command(words: tuple[str, ...], best: bool | None, as_json: bool) ->
         if as_json:
             print_json({"term": term[0], "meaning": term[1]})
         else:
-            click.echo(f"{term[0]}: {term[1]}")
+            say(f"{term[0]}: {term[1]}")
         return
     if not plan.exists() and not plan.suffix and len(plan.parts) == 1:
         near = near_miss(str(plan), [name for term in meanings() for name in term.split(", ")])
@@ -484,13 +485,13 @@ def show_mixed_plan(
         show(mixed_view(document, is_full=full))
         if result.alone is not None:
             warn("warning", result.alone.warnings)
-            click.echo()
+            say()
             show(plan_view(result.alone) if full else short_view(result.alone))
     exit_codes = {"infeasible": ExitCode.NO_ANSWER, "unknown": ExitCode.NO_TIME}
     if document.status not in exit_codes and output is not None:
         write_plan(output, mixed_files(result), force)
     if not as_json:
-        click.echo(f"\n{next_step_on_parts(result, output)}")
+        say(f"\n{next_step_on_parts(result, output)}")
     return int(exit_codes.get(document.status, ExitCode.DONE))
 
 
@@ -611,7 +612,7 @@ def report_command(
     if as_json:
         print_json({"file": str(output), "bytes": len(text.encode())})
     else:
-        click.echo(str(output))
+        say(str(output))
 
 
 @click.command("trace")
@@ -646,7 +647,7 @@ def trace_command(
         print_json({"file": str(output), "events": events, **document["otherData"]})
         return
     micro_batches = counted(played.num_micro_batches, "micro-batch", "micro-batches")
-    click.echo(
+    say(
         f"{output}: {micro_batches} on {counted(played.pp, 'pipeline rank')}, "
         f"{seconds(played.seconds)} drawn, {seconds(played.step_time_s)} predicted"
     )
@@ -697,7 +698,7 @@ def serve_command(
         if as_json:
             print_json({"address": address})
         else:
-            click.echo(f"{address}\nCtrl-C ends it.")
+            say(f"{address}\nCtrl-C ends it.")
         if is_opened:
             click.launch(address)
 

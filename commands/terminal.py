@@ -164,9 +164,20 @@ class Commands(click.Group):
             _fail(ctx, *message_of(error))
 
 
+def say(text: str = "", *, err: bool = False) -> None:
+    """Prints a line. Once its reader has gone (`| head`) it goes nowhere, and the command goes on: files are
+    written, and the exit code tells of the answer.
+    """
+    try:
+        click.echo(text, err=err)
+    except BrokenPipeError:
+        stream = sys.stderr if err else sys.stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _end_interrupted(ctx: click.Context) -> NoReturn:
     end_children()
-    click.echo("Interrupted.", err=True)
+    say("Interrupted.", err=True)
     ctx.exit(ExitCode.INTERRUPTED)
 
 
@@ -178,7 +189,7 @@ def _first_sentence(command: click.Command) -> str:
 
 
 def _fail(ctx: click.Context, message: str, exit_code: int) -> None:
-    click.echo(f"Error: {message}", err=True)
+    say(f"Error: {message}", err=True)
     _json_error(ctx, message, exit_code)
     ctx.exit(exit_code)
 
@@ -186,14 +197,14 @@ def _fail(ctx: click.Context, message: str, exit_code: int) -> None:
 def _json_error(ctx: click.Context, message: str, exit_code: int) -> None:
     """With --json there is a document on standard output, whatever happens."""
     if ctx.meta.get(_JSON):
-        click.echo(json.dumps({"schema": 1, "error": {"message": message, "exit_code": exit_code}}))
+        say(json.dumps({"schema": 1, "error": {"message": message, "exit_code": exit_code}}))
 
 
 def print_json(document: dict[str, Any]) -> None:
     """The one JSON document of a command: what goes wrong after it is only said on standard error."""
     from meshwright.documents import json_text
 
-    click.echo(json_text(document))
+    say(json_text(document))
     click.get_current_context().meta[_JSON] = False
 
 
@@ -211,7 +222,7 @@ def show(view: View) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     if not encoding.lower().startswith("utf"):
         shown = shown.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
-    click.echo(shown)
+    say(shown)
 
 
 def answer(
@@ -233,7 +244,7 @@ def answer(
 
 def warn(words: str, lines: Iterable[str]) -> None:
     for text in lines:
-        click.echo(f"{words}: {text}", err=True)
+        say(f"{words}: {text}", err=True)
 
 
 def write_plan(directory: Path, files: Mapping[str, str], force: bool) -> None:
@@ -363,7 +374,7 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
     del parameter
     if not value or ctx.resilient_parsing:
         return
-    click.echo(f"meshwright {meshwright.__version__}")
+    say(f"meshwright {meshwright.__version__}")
     ctx.exit()
 
 

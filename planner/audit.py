@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from math import isclose
@@ -289,8 +289,11 @@ READABLE = (
     "accelerate.yaml",
 )
 """What `estimate --from-launch` reads."""
-_SAID_ELSEWHERE = {"ds_config.json": ("tp",)}
-"""What a file is read with although it does not say it: a Megatron-DeepSpeed script has it as an argument."""
+_SAID_ELSEWHERE = (
+    ("ds_config.json", "launch.sh", "tp"),
+    ("accelerate.yaml", "llama_factory.yaml", "recompute"),
+)
+"""Of a file, what another one beside it says in its place."""
 _OF_LAYOUT = (*(choice.name for choice in OF_LAYOUT), "sequence_parallel")
 _OF_INPUTS = ("seq_len", "global_batch", "precision", "optimizer")
 _OF_MODEL = ("layers", "hidden", "heads", "ffn_hidden")
@@ -337,7 +340,12 @@ def file_faults(plan: Plan, expected: Mapping[str, str], folder: Path) -> Iterat
     """
     for name in READABLE:
         if name in expected and (folder / name).is_file():
-            yield from _flag_faults(plan, folder / name)
+            others = [
+                setting
+                for file, beside, setting in _SAID_ELSEWHERE
+                if file == name and beside in expected
+            ]
+            yield from _flag_faults(plan, folder / name, said_elsewhere=others)
     for name, text in expected.items():
         path = folder / name
         if path.is_file():
@@ -365,15 +373,14 @@ def target_of(plan: Plan, folder: Path) -> str | None:
     return best
 
 
-def _flag_faults(plan: Plan, path: Path) -> Iterator[str]:
+def _flag_faults(plan: Plan, path: Path, *, said_elsewhere: Collection[str]) -> Iterator[str]:
     try:
         launch = read_launch(path)
     except InputError:
         # Some scripts leave the model to a file beside them; their lines are compared all the same.
         return
     for name, planned in _planned_settings(plan).items():
-        elsewhere = name in _SAID_ELSEWHERE.get(path.name, ())
-        stated = planned if elsewhere else launch.settings.get(name, planned)
+        stated = planned if name in said_elsewhere else launch.settings.get(name, planned)
         if stated != planned:
             yield f"{path.name}: {name} is {shown(stated)}, the plan says {shown(planned)}"
     if not isinstance(launch.model, Mapping):

@@ -125,13 +125,15 @@ def map_plan(
     with within(time_limit_s):
         instance, solution = with_spares(cluster, spares, solved)
     ranks = ranks_of(instance, solution.assignment)
+    # Of a kind of node there are as many as are wanted: none is left over.
+    unused = [] if cluster.elastic else idle_nodes(cluster, ranks)
     return MappedPlan(
         plan=with_digest(placed_on(plan, cluster, ranks)),
         planned_s=plan.objective.step_time_s,
         instance=instance,
         solution=solution,
         ranks=ranks,
-        idle=[node_name(cluster, node) for node in idle_nodes(cluster, ranks)],
+        idle=[node_name(cluster, node) for node in unused],
     )
 
 

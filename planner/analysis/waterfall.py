@@ -787,7 +787,9 @@ def _model_remarks(launch: LaunchRun, inputs: PlanInputs) -> list[str]:
     """A remark where a launch file's flags describe another model than the plan's."""
     if not isinstance(launch.model, dict):
         return []
-    model = model_from_mapping(launch.model, "model")
+    # Where the tokenizer has the vocabulary, flags say nothing of it.
+    vocab = {"vocab": inputs.model.vocab} if launch.assumed else {}
+    model = model_from_mapping(launch.model | vocab, "model")
     written, planned = parameter_count(model), parameter_count(inputs.model)
     if abs(written / planned - 1) <= SAME_MODEL:
         return []

@@ -551,7 +551,9 @@ def _note(asked: PlanRequest, planned: PlanRequest, usable: ClusterSpec) -> str 
         left_out = f"; other jobs nearly fill the links of {', '.join(names[:8])}, left out"
     if planned.gpus == asked.gpus and not names:
         return None
-    return f"{planned.gpus} of the {asked.gpus} GPUs asked for are used{left_out}"
+    fewer = planned.gpus < asked.gpus
+    on_whole = ", those of whole nodes" if fewer and not names else ""
+    return f"planned on {planned.gpus} of the {asked.gpus} GPUs asked for{on_whole}{left_out}"
 
 
 # Blocks of the machine that a mapping takes beyond the fewest, and what that brings.

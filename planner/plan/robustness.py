@@ -8,7 +8,7 @@ parts, and by no more than their factor on faster ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -18,6 +18,7 @@ import numpy as np
 
 from meshwright.cluster_specs.allocation import first_gpus, is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.data_parallel import LEAST_GAIN
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.costmodel.layout import Layout
@@ -383,7 +384,21 @@ def question_of_choices(request: PlanRequest, plan: Plan) -> Question:
 
 def _with_choices(plan: Plan, choices: list[ExecutionChoice]) -> Plan:
     choices = sorted(choices, key=gain_of, reverse=True)
-    return plan.model_copy(update={"choices": choices})
+    warnings = [*plan.warnings, *_faster_without(plan, choices)]
+    return plan.model_copy(update={"choices": choices, "warnings": warnings})
+
+
+def _faster_without(plan: Plan, choices: Sequence[ExecutionChoice]) -> Iterator[str]:
+    """A warning where time ended the search before a plan that lacks one of its choices, and is faster."""
+    planned_s = plan.objective.step_time_s
+    known_s = {choice.step_time_s_without or inf: choice.pin for choice in choices}
+    least_s = min(known_s, default=inf)
+    if planned_s is not None and least_s < planned_s * (1.0 - LEAST_GAIN):
+        pin = f"--pin {known_s[least_s]}, or with " if known_s[least_s] else ""
+        yield (
+            f"time ended the search before a plan of {least_s:.4g} s a step, which was found since: plan "
+            f"with {pin}a longer --time-limit"
+        )
 
 
 def gain_of(choice: ExecutionChoice) -> float:

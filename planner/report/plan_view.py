@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS
+from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES
 from meshwright.costmodel.lengths import DEALT
 from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_flops
-from meshwright.model_specs.adapters import adapter_counts
-from meshwright.model_specs.parameters import encoder_parameters, parameter_count
+from meshwright.model_specs.parameters import encoder_parameters
 from meshwright.planner.analysis.neighbours import Rival, rivals
 from meshwright.planner.drawing import (
     batch_words,
@@ -44,6 +43,8 @@ from meshwright.planner.report.plan_words import (
     space_text,
     status_meaning,
     status_words,
+    trained_line,
+    training_text,
 )
 from meshwright.planner.report.prediction_view import (
     baseline_view,
@@ -156,18 +157,24 @@ def _answer(plan: Plan, predicted: Predicted) -> list[tuple[str, str]]:
             ("experts", _placed(plan)),
             ("lengths", optional(plan.lengths, lengths_text)),
         ]
-    whose = f"as 90 % of {count(band.rows)} measured steps"
-    if predicted.band_of == "optima":
-        plans = f"9 in 10 of {count(band.rows)} plans"
-        if band.rows < FEW_PLANS:
-            plans = f"{counted(band.rows, 'such plan')} and others"
-        whose = f"as {plans} lie from the fastest step measured"
     return [
         *rows,
-        ("likely", f"{low} to {high}, {whose}"),
+        ("likely", f"{low} to {high}{_whose_band(predicted)}"),
         ("evidence", optional(plan.evidence, evidence_text)),
         ("expected", optional(plan.expected_by_pairs, expected_by_pairs_text)),
     ]
+
+
+def _whose_band(predicted: Predicted) -> str:
+    """What lay in the band of a prediction, behind its two ends."""
+    measured = predicted.error_band.rows
+    if predicted.band_of != "optima":
+        return f", as 90 % of {count(measured)} measured steps"
+    near = "the fastest measured step was so near its plan"
+    if measured >= FEW_PLANS:
+        return f": in 9 of 10 comparable jobs ({count(measured)} measured) {near}"
+    was = "was" if measured == 1 else "were"
+    return f": in 9 of 10 jobs {near}; only {counted(measured, 'comparable job')} {was} measured"
 
 
 def evidence_text(evidence: GainEvidence) -> str:
@@ -248,22 +255,6 @@ def degrees_text(layout: LayoutDoc, *, experts: bool) -> str:
         for name in DEGREES
         if name in always or getattr(layout, name) > 1
     )
-
-
-def _trained_line(inputs: PlanInputs) -> list[tuple[str, str]]:
-    """What is trained beside frozen weights, and how much of the model that is."""
-    adapters = inputs.adapters
-    if adapters is None:
-        return []
-    trained = adapter_counts(inputs.model, adapters).total
-    share = trained / parameter_count(inputs.model)
-    targets = ", ".join(adapters.targets)
-    magnitudes = " and magnitudes" if adapters.decomposed else ""
-    words = (
-        f"adapters of rank {adapters.rank}{magnitudes} on {targets}: {trained:,} parameters, {share:.2%} of "
-        f"the model's, beside frozen {adapters.base_bits}-bit weights"
-    )
-    return [("trained", words)]
 
 
 def installs_text(
@@ -362,8 +353,8 @@ def training_rows(inputs: PlanInputs) -> list[tuple[str, str]]:
         batch = f"{batch}, {percent(inputs.lengths.fill)} full"
     return [
         ("batch", f"{batch} = {count(inputs.tokens_per_step)} a step"),
-        ("training", _training(inputs)),
-        *_trained_line(inputs),
+        ("training", training_text(inputs)),
+        *trained_line(inputs),
         *_images_line(inputs),
     ]
 
@@ -381,18 +372,6 @@ def _images_line(inputs: PlanInputs) -> list[tuple[str, str]]:
         "first pipeline rank"
     )
     return [("images", words)]
-
-
-def _training(inputs: PlanInputs) -> str:
-    """Precision, optimizer and framework, and the kind of step where it is not pretraining."""
-    words: list[str] = [inputs.precision, inputs.optimizer, inputs.framework]
-    if inputs.kind != PRETRAINING:
-        words.append(inputs.kind)
-    if inputs.loss is not None:
-        words.append(f"{inputs.loss} loss")
-    if inputs.reference is not None:
-        words.append(f"reference {inputs.reference}")
-    return ", ".join(words)
 
 
 def lengths_text(lengths: LengthsDoc) -> str:

@@ -1,4 +1,4 @@
-"""What a plan is, in the words that every view of it shares: how good, what lies on the hosts."""
+"""What a plan is, in the words that every view of it shares: how good, on which hosts, what is trained."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from math import ceil
 from typing import Any
 
 from meshwright.costmodel.data_parallel import LEAST_GAIN
+from meshwright.costmodel.execution_names import PRETRAINING
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.adapters import adapter_counts
+from meshwright.model_specs.parameters import parameter_count
 from meshwright.planner.drawing import amount, count, counted, percent, seconds
 from meshwright.planner.plan.assemble import WORDS
 from meshwright.planner.plan.document import CostDoc, Plan, SolverReport, SpaceReport
 from meshwright.planner.report.view import COUNT, Column, decimals, optional
 from meshwright.planner.request.choices import DEGREES
+from meshwright.planner.request.plan_request import PlanInputs
 
 NEAR_OPTIMAL = 0.001
 """Of the step: a proven gap below it counts as an answer, whatever is missing to the proof."""
@@ -372,3 +377,31 @@ def _key(words: str) -> str:
     for pattern, word in _FIGURES:
         plain = pattern.sub(word, plain)
     return plain
+
+
+def training_text(inputs: PlanInputs | Workload) -> str:
+    """Precision, optimizer and framework, and the kind of step where it is not pretraining."""
+    words: list[str] = [inputs.precision, inputs.optimizer, inputs.framework]
+    if inputs.kind != PRETRAINING:
+        words.append(inputs.kind)
+    if inputs.loss is not None:
+        words.append(f"{inputs.loss} loss")
+    if inputs.reference is not None:
+        words.append(f"reference {inputs.reference}")
+    return ", ".join(words)
+
+
+def trained_line(inputs: PlanInputs | Workload) -> list[tuple[str, str]]:
+    """What is trained beside frozen weights, and how much of the model that is."""
+    adapters = inputs.adapters
+    if adapters is None:
+        return []
+    trained = adapter_counts(inputs.model, adapters).total
+    share = trained / parameter_count(inputs.model)
+    targets = ", ".join(adapters.targets)
+    magnitudes = " and magnitudes" if adapters.decomposed else ""
+    words = (
+        f"adapters of rank {adapters.rank}{magnitudes} on {targets}: {trained:,} parameters, {share:.2%} of "
+        f"the model's, beside frozen {adapters.base_bits}-bit weights"
+    )
+    return [("trained", words)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.planner.drawing import Chart, LogScale, batch_words, count, seconds
+from meshwright.planner.report.plan_words import trained_line, training_text
 from meshwright.planner.report.prediction_view import layout_view, prediction_view
 from meshwright.planner.report.view import (
     BAR,
@@ -65,7 +66,8 @@ def run_view(priced: PricedRun) -> View:
             "batch",
             batch_words(workload.global_batch, workload.seq_len, workload.step_kind.sequences),
         ),
-        ("training", f"{workload.precision}, {workload.optimizer}, {workload.framework}"),
+        ("training", training_text(workload)),
+        *trained_line(workload),
     ]
     return [
         Facts(rows),

@@ -26,7 +26,7 @@ from meshwright.documents import (
     read_text,
     validation_message,
 )
-from meshwright.errors import InputError, refuse_unknown
+from meshwright.errors import InputError, refuse_unknown, shown
 from meshwright.model_specs.adapters import EVERY_PARAMETER, read_adapters
 from meshwright.model_specs.blocks import ImageInput
 from meshwright.model_specs.reader import read_model
@@ -332,7 +332,7 @@ def named_nodes(nodes: str | None, listed_names: Collection[str]) -> list[str] |
     ----------
     nodes
         A Slurm host list such as `rack[0-1]n[00-15]`, or a file with one or several a line. When None, the
-        nodes of the Slurm job that this runs in ($SLURM_JOB_NODELIST), if all of them are listed.
+        nodes of the Slurm job that this runs in ($SLURM_JOB_NODELIST), where any nodes are listed.
     listed_names
         The nodes that there are, each once.
 
@@ -344,14 +344,23 @@ def named_nodes(nodes: str | None, listed_names: Collection[str]) -> list[str] |
     Raises
     ------
     InputError
-        If the text is no host list.
+        If the text is no host list, or the Slurm job has a node that is not listed.
     """
     if nodes is None:
         job = os.environ.get("SLURM_JOB_NODELIST")
         if not job or not listed_names:
             return None
         names = _expanded(job, "SLURM_JOB_NODELIST")
-        return names if set(listed_names).issuperset(names) else None
+        others = [name for name in names if name not in listed_names]
+        if others:
+            more = f" (nor {len(others) - 1} of its other nodes)" if others[1:] else ""
+            raise InputError(
+                f"the cluster lists no node {shown(others[0])} of this Slurm job{more}: add it to the "
+                "cluster's nodes, name nodes with --nodes, or unset this variable to plan on all of them",
+                where="SLURM_JOB_NODELIST",
+                value=job,
+            )
+        return names
     text = nodes
     if is_file(nodes):
         lines = read_text(Path(nodes), LARGE_FILE_BYTES).splitlines()

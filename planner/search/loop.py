@@ -85,6 +85,7 @@ class LayoutSearch:
         top_k: int = 1,
         seed: int = 0,
         time_limit_s: float | None = None,
+        until_priced_s: float | None = None,
         any_plan: bool = False,
         most_priced: int | None = None,
         begin_with: Layout | None = None,
@@ -92,14 +93,22 @@ class LayoutSearch:
         routing: JointRouting | None = None,
         params: SearchParams | None = None,
     ) -> None:
+        """`until_priced_s`, where it is longer, takes the place of the limit before there is a price."""
         self._params = params or SearchParams()
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
         self._first: Layout | None = None
         """What is priced before all others, about as fast as the plan."""
+        self._early: tuple[Priced, ...] = ()
+        """The best of a search of a part of the space: the plan where time ends before any other price."""
         self._space = space
         self._branches = [branch for branch in branches if not branch.refused_outright()]
         self._top_k = top_k
-        self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
+        began = time.monotonic()
+        self._deadline = None if time_limit_s is None else began + time_limit_s
+        self._first_deadline = self._deadline
+        """Holds before there is a price."""
+        if self._deadline is not None and until_priced_s is not None:
+            self._first_deadline = max(self._deadline, began + until_priced_s)
         for branch in self._branches:
             branch.pricing.stop_at(inf if self._deadline is None else self._deadline)
         self._say = progress or (lambda _: None)
@@ -132,6 +141,8 @@ class LayoutSearch:
             self._look_beyond_the_lists()
         except (OutOfTimeError, AnyPlanFoundError):
             open_s = min(self._pool.least_s(), self.chooser.least_s())
+            for priced in () if self._best else self._early:
+                self._take(priced)
             bound_s = min(self._unexplored_s, open_s, self._price_s, self._unpriced_s)
             status = "feasible" if self._best else "unknown"
             return self._outcome(status, bound_s if bound_s > 0 else None)
@@ -180,9 +191,10 @@ class LayoutSearch:
         """Seconds until the time limit. Raises OutOfTimeError behind it, or when the work is done."""
         if self._most_priced is not None and self.certificate.priced >= self._most_priced:
             raise OutOfTimeError
-        if self._deadline is None:
+        deadline = self._deadline if self._best else self._first_deadline
+        if deadline is None:
             return None
-        remaining_s = self._deadline - time.monotonic()
+        remaining_s = deadline - time.monotonic()
         if remaining_s < 0:
             raise OutOfTimeError
         return remaining_s
@@ -228,8 +240,10 @@ class LayoutSearch:
                 for branch in representatives(self._branches)
             ],
             time_limit_s=None if remaining_s is None else remaining_s / 2,
+            until_priced_s=remaining_s,
             params=replace(params, looked_over_first=inf, worth_finding=params.promising),
         ).run()
+        self._early = outcome.best
         return outcome.best[0].layout if outcome.best else None
 
     def _price_first(self, layout: Layout) -> None:

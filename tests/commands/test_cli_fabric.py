@@ -138,6 +138,10 @@ def test_a_part_filled_node_is_used_in_parts(regular: Path, tmp_path: Path) -> N
     assert found["idle_nodes"] == ["host0"]
 
 
+def test_a_kind_of_node_has_none_left_over(regular: Path) -> None:
+    assert document("map", regular)["idle_nodes"] == []
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [

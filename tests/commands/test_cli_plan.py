@@ -383,14 +383,17 @@ def test_a_folder_that_cannot_be_written_leaves_nothing_behind(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_launch_writes_the_files_of_a_plan(tmp_path: Path) -> None:
+def test_launch_writes_the_files_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(plan_text(sample()), encoding="utf-8")
     result = run("launch", path, "--target", "megatron", "-o", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.output
-    assert "launch.sh" in document(result)["files"]
+    assert {"launch.sh", "mapping/ranks.csv"} <= set(document(result)["files"])
     args = json.loads((tmp_path / "out" / "megatron_args.json").read_text(encoding="utf-8"))
     assert args[args.index("--tensor-model-parallel-size") + 1] == "8"
+    monkeypatch.chdir(tmp_path)
+    told = run("launch", path, "-o", "beside").stdout.split()
+    assert {"beside/launch.sh", "beside/mapping/ranks.csv"} <= set(told)
     again = run("launch", path, "-o", tmp_path / "out")
     assert again.exit_code == 2
     assert "--force" in again.stderr

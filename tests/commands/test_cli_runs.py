@@ -346,6 +346,23 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("pins", "code"), [("tp=1", 0), ("tp=3", 1)])
+def test_a_reader_that_is_gone_leaves_files_and_exit_code(
+    tmp_path: Path, pins: str, code: int
+) -> None:
+    out = tmp_path / "run"
+    asked = f"qwen3-0.6b --cluster dgx-h100 --gpus 1 --global-batch 4 --seq-len 512 --pin {pins}"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} cli.py plan {asked} -o {out} 2>&1 | :"],
+        cwd=ROOT,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == code
+    assert (out / "launch.sh").exists() == (code == 0)
+
+
 def test_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
     spec = load_catalog_model("gpt2-xl").model_dump(exclude_none=True) | {
         "name": "x\x1b[31my [bold]"

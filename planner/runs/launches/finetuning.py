@@ -16,9 +16,11 @@ from typing import Any
 from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS, StepKindName
 from meshwright.documents import parse_mapping, read_mapping
 from meshwright.errors import InputError
+from meshwright.frameworks.deepspeed import DEEPSPEED
 from meshwright.frameworks.fsdp2 import (
     ACCELERATOR,
     ACCUMULATION,
+    ADAPTER_FILE,
     FSDP2,
     OFFLOADS_INPUTS,
     PRECOMPUTES,
@@ -433,6 +435,37 @@ def loaded_bits(fields: Mapping[str, object], where: str) -> int:
 def adapters_mapping(method: str, rank: int | None, targets: Iterable[str]) -> dict[str, Any]:
     """What is trained beside frozen weights, as a run file has it."""
     return {"method": method, "rank": rank, "targets": list(dict.fromkeys(targets))}
+
+
+_PEFT_KIND, _PEFT_RANK, _PEFT_TARGETS = "peft_type", "r", "target_modules"
+
+
+def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
+    """A launch with the adapters of PEFT's file that lies beside it; itself where it says what is trained.
+
+    Raises InputError where the file has another kind than LoRA, or names no matrix that is known.
+    """
+    beside = path.parent / ADAPTER_FILE
+    reads_it = launch.settings.get("framework") in (FSDP2.name, DEEPSPEED.name)
+    if "adapters" in launch.settings or not reads_it or not beside.is_file():
+        return launch
+    fields, where = read_mapping(beside, MAX_FILE_BYTES), str(beside)
+    if fields.get(_PEFT_KIND) != "LORA":
+        kind = f"{where}: {_PEFT_KIND}"
+        raise InputError(
+            "has no price yet", where=kind, value=fields.get(_PEFT_KIND), allowed=["LORA"]
+        )
+    rank = positive_numbers(fields, {_PEFT_RANK: 8}, where)[_PEFT_RANK]
+    targets, unread = adapter_targets(fields, _PEFT_TARGETS, where, ("q_proj", "v_proj"))
+    method = adapter_method(16, decomposed=fields.get(_DECOMPOSES) is True)
+    remark = f"adapters are those of {ADAPTER_FILE} beside it, frozen weights taken as of 16 bits"
+    return replace(
+        launch,
+        settings=launch.settings | {"adapters": adapters_mapping(method, rank, targets)},
+        remarks=(*launch.remarks, remark),
+        unread=(*launch.unread, *unread),
+        base_is_open=True,
+    )
 
 
 def remarks_on_experts(model: str | None, targets: Collection[str]) -> tuple[str, ...]:

@@ -85,6 +85,8 @@ class LaunchRun:
     repeats_pipeline: bool = False
     """Whether a pipeline fills and drains several times a step, which the price of a run does not know."""
     images: ImageFields = ImageFields()
+    base_is_open: bool = False
+    """Whether it does not say of how many bits the frozen weights beside its adapters are."""
 
     def not_read(self, *, has_images: bool) -> tuple[str, ...]:
         """Fields that were not understood, those of images among them that count in a run with some, or that

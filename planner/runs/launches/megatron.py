@@ -586,6 +586,8 @@ def _recompute(said: Said) -> dict[str, Any]:
 
 def _stages(said: Said, pp: int, layers: int) -> dict[str, Any]:
     """Virtual stages and, where it is not even, the split of the layers."""
+    if pp == 1 and said["deepspeed_engine"]:
+        said["pipelined"]  # one stage needs no pipeline engine
     line = said.line
     pattern = hybrid_pattern(said)
     if pattern is not None and "|" in pattern:

@@ -9,7 +9,7 @@ known to have no bearing on the time is listed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from meshwright.frameworks.deepspeed import (
     OWN_OPTIMIZERS,
 )
 from meshwright.frameworks.fsdp2 import ACCELERATOR, FSDP2, PRECISION, SIZES
+from meshwright.model_specs.adapters import AdapterSpec, peft_modules
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.plan_request import PlanInputs
@@ -51,6 +52,7 @@ from meshwright.planner.runs.launches.finetuning import (
     fully_sharded,
     is_axolotl,
     is_llamafactory,
+    with_adapters_beside,
     with_synced_batches,
 )
 from meshwright.planner.runs.launches.launch_run import (
@@ -328,6 +330,8 @@ _ACCUMULATION = re.compile(
 )
 """In our launch scripts for accelerate, which have their settings in variables and in accelerate.yaml."""
 _DEEPSPEED_FILE = "ds_config.json"
+_OWN_TRAINER = f'"$TRAIN_SCRIPT" --deepspeed "$here/{_DEEPSPEED_FILE}"'
+"""How launch files of plans start a script on the Trainer: all that it is told lies in that file."""
 _TOP_FIELDS = ("model", "cluster")
 _FIELDS = (*_TOP_FIELDS, *SettingsDoc.model_fields)
 _INTEGERS = frozenset(
@@ -412,7 +416,7 @@ def read_launch(path: Path, model: ModelSpec | str | None = None) -> LaunchRun:
     if is_recipe_name(path):
         return recipe_run(str(path))
     launch = launch_of_text(read_text(path, MAX_FILE_BYTES), path, model)
-    return with_hosts_beside(launch, path)
+    return with_hosts_beside(with_adapters_beside(launch, path), path)
 
 
 def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) -> LaunchRun:
@@ -436,7 +440,9 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
 
 
 def _of_line(line: CommandLine, text: str, path: Path, model: ModelSpec | str | None) -> LaunchRun:
-    """The run of a command line of torchtitan, of our own scripts for accelerate, or of Megatron."""
+    """The run of a command line of torchtitan, of our own scripts for accelerate and the Trainer, or of
+    Megatron.
+    """
     refuse_adapters(line.pairs(), str(path))
     config = config_file_of(line, path.parent)
     if config is not None or is_torchtitan(line):
@@ -449,6 +455,8 @@ def _of_line(line: CommandLine, text: str, path: Path, model: ModelSpec | str | 
         said = {} if named is None else {ACCELERATOR: Path(named).name}
         run = with_synced_batches(run, said, path)
         return replace(run, micro_batches=int(steps[1]))
+    if _OWN_TRAINER in text:
+        return from_deepspeed(*_beside(path, _DEEPSPEED_FILE))
     run = from_megatron(line, None if model is None else read_model(model))
     if line.has("--deepspeed_config") and (path.parent / _DEEPSPEED_FILE).is_file():
         return with_configuration(run, *_beside(path, _DEEPSPEED_FILE))
@@ -648,11 +656,16 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
         settings["gpus"] = inputs.gpus
     settings = with_global_batch(launch, settings, inputs.gpus)
     settings.setdefault("global_batch", inputs.global_batch)
+    if launch.micro_batches is not None and "micro_batch" not in settings:
+        settings |= _micro_batch(launch.micro_batches, settings, str(path))
     if settings.get("framework") in (DEEPSPEED.name, FSDP2.name):
         # Their files do not say what is trained; those of fine-tuning stacks do.
         settings.setdefault("adapters", inputs.adapters)
+        if launch.base_is_open and _are_alike(settings["adapters"], inputs.adapters):
+            settings["adapters"] = inputs.adapters
         if "kind" not in settings:
-            settings |= {"kind": inputs.kind, "reference": inputs.reference}
+            passes = {"kind": inputs.kind, "reference": inputs.reference, "loss": inputs.loss}
+            settings = passes | settings
     if inputs.images is not None:
         images = inputs.images
         said = {"image_tokens": images.tokens, "images_per_sequence": images.per_sequence}
@@ -661,6 +674,16 @@ def run_of_inputs(launch: LaunchRun, inputs: PlanInputs, path: Path) -> Run:
     mapping = {"model": inputs.model, "cluster": inputs.cluster, "run": settings}
     run = run_from_mapping(mapping, where=str(path), base=path.parent, default_id=path.stem)
     return on_its_hosts(run, launch)
+
+
+def _are_alike(said: Mapping[str, Any], planned: AdapterSpec | None) -> bool:
+    """Whether adapters of a file are those of a plan, but for the bits of the frozen weights."""
+    own = AdapterSpec.model_validate(said)
+    return planned is not None and (own.rank, own.decomposed, peft_modules(own)) == (
+        planned.rank,
+        planned.decomposed,
+        peft_modules(planned),
+    )
 
 
 def _cluster_gpus(cluster: object, folder: Path) -> int | None:

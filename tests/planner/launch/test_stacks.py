@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from meshwright.api import plan
-from meshwright.errors import InfeasibleError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.adapters import AdapterSpec
+from meshwright.planner.audit import file_faults
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.runs.launches.reader import price_launch, read_launch
+from meshwright.planner.runs.launches.reader import price_launch, read_launch, run_of_inputs
+from meshwright.planner.runs.prediction import price_run
 from tests.plans import make_plan
 
 NAMES = {"llama-factory": "llama_factory.yaml", "axolotl": "axolotl.yaml"}
@@ -43,7 +45,7 @@ def written(folder: Path, target: str, **asked: Any) -> tuple[Any, Path]:
     for name, text in plan_files(found, target).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    return found, folder / NAMES[target]
+    return found, folder / NAMES.get(target, "launch.sh")
 
 
 @pytest.mark.parametrize("target", NAMES)
@@ -94,6 +96,55 @@ def test_it_has_the_plans_price(target: str, framework: str, tmp_path: Path) -> 
     assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("asked", "additions"),
+    [
+        ({"framework": "fsdp2", "train": "lora", "lora_rank": 8}, []),
+        ({"framework": "deepspeed", "train": "dora", "pin": {"tp": 1}}, []),
+        ({"framework": "deepspeed", "kind": "dpo", "pin": {"tp": 1}}, ["kind=dpo"]),
+    ],
+)
+def test_a_script_of_a_plan_has_its_price(
+    asked: dict[str, Any], additions: list[str], tmp_path: Path
+) -> None:
+    """Adapters are those of PEFT's file beside it; a script under DeepSpeed was taken for Megatron's."""
+    found, _ = written(tmp_path, asked["framework"], **asked)
+    if found.inputs.loss is not None:
+        additions = [*additions, f"loss={found.inputs.loss}"]
+    known = ["model=qwen3-8b", "cluster=dgx-h100", "gpus=8", "seq_len=2048", "global_batch=64"]
+    (priced,) = price_launch(tmp_path / "launch.sh", [*known, *additions])
+    assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-9)
+    adapters = priced.run.workload.adapters
+    assert adapters == found.inputs.adapters
+    if adapters is not None:
+        (tmp_path / "adapter_config.json").write_text('{"peft_type": "IA3"}', encoding="utf-8")
+        with pytest.raises(InputError, match=r"adapter_config\.json: peft_type: has no price yet"):
+            read_launch(tmp_path / "launch.sh")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"framework": "fsdp2", "train": "qlora", "pin": {"micro_batch": 4}},
+        {"framework": "fsdp2", "kind": "orpo", "train": "dora", "lora_targets": "q_proj,v_proj"},
+        {"framework": "deepspeed", "kind": "dpo", "pin": {"tp": 1}},
+        {"framework": "deepspeed"},
+    ],
+)
+def test_a_script_of_a_plan_is_the_plan_as_its_baseline(
+    asked: dict[str, Any], tmp_path: Path
+) -> None:
+    """Bits of frozen weights, the loss and the number of micro-batches are the plan's."""
+    found, _ = written(tmp_path, asked["framework"], **asked)
+    path = tmp_path / "launch.sh"
+    launch = read_launch(path)
+    assert launch.unread == ()
+    priced = price_run(run_of_inputs(launch, found.inputs, path), path)
+    assert priced.run.workload.adapters == found.inputs.adapters
+    assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-9)
+    assert priced.predicted.memory_gib == pytest.approx(found.predicted.memory_gib, rel=1e-9)
+
+
 @pytest.mark.parametrize("target", NAMES)
 @pytest.mark.parametrize(
     ("made", "words"),
@@ -120,7 +171,7 @@ def test_a_loss_that_a_plan_counts_on_is_not_left_out(target: str) -> None:
         plan_files(made, target)
 
 
-def test_layers_are_recomputed_once() -> None:
+def test_layers_are_recomputed_once(tmp_path: Path) -> None:
     """LLaMA-Factory wraps layers itself; accelerate's file had FSDP wrap them again."""
     made = make_plan("qwen3-8b", dp=8, zero_stage=3, recompute="full", recompute_layers=10**6)
     changes = {"framework": "fsdp2", "kind": "sft"}
@@ -128,6 +179,13 @@ def test_layers_are_recomputed_once() -> None:
     files = plan_files(made, "llama-factory")
     assert "disable_gradient_checkpointing: false" in files["llama_factory.yaml"]
     assert "fsdp_activation_checkpointing: false" in files["accelerate.yaml"]
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert list(file_faults(made, files, tmp_path)) == []
+    other = files["accelerate.yaml"].replace("dp_shard_size: 8", "dp_shard_size: 4")
+    (tmp_path / "accelerate.yaml").write_text(other, encoding="utf-8")
+    assert any("accelerate.yaml: line" in fault for fault in file_faults(made, files, tmp_path))
     assert "gradient_checkpointing: true" in plan_files(made, "axolotl")["axolotl.yaml"]
 
 

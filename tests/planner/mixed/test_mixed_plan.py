@@ -464,7 +464,7 @@ def test_a_plan_keeps_to_the_nodes_that_are_named(tmp_path: Path) -> None:
     assert counted["ranks"] == plan["ranks"]
 
 
-def test_nodes_of_a_slurm_job_are_taken_where_the_parts_list_them(
+def test_nodes_of_a_slurm_job_are_taken_and_must_be_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = cluster_file(tmp_path, **LISTED)
@@ -474,7 +474,10 @@ def test_nodes_of_a_slurm_job_are_taken_where_the_parts_list_them(
     monkeypatch.setenv("SLURM_JOB_NODELIST", "h[1-2],a[2-4]")
     assert [each.gpus for each in read_mixed_request(**asked).parts] == [16, 24]
     monkeypatch.setenv("SLURM_JOB_NODELIST", "h[1-2],a[2-5]")
-    assert [each.gpus for each in read_mixed_request(**asked).parts] == [32, 32]
+    with pytest.raises(
+        InputError, match=r"^SLURM_JOB_NODELIST: .* no node 'a5' of this Slurm job: "
+    ):
+        read_mixed_request(**asked)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "h[1-2]")
     assert [each.gpus for each in read_mixed_request(**asked, nodes="h3,a1").parts] == [8, 8]
 

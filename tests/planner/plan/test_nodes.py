@@ -9,10 +9,12 @@ from itertools import combinations
 
 import pytest
 
+from meshwright.cluster_specs.allocation import check_gpus
 from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.cluster_specs.schema import BlockSpec, ClusterSpec
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
+from meshwright.planner.plan.best_plan import search_with_buckets
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.nodes import decide_on_nodes
@@ -107,8 +109,16 @@ def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limited_to_nodes(cluster, None) is cluster
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n0-[00-02]")
     assert limited_to_nodes(cluster, None).gpus == 24
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "elsewhere[1-2]")
-    assert limited_to_nodes(cluster, None).gpus == 48
+    with pytest.raises(InputError, match=r"48 asked for, but .* has 24 free on the nodes to take"):
+        check_gpus(limited_to_nodes(cluster, None), 48)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n0-[00-02],elsewhere[1-2]")
+    with pytest.raises(
+        InputError, match=r"^SLURM_JOB_NODELIST: .*'elsewhere1' .*nor 1 of.*--nodes, or unset"
+    ):
+        limited_to_nodes(cluster, None)
+    assert limited_to_nodes(cluster, "n0-00").gpus == 8
+    nameless = cluster.model_copy(update={"nodes": ()})
+    assert limited_to_nodes(nameless, None) is nameless
     with pytest.raises(InputError, match="did you mean"):
         limited_to_nodes(cluster, "n0-0O")
     with pytest.raises(InputError, match="no host list"):
@@ -116,6 +126,22 @@ def test_only_the_nodes_named_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "((")
     with pytest.raises(InputError, match=r"^SLURM_JOB_NODELIST: no host list: "):
         limited_to_nodes(cluster, None)
+
+
+def test_a_plan_on_whole_nodes_alone_says_so() -> None:
+    """Time ends before anything is known of part-filled nodes."""
+    whole = scattered_cluster(random.Random(4), leaves=2, per_leaf=3, free=6)
+    half = whole.nodes[0].model_copy(update={"free_gpus": 4})
+    cluster = whole.model_copy(update={"nodes": (half, *whole.nodes[1:]), "gpus": 44})
+
+    def searched(request: PlanRequest, /, *, begin_with: Layout | None = None) -> Outcome:
+        if request.gpus == 44:
+            return Outcome(status="unknown", best=(), lower_bound_s=None, certificate=Certificate())
+        return search_with_buckets(request, begin_with=begin_with)
+
+    decision = decide_on_nodes(replace(small(cluster, 44, 80), forbids=()), searched)
+    assert decision.request.gpus == 40
+    assert decision.note == "planned on 40 of the 44 GPUs asked for, those of whole nodes"
 
 
 @pytest.mark.soak

@@ -47,6 +47,23 @@ def test_the_first_screen_and_the_page_say_the_gap() -> None:
     assert "Within 0.01 % of the best" in plan_page(near)
 
 
+@pytest.mark.parametrize(
+    ("jobs", "words"),
+    [
+        (60, "in 9 of 10 comparable jobs (60 measured) the fastest measured step was so near"),
+        (2, "so near its plan; only 2 comparable jobs were measured"),
+        (1, "so near its plan; only 1 comparable job was measured"),
+    ],
+)
+def test_the_band_of_a_plan_says_how_many_jobs_like_it_were_measured(jobs: int, words: str) -> None:
+    plan = priced_plan(tp=2, dp=4, num_micro_batches=16, sequence_parallel=True)
+    assert plan.predicted is not None
+    band = plan.predicted.error_band.model_copy(update={"rows": jobs})
+    update = {"error_band": band, "band_of": "optima"}
+    told = plan.model_copy(update={"predicted": plan.predicted.model_copy(update=update)})
+    assert words in text(*first_screen(told), width=300)
+
+
 @pytest.mark.slow
 def test_what_lies_on_the_hosts_stands_on_the_first_screen_in_rows_and_on_the_page() -> None:
     plan = priced_plan(tp=2, dp=4, num_micro_batches=16, optimizer_offload=50, zero_stage=1)

@@ -22,6 +22,7 @@ from meshwright.costmodel.layout import AXES, Layout, Recompute
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.schedules import schedule_name, traits
 from meshwright.costmodel.workload import Execution
+from meshwright.errors import OutOfTimeError
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.combination_costs import shape_table
@@ -548,6 +549,31 @@ def test_an_interrupted_search_knows_a_bound() -> None:
         if outcome.best:
             assert outcome.best[0].step_time_s >= best_s * (1 - 1e-9)
     assert {"unknown", "optimal"} <= statuses
+
+
+def test_time_that_ends_after_the_first_look_leaves_its_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = request(1005)
+    best_s = search(asked).best[0].step_time_s
+
+    def over(search: LayoutSearch, layout: object) -> None:
+        raise OutOfTimeError
+
+    monkeypatch.setattr(LayoutSearch, "_price_first", over)
+    found = search(asked, params=SearchParams(looked_over_first=0))
+    assert found.status == "feasible"
+    assert found.best[0].step_time_s >= best_s * (1 - 1e-9)
+    assert found.lower_bound_s is None or found.lower_bound_s <= best_s * (1 + 1e-9)
+
+
+def test_the_first_look_takes_more_than_its_share_until_it_has_a_price() -> None:
+    space = space_of(request(1005))
+    branches = [branch_of(space, CostModelPricing(space.workload))]
+    assert LayoutSearch(space, branches, time_limit_s=0.0).run().status == "unknown"
+    found = LayoutSearch(space, branches, time_limit_s=0.0, until_priced_s=60.0).run()
+    assert found.status == "feasible"
+    assert found.certificate.priced == 1
 
 
 def test_every_layout_of_a_space_of_tens_of_thousands_is_priced() -> None:
