@@ -597,8 +597,8 @@ class PartCosts:
         """What each of some ranks may hold of a sequence of unlike layers, with so many of its own
         recomputed: where all of these ranks have as many or more, and where all have as many or fewer.
         """
-        costs, model = self.costs(amount), self.placed.workload.model
-        seconds, dense, experts = self._of_layers(amount)
+        costs, model = self.costs(0), self.placed.workload.model
+        seconds, (dense, experts) = self.seconds_in_order(amount), self._parameters_in_order
         table, last, last_experts = (
             float(np.asarray(each)) for each in end_parameters(model, self.placed.layout)
         )
@@ -618,32 +618,41 @@ class PartCosts:
             ways.append(way)
         return ways
 
-    def _of_layers(self, amount: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Seconds and parameters outside experts and in them of the layers from one place to another."""
-        model, layout = self.placed.workload.model, self.placed.layout
-        before = counts_in_order(model.unlike_layers)
+    def seconds_in_order(self, amount: int) -> FloatArray:
+        """Of the layers from one place to another, with so many recomputed, [begin, end]."""
+        before = counts_in_order(self.placed.workload.model.unlike_layers)
         place = np.arange(before.shape[1])
-        # Sums of numbers of layers, so that parts with equal layers take equal seconds to the digit.
-        number = before[:, None, :] - before[:, :, None]
         to = np.maximum(np.minimum(place[:, None] + amount, place[None, :]), place[:, None])
         again = before[:, to] - before[:, :, None]
-        kinds = self.placed.times.unlike
-        each_s = np.array([float(np.asarray(kind.seconds)) for kind in kinds])
-        again_s = np.array([float(np.asarray(kind.recompute_s)) for kind in kinds])
-        seconds = np.tensordot(each_s, number, 1) + np.tensordot(again_s, again, 1)
+        again_s = [float(np.asarray(kind.recompute_s)) for kind in self.placed.times.unlike]
+        return np.asarray(self._kept_in_order_s + np.tensordot(again_s, again, 1))
+
+    @cached_property
+    def _kept_in_order_s(self) -> FloatArray:
+        """The same with none recomputed."""
+        before = counts_in_order(self.placed.workload.model.unlike_layers)
+        # Sums of numbers of layers, so that parts with equal layers take equal seconds to the digit.
+        number = before[:, None, :] - before[:, :, None]
+        each_s = [float(np.asarray(kind.seconds)) for kind in self.placed.times.unlike]
+        return np.asarray(np.tensordot(each_s, number, 1))
+
+    @cached_property
+    def _parameters_in_order(self) -> tuple[FloatArray, FloatArray]:
+        """Parameters outside experts and in them of the layers from one place to another, [begin, end]."""
+        model, layout = self.placed.workload.model, self.placed.layout
+        place = np.arange(model.layers + 1)
         held = kind_parameters_on_gpu(model, layout)
         if held:
             before = counts_in_order(model.unlike_bytes)
-            number = before[:, None, :] - before[:, :, None]
         else:
             of_dense, rest, experts = layer_parameters_on_gpu(model, layout)
             held = ((of_dense, 0.0), (rest, experts))
             in_front = np.minimum(place, model.dense_layers)
             before = np.stack([in_front, place - in_front])
-            number = before[:, None, :] - before[:, :, None]
-        columns = (np.array([float(np.asarray(kind[k])) for kind in held]) for k in (0, 1))
-        dense, of_experts = (np.tensordot(column, number, 1) for column in columns)
-        return seconds, dense, of_experts
+        number = before[:, None, :] - before[:, :, None]
+        of_kinds = np.array([[float(np.asarray(own)) for own in kind] for kind in held])
+        outside, inside = np.tensordot(of_kinds.T, number, 1)
+        return outside, inside
 
     def _may_hold(self, amount: int, ranks: range) -> list[list[BoolArray]]:
         """Of each way and rank, whether it may hold the layers from one place to another."""
@@ -843,7 +852,8 @@ class MixedKernel:
             layout = replace(self.layout, recompute_layers=amount)
             if self.is_in_order:
                 limit_s = cutoff_s if best is None else best.step_time_s
-                best = self._best_in_order(layout, limit_s) or best
+                if self._may_be_below(amount, limit_s):
+                    best = self._best_in_order(layout, limit_s) or best
                 if amount <= 1 and not self._memory_limits(amount):
                     break
                 continue
@@ -970,6 +980,35 @@ class MixedKernel:
         limits = np.concatenate([np.full(each.ranks, each.part.limit_gib) for each in segments])
         fits = bool(np.all(mixed_memory_gib(segments, stages) <= limits))
         return fits and not any(hosts_short_gib(segments, stages))
+
+    def _may_be_below(self, amount: int, limit_s: float) -> bool:
+        """Whether unlike layers with so many recomputed may be cut up into a step below a limit: False only
+        where no way is, however ranks that recompute fewer stand beside others, in the least memory that any
+        number of layers can take.
+        """
+        held, place = [], np.arange(self.layers + 1)
+        number = np.maximum(place[None, :] - place[:, None], 0)
+        for segment, part in zip(self.segments, self.parts, strict=True):
+            costs, seconds = part.costs(0), part.seconds_in_order(amount)
+            ranks = []
+            for rank in range(segment.first, segment.first + segment.ranks):
+                row, limit_gib = self.memory[rank]
+                least_gib = row.fixed_gib + row.layer_gib * number
+                least_gib = least_gib + min(row.leading_gib, 0.0) * np.minimum(number, self.leading)
+                if self.full:
+                    least_gib = least_gib - row.relief_gib * np.minimum(number, amount)
+                ends_s = costs.first_s * (rank == 0) + costs.last_s * (rank == costs.pp - 1)
+                may_be = (place[None, :] > place[:, None]) & (least_gib <= limit_gib * (1 + 1e-6))
+                ranks.append(Parts(seconds + ends_s, seconds, seconds, may_be))
+            held.append([ranks])
+        busiest_s = least_busiest_in_order_s(held)
+        if inf in (busiest_s, limit_s):
+            return busiest_s < inf
+        filled = self.segments[0].part.workload.flushes
+        weight = int(self.layout.num_micro_batches) - filled
+        work_s = max(self._work_in_order_s(held)[0], busiest_s)
+        least_s = (weight * busiest_s + filled * work_s + self.rest_s) * self.scale
+        return least_s * (1 - 1e-9) < limit_s
 
     def _best_in_order(self, layout: Layout, cutoff_s: float) -> MixedPrice | None:
         """The fastest way to cut up unlike layers: first of those with the least busiest rank, then of all

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations
+from itertools import accumulate, permutations
 from math import inf
 
 import numpy as np
@@ -39,7 +39,7 @@ from tests.planner.search.plain_oracle import layouts, splits, wanted
 
 Stages = tuple[tuple[int, ...], ...]
 Order = tuple[tuple[int, int], ...]
-"""(part, pipeline ranks), along the pipeline."""
+"""(part, pipeline ranks), along the pipeline: any number of parts."""
 IN_PARTS = ("gpu-budget", "hbm-capacity", "host-memory")
 
 
@@ -77,7 +77,8 @@ def step_times_s(parts: list[PlanRequest], layout: Layout, order: Order) -> Iter
     model, stage = parts[0].model, int(layout.gpus) // int(layout.pp)
     workloads = [parts[part].workload().on(ranks * stage) for part, ranks in order]
     gpus = [parts[part].gpus for part, _ in order]
-    own = [slice(0, order[0][1]), slice(order[0][1], int(layout.pp))]
+    ends = list(accumulate(ranks for _, ranks in order))
+    own = [slice(end - ranks, end) for end, (_, ranks) in zip(ends, order, strict=True)]
     whatever_split: dict[int, list[OnPart]] = {}
     for stages in splits(model.layers, int(layout.pp)):
         counts = [rank[0] for rank in stages]
@@ -188,7 +189,7 @@ def hand_over(context: Context, gpus: int) -> Context:
 
 
 def layer_seconds(context: Context) -> tuple[list[tuple[float, float]], tuple[float, float]]:
-    """Of each layer of the model, in their order, and what recomputing it adds; of the embedding and the end."""
+    """Of each layer in their order, and what recomputing it adds; of the embedding, and of the end."""
     costs, model = costs_of_layers(context), context.workload.model
     end_s = float(np.asarray(costs.head_s)) + float(np.asarray(costs.mtp_s))
     dense = (costs.dense_layer_s, costs.dense_recompute_s)
