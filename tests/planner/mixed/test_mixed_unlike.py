@@ -249,8 +249,12 @@ def test_plans_are_verified_launched_and_played(name: str, tmp_path: Path) -> No
     bubble_s = plan.predicted.breakdown_s["pipeline_bubble"]
     assert plan.predicted.step_time_s - bubble_s <= played.seconds <= plan.predicted.step_time_s
     assert list(mixed_faults(plan)) == []
-    moved = [rank.model_copy() for rank in plan.ranks]
-    moved[0].layers, moved[1].layers = moved[0].layers - 1, moved[1].layers + 1
+    counts = [rank.layers for rank in plan.ranks]
+    counts[:2] = counts[0] - 1, counts[1] + 1
+    moved = [
+        rank.model_copy(update={"layers": count})
+        for rank, count in zip(plan.ranks, counts, strict=True)
+    ]
     layout = plan.layout.model_copy(update={"stages": [[rank.layers] for rank in moved]})
     changed = plan.model_copy(update={"ranks": moved, "layout": layout})
     faults = " ".join(mixed_faults(changed))
