@@ -33,7 +33,7 @@ from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.mixed import PlacedPart, Segment, crossing_context
-from meshwright.costmodel.rank_load import last_rank_s
+from meshwright.costmodel.rank_load import counts_in_order, last_rank_s
 from meshwright.costmodel.schedules import in_flight
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.states import layer_parameters_on_gpu
@@ -88,6 +88,10 @@ IntArray = NDArray[np.int64]
 _ROUNDING = 1e-9
 _HALVINGS = 24
 """Of the interval in which the busiest rank's time lies; the lower end of what remains is the bound."""
+_HALVINGS_IN_ORDER = 10
+"""The same where the interval is about a layer wide."""
+_IN_ORDER_TOGETHER = 1 << 12
+"""Rows of which the layers are cut up in one array operation."""
 
 
 class _Ranks(NamedTuple):
@@ -130,6 +134,8 @@ class RowBounds:
         self._known = known
         kinds = [_kinds_of(times) for _, times in known]
         each_s = np.array([[self._on_all(kind.seconds) for kind in own] for own in kinds])
+        self._each_s = each_s
+        """Of a layer of each kind, [parts, kinds, n]."""
         self._cheapest_s = np.min(each_s, axis=1)
         """Of a layer of any kind, [parts, n]."""
         self._longest_s = np.max(np.min(each_s, axis=0), axis=0)
@@ -139,7 +145,10 @@ class RowBounds:
         again_s = [[self._on_all(kind.recompute_s) for kind in own] for own in kinds]
         self._again_s = np.min(np.array(again_s), axis=1)
         ends = [_ends_s(self._model.mtp_layers, times) for _, times in known]
-        at_ends_s = np.array([[self._on_all(seconds) for seconds in own] for own in ends])
+        self._at_ends_s = at_ends_s = np.array(
+            [[self._on_all(seconds) for seconds in own] for own in ends]
+        )
+        """Beside layers on the first rank, and on the last, [parts, 2, n]."""
         leads = [times.dense if self._leading else None for _, times in known]
         self._lead_s = np.stack([self._on_all(0.0 if k is None else k.seconds) for k in leads])
         # Of each end, and of each leading layer, the least on any part: they need not lie on the same one.
@@ -403,6 +412,12 @@ class RowBounds:
         for pattern in leading_patterns(self._leading, deepest):
             least = np.minimum(least, self._busiest_in_memory_s(held, pattern))
         fits = np.isfinite(least)
+        if self._unlike:
+            for start in range(0, len(rows), _IN_ORDER_TOGETHER):
+                own = np.arange(start, min(start + _IN_ORDER_TOGETHER, len(rows)))
+                own = own[fits[own]]
+                some = _Ranks(rows[own], held.part[own], held.is_used[own])
+                least[own] = self._busiest_in_order_s(some, least[own])
         return np.where(fits, self._steps(rows, ranks, np.where(fits, least, 0.0)), np.inf)
 
     def _busiest_in_memory_s(self, held: _Ranks, pattern: Pattern) -> FloatArray:
@@ -446,6 +461,41 @@ class RowBounds:
             is_enough = placed(middle) >= self._main
             low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
         return np.where(fits, low, np.inf)
+
+    def _busiest_in_order_s(self, held: _Ranks, least_s: FloatArray) -> FloatArray:
+        """The least time in which ranks that each take the layers that come next take all of them; [k].
+
+        No other way to cut up a sequence gets further within a limit of seconds, nor of layers that fit. The
+        limit is bisected from what is known of it, and one within which not all layers are taken is a bound.
+        """
+        rows, part, is_used = held
+        before = counts_in_order(self._model.unlike_layers)
+        room, _, _ = self._rooms(rows, part, np.zeros(part.shape[1]))
+        before_s = np.stack([own[:, rows].T @ before for own in self._each_s])
+        beside_s = np.zeros(part.shape)
+        beside_s[:, 0] = self._at_ends_s[part[:, 0], 0, rows]
+        last = is_used.sum(axis=1) - 1
+        at_last = np.arange(len(rows)), last
+        beside_s[at_last] += self._at_ends_s[part[at_last], 1, rows]
+        columns = np.arange(len(rows))
+
+        def takes_all(limit_s: FloatArray) -> NDArray[np.bool_]:
+            place = np.zeros(len(rows), dtype=np.int64)
+            for rank in range(part.shape[1]):
+                own_s = before_s[part[:, rank], columns]
+                until_s = own_s[columns, place] + limit_s * (1 + _ROUNDING) - beside_s[:, rank]
+                reach = np.count_nonzero(own_s <= until_s[:, None], axis=1) - 1
+                reach = np.minimum(reach, place + room[:, rank].astype(np.int64))
+                place = np.where(is_used[:, rank], np.maximum(reach, place), place)
+            return np.asarray(place == before.shape[1] - 1)
+
+        low, high = least_s, least_s + np.max(beside_s, axis=1) + self._longest_s[rows]
+        low = np.where(takes_all(high), low, high)
+        for _ in range(_HALVINGS_IN_ORDER):
+            middle = (low + high) / 2
+            is_enough = takes_all(middle)
+            low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
+        return low
 
     def _rooms(
         self, rows: IntArray, part: IntArray, leading: FloatArray
