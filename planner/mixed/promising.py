@@ -413,9 +413,10 @@ class RowBounds:
             least = np.minimum(least, self._busiest_in_memory_s(held, pattern))
         fits = np.isfinite(least)
         if self._unlike:
-            for start in range(0, len(rows), _IN_ORDER_TOGETHER):
-                own = np.arange(start, min(start + _IN_ORDER_TOGETHER, len(rows)))
-                own = own[fits[own]]
+            bound_s = self._steps(rows, ranks, np.where(fits, least, 0.0))
+            may_beat = np.flatnonzero(fits & (bound_s < self._cutoff_s))
+            for start in range(0, len(may_beat), _IN_ORDER_TOGETHER):
+                own = may_beat[start : start + _IN_ORDER_TOGETHER]
                 some = _Ranks(rows[own], held.part[own], held.is_used[own])
                 least[own] = self._busiest_in_order_s(some, least[own])
         return np.where(fits, self._steps(rows, ranks, np.where(fits, least, 0.0)), np.inf)
