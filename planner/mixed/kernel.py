@@ -505,7 +505,7 @@ def _first_unbeaten(values: FloatArray) -> IntArray:
     return kept
 
 
-def least_busiest_in_order_s(
+def least_busiest_of_segments_s(
     segments: Sequence[Sequence[Sequence[Parts]]],
 ) -> float:
     """The least seconds of the busiest rank of any way to cut up all layers; infinite where there is none.
@@ -1001,7 +1001,7 @@ class MixedKernel:
                 may_be = (place[None, :] > place[:, None]) & (least_gib <= limit_gib * (1 + 1e-6))
                 ranks.append(Parts(seconds + ends_s, seconds, seconds, may_be))
             held.append([ranks])
-        busiest_s = least_busiest_in_order_s(held)
+        busiest_s = least_busiest_of_segments_s(held)
         if inf in (busiest_s, limit_s):
             return busiest_s < inf
         filled = self.segments[0].part.workload.flushes
@@ -1019,7 +1019,7 @@ class MixedKernel:
             part.in_order(amount, range(each.first, each.first + each.ranks))
             for each, part in zip(self.segments, self.parts, strict=True)
         ]
-        least_s = least_busiest_in_order_s(held)
+        least_s = least_busiest_of_segments_s(held)
         if least_s == inf:
             return None
         first = self._best_within(layout, held, least_s * (1 + 1e-12), cutoff_s)
