@@ -427,7 +427,7 @@ def ways_in_order(
     behind.reverse()
     nothing, none = np.zeros(0), np.zeros(0, dtype=np.int64)
     no_counts = np.zeros((0, len(ranks)), dtype=np.int64)
-    found = [InOrder(none, none, nothing, nothing, nothing, nothing, no_counts)]
+    ways = [InOrder(none, none, nothing, nothing, nothing, nothing, no_counts)]
     for source in np.flatnonzero(begins & behind[0]).tolist():
         state = _Reached(np.array([source]), np.zeros((1, 4)), np.zeros((1, 0), dtype=np.int64))
         for each, reachable in zip(ranks, behind[1:], strict=True):
@@ -437,8 +437,8 @@ def ways_in_order(
         sources = np.full(len(state.place), source)
         first, last = (state.place, sources) if is_turned else (sources, state.place)
         busiest_s, dense, experts, work_s = state.values.T
-        found.append(InOrder(first, last, busiest_s, dense, experts, work_s, state.counts))
-    return all_in_order(found)
+        ways.append(InOrder(first, last, busiest_s, dense, experts, work_s, state.counts))
+    return all_in_order(ways)
 
 
 class _Reached(NamedTuple):
@@ -452,24 +452,24 @@ class _Reached(NamedTuple):
 
 
 def _one_further(
-    state: _Reached, held: Parts, reachable: BoolArray, work_counts: WorkCounts
+    state: _Reached, parts: Parts, reachable: BoolArray, work_counts: WorkCounts
 ) -> _Reached:
     """The ways with one rank more, which ends at a place from which the others reach the end."""
     places, values, counts = [], [], []
     for place in np.flatnonzero(reachable).tolist():
-        rows = np.flatnonzero(held.may_be[state.place, place])
+        rows = np.flatnonzero(parts.may_be[state.place, place])
         if not len(rows):
             continue
         begin = state.place[rows]
-        own = np.stack([column[begin, place] for column in held[:3]], axis=1)
+        taken = np.stack([column[begin, place] for column in parts[:3]], axis=1)
         grown = np.column_stack(
-            [np.maximum(state.values[rows, :3], own), state.values[rows, 3] + own[:, 0]]
+            [np.maximum(state.values[rows, :3], taken), state.values[rows, 3] + taken[:, 0]]
         )
-        kept = _unbeaten(grown, work_counts)
-        places.append(np.full(len(kept), place))
-        values.append(grown[kept])
-        layers = np.abs(place - begin[kept])
-        counts.append(np.column_stack([state.counts[rows[kept]], layers]))
+        unbeaten = _unbeaten(grown, work_counts)
+        places.append(np.full(len(unbeaten), place))
+        values.append(grown[unbeaten])
+        layers = np.abs(place - begin[unbeaten])
+        counts.append(np.column_stack([state.counts[rows[unbeaten]], layers]))
     if not places:
         width = state.counts.shape[1] + 1
         none = np.zeros(0, dtype=np.int64)
@@ -495,14 +495,14 @@ _TOGETHER = 256
 
 def _first_unbeaten(values: FloatArray) -> IntArray:
     """`_pareto` of rows that rise column by column, so that only earlier rows beat later ones."""
-    kept = np.zeros(0, dtype=np.int64)
+    unbeaten = np.zeros(0, dtype=np.int64)
     for start in range(0, len(values), _TOGETHER):
         rows = np.arange(start, min(start + _TOGETHER, len(values)))
-        own = values[rows]
-        beaten = np.any(np.all(values[kept][:, None] <= own[None], axis=2), axis=0)
+        compared = values[rows]
+        beaten = np.any(np.all(values[unbeaten][:, None] <= compared[None], axis=2), axis=0)
         rows = rows[~beaten]
-        kept = np.concatenate([kept, rows[_pareto(values[rows])]])
-    return kept
+        unbeaten = np.concatenate([unbeaten, rows[_pareto(values[rows])]])
+    return unbeaten
 
 
 def least_busiest_of_segments_s(
@@ -516,18 +516,18 @@ def least_busiest_of_segments_s(
         Of each segment one or more lists of what its ranks may hold, of which one holds for all of them.
     """
     places = segments[0][0][0].may_be.shape[0]
-    least = np.full(places, inf)
-    least[0] = 0.0
+    busiest_s = np.full(places, inf)
+    busiest_s[0] = 0.0
     for ways in segments:
         reached = []
         for ranks in ways:
-            own = least
+            reached_s = busiest_s
             for each in ranks:
-                held_s = np.where(each.may_be, each.seconds, inf)
-                own = np.min(np.maximum(own[:, None], held_s), axis=0)
-            reached.append(own)
-        least = np.min(reached, axis=0)
-    return float(least[-1])
+                taken_s = np.where(each.may_be, each.seconds, inf)
+                reached_s = np.min(np.maximum(reached_s[:, None], taken_s), axis=0)
+            reached.append(reached_s)
+        busiest_s = np.min(reached, axis=0)
+    return float(busiest_s[-1])
 
 
 def joined_in_order(segments: Sequence[InOrder]) -> list[IntArray]:
@@ -540,10 +540,10 @@ def joined_in_order(segments: Sequence[InOrder]) -> list[IntArray]:
     """
     picks = [np.arange(len(segments[0].end))]
     ends = segments[0].end
-    for own in segments[1:]:
-        left, right = np.nonzero(ends[:, None] == own.begin[None, :])
+    for ways in segments[1:]:
+        left, right = np.nonzero(ends[:, None] == ways.begin[None, :])
         picks = [*(pick[left] for pick in picks), right]
-        ends = own.end[right]
+        ends = ways.end[right]
     return picks
 
 
@@ -623,9 +623,9 @@ class PartCosts:
         before = counts_in_order(self.placed.workload.model.unlike_layers)
         place = np.arange(before.shape[1])
         to = np.maximum(np.minimum(place[:, None] + amount, place[None, :]), place[:, None])
-        again = before[:, to] - before[:, :, None]
+        recomputed = before[:, to] - before[:, :, None]
         again_s = [float(np.asarray(kind.recompute_s)) for kind in self.placed.times.unlike]
-        return np.asarray(self._kept_in_order_s + np.tensordot(again_s, again, 1))
+        return np.asarray(self._kept_in_order_s + np.tensordot(again_s, recomputed, 1))
 
     @cached_property
     def _kept_in_order_s(self) -> FloatArray:
@@ -641,16 +641,18 @@ class PartCosts:
         """Parameters outside experts and in them of the layers from one place to another, [begin, end]."""
         model, layout = self.placed.workload.model, self.placed.layout
         place = np.arange(model.layers + 1)
-        held = kind_parameters_on_gpu(model, layout)
-        if held:
+        kinds = kind_parameters_on_gpu(model, layout)
+        if kinds:
             before = counts_in_order(model.unlike_bytes)
         else:
             of_dense, rest, experts = layer_parameters_on_gpu(model, layout)
-            held = ((of_dense, 0.0), (rest, experts))
+            kinds = ((of_dense, 0.0), (rest, experts))
             in_front = np.minimum(place, model.dense_layers)
             before = np.stack([in_front, place - in_front])
         number = before[:, None, :] - before[:, :, None]
-        of_kinds = np.array([[float(np.asarray(own)) for own in kind] for kind in held])
+        of_kinds = np.array(
+            [[float(np.asarray(parameters)) for parameters in kind] for kind in kinds]
+        )
         outside, inside = np.tensordot(of_kinds.T, number, 1)
         return outside, inside
 
@@ -681,8 +683,7 @@ class PartCosts:
         number = np.maximum(place[None, :] - place[:, None], 0)
         leading = np.minimum(np.maximum(fit.leading - place[:, None], 0), number)
         rooms = [
-            self._room(fit, rank, 1, model.layers, own) if own <= fit.leading else 0
-            for own in range(fit.leading + 1)
+            self._room(fit, rank, 1, model.layers, in_front) for in_front in range(fit.leading + 1)
         ]
         return np.asarray(number <= np.array(rooms)[leading])
 
@@ -753,12 +754,12 @@ def ways_of_recomputing(amount: int, layers: int) -> list[tuple[int, int]]:
 
 def _any_that_fit(fits: BoolArray) -> int:
     """The most layers that fit wherever they lie in the model."""
-    most = 0
+    fitting = 0
     for layers in range(1, len(fits)):
         if not np.diagonal(fits, layers).all():
             break
-        most = layers
-    return most
+        fitting = layers
+    return fitting
 
 
 def _room(fit: MemoryFit, rank: int, fewest: int, most: int, leading: int) -> int:
@@ -986,7 +987,7 @@ class MixedKernel:
         where no way is, however ranks that recompute fewer stand beside others, in the least memory that any
         number of layers can take.
         """
-        held, place = [], np.arange(self.layers + 1)
+        segments, place = [], np.arange(self.layers + 1)
         number = np.maximum(place[None, :] - place[:, None], 0)
         for segment, part in zip(self.segments, self.parts, strict=True):
             costs, seconds = part.costs(0), part.seconds_in_order(amount)
@@ -1000,13 +1001,13 @@ class MixedKernel:
                 ends_s = costs.first_s * (rank == 0) + costs.last_s * (rank == costs.pp - 1)
                 may_be = (place[None, :] > place[:, None]) & (least_gib <= limit_gib * (1 + 1e-6))
                 ranks.append(Parts(seconds + ends_s, seconds, seconds, may_be))
-            held.append([ranks])
-        busiest_s = least_busiest_of_segments_s(held)
+            segments.append([ranks])
+        busiest_s = least_busiest_of_segments_s(segments)
         if inf in (busiest_s, limit_s):
             return busiest_s < inf
         filled = self.segments[0].part.workload.flushes
         weight = int(self.layout.num_micro_batches) - filled
-        work_s = max(self._work_in_order_s(held)[0], busiest_s)
+        work_s = max(self._work_in_order_s(segments)[0], busiest_s)
         least_s = (weight * busiest_s + filled * work_s + self.rest_s) * self.scale
         return least_s * (1 - 1e-9) < limit_s
 
@@ -1015,24 +1016,24 @@ class MixedKernel:
         that may be faster.
         """
         amount = int(layout.recompute_layers)
-        held = [
+        of_segments = [
             part.in_order(amount, range(each.first, each.first + each.ranks))
             for each, part in zip(self.segments, self.parts, strict=True)
         ]
-        least_s = least_busiest_of_segments_s(held)
+        least_s = least_busiest_of_segments_s(of_segments)
         if least_s == inf:
             return None
-        first = self._best_within(layout, held, least_s * (1 + 1e-12), cutoff_s)
+        first = self._best_within(layout, of_segments, least_s * (1 + 1e-12), cutoff_s)
         limit_s = cutoff_s if first is None else first.step_time_s
-        widest_s = self._longest_in_order_s(layout, held, least_s, limit_s)
+        widest_s = self._longest_in_order_s(layout, of_segments, least_s, limit_s)
         if widest_s <= least_s:
             return first
-        return self._best_within(layout, held, widest_s, limit_s) or first
+        return self._best_within(layout, of_segments, widest_s, limit_s) or first
 
     def _longest_in_order_s(
         self,
         layout: Layout,
-        held: Sequence[Sequence[Sequence[Parts]]],
+        of_segments: Sequence[Sequence[Sequence[Parts]]],
         least_s: float,
         limit_s: float,
     ) -> float:
@@ -1046,9 +1047,9 @@ class MixedKernel:
         weight = micro_batches - self.segments[0].part.workload.flushes
         if limit_s == inf or weight <= 0:
             return inf
-        least, most = self._work_in_order_s(held)
+        least_work_s, most_work_s = self._work_in_order_s(of_segments)
         holdings = []
-        for ways in held:
+        for ways in of_segments:
             ranks = [each for way in ways for each in way if each.may_be.any()]
             dense = min(float(each.dense[each.may_be].min()) for each in ranks)
             experts = min(float(each.experts[each.may_be].min()) for each in ranks)
@@ -1056,7 +1057,7 @@ class MixedKernel:
         busiest: dict[str, Floats] = {"ranks": least_s}
         steps = [
             mixed_step_of_loads(self.segments, busiest, work_s, holdings, layout=layout).parts
-            for work_s in (least, most)
+            for work_s in (least_work_s, most_work_s)
         ]
         exposed_s = min(float(np.asarray(parts["dp_comm"])) for parts in steps)
         slow_down = self.segments[0].part.context.constants.framework.dp_interference
@@ -1067,23 +1068,25 @@ class MixedKernel:
         at_least_s = (at_least_s + exposed_s * (1.0 - slow_down)) * scale
         return least_s + (limit_s * (1 + 1e-9) - at_least_s) / (weight * scale)
 
-    def _work_in_order_s(self, held: Sequence[Sequence[Sequence[Parts]]]) -> tuple[float, float]:
+    def _work_in_order_s(
+        self, of_segments: Sequence[Sequence[Sequence[Parts]]]
+    ) -> tuple[float, float]:
         """Seconds of all ranks together, at the least and at the most."""
-        found = []
+        work_s = []
         for sign in (1.0, -1.0):
-            least = np.full(self.layers + 1, inf)
-            least[0] = 0.0
-            for ways in held:
+            sums = np.full(self.layers + 1, inf)
+            sums[0] = 0.0
+            for ways in of_segments:
                 reached = []
                 for ranks in ways:
-                    own = least
+                    reached_sums = sums
                     for each in ranks:
                         taken_s = np.where(each.may_be, sign * each.seconds, inf)
-                        own = np.min(own[:, None] + taken_s, axis=0)
-                    reached.append(own)
-                least = np.min(reached, axis=0)
-            found.append(sign * float(least[-1]))
-        return found[0], found[1]
+                        reached_sums = np.min(reached_sums[:, None] + taken_s, axis=0)
+                    reached.append(reached_sums)
+                sums = np.min(reached, axis=0)
+            work_s.append(sign * float(sums[-1]))
+        return work_s[0], work_s[1]
 
     def _work_counts(self, layout: Layout) -> WorkCounts:
         """Whether ways between the same places differ in the work of all ranks, and in which sense.
@@ -1100,13 +1103,15 @@ class MixedKernel:
     def _best_within(
         self,
         layout: Layout,
-        held: Sequence[Sequence[Sequence[Parts]]],
+        of_segments: Sequence[Sequence[Sequence[Parts]]],
         busiest_s: float,
         cutoff_s: float,
     ) -> MixedPrice | None:
         """The fastest way below a cutoff in which no rank takes longer for a micro-batch."""
         work_counts = self._work_counts(layout)
-        within = [[[each.within(busiest_s) for each in way] for way in ways] for ways in held]
+        within = [
+            [[each.within(busiest_s) for each in way] for way in ways] for ways in of_segments
+        ]
         starts, ends = self._borders(within)
         options = []
         for ways, begins, stops in zip(within, starts, ends, strict=True):
@@ -1132,30 +1137,30 @@ class MixedKernel:
         return None
 
     def _borders(
-        self, held: Sequence[Sequence[Sequence[Parts]]]
+        self, of_segments: Sequence[Sequence[Sequence[Parts]]]
     ) -> tuple[list[BoolArray], list[BoolArray]]:
         """Places where each segment may begin, and where it may end, [places] each."""
         first = np.zeros(self.layers + 1, dtype=np.bool_)
         first[0] = True
         reached = [first]
-        for ways in held:
+        for ways in of_segments:
             ends = []
             for ranks in ways:
-                own = reached[-1]
+                places = reached[-1]
                 for each in ranks:
-                    own = np.any(each.may_be[own], axis=0)
-                ends.append(own)
+                    places = np.any(each.may_be[places], axis=0)
+                ends.append(places)
             reached.append(np.any(ends, axis=0))
         last = np.zeros(self.layers + 1, dtype=np.bool_)
         last[-1] = True
         behind = [last & reached[-1]]
-        for ways, begins in zip(reversed(held), reversed(reached[:-1]), strict=True):
+        for ways, begins in zip(reversed(of_segments), reversed(reached[:-1]), strict=True):
             starts = []
             for ranks in ways:
-                own = behind[-1]
+                places = behind[-1]
                 for each in reversed(ranks):
-                    own = np.any(each.may_be[:, own], axis=1)
-                starts.append(own)
+                    places = np.any(each.may_be[:, places], axis=1)
+                starts.append(places)
             behind.append(np.any(starts, axis=0) & begins)
         behind.reverse()
         return behind[:-1], behind[1:]

@@ -202,27 +202,28 @@ class RowBounds:
         pp, longest_s = np.asarray(self._layouts.pp), np.asarray(self._layouts.num_micro_batches)
         longest_s = self._cutoff_s / longest_s
         if not self._differs_in_bytes:
-            held = [self._held(context.layout, np.ceil(self._main / pp)) for context, _ in known]
-            return self._least_after_s(known, held, longest_s)
+            on_rank = [self._held(context.layout, np.ceil(self._main / pp)) for context, _ in known]
+            return self._least_after_s(known, on_rank, longest_s)
         # One rank has as many parameters outside experts as the mean, another as many in them.
         least_s = []
         for of_dense, of_experts in ((1.0, 0.0), (0.0, 1.0)):
-            held = []
+            on_rank = []
             for context, _ in known:
                 dense, experts = self._in_all_layers(context.layout)
-                held.append((of_dense * dense / pp, of_experts * experts / pp))
-            least_s.append(self._least_after_s(known, held, longest_s))
+                on_rank.append((of_dense * dense / pp, of_experts * experts / pp))
+            least_s.append(self._least_after_s(known, on_rank, longest_s))
         return np.maximum(*least_s)
 
     def _least_after_s(
         self,
         known: Sequence[tuple[Context, KindTimes]],
-        held: Sequence[tuple[FloatArray, FloatArray]],
+        on_rank: Sequence[tuple[FloatArray, FloatArray]],
         longest_s: FloatArray,
     ) -> FloatArray:
         """The same where a rank holds so much on each part."""
         by_part = [
-            self._parts_s(*each, own, longest_s) for each, own in zip(known, held, strict=True)
+            self._parts_s(*each, parameters, longest_s)
+            for each, parameters in zip(known, on_rank, strict=True)
         ]
         after, before = zip(*by_part, strict=True)
         return np.asarray(np.min(after, axis=0) + np.min(before, axis=0))
@@ -237,8 +238,8 @@ class RowBounds:
     def _held(self, layouts: Layout, layers: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Parameters outside experts and in them of so many main layers."""
         dense, rest, experts = layer_parameters_on_gpu(self._model, layouts)
-        held = rest if self._model.moe_layers else dense
-        return np.asarray(layers * held), np.asarray(layers * np.asarray(experts))
+        outside = rest if self._model.moe_layers else dense
+        return np.asarray(layers * outside), np.asarray(layers * np.asarray(experts))
 
     def _in_all_layers(self, layouts: Layout) -> tuple[FloatArray, FloatArray]:
         """The same of all layers, those in front too."""
@@ -251,7 +252,7 @@ class RowBounds:
         self,
         context: Context,
         times: KindTimes,
-        held: tuple[FloatArray, FloatArray],
+        parameters: tuple[FloatArray, FloatArray],
         longest_s: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:
         """What follows the pipeline on a part, and what hand-overs and the host add, where a rank has so many
@@ -259,7 +260,7 @@ class RowBounds:
         """
         layouts = context.layout
         across = crossing_context(context, context.workload.gpus)
-        on_rank = RankParameters(*held, across)
+        on_rank = RankParameters(*parameters, across)
         traffic = data_parallel_traffic(context, on_rank.dense, on_rank.expert)
         window_s = np.minimum(largest_useful_window_s(context, traffic), longest_s)
         parts = step_of_loads(context, times, {"ranks": 0.0}, window_s * layouts.pp, on_rank).parts
@@ -416,9 +417,9 @@ class RowBounds:
             bound_s = self._steps(rows, ranks, np.where(fits, least, 0.0))
             may_beat = np.flatnonzero(fits & (bound_s < self._cutoff_s))
             for start in range(0, len(may_beat), _IN_ORDER_TOGETHER):
-                own = may_beat[start : start + _IN_ORDER_TOGETHER]
-                some = _Ranks(rows[own], held.part[own], held.is_used[own])
-                least[own] = self._busiest_in_order_s(some, least[own])
+                chosen = may_beat[start : start + _IN_ORDER_TOGETHER]
+                ranks_of_rows = _Ranks(rows[chosen], held.part[chosen], held.is_used[chosen])
+                least[chosen] = self._busiest_in_order_s(ranks_of_rows, least[chosen])
         return np.where(fits, self._steps(rows, ranks, np.where(fits, least, 0.0)), np.inf)
 
     def _busiest_in_memory_s(self, held: _Ranks, pattern: Pattern) -> FloatArray:
@@ -463,16 +464,16 @@ class RowBounds:
             low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
         return np.where(fits, low, np.inf)
 
-    def _busiest_in_order_s(self, held: _Ranks, least_s: FloatArray) -> FloatArray:
+    def _busiest_in_order_s(self, ranks: _Ranks, least_s: FloatArray) -> FloatArray:
         """The least time in which ranks that each take the layers that come next take all of them; [k].
 
         No other way to cut up a sequence gets further within a limit of seconds, nor of layers that fit. The
         limit is bisected from what is known of it, and one within which not all layers are taken is a bound.
         """
-        rows, part, is_used = held
+        rows, part, is_used = ranks
         before = counts_in_order(self._model.unlike_layers)
         room, _, _ = self._rooms(rows, part, np.zeros(part.shape[1]))
-        before_s = np.stack([own[:, rows].T @ before for own in self._each_s])
+        before_s = np.stack([kinds_s[:, rows].T @ before for kinds_s in self._each_s])
         beside_s = np.zeros(part.shape)
         beside_s[:, 0] = self._at_ends_s[part[:, 0], 0, rows]
         last = is_used.sum(axis=1) - 1
@@ -518,9 +519,9 @@ class RowBounds:
             taken = (short_of[part, k, rows[:, None]] for k in range(4))
             fewer_states, fewer_saved, fewer_dropped, most_relief = taken
             relief = np.where(full[:, None], most_relief * flying, 0.0)
-            least = states + np.where(full[:, None], dropped, saved) * flying
+            smallest = states + np.where(full[:, None], dropped, saved) * flying
             spare = np.where(full[:, None], fewer_dropped, fewer_saved) * flying
-            room = (free + fewer_states + spare) / np.maximum(least, 1.0)
+            room = (free + fewer_states + spare) / np.maximum(smallest, 1.0)
             room = np.floor(np.maximum(room, 0.0) * (1 + _ROUNDING))
             room = np.minimum(room, self._main)
             return room, (free + fewer_states + fewer_saved * flying, whole), relief
@@ -643,11 +644,11 @@ def _numbers(layers: tuple[str, ...]) -> list[int]:
 
 def _most_of_run(layers: Sequence[FloatArray]) -> FloatArray:
     """The largest sum of any run of neighbours, [n]; at least that of none, 0."""
-    most = ending_here = np.zeros(np.shape(layers[0]))
+    largest = ending_here = np.zeros(np.shape(layers[0]))
     for each in layers:
         ending_here = np.maximum(ending_here + each, 0.0)
-        most = np.maximum(most, ending_here)
-    return most
+        largest = np.maximum(largest, ending_here)
+    return largest
 
 
 def _ends_s(mtp_layers: int, times: KindTimes) -> tuple[FloatArray, FloatArray]:

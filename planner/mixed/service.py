@@ -197,7 +197,7 @@ class MixedModel:
         rows = np.concatenate([np.arange(before.shape[1])[None], before]).T.tolist()
         of_kind_r: list[list[Any]] = []
         placed: Any = 0
-        known: list[Any] = [0] * len(before)
+        before_rank: list[Any] = [0] * len(before)
         for rank, count in enumerate(self._layers_r):
             end = self.model.new_int_var(0, self._layers, f"layers_up_to_r{rank}")
             until = [
@@ -206,8 +206,13 @@ class MixedModel:
             ]
             self.model.add(end == placed + count)
             self.model.add_allowed_assignments([end, *until], rows)
-            of_kind_r.append([own - others for own, others in zip(until, known, strict=True)])
-            placed, known = end, list(until)
+            of_kind_r.append(
+                [
+                    up_to - up_to_before
+                    for up_to, up_to_before in zip(until, before_rank, strict=True)
+                ]
+            )
+            placed, before_rank = end, list(until)
         return of_kind_r
 
     def _leads(self, rank: int, difference: int) -> Any:
