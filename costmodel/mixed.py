@@ -27,7 +27,7 @@ from meshwright.costmodel.layer_context import Context, Parts, total
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
 from meshwright.costmodel.layout import Floats, Layout
 from meshwright.costmodel.placement import nested_placement
-from meshwright.costmodel.rank_load import Stages, rank_counts, rank_parts
+from meshwright.costmodel.rank_load import Stages, split_parts
 from meshwright.costmodel.rates import fabric_links
 from meshwright.costmodel.states import rank_parameters
 from meshwright.costmodel.step_time import (
@@ -195,8 +195,7 @@ def mixed_step(segments: Sequence[Segment], stages: Stages) -> StepTime:
     model, layout = segments[0].part.workload.model, segments[0].part.layout
     by_segment: list[dict[str, NDArray[np.float64]]] = []
     for segment in segments:
-        counts = rank_counts(segment.part.context, stages)
-        parts = rank_parts(segment.part.times, counts, model.mtp_layers)
+        parts = split_parts(segment.part.context, segment.part.times, stages)
         by_segment.append({name: np.asarray(row)[segment.own] for name, row in parts.items()})
     names = dict.fromkeys(name for parts in by_segment for name in parts)
     by_rank = {

@@ -133,7 +133,7 @@ def read_mixed_request(
     Raises
     ------
     InputError
-        If a name, a file or an option cannot be used, or the model has layers that take turns.
+        If a name, a file or an option cannot be used, or the model has too many dense layers in front.
     """
     spec = cluster if isinstance(cluster, MixedClusterSpec) else read_mixed_cluster(cluster)
     names = named_nodes(options.pop("nodes", None), spec.node_names)
@@ -217,19 +217,14 @@ def _refuse_what_no_framework_trains_so(options: Mapping[str, Any]) -> None:
 
 
 def _refuse_what_no_pipeline_takes(request: PlanRequest) -> None:
-    """Raises InputError for models whose layers differ, and for frameworks without uneven pipelines.
+    """Raises InputError for many dense layers in front of alike ones, and for frameworks without uneven
+    pipelines.
 
-    Dense layers before those with experts are taken: their ways over the first ranks are tried one by one.
+    Up to `MOST_LEADING` dense layers before those with experts are taken: their ways over the first ranks are
+    tried one by one. Of unlike layers each rank has a part of their sequence, with any number of dense ones.
     """
     model = request.model
-    if model.unlike_bytes or model.hybrid_pattern is not None:
-        raise InputError(
-            "a pipeline through a mixed cluster takes layers that are all alike but for dense ones in front, "
-            "and this model's take turns; plan it on one part at a time",
-            where="model",
-            value=model.name,
-        )
-    if model.moe_layers and model.dense_layers > MOST_LEADING:
+    if not model.unlike_layers and model.moe_layers and model.dense_layers > MOST_LEADING:
         raise InputError(
             f"a pipeline through a mixed cluster takes up to {MOST_LEADING} dense layers before those with "
             f"experts, and this model has {model.dense_layers}; plan it on one part at a time",

@@ -6,6 +6,9 @@ Within a part only the most layers of a rank count, apart from the ends of the p
 described by few options for each number of layers that it takes; the parts' options are then joined. Dense
 layers in front of those with experts go to the first ranks in every way that they can.
 
+Of a model whose layers differ (`ModelSpec.unlike_layers`) each rank holds one part of their sequence, with
+the seconds and bytes of its own layers: `ways_in_order` has the ways to cut up what a segment holds.
+
 A launch names one number k of layers that each rank recomputes in full. Of the splits, those count in which
 the ranks of a part have all k layers or more, or all k or fewer, which they then recompute all.
 """
@@ -17,15 +20,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import inf
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.data_parallel import traffic_by_kind
+from meshwright.costmodel.data_parallel import hiding_windows, traffic_by_kind
 from meshwright.costmodel.estimate import LayerCosts, costs_of_times
 from meshwright.costmodel.layer_context import Context
-from meshwright.costmodel.layout import Layout, Placement, Recompute
+from meshwright.costmodel.layout import Floats, Layout, Placement, Recompute
 from meshwright.costmodel.mixed import (
     PlacedPart,
     Segment,
@@ -35,7 +38,12 @@ from meshwright.costmodel.mixed import (
     mixed_step,
     mixed_step_of_loads,
 )
-from meshwright.costmodel.states import layer_parameters_on_gpu
+from meshwright.costmodel.rank_load import counts_in_order
+from meshwright.costmodel.states import (
+    end_parameters,
+    kind_parameters_on_gpu,
+    layer_parameters_on_gpu,
+)
 from meshwright.costmodel.step_time import imbalance_s
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InternalError
@@ -55,6 +63,7 @@ from meshwright.planner.bounds.paces import MemoryFit, RankRow, host_limit_gib
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 Pattern = tuple[int, ...]
 """Leading dense layers of each of the first ranks, 1 or more; empty without any."""
 
@@ -331,6 +340,213 @@ def options_together(options: Sequence[Options], layers: int) -> list[IntArray]:
     return picks
 
 
+# Ways to cut up a sequence of unlike layers among the ranks of one segment.
+#
+# A way is a path from the place where the segment begins to that where it ends, a rank at each step. Of the
+# ways between two places those count that no other beats in the seconds of the busiest rank and in what the
+# fullest rank holds, and, where a part of each rank's layers is recomputed, in the seconds of all ranks: else
+# these are those of the layers between the places.
+
+
+class Parts(NamedTuple):
+    """What a rank takes that holds the layers from one place of the model to another, [begin, end]."""
+
+    seconds: FloatArray
+    dense: FloatArray
+    """Parameters outside experts."""
+    experts: FloatArray
+    """Parameters of experts."""
+    may_be: BoolArray
+    """Whether there is such a part, and its rank has room for it."""
+
+    def within(self, limit_s: float) -> Parts:
+        """Those that take no longer."""
+        return self._replace(may_be=self.may_be & (self.seconds <= limit_s))
+
+    def turned(self) -> Parts:
+        """By their end and their begin."""
+        return Parts(self.seconds.T, self.dense.T, self.experts.T, self.may_be.T)
+
+
+class InOrder(NamedTuple):
+    """Ways to cut up the layers from one place to another among a segment's ranks, arrays of shape [k]."""
+
+    begin: IntArray
+    end: IntArray
+    busiest_s: FloatArray
+    dense: FloatArray
+    """Parameters outside experts on the rank that has most of them."""
+    experts: FloatArray
+    """Parameters of experts on the rank that has most of them."""
+    work_s: FloatArray
+    """Seconds of all ranks together."""
+    counts: IntArray
+    """Layers of each rank, [k, ranks]."""
+
+    def take(self, rows: IntArray) -> InOrder:
+        """Some of them."""
+        seconds = (self.busiest_s[rows], self.dense[rows], self.experts[rows], self.work_s[rows])
+        return InOrder(self.begin[rows], self.end[rows], *seconds, self.counts[rows])
+
+
+def all_in_order(ways: Sequence[InOrder]) -> InOrder:
+    """Several lists of ways of one segment, at least one, as one."""
+    columns: list[Any] = [np.concatenate(column) for column in zip(*ways, strict=True)]
+    return InOrder(*columns)
+
+
+WorkCounts = Literal["not", "less", "any"]
+"""Whether of two ways between the same places one counts that works less in all, or both do."""
+
+
+def ways_in_order(
+    ranks: Sequence[Parts], begins: BoolArray, ends: BoolArray, work_counts: WorkCounts
+) -> InOrder:
+    """Ways to cut up the layers between places among ranks, less those that another beats in all.
+
+    Parameters
+    ----------
+    ranks
+        What each rank may hold.
+    begins, ends
+        Places between layers, those at both ends among them, where the ranks may begin and end; [places].
+    work_counts
+        What is kept of ways with unlike work.
+
+    Returns
+    -------
+    InOrder
+        k 0 or more.
+    """
+    is_turned = np.count_nonzero(ends) < np.count_nonzero(begins)
+    if is_turned:
+        ranks, begins, ends = [each.turned() for each in reversed(ranks)], ends, begins
+    behind = [ends]
+    for each in reversed(ranks):
+        behind.append(np.any(each.may_be[:, behind[-1]], axis=1))
+    behind.reverse()
+    nothing, none = np.zeros(0), np.zeros(0, dtype=np.int64)
+    no_counts = np.zeros((0, len(ranks)), dtype=np.int64)
+    ways = [InOrder(none, none, nothing, nothing, nothing, nothing, no_counts)]
+    for source in np.flatnonzero(begins & behind[0]).tolist():
+        state = _Reached(np.array([source]), np.zeros((1, 4)), np.zeros((1, 0), dtype=np.int64))
+        for each, reachable in zip(ranks, behind[1:], strict=True):
+            state = _one_further(state, each, reachable, work_counts)
+        if is_turned:
+            state = state._replace(counts=state.counts[:, ::-1])
+        sources = np.full(len(state.place), source)
+        first, last = (state.place, sources) if is_turned else (sources, state.place)
+        busiest_s, dense, experts, work_s = state.values.T
+        ways.append(InOrder(first, last, busiest_s, dense, experts, work_s, state.counts))
+    return all_in_order(ways)
+
+
+class _Reached(NamedTuple):
+    """Ways for the ranks so far: where each ends, [k]; seconds of the busiest, most parameters outside
+    experts and in them, and work, [k, 4]; and the layers of each rank, [k, ranks].
+    """
+
+    place: IntArray
+    values: FloatArray
+    counts: IntArray
+
+
+def _one_further(
+    state: _Reached, parts: Parts, reachable: BoolArray, work_counts: WorkCounts
+) -> _Reached:
+    """The ways with one rank more, which ends at a place from which the others reach the end."""
+    places, values, counts = [], [], []
+    for place in np.flatnonzero(reachable).tolist():
+        rows = np.flatnonzero(parts.may_be[state.place, place])
+        if not len(rows):
+            continue
+        begin = state.place[rows]
+        taken = np.stack([column[begin, place] for column in parts[:3]], axis=1)
+        grown = np.column_stack(
+            [np.maximum(state.values[rows, :3], taken), state.values[rows, 3] + taken[:, 0]]
+        )
+        unbeaten = _unbeaten(grown, work_counts)
+        places.append(np.full(len(unbeaten), place))
+        values.append(grown[unbeaten])
+        layers = np.abs(place - begin[unbeaten])
+        counts.append(np.column_stack([state.counts[rows[unbeaten]], layers]))
+    if not places:
+        width = state.counts.shape[1] + 1
+        none = np.zeros(0, dtype=np.int64)
+        return _Reached(none, np.zeros((0, 4)), np.zeros((0, width), dtype=np.int64))
+    return _Reached(np.concatenate(places), np.concatenate(values), np.concatenate(counts))
+
+
+def _unbeaten(values: FloatArray, work_counts: WorkCounts) -> IntArray:
+    """Rows that no other beats or equals, work apart where that does not count."""
+    columns = [values[:, :3]]
+    if work_counts != "not":
+        # Sums in another order are no other work.
+        work = np.round(values[:, 3:] / np.max(values[:, 3:]), 12)
+        columns += [work] if work_counts == "less" else [work, -work]
+    looked_at = np.column_stack(columns)
+    order = np.lexsort(looked_at.T[::-1])
+    return np.sort(order[_first_unbeaten(looked_at[order])])
+
+
+_TOGETHER = 256
+"""Rows that are compared at once."""
+
+
+def _first_unbeaten(values: FloatArray) -> IntArray:
+    """`_pareto` of rows that rise column by column, so that only earlier rows beat later ones."""
+    unbeaten = np.zeros(0, dtype=np.int64)
+    for start in range(0, len(values), _TOGETHER):
+        rows = np.arange(start, min(start + _TOGETHER, len(values)))
+        compared = values[rows]
+        beaten = np.any(np.all(values[unbeaten][:, None] <= compared[None], axis=2), axis=0)
+        rows = rows[~beaten]
+        unbeaten = np.concatenate([unbeaten, rows[_pareto(values[rows])]])
+    return unbeaten
+
+
+def least_busiest_of_segments_s(
+    segments: Sequence[Sequence[Sequence[Parts]]],
+) -> float:
+    """The least seconds of the busiest rank of any way to cut up all layers; infinite where there is none.
+
+    Parameters
+    ----------
+    segments
+        Of each segment one or more lists of what its ranks may hold, of which one holds for all of them.
+    """
+    places = segments[0][0][0].may_be.shape[0]
+    busiest_s = np.full(places, inf)
+    busiest_s[0] = 0.0
+    for ways in segments:
+        reached = []
+        for ranks in ways:
+            reached_s = busiest_s
+            for each in ranks:
+                taken_s = np.where(each.may_be, each.seconds, inf)
+                reached_s = np.min(np.maximum(reached_s[:, None], taken_s), axis=0)
+            reached.append(reached_s)
+        busiest_s = np.min(reached, axis=0)
+    return float(busiest_s[-1])
+
+
+def joined_in_order(segments: Sequence[InOrder]) -> list[IntArray]:
+    """Rows of each segment's ways that follow each other.
+
+    Parameters
+    ----------
+    segments
+        Of each segment, in the order of the pipeline.
+    """
+    picks = [np.arange(len(segments[0].end))]
+    ends = segments[0].end
+    for ways in segments[1:]:
+        left, right = np.nonzero(ends[:, None] == ways.begin[None, :])
+        picks = [*(pick[left] for pick in picks), right]
+        ends = ways.end[right]
+    return picks
+
+
 Counts = tuple[int, ...]
 """Layers of each pipeline rank."""
 Composition = tuple[tuple[int, int], ...]
@@ -370,19 +586,113 @@ class PartCosts:
     def costs(self, amount: int) -> SplitCosts:
         """With so many layers of each rank recomputed in full."""
         if amount not in self._costs:
-            self._costs[amount] = self._fit(amount).split_costs(self._layer_costs)
+            unlike = [
+                (float(np.asarray(kind.seconds)), float(np.asarray(kind.recompute_s)))
+                for kind in self.placed.times.unlike
+            ]
+            self._costs[amount] = self._fit(amount).split_costs(self._layer_costs, unlike)
         return self._costs[amount]
+
+    def in_order(self, amount: int, ranks: range) -> list[list[Parts]]:
+        """What each of some ranks may hold of a sequence of unlike layers, with so many of its own
+        recomputed: where all of these ranks have as many or more, and where all have as many or fewer.
+        """
+        costs, model = self.costs(0), self.placed.workload.model
+        seconds, (dense, experts) = self.seconds_in_order(amount), self._parameters_in_order
+        table, last, last_experts = (
+            float(np.asarray(each)) for each in end_parameters(model, self.placed.layout)
+        )
+        ways = []
+        for of_way in self._may_hold(amount, ranks):
+            way = []
+            for rank, may_be in zip(ranks, of_way, strict=True):
+                is_first, is_last = rank == 0, rank == costs.pp - 1
+                way.append(
+                    Parts(
+                        seconds + costs.first_s * is_first + costs.last_s * is_last,
+                        dense + table * is_first + last * is_last,
+                        experts + last_experts * is_last,
+                        may_be,
+                    )
+                )
+            ways.append(way)
+        return ways
+
+    def seconds_in_order(self, amount: int) -> FloatArray:
+        """Of the layers from one place to another, with so many recomputed, [begin, end]."""
+        before = counts_in_order(self.placed.workload.model.unlike_layers)
+        place = np.arange(before.shape[1])
+        to = np.maximum(np.minimum(place[:, None] + amount, place[None, :]), place[:, None])
+        recomputed = before[:, to] - before[:, :, None]
+        again_s = [float(np.asarray(kind.recompute_s)) for kind in self.placed.times.unlike]
+        return np.asarray(self._kept_in_order_s + np.tensordot(again_s, recomputed, 1))
+
+    @cached_property
+    def _kept_in_order_s(self) -> FloatArray:
+        """The same with none recomputed."""
+        before = counts_in_order(self.placed.workload.model.unlike_layers)
+        # Sums of numbers of layers, so that parts with equal layers take equal seconds to the digit.
+        number = before[:, None, :] - before[:, :, None]
+        each_s = [float(np.asarray(kind.seconds)) for kind in self.placed.times.unlike]
+        return np.asarray(np.tensordot(each_s, number, 1))
+
+    @cached_property
+    def _parameters_in_order(self) -> tuple[FloatArray, FloatArray]:
+        """Parameters outside experts and in them of the layers from one place to another, [begin, end]."""
+        model, layout = self.placed.workload.model, self.placed.layout
+        place = np.arange(model.layers + 1)
+        kinds = kind_parameters_on_gpu(model, layout)
+        if kinds:
+            before = counts_in_order(model.unlike_bytes)
+        else:
+            of_dense, rest, experts = layer_parameters_on_gpu(model, layout)
+            kinds = ((of_dense, 0.0), (rest, experts))
+            in_front = np.minimum(place, model.dense_layers)
+            before = np.stack([in_front, place - in_front])
+        number = before[:, None, :] - before[:, :, None]
+        of_kinds = np.array(
+            [[float(np.asarray(parameters)) for parameters in kind] for kind in kinds]
+        )
+        outside, inside = np.tensordot(of_kinds.T, number, 1)
+        return outside, inside
+
+    def _may_hold(self, amount: int, ranks: range) -> list[list[BoolArray]]:
+        """Of each way and rank, whether it may hold the layers from one place to another."""
+        pp, layers = int(self.placed.layout.pp), self.placed.workload.model.layers
+        place = np.arange(layers + 1)
+        number = place[None, :] - place[:, None]
+        fits = {rank: self._fits_in_order(amount, rank) for rank in ranks}
+        ways = []
+        for fewest, most in ways_of_recomputing(amount, layers):
+            of_way = []
+            for rank in ranks:
+                may_be = (number >= fewest) & (number <= most) & fits[rank]
+                may_be &= (place[:, None] == 0) if rank == 0 else (place[:, None] >= rank)
+                behind = layers - (pp - 1 - rank)
+                is_end = (place == layers) if rank == pp - 1 else (place <= behind)
+                of_way.append(np.asarray(may_be & is_end[None, :]))
+            ways.append(of_way)
+        return ways
+
+    def _fits_in_order(self, amount: int, rank: int) -> BoolArray:
+        """Whether a rank has HBM and room on its host for the layers from one place to another."""
+        fit, model = self._fit(amount), self.placed.workload.model
+        if model.unlike_bytes:
+            return fit.fits_part(rank)
+        place = np.arange(model.layers + 1)
+        number = np.maximum(place[None, :] - place[:, None], 0)
+        leading = np.minimum(np.maximum(fit.leading - place[:, None], 0), number)
+        rooms = [
+            self._room(fit, rank, 1, model.layers, in_front) for in_front in range(fit.leading + 1)
+        ]
+        return np.asarray(number <= np.array(rooms)[leading])
 
     def rooms(self, amount: int) -> tuple[Rooms, ...]:
         """What each rank of the pipeline has room for here, with so many layers recomputed."""
         if amount not in self._rooms:
             fit, layers = self._fit(amount), self.placed.workload.model.layers
-            ways = []
-            if amount <= layers:
-                ways.append(self._way(fit, max(amount, 1), layers))
-            if amount > 1:
-                ways.append(self._way(fit, 1, min(amount, layers)))
-            self._rooms[amount] = tuple(ways)
+            ways = ways_of_recomputing(amount, layers)
+            self._rooms[amount] = tuple(self._way(fit, *way) for way in ways)
         return self._rooms[amount]
 
     def _way(self, fit: MemoryFit, fewest: int, most: int) -> Rooms:
@@ -416,7 +726,12 @@ class PartCosts:
         return counts[within - 1] if within else 0
 
     def least_rooms(self, amount: int) -> list[int]:
-        """Layers that fit on each rank of the pipeline, as many or more recomputed, however many lead."""
+        """Layers that fit on each rank of the pipeline, as many or more recomputed, however many lead, and
+        whichever they are of unlike ones.
+        """
+        if self.placed.workload.model.unlike_layers:
+            ranks = range(int(self.placed.layout.pp))
+            return [_any_that_fit(self._fits_in_order(amount, rank)) for rank in ranks]
         plain, *leading = self.rooms(amount)[0].by_rank
         return [
             min([room, *(own[rank] for own in leading if rank < len(own))])
@@ -427,6 +742,24 @@ class PartCosts:
     def memory(self) -> list[RankRow]:
         """What each rank of the pipeline holds here, as a linear function of its layers."""
         return memory_rows(self.placed.workload, self.placed.layout)
+
+
+def ways_of_recomputing(amount: int, layers: int) -> list[tuple[int, int]]:
+    """The fewest and the most layers of a rank in each way to recompute so many of them: as many or more, and
+    as many or fewer, which are recomputed all then.
+    """
+    ways = [(max(amount, 1), layers)] if amount <= layers else []
+    return [*ways, (1, min(amount, layers))] if amount > 1 else ways
+
+
+def _any_that_fit(fits: BoolArray) -> int:
+    """The most layers that fit wherever they lie in the model."""
+    fitting = 0
+    for layers in range(1, len(fits)):
+        if not np.diagonal(fits, layers).all():
+            break
+        fitting = layers
+    return fitting
 
 
 def _room(fit: MemoryFit, rank: int, fewest: int, most: int, leading: int) -> int:
@@ -472,6 +805,11 @@ class MixedKernel:
         """Dense layers at the front of the model, where others have experts."""
         return self.costs[0].leading
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether layers differ, so that each rank holds a part of their sequence."""
+        return bool(self.segments[0].part.workload.model.unlike_layers)
+
     @cached_property
     def patterns(self) -> tuple[Pattern, ...]:
         """Ways in which the first ranks may hold the leading layers."""
@@ -513,6 +851,13 @@ class MixedKernel:
         best: MixedPrice | None = None
         for amount in self.amounts():
             layout = replace(self.layout, recompute_layers=amount)
+            if self.is_in_order:
+                limit_s = cutoff_s if best is None else best.step_time_s
+                if self._may_be_below(amount, limit_s):
+                    best = self._best_in_order(layout, limit_s) or best
+                if amount <= 1 and not self._memory_limits(amount):
+                    break
+                continue
             known: dict[tuple[SegmentRanks, _Within], Options] = {}
             for pattern in self.patterns:
                 limit_s = cutoff_s if best is None else best.step_time_s
@@ -556,7 +901,7 @@ class MixedKernel:
         beside layers, is worth its share of another one.
         """
         micro_batches = int(self.layout.num_micro_batches)
-        most = limit_s / micro_batches / min(_shortest_s(costs) for costs in self.costs)
+        most = limit_s / micro_batches / min(shortest_s(costs) for costs in self.costs)
         share = min(1.0, amount / max(most, 1.0)) if self.full else 0.0
         again_s = [share * least_again_s(costs) for costs in self.costs]
         layer_s = [
@@ -626,15 +971,199 @@ class MixedKernel:
                 return None
             chosen = [Options(*(column[best : best + 1] for column in columns)) for columns in rows]
             counts = self._counts(amount, dealt, chosen)
-            stages = tuple((count,) for count in counts)
-            memory_gib = mixed_memory_gib(self.segments_of(layout), stages)
-            limits = np.concatenate(
-                [np.full(each.ranks, each.part.limit_gib) for each in self.segments]
-            )
-            fits = bool(np.all(memory_gib <= limits))
-            if fits and not any(hosts_short_gib(self.segments_of(layout), stages)):
+            if self._fits(layout, counts):
                 return self._checked(layout, counts, float(seconds[best]))
         return None
+
+    def _fits(self, layout: Layout, counts: Counts) -> bool:
+        """Whether a split fits into the HBM and onto the hosts of every part."""
+        stages, segments = tuple((count,) for count in counts), self.segments_of(layout)
+        limits = np.concatenate([np.full(each.ranks, each.part.limit_gib) for each in segments])
+        fits = bool(np.all(mixed_memory_gib(segments, stages) <= limits))
+        return fits and not any(hosts_short_gib(segments, stages))
+
+    def _may_be_below(self, amount: int, limit_s: float) -> bool:
+        """Whether unlike layers with so many recomputed may be cut up into a step below a limit: False only
+        where no way is, however ranks that recompute fewer stand beside others, in the least memory that any
+        number of layers can take.
+        """
+        segments, place = [], np.arange(self.layers + 1)
+        number = np.maximum(place[None, :] - place[:, None], 0)
+        for segment, part in zip(self.segments, self.parts, strict=True):
+            costs, seconds = part.costs(0), part.seconds_in_order(amount)
+            ranks = []
+            for rank in range(segment.first, segment.first + segment.ranks):
+                row, limit_gib = self.memory[rank]
+                least_gib = row.fixed_gib + row.layer_gib * number
+                least_gib = least_gib + min(row.leading_gib, 0.0) * np.minimum(number, self.leading)
+                if self.full:
+                    least_gib = least_gib - row.relief_gib * np.minimum(number, amount)
+                ends_s = costs.first_s * (rank == 0) + costs.last_s * (rank == costs.pp - 1)
+                may_be = (place[None, :] > place[:, None]) & (least_gib <= limit_gib * (1 + 1e-6))
+                ranks.append(Parts(seconds + ends_s, seconds, seconds, may_be))
+            segments.append([ranks])
+        busiest_s = least_busiest_of_segments_s(segments)
+        if inf in (busiest_s, limit_s):
+            return busiest_s < inf
+        filled = self.segments[0].part.workload.flushes
+        weight = int(self.layout.num_micro_batches) - filled
+        work_s = max(self._work_in_order_s(segments)[0], busiest_s)
+        least_s = (weight * busiest_s + filled * work_s + self.rest_s) * self.scale
+        return least_s * (1 - 1e-9) < limit_s
+
+    def _best_in_order(self, layout: Layout, cutoff_s: float) -> MixedPrice | None:
+        """The fastest way to cut up unlike layers: first of those with the least busiest rank, then of all
+        that may be faster.
+        """
+        amount = int(layout.recompute_layers)
+        of_segments = [
+            part.in_order(amount, range(each.first, each.first + each.ranks))
+            for each, part in zip(self.segments, self.parts, strict=True)
+        ]
+        least_s = least_busiest_of_segments_s(of_segments)
+        if least_s == inf:
+            return None
+        first = self._best_within(layout, of_segments, least_s * (1 + 1e-12), cutoff_s)
+        limit_s = cutoff_s if first is None else first.step_time_s
+        widest_s = self._longest_in_order_s(layout, of_segments, least_s, limit_s)
+        if widest_s <= least_s:
+            return first
+        return self._best_within(layout, of_segments, widest_s, limit_s) or first
+
+    def _longest_in_order_s(
+        self,
+        layout: Layout,
+        of_segments: Sequence[Sequence[Sequence[Parts]]],
+        least_s: float,
+        limit_s: float,
+    ) -> float:
+        """Seconds of the busiest rank, at the most, in a step below a limit.
+
+        The step grows by m less the fill with the busiest rank. It is counted with the least that ranks may
+        work in all and hold, and with the least traffic that stays exposed for any work: what a window hides
+        falls with it until all but a tail is hidden, and rises no more than the two slow each other down.
+        """
+        micro_batches = int(layout.num_micro_batches)
+        weight = micro_batches - self.segments[0].part.workload.flushes
+        if limit_s == inf or weight <= 0:
+            return inf
+        least_work_s, most_work_s = self._work_in_order_s(of_segments)
+        holdings = []
+        for ways in of_segments:
+            ranks = [each for way in ways for each in way if each.may_be.any()]
+            dense = min(float(each.dense[each.may_be].min()) for each in ranks)
+            experts = min(float(each.experts[each.may_be].min()) for each in ranks)
+            holdings.append(SegmentHolds(dense, experts, 1.0))
+        busiest: dict[str, Floats] = {"ranks": least_s}
+        steps = [
+            mixed_step_of_loads(self.segments, busiest, work_s, holdings, layout=layout).parts
+            for work_s in (least_work_s, most_work_s)
+        ]
+        exposed_s = min(float(np.asarray(parts["dp_comm"])) for parts in steps)
+        slow_down = self.segments[0].part.context.constants.framework.dp_interference
+        seconds = {name: float(np.asarray(part)) for name, part in steps[0].items()}
+        scale = 1.0 + seconds["scale"] / (sum(seconds.values()) - seconds["scale"])
+        left_out = ("scale", "dp_comm", "length_imbalance")
+        at_least_s = sum(part for name, part in seconds.items() if name not in left_out)
+        at_least_s = (at_least_s + exposed_s * (1.0 - slow_down)) * scale
+        return least_s + (limit_s * (1 + 1e-9) - at_least_s) / (weight * scale)
+
+    def _work_in_order_s(
+        self, of_segments: Sequence[Sequence[Sequence[Parts]]]
+    ) -> tuple[float, float]:
+        """Seconds of all ranks together, at the least and at the most."""
+        work_s = []
+        for sign in (1.0, -1.0):
+            sums = np.full(self.layers + 1, inf)
+            sums[0] = 0.0
+            for ways in of_segments:
+                reached = []
+                for ranks in ways:
+                    reached_sums = sums
+                    for each in ranks:
+                        taken_s = np.where(each.may_be, sign * each.seconds, inf)
+                        reached_sums = np.min(reached_sums[:, None] + taken_s, axis=0)
+                    reached.append(reached_sums)
+                sums = np.min(reached, axis=0)
+            work_s.append(sign * float(sums[-1]))
+        return work_s[0], work_s[1]
+
+    def _work_counts(self, layout: Layout) -> WorkCounts:
+        """Whether ways between the same places differ in the work of all ranks, and in which sense.
+
+        More work fills the pipeline for longer, and hides more traffic: of each second of a rank, in as many
+        windows as there are.
+        """
+        if not 0 < int(layout.recompute_layers) < self.layers:
+            return "not"
+        windows = max(float(np.max(hiding_windows(each.part.context))) for each in self.segments)
+        flushes = self.segments[0].part.workload.flushes
+        return "less" if windows <= int(layout.pp) * flushes else "any"
+
+    def _best_within(
+        self,
+        layout: Layout,
+        of_segments: Sequence[Sequence[Sequence[Parts]]],
+        busiest_s: float,
+        cutoff_s: float,
+    ) -> MixedPrice | None:
+        """The fastest way below a cutoff in which no rank takes longer for a micro-batch."""
+        work_counts = self._work_counts(layout)
+        within = [
+            [[each.within(busiest_s) for each in way] for way in ways] for ways in of_segments
+        ]
+        starts, ends = self._borders(within)
+        options = []
+        for ways, begins, stops in zip(within, starts, ends, strict=True):
+            each = [ways_in_order(way, begins, stops, work_counts) for way in ways]
+            options.append(all_in_order(each))
+        picks = joined_in_order(options)
+        if not len(picks[0]):
+            return None
+        rows = [ways.take(pick) for ways, pick in zip(options, picks, strict=True)]
+        holdings = [
+            SegmentHolds(each.dense, each.experts, (each.end - each.begin).astype(np.float64))
+            for each in rows
+        ]
+        work_s = np.sum([each.work_s for each in rows], axis=0)
+        slowest_s = np.max([each.busiest_s for each in rows], axis=0)
+        seconds = self._seconds_of(layout, slowest_s, work_s, holdings)
+        for best in np.argsort(seconds, kind="stable"):
+            if seconds[best] >= cutoff_s:
+                return None
+            counts = tuple(int(n) for each in rows for n in each.counts[best])
+            if self._fits(layout, counts):
+                return self._checked(layout, counts, float(seconds[best]))
+        return None
+
+    def _borders(
+        self, of_segments: Sequence[Sequence[Sequence[Parts]]]
+    ) -> tuple[list[BoolArray], list[BoolArray]]:
+        """Places where each segment may begin, and where it may end, [places] each."""
+        first = np.zeros(self.layers + 1, dtype=np.bool_)
+        first[0] = True
+        reached = [first]
+        for ways in of_segments:
+            ends = []
+            for ranks in ways:
+                places = reached[-1]
+                for each in ranks:
+                    places = np.any(each.may_be[places], axis=0)
+                ends.append(places)
+            reached.append(np.any(ends, axis=0))
+        last = np.zeros(self.layers + 1, dtype=np.bool_)
+        last[-1] = True
+        behind = [last & reached[-1]]
+        for ways, begins in zip(reversed(of_segments), reversed(reached[:-1]), strict=True):
+            starts = []
+            for ranks in ways:
+                places = behind[-1]
+                for each in reversed(ranks):
+                    places = np.any(each.may_be[:, places], axis=1)
+                starts.append(places)
+            behind.append(np.any(starts, axis=0) & begins)
+        behind.reverse()
+        return behind[:-1], behind[1:]
 
     def _seconds(self, layout: Layout, rows: Sequence[Options]) -> FloatArray:
         """Of the step, for each row of options."""
@@ -645,8 +1174,20 @@ class MixedKernel:
             SegmentHolds(options.dense, options.experts * np.asarray(each_expert), options.layers)
             for options in rows
         ]
-        step = mixed_step_of_loads(self.segments, {"ranks": busiest}, work, holdings, layout=layout)
-        return np.broadcast_to(np.asarray(step.seconds, dtype=np.float64), busiest.shape)
+        return self._seconds_of(layout, busiest, work, holdings)
+
+    def _seconds_of(
+        self,
+        layout: Layout,
+        busiest_s: FloatArray,
+        work_s: FloatArray,
+        holdings: Sequence[SegmentHolds],
+    ) -> FloatArray:
+        """Of the step, from the busiest rank, the work of all, and what the ranks of segments hold."""
+        step = mixed_step_of_loads(
+            self.segments, {"ranks": busiest_s}, work_s, holdings, layout=layout
+        )
+        return np.broadcast_to(np.asarray(step.seconds, dtype=np.float64), busiest_s.shape)
 
     def _counts(
         self, amount: int, dealt: Sequence[SegmentRanks], chosen: Sequence[Options]
@@ -712,13 +1253,17 @@ def _most_in_time(costs: SplitCosts, rank: int, leading: int, fewest: int, limit
     return counts[within - 1] if within else 0
 
 
-def _shortest_s(costs: SplitCosts) -> float:
-    """Of a layer of either kind."""
+def shortest_s(costs: SplitCosts) -> float:
+    """Of a layer of either kind, or of the shortest of unlike ones."""
+    if costs.order:
+        return min(seconds for seconds, _ in costs.order)
     return min(costs.layer_s, costs.leading_s) if costs.leading else costs.layer_s
 
 
 def least_again_s(costs: SplitCosts) -> float:
-    """Of recomputing a layer of either kind."""
+    """Of recomputing a layer of either kind, or the cheapest of unlike ones."""
+    if costs.order:
+        return min(again_s for _, again_s in costs.order)
     if not costs.leading:
         return costs.layer_recompute_s
     return min(costs.layer_recompute_s, costs.leading_recompute_s)
@@ -732,9 +1277,6 @@ def least_again_s(costs: SplitCosts) -> float:
 # where a layer fills its buckets, traffic grows in proportion to parameters, and what is no longer for one
 # layer is no longer for any number of them. Kinds of parameters (of experts, and all others) are looked at
 # one by one, as ranks hold any mixture.
-
-
-BoolArray = NDArray[np.bool_]
 
 
 def gains_by_grouping(contexts: Iterable[Context]) -> bool:
@@ -771,6 +1313,11 @@ def _sends_no_more(context: Context, numbers: Sequence[int]) -> BoolArray:
     dense, rest, experts = layer_parameters_on_gpu(model, context.layout)
     both = ((dense, model.dense_layers), (rest, model.moe_layers))
     least = min(float(np.asarray(own)) for own, layers in both if layers)
+    unlike = kind_parameters_on_gpu(model, context.layout)
+    if unlike:
+        least = min(float(np.asarray(own)) for own, _ in unlike)
+        with_experts = [float(np.asarray(own)) for _, own in unlike]
+        experts = min((own for own in with_experts if own), default=0.0 * least)
     no_more = np.ones(len(numbers) - 1, dtype=np.bool_)
     for traffic, is_full in traffic_by_kind(grouped, least, experts):
         full = np.broadcast_to(is_full, (len(numbers),))

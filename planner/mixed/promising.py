@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -19,18 +20,20 @@ from meshwright.costmodel.activations import saved_activations
 from meshwright.costmodel.data_parallel import data_parallel_traffic, largest_useful_window_s
 from meshwright.costmodel.footprint import (
     GIB,
+    KindBytes,
     LayerBytes,
     bytes_on_every_rank,
     layer_bytes,
     main_layer_rooms,
     peak_memory_gib,
+    unlike_layer_bytes,
     usable_hbm_gib,
 )
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.mixed import PlacedPart, Segment, crossing_context
-from meshwright.costmodel.rank_load import last_rank_s
+from meshwright.costmodel.rank_load import counts_in_order, last_rank_s
 from meshwright.costmodel.schedules import in_flight
 from meshwright.costmodel.stacks import memory_profile
 from meshwright.costmodel.states import layer_parameters_on_gpu
@@ -48,6 +51,7 @@ from meshwright.planner.mixed.kernel import (
     Pattern,
     gains_by_grouping,
     leading_patterns,
+    shortest_s,
 )
 from meshwright.planner.request.choices import DEGREES
 from meshwright.planner.search.model import Candidates
@@ -73,11 +77,21 @@ IntArray = NDArray[np.int64]
 # `seconds_in_memory` also counts the layers that each rank has room for, at its place along the pipeline,
 # under each way in which the first ranks may hold the leading layers; these are taken as recomputed there
 # at no cost.
+#
+# Layers that differ count in units: as many of each kind as it takes mean layers on the part that is fastest
+# at them, so that L layers are L units. Then l_s is the least that a unit of any kind takes on part s, and
+# whole numbers of layers say nothing. A rank that has room for n layers has it for n + a units, a being the
+# most by which any run of layers exceeds its number. Where layers differ in bytes, n of them hold n times the
+# mean less the most by which any run falls short of that.
 
 
 _ROUNDING = 1e-9
 _HALVINGS = 24
 """Of the interval in which the busiest rank's time lies; the lower end of what remains is the bound."""
+_HALVINGS_IN_ORDER = 10
+"""The same where the interval is about a layer wide."""
+_IN_ORDER_TOGETHER = 1 << 12
+"""Rows of which the layers are cut up in one array operation."""
 
 
 class _Ranks(NamedTuple):
@@ -106,7 +120,10 @@ class RowBounds:
         """
         self._workloads, self._layouts, self._cutoff_s = workloads, layouts, cutoff_s
         self._model, self._flushes = workloads[0].model, workloads[0].flushes
-        self._leading = self._model.dense_layers if self._model.moe_layers else 0
+        self._unlike = bool(self._model.unlike_layers)
+        # Layers in front are part of a sequence of unlike ones.
+        is_apart = self._model.moe_layers and not self._unlike
+        self._leading = self._model.dense_layers if is_apart else 0
         self._main = self._model.layers - self._leading
         known: list[tuple[Context, KindTimes]] = []
         for workload in workloads:
@@ -115,11 +132,23 @@ class RowBounds:
             assert times is not None
             known.append((context, times))
         self._known = known
-        kinds = [_kind_of(times) for _, times in known]
-        self._layer_s = np.stack([self._on_all(kind.seconds) for kind in kinds])
-        self._again_s = np.stack([self._on_all(kind.recompute_s) for kind in kinds])
+        kinds = [_kinds_of(times) for _, times in known]
+        each_s = np.array([[self._on_all(kind.seconds) for kind in own] for own in kinds])
+        self._each_s = each_s
+        """Of a layer of each kind, [parts, kinds, n]."""
+        self._cheapest_s = np.min(each_s, axis=1)
+        """Of a layer of any kind, [parts, n]."""
+        self._longest_s = np.max(np.min(each_s, axis=0), axis=0)
+        """Of a layer of the longest kind on the part that is fastest at it, [n]."""
+        self._units = self._units_of_kinds(each_s)
+        self._layer_s = np.min(each_s / self._units, axis=1)
+        again_s = [[self._on_all(kind.recompute_s) for kind in own] for own in kinds]
+        self._again_s = np.min(np.array(again_s), axis=1)
         ends = [_ends_s(self._model.mtp_layers, times) for _, times in known]
-        at_ends_s = np.array([[self._on_all(seconds) for seconds in own] for own in ends])
+        self._at_ends_s = at_ends_s = np.array(
+            [[self._on_all(seconds) for seconds in own] for own in ends]
+        )
+        """Beside layers on the first rank, and on the last, [parts, 2, n]."""
         leads = [times.dense if self._leading else None for _, times in known]
         self._lead_s = np.stack([self._on_all(0.0 if k is None else k.seconds) for k in leads])
         # Of each end, and of each leading layer, the least on any part: they need not lie on the same one.
@@ -142,6 +171,16 @@ class RowBounds:
         self.scale = 1.0 + np.max([self._on_all(share) for share in shares], axis=0)
         """What that multiplies the step by; [n]."""
 
+    def _units_of_kinds(self, each_s: FloatArray) -> FloatArray:
+        """How many mean layers a layer of each kind counts as, [kinds, n], from seconds [parts, kinds, n]."""
+        if not self._unlike:
+            return np.ones(each_s.shape[1:])
+        number = np.array(list(Counter(self._model.unlike_layers).values()), dtype=np.float64)
+        mean_s = np.tensordot(number, each_s, (0, 1)) / self._main
+        fastest = np.argmin(mean_s, axis=0)[None]
+        own_s = np.take_along_axis(each_s, fastest[:, None], axis=0)[0]
+        return np.asarray(own_s / np.take_along_axis(mean_s, fastest, axis=0))
+
     def _on_all(self, values: object) -> FloatArray:
         return np.broadcast_to(
             np.asarray(values, dtype=np.float64), self._layouts.broadcast_shape()
@@ -150,7 +189,7 @@ class RowBounds:
     @property
     def most_layers(self) -> FloatArray:
         """Layers, at the most, on a rank of each part in a step below the cutoff, [parts, n]."""
-        each_s = np.asarray(self._layouts.num_micro_batches) * self._layer_s * self.scale
+        each_s = np.asarray(self._layouts.num_micro_batches) * self._cheapest_s * self.scale
         saved = self._leading * np.maximum(1.0 - self._lead_s / self._layer_s, 0.0)
         by_time = np.floor((self._cutoff_s / each_s + saved) * (1 + _ROUNDING))
         return np.asarray(np.minimum(by_time, self._model.layers + 1.0 - self._layouts.pp))
@@ -160,23 +199,68 @@ class RowBounds:
 
         Traffic hides under a rank's work on a micro-batch, of which a step holds as many as there are.
         """
-        layers = np.ceil(self._main / np.asarray(self._layouts.pp))
-        longest_s = self._cutoff_s / np.asarray(self._layouts.num_micro_batches)
-        by_part = [self._parts_s(*each, layers, longest_s) for each in known]
+        pp, longest_s = np.asarray(self._layouts.pp), np.asarray(self._layouts.num_micro_batches)
+        longest_s = self._cutoff_s / longest_s
+        if not self._differs_in_bytes:
+            on_rank = [self._held(context.layout, np.ceil(self._main / pp)) for context, _ in known]
+            return self._least_after_s(known, on_rank, longest_s)
+        # One rank has as many parameters outside experts as the mean, another as many in them.
+        least_s = []
+        for of_dense, of_experts in ((1.0, 0.0), (0.0, 1.0)):
+            on_rank = []
+            for context, _ in known:
+                dense, experts = self._in_all_layers(context.layout)
+                on_rank.append((of_dense * dense / pp, of_experts * experts / pp))
+            least_s.append(self._least_after_s(known, on_rank, longest_s))
+        return np.maximum(*least_s)
+
+    def _least_after_s(
+        self,
+        known: Sequence[tuple[Context, KindTimes]],
+        on_rank: Sequence[tuple[FloatArray, FloatArray]],
+        longest_s: FloatArray,
+    ) -> FloatArray:
+        """The same where a rank holds so much on each part."""
+        by_part = [
+            self._parts_s(*each, parameters, longest_s)
+            for each, parameters in zip(known, on_rank, strict=True)
+        ]
         after, before = zip(*by_part, strict=True)
         return np.asarray(np.min(after, axis=0) + np.min(before, axis=0))
 
+    @property
+    def _differs_in_bytes(self) -> bool:
+        """Whether not every layer of a sequence of unlike ones has as many parameters."""
+        model = self._model
+        in_front = self._unlike and model.moe_layers and model.dense_layers
+        return bool(model.unlike_bytes or in_front)
+
+    def _held(self, layouts: Layout, layers: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Parameters outside experts and in them of so many main layers."""
+        dense, rest, experts = layer_parameters_on_gpu(self._model, layouts)
+        outside = rest if self._model.moe_layers else dense
+        return np.asarray(layers * outside), np.asarray(layers * np.asarray(experts))
+
+    def _in_all_layers(self, layouts: Layout) -> tuple[FloatArray, FloatArray]:
+        """The same of all layers, those in front too."""
+        model = self._model
+        dense, rest, experts = layer_parameters_on_gpu(model, layouts)
+        outside = model.dense_layers * dense + model.moe_layers * rest
+        return np.asarray(outside), np.asarray(model.moe_layers * np.asarray(experts))
+
     def _parts_s(
-        self, context: Context, times: KindTimes, layers: FloatArray, longest_s: FloatArray
+        self,
+        context: Context,
+        times: KindTimes,
+        parameters: tuple[FloatArray, FloatArray],
+        longest_s: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:
         """What follows the pipeline on a part, and what hand-overs and the host add, where a rank has so many
-        main layers and takes no longer for a micro-batch, at the least; [k].
+        parameters outside experts and in them and takes no longer for a micro-batch, at the least; [k].
         """
-        layouts, model = context.layout, self._model
-        dense, rest, experts = layer_parameters_on_gpu(model, layouts)
-        held = rest if model.moe_layers else dense
+        layouts = context.layout
         across = crossing_context(context, context.workload.gpus)
-        on_rank = RankParameters(layers * held, layers * np.asarray(experts), across)
+        on_rank = RankParameters(*parameters, across)
         traffic = data_parallel_traffic(context, on_rank.dense, on_rank.expert)
         window_s = np.minimum(largest_useful_window_s(context, traffic), longest_s)
         parts = step_of_loads(context, times, {"ranks": 0.0}, window_s * layouts.pp, on_rank).parts
@@ -203,7 +287,7 @@ class RowBounds:
         array of float, shape [k]
         """
         rest_s = self.rest_s[rows]
-        if not len(rows) or not np.isfinite(self._cutoff_s):
+        if not len(rows) or not np.isfinite(self._cutoff_s) or self._differs_in_bytes:
             return rest_s
         # The steps of `_pipeline_s`, solved for the busiest rank.
         layer_s = self._layer_s[:, rows].T
@@ -213,7 +297,8 @@ class RowBounds:
         left_s = np.where(m > self._flushes, left_s - self._flushes * work_s, left_s)
         steady = np.where(m > self._flushes, m - self._flushes, m)
         busiest_s = np.maximum(left_s, 0.0) / steady
-        most = np.minimum(np.floor(busiest_s[:, None] / layer_s * (1 + _ROUNDING)), self._main)
+        cheapest_s = self._cheapest_s[:, rows].T
+        most = np.minimum(np.floor(busiest_s[:, None] / cheapest_s * (1 + _ROUNDING)), self._main)
         placed = ranks * most
         fewest = self._main - (placed.sum(axis=1, keepdims=True) - placed)
         fewest = np.ceil(fewest / ranks - _ROUNDING)
@@ -222,7 +307,8 @@ class RowBounds:
             own = rows_of_context(context, rows)
             held = np.maximum(fewest[:, part], 1.0)
             in_all = self._layouts.broadcast_shape()[0]
-            least = self._parts_s(own, times.rows(rows, in_all), held, busiest_s)
+            on_rank = self._held(own.layout, held)
+            least = self._parts_s(own, times.rows(rows, in_all), on_rank, busiest_s)
             after.append(np.where(fewest[:, part] >= 1, least[0], 0.0))
             before.append(least[1])
         on_parts_s = np.max(after, axis=0) + np.max(before, axis=0) + self._waits_s[rows]
@@ -268,6 +354,9 @@ class RowBounds:
         array of float, shape [k]
         """
         layer_s, ends = self._layer_s[:, rows].T, self._end_layers[rows]
+        if self._unlike:
+            busiest_s = (self._main + ends) / np.sum(ranks / layer_s, axis=1)
+            return self._steps(rows, ranks, np.maximum(busiest_s, self._longest_s[rows]))
         busiest_s = _least_busiest_s(self._main, layer_s, ranks, ends)
         return self._steps(rows, ranks, busiest_s)
 
@@ -324,6 +413,13 @@ class RowBounds:
         for pattern in leading_patterns(self._leading, deepest):
             least = np.minimum(least, self._busiest_in_memory_s(held, pattern))
         fits = np.isfinite(least)
+        if self._unlike:
+            bound_s = self._steps(rows, ranks, np.where(fits, least, 0.0))
+            may_beat = np.flatnonzero(fits & (bound_s < self._cutoff_s))
+            for start in range(0, len(may_beat), _IN_ORDER_TOGETHER):
+                chosen = may_beat[start : start + _IN_ORDER_TOGETHER]
+                ranks_of_rows = _Ranks(rows[chosen], held.part[chosen], held.is_used[chosen])
+                least[chosen] = self._busiest_in_order_s(ranks_of_rows, least[chosen])
         return np.where(fits, self._steps(rows, ranks, np.where(fits, least, 0.0)), np.inf)
 
     def _busiest_in_memory_s(self, held: _Ranks, pattern: Pattern) -> FloatArray:
@@ -335,6 +431,7 @@ class RowBounds:
         layer_s, again_s = self._layer_s[part, rows[:, None]], self._again_s[part, rows[:, None]]
         lead_s = self._lead_s[part, rows[:, None]] * leading
         room, kept, relief = self._rooms(rows, part, leading)
+        beyond = self._beyond[rows, None] if self._unlike else 0.0
         fits = np.all(room >= 0, axis=1) & is_used[:, max(len(pattern) - 1, 0)]
         room = np.where(takes_main, room, 0)
 
@@ -344,19 +441,63 @@ class RowBounds:
             plain = limit / layer_s
             with np.errstate(divide="ignore", invalid="ignore"):
                 slower = again_s / relief
-                recomputing = (limit + slower * kept[0]) / (layer_s + slower * kept[1])
+                room_s = limit + slower * (kept[0] + beyond * kept[1])
+                recomputing = room_s / (layer_s + slower * kept[1])
             recomputing = np.where(relief > 0, recomputing, plain)
-            fitting = np.minimum(room, np.floor(np.minimum(plain, recomputing)))
+            in_time = np.minimum(plain, recomputing)
+            if not self._unlike:
+                in_time = np.floor(in_time)
+            fitting = np.minimum(room + beyond * is_used, in_time * is_used)
             return np.where(np.all(limit >= 0, axis=1), fitting.sum(axis=1), -np.inf)
 
         low = np.zeros(len(rows))
         high = self._main * (layer_s + again_s).max(axis=1) + lead_s.max(axis=1)
+        if self._unlike:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                again = np.maximum(room * kept[1] - kept[0], 0.0) * (again_s / relief)
+            again = np.where(relief > 0, again, 0.0)
+            high = np.max((room + beyond) * layer_s + again, axis=1)
         fits &= room.sum(axis=1) >= self._main
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             is_enough = placed(middle) >= self._main
             low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
         return np.where(fits, low, np.inf)
+
+    def _busiest_in_order_s(self, ranks: _Ranks, least_s: FloatArray) -> FloatArray:
+        """The least time in which ranks that each take the layers that come next take all of them; [k].
+
+        No other way to cut up a sequence gets further within a limit of seconds, nor of layers that fit. The
+        limit is bisected from what is known of it, and one within which not all layers are taken is a bound.
+        """
+        rows, part, is_used = ranks
+        before = counts_in_order(self._model.unlike_layers)
+        room, _, _ = self._rooms(rows, part, np.zeros(part.shape[1]))
+        before_s = np.stack([kinds_s[:, rows].T @ before for kinds_s in self._each_s])
+        beside_s = np.zeros(part.shape)
+        beside_s[:, 0] = self._at_ends_s[part[:, 0], 0, rows]
+        last = is_used.sum(axis=1) - 1
+        at_last = np.arange(len(rows)), last
+        beside_s[at_last] += self._at_ends_s[part[at_last], 1, rows]
+        columns = np.arange(len(rows))
+
+        def takes_all(limit_s: FloatArray) -> NDArray[np.bool_]:
+            place = np.zeros(len(rows), dtype=np.int64)
+            for rank in range(part.shape[1]):
+                own_s = before_s[part[:, rank], columns]
+                until_s = own_s[columns, place] + limit_s * (1 + _ROUNDING) - beside_s[:, rank]
+                reach = np.count_nonzero(own_s <= until_s[:, None], axis=1) - 1
+                reach = np.minimum(reach, place + room[:, rank].astype(np.int64))
+                place = np.where(is_used[:, rank], np.maximum(reach, place), place)
+            return np.asarray(place == before.shape[1] - 1)
+
+        low, high = least_s, least_s + np.max(beside_s, axis=1) + self._longest_s[rows]
+        low = np.where(takes_all(high), low, high)
+        for _ in range(_HALVINGS_IN_ORDER):
+            middle = (low + high) / 2
+            is_enough = takes_all(middle)
+            low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
+        return low
 
     def _rooms(
         self, rows: IntArray, part: IntArray, leading: FloatArray
@@ -372,13 +513,66 @@ class RowBounds:
         taken = (bytes_of[part, k, rows[:, None]] for k in range(6))
         states, saved, dropped, free, lead_states, lead_saved = taken
         full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
-        relief = np.where(full[:, None], (saved - dropped) * flying, 0.0)
         whole = states + saved * flying
+        if self._unlike:
+            short_of = np.stack(self._short_of_mean)
+            taken = (short_of[part, k, rows[:, None]] for k in range(4))
+            fewer_states, fewer_saved, fewer_dropped, most_relief = taken
+            relief = np.where(full[:, None], most_relief * flying, 0.0)
+            smallest = states + np.where(full[:, None], dropped, saved) * flying
+            spare = np.where(full[:, None], fewer_dropped, fewer_saved) * flying
+            room = (free + fewer_states + spare) / np.maximum(smallest, 1.0)
+            room = np.floor(np.maximum(room, 0.0) * (1 + _ROUNDING))
+            room = np.minimum(room, self._main)
+            return room, (free + fewer_states + fewer_saved * flying, whole), relief
+        relief = np.where(full[:, None], (saved - dropped) * flying, 0.0)
         of_leading = leading * (lead_states + lead_saved * flying)
         beside = free - of_leading
         room = np.floor(np.maximum(beside, 0.0) / (whole - relief) * (1 + _ROUNDING))
         room = np.where((leading > 0) & (of_leading > free * (1 + _ROUNDING)), -1.0, room)
         return room, (beside, whole), relief
+
+    @cached_property
+    def _beyond(self) -> FloatArray:
+        """Units, at the most, that a run of unlike layers has beyond its number of layers; [n]."""
+        layers = self._model.unlike_layers
+        return _most_of_run([self._units[kind] - 1.0 for kind in _numbers(layers)])
+
+    @cached_property
+    def _short_of_mean(self) -> list[FloatArray]:
+        """Of each part [states, saved, dropped, relief; n]: bytes, at the most, by which a run of layers
+        falls short of as many mean ones, and what recomputing a layer of any kind gives back.
+        """
+        tables = []
+        for workload in self._workloads:
+            if self._model.unlike_bytes:
+                kinds = unlike_layer_bytes(workload, self._layouts)
+                order = _numbers(self._model.unlike_bytes)
+                relief = np.max([each.saved - each.dropped for each in kinds], axis=0)
+                rows = [
+                    _most_of_run([-each[kind] for kind in order])
+                    for each in self._beside_mean(workload, kinds)
+                ]
+            else:
+                layer = layer_bytes(
+                    workload, self._layouts, saved_activations(workload, self._layouts)
+                )
+                relief = layer.saved - layer.dropped
+                if self._differs_in_bytes:
+                    relief = np.maximum(relief, layer.leading_saved - layer.leading_dropped)
+                rows = [np.zeros(np.shape(relief))] * 3
+            tables.append(np.stack([*rows, np.maximum(relief, 0.0)]))
+        return tables
+
+    def _beside_mean(
+        self, workload: Workload, kinds: Sequence[KindBytes]
+    ) -> Iterator[list[FloatArray]]:
+        """States, what is saved, and what is where a layer is recomputed: of each kind less the mean."""
+        saved = saved_activations(workload, self._layouts)
+        mean = layer_bytes(workload, self._layouts, saved)
+        yield [np.asarray(each.states - mean.states) for each in kinds]
+        yield [np.asarray(each.saved - mean.saved) for each in kinds]
+        yield [np.asarray(np.minimum(each.dropped, each.saved) - mean.dropped) for each in kinds]
 
     @cached_property
     def _memory(self) -> list[FloatArray]:
@@ -394,6 +588,14 @@ class RowBounds:
             dropped = np.minimum(layer.leading_dropped, layer.leading_saved)
             lead_saved = np.where(full, dropped, layer.leading_saved)
             own = (layer.states, layer.saved, layer.dropped, free, layer.leading_states, lead_saved)
+            if self._differs_in_bytes and not self._model.unlike_bytes:
+                # Dense layers in front of unlike ones: each counts as the smaller kind.
+                own = (
+                    np.minimum(layer.states, layer.leading_states),
+                    np.minimum(layer.saved, layer.leading_saved),
+                    np.minimum(layer.dropped, layer.leading_dropped),
+                    *own[3:],
+                )
             tables.append(np.stack(own))
         return tables
 
@@ -427,10 +629,26 @@ def _least_busiest_s(
     return np.asarray(np.maximum((layers + ends) / speed, reached * (1 - 1e-6)))
 
 
-def _kind_of(times: KindTimes) -> KindTime:
+def _kinds_of(times: KindTimes) -> tuple[KindTime, ...]:
+    """Of main layers: one kind, or all of unlike ones."""
     kind = times.moe or times.dense
     assert kind is not None
-    return kind
+    return times.unlike or (kind,)
+
+
+def _numbers(layers: tuple[str, ...]) -> list[int]:
+    """The kind of each layer as a number, in the order in which kinds first appear."""
+    number = {kind: at for at, kind in enumerate(dict.fromkeys(layers))}
+    return [number[kind] for kind in layers]
+
+
+def _most_of_run(layers: Sequence[FloatArray]) -> FloatArray:
+    """The largest sum of any run of neighbours, [n]; at least that of none, 0."""
+    largest = ending_here = np.zeros(np.shape(layers[0]))
+    for each in layers:
+        ending_here = np.maximum(ending_here + each, 0.0)
+        largest = np.maximum(largest, ending_here)
+    return largest
 
 
 def _ends_s(mtp_layers: int, times: KindTimes) -> tuple[FloatArray, FloatArray]:
@@ -485,8 +703,9 @@ def _lacks_room(
     workload: Workload, layouts: Layout, most: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
     """Whether some rank, were it on this part, may not hold so many layers, the fewest recomputed."""
-    if memory_profile(workload.framework).keeps_stage_outputs:
-        return np.ones(layouts.broadcast_shape(), dtype=np.bool_)  # these are beside the rooms
+    if memory_profile(workload.framework).keeps_stage_outputs or workload.model.unlike_bytes:
+        # What stages keep is beside the rooms, and of layers with unlike bytes these are for the smallest.
+        return np.ones(layouts.broadcast_shape(), dtype=np.bool_)
     full = (np.asarray(layouts.recompute) & int(Recompute.FULL)) != 0
     one = 1 if framework_of_stack(workload.framework).recompute_amount is not None else ALL_LAYERS
     sized = replace(layouts, recompute_layers=np.where(full, one, 0))
@@ -1041,8 +1260,10 @@ class KernelMaker:
         )
         for segment, part in zip(plain.segments, plain.parts, strict=True):
             own = part.costs(0)
-            saved_s = own.leading * max(own.layer_s - own.leading_s, 0.0)
-            by_time = (limit_s / micro_batches + saved_s) / own.layer_s * (1 + _TIME_ROUNDING)
+            saved_s, layer_s = own.leading * max(own.layer_s - own.leading_s, 0.0), own.layer_s
+            if own.order:
+                saved_s, layer_s = 0.0, shortest_s(own)
+            by_time = (limit_s / micro_batches + saved_s) / layer_s * (1 + _TIME_ROUNDING)
             rooms = part.least_rooms(amount)[segment.own]
             if min(rooms) < int(min(by_time, most)):
                 return True

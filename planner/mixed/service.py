@@ -15,6 +15,7 @@ import numpy as np
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.lengths import PackedLengths
 from meshwright.costmodel.mixed import Segment, host_memory_gib, mixed_memory_gib, mixed_step
+from meshwright.costmodel.rank_load import counts_in_order
 from meshwright.costmodel.rates import peak_flops, peak_memory_band, step_time_band
 from meshwright.costmodel.records import ErrorBand
 from meshwright.costmodel.step_time import StepTime
@@ -88,6 +89,9 @@ if TYPE_CHECKING:
 #     each rank works at its part's speed       work_r >= layer_s(r) (layers_r - leading_r) + ends_r
 #                                                         + lead_s(r) leading_r + again_s(r) recomputed_r
 #     no rank is slower than the busiest        busiest >= work_r
+#     of layers that differ each rank has part  layers_r of kind k = those before its end - those before it,
+#     of their sequence                           of the n_r = sum_i<=r layers_i layers up to its end,
+#                                               work_r >= sum_k layer_s(r),k layers_r,k + ends_r + ...
 #     every rank fits into the HBM of its part  fixed_r + layer_r layers_r + lead_r leading_r
 #                                                         - relief_r recomputed_r <= HBM_s(r)
 #     the step is as long as all that takes     step >= (m - x) busiest + x sum_r work_r + rest_i
@@ -147,6 +151,7 @@ class MixedModel:
             self.model.add(again <= count)
             self.model.add(again <= self._amount)
         self._leading_layers()
+        self._of_kind_r = self._kinds_in_order()
         self._choices()
         for kernel, literal in zip(self.kernels, self._literals, strict=True):
             self._kernel(kernel, literal)
@@ -159,9 +164,7 @@ class MixedModel:
         longest_s = 0.0
         for each in self.kernels:
             slowest_s = max(
-                (max(own.layer_s, own.leading_s) + _again_s(own)) * self._layers
-                + own.first_s
-                + own.last_s
+                (_longest_s(own) + _again_s(own)) * self._layers + own.first_s + own.last_s
                 for own in each.costs
             )
             steps = int(each.layout.num_micro_batches) + int(each.layout.pp)
@@ -170,7 +173,7 @@ class MixedModel:
 
     def _leading_layers(self) -> None:
         """Dense layers at the front of a mixture-of-experts model lie on the first ranks."""
-        leading = self.kernels[0].leading
+        leading = 0 if self.kernels[0].is_in_order else self.kernels[0].leading
         ranks = range(min(leading, self._ranks))
         self._leading_r = [self.model.new_int_var(0, leading, f"leading_r{r}") for r in ranks]
         if not leading:
@@ -182,6 +185,35 @@ class MixedModel:
             goes_on = self.model.new_bool_var(f"leading_beyond_r{rank}")
             self.model.add(following == 0).only_enforce_if(goes_on.negated())
             self.model.add(own == self._layers_r[rank]).only_enforce_if(goes_on)
+
+    def _kinds_in_order(self) -> list[list[Any]]:
+        """Layers of each kind on each rank, [rank][kind], where they differ: those up to the rank's end less
+        those up to its begin. None where layers are alike.
+        """
+        order = self.kernels[0].segments[0].part.workload.model.unlike_layers
+        if not order:
+            return []
+        before = counts_in_order(order).astype(int)
+        rows = np.concatenate([np.arange(before.shape[1])[None], before]).T.tolist()
+        of_kind_r: list[list[Any]] = []
+        placed: Any = 0
+        before_rank: list[Any] = [0] * len(before)
+        for rank, count in enumerate(self._layers_r):
+            end = self.model.new_int_var(0, self._layers, f"layers_up_to_r{rank}")
+            until = [
+                self.model.new_int_var(0, int(each[-1]), f"kind_{kind}_up_to_r{rank}")
+                for kind, each in enumerate(before)
+            ]
+            self.model.add(end == placed + count)
+            self.model.add_allowed_assignments([end, *until], rows)
+            of_kind_r.append(
+                [
+                    up_to - up_to_before
+                    for up_to, up_to_before in zip(until, before_rank, strict=True)
+                ]
+            )
+            placed, before_rank = end, list(until)
+        return of_kind_r
 
     def _leads(self, rank: int, difference: int) -> Any:
         """What the leading layers of a rank take beyond others."""
@@ -225,6 +257,8 @@ class MixedModel:
                 self._rank(kernel, literal, rank, costs)
             # Later ranks of a part hold fewer micro-batches: what fits in another order fits in this one.
             inner = [rank for rank in own if max(0, kernel.leading - 1) < rank < pp - 1]
+            if kernel.is_in_order:
+                continue  # which layers a rank has is for its place in their sequence to say
             for rank, following in pairwise(inner):
                 in_order = self._layers_r[rank] <= self._layers_r[following]
                 self.model.add(in_order).only_enforce_if(literal)
@@ -237,9 +271,14 @@ class MixedModel:
         layers, again, work = self._layers_r[rank], self._again_r[rank], self._work_r[rank]
         self.model.add(layers >= 1).only_enforce_if(literal)
         ends_s = costs.first_s * (rank == 0) + costs.last_s * (rank == int(kernel.layout.pp) - 1)
-        load = floor_ns(costs.layer_s) * layers + floor_ns(ends_s)
+        load: Any = floor_ns(costs.layer_s) * layers + floor_ns(ends_s)
         load = load + self._leads(rank, floor_ns(costs.leading_s) - floor_ns(costs.layer_s))
-        may_lead = rank < len(self._leading_r)
+        of_kinds = kernel.segments[0].part.workload.model.unlike_layers
+        each_s = dict(zip(of_kinds, costs.order, strict=True))
+        if costs.order:
+            taken = zip(each_s.values(), self._of_kind_r[rank], strict=True)
+            load = sum(floor_ns(own_s) * count for (own_s, _), count in taken) + floor_ns(ends_s)
+        may_lead = rank < len(self._leading_r) or bool(costs.order)
         again_s = least_again_s(costs) if may_lead else costs.layer_recompute_s
         load = load + floor_ns(again_s) * again
         self.model.add(work >= load).only_enforce_if(literal)
@@ -248,6 +287,13 @@ class MixedModel:
         used = floor((row.fixed_gib - limit_gib) * KIB_PER_GIB) - 1
         held = used + floor(row.layer_gib * KIB_PER_GIB) * layers
         held = held + self._leads(rank, floor(row.leading_gib * KIB_PER_GIB))
+        if costs.order and row.leading_gib:
+            in_front = (
+                count
+                for symbols, count in zip(each_s, self._of_kind_r[rank], strict=True)
+                if symbols.endswith("-")
+            )
+            held = held + floor(row.leading_gib * KIB_PER_GIB) * sum(in_front)
         if kernel.full:
             held = held - ceil(row.relief_gib * KIB_PER_GIB) * again
         self.model.add(self._hbm_r[rank] >= held).only_enforce_if(literal)
@@ -302,8 +348,15 @@ class MixedModel:
         )
 
 
+def _longest_s(costs: SplitCosts) -> float:
+    """At the most, for a layer of any kind."""
+    return max([costs.layer_s, costs.leading_s, *(seconds for seconds, _ in costs.order)])
+
+
 def _again_s(costs: SplitCosts) -> float:
-    """At the most, for recomputing a layer of either kind."""
+    """At the most, for recomputing a layer of any kind."""
+    if costs.order:
+        return max(again_s for _, again_s in costs.order)
     return max(costs.layer_recompute_s, costs.leading_recompute_s)
 
 

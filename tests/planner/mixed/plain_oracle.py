@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations
+from itertools import accumulate, permutations
 from math import inf
 
 import numpy as np
@@ -19,6 +19,7 @@ from meshwright.costmodel.data_parallel import data_parallel_traffic, exposed_s
 from meshwright.costmodel.estimate import costs_of_layers, stage_memory_gib
 from meshwright.costmodel.footprint import offloaded_states_gib, usable_hbm_gib
 from meshwright.costmodel.layer_context import Context
+from meshwright.costmodel.layer_kinds import kind_times
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.rates import fabric_links
@@ -38,7 +39,7 @@ from tests.planner.search.plain_oracle import layouts, splits, wanted
 
 Stages = tuple[tuple[int, ...], ...]
 Order = tuple[tuple[int, int], ...]
-"""(part, pipeline ranks), along the pipeline."""
+"""(part, pipeline ranks), along the pipeline: any number of parts."""
 IN_PARTS = ("gpu-budget", "hbm-capacity", "host-memory")
 
 
@@ -76,7 +77,8 @@ def step_times_s(parts: list[PlanRequest], layout: Layout, order: Order) -> Iter
     model, stage = parts[0].model, int(layout.gpus) // int(layout.pp)
     workloads = [parts[part].workload().on(ranks * stage) for part, ranks in order]
     gpus = [parts[part].gpus for part, _ in order]
-    own = [slice(0, order[0][1]), slice(order[0][1], int(layout.pp))]
+    ends = list(accumulate(ranks for _, ranks in order))
+    own = [slice(end - ranks, end) for end, (_, ranks) in zip(ends, order, strict=True)]
     whatever_split: dict[int, list[OnPart]] = {}
     for stages in splits(model.layers, int(layout.pp)):
         counts = [rank[0] for rank in stages]
@@ -132,7 +134,7 @@ class OnPart:
 
     def __init__(self, workload: Workload, layout: Layout, ranks: int, gpus: int) -> None:
         self.context = context = on_part(workload, layout, ranks)
-        self.layers = layer_seconds(context)
+        self.layers, self.ends_s = layer_seconds(context)
         self.outside = hand_over(context, gpus)
         directions = 2.0 + workload.scoring_passes
         self.handed_s = directions * float(boundary_s(self.outside))
@@ -186,31 +188,36 @@ def hand_over(context: Context, gpus: int) -> Context:
     return replace(context, links=links, placement=replace(context.placement, pp=members))
 
 
-def layer_seconds(context: Context) -> list[float]:
-    """Of a dense layer, of one with experts, what recomputing each adds, of the embedding and of the end."""
-    costs = costs_of_layers(context)
-    kinds = (costs.dense_layer_s, costs.moe_layer_s, costs.dense_recompute_s, costs.moe_recompute_s)
+def layer_seconds(context: Context) -> tuple[list[tuple[float, float]], tuple[float, float]]:
+    """Of each layer in their order, and what recomputing it adds; of the embedding, and of the end."""
+    costs, model = costs_of_layers(context), context.workload.model
     end_s = float(np.asarray(costs.head_s)) + float(np.asarray(costs.mtp_s))
-    return [*(float(np.asarray(each)) for each in (*kinds, costs.embedding_s)), end_s]
+    dense = (costs.dense_layer_s, costs.dense_recompute_s)
+    layers = [dense] * model.dense_layers
+    layers += [(costs.moe_layer_s, costs.moe_recompute_s)] * model.moe_layers
+    if model.unlike_layers:
+        names = list(dict.fromkeys(model.unlike_layers))
+        kinds = dict(zip(names, kind_times(context).unlike, strict=True))
+        layers = [(kinds[name].seconds, kinds[name].recompute_s) for name in model.unlike_layers]
+    plain = [(float(np.asarray(own)), float(np.asarray(again))) for own, again in layers]
+    return plain, (float(np.asarray(costs.embedding_s)), end_s)
 
 
 def rank_seconds(on: OnPart, stages: Stages) -> list[float]:
     """Seconds of each rank and micro-batch, were all of them on this part."""
-    dense_s, sparse_s, dense_again_s, sparse_again_s, embedding_s, end_s = on.layers
-    layout, moe = on.context.layout, on.context.workload.model.moe
+    layout = on.context.layout
     full = bool(int(layout.recompute) & Recompute.FULL)
     amount = int(layout.recompute_layers) if full else 0
     seconds, number = [], 0
     for (count,) in stages:
         on_rank = 0.0
         for place in range(count):
-            is_dense = moe is None or number < moe.dense_layers
-            layer_s, again_s = (dense_s, dense_again_s) if is_dense else (sparse_s, sparse_again_s)
+            layer_s, again_s = on.layers[number]
             on_rank += layer_s + again_s * (place < amount)
             number += 1
         seconds.append(on_rank)
-    seconds[0] += embedding_s
-    seconds[-1] += end_s
+    seconds[0] += on.ends_s[0]
+    seconds[-1] += on.ends_s[1]
     return seconds
 
 

@@ -426,7 +426,9 @@ def test_the_next_best_pipelines_are_always_found(
     compare_several(seed, SLOWLY, asked_for)
 
 
-@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "gpt2-xl"])
+@pytest.mark.parametrize(
+    "name", ["llama-3-8b", "mixtral-8x7b", "gpt2-xl", "gpt-oss-20b", "nemotron-h-8b"]
+)
 def test_two_equal_parts_cost_what_one_cluster_costs(name: str) -> None:
     """The same devices and network on both sides: nothing tells the parts from the whole."""
     request = read_request(model=name, cluster="dgx-h100", gpus=64, global_batch=64, seq_len=2048)

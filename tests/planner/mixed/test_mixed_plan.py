@@ -212,7 +212,6 @@ def test_files_with_mistakes_are_refused(
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        ("nemotron-h-8b", (), "take turns"),
         ("llama-3-8b", ("--framework", "fsdp2"), "which this framework has not"),
         ("llama-3-8b", ("--framework", "deepspeed"), "which this framework has not"),
         ("llama-3-8b", ("--gpus", "64"), "have 32 GPUs together"),
