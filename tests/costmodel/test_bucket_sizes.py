@@ -163,7 +163,7 @@ def test_a_step_of_given_loads_is_below_every_size(
     assert seconds(case.workload) == pytest.approx(least_s, rel=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_cases_have_choices_that_pay() -> None:
     """Else the properties above would hold of nothing."""
     pays, chosen = [0], [0]

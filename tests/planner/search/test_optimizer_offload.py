@@ -127,8 +127,8 @@ def test_a_plan_where_nothing_else_fits() -> None:
     "changes",
     [
         {"optimizer": "sgd"},
-        {"precision": "fp16"},
-        {"allow": "bf16-moments"},
+        pytest.param({"precision": "fp16"}, marks=pytest.mark.slow),
+        pytest.param({"allow": "bf16-moments"}, marks=pytest.mark.slow),
         {"framework": "fsdp2"},
         {"forbid": ["optimizer-offload"]},
     ],

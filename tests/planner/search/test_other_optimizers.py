@@ -26,7 +26,7 @@ from tests.soaked import some
 
 EVERY = [(record.name, name) for record in RECORDS for name in planned(record.optimizers)]
 OTHERS = [(framework, name) for framework, name in EVERY if name not in ("adam", "sgd")]
-QUICK = [("megatron", "lion"), ("fsdp2", "adam-8bit"), ("deepspeed", "muon")]
+QUICK = [("fsdp2", "adam-8bit"), ("deepspeed", "muon")]
 """One of each framework, the quickest."""
 
 
@@ -45,9 +45,7 @@ def small_request(seed: int, framework: str, optimizer: str) -> PlanRequest:
     )
 
 
-@pytest.mark.parametrize(
-    "optimizer", ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lion", "sgd"))]
-)
+@pytest.mark.parametrize("optimizer", [pytest.param("muon", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [3])
 def test_the_optimum_is_that_of_the_plain_oracle(seed: int, optimizer: str) -> None:
     request = replace(tiny_request(seed), optimizer=optimizer)
@@ -61,7 +59,7 @@ def test_the_optimum_is_that_of_the_plain_oracle(seed: int, optimizer: str) -> N
 
 @pytest.mark.soak
 @pytest.mark.parametrize("optimizer", ["muon", "lion", "sgd"])
-@pytest.mark.parametrize("seed", some([0, *range(4, 20)]))
+@pytest.mark.parametrize("seed", some([0, *range(3, 20)]))
 def test_the_optimum_is_that_of_the_plain_oracle_slow(seed: int, optimizer: str) -> None:
     test_the_optimum_is_that_of_the_plain_oracle(seed, optimizer)
 
@@ -102,7 +100,7 @@ def test_plans_and_their_files_are_verified(framework: str, optimizer: str, tmp_
     assert audit.passed, audit.checks
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "lion"])
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("lion", marks=pytest.mark.slow)])
 def test_a_launch_of_megatron_is_read_back(optimizer: str, tmp_path: Path) -> None:
     meshwright.launch(plan_of("megatron", optimizer), tmp_path)
     run = read_launch(tmp_path / "megatron_args.json")
@@ -192,13 +190,13 @@ def across_nodes(seed: int) -> PlanRequest:
     )
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.slow)])
 def test_shard_groups_in_which_muon_sends_less_are_found(seed: int) -> None:
     check_against_brute_force(across_nodes(seed))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(range(2, 26)))
+@pytest.mark.parametrize("seed", some((*range(2, 26), 0)))
 def test_shard_groups_in_which_muon_sends_less_are_found_many(seed: int) -> None:
     check_against_brute_force(across_nodes(seed))
 
