@@ -317,8 +317,13 @@ SAMPLES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, marks=pytest.mark.soak if form == "topograph" else pytest.mark.slow)
+        for form in FORMATS
+    ],
+)
 def test_a_plan_runs_on_what_is_imported(tmp_path: Path, form: str) -> None:
     file, node = SAMPLES[form]
     output = tmp_path / "cluster.yaml"

@@ -166,7 +166,7 @@ def request_with_leading(seed: int) -> PlanRequest:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_leading_dense_layers_and_their_room_are_bounded_below_every_split() -> None:
     tight = sum(bounded_with_leading(seed) for seed in range(8))
     assert tight > 8

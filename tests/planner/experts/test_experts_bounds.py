@@ -31,15 +31,9 @@ def test_no_bound_is_above_the_optimum_of_all_counts(
     check_count_bound(seed, sizes)
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        pytest.param(SIZES[1], marks=pytest.mark.slow),
-        pytest.param(SIZES[2], marks=pytest.mark.soak),
-    ],
-)
-def test_a_bound_is_not_above_the_optimum_of_all_counts(sizes: tuple[int, int, int]) -> None:
-    check_count_bound(0, sizes)
+@pytest.mark.slow
+def test_a_bound_is_not_above_the_optimum_of_all_counts() -> None:
+    check_count_bound(0, SIZES[1])
 
 
 def check_count_bound(seed: int, sizes: tuple[int, int, int]) -> None:

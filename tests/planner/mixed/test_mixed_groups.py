@@ -23,8 +23,7 @@ SEVERAL = (1, 9, 14, 19)
 """Requests whose best plan has several shard groups."""
 EACH = [
     9,
-    pytest.param(1, marks=pytest.mark.slow),
-    *(pytest.param(seed, marks=pytest.mark.soak) for seed in (14, 19)),
+    *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 14, 19)),
 ]
 """Each of them, the longer ones later."""
 

@@ -103,7 +103,8 @@ def test_a_model_that_fits_no_other_way_is_planned_written_and_read_back(
     plan = fastest_plan(asked)
     assert plan.layout is not None
     assert plan.layout.optimizer_offload == 100
-    assert fastest_plan(replace(asked, forbids=("optimizer-offload",))).status == "infeasible"
+    without = replace(asked, forbids=("optimizer-offload",))
+    assert fastest_plan(without, explained=False).status == "infeasible"
     for name, text in plan_files(plan).items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)

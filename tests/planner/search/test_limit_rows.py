@@ -117,7 +117,7 @@ INSIDE = {
 
 
 @pytest.mark.parametrize(
-    "name", ["experts", pytest.param("long sequences", marks=pytest.mark.slow)]
+    "name", ["experts", pytest.param("long sequences", marks=pytest.mark.soak)]
 )
 def test_without_the_rows_of_the_domain_another_layout_is_chosen(name: str) -> None:
     request = INSIDE[name]

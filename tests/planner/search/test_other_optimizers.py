@@ -27,7 +27,9 @@ from tests.soaked import some
 EVERY = [(record.name, name) for record in RECORDS for name in planned(record.optimizers)]
 OTHERS = [(framework, name) for framework, name in EVERY if name not in ("adam", "sgd")]
 QUICK = [("fsdp2", "adam-8bit"), ("deepspeed", "muon")]
-"""One of each framework, the quickest."""
+"""The quickest."""
+ALIKE = [("megatron", "lion"), ("deepspeed", "paged-adam"), ("deepspeed", "paged-adam-8bit")]
+"""Told as a neighbour is, but for the name: lion of DeepSpeed, Adam in eight bits."""
 
 
 def small_request(seed: int, framework: str, optimizer: str) -> PlanRequest:
@@ -90,7 +92,13 @@ def plan_of(framework: str, optimizer: str) -> meshwright.Plan:
 
 @pytest.mark.parametrize(
     ("framework", "optimizer"),
-    [each if each in QUICK else pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS],
+    [
+        pytest.param(
+            *each,
+            marks=() if each in QUICK else pytest.mark.soak if each in ALIKE else pytest.mark.slow,
+        )
+        for each in OTHERS
+    ],
 )
 def test_plans_and_their_files_are_verified(framework: str, optimizer: str, tmp_path: Path) -> None:
     plan = plan_of(framework, optimizer)

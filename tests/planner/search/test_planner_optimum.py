@@ -310,7 +310,7 @@ def grouped(seed: int) -> PlanRequest:
 
 @pytest.mark.parametrize(
     "seed",
-    [3, pytest.param(129, marks=pytest.mark.slow), pytest.param(127, marks=pytest.mark.soak)],
+    [3, *(pytest.param(n, marks=pytest.mark.soak) for n in some((127, 129)))],
 )
 def test_search_over_groups_of_layers_equals_brute_force(seed: int) -> None:
     check_against_brute_force(grouped(seed))

@@ -130,10 +130,10 @@ def compared(framework: FrameworkName, kind: str, baseline: Path, **options: Any
     ("framework", "kind", "options"),
     [
         ("deepspeed", "kto", {}),
-        ("fsdp2", "dpo", {}),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
+                ("fsdp2", "dpo", {}),
                 ("deepspeed", "dpo", {"reference": "offloaded"}),
                 ("fsdp2", "orpo", {}),
                 ("fsdp2", "reward", {}),
@@ -181,6 +181,7 @@ def test_files_say_what_the_script_trains_on() -> None:
     assert "--ref.offload of openrlhf" in under_deepspeed["launch.sh"]
 
 
+@pytest.mark.slow
 def test_what_no_launch_can_carry_is_planned_saved_and_said(tmp_path: Path) -> None:
     plan = planned("megatron")
     assert plan.status == "optimal"

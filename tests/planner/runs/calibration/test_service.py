@@ -77,7 +77,7 @@ def test_three_rows_never_wreck_it() -> None:
     assert errors_pct(measured_runs(Factors(), 16), report.calibration).mean() < 8.0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_runs_that_contradict_each_other_move_little() -> None:
     """Peaks of which every second is 1.6 times the others, for a reason that no constant knows."""
     runs = measured_runs(Factors(), 6, memory=True)
