@@ -93,7 +93,8 @@ def test_prices_decide_where_there_are_any(
         fields = {"name": name, "base": "dgx-h100" if name == "dear" else "dgx-a100", "gpus": 64}
         path.write_text(yaml.safe_dump({**fields, "usd_per_gpu_hour": price}), encoding="utf-8")
         names.append(str(path))
-    answer = plan_sizes(wish(kept, clusters=tuple(names), step_time_s=step_s[8] * 1.01), quiet)
+    asked = wish(kept, clusters=tuple(names), step_time_s=step_s[8] * 1.01, most_gpus=48)
+    answer = plan_sizes(asked, quiet)
     assert [Path(point.cluster).stem for point in answer.reached] == ["cheap", "dear"]
     cheap, dear = answer.reached
     assert cheap.gpus > dear.gpus

@@ -568,13 +568,16 @@ def most_of_price(request: MixedRequest, seed: int) -> float:
     return max(shares, default=0.0)
 
 
-@pytest.mark.parametrize("asked_for", [asked, asked_leading, asked_other])
+@pytest.mark.parametrize(
+    "asked_for",
+    [
+        pytest.param(asked, marks=pytest.mark.slow),
+        *(pytest.param(each, marks=pytest.mark.soak) for each in (asked_leading, asked_other)),
+    ],
+)
 @pytest.mark.parametrize(
     "seed",
-    [
-        pytest.param(5, marks=pytest.mark.slow),
-        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some((4, *range(6, 20)))),
-    ],
+    [5, *(pytest.param(seed, marks=pytest.mark.soak) for seed in some((4, *range(6, 20))))],
 )
 def test_bounds_below_a_price_to_beat_are_never_above_prices_below_it(
     seed: int, asked_for: Callable[[int], MixedRequest]
@@ -852,9 +855,8 @@ def test_less_memory_of_hosts_moves_layers_to_the_other_part() -> None:
     assert MixedSearch(tight_on_hosts(5.0), inf).run().status == "infeasible"
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(22, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [22, 2])
 def test_hosts_with_little_memory_are_kept_to(seed: int) -> None:
     compare(seed, MixedParams(), asked_on_hosts)
 
