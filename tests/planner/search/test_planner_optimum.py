@@ -555,7 +555,6 @@ def test_an_interrupted_search_knows_a_bound() -> None:
     assert {"unknown", "optimal"} <= statuses
 
 
-@pytest.mark.slow
 def test_every_layout_of_a_space_of_tens_of_thousands_is_priced() -> None:
     spec = ModelSpec(layers=8, hidden=2048, ffn_hidden=8192, heads=16, kv_heads=8, vocab=32768)
     asked = PlanRequest(
