@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+from tests.soaked import examples
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=examples(100))
 settings.load_profile("repeatable")
 # Examples would take constants from whichever modules are imported: others for one file than for all.
 providers._get_local_constants = lambda: providers._local_constants

@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.workload import Execution
+from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.mappings import matrices
 from meshwright.planner.plan.assemble import mapping_of_layout, predict
@@ -15,7 +16,9 @@ from meshwright.planner.runs.run_terms import layout_from_document
 from tests.plans import make_plan
 
 
-def priced_plan(model: str = "llama-3-8b", cluster: str = "dgx-h100", **changes: Any) -> Plan:
+def priced_plan(
+    model: str | ModelSpec = "llama-3-8b", cluster: str = "dgx-h100", **changes: Any
+) -> Plan:
     """A plan of `tests.plans.make_plan`, run plainly, under the first mapping of its fabric."""
     plan = make_plan(model, cluster, **changes)
     plan = plan.model_copy(update={"execution": Execution()})

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,11 +20,13 @@ import pytest
 from click.testing import CliRunner
 
 import meshwright
+from meshwright import api
 from meshwright.cli import main
 from meshwright.documents import json_text
 from meshwright.planner.drawing import rounded_seconds
 from meshwright.planner.experts.service import ExpertRequest
 from meshwright.planner.many.fleet import FleetOptions
+from meshwright.planner.plan import make_plan as making
 from meshwright.planner.plan.texts import plan_document
 from tests.commands.test_documented_commands import SCRIPT
 from tests.places import ROOT
@@ -45,6 +48,7 @@ def test_the_command_prints_the_plan_of_the_function() -> None:
     options = ["--gpus", "8", "--global-batch", "64", "--seq-len", "4096", "--top", "2"]
     options += ["--framework", "fsdp2"]
     pins = ["--pin", "pp=1", "--pin", "recompute=none", "--forbid", "cp"]
+    pins += ["--without", "compile"]
     arguments = ["plan", "llama-3-8b", "--cluster", "dgx-h100", *options, *pins, "--json"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
@@ -58,6 +62,7 @@ def test_the_command_prints_the_plan_of_the_function() -> None:
         top=2,
         pin={"pp": 1, "recompute": "none"},
         forbid=["cp"],
+        without=["compile"],
     )
     document = json.loads(json.dumps(plan_document(plan)))
     assert document["robustness"] is not None
@@ -105,6 +110,9 @@ def test_the_page_of_examples_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # No block looks at how robust a plan is, nor at what its choices bring.
+    monkeypatch.setattr(api, "plan", partial(api.plan, robustness=False))
+    monkeypatch.setattr(making, "make_plan", partial(making.make_plan, choices=False))
     assert len(BLOCKS) == 7
     names: dict[str, Any] = {}
     for block in BLOCKS:

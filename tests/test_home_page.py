@@ -11,13 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from meshwright import api, cli
+from meshwright.planner.plan import make_plan as making
 from tests.places import ROOT
 
 
 @pytest.mark.slow
 def test_the_picture_is_that_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The picture says nothing of how robust the plan is.
+    # The picture says nothing of how robust the plan is, nor of what its choices bring.
     monkeypatch.setattr(api, "plan", partial(api.plan, robustness=False))
+    monkeypatch.setattr(making, "make_plan", partial(making.make_plan, choices=False))
     page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     command = re.search(r"^meshwright (plan .*) -o run$", page, re.M)
     assert command is not None

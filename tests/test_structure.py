@@ -301,6 +301,7 @@ def test_importing_the_command_line_stays_light() -> None:
     assert [name for name in HEAVY if name in loaded] == []
 
 
+@pytest.mark.slow
 def test_importing_reads_no_data_and_no_solver() -> None:
     lazy = ROOT / LOADS_CP_SAT
     names = [module_name(path, ROOT) for path in modules(ROOT) if path != lazy]

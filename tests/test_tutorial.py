@@ -14,6 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from meshwright import api, cli
+from meshwright.planner.plan import make_plan as making
 from tests.places import ROOT
 
 PAGE = ROOT / "docs" / "tutorial.md"
@@ -34,8 +35,9 @@ def commands() -> list[list[str]]:
 @pytest.mark.slow
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # How robust a plan is takes as long again, and is asked in tests of its own.
+    # How robust a plan is and what its choices bring take as long again, and are asked in tests of their own.
     monkeypatch.setattr(api, "plan", partial(api.plan, robustness=False))
+    monkeypatch.setattr(making, "make_plan", partial(making.make_plan, choices=False))
     (tmp_path / "qwen3-8b").mkdir()
     shutil.copy(ROOT / "tests/data/hf_configs/qwen3-8b.json", tmp_path / "qwen3-8b/config.json")
     for block in _BLOCK.finditer(PAGE.read_text("utf-8")):

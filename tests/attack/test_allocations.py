@@ -40,8 +40,7 @@ def complaints(verdicts: list[Verdict]) -> str:
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(118, marks=pytest.mark.slow),
-        *(pytest.param(number, marks=pytest.mark.soak) for number in (161, 154, 113)),
+        *(pytest.param(number, marks=pytest.mark.soak) for number in (118, 161, 154, 113)),
     ],
 )
 def test_small_allocations_are_planned_as_well_as_they_can_be(number: int) -> None:

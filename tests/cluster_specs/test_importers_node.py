@@ -19,6 +19,7 @@ from meshwright.costmodel.rates import constants_for, fabric_links
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.model_specs.reader import read_model
+from meshwright.planner.request.choices import WITHOUT
 from tests.places import DATA as TEST_DATA
 
 DATA = TEST_DATA / "topologies"
@@ -316,8 +317,13 @@ SAMPLES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, marks=pytest.mark.soak if form == "topograph" else pytest.mark.slow)
+        for form in FORMATS
+    ],
+)
 def test_a_plan_runs_on_what_is_imported(tmp_path: Path, form: str) -> None:
     file, node = SAMPLES[form]
     output = tmp_path / "cluster.yaml"
@@ -330,7 +336,8 @@ def test_a_plan_runs_on_what_is_imported(tmp_path: Path, form: str) -> None:
     gpus = 16 if cluster.gpus >= 16 else cluster.gpus
     code, out, _ = run(
         *("plan", "gpt2-xl", "--cluster", output, "--gpus", gpus, "--global-batch", 64),
-        *("--seq-len", 1024, "--framework", "fsdp2", "--pin", "cp=1,micro_batch=1", "--json"),
+        *("--seq-len", 1024, "--framework", "fsdp2", "--json"),
+        *("--pin", "cp=1,micro_batch=1,zero_stage=3", "--without", ",".join(WITHOUT)),
     )
     assert code == 0
     assert json.loads(out)["status"] == "optimal"

@@ -24,14 +24,14 @@ def run(*args: object) -> Result:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A run file with six measured runs."""
+    """A run file with four measured runs."""
     rows: list[dict[str, Any]] = []
     for settings, known in zip(LAYOUTS[::2], measured_runs(TRUTH, 8), strict=True):
         row = document(settings)
         assert known.measured is not None
         rows.append(row | {"measured": {"step_time_s": known.measured.step_time_s}})
     path = tmp_path / "runs.yaml"
-    path.write_text(json.dumps({"runs": rows[:6]}), encoding="utf-8")
+    path.write_text(json.dumps({"runs": rows[:4]}), encoding="utf-8")
     return path
 
 
@@ -48,7 +48,7 @@ def test_calibrate_writes_a_stack_that_validate_and_estimate_take(
     validated = run("validate", runs, "--calibration", stack, "--json")
     assert json.loads(validated.stdout)["summary"]["mean_error_pct"] < before / 4.0
     priced = json.loads(run("estimate", runs, "--calibration", stack, "--json").stdout)
-    assert priced["runs"][0]["predicted"]["error_band"]["basis"] == "6 own runs of ours"
+    assert priced["runs"][0]["predicted"]["error_band"]["basis"] == "4 own runs of ours"
 
 
 def test_a_stack_is_not_replaced_unasked(runs: Path, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_log_of_nccl_tests_moves_the_network_and_all_is_one_document(
         printed["errors"]["step_time"]["left_out_pct"]
         < printed["errors"]["step_time"]["before_pct"]
     )
-    assert len(printed["rows"]) == 6
+    assert len(printed["rows"]) == 4
     assert printed["measure_next"][0]["layout"]["tp"] >= 1
 
 

@@ -57,6 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_plan_is_proven_and_written(folder: Path) -> None:
     printed = json.loads((folder / "printed.json").read_text(encoding="utf-8"))
     assert printed["schema"] == 1

@@ -976,7 +976,7 @@ def plans(draw: st.DrawFn) -> tuple[Workload, Layout, float]:
     return work, layout, draw(st.sampled_from([1.0, 76.0, 79.5, 80.0, 80.01, 500.0]))
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150, 8), deadline=None)
 @given(plans(), plans())
 def test_excess_is_positive_exactly_where_check_finds_something(
     one: tuple[Workload, Layout, float], other: tuple[Workload, Layout, float]

@@ -119,7 +119,7 @@ def test_a_host_that_is_too_small_for_any_plan_is_named_with_what_would_do() -> 
     assert change.asked == 10.0
     assert isinstance(change.value, int)
     assert fastest_plan(with_host(asked, change.value)).layout is not None
-    assert fastest_plan(with_host(asked, change.value - 1)).layout is None
+    assert fastest_plan(with_host(asked, change.value - 1), explained=False).layout is None
 
 
 def on_host(seed: int) -> PlanRequest:
@@ -140,9 +140,9 @@ def on_host(seed: int) -> PlanRequest:
 @pytest.mark.parametrize(
     "seed",
     [
-        *(6, 7),
-        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (5, 8, 9)),
-        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some([3, 0, 1, 2, 4])),
+        7,
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (6, 9)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some([3, 0, 1, 2, 4, 5, 8])),
     ],
 )
 def test_search_equals_brute_force(seed: int) -> None:

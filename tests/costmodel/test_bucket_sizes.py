@@ -87,7 +87,7 @@ def test_a_price_is_the_least_of_all_sizes_where_that_saves_enough(case: Case) -
 
 
 FEW_AND_MORE = [
-    pytest.param(20, id="few"),
+    pytest.param(40, id="few"),
     pytest.param(8, id="more", marks=(pytest.mark.soak, pytest.mark.hypothesis)),
 ]
 """One in how many examples is drawn."""
@@ -163,7 +163,7 @@ def test_a_step_of_given_loads_is_below_every_size(
     assert seconds(case.workload) == pytest.approx(least_s, rel=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_cases_have_choices_that_pay() -> None:
     """Else the properties above would hold of nothing."""
     pays, chosen = [0], [0]

@@ -67,6 +67,7 @@ def test_a_fit_finds_the_constants_that_made_the_rows(runs: tuple[Run, ...]) -> 
     assert only[1] != again.start[1]
 
 
+@pytest.mark.slow
 def test_a_run_that_went_wrong_hardly_moves_the_rest(runs: tuple[Run, ...]) -> None:
     problem = Problem(runs, [wide(GEMM)])
     seconds = problem.predict(problem.start)

@@ -238,7 +238,8 @@ def test_padding_is_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "ranks"), [pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 8), (3, 4))]
+    ("seed", "ranks"),
+    [pytest.param(2, 8, marks=pytest.mark.slow), pytest.param(3, 4, marks=pytest.mark.soak)],
 )
 def test_a_step_takes_the_slowest_rank_of_every_round(seed: int, ranks: int) -> None:
     """Steps drawn and dealt apart, each sample priced as a sequence of its own that runs alone.

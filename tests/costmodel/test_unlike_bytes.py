@@ -184,6 +184,7 @@ def test_fewest_of_each_are_those_of_all_choices(parts: int) -> None:
     assert held[-1] == 3 * 3 + 1 + 2 * 2 + 9
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 def test_no_bound_on_memory_is_above_what_a_split_holds() -> None:
     chance = random.Random(11)
@@ -248,6 +249,7 @@ def test_no_choice_of_layers_in_parts_saves_less_than_the_least() -> None:
                     assert moving[number] <= kept * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 def test_splits_that_fit_are_those_of_the_exact_memory() -> None:
     """Of ranks with one virtual stage, and of several."""

@@ -119,6 +119,7 @@ def _gpt2() -> dict[str, object]:
     return parse_mapping((DATA / "hf_configs" / "gpt2.json").read_text(), "gpt2.json")
 
 
+@pytest.mark.slow
 def test_model_blocks_of_the_published_runs_are_valid() -> None:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     text = (DATA / "published_runs.yaml").read_text(encoding="utf-8")

@@ -63,7 +63,11 @@ def file_of(tmp_path: Path, text: str, name: str = "today.yaml") -> Path:
 
 
 @pytest.mark.parametrize(
-    ("model", "text"), [("llama-2-13b", DENSE_RUN), ("mixtral-8x7b", EXPERT_RUN)]
+    ("model", "text"),
+    [
+        ("llama-2-13b", DENSE_RUN),
+        pytest.param("mixtral-8x7b", EXPERT_RUN, marks=pytest.mark.slow),
+    ],
 )
 def test_the_bars_add_up_to_the_difference(
     model: str, text: str, plan: Plan, tmp_path: Path

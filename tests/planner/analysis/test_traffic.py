@@ -269,7 +269,9 @@ def test_gradients_between_two_nodes_go_by_tree(replicas: int, bytes_of_gradient
     assert one_way == pytest.approx(bytes_of_gradients * gradients)
 
 
-@pytest.mark.parametrize("inner", [None, 1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "inner", [None, 2, *(pytest.param(each, marks=pytest.mark.soak) for each in (1, 4, 8))]
+)
 @pytest.mark.parametrize(
     "degrees",
     [{"tp": 1, "dp": 8}, pytest.param({"tp": 2, "dp": 4}, marks=pytest.mark.slow)],
@@ -393,8 +395,8 @@ def run(*arguments: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param(shape, marks=pytest.mark.slow if number else ())
-        for number, shape in enumerate(SHAPES)
+        pytest.param(shape, marks=() if shape == "dragonfly" else pytest.mark.slow)
+        for shape in SHAPES
     ],
 )
 def test_every_shape_of_cluster_is_planned_mapped_and_priced(tmp_path: Path, shape: str) -> None:
@@ -438,6 +440,7 @@ def test_every_shape_of_cluster_is_planned_mapped_and_priced(tmp_path: Path, sha
     assert sent["oversubscription"]["loss_s"] >= 0
 
 
+@pytest.mark.slow
 def test_racks_hold_tensor_groups_wider_than_a_node(tmp_path: Path) -> None:
     """GB200: trays of 4 in racks of 18; tp 8 takes two trays of one rack, on racks that are not full."""
     path, out = tmp_path / "racks.yaml", tmp_path / "plan"

@@ -164,6 +164,7 @@ def test_named_files_that_are_no_plans_are_broken(dense: Path, tmp_path: Path) -
     assert "--all" in three.output
 
 
+@pytest.mark.slow
 def test_a_degree_edited_by_hand_is_named(copied: Path) -> None:
     replaced(copied / "plan.yaml", "zero_stage: 1", "zero_stage: 0")
     faults = broken(copied)

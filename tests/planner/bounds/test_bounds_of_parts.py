@@ -62,10 +62,14 @@ def shares_of_prices(asked: PlanRequest, seed: int) -> Mapping[str, float]:
 @pytest.mark.parametrize(
     ("asked_for", "seed"),
     [
-        *((request, 1002), (request, 1008), (pipelined, 8)),
+        *((request, 1008), (pipelined, 8)),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in ((request, 2001), (request, 2005), (request, 2012), (pipelined, 0))
+            for each in ((request, 1002), (request, 2005), (pipelined, 0))
+        ),
+        *(
+            pytest.param(*each, marks=pytest.mark.soak)
+            for each in ((request, 2001), (request, 2012))
         ),
     ],
 )

@@ -58,7 +58,9 @@ def test_kept_times_are_those_computed_anew(
                 np.testing.assert_array_equal(own.recompute_s, times.recompute_s)
 
 
-@pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "model", ["deepseek-v3", pytest.param("mixtral-8x7b", marks=pytest.mark.slow)]
+)
 def test_shapes_cost_under_many_executions_what_they_cost_under_each_alone(model: str) -> None:
     request = read_request(model=model, cluster="dgx-h100", gpus=64, global_batch=64, seq_len=4096)
     executions = list(request.execution_options.executions())

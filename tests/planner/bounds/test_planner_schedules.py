@@ -66,10 +66,10 @@ def test_a_pinned_schedule_is_planned_launched_and_read_back(name: str, tmp_path
 @pytest.mark.parametrize(
     ("framework", "name"),
     [
-        pytest.param("megatron", "zbv", marks=pytest.mark.slow),
-        ("megatron", "gpipe"),
+        pytest.param("megatron", "zbv", marks=pytest.mark.soak),
+        pytest.param("megatron", "gpipe", marks=pytest.mark.slow),
         ("deepspeed", "gpipe"),
-        ("torchtitan", "dualpipe"),
+        pytest.param("torchtitan", "dualpipe", marks=pytest.mark.slow),
     ],
 )
 def test_what_a_framework_lacks_is_named(framework: str, name: str) -> None:
@@ -118,6 +118,7 @@ def test_megatron_has_the_two_it_always_had() -> None:
     assert space.pipelines(1) == () or space.pipelines(1) == ((1, 0),)
 
 
+@pytest.mark.slow
 def test_neighbours_try_other_schedules() -> None:
     made = fastest_plan(pinned("1f1b"))
     changes = {one.change for one in neighbours(made)}

@@ -166,7 +166,7 @@ def request_with_leading(seed: int) -> PlanRequest:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_leading_dense_layers_and_their_room_are_bounded_below_every_split() -> None:
     tight = sum(bounded_with_leading(seed) for seed in range(8))
     assert tight > 8
@@ -189,6 +189,7 @@ def bounded_with_leading(seed: int) -> int:
     return tight
 
 
+@pytest.mark.slow
 def test_rank_0_has_the_room_for_all_leading_layers_that_memory_leaves() -> None:
     assert sum(main_layers_beside_leading(seed) for seed in range(100, 120)) > 60
 

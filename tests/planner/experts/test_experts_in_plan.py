@@ -53,6 +53,7 @@ def rank_loads(load: np.ndarray, ep: int) -> list[float]:
     return sorted(top * ep / load.sum() for top in parts if top * ep >= load.sum() * (1 - 1e-12))
 
 
+@pytest.mark.slow
 def test_one_model_of_layouts_and_placements_has_the_optimum_of_the_priced_sub_problem() -> None:
     chance = np.random.default_rng(11)
     work = Workload(

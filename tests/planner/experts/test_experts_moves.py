@@ -60,6 +60,7 @@ def fewest(load: np.ndarray, current: np.ndarray, moves: int) -> float:
     return min((a + b) / 2 for (m, a), (n, b) in product(*curves) if m + n <= moves)
 
 
+@pytest.mark.slow
 def test_moves_are_nearly_as_good_as_enumeration_and_the_bound_holds() -> None:
     chance = np.random.default_rng(4)
     over = []

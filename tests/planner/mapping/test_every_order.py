@@ -26,9 +26,9 @@ def members(where: np.ndarray, degrees: tuple[int, int, int, int], ep: int) -> t
 @pytest.mark.parametrize(
     "seed",
     [
-        *(0, 1),
-        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4)),
-        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some(range(5, 12))),
+        1,
+        pytest.param(0, marks=pytest.mark.slow),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some(range(2, 12))),
     ],
 )
 def test_every_order_has_the_members_of_every_permutation(seed: int) -> None:

@@ -16,16 +16,16 @@ from tests.soaked import some
 
 SEEDS = [
     2,
-    *(pytest.param(seed, marks=pytest.mark.slow) for seed in (7, 23)),
+    pytest.param(23, marks=pytest.mark.slow),
     *(
         pytest.param(seed, marks=pytest.mark.soak)
-        for seed in some((*range(8, 23), *range(24, 40), 0, 1))
+        for seed in some((*range(8, 23), *range(24, 40), 0, 1, 7))
     ),
 ]
 
 
 def least_s(request: PlanRequest, *, proven: bool = True) -> float:
-    found: Plan = fastest_plan(request)
+    found: Plan = fastest_plan(request, explained=False)
     assert found.status in ("optimal", "infeasible") or not proven
     return float("inf") if found.objective.step_time_s is None else found.objective.step_time_s
 

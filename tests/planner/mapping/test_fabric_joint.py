@@ -66,7 +66,7 @@ TOO_FEW = 71
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(range(1, BLOCK), marks=pytest.mark.slow),
+        pytest.param(range(1, BLOCK), marks=pytest.mark.soak),
         pytest.param([TOO_FEW], marks=pytest.mark.slow),
         *(
             pytest.param(range(block * BLOCK, (block + 1) * BLOCK), marks=pytest.mark.soak)

@@ -84,8 +84,8 @@ SMALL = [seed for seed in range(400) if random_problem(seed).needed <= 6]
     "block",
     [
         0,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3)),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(4, 12))),
+        pytest.param(1, marks=pytest.mark.slow),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some((*range(4, 12), 2, 3))),
     ],
 )
 def test_brute_force_agrees(block: int) -> None:

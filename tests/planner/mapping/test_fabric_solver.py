@@ -202,6 +202,7 @@ def test_exchanges_keep_stages_and_leaves_and_do_not_cost_more(seed: int) -> Non
     assert np.array_equal(found, exchanged(problem, counts, 3_000))
 
 
+@pytest.mark.slow
 def test_exchanges_find_the_pods() -> None:
     """All stages are cut by the pods at first; each pod could hold two whole ones."""
     problem, counts = two_pods(0)

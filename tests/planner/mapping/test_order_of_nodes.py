@@ -51,6 +51,7 @@ def step_time_s(listed: ClusterSpec, gpus: int) -> float:
             pins={"recompute": "none", "zero_stage": 1, "cp": 1, "micro_batch": 1},
         ),
         robustness=False,
+        choices=False,
     )
     assert plan.objective is not None
     assert plan.objective.lower_bound_s is not None

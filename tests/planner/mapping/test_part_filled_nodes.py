@@ -184,7 +184,7 @@ def test_a_ring_over_pcie_nodes_counts_all_slots_of_a_node() -> None:
             listed("l40s-pcie", ("l0", 8), ("l0", 8), ("l1", 8)),
             20,
             {"global_batch": 20},
-            marks=pytest.mark.slow,
+            marks=pytest.mark.soak,
         ),
     ],
 )
@@ -213,6 +213,7 @@ def test_a_plan_is_never_slower_than_on_its_whole_nodes_alone(free: int) -> None
     assert seconds(most) <= seconds(whole) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_a_bound_is_below_every_order_of_the_ranks_of_a_small_allocation() -> None:
     """All orders of four tensor groups on nodes with four, two and two GPUs."""
     cluster = listed("dgx-h100", ("l0", 4), ("l0", 2), ("l1", 2))

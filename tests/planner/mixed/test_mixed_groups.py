@@ -23,8 +23,7 @@ SEVERAL = (1, 9, 14, 19)
 """Requests whose best plan has several shard groups."""
 EACH = [
     9,
-    pytest.param(1, marks=pytest.mark.slow),
-    *(pytest.param(seed, marks=pytest.mark.soak) for seed in (14, 19)),
+    *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 14, 19)),
 ]
 """Each of them, the longer ones later."""
 
@@ -130,8 +129,13 @@ def is_no_faster(draw: random.Random, kernel: MixedKernel) -> None:
         assert min(seconds.values()) <= own_s * (1 + 1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param("llama-3-8b", marks=pytest.mark.soak),
+        pytest.param("mixtral-8x7b", marks=pytest.mark.slow),
+    ],
+)
 def test_groups_of_large_requests_that_are_left_out_are_never_faster(model: str) -> None:
     """Where layers fill their buckets, and shards reach over many nodes."""
     parts = tuple(

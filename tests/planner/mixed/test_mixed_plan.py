@@ -51,9 +51,12 @@ def run(*args: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "batch", "seq_len"), [("llama-3-8b", 64, 4096), ("gpt2-xl", 128, 1024)]
+    ("model", "batch", "seq_len"),
+    [
+        pytest.param("llama-3-8b", 64, 4096, marks=pytest.mark.soak),
+        pytest.param("gpt2-xl", 128, 1024, marks=pytest.mark.slow),
+    ],
 )
 def test_a_plan_is_never_slower_than_on_a_part_alone(
     tmp_path: Path, model: str, batch: int, seq_len: int
@@ -384,6 +387,7 @@ def test_an_offload_that_is_pinned_is_kept_through_parts(tmp_path: Path) -> None
     assert any("host_memory_gib" in fault for fault in mixed_faults(changed))
 
 
+@pytest.mark.slow
 def test_every_pipeline_may_be_priced_by_itself(tmp_path: Path) -> None:
     asked = ("plan", "llama-3-8b", "--cluster", cluster_file(tmp_path), *WORKLOAD)
     few = (FEW[0], f"{FEW[1]},cp=1,dp=8,shard_groups=1,optimizer_offload=0", *FEW[2:])
@@ -405,6 +409,7 @@ def test_every_pipeline_may_be_priced_by_itself(tmp_path: Path) -> None:
     assert "at most" in text
 
 
+@pytest.mark.slow
 def test_groups_that_are_too_large_for_a_domain_are_left_out_where_that_is_asked(
     tmp_path: Path,
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.errors import InputError
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.choices import WITHOUT
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.launches.reader import read_launch
@@ -67,9 +68,7 @@ def test_a_toml_file_of_another_program_is_told_as_such(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_where_nothing_is_left_usable_no_negative_room_is_told() -> None:
     """It said that a GPU needs 853.4 GiB beyond the usable -847.0."""
-    answer = fastest_plan(
-        replace(asked(), reserve_gib=1000.0, without=("cuda-graph", "cp-a2a", "tp-overlap"))
-    ).infeasible
+    answer = fastest_plan(replace(asked(), reserve_gib=1000.0, without=WITHOUT)).infeasible
     assert answer is not None
     told = next(words for words in answer.conflict if words.startswith("hbm"))
     assert "and nothing is left usable" in told

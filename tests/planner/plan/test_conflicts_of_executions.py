@@ -41,7 +41,11 @@ PAIRS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 @pytest.mark.parametrize(
     ("model", "pins", "options"),
-    [PAIRS[3], *(pytest.param(*each, marks=pytest.mark.slow) for each in PAIRS[:3] + PAIRS[4:])],
+    [
+        *(pytest.param(*each, marks=pytest.mark.soak) for each in (*PAIRS[:2], PAIRS[4])),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (PAIRS[2], PAIRS[3], PAIRS[6])),
+        PAIRS[5],
+    ],
 )
 def test_both_pins_are_named_and_dropping_either_helps(
     model: str, pins: str, options: dict[str, Any]

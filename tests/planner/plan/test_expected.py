@@ -65,6 +65,7 @@ def test_no_layout_has_a_mean_below_the_bound_and_the_choice_is_near_it() -> Non
     assert not found.document.same_as_nominal
 
 
+@pytest.mark.slow
 def test_one_scenario_is_the_plan_itself() -> None:
     asked = request(calibration=stack(Factors()))
     outcome = searched(asked)

@@ -12,6 +12,7 @@ from meshwright.errors import InputError
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.plan.best_plan import expectation_by_pairs, search_with_buckets
+from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.plan.verify import faults
 from meshwright.planner.report.plan_view import expected_by_pairs_text, expected_by_pairs_view
@@ -134,9 +135,17 @@ def test_a_setting_that_costs_time_where_it_was_measured_is_dropped() -> None:
     assert document.fastest.plan in words
 
 
-def test_a_plan_says_what_it_and_the_fastest_promise() -> None:
-    asked = request(pin=f"{PINNED},tp=2,pp=1", objective="expected")
-    plan = make_plan(asked, robustness=False, choices=False)
+@pytest.fixture(scope="module")
+def asked() -> PlanRequest:
+    return request(pin=f"{PINNED},tp=2,pp=1", objective="expected")
+
+
+@pytest.fixture(scope="module")
+def plan(asked: PlanRequest) -> Plan:
+    return make_plan(asked, robustness=False, choices=False)
+
+
+def test_a_plan_says_what_it_and_the_fastest_promise(asked: PlanRequest, plan: Plan) -> None:
     assert plan.inputs.objective == "expected"
     assert plan.expected is None
     assert plan.expected_by_pairs is not None
@@ -152,9 +161,7 @@ def test_a_plan_says_what_it_and_the_fastest_promise() -> None:
     assert type(plan).model_validate(document) == plan
 
 
-def test_edits_by_hand_are_found() -> None:
-    asked = request(pin=f"{PINNED},tp=2,pp=1", objective="expected")
-    plan = make_plan(asked, robustness=False, choices=False)
+def test_edits_by_hand_are_found(asked: PlanRequest, plan: Plan) -> None:
     told = plan.expected_by_pairs
     assert told is not None
     assert list(faults(asked, plan)) == []

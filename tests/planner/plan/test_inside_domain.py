@@ -107,7 +107,9 @@ def test_other_axes_are_refused() -> None:
         asked({}, inside_domain="pp")
 
 
-@pytest.mark.parametrize("dispatcher", ["deepep", "hybridep", "alltoall"])
+@pytest.mark.parametrize(
+    "dispatcher", ["deepep", pytest.param("hybridep", marks=pytest.mark.slow), "alltoall"]
+)
 def test_kernels_that_share_memory_join_no_ranks_of_two_nodes(dispatcher: str) -> None:
     """On two nodes with 7 free GPUs ranks 6 and 7 share experts; all-to-all alone may."""
     nodes = [{"name": "a[0-1]", "leaf": "l0", "free_gpus": 7}]

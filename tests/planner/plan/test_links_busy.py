@@ -49,8 +49,26 @@ CASES = {
 """Machine, GPUs, and ranks of an expert group, by the parts that groups lie in."""
 
 
-@pytest.mark.parametrize("overlap", ["off", pytest.param("on", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("parts", CASES)
+QUICK = ("6 + 2", "4, 3 + 1, 2 + 2", "64 + 8 in racks of 72", "64 of a rack")
+"""One of each shape."""
+EVERY = [pytest.param(parts, marks=() if parts in QUICK else pytest.mark.slow) for parts in CASES]
+
+
+@pytest.mark.parametrize(
+    ("parts", "overlap"),
+    [
+        *(
+            pytest.param(parts, "off", marks=() if parts in QUICK else pytest.mark.slow)
+            for parts in CASES
+        ),
+        *(
+            pytest.param(
+                parts, "on", marks=pytest.mark.slow if parts in QUICK else pytest.mark.soak
+            )
+            for parts in CASES
+        ),
+    ],
+)
 def test_links_are_no_longer_busy_than_the_step(parts: str, overlap: str) -> None:
     """What the fullest GPU sends, rank by rank, against the price of the step."""
     plan = plan_on(parts, overlap)
@@ -60,7 +78,7 @@ def test_links_are_no_longer_busy_than_the_step(parts: str, overlap: str) -> Non
     assert [level.level for level in traffic if level.utilisation > 1] == []
 
 
-@pytest.mark.parametrize("parts", CASES)
+@pytest.mark.parametrize("parts", EVERY)
 def test_nothing_hides_the_busy_links_of_an_exchange_in_the_open(parts: str) -> None:
     """Without overlap the step has the whole exchange as its own part; gradients are the small rest."""
     plan = plan_on(parts, "off")

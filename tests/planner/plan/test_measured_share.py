@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from benchmarks.optimum_bands import recipes_text
 from benchmarks.recipes import MEASURED, every_run
-from meshwright.cli import main
 from meshwright.costmodel.records import choices_in_pairs
 from meshwright.costmodel.workload import Execution
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.planner.analysis.waterfall import setup_of_plan
 from meshwright.planner.plan import measured_share
 from meshwright.planner.plan.document import GainEvidence, NearestRun, Plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.measured_share import (
     MeasuredRecipe,
     distance,
@@ -27,8 +25,9 @@ from meshwright.planner.plan.measured_share import (
     measured_recipes,
     nearest_recipes,
 )
-from meshwright.planner.plan.texts import workload_of_plan
+from meshwright.planner.plan.texts import plan_document, workload_of_plan
 from meshwright.planner.report.plan_view import evidence_text
+from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.run_file import Run
 from meshwright.planner.runs.run_terms import layout_from_document
 from tests.priced_plans import priced_plan
@@ -253,12 +252,17 @@ def test_the_sentence_of_the_first_screen(
 
 
 @pytest.mark.slow
-def test_the_command_says_what_its_plan_rests_on() -> None:
+def test_a_plan_says_what_it_rests_on() -> None:
     """The Llama 3 8B recipe of DGX Cloud ran in 12.27 s (tests/data/published_runs.yaml)."""
-    words = "plan llama-3-8b --cluster dgx-h100 --gpus 8 --global-batch 128 --seq-len 8192 --pin cp=2,tp=2"
-    said = CliRunner().invoke(main, [*words.split(), "--json"])
-    assert said.exit_code == 0, said.stderr
-    document = json.loads(said.stdout)
+    request = read_request(
+        model="llama-3-8b",
+        cluster="dgx-h100",
+        gpus=8,
+        global_batch=128,
+        seq_len=8192,
+        pin="cp=2,tp=2",
+    )
+    document = plan_document(fastest_plan(request))
     found = document["evidence"]
     assert found["nearest_run"]["id"] == "dgxc-v25.04-h100-llama3_8b-bf16-8g"
     assert found["nearest_run"]["source"] == "NVIDIA DGX Cloud Benchmarking recipes"

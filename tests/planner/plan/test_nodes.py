@@ -176,6 +176,7 @@ def test_a_time_limit_is_spent_on_the_search() -> None:
     assert sum(limits_s) == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.slow
 def test_equal_parts_of_nodes_cost_what_they_cost_among_more_free_gpus() -> None:
     """12 of 7 + 8 free GPUs: the search takes 6 and 6, and these listed alone have the same plan."""
     among, alone = (fastest_plan(_twelve_of(free)) for free in ((7, 8), (6, 6)))

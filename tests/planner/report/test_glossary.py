@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from meshwright import cli, plan
+from meshwright import cli
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.texts import plan_text
 from meshwright.planner.report.plan_view import first_screen, plan_view
 from meshwright.planner.report.plan_words import meaning_of, meanings, rule_meaning
 from meshwright.planner.report.view import Facts, Table
+from meshwright.planner.request.reader import read_request
 from tests.planner.report import printed_words
 from tests.planner.report.test_views import text
 from tests.priced_plans import priced_plan
@@ -146,7 +148,10 @@ def test_every_term_of_the_screen_is_explained(model: str) -> None:
 def test_idle_gpus_produce_no_tokens() -> None:
     """7 GPUs asked for, 4 in use: tokens of a step over its seconds, and a quarter of that a GPU."""
     pins = {"tp": 1, "cp": 1, "pp": 1, "dp": 4}
-    made = plan("gpt2-xl", cluster="dgx-h100", gpus=7, global_batch=16, seq_len=1024, pin=pins)
+    asked = read_request(
+        model="gpt2-xl", cluster="dgx-h100", gpus=7, global_batch=16, seq_len=1024, pin=pins
+    )
+    made = fastest_plan(asked)
     assert made.predicted is not None
     per_s = 16 * 1024 / made.predicted.step_time_s
     assert f"{per_s:,.0f} tokens/s, {per_s / 4:,.0f} a GPU" in text(*first_screen(made), width=200)

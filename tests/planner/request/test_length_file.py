@@ -167,7 +167,13 @@ def test_no_baseline_is_compared_with_packs(tmp_path: Path) -> None:
         meshwright.plan("llama-3-8b", lengths=path, baseline=path, **ASKED)
 
 
-@pytest.mark.parametrize("model", ["llama-3-8b", "gpt-oss-20b", "mixtral-8x7b"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "mixtral-8x7b",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama-3-8b", "gpt-oss-20b")),
+    ],
+)
 def test_constant_lengths_are_sequences_to_the_digit(tmp_path: Path, model: str) -> None:
     path = written(tmp_path, "a.json", '{"4096": 777}')
     pin = {"cp": 1, "micro_batch": 1, "zero_stage": 1, "recompute": "none"}

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from click.testing import CliRunner
 
-from meshwright.cli import main
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.request.choices import WITHOUT
+from meshwright.planner.request.reader import read_request
 from meshwright.planner.runs.prediction import grades
 from tests.plans import make_plan
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    words = "plan llama-3-8b --cluster dgx-h100 --gpus 8 --global-batch 64 --seq-len 4096"
-    few = ["--pin", "pp=2,vpp=1,micro_batch=1,zero_stage=1", "--without", ",".join(WITHOUT)]
-    done = CliRunner().invoke(main, [*words.split(), *few, "--json"])
-    assert done.exit_code == 0, done.output
-    return Plan.model_validate({k: v for k, v in json.loads(done.stdout).items() if k != "schema"})
+    request = read_request(
+        model="llama-3-8b",
+        cluster="dgx-h100",
+        gpus=8,
+        global_batch=64,
+        seq_len=4096,
+        pin="pp=2,vpp=1,micro_batch=1,zero_stage=1",
+        without=WITHOUT,
+    )
+    return fastest_plan(request)
 
 
 def test_a_pipeline_is_graded_by_every_target(plan: Plan) -> None:

@@ -92,9 +92,9 @@ def compare(seed: int, hbm_gib: float) -> Outcome:
     ("seed", "hbm_gib", "modules"),
     [
         (1, 5.0, "core_attn+attn_proj"),
-        pytest.param(8, 5.0, "expert_fc1+moe_act", marks=pytest.mark.slow),
+        pytest.param(8, 5.0, "expert_fc1+moe_act", marks=pytest.mark.soak),
         pytest.param(2, 5.0, OFFLOADED_MODULES[-1], marks=pytest.mark.soak),
-        pytest.param(12, 8.0, "none", marks=pytest.mark.slow),
+        pytest.param(12, 8.0, "none", marks=pytest.mark.soak),
     ],
 )
 def test_the_modules_are_the_best_of_all(seed: int, hbm_gib: float, modules: str) -> None:

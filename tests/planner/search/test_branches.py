@@ -45,7 +45,13 @@ def test_what_is_dropped_whole_has_no_legal_layout(name: str) -> None:
     assert certificate.ruled_out["hbm"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "latent attention and experts" else ())
+        for name in CASES
+    ],
+)
 def test_rules_asked_before_memory_forbid_nothing_else(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

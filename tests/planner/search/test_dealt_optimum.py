@@ -57,6 +57,7 @@ def check(seed: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_searches_equal_an_oracle_without_a_space() -> None:
     assert sum(check(seed) for seed in (1, 2, 6)) >= 3
 

@@ -28,6 +28,7 @@ from tests.planner.search.test_planner_optimum import (
     model,
     search,
 )
+from tests.soaked import some
 
 HOST_BYTES_PER_S = 18.2e9
 PCIE_BYTES_PER_S = 0.4 * 64e9
@@ -114,7 +115,12 @@ def on_host(seed: int) -> PlanRequest:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, 2, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 5, 6, 7))]
+    "seed",
+    [
+        *(0, 1),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some((4, 3, 6, 7))),
+    ],
 )
 def test_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(on_host(seed))

@@ -30,7 +30,7 @@ from tests.soaked import some
 
 CASES = 60
 SOME = (19,)
-QUICK = ("bf16-moments", "fp8-attention")
+QUICK = ("fp8-attention",)
 """Words of `--allow`: one of training's states, one of its products."""
 
 
@@ -150,7 +150,12 @@ def grouped(seed: int) -> PlanRequest:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.soak) for n in some(range(6, 16)))]
+    "seed",
+    [
+        *(0, 1, 5),
+        pytest.param(3, marks=pytest.mark.slow),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some((*range(6, 16), 2, 4))),
+    ],
 )
 def test_the_best_of_both_ways_of_context_parallelism_is_found(seed: int) -> None:
     request = grouped(seed)
@@ -225,7 +230,10 @@ def compare_scaled(seed: int, hbm_gib: float) -> Outcome:
 
 @pytest.mark.parametrize(
     ("seed", "hbm_gib", "recipe"),
-    [(21, 8.0, "delayed"), pytest.param(21, 5.6, "tensorwise", marks=pytest.mark.slow)],
+    [
+        pytest.param(21, *each, marks=pytest.mark.slow)
+        for each in ((8.0, "delayed"), (5.6, "tensorwise"))
+    ],
 )
 def test_the_recipe_of_fp8_is_the_best_of_both(seed: int, hbm_gib: float, recipe: str) -> None:
     """Delayed scaling casts in fewer passes; where norms and activations must be run again, it is refused."""
@@ -277,7 +285,12 @@ def test_a_plan_says_what_delayed_scaling_brings() -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 16, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 24, 32))]
+    "seed",
+    [
+        16,
+        pytest.param(0, marks=pytest.mark.slow),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some((8, 24, 32))),
+    ],
 )
 def test_plans_verify_with_their_execution(seed: int) -> None:
     request = asked(seed)
@@ -285,6 +298,7 @@ def test_plans_verify_with_their_execution(seed: int) -> None:
     assert list(faults(request, plan)) == []
 
 
+@pytest.mark.slow
 def test_no_choice_makes_a_plan_slower() -> None:
     request = asked(12)
     assert request.model.moe is not None
@@ -344,6 +358,7 @@ def test_pins_and_without_are_kept() -> None:
     assert padded.values["moe_dispatch"] == ("alltoall", "hybridep")
 
 
+@pytest.mark.slow
 def test_experts_of_one_rank_are_dispatched_by_what_sorts_copies_once() -> None:
     """Nothing is sent: the all-gather dispatcher moves 8 bytes an element of a copy, the all-to-all 12."""
     request = replace(

@@ -103,7 +103,8 @@ def test_a_model_that_fits_no_other_way_is_planned_written_and_read_back(
     plan = fastest_plan(asked)
     assert plan.layout is not None
     assert plan.layout.optimizer_offload == 100
-    assert fastest_plan(replace(asked, forbids=("optimizer-offload",))).status == "infeasible"
+    without = replace(asked, forbids=("optimizer-offload",))
+    assert fastest_plan(without, explained=False).status == "infeasible"
     for name, text in plan_files(plan).items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -140,8 +141,8 @@ def on_host(seed: int) -> PlanRequest:
     "seed",
     [
         *(5, 7),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4)),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in some((0, 2, 3, 6))),
+        pytest.param(1, marks=pytest.mark.slow),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some((0, 2, 3, 4, 6))),
     ],
 )
 def test_search_equals_brute_force(seed: int) -> None:

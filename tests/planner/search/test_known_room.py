@@ -51,7 +51,15 @@ def _own_rows(branch: Branch, request: PlanRequest) -> Any:
     return degrees, np.flatnonzero(branch.has(degrees))[::7]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.slow if name in ("experts", "latent attention") else ()
+        )
+        for name in CASES
+    ],
+)
 def test_each_branch_hears_what_it_would_find_itself(name: str) -> None:
     request = _request(name)
     own = branches_of(request, pricing_of)
@@ -133,7 +141,7 @@ def _likely(rng: random.Random, request: PlanRequest) -> Layout:
 @pytest.mark.parametrize(
     "seed",
     [
-        0,
+        pytest.param(0, marks=pytest.mark.slow),
         *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2, 3, 4)),
     ],
 )

@@ -117,7 +117,7 @@ INSIDE = {
 
 
 @pytest.mark.parametrize(
-    "name", ["experts", pytest.param("long sequences", marks=pytest.mark.slow)]
+    "name", ["experts", pytest.param("long sequences", marks=pytest.mark.soak)]
 )
 def test_without_the_rows_of_the_domain_another_layout_is_chosen(name: str) -> None:
     request = INSIDE[name]
@@ -132,6 +132,7 @@ def test_without_the_rows_of_the_domain_another_layout_is_chosen(name: str) -> N
     assert other.inside[axis] < int(getattr(other.layout, axis))
 
 
+@pytest.mark.slow
 def test_without_the_rows_of_the_cuts_another_mapping_is_chosen() -> None:
     step_s, chooser = solved(with_cuts(pin=f"{PINS},shard_groups=1", max_cut_use=0.5))
     assert chooser.last is not None
@@ -148,8 +149,8 @@ def test_without_the_rows_of_the_cuts_another_mapping_is_chosen() -> None:
     "seed",
     [
         *(0, 1, 3, 4, 5, 11),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (6, 7)),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in some((2, 8, 9, 10))),
+        pytest.param(6, marks=pytest.mark.slow),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some((2, 7, 8, 9, 10))),
     ],
 )
 def test_the_plan_under_limits_is_that_of_pricing_every_layout(seed: int) -> None:

@@ -100,19 +100,22 @@ def test_memory_that_moves_to_the_host() -> None:
 
 @pytest.mark.slow
 def test_the_best_share_is_the_best_of_all_pinned_ones() -> None:
-    asked = request(gpus=4, global_batch=64)
-    best_s = least_s(asked)
+    """In the room that is left a quarter of the optimizer has to leave, and more would cost more."""
+    asked: dict[str, Any] = {"gpus": 4, "global_batch": 64, "reserve_gib": 30.0}
+    few = {"pp": 1, "cp": 1}
+    best_s = least_s(request(**asked, pin=few))
     pinned_s = {
-        share: least_s(request(gpus=4, global_batch=64, pin={"optimizer_offload": share}))
+        share: least_s(request(**asked, pin={**few, "optimizer_offload": share}))
         for share in SHARES
     }
-    known_s = [seconds for seconds in pinned_s.values() if seconds is not None]
-    assert best_s == pytest.approx(min(known_s), rel=1e-12)
+    known_s = {share: seconds for share, seconds in pinned_s.items() if seconds is not None}
+    assert best_s == pytest.approx(min(known_s.values()), rel=1e-12)
+    assert min(known_s, key=known_s.__getitem__) == 25
 
 
 @pytest.mark.slow
 def test_a_plan_where_nothing_else_fits() -> None:
-    plan = make_plan(request())
+    plan = make_plan(request(), robustness=False)
     assert plan.layout is not None
     assert plan.predicted is not None
     assert plan.layout.optimizer_offload == 100
@@ -127,8 +130,8 @@ def test_a_plan_where_nothing_else_fits() -> None:
     "changes",
     [
         {"optimizer": "sgd"},
-        {"precision": "fp16"},
-        {"allow": "bf16-moments"},
+        pytest.param({"precision": "fp16"}, marks=pytest.mark.slow),
+        pytest.param({"allow": "bf16-moments"}, marks=pytest.mark.slow),
         {"framework": "fsdp2"},
         {"forbid": ["optimizer-offload"]},
     ],

@@ -26,8 +26,10 @@ from tests.soaked import some
 
 EVERY = [(record.name, name) for record in RECORDS for name in planned(record.optimizers)]
 OTHERS = [(framework, name) for framework, name in EVERY if name not in ("adam", "sgd")]
-QUICK = [("megatron", "lion"), ("fsdp2", "adam-8bit"), ("deepspeed", "muon")]
-"""One of each framework, the quickest."""
+QUICK = [("fsdp2", "adam-8bit"), ("deepspeed", "muon")]
+"""The quickest."""
+ALIKE = [("megatron", "lion"), ("deepspeed", "paged-adam"), ("deepspeed", "paged-adam-8bit")]
+"""Told as a neighbour is, but for the name: lion of DeepSpeed, Adam in eight bits."""
 
 
 def small_request(seed: int, framework: str, optimizer: str) -> PlanRequest:
@@ -45,9 +47,7 @@ def small_request(seed: int, framework: str, optimizer: str) -> PlanRequest:
     )
 
 
-@pytest.mark.parametrize(
-    "optimizer", ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lion", "sgd"))]
-)
+@pytest.mark.parametrize("optimizer", [pytest.param("muon", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [3])
 def test_the_optimum_is_that_of_the_plain_oracle(seed: int, optimizer: str) -> None:
     request = replace(tiny_request(seed), optimizer=optimizer)
@@ -61,7 +61,7 @@ def test_the_optimum_is_that_of_the_plain_oracle(seed: int, optimizer: str) -> N
 
 @pytest.mark.soak
 @pytest.mark.parametrize("optimizer", ["muon", "lion", "sgd"])
-@pytest.mark.parametrize("seed", some([0, *range(4, 20)]))
+@pytest.mark.parametrize("seed", some([0, *range(3, 20)]))
 def test_the_optimum_is_that_of_the_plain_oracle_slow(seed: int, optimizer: str) -> None:
     test_the_optimum_is_that_of_the_plain_oracle(seed, optimizer)
 
@@ -92,7 +92,13 @@ def plan_of(framework: str, optimizer: str) -> meshwright.Plan:
 
 @pytest.mark.parametrize(
     ("framework", "optimizer"),
-    [each if each in QUICK else pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS],
+    [
+        pytest.param(
+            *each,
+            marks=() if each in QUICK else pytest.mark.soak if each in ALIKE else pytest.mark.slow,
+        )
+        for each in OTHERS
+    ],
 )
 def test_plans_and_their_files_are_verified(framework: str, optimizer: str, tmp_path: Path) -> None:
     plan = plan_of(framework, optimizer)
@@ -102,7 +108,7 @@ def test_plans_and_their_files_are_verified(framework: str, optimizer: str, tmp_
     assert audit.passed, audit.checks
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "lion"])
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("lion", marks=pytest.mark.slow)])
 def test_a_launch_of_megatron_is_read_back(optimizer: str, tmp_path: Path) -> None:
     meshwright.launch(plan_of("megatron", optimizer), tmp_path)
     run = read_launch(tmp_path / "megatron_args.json")
@@ -192,13 +198,13 @@ def across_nodes(seed: int) -> PlanRequest:
     )
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.slow)])
 def test_shard_groups_in_which_muon_sends_less_are_found(seed: int) -> None:
     check_against_brute_force(across_nodes(seed))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(range(2, 26)))
+@pytest.mark.parametrize("seed", some((*range(2, 26), 0)))
 def test_shard_groups_in_which_muon_sends_less_are_found_many(seed: int) -> None:
     check_against_brute_force(across_nodes(seed))
 
@@ -217,6 +223,7 @@ def test_fewer_ranks_may_step_faster_under_muon_alone() -> None:
             framework="fsdp2",
             optimizer=optimizer,
             pin=f"tp=1,cp=1,dp=24,micro_batch=3,zero_stage=3,recompute=none,shard_groups={groups}",
+            robustness=False,
         )
         assert plan.predicted is not None
         return plan.predicted.breakdown_s["optimizer"]

@@ -48,13 +48,13 @@ def check(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [1, 2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (4, 5))]
+    "seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 4))]
 )
 def test_the_optimum_is_that_of_the_plain_oracle(seed: int) -> None:
     check(seed)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some([*range(8, 40), 0, 6, 7]))
+@pytest.mark.parametrize("seed", some([*range(8, 40), 0, 3, 5, 6, 7]))
 def test_the_optimum_is_that_of_the_plain_oracle_slow(seed: int) -> None:
     check(seed)

@@ -254,18 +254,22 @@ def check_against_brute_force(asked: PlanRequest) -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        *(1000, 1001, 1002, 1003, 1004, 1006),
-        pytest.param(1008, marks=pytest.mark.slow),
-        pytest.param(1007, marks=pytest.mark.soak),
+        *(1001, 1003, 1004),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (1000, 1002)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in some((1006, 1007, 1008))),
     ],
 )
 def test_search_equals_brute_force(seed: int) -> None:
     compare(seed)
 
 
-SOME = (1002, 1005, 1007, 1009, 1012)
+SOME = (1002, 1005)
 LATER = [
-    pytest.param(n, marks=pytest.mark.soak) for n in some(sorted({*range(1000, 1024)} - {*SOME}))
+    pytest.param(1012, marks=pytest.mark.slow),
+    *(
+        pytest.param(n, marks=pytest.mark.soak)
+        for n in some(sorted({*range(1000, 1024)} - {*SOME, 1012}))
+    ),
 ]
 
 
@@ -307,7 +311,7 @@ def grouped(seed: int) -> PlanRequest:
 
 @pytest.mark.parametrize(
     "seed",
-    [3, pytest.param(129, marks=pytest.mark.slow), pytest.param(127, marks=pytest.mark.soak)],
+    [3, *(pytest.param(n, marks=pytest.mark.soak) for n in some((127, 129)))],
 )
 def test_search_over_groups_of_layers_equals_brute_force(seed: int) -> None:
     check_against_brute_force(grouped(seed))
@@ -332,9 +336,7 @@ def on_a_projection(seed: int) -> PlanRequest:
     return replace(asked, model=asked.model.model_copy(update={"moe": moe}))
 
 
-@pytest.mark.parametrize(
-    "seed", [2, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (14, 22, 29))]
-)
+@pytest.mark.parametrize("seed", [pytest.param(8, marks=pytest.mark.slow)])
 def test_search_over_experts_on_a_projection_equals_brute_force(seed: int) -> None:
     check_against_brute_force(on_a_projection(seed))
 
@@ -380,14 +382,14 @@ def pipelined(seed: int) -> PlanRequest:
 
 
 @pytest.mark.parametrize(
-    "seed", [8, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 2))]
+    "seed", [8, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 2))]
 )
 def test_search_over_schedules_equals_brute_force(seed: int) -> None:
     check_against_brute_force(pipelined(seed))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some([*range(4, 40), 3]))
+@pytest.mark.parametrize("seed", some([*range(4, 40), 1, 3]))
 def test_search_over_schedules_equals_brute_force_many(seed: int) -> None:
     check_against_brute_force(pipelined(seed))
 
@@ -413,9 +415,12 @@ def test_cases_cover_what_they_should() -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        *(2001, 2003, 2004),
-        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2000, 2017)),
-        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some((2005, 2002, 2006, 2007))),
+        *(2003, 2004),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2001, 2017)),
+        *(
+            pytest.param(seed, marks=pytest.mark.soak)
+            for seed in some((2005, 2000, 2002, 2006, 2007))
+        ),
     ],
 )
 def test_bounds_are_bounds(seed: int) -> None:

@@ -63,6 +63,7 @@ def test_a_plan_says_what_groups_bring() -> None:
     assert choice.step_time_s_without == pytest.approx(least_s(request(pin={"shard_groups": 1})))
 
 
+@pytest.mark.slow
 def test_a_number_that_few_replicas_have_can_be_pinned() -> None:
     """Degrees without it have no layout: their bound was taken from infinite traffic, with a warning."""
     asked = request(

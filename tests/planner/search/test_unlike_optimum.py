@@ -131,7 +131,14 @@ def on_a_projection(seed: int) -> PlanRequest:
     return replace(asked, model=ModelSpec.model_validate(spec | hybrid))
 
 
-@pytest.mark.parametrize("seed", [0, 3, 4, 5])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        pytest.param(5, marks=pytest.mark.slow),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in (3, 4)),
+    ],
+)
 def test_experts_on_a_projection_are_those_of_the_plain_oracle(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,8 +158,8 @@ def check_against_plain_oracle(asked: PlanRequest, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "seed",
     [
-        *(0, 1, 2, 5, 7),
-        pytest.param(6, marks=pytest.mark.slow),
+        *(0, 2, 7),
+        pytest.param(5, marks=pytest.mark.slow),
         pytest.param(3, marks=pytest.mark.soak),
     ],
 )
@@ -163,7 +170,7 @@ def test_one_virtual_stage_is_that_of_the_plain_oracle(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some([*range(8, 60), 4]))
+@pytest.mark.parametrize("seed", some([*range(8, 60), 1, 4, 6]))
 def test_one_virtual_stage_is_that_of_the_plain_oracle_many(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,14 +178,14 @@ def test_one_virtual_stage_is_that_of_the_plain_oracle_many(
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 2, 7, 15, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 12, 13))]
+    "seed", [0, 15, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 7))]
 )
 def test_virtual_stages_are_those_of_brute_force(seed: int) -> None:
     check_against_brute_force(interleaved_request(seed))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some([*range(8, 60), 3, 4, 5, 6]))
+@pytest.mark.parametrize("seed", some([*range(8, 60), 1, *range(3, 7)]))
 def test_virtual_stages_are_those_of_brute_force_many(seed: int) -> None:
     check_against_brute_force(interleaved_request(seed))
 

@@ -173,10 +173,13 @@ def picture(plan: Plan) -> tuple[str, ElementTree.Element]:
     [
         (make_plan(tp=2, dp=2, pp=2, num_micro_batches=2), "a cell is a GPU, its number the rank"),
         (make_plan(tp=8, dp=30, pp=4, num_micro_batches=4), "a cell is a GPU"),
-        (make_plan("llama-3.1-405b", "superpod-h100", **LARGE), "a square is a node"),
+        pytest.param(
+            make_plan("llama-3.1-405b", "superpod-h100", **LARGE), "a square is a node",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             make_plan("llama-3.1-405b", "llama3-24k", **LARGE), "a square is a node",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.soak,
         ),
         (make_plan("deepseek-v3", "gb200-nvl72", dp=64, ep=64, pp=8, num_micro_batches=8), "a cell is a GPU"),
     ],

@@ -95,9 +95,9 @@ def report_of(device: SimulatedDevice, model: str = "mixtral-8x7b") -> MachineRe
 @pytest.mark.parametrize(
     ("noise", "outliers", "within"),
     [
-        pytest.param(0.0, 0, 0.015, marks=pytest.mark.slow),
-        pytest.param(0.04, 0, 0.03, marks=pytest.mark.slow),
-        (0.04, 9, 0.045),
+        pytest.param(0.0, 0, 0.015, marks=pytest.mark.soak),
+        pytest.param(0.04, 0, 0.03, marks=pytest.mark.soak),
+        pytest.param(0.04, 9, 0.045, marks=pytest.mark.slow),
     ],
 )
 def test_hidden_constants_are_found_in_a_moment(noise: float, outliers: int, within: float) -> None:

@@ -42,7 +42,7 @@ def mean_pct(report: CalibrationReport, what: str, when: str) -> float:
 
 @pytest.mark.slow
 def test_a_few_runs_teach_what_the_others_take() -> None:
-    everything = measured_runs(TRUTH, 16)
+    everything = measured_runs(TRUTH, 8)
     report = calibrate_runs(everything[::2], suggest=False)
     assert mean_pct(report, "step time", "before") > 5.0
     rest = errors_pct(everything[1::2], report.calibration)
@@ -77,7 +77,7 @@ def test_three_rows_never_wreck_it() -> None:
     assert errors_pct(measured_runs(Factors(), 16), report.calibration).mean() < 8.0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_runs_that_contradict_each_other_move_little() -> None:
     """Peaks of which every second is 1.6 times the others, for a reason that no constant knows."""
     runs = measured_runs(Factors(), 6, memory=True)
@@ -167,7 +167,7 @@ def test_runs_of_another_framework_tell_of_the_device_alone() -> None:
     assert both.calibration.factors.step_overhead_s < alone.factors.step_overhead_s + 0.01
     assert both.notes == ("runs of nemo (8) tell of device and network alone",)
     # Without a word the stack is of the framework with most runs.
-    assert calibrate_runs([*others[:3], *own], suggest=False).calibration.framework == "nemo"
+    assert calibrate_runs([*others[:2], own[0]], suggest=False).calibration.framework == "nemo"
 
 
 def test_runs_without_a_measurement_are_refused() -> None:
@@ -175,6 +175,7 @@ def test_runs_without_a_measurement_are_refused() -> None:
         calibrate_runs([replace(run, measured=None) for run in measured_runs(Factors(), 2)])
 
 
+@pytest.mark.slow
 def test_a_benchmark_moves_its_factor() -> None:
     mark = Benchmark(factor="network", ratio=0.7, noise=0.05, words="a log")
     report = calibrate_runs(measured_runs(Factors(), 2), benchmarks=[mark], suggest=False)

@@ -276,6 +276,7 @@ def test_a_baseline_trains_what_the_plan_trains(tmp_path: Path) -> None:
         lora_rank=16,
         baseline=path,
         time_limit_s=30,
+        robustness=False,
     )
     assert found.baseline is not None
     assert found.baseline.speed_up is not None
