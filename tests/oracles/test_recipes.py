@@ -297,6 +297,7 @@ def test_what_scripts_start_is_the_plan(target: str, name: str, stack: str, tmp_
             )
             changes["reference"] = None
         plan = plan.model_copy(update={"inputs": plan.inputs.model_copy(update=changes)})
+        assert plan.layout is not None
         if changes["framework"] == "fsdp2" and plan.layout.num_micro_batches > 1:
             syncs = Execution(sync_each_batch=rng.random() < 0.5, dp_overlap=True)
             plan = plan.model_copy(update={"execution": syncs})
@@ -324,8 +325,8 @@ def test_what_scripts_start_is_the_plan(target: str, name: str, stack: str, tmp_
         assert answer["steps"] == layout.num_micro_batches
         assert answer["checkpoints"] == (layout.recompute == "full")
         assert answer["rank"] == (None if adapters is None else adapters.rank)
-        syncs = plan.execution is not None and plan.execution.sync_each_batch
-        assert bool(answer["syncs"]) == syncs
+        wanted = plan.execution is not None and plan.execution.sync_each_batch
+        assert bool(answer["syncs"]) == wanted
         by_deepspeed = plan.inputs.framework == "deepspeed"
         assert answer["stage"] == (layout.zero_stage if by_deepspeed else None)
         assert answer["reshards"] in ((None,) if by_deepspeed else RESHARDS[layout.zero_stage])
