@@ -35,6 +35,8 @@ from meshwright.frameworks.record import (
     TokenDispatcher,
 )
 
+ENGINE = "--deepspeed"
+"""A switch of Megatron-DeepSpeed's script; one on the Trainer of transformers takes a file behind it."""
 ZERO = "deepspeed/runtime/zero/config.py"
 OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
 CONFIG = "deepspeed/runtime/config.py"
@@ -80,7 +82,7 @@ DEEPSPEED_ARGUMENTS = (
     Argument("recomputes_all", "--checkpoint-activations", "switch"),
     # Else it makes an optimizer of the GPU, with which DeepSpeed offloads nothing.
     Argument("cpu_optimizer", "--cpu-optimizer", "switch"),
-    Argument("deepspeed_engine", "--deepspeed", "switch", also=("--deepspeed_config",)),
+    Argument("deepspeed_engine", ENGINE, "switch", also=("--deepspeed_config",)),
 )
 """Arguments of its pretrain_gpt.py, in the order in which launch files have them."""
 _FLAGS = {argument.word: argument.flag for argument in DEEPSPEED_ARGUMENTS}

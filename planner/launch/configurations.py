@@ -18,6 +18,7 @@ from meshwright.frameworks.deepspeed import (
     BUCKET,
     DEEPSPEED,
     DEEPSPEED_ARGUMENTS,
+    ENGINE,
     OPTIMIZER_TYPE,
     OVERLAP,
     SCRIPT_OPTIMIZERS,
@@ -236,8 +237,8 @@ def _with_trainer(launch: Launch) -> Start:
     by_script = launch.inputs.optimizer == "sgd"
     program = Program(
         framework=f"a training script that uses {uses} under DeepSpeed",
-        command=f'"$TRAIN_SCRIPT" --deepspeed "$here/ds_config.json"{argument}',
-        usage="Set TRAIN_SCRIPT; it takes --deepspeed as the Trainer of transformers does.",
+        command=f'"$TRAIN_SCRIPT" {ENGINE} "$here/ds_config.json"{argument}',
+        usage=f"Set TRAIN_SCRIPT; it takes {ENGINE} as the Trainer of transformers does.",
         before=_SCRIPT_NEEDED,
         notes=(*_script_notes(launch), *([_OPTIMIZER_NOTES["sgd"]] if by_script else [])),
     )

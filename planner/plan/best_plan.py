@@ -64,6 +64,7 @@ def search_with_buckets(
     progress: Progress | None = None,
     *,
     begin_with: Layout | None = None,
+    counts: bool = False,
     most_priced: int | None = None,
     params: SearchParams | None = None,
     own_buckets: bool = False,
@@ -78,7 +79,7 @@ def search_with_buckets(
         What to plan.
     progress
         Called with one line whenever a better plan is found.
-    begin_with, most_priced, params, own_buckets
+    begin_with, counts, most_priced, params, own_buckets
         As `search_executions` takes them.
 
     Returns
@@ -91,6 +92,7 @@ def search_with_buckets(
         pricing_of,
         progress,
         begin_with=begin_with,
+        counts=counts,
         most_priced=most_priced,
         params=params,
         own_buckets=own_buckets,
@@ -450,11 +452,14 @@ def best_plan(
     """
     likely = begin_with
 
-    def searched(asked: PlanRequest, /, *, begin_with: Layout | None = None) -> Outcome:
+    def searched(
+        asked: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+    ) -> Outcome:
         return search_with_buckets(
             asked,
             progress,
             begin_with=begin_with or likely,
+            counts=counts and likely is None,
             most_priced=most_priced,
             params=params,
             own_buckets=own_buckets,

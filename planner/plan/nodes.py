@@ -6,18 +6,20 @@ few choices are all searched, and the best is proven; of many, those most likely
 as can be, and the nodes that a mapping over everything free would take.
 
 Where nodes are part-filled, whole nodes alone are searched first, mostly to the end in little time: no plan
-is slower than they are. Then comes what a mapping over everything free takes: it may leave any GPU out, and
-its bound holds for all of them.
+is slower than they are. Then comes what a mapping over everything free takes: it begins with their plan, or
+with that of one leaf where time ended their search, it may leave any GPU out, and its bound holds for all of
+them.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -53,9 +55,11 @@ SHARE_OF_TIME = 0.1
 
 
 class Searched(Protocol):
-    """Runs one search; `begin_with` is a layout to price first."""
+    """Runs one search; `begin_with` is a layout to price first, `counts` whether its counts are read then."""
 
-    def __call__(self, request: PlanRequest, /, *, begin_with: Layout | None = None) -> Outcome: ...
+    def __call__(
+        self, request: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+    ) -> Outcome: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,19 +71,23 @@ class IdleDecision:
 
 
 def decide_on_idle_gpus(
-    request: PlanRequest, searched: Searched, *, compares: bool = True
+    request: PlanRequest,
+    searched: Searched,
+    *,
+    compares: bool = True,
+    begin_with: Layout | None = None,
 ) -> IdleDecision:
     """Searches; where the best layout leaves GPUs idle, searches those on all GPUs too and chooses.
 
     A faster layout that is known is never given up for a slower one on all GPUs; of equally fast ones the
     one on all GPUs is planned. Without `compares` only the first search runs: no layout on all GPUs is faster
-    than what it finds.
+    than what it finds. The first search begins with a layout where one is given.
     """
     limit, began = request.time_limit_s, time.monotonic()
     first = request
     if limit is not None and compares and "idle-gpus" not in request.forbids:
         first = replace(request, time_limit_s=limit * (1 - SHARE_OF_TIME))
-    outcome = searched(first)
+    outcome = searched(first, begin_with=begin_with, counts=True)
     if not compares or not outcome.best or int(outcome.best[0].layout.gpus) == request.gpus:
         return IdleDecision(outcome=outcome, full=None)
     remaining_s = None if limit is None else max(limit - (time.monotonic() - began), 0.0)
@@ -88,10 +96,10 @@ def decide_on_idle_gpus(
     every = replace(
         request, forbids=(*request.forbids, "idle-gpus"), time_limit_s=remaining_s, top_k=1
     )
-    begin_with = outcome.on_all_gpus
-    if begin_with is not None:
-        begin_with = replace(begin_with, recompute_layers=0)
-    full = searched(every, begin_with=begin_with)
+    likely = outcome.on_all_gpus
+    if likely is not None:
+        likely = replace(likely, recompute_layers=0)
+    full = searched(every, begin_with=likely)
     return IdleDecision(outcome=_chosen(outcome, full), full=full)
 
 
@@ -177,6 +185,8 @@ MOST_WHOLE = 2
 """Choices of whole nodes that are searched beside part-filled ones."""
 WHOLE_SHARE = 2 / 3
 """Of a time limit, the most that whole nodes take beside part-filled ones: they are searched to the end."""
+LEAF_SHARE = 1 / 3
+"""Of the time that is left, the most that a look at one leaf takes."""
 MOST_COUNTED = 20_000
 """Counts by leaf that are looked through for those that differ."""
 NEARLY_FULL = 0.25
@@ -288,9 +298,11 @@ def _with_part_filled(
     request: PlanRequest,
     usable: ClusterSpec,
     searched: Searched,
-    settle: Callable[[PlanRequest], IdleDecision],
+    settle: Callable[..., IdleDecision],
 ) -> NodeDecision:
     """The best of everything that is free, where some of it is on part-filled nodes, and of whole nodes.
+
+    What is best on the nodes before is priced first on the next ones: it spares them most of their search.
 
     The bound of a search over everything free holds for whole nodes alone, unless the links or adapters of
     those left out are what slows all of it down, or whole nodes have execution choices that parts have not
@@ -298,24 +310,33 @@ def _with_part_filled(
     """
     gpus, alone = request.gpus, _whole_nodes(request, usable)
     limit_s = limit_left_s()
-    decisions, bounds = [], []
+    decisions: list[NodeDecision] = []
+    bounds = []
     for nodes in alone:
         own_s = None if limit_s is None else limit_s * WHOLE_SHARE / len(alone)
         asked = replace(request, cluster=nodes, gpus=min(gpus, nodes.gpus), time_limit_s=own_s)
-        decision = NodeDecision(request=asked, settled=settle(asked))
+        # Only where time ends the search over everything is a plan on these alone taken.
+        settled = settle(asked, compares=False, begin_with=_best_layout(decisions))
+        decision = NodeDecision(request=asked, settled=settled)
         decisions.append(decision)
         bounds.append(_least_s(decision.settled.outcome))
+    likely = _best_layout(decisions)
+    if alone and any(each.settled.outcome.status == "feasible" for each in decisions):
+        # Time ended a search: what one leaf takes may be much faster than what is known.
+        likely = _likely_in_a_leaf(asked, searched, decisions) or likely
     shares = Shares(1 + (gpus < usable.gpus))
     everything = replace(request, cluster=usable, time_limit_s=shares.next_s())
     alike = _links_are_alike(usable) and all(
         decision.request.execution_options == everything.execution_options for decision in decisions
     )
     if gpus == usable.gpus:
-        first = NodeDecision(request=everything, settled=settle(everything))
+        settled = settle(everything, begin_with=likely)
+        first = NodeDecision(request=everything, settled=settled)
         outcome, complete = first.settled.outcome, True
         decisions.insert(0, first)
     else:
-        outcome, complete = searched(everything), _links_are_alike(usable)
+        outcome = searched(everything, begin_with=likely, counts=True)
+        complete = _links_are_alike(usable)
         if outcome.best and outcome.best[0].ranks is not None:
             asked = _only_on(everything, usable, outcome.best[0].ranks)
             asked = replace(asked, time_limit_s=shares.next_s())
@@ -331,6 +352,34 @@ def _with_part_filled(
         return NodeDecision(request=everything, settled=IdleDecision(outcome=outcome, full=None))
     bound_s = min(known) if closed else None
     return replace(best, settled=replace(best.settled, outcome=_bounded(best, bound_s)))
+
+
+def _likely_in_a_leaf(
+    request: PlanRequest, searched: Searched, decisions: Sequence[NodeDecision]
+) -> Layout | None:
+    """The best layout on the whole nodes of the fullest leaf, which takes a part of the time of a mapping
+    over several; None where it is no faster than what is known, or where no GPU may stay idle.
+    """
+    cluster, per_node = request.cluster, request.cluster.gpus_per_node
+    filled = Counter(node.leaf for node in cluster.nodes if free_of(node, per_node) == per_node)
+    gpus, left_s = max(filled.values(), default=0) * per_node, limit_left_s()
+    if not gpus or None in filled or left_s is None or "idle-gpus" in request.forbids:
+        return None
+    alone = cluster.model_copy(update={"nodes": (), "blocks": (), "levels": (), "gpus": gpus})
+    limit_s = left_s * LEAF_SHARE
+    found = searched(replace(request, cluster=alone, gpus=gpus, top_k=1, time_limit_s=limit_s)).best
+    known_s = min(map(_seconds, decisions), default=inf)
+    if not found or found[0].step_time_s >= known_s:
+        return None
+    return replace(found[0].layout, recompute_layers=0)
+
+
+def _best_layout(decisions: list[NodeDecision]) -> Layout | None:
+    """The layout of the fastest plan among some decisions, its recomputation open; None without one."""
+    best = min(decisions, key=_seconds, default=None)
+    if best is None or not best.settled.outcome.best:
+        return None
+    return replace(best.settled.outcome.best[0].layout, recompute_layers=0)
 
 
 def _bounded(best: NodeDecision, bound_s: float | None) -> Outcome:

@@ -89,6 +89,7 @@ class LayoutSearch:
         any_plan: bool = False,
         most_priced: int | None = None,
         begin_with: Layout | None = None,
+        counts: bool = False,
         progress: Progress | None = None,
         routing: JointRouting | None = None,
         params: SearchParams | None = None,
@@ -96,6 +97,8 @@ class LayoutSearch:
         """`until_priced_s`, where it is longer, takes the place of the limit before there is a price."""
         self._params = params or SearchParams()
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
+        self._is_asked_about = begin_with is not None and not counts
+        """Whether the search is about another plan, so that nobody reads what it counts."""
         self._first: Layout | None = None
         """What is priced before all others, about as fast as the plan."""
         self._early: tuple[Priced, ...] = ()
@@ -354,11 +357,10 @@ class LayoutSearch:
     def _room_for_states(self, scan: DegreeScan) -> BoolArray | None:
         """Of which degrees the states may fit, [n]; None where layouts are counted by the rule they break.
 
-        A search that begins with a layout is asked about a plan, and nobody reads its counts. Degrees without
-        room for their states have no layout under any execution, whatever the cutoff: leaving them out adds
-        and takes nothing from the pool.
+        Degrees without room for their states have no layout under any execution, whatever the cutoff: leaving
+        them out adds and takes nothing from the pool.
         """
-        return None if self._begin_with is None else self._room.for_states(scan.degrees)
+        return self._room.for_states(scan.degrees) if self._is_asked_about else None
 
     def _add_outside_domain(self, scan: DegreeScan) -> None:
         """Puts the fastest layouts that leave a domain where they may not into the model, which decides.
@@ -445,10 +447,10 @@ class LayoutSearch:
                 self._take(replace(priced, execution=branch.execution))
 
     def _is_settled(self) -> bool:
-        """Whether no candidate beats the cutoff. A search that begins with a price leaves out the model where
+        """Whether no candidate beats the cutoff. A search about another plan leaves out the model where
         bounds alone say so.
         """
-        bounded_out = self._begin_with is not None and self.chooser.least_s() >= self._cutoff_s
+        bounded_out = self._is_asked_about and self.chooser.least_s() >= self._cutoff_s
         return self.chooser.is_settled or bounded_out
 
     def _chosen(self, remaining_s: float | None) -> Candidate | None:
@@ -651,6 +653,7 @@ def search_executions(
     progress: Progress | None = None,
     *,
     begin_with: Layout | None = None,
+    counts: bool = False,
     most_priced: int | None = None,
     params: SearchParams | None = None,
     own_buckets: bool = False,
@@ -668,6 +671,8 @@ def search_executions(
         Called with one line whenever a better plan is found.
     begin_with
         A layout that is likely good, priced first.
+    counts
+        Whether what the search counts is read, where it begins with a layout.
     most_priced
         Layouts that the search may price.
     params
@@ -689,6 +694,7 @@ def search_executions(
         seed=request.seed,
         time_limit_s=request.time_limit_s,
         begin_with=begin_with,
+        counts=counts,
         most_priced=most_priced,
         progress=progress,
         params=params,

@@ -22,6 +22,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import (
     BUCKET,
     DEEPSPEED,
+    ENGINE,
     OPTIMIZER_TYPE,
     OVERLAP,
     OWN_OPTIMIZERS,
@@ -330,7 +331,7 @@ _ACCUMULATION = re.compile(
 )
 """In our launch scripts for accelerate, which have their settings in variables and in accelerate.yaml."""
 _DEEPSPEED_FILE = "ds_config.json"
-_OWN_TRAINER = f'"$TRAIN_SCRIPT" --deepspeed "$here/{_DEEPSPEED_FILE}"'
+_OWN_TRAINER = f'"$TRAIN_SCRIPT" {ENGINE} "$here/{_DEEPSPEED_FILE}"'
 """How launch files of plans start a script on the Trainer: all that it is told lies in that file."""
 _TOP_FIELDS = ("model", "cluster")
 _FIELDS = (*_TOP_FIELDS, *SettingsDoc.model_fields)
