@@ -321,7 +321,7 @@ def _with_part_filled(
         decisions.append(decision)
         bounds.append(_least_s(decision.settled.outcome))
     likely = _best_layout(decisions)
-    if alone and any(each.settled.outcome.status == "feasible" for each in decisions):
+    if any(each.settled.outcome.status in ("feasible", "unknown") for each in decisions):
         # Time ended a search: what one leaf takes may be much faster than what is known.
         likely = _likely_in_a_leaf(asked, searched, decisions) or likely
     shares = Shares(1 + (gpus < usable.gpus))
@@ -361,17 +361,21 @@ def _likely_in_a_leaf(
     over several; None where it is no faster than what is known, or where no GPU may stay idle.
     """
     cluster, per_node = request.cluster, request.cluster.gpus_per_node
-    filled = Counter(node.leaf for node in cluster.nodes if free_of(node, per_node) == per_node)
-    gpus, left_s = max(filled.values(), default=0) * per_node, limit_left_s()
-    if not gpus or None in filled or left_s is None or "idle-gpus" in request.forbids:
+    nodes = [node for node in cluster.nodes if free_of(node, per_node) == per_node]
+    labelled = all(node.leaf is not None for node in nodes)
+    in_leaves = Counter((node.pod, node.leaf) for node in nodes)
+    gpus, left_s = max(in_leaves.values(), default=0) * per_node, limit_left_s()
+    if not gpus or not labelled or left_s is None or "idle-gpus" in request.forbids:
         return None
     alone = cluster.model_copy(update={"nodes": (), "blocks": (), "levels": (), "gpus": gpus})
     limit_s = left_s * LEAF_SHARE
-    found = searched(replace(request, cluster=alone, gpus=gpus, top_k=1, time_limit_s=limit_s)).best
-    known_s = min(map(_seconds, decisions), default=inf)
-    if not found or found[0].step_time_s >= known_s:
+    inside = searched(
+        replace(request, cluster=alone, gpus=gpus, top_k=1, time_limit_s=limit_s)
+    ).best
+    fastest_s = min(map(_seconds, decisions), default=inf)
+    if not inside or inside[0].step_time_s >= fastest_s:
         return None
-    return replace(found[0].layout, recompute_layers=0)
+    return replace(inside[0].layout, recompute_layers=0)
 
 
 def _best_layout(decisions: list[NodeDecision]) -> Layout | None:

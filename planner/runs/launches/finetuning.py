@@ -171,12 +171,12 @@ def with_synced_batches(run: LaunchRun, document: Mapping[str, Any], path: Path)
     where = f"{path}: {ACCELERATOR}"
     if isinstance(said, str):
         is_text = said.lstrip().startswith("{")
-        found = (
+        mapping = (
             parse_mapping(said, where)
             if is_text
             else read_mapping(file_beside(said, path, ACCELERATOR), MAX_FILE_BYTES)
         )
-        said = dict(found)
+        said = dict(mapping)
     fields = section_of({ACCELERATOR: said}, ACCELERATOR, str(path))
     inner = section_of(fields, ACCUMULATION, where)
     syncs = inner.get(SYNCS) is True

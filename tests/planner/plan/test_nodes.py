@@ -134,7 +134,9 @@ def test_a_plan_on_whole_nodes_alone_says_so() -> None:
     half = whole.nodes[0].model_copy(update={"free_gpus": 4})
     cluster = whole.model_copy(update={"nodes": (half, *whole.nodes[1:]), "gpus": 44})
 
-    def searched(request: PlanRequest, /, *, begin_with: Layout | None = None) -> Outcome:
+    def searched(
+        request: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+    ) -> Outcome:
         if request.gpus == 44:
             return Outcome(status="unknown", best=(), lower_bound_s=None, certificate=Certificate())
         return search_with_buckets(request, begin_with=begin_with)
@@ -163,7 +165,9 @@ def test_a_time_limit_is_spent_on_the_search() -> None:
     gpus = 8 * sum(node.leaf != leaf for node in cluster.nodes)
     limits_s: list[float] = []
 
-    def searched(asked: PlanRequest, /, *, begin_with: Layout | None = None) -> Outcome:
+    def searched(
+        asked: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+    ) -> Outcome:
         assert begin_with is None
         assert asked.time_limit_s is not None
         limits_s.append(asked.time_limit_s)

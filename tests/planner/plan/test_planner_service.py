@@ -298,7 +298,9 @@ def test_the_search_on_all_gpus_begins_with_the_fastest_that_is_known() -> None:
     first = replace(outcome(priced(12, 1.0), "optimal", 1.0), on_all_gpus=known)
     begun: list[Layout | None] = []
 
-    def searched(asked: PlanRequest, /, *, begin_with: Layout | None = None) -> Outcome:
+    def searched(
+        asked: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+    ) -> Outcome:
         begun.append(begin_with)
         return outcome(priced(16, 1.2), "optimal", 1.2) if len(begun) == 2 else first
 
