@@ -19,7 +19,7 @@ INSTALL := $(BIN)/python .ci/install.py
 help:
 	@echo "make plan      plan Llama-3.1-405B on 16,384 GPUs (installs into .venv the first time)"
 	@echo "make test      lint, types and the tests"
-	@echo "make check     the same without the slow tests, 3 to 4 minutes on 2 slow cores"
+	@echo "make check     the same without the slow tests, 2 to 3 minutes on 2 cores"
 	@echo "make fuzz      10,000 damaged files for every reader of users' files"
 	@echo "make attack    20 minutes of random layouts and changed requests against what plans prove"
 	@echo "make slow      the suites that take minutes each, one in 24 of their longest"
