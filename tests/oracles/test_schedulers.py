@@ -41,23 +41,26 @@ FOR: dict[str, FrameworkName] = {
     "fsdp2": "fsdp2",
     "axolotl": "fsdp2",
     "llama-factory": "fsdp2",
+    "trl": "fsdp2",
+    "ms-swift": "fsdp2",
 }
-
-NUMBERS_NODES = ("kubernetes", "volcano", "trainjob", "skypilot", "ray")
+WHOLE = ("llama-factory", "trl", "ms-swift")
+"""Targets that train whole models."""
+IN_TURN = ("kubernetes", "volcano", "trainjob", "skypilot", "ray", "trl", "ms-swift")
 """Targets that take no plan whose ranks need nodes without names out of turn."""
 
 
 def plan_for(target: str, name: str = "llama", ranks: list[tuple[int, int]] | None = None) -> Plan:
     zero = 3 if target in FOR else 1
     mapping = None if ranks is None else Mapping(order=[], levels=[], matrix={}, ranks=ranks)
-    tp = 1 if target == "llama-factory" else 2
+    tp = 1 if target in WHOLE else 2
     plan = make_plan(
         tp=tp, dp=32 // tp, zero_stage=2 if target == "deepspeed" else zero, mapping=mapping
     )
     model = plan.inputs.model.model_copy(update={"name": name})
-    inputs = plan.inputs.model_copy(
-        update={"model": model, "framework": FOR.get(target, "megatron")}
-    )
+    loss = "fused-head" if target == "trl" else plan.inputs.loss
+    changes = {"model": model, "framework": FOR.get(target, "megatron"), "loss": loss}
+    inputs = plan.inputs.model_copy(update=changes)
     return plan.model_copy(update={"inputs": inputs})
 
 
@@ -67,7 +70,7 @@ def test_shellcheck_and_bash_accept_every_script(target: str, name: str, tmp_pat
     need("shellcheck")
     folder = tmp_path / "a folder, $(touch owned)"
     places = [(rank // 8, rank % 8) for rank in range(32)]
-    for ranks in (None, places[::-1]) if target not in NUMBERS_NODES else (None,):
+    for ranks in (None, places[::-1]) if target not in IN_TURN else (None,):
         write_files(folder, plan_files(plan_for(target, name, ranks), target), force=True)
         for script in [*folder.glob("*.sh"), *folder.glob("*.sbatch")]:
             subprocess.run(["shellcheck", "-S", "warning", "-s", "bash", str(script)], check=True)
