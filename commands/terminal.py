@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, TypeVar
 
 import click
 
@@ -146,8 +146,8 @@ class Commands(click.Group):
                 sys.stdout.flush()
                 return result
         except BrokenPipeError:
-            # Whoever read the output has enough; what is still buffered goes nowhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # What is still buffered has no reader either.
+            _to_nobody(sys.stdout)
             ctx.exit(ExitCode.DONE)
         except KeyboardInterrupt:
             _end_interrupted(ctx)
@@ -171,8 +171,13 @@ def say(text: str = "", *, err: bool = False) -> None:
     try:
         click.echo(text, err=err)
     except BrokenPipeError:
-        stream = sys.stderr if err else sys.stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        _to_nobody(sys.stderr if err else sys.stdout)
+
+
+def _to_nobody(stream: TextIO) -> None:
+    """Whoever read a stream has enough: the rest of it goes nowhere."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _end_interrupted(ctx: click.Context) -> NoReturn:

@@ -368,8 +368,10 @@ class Requires(DeclaredRule):
 
 @dataclass(frozen=True, kw_only=True)
 class Refuses(DeclaredRule):
-    """No layout is allowed of a workload that it binds, and of which something is broken; nothing else is
-    asked, so that there is no arithmetic to repeat. Words may name what is {broken}.
+    """No layout is allowed of a workload that it binds and in which it finds something `broken`.
+
+    Both evaluations ask the same two functions: no numbers are compared that could be compared twice. Words
+    may name what is {broken}.
     """
 
     of_workload: ClassVar[bool] = True

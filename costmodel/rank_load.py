@@ -689,6 +689,32 @@ def counts_in_order(layers: tuple[str, ...]) -> NDArray[np.float64]:
     return counts
 
 
+@lru_cache(maxsize=64)
+def counts_of_parts(layers: tuple[str, ...], first: int | None = None) -> NDArray[np.float64]:
+    """Layers of each kind from every place between layers to every other.
+
+    Parameters
+    ----------
+    layers : tuple of str
+        The kind of each layer, in their order (`ModelSpec.unlike_layers`).
+    first : int, optional
+        Of each part only so many layers from its begin, such as those recomputed; at least 0.
+
+    Returns
+    -------
+    array of float, shape [kinds, begin, end]
+        Read-only, kinds and places as in `counts_in_order`. Below 0 where the end lies in front of the begin,
+        0 there where `first` is given.
+    """
+    before = counts_in_order(layers)
+    begin, end = np.arange(before.shape[1])[:, None], np.arange(before.shape[1])[None, :]
+    if first is not None:
+        end = np.maximum(np.minimum(begin + first, end), begin)
+    counts = np.asarray(before[:, end] - before[:, begin])
+    counts.flags.writeable = False
+    return counts
+
+
 def even_layout_load(c: Context, times: KindTimes) -> tuple[Floats, Floats]:
     """Lower bounds, over all splits, on the busiest rank and on the sum of the ranks.
 

@@ -42,6 +42,7 @@ from meshwright.costmodel.rank_load import (
     cheapest_recompute_s,
     chunk_counts,
     counts_in_order,
+    counts_of_parts,
     distinct_columns,
     last_rank_s,
     least_busiest_in_order_s,
@@ -457,15 +458,11 @@ class _UnlikeBytes:
 
     def in_parts(self, of_kinds: FloatArray) -> FloatArray:
         """The same of the layers from one place to another, [begin, end]."""
-        before = counts_in_order(self._layers)
-        return np.tensordot(of_kinds, before[:, None, :] - before[:, :, None], 1)
+        return np.tensordot(of_kinds, counts_of_parts(self._layers), 1)
 
     def of_parts_gib(self, flying: float) -> FloatArray:
         """States and activations of the layers from one place to another, one virtual stage, [begin, end]."""
-        before = counts_in_order(self._layers)
-        places = np.arange(before.shape[1])
-        to = np.minimum(places[:, None] + self._recomputed, places[None, :])
-        recomputed = before[:, np.maximum(to, places[:, None])] - before[:, :, None]
+        recomputed = counts_of_parts(self._layers, int(self._recomputed))
         spared = np.tensordot(self._saved - self._dropped, recomputed, 1)
         return self.in_parts(self._states + flying * self._saved) - flying * spared
 

@@ -1,4 +1,6 @@
-"""A plan as a DeepSpeed launch: ds_config.json and arguments of Megatron-DeepSpeed's pretrain_gpt.py.
+"""A plan as configurations: of DeepSpeed, of accelerate with FSDP2, and of fine-tuning stacks around them.
+
+Of DeepSpeed these are ds_config.json and arguments of Megatron-DeepSpeed's pretrain_gpt.py.
 
 Keys were read in DeepSpeed 0.19.8, arguments in `megatron/arguments.py` of Megatron-DeepSpeed at 4efb479d.
 """
@@ -519,8 +521,6 @@ FSDP2_WRITER = Writer(framework=FSDP2, start=accelerate_start)
 
 
 _LLAMA_FACTORY, _AXOLOTL = "llama_factory.yaml", "axolotl.yaml"
-_TRL, _SWIFT = "trl", "swift"
-"""Names of the files of TRL and of ms-swift: a script and its YAML."""
 _CONFIG_FILE = "deepspeed"
 """Field of both that names the file of DeepSpeed."""
 _ANY_CHECKPOINT = (
@@ -690,7 +690,7 @@ _TRL_SCRIPT = """\
 # learning_rate to trl.yaml.
 {checkpoint}set -euo pipefail
 cd "$(dirname "$0")"
-exec trl {command} --config trl.yaml --accelerate_config {accelerate} {nodes} {master} "$@"
+exec trl {command} --config trl.yaml --accelerate_config accelerate.yaml {nodes} {master} "$@"
 """
 _SWIFT_SCRIPT = """\
 #!/bin/bash
@@ -757,13 +757,12 @@ def trl_files(plan: Plan) -> dict[str, str]:
     script = _TRL_SCRIPT.format(
         checkpoint=_ANY_CHECKPOINT.format("model_name_or_path"),
         command=command,
-        accelerate=_ACCELERATE_FILE,
         nodes=_TRL_NODES.format(hosts=hosts, processes=hosts * each),
         master=_TRL_MASTER.format(port=_PORT),
     )
     return files | {
-        f"{_TRL}.yaml": yaml.safe_dump(fields, sort_keys=False),
-        f"{_TRL}.sh": script,
+        "trl.yaml": yaml.safe_dump(fields, sort_keys=False),
+        "trl.sh": script,
     }
 
 
@@ -838,8 +837,8 @@ def swift_files(plan: Plan) -> dict[str, str]:
         port=_PORT,
     )
     return files | {
-        f"{_SWIFT}.yaml": yaml.safe_dump(fields, sort_keys=False),
-        f"{_SWIFT}.sh": script,
+        "swift.yaml": yaml.safe_dump(fields, sort_keys=False),
+        "swift.sh": script,
     }
 
 

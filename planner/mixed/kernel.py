@@ -38,7 +38,7 @@ from meshwright.costmodel.mixed import (
     mixed_step,
     mixed_step_of_loads,
 )
-from meshwright.costmodel.rank_load import counts_in_order
+from meshwright.costmodel.rank_load import counts_of_parts
 from meshwright.costmodel.states import (
     end_parameters,
     kind_parameters_on_gpu,
@@ -396,7 +396,8 @@ def all_in_order(ways: Sequence[InOrder]) -> InOrder:
 
 
 WorkCounts = Literal["not", "less", "any"]
-"""Whether of two ways between the same places one counts that works less in all, or both do."""
+"""What the work of all ranks together means for ways between the same places: nothing; that less of it is
+better; or that of two which differ in it neither is better."""
 
 
 def ways_in_order(
@@ -505,29 +506,37 @@ def _first_unbeaten(values: FloatArray) -> IntArray:
     return unbeaten
 
 
-def least_busiest_of_segments_s(
-    segments: Sequence[Sequence[Sequence[Parts]]],
+def least_of_ways(
+    segments: Sequence[Sequence[Sequence[Parts]]], together: np.ufunc, sign: float = 1.0
 ) -> float:
-    """The least seconds of the busiest rank of any way to cut up all layers; infinite where there is none.
+    """The least that the seconds of all ranks come to, of any way to cut up all layers.
 
     Parameters
     ----------
     segments
         Of each segment one or more lists of what its ranks may hold, of which one holds for all of them.
+    together
+        What the seconds of ranks come to: `np.maximum` for those of the busiest, `np.add` for their sum.
+    sign
+        What each rank's seconds are multiplied by: -1 for less the most instead of the least.
+
+    Returns
+    -------
+    float
+        Infinite where there is no way.
     """
-    places = segments[0][0][0].may_be.shape[0]
-    busiest_s = np.full(places, inf)
-    busiest_s[0] = 0.0
+    until = np.full(segments[0][0][0].may_be.shape[0], inf)
+    until[0] = 0.0
     for ways in segments:
-        reached = []
+        of_ways = []
         for ranks in ways:
-            reached_s = busiest_s
+            reached = until
             for each in ranks:
-                taken_s = np.where(each.may_be, each.seconds, inf)
-                reached_s = np.min(np.maximum(reached_s[:, None], taken_s), axis=0)
-            reached.append(reached_s)
-        busiest_s = np.min(reached, axis=0)
-    return float(busiest_s[-1])
+                taken = np.where(each.may_be, sign * each.seconds, inf)
+                reached = np.min(together(reached[:, None], taken), axis=0)
+            of_ways.append(reached)
+        until = np.min(of_ways, axis=0)
+    return float(until[-1])
 
 
 def joined_in_order(segments: Sequence[InOrder]) -> list[IntArray]:
@@ -620,19 +629,15 @@ class PartCosts:
 
     def seconds_in_order(self, amount: int) -> FloatArray:
         """Of the layers from one place to another, with so many recomputed, [begin, end]."""
-        before = counts_in_order(self.placed.workload.model.unlike_layers)
-        place = np.arange(before.shape[1])
-        to = np.maximum(np.minimum(place[:, None] + amount, place[None, :]), place[:, None])
-        recomputed = before[:, to] - before[:, :, None]
+        recomputed = counts_of_parts(self.placed.workload.model.unlike_layers, amount)
         again_s = [float(np.asarray(kind.recompute_s)) for kind in self.placed.times.unlike]
         return np.asarray(self._kept_in_order_s + np.tensordot(again_s, recomputed, 1))
 
     @cached_property
     def _kept_in_order_s(self) -> FloatArray:
         """The same with none recomputed."""
-        before = counts_in_order(self.placed.workload.model.unlike_layers)
         # Sums of numbers of layers, so that parts with equal layers take equal seconds to the digit.
-        number = before[:, None, :] - before[:, :, None]
+        number = counts_of_parts(self.placed.workload.model.unlike_layers)
         each_s = [float(np.asarray(kind.seconds)) for kind in self.placed.times.unlike]
         return np.asarray(np.tensordot(each_s, number, 1))
 
@@ -640,16 +645,16 @@ class PartCosts:
     def _parameters_in_order(self) -> tuple[FloatArray, FloatArray]:
         """Parameters outside experts and in them of the layers from one place to another, [begin, end]."""
         model, layout = self.placed.workload.model, self.placed.layout
-        place = np.arange(model.layers + 1)
         kinds = kind_parameters_on_gpu(model, layout)
         if kinds:
-            before = counts_in_order(model.unlike_bytes)
+            number = counts_of_parts(model.unlike_bytes)
         else:
             of_dense, rest, experts = layer_parameters_on_gpu(model, layout)
             kinds = ((of_dense, 0.0), (rest, experts))
+            place = np.arange(model.layers + 1)
             in_front = np.minimum(place, model.dense_layers)
             before = np.stack([in_front, place - in_front])
-        number = before[:, None, :] - before[:, :, None]
+            number = before[:, None, :] - before[:, :, None]
         of_kinds = np.array(
             [[float(np.asarray(parameters)) for parameters in kind] for kind in kinds]
         )
@@ -1002,12 +1007,12 @@ class MixedKernel:
                 may_be = (place[None, :] > place[:, None]) & (least_gib <= limit_gib * (1 + 1e-6))
                 ranks.append(Parts(seconds + ends_s, seconds, seconds, may_be))
             segments.append([ranks])
-        busiest_s = least_busiest_of_segments_s(segments)
+        busiest_s = least_of_ways(segments, np.maximum)
         if inf in (busiest_s, limit_s):
             return busiest_s < inf
         filled = self.segments[0].part.workload.flushes
         weight = int(self.layout.num_micro_batches) - filled
-        work_s = max(self._work_in_order_s(segments)[0], busiest_s)
+        work_s = max(least_of_ways(segments, np.add), busiest_s)
         least_s = (weight * busiest_s + filled * work_s + self.rest_s) * self.scale
         return least_s * (1 - 1e-9) < limit_s
 
@@ -1020,7 +1025,7 @@ class MixedKernel:
             part.in_order(amount, range(each.first, each.first + each.ranks))
             for each, part in zip(self.segments, self.parts, strict=True)
         ]
-        least_s = least_busiest_of_segments_s(of_segments)
+        least_s = least_of_ways(of_segments, np.maximum)
         if least_s == inf:
             return None
         first = self._best_within(layout, of_segments, least_s * (1 + 1e-12), cutoff_s)
@@ -1047,7 +1052,8 @@ class MixedKernel:
         weight = micro_batches - self.segments[0].part.workload.flushes
         if limit_s == inf or weight <= 0:
             return inf
-        least_work_s, most_work_s = self._work_in_order_s(of_segments)
+        least_work_s = least_of_ways(of_segments, np.add)
+        most_work_s = -least_of_ways(of_segments, np.add, -1.0)
         holdings = []
         for ways in of_segments:
             ranks = [each for way in ways for each in way if each.may_be.any()]
@@ -1067,26 +1073,6 @@ class MixedKernel:
         at_least_s = sum(part for name, part in seconds.items() if name not in left_out)
         at_least_s = (at_least_s + exposed_s * (1.0 - slow_down)) * scale
         return least_s + (limit_s * (1 + 1e-9) - at_least_s) / (weight * scale)
-
-    def _work_in_order_s(
-        self, of_segments: Sequence[Sequence[Sequence[Parts]]]
-    ) -> tuple[float, float]:
-        """Seconds of all ranks together, at the least and at the most."""
-        work_s = []
-        for sign in (1.0, -1.0):
-            sums = np.full(self.layers + 1, inf)
-            sums[0] = 0.0
-            for ways in of_segments:
-                reached = []
-                for ranks in ways:
-                    reached_sums = sums
-                    for each in ranks:
-                        taken_s = np.where(each.may_be, sign * each.seconds, inf)
-                        reached_sums = np.min(reached_sums[:, None] + taken_s, axis=0)
-                    reached.append(reached_sums)
-                sums = np.min(reached, axis=0)
-            work_s.append(sign * float(sums[-1]))
-        return work_s[0], work_s[1]
 
     def _work_counts(self, layout: Layout) -> WorkCounts:
         """Whether ways between the same places differ in the work of all ranks, and in which sense.

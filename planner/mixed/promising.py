@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -175,7 +174,7 @@ class RowBounds:
         """How many mean layers a layer of each kind counts as, [kinds, n], from seconds [parts, kinds, n]."""
         if not self._unlike:
             return np.ones(each_s.shape[1:])
-        number = np.array(list(Counter(self._model.unlike_layers).values()), dtype=np.float64)
+        number = counts_in_order(self._model.unlike_layers)[:, -1]
         mean_s = np.tensordot(number, each_s, (0, 1)) / self._main
         fastest = np.argmin(mean_s, axis=0)[None]
         own_s = np.take_along_axis(each_s, fastest[:, None], axis=0)[0]
@@ -637,9 +636,8 @@ def _kinds_of(times: KindTimes) -> tuple[KindTime, ...]:
 
 
 def _numbers(layers: tuple[str, ...]) -> list[int]:
-    """The kind of each layer as a number, in the order in which kinds first appear."""
-    number = {kind: at for at, kind in enumerate(dict.fromkeys(layers))}
-    return [number[kind] for kind in layers]
+    """The kind of each layer by its row of `counts_in_order`."""
+    return [int(kind) for kind in np.argmax(np.diff(counts_in_order(layers)), axis=0)]
 
 
 def _most_of_run(layers: Sequence[FloatArray]) -> FloatArray:

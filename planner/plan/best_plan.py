@@ -459,6 +459,7 @@ def best_plan(
             asked,
             progress,
             begin_with=begin_with or likely,
+            # With a layout from outside the plan is another one's, and its counts are not read.
             counts=counts and likely is None,
             most_priced=most_priced,
             params=params,

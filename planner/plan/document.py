@@ -41,7 +41,11 @@ _LATER: dict[str, object] = {"parameter_offload": "none", "sync_each_batch": Fal
 
 def without_later_choices(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of an execution by name, without choices of later versions that are plain."""
-    return {name: value for name, value in settings.items() if value != _LATER.get(name, _LATER)}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in _LATER or value != _LATER[name]
+    }
 
 
 ExecutionDoc = Annotated[Execution, WrapSerializer(_as_document)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -88,10 +88,18 @@ def decide_on_idle_gpus(
     if limit is not None and compares and "idle-gpus" not in request.forbids:
         first = replace(request, time_limit_s=limit * (1 - SHARE_OF_TIME))
     outcome = searched(first, begin_with=begin_with, counts=True)
-    if not compares or not outcome.best or int(outcome.best[0].layout.gpus) == request.gpus:
+    if not compares:
         return IdleDecision(outcome=outcome, full=None)
     remaining_s = None if limit is None else max(limit - (time.monotonic() - began), 0.0)
-    if remaining_s == 0:
+    return _against_all_gpus(request, outcome, searched, remaining_s)
+
+
+def _against_all_gpus(
+    request: PlanRequest, outcome: Outcome, searched: Searched, remaining_s: float | None
+) -> IdleDecision:
+    """An outcome whose best layout leaves GPUs idle against the best on all of them, where time is left."""
+    uses_all = not outcome.best or int(outcome.best[0].layout.gpus) == request.gpus
+    if uses_all or remaining_s == 0:
         return IdleDecision(outcome=outcome, full=None)
     every = replace(
         request, forbids=(*request.forbids, "idle-gpus"), time_limit_s=remaining_s, top_k=1
@@ -221,7 +229,7 @@ def decide_on_nodes(
     usable = _without_full_links(cluster)
     gpus = min(request.gpus, usable.gpus)
     if usable.takes_any_gpus or _takes_parts(usable, gpus):
-        best = _with_part_filled(replace(request, gpus=gpus), usable, searched, settle)
+        best = _with_part_filled(replace(request, gpus=gpus), usable, searched, compares=compares)
         return replace(_as_asked(given, best), note=_note(given, best.request, usable))
     choices, complete = _choices(usable, gpus)
     others = usable is not cluster or len(choices) > 1 or not complete
@@ -295,10 +303,7 @@ def _as_asked(given: PlanRequest, decision: NodeDecision) -> NodeDecision:
 
 
 def _with_part_filled(
-    request: PlanRequest,
-    usable: ClusterSpec,
-    searched: Searched,
-    settle: Callable[..., IdleDecision],
+    request: PlanRequest, usable: ClusterSpec, searched: Searched, *, compares: bool
 ) -> NodeDecision:
     """The best of everything that is free, where some of it is on part-filled nodes, and of whole nodes.
 
@@ -315,11 +320,11 @@ def _with_part_filled(
     for nodes in alone:
         own_s = None if limit_s is None else limit_s * WHOLE_SHARE / len(alone)
         asked = replace(request, cluster=nodes, gpus=min(gpus, nodes.gpus), time_limit_s=own_s)
-        # Only where time ends the search over everything is a plan on these alone taken.
-        settled = settle(asked, compares=False, begin_with=_best_layout(decisions))
-        decision = NodeDecision(request=asked, settled=settled)
-        decisions.append(decision)
-        bounds.append(_least_s(decision.settled.outcome))
+        outcome = searched(asked, begin_with=_best_layout(decisions), counts=True)
+        settled = IdleDecision(outcome=outcome, full=None)
+        decisions.append(NodeDecision(request=asked, settled=settled))
+        bounds.append(_least_s(outcome))
+    on_whole = tuple(decisions)
     likely = _best_layout(decisions)
     if any(each.settled.outcome.status in ("feasible", "unknown") for each in decisions):
         # Time ended a search: what one leaf takes may be much faster than what is known.
@@ -330,7 +335,7 @@ def _with_part_filled(
         decision.request.execution_options == everything.execution_options for decision in decisions
     )
     if gpus == usable.gpus:
-        settled = settle(everything, begin_with=likely)
+        settled = decide_on_idle_gpus(everything, searched, compares=compares, begin_with=likely)
         first = NodeDecision(request=everything, settled=settled)
         outcome, complete = first.settled.outcome, True
         decisions.insert(0, first)
@@ -350,6 +355,9 @@ def _with_part_filled(
         as_listed = usable.with_any_gpus(allowed=False)
         everything = replace(everything, cluster=as_listed)
         return NodeDecision(request=everything, settled=IdleDecision(outcome=outcome, full=None))
+    if compares and any(best is each for each in on_whole):
+        settled = _against_all_gpus(best.request, best.settled.outcome, searched, limit_left_s())
+        best = replace(best, settled=settled)
     bound_s = min(known) if closed else None
     return replace(best, settled=replace(best.settled, outcome=_bounded(best, bound_s)))
 

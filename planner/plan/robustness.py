@@ -391,13 +391,13 @@ def _with_choices(plan: Plan, choices: list[ExecutionChoice]) -> Plan:
 def _faster_without(plan: Plan, choices: Sequence[ExecutionChoice]) -> Iterator[str]:
     """A warning where time ended the search before a plan that lacks one of its choices, and is faster."""
     planned_s = plan.objective.step_time_s
-    known_s = {choice.step_time_s_without or inf: choice.pin for choice in choices}
-    least_s = min(known_s, default=inf)
+    without_s = [(choice.step_time_s_without or inf, choice.pin) for choice in choices]
+    least_s, pin = min(without_s, default=(inf, ""))
     if planned_s is not None and least_s < planned_s * (1.0 - LEAST_GAIN):
-        pin = f"--pin {known_s[least_s]}, or with " if known_s[least_s] else ""
+        by_pin = f"--pin {pin}, or with " if pin else ""
         yield (
             f"time ended the search before a plan of {least_s:.4g} s a step, which was found since: plan "
-            f"with {pin}a longer --time-limit"
+            f"with {by_pin}a longer --time-limit"
         )
 
 

@@ -14,6 +14,7 @@ from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.cluster_specs.schema import BlockSpec, ClusterSpec
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
+from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.plan.best_plan import search_with_buckets
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
@@ -144,6 +145,32 @@ def test_a_plan_on_whole_nodes_alone_says_so() -> None:
     decision = decide_on_nodes(replace(small(cluster, 44, 80), forbids=()), searched)
     assert decision.request.gpus == 40
     assert decision.note == "planned on 40 of the 44 GPUs asked for, those of whole nodes"
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_a_plan_that_whole_nodes_win_is_held_against_all_of_their_gpus(*, compares: bool) -> None:
+    """It said that no layout on all of them was found in time, where none was looked for."""
+    whole = scattered_cluster(random.Random(4), leaves=2, per_leaf=3, free=6)
+    half = whole.nodes[0].model_copy(update={"free_gpus": 4})
+    cluster = whole.model_copy(update={"nodes": (half, *whole.nodes[1:]), "gpus": 44})
+
+    def searched(
+        request: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+    ) -> Outcome:
+        if request.gpus == 44:
+            return Outcome(status="unknown", best=(), lower_bound_s=None, certificate=Certificate())
+        on_all = "idle-gpus" in request.forbids
+        layout, seconds = Layout(dp=40 if on_all else 32), 1.2 if on_all else 1.0
+        fastest = Priced(layout=layout, matrix={}, stages=((1,),), step_time_s=seconds)
+        return Outcome(
+            status="optimal", best=(fastest,), lower_bound_s=seconds, certificate=Certificate()
+        )
+
+    asked = replace(small(cluster, 44, 80), forbids=())
+    settled = decide_on_nodes(asked, searched, compares=compares).settled
+    assert settled.outcome.best[0].layout.gpus == 32
+    on_all_s = [priced.step_time_s for priced in settled.full.best] if settled.full else []
+    assert on_all_s == ([1.2] if compares else [])
 
 
 @pytest.mark.soak
