@@ -440,6 +440,7 @@ def foreign_parts(model: ModelSpec) -> list[str]:
         "biases": model.attention_bias or model.attention_output_bias or model.mlp_bias,
         "attention sinks": model.attention_sinks,
         "latent attention of these sizes": model.attention is not None,
+        "a bias on the logits": model.output_bias,
         "multi-token prediction": model.mtp_layers > 0,
     }
     if moe is not None:
@@ -448,6 +449,7 @@ def foreign_parts(model: ModelSpec) -> list[str]:
             "dense layers beside those with experts": moe.dense_layers > 0 or moe.every > 1,
             "router or expert biases": moe.router_bias or moe.expert_bias,
             "router groups": (moe.router_groups or 1) > 1,
+            f"router score {moe.router_score}": moe.router_score == "sparsemixer",
         }
     return [name for name, present in parts.items() if present]
 

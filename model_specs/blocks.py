@@ -111,9 +111,10 @@ class MoeSpec(ClosedDocument):
     """One number per expert, learned (gpt-oss) or moved to balance the load (DeepSeek-V3)."""
     expert_bias: Flag = False
     """Biases on the matrices of every routed expert."""
-    router_score: Literal["softmax", "sigmoid"] = "softmax"
+    router_score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     """Function from the router's outputs to scores. With sigmoid, `router_bias` is added for the choice alone
-    (DeepSeek-V3); with softmax it belongs to the router's matrix (gpt-oss)."""
+    (DeepSeek-V3); with softmax it belongs to the router's matrix (gpt-oss). SparseMixer draws two experts one
+    after the other, each by a softmax of its own (Phi-3.5-MoE, arXiv 2409.12136, section 2.2)."""
     router_normalized: Flag = True
     """Whether the weights of a token's chosen experts are made to add up to 1 (`norm_topk_prob`)."""
     router_scaling_factor: Positive = 1.0
@@ -131,6 +132,10 @@ class MoeSpec(ClosedDocument):
             raise ValueError("dense_layers and every exclude each other: every places dense layers")
         if self.top_k > self.experts:
             raise ValueError(f"top_k {self.top_k} is more than the {self.experts} experts")
+        if self.router_score == "sparsemixer" and (self.top_k != 2 or self.router_normalized):
+            raise ValueError(
+                f"router_score: sparsemixer needs top_k 2, not {self.top_k}, and router_normalized: false"
+            )
         if self.router_groups is not None and self.experts % self.router_groups:
             raise ValueError(
                 f"experts {self.experts} must divide into router_groups {self.router_groups}"

@@ -112,6 +112,10 @@ class ConfigFields:
         """Whether a field holds a text."""
         return isinstance(self._value(name), str)
 
+    def is_list(self, name: str) -> bool:
+        """Whether a field holds a list."""
+        return isinstance(self._value(name), list)
+
     def entries(self, name: str) -> list[object]:
         """A list; empty where absent."""
         value: list[object] | None = self._typed(name, (list,), "must be a list")

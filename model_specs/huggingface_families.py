@@ -774,6 +774,7 @@ _GLM4: Record = {
     "norms_per_layer": 4,
     "attention_bias": boolean("attention_bias", True),
 }
+_GLM: Record = {**_HALF_ROPE, "attention_bias": boolean("attention_bias", True)}
 _GLM4_MOE: Record = {
     **_HALF_ROPE,
     "attention_bias": boolean("attention_bias", False),
@@ -784,13 +785,7 @@ _GLM4_MOE: Record = {
 
 def _glm4_lite_order(config: ConfigFields) -> Fields:
     """Dense layers in front, which newer files list (`mlp_layer_types`) and older ones count."""
-    kinds = config.entries("mlp_layer_types")
-    front = kinds.count("dense")
-    listed = ["dense"] * front + ["sparse"] * (len(kinds) - front)
-    if kinds and (kinds != listed or len(kinds) != config.layers()):
-        what = f"must name dense, then sparse, for each of {config.layers()} layers"
-        raise config.fail("mlp_layer_types", what, kinds)
-    default = front if kinds else 1
+    default = _experts_listed(config, 1)
     return _deepseek_experts(_GLM_LITE_ROUTER, dense_layers=default, always=True)(config)
 
 
@@ -884,6 +879,234 @@ def _exaone_windows(config: ConfigFields) -> Fields:
         every = config.count("sliding_window_pattern", 4)
     order = windows(config, 4096, every)
     return order | {"rope_in_windows_alone": bool(order)}
+
+
+def _experts_listed(config: ConfigFields, default: int) -> int:
+    """Dense layers in front, as `mlp_layer_types` lists them or `first_k_dense_replace` counts them."""
+    kinds = config.entries("mlp_layer_types")
+    dense = config.count("first_k_dense_replace", default, least=0)
+    if not kinds:
+        return dense
+    front = kinds.count("dense")
+    listed = ["dense"] * front + ["sparse"] * (len(kinds) - front)
+    if kinds != listed or len(kinds) != config.layers():
+        what = f"must name dense, then sparse, for each of {config.layers()} layers"
+        raise config.fail("mlp_layer_types", what, kinds)
+    return front
+
+
+# EXAONE-MoE (K-EXAONE) and Hy3: DeepSeek-V3's router, norms before the blocks.
+
+
+def _sigmoid_experts(factor: Record) -> Part:
+    """Experts behind dense layers, with shared ones and a router as DeepSeek-V3 has it."""
+
+    def read(config: ConfigFields) -> Fields:
+        config.passed_over("is_moe_layer", "first_last_k_dense_replace")
+        dense = _experts_listed(config, 1)
+        if dense >= config.layers():
+            return {}
+        record: Record = {
+            **routed_experts("num_experts", None, 8, "moe_intermediate_size"),
+            "shared_experts": integer("num_shared_experts", 1, least=0),
+            "dense_layers": dense,
+            "router_bias": True,
+            "router_score": "sigmoid",
+        }
+        moe = read_fields(config, record, factor)
+        groups = config.count("n_group", 1)
+        chosen = config.count("topk_group", 1)
+        if groups > 1:
+            moe |= {"router_groups": groups, "router_groups_per_token": chosen}
+        return {"moe": moe}
+
+    return read
+
+
+_EXAONE_MOE: Record = {**DECODER, **SMALLER_EPSILON, "qk_norm": True}
+_EXAONE_FACTOR: Record = {
+    "router_normalized": boolean("norm_topk_prob", True),
+    "router_scaling_factor": real("routed_scaling_factor", 2.5),
+}
+_EXAONE_ROUTER = only("scoring_func", "sigmoid", "only sigmoid is supported")
+_HY3: Record = {
+    **DECODER,
+    **SMALLER_EPSILON,
+    **BIASES,
+    "head_dim": integer("head_dim", 128),
+    "qk_norm": True,
+    "mlp_bias": boolean("mlp_bias", False),
+}
+_HY3_FACTOR: Record = {"router_scaling_factor": real("router_scaling_factor", 2.826)}
+
+
+# Cohere (Command R and A, Aya): attention and feed-forward side by side behind one layer norm without shift.
+
+_COHERE: Record = {
+    **DECODER,
+    **BIASES,
+    "norm": "layernorm",
+    "norm_bias": False,
+    "norms_per_layer": 1,
+    "parallel_block": True,
+    "norm_epsilon": real("layer_norm_eps", 1e-5),
+    "rope": rope(base=5e5),
+    "tied_embeddings": boolean("tie_word_embeddings", True),
+    "output_scale": real("logit_scale", 0.0625),
+    "qk_norm": boolean("use_qk_norm", False),
+    "qk_norm_full_width": boolean("use_qk_norm", False),
+}
+_COHERE2: Record = {**_COHERE, "rope": rope(), "head_dim": None}
+_COHERE_BLOCK = only(
+    "use_parallel_block", True, "only blocks side by side are supported", shows_value=True
+)
+
+
+def _cohere2_windows(config: ConfigFields) -> Fields:
+    """Layers with a window turn queries and keys, the others know no positions (modeling_cohere2.py)."""
+    # Both follow from other fields.
+    config.passed_over("head_dim", "layer_switch", "order_of_interleaved_layers")
+    every = config.count("_sliding_window_pattern", config.count("sliding_window_pattern", 4))
+    order = windows(config, 4096, every)
+    return order | {"rope_in_windows_alone": bool(order)}
+
+
+# Phi-2 and Phi-3.5-MoE: layer norms, and biases up to the logits.
+
+_PHI: Record = {
+    **SIZES,
+    **layer_norms(True),
+    "kv_heads": integer("num_key_value_heads", HEADS),
+    "norms_per_layer": 1,
+    "parallel_block": True,
+    "output_bias": True,
+    "norm_epsilon": real("layer_norm_eps", 1e-5),
+    "rope": rope(fraction=0.5),
+    **activation("hidden_act", "gelu_new", PLAIN),
+}
+_PHI_NORMS = only(
+    "qk_layernorm", False, "norms on queries and keys are not supported in this family"
+)
+_PHIMOE: Record = {
+    **DECODER,
+    **SMALLER_EPSILON,
+    **BIASES,
+    "norm": "layernorm",
+    "rope": rope(base=1e6),
+    "output_bias": boolean("lm_head_bias", False),
+    "moe": {
+        **routed_experts("num_local_experts", 16, 2),
+        "router_score": "sparsemixer",
+        "router_normalized": False,
+    },
+}
+
+
+# StableLM: layer norms round a Llama, side by side in the larger one.
+
+_STABLELM: Record = {
+    **DECODER,
+    "head_dim": None,
+    "norm": "layernorm",
+    "norm_epsilon": real("layer_norm_eps", 1e-5),
+    "rope": rope(fraction=0.25),
+    "attention_bias": boolean("use_qkv_bias", False),
+    "qk_norm": boolean("qk_layernorm", False),
+    "qk_norm_full_width": boolean("qk_layernorm", False),
+    "parallel_block": boolean("use_parallel_residual", False),
+    "norms_per_layer": lambda config: 1 if config.flag("use_parallel_residual", False) else 2,
+}
+
+
+# Hunyuan with experts: one shared expert as wide as a routed one; Solar Open and Trinity (AFMoE).
+
+
+def _alike(config: ConfigFields, name: str, default: int) -> int:
+    """A number that a file may list once for each layer, where all are the same."""
+    listed = config.entries(name) if config.is_list(name) else []
+    if not listed:
+        return config.count(name, default)
+    first = listed[0]
+    if isinstance(first, bool) or not isinstance(first, int):
+        raise config.fail(name, "must list integers", first)
+    if len(listed) < config.layers() or any(each != first for each in listed):
+        what = f"only one number for all {config.layers()} layers is supported"
+        raise config.fail(name, what, listed)
+    return first
+
+
+def _hunyuan_experts(config: ConfigFields) -> Fields:
+    """Experts in every layer beside a shared one; all are `intermediate_size` wide (HunYuanMoEV1Moe)."""
+    width = config.count("intermediate_size")
+    for name, value in (("moe_intermediate_size", width), ("num_shared_expert", 1)):
+        if _alike(config, name, value) != value:
+            raise config.fail(name, f"only {value} is supported: the code reads no other")
+    experts = {
+        "experts": _alike(config, "num_experts", 1),
+        "top_k": _alike(config, "moe_topk", 1),
+        "moe_ffn_hidden": width,
+        "shared_experts": 1,
+        "router_normalized": True,
+    }
+    return {"moe": experts}
+
+
+_HUNYUAN_MOE: tuple[Part, ...] = (
+    only("use_qk_norm", True, "only true is supported"),
+    only("use_cla", False, "keys and values that layers share are not supported"),
+    only("use_mixed_mlp_moe", True, "only experts beside a shared one are supported"),
+    only("moe_layer_num_skipped", 0, "only experts in every layer are supported", shows_value=True),
+)
+_SOLAR: Record = {
+    **DECODER,
+    **SMALLER_EPSILON,
+    "head_dim": integer("head_dim", 128),
+    "rope": rope(base=1e6),
+    # Experts are in every layer: a width of dense ones is of no use.
+    "ffn_hidden": integer("moe_intermediate_size", 1280),
+    "attention_bias": boolean("attention_bias", False),
+}
+_SOLAR_REFUSALS: tuple[Part, ...] = (
+    only("first_k_dense_replace", 0, "only 0 is supported: every layer has experts"),
+    only("use_qk_norm", False, "norms on queries and keys are not supported in this family"),
+)
+_AFMOE: Record = {
+    **DECODER,
+    **SMALLER_EPSILON,
+    **BIASES,
+    "head_dim": integer("head_dim", 128),
+    "qk_norm": True,
+    "attention_output_gate": True,
+    "norms_per_layer": 4,
+    "embedding_scale": lambda config: (
+        config.count("hidden_size") ** 0.5 if config.flag("mup_enabled", False) else 1.0
+    ),
+}
+_AFMOE_REFUSALS: tuple[Part, ...] = (
+    only("score_func", "sigmoid", "only sigmoid is supported"),
+    only("route_norm", True, "only true is supported: the code knows nothing else"),
+    only("n_group", 1, "groups of experts are not supported in this family"),
+    only("num_expert_groups", 1, "groups of experts are not supported in this family"),
+)
+
+
+def _afmoe(config: ConfigFields) -> Fields:
+    """Layers with a window, which alone know positions, and experts behind the first layers."""
+    config.passed_over("topk_group", "num_limited_groups", "use_grouped_mm")
+    order = windows(config, 1024, config.count("global_attn_every_n_layers", 4))
+    fields = order | {"rope_in_windows_alone": bool(order)}
+    dense = config.count("num_dense_layers", 1, least=0)
+    if dense >= config.layers():
+        return fields
+    record: Record = {
+        **routed_experts("num_experts", 64, 6, "moe_intermediate_size"),
+        "shared_experts": integer("num_shared_experts", 2, least=0),
+        "dense_layers": dense,
+        "router_bias": True,
+        "router_score": "sigmoid",
+        "router_scaling_factor": real("route_scale", 1.0),
+    }
+    return fields | {"moe": read_fields(config, record)}
 
 
 # Llama-like families that differ in a switch or two.
@@ -1129,6 +1352,7 @@ FAMILIES: dict[str, Family] = {
     "olmo2": Family("Olmo2ForCausalLM", (_OLMO2,)),
     "olmo3": Family("Olmo3ForCausalLM", (_OLMO2, _windows(4096, 4))),
     "olmoe": Family("OlmoeForCausalLM", (_OLMOE,)),
+    "glm": Family("GlmForCausalLM", (_GLM,)),
     "glm4": Family("Glm4ForCausalLM", (_GLM4,)),
     "glm4_moe_lite": Family(
         "Glm4MoeLiteForCausalLM",
@@ -1151,6 +1375,24 @@ FAMILIES: dict[str, Family] = {
     "granite": Family("GraniteForCausalLM", (_GRANITE, {"mlp_bias": boolean("mlp_bias", False)})),
     "granitemoe": Family("GraniteMoeForCausalLM", (_GRANITE_MOE,)),
     "exaone4": Family("Exaone4ForCausalLM", (_EXAONE4, _exaone_windows)),
+    "exaone_moe": Family(
+        "ExaoneMoeForCausalLM",
+        (_EXAONE_ROUTER, _EXAONE_MOE, _exaone_windows, _sigmoid_experts(_EXAONE_FACTOR)),
+    ),
+    "hy_v3": Family("HYV3ForCausalLM", (_HY3, _sigmoid_experts(_HY3_FACTOR))),
+    "cohere": Family("CohereForCausalLM", (_COHERE,)),
+    "cohere2": Family("Cohere2ForCausalLM", (_COHERE_BLOCK, _COHERE2, _cohere2_windows)),
+    "phi": Family("PhiForCausalLM", (_PHI_NORMS, _PHI)),
+    "phimoe": Family("PhimoeForCausalLM", (_PHIMOE, _window_everywhere(None))),
+    "stablelm": Family("StableLmForCausalLM", (_STABLELM,)),
+    "hunyuan_v1_moe": Family(
+        "HunYuanMoEV1ForCausalLM", (*_HUNYUAN_MOE, _HUNYUAN, _hunyuan_experts)
+    ),
+    "solar_open": Family(
+        "SolarOpenForCausalLM",
+        (*_SOLAR_REFUSALS, _SOLAR, _deepseek_experts(_GLM_ROUTER, always=True)),
+    ),
+    "afmoe": Family("AfmoeForCausalLM", (*_AFMOE_REFUSALS, _AFMOE, _afmoe)),
     "smollm3": Family("SmolLM3ForCausalLM", (_SMOLLM3, _smollm3_positions)),
     "seed_oss": Family("SeedOssForCausalLM", (_SEED_OSS,)),
     "hunyuan_v1_dense": Family("HunYuanDenseV1ForCausalLM", (_HUNYUAN,)),

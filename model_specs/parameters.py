@@ -250,8 +250,8 @@ def norm_parameters_per_layer(model: ModelSpec) -> int:
 
 
 def norm_parameters(model: ModelSpec) -> int:
-    """One norm over the hidden width, such as the final one: a scale, and a shift in a layer norm."""
-    return model.hidden * (2 if model.norm == "layernorm" else 1)
+    """One norm over the hidden width, such as the final one: a scale, and a shift in most layer norms."""
+    return model.hidden * (2 if model.norm == "layernorm" and model.norm_bias else 1)
 
 
 def dense_layer_parameters(model: ModelSpec) -> int:
@@ -286,8 +286,9 @@ def embedding_parameters(model: ModelSpec) -> int:
 
 
 def head_parameters(model: ModelSpec) -> int:
-    """The output projection, without the final norm; 0 where it is the token table itself."""
-    return 0 if model.tied_embeddings else model.vocab * model.hidden
+    """The output projection with its bias, without the final norm; no matrix where it is the token table."""
+    bias = model.vocab if model.output_bias else 0
+    return bias + (0 if model.tied_embeddings else model.vocab * model.hidden)
 
 
 def mtp_parameters(model: ModelSpec) -> int:

@@ -66,6 +66,8 @@ class ModelSpec(ClosedDocument):
     rope_in_windows_alone: Flag = False
     """Layers that attend in full have no position embedding, windowed ones have (Llama 4)."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_bias: Flag = True
+    """Whether a layer norm has a shift beside its scale; those of Cohere have none."""
     norm_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
     """Added to the mean square, or to the variance, under the root."""
     norm_zero_centered: Flag = False
@@ -87,6 +89,8 @@ class ModelSpec(ClosedDocument):
     """What token embeddings are multiplied by (Gemma: the root of `hidden`)."""
     output_scale: Positive = 1.0
     """What the logits of the head are multiplied by (Grok-1)."""
+    output_bias: Flag = False
+    """A bias on the logits, one number per word (Phi-2, Phi-3.5-MoE)."""
     attention_scale: Positive | None = None
     """What attention scores are multiplied by; one over the root of a query head's width when absent."""
     attention_logit_cap: Positive | None = None

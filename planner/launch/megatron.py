@@ -102,6 +102,10 @@ def _block_shortfalls(model: ModelSpec) -> dict[str, str]:
         )
     if model.output_scale != 1:
         differing["output_scale"] = f"Logits are not multiplied by {model.output_scale:g}."
+    if model.output_bias:
+        differing["output_bias"] = "Logits have no bias."
+    if not model.norm_bias:
+        differing["norm_bias"] = "Layer norms have a shift beside their scale."
     if model.final_logit_cap is not None:
         differing["final_logit_cap"] = f"Logits are not capped at {model.final_logit_cap:g}."
     if model.hybrid_pattern is not None:
@@ -257,6 +261,10 @@ def _router_shortfalls(model: ModelSpec, moe: MoeSpec) -> dict[str, str]:
     if moe.router_score == "sigmoid" and not moe.router_normalized and moe.top_k > 1:
         differing["moe.router_normalized"] = (
             "The weights of a token's experts are made to add up to 1."
+        )
+    if moe.router_score == "sparsemixer":
+        differing["moe.router_score"] = (
+            "The experts of a token are the best two by softmax, not two that SparseMixer draws."
         )
     if moe.router_scales_inputs:
         differing["moe.router_scales_inputs"] = (
@@ -449,6 +457,8 @@ def _experts(model: ModelSpec, moe: MoeSpec) -> dict[str, object]:
     if moe.router_score == "sigmoid":
         said["balancing_bias"] = moe.router_bias
     else:
+        # SparseMixer is not there: `_router_shortfalls` says so.
+        said["moe.router_score"] = "softmax"
         # A softmax over the chosen experts makes their weights add up to 1; one alone has no gradient.
         said["pre_softmax"] = not moe.router_normalized or moe.top_k == 1
     return said

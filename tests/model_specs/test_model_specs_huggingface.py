@@ -104,6 +104,17 @@ PUBLISHED = {
     "seed-oss-36b": 36_151_104_512,  # built
     "smollm3-3b": 3_075_098_624,  # built
     "starcoder2-3b": 3_030_371_328,  # built
+    "command-r-plus-104b": 103_810_674_688,  # built; 104B on the model card
+    "command-r7b": 8_028_033_024,  # built; 8.03B on the hub
+    "glm-4-9b-chat": 9_399_951_360,  # built; 9.4B on the hub
+    "hunyuan-a13b": 80_393_183_232,  # built; 80B on the model card
+    "hy3-295b-a21b": 295_033_543_488,  # built; 295B on the model card
+    "k-exaone-236b-a23b": 236_571_156_352,  # built; 236B on the model card
+    "phi-2": 2_779_683_840,  # built; 2.7B on the model card, 2.78B on the hub
+    "phi-3.5-moe": 41_873_153_344,  # built; 41.9B on the hub
+    "solar-open-100b": 102_651_799_552,  # built; 102.6B on the model card
+    "stablelm-2-12b": 12_143_185_920,  # built; 12.1B on the model card
+    "trinity-mini-26b-a3b": 26_123_974_400,  # built; 26B on the model card
 }
 
 # Parameters of language model and image encoder together, as transformers 5.23 builds them.
@@ -446,6 +457,105 @@ def test_qwen_next_has_linear_attention_in_three_layers_of_four() -> None:
     assert (odd.attention_order, odd.linear_layers) == ("L" * 46 + "FF", 46)
     with pytest.raises(InputError, match="key_heads 16"):
         read(data | {"linear_num_value_heads": 40})
+
+
+def test_cohere_has_one_norm_without_shift_for_both_blocks() -> None:
+    """Of a layer: four matrices of attention, three of the feed-forward, 4,096 scales."""
+    model = read(config("command-r7b"))
+    assert (model.norm, model.norm_bias, model.norms_per_layer) == ("layernorm", False, 1)
+    assert (model.parallel_block, model.tied_embeddings, model.output_scale) == (True, True, 0.25)
+    assert (model.sliding_window, model.full_attention_every) == (4096, 4)
+    assert model.rope_in_windows_alone
+    attention = 2 * 4096 * 4096 + 2 * 4096 * 1024
+    layer = attention + 3 * 4096 * 14_336 + 4096
+    assert parameter_count(model) == 256_000 * 4096 + 32 * layer + 4096
+    plus = read(config("command-r-plus-104b"))
+    assert (plus.qk_norm, plus.qk_norm_full_width, plus.sliding_window) == (True, True, None)
+    # Command A is Command R7B in the widths of Command R+, with a wider feed-forward: 111B.
+    wide = {"hidden_size": 12_288, "intermediate_size": 36_864, "num_hidden_layers": 64}
+    command_a = read(config("command-r7b") | wide | {"num_attention_heads": 96})
+    assert parameter_count(command_a) == 111_057_580_032
+    with pytest.raises(InputError, match=r"use_parallel_block: only blocks side by side"):
+        read(config("command-r7b") | {"use_parallel_block": False})
+
+
+def test_experts_of_phi_hunyuan_solar_exaone_and_trinity() -> None:
+    phi = read(config("phi-3.5-moe"))
+    assert phi.moe is not None
+    assert (phi.moe.router_score, phi.moe.router_normalized) == ("sparsemixer", False)
+    assert (phi.norm, phi.norm_bias, phi.output_bias, phi.attention_bias) == (
+        "layernorm", True, True, True,
+    )  # fmt: skip
+    # Model card: 6.6B activated.
+    assert active_parameter_count(phi) == pytest.approx(6.6e9, rel=0.01)
+    hunyuan = read(config("hunyuan-a13b"))
+    assert hunyuan.moe is not None
+    assert (hunyuan.moe.experts, hunyuan.moe.top_k, hunyuan.moe.shared_width) == (64, 8, 3072)
+    # Model card: 13B activated.
+    assert active_parameter_count(hunyuan) == pytest.approx(13e9, rel=0.02)
+    solar = read(config("solar-open-100b"))
+    assert solar.moe is not None
+    assert (solar.dense_layers, solar.moe.router_score, solar.moe.shared_width) == (
+        0, "sigmoid", 1280,
+    )  # fmt: skip
+    # Model card: 12B activated.
+    assert active_parameter_count(solar) == pytest.approx(12e9, rel=0.01)
+    exaone = read(config("k-exaone-236b-a23b"))
+    assert (exaone.dense_layers, exaone.windowed_layers, exaone.sliding_window) == (1, 36, 128)
+    assert (exaone.norms_after_blocks, exaone.rope_in_windows_alone) == (False, True)
+    # Model card: 23B activated.
+    assert active_parameter_count(exaone) == pytest.approx(23e9, rel=0.03)
+    hy3 = read(config("hy3-295b-a21b"))
+    assert (hy3.dense_layers, hy3.ffn_hidden) == (1, 13_312)
+    # Model card: 21B activated.
+    assert active_parameter_count(hy3) == pytest.approx(21e9, rel=0.02)
+    trinity = read(config("trinity-mini-26b-a3b"))
+    assert (trinity.attention_output_gate, trinity.norms_per_layer) == (True, 4)
+    assert (trinity.dense_layers, trinity.windowed_layers) == (2, 24)
+    # Model card: 3B activated.
+    layers = active_parameter_count(trinity, input_embedding=False) - head_parameters(trinity)
+    assert layers == pytest.approx(2.65e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("hunyuan-a13b", {"moe_topk": [8] * 31 + [4]}, "moe_topk: only one number for all 32"),
+        ("hunyuan-a13b", {"moe_topk": [8] * 31}, "moe_topk: only one number for all 32"),
+        ("hunyuan-a13b", {"moe_topk": ["8"] * 32}, "moe_topk: must list integers, got '8'"),
+        ("hunyuan-a13b", {"num_shared_expert": 2}, "num_shared_expert: only 1 is supported"),
+        ("hunyuan-a13b", {"moe_intermediate_size": 64}, "moe_intermediate_size: only 3072"),
+        ("hunyuan-a13b", {"use_cla": True}, "use_cla: .*layers share"),
+        ("phi-3.5-moe", {"num_experts_per_tok": 4}, "sparsemixer needs top_k 2, not 4"),
+        ("solar-open-100b", {"first_k_dense_replace": 2}, "first_k_dense_replace: only 0"),
+        ("solar-open-100b", {"use_qk_norm": True}, "use_qk_norm: norms on queries and keys"),
+        ("k-exaone-236b-a23b", {"scoring_func": "softmax"}, "scoring_func: only sigmoid"),
+        ("trinity-mini-26b-a3b", {"route_norm": False}, "route_norm: only true is supported"),
+        ("phi-2", {"qk_layernorm": True}, "qk_layernorm: norms on queries and keys"),
+        ("hy3-295b-a21b", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types: must name dense"),
+    ],
+)
+def test_what_the_code_of_a_family_does_not_read_is_refused_by_its_field(
+    name: str, change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        read(config(name) | change)
+
+
+def test_stablelm_has_blocks_side_by_side_in_the_larger_model() -> None:
+    """StableLM 2 1.6B: two norms a layer, biases of queries, keys and values, 1.64B on the hub."""
+    larger = read(config("stablelm-2-12b"))
+    assert (larger.parallel_block, larger.norms_per_layer, larger.qk_norm) == (True, 1, True)
+    small = {
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 32,
+        "qk_layernorm": False,
+        "use_parallel_residual": False,
+        "use_qkv_bias": True,
+    }
+    assert parameter_count(read(config("stablelm-2-12b") | small)) == 1_644_515_328
 
 
 def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
