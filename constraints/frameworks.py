@@ -26,11 +26,12 @@ from meshwright.constraints.rule import (
 )
 from meshwright.costmodel.layout import AXES, Recompute
 from meshwright.costmodel.workload import Workload
-from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, planned
+from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, RECORDS, planned
 from meshwright.frameworks.deepspeed import SCRIPT_OPTIMIZERS
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.record import DEGREES_OF_FRAMEWORKS, Framework
 from meshwright.frameworks.torchtitan import TORCHTITAN
+from meshwright.model_specs.blocks import LINEAR_TITLES
 from meshwright.model_specs.reader import Flavor, built_alike
 from meshwright.model_specs.schema import ModelSpec
 
@@ -692,6 +693,10 @@ def allowed_optimizers(framework: Framework) -> Rule:
     )
 
 
+DELTA_NET = "gated_delta_net"
+"""The kind of linear attention that most frameworks with any have."""
+
+
 def _not_planned(
     framework: Framework, what: str, sentence: str, broken: Callable[[Workload], Sequence[str]]
 ) -> Rule:
@@ -707,14 +712,40 @@ def _not_planned(
 
 
 def no_linear_attention(framework: Framework) -> Rule:
-    """The rule of a framework whose layers all have softmax attention."""
+    """The rule of a framework whose layers have no Gated DeltaNet."""
 
     def broken(workload: Workload) -> list[str]:
-        layers = workload.model.linear_layers
-        return [f"the {layers} layers of linear attention"] if layers else []
+        spec, layers = workload.model.linear_attention, workload.model.linear_layers
+        has_others = spec is not None and spec.type != DELTA_NET
+        return [f"the {layers} layers of linear attention"] if layers and not has_others else []
 
     says = "Every layer has attention: the framework's model has no layer with Gated DeltaNet"
     return _not_planned(framework, "linear-attention", says, broken)
+
+
+def other_linear_attention(framework: Framework) -> Rule:
+    """The rule of a framework that lacks some kind of linear attention beside Gated DeltaNet."""
+    missing = {
+        kind: title
+        for kind, title in LINEAR_TITLES.items()
+        if kind != DELTA_NET and kind not in framework.linear_attention
+    }
+
+    def broken(workload: Workload) -> list[str]:
+        spec, layers = workload.model.linear_attention, workload.model.linear_layers
+        if spec is None or not layers or spec.type not in missing:
+            return []
+        return [f"the {layers} layers of {spec.title} (linear_attention.type {spec.type})"]
+
+    having = [each.name for each in RECORDS if missing.keys() <= each.linear_attention.keys()]
+    return Refuses(
+        name=f"{framework.name}-linear-kinds",
+        sentence=f"The framework's model has no layer with {' or '.join(missing.values())}",
+        unit="kinds of layers",
+        broken=broken,
+        words=f"{framework.name} is not planned with {{broken}}",
+        remedy=f"Choose the {' or '.join(having)} framework for this model.",
+    )
 
 
 def no_sparse_attention(framework: Framework) -> Rule:

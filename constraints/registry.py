@@ -10,6 +10,7 @@ from meshwright.constraints.rule import DeclaredRule, Finding, FinishedPlan, Rul
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import RECORDS, binding_framework
 from meshwright.frameworks.record import Framework
+from meshwright.model_specs.blocks import LINEAR_TITLES
 
 GENERAL: tuple[Rule, ...] = (
     memory.HbmCapacity(),
@@ -102,8 +103,10 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
     if precisions is not None:
         rules.append(precisions)
     rules.append(frameworks.allowed_optimizers(framework))
-    if framework.linear_attention is None:
+    if frameworks.DELTA_NET not in framework.linear_attention:
         rules.append(frameworks.no_linear_attention(framework))
+    if framework.linear_attention.keys() < LINEAR_TITLES.keys():
+        rules.append(frameworks.other_linear_attention(framework))
     if framework.sparse_attention is None:
         rules.append(frameworks.no_sparse_attention(framework))
     if framework.hybrid_layers is None:

@@ -22,7 +22,7 @@ from meshwright.costmodel.adapters import (
 )
 from meshwright.costmodel.execution_names import OFFLOADED_INPUTS
 from meshwright.costmodel.layout import Floats, Layout, Recompute
-from meshwright.costmodel.other_blocks import CHUNK, saved_bytes, sparse_saved
+from meshwright.costmodel.other_blocks import CHUNK, saved_bytes, sparse_saved, uncut_saved_bytes
 from meshwright.costmodel.stacks import memory_profile, stack_constants
 from meshwright.costmodel.workload import (
     CHOICE_BYTES,
@@ -465,7 +465,7 @@ def _mixer_saved(workload: Workload, layout: Layout, narrow: float, linear_share
 
 
 def _linear_attention_saved(model: ModelSpec, layout: Layout, narrow: float) -> Floats:
-    """Bytes a token that one layer with Gated DeltaNet keeps.
+    """Bytes a token that one layer with linear attention keeps.
 
     Inputs and outputs of the convolution; queries and keys once for each head of values; the triangle of a
     chunk, step and decay of a head; output, gate, and the input of the last projection
@@ -473,6 +473,8 @@ def _linear_attention_saved(model: ModelSpec, layout: Layout, narrow: float) -> 
     """
     spec = model.linear_attention
     assert spec is not None
+    if spec.type != "gated_delta_net":
+        return uncut_saved_bytes(spec, narrow)
     convolved = 2.0 * spec.key_width + spec.value_width
     copied = 2.0 * spec.value_heads * spec.key_head_dim
     per_head = 2.0 * CHUNK + 8.0

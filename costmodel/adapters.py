@@ -439,8 +439,26 @@ def adapter_launches(c: Context, shares: BlockShares) -> float:
         if model.latent_size is not None:
             matrices += 2.0 * shares.experts
         launches += _WIDENING_LAUNCHES[workload.adapters.base_bits] * matrices
+    return launches / layer_launches(c)
+
+
+def layer_launches(c: Context) -> float:
+    """Kernels that a layer of the run's software launches in a forward pass.
+
+    Those of transformers/models/llama/modeling_llama.py one at a time, or of Transformer Engine's modules.
+
+    Parameters
+    ----------
+    c : Context
+        Its constants say whether operators run one at a time.
+
+    Returns
+    -------
+    float
+        Above 0.
+    """
     eager = c.constants.framework.eager_operators
-    return launches / (_EAGER_LAYER_LAUNCHES if eager else _LAYER_LAUNCHES)
+    return _EAGER_LAYER_LAUNCHES if eager else _LAYER_LAUNCHES
 
 
 def _adapters(workload: Workload, groups: tuple[tuple[str, ...], ...]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.activations import offloaded_per_layer, offloads_any
-from meshwright.costmodel.adapters import adapter_launches, frozen
+from meshwright.costmodel.adapters import adapter_launches, frozen, layer_launches
 from meshwright.costmodel.attention import attention_block, full_share, one_window_share
 from meshwright.costmodel.feed_forward import dense_mlp, hide_expert_traffic, linear, moe_mlp
 from meshwright.costmodel.hybrid_context import is_dealt, samples_of_micro_batch
@@ -34,6 +34,7 @@ from meshwright.costmodel.layer_context import (
 from meshwright.costmodel.layout import Floats, Recompute, in_shape
 from meshwright.costmodel.losses import head_passes_s
 from meshwright.costmodel.other_blocks import (
+    block_launches,
     indexer_block,
     linear_attention_block,
     mamba1_block,
@@ -460,7 +461,7 @@ def _layer_of_kind(c: Context, symbols: str) -> _OnDevice:
     else:
         is_windowed = symbols[0] == WINDOWED
         mixer = _softmax_attention(c, one_window_share(c) if is_windowed else full_share(c))
-    return _on_device(c, (mixer,), shares)
+    return _on_device(c, (mixer,), shares, linear)
 
 
 def _mean_of(kinds: Sequence[tuple[KindTime, Floats]]) -> KindTime | None:
@@ -511,19 +512,23 @@ class _OnDevice(NamedTuple):
 
 def _mean_layer(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) -> KindTime:
     """A layer of these mixers and its share of feed-forward and experts, with the host's work for all."""
-    own = _on_device(c, mixers, shares)
+    own = _on_device(c, mixers, shares, c.workload.model.linear_fraction)
     return _with_host(c, own.layer, own.launch_s, own.sync_s, shares=shares)
 
 
-def _on_device(c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares) -> _OnDevice:
+def _on_device(
+    c: Context, mixers: tuple[LayerTime, ...], shares: BlockShares, linear_share: float = 0.0
+) -> _OnDevice:
     """A layer of these mixers and its share of feed-forward and experts.
 
-    A layer of a pattern is one block, half of what a transformer's layer launches.
+    A layer of a pattern is one block, half of what a transformer's layer launches. Of the mixers a share is
+    linear attention.
     """
     stack = c.constants.framework
     blocks = list(mixers)
     launch_s: Floats = 0.5 * shares.tensor_parallel * stack.launch_layer_s
-    beside_s: Floats = adapter_launches(c, shares) * stack.launch_layer_s
+    beside = adapter_launches(c, shares) + linear_share * block_launches(c) / layer_launches(c)
+    beside_s: Floats = beside * stack.launch_layer_s
     beside_s = beside_s + shares.tensor_parallel * _collectives_s(c, _OF_BLOCK)
     if shares.feed_forward:
         blocks.append(portion(dense_mlp(c, c.workload.model.ffn_hidden), shares.feed_forward))

@@ -23,7 +23,7 @@ from meshwright.costmodel.layer_context import (
 from meshwright.costmodel.layout import Floats
 from meshwright.costmodel.workload import Workload, sequences_in_micro_batch
 from meshwright.model_specs.blocks import (
-    GatedDeltaNetSpec,
+    LinearAttentionSpec,
     Mamba1Spec,
     Mamba2Spec,
     MlaSpec,
@@ -235,13 +235,20 @@ def mamba1_block(c: Context) -> LayerTime:
         ("dt_proj", channels, step),
         ("out_proj", hidden, channels),
     )
+    return _uncut_block(c, shapes, selective_scan_s(c, spec), _mamba1_streamed_bytes(c, spec))
+
+
+def _uncut_block(
+    c: Context, shapes: Sequence[tuple[str, int, int]], core: Passes, streamed_bytes: Passes
+) -> LayerTime:
+    """A block that no framework cuts by tensor or context parallelism: products by name, outputs and inputs,
+    the seconds of its core, and the bytes of its memory-bound operators."""
     products = [linear(c, c.tokens, np.float64(n), k, {name: n}) for name, n, k in shapes]
-    scan = selective_scan_s(c, spec)
-    none = 0.0 * scan.forward
+    none = 0.0 * core.forward
     return block_time(
         gemm=Passes(*(sum(seconds, start=none) for seconds in zip(*products, strict=True))),
-        attention=scan,
-        memory_bound=streamed_passes_s(c, _mamba1_streamed_bytes(c, spec)),
+        attention=core,
+        memory_bound=streamed_passes_s(c, streamed_bytes),
     )
 
 
@@ -331,7 +338,8 @@ _GATED_NORM_BYTES = (6.0, 10.0)
 
 
 def linear_attention_block(c: Context) -> LayerTime:
-    """A Gated DeltaNet block: projections, convolution, delta rule, gated norm, its own norm and residual.
+    """A block of linear attention. Gated DeltaNet: projections, convolution, delta rule, gated norm, its own
+    norm and residual; other kinds as `_kda_block` and `_lightning_block` have them.
 
     Read in megatron-core 0.19.2 (megatron/core/ssm/gated_delta_net) and in the kernels of
     flash-linear-attention that it calls (fla/ops/gated_delta_rule, chunks of 64 positions). Tensor
@@ -351,11 +359,15 @@ def linear_attention_block(c: Context) -> LayerTime:
     model, tp = c.workload.model, np.asarray(c.layout.tp)
     spec = model.linear_attention
     assert spec is not None
+    if spec.type == "kda":
+        return _kda_block(c, spec)
+    if spec.type == "lightning":
+        return _lightning_block(c, spec)
     widths = spec.projected_width / tp, spec.value_width / tp
     return _recurrent_block(c, widths, delta_rule_s(c, spec), _delta_streamed_bytes(c, spec))
 
 
-def delta_rule_s(c: Context, spec: GatedDeltaNetSpec) -> Passes:
+def delta_rule_s(c: Context, spec: LinearAttentionSpec) -> Passes:
     """The gated delta rule in chunks: sqrt(C^2 + M^2) of its products and of what they move.
 
     Per head of values and position, with keys of k, values of v and chunks of c positions (Yang et al. 2024,
@@ -370,7 +382,7 @@ def delta_rule_s(c: Context, spec: GatedDeltaNetSpec) -> Passes:
     c : Context
         Tokens of a rank, tp and rates. Context parallelism gives a rank whole sequences of fewer heads, so
         heads times tokens are the same.
-    spec : GatedDeltaNetSpec
+    spec : LinearAttentionSpec
         Heads and their widths.
 
     Returns
@@ -389,7 +401,7 @@ def delta_rule_s(c: Context, spec: GatedDeltaNetSpec) -> Passes:
     return _chunked_s(c, positions, both, Passes(moved_f, moved_b))
 
 
-def _delta_streamed_bytes(c: Context, spec: GatedDeltaNetSpec) -> Passes:
+def _delta_streamed_bytes(c: Context, spec: LinearAttentionSpec) -> Passes:
     """As `_streamed_bytes`."""
     tp, hidden, values = np.asarray(c.layout.tp), c.workload.model.hidden, spec.value_width
     copied = (
@@ -403,6 +415,219 @@ def _delta_streamed_bytes(c: Context, spec: GatedDeltaNetSpec) -> Passes:
     )
     cast = Passes(hidden + values / tp, spec.projected_width / tp + hidden)
     return _streamed_bytes(c, c.hidden_elements, operators, cast)
+
+
+# Kimi Delta Attention, in place of attention.
+
+
+_SUB_CHUNK = 16
+"""Positions of a block inside a chunk; those above the diagonal are left out (fla/ops/kda/chunk_intra.py)."""
+_DECAY_BYTES = (64.0, 88.0)
+"""An element of the decays, made at 32 bits one operator at a time: a cast (6), sum (8), exponential (8), sum
+(8), logarithm (8), comparison (5), choice (13), product (8). Backward: product and its factor's gradient
+(24), choice (18), logarithm (12), exponential (12), sum (12), cast and the bias's gradient (10)."""
+_KDA_KEPT_DECAY_BYTES = 21.0
+"""An element of the decays: themselves and their running sums, which the kernels keep (4 + 4), and what
+exponential, logarithm, choice and product keep (4 + 4 + 1 + 4)."""
+
+
+def _kda_block(c: Context, spec: LinearAttentionSpec) -> LayerTime:
+    """Nine projections, convolution, decays, the delta rule, gated norm, its own norm and residual.
+
+    Read in transformers 5.23 (models/kimi_linear/modeling_kimi_linear.py, KimiLinearDeltaAttention) and in
+    the kernels of flash-linear-attention that it calls (fla/ops/kda at bc3b101d).
+    """
+    hidden, rank = c.workload.model.hidden, spec.gate_rank or 0
+    keys, values, heads = spec.key_width, spec.value_width, spec.value_heads
+    shapes = (
+        ("linear_q_proj", keys, hidden),
+        ("linear_k_proj", keys, hidden),
+        ("linear_v_proj", values, hidden),
+        ("b_proj", heads, hidden),
+        ("f_a_proj", rank, hidden),
+        ("f_b_proj", keys, rank),
+        ("g_a_proj", rank, hidden),
+        ("g_b_proj", values, rank),
+        ("linear_o_proj", hidden, values),
+    )
+    operators = (
+        (2.0 * keys + values, _COPY_BYTES),
+        (2.0 * keys + values, _DELTA_CONVOLUTION_BYTES),
+        (2.0 * keys + values, _COPY_BYTES),
+        (2.0 * keys, _UNIT_BYTES),
+        (keys, _DECAY_BYTES),
+        (values, _GATED_NORM_BYTES),
+    )
+    cast = Passes(hidden + values, spec.projected_width + hidden)
+    streamed = _streamed_bytes(c, c.hidden_elements, operators, cast)
+    return _uncut_block(c, shapes, kda_rule_s(c, spec), streamed)
+
+
+def kda_rule_s(c: Context, spec: LinearAttentionSpec) -> Passes:
+    """The delta rule with a decay for each channel of keys, in chunks: sqrt(C^2 + M^2), as `delta_rule_s`.
+
+    Per head and position, with keys of k, values of v, chunks of c positions and of b in a block of one
+    (arXiv 2510.26692, section 3.2): the two products of queries and of keys by keys take 4 c k r FLOP, r =
+    (1 + b / c) / 2 of the blocks of a chunk; what else is inside it 2 c (k + 2 v) + c^2 / 3, and the three
+    with the state 6 k v. Backward these of the state run again (4 k v), and with the gradients it is c (6 k +
+    8 k r + 10 v) + 4 c^2 + 16 k v. Kernels move 44 k + 12 v + 8 c + 96 bytes, decays being of 4, and two
+    states a chunk; backward 96 k + 30 v + 22 c and four (fla/ops/kda/chunk_fwd.py, chunk_bwd.py and
+    chunk_intra.py, kernel by kernel).
+
+    Parameters
+    ----------
+    c : Context
+        Tokens of a rank and rates.
+    spec : LinearAttentionSpec
+        Heads and their widths.
+
+    Returns
+    -------
+    Passes
+        Seconds of one layer and micro-batch.
+    """
+    keys, values, size = float(spec.key_head_dim), float(spec.value_head_dim), float(CHUNK)
+    blocks = 0.5 * (1.0 + _SUB_CHUNK / size)
+    state = keys * values / size
+    flops_f = 4.0 * size * keys * blocks + 2.0 * size * (keys + 2.0 * values) + size * size / 3.0
+    flops_f += 6.0 * keys * values
+    flops_b = size * (6.0 * keys + 8.0 * keys * blocks + 10.0 * values) + 4.0 * size * size
+    flops_b += 16.0 * keys * values
+    moved_f = 44.0 * keys + 12.0 * values + 8.0 * size + 96.0 + 4.0 * state
+    moved_b = 96.0 * keys + 30.0 * values + 22.0 * size + 8.0 * state
+    positions = c.tokens * spec.value_heads
+    return _chunked_s(c, positions, Passes(flops_f, flops_b), Passes(moved_f, moved_b))
+
+
+# Lightning attention, in place of attention.
+
+
+_BLOCK_SCORE_BYTES = (20.0, 32.0)
+"""A score inside a block: written (2), times its decay at 32 bits (2 + 4 read, 4 written), cast (6), read by
+the product (2). Backward: gradient written (2), cast (6), times the decay (12), cast (6), three products read
+it or the score (6)."""
+_DECAYED_BYTES = (14.0, 22.0)
+"""An element of queries or keys: decayed at 32 bits (6), cast (6), read by the product (2); backward the
+gradients of both products (4), cast (6), decayed (8) and added (4)."""
+_ACTIVATED_BYTES = (8.0, 10.0)
+"""An element of queries, keys or values under SiLU (4) and copied to the order of heads (4); backward."""
+_BLOCK_OUTPUT_BYTES = (14.0, 12.0)
+"""An element of the output: the two parts written (4), added (6), laid side by side (4); backward."""
+_OUTPUT_GATE_BYTES = (10.0, 16.0)
+"""An element of the output: sigmoid of the gate (4), and its product with the output (6); backward."""
+_BLOCK_STATE_BYTES = (24.0, 32.0)
+"""An element of a state, once a block: decayed, added to, cast, and read by the product."""
+_BLOCK_LAUNCHES = 16.0
+"""Kernels of a block forward: four products, five products with decays, four casts, two sums, an exponential
+(transformers, MiniMaxLightningAttention.forward, the loop over blocks)."""
+
+
+def _lightning_block(c: Context, spec: LinearAttentionSpec) -> LayerTime:
+    """Projections, products block by block, norm over all heads, gate, its own norm and residual.
+
+    Read in transformers 5.23 (models/minimax/modeling_minimax.py, MiniMaxLightningAttention), which runs
+    PyTorch's own operators in a loop over blocks: no kernel of lightning attention is called.
+    """
+    hidden, keys, values = c.workload.model.hidden, spec.key_width, spec.value_width
+    shapes = (
+        ("linear_qkv_proj", 2 * keys + values, hidden),
+        ("output_gate", values, hidden),
+        ("linear_o_proj", hidden, values),
+    )
+    state = float(spec.value_width) * spec.key_head_dim / spec.block
+    operators = (
+        (2.0 * keys + values, _ACTIVATED_BYTES),
+        (2.0 * keys, _DECAYED_BYTES),
+        (float(spec.value_heads) * spec.block, _BLOCK_SCORE_BYTES),
+        (state, _BLOCK_STATE_BYTES),
+        (values, _BLOCK_OUTPUT_BYTES),
+        (values, _COPY_BYTES),
+        (values, _NORM_BYTES),
+        (values, _OUTPUT_GATE_BYTES),
+    )
+    cast = Passes(hidden + values, spec.projected_width + hidden)
+    streamed = _streamed_bytes(c, c.hidden_elements, operators, cast)
+    return _uncut_block(c, shapes, lightning_products_s(c, spec), streamed)
+
+
+def lightning_products_s(c: Context, spec: LinearAttentionSpec) -> Passes:
+    """The four products of lightning attention in every block, at the rate of unfused attention.
+
+    With blocks of b positions and heads of d a position takes 2 b (d + d) FLOP inside its block, all of it
+    computed and half of it masked, and 4 d d with the state; backward twice that (arXiv 2501.08313,
+    section 2.2.2; transformers, MiniMaxLightningAttention).
+
+    Parameters
+    ----------
+    c : Context
+        Tokens of a rank and rates.
+    spec : LinearAttentionSpec
+        Heads, their widths and the block.
+
+    Returns
+    -------
+    Passes
+        Seconds of one layer and micro-batch.
+    """
+    keys, values = float(spec.key_head_dim), float(spec.value_head_dim)
+    size = float(min(spec.block, c.workload.seq_len))
+    flops = 2.0 * size * (keys + values) + 4.0 * keys * values
+    seconds = c.tokens * spec.value_heads * flops / c.rates.head_gemm_flops
+    return Passes(seconds, 2.0 * seconds)
+
+
+def block_launches(c: Context) -> Floats:
+    """Kernels that a layer with lightning attention launches forward in its loop over blocks; else 0.
+
+    transformers 5.23, models/minimax/modeling_minimax.py, MiniMaxLightningAttention.forward.
+
+    Parameters
+    ----------
+    c : Context
+        Its workload says how long a sequence is.
+
+    Returns
+    -------
+    float
+        At least 0; the sequences of a micro-batch share them.
+    """
+    spec = c.workload.model.linear_attention
+    if spec is None or spec.type != "lightning":
+        return 0.0
+    return _BLOCK_LAUNCHES * -(-c.workload.seq_len // spec.block)
+
+
+def uncut_saved_bytes(spec: LinearAttentionSpec, narrow: float) -> float:
+    """Bytes a token that one layer with Kimi Delta Attention or lightning attention keeps.
+
+    The first: inputs and outputs of the convolution, what the decays leave, the two triangles of a chunk and
+    four numbers of a head, output, gate and the input of the last projection, and what is between the
+    matrices of gates (fla/ops/kda/chunk.py, ctx.save_for_backward). The second: queries, keys and values
+    before and behind SiLU, decayed queries and keys, scores and states of blocks, and of the output the input
+    and output of its norm, the gate and its sigmoid, and the input of the last projection.
+
+    Parameters
+    ----------
+    spec : LinearAttentionSpec
+        Of type kda or lightning.
+    narrow : float
+        Bytes of an element of a saved GEMM input, 1 or 2.
+
+    Returns
+    -------
+    float
+        Bytes, above 0.
+    """
+    keys, values, heads = spec.key_width, spec.value_width, spec.value_heads
+    attended = 2.0 * keys + values
+    if spec.type == "kda":
+        between = 2.0 * narrow * (spec.gate_rank or 0)
+        of_heads = heads * (4.0 * CHUNK + 16.0)
+        kept = 4.0 * attended + _KDA_KEPT_DECAY_BYTES * keys + of_heads + between
+        return kept + (4.0 + narrow) * values
+    state = 2.0 * 2.0 * values * spec.key_head_dim / spec.block
+    inside = 2.0 * heads * spec.block + state + 2.0 * 2.0 * keys
+    return 4.0 * attended + inside + (8.0 + narrow) * values
 
 
 # Attention to positions that an indexer chooses.

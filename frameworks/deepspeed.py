@@ -251,7 +251,7 @@ DEEPSPEED = Framework(
     eager_stack="",
     uneven_stages=False,
     attention={"flash": Setting(flag=_FLAGS["flash"], source=ARGUMENTS)},
-    linear_attention=None,
+    linear_attention={},
     sparse_attention=None,
     hybrid_layers=None,
     latent_experts=None,

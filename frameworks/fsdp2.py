@@ -249,11 +249,23 @@ FSDP2 = Framework(
     autocasts_whole_weights=True,
     attention={},
     # The kernels are those that Megatron calls too (megatron/core/ssm/gated_delta_net).
-    linear_attention=Setting(
-        source="transformers/models/qwen3_5/modeling_qwen3_5.py",
-        installs="flash-linear-attention and causal-conv1d",
-        rules=("fsdp2-whole-delta-net",),
-    ),
+    linear_attention={
+        "gated_delta_net": Setting(
+            source="transformers/models/qwen3_5/modeling_qwen3_5.py",
+            installs="flash-linear-attention and causal-conv1d",
+            rules=("fsdp2-whole-delta-net",),
+        ),
+        "kda": Setting(
+            source="transformers/models/kimi_linear/modeling_kimi_linear.py",
+            installs="flash-linear-attention and causal-conv1d",
+            rules=("fsdp2-whole-delta-net",),
+        ),
+        # Products and sums of PyTorch, block by block.
+        "lightning": Setting(
+            source="transformers/models/minimax/modeling_minimax.py",
+            rules=("fsdp2-whole-delta-net",),
+        ),
+    },
     sparse_attention=None,
     hybrid_layers=Setting(
         source="transformers/models/mamba2/modeling_mamba2.py",

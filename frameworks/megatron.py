@@ -666,13 +666,15 @@ MEGATRON = Framework(
         "unfused": _attention("unfused"),
         "local": _attention("local"),
     },
-    linear_attention=_said(
-        "attention_variant",
-        TRANSFORMER,
-        value=DELTA_NET,
-        installs="flash-linear-attention",
-        rules=("linear-heads-by-tp-cp",),
-    ),
+    linear_attention={
+        "gated_delta_net": _said(
+            "attention_variant",
+            TRANSFORMER,
+            value=DELTA_NET,
+            installs="flash-linear-attention",
+            rules=("linear-heads-by-tp-cp",),
+        )
+    },
     # cuDNN's kernels as in megatron/bridge/perf_recipes/glm_moe_dsa of Megatron-Bridge.
     sparse_attention=_said(
         "attention_variant",

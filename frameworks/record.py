@@ -316,8 +316,9 @@ class Framework:
     """Stack with whose constants runs are priced that are not compiled; empty where none can be."""
     attention: Mapping[str, Setting]
     """Attention kernels that can be asked for by name."""
-    linear_attention: Setting | None
-    """Layers with Gated DeltaNet in place of attention; None where a model with them is refused."""
+    linear_attention: Mapping[str, Setting]
+    """Layers with linear attention in place of attention, by `LinearAttentionSpec.type`; a model with one of
+    another kind is refused."""
     sparse_attention: Setting | None
     """Attention to positions that an indexer chooses; None where a model with it is refused."""
     hybrid_layers: Setting | None
@@ -378,7 +379,7 @@ def layer_needs(framework: Framework, model: ModelSpec) -> dict[str, str]:
     """
     kinds: dict[str, Setting | None] = {}
     if model.linear_attention is not None:
-        kinds["linear attention"] = framework.linear_attention
+        kinds["linear attention"] = framework.linear_attention.get(model.linear_attention.type)
     if model.indexer is not None:
         kinds["sparse attention"] = framework.sparse_attention
     if model.state_space is not None:

@@ -210,7 +210,7 @@ TORCHTITAN = Framework(
             flag="get_attention_config", value="varlen", source=EXPERTS, planned=False
         ),
     },
-    linear_attention=None,
+    linear_attention={},
     sparse_attention=None,
     hybrid_layers=None,
     latent_experts=None,

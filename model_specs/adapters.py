@@ -14,7 +14,7 @@ from pydantic import Field
 
 from meshwright.documents import ClosedDocument
 from meshwright.errors import InputError, near_miss
-from meshwright.model_specs.blocks import Mamba1Spec
+from meshwright.model_specs.blocks import LinearAttentionSpec, Mamba1Spec
 from meshwright.model_specs.parameters import (
     attention_matmul_parameters,
     expert_parameters,
@@ -318,7 +318,9 @@ def _mixer_matrices(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix,
     hidden, linear, mamba = model.hidden, model.linear_attention, model.state_space
     of_linear: tuple[Matrix, ...] = ()
     of_mamba: tuple[Matrix, ...] = ()
-    if linear is not None:
+    if linear is not None and linear.type != "gated_delta_net":
+        of_linear = _other_linear_matrices(hidden, linear)
+    elif linear is not None:
         steps = 2 * linear.value_heads
         projected = linear.projected_width - steps
         of_inputs: tuple[Matrix, ...] = (
@@ -345,6 +347,29 @@ def _mixer_matrices(model: ModelSpec) -> tuple[tuple[Matrix, ...], tuple[Matrix,
             Matrix("dt_proj", mamba.step_rank, mamba.channels),
         )
     return of_linear, of_mamba
+
+
+def _other_linear_matrices(hidden: int, linear: LinearAttentionSpec) -> tuple[Matrix, ...]:
+    """Of one layer with Kimi Delta Attention or lightning attention, by names of no target.
+
+    transformers 5.23, models/kimi_linear and models/minimax.
+    """
+    keys, values, rank = linear.key_width, linear.value_width, linear.gate_rank or 0
+    output = Matrix("linear_o_proj", values, hidden)
+    if linear.type == "lightning":
+        inputs = Matrix("linear_qkv_proj", hidden, 2 * keys + values)
+        return inputs, Matrix("output_gate", hidden, values), output
+    return (
+        Matrix("linear_q_proj", hidden, keys),
+        Matrix("linear_k_proj", hidden, keys),
+        Matrix("linear_v_proj", hidden, values),
+        Matrix("b_proj", hidden, linear.value_heads),
+        Matrix("f_a_proj", hidden, rank),
+        Matrix("f_b_proj", rank, keys),
+        Matrix("g_a_proj", hidden, rank),
+        Matrix("g_b_proj", rank, values),
+        output,
+    )
 
 
 def layer_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
@@ -459,6 +484,13 @@ def resolved(model: ModelSpec, adapters: AdapterSpec, *, fused: bool) -> Adapter
         Where PEFT would refuse them, as it does DoRA beside experts (peft 0.21, tuners/lora/layer.py,
         ParamWrapper).
     """
+    linear = model.linear_attention
+    if linear is not None and linear.type != "gated_delta_net":
+        raise InputError(
+            f"adapters beside {linear.title} have no price: train every parameter (full)",
+            where="train",
+            value=adapters.method,
+        )
     have = {matrix.name for matrix in layer_matrices(model)} | {EXPERTS}
     names, moe = {*_expanded(adapters.targets)} & have, model.moe
     if fused:

@@ -47,17 +47,32 @@ class MlaSpec(ClosedDocument):
     """Scores all earlier positions for each query, which attends to the best of them alone; None: to all."""
 
 
-class GatedDeltaNetSpec(ClosedDocument):
-    """Gated DeltaNet (arXiv 2412.06464, section 3), which keeps a state of fixed size instead of all keys."""
+LinearKind = Literal["gated_delta_net", "kda", "lightning"]
+LINEAR_TITLES: dict[LinearKind, str] = {
+    "gated_delta_net": "Gated DeltaNet",
+    "kda": "Kimi Delta Attention",
+    "lightning": "lightning attention",
+}
 
-    type: Literal["gated_delta_net"] = "gated_delta_net"
+
+class LinearAttentionSpec(ClosedDocument):
+    """Attention that keeps a state of fixed size instead of all keys."""
+
+    type: LinearKind = "gated_delta_net"
+    """gated_delta_net: the delta rule with a decay for each head (arXiv 2412.06464, section 3); kda: with one
+    for each channel of a key (Kimi Linear, arXiv 2510.26692, section 3); lightning: sums of keys times values
+    under a decay that is not trained (MiniMax-01, arXiv 2501.08313, section 2.2)."""
     key_heads: Count
     """Heads of queries and of keys; each serves `value_heads / key_heads` heads of values."""
     value_heads: Count
     key_head_dim: Count
     value_head_dim: Count
     conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
-    """Positions that the convolution over queries, keys and values sees."""
+    """Positions that the convolution over queries, keys and values sees; lightning attention has none."""
+    gate_rank: Count | None = Field(default=None, exclude_if=lambda rank: rank is None)
+    """Under kda: width between the two matrices that make decays, and between the two of the output gate."""
+    block: Count = Field(default=256, exclude_if=lambda block: block == 256)
+    """Under lightning: positions that are worked on at once (`block_size`)."""
     own_gates: Flag = False
     """Gates of the output, steps and decays come from a matrix each (Qwen3.5), not from two for all of what a
     layer projects (Qwen3-Next); adapters stand beside each."""
@@ -68,7 +83,18 @@ class GatedDeltaNetSpec(ClosedDocument):
             raise ValueError(
                 f"value_heads {self.value_heads} must be a multiple of key_heads {self.key_heads}"
             )
+        if (self.type == "kda") != (self.gate_rank is not None):
+            raise ValueError("type: kda and gate_rank need each other")
+        if self.type != "gated_delta_net" and self.value_heads != self.key_heads:
+            raise ValueError(
+                f"value_heads {self.value_heads} must be key_heads {self.key_heads} under {self.type}"
+            )
         return self
+
+    @property
+    def title(self) -> str:
+        """Its name in sentences."""
+        return LINEAR_TITLES[self.type]
 
     @property
     def key_width(self) -> int:
@@ -82,8 +108,33 @@ class GatedDeltaNetSpec(ClosedDocument):
 
     @property
     def projected_width(self) -> int:
-        """Outputs of the projection into a layer: queries, keys, values, gates of outputs and of heads."""
-        return 2 * (self.key_width + self.value_width + self.value_heads)
+        """Outputs of the projections into a layer: queries, keys, values, gates of outputs and of heads, or
+        under kda what is between the matrices of gates."""
+        attended = 2 * self.key_width + self.value_width
+        if self.type == "kda":
+            return attended + self.value_heads + 2 * (self.gate_rank or 0)
+        of_heads = 2 * self.value_heads if self.type == "gated_delta_net" else 0
+        return attended + self.value_width + of_heads
+
+    @property
+    def convolved_width(self) -> int:
+        """Elements a token under the convolution: queries, keys and values."""
+        return 0 if self.type == "lightning" else 2 * self.key_width + self.value_width
+
+    @property
+    def numbers(self) -> int:
+        """Weights outside matrices, convolution and norm: decay of a head, and step of it or of a channel."""
+        per_layer = {
+            "gated_delta_net": 2 * self.value_heads,
+            "kda": self.value_heads + self.key_width,
+            "lightning": 0,
+        }
+        return per_layer[self.type]
+
+    @property
+    def normed_width(self) -> int:
+        """Weights of the norm on the output: of a head, or of all heads under lightning."""
+        return self.value_width if self.type == "lightning" else self.value_head_dim
 
 
 # Feed-forward layers made of experts, of which a token uses a few.

@@ -178,8 +178,8 @@ _STATE_SPACE = (
     "mamba2, nemotron_h, falcon_h1, bamba and granitemoehybrid can be priced"
 )
 _LINEAR_ATTENTION = (
-    "layers with linear attention are not supported in this family: only Gated DeltaNet of Qwen3-Next and "
-    "Qwen3.5 can be priced"
+    "layers with linear attention are not supported in this family: only those of qwen3_next, qwen3_5, "
+    "kimi_linear, minimax, minimax_text_01 and minimax_m1 can be priced"
 )
 _VISION = (
     "vision towers of this family are not supported; the language model beside one is read where it stands "

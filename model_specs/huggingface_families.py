@@ -647,6 +647,136 @@ def _minimax_mtp(config: ConfigFields) -> Fields:
     return {"mtp_layers": modules if config.flag("use_mtp", False) else 0}
 
 
+# MiniMax-01 and M1: lightning attention, in most layers.
+
+
+def _lightning_order(config: ConfigFields) -> Fields:
+    """Which layers attend in full: those of `layer_types`, or a 1 in the older `attn_type_list`."""
+    layers, kinds = config.layers(), config.entries("layer_types")
+    older = config.entries("attn_type_list")
+    if kinds:
+        return order_fields(full_layers(config, kinds, "linear_attention"), LINEAR)
+    if not older:
+        # The first layer attends in full, then every second one (configuration_minimax.py).
+        return order_fields([layer % 2 == 0 for layer in range(layers)], LINEAR)
+    if len(older) != layers or not all(kind in (0, 1) for kind in older):
+        what = f"must list 0 (linear) or 1 (full) for each of {layers} layers"
+        raise config.fail("attn_type_list", what, older)
+    return order_fields([kind == 1 for kind in older], LINEAR)
+
+
+def _lightning(config: ConfigFields) -> Fields:
+    """As many heads as attention has, all with keys and values of their own."""
+    heads = config.count("num_attention_heads")
+    width = config.count("head_dim", config.count("hidden_size") // heads)
+    return {
+        "type": "lightning",
+        "key_heads": heads,
+        "value_heads": heads,
+        "key_head_dim": width,
+        "value_head_dim": width,
+        "block": config.count("block_size", 256),
+    }
+
+
+_MINIMAX: Record = {
+    **DECODER,
+    **SMALLER_EPSILON,
+    "rope": lambda config: rope_fields(config, base=1e6, fraction=_turning_share(config)),
+    "moe": routed_experts("num_local_experts", 8, 2),
+    "linear_attention": _lightning,
+    "attention_note": "factors on residuals and on what is added to them have no price",
+}
+_MINIMAX_01: tuple[Part, ...] = (
+    _MINIMAX_M2_REFUSAL,
+    only("postnorm", True, "only true is supported: residuals that start behind the norms"),
+    _MINIMAX,
+    _lightning_order,
+)
+
+
+# Kimi Linear: Kimi Delta Attention, and latent attention that knows no positions.
+
+_NOT_KDA = "only plain Kimi Delta Attention is supported, as Kimi Linear has it"
+
+
+def _kimi_order(config: ConfigFields) -> Fields:
+    """Layers of either kind, by `layer_types` or by their numbers, from 1, in `linear_attn_config`."""
+    layers, kinds = config.layers(), config.entries("layer_types")
+    section = config.section("linear_attn_config")
+    if kinds:
+        return order_fields(full_layers(config, kinds, "linear_attention"), LINEAR)
+    if section is None or not section.entries("full_attn_layers"):
+        # As KimiLinearConfig has it: each fourth but the first.
+        return order_fields([layer > 0 and layer % 4 == 0 for layer in range(layers)], LINEAR)
+    full, delta = section.entries("full_attn_layers"), section.entries("kda_layers")
+    if sorted(map(str, [*full, *delta])) != sorted(map(str, range(1, layers + 1))):
+        what = f"and full_attn_layers must name each of the layers 1 to {layers} once"
+        raise section.fail("kda_layers", what, delta)
+    return order_fields([number in full for number in range(1, layers + 1)], LINEAR)
+
+
+def _kimi_delta(config: ConfigFields) -> Fields:
+    """Heads and widths; gates come from matrices whose inner width is that of a head."""
+    section = config.section("linear_attn_config")
+    if section is None:
+        heads, width = config.count("linear_num_heads", 32), config.count("linear_head_dim", 128)
+        kernel = config.count("linear_conv_kernel_dim", 4)
+    else:
+        for name in ("use_full_rank_gate", "gate_lower_bound"):
+            if section.has(name):
+                raise section.fail(name, _NOT_KDA)
+        heads, width = section.count("num_heads", 32), section.count("head_dim", 128)
+        kernel = section.count("short_conv_kernel_size", 4)
+    return {
+        "type": "kda",
+        "key_heads": heads,
+        "value_heads": heads,
+        "key_head_dim": width,
+        "value_head_dim": width,
+        "conv_kernel": kernel,
+        "gate_rank": width,
+    }
+
+
+def _kimi_experts(config: ConfigFields) -> Fields:
+    """Experts behind the first layers; older files have other names for the same fields."""
+    if config.count("moe_layer_freq", 1) != 1:
+        raise config.fail("moe_layer_freq", "only 1 is supported: every later layer has experts")
+    dense = _experts_listed(config, 1)
+    if dense >= config.layers():
+        return {}
+    top_k = config.count("num_experts_per_tok", config.count("num_experts_per_token", 8))
+    normalized = config.flag("norm_topk_prob", config.flag("moe_renormalize", True))
+    shared = config.count(
+        "n_shared_experts", config.count("num_shared_experts", 1, least=0), least=0
+    )
+    groups = config.count("n_group", config.count("num_expert_group", 1))
+    moe: Fields = {
+        "experts": config.count("num_local_experts", config.count("num_experts", 256)),
+        "top_k": top_k,
+        "moe_ffn_hidden": config.count("moe_intermediate_size", 1024),
+        "shared_experts": shared,
+        "dense_layers": dense,
+        "router_bias": True,
+        "router_score": "sigmoid",
+        "router_normalized": normalized,
+        "router_scaling_factor": config.number("routed_scaling_factor", 2.446),
+    }
+    chosen = config.count("topk_group", 1)
+    if groups > 1:
+        moe |= {"router_groups": groups, "router_groups_per_token": chosen}
+    return {"moe": moe}
+
+
+_KIMI_LINEAR_REFUSALS: tuple[Part, ...] = (
+    only("mla_use_nope", True, "only true is supported: latent attention without positions"),
+    only("mla_use_output_gate", False, "a gate on latent attention is not supported"),
+    only("num_nextn_predict_layers", 0, "is not supported beside linear attention: set it to 0"),
+    only("moe_router_activation_func", "sigmoid", "only sigmoid is supported"),
+)
+
+
 def _gpt_oss_rope(config: ConfigFields) -> Fields:
     """Rotary embeddings, by YaRN where the file says nothing of it (configuration_gpt_oss.py)."""
     turning = rope_fields(config, base=150_000)
@@ -733,6 +863,23 @@ _DEEPSEEK: Record = {
     },
     **BIASES,
 }
+
+
+def _kimi_linear_attention(config: ConfigFields) -> Fields:
+    # Sizes and switches that others imply (modeling_kimi_linear.py reads none of them).
+    config.passed_over(
+        "head_dim", "num_key_value_heads", "rope_theta", "use_grouped_topk", "topk_method"
+    )
+    return {"position": "none", "linear_attention": _kimi_delta(config), **_kimi_order(config)}
+
+
+_KIMI_LINEAR: tuple[Part, ...] = (
+    *_KIMI_LINEAR_REFUSALS,
+    _DEEPSEEK,
+    SMALLER_EPSILON,
+    _kimi_linear_attention,
+    _kimi_experts,
+)
 _NEXT_TOKENS: Record = {"mtp_layers": integer("num_nextn_predict_layers", 0, least=0)}
 _DEEPSEEK_V3: tuple[Part, ...] = (
     DECODER,
@@ -1348,6 +1495,10 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v32": Family("DeepseekV32ForCausalLM", _DEEPSEEK_V32),
     "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", _DEEPSEEK_V32),
     "kimi_k2": Family("", _DEEPSEEK_V3),
+    "kimi_linear": Family("KimiLinearForCausalLM", _KIMI_LINEAR),
+    "minimax": Family("MiniMaxForCausalLM", _MINIMAX_01),
+    "minimax_text_01": Family("MiniMaxText01ForCausalLM", _MINIMAX_01),
+    "minimax_m1": Family("MiniMaxM1ForCausalLM", _MINIMAX_01),
     "gpt_oss": Family("GptOssForCausalLM", (_GPT_OSS, _windows(128, 2))),
     "olmo2": Family("Olmo2ForCausalLM", (_OLMO2,)),
     "olmo3": Family("Olmo3ForCausalLM", (_OLMO2, _windows(4096, 4))),

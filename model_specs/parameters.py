@@ -104,19 +104,22 @@ def linear_attention_parameters(model: ModelSpec) -> int:
     """Linear attention of one layer that has it; 0 in a model without.
 
     Projections, a convolution over queries, keys and values, two numbers a value head (step and decay) and
-    the norm of a head's output (megatron/core/ssm/gated_delta_net/common.py, _GDNBase).
+    the norm of a head's output (megatron/core/ssm/gated_delta_net/common.py, _GDNBase). Kimi Delta Attention
+    has a step for each channel of the keys (transformers 5.23, models/kimi_linear, KimiLinearForgetGate);
+    lightning attention neither numbers nor convolution, and one norm over all heads (models/minimax,
+    MiniMaxLightningAttention).
     """
     linear = model.linear_attention
     if linear is None:
         return 0
-    convolution = linear.conv_kernel * (2 * linear.key_width + linear.value_width)
-    heads = 2 * linear.value_heads
-    return linear_attention_matmul_parameters(model) + convolution + heads + linear.value_head_dim
+    convolution = linear.conv_kernel * linear.convolved_width
+    beside = convolution + linear.numbers + linear.normed_width
+    return linear_attention_matmul_parameters(model) + beside
 
 
 def whole_linear_attention_parameters(model: ModelSpec) -> int:
-    """Of `linear_attention_parameters`, those that every tensor-parallel rank holds whole: a head's norm."""
-    return 0 if model.linear_attention is None else model.linear_attention.value_head_dim
+    """Of `linear_attention_parameters`, those that every tensor-parallel rank holds whole: the norm."""
+    return 0 if model.linear_attention is None else model.linear_attention.normed_width
 
 
 def linear_attention_matmul_parameters(model: ModelSpec) -> int:
@@ -124,7 +127,8 @@ def linear_attention_matmul_parameters(model: ModelSpec) -> int:
     linear = model.linear_attention
     if linear is None:
         return 0
-    return model.hidden * (linear.projected_width + linear.value_width)
+    gates = (linear.gate_rank or 0) * (linear.key_width + linear.value_width)
+    return model.hidden * (linear.projected_width + linear.value_width) + gates
 
 
 def mamba_parameters(model: ModelSpec) -> int:
@@ -472,16 +476,18 @@ def _mamba_scan_flops(model: ModelSpec) -> float:
 
 
 def _linear_attention_flops(model: ModelSpec) -> float:
-    """Forward FLOPs of one token in the convolution and the delta rule of one layer with linear attention.
+    """Forward FLOPs of one token in the convolution and the states of one layer with linear attention.
 
-    The rule makes four products with a head's state of key by value width, as Megatron-LM counts it
-    (megatron/training/training.py, gdn_layer_flops).
+    The delta rule makes four products with a head's state of key by value width, as Megatron-LM counts it
+    (megatron/training/training.py, gdn_layer_flops). Lightning attention makes two: keys times values, and
+    queries times the state (arXiv 2501.08313, section 2.2.1).
     """
     linear = model.linear_attention
     if linear is None:
         return 0.0
-    convolution = linear.conv_kernel * (2 * linear.key_width + linear.value_width)
-    return 2.0 * (convolution + 4 * linear.value_width * linear.key_head_dim)
+    convolution = linear.conv_kernel * linear.convolved_width
+    products = 2 if linear.type == "lightning" else 4
+    return 2.0 * (convolution + products * linear.value_width * linear.key_head_dim)
 
 
 def flops_per_token(

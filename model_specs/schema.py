@@ -18,8 +18,8 @@ from meshwright.model_specs.blocks import (
     Count,
     CountOrZero,
     Flag,
-    GatedDeltaNetSpec,
     LayerKind,
+    LinearAttentionSpec,
     Mamba1Spec,
     Mamba2Spec,
     MlaSpec,
@@ -119,7 +119,7 @@ class ModelSpec(ClosedDocument):
     attention: MlaSpec | None = None
     attention_output_gate: Flag = False
     """What attention returns is multiplied by a gate as wide as the queries (Qwen3-Next)."""
-    linear_attention: GatedDeltaNetSpec | None = None
+    linear_attention: LinearAttentionSpec | None = None
     """Stands in place of attention in all layers but each n-th, n being `full_attention_every`."""
     mamba: Mamba2Spec | None = None
     """Stands where `hybrid_pattern` says so, or beside attention in every layer."""
@@ -224,8 +224,15 @@ class ModelSpec(ClosedDocument):
                 "linear_attention needs full_attention_every: n where each n-th layer attends in full"
             )
         for field in ("sliding_window", "attention", "mtp_layers"):
-            if getattr(self, field):
+            latent_beside_kda = field == "attention" and self._has_kda
+            if getattr(self, field) and not latent_beside_kda:
                 raise ValueError(f"linear_attention with {field} is not supported")
+        if self.indexer is not None:
+            raise ValueError("linear_attention with attention.indexer is not supported")
+
+    @property
+    def _has_kda(self) -> bool:
+        return self.linear_attention is not None and self.linear_attention.type == "kda"
 
     def _check_hybrid(self) -> None:
         """Raises ValueError where pattern, Mamba-2 and experts do not fit each other."""

@@ -24,7 +24,7 @@ from meshwright.frameworks.catalog import RECORDS
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.blocks import (
     EncoderUse,
-    GatedDeltaNetSpec,
+    LinearAttentionSpec,
     Mamba1Spec,
     Mamba2Spec,
     MlaSpec,
@@ -77,8 +77,16 @@ SEEING = DENSE.model_copy(
 )
 LINEAR = DENSE.model_copy(
     update={
-        "linear_attention": GatedDeltaNetSpec(
+        "linear_attention": LinearAttentionSpec(
             key_heads=8, value_heads=16, key_head_dim=64, value_head_dim=64
+        ),
+        "full_attention_every": 4,
+    }
+)
+LIGHTNING = DENSE.model_copy(
+    update={
+        "linear_attention": LinearAttentionSpec(
+            type="lightning", key_heads=16, value_heads=16, key_head_dim=64, value_head_dim=64
         ),
         "full_attention_every": 4,
     }
@@ -564,6 +572,9 @@ OF_WORKLOADS = {
     "fsdp2-muon-experts",
     "torchtitan-linear-attention",
     "deepspeed-linear-attention",
+    "megatron-linear-kinds",
+    "torchtitan-linear-kinds",
+    "deepspeed-linear-kinds",
     "torchtitan-sparse-attention",
     "deepspeed-sparse-attention",
     "fsdp2-sparse-attention",
@@ -739,6 +750,12 @@ def test_deepspeed_has_every_optimizer() -> None:
 
 @pytest.mark.parametrize("framework", ["torchtitan", "deepspeed"])
 def test_linear_attention_is_for_frameworks_that_have_it(framework: str) -> None:
+    work = workload(LIGHTNING)
+    assert not RULES[f"{framework}-linear-attention"].applies(work)
+    refused = RULES[f"{framework}-linear-kinds"].check(finished(work, Layout(), 1.0))
+    assert refused is not None
+    assert "9 layers of lightning attention (linear_attention.type lightning)" in refused.words
+    assert "Choose the fsdp2 framework" in refused.remedy
     rule = RULES[f"{framework}-linear-attention"]
     for model, expected in ((DENSE, True), (LINEAR, False)):
         work = workload(model)

@@ -1,7 +1,8 @@
-"""Gated DeltaNet: its products by executing them, its price and memory by hand, and who can run it."""
+"""Linear attention: its products by executing them, its price and memory by hand, and who can run it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,20 +11,24 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from meshwright.cluster_specs.reader import read_cluster
+from meshwright.constraints.registry import rules_of
 from meshwright.costmodel.activations import activation_bytes_per_layer
 from meshwright.costmodel.layer_kinds import kind_times
 from meshwright.costmodel.layout import Layout
-from meshwright.costmodel.other_blocks import delta_rule_s
+from meshwright.costmodel.other_blocks import delta_rule_s, kda_rule_s, lightning_products_s
 from meshwright.costmodel.placement import nested_placement
 from meshwright.costmodel.states import rank_parameters
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.volumes import context_volumes, mean_rank_work
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
-from meshwright.model_specs.blocks import GatedDeltaNetSpec
+from meshwright.frameworks.catalog import RECORDS, framework_named
+from meshwright.model_specs.adapters import AdapterSpec, counted_matrices, resolved
+from meshwright.model_specs.blocks import LinearAttentionSpec, MlaSpec, SparseIndexerSpec
 from meshwright.model_specs.parameters import (
     attention_flops_per_token,
     attention_parameters,
+    linear_attention_matmul_parameters,
     linear_attention_parameters,
     parameter_count,
 )
@@ -33,11 +38,14 @@ from meshwright.planner.launch.writer import flag_words, notes_of
 from meshwright.planner.runs.launches.command_line import words_of
 from meshwright.planner.runs.launches.megatron import megatron_model
 
-SPEC = GatedDeltaNetSpec(key_heads=2, value_heads=4, key_head_dim=4, value_head_dim=8)
-WIDE = GatedDeltaNetSpec(key_heads=16, value_heads=32, key_head_dim=128, value_head_dim=128)
+SPEC = LinearAttentionSpec(key_heads=2, value_heads=4, key_head_dim=4, value_head_dim=8)
+WIDE = LinearAttentionSpec(key_heads=16, value_heads=32, key_head_dim=128, value_head_dim=128)
+SQUARE = {"key_heads": 32, "value_heads": 32, "key_head_dim": 128, "value_head_dim": 128}
+KDA = LinearAttentionSpec.model_validate({"type": "kda", "gate_rank": 128, **SQUARE})
+LIGHTNING = LinearAttentionSpec.model_validate({"type": "lightning", **SQUARE})
 
 
-def model(spec: GatedDeltaNetSpec = SPEC, every: int = 4, **changes: Any) -> ModelSpec:
+def model(spec: LinearAttentionSpec = SPEC, every: int = 4, **changes: Any) -> ModelSpec:
     fields: dict[str, Any] = {
         "layers": 8,
         "hidden": 16,
@@ -53,6 +61,10 @@ def model(spec: GatedDeltaNetSpec = SPEC, every: int = 4, **changes: Any) -> Mod
 
 def wide_model(every: int = 4) -> ModelSpec:
     return model(WIDE, every, hidden=2048, ffn_hidden=5120, heads=16, kv_heads=2, vocab=32_000)
+
+
+def other_model(spec: LinearAttentionSpec, every: int = 4) -> ModelSpec:
+    return model(spec, every, hidden=2304, ffn_hidden=9216, heads=32, kv_heads=32, vocab=32_000)
 
 
 def workload(spec: ModelSpec, seq_len: int = 4096) -> Workload:
@@ -233,3 +245,186 @@ def test_other_mixtures_in_a_launch_file_are_refused(flag: str, value: str) -> N
     quoted = " ".join(f"'{word}'" for word in words)
     with pytest.raises(InputError, match=flag):
         megatron_model(words_of(quoted, "flags"))
+
+
+# Kimi Delta Attention and lightning attention.
+
+
+def test_parameters_of_the_other_kinds_by_hand() -> None:
+    """What transformers 5.23 builds of a layer: models/kimi_linear and models/minimax."""
+    width = 32 * 128
+    gates = 2 * (2304 * 128 + 128 * width) + 2304 * 32
+    convolution, numbers, norm = 4 * 3 * width, 32 + width, 128
+    kda = 4 * 2304 * width + gates + convolution + numbers + norm
+    assert linear_attention_parameters(other_model(KDA)) == kda
+    lightning = 2304 * 3 * width + 2 * 2304 * width + width
+    assert linear_attention_parameters(other_model(LIGHTNING)) == lightning
+    for spec in (KDA, LIGHTNING):
+        counted = other_model(spec, every=0)
+        projections = sum(
+            each.number * each.matrix.inputs * each.matrix.outputs
+            for each in counted_matrices(counted, fused=False)
+            if each.matrix.name not in ("gate_proj", "up_proj", "down_proj")
+        )
+        assert projections == 8 * linear_attention_matmul_parameters(counted)
+
+
+def test_model_flops_of_the_other_kinds() -> None:
+    """Forward and backward: four products with a state after a convolution, or two without one."""
+    width = 32 * 128
+    kda = attention_flops_per_token(other_model(KDA, every=0), 4096)
+    assert kda == 3 * 2 * (4 * 3 * width + 4 * width * 128) * 8
+    lightning = attention_flops_per_token(other_model(LIGHTNING, every=0), 4096)
+    assert lightning == 3 * 2 * 2 * width * 128 * 8
+
+
+def test_chunks_of_kimi_delta_attention_make_its_recurrence() -> None:
+    """S_t = (1 - b k k') diag(a) S_(t-1) + b k v', arXiv 2510.26692, equation 1: a decay for each channel."""
+    rng, size, keys, values = np.random.default_rng(7), 64, 6, 10
+    q, k = rng.normal(size=(2, 2 * size, keys)) / keys
+    v, step = rng.normal(size=(2 * size, values)), rng.uniform(size=(2 * size, 1))
+    decay = np.exp(-0.05 * rng.uniform(size=(2 * size, keys)))
+    state, expected = np.zeros((keys, values)), np.zeros((2 * size, values))
+    for t in range(2 * size):
+        state = decay[t][:, None] * state
+        state = state + step[t] * np.outer(k[t], v[t] - k[t] @ state)
+        expected[t] = q[t] @ state
+    times, state, outputs = Products(), np.zeros((keys, values)), []
+    for part in (slice(0, size), slice(size, 2 * size)):
+        summed = np.cumsum(np.log(decay[part]), axis=0)
+        up, down, last = np.exp(summed), np.exp(-summed), np.exp(summed[-1])
+        triangle = np.tril(step[part] * times(k[part] * up, (k[part] * down).T), -1)
+        inverse = np.linalg.inv(np.eye(size) + triangle)
+        w, u = times(inverse, step[part] * k[part] * up), times(inverse, step[part] * v[part])
+        new = u - times(w, state)
+        scores = np.tril(times(q[part] * up, (k[part] * down).T))
+        outputs.append(times(q[part] * up, state) + times(scores, new))
+        state = last[:, None] * state + times((k[part] * down * last).T, new)
+    np.testing.assert_allclose(np.concatenate(outputs), expected, atol=1e-9)
+    # Of queries by keys and keys by keys, 6 of 16 blocks of 16 positions lie above the diagonal.
+    left_out = 2 * 2 * size * keys * 6 / 16
+    per_position = 4 * size * keys * 5 / 8 + 2 * size * (keys + 2 * values) + 6 * keys * values
+    assert times.flops - 2 * size * left_out == 2 * size * per_position
+
+
+def test_kimi_delta_attention_takes_its_products_beside_its_bytes() -> None:
+    work, layout = workload(other_model(KDA)), Layout(dp=8)
+    c = make_context(work, layout, nested_placement(work.cluster, layout))
+    rule, rates, heads = kda_rule_s(c, KDA), c.rates, 4096 * 32
+    # Of 64 positions, 128 wide: 20,480 + 49,152 + 1,365.3 + 98,304 FLOP, and 7,264 bytes with two states.
+    flops = 20_480 + 49_152 + 4096 / 3 + 98_304
+    moved = 44 * 128 + 12 * 128 + 8 * 64 + 96 + 4 * 256
+    forward = np.hypot(flops / rates.attention_forward_flops, moved / rates.hbm_bytes_per_s)
+    assert rule.forward == pytest.approx(heads * forward)
+    flops = 64 * (6 * 128 + 5 * 128 + 10 * 128) + 4 * 4096 + 16 * 16_384
+    moved = 96 * 128 + 30 * 128 + 22 * 64 + 8 * 256
+    backward = np.hypot(flops / rates.attention_backward_flops, moved / rates.hbm_bytes_per_s)
+    assert rule.backward == pytest.approx(heads * backward)
+    # Finer decays cost more than those of a head (arXiv 2510.26692, section 3.2).
+    square = LinearAttentionSpec.model_validate(SQUARE)
+    assert rule.forward > delta_rule_s(c, square).forward
+
+
+def test_blocks_of_lightning_attention_make_its_recurrence() -> None:
+    """S_t = a S_(t-1) + k v', o_t = q_t S_t: arXiv 2501.08313, equations 6 and 7, one decay for a head."""
+    rng, size, width, decay = np.random.default_rng(8), 32, 6, 0.97
+    q, k, v = rng.normal(size=(3, 2 * size, width))
+    state, expected = np.zeros((width, width)), np.zeros((2 * size, width))
+    for t in range(2 * size):
+        state = decay * state + np.outer(k[t], v[t])
+        expected[t] = q[t] @ state
+    times, state, outputs = Products(), np.zeros((width, width)), []
+    steps = np.arange(1, size + 1)
+    inside = np.tril(decay ** np.maximum(steps[:, None] - steps, 0))
+    for part in (slice(0, size), slice(size, 2 * size)):
+        own = times(times(q[part], k[part].T) * inside, v[part])
+        outputs.append(own + times(q[part] * decay ** steps[:, None], state))
+        state = decay**size * state + times((k[part] * decay ** (size - steps)[:, None]).T, v[part])
+    np.testing.assert_allclose(np.concatenate(outputs), expected, atol=1e-9)
+    assert times.flops == 2 * size * (2 * size * 2 * width + 4 * width * width)
+    work, layout = workload(other_model(LIGHTNING)), Layout(dp=8)
+    c = make_context(work, layout, nested_placement(work.cluster, layout))
+    products = lightning_products_s(c, LIGHTNING)
+    flops = 4096 * 32 * (2 * 256 * 256 + 4 * 128 * 128)
+    assert products.forward == pytest.approx(flops / c.rates.head_gemm_flops)
+    assert products.backward == pytest.approx(2 * products.forward)
+
+
+def test_memory_of_the_other_kinds_by_hand() -> None:
+    layout, width = Layout(dp=8), 32 * 128
+    full, _ = activation_bytes_per_layer(workload(other_model(KDA, 1)), layout, experts=False)
+    # Attention of 32 heads of 72: queries, keys, values and output, log-sum-exp.
+    attention = 2 * 4 * 2304 + 4 * 32
+    # Convolution in and out, decays, triangles and numbers of heads, gates' inner width, three of the output.
+    kda_kept = 2 * 2 * 3 * width + 21 * width + 32 * (4 * 64 + 16) + 2 * 2 * 128 + 3 * 2 * width
+    # Before and behind SiLU, scores, states, decayed queries and keys, five of the output.
+    scores, states = 2 * 32 * 256, 2 * 2 * width * 128 / 256
+    lightning_kept = 2 * 2 * 3 * width + scores + states + 2 * 2 * width + 5 * 2 * width
+    for spec, kept in ((KDA, kda_kept), (LIGHTNING, lightning_kept)):
+        linear, _ = activation_bytes_per_layer(
+            workload(other_model(spec, 0)), layout, experts=False
+        )
+        assert linear - full == pytest.approx(4096 * (kept - attention)), spec.type
+
+
+def test_the_loop_over_blocks_costs_the_host_its_launches() -> None:
+    """Sixteen kernels for each 256 positions, however many sequences a micro-batch has."""
+
+    def host_s(spec: LinearAttentionSpec, seq_len: int) -> float:
+        work = replace(workload(other_model(spec, 0), seq_len), framework="fsdp2")
+        layout = Layout(dp=8, zero_stage=3)
+        c = make_context(work, layout, nested_placement(work.cluster, layout))
+        dense = kind_times(c).dense
+        assert dense is not None
+        return float(dense.parts["host"])
+
+    assert host_s(LIGHTNING, 4096) > 2 * host_s(KDA, 4096)
+    assert host_s(LIGHTNING, 8192) > host_s(LIGHTNING, 4096)
+
+
+def test_frameworks_have_the_kinds_that_their_records_name() -> None:
+    """Megatron has no module with either, torchtitan and DeepSpeed have no linear attention at all."""
+    for record in RECORDS:
+        for spec in (WIDE, KDA, LIGHTNING):
+            work = workload(other_model(spec) if spec is not WIDE else wide_model())
+            names = [
+                rule.name
+                for rule in rules_of(record)
+                if "-linear-" in rule.name and rule.applies(work)
+            ]
+            has_none = spec is WIDE and not record.linear_attention
+            refusing = f"{record.name}-linear-{'attention' if has_none else 'kinds'}"
+            known = spec.type in record.linear_attention
+            assert names == ([] if known else [refusing]), (record.name, spec.type)
+    assert set(framework_named("fsdp2").linear_attention) == {"gated_delta_net", "kda", "lightning"}
+
+
+@pytest.mark.parametrize("spec", [KDA, LIGHTNING])
+def test_adapters_beside_the_other_kinds_are_refused(spec: LinearAttentionSpec) -> None:
+    with pytest.raises(InputError, match=f"adapters beside {spec.title} have no price"):
+        resolved(other_model(spec), AdapterSpec(), fused=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"type": "kda"}, "type: kda and gate_rank need each other"),
+        ({"gate_rank": 8}, "type: kda and gate_rank need each other"),
+        ({"type": "lightning", "value_heads": 64}, "must be key_heads 32 under lightning"),
+    ],
+)
+def test_kinds_that_contradict_themselves_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        LinearAttentionSpec.model_validate({**SQUARE, **fields})
+
+
+def test_latent_attention_stands_beside_kimi_delta_attention_alone() -> None:
+    latent = MlaSpec(kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32)
+    assert model(KDA, attention=latent).linear_layers == 6
+    with pytest.raises(ValidationError, match="linear_attention with attention is not supported"):
+        model(attention=latent)
+    indexed = latent.model_copy(
+        update={"indexer": SparseIndexerSpec(heads=4, head_dim=32, top_k=128)}
+    )
+    with pytest.raises(ValidationError, match=r"attention\.indexer is not supported"):
+        model(KDA, attention=indexed)

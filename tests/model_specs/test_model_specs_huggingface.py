@@ -114,6 +114,10 @@ PUBLISHED = {
     "phi-3.5-moe": 41_873_153_344,  # built; 41.9B on the hub
     "solar-open-100b": 102_651_799_552,  # built; 102.6B on the model card
     "stablelm-2-12b": 12_143_185_920,  # built; 12.1B on the model card
+    "kimi-linear-48b-a3b": 49_122_681_728,  # built; 49.1B on the hub
+    "minimax-m1": 456_089_655_296,  # built of the next but one; 456B on the model card
+    "minimax-text-01": 456_089_655_296,  # likewise
+    "minimax-text-01-hf": 456_089_655_296,  # built; 456B in arXiv 2501.08313
     "trinity-mini-26b-a3b": 26_123_974_400,  # built; 26B on the model card
 }
 
@@ -558,6 +562,71 @@ def test_stablelm_has_blocks_side_by_side_in_the_larger_model() -> None:
     assert parameter_count(read(config("stablelm-2-12b") | small)) == 1_644_515_328
 
 
+def test_minimax_has_lightning_attention_in_seven_layers_of_eight() -> None:
+    for name in ("minimax-text-01", "minimax-m1", "minimax-text-01-hf"):
+        model = read(config(name))
+        linear = model.linear_attention
+        assert linear is not None
+        assert (linear.type, linear.value_width, linear.block) == ("lightning", 8192, 256)
+        assert (model.linear_layers, model.full_attention_every, model.kv_heads) == (70, 8, 8)
+        assert model.rope.fraction == 0.5
+        # arXiv 2501.08313: 45.9B activated, without word embeddings and the head.
+        layers = active_parameter_count(model, input_embedding=False) - head_parameters(model)
+        assert layers == pytest.approx(45.9e9, rel=1e-2)
+    # Factors on residuals are in no field of a model: launches name them.
+    assert "layernorm_mlp_beta 1.0" in read(config("minimax-m1")).left_out
+    silent = config("minimax-text-01-hf")
+    del silent["layer_types"]
+    assert read(silent).attention_letters == "FL" * 40
+    for change, words in (
+        (
+            {"attn_type_list": [0, 1]},
+            "attn_type_list: must list 0 .linear. or 1 .full. for each of 80",
+        ),
+        ({"attn_type_list": [0] * 79 + [2]}, "attn_type_list: must list 0"),
+        ({"postnorm": False}, "postnorm: only true is supported"),
+    ):
+        with pytest.raises(InputError, match=words):
+            read(config("minimax-m1") | change)
+
+
+def test_kimi_linear_has_delta_attention_in_three_layers_of_four() -> None:
+    model = read(config("kimi-linear-48b-a3b"))
+    linear = model.linear_attention
+    assert linear is not None
+    assert model.attention is not None
+    assert model.moe is not None
+    assert (linear.type, linear.key_width, linear.gate_rank) == ("kda", 4096, 128)
+    assert model.attention_letters == "LLLF" * 6 + "LLF"
+    assert (model.position, model.attention.q_lora_rank, model.kv_heads) == ("none", None, 32)
+    assert (model.moe.dense_layers, model.moe.router_score, model.moe.top_k) == (1, "sigmoid", 8)
+    # Model card: 3B activated.
+    layers = active_parameter_count(model, input_embedding=False) - head_parameters(model)
+    assert layers == pytest.approx(2.73e9, rel=0.01)
+    # The same under the names of transformers 5.
+    newer = config("kimi-linear-48b-a3b")
+    sizes = newer.pop("linear_attn_config")
+    kinds = ["linear_attention", "full_attention"]
+    newer |= {
+        "layer_types": [kinds[n in sizes["full_attn_layers"]] for n in range(1, 28)],
+        "mlp_layer_types": ["dense"] + ["sparse"] * 26,
+        "num_local_experts": newer.pop("num_experts"),
+        "num_experts_per_tok": newer.pop("num_experts_per_token"),
+        "norm_topk_prob": newer.pop("moe_renormalize"),
+    }
+    assert read(newer) == model
+    broken = config("kimi-linear-48b-a3b")["linear_attn_config"]
+    for change, words in (
+        ({"mla_use_nope": False}, "mla_use_nope: only true is supported"),
+        ({"mla_use_output_gate": True}, "mla_use_output_gate: a gate on latent attention"),
+        ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers: .*set it to 0"),
+        ({"linear_attn_config": broken | {"use_full_rank_gate": True}}, "use_full_rank_gate: only"),
+        ({"linear_attn_config": broken | {"kda_layers": [1, 2]}}, "kda_layers: .* layers 1 to 27"),
+    ):
+        with pytest.raises(InputError, match=words):
+            read(config("kimi-linear-48b-a3b") | change)
+
+
 def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
     data = config("olmo-3-7b")
     del data["layer_types"]
@@ -571,8 +640,12 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
         ({"model_type": "mamba3", "state_size": 16}, "state_size: state-space layers"),
         ({"model_type": "zamba2", "mamba_d_state": 16}, "mamba_d_state: state-space layers"),
         (
-            {"model_type": "minimax_text_01", "attn_type_list": [0, 1]},
+            {"model_type": "minimax_vl_01_text", "attn_type_list": [0, 1]},
             "attn_type_list: layers with linear attention",
+        ),
+        (
+            {"model_type": "kimi_k3", "linear_attn_config": {"num_heads": 96}},
+            "linear_attn_config: layers with linear attention",
         ),
         ({"model_type": "olmo_hybrid", "linear_num_value_heads": 32}, "heads: .*linear attention"),
         ({"model_type": "deepseek_v4", "index_topk": 512}, "index_topk: .*an indexer chooses"),
