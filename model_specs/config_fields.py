@@ -214,6 +214,17 @@ def only(
     return check
 
 
+def absent(key: str, what: str) -> Callable[[ConfigFields], Fields]:
+    """Refuses a file where a key is there and not null; `what` is the reason."""
+
+    def check(config: ConfigFields) -> Fields:
+        if config.has(key):
+            raise config.fail(key, what)
+        return {}
+
+    return check
+
+
 # What several Hugging Face model families share: decoders, activations, biases, attention windows.
 
 

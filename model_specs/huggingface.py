@@ -190,7 +190,25 @@ _SPARSE = (
     "deepseek_v32 and glm_moe_dsa can be priced"
 )
 
+_UNLIKE_WIDTHS = (
+    "layers whose attention differs in heads or widths by their kind are not supported: the layers of a "
+    "model have one set of heads"
+)
+
 REFUSING_FIELDS = {
+    "global_head_dim": "layers that attend in full have wider heads than those with a window (Gemma 4), and "
+    "than the attention kernels that are priced: they are not supported",
+    "hidden_size_per_layer_input": "a token table for each layer (Gemma 3n and 4) is not supported",
+    "swa_num_key_value_heads": _UNLIKE_WIDTHS,
+    "swa_head_dim": _UNLIKE_WIDTHS,
+    "compress_ratios": "attention to compressed keys and values (DeepSeek-V4) is not supported",
+    "sparse_attention_config": "attention to chosen blocks of positions (MiniMax-M3) is not supported",
+    "block_configs": "layers that each have widths of their own (Nemotron from architecture search) are not "
+    "supported",
+    "zero_expert_num": "experts that compute nothing (LongCat) are not supported: tokens have unlike numbers "
+    "of experts",
+    "prefix_dense_intermediate_size": "experts of this family (Command A+) beside shared ones whose outputs "
+    "are averaged are not supported",
     "state_size": _STATE_SPACE,
     "ssm_state_size": _STATE_SPACE,
     "mamba_d_state": _STATE_SPACE,

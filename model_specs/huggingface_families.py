@@ -24,6 +24,7 @@ from meshwright.model_specs.config_fields import (
     Fields,
     Part,
     Record,
+    absent,
     activation,
     biases,
     boolean,
@@ -772,6 +773,8 @@ def _kimi_experts(config: ConfigFields) -> Fields:
 _KIMI_LINEAR_REFUSALS: tuple[Part, ...] = (
     only("mla_use_nope", True, "only true is supported: latent attention without positions"),
     only("mla_use_output_gate", False, "a gate on latent attention is not supported"),
+    absent("attn_res_block_size", "attention over the outputs of earlier layers is not supported"),
+    absent("routed_expert_hidden_size", "experts on a projection with a norm are not supported"),
     only("num_nextn_predict_layers", 0, "is not supported beside linear attention: set it to 0"),
     only("moe_router_activation_func", "sigmoid", "only sigmoid is supported"),
 )
@@ -991,6 +994,49 @@ def _ernie_experts(config: ConfigFields) -> Fields:
         "router_score": "softmax",
     }
     return {"moe": read_fields(config, record)}
+
+
+# Ling and Ring (BailingMoE): the first generation by softmax, the second as DeepSeek-V3, with norms on
+# queries and keys. Their code comes with the files (modeling_bailing_moe.py, modeling_bailing_moe_v2.py).
+
+
+def _bailing_experts(config: ConfigFields) -> Fields:
+    dense = config.count("first_k_dense_replace", 0, least=0)
+    config.passed_over("router_dtype", "topk_group")
+    if dense >= config.layers():
+        return {}
+    score = config.text("score_function", "softmax")
+    record: Record = {
+        **routed_experts("num_experts", None, None, "moe_intermediate_size"),
+        "shared_experts": integer("num_shared_experts", 0, least=0),
+        "dense_layers": dense,
+        "router_score": score,
+        "router_bias": boolean("moe_router_enable_expert_bias", False),
+        "router_normalized": boolean("norm_topk_prob", True),
+        "router_scaling_factor": real("routed_scaling_factor", 1.0),
+    }
+    moe = read_fields(config, record)
+    width = config.count("moe_shared_expert_intermediate_size", optional=True)
+    if width is not None and moe["shared_experts"]:
+        moe["shared_ffn_hidden"] = width * config.count("num_shared_experts", 0, least=0)
+    groups = config.count("n_group", 1)
+    if groups > 1:
+        chosen = config.count("topk_group", groups)
+        moe |= {"router_groups": groups, "router_groups_per_token": chosen}
+    return {"moe": moe}
+
+
+_BAILING: Record = {
+    **DECODER,
+    "attention_bias": boolean("use_qkv_bias", False),
+    "attention_output_bias": boolean("use_bias", False),
+    "qk_norm": boolean("use_qk_norm", False),
+}
+_BAILING_REFUSALS: tuple[Part, ...] = (
+    only("norm_head", False, "a head whose columns are normed is not supported"),
+    only("norm_softmax", False, "a softmax whose logits are normed is not supported"),
+    only("use_rmsnorm", True, "only RMS norms are supported"),
+)
 
 
 # Granite without Mamba: the scales of Granite 4.0-H round a Llama, or round experts.
@@ -1258,6 +1304,25 @@ def _afmoe(config: ConfigFields) -> Fields:
 
 # Llama-like families that differ in a switch or two.
 
+_EXAONE: Record = {
+    **DECODER,
+    "layers": lambda config: config.layers("num_layers"),
+    "norm_epsilon": real("layer_norm_epsilon", 1e-5),
+    **activation("activation_function", "silu", GATED),
+}
+_INTERNLM2: Record = {**DECODER, **biases(boolean("bias", False))}
+_INTERNLM3: Record = {
+    **DECODER,
+    **SMALLER_EPSILON,
+    "head_dim": integer("head_dim", 128),
+    **biases(boolean("qkv_bias", False)),
+    "mlp_bias": boolean("bias", False),
+}
+_MIMO: Record = {
+    **DECODER,
+    "attention_bias": boolean("attention_bias", True),
+    "mtp_layers": integer("num_nextn_predict_layers", 0, least=0),
+}
 _NO_POSITIONS = (
     "layers without position embedding (no_rope_layers) are counted as layers with one: the price of either "
     "is the same, and a launch file does not say which they are"
@@ -1495,6 +1560,13 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v32": Family("DeepseekV32ForCausalLM", _DEEPSEEK_V32),
     "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", _DEEPSEEK_V32),
     "kimi_k2": Family("", _DEEPSEEK_V3),
+    "bailing_moe": Family(
+        "BailingMoeV2ForCausalLM", (*_BAILING_REFUSALS, _BAILING, _bailing_experts)
+    ),
+    "exaone": Family("ExaoneForCausalLM", (_EXAONE,)),
+    "internlm2": Family("InternLM2ForCausalLM", (_INTERNLM2,)),
+    "internlm3": Family("InternLM3ForCausalLM", (_INTERNLM3,)),
+    "mimo": Family("MiMoForCausalLM", (_MIMO, _qwen_windows)),
     "kimi_linear": Family("KimiLinearForCausalLM", _KIMI_LINEAR),
     "minimax": Family("MiniMaxForCausalLM", _MINIMAX_01),
     "minimax_text_01": Family("MiniMaxText01ForCausalLM", _MINIMAX_01),
@@ -1574,6 +1646,14 @@ FAMILIES: dict[str, Family] = {
     "qwen2_vl_text": Family("", _QWEN2_PARTS),
     "qwen2_5_vl": Family("Qwen2_5_VLForConditionalGeneration", _QWEN2_PARTS),
     "qwen2_5_vl_text": Family("", _QWEN2_PARTS),
+    "glm4v_text": Family("", (_GLM4,)),
+    "glm4v_moe_text": Family(
+        "",
+        (
+            {**_GLM4_MOE, "attention_bias": boolean("attention_bias", True), "mtp_layers": 0},
+            _deepseek_experts(_GLM_ROUTER, dense_layers=1, always=True),
+        ),
+    ),
     "qwen3_vl_text": Family("", _QWEN3_VL_PARTS),
     "qwen3_vl_moe_text": Family("", (*_QWEN3_VL_PARTS, {"moe": _qwen3_vl_experts})),
     "mllama_text_model": Family("", (_MLLAMA,)),

@@ -114,6 +114,15 @@ PUBLISHED = {
     "phi-3.5-moe": 41_873_153_344,  # built; 41.9B on the hub
     "solar-open-100b": 102_651_799_552,  # built; 102.6B on the model card
     "stablelm-2-12b": 12_143_185_920,  # built; 12.1B on the model card
+    "exaone-3.5-7.8b": 7_818_448_896,
+    "glm-4.1v-9b": 9_400_279_040,  # built, language part
+    "glm-4.5v": 106_852_251_264,  # built, language part; that of GLM-4.5-Air
+    "internlm2.5-7b": 7_737_708_544,
+    "internlm3-8b": 8_804_241_408,  # built; 8.8B on the hub
+    "ling-lite": 16_801_974_272,  # 16.8B on the model card
+    "ling-mini-2.0": 16_255_643_392,
+    "mimo-7b": 7_833_409_536
+    - 210_790_400,  # less the module for multi-token prediction, counted below
     "kimi-linear-48b-a3b": 49_122_681_728,  # built; 49.1B on the hub
     "minimax-m1": 456_089_655_296,  # built of the next but one; 456B on the model card
     "minimax-text-01": 456_089_655_296,  # likewise
@@ -158,7 +167,8 @@ def test_every_fixture_is_checked_and_every_family_has_one() -> None:
     read_types = {part["model_type"] for part in parts if "model_type" in part}
     # Wrappers have the names of their families, and older files of Qwen's no text part.
     assert read_types >= set(FAMILIES) - {"qwen2_vl_text", "qwen2_5_vl_text"}
-    assert read_types - set(FAMILIES) <= {"mllama", "qwen3_vl", "qwen3_vl_moe"}
+    wrappers = {"glm4v", "glm4v_moe", "mllama", "qwen3_vl", "qwen3_vl_moe"}
+    assert read_types - set(FAMILIES) <= wrappers
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
@@ -562,6 +572,32 @@ def test_stablelm_has_blocks_side_by_side_in_the_larger_model() -> None:
     assert parameter_count(read(config("stablelm-2-12b") | small)) == 1_644_515_328
 
 
+def test_ling_routes_by_softmax_and_its_second_generation_by_sigmoid() -> None:
+    first, second = read(config("ling-lite")), read(config("ling-mini-2.0"))
+    assert first.moe is not None
+    assert second.moe is not None
+    assert (first.moe.router_score, first.dense_layers, first.moe.shared_width) == (
+        "softmax", 0, 2816,
+    )  # fmt: skip
+    assert (second.moe.router_score, second.moe.router_bias) == ("sigmoid", True)
+    assert (second.moe.router_groups, second.moe.router_groups_per_token) == (8, 4)
+    assert (second.qk_norm, second.rope.fraction, second.dense_layers) == (True, 0.5, 1)
+    # Model cards: 2.75B and 1.4B activated.
+    assert active_parameter_count(first) == pytest.approx(2.75e9, rel=0.01)
+    assert active_parameter_count(second) == pytest.approx(1.43e9, rel=0.01)
+    with pytest.raises(InputError, match="norm_head: a head whose columns are normed"):
+        read(config("ling-lite") | {"norm_head": True})
+
+
+def test_mimo_is_a_qwen_with_a_module_for_multi_token_prediction() -> None:
+    """The hub's 7,833,409,536 hold a layer more, a projection of twice the width and three norms."""
+    model = read(config("mimo-7b"))
+    assert (model.mtp_layers, model.attention_bias, model.sliding_window) == (1, True, None)
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 6144 + 3 * 4096 * 11_008 + 2 * 4096
+    assert mtp_parameters(model) == layer + 2 * 4096 * 4096 + 3 * 4096
+    assert parameter_count(model) + mtp_parameters(model) == 7_833_409_536
+
+
 def test_minimax_has_lightning_attention_in_seven_layers_of_eight() -> None:
     for name in ("minimax-text-01", "minimax-m1", "minimax-text-01-hf"):
         model = read(config(name))
@@ -642,6 +678,38 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
         (
             {"model_type": "minimax_vl_01_text", "attn_type_list": [0, 1]},
             "attn_type_list: layers with linear attention",
+        ),
+        (
+            {"model_type": "gemma4_text", "global_head_dim": 512, "head_dim": 256},
+            "global_head_dim: layers that attend in full have wider heads",
+        ),
+        (
+            {"model_type": "gemma3n_text", "hidden_size_per_layer_input": 256},
+            "hidden_size_per_layer_input: a token table for each layer",
+        ),
+        (
+            {"model_type": "mimo_v2_flash", "swa_num_key_value_heads": 8},
+            "swa_num_key_value_heads: layers whose attention differs in heads or widths",
+        ),
+        (
+            {"model_type": "deepseek_v4", "compress_ratios": [0, 4, 128], "index_topk": 512},
+            "compress_ratios: attention to compressed keys and values",
+        ),
+        (
+            {"model_type": "minimax_m3", "sparse_attention_config": {}},
+            "sparse_attention_config: attention to chosen blocks",
+        ),
+        (
+            {"model_type": "nemotron-nas", "block_configs": [{}]},
+            "block_configs: layers that each have widths of their own",
+        ),
+        (
+            {"model_type": "longcat_flash", "zero_expert_num": 256},
+            "zero_expert_num: experts that compute nothing",
+        ),
+        (
+            {"model_type": "cohere2_moe", "prefix_dense_intermediate_size": 4096},
+            "prefix_dense_intermediate_size: experts of this family",
         ),
         (
             {"model_type": "kimi_k3", "linear_attn_config": {"num_heads": 96}},
