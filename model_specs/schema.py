@@ -66,7 +66,7 @@ class ModelSpec(ClosedDocument):
     rope_in_windows_alone: Flag = False
     """Layers that attend in full have no position embedding, windowed ones have (Llama 4)."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norm_bias: Flag = True
+    norm_bias: Flag = Field(default=True, exclude_if=lambda has_shift: has_shift)
     """Whether a layer norm has a shift beside its scale; those of Cohere have none."""
     norm_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
     """Added to the mean square, or to the variance, under the root."""
@@ -89,7 +89,7 @@ class ModelSpec(ClosedDocument):
     """What token embeddings are multiplied by (Gemma: the root of `hidden`)."""
     output_scale: Positive = 1.0
     """What the logits of the head are multiplied by (Grok-1)."""
-    output_bias: Flag = False
+    output_bias: Flag = Field(default=False, exclude_if=lambda has_bias: not has_bias)
     """A bias on the logits, one number per word (Phi-2, Phi-3.5-MoE)."""
     attention_scale: Positive | None = None
     """What attention scores are multiplied by; one over the root of a query head's width when absent."""
