@@ -817,7 +817,7 @@ def _deepseek_experts(
 
     def read(config: ConfigFields) -> Fields:
         has_experts = always or config.has("n_routed_experts")
-        dense = config.count("first_k_dense_replace", dense_layers, least=0)
+        dense = _experts_listed(config, dense_layers)
         if not has_experts or dense >= config.layers():
             return {}
         if config.count("moe_layer_freq", 1) != 1:

@@ -547,6 +547,11 @@ def test_experts_of_phi_hunyuan_solar_exaone_and_trinity() -> None:
         ("trinity-mini-26b-a3b", {"route_norm": False}, "route_norm: only true is supported"),
         ("phi-2", {"qk_layernorm": True}, "qk_layernorm: norms on queries and keys"),
         ("hy3-295b-a21b", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types: must name dense"),
+        (
+            "glm-5",
+            {"mlp_layer_types": ["sparse"] * 77 + ["dense"]},
+            "mlp_layer_types: must name dense, then sparse, for each of 78 layers",
+        ),
     ],
 )
 def test_what_the_code_of_a_family_does_not_read_is_refused_by_its_field(
