@@ -207,8 +207,9 @@ REFUSING_FIELDS = {
     "supported",
     "zero_expert_num": "experts that compute nothing (LongCat) are not supported: tokens have unlike numbers "
     "of experts",
-    "prefix_dense_intermediate_size": "experts of this family (Command A+) beside shared ones whose outputs "
-    "are averaged are not supported",
+    "hc_mult": "residuals in several streams (hyper-connections) are not supported",
+    "conv_L_cache": "layers with a short convolution in place of attention (LFM2) are not supported",
+    "kda_lower_bound": _LINEAR_ATTENTION,
     "state_size": _STATE_SPACE,
     "ssm_state_size": _STATE_SPACE,
     "mamba_d_state": _STATE_SPACE,

@@ -1164,6 +1164,33 @@ def _cohere2_windows(config: ConfigFields) -> Fields:
     return order | {"rope_in_windows_alone": bool(order)}
 
 
+_COHERE2_MOE: Record = {
+    **_COHERE2,
+    "head_dim": integer("head_dim", 128),
+    "norm": lambda config: "rmsnorm" if config.has("rms_norm_eps") else "layernorm",
+    "norm_bias": lambda config: config.has("rms_norm_eps"),
+    "norm_epsilon": lambda config: config.number(
+        "rms_norm_eps", config.number("layer_norm_eps", 1e-5)
+    ),
+}
+
+
+def _cohere2_experts(config: ConfigFields) -> Fields:
+    """Experts in every layer, shared ones as wide as routed ones (modeling_cohere2_moe.py)."""
+    if _experts_listed(config, 0):
+        what = "dense layers beside those with experts are not supported in this family"
+        raise config.fail("first_k_dense_replace", what)
+    score = config.text("expert_selection_fn", "softmax")
+    record: Record = {
+        **routed_experts("num_experts", 8, 2),
+        "shared_experts": integer("num_shared_experts", 0, least=0),
+        "router_score": score,
+        "router_normalized": score == "softmax" or config.flag("norm_topk_prob", True),
+    }
+    config.passed_over("norm_topk_prob", "prefix_dense_sliding_window_pattern")
+    return {"moe": read_fields(config, record)}
+
+
 # Phi-2 and Phi-3.5-MoE: layer norms, and biases up to the logits.
 
 _PHI: Record = {
@@ -1605,6 +1632,9 @@ FAMILIES: dict[str, Family] = {
     "hy_v3": Family("HYV3ForCausalLM", (_HY3, _sigmoid_experts(_HY3_FACTOR))),
     "cohere": Family("CohereForCausalLM", (_COHERE,)),
     "cohere2": Family("Cohere2ForCausalLM", (_COHERE_BLOCK, _COHERE2, _cohere2_windows)),
+    "cohere2_moe": Family(
+        "Cohere2MoeForCausalLM", (_COHERE2_MOE, _cohere2_windows, _cohere2_experts)
+    ),
     "phi": Family("PhiForCausalLM", (_PHI_NORMS, _PHI)),
     "phimoe": Family("PhimoeForCausalLM", (_PHIMOE, _window_everywhere(None))),
     "stablelm": Family("StableLmForCausalLM", (_STABLELM,)),

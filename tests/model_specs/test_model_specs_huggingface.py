@@ -104,6 +104,7 @@ PUBLISHED = {
     "seed-oss-36b": 36_151_104_512,  # built
     "smollm3-3b": 3_075_098_624,  # built
     "starcoder2-3b": 3_030_371_328,  # built
+    "command-a-plus-218b": 218_254_938_112,  # built; 218B on the model card
     "command-r-plus-104b": 103_810_674_688,  # built; 104B on the model card
     "command-r7b": 8_028_033_024,  # built; 8.03B on the hub
     "glm-4-9b-chat": 9_399_951_360,  # built; 9.4B on the hub
@@ -489,6 +490,16 @@ def test_cohere_has_one_norm_without_shift_for_both_blocks() -> None:
     wide = {"hidden_size": 12_288, "intermediate_size": 36_864, "num_hidden_layers": 64}
     command_a = read(config("command-r7b") | wide | {"num_attention_heads": 96})
     assert parameter_count(command_a) == 111_057_580_032
+    # Command A+: 25B activated, of four shared experts as wide as eight routed ones.
+    experts = read(config("command-a-plus-218b"))
+    assert experts.moe is not None
+    assert (experts.moe.shared_width, experts.moe.router_normalized) == (4 * 4096, True)
+    assert active_parameter_count(experts) == pytest.approx(25e9, rel=2e-3)
+    assert (experts.parallel_block, experts.windowed_layers) == (True, 24)
+    normed = read(config("command-a-plus-218b") | {"rms_norm_eps": 1e-6})
+    assert (normed.norm, normed.norm_bias, normed.norm_epsilon) == ("rmsnorm", True, 1e-6)
+    with pytest.raises(InputError, match="first_k_dense_replace: dense layers beside"):
+        read(config("command-a-plus-218b") | {"first_k_dense_replace": 1})
     with pytest.raises(InputError, match=r"use_parallel_block: only blocks side by side"):
         read(config("command-r7b") | {"use_parallel_block": False})
 
@@ -712,9 +723,14 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
             {"model_type": "longcat_flash", "zero_expert_num": 256},
             "zero_expert_num: experts that compute nothing",
         ),
+        ({"model_type": "glm5_next_text", "hc_mult": 4}, "hc_mult: residuals in several streams"),
         (
-            {"model_type": "cohere2_moe", "prefix_dense_intermediate_size": 4096},
-            "prefix_dense_intermediate_size: experts of this family",
+            {"model_type": "lfm2", "conv_L_cache": 3},
+            "conv_L_cache: layers with a short convolution",
+        ),
+        (
+            {"model_type": "bailing_hybrid", "kda_lower_bound": -5.0},
+            "kda_lower_bound: layers with linear attention",
         ),
         (
             {"model_type": "kimi_k3", "linear_attn_config": {"num_heads": 96}},

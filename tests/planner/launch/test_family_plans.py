@@ -20,6 +20,7 @@ from tests.plans import make_plan
 
 CONFIGS = DATA / "hf_configs"
 PLANNED: tuple[tuple[str, FrameworkName, int], ...] = (
+    ("command-a-plus-218b", "megatron", 256),
     ("command-r-plus-104b", "megatron", 64),
     ("command-r7b", "fsdp2", 8),
     ("exaone-3.5-7.8b", "torchtitan", 8),
