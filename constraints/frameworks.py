@@ -462,7 +462,7 @@ TORCHTITAN_ARCHITECTURE = Refuses(
     unit="parts of the model",
     broken=lambda work: foreign_parts(work.model),
     words="torchtitan 0.3 has no layer for {broken}",
-    remedy="Choose the megatron framework for this model.",
+    remedy="Choose the megatron framework for this model, or fsdp2 where that has no layer for it either.",
 )
 
 
