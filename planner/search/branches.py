@@ -486,10 +486,11 @@ class RoomOfBranches:
         groups: dict[_OfMemory, list[int]] = {}
         for index, branch in enumerate(branches):
             groups.setdefault(_of_memory(branch), []).append(index)
-        self._groups = [part for alike in groups.values() for part in self._nested(alike)]
+        self.groups = [part for alike in groups.values() for part in self._nested(alike)]
+        """Positions of branches that need as much memory as each other."""
         self._known = [
             _known_room(_of_memory(branches[group[0]], branches[group[0]].space.recompute))
-            for group in self._groups
+            for group in self.groups
         ]
 
     def for_states(self, degrees: Layout) -> BoolArray:
@@ -520,7 +521,7 @@ class RoomOfBranches:
     def fits(self, degrees: Layout, wanted: Mapping[int, IntArray]) -> dict[int, BoolArray]:
         """By branch, which variants of its `wanted` rows among some degrees [n] fit, [rows, variants]."""
         found: dict[int, BoolArray] = {}
-        for group, room in zip(self._groups, self._known, strict=True):
+        for group, room in zip(self.groups, self._known, strict=True):
             rows_of = {index: wanted[index] for index in group if len(wanted.get(index, ()))}
             if not rows_of:
                 continue
