@@ -42,6 +42,14 @@ class Links:
     """Rails between which nothing passes inside a block, 1 where there are none; None: none anywhere."""
     cross_rail_bytes_per_s: NDArray[np.float64] | None = None
     """As `all_to_all_bytes_per_s`, of the level that joins the rails."""
+    moving_bytes_per_s: NDArray[np.float64] | None = None
+    """As `bytes_per_s`, where no NIC is slower than those of measured runs; None where none is."""
+
+    @property
+    def moving(self) -> Links:
+        """These links with rings at `moving_bytes_per_s`."""
+        rates = self.moving_bytes_per_s
+        return self if rates is None else replace(self, bytes_per_s=rates, moving_bytes_per_s=None)
 
 
 def best_beyond(links: Links) -> Links:
@@ -64,11 +72,13 @@ def best_beyond(links: Links) -> Links:
     """
 
     highest, lowest = np.maximum.accumulate, np.minimum.accumulate
+    moving = links.moving_bytes_per_s
     return Links(
         bytes_per_s=highest(links.bytes_per_s[::-1])[::-1],
         all_to_all_bytes_per_s=highest(links.all_to_all_bytes_per_s[::-1])[::-1],
         latency_s=lowest(links.latency_s[::-1])[::-1],
         half_bytes=lowest(links.half_bytes[::-1])[::-1],
+        moving_bytes_per_s=None if moving is None else highest(moving[::-1])[::-1],
     )
 
 

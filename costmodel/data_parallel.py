@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,9 @@ from meshwright.costmodel.states import (
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 
+_BACKWARD_SHARE = 2.0 / 3.0
+"""Of a micro-batch, beside which gradients alone leave: twice the FLOP of its forward pass."""
+
 
 class DataParallelTraffic(NamedTuple):
     """Seconds of a step's gradient reductions and parameter gathers, hidden or not."""
@@ -32,6 +36,8 @@ class DataParallelTraffic(NamedTuple):
     seconds: Floats
     tail_s: Floats
     """Of the last bucket or chunk, which no compute is left to hide."""
+    moving_s: Floats
+    """What the same bytes take where no NIC is slower than in measured runs (`Links.moving_bytes_per_s`)."""
 
 
 class _Group(NamedTuple):
@@ -57,10 +63,19 @@ class _Group(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """One collective over all parameters: seconds, and those of its last bucket."""
+    """One collective over all parameters: seconds, those of its last bucket, and `moving_s` of traffic."""
 
     seconds: Floats
     bucket_s: Floats
+    moving_s: Floats
+
+    def plus(self, other: _Pass) -> _Pass:
+        """Both, one after the other."""
+        return _Pass(*(own + its for own, its in zip(self, other, strict=True)))
+
+    def where(self, holds: NDArray[np.bool_]) -> _Pass:
+        """Nothing where this does not hold."""
+        return _Pass(*(np.where(holds, own, 0.0) for own in self))
 
 
 def data_parallel_traffic(
@@ -129,18 +144,23 @@ def _traffic(c: Context, groups: list[_Group]) -> DataParallelTraffic:
     if c.workload.adapters is not None:
         whole = _gathered_frozen(c, groups)
         groups = _trained(c, groups)
-        of_adapters = _within(c, groups, weight)
-        gather = _Pass(
-            np.where(stage == 3, whole.seconds, 0.0) + of_adapters.seconds,
-            np.where(stage == 3, whole.bucket_s, 0.0) + of_adapters.bucket_s,
-        )
+        gather = whole.where(stage == 3).plus(_within(c, groups, weight))
     reduced = _passes(c, groups, all_reduce_s, grad)
     scatter = _scattered(c, groups, grad)
     once = reduced if framework.zero1_all_reduces else scatter
     gathers, reductions = passes_of_a_step(c)
-    gathered_s, last_s = gathers * gather.seconds, once.bucket_s + gather.bucket_s
-    sharded_s = np.where(stage == 3, reductions * scatter.seconds, reductions * once.seconds)
-    seconds = np.where(stage == 0, reduced.seconds, gathered_s + sharded_s)
+    last_s = once.bucket_s + gather.bucket_s
+    if framework.gathers_after_update:
+        # What `gather_after_update_s` prices is not beside the reductions.
+        gathers, last_s = np.where(stage == 3, gathers, 0.0), once.bucket_s
+
+    def in_a_step(reduced_s: Floats, gather_s: Floats, scatter_s: Floats, once_s: Floats) -> Floats:
+        sharded_s = reductions * np.where(stage == 3, scatter_s, once_s)
+        return np.where(stage == 0, reduced_s, gathers * gather_s + sharded_s)
+
+    passes = (reduced, gather, scatter, once)
+    seconds = in_a_step(*(each.seconds for each in passes))
+    moving_s = in_a_step(*(each.moving_s for each in passes))
     tail_s = np.where(stage == 0, reduced.bucket_s, np.where(stage == 3, 0.0, last_s))
     if c.workload.keeps_reference and reference_setting(c.workload).gathers_whole:
         whole_s = np.asarray(c.layout.num_micro_batches) * gather.seconds
@@ -149,33 +169,36 @@ def _traffic(c: Context, groups: list[_Group]) -> DataParallelTraffic:
         waits_s = reductions * scatter.bucket_s + gathers * gather.bucket_s
         tail_s = np.where(stage >= 2, waits_s, tail_s)
     tail_s = np.where(_chunk_by_chunk(c), seconds / c.layout.vpp, tail_s)
-    return DataParallelTraffic(seconds, tail_s)
+    return DataParallelTraffic(seconds, tail_s, moving_s)
 
 
-def broadcast_latency_s(c: Context) -> Floats:
-    """Latency of broadcasts of parameters, one a shard, where the stack has them instead of a gather.
+def gather_after_update_s(c: Context, dense: Floats, expert: Floats) -> Floats:
+    """Gather of the parameters of ZeRO 1 and 2 where it begins when the optimizer has ended, beside nothing.
 
-    Each passes all ranks of the shard group one after the other (InternEvo, hybrid_zero_optim.py,
-    broadcast_params).
+    InternEvo broadcasts each rank's shard (hybrid_zero_optim.py, broadcast_params): each passes all ranks of
+    the shard group one after the other.
 
     Parameters
     ----------
     c : Context
         Workload, layouts, placements and links.
+    dense, expert : float or array
+        Parameters on one GPU before data-parallel sharding, at least 0.
 
     Returns
     -------
     float or array
-        Seconds of a step under ZeRO 1 and 2, which no compute hides.
+        Seconds of a step under ZeRO 1 and 2, 0 where the stack gathers beside a micro-batch.
     """
-    stage = np.asarray(c.layout.zero_stage)
-    if not c.constants.framework.broadcasts_shards:
+    framework, stage = c.constants.framework, np.asarray(c.layout.zero_stage)
+    if not framework.gathers_after_update:
         return 0.0
-    shards, _ = optimizer_shards(c.layout)
-    size = np.asarray(shards)
-    members = np.minimum(c.placement.dp_cp, size[..., None])
-    each_s = np.asarray(chain_latency_s(members, c.links))
-    return np.where((stage == 1) | (stage == 2), size * each_s, 0.0)
+    seconds = _within(c, _groups(c, dense, expert), c.gathered_weight_bytes).seconds
+    if framework.broadcasts_shards:
+        size = np.asarray(optimizer_shards(c.layout)[0])
+        members = np.minimum(c.placement.dp_cp, size[..., None])
+        seconds = seconds + size * np.asarray(chain_latency_s(members, c.links))
+    return np.where((stage == 1) | (stage == 2), seconds, 0.0)
 
 
 def passes_of_a_step(c: Context) -> tuple[Floats, Floats]:
@@ -222,11 +245,12 @@ def exposed_s(
 ) -> Floats:
     """Data-parallel seconds that compute does not hide.
 
-    max(seconds - window, tail) + slow-down x min(seconds, window): traffic of each micro-batch, gathers or
-    reductions, hides under all of them; else gradients are reduced, and parameters gathered, next to one
-    micro-batch, or to what `hiding_windows` says of several chunks, and the last bucket stays exposed.
+    max(seconds - window, tail) + slow-down x min(moving seconds, window): traffic of each micro-batch,
+    gathers or reductions, hides under all of them; else gradients are reduced, and parameters gathered, next
+    to one micro-batch, or to what `hiding_windows` says of several chunks, and the last bucket stays exposed.
     Traffic and the compute that runs beside it slow each other down (`FrameworkConstants.dp_interference`;
-    docs/cost_model.md, "The step").
+    docs/cost_model.md, "The step"). What compute loses goes with the bytes that pass its memory (Rashidi et
+    al. 2021, arXiv 2007.00156, section III), which a slower network makes no more.
 
     Parameters
     ----------
@@ -247,7 +271,7 @@ def exposed_s(
     beside = (hiding_windows(c) if windows is None else windows) * window_s
     longer = np.maximum(traffic.seconds - beside, traffic.tail_s)
     slow_down = c.constants.framework.dp_interference
-    exposed: Floats = longer + slow_down * np.minimum(traffic.seconds, beside)
+    exposed: Floats = longer + slow_down * np.minimum(traffic.moving_s, beside)
     return exposed
 
 
@@ -271,7 +295,7 @@ def largest_useful_window_s(
         Seconds that a rank computes per micro-batch, at least 0.
     """
     windows = hiding_windows(c) if windows is None else windows
-    window: Floats = (traffic.seconds - traffic.tail_s) / np.maximum(windows, 1.0)
+    window: Floats = (traffic.seconds - traffic.tail_s) / np.where(windows > 0.0, windows, 1.0)
     return window
 
 
@@ -301,6 +325,8 @@ def hiding_windows(c: Context) -> NDArray[np.float64]:
     each = np.where(np.asarray(layout.zero_stage) == 2, np.maximum(gathers, reductions), reductions)
     windows = np.where(_chunk_by_chunk(c), several, each)
     overlapped = windows * float(c.workload.dp_overlap)
+    if c.constants.framework.gathers_after_update:
+        overlapped = overlapped * _BACKWARD_SHARE
     if c.constants.framework.reduces_after_backward:
         alone = (np.asarray(layout.pp) > 1) | (np.asarray(layout.zero_stage) == 0)
         overlapped = np.where(alone, 0.0, overlapped)
@@ -397,14 +423,15 @@ def _passes(
     element_bytes: float,
 ) -> _Pass:
     """One collective over the members of each group, bucket by bucket."""
-    seconds: Floats = np.float64(0.0)
-    bucket_s: Floats = np.float64(0.0)
+    total = _Pass(np.float64(0.0), np.float64(0.0), np.float64(0.0))
+    moving = c.links.moving
     for group in groups:
         pieces = np.maximum(group.parameters / group.bucket, 1.0)
         size = element_bytes * np.minimum(group.parameters, group.bucket)
         each_s = collective(size, group.members, c.links)
-        seconds, bucket_s = seconds + pieces * each_s, bucket_s + each_s
-    return _Pass(seconds, bucket_s)
+        moving_s = each_s if moving is c.links else collective(size, group.members, moving)
+        total = total.plus(_Pass(pieces * each_s, each_s, pieces * moving_s))
+    return total
 
 
 def _trained(c: Context, groups: list[_Group]) -> list[_Group]:
@@ -423,11 +450,8 @@ def _trained(c: Context, groups: list[_Group]) -> list[_Group]:
 
 def _gathered_frozen(c: Context, groups: list[_Group]) -> _Pass:
     """One gather of the frozen parameters of each group, in the bytes that they are kept in."""
-    each = [_within(c, [group], group.weight_bytes) for group in groups]
-    return _Pass(
-        sum((one.seconds for one in each), start=np.float64(0.0)),
-        sum((one.bucket_s for one in each), start=np.float64(0.0)),
-    )
+    first, *others = (_within(c, [group], group.weight_bytes) for group in groups)
+    return reduce(_Pass.plus, others, first)
 
 
 def _in_groups(c: Context) -> bool:
@@ -459,8 +483,7 @@ def _scattered(c: Context, groups: list[_Group], element_bytes: float) -> _Pass:
         )
         for group in groups
     ]
-    between = _passes(c, outer, all_reduce_s, element_bytes)
-    return _Pass(within.seconds + between.seconds, within.bucket_s + between.bucket_s)
+    return within.plus(_passes(c, outer, all_reduce_s, element_bytes))
 
 
 # Sizes of gradient buckets that a planner may set: which there are, and what a layout sends with each.

@@ -365,6 +365,9 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
     to_all = np.where(unmeasured, usual_to_all, levels.all_to_all_attained)
     nominal = levels.gb_per_s * 1e9
     railed = bool(np.any(levels.rails > 1))
+    nics = levels.gb_per_s[~scale_up]
+    faster = shared["moving_nic_gb_per_s"] / float(np.max(nics)) if nics.size else 1.0
+    moving = nominal * ring * np.where(scale_up, 1.0, faster) if faster > 1.0 else None
     return Links(
         bytes_per_s=nominal * ring,
         all_to_all_bytes_per_s=nominal * to_all,
@@ -372,6 +375,7 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
         half_bytes=np.where(scale_up, shared["half_bytes_scale_up"], shared["half_bytes_network"]),
         rails=levels.rails if railed else None,
         cross_rail_bytes_per_s=levels.cross_rail_gb_per_s * 1e9 * to_all if railed else None,
+        moving_bytes_per_s=moving,
     )
 
 

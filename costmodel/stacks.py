@@ -66,6 +66,8 @@ class FrameworkConstants:
     """Wait at a blocking tensor-parallel collective for the slowest rank and two stream hand-overs."""
     async_tensor_backward: bool
     """Whether backward collectives of column-parallel products run beside its GEMMs."""
+    gathers_after_update: bool
+    """Whether parameters of ZeRO 1 and 2 are gathered when the optimizer has ended, with nothing beside."""
     broadcasts_shards: bool
     """Whether each rank broadcasts its shard of the parameters, one after the other, instead of a gather."""
     zero1_all_reduces: bool

@@ -27,9 +27,9 @@ from meshwright.costmodel.collectives import members_inside, point_to_point_s
 from meshwright.costmodel.data_parallel import (
     LEAST_GAIN,
     DataParallelTraffic,
-    broadcast_latency_s,
     data_parallel_traffic,
     exposed_s,
+    gather_after_update_s,
     hiding_windows,
     largest_useful_window_s,
     open_traffic,
@@ -524,7 +524,7 @@ class _Step(NamedTuple):
     expert: Floats
     traffic: tuple[DataParallelTraffic, ...]
     """With the framework's own buckets, and where there is a choice with others (`open_traffic`)."""
-    broadcast_s: Floats
+    after_update_s: Floats
     share: Floats
     """Bubble share of the schedule, of all its flushes."""
     pace_excess_s: Floats = 0.0
@@ -832,7 +832,7 @@ def _with_parameters_spread(
     """
     dense, expert = rank_parameters(c.workload.model, c.layout, None)
     step = _holding(c, times, dense, expert, traffic or open_traffic(c, dense, expert))
-    return step._replace(broadcast_s=0.0) if traffic else step
+    return step._replace(after_update_s=0.0) if traffic else step
 
 
 def _holding(
@@ -848,7 +848,7 @@ def _holding(
         dense=dense,
         expert=expert,
         traffic=traffic or (data_parallel_traffic(c, dense, expert),),
-        broadcast_s=broadcast_latency_s(c),
+        after_update_s=gather_after_update_s(c, dense, expert),
         share=c.workload.flushes * layer_bubble_share(c, times),
         imbalance_s=imbalance_s(c),
     )
@@ -887,9 +887,8 @@ def _least_exposed_s(c: Context, step: _Step, work_s: Floats) -> Floats:
     own, *others = step.traffic
     least = exposed_s(c, own, window_s)
     for of_sizes in others:
-        columns = zip(np.asarray(of_sizes.seconds), np.asarray(of_sizes.tail_s), strict=True)
-        for seconds, tail_s in columns:
-            sent = DataParallelTraffic(seconds, tail_s)
+        for columns in zip(*(np.asarray(column) for column in of_sizes), strict=True):
+            sent = DataParallelTraffic(*columns)
             least = np.minimum(least, exposed_s(c, sent, window_s))
     return least
 
@@ -905,7 +904,7 @@ def _compose(c: Context, worst: Parts, work: Floats, step: _Step, exposed: Float
     parts["pipeline_bubble"] = step.share * (work - busiest) / vpp + m * step.pace_excess_s
     parts["pipeline_p2p"] = _pipeline_p2p_s(across, step.chunk_s)
     parts["dp_comm"] = exposed + tied_tables_s(across)
-    parts["dp_comm"] = parts["dp_comm"] + step.broadcast_s
+    parts["dp_comm"] = parts["dp_comm"] + step.after_update_s
     parts["optimizer"] = optimizer_s(c, step.dense, step.expert, step.numbers_of_groups)
     if c.workload.keeps_reference:
         copies_s = reference_copies_s(c, step.dense, step.expert)

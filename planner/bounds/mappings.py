@@ -650,6 +650,7 @@ class _ByGroups(NamedTuple):
     seconds: FloatArray
     """[kinds of parameters, layouts, numbers]; infinite where replicas do not divide so."""
     tail_s: FloatArray
+    moving_s: FloatArray
     is_proportional: BoolArray
     """Whether it grows in proportion to the parameters, or no split changes these; [layouts, numbers]."""
 
@@ -750,12 +751,12 @@ def least_group_traffic(
         # Larger buckets send no longer in all, smaller ones no longer at last: two sizes stand for any.
         ends = np.stack([np.max(size, axis=0), np.min(size, axis=0)])
         by_size = least(_by_groups(part, numbers, ends[..., None]))
-        seconds, tail_s = np.asarray(by_size.seconds), np.asarray(by_size.tail_s)
-        return DataParallelTraffic(seconds[:1], tail_s[1:])
+        seconds, tail_s, moving_s = (np.asarray(column) for column in by_size)
+        return DataParallelTraffic(seconds[:1], tail_s[1:], moving_s[:1])
 
     def least(by_groups: _ByGroups) -> DataParallelTraffic:
-        seconds = by_groups.seconds.sum(axis=0).min(axis=-1)
-        return DataParallelTraffic(seconds, by_groups.tail_s.sum(axis=0).min(axis=-1))
+        columns = (by_groups.seconds, by_groups.tail_s, by_groups.moving_s)
+        return DataParallelTraffic(*(column.sum(axis=0).min(axis=-1) for column in columns))
 
     return joined_traffic(rows_of_context(context, first), traffic_of, back)
 
@@ -793,13 +794,14 @@ def _by_groups(context: Context, numbers: Sequence[int], bucket: Floats | None =
     return _ByGroups(
         seconds=np.stack([spread(traffic.seconds, np.inf) for traffic, _ in kinds]),
         tail_s=np.stack([spread(traffic.tail_s, np.inf) for traffic, _ in kinds]),
+        moving_s=np.stack([spread(traffic.moving_s, np.inf) for traffic, _ in kinds]),
         is_proportional=np.logical_and.reduce(full),
     )
 
 
 def _sends_no_more(by_groups: _ByGroups, rows: IntArray, other: int, column: IntArray) -> BoolArray:
     """Whether one number of groups sends no more than another one under any split, [rows]."""
-    no_longer = by_groups.seconds[:, rows, other] <= by_groups.seconds[:, rows, column]
-    no_later = by_groups.tail_s[:, rows, other] <= by_groups.tail_s[:, rows, column]
+    columns = (by_groups.seconds, by_groups.tail_s, by_groups.moving_s)
+    no_more = [(each[:, rows, other] <= each[:, rows, column]).all(axis=0) for each in columns]
     full = by_groups.is_proportional
-    return np.asarray((no_longer & no_later).all(axis=0) & full[rows, other] & full[rows, column])
+    return np.asarray(np.logical_and.reduce(no_more) & full[rows, other] & full[rows, column])

@@ -1307,7 +1307,7 @@ def _sends_no_more(context: Context, numbers: Sequence[int]) -> BoolArray:
     no_more = np.ones(len(numbers) - 1, dtype=np.bool_)
     for traffic, is_full in traffic_by_kind(grouped, least, experts):
         full = np.broadcast_to(is_full, (len(numbers),))
-        for seconds in (traffic.seconds, traffic.tail_s):
+        for seconds in traffic:
             each = np.broadcast_to(np.asarray(seconds, dtype=np.float64), (len(numbers),))
             no_more &= each[:-1] <= each[-1]
         no_more &= full[:-1] & full[-1]

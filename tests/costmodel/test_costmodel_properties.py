@@ -408,11 +408,14 @@ def test_bound_only_grows_with_the_load_of_the_ranks(data: st.DataObject) -> Non
     constants = replace(case.constants, framework=framework)
     context = make_context(case.workload, case.layout, case.placement, constants)
     pp, traffic_s = int(case.layout.pp), data.draw(st.floats(1e-3, 10.0))
+    moving_share = data.draw(share)
     tail_share = data.draw(share)
 
     def seconds(busiest_s: float, whole_s: float) -> float:
         with pytest.MonkeyPatch.context() as patch:
-            traffic = DataParallelTraffic(traffic_s, tail_share * traffic_s)
+            traffic = DataParallelTraffic(
+                traffic_s, tail_share * traffic_s, moving_share * traffic_s
+            )
             patch.setattr(
                 step_time_module, "data_parallel_traffic", lambda c, dense, expert: traffic
             )

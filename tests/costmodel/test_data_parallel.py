@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 
 from meshwright.cluster_specs.reader import read_cluster
-from meshwright.costmodel.collectives import long_ring_pass_s
+from meshwright.costmodel.collectives import (
+    all_reduce_s,
+    best_beyond,
+    chain_latency_s,
+    long_ring_pass_s,
+)
 from meshwright.costmodel.data_parallel import (
     DataParallelTraffic,
     data_parallel_traffic,
     exposed_s,
+    gather_after_update_s,
     largest_useful_window_s,
     passes_of_a_step,
 )
@@ -149,7 +155,7 @@ def test_gradients_of_a_chunk_leave_beside_the_chunks_before_it(
     )
     c = context(layout)
     slow_down = c.constants.framework.dp_interference
-    seconds = float(np.asarray(exposed_s(c, DataParallelTraffic(100.0, 1.0), 2.0)))
+    seconds = float(np.asarray(exposed_s(c, DataParallelTraffic(100.0, 1.0, 100.0), 2.0)))
     assert seconds == pytest.approx(100.0 - (1.0 - slow_down) * 2.0 * beside)
 
 
@@ -163,3 +169,47 @@ def test_traffic_of_the_last_chunk_stays_exposed() -> None:
     useful_s = largest_useful_window_s(by_chunk, several)
     around = [np.asarray(exposed_s(by_chunk, several, x * useful_s)) for x in (0.9, 1.0, 1.1)]
     assert around[1] < min(around[0], around[2])
+
+
+@pytest.mark.parametrize(("gbps", "slower"), [(400, 1.0), (200, 1.0), (100, 2.0), (50, 4.0)])
+def test_compute_loses_no_more_beside_a_slower_network(gbps: int, slower: float) -> None:
+    """Bytes are those of the same collectives at 200 Gb/s a GPU; above that, traffic counts as it is."""
+    layout = Layout(dp=64, zero_stage=3)
+
+    def at(gbps: int) -> Context:
+        c = context(layout, "torchtitan")
+        cluster = c.workload.cluster.model_copy(update={"nic_gbps_per_gpu": gbps})
+        work = replace(c.workload, cluster=cluster)
+        return make_context(work, layout, nested_placement(cluster, layout))
+
+    c, full = at(gbps), at(max(gbps, 200))
+    traffic, of_full = (data_parallel_traffic(each, 8.03e9, 0.0) for each in (c, full))
+    assert np.asarray(traffic.moving_s) == pytest.approx(np.asarray(of_full.seconds))
+    rates = c.links.bytes_per_s, c.links.moving.bytes_per_s
+    assert rates[1] / rates[0] == pytest.approx([1.0, *[slower] * (len(rates[0]) - 1)])
+    seconds, share = float(np.asarray(traffic.seconds)), c.constants.framework.dp_interference
+    window_s = 10.0 * seconds
+    exposed = float(np.asarray(exposed_s(c, traffic, window_s)))
+    assert exposed == pytest.approx(share * float(np.asarray(of_full.seconds)))
+    assert best_beyond(c.links).moving.bytes_per_s == pytest.approx(c.links.moving.bytes_per_s)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_internevo_broadcasts_when_the_optimizer_has_ended(groups: int) -> None:
+    """Gradients leave beside a backward pass, two thirds of a micro-batch; weights come beside nothing."""
+    c = context(Layout(dp=16, zero_stage=1, shard_groups=groups), "internevo")
+    members = c.placement.dp_cp
+    inside = np.minimum(members, 16 // groups)
+    broadcast_s = 16 // groups * chain_latency_s(inside, c.links)
+    bucket = 2.0**29
+    pieces = 8.03e9 / bucket
+    gathered_s = pieces * long_ring_pass_s(2 * bucket, inside, c.links)
+    after_s = np.asarray(gather_after_update_s(c, 8.03e9, 0.0))
+    assert after_s == pytest.approx(np.asarray(gathered_s + broadcast_s))
+    traffic = data_parallel_traffic(c, 8.03e9, 0.0)
+    reduced_s = np.asarray(all_reduce_s(2 * bucket, members, c.links))
+    assert np.asarray(traffic.seconds) == pytest.approx(pieces * reduced_s)
+    assert np.asarray(traffic.tail_s) == pytest.approx(reduced_s)
+    sent = DataParallelTraffic(100.0, 1.0, 100.0)
+    hidden_s = 2.0 / 3.0 * 3.0 * (1.0 - c.constants.framework.dp_interference)
+    assert float(np.asarray(exposed_s(c, sent, 3.0))) == pytest.approx(100.0 - hidden_s)

@@ -163,6 +163,21 @@ def test_the_search_equals_brute_force(seed: int) -> None:
     assert outcome.lower_bound_s == pytest.approx(best_s, rel=1e-9)
 
 
+@pytest.mark.parametrize("seed", [0, 2, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_search_equals_brute_force_on_a_slow_network(seed: int) -> None:
+    """Nodes of two GPUs at 50 Gb/s each: compute loses less than a share of the traffic's time."""
+    asked = in_little_memory(seed)
+    slow = asked.cluster.model_copy(
+        update={"nic_gbps_per_gpu": 50.0, "gpus_per_node": 2, "nvlink_domain": 2}
+    )
+    asked = replace(asked, cluster=slow)
+    best_s = best_of_executions(asked, asked.execution_options.executions())
+    outcome = search_executions(asked, CostModelPricing)
+    assert best_s is not None
+    assert outcome.best[0].step_time_s == pytest.approx(best_s, rel=1e-9)
+    assert outcome.lower_bound_s == pytest.approx(best_s, rel=1e-9)
+
+
 @pytest.mark.slow
 def test_it_is_taken_exactly_where_it_helps() -> None:
     """Where it is not taken the best plan without it is as fast; where it is, none is."""
