@@ -250,7 +250,7 @@ def exposed_s(
     to one micro-batch, or to what `hiding_windows` says of several chunks, and the last bucket stays exposed.
     Traffic and the compute that runs beside it slow each other down (`FrameworkConstants.dp_interference`;
     docs/cost_model.md, "The step"). What compute loses goes with the bytes that pass its memory (Rashidi et
-    al. 2021, arXiv 2007.00156, section III), which a slower network makes no more.
+    al. 2021, arXiv 2007.00156, abstract), which a slower network makes no more.
 
     Parameters
     ----------
