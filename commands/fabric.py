@@ -227,11 +227,11 @@ def experts_command(
 
 def _check_output(output: Path | None, heat_map: Path | None, force: bool) -> None:
     """Raises before anything is solved if the files could not be written."""
-    from meshwright.documents import refuse_taken
+    from meshwright.documents import refuse_taken_file
 
     for path in (output, heat_map):
         if path is not None:
-            refuse_taken(path.parent, [path.name], force)
+            refuse_taken_file(path, force)
     if heat_map is not None and heat_map.suffix.lower() != ".svg":
         raise InputError(f"heat-map: must end in .svg, got {heat_map.name[:60]!r}")
 

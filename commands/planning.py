@@ -112,7 +112,7 @@ def plan_command(
 
     with ProgressLine(READING) as progress, on_processes():
         from meshwright import api
-        from meshwright.documents import refuse_taken
+        from meshwright.documents import refuse_taken, refuse_taken_file
 
         if output is not None:
             from meshwright.planner.launch.plan_files import PLAN_FILES
@@ -120,7 +120,7 @@ def plan_command(
             refuse_taken(output, PLAN_FILES, force)
         model_file: Path | None = options["export_model"]
         if model_file is not None:
-            refuse_taken(model_file.parent, [model_file.name], force)
+            refuse_taken_file(model_file, force)
         plan = api.plan(model, pin=",".join(pin), progress=progress, **options)
     if as_json:
         from meshwright.planner.plan.texts import plan_document
@@ -384,7 +384,7 @@ def compare_command(
     change brings, and the smallest edit of the script that reaches it.
     """
     with ProgressLine("starting"):
-        from meshwright.documents import refuse_taken, write_files
+        from meshwright.documents import refuse_taken_file, write_files
         from meshwright.planner.analysis.waterfall import is_plan
         from meshwright.planner.mixed.document import read_any_plan
         from meshwright.planner.plan.training_cost import Budget
@@ -403,7 +403,7 @@ def compare_command(
             show(compare_view((str(plan), str(other)), plans))
         return
     if output is not None:
-        refuse_taken(output.parent, [output.name], force)
+        refuse_taken_file(output, force)
     with ProgressLine("pricing the way from today's run to the plan"):
         compared = meshwright.compare(plan, other, **cost)
     if output is not None:
@@ -591,7 +591,7 @@ def report_command(
     a control for each.
     """
     with ProgressLine("starting"):
-        from meshwright.documents import refuse_taken, write_files
+        from meshwright.documents import refuse_taken_file, write_files
         from meshwright.planner.many.sweep import what_if
         from meshwright.planner.mixed.document import mixed_plan_path
         from meshwright.planner.plan.make_plan import repriced
@@ -599,7 +599,7 @@ def report_command(
         from meshwright.planner.report.plan_page import plan_page
         from meshwright.planner.request.reader import read_calibration
 
-    refuse_taken(output.parent, [output.name], force)
+    refuse_taken_file(output, force)
     mixed = mixed_plan_path(plan)
     with ProgressLine("planning what the page's controls show" if sweep is not None else "drawing"):
         if mixed is not None:
@@ -630,12 +630,12 @@ def trace_command(
     """
     import json
 
-    from meshwright.documents import refuse_taken, write_files
+    from meshwright.documents import refuse_taken_file, write_files
     from meshwright.planner.analysis.timeline import trace_document, trace_of
     from meshwright.planner.drawing import counted, seconds
     from meshwright.planner.mixed.document import read_any_plan
 
-    refuse_taken(output.parent, [output.name], force)
+    refuse_taken_file(output, force)
     with ProgressLine("playing the step"):
         played = trace_of(read_any_plan(plan), num_micro_batches)
         document = trace_document(played)

@@ -69,6 +69,16 @@ def test_a_folder_where_a_file_is_asked_for_is_said_to_be_one() -> None:
     assert ". is a folder, not a file. Name a file in it with -o." in answer.stderr
 
 
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_a_folder_is_no_file_whatever_is_forced(force: tuple[str, ...], tmp_path: Path) -> None:
+    """`--force` was offered, and refused then."""
+    words = ["report", "no_such_plan.yaml", "-o", str(tmp_path), *force]
+    answer = CliRunner().invoke(main, words)
+    assert answer.exit_code == 2
+    assert f"{tmp_path} is a folder, not a file" in answer.stderr
+    assert "--force" not in answer.stderr
+
+
 @pytest.mark.slow
 def test_what_an_earlier_plan_left_is_named(tmp_path: Path) -> None:
     """`launch.sh` takes a hostfile and a rankfile that lie beside it."""

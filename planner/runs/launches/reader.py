@@ -340,6 +340,12 @@ _INTEGERS = frozenset(
 )
 
 
+_PLACES_LOST = (
+    "a run file has no field for ranks out of turn: the one that is written is priced as nested in the "
+    "cluster's blocks"
+)
+
+
 def price_launch(
     path: Path,
     additions: Sequence[str],
@@ -386,10 +392,12 @@ def price_launch(
     run = on_its_hosts(run, launch)
     if run.ranks and not launch.places:
         mapping["run"]["hosts"] = list(launch.hosts)
+    remarks = run.remarks
     if output is not None:
         write_run_file(output, mapping)
+        remarks += (_PLACES_LOST,) if run.ranks and launch.places else ()
     assumed = launch.assumed if mapping["model"] is launch.model else ()
-    remarks = (*run.remarks, *launch.remarks, *assumed, *unread)
+    remarks = (*remarks, *launch.remarks, *assumed, *unread)
     yield price_run(replace(run, remarks=remarks), path)
 
 
@@ -491,7 +499,8 @@ _OPTIM = "optim"
 def _of_stack(document: dict[str, Any], path: Path, gpus: int | None = None) -> LaunchRun | None:
     """The run of a configuration of a fine-tuning stack; None for other mappings."""
     if is_llamafactory(document):
-        run = with_optimizer(from_llamafactory(document, path, _filled_deepspeed), document, _OPTIM)
+        run = from_llamafactory(document, path, *READERS)
+        run = with_optimizer(run, document, _OPTIM)
     elif is_axolotl(document):
         run = with_optimizer(from_axolotl(document, path, _filled_deepspeed), document, "optimizer")
     elif is_llamafactory_v1(document):

@@ -67,12 +67,10 @@ def test_what_is_written_is_read_back(asked: dict[str, Any], target: str, tmp_pa
     settings, layout = run.settings, found.layout
     assert run.unread == ()
     assert run.model == "qwen3-8b"
-    by_hand = target == "llama-factory" and asked["framework"] == "fsdp2"
-    if not by_hand:
-        assert (settings["zero_stage"], settings["framework"]) == (
-            layout.zero_stage,
-            asked["framework"],
-        )
+    assert (settings["zero_stage"], settings["framework"]) == (
+        layout.zero_stage,
+        asked["framework"],
+    )
     assert settings["micro_batch"] == layout.micro_batch
     assert run.local_batch == layout.micro_batch * layout.num_micro_batches
     assert (settings["recompute"], settings["seq_len"]) == (layout.recompute, 2048)
@@ -87,13 +85,42 @@ def test_what_is_written_is_read_back(asked: dict[str, Any], target: str, tmp_pa
 
 @pytest.mark.parametrize(
     ("target", "framework"),
-    [("axolotl", "fsdp2"), ("axolotl", "deepspeed"), ("llama-factory", "deepspeed")],
+    [
+        ("axolotl", "fsdp2"),
+        ("axolotl", "deepspeed"),
+        ("llama-factory", "deepspeed"),
+        ("llama-factory", "fsdp2"),
+    ],
 )
 def test_it_has_the_plans_price(target: str, framework: str, tmp_path: Path) -> None:
     asked = {"framework": framework, "train": "lora", "lora_rank": 8}
     found, path = written(tmp_path, target, **asked)
     (priced,) = price_launch(path, ["cluster=dgx-h100", "gpus=8"])
     assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-9)
+
+
+def test_llama_factory_shards_as_the_file_of_accelerate_says(tmp_path: Path) -> None:
+    """Under FSDP2 how ranks share the model stands in accelerate.yaml, which lies beside or is named."""
+    _, path = written(tmp_path, "llama-factory", framework="fsdp2", pin={"zero_stage": 3})
+    beside = read_launch(path)
+    assert (beside.settings["zero_stage"], beside.settings["framework"]) == (3, "fsdp2")
+    assert any("accelerate.yaml" in remark for remark in beside.remarks)
+    (tmp_path / "accelerate.yaml").rename(tmp_path / "own.yaml")
+    alone = read_launch(path)
+    assert (alone.settings["zero_stage"], alone.settings["framework"]) == (0, "pytorch")
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "accelerate launch --config_file own.yaml src/train.py llama_factory.yaml\n",
+        encoding="utf-8",
+    )
+    named = read_launch(script)
+    assert named.settings == beside.settings
+    script.write_text(
+        "accelerate launch --config_file away.yaml src/train.py llama_factory.yaml\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(InputError, match="config_file"):
+        read_launch(script)
 
 
 @pytest.mark.parametrize(
