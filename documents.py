@@ -435,8 +435,11 @@ def refuse_taken(
         The folder is a file, or a name is taken.
     """
     folder = Path(directory)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a folder. Choose another place with -o.")
+    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    if there.exists() and not there.is_dir():
+        raise InputError(f"{there} is a file, not a folder. Choose another place with -o.")
+    if there.exists() and not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{there} may not be written to. Choose another place with -o.")
     taken = [name for name in names if os.path.lexists(folder / name)]
     if taken and not force:
         them = "it" if len(taken) == 1 else "them"

@@ -62,13 +62,15 @@ PROBED_CANDIDATES = 2_000
 
 
 def executions_to_try(request: PlanRequest) -> list[Execution]:
-    """The plainest execution, and those that differ from it in one choice and keep a rule that it breaks.
+    """The plainest execution, and those that differ from it in one choice and keep a rule that it breaks, or
+    miss the HBM by less.
 
     Sliding windows are one reason: keys and values may not pass around a ring then, but heads may be swapped.
     """
     plainest, (choices, *_) = request.plainest, _relaxed_rows([request], PROBED_CANDIDATES)
     own = _table(request, plainest, choices)
     broken = {rule.name: rule.excess(own) > 0 for rule in rules_for(own.workload)}
+    over = broken[HbmCapacity.name]
     found = [plainest]
     if not any(is_broken.any() for is_broken in broken.values()):
         return found
@@ -82,7 +84,8 @@ def executions_to_try(request: PlanRequest) -> list[Execution]:
             table = _table(request, execution, choices)
             still = {rule.name: rule.excess(table) > 0 for rule in rules_for(table.workload)}
             none = np.zeros(len(table.memory_gib), dtype=bool)
-            if any((rows & ~still.get(name, none)).any() for name, rows in broken.items()):
+            keeps = any((rows & ~still.get(name, none)).any() for name, rows in broken.items())
+            if keeps or (over.any() and table.memory_gib.min() < own.memory_gib.min() - ROUNDING):
                 found.append(execution)
     return found
 

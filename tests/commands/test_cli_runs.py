@@ -161,6 +161,16 @@ def test_validate_counts_rows_that_cannot_be_read(tmp_path: Path) -> None:
     assert "bad" in result.stderr
 
 
+def test_validate_says_that_nothing_was_measured(tmp_path: Path) -> None:
+    """A table of dashes was all that it said."""
+    words = "no row has both a figure under `measured` and a price: nothing is compared"
+    said = [
+        " ".join(run("validate", write(tmp_path / "run.json", {**RUN, **more})).stdout.split())
+        for more in ({}, {"measured": {"step_time_s": 1.0}}, {"measured": {"out_of_memory": True}})
+    ]
+    assert [words in text for text in said] == [True, False, False]
+
+
 def test_stages_are_told_in_runs() -> None:
     assert stages_text([[24]]) == "24, all on one stage"
     assert stages_text([[8], [8], [8]]) == "8 on each of 3 ranks"
@@ -284,6 +294,7 @@ def test_places_that_are_no_files_are_refused(tmp_path: Path, command: str, plac
         ),
         (["model", "llama-3-8"], "did you mean 'llama-3-8b'"),
         (["compare", "x"], "Missing argument 'FILE'"),
+        (["plan", "gpt2-xl", "--kind", "grpo"], "its update is --kind sft"),
     ],
 )
 def test_bad_usage_exits_with_2_and_a_near_miss(args: list[str], words: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS, StepKindName
-from meshwright.documents import parse_mapping, read_mapping
+from meshwright.documents import parse_mapping, read_mapping, read_text
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import DEEPSPEED
 from meshwright.frameworks.fsdp2 import (
@@ -468,6 +468,9 @@ def adapters_mapping(method: str, rank: int | None, targets: Iterable[str]) -> d
 _PEFT_KIND, _PEFT_RANK, _PEFT_TARGETS = "peft_type", "r", "target_modules"
 
 
+_NOTED_BITS = re.compile(r"^# Note: .*BitsAndBytesConfig\(load_in_([48])bit=True", re.MULTILINE)
+
+
 def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
     """A launch with the adapters of PEFT's file that lies beside it; itself where it says what is trained.
 
@@ -485,15 +488,23 @@ def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
         )
     rank = positive_numbers(fields, {_PEFT_RANK: 8}, where)[_PEFT_RANK]
     targets, unread = adapter_targets(fields, _PEFT_TARGETS, where, ("q_proj", "v_proj"))
-    method = adapter_method(16, decomposed=fields.get(_DECOMPOSES) is True)
-    remark = f"adapters are those of {ADAPTER_FILE} beside it, frozen weights taken as of 16 bits"
+    bits = _bits_noted(path)
+    method = adapter_method(bits or 16, decomposed=fields.get(_DECOMPOSES) is True)
+    taken = "taken as of 16 bits" if bits is None else f"of {bits} bits, as the script notes"
+    remark = f"adapters are those of {ADAPTER_FILE} beside it, frozen weights {taken}"
     return replace(
         launch,
         settings=launch.settings | {"adapters": adapters_mapping(method, rank, targets)},
         remarks=(*launch.remarks, remark),
         unread=(*launch.unread, *unread),
-        base_is_open=True,
+        base_is_open=bits is None,
     )
+
+
+def _bits_noted(path: Path) -> int | None:
+    """Bits of a frozen weight by the notes of a plan's own script, None where they do not say."""
+    found = _NOTED_BITS.search(read_text(path, MAX_FILE_BYTES))
+    return None if found is None else int(found[1])
 
 
 def remarks_on_experts(model: str | None, targets: Collection[str]) -> tuple[str, ...]:

@@ -574,6 +574,8 @@ def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:
         return from_accelerate(document, where)
     if BATCH in document or MICRO_BATCH in document:
         return from_deepspeed(document, where)
+    if "run" in document or "runs" in document:
+        raise InputError("this is a run file, no launch file: leave --from-launch out", where=where)
     raise InputError(
         "neither a DeepSpeed configuration (train_batch_size), nor an accelerate one (fsdp_config), nor one "
         "of LLaMA-Factory (model_name_or_path, template), Axolotl (base_model, sequence_len), transformers "

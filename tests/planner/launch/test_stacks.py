@@ -127,7 +127,9 @@ def test_llama_factory_shards_as_the_file_of_accelerate_says(tmp_path: Path) -> 
     ("asked", "additions"),
     [
         ({"framework": "fsdp2", "train": "lora", "lora_rank": 8}, []),
+        ({"framework": "fsdp2", "train": "qlora"}, []),
         ({"framework": "deepspeed", "train": "dora", "pin": {"tp": 1}}, []),
+        ({"framework": "deepspeed", "train": "lora-8bit", "pin": {"tp": 1}}, []),
         ({"framework": "deepspeed", "kind": "dpo", "pin": {"tp": 1}}, ["kind=dpo"]),
     ],
 )
@@ -316,7 +318,11 @@ def test_scripts_have_the_price_of_their_plan(
 @pytest.mark.parametrize(
     ("target", "changes", "words"),
     [
-        ("trl", {"loss": "all-logits"}, "takes no other loss: plan with --loss fused-head"),
+        (
+            "trl",
+            {"loss": "all-logits"},
+            "takes the fused-head loss alone there: plan with --loss fused-head",
+        ),
         ("trl", {"kind": "orpo", "loss": "all-logits"}, "has no command for orpo"),
         ("ms-swift", {"kind": "reward", "loss": None}, "has no command for reward"),
         ("ms-swift", {"loss": "fused-head"}, "is not written for the fused-head loss"),
