@@ -618,8 +618,8 @@ def _too_large(jobs: Sequence[SizedJob], units: int) -> str:
     least = {job.job.name: _least_units(job) for job in jobs}
     takes = ", ".join(f"{name} {count}" for name, count in least.items() if count)
     return (
-        f"{TOO_LARGE}: {takes}, in all {sum(least.values())} of {counted(units, 'free block')}. `gpus` of a job "
-        "is a fixed size: give max_gpus in its place, or may_wait"
+        f"{TOO_LARGE}: {takes}, in all {sum(least.values())} of {counted(units, 'free block')}. `gpus` of a "
+        "job is a fixed size: give max_gpus in its place, or may_wait"
     )
 
 
