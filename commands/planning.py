@@ -28,6 +28,7 @@ from meshwright.commands.terminal import (
     say,
     show,
     warn,
+    warn_of_edits,
     write_plan,
 )
 from meshwright.errors import ExitCode, InputError, near_miss
@@ -350,6 +351,7 @@ def explain_command(words: tuple[str, ...], best: bool | None, as_json: bool) ->
         return
     with ProgressLine("pricing what is near"):
         explained = read_feasible_plan(plan)
+        warn_of_edits(explained)
         changes = neighbours(explained)
     choices = None
     if best or (best is None and searches_at_once(explained)):
@@ -397,6 +399,7 @@ def compare_command(
 
     if is_plan(other):
         plans = (read_any_plan(plan), read_any_plan(other))
+        warn_of_edits(*plans)
         if as_json:
             print_json(comparison(plans))
         else:
@@ -605,7 +608,9 @@ def report_command(
         if mixed is not None:
             text = mixed_page_of(mixed, sweep=sweep, calibration=calibration)
         else:
-            shown = repriced(read_feasible_plan(plan), read_calibration(calibration))
+            planned = read_feasible_plan(plan)
+            warn_of_edits(planned)
+            shown = repriced(planned, read_calibration(calibration))
             other_plans = None if sweep is None else what_if(shown, sweep or None)
             text = plan_page(shown, other_plans)
     write_files(output.parent, {output.name: text}, force)
@@ -637,7 +642,9 @@ def trace_command(
 
     refuse_taken_file(output, force)
     with ProgressLine("playing the step"):
-        played = trace_of(read_any_plan(plan), num_micro_batches)
+        drawn = read_any_plan(plan)
+        warn_of_edits(drawn)
+        played = trace_of(drawn, num_micro_batches)
         document = trace_document(played)
     write_files(
         output.parent, {output.name: json.dumps(document, separators=(",", ":")) + "\n"}, force
