@@ -616,6 +616,8 @@ def script_diff(path: Path, plan: Plan) -> ScriptDiff:
         files = plan_files(plan)
     except InfeasibleError as error:
         return ScriptDiff(note=str(error))
+    if files.get(path.name) == text:
+        return ScriptDiff()
     if isinstance(document, dict):
         return _document_diff(path, text, plan, document, files)
     wanted = next((files[name] for name in _ARGUMENTS if name in files), None)

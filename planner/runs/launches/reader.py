@@ -465,7 +465,8 @@ def _of_line(line: CommandLine, text: str, path: Path, model: ModelSpec | str | 
         run = with_synced_batches(run, said, path)
         return replace(run, micro_batches=int(steps[1]))
     if _OWN_TRAINER in text:
-        return from_deepspeed(*_beside(path, _DEEPSPEED_FILE))
+        run = from_deepspeed(*_beside(path, _DEEPSPEED_FILE))
+        return with_optimizer(run, {_OPTIM: line.text(f"--{_OPTIM}")}, _OPTIM)
     run = from_megatron(line, None if model is None else read_model(model))
     if line.has("--deepspeed_config") and (path.parent / _DEEPSPEED_FILE).is_file():
         return with_configuration(run, *_beside(path, _DEEPSPEED_FILE))

@@ -13,8 +13,9 @@ from meshwright.api import plan
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.planner.audit import file_faults
+from meshwright.planner.launch.compare import script_diff
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.document import Plan, ScriptDiff
 from meshwright.planner.runs.launches.reader import price_launch, read_launch, run_of_inputs
 from meshwright.planner.runs.prediction import price_run
 from tests.plans import make_plan
@@ -130,6 +131,7 @@ def test_llama_factory_shards_as_the_file_of_accelerate_says(tmp_path: Path) -> 
         ({"framework": "fsdp2", "train": "qlora"}, []),
         ({"framework": "deepspeed", "train": "dora", "pin": {"tp": 1}}, []),
         ({"framework": "deepspeed", "train": "lora-8bit", "pin": {"tp": 1}}, []),
+        ({"framework": "deepspeed", "optimizer": "adam-8bit", "pin": {"tp": 1}}, []),
         ({"framework": "deepspeed", "kind": "dpo", "pin": {"tp": 1}}, ["kind=dpo"]),
     ],
 )
@@ -170,6 +172,8 @@ def test_a_script_of_a_plan_is_the_plan_as_its_baseline(
     assert launch.unread == ()
     priced = price_run(run_of_inputs(launch, found.inputs, path), path)
     assert priced.run.workload.adapters == found.inputs.adapters
+    # Its files were said to be of another kind than the plan's.
+    assert script_diff(path, found) == ScriptDiff()
     assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-9)
     assert priced.predicted.memory_gib == pytest.approx(found.predicted.memory_gib, rel=1e-9)
 
