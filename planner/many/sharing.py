@@ -615,10 +615,10 @@ def share_throughput(jobs: Sequence[SizedJob], units: int, params: FleetParams) 
 
 def _too_large(jobs: Sequence[SizedJob], units: int) -> str:
     """That jobs do not fit together, with the least that each takes and what would help."""
-    least = {job.job.name: _least_units(job) for job in jobs}
-    takes = ", ".join(f"{name} {count}" for name, count in least.items() if count)
+    blocks = {job.job.name: _least_units(job) for job in jobs}
+    takes = ", ".join(f"{name} {count}" for name, count in blocks.items() if count)
     return (
-        f"{TOO_LARGE}: {takes}, in all {sum(least.values())} of {counted(units, 'free block')}. `gpus` of a "
+        f"{TOO_LARGE}: {takes}, in all {sum(blocks.values())} of {counted(units, 'free block')}. `gpus` of a "
         "job is a fixed size: give max_gpus in its place, or may_wait"
     )
 

@@ -547,6 +547,7 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
         replace(request, memory_risk=POINT_ESTIMATE)
     ):
         yield SmallestChange(change="memory-risk", value=POINT_ESTIMATE, asked=request.memory_risk)
+    yield from _other_batches(request)
     for gpus in _other_gpus(request, more_gpus):
         yield SmallestChange(change="gpus", value=gpus, asked=request.gpus)
     is_unbound = request.max_cut_use == 1 and not request.inside_domain
@@ -583,6 +584,19 @@ def _of_hosts(request: PlanRequest) -> Iterator[SmallestChange]:
         is_enough = _feasible(_with_host(request, middle))
         low, high = (low, middle) if is_enough else (middle, high)
     yield SmallestChange(change="host-memory-gib", value=high, asked=asked)
+
+
+def _other_batches(request: PlanRequest) -> Iterator[SmallestChange]:
+    """The nearest batches that all GPUs divide with which a plan is found, where the one that is asked for
+    leaves few ranks to shard over.
+    """
+    sequences, gpus = request.global_batch, request.gpus
+    if sequences % gpus == 0 or request.lengths is not None:
+        return
+    below = sequences // gpus * gpus
+    for batch in (below, below + gpus):
+        if batch > 0 and _feasible(replace(request, global_batch=batch)):
+            yield SmallestChange(change="global-batch", value=batch, asked=sequences)
 
 
 def _with_host(request: PlanRequest, host_memory_gib: float) -> PlanRequest:

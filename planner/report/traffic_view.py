@@ -117,7 +117,7 @@ def traffic_view(document: Document) -> View:
     # All columns in one table would be wider than a terminal.
     is_wide = len(names) > _MOST_AXES_IN_ONE_TABLE
     apart: View = [table(rows, by_axis), line(), table(rows, {"level": "level", **by_level})]
-    levels = apart if is_wide else [table(rows, by_axis | by_level)]
+    levels = apart if is_wide else [table(rows, {**by_axis, **by_level})]
     cuts = document["cuts"]
     durations = {cut["phase"]: f"{cut['phase']} take {seconds(cut['phase_s'])}" for cut in cuts}
     return [

@@ -119,15 +119,15 @@ def _under_accelerate(
     not there.
     """
     named = document.get(CONFIG_FILE)
-    found = (
+    config_path = (
         path.parent / ACCELERATE_FILE if named is None else file_beside(named, path, CONFIG_FILE)
     )
-    if not found.is_file():
+    if not config_path.is_file():
         return None
-    settings = read_mapping(found, MAX_FILE_BYTES)
+    settings = read_mapping(config_path, MAX_FILE_BYTES)
     if _FSDP_SECTION not in settings:
         return None
-    run = read(dict(settings), str(found))
+    run = read(dict(settings), str(config_path))
     if named is not None:
         return run
     remark = f"{ACCELERATE_FILE} beside it is read too: it says how ranks share the model"
@@ -503,8 +503,8 @@ def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
 
 def _bits_noted(path: Path) -> int | None:
     """Bits of a frozen weight by the notes of a plan's own script, None where they do not say."""
-    found = _NOTED_BITS.search(read_text(path, MAX_FILE_BYTES))
-    return None if found is None else int(found[1])
+    note = _NOTED_BITS.search(read_text(path, MAX_FILE_BYTES))
+    return None if note is None else int(note[1])
 
 
 def remarks_on_experts(model: str | None, targets: Collection[str]) -> tuple[str, ...]:

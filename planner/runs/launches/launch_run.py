@@ -263,7 +263,7 @@ def _on_counted_nodes(run: Run, launch: LaunchRun) -> Run:
     used = 1 + max(host for host, _ in launch.places)
     by_name = {node_name(cluster, number): number for number in range(count)}
     hosts = launch.hosts or launch.counted_hosts
-    numbers = [by_name.get(name, at) for at, name in enumerate(hosts)]
+    numbers = [by_name.get(name, line) for line, name in enumerate(hosts)]
     fits = used <= count and all(0 <= gpu < cluster.gpus_per_node for _, gpu in launch.places)
     ranks = tuple((numbers[host], gpu) for host, gpu in launch.places)
     if not fits or len(ranks) != gpus or len(set(ranks)) < gpus:
