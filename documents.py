@@ -435,17 +435,32 @@ def refuse_taken(
         The folder is a file, or a name is taken.
     """
     folder = Path(directory)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a folder. Choose another place with -o.")
-    names = tuple(names)
-    if "" in names:
-        raise InputError(f"{folder} is a folder, not a file. Name a file in it with -o.")
+    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    if there.exists() and not there.is_dir():
+        raise InputError(f"{there} is a file, not a folder. Choose another place with -o.")
+    if there.exists() and not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{there} may not be written to. Choose another place with -o.")
     taken = [name for name in names if os.path.lexists(folder / name)]
     if taken and not force:
         them = "it" if len(taken) == 1 else "them"
         raise InputError(
             f"{folder}: {_listed(taken)} already there. Choose another place, remove {them}, or say --force."
         )
+
+
+def refuse_taken_file(path: Path, force: bool = False) -> None:
+    """Says before long work what would stop one file from being written.
+
+    `force` replaces a file that is there, never a folder. Raises InputError for a folder, and for a file that
+    is there.
+    """
+    if not path.name or path.is_dir():
+        raise InputError(f"{path} is a folder, not a file. Name a file in it with -o.")
+    if os.path.lexists(path) and not force:
+        raise InputError(
+            f"{path} is already there. Choose another place, remove it, or say --force."
+        )
+    refuse_taken(path.parent, ())
 
 
 def write_files(

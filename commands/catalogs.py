@@ -121,12 +121,12 @@ def calibrate_command(
         )
     with ProgressLine("starting"):
         from meshwright import api
-        from meshwright.documents import refuse_taken, write_files
+        from meshwright.documents import refuse_taken_file, write_files
         from meshwright.planner.report.run_view import calibration_view, machine_view
         from meshwright.planner.request.reader import calibration_text
         from meshwright.planner.runs.calibration.machine import MachineReport
 
-    refuse_taken(output.parent, [output.name], force)
+    refuse_taken_file(output, force)
     with ProgressLine("fitting the constants to the runs") as shown:
         learned = api.calibrate(
             *runs,

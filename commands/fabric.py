@@ -24,6 +24,7 @@ from meshwright.commands.terminal import (
     say,
     show,
     warn,
+    warn_of_edits,
     why_option,
     write_plan,
 )
@@ -93,6 +94,7 @@ def map_(
         from meshwright.planner.report.traffic_view import mapping_view
 
     laid_out = read_feasible_plan(plan)
+    warn_of_edits(laid_out)
     onto = nodes_to_place_on(laid_out, cluster, nodes)
     if output is not None:
         refuse_taken(output, PLAN_FILES, force)
@@ -139,7 +141,9 @@ def launch_command(
     from meshwright.planner.mixed.document import read_any_plan
 
     with ProgressLine("placing ranks" if cluster or nodes else "writing launch files"):
-        files = plan_files(moved(read_any_plan(plan), cluster, nodes), target)
+        planned = read_any_plan(plan)
+        warn_of_edits(planned)
+        files = plan_files(moved(planned, cluster, nodes), target)
     write_files(output, files, force)
     if as_json:
         print_json({"target": target, "directory": str(output), "files": list(files)})
@@ -178,7 +182,9 @@ def traffic_command(
         from meshwright.planner.report.traffic_view import traffic_view
 
     with ProgressLine("counting what every rank sends"):
-        traffic = traffic_of(read_any_plan(plan))
+        planned = read_any_plan(plan)
+        warn_of_edits(planned)
+        traffic = traffic_of(planned)
         if matrix is not None:
             from meshwright.documents import write_files
             from meshwright.planner.analysis.traffic import rank_matrix_csv
@@ -227,11 +233,11 @@ def experts_command(
 
 def _check_output(output: Path | None, heat_map: Path | None, force: bool) -> None:
     """Raises before anything is solved if the files could not be written."""
-    from meshwright.documents import refuse_taken
+    from meshwright.documents import refuse_taken_file
 
     for path in (output, heat_map):
         if path is not None:
-            refuse_taken(path.parent, [path.name], force)
+            refuse_taken_file(path, force)
     if heat_map is not None and heat_map.suffix.lower() != ".svg":
         raise InputError(f"heat-map: must end in .svg, got {heat_map.name[:60]!r}")
 

@@ -31,6 +31,10 @@ MOST_NUMBERS = 1000
 LARGEST_NUMBER = 10**7
 
 
+_UPDATES_OF_REWARDS = frozenset(("ppo", "grpo", "gspo", "dapo", "rloo"))
+"""Training by rewards, of whose steps only the update of the policy has a price."""
+
+
 class NearMissChoice(click.Choice[str]):
     """One of some names; a misspelt one is told its near miss."""
 
@@ -38,6 +42,9 @@ class NearMissChoice(click.Choice[str]):
         """The name itself, or a usage error."""
         if value in self.choices:
             return str(value)
+        if param is not None and param.name == "kind" and str(value).lower() in _UPDATES_OF_REWARDS:
+            what = "is no kind of step: answers are drawn by other programs, and its update is --kind sft"
+            self.fail(f"{shown(value)} {what}; allowed: {', '.join(self.choices)}", param, ctx)
         self.fail(f"{shown(value)} is not known{suggestion(value, self.choices)}", param, ctx)
 
 

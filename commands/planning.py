@@ -28,6 +28,7 @@ from meshwright.commands.terminal import (
     say,
     show,
     warn,
+    warn_of_edits,
     write_plan,
 )
 from meshwright.errors import ExitCode, InputError, near_miss
@@ -112,7 +113,7 @@ def plan_command(
 
     with ProgressLine(READING) as progress, on_processes():
         from meshwright import api
-        from meshwright.documents import refuse_taken
+        from meshwright.documents import refuse_taken, refuse_taken_file
 
         if output is not None:
             from meshwright.planner.launch.plan_files import PLAN_FILES
@@ -120,7 +121,7 @@ def plan_command(
             refuse_taken(output, PLAN_FILES, force)
         model_file: Path | None = options["export_model"]
         if model_file is not None:
-            refuse_taken(model_file.parent, [model_file.name], force)
+            refuse_taken_file(model_file, force)
         plan = api.plan(model, pin=",".join(pin), progress=progress, **options)
     if as_json:
         from meshwright.planner.plan.texts import plan_document
@@ -350,6 +351,7 @@ def explain_command(words: tuple[str, ...], best: bool | None, as_json: bool) ->
         return
     with ProgressLine("pricing what is near"):
         explained = read_feasible_plan(plan)
+        warn_of_edits(explained)
         changes = neighbours(explained)
     choices = None
     if best or (best is None and searches_at_once(explained)):
@@ -384,7 +386,7 @@ def compare_command(
     change brings, and the smallest edit of the script that reaches it.
     """
     with ProgressLine("starting"):
-        from meshwright.documents import refuse_taken, write_files
+        from meshwright.documents import refuse_taken_file, write_files
         from meshwright.planner.analysis.waterfall import is_plan
         from meshwright.planner.mixed.document import read_any_plan
         from meshwright.planner.plan.training_cost import Budget
@@ -397,13 +399,14 @@ def compare_command(
 
     if is_plan(other):
         plans = (read_any_plan(plan), read_any_plan(other))
+        warn_of_edits(*plans)
         if as_json:
             print_json(comparison(plans))
         else:
             show(compare_view((str(plan), str(other)), plans))
         return
     if output is not None:
-        refuse_taken(output.parent, [output.name], force)
+        refuse_taken_file(output, force)
     with ProgressLine("pricing the way from today's run to the plan"):
         compared = meshwright.compare(plan, other, **cost)
     if output is not None:
@@ -591,7 +594,7 @@ def report_command(
     a control for each.
     """
     with ProgressLine("starting"):
-        from meshwright.documents import refuse_taken, write_files
+        from meshwright.documents import refuse_taken_file, write_files
         from meshwright.planner.many.sweep import what_if
         from meshwright.planner.mixed.document import mixed_plan_path
         from meshwright.planner.plan.make_plan import repriced
@@ -599,13 +602,15 @@ def report_command(
         from meshwright.planner.report.plan_page import plan_page
         from meshwright.planner.request.reader import read_calibration
 
-    refuse_taken(output.parent, [output.name], force)
+    refuse_taken_file(output, force)
     mixed = mixed_plan_path(plan)
     with ProgressLine("planning what the page's controls show" if sweep is not None else "drawing"):
         if mixed is not None:
             text = mixed_page_of(mixed, sweep=sweep, calibration=calibration)
         else:
-            shown = repriced(read_feasible_plan(plan), read_calibration(calibration))
+            planned = read_feasible_plan(plan)
+            warn_of_edits(planned)
+            shown = repriced(planned, read_calibration(calibration))
             other_plans = None if sweep is None else what_if(shown, sweep or None)
             text = plan_page(shown, other_plans)
     write_files(output.parent, {output.name: text}, force)
@@ -630,14 +635,16 @@ def trace_command(
     """
     import json
 
-    from meshwright.documents import refuse_taken, write_files
+    from meshwright.documents import refuse_taken_file, write_files
     from meshwright.planner.analysis.timeline import trace_document, trace_of
     from meshwright.planner.drawing import counted, seconds
     from meshwright.planner.mixed.document import read_any_plan
 
-    refuse_taken(output.parent, [output.name], force)
+    refuse_taken_file(output, force)
     with ProgressLine("playing the step"):
-        played = trace_of(read_any_plan(plan), num_micro_batches)
+        drawn = read_any_plan(plan)
+        warn_of_edits(drawn)
+        played = trace_of(drawn, num_micro_batches)
         document = trace_document(played)
     write_files(
         output.parent, {output.name: json.dumps(document, separators=(",", ":")) + "\n"}, force

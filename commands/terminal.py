@@ -26,6 +26,7 @@ from meshwright.errors import ExitCode, InfeasibleError, message_of, near_miss
 from meshwright.planner.solvers.processes import start_thread
 
 if TYPE_CHECKING:
+    from meshwright.planner.mixed.document import AnyPlan
     from meshwright.planner.report.view import View
 
 
@@ -245,6 +246,18 @@ def answer(
     from meshwright.planner.report.calculators_view import formulas_view
 
     show([*view(document), *formulas_view(document.get("formulas", []))])
+
+
+def warn_of_edits(*plans: AnyPlan) -> None:
+    """Warns of plans whose file was changed after it was written: their proofs are those of other plans."""
+    from meshwright.planner.plan.document import digest_of
+
+    edited = any(plan.digest not in (None, digest_of(plan)) for plan in plans)
+    words = (
+        "the plan was edited after it was written: what it states need not hold any more; "
+        "`meshwright verify` says what does not"
+    )
+    warn("warning", [words] if edited else [])
 
 
 def warn(words: str, lines: Iterable[str]) -> None:

@@ -56,6 +56,7 @@ from meshwright.planner.plan.nodes import unused_nodes
 from meshwright.planner.plan.robustness import changes, step_as_it_stands_s
 from meshwright.planner.plan.texts import (
     MIXED_FILE,
+    NO_PLAN,
     plan_path,
     plan_placement,
     read_plan,
@@ -796,4 +797,4 @@ def _refuse_what_is_no_plan(file: Path) -> None:
     """Raises InputError again for a file that is no plan; a plan with a wrong field is a fault."""
     data = read_mapping(file, LARGE_FILE_BYTES)
     if "solver" not in data and "layout" not in data:
-        raise InputError("this is not a plan", where=path_text(file), value=data)
+        raise InputError(NO_PLAN, where=path_text(file), value=data)

@@ -51,7 +51,7 @@ FORMULAS: dict[str, tuple[tuple[str, str, str], ...]] = {
          "efficiency solved for the batch"),
     ),
     "memory": (
-        ("states", "weights 2 + gradients 2 + fp32 weights 4 + moments 8 bytes a parameter, sharded by ZeRO",
+        ("states", "weights 2 + gradients 2 (4 in fp32) + fp32 weights 4 + moments 8 bytes a parameter",
          "Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1"),
         ("activations", "s b h (34 + 5 a s / h) bytes a layer, less what is fused or recomputed",
          "Korthikanti et al. 2022, arXiv 2205.05198, section 4"),

@@ -620,7 +620,8 @@ def script_diff(path: Path, plan: Plan) -> ScriptDiff:
         return _document_diff(path, text, plan, document, files)
     wanted = next((files[name] for name in _ARGUMENTS if name in files), None)
     if wanted is None:
-        return ScriptDiff(note=unlaunched(plan.inputs) or _OTHER_KIND)
+        is_own = files.get(path.name) == text
+        return ScriptDiff(note="" if is_own else unlaunched(plan.inputs) or _OTHER_KIND)
     diff = ScriptChange(path, text, plan, json.loads(wanted)).diff()
     exports = [
         f"{name}={value}"

@@ -725,7 +725,8 @@ def trl_files(plan: Plan) -> dict[str, str]:
         raise _not_there("TRL", f"has no reference that is {inputs.reference}")
     loss = TRL_LOSS if command == "sft" else TRL_STEPS[command].loss
     if in_chunks(inputs.loss) != (loss or None):
-        raise _not_there("TRL", f"takes no other loss: plan with --loss {loss or ALL_LOGITS}")
+        alone = loss or ALL_LOGITS
+        raise _not_there("TRL", f"takes the {alone} loss alone there: plan with --loss {alone}")
     _no_offload("TRL", launch, "layer_inputs")
     fields: dict[str, object] = {
         "model_name_or_path": _checkpoint(inputs.model),

@@ -6,6 +6,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -473,13 +474,16 @@ class _SizePlanner:
         return sorted(halvings)
 
     def _sizes(self, name: str) -> list[int]:
-        """Parts of a node that divide it, then whole nodes."""
+        """Parts of a node that divide it, then whole nodes; between part-filled nodes what all of them divide
+        into; and the most there are.
+        """
         cluster = self._clusters[name]
         per_node = cluster.gpus_per_node
         limit = min(self._request.most_gpus or cluster.gpus, cluster.gpus)
-        parts = [size for size in range(1, per_node) if per_node % size == 0]
-        sizes = [size for size in parts if size <= limit]
-        return [*sizes, *range(per_node, limit + 1, per_node)] or [limit]
+        parts = {size for size in range(1, per_node) if per_node % size == 0}
+        step = gcd(per_node, *(node.free_gpus or 0 for node in cluster.nodes))
+        sizes = parts | {*range(step, limit, step), limit}
+        return sorted(size for size in sizes if size <= limit)
 
     def _plan(self, name: str, size: int) -> SizedPlan:
         task = (name, size, 0.0)

@@ -31,6 +31,7 @@ from pydantic import Field
 from meshwright.cluster_specs.allocation import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.errors import InfeasibleError, InputError, near_miss
+from meshwright.planner.drawing import counted
 from meshwright.planner.many.jobs import Job, JobDoc, read_jobs
 from meshwright.planner.solvers.clock import Shares, is_over
 from meshwright.planner.solvers.cp_sat import repeatable_solver
@@ -168,7 +169,7 @@ def sized_job(
     if sizes:
         return SizedJob(job=job, sizes=faster_sizes(sizes))
     if not asked:
-        reason = "the cluster has fewer free GPUs than min_gpus"
+        reason = f"nodes that are wholly free have fewer GPUs than its min_gpus {job.min_gpus}, or fixed gpus"
         return UnplannedJob(job=job, status="infeasible", reason=reason)
     if len(answers) < asked or any(result["row"]["status"] == "unknown" for _, result in answers):
         reason = "the time limit came before any plan; plans that were made are in the cache"
@@ -598,7 +599,7 @@ def share_throughput(jobs: Sequence[SizedJob], units: int, params: FleetParams) 
         most = units - sum(needed[place + 1 :])
         best = values[: most + 1].max() if most >= 0 else UNREACHABLE
         if best < 0:
-            raise InfeasibleError(TOO_LARGE)
+            raise InfeasibleError(_too_large(jobs, units))
         total += int(best)
         units_used = int(np.flatnonzero(values[: most + 1] == best)[0])
         values = np.where(values == best, 0, UNREACHABLE)
@@ -610,6 +611,16 @@ def share_throughput(jobs: Sequence[SizedJob], units: int, params: FleetParams) 
     allocations = tuple(Allocation(size=sizes[index]) for index in range(len(jobs)))
     value = total / params.value_scale
     return FleetSolution(allocations=allocations, value=value, bound=value, proven=True)
+
+
+def _too_large(jobs: Sequence[SizedJob], units: int) -> str:
+    """That jobs do not fit together, with the least that each takes and what would help."""
+    blocks = {job.job.name: _least_units(job) for job in jobs}
+    takes = ", ".join(f"{name} {count}" for name, count in blocks.items() if count)
+    return (
+        f"{TOO_LARGE}: {takes}, in all {sum(blocks.values())} of {counted(units, 'free block')}. `gpus` of a "
+        "job is a fixed size: give max_gpus in its place, or may_wait"
+    )
 
 
 def _least_units(job: SizedJob) -> int:

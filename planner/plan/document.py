@@ -84,6 +84,7 @@ class SmallestChange(ClosedDocument):
         "reserve-gib",
         "memory-risk",
         "gpus",
+        "global-batch",
         "device-hbm-gib",
         "host-memory-gib",
         "inside-domain",
@@ -164,8 +165,9 @@ def change_sentence(change: SmallestChange) -> str:
                 f"take a memory risk of {change.value:g} (the prediction as it stands), "
                 f"not {change.asked:g}"
             )
-        case "gpus":
-            words = f"take {change.value} GPUs, not {change.asked}"
+        case "gpus" | "global-batch":
+            of = "GPUs" if change.change == "gpus" else "sequences a step, which the GPUs divide"
+            words = f"take {change.value} {of}, not {change.asked}"
         case "device-hbm-gib":
             words = f"take GPUs with at least {change.value:g} GiB"
         case "host-memory-gib":

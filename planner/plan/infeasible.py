@@ -62,13 +62,15 @@ PROBED_CANDIDATES = 2_000
 
 
 def executions_to_try(request: PlanRequest) -> list[Execution]:
-    """The plainest execution, and those that differ from it in one choice and keep a rule that it breaks.
+    """The plainest execution, and those that differ from it in one choice and keep a rule that it breaks, or
+    miss the HBM by less.
 
     Sliding windows are one reason: keys and values may not pass around a ring then, but heads may be swapped.
     """
     plainest, (choices, *_) = request.plainest, _relaxed_rows([request], PROBED_CANDIDATES)
     own = _table(request, plainest, choices)
     broken = {rule.name: rule.excess(own) > 0 for rule in rules_for(own.workload)}
+    over = broken[HbmCapacity.name]
     found = [plainest]
     if not any(is_broken.any() for is_broken in broken.values()):
         return found
@@ -82,7 +84,8 @@ def executions_to_try(request: PlanRequest) -> list[Execution]:
             table = _table(request, execution, choices)
             still = {rule.name: rule.excess(table) > 0 for rule in rules_for(table.workload)}
             none = np.zeros(len(table.memory_gib), dtype=bool)
-            if any((rows & ~still.get(name, none)).any() for name, rows in broken.items()):
+            keeps = any((rows & ~still.get(name, none)).any() for name, rows in broken.items())
+            if keeps or (over.any() and table.memory_gib.min() < own.memory_gib.min() - ROUNDING):
                 found.append(execution)
     return found
 
@@ -544,6 +547,7 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
         replace(request, memory_risk=POINT_ESTIMATE)
     ):
         yield SmallestChange(change="memory-risk", value=POINT_ESTIMATE, asked=request.memory_risk)
+    yield from _other_batches(request)
     for gpus in _other_gpus(request, more_gpus):
         yield SmallestChange(change="gpus", value=gpus, asked=request.gpus)
     is_unbound = request.max_cut_use == 1 and not request.inside_domain
@@ -580,6 +584,19 @@ def _of_hosts(request: PlanRequest) -> Iterator[SmallestChange]:
         is_enough = _feasible(_with_host(request, middle))
         low, high = (low, middle) if is_enough else (middle, high)
     yield SmallestChange(change="host-memory-gib", value=high, asked=asked)
+
+
+def _other_batches(request: PlanRequest) -> Iterator[SmallestChange]:
+    """The nearest batches that all GPUs divide with which a plan is found, where the one that is asked for
+    leaves few ranks to shard over.
+    """
+    sequences, gpus = request.global_batch, request.gpus
+    if sequences % gpus == 0 or request.lengths is not None:
+        return
+    below = sequences // gpus * gpus
+    for batch in (below, below + gpus):
+        if batch > 0 and _feasible(replace(request, global_batch=batch)):
+            yield SmallestChange(change="global-batch", value=batch, asked=sequences)
 
 
 def _with_host(request: PlanRequest, host_memory_gib: float) -> PlanRequest:

@@ -33,6 +33,7 @@ from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import LayoutDoc
 
 MOST_RANKS = 1_048_576
+NO_PLAN = "this is not a plan; give the plan.yaml that `meshwright plan -o DIR` writes"
 MIXED_KIND = "mixed-plan"
 """What the document of a plan on a mixed cluster calls itself; `planner.mixed` reads it."""
 MIXED_FILE = "mixed_plan.yaml"
@@ -115,8 +116,7 @@ def read_plan(path: str | PathLike[str]) -> Plan:
         )
         raise InputError(what, where=where)
     if "status" not in data or "solver" not in data:
-        what = "this is not a plan; give the plan.yaml that `meshwright plan -o DIR` writes"
-        raise InputError(what, where=where, value=data)
+        raise InputError(NO_PLAN, where=where, value=data)
     if data.get("schema") != 1:
         raise InputError(
             "must be 1, the version that this program reads",

@@ -118,8 +118,9 @@ def mixed_proof_view(plan: MixedPlan) -> View:
     if solver.method == "exhaustive":
         looked_at += f"every one of them priced, {count(solver.priced)} fit"
     else:
-        models = counted(solver.rounds, "CP-SAT model")
-        looked_at += f"{count(solver.priced)} priced, {models} of up to {count(solver.kernels)}"
+        models = f"{counted(solver.rounds, 'CP-SAT model')} of up to {count(solver.kernels)}"
+        searched = models if solver.rounds else "no CP-SAT model needed"
+        looked_at += f"{count(solver.priced)} priced, {searched}"
     rows = [
         ("lower bound", f"{bound}, gap {percent(gap)}" if gap else bound),
         ("looked at", looked_at),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from meshwright.costmodel.execution_names import DEFAULT_MEMORY_RISK
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.rates import peak_memory_band
+from meshwright.costmodel.records import memory_margin
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InputError
 from meshwright.planner.drawing import count, counted, percent, ranges, rounded_seconds, seconds
@@ -215,6 +219,11 @@ def _memory(predicted: Predicted, workload: Workload) -> View:
         Heading(f"Memory per GPU: {limit_gib:.1f} GiB usable of {hbm_gib:g} GiB HBM"),
         Table(columns, rows),
     ]
+    if workload.memory_margin == 1.0:
+        margin = memory_margin(DEFAULT_MEMORY_RISK, peak_memory_band(workload))
+        plans_gib = usable_hbm_gib(replace(workload, memory_margin=margin))
+        words = f"no room is kept for errors of the prediction; a plan fills {plans_gib:.1f} GiB at most"
+        view.append(line(f"{words} (--memory-risk {DEFAULT_MEMORY_RISK:g})"))
     fullest = max(range(len(predicted.memory_gib)), key=lambda stage: predicted.memory_gib[stage])
     if fullest < len(predicted.memory_parts_gib):
         words = _memory_parts(predicted, fullest)

@@ -124,6 +124,10 @@ def validation_view(document: Document, *, every_row: bool) -> View:
     view += _feasibility(summary["feasibility"])
     view += _pairs(summary["pairs"], summary["gains"])
     view += _regret(document["regret"], summary["regret"])
+    fits = summary["feasibility"]
+    if not any((summary["count"], memory["count"], fits["ran"], fits["out_of_memory"])):
+        words = "no row has both a figure under `measured` and a price: nothing is compared"
+        view.append(line(Words(words, "yellow")))
     return [*view, *_rows(document["rows"], every_row=every_row)]
 
 

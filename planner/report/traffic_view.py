@@ -40,6 +40,9 @@ _CUTS: Columns = {
 }
 
 
+_MOST_AXES_IN_ONE_TABLE = 2
+
+
 _GROUPS: Columns = {
     "axis": "axis",
     "level": "level",
@@ -91,9 +94,8 @@ def traffic_view(document: Document) -> View:
         blocks = [block for view in views for block in view]
         return [*blocks, Heading("From part to part, in a step"), between]
     names = sorted({axis for level in document["levels"] for axis in level["by_axis"]})
-    levels: Columns = {
-        "level": "level",
-        **{axis: Column(axis, BYTES) for axis in names},
+    by_axis: Columns = {"level": "level", **{axis: Column(axis, BYTES) for axis in names}}
+    by_level: Columns = {
         "bytes_per_step": Column("mean GPU", BYTES),
         "most_bytes_per_step": Column("fullest", BYTES),
         "busy_s": "busy",
@@ -111,11 +113,16 @@ def traffic_view(document: Document) -> View:
         for axis, group in document["groups"].items()
         for level, sent in group["levels"].items()
     ]
+    rows = [{**level, **level["by_axis"]} for level in document["levels"]]
+    # All columns in one table would be wider than a terminal.
+    is_wide = len(names) > _MOST_AXES_IN_ONE_TABLE
+    apart: View = [table(rows, by_axis), line(), table(rows, {"level": "level", **by_level})]
+    levels = apart if is_wide else [table(rows, {**by_axis, **by_level})]
     cuts = document["cuts"]
     durations = {cut["phase"]: f"{cut['phase']} take {seconds(cut['phase_s'])}" for cut in cuts}
     return [
         Heading("Bytes of a step that leave one GPU, by level"),
-        table([{**level, **level["by_axis"]} for level in document["levels"]], levels),
+        *levels,
         Heading("What the axes send"),
         *_axes(document["axes"]),
         Heading("Process groups, and what one of them sends in a step"),

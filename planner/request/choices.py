@@ -101,6 +101,8 @@ class Choice:
         """A value as a pin writes it."""
         if value is None:
             return "none"
+        if isinstance(value, float):
+            return f"{value:g}"
         return SWITCH[not value] if isinstance(value, bool) else str(value)
 
     def setting(self, framework: Framework, value: object) -> Setting | None:

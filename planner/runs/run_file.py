@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -33,7 +33,7 @@ from meshwright.frameworks.catalog import (
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.megatron import PYTORCH
 from meshwright.frameworks.record import Framework
-from meshwright.model_specs.adapters import AdapterSpec, resolved
+from meshwright.model_specs.adapters import AdapterMethod, AdapterSpec, resolved
 from meshwright.model_specs.reader import model_from_mapping, read_model, with_twin_facts
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.request.choices import NUMBERS, NUMERICS, OF_EXECUTION
@@ -450,6 +450,15 @@ def read_rows(path: Path, calibration: Calibration | None = None) -> Iterator[Ru
             yield UnreadRow(id=name, reason=str(error), measured=_measured_if_valid(row))
 
 
+_SAID_BY_ADAPTERS = (
+    "is not how a run file says what is trained: say adapters under run.adapters, such as "
+    "{method: qlora, rank: 16} (methods: "
+    + ", ".join(get_args(AdapterMethod))
+    + "); part of a model, as "
+    "frozen layers leave it, has no price yet"
+)
+
+
 def run_from_mapping(
     row: object,
     *,
@@ -464,7 +473,7 @@ def run_from_mapping(
     (those with `measured`) may carry descriptive keys that this version does not know: they become
     remarks. Everywhere else an unknown key is an error. Raises InputError.
     """
-    refuse_adapters(_of_the_run(row), where)
+    refuse_adapters(_of_the_run(row), where, _SAID_BY_ADAPTERS)
     cleaned, unread = _without_unknown_words(_without_nulls(row))
     remarks = [f"{name} is not known to this version, and not used" for name in unread]
     try:

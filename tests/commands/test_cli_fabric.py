@@ -166,6 +166,9 @@ def test_traffic_adds_up(regular: Path) -> None:
     code, text = run("traffic", regular)
     assert code == 0
     assert "is used most" in text
+    # Columns of many axes were broken in the middle of a word.
+    assert len({axis for level in found["levels"] for axis in level["by_axis"]}) > 2
+    assert {"fullest", *(level["level"] for level in found["levels"])} <= set(text.split())
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from meshwright.planner.plan.document import (
     Objective,
     Plan,
     SolverReport,
+    with_digest,
 )
 from meshwright.planner.plan.texts import plan_document, plan_text, read_plan
 from meshwright.planner.report.explain_view import comparison
@@ -522,3 +523,27 @@ def test_the_search_is_interrupted_with_130(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert (out, err.strip()) == ("", "Interrupted.")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["explain --no-best", "launch", "report", "traffic", "trace", "map"]
+)
+def test_a_plan_that_was_edited_is_named_as_such(command: str, tmp_path: Path) -> None:
+    """Only `verify` knew, and the others told of an optimum."""
+    path = tmp_path / "plan.yaml"
+    text = plan_text(with_digest(sample()))
+    edited = text.replace("status: optimal", "status: feasible", 1)
+    assert edited != text
+    name, *options = command.split()
+    if name in ("launch", "report", "trace"):
+        options += ["-o", str(tmp_path / "out"), "--force"]
+    if name == "map":
+        options += ["--cluster", "dgx-a100"]
+    words = "the plan was edited after it was written"
+    told = []
+    for written in (text, edited):
+        path.write_text(written, encoding="utf-8")
+        result = run(name, path, *options)
+        assert result.exit_code == 0, result.output
+        told.append(words in result.stderr)
+    assert told == [False, True]

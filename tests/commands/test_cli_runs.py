@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from click.testing import CliRunner, Result
 
 from meshwright import cli
 from meshwright.cluster_specs.reader import cluster_names
+from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.documents import parse_mapping
 from meshwright.model_specs.parameters import parameter_count
 from meshwright.model_specs.reader import catalog_names, load_catalog_model
 from meshwright.planner.report.catalog_view import json_schema
 from meshwright.planner.report.prediction_view import memory_groups, stages_text
+from meshwright.planner.request.reader import read_request
 from tests.places import ROOT
 
 PUBLISHED = ROOT / "tests" / "data" / "published_runs.yaml"
@@ -106,6 +109,19 @@ def test_estimate_warns_of_rules_that_the_run_breaks(tmp_path: Path) -> None:
     assert "heads-by-tp" in [finding["rule"] for finding in document(odd)["broken_rules"]]
 
 
+def test_estimate_says_how_much_of_its_memory_a_plan_would_fill(tmp_path: Path) -> None:
+    """Plans keep room for errors, a price keeps none: the two printed other usable GiB without a word."""
+    request = read_request(
+        model="llama-2-7b", cluster="dgx-a100", gpus=16, global_batch=64, seq_len=1024
+    )
+    as_priced = replace(request.workload(), memory_margin=1.0)
+    text = " ".join(run("estimate", write(tmp_path / "run.json", RUN)).stdout.split())
+    planned_gib, priced_gib = map(usable_hbm_gib, (request.workload(), as_priced))
+    assert f"{priced_gib:.1f} GiB usable of" in text
+    assert f"a plan fills {planned_gib:.1f} GiB at most (--memory-risk 0.05)" in text
+    assert planned_gib < priced_gib - 1
+
+
 def test_estimate_of_several_runs_is_one_document(tmp_path: Path) -> None:
     path = write(tmp_path / "runs.yaml", {"runs": [RUN, {**RUN, "id": "again"}]})
     assert [one["id"] for one in document(run("estimate", path, "--json"))["runs"]] == [
@@ -143,6 +159,16 @@ def test_validate_counts_rows_that_cannot_be_read(tmp_path: Path) -> None:
     result = run("validate", write(tmp_path / "bad.yaml", {"runs": [bad]}))
     assert result.exit_code == 2
     assert "bad" in result.stderr
+
+
+def test_validate_says_that_nothing_was_measured(tmp_path: Path) -> None:
+    """A table of dashes was all that it said."""
+    words = "no row has both a figure under `measured` and a price: nothing is compared"
+    said = [
+        " ".join(run("validate", write(tmp_path / "run.json", {**RUN, **more})).stdout.split())
+        for more in ({}, {"measured": {"step_time_s": 1.0}}, {"measured": {"out_of_memory": True}})
+    ]
+    assert [words in text for text in said] == [True, False, False]
 
 
 def test_stages_are_told_in_runs() -> None:
@@ -268,6 +294,7 @@ def test_places_that_are_no_files_are_refused(tmp_path: Path, command: str, plac
         ),
         (["model", "llama-3-8"], "did you mean 'llama-3-8b'"),
         (["compare", "x"], "Missing argument 'FILE'"),
+        (["plan", "gpt2-xl", "--kind", "grpo"], "its update is --kind sft"),
     ],
 )
 def test_bad_usage_exits_with_2_and_a_near_miss(args: list[str], words: str) -> None:

@@ -69,6 +69,38 @@ def test_a_folder_where_a_file_is_asked_for_is_said_to_be_one() -> None:
     assert ". is a folder, not a file. Name a file in it with -o." in answer.stderr
 
 
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("file/inner/deep", "file is a file, not a folder"),
+        ("closed/inner", "closed may not be written to. Choose another place with -o."),
+    ],
+)
+def test_a_place_that_takes_no_files_is_refused_before_the_work(
+    place: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said behind the search. Root may write to every folder, so the answer is put in its place."""
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(api, "plan", _refuse)
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path).name != "closed")
+    words_of_plan = ["plan", "gpt2-xl", "--cluster", "dgx-a100", "--global-batch", "8"]
+    asked = [*words_of_plan, "--seq-len", "1024", "-o", str(tmp_path / place)]
+    answer = CliRunner().invoke(main, asked)
+    assert answer.exit_code == 2
+    assert words in answer.stderr
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_a_folder_is_no_file_whatever_is_forced(force: tuple[str, ...], tmp_path: Path) -> None:
+    """`--force` was offered, and refused then."""
+    words = ["report", "no_such_plan.yaml", "-o", str(tmp_path), *force]
+    answer = CliRunner().invoke(main, words)
+    assert answer.exit_code == 2
+    assert f"{tmp_path} is a folder, not a file" in answer.stderr
+    assert "--force" not in answer.stderr
+
+
 @pytest.mark.slow
 def test_what_an_earlier_plan_left_is_named(tmp_path: Path) -> None:
     """`launch.sh` takes a hostfile and a rankfile that lie beside it."""

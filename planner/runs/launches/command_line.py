@@ -498,7 +498,15 @@ _DEEPEST = 12
 """Levels of a document that are looked through; a launch file has two or three."""
 
 
-def refuse_adapters(pairs: Iterable[tuple[str, str]], where: str) -> None:
+_UNPRICED_ADAPTERS = (
+    "training of adapters (LoRA and its kin) or of part of a model has no price yet, and that of "
+    "full training would be wrong: take the flag out to price full training of the same layout"
+)
+
+
+def refuse_adapters(
+    pairs: Iterable[tuple[str, str]], where: str, what: str = _UNPRICED_ADAPTERS
+) -> None:
     """Raises InputError for the first flag or field by which a run trains adapters or part of the model.
 
     Parameters
@@ -507,15 +515,12 @@ def refuse_adapters(pairs: Iterable[tuple[str, str]], where: str) -> None:
         Names and values: flags with what follows them, keys of a document as `section.key`, overrides.
     where
         The file's name.
+    what
+        Is said of it.
     """
     for name, value in pairs:
         if trains_a_part(name, value):
-            raise InputError(
-                "training of adapters (LoRA and its kin) or of part of a model has no price yet, and that of "
-                "full training would be wrong: take the flag out to price full training of the same layout",
-                where=f"{where}: {name}",
-                value=value or None,
-            )
+            raise InputError(what, where=f"{where}: {name}", value=value or None)
 
 
 def trains_a_part(name: str, value: str = "") -> bool:

@@ -145,7 +145,9 @@ def launched_gpus(line: CommandLine) -> int | None:
     return None if each_node is None or all_nodes is None else each_node * all_nodes
 
 
-_TRAINS = frozenset(("train", "sft", "pt", "rlhf", "axolotl.cli.train", f"--{RECIPE}"))
+_TRAINS = frozenset(
+    ("train", "src/train.py", "sft", "pt", "rlhf", "axolotl.cli.train", f"--{RECIPE}")
+)
 _RECIPE_NAMES = (".yaml", ".yml", ".json")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS, StepKindName
-from meshwright.documents import parse_mapping, read_mapping
+from meshwright.documents import parse_mapping, read_mapping, read_text
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import DEEPSPEED
 from meshwright.frameworks.fsdp2 import (
@@ -61,6 +61,10 @@ FEW_BITS_ALONE = "has no price: weights of 4 or 8 bits of bitsandbytes alone hav
 ReadDeepSpeed = Callable[[Path | dict[str, Any], dict[str, Any], str], LaunchRun]
 """The run of a DeepSpeed file or mapping, with the values that the caller knows in place of its `auto`; what
 names it in messages comes last."""
+ReadAccelerate = Callable[[dict[str, Any], str], LaunchRun]
+"""The run of accelerate's file, and what names it in messages."""
+ACCELERATE_FILE, CONFIG_FILE = "accelerate.yaml", "config_file"
+"""The former is what `launch` calls it, the latter the flag of `accelerate launch` that names it."""
 PLAIN = LaunchRun(settings={"framework": PYTORCH.name, "zero_stage": 0, "overlap": {"dp": True}})
 """Without DeepSpeed and FSDP torchrun wraps the model in DistributedDataParallel."""
 
@@ -104,6 +108,30 @@ def sharded(
     if document.get(_FSDP) or (kind == _AXOLOTL and document.get(_FSDP_SECTION)):
         return fully_sharded(document, kind, str(path))
     return PLAIN
+
+
+def _under_accelerate(
+    document: Mapping[str, Any], path: Path, read: ReadAccelerate
+) -> LaunchRun | None:
+    """The run of the file for `accelerate launch` that a command names, or that lies beside a configuration.
+
+    None where there is none, or where it says nothing of FSDP. Raises InputError for a file that is named and
+    not there.
+    """
+    named = document.get(CONFIG_FILE)
+    config_path = (
+        path.parent / ACCELERATE_FILE if named is None else file_beside(named, path, CONFIG_FILE)
+    )
+    if not config_path.is_file():
+        return None
+    settings = read_mapping(config_path, MAX_FILE_BYTES)
+    if _FSDP_SECTION not in settings:
+        return None
+    run = read(dict(settings), str(config_path))
+    if named is not None:
+        return run
+    remark = f"{ACCELERATE_FILE} beside it is read too: it says how ranks share the model"
+    return replace(run, remarks=(*run.remarks, remark))
 
 
 def positive_numbers(
@@ -440,6 +468,9 @@ def adapters_mapping(method: str, rank: int | None, targets: Iterable[str]) -> d
 _PEFT_KIND, _PEFT_RANK, _PEFT_TARGETS = "peft_type", "r", "target_modules"
 
 
+_NOTED_BITS = re.compile(r"^# Note: .*BitsAndBytesConfig\(load_in_([48])bit=True", re.MULTILINE)
+
+
 def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
     """A launch with the adapters of PEFT's file that lies beside it; itself where it says what is trained.
 
@@ -457,15 +488,23 @@ def with_adapters_beside(launch: LaunchRun, path: Path) -> LaunchRun:
         )
     rank = positive_numbers(fields, {_PEFT_RANK: 8}, where)[_PEFT_RANK]
     targets, unread = adapter_targets(fields, _PEFT_TARGETS, where, ("q_proj", "v_proj"))
-    method = adapter_method(16, decomposed=fields.get(_DECOMPOSES) is True)
-    remark = f"adapters are those of {ADAPTER_FILE} beside it, frozen weights taken as of 16 bits"
+    bits = _bits_noted(path)
+    method = adapter_method(bits or 16, decomposed=fields.get(_DECOMPOSES) is True)
+    taken = "taken as of 16 bits" if bits is None else f"of {bits} bits, as the script notes"
+    remark = f"adapters are those of {ADAPTER_FILE} beside it, frozen weights {taken}"
     return replace(
         launch,
         settings=launch.settings | {"adapters": adapters_mapping(method, rank, targets)},
         remarks=(*launch.remarks, remark),
         unread=(*launch.unread, *unread),
-        base_is_open=True,
+        base_is_open=bits is None,
     )
+
+
+def _bits_noted(path: Path) -> int | None:
+    """Bits of a frozen weight by the notes of a plan's own script, None where they do not say."""
+    note = _NOTED_BITS.search(read_text(path, MAX_FILE_BYTES))
+    return None if note is None else int(note[1])
 
 
 def remarks_on_experts(model: str | None, targets: Collection[str]) -> tuple[str, ...]:
@@ -523,7 +562,7 @@ _READ = frozenset(
         *(_LOSS, _ATTENTION, DEEPSPEED_FILE, _FSDP, _FSDP_SECTION),
         *("do_train", "bf16", "fp16", "pure_bf16"),
         *(_RANK, _TARGETS, _DROPOUT, _DECOMPOSES, _BITS, _QUANTISES, *_REFUSED),
-        *(*FREEZES_ENCODER, *_PIXELS, ACCELERATOR),
+        *(*FREEZES_ENCODER, *_PIXELS, ACCELERATOR, CONFIG_FILE),
     )
 )
 _NARROW_NAME = re.compile(r"gptq|awq|aqlm|-int[48]\b", re.IGNORECASE)
@@ -536,7 +575,10 @@ def is_llamafactory(document: dict[str, Any]) -> bool:
 
 
 def from_llamafactory(
-    document: dict[str, Any], path: Path, read_deepspeed: ReadDeepSpeed
+    document: dict[str, Any],
+    path: Path,
+    read_deepspeed: ReadDeepSpeed,
+    read_accelerate: ReadAccelerate,
 ) -> LaunchRun:
     """The run of a LLaMA-Factory configuration; its cluster and its GPUs are not part of it.
 
@@ -548,6 +590,9 @@ def from_llamafactory(
         The file, for messages and for what it names beside it.
     read_deepspeed
         Reads the DeepSpeed configuration that it names.
+    read_accelerate
+        Reads the file for `accelerate launch` that is named or lies beside it, where it says itself nothing
+        of how ranks share the model.
 
     Raises
     ------
@@ -571,6 +616,10 @@ def from_llamafactory(
     model = known_model(document[_MODEL], path)
     batch = numbers[_MICRO_BATCH], numbers[STEPS]
     run = sharded(document, _KIND, path, read_deepspeed, batch)
+    if run is PLAIN:
+        run = _under_accelerate(document, path, read_accelerate) or PLAIN
+        if run.settings.get("recompute") == "full":
+            settings["recompute"] = "full"
     run = with_synced_batches(run, document, path)
     remarks = run.remarks
     packs = document.get(_PACKING)

@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from meshwright.cluster_specs.allocation import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import AXES
 from meshwright.documents import read_text
@@ -71,8 +72,10 @@ class LaunchRun:
     """A catalog name, where it says what it runs on."""
     hosts: tuple[str, ...] = ()
     """Where it starts, in the order of the ranks; empty where it does not say."""
+    counted_hosts: tuple[str, ...] = ()
+    """The same by the numbers of the nodes, where the plan's cluster names none and no `hosts` are known."""
     places: tuple[tuple[int, int], ...] = ()
-    """(index into `hosts`, local GPU) by rank, where ranks do not run through the hosts in turn."""
+    """(index into these hosts, local GPU) by rank, where ranks do not run through the hosts in turn."""
     local_batch: int | None = None
     """Sequences of a step on one data-parallel rank, where the global batch is so many times their number."""
     micro_batches: int | None = None
@@ -217,18 +220,27 @@ def with_hosts_beside(launch: LaunchRun, path: Path) -> LaunchRun:
 
     Raises InputError for a rankfile that cannot be read.
     """
-    lines = _lines(path.parent / HOSTFILE)
-    hosts = tuple(line.split()[0] for line in lines)
-    if not hosts:
+    hosts, counted = (
+        tuple(line.split()[0] for line in _lines(path.parent / name))
+        for name in (HOSTFILE, f"{HOSTFILE}.template")
+    )
+    if not hosts and not counted:
         return launch
-    return replace(launch, hosts=hosts, places=_places(path.parent / RANKFILE, len(hosts)))
+    places = _places(path.parent / RANKFILE, len(hosts or counted))
+    counted = () if hosts else counted
+    return replace(launch, hosts=hosts, counted_hosts=counted, places=places)
 
 
 def on_its_hosts(run: Run, launch: LaunchRun) -> Run:
-    """A run whose ranks lie on the launch's hosts, where its cluster names them; else a remark why not."""
+    """A run whose ranks lie on the launch's hosts, where its cluster names them; else a remark why not.
+
+    On a cluster that names none, ranks out of turn lie on its nodes by their numbers.
+    """
     cluster = run.workload.cluster
-    if not cluster.nodes or run.ranks:
+    if run.ranks:
         return run
+    if not cluster.nodes:
+        return _on_counted_nodes(run, launch) if launch.places else run
     words = _obstacle(cluster, launch, int(run.layout.gpus))
     if words is not None:
         remark = f"{words}: its ranks are priced as nested in the blocks of {cluster.name}"
@@ -238,6 +250,28 @@ def on_its_hosts(run: Run, launch: LaunchRun) -> Run:
         ranks = tuple((numbers[launch.hosts[host]], gpu) for host, gpu in launch.places)
     else:
         ranks = places_on_hosts(cluster, launch.hosts, int(run.layout.gpus))
+    return replace(run, ranks=ranks)
+
+
+def _on_counted_nodes(run: Run, launch: LaunchRun) -> Run:
+    """A run on a cluster without names, whose ranks lie on nodes by the numbers of the launch.
+
+    Hosts of the user's own are taken in the order of their lines.
+    """
+    cluster, gpus = run.workload.cluster, int(run.layout.gpus)
+    count = -(-cluster.gpus // cluster.gpus_per_node)
+    used = 1 + max(host for host, _ in launch.places)
+    by_name = {node_name(cluster, number): number for number in range(count)}
+    hosts = launch.hosts or launch.counted_hosts
+    numbers = [by_name.get(name, line) for line, name in enumerate(hosts)]
+    fits = used <= count and all(0 <= gpu < cluster.gpus_per_node for _, gpu in launch.places)
+    ranks = tuple((numbers[host], gpu) for host, gpu in launch.places)
+    if not fits or len(ranks) != gpus or len(set(ranks)) < gpus:
+        remark = (
+            f"{RANKFILE} has other ranks or GPUs than the launch's {gpus} on {count} nodes: its ranks are "
+            f"priced as nested in the blocks of {cluster.name}"
+        )
+        return replace(run, remarks=(*run.remarks, remark))
     return replace(run, ranks=ranks)
 
 

@@ -340,6 +340,12 @@ _INTEGERS = frozenset(
 )
 
 
+_PLACES_LOST = (
+    "a run file has no field for ranks out of turn: the one that is written is priced as nested in the "
+    "cluster's blocks"
+)
+
+
 def price_launch(
     path: Path,
     additions: Sequence[str],
@@ -386,10 +392,12 @@ def price_launch(
     run = on_its_hosts(run, launch)
     if run.ranks and not launch.places:
         mapping["run"]["hosts"] = list(launch.hosts)
+    remarks = run.remarks
     if output is not None:
         write_run_file(output, mapping)
+        remarks += (_PLACES_LOST,) if run.ranks and launch.places else ()
     assumed = launch.assumed if mapping["model"] is launch.model else ()
-    remarks = (*run.remarks, *launch.remarks, *assumed, *unread)
+    remarks = (*remarks, *launch.remarks, *assumed, *unread)
     yield price_run(replace(run, remarks=remarks), path)
 
 
@@ -457,7 +465,8 @@ def _of_line(line: CommandLine, text: str, path: Path, model: ModelSpec | str | 
         run = with_synced_batches(run, said, path)
         return replace(run, micro_batches=int(steps[1]))
     if _OWN_TRAINER in text:
-        return from_deepspeed(*_beside(path, _DEEPSPEED_FILE))
+        run = from_deepspeed(*_beside(path, _DEEPSPEED_FILE))
+        return with_optimizer(run, {_OPTIM: line.text(f"--{_OPTIM}")}, _OPTIM)
     run = from_megatron(line, None if model is None else read_model(model))
     if line.has("--deepspeed_config") and (path.parent / _DEEPSPEED_FILE).is_file():
         return with_configuration(run, *_beside(path, _DEEPSPEED_FILE))
@@ -491,7 +500,8 @@ _OPTIM = "optim"
 def _of_stack(document: dict[str, Any], path: Path, gpus: int | None = None) -> LaunchRun | None:
     """The run of a configuration of a fine-tuning stack; None for other mappings."""
     if is_llamafactory(document):
-        run = with_optimizer(from_llamafactory(document, path, _filled_deepspeed), document, _OPTIM)
+        run = from_llamafactory(document, path, *READERS)
+        run = with_optimizer(run, document, _OPTIM)
     elif is_axolotl(document):
         run = with_optimizer(from_axolotl(document, path, _filled_deepspeed), document, "optimizer")
     elif is_llamafactory_v1(document):
@@ -565,6 +575,8 @@ def _from_document(document: dict[str, Any], path: Path) -> LaunchRun:
         return from_accelerate(document, where)
     if BATCH in document or MICRO_BATCH in document:
         return from_deepspeed(document, where)
+    if "run" in document or "runs" in document:
+        raise InputError("this is a run file, no launch file: leave --from-launch out", where=where)
     raise InputError(
         "neither a DeepSpeed configuration (train_batch_size), nor an accelerate one (fsdp_config), nor one "
         "of LLaMA-Factory (model_name_or_path, template), Axolotl (base_model, sequence_len), transformers "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +43,7 @@ from meshwright.planner.runs.launches.finetuning import (
     PLAIN,
     STEPS,
     TUNING,
+    ReadAccelerate,
     ReadDeepSpeed,
     adapter_targets,
     adapters_mapping,
@@ -95,8 +96,6 @@ UNSHARDED = (
     "how ranks share the model is said where the script is started, in accelerate's file for instance: it is "
     "priced as plain data parallelism"
 )
-
-ReadAccelerate = Callable[[dict[str, Any], str], LaunchRun]
 
 
 class Readers(NamedTuple):

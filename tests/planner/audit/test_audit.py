@@ -150,7 +150,7 @@ def test_named_files_that_are_no_plans_are_broken(dense: Path, tmp_path: Path) -
     wrong.write_text("steps: [sow, reap]\n", encoding="utf-8")
     result = verify("--all", dense, wrong)
     assert result.exit_code == 1
-    assert "this is not a plan" in " ".join(result.stdout.split())
+    assert "this is not a plan; give the plan.yaml" in " ".join(result.stdout.split())
     for words, reason in (
         ((tmp_path,), "nothing below is a plan"),
         ((tmp_path / "no",), "no such file"),

@@ -13,8 +13,9 @@ from meshwright.api import plan
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.planner.audit import file_faults
+from meshwright.planner.launch.compare import script_diff
 from meshwright.planner.launch.plan_files import plan_files
-from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.document import Plan, ScriptDiff
 from meshwright.planner.runs.launches.reader import price_launch, read_launch, run_of_inputs
 from meshwright.planner.runs.prediction import price_run
 from tests.plans import make_plan
@@ -67,12 +68,10 @@ def test_what_is_written_is_read_back(asked: dict[str, Any], target: str, tmp_pa
     settings, layout = run.settings, found.layout
     assert run.unread == ()
     assert run.model == "qwen3-8b"
-    by_hand = target == "llama-factory" and asked["framework"] == "fsdp2"
-    if not by_hand:
-        assert (settings["zero_stage"], settings["framework"]) == (
-            layout.zero_stage,
-            asked["framework"],
-        )
+    assert (settings["zero_stage"], settings["framework"]) == (
+        layout.zero_stage,
+        asked["framework"],
+    )
     assert settings["micro_batch"] == layout.micro_batch
     assert run.local_batch == layout.micro_batch * layout.num_micro_batches
     assert (settings["recompute"], settings["seq_len"]) == (layout.recompute, 2048)
@@ -87,7 +86,12 @@ def test_what_is_written_is_read_back(asked: dict[str, Any], target: str, tmp_pa
 
 @pytest.mark.parametrize(
     ("target", "framework"),
-    [("axolotl", "fsdp2"), ("axolotl", "deepspeed"), ("llama-factory", "deepspeed")],
+    [
+        ("axolotl", "fsdp2"),
+        ("axolotl", "deepspeed"),
+        ("llama-factory", "deepspeed"),
+        ("llama-factory", "fsdp2"),
+    ],
 )
 def test_it_has_the_plans_price(target: str, framework: str, tmp_path: Path) -> None:
     asked = {"framework": framework, "train": "lora", "lora_rank": 8}
@@ -96,11 +100,38 @@ def test_it_has_the_plans_price(target: str, framework: str, tmp_path: Path) -> 
     assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-9)
 
 
+def test_llama_factory_shards_as_the_file_of_accelerate_says(tmp_path: Path) -> None:
+    """Under FSDP2 how ranks share the model stands in accelerate.yaml, which lies beside or is named."""
+    _, path = written(tmp_path, "llama-factory", framework="fsdp2", pin={"zero_stage": 3})
+    beside = read_launch(path)
+    assert (beside.settings["zero_stage"], beside.settings["framework"]) == (3, "fsdp2")
+    assert any("accelerate.yaml" in remark for remark in beside.remarks)
+    (tmp_path / "accelerate.yaml").rename(tmp_path / "own.yaml")
+    alone = read_launch(path)
+    assert (alone.settings["zero_stage"], alone.settings["framework"]) == (0, "pytorch")
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "accelerate launch --config_file own.yaml src/train.py llama_factory.yaml\n",
+        encoding="utf-8",
+    )
+    named = read_launch(script)
+    assert named.settings == beside.settings
+    script.write_text(
+        "accelerate launch --config_file away.yaml src/train.py llama_factory.yaml\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(InputError, match="config_file"):
+        read_launch(script)
+
+
 @pytest.mark.parametrize(
     ("asked", "additions"),
     [
         ({"framework": "fsdp2", "train": "lora", "lora_rank": 8}, []),
+        ({"framework": "fsdp2", "train": "qlora"}, []),
         ({"framework": "deepspeed", "train": "dora", "pin": {"tp": 1}}, []),
+        ({"framework": "deepspeed", "train": "lora-8bit", "pin": {"tp": 1}}, []),
+        ({"framework": "deepspeed", "optimizer": "adam-8bit", "pin": {"tp": 1}}, []),
         ({"framework": "deepspeed", "kind": "dpo", "pin": {"tp": 1}}, ["kind=dpo"]),
     ],
 )
@@ -141,6 +172,8 @@ def test_a_script_of_a_plan_is_the_plan_as_its_baseline(
     assert launch.unread == ()
     priced = price_run(run_of_inputs(launch, found.inputs, path), path)
     assert priced.run.workload.adapters == found.inputs.adapters
+    # Its files were said to be of another kind than the plan's.
+    assert script_diff(path, found) == ScriptDiff()
     assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-9)
     assert priced.predicted.memory_gib == pytest.approx(found.predicted.memory_gib, rel=1e-9)
 
@@ -289,7 +322,11 @@ def test_scripts_have_the_price_of_their_plan(
 @pytest.mark.parametrize(
     ("target", "changes", "words"),
     [
-        ("trl", {"loss": "all-logits"}, "takes no other loss: plan with --loss fused-head"),
+        (
+            "trl",
+            {"loss": "all-logits"},
+            "takes the fused-head loss alone there: plan with --loss fused-head",
+        ),
         ("trl", {"kind": "orpo", "loss": "all-logits"}, "has no command for orpo"),
         ("ms-swift", {"kind": "reward", "loss": None}, "has no command for reward"),
         ("ms-swift", {"loss": "fused-head"}, "is not written for the fused-head loss"),

@@ -86,6 +86,13 @@ def best_by_enumeration(jobs: list[SizedJob], units: int) -> tuple[int, ...] | N
     return max(found, default=None)
 
 
+def test_jobs_that_do_not_fit_are_told_what_each_takes() -> None:
+    jobs = [job("a", {4: 1.0}), job("b", {3: 1.0, 5: 2.0}), job("c", {2: 1.0}, may_wait=True)]
+    with pytest.raises(InfeasibleError, match=r"a 4, b 3, in all 7 of 6 free blocks.*max_gpus"):
+        share_throughput(jobs, 6, PARAMS)
+    assert share_throughput(jobs, 7, PARAMS).proven
+
+
 def test_throughput_equals_enumeration() -> None:
     chance = random.Random(5)
     answered = 0

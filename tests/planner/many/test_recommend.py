@@ -83,6 +83,20 @@ def test_tokens_per_second_are_a_step_time(kept: Path, step_s: dict[int, float])
     assert point.gpus == 16
 
 
+def test_part_filled_nodes_have_sizes_between_whole_ones(kept: Path, tmp_path: Path) -> None:
+    """12 GPUs are a whole node and half of another; whole nodes alone were tried, and 16 were too many."""
+    path = tmp_path / "part.yaml"
+    nodes = [{"name": f"n{at}", "free_gpus": free} for at, free in enumerate((8, 4))]
+    path.write_text(yaml.safe_dump({"base": "dgx-h100", "nodes": nodes}), encoding="utf-8")
+    fields = {**PLAN, "global_batch": 72, "name": "x", "model": "llama-3-8b", "cluster": str(path)}
+    twelve_s = do_job({**fields, "gpus": 12}, str(kept))["row"]["step_time_s"]
+    eight_s = do_job({**fields, "gpus": 8}, str(kept))["row"]["step_time_s"]
+    assert twelve_s < eight_s
+    asked = {"plan": {**PLAN, "global_batch": 72}, "clusters": (str(path),), "most_gpus": None}
+    (point,) = plan_sizes(wish(kept, step_time_s=twelve_s, **asked), quiet).reached
+    assert (point.gpus, point.step_time_s) == (12, twelve_s)
+
+
 @pytest.mark.slow
 def test_prices_decide_where_there_are_any(
     kept: Path, tmp_path: Path, step_s: dict[int, float]

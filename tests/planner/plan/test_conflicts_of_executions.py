@@ -93,3 +93,19 @@ def test_where_all_gpus_must_be_used_fewer_are_a_change_too() -> None:
     request = asked("llama-3-8b", "pp=3,tp=8", gpus=64, global_batch=48, forbid="idle-gpus")
     changes = refused(request).smallest_changes
     assert {"take 48 GPUs, not 64", "take 72 GPUs, not 64"} <= set(changes)
+
+
+def test_memory_that_is_missing_is_that_of_the_leanest_way_to_run() -> None:
+    """Parameters on the host need less of the GPU; what was said to be missing was counted without."""
+    options = {"cluster": "rtx-4090-pcie", "gpus": 1, "global_batch": 4, "seq_len": 1024}
+    request = asked("llama-3-8b", "", **options, framework="deepspeed", allow="parameter-offload")
+    lean, plain = refused(request), refused(replace(request, allow=()))
+    needed = [
+        next(float(str(each.value)) for each in answer.changes if each.change == "device-hbm-gib")
+        for answer in (lean, plain)
+    ]
+    assert needed[0] == 25
+    assert needed[1] > 40
+    larger = request.cluster.device.model_copy(update={"hbm_gib": float(needed[0])})
+    on_it = request.cluster.model_copy(update={"device": larger})
+    assert fastest_plan(replace(request, cluster=on_it)).layout is not None

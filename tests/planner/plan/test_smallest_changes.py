@@ -18,6 +18,9 @@ from meshwright.planner.request.plan_request import PlanRequest
 from tests.planner.plan.test_planner_service import request
 
 BIG = load_catalog_model("llama-3-70b")
+PRIME = request(
+    model=load_catalog_model("qwen3-8b"), framework="fsdp2", gpus=20, global_batch=61, seq_len=777
+)
 CASES = {
     "too few GPUs": request(model=BIG, gpus=8, forbids=("optimizer-offload",)),
     "two pins": request(model=BIG, gpus=64, pins={"tp": 1, "pp": 2}),
@@ -30,6 +33,7 @@ CASES = {
         pins={"tp": 8, "pp": 2},
     ),
     "a narrow precision": request(precision="mxfp8", gpus=8),
+    "a batch of a prime": PRIME,
 }
 
 
@@ -56,6 +60,8 @@ def changed(asked: PlanRequest, sentence: str) -> tuple[PlanRequest, list[PlanRe
             replace(asked, reserve_gib=number),
             [replace(asked, reserve_gib=number + 0.1)],
         )
+    elif sentence.startswith("take ") and "sequences a step" in sentence:
+        enough = replace(asked, global_batch=int(number))
     elif sentence.startswith("take a memory risk"):
         enough = replace(asked, memory_risk=number)
     elif sentence.startswith("take GPUs with"):
@@ -83,6 +89,16 @@ def sentences() -> Iterator[tuple[PlanRequest, str]]:
         assert answer.conflict
         for sentence in answer.smallest_changes:
             yield asked, sentence
+
+
+def test_a_batch_that_no_ranks_divide_is_named() -> None:
+    """Nothing but more memory and more GPUs was offered, where one sequence less will do."""
+    answer = fastest_plan(PRIME).infeasible
+    assert answer is not None
+    batches = [each.value for each in answer.changes if each.change == "global-batch"]
+    assert batches == [60, 80]
+    assert "take 60 sequences a step, which the GPUs divide, not 61" in answer.smallest_changes
+    assert has_plan(replace(PRIME, global_batch=60))
 
 
 @pytest.mark.soak

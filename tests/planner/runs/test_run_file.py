@@ -408,6 +408,8 @@ def test_a_kind_of_node_needs_dp_or_gpus() -> None:
         ({"vpp": 25}, ["run.pp", "50 chunks", "48 layers"]),
         ({"pp_layout": [-1]}, ["run.pp_layout", "lists of layers"]),
         ({"stages": [[2001]]}, ["run.stages[0][0]", "at most 2000"]),
+        ({"train": "qlora"}, ["run.train", "run.adapters", "{method: qlora, rank: 16}", "'qlora'"]),
+        ({"lora_rank": 8}, ["run.lora_rank", "run.adapters", "dora-8bit"]),
     ],
 )
 def test_errors_name_field_value_and_remedy(change: dict[str, Any], parts: list[str]) -> None:

@@ -105,5 +105,5 @@ def test_published_rows_of_adapters_are_refused(where: str) -> None:
         row["kind"] = "lora"
     else:
         row["run"] = settings | ({"recipe": extra} if where == "recipe" else extra)
-    with pytest.raises(InputError, match="training of adapters"):
+    with pytest.raises(InputError, match=r"say adapters under run\.adapters"):
         run_from_mapping(row, where="row")

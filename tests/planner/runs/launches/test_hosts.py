@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from meshwright.api import plan as planned_for
 from meshwright.errors import InputError
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
@@ -131,6 +132,42 @@ def test_ranks_that_no_host_has_are_not_placed(
         lines = [f"{rank} {rank // 8} {1 + rank % 8}" for rank in range(64)]
         (folder / "rankfile").write_text("\n".join(lines))
     assert [remark for remark in priced(folder).run.remarks if "nested" in remark]
+
+
+def test_ranks_out_of_turn_lie_on_nodes_that_have_no_names(tmp_path: Path) -> None:
+    """A catalog cluster names no hosts: the template beside the script counts its nodes."""
+    made = planned_for(
+        "llama-3-8b",
+        cluster="l40s-pcie",
+        gpus=16,
+        global_batch=256,
+        seq_len=4096,
+        framework="torchtitan",
+        pin={"pp": 4, "dp": 4, "tp": 1, "cp": 1, "micro_batch": 1},
+        robustness=False,
+    )
+    for name, text in plan_files(made).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    given = ["cluster=l40s-pcie", "model=llama-3-8b"]
+    lines = (tmp_path / "rankfile").read_text()
+    template = (tmp_path / "hostfile.template").read_text()
+    assert made.predicted is not None
+    (out_of_turn,) = price_launch(tmp_path / "launch.sh", given, tmp_path / "run.yaml")
+    assert out_of_turn.predicted.step_time_s == made.predicted.step_time_s
+    assert any("no field for ranks out of turn" in remark for remark in out_of_turn.run.remarks)
+    own = template.replace("node-00001", "gpu-a").replace("node-00002", "gpu-b")
+    (tmp_path / "hostfile").write_text(own)
+    (named,) = price_launch(tmp_path / "launch.sh", given)
+    assert named.predicted.step_time_s == made.predicted.step_time_s
+    in_turn = "".join(f"{rank} {rank // 8} {rank % 8}\n" for rank in range(16))
+    (tmp_path / "rankfile").write_text(in_turn)
+    (nested,) = price_launch(tmp_path / "launch.sh", given)
+    assert nested.predicted.step_time_s > made.predicted.step_time_s
+    (tmp_path / "rankfile").write_text(lines.replace("15 1 7", "15 1 8"))
+    (other,) = price_launch(tmp_path / "launch.sh", given)
+    assert other.predicted.step_time_s == nested.predicted.step_time_s
+    assert any("rankfile has other ranks or GPUs" in remark for remark in other.run.remarks)
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,7 @@ BATCHES = {"train_micro_batch_size_per_gpu": 1, "train_batch_size": 8}
         ("a.yaml", f"a: {'[' * 5000}{']' * 5000}", "nested more than"),
         ("a.json", "[" * 100_000, "nested too deeply"),
         ("a.json", json.dumps({"x": 1}), "neither a DeepSpeed"),
+        ("a.json", json.dumps({"model": "gpt2-xl", "run": {"tp": 1}}), "leave --from-launch out"),
         ("a.json", json.dumps({"train_micro_batch_size_per_gpu": "two"}), "whole number"),
         ("a.sh", "pretrain_gpt.py --num-layers 2", "--hidden-size"),
         ("a.sh", "x --num-layers many", "whole number"),
