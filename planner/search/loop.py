@@ -56,11 +56,13 @@ from meshwright.planner.search.branches import (
 from meshwright.planner.search.choosers import KernelChooser, SlotChooser
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.pricing import (
+    ALL_PLANS,
     Certificate,
     CorrectedPricing,
     Outcome,
     Pricing,
     SearchParams,
+    Sought,
 )
 from meshwright.planner.search.space import Space, space_of
 
@@ -85,24 +87,26 @@ class LayoutSearch:
         top_k: int = 1,
         seed: int = 0,
         time_limit_s: float | None = None,
-        until_priced_s: float | None = None,
         any_plan: bool = False,
         most_priced: int | None = None,
         begin_with: Layout | None = None,
         counts: bool = False,
+        sought: Sought = ALL_PLANS,
         progress: Progress | None = None,
         routing: JointRouting | None = None,
         params: SearchParams | None = None,
     ) -> None:
-        """`until_priced_s`, where it is longer, takes the place of the limit before there is a price."""
         self._params = params or SearchParams()
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
         self._is_asked_about = begin_with is not None and not counts
         """Whether the search is about another plan, so that nobody reads what it counts."""
         self._first: Layout | None = None
         """What is priced before all others, about as fast as the plan."""
+        self._no_plan = False
+        """Whether the search for any plan has shown that there is none."""
         self._early: tuple[Priced, ...] = ()
         """The best of a search of a part of the space: the plan where time ends before any other price."""
+        self._sought = sought
         self._space = space
         self._branches = [branch for branch in branches if not branch.refused_outright()]
         self._top_k = top_k
@@ -110,10 +114,9 @@ class LayoutSearch:
         self._deadline = None if time_limit_s is None else began + time_limit_s
         self._first_deadline = self._deadline
         """Holds before there is a price."""
-        if self._deadline is not None and until_priced_s is not None:
-            self._first_deadline = max(self._deadline, began + until_priced_s)
-        for branch in self._branches:
-            branch.pricing.stop_at(inf if self._deadline is None else self._deadline)
+        if self._deadline is not None and sought.until_priced_s is not None:
+            self._first_deadline = max(self._deadline, began + sought.until_priced_s)
+        self._stop_at(self._first_deadline)
         self._say = progress or (lambda _: None)
         self._best: list[tuple[float, int, Priced]] = []
         self._on_all_gpus: Priced | None = None
@@ -130,12 +133,20 @@ class LayoutSearch:
             self._branches, self._params, routing, seed, self.certificate
         )
 
+    def _stop_at(self, deadline: float | None) -> None:
+        """Ends what prices ask of solvers there."""
+        for branch in self._branches:
+            branch.pricing.stop_at(inf if deadline is None else deadline)
+
     def run(self) -> Outcome:
         """Searches to the end, or to the time limit."""
         if not self._branches:
             return self._outcome("infeasible", None)
         try:
+            self._remaining_s()
             self._first = self._begin_with or self._likely()
+            if self._no_plan:
+                return self._outcome("infeasible", None)
             if self._first is not None:
                 self._price_first(self._first)
             self._scan_space()
@@ -146,12 +157,14 @@ class LayoutSearch:
             open_s = min(self._pool.least_s(), self.chooser.least_s())
             for priced in () if self._best else self._early:
                 self._take(priced)
-            bound_s = min(self._unexplored_s, open_s, self._price_s, self._unpriced_s)
+            bound_s = min(self._unexplored_s, open_s, self._least_known_s, self._unpriced_s)
             status = "feasible" if self._best else "unknown"
             return self._outcome(status, bound_s if bound_s > 0 else None)
+        bound_s = min(self._least_known_s, self._unpriced_s)
+        if not self._best and self._sought.below_s < inf:
+            return self._outcome("unknown", bound_s)
         if not self._best:
             return self._outcome("infeasible", None)
-        bound_s = min(self._price_s, self._unpriced_s)
         is_proven = bound_s >= self._price_s * (1 - 1e-9)
         return self._outcome("optimal" if is_proven else "feasible", bound_s)
 
@@ -179,16 +192,26 @@ class LayoutSearch:
         return self._best[0][0] if self._best else inf
 
     @property
+    def _least_known_s(self) -> float:
+        """The best price so far, or what all plans sought are faster than."""
+        return min(self._price_s, self._sought.below_s)
+
+    @property
     def _cutoff_s(self) -> float:
         """What a layout must beat to matter: the price of the k-th best."""
         if len(self._best) < self._top_k:
-            return inf
-        return self._best[self._top_k - 1][0] * self._params.worth_finding
+            return self._sought.below_s
+        return min(
+            self._best[self._top_k - 1][0] * self._params.worth_finding, self._sought.below_s
+        )
 
     @property
     def _together(self) -> int:
         """Layouts whose mappings are bounded in one go, while nothing is stuck."""
-        return self._params.bounded_together if self._best else self._params.first_together
+        if self._best:
+            return self._params.bounded_together
+        is_regular = isinstance(self.chooser, KernelChooser)
+        return self._params.first_together if is_regular else self._params.first_listed
 
     def _remaining_s(self) -> float | None:
         """Seconds until the time limit. Raises OutOfTimeError behind it, or when the work is done."""
@@ -223,15 +246,18 @@ class LayoutSearch:
         return RoomOfBranches(self._branches)
 
     def _likely(self) -> Layout | None:
-        """A fast layout of a large space, whose price spares the search most of it; None for others.
+        """A fast layout of a large space, whose price spares the search most of it; None for others, but for
+        any layout on an irregular fabric.
 
         From a search of the part that has most of what layouts and executions choose among, and leaves out
         what is hardly faster than what it has.
         """
         one = self._top_k == 1 and not self._any_plan and self._most_priced is None
         gpus, space = self._space.workload.gpus, self._space
-        if not one or not isinstance(self.chooser, KernelChooser):
+        if not one:
             return None
+        if not isinstance(self.chooser, KernelChooser):
+            return self._any_layout()
         degrees = int(space.degrees_by_shape(gpus, gpus // 2).sum())
         if degrees * len(self._branches) <= self._params.looked_over_first:
             return None
@@ -243,10 +269,33 @@ class LayoutSearch:
                 for branch in representatives(self._branches)
             ],
             time_limit_s=None if remaining_s is None else remaining_s / 2,
-            until_priced_s=remaining_s,
+            sought=replace(self._sought, until_priced_s=remaining_s),
             params=replace(params, looked_over_first=inf, worth_finding=params.promising),
         ).run()
         self._early = outcome.best
+        return outcome.best[0].layout if outcome.best else None
+
+    def _any_layout(self) -> Layout | None:
+        """What a search on an irregular fabric prices first; None for one that has a price to beat.
+
+        Behind a price degrees are expanded all together, so that mappings of the most promising layouts alone
+        are listed; before one, those of batch after batch.
+        """
+        if self._sought.below_s < inf:
+            return None
+        remaining_s = self._remaining_s()
+        search = LayoutSearch(
+            self._space,
+            self._branches,
+            time_limit_s=remaining_s,
+            any_plan=True,
+            params=self._params,
+        )
+        outcome = search.run()
+        self._stop_at(self._first_deadline)
+        self._table, self._early = search._table, outcome.best
+        if outcome.status == "infeasible":
+            self._no_plan, self.certificate = True, outcome.certificate
         return outcome.best[0].layout if outcome.best else None
 
     def _price_first(self, layout: Layout) -> None:
@@ -442,8 +491,9 @@ class LayoutSearch:
 
     def _look_beyond_the_lists(self) -> None:
         """Closes the mappings that no list has, as far as it goes: their bound decides on the proof."""
-        for branch in self._branches if self._best else ():
-            for priced in branch.pricing.beyond_the_list(self._price_s):
+        closes = self._least_known_s < inf and not self._sought.listed_only
+        for branch in self._branches if closes else ():
+            for priced in branch.pricing.beyond_the_list(self._least_known_s):
                 self._take(replace(priced, execution=branch.execution))
 
     def _is_settled(self) -> bool:
@@ -522,6 +572,8 @@ class LayoutSearch:
             known is None or priced.step_time_s < known.step_time_s
         ):
             self._on_all_gpus = priced
+        if not self._best:
+            self._stop_at(self._deadline)
         self._best.append((priced.step_time_s, self.certificate.priced, priced))
         self._best.sort(key=lambda entry: entry[:2])
         del self._best[self._top_k :]
@@ -658,6 +710,7 @@ def search_executions(
     params: SearchParams | None = None,
     own_buckets: bool = False,
     corrections: GainCorrections | None = None,
+    sought: Sought = ALL_PLANS,
 ) -> Outcome:
     """The best layouts of a request under any execution that it may choose.
 
@@ -681,6 +734,8 @@ def search_executions(
         Whether gradient buckets keep the framework's own size.
     corrections
         What prices are multiplied by, all that is answered among them.
+    sought
+        Which plans are asked for.
     """
     branches = branches_of(request, pricing_of, own_buckets=own_buckets, corrections=corrections)
     if not branches:
@@ -695,6 +750,7 @@ def search_executions(
         time_limit_s=request.time_limit_s,
         begin_with=begin_with,
         counts=counts,
+        sought=sought,
         most_priced=most_priced,
         progress=progress,
         params=params,

@@ -136,7 +136,7 @@ def test_a_plan_on_whole_nodes_alone_says_so() -> None:
     cluster = whole.model_copy(update={"nodes": (half, *whole.nodes[1:]), "gpus": 44})
 
     def searched(
-        request: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+        request: PlanRequest, /, *, begin_with: Layout | None = None, **_how: object
     ) -> Outcome:
         if request.gpus == 44:
             return Outcome(status="unknown", best=(), lower_bound_s=None, certificate=Certificate())
@@ -155,7 +155,7 @@ def test_a_plan_that_whole_nodes_win_is_held_against_all_of_their_gpus(*, compar
     cluster = whole.model_copy(update={"nodes": (half, *whole.nodes[1:]), "gpus": 44})
 
     def searched(
-        request: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+        request: PlanRequest, /, *, begin_with: Layout | None = None, **_how: object
     ) -> Outcome:
         if request.gpus == 44:
             return Outcome(status="unknown", best=(), lower_bound_s=None, certificate=Certificate())
@@ -193,7 +193,7 @@ def test_a_time_limit_is_spent_on_the_search() -> None:
     limits_s: list[float] = []
 
     def searched(
-        asked: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+        asked: PlanRequest, /, *, begin_with: Layout | None = None, **_how: object
     ) -> Outcome:
         assert begin_with is None
         assert asked.time_limit_s is not None
