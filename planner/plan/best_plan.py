@@ -492,14 +492,14 @@ def best_plan(
     )
 
 
-def adopted(asked: PlanRequest, found: BestPlan, faster: BestPlan, *, hedged: bool) -> BestPlan:
+def adopted(request: PlanRequest, ended: BestPlan, faster: BestPlan, *, hedged: bool) -> BestPlan:
     """How the search for the best plan ended, with a faster plan of the same space in place of its own.
 
     Parameters
     ----------
-    asked
+    request
         As it was asked.
-    found
+    ended
         Of its search, which time or a gap ended before the faster plan; its objective is the step.
     faster
         Of a search with more pins.
@@ -512,34 +512,34 @@ def adopted(asked: PlanRequest, found: BestPlan, faster: BestPlan, *, hedged: bo
         Its bound is that of the search for all plans, as far as the faster plan does not refute it. It is
         proven only where the bound is its own step.
     """
-    best, before = faster.outcome.best[0], found.outcome
+    best, before = faster.outcome.best[0], ended.outcome
     bound_s = before.lower_bound_s
     if bound_s is not None and bound_s > best.step_time_s * (1.0 + SAME):
         bound_s = None
     is_proven = bound_s is not None and bound_s >= best.step_time_s * (1.0 - SAME)
-    request = replace(
+    own = replace(
         faster.request,
-        pins=asked.pins,
-        top_k=asked.top_k,
-        time_limit_s=found.request.time_limit_s,
+        pins=request.pins,
+        top_k=request.top_k,
+        time_limit_s=ended.request.time_limit_s,
     )
-    full = found.full
-    on_all = int(before.best[0].layout.gpus) == found.request.gpus
+    full = ended.full
+    on_all = int(before.best[0].layout.gpus) == ended.request.gpus
     if full is None and on_all:
         full = replace(before, status="feasible")
     outcome = replace(
         before,
         status="optimal" if is_proven else "feasible",
-        best=(best, *before.best)[: asked.top_k],
+        best=(best, *before.best)[: request.top_k],
         lower_bound_s=bound_s,
     )
     expected = None
-    if hedged and is_quick(request, outcome) and not is_over():
-        outcome, expected = _over_posterior(request, outcome)
+    if hedged and is_quick(own, outcome) and not is_over():
+        outcome, expected = _over_posterior(own, outcome)
     return BestPlan(
-        request=request,
+        request=own,
         outcome=outcome,
-        full=full if request.gpus == found.request.gpus else None,
+        full=full if own.gpus == ended.request.gpus else None,
         note=faster.note,
         expected=expected,
         expected_by_pairs=None,

@@ -89,14 +89,14 @@ def make_plan(
     """
     began = time.monotonic()
     with within(request.time_limit_s):
-        found, plan = _searched(request, progress, hedged=robustness)
-        unwritten = _unwritten(found, model_file)
+        ended, plan = _searched(request, progress, hedged=robustness)
+        unwritten = _unwritten(ended, model_file)
         if progress is not None and plan.objective.step_time_s is not None:
-            asked = "errors of the prediction" if robustness else "its choices one by one"
-            progress(f"{plan.objective.step_time_s:.4g} s a step; {asked}")
-        known: dict[str, Answer] = {}
+            words = "errors of the prediction" if robustness else "its choices one by one"
+            progress(f"{plan.objective.step_time_s:.4g} s a step; {words}")
+        earlier: dict[str, Answer] = {}
         while True:
-            questions = [question_of_choices(request, plan, known)] if choices else []
+            questions = [question_of_choices(request, plan, earlier)] if choices else []
             if robustness:
                 chosen = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
                 questions.append(question_of_robustness(chosen, plan))
@@ -104,9 +104,9 @@ def make_plan(
             faster = plan_to_adopt(request, plan, answers[0]) if choices else None
             if faster is None:
                 break
-            known |= {answer.choice.choice: answer for answer in answers[0]}
-            found = adopted(request, found, faster, hedged=robustness)
-            plan = _document(found, time.monotonic() - began)
+            earlier |= {answer.choice.choice: answer for answer in answers[0]}
+            ended = adopted(request, ended, faster, hedged=robustness)
+            plan = _document(ended, time.monotonic() - began)
         for question, results in zip(questions, answers, strict=True):
             plan = question.answered(plan, results)
         plan = plan.model_copy(update={"warnings": [*plan.warnings, *unwritten]})
@@ -141,30 +141,30 @@ def _searched(
         share = 0.5 if request.objective == "expected" else 1.0
         limit_s = SEARCH_SHARE * share * min(request.time_limit_s, remaining_s())
         request = replace(request, time_limit_s=limit_s)
-    found = best_plan(request, progress, hedged=hedged)
+    ended = best_plan(request, progress, hedged=hedged)
     infeasible = None
-    if explained and found.outcome.status == "infeasible":
-        infeasible = explain_infeasible(found.request, space_of(found.request).workload)
-    return found, _document(found, time.monotonic() - began, infeasible)
+    if explained and ended.outcome.status == "infeasible":
+        infeasible = explain_infeasible(ended.request, space_of(ended.request).workload)
+    return ended, _document(ended, time.monotonic() - began, infeasible)
 
 
-def _unwritten(found: BestPlan, model_file: Path | None) -> list[str]:
+def _unwritten(ended: BestPlan, model_file: Path | None) -> list[str]:
     """Writes the last model of a search where a file is named; a warning where there was none."""
     if model_file is None:
         return []
-    why = export_model(found.request, found.outcome, model_file)
+    why = export_model(ended.request, ended.outcome, model_file)
     return [] if why is None else [why]
 
 
-def _document(found: BestPlan, wall_s: float, infeasible: Infeasible | None = None) -> Plan:
+def _document(ended: BestPlan, wall_s: float, infeasible: Infeasible | None = None) -> Plan:
     """The verified plan of a search that took so many seconds."""
-    request = found.request
-    outcome = _with_least_traffic(request, found.outcome)
+    request = ended.request
+    outcome = _with_least_traffic(request, ended.outcome)
     plan = plan_from_outcome(
-        request, outcome, space_of(request), wall_s, infeasible=infeasible, full=found.full
+        request, outcome, space_of(request), wall_s, infeasible=infeasible, full=ended.full
     )
-    update = {"expected_by_pairs": found.expected_by_pairs, "left_out": found.note}
-    plan = plan.model_copy(update={"expected": found.expected, **update})
+    update = {"expected_by_pairs": ended.expected_by_pairs, "left_out": ended.note}
+    plan = plan.model_copy(update={"expected": ended.expected, **update})
     plan = plan.model_copy(update={"evidence": evidence_of(plan)})
     verify(request, plan)
     return plan

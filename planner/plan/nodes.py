@@ -321,44 +321,46 @@ def _with_part_filled(
     bound does not count leaves out what no list has.
     """
     gpus = request.gpus
-    whole = [
+    requests_on_whole = [
         replace(request, cluster=nodes, gpus=min(gpus, nodes.gpus))
         for nodes in _whole_nodes(request, usable)
     ]
     limit_s, everything = limit_left_s(), replace(request, cluster=usable)
     if limit_s is not None:
-        share = EVERYTHING_SHARE if whole else 1.0
+        share = EVERYTHING_SHARE if requests_on_whole else 1.0
         everything = replace(everything, time_limit_s=limit_s * share)
     alike = _links_are_alike(usable)
     complete = alike or gpus == usable.gpus
     covers = alike and all(
-        asked.execution_options == everything.execution_options for asked in whole
+        each.execution_options == everything.execution_options for each in requests_on_whole
     )
-    shares = Shares(len(whole) + 1)
+    shares = Shares(len(requests_on_whole) + 1)
     decisions, outcome = _of_everything(everything, searched, shares, compares=compares)
     bounds = [_least_s(outcome)]
     on_whole: list[NodeDecision] = []
-    for each in whole:
+    for request_there in requests_on_whole:
         best = min([*decisions, *on_whole], key=_seconds, default=None)
         if covers and best is not None and _is_closed(best, bounds[0]):
             break
         if is_over():
             bounds.append(None if not covers else inf)
             break
-        asked = replace(each, time_limit_s=shares.next_s())
+        limited = replace(request_there, time_limit_s=shares.next_s())
         # Of several plans that are asked for, the next best ones may be slower than what is known.
         below_s = inf if best is None or request.top_k > 1 else _seconds(best)
-        found = searched(
-            asked,
+        outcome_there = searched(
+            limited,
             begin_with=_best_layout(on_whole),
             counts=True,
             sought=Sought(below_s=below_s, listed_only=covers),
         )
-        on_whole.append(NodeDecision(request=asked, settled=IdleDecision(outcome=found, full=None)))
+        on_whole.append(
+            NodeDecision(request=limited, settled=IdleDecision(outcome=outcome_there, full=None))
+        )
         if not covers:
-            bounds.append(_least_s(found))
-    known = [bound_s for bound_s in bounds if bound_s is not None]
-    closed = complete and usable is request.cluster and len(known) == len(bounds)
+            bounds.append(_least_s(outcome_there))
+    bounds_known = [bound_s for bound_s in bounds if bound_s is not None]
+    closed = complete and usable is request.cluster and len(bounds_known) == len(bounds)
     best = min([*decisions, *on_whole], key=_seconds, default=None)
     if best is None:
         as_listed = usable.with_any_gpus(allowed=False)
@@ -367,7 +369,7 @@ def _with_part_filled(
     if compares and any(best is each for each in on_whole):
         settled = _against_all_gpus(best.request, best.settled.outcome, searched, limit_left_s())
         best = replace(best, settled=settled)
-    bound_s = min(known) if closed else None
+    bound_s = min(bounds_known) if closed else None
     return replace(best, settled=replace(best.settled, outcome=_bounded(best, bound_s)))
 
 
@@ -386,15 +388,16 @@ def _of_everything(
     outcome = searched(request, counts=True, sought=sought)
     if not outcome.best or outcome.best[0].ranks is None:
         return [], outcome
-    asked = _only_on(request, request.cluster, outcome.best[0].ranks)
-    asked = replace(asked, time_limit_s=shares.next_s())
+    on_these = _only_on(request, request.cluster, outcome.best[0].ranks)
+    on_these = replace(on_these, time_limit_s=shares.next_s())
     likely = replace(outcome.best[0].layout, recompute_layers=0)
-    found = searched(asked, begin_with=likely, counts=True, sought=Sought(listed_only=True))
-    mapped = _on_its_gpus(asked, outcome)
-    if not found.best or mapped.best[0].step_time_s * ROUNDING < found.best[0].step_time_s:
-        found = mapped
-    settled = IdleDecision(outcome=found, full=None)
-    return [NodeDecision(request=asked, settled=settled)], outcome
+    best_there = searched(on_these, begin_with=likely, counts=True, sought=Sought(listed_only=True))
+    mapped = _on_its_gpus(on_these, outcome)
+    mapped_s = mapped.best[0].step_time_s * ROUNDING
+    if not best_there.best or mapped_s < best_there.best[0].step_time_s:
+        best_there = mapped
+    settled = IdleDecision(outcome=best_there, full=None)
+    return [NodeDecision(request=on_these, settled=settled)], outcome
 
 
 def _on_its_gpus(request: PlanRequest, outcome: Outcome) -> Outcome:

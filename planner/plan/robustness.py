@@ -378,7 +378,7 @@ Task = Callable[[], Answer]
 
 
 def question_of_choices(
-    request: PlanRequest, plan: Plan, known: Mapping[str, Answer] | None = None
+    request: PlanRequest, plan: Plan, earlier: Mapping[str, Answer] | None = None
 ) -> Question:
     """What each of a plan's execution choices brings, the largest gain first.
 
@@ -392,13 +392,13 @@ def question_of_choices(
         As it was asked.
     plan
         Its plan.
-    known
+    earlier
         Answers of the same request by choice, asked about another plan of it: a plan without a choice is the
         same whatever plan has it.
     """
     if plan.layout is None or plan.execution is None:
         return Question()
-    tasks = [*_choices(request, plan, known or {}), *_bucket_choice(request, plan, known or {})]
+    tasks = [*_choices(request, plan, earlier or {}), *_bucket_choice(request, plan, earlier or {})]
     return Question(tasks=tasks, answered=partial(_with_choices, request))
 
 
@@ -448,9 +448,10 @@ def _obstacle(request: PlanRequest, answer: Answer) -> str | None:
     if answer.without is None:
         return "it was not kept"
     best = answer.without.outcome.best[0]
-    own = replace(answer.without.request, pins=request.pins)
-    run = replace(best.execution, bucket_mb=None)
-    if run not in own.execution_options.executions() or not space_of(own, run).has(best.layout):
+    unpinned = replace(answer.without.request, pins=request.pins)
+    execution = replace(best.execution, bucket_mb=None)
+    runs = execution in unpinned.execution_options.executions()
+    if not runs or not space_of(unpinned, execution).has(best.layout):
         return "the space of the plan does not have it"
     return None
 
@@ -475,13 +476,13 @@ def gain_of(choice: ExecutionChoice) -> float:
     return choice.step_time_s_without or inf
 
 
-def _choices(request: PlanRequest, plan: Plan, known: Mapping[str, Answer]) -> Iterator[Task]:
+def _choices(request: PlanRequest, plan: Plan, earlier: Mapping[str, Answer]) -> Iterator[Task]:
     assert plan.layout is not None
     assert plan.execution is not None
     for choice, value in compared_choices(plan.layout, plan.execution):
         without = without_choice(request, choice)
         if without is not None:
-            yield partial(_choice, plan, choice, value, without, known.get(choice.name))
+            yield partial(_choice, plan, choice, value, without, earlier.get(choice.name))
 
 
 def _choice(
@@ -489,16 +490,16 @@ def _choice(
     choice: Choice,
     value: int | str | bool,
     without: PlanRequest,
-    known: Answer | None,
+    earlier: Answer | None,
 ) -> Answer:
     """A choice of the plan with the best plan for the request without it."""
     likely = _likely(plan)
     if choice.of == "layout":
         plain: dict[str, Any] = {choice.name: choice.plain}
         likely = replace(likely, **plain)
-    answer = known or _answered(choice.name, without, likely)
-    found = answer.choice.model_copy(update={"value": value})
-    return replace(answer, choice=described(found, choice, value, plan.inputs))
+    answer = earlier or _answered(choice.name, without, likely)
+    told = answer.choice.model_copy(update={"value": value})
+    return replace(answer, choice=described(told, choice, value, plan.inputs))
 
 
 def described(
@@ -537,23 +538,23 @@ def _answered(
     name: str, without: PlanRequest, likely: Layout, *, own_buckets: bool = False
 ) -> Answer:
     """A choice with the best plan of a request that has another; the search is left out behind the limit."""
-    found = None
+    best = None
     if not is_over():
-        asked = replace(without, time_limit_s=limit_left_s(), top_k=1)
-        found = best_plan(asked, begin_with=likely, own_buckets=own_buckets, compares=False)
-    claim = "not searched" if found is None else found.claim
+        limited = replace(without, time_limit_s=limit_left_s(), top_k=1)
+        best = best_plan(limited, begin_with=likely, own_buckets=own_buckets, compares=False)
+    claim = "not searched" if best is None else best.claim
     choice = ExecutionChoice(
         choice=name,
         value="",
-        step_time_s_without=None if found is None else found.step_time_s,
-        lower_bound_s_without=None if found is None else found.outcome.lower_bound_s,
+        step_time_s_without=None if best is None else best.step_time_s,
+        lower_bound_s_without=None if best is None else best.outcome.lower_bound_s,
         status=claim,
         proven=is_closed(claim),
     )
-    if found is None or not found.outcome.best:
+    if best is None or not best.outcome.best:
         return Answer(choice=choice)
-    outcome = replace(found.outcome, certificate=Certificate())
-    return Answer(choice=choice, without=replace(found, outcome=outcome))
+    outcome = replace(best.outcome, certificate=Certificate())
+    return Answer(choice=choice, without=replace(best, outcome=outcome))
 
 
 def without_choice(request: PlanRequest, choice: Choice) -> PlanRequest | None:
@@ -568,15 +569,17 @@ def without_choice(request: PlanRequest, choice: Choice) -> PlanRequest | None:
         return None
 
 
-def _bucket_choice(request: PlanRequest, plan: Plan, known: Mapping[str, Answer]) -> Iterator[Task]:
+def _bucket_choice(
+    request: PlanRequest, plan: Plan, earlier: Mapping[str, Answer]
+) -> Iterator[Task]:
     if plan.execution is not None and plan.execution.bucket_mb is not None:
         bucket_mb = plan.execution.bucket_mb
-        yield partial(_of_buckets, request, _likely(plan), bucket_mb, known.get("bucket_mb"))
+        yield partial(_of_buckets, request, _likely(plan), bucket_mb, earlier.get("bucket_mb"))
 
 
 def _of_buckets(
-    request: PlanRequest, likely: Layout, bucket_mb: float, known: Answer | None
+    request: PlanRequest, likely: Layout, bucket_mb: float, earlier: Answer | None
 ) -> Answer:
     """The size of the plan's gradient buckets with the best plan that keeps the framework's own."""
-    answer = known or _answered("bucket_mb", request, likely, own_buckets=True)
+    answer = earlier or _answered("bucket_mb", request, likely, own_buckets=True)
     return replace(answer, choice=answer.choice.model_copy(update={"value": bucket_mb}))
