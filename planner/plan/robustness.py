@@ -458,15 +458,32 @@ def _obstacle(request: PlanRequest, answer: Answer) -> str | None:
 
 def _not_adopted(request: PlanRequest, plan: Plan, answers: Sequence[Answer]) -> Iterator[str]:
     """A warning that a faster plan is known which could not take the place of the plan."""
-    faster = [answer for answer in answers if _is_faster(plan, answer)]
-    if faster:
-        fastest = min(faster, key=lambda answer: answer.step_time_s)
-        pin = fastest.choice.pin
-        by_pin = f"--pin {pin}, or with " if pin else ""
-        yield (
-            f"a plan of {fastest.step_time_s:.4g} s a step was found when the search had ended, and is not "
-            f"planned: {_obstacle(request, fastest)}; plan with {by_pin}a longer --time-limit"
-        )
+    faster = sorted(
+        (answer for answer in answers if _is_faster(plan, answer)),
+        key=lambda answer: answer.step_time_s,
+    )
+    for fastest in faster[:1]:
+        obstacle = _obstacle(request, fastest)
+        if obstacle is not None:
+            yield words_of_faster(fastest.choice, obstacle)
+
+
+def words_of_faster(choice: ExecutionChoice, why: str) -> str:
+    """That a faster plan without a choice is known, and why it is not planned.
+
+    Parameters
+    ----------
+    choice
+        With the step of that plan.
+    why
+        In words.
+    """
+    by_pin = f"--pin {choice.pin}, or with " if choice.pin else ""
+    step_s = choice.step_time_s_without or inf
+    return (
+        f"a plan of {step_s:.4g} s a step was found when the search had ended, and is not planned: {why}; "
+        f"plan with {by_pin}a longer --time-limit"
+    )
 
 
 def gain_of(choice: ExecutionChoice) -> float:
