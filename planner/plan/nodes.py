@@ -381,7 +381,7 @@ def _of_everything(
     Where GPUs are left over, what is planned is the best on those that the mapping takes, found in the next
     of the shares.
     """
-    sought = Sought(until_priced_s=limit_left_s())
+    sought = Sought(until_priced_s=limit_left_s(), any_first=True)
     if request.gpus == request.cluster.gpus:
         settled = decide_on_idle_gpus(request, searched, compares=compares, sought=sought)
         return [NodeDecision(request=request, settled=settled)], settled.outcome

@@ -102,8 +102,6 @@ class LayoutSearch:
         """Whether the search is about another plan, so that nobody reads what it counts."""
         self._first: Layout | None = None
         """What is priced before all others, about as fast as the plan."""
-        self._no_plan = False
-        """Whether the search for any plan has shown that there is none."""
         self._early: tuple[Priced, ...] = ()
         """The best of a search of a part of the space: the plan where time ends before any other price."""
         self._sought = sought
@@ -145,8 +143,6 @@ class LayoutSearch:
         try:
             self._remaining_s()
             self._first = self._begin_with or self._likely()
-            if self._no_plan:
-                return self._outcome("infeasible", None)
             if self._first is not None:
                 self._price_first(self._first)
             self._scan_space()
@@ -210,8 +206,8 @@ class LayoutSearch:
         """Layouts whose mappings are bounded in one go, while nothing is stuck."""
         if self._best:
             return self._params.bounded_together
-        is_regular = isinstance(self.chooser, KernelChooser)
-        return self._params.first_together if is_regular else self._params.first_listed
+        first = self._params.first_together
+        return self._params.first_listed if self._sought.any_first else first
 
     def _remaining_s(self) -> float | None:
         """Seconds until the time limit. Raises OutOfTimeError behind it, or when the work is done."""
@@ -247,17 +243,17 @@ class LayoutSearch:
 
     def _likely(self) -> Layout | None:
         """A fast layout of a large space, whose price spares the search most of it; None for others, but for
-        any layout on an irregular fabric.
+        any layout where that is asked for.
 
         From a search of the part that has most of what layouts and executions choose among, and leaves out
         what is hardly faster than what it has.
         """
         one = self._top_k == 1 and not self._any_plan and self._most_priced is None
         gpus, space = self._space.workload.gpus, self._space
-        if not one:
-            return None
-        if not isinstance(self.chooser, KernelChooser):
+        if one and self._sought.any_first:
             return self._any_layout()
+        if not one or not isinstance(self.chooser, KernelChooser):
+            return None
         degrees = int(space.degrees_by_shape(gpus, gpus // 2).sum())
         if degrees * len(self._branches) <= self._params.looked_over_first:
             return None
@@ -276,26 +272,17 @@ class LayoutSearch:
         return outcome.best[0].layout if outcome.best else None
 
     def _any_layout(self) -> Layout | None:
-        """What a search on an irregular fabric prices first; None for one that has a price to beat.
-
-        Behind a price degrees are expanded all together, so that mappings of the most promising layouts alone
-        are listed; before one, those of batch after batch.
-        """
-        if self._sought.below_s < inf:
-            return None
-        remaining_s = self._remaining_s()
-        search = LayoutSearch(
+        """Any layout that fits, run in the plainest way; None where none does."""
+        outcome = LayoutSearch(
             self._space,
-            self._branches,
-            time_limit_s=remaining_s,
+            self._branches[:1],
+            time_limit_s=self._remaining_s(),
             any_plan=True,
+            sought=self._sought,
             params=self._params,
-        )
-        outcome = search.run()
+        ).run()
         self._stop_at(self._first_deadline)
-        self._table, self._early = search._table, outcome.best
-        if outcome.status == "infeasible":
-            self._no_plan, self.certificate = True, outcome.certificate
+        self._early = outcome.best
         return outcome.best[0].layout if outcome.best else None
 
     def _price_first(self, layout: Layout) -> None:

@@ -274,7 +274,7 @@ class SearchParams:
     first_together: int = 128
     """The same before there is a price, which then leaves out most of the others."""
     first_listed: int = 8
-    """The same on irregular fabrics, where the mappings of each layout are listed before they are bounded."""
+    """The same where any layout is priced first."""
     promising: float = 0.97
     """Share of the last step time, 0 to 1: with a bound below it, prices come before more degrees."""
     worthwhile: float = 0.995
@@ -308,6 +308,9 @@ class Sought:
     """Seconds that take the place of a shorter time limit as long as there is no plan."""
     listed_only: bool = False
     """Whether mappings that no list has are not looked for; bounds hold for them all the same."""
+    any_first: bool = False
+    """Whether any layout is priced first: behind its price degrees are expanded together, and fewer mappings
+    are listed."""
 
 
 ALL_PLANS = Sought()
