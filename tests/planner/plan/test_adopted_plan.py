@@ -22,7 +22,7 @@ from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import read_request
 
 
-def asked(**changes: object) -> PlanRequest:
+def asked() -> PlanRequest:
     """Tensor-parallel overlap is a choice here, and the fastest plan does without it."""
     return read_request(
         model="olmoe-1b-7b",
@@ -32,14 +32,13 @@ def asked(**changes: object) -> PlanRequest:
         seq_len=1024,
         without="deepep,hybridep,allgather,ep-overlap,cuda-graph",
         pin="tp=2,pp=1",
-        **changes,
     )
 
 
 @cache
-def searched(overlap: str | None = None, **changes: str) -> BestPlan:
+def searched(overlap: str | None = None) -> BestPlan:
     """A search to its end, with the overlap pinned or open."""
-    request = asked(**changes)
+    request = asked()
     pins = request.pins if overlap is None else {**request.pins, "tp_overlap": overlap}
     return best_plan(replace(request, pins=pins))
 

@@ -213,16 +213,18 @@ def test_a_mapping_stands_where_time_is_up_for_a_search_on_its_gpus() -> None:
     request = replace(small(cluster, 22, 22, pins), forbids=())
     mapped: list[float] = []
 
-    def searched(asked: PlanRequest, /, **how: object) -> Outcome:
+    def searched(asked: PlanRequest, /, *, sought: Sought = ALL_PLANS, **_how: object) -> Outcome:
         if mapped:
             return Outcome(status="unknown", best=(), lower_bound_s=None, certificate=Certificate())
-        found = search_with_buckets(asked, sought=how.get("sought", ALL_PLANS))
+        found = search_with_buckets(asked, sought=sought)
         mapped.append(found.best[0].step_time_s)
         return replace(found, status="feasible", lower_bound_s=0.5 * mapped[0])
 
     decision = decide_on_nodes(request, searched)
     outcome, own = decision.settled.outcome, decision.request
-    assert own.cluster.gpus == own.gpus == len(outcome.best[0].ranks)
+    ranks = outcome.best[0].ranks
+    assert ranks is not None
+    assert own.cluster.gpus == own.gpus == len(ranks)
     assert outcome.status == "feasible"
     assert outcome.best[0].step_time_s <= mapped[0] * (1 + 1e-9)
     plan = plan_from_outcome(own, outcome, space_of(own), 0.0)
