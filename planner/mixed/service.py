@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshwright.costmodel.data_parallel import LEAST_GAIN
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.lengths import PackedLengths
 from meshwright.costmodel.mixed import Segment, host_memory_gib, mixed_memory_gib, mixed_step
@@ -66,6 +67,7 @@ from meshwright.planner.plan.robustness import (
     robustness_of,
     scenario_of,
     without_choice,
+    words_of_faster,
 )
 from meshwright.planner.plan.training_cost import Budget, with_cost
 from meshwright.planner.request.choices import OF_EXECUTION, OF_LAYOUT, Choice
@@ -965,7 +967,21 @@ def _with_choices(request: MixedRequest, document: MixedPlan, deadline: float) -
             pinned = replace(request, parts=tuple(part for part in parts if part is not None))
             tasks.append(partial(_without, pinned, document, choice, value, deadline))
     gains = sorted(side_by_side(tasks), key=gain_of, reverse=True)
-    return document.model_copy(update={"choices": gains})
+    warnings = [*document.warnings, *_faster_on_parts(document, gains)]
+    return document.model_copy(update={"choices": gains, "warnings": warnings})
+
+
+def _faster_on_parts(document: MixedPlan, choices: Sequence[ExecutionChoice]) -> Iterator[str]:
+    """A warning where a plan without a choice is faster than the pipeline, which time ended."""
+    planned_s = document.objective.step_time_s or 0.0
+    faster = [
+        choice
+        for choice in choices
+        if (choice.step_time_s_without or inf) < planned_s * (1.0 - LEAST_GAIN)
+    ]
+    if faster:
+        fastest = min(faster, key=lambda choice: choice.step_time_s_without or inf)
+        yield words_of_faster(fastest, "of pipelines through parts its seconds alone are kept")
 
 
 def _without(

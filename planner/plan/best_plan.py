@@ -49,8 +49,8 @@ from meshwright.planner.request.choices import DOUBLED
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import layout_document
 from meshwright.planner.search.loop import Progress, search_executions
-from meshwright.planner.search.pricing import Outcome, SearchParams
-from meshwright.planner.solvers.clock import Shares
+from meshwright.planner.search.pricing import ALL_PLANS, Outcome, SearchParams, Sought
+from meshwright.planner.solvers.clock import Shares, is_over
 from meshwright.planner.solvers.processes import side_by_side
 
 # How many parameters' gradients are reduced together: the size that the price of a layout assumes.
@@ -68,6 +68,7 @@ def search_with_buckets(
     most_priced: int | None = None,
     params: SearchParams | None = None,
     own_buckets: bool = False,
+    sought: Sought = ALL_PLANS,
 ) -> Outcome:
     """The best layouts of a request, with the best size of their gradient buckets.
 
@@ -79,7 +80,7 @@ def search_with_buckets(
         What to plan.
     progress
         Called with one line whenever a better plan is found.
-    begin_with, counts, most_priced, params, own_buckets
+    begin_with, counts, most_priced, params, own_buckets, sought
         As `search_executions` takes them.
 
     Returns
@@ -96,6 +97,7 @@ def search_with_buckets(
         most_priced=most_priced,
         params=params,
         own_buckets=own_buckets,
+        sought=sought,
     )
     return outcome if own_buckets else with_gradient_buckets(request, outcome)
 
@@ -453,7 +455,12 @@ def best_plan(
     likely = begin_with
 
     def searched(
-        asked: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+        asked: PlanRequest,
+        /,
+        *,
+        begin_with: Layout | None = None,
+        counts: bool = False,
+        sought: Sought = ALL_PLANS,
     ) -> Outcome:
         return search_with_buckets(
             asked,
@@ -464,6 +471,7 @@ def best_plan(
             most_priced=most_priced,
             params=params,
             own_buckets=own_buckets,
+            sought=sought,
         )
 
     decision = decide_on_nodes(request, searched, compares=compares)
@@ -481,6 +489,60 @@ def best_plan(
         note=decision.note,
         expected=expected,
         expected_by_pairs=by_pairs,
+    )
+
+
+def adopted(request: PlanRequest, ended: BestPlan, faster: BestPlan, *, hedged: bool) -> BestPlan:
+    """How the search for the best plan ended, with a faster plan of the same space in place of its own.
+
+    Parameters
+    ----------
+    request
+        As it was asked.
+    ended
+        Of its search, which time or a gap ended before the faster plan; its objective is the step.
+    faster
+        Of a search with more pins.
+    hedged
+        As `best_plan` takes it.
+
+    Returns
+    -------
+    BestPlan
+        Its bound is that of the search for all plans, as far as the faster plan does not refute it. It is
+        proven only where the bound is its own step.
+    """
+    best, before = faster.outcome.best[0], ended.outcome
+    bound_s = before.lower_bound_s
+    if bound_s is not None and bound_s > best.step_time_s * (1.0 + SAME):
+        bound_s = None
+    is_proven = bound_s is not None and bound_s >= best.step_time_s * (1.0 - SAME)
+    own = replace(
+        faster.request,
+        pins=request.pins,
+        top_k=request.top_k,
+        time_limit_s=ended.request.time_limit_s,
+    )
+    full = ended.full
+    on_all = int(before.best[0].layout.gpus) == ended.request.gpus
+    if full is None and on_all:
+        full = replace(before, status="feasible")
+    outcome = replace(
+        before,
+        status="optimal" if is_proven else "feasible",
+        best=(best, *before.best)[: request.top_k],
+        lower_bound_s=bound_s,
+    )
+    expected = None
+    if hedged and is_quick(own, outcome) and not is_over():
+        outcome, expected = _over_posterior(own, outcome)
+    return BestPlan(
+        request=own,
+        outcome=outcome,
+        full=full if own.gpus == ended.request.gpus else None,
+        note=faster.note,
+        expected=expected,
+        expected_by_pairs=None,
     )
 
 
@@ -556,18 +618,14 @@ class Question:
     """The plan with the results of all tasks, in their order."""
 
 
-def with_answers(plan: Plan, questions: Sequence[Question]) -> Plan:
-    """The plan with the answers of some questions.
+def answers_to(questions: Sequence[Question]) -> list[list[Any]]:
+    """The results of the tasks of some questions, of each in their order.
 
     Parameters
     ----------
-    plan
-        What is asked about.
     questions
         Their tasks begin in this order.
     """
     results = side_by_side([task for question in questions for task in question.tasks])
     ends = accumulate((len(question.tasks) for question in questions), initial=0)
-    for question, (start, end) in zip(questions, pairwise(ends), strict=True):
-        plan = question.answered(plan, results[start:end])
-    return plan
+    return [results[start:end] for start, end in pairwise(ends)]

@@ -23,12 +23,17 @@ from meshwright.planner.plan.assemble import (
     predict,
     warnings,
 )
-from meshwright.planner.plan.best_plan import best_plan, export_model, with_answers
-from meshwright.planner.plan.document import IdleDoc, Plan, with_digest
+from meshwright.planner.plan.best_plan import BestPlan, adopted, answers_to, best_plan, export_model
+from meshwright.planner.plan.document import IdleDoc, Infeasible, Plan, with_digest
 from meshwright.planner.plan.infeasible import explain_infeasible
 from meshwright.planner.plan.measured_share import evidence_of
 from meshwright.planner.plan.nodes import unused_nodes
-from meshwright.planner.plan.robustness import question_of_choices, question_of_robustness
+from meshwright.planner.plan.robustness import (
+    Answer,
+    plan_to_adopt,
+    question_of_choices,
+    question_of_robustness,
+)
 from meshwright.planner.plan.texts import workload_of_plan
 from meshwright.planner.plan.verify import faults, verify
 from meshwright.planner.request.plan_request import PlanRequest
@@ -53,6 +58,8 @@ def make_plan(
 ) -> Plan:
     """The whole plan for a request: the fastest one, verified, and what becomes of it under errors of the
     cost model.
+
+    A faster plan that is met where its choices are asked about takes its place.
 
     Parameters
     ----------
@@ -80,16 +87,30 @@ def make_plan(
     InternalError
         If the plan fails its own verification: a fault of the planner.
     """
+    began = time.monotonic()
     with within(request.time_limit_s):
-        plan = fastest_plan(request, progress, hedged=robustness, model_file=model_file)
-        questions = [question_of_choices(request, plan)] if choices else []
+        ended, plan = _searched(request, progress, hedged=robustness)
+        unwritten = _unwritten(ended, model_file)
         if progress is not None and plan.objective.step_time_s is not None:
-            asked = "errors of the prediction" if robustness else "its choices one by one"
-            progress(f"{plan.objective.step_time_s:.4g} s a step; {asked}")
-        if robustness:
-            chosen = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
-            questions.append(question_of_robustness(chosen, plan))
-        return with_digest(with_answers(plan, questions))
+            words = "errors of the prediction" if robustness else "its choices one by one"
+            progress(f"{plan.objective.step_time_s:.4g} s a step; {words}")
+        earlier: dict[str, Answer] = {}
+        while True:
+            questions = [question_of_choices(request, plan, earlier)] if choices else []
+            if robustness:
+                chosen = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
+                questions.append(question_of_robustness(chosen, plan))
+            answers = answers_to(questions)
+            faster = plan_to_adopt(request, plan, answers[0]) if choices else None
+            if faster is None:
+                break
+            earlier |= {answer.choice.choice: answer for answer in answers[0]}
+            ended = adopted(request, ended, faster, hedged=robustness)
+            plan = _document(ended, time.monotonic() - began)
+        for question, results in zip(questions, answers, strict=True):
+            plan = question.answered(plan, results)
+        plan = plan.model_copy(update={"warnings": [*plan.warnings, *unwritten]})
+        return with_digest(plan)
 
 
 def fastest_plan(
@@ -98,36 +119,54 @@ def fastest_plan(
     *,
     hedged: bool = False,
     explained: bool = True,
-    model_file: Path | None = None,
 ) -> Plan:
     """The fastest plan for a request, verified; or the reason why there is none. Parameters and errors are
     those of `make_plan`. `hedged` says of a calibrated plan how it does over the posterior. Without
     `explained` no reason is searched for.
     """
+    return _searched(request, progress, hedged=hedged, explained=explained)[1]
+
+
+def _searched(
+    request: PlanRequest,
+    progress: Progress | None,
+    *,
+    hedged: bool,
+    explained: bool = True,
+) -> tuple[BestPlan, Plan]:
+    """How the search ended, and its plan."""
     began = time.monotonic()
     if request.time_limit_s is not None:
         # Where the mean over a posterior counts, it is searched for after the nominal one.
         share = 0.5 if request.objective == "expected" else 1.0
         limit_s = SEARCH_SHARE * share * min(request.time_limit_s, remaining_s())
         request = replace(request, time_limit_s=limit_s)
-    found = best_plan(request, progress, hedged=hedged)
-    request = found.request
-    space = space_of(request)
-    outcome = _with_least_traffic(request, found.outcome)
+    ended = best_plan(request, progress, hedged=hedged)
     infeasible = None
-    if explained and outcome.status == "infeasible":
-        infeasible = explain_infeasible(request, space.workload)
-    wall_s = time.monotonic() - began
+    if explained and ended.outcome.status == "infeasible":
+        infeasible = explain_infeasible(ended.request, space_of(ended.request).workload)
+    return ended, _document(ended, time.monotonic() - began, infeasible)
+
+
+def _unwritten(ended: BestPlan, model_file: Path | None) -> list[str]:
+    """Writes the last model of a search where a file is named; a warning where there was none."""
+    if model_file is None:
+        return []
+    why = export_model(ended.request, ended.outcome, model_file)
+    return [] if why is None else [why]
+
+
+def _document(ended: BestPlan, wall_s: float, infeasible: Infeasible | None = None) -> Plan:
+    """The verified plan of a search that took so many seconds."""
+    request = ended.request
+    outcome = _with_least_traffic(request, ended.outcome)
     plan = plan_from_outcome(
-        request, outcome, space, wall_s, infeasible=infeasible, full=found.full
+        request, outcome, space_of(request), wall_s, infeasible=infeasible, full=ended.full
     )
-    update = {"expected_by_pairs": found.expected_by_pairs, "left_out": found.note}
-    plan = plan.model_copy(update={"expected": found.expected, **update})
+    update = {"expected_by_pairs": ended.expected_by_pairs, "left_out": ended.note}
+    plan = plan.model_copy(update={"expected": ended.expected, **update})
     plan = plan.model_copy(update={"evidence": evidence_of(plan)})
     verify(request, plan)
-    unwritten = None if model_file is None else export_model(request, outcome, model_file)
-    if unwritten is not None:
-        plan = plan.model_copy(update={"warnings": [*plan.warnings, unwritten]})
     return plan
 
 

@@ -5,17 +5,16 @@ first. If the plan on them is as fast as one inside a single leaf of any size, n
 few choices are all searched, and the best is proven; of many, those most likely: equal parts of as few leaves
 as can be, and the nodes that a mapping over everything free would take.
 
-Where nodes are part-filled, whole nodes alone are searched first, mostly to the end in little time: no plan
-is slower than they are. Then comes what a mapping over everything free takes: it begins with their plan, or
-with that of one leaf where time ended their search, it may leave any GPU out, and its bound holds for all of
-them.
+Where nodes are part-filled, a mapping over everything free comes first: it may leave any GPU out, and its
+bound holds for whole nodes alone as well. They are searched where that leaves a gap, as the mappings listed
+for them are others, and only for plans that are faster.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -42,9 +41,10 @@ from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.effective import free_gpus_of
 from meshwright.planner.mapping.slots import Place, idle_nodes
 from meshwright.planner.plan.document import IdleDoc, MoreBlocksDoc
+from meshwright.planner.plan.texts import group_placement
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.pricing import Outcome
-from meshwright.planner.solvers.clock import Shares, limit_left_s
+from meshwright.planner.search.pricing import ALL_PLANS, Outcome, Sought
+from meshwright.planner.solvers.clock import Shares, is_over, limit_left_s, within
 
 # GPUs that a plan leaves idle: where that is faster than every layout known on all of them.
 
@@ -55,10 +55,18 @@ SHARE_OF_TIME = 0.1
 
 
 class Searched(Protocol):
-    """Runs one search; `begin_with` is a layout to price first, `counts` whether its counts are read then."""
+    """Runs one search for the plans `sought`; `begin_with` is a layout to price first, `counts` whether its
+    counts are read then.
+    """
 
     def __call__(
-        self, request: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+        self,
+        request: PlanRequest,
+        /,
+        *,
+        begin_with: Layout | None = None,
+        counts: bool = False,
+        sought: Sought = ALL_PLANS,
     ) -> Outcome: ...
 
 
@@ -75,19 +83,19 @@ def decide_on_idle_gpus(
     searched: Searched,
     *,
     compares: bool = True,
-    begin_with: Layout | None = None,
+    sought: Sought = ALL_PLANS,
 ) -> IdleDecision:
     """Searches; where the best layout leaves GPUs idle, searches those on all GPUs too and chooses.
 
     A faster layout that is known is never given up for a slower one on all GPUs; of equally fast ones the
     one on all GPUs is planned. Without `compares` only the first search runs: no layout on all GPUs is faster
-    than what it finds. The first search begins with a layout where one is given.
+    than what it finds. The first search is for the plans `sought`.
     """
     limit, began = request.time_limit_s, time.monotonic()
     first = request
     if limit is not None and compares and "idle-gpus" not in request.forbids:
         first = replace(request, time_limit_s=limit * (1 - SHARE_OF_TIME))
-    outcome = searched(first, begin_with=begin_with, counts=True)
+    outcome = searched(first, counts=True, sought=sought)
     if not compares:
         return IdleDecision(outcome=outcome, full=None)
     remaining_s = None if limit is None else max(limit - (time.monotonic() - began), 0.0)
@@ -190,10 +198,8 @@ CLOSE = 1.001
 """A plan that close to the bound ends the search for better nodes."""
 MOST_WHOLE = 2
 """Choices of whole nodes that are searched beside part-filled ones."""
-WHOLE_SHARE = 2 / 3
-"""Of a time limit, the most that whole nodes take beside part-filled ones: they are searched to the end."""
-LEAF_SHARE = 1 / 3
-"""Of the time that is left, the most that a look at one leaf takes."""
+EVERYTHING_SHARE = 2 / 3
+"""Of a time limit, the most that everything free takes where whole nodes are searched after it."""
 MOST_COUNTED = 20_000
 """Counts by leaf that are looked through for those that differ."""
 NEARLY_FULL = 0.25
@@ -228,7 +234,9 @@ def decide_on_nodes(
     usable = _without_full_links(cluster)
     gpus = min(request.gpus, usable.gpus)
     if usable.takes_any_gpus or _takes_parts(usable, gpus):
-        best = _with_part_filled(replace(request, gpus=gpus), usable, searched, compares=compares)
+        asked = replace(request, gpus=gpus)
+        with within(request.time_limit_s):
+            best = _with_part_filled(asked, usable, searched, compares=compares)
         return replace(_as_asked(given, best), note=_note(given, best.request, usable))
     choices, complete = _choices(usable, gpus)
     others = usable is not cluster or len(choices) > 1 or not complete
@@ -306,50 +314,53 @@ def _with_part_filled(
 ) -> NodeDecision:
     """The best of everything that is free, where some of it is on part-filled nodes, and of whole nodes.
 
-    What is best on the nodes before is priced first on the next ones: it spares them most of their search.
-
     The bound of a search over everything free holds for whole nodes alone, unless the links or adapters of
     those left out are what slows all of it down, or whole nodes have execution choices that parts have not
-    (tokens gathered from all ranks): then that of each choice counts, where all were searched.
+    (tokens gathered from all ranks): then that of each choice counts, where all were searched. A search whose
+    bound does not count leaves out what no list has.
     """
-    gpus, alone = request.gpus, _whole_nodes(request, usable)
-    limit_s = limit_left_s()
-    decisions: list[NodeDecision] = []
-    bounds = []
-    for nodes in alone:
-        own_s = None if limit_s is None else limit_s * WHOLE_SHARE / len(alone)
-        asked = replace(request, cluster=nodes, gpus=min(gpus, nodes.gpus), time_limit_s=own_s)
-        outcome = searched(asked, begin_with=_best_layout(decisions), counts=True)
-        settled = IdleDecision(outcome=outcome, full=None)
-        decisions.append(NodeDecision(request=asked, settled=settled))
-        bounds.append(_least_s(outcome))
-    on_whole = tuple(decisions)
-    likely = _best_layout(decisions)
-    if any(each.settled.outcome.status in ("feasible", "unknown") for each in decisions):
-        # Time ended a search: what one leaf takes may be much faster than what is known.
-        likely = _likely_in_a_leaf(asked, searched, decisions) or likely
-    shares = Shares(1 + (gpus < usable.gpus))
-    everything = replace(request, cluster=usable, time_limit_s=shares.next_s())
-    alike = _links_are_alike(usable) and all(
-        decision.request.execution_options == everything.execution_options for decision in decisions
+    gpus = request.gpus
+    requests_on_whole = [
+        replace(request, cluster=nodes, gpus=min(gpus, nodes.gpus))
+        for nodes in _whole_nodes(request, usable)
+    ]
+    limit_s, everything = limit_left_s(), replace(request, cluster=usable)
+    if limit_s is not None:
+        share = EVERYTHING_SHARE if requests_on_whole else 1.0
+        everything = replace(everything, time_limit_s=limit_s * share)
+    alike = _links_are_alike(usable)
+    complete = alike or gpus == usable.gpus
+    covers = alike and all(
+        each.execution_options == everything.execution_options for each in requests_on_whole
     )
-    if gpus == usable.gpus:
-        settled = decide_on_idle_gpus(everything, searched, compares=compares, begin_with=likely)
-        first = NodeDecision(request=everything, settled=settled)
-        outcome, complete = first.settled.outcome, True
-        decisions.insert(0, first)
-    else:
-        outcome = searched(everything, begin_with=likely, counts=True)
-        complete = _links_are_alike(usable)
-        if outcome.best and outcome.best[0].ranks is not None:
-            asked = _only_on(everything, usable, outcome.best[0].ranks)
-            asked = replace(asked, time_limit_s=shares.next_s())
-            settled = IdleDecision(outcome=searched(asked), full=None)
-            decisions.insert(0, NodeDecision(request=asked, settled=settled))
-    bounds = [_least_s(outcome), *([] if alike else bounds)]
-    known = [bound_s for bound_s in bounds if bound_s is not None]
-    closed = complete and usable is request.cluster and len(known) == len(bounds)
-    best = min(decisions, key=_seconds, default=None)
+    shares = Shares(len(requests_on_whole) + 1)
+    decisions, outcome = _of_everything(everything, searched, shares, compares=compares)
+    bounds = [_least_s(outcome)]
+    on_whole: list[NodeDecision] = []
+    for request_there in requests_on_whole:
+        best = min([*decisions, *on_whole], key=_seconds, default=None)
+        if covers and best is not None and _is_closed(best, bounds[0]):
+            break
+        if is_over():
+            bounds.append(None if not covers else inf)
+            break
+        limited = replace(request_there, time_limit_s=shares.next_s())
+        # Of several plans that are asked for, the next best ones may be slower than what is known.
+        below_s = inf if best is None or request.top_k > 1 else _seconds(best)
+        outcome_there = searched(
+            limited,
+            begin_with=_best_layout(on_whole),
+            counts=True,
+            sought=Sought(below_s=below_s, listed_only=covers),
+        )
+        on_whole.append(
+            NodeDecision(request=limited, settled=IdleDecision(outcome=outcome_there, full=None))
+        )
+        if not covers:
+            bounds.append(_least_s(outcome_there))
+    bounds_known = [bound_s for bound_s in bounds if bound_s is not None]
+    closed = complete and usable is request.cluster and len(bounds_known) == len(bounds)
+    best = min([*decisions, *on_whole], key=_seconds, default=None)
     if best is None:
         as_listed = usable.with_any_gpus(allowed=False)
         everything = replace(everything, cluster=as_listed)
@@ -357,32 +368,45 @@ def _with_part_filled(
     if compares and any(best is each for each in on_whole):
         settled = _against_all_gpus(best.request, best.settled.outcome, searched, limit_left_s())
         best = replace(best, settled=settled)
-    bound_s = min(known) if closed else None
+    bound_s = min(bounds_known) if closed else None
     return replace(best, settled=replace(best.settled, outcome=_bounded(best, bound_s)))
 
 
-def _likely_in_a_leaf(
-    request: PlanRequest, searched: Searched, decisions: Sequence[NodeDecision]
-) -> Layout | None:
-    """The best layout on the whole nodes of the fullest leaf, which takes a part of the time of a mapping
-    over several; None where it is no faster than what is known, or where no GPU may stay idle.
+def _of_everything(
+    request: PlanRequest, searched: Searched, shares: Shares, *, compares: bool
+) -> tuple[list[NodeDecision], Outcome]:
+    """The plan on everything free, and how its search ended.
+
+    Where GPUs are left over, what is planned is the best on those that the mapping takes, found in the next
+    of the shares.
     """
-    cluster, per_node = request.cluster, request.cluster.gpus_per_node
-    nodes = [node for node in cluster.nodes if free_of(node, per_node) == per_node]
-    labelled = all(node.leaf is not None for node in nodes)
-    in_leaves = Counter((node.pod, node.leaf) for node in nodes)
-    gpus, left_s = max(in_leaves.values(), default=0) * per_node, limit_left_s()
-    if not gpus or not labelled or left_s is None or "idle-gpus" in request.forbids:
-        return None
-    alone = cluster.model_copy(update={"nodes": (), "blocks": (), "levels": (), "gpus": gpus})
-    limit_s = left_s * LEAF_SHARE
-    inside = searched(
-        replace(request, cluster=alone, gpus=gpus, top_k=1, time_limit_s=limit_s)
-    ).best
-    fastest_s = min(map(_seconds, decisions), default=inf)
-    if not inside or inside[0].step_time_s >= fastest_s:
-        return None
-    return replace(inside[0].layout, recompute_layers=0)
+    sought = Sought(until_priced_s=limit_left_s(), any_first=True)
+    if request.gpus == request.cluster.gpus:
+        settled = decide_on_idle_gpus(request, searched, compares=compares, sought=sought)
+        return [NodeDecision(request=request, settled=settled)], settled.outcome
+    outcome = searched(request, counts=True, sought=sought)
+    if not outcome.best or outcome.best[0].ranks is None:
+        return [], outcome
+    on_these = _only_on(request, request.cluster, outcome.best[0].ranks)
+    on_these = replace(on_these, time_limit_s=shares.next_s())
+    likely = replace(outcome.best[0].layout, recompute_layers=0)
+    best_there = searched(on_these, begin_with=likely, counts=True, sought=Sought(listed_only=True))
+    mapped = _on_its_gpus(on_these, outcome)
+    mapped_s = mapped.best[0].step_time_s * ROUNDING
+    if not best_there.best or mapped_s < best_there.best[0].step_time_s:
+        best_there = mapped
+    settled = IdleDecision(outcome=best_there, full=None)
+    return [NodeDecision(request=on_these, settled=settled)], outcome
+
+
+def _on_its_gpus(request: PlanRequest, outcome: Outcome) -> Outcome:
+    """The plan of a search as it is mapped, priced where nothing else is free; without a bound."""
+    plan = outcome.best[0]
+    workload = request.workload(plan.execution.of_layout(plan.layout)).on(int(plan.layout.gpus))
+    placed = group_placement(workload, plan.layout, plan.stages, plan.matrix, plan.ranks)
+    estimate = estimate_layout(workload, plan.layout, placed, plan.stages)
+    priced = replace(plan, step_time_s=float(np.asarray(estimate.step_time_s)))
+    return replace(outcome, status="feasible", best=(priced,), lower_bound_s=None)
 
 
 def _best_layout(decisions: list[NodeDecision]) -> Layout | None:
@@ -393,13 +417,19 @@ def _best_layout(decisions: list[NodeDecision]) -> Layout | None:
     return replace(best.settled.outcome.best[0].layout, recompute_layers=0)
 
 
+def _is_closed(best: NodeDecision, bound_s: float | None) -> bool:
+    """Whether a bound proves the plan of a decision."""
+    plans = best.settled.outcome.best
+    return bool(plans) and bound_s is not None and bound_s * ROUNDING >= plans[0].step_time_s
+
+
 def _bounded(best: NodeDecision, bound_s: float | None) -> Outcome:
     """The outcome of a decision with a bound that holds for all that was to decide on."""
     outcome = best.settled.outcome
     if not outcome.best:
         return outcome
     price_s = outcome.best[0].step_time_s
-    if bound_s is not None and bound_s * ROUNDING >= price_s:
+    if _is_closed(best, bound_s):
         return replace(outcome, status="optimal", lower_bound_s=price_s)
     return replace(outcome, status="feasible", lower_bound_s=bound_s)
 

@@ -8,7 +8,7 @@ parts, and by no more than their factor on faster ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -34,13 +34,14 @@ from meshwright.planner.plan.assemble import (
     is_closed,
     risk_with_cost,
 )
-from meshwright.planner.plan.best_plan import Question, best_plan
+from meshwright.planner.plan.best_plan import BestPlan, Question, best_plan
 from meshwright.planner.plan.document import ExecutionChoice, MemoryRisk, Plan, Robustness, Scenario
 from meshwright.planner.plan.texts import plan_placement
 from meshwright.planner.request.choices import Choice
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.run_terms import layout_from_document
-from meshwright.planner.search.pricing import Outcome
+from meshwright.planner.search.pricing import Certificate, Outcome
+from meshwright.planner.search.space import space_of
 from meshwright.planner.solvers.clock import is_over, limit_left_s
 
 
@@ -359,10 +360,26 @@ def _recompute_undecided(layout: Layout) -> Layout:
 # What each execution choice of a plan brings: the best plan with the plain value in its place.
 
 
-Task = Callable[[], ExecutionChoice]
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a choice of a plan brings, and the plan of the search without it."""
+
+    choice: ExecutionChoice
+    without: BestPlan | None = None
+    """None where there is none; without what its search counted."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Of the plan without the choice; infinite where there is none."""
+        return self.choice.step_time_s_without or inf
 
 
-def question_of_choices(request: PlanRequest, plan: Plan) -> Question:
+Task = Callable[[], Answer]
+
+
+def question_of_choices(
+    request: PlanRequest, plan: Plan, earlier: Mapping[str, Answer] | None = None
+) -> Question:
     """What each of a plan's execution choices brings, the largest gain first.
 
     Pinned choices are left out, and those that the framework always makes: there is no plan without them.
@@ -375,30 +392,98 @@ def question_of_choices(request: PlanRequest, plan: Plan) -> Question:
         As it was asked.
     plan
         Its plan.
+    earlier
+        Answers of the same request by choice, asked about another plan of it: a plan without a choice is the
+        same whatever plan has it.
     """
     if plan.layout is None or plan.execution is None:
         return Question()
-    tasks = [*_choices(request, plan), *_bucket_choice(request, plan)]
-    return Question(tasks=tasks, answered=_with_choices)
+    tasks = [*_choices(request, plan, earlier or {}), *_bucket_choice(request, plan, earlier or {})]
+    return Question(tasks=tasks, answered=partial(_with_choices, request))
 
 
-def _with_choices(plan: Plan, choices: list[ExecutionChoice]) -> Plan:
-    choices = sorted(choices, key=gain_of, reverse=True)
-    warnings = [*plan.warnings, *_faster_without(plan, choices)]
+def _with_choices(request: PlanRequest, plan: Plan, answers: list[Answer]) -> Plan:
+    choices = sorted((answer.choice for answer in answers), key=gain_of, reverse=True)
+    warnings = [*plan.warnings, *_not_adopted(request, plan, answers)]
     return plan.model_copy(update={"choices": choices, "warnings": warnings})
 
 
-def _faster_without(plan: Plan, choices: Sequence[ExecutionChoice]) -> Iterator[str]:
-    """A warning where time ended the search before a plan that lacks one of its choices, and is faster."""
+def plan_to_adopt(request: PlanRequest, plan: Plan, answers: Sequence[Answer]) -> BestPlan | None:
+    """The fastest plan that was found without a choice of another plan, and is faster than that one.
+
+    Time may end a search before such a plan, and a gap of its proof may hide it.
+
+    Parameters
+    ----------
+    request
+        As it was asked.
+    plan
+        What the answers were asked about.
+    answers
+        On its choices.
+
+    Returns
+    -------
+    BestPlan or None
+        None where no plan is faster, or none of them may take its place.
+    """
+    faster = [answer for answer in answers if _is_faster(plan, answer)]
+    able = [answer for answer in faster if _obstacle(request, answer) is None]
+    return min(able, key=lambda answer: answer.step_time_s).without if able else None
+
+
+def _is_faster(plan: Plan, answer: Answer) -> bool:
+    """Whether a plan without a choice is faster than the one with it. Proofs hold up to the gain that another
+    size of gradient buckets must bring.
+    """
     planned_s = plan.objective.step_time_s
-    without_s = [(choice.step_time_s_without or inf, choice.pin) for choice in choices]
-    least_s, pin = min(without_s, default=(inf, ""))
-    if planned_s is not None and least_s < planned_s * (1.0 - LEAST_GAIN):
-        by_pin = f"--pin {pin}, or with " if pin else ""
-        yield (
-            f"time ended the search before a plan of {least_s:.4g} s a step, which was found since: plan "
-            f"with {by_pin}a longer --time-limit"
-        )
+    slack = LEAST_GAIN if plan.status == "optimal" else _ROUNDING
+    return planned_s is not None and answer.step_time_s < planned_s * (1.0 - slack)
+
+
+def _obstacle(request: PlanRequest, answer: Answer) -> str | None:
+    """Why a faster plan cannot take the place of the plan, in words; None where it can."""
+    if request.objective != "nominal":
+        return "plans are chosen by their expected step here, which was not asked of it"
+    if answer.without is None:
+        return "it was not kept"
+    best = answer.without.outcome.best[0]
+    unpinned = replace(answer.without.request, pins=request.pins)
+    execution = replace(best.execution, bucket_mb=None)
+    runs = execution in unpinned.execution_options.executions()
+    if not runs or not space_of(unpinned, execution).has(best.layout):
+        return "the space of the plan does not have it"
+    return None
+
+
+def _not_adopted(request: PlanRequest, plan: Plan, answers: Sequence[Answer]) -> Iterator[str]:
+    """A warning that a faster plan is known which could not take the place of the plan."""
+    faster = sorted(
+        (answer for answer in answers if _is_faster(plan, answer)),
+        key=lambda answer: answer.step_time_s,
+    )
+    for fastest in faster[:1]:
+        obstacle = _obstacle(request, fastest)
+        if obstacle is not None:
+            yield words_of_faster(fastest.choice, obstacle)
+
+
+def words_of_faster(choice: ExecutionChoice, why: str) -> str:
+    """That a faster plan without a choice is known, and why it is not planned.
+
+    Parameters
+    ----------
+    choice
+        With the step of that plan.
+    why
+        In words.
+    """
+    by_pin = f"--pin {choice.pin}, or with " if choice.pin else ""
+    step_s = choice.step_time_s_without or inf
+    return (
+        f"a plan of {step_s:.4g} s a step was found when the search had ended, and is not planned: {why}; "
+        f"plan with {by_pin}a longer --time-limit"
+    )
 
 
 def gain_of(choice: ExecutionChoice) -> float:
@@ -408,25 +493,30 @@ def gain_of(choice: ExecutionChoice) -> float:
     return choice.step_time_s_without or inf
 
 
-def _choices(request: PlanRequest, plan: Plan) -> Iterator[Task]:
+def _choices(request: PlanRequest, plan: Plan, earlier: Mapping[str, Answer]) -> Iterator[Task]:
     assert plan.layout is not None
     assert plan.execution is not None
     for choice, value in compared_choices(plan.layout, plan.execution):
         without = without_choice(request, choice)
         if without is not None:
-            yield partial(_choice, plan, choice, value, without)
+            yield partial(_choice, plan, choice, value, without, earlier.get(choice.name))
 
 
 def _choice(
-    plan: Plan, choice: Choice, value: int | str | bool, without: PlanRequest
-) -> ExecutionChoice:
+    plan: Plan,
+    choice: Choice,
+    value: int | str | bool,
+    without: PlanRequest,
+    earlier: Answer | None,
+) -> Answer:
     """A choice of the plan with the best plan for the request without it."""
     likely = _likely(plan)
     if choice.of == "layout":
         plain: dict[str, Any] = {choice.name: choice.plain}
         likely = replace(likely, **plain)
-    found = _answered(choice.name, value, without, likely)
-    return described(found, choice, value, plan.inputs)
+    answer = earlier or _answered(choice.name, without, likely)
+    told = answer.choice.model_copy(update={"value": value})
+    return replace(answer, choice=described(told, choice, value, plan.inputs))
 
 
 def described(
@@ -462,27 +552,26 @@ def _likely(plan: Plan) -> Layout:
 
 
 def _answered(
-    name: str,
-    value: str | bool | float,
-    without: PlanRequest,
-    likely: Layout,
-    *,
-    own_buckets: bool = False,
-) -> ExecutionChoice:
+    name: str, without: PlanRequest, likely: Layout, *, own_buckets: bool = False
+) -> Answer:
     """A choice with the best plan of a request that has another; the search is left out behind the limit."""
-    found = None
+    best = None
     if not is_over():
-        asked = replace(without, time_limit_s=limit_left_s(), top_k=1)
-        found = best_plan(asked, begin_with=likely, own_buckets=own_buckets, compares=False)
-    claim = "not searched" if found is None else found.claim
-    return ExecutionChoice(
+        limited = replace(without, time_limit_s=limit_left_s(), top_k=1)
+        best = best_plan(limited, begin_with=likely, own_buckets=own_buckets, compares=False)
+    claim = "not searched" if best is None else best.claim
+    choice = ExecutionChoice(
         choice=name,
-        value=value,
-        step_time_s_without=None if found is None else found.step_time_s,
-        lower_bound_s_without=None if found is None else found.outcome.lower_bound_s,
+        value="",
+        step_time_s_without=None if best is None else best.step_time_s,
+        lower_bound_s_without=None if best is None else best.outcome.lower_bound_s,
         status=claim,
         proven=is_closed(claim),
     )
+    if best is None or not best.outcome.best:
+        return Answer(choice=choice)
+    outcome = replace(best.outcome, certificate=Certificate())
+    return Answer(choice=choice, without=replace(best, outcome=outcome))
 
 
 def without_choice(request: PlanRequest, choice: Choice) -> PlanRequest | None:
@@ -497,8 +586,17 @@ def without_choice(request: PlanRequest, choice: Choice) -> PlanRequest | None:
         return None
 
 
-def _bucket_choice(request: PlanRequest, plan: Plan) -> Iterator[Task]:
+def _bucket_choice(
+    request: PlanRequest, plan: Plan, earlier: Mapping[str, Answer]
+) -> Iterator[Task]:
     if plan.execution is not None and plan.execution.bucket_mb is not None:
         bucket_mb = plan.execution.bucket_mb
-        likely = _likely(plan)
-        yield partial(_answered, "bucket_mb", bucket_mb, request, likely, own_buckets=True)
+        yield partial(_of_buckets, request, _likely(plan), bucket_mb, earlier.get("bucket_mb"))
+
+
+def _of_buckets(
+    request: PlanRequest, likely: Layout, bucket_mb: float, earlier: Answer | None
+) -> Answer:
+    """The size of the plan's gradient buckets with the best plan that keeps the framework's own."""
+    answer = earlier or _answered("bucket_mb", request, likely, own_buckets=True)
+    return replace(answer, choice=answer.choice.model_copy(update={"value": bucket_mb}))

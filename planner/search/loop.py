@@ -56,11 +56,13 @@ from meshwright.planner.search.branches import (
 from meshwright.planner.search.choosers import KernelChooser, SlotChooser
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.pricing import (
+    ALL_PLANS,
     Certificate,
     CorrectedPricing,
     Outcome,
     Pricing,
     SearchParams,
+    Sought,
     outcome_of_parts,
 )
 from meshwright.planner.search.space import Space, space_of
@@ -87,19 +89,17 @@ class LayoutSearch:
         top_k: int = 1,
         seed: int = 0,
         time_limit_s: float | None = None,
-        until_priced_s: float | None = None,
         any_plan: bool = False,
         most_priced: int | None = None,
         begin_with: Layout | None = None,
         incumbent: Priced | None = None,
         counts: bool = False,
+        sought: Sought = ALL_PLANS,
         progress: Progress | None = None,
         routing: JointRouting | None = None,
         params: SearchParams | None = None,
     ) -> None:
-        """`until_priced_s`, where it is longer, takes the place of the limit before there is a price. The
-        `incumbent` is a plan of the same request, perhaps under an execution that is not searched here.
-        """
+        """The `incumbent` is a plan of the same request, perhaps under an execution that is not searched."""
         self._params = params or SearchParams()
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
         self._is_asked_about = begin_with is not None and not counts
@@ -109,6 +109,7 @@ class LayoutSearch:
         self._early: Priced | None = None
         """The best of a search of a part of the space: the plan where time ends before any other price."""
         self._seed, self._routing = seed, routing
+        self._sought = sought
         self._space = space
         self._branches = [branch for branch in branches if not branch.refused_outright()]
         self._top_k = top_k
@@ -116,10 +117,9 @@ class LayoutSearch:
         self._deadline = None if time_limit_s is None else began + time_limit_s
         self._first_deadline = self._deadline
         """Holds before there is a price."""
-        if self._deadline is not None and until_priced_s is not None:
-            self._first_deadline = max(self._deadline, began + until_priced_s)
-        for branch in self._branches:
-            branch.pricing.stop_at(inf if self._deadline is None else self._deadline)
+        if self._deadline is not None and sought.until_priced_s is not None:
+            self._first_deadline = max(self._deadline, began + sought.until_priced_s)
+        self._stop_at(self._first_deadline)
         self._say = progress or (lambda _: None)
         self._best: list[tuple[float, int, Priced]] = []
         self._on_all_gpus: Priced | None = None
@@ -146,13 +146,20 @@ class LayoutSearch:
         """Whether a plan runs as one of the executions that are searched here."""
         return any(branch.execution == priced.execution for branch in self._branches)
 
+    def _stop_at(self, deadline: float | None) -> None:
+        """Ends what prices ask of solvers there."""
+        for branch in self._branches:
+            branch.pricing.stop_at(inf if deadline is None else deadline)
+
     def run(self) -> Outcome:
         """Searches to the end, or to the time limit."""
         if not self._branches:
             return self._outcome("infeasible", None)
         try:
+            self._remaining_s()
             self._first = self._begin_with or self._likely()
-            if self._early is not None and not self._begin_with:
+            is_regular = isinstance(self.chooser, KernelChooser)
+            if self._early is not None and not self._begin_with and is_regular:
                 parts = self._parts()
                 if len(parts) > 1:
                     return self._searched_in_parts(parts, self._early)
@@ -166,12 +173,14 @@ class LayoutSearch:
             open_s = min(self._pool.least_s(), self.chooser.least_s())
             if self._early is not None and not self._best:
                 self._take(self._early)
-            bound_s = min(self._unexplored_s, open_s, self._price_s, self._unpriced_s)
+            bound_s = min(self._unexplored_s, open_s, self._least_known_s, self._unpriced_s)
             status = "feasible" if self._best else "unknown"
             return self._outcome(status, bound_s if bound_s > 0 else None)
+        bound_s = min(self._least_known_s, self._unpriced_s)
+        if not self._best and self._sought.below_s < inf:
+            return self._outcome("unknown", bound_s)
         if not self._best:
             return self._outcome("infeasible", None)
-        bound_s = min(self._price_s, self._unpriced_s)
         is_proven = bound_s >= self._price_s * (1 - 1e-9)
         return self._outcome("optimal" if is_proven else "feasible", bound_s)
 
@@ -199,16 +208,26 @@ class LayoutSearch:
         return self._best[0][0] if self._best else inf
 
     @property
+    def _least_known_s(self) -> float:
+        """The best price so far, or what all plans sought are faster than."""
+        return min(self._price_s, self._sought.below_s)
+
+    @property
     def _cutoff_s(self) -> float:
         """What a layout must beat to matter: the price of the k-th best."""
         if len(self._best) < self._top_k:
-            return inf
-        return self._best[self._top_k - 1][0] * self._params.worth_finding
+            return self._sought.below_s
+        return min(
+            self._best[self._top_k - 1][0] * self._params.worth_finding, self._sought.below_s
+        )
 
     @property
     def _together(self) -> int:
         """Layouts whose mappings are bounded in one go, while nothing is stuck."""
-        return self._params.bounded_together if self._best else self._params.first_together
+        if self._best:
+            return self._params.bounded_together
+        first = self._params.first_together
+        return self._params.first_listed if self._sought.any_first else first
 
     def _remaining_s(self) -> float | None:
         """Seconds until the time limit. Raises OutOfTimeError behind it, or when the work is done."""
@@ -243,13 +262,16 @@ class LayoutSearch:
         return RoomOfBranches(self._branches)
 
     def _likely(self) -> Layout | None:
-        """A fast layout of a large space, whose price spares the search most of it; None for others.
+        """A fast layout of a large space, whose price spares the search most of it; None for others, but for
+        any layout where that is asked for.
 
         From a search of the part that has most of what layouts and executions choose among, and leaves out
         what is hardly faster than what it has.
         """
         one = self._top_k == 1 and not self._any_plan and self._most_priced is None
         gpus, space = self._space.workload.gpus, self._space
+        if one and self._sought.any_first:
+            return self._any_layout()
         if not one or not isinstance(self.chooser, KernelChooser):
             return None
         degrees = int(space.degrees_by_shape(gpus, gpus // 2).sum())
@@ -263,7 +285,7 @@ class LayoutSearch:
                 for branch in representatives(self._branches)
             ],
             time_limit_s=None if remaining_s is None else remaining_s / 2,
-            until_priced_s=remaining_s,
+            sought=replace(self._sought, until_priced_s=remaining_s),
             params=replace(params, looked_over_first=inf, worth_finding=params.promising),
         ).run()
         self._early = next(iter(outcome.best), None)
@@ -310,6 +332,7 @@ class LayoutSearch:
             begin_with=replace(incumbent.layout, recompute_layers=0),
             incumbent=incumbent,
             counts=True,
+            sought=self._sought,
             routing=self._routing,
             params=self._params,
         )
@@ -319,6 +342,20 @@ class LayoutSearch:
         is_new = search._runs(incumbent) or outcome.best[:1] != (incumbent,)
         best = outcome.best if is_new else ()
         return replace(outcome, certificate=certificate, best=best)
+
+    def _any_layout(self) -> Layout | None:
+        """Any layout that fits, run in the plainest way; None where none does."""
+        outcome = LayoutSearch(
+            self._space,
+            self._branches[:1],
+            time_limit_s=self._remaining_s(),
+            any_plan=True,
+            sought=self._sought,
+            params=self._params,
+        ).run()
+        self._stop_at(self._first_deadline)
+        self._early = next(iter(outcome.best), None)
+        return None if self._early is None else self._early.layout
 
     def _price_first(self, layout: Layout) -> None:
         """Prices one layout under each execution, as long as that may be faster than those before.
@@ -513,8 +550,9 @@ class LayoutSearch:
 
     def _look_beyond_the_lists(self) -> None:
         """Closes the mappings that no list has, as far as it goes: their bound decides on the proof."""
-        for branch in self._branches if self._best else ():
-            for priced in branch.pricing.beyond_the_list(self._price_s):
+        closes = self._least_known_s < inf and not self._sought.listed_only
+        for branch in self._branches if closes else ():
+            for priced in branch.pricing.beyond_the_list(self._least_known_s):
                 self._take(replace(priced, execution=branch.execution))
 
     def _is_settled(self) -> bool:
@@ -593,6 +631,8 @@ class LayoutSearch:
             known is None or priced.step_time_s < known.step_time_s
         ):
             self._on_all_gpus = priced
+        if not self._best:
+            self._stop_at(self._deadline)
         self._best.append((priced.step_time_s, self.certificate.priced, priced))
         self._best.sort(key=lambda entry: entry[:2])
         del self._best[self._top_k :]
@@ -729,6 +769,7 @@ def search_executions(
     params: SearchParams | None = None,
     own_buckets: bool = False,
     corrections: GainCorrections | None = None,
+    sought: Sought = ALL_PLANS,
 ) -> Outcome:
     """The best layouts of a request under any execution that it may choose.
 
@@ -752,6 +793,8 @@ def search_executions(
         Whether gradient buckets keep the framework's own size.
     corrections
         What prices are multiplied by, all that is answered among them.
+    sought
+        Which plans are asked for.
     """
     branches = branches_of(request, pricing_of, own_buckets=own_buckets, corrections=corrections)
     if not branches:
@@ -766,6 +809,7 @@ def search_executions(
         time_limit_s=request.time_limit_s,
         begin_with=begin_with,
         counts=counts,
+        sought=sought,
         most_priced=most_priced,
         progress=progress,
         params=params,

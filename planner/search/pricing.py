@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -275,6 +276,8 @@ class SearchParams:
     """Layouts of the pool whose mappings are bounded in one go, over all executions."""
     first_together: int = 128
     """The same before there is a price, which then leaves out most of the others."""
+    first_listed: int = 8
+    """The same where any layout is priced first."""
     promising: float = 0.97
     """Share of the last step time, 0 to 1: with a bound below it, prices come before more degrees."""
     worthwhile: float = 0.995
@@ -296,6 +299,24 @@ class SearchParams:
     largest_cells: int = 2000
     """Counts of slots (leaf, stage) in one CP-SAT model; further mappings stand in it by their bounds."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class Sought:
+    """Which plans are asked of a search."""
+
+    below_s: float = inf
+    """Only those faster than this, in seconds of a step; an exhaustive search finds all. Without one the
+    outcome is unknown, and its bound says that there is none."""
+    until_priced_s: float | None = None
+    """Seconds that take the place of a shorter time limit as long as there is no plan."""
+    listed_only: bool = False
+    """Whether mappings that no list has are not looked for; bounds hold for them all the same."""
+    any_first: bool = False
+    """Whether any layout is priced first: behind its price degrees are expanded together, and fewer mappings
+    are listed."""
+
+
+ALL_PLANS = Sought()
 
 # What a search looked at, and how it ended.
 

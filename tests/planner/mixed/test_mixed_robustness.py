@@ -8,8 +8,9 @@ import pytest
 
 from meshwright.costmodel.rates import peak_memory_band, step_time_band
 from meshwright.planner.mixed.document import MixedPlan, MixedRequest
-from meshwright.planner.mixed.service import make_mixed_plan
+from meshwright.planner.mixed.service import _faster_on_parts, make_mixed_plan
 from meshwright.planner.mixed.verify import mixed_faults
+from meshwright.planner.plan.document import ExecutionChoice
 from meshwright.planner.plan.robustness import changes
 from meshwright.planner.report.mixed_view import mixed_view
 from meshwright.planner.report.view import view_text
@@ -90,3 +91,22 @@ def test_it_is_verified_and_printed(plan: MixedPlan) -> None:
     assert "If the prediction is off" in view_text(mixed_view(plan))
     without = plan.model_copy(update={"robustness": None})
     assert "robustness" not in without.model_dump()
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(0.9, True), (0.9999, False), (1.1, False)])
+def test_a_faster_plan_without_a_choice_is_not_kept_quiet(
+    plan: MixedPlan, share: float, *, is_told: bool
+) -> None:
+    assert plan.objective.step_time_s is not None
+    choice = ExecutionChoice(
+        choice="tp_overlap",
+        value=True,
+        step_time_s_without=share * plan.objective.step_time_s,
+        pin="tp_overlap=off",
+        proven=False,
+    )
+    told = list(_faster_on_parts(plan, [choice]))
+    assert [words.split(": ")[1].split(";")[0] for words in told] == (
+        ["of pipelines through parts its seconds alone are kept"] if is_told else []
+    )
+    assert all("--pin tp_overlap=off" in words for words in told)

@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 from meshwright.cli import main
 from meshwright.planner.plan.best_plan import export_model
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.plan.make_plan import make_plan
 from meshwright.planner.search.pricing import Certificate, Outcome
 from tests.planner.search.test_planner_optimum import request
 
@@ -21,7 +21,8 @@ from tests.planner.search.test_planner_optimum import request
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, str]:
     """A plan and the file of its model."""
     path = tmp_path_factory.mktemp("model") / "model.txt"
-    return fastest_plan(request(1007), model_file=path), path.read_text(encoding="utf-8")
+    plan = make_plan(request(1007), robustness=False, choices=False, model_file=path)
+    return plan, path.read_text(encoding="utf-8")
 
 
 def test_the_file_solved_again_gives_the_printed_bound(exported: tuple[Plan, str]) -> None:
@@ -52,7 +53,8 @@ def test_what_is_chosen_carries_names(exported: tuple[Plan, str]) -> None:
 @pytest.mark.slow
 def test_without_a_layout_nothing_is_written(tmp_path: Path) -> None:
     path = tmp_path / "model.txt"
-    plan = fastest_plan(replace(request(1007), reserve_gib=9_000.0), model_file=path)
+    asked = replace(request(1007), reserve_gib=9_000.0)
+    plan = make_plan(asked, robustness=False, choices=False, model_file=path)
     assert not path.exists()
     assert "left no layout" in plan.warnings[-1]
 

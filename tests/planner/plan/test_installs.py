@@ -10,7 +10,6 @@ from meshwright.costmodel.workload import Execution
 from meshwright.planner.plan.assemble import software_needs
 from meshwright.planner.plan.document import ExecutionChoice, Plan, SoftwareNeed
 from meshwright.planner.plan.make_plan import make_plan as planned
-from meshwright.planner.plan.robustness import question_of_choices
 from meshwright.planner.report.plan_view import first_screen
 from meshwright.planner.request.reader import read_request
 from tests.planner.report.test_views import text
@@ -123,38 +122,3 @@ def test_many_plans_at_once_name_their_software_too() -> None:
     plan = priced_plan("mixtral-8x7b", tp=1, dp=8, ep=8, num_micro_batches=4)
     plan = plan.model_copy(update={"installs": [need]})
     assert "DeepEP (for moe_dispatch=deepep)" in text(*first_screen(plan), width=200)
-
-
-@pytest.mark.parametrize(
-    ("share", "words"),
-    [
-        (
-            0.9,
-            "which was found since: plan with --pin tp_overlap=off, or with a longer --time-limit",
-        ),
-        (0.9999, None),
-        (1.1, None),
-        (None, None),
-    ],
-)
-def test_a_faster_plan_that_was_found_later_is_not_kept_quiet(
-    share: float | None, words: str | None
-) -> None:
-    plan = priced_plan("mixtral-8x7b", tp=1, dp=8, ep=8, num_micro_batches=4)
-    step_s = plan.objective.step_time_s
-    assert step_s is not None
-    choice = ExecutionChoice(
-        choice="tp_overlap",
-        value=True,
-        step_time_s_without=share and share * step_s,
-        pin="tp_overlap=off",
-        proven=True,
-    )
-    request = read_request(
-        model="mixtral-8x7b", cluster="dgx-h100", gpus=8, global_batch=32, seq_len=4096
-    )
-    told = question_of_choices(request, plan).answered(plan, [choice])
-    assert told.choices == [choice]
-    found = [each for each in told.warnings if each not in plan.warnings]
-    assert bool(found) == (words is not None)
-    assert words is None or found[0].endswith(words)

@@ -15,13 +15,16 @@ from meshwright.cluster_specs.schema import BlockSpec, ClusterSpec
 from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError
 from meshwright.planner.bounds.exact_cost import Priced
+from meshwright.planner.plan.assemble import plan_from_outcome
 from meshwright.planner.plan.best_plan import search_with_buckets
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.nodes import decide_on_nodes
+from meshwright.planner.plan.verify import faults
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.request.reader import limited_to_nodes, read_request
-from meshwright.planner.search.pricing import Certificate, Outcome
+from meshwright.planner.search.pricing import ALL_PLANS, Certificate, Outcome, Sought
+from meshwright.planner.search.space import space_of
 from meshwright.planner.solvers.clock import within
 from tests.own_buckets import keep_own_buckets
 from tests.planner.plan.test_recount import differences
@@ -136,7 +139,7 @@ def test_a_plan_on_whole_nodes_alone_says_so() -> None:
     cluster = whole.model_copy(update={"nodes": (half, *whole.nodes[1:]), "gpus": 44})
 
     def searched(
-        request: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+        request: PlanRequest, /, *, begin_with: Layout | None = None, **_how: object
     ) -> Outcome:
         if request.gpus == 44:
             return Outcome(status="unknown", best=(), lower_bound_s=None, certificate=Certificate())
@@ -155,7 +158,7 @@ def test_a_plan_that_whole_nodes_win_is_held_against_all_of_their_gpus(*, compar
     cluster = whole.model_copy(update={"nodes": (half, *whole.nodes[1:]), "gpus": 44})
 
     def searched(
-        request: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+        request: PlanRequest, /, *, begin_with: Layout | None = None, **_how: object
     ) -> Outcome:
         if request.gpus == 44:
             return Outcome(status="unknown", best=(), lower_bound_s=None, certificate=Certificate())
@@ -171,6 +174,76 @@ def test_a_plan_that_whole_nodes_win_is_held_against_all_of_their_gpus(*, compar
     assert settled.outcome.best[0].layout.gpus == 32
     on_all_s = [priced.step_time_s for priced in settled.full.best] if settled.full else []
     assert on_all_s == ([1.2] if compares else [])
+
+
+@pytest.mark.parametrize(("bound_s", "searches"), [(1.0, 1), (0.9, 2)])
+def test_whole_nodes_are_searched_where_a_gap_is_left(bound_s: float, searches: int) -> None:
+    """Only for what is faster than the plan on everything that is free."""
+    whole = scattered_cluster(random.Random(4), leaves=2, per_leaf=3, free=6)
+    half = whole.nodes[0].model_copy(update={"free_gpus": 4})
+    cluster = whole.model_copy(update={"nodes": (half, *whole.nodes[1:]), "gpus": 44})
+    asked_of: list[tuple[int, Sought]] = []
+
+    def searched(request: PlanRequest, /, *, sought: Sought = ALL_PLANS, **_how: object) -> Outcome:
+        asked_of.append((request.gpus, sought))
+        fastest = Priced(layout=Layout(dp=44), matrix={}, stages=((1,),), step_time_s=1.0)
+        found = (fastest,) if request.gpus == 44 else ()
+        return Outcome(
+            status="optimal" if found and bound_s == 1.0 else "unknown",
+            best=found,
+            lower_bound_s=bound_s,
+            certificate=Certificate(),
+        )
+
+    decision = decide_on_nodes(replace(small(cluster, 44, 88), forbids=()), searched)
+    assert [gpus for gpus, _ in asked_of] == [44, 40][:searches]
+    assert [sought.below_s for _, sought in asked_of[1:]] == [pytest.approx(1.0)] * (searches - 1)
+    outcome = decision.settled.outcome
+    assert outcome.status == ("optimal" if bound_s == 1.0 else "feasible")
+    assert outcome.lower_bound_s == bound_s
+
+
+@pytest.mark.slow
+def test_a_mapping_stands_where_time_is_up_for_a_search_on_its_gpus() -> None:
+    """Under a limit of a second there was no plan, though one was mapped."""
+    whole = scattered_cluster(random.Random(4), leaves=2, per_leaf=3, free=6)
+    half = whole.nodes[0].model_copy(update={"free_gpus": 4})
+    cluster = whole.model_copy(update={"nodes": (half, *whole.nodes[1:]), "gpus": 44})
+    pins = "tp=2,cp=1,vpp=1,micro_batch=1,recompute=none,zero_stage=1"
+    request = replace(small(cluster, 22, 22, pins), forbids=())
+    mapped: list[float] = []
+
+    def searched(asked: PlanRequest, /, *, sought: Sought = ALL_PLANS, **_how: object) -> Outcome:
+        if mapped:
+            return Outcome(status="unknown", best=(), lower_bound_s=None, certificate=Certificate())
+        found = search_with_buckets(asked, sought=sought)
+        mapped.append(found.best[0].step_time_s)
+        return replace(found, status="feasible", lower_bound_s=0.5 * mapped[0])
+
+    decision = decide_on_nodes(request, searched)
+    outcome, own = decision.settled.outcome, decision.request
+    ranks = outcome.best[0].ranks
+    assert ranks is not None
+    assert own.cluster.gpus == own.gpus == len(ranks)
+    assert outcome.status == "feasible"
+    assert outcome.best[0].step_time_s <= mapped[0] * (1 + 1e-9)
+    plan = plan_from_outcome(own, outcome, space_of(own), 0.0)
+    assert list(faults(own, plan)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_a_search_below_a_price_finds_what_is_faster_or_that_nothing_is(seed: int) -> None:
+    cluster = scattered_cluster(random.Random(seed), leaves=2, per_leaf=2, free=3)
+    request = small(cluster, 24, 24, "tp=8,cp=1,vpp=1,micro_batch=1")
+    open_ = search_with_buckets(request)
+    price_s = open_.best[0].step_time_s
+    above = search_with_buckets(request, sought=Sought(below_s=price_s * 1.01))
+    assert above.best[0].step_time_s == price_s
+    assert above.status == open_.status
+    below = search_with_buckets(request, sought=Sought(below_s=price_s * 0.99))
+    assert (below.status, below.best) == ("unknown", ())
+    assert below.lower_bound_s == pytest.approx(price_s * 0.99)
 
 
 @pytest.mark.soak
@@ -193,7 +266,7 @@ def test_a_time_limit_is_spent_on_the_search() -> None:
     limits_s: list[float] = []
 
     def searched(
-        asked: PlanRequest, /, *, begin_with: Layout | None = None, counts: bool = False
+        asked: PlanRequest, /, *, begin_with: Layout | None = None, **_how: object
     ) -> Outcome:
         assert begin_with is None
         assert asked.time_limit_s is not None

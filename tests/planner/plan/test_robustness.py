@@ -14,7 +14,7 @@ from meshwright.costmodel.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.costmodel.records import error_band, memory_band
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.plan import robustness
-from meshwright.planner.plan.best_plan import with_answers
+from meshwright.planner.plan.best_plan import answers_to
 from meshwright.planner.plan.document import Plan
 from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.plan.robustness import PARAMS, changes, question_of_robustness
@@ -38,9 +38,8 @@ def plainly_run(request: PlanRequest) -> PlanRequest:
 def with_robustness(request: PlanRequest) -> Plan:
     """The fastest plan with what becomes of it under every change."""
     plan = fastest_plan(request)
-    found = with_answers(plan, [question_of_robustness(request, plan)])
-    assert found is not None
-    return found
+    question = question_of_robustness(request, plan)
+    return question.answered(plan, answers_to([question])[0])
 
 
 def checked(request: PlanRequest) -> tuple[Plan, int]:

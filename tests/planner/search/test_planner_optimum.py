@@ -40,7 +40,7 @@ from meshwright.planner.search.loop import (
     search_exhaustively,
 )
 from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
-from meshwright.planner.search.pricing import Outcome, SearchParams
+from meshwright.planner.search.pricing import Outcome, SearchParams, Sought
 from meshwright.planner.search.space import Space, space_of
 from tests.soaked import some
 
@@ -625,7 +625,9 @@ def test_the_first_look_takes_more_than_its_share_until_it_has_a_price() -> None
     space = space_of(request(1005))
     branches = [branch_of(space, CostModelPricing(space.workload))]
     assert LayoutSearch(space, branches, time_limit_s=0.0).run().status == "unknown"
-    found = LayoutSearch(space, branches, time_limit_s=0.0, until_priced_s=60.0).run()
+    found = LayoutSearch(
+        space, branches, time_limit_s=0.0, sought=Sought(until_priced_s=60.0)
+    ).run()
     assert found.status == "feasible"
     assert found.certificate.priced == 1
 
