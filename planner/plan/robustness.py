@@ -515,8 +515,9 @@ def _choice(
         plain: dict[str, Any] = {choice.name: choice.plain}
         likely = replace(likely, **plain)
     answer = earlier or _answered(choice.name, without, likely)
-    told = answer.choice.model_copy(update={"value": value})
-    return replace(answer, choice=described(told, choice, value, plan.inputs))
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    said = answer.choice.model_copy(update={"value": float(value) if is_number else value})
+    return replace(answer, choice=described(said, choice, value, plan.inputs))
 
 
 def described(
