@@ -590,10 +590,10 @@ def export_model(request: PlanRequest, outcome: Outcome, path: Path) -> str | No
     InputError
         If the file cannot be written.
     """
-    model = outcome.certificate.model_text()
+    model = outcome.certificate.model
     if model is None:
         return f"no model was written to {path}: {_why_none(request)}"
-    write_files(path.parent, {path.name: model}, force=True)
+    write_files(path.parent, {path.name: str(model.proto)}, force=True)
     return None
 
 

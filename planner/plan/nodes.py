@@ -112,8 +112,9 @@ def _against_all_gpus(
     every = replace(
         request, forbids=(*request.forbids, "idle-gpus"), time_limit_s=remaining_s, top_k=1
     )
-    on_all = outcome.on_all_gpus
-    likely = None if on_all is None else replace(on_all.layout, recompute_layers=0)
+    likely = outcome.on_all_gpus
+    if likely is not None:
+        likely = replace(likely, recompute_layers=0)
     full = searched(every, begin_with=likely)
     return IdleDecision(outcome=_chosen(outcome, full), full=full)
 

@@ -486,11 +486,10 @@ class RoomOfBranches:
         groups: dict[_OfMemory, list[int]] = {}
         for index, branch in enumerate(branches):
             groups.setdefault(_of_memory(branch), []).append(index)
-        self.groups = [part for alike in groups.values() for part in self._nested(alike)]
-        """Positions of branches that need as much memory as each other."""
+        self._groups = [part for alike in groups.values() for part in self._nested(alike)]
         self._known = [
             _known_room(_of_memory(branches[group[0]], branches[group[0]].space.recompute))
-            for group in self.groups
+            for group in self._groups
         ]
 
     def for_states(self, degrees: Layout) -> BoolArray:
@@ -521,7 +520,7 @@ class RoomOfBranches:
     def fits(self, degrees: Layout, wanted: Mapping[int, IntArray]) -> dict[int, BoolArray]:
         """By branch, which variants of its `wanted` rows among some degrees [n] fit, [rows, variants]."""
         found: dict[int, BoolArray] = {}
-        for group, room in zip(self.groups, self._known, strict=True):
+        for group, room in zip(self._groups, self._known, strict=True):
             rows_of = {index: wanted[index] for index in group if len(wanted.get(index, ()))}
             if not rows_of:
                 continue

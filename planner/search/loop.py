@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -63,10 +63,8 @@ from meshwright.planner.search.pricing import (
     Pricing,
     SearchParams,
     Sought,
-    outcome_of_parts,
 )
 from meshwright.planner.search.space import Space, space_of
-from meshwright.planner.solvers.processes import processes_for, side_by_side
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -92,23 +90,20 @@ class LayoutSearch:
         any_plan: bool = False,
         most_priced: int | None = None,
         begin_with: Layout | None = None,
-        incumbent: Priced | None = None,
         counts: bool = False,
         sought: Sought = ALL_PLANS,
         progress: Progress | None = None,
         routing: JointRouting | None = None,
         params: SearchParams | None = None,
     ) -> None:
-        """The `incumbent` is a plan of the same request, perhaps under an execution that is not searched."""
         self._params = params or SearchParams()
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
         self._is_asked_about = begin_with is not None and not counts
         """Whether the search is about another plan, so that nobody reads what it counts."""
         self._first: Layout | None = None
         """What is priced before all others, about as fast as the plan."""
-        self._early: Priced | None = None
+        self._early: tuple[Priced, ...] = ()
         """The best of a search of a part of the space: the plan where time ends before any other price."""
-        self._seed, self._routing = seed, routing
         self._sought = sought
         self._space = space
         self._branches = [branch for branch in branches if not branch.refused_outright()]
@@ -130,21 +125,11 @@ class LayoutSearch:
         self._unexplored_s = 0.0
         """No layout that was not expanded yet is faster than this."""
         self.certificate = Certificate(executions=len(branches))
-        if incumbent is not None and self._runs(incumbent):
-            self._early = (
-                incumbent  # priced here too, so that it is among what the model chooses from
-            )
-        elif incumbent is not None:
-            self._take(incumbent)
         is_regular = all(branch.pricing.prices_matrices for branch in branches)
         chooser_type = KernelChooser if is_regular else SlotChooser
         self.chooser: Chooser = chooser_type(
             self._branches, self._params, routing, seed, self.certificate
         )
-
-    def _runs(self, priced: Priced) -> bool:
-        """Whether a plan runs as one of the executions that are searched here."""
-        return any(branch.execution == priced.execution for branch in self._branches)
 
     def _stop_at(self, deadline: float | None) -> None:
         """Ends what prices ask of solvers there."""
@@ -158,11 +143,6 @@ class LayoutSearch:
         try:
             self._remaining_s()
             self._first = self._begin_with or self._likely()
-            is_regular = isinstance(self.chooser, KernelChooser)
-            if self._early is not None and not self._begin_with and is_regular:
-                parts = self._parts()
-                if len(parts) > 1:
-                    return self._searched_in_parts(parts, self._early)
             if self._first is not None:
                 self._price_first(self._first)
             self._scan_space()
@@ -171,8 +151,8 @@ class LayoutSearch:
             self._look_beyond_the_lists()
         except (OutOfTimeError, AnyPlanFoundError):
             open_s = min(self._pool.least_s(), self.chooser.least_s())
-            if self._early is not None and not self._best:
-                self._take(self._early)
+            for priced in () if self._best else self._early:
+                self._take(priced)
             bound_s = min(self._unexplored_s, open_s, self._least_known_s, self._unpriced_s)
             status = "feasible" if self._best else "unknown"
             return self._outcome(status, bound_s if bound_s > 0 else None)
@@ -196,7 +176,7 @@ class LayoutSearch:
             best=tuple(self._best_prices()),
             lower_bound_s=None if bound_s is None or not np.isfinite(bound_s) else bound_s,
             certificate=self.certificate,
-            on_all_gpus=self._on_all_gpus,
+            on_all_gpus=None if self._on_all_gpus is None else self._on_all_gpus.layout,
         )
 
     def _best_prices(self) -> list[Priced]:
@@ -288,60 +268,8 @@ class LayoutSearch:
             sought=replace(self._sought, until_priced_s=remaining_s),
             params=replace(params, looked_over_first=inf, worth_finding=params.promising),
         ).run()
-        self._early = next(iter(outcome.best), None)
-        return None if self._early is None else self._early.layout
-
-    # 1b. The executions of a large space in parts.
-
-    def _parts(self) -> list[list[Branch]]:
-        """The executions in parts of about as many layouts each; those that need as much memory, whose room
-        is asked once, stay together.
-        """
-        most = self._space.workload.gpus
-        layouts = [
-            int(branch.space.degrees_by_shape(most, most // 2).sum()) * len(branch.space.recompute)
-            for branch in self._branches
-        ]
-        groups = [(sum(layouts[index] for index in group), group) for group in self._room.groups]
-        parts: list[tuple[int, list[int]]] = [(0, []) for _ in range(self._params.parts)]
-        for size, group in sorted(groups, key=lambda each: (-each[0], each[1])):
-            least = min(range(len(parts)), key=lambda index: parts[index][0])
-            parts[least] = (parts[least][0] + size, [*parts[least][1], *group])
-        return [[self._branches[index] for index in sorted(part)] for _, part in parts if part]
-
-    def _searched_in_parts(self, parts: Sequence[Sequence[Branch]], incumbent: Priced) -> Outcome:
-        """Searches of the parts, side by side where they may: each begins with the incumbent's price."""
-        at_once = processes_for(len(parts))
-        tasks = [
-            partial(self._searched_part, part, incumbent, max(len(parts) - index - at_once + 1, 1))
-            for index, part in enumerate(parts)
-        ]
-        outcome = outcome_of_parts(side_by_side(tasks), self.certificate.executions)
-        if outcome.best and outcome.best[0].step_time_s < incumbent.step_time_s:
-            self._say(f"{outcome.best[0].step_time_s:.4g} s a step, all layouts looked at")
-        return outcome
-
-    def _searched_part(self, part: Sequence[Branch], incumbent: Priced, turns: int) -> Outcome:
-        """One of them: so many searches, one after the other, share the time that is left."""
-        left_s = None if self._deadline is None else self._deadline - time.monotonic()
-        search = LayoutSearch(
-            self._space,
-            part,
-            seed=self._seed,
-            time_limit_s=None if left_s is None else max(left_s, 0.0) / turns,
-            begin_with=replace(incumbent.layout, recompute_layers=0),
-            incumbent=incumbent,
-            counts=True,
-            sought=self._sought,
-            routing=self._routing,
-            params=self._params,
-        )
-        outcome = search.run()
-        # A model of the solver cannot be handed from process to process.
-        certificate = replace(outcome.certificate, model=outcome.certificate.model_text())
-        is_new = search._runs(incumbent) or outcome.best[:1] != (incumbent,)
-        best = outcome.best if is_new else ()
-        return replace(outcome, certificate=certificate, best=best)
+        self._early = outcome.best
+        return outcome.best[0].layout if outcome.best else None
 
     def _any_layout(self) -> Layout | None:
         """Any layout that fits, run in the plainest way; None where none does."""
@@ -354,8 +282,8 @@ class LayoutSearch:
             params=self._params,
         ).run()
         self._stop_at(self._first_deadline)
-        self._early = next(iter(outcome.best), None)
-        return None if self._early is None else self._early.layout
+        self._early = outcome.best
+        return outcome.best[0].layout if outcome.best else None
 
     def _price_first(self, layout: Layout) -> None:
         """Prices one layout under each execution, as long as that may be faster than those before.

@@ -261,9 +261,6 @@ class SearchParams:
     looked_over_first: float = 1 << 18
     """Degrees on more than half of the GPUs times executions, from which a part of the space is searched for
     a first price."""
-    parts: int = 2
-    """Into which the executions of such a space are parted, however many cores there are: what a search
-    counts must not depend on them."""
     worth_finding: float = 1.0
     """Share of the last step time, 0 to 1, that a layout must beat; a proof of the optimum needs 1."""
     priced_per_round: int = 8
@@ -347,8 +344,8 @@ class Certificate:
     """Of mappings that fill a cut beyond what is allowed, the least share of its fullest cut."""
     model_bound_s: float | None = None
     """What the last CP-SAT model proved of its combinations."""
-    model: cp_model.CpModel | str | None = field(default=None, repr=False, compare=False)
-    """The last CP-SAT model, or its text; None where none was built, and on irregular fabrics."""
+    model: cp_model.CpModel | None = field(default=None, repr=False, compare=False)
+    """The last CP-SAT model; None where none was built, and on irregular fabrics."""
 
     def overfull(self, cut_uses: Iterable[tuple[str, float]]) -> None:
         """Takes note of a mapping that fills a cut beyond what is allowed."""
@@ -360,42 +357,6 @@ class Certificate:
         if count:
             self.ruled_out[name] = self.ruled_out.get(name, 0) + count
 
-    def model_text(self) -> str | None:
-        """The last CP-SAT model as `CpModelProto` in text; None where there is none."""
-        if self.model is None or isinstance(self.model, str):
-            return self.model
-        return str(self.model.proto)
-
-    def beside(self, others: Sequence[Certificate], executions: int) -> Certificate:
-        """What this search and others over other executions of the same space looked at together.
-
-        The CP-SAT model, and what is said of it, stay this one's.
-
-        Parameters
-        ----------
-        others
-            Of searches that may have run beside this one.
-        executions
-            Of all of them together, those with no layout among them.
-        """
-        searches = (self, *others)
-        uses = [each.least_cut_use for each in searches if each.least_cut_use is not None]
-        together = replace(
-            self,
-            layouts=sum(each.layouts for each in searches),
-            ruled_out={},
-            bounded_out=sum(each.bounded_out for each in searches),
-            priced=sum(each.priced for each in searches),
-            rounds=sum(each.rounds for each in searches),
-            executions=executions,
-            fewest_gpus=min(each.fewest_gpus for each in searches),
-            least_cut_use=min(uses, default=None),
-        )
-        for each in searches:
-            for name, count in each.ruled_out.items():
-                together.rule_out(name, count)
-        return together
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -405,47 +366,5 @@ class Outcome:
     best: tuple[Priced, ...]
     lower_bound_s: float | None
     certificate: Certificate
-    on_all_gpus: Priced | None = None
+    on_all_gpus: Layout | None = None
     """The fastest that was priced of those that leave no GPU idle."""
-
-
-def fastest(prices: Iterable[Priced | None]) -> Priced | None:
-    """The first of the least step time; None where there is no price."""
-    return min(filter(None, prices), key=lambda priced: priced.step_time_s, default=None)
-
-
-def outcome_of_parts(outcomes: Sequence[Outcome], executions: int) -> Outcome:
-    """What searches for one plan each, over other executions of the same space, say together.
-
-    Parameters
-    ----------
-    outcomes
-        At least one. One that is infeasible has no layout at all; one that is optimal without a plan has
-        none below its bound.
-    executions
-        Of all of them together.
-
-    Returns
-    -------
-    Outcome
-        The fastest plan; of equally fast ones that of the first outcome. Optimal if every part was searched
-        to its end.
-    """
-    planned = [index for index, each in enumerate(outcomes) if each.best]
-    winner = min(planned, key=lambda index: outcomes[index].best[0].step_time_s, default=0)
-    certificates = [each.certificate for each in outcomes]
-    certificate = certificates.pop(winner).beside(certificates, executions)
-    statuses = {each.status for each in outcomes}
-    if planned:
-        status = "optimal" if statuses <= {"optimal", "infeasible"} else "feasible"
-    else:
-        status = "infeasible" if statuses == {"infeasible"} else "unknown"
-    bounds = [each.lower_bound_s for each in outcomes if each.status != "infeasible"]
-    proven_s = [bound_s for bound_s in bounds if bound_s is not None]
-    return Outcome(
-        status=status,
-        best=outcomes[winner].best,
-        lower_bound_s=min(proven_s) if proven_s and len(proven_s) == len(bounds) else None,
-        certificate=certificate,
-        on_all_gpus=fastest(each.on_all_gpus for each in outcomes),
-    )

@@ -69,20 +69,6 @@ def on_processes(most: int = MOST_PROCESSES) -> Iterator[None]:
         _most_processes.reset(token)
 
 
-def processes_for(tasks: int) -> int:
-    """How many processes work on so many tasks at once, this one included, at least 1.
-
-    Parameters
-    ----------
-    tasks
-        Number of them, 0 or more.
-    """
-    # A copy has all modules loaded already; elsewhere than on Linux copying a process is not safe.
-    if sys.platform != "linux" or multiprocessing.current_process().daemon:
-        return 1
-    return max(min(_most_processes.get(), usable_cores(), tasks), 1)
-
-
 def side_by_side(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
     """The results of independent tasks in their order, computed by copies of this process where allowed.
 
@@ -109,8 +95,9 @@ def results_until(
     tasks
         As `side_by_side` takes them; the first ones begin first.
     """
-    copies = processes_for(len(tasks)) - 1
-    if not copies:
+    copies = min(_most_processes.get(), usable_cores(), len(tasks)) - 1
+    # A copy has all modules loaded already; elsewhere than on Linux copying a process is not safe.
+    if copies < 1 or sys.platform != "linux" or multiprocessing.current_process().daemon:
         return dict(_results(iter(range(len(tasks))), is_enough, tasks))
     context = multiprocessing.get_context("fork")
     turn, connections, processes = context.Value("i", 0), [], []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -26,17 +26,14 @@ from meshwright.errors import OutOfTimeError
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.bounds.combination_costs import shape_table
-from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.bounds.layer_split import ALL_LAYERS, even_chunks, level_splits
 from meshwright.planner.bounds.pricing import CostModelPricing
-from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.request.plan_request import PlanRequest
-from meshwright.planner.search.branches import Branch, DegreeScan
+from meshwright.planner.search.branches import DegreeScan
 from meshwright.planner.search.loop import (
     LARGEST_SPACE,
     LayoutSearch,
     branch_of,
-    branches_of,
     search_exhaustively,
 )
 from meshwright.planner.search.model import Candidates, build_model, price_ns, solve
@@ -294,52 +291,6 @@ def test_a_first_look_at_a_part_of_the_space_leaves_the_optimum(seed: int) -> No
     if at_once.best:
         assert looked.lower_bound_s == pytest.approx(at_once.lower_bound_s, rel=1e-9)
         assert looked.best[0].step_time_s == pytest.approx(at_once.best[0].step_time_s, rel=1e-9)
-
-
-@pytest.mark.parametrize("seed", [*SOME, *LATER])
-def test_executions_searched_in_parts_leave_the_optimum(seed: int) -> None:
-    space = space_of(request(seed))
-    outcomes = [
-        LayoutSearch(
-            space,
-            branches_of(request(seed), pricing_of),
-            params=SearchParams(looked_over_first=0, parts=parts),
-        ).run()
-        for parts in (1, 2, 5)
-    ]
-    whole, *others = outcomes
-    assert whole.certificate.executions > 1
-    for parted in others:
-        assert parted.status == whole.status
-        assert parted.certificate.executions == whole.certificate.executions
-        if whole.best:
-            assert parted.best[0].step_time_s == pytest.approx(whole.best[0].step_time_s, rel=1e-9)
-            assert parted.lower_bound_s == pytest.approx(whole.lower_bound_s, rel=1e-9)
-            assert isinstance(parted.certificate.model_text(), str)
-
-
-def test_parts_whose_time_ended_bound_the_plan_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them ended before it looked at anything, so that nothing bounds its layouts."""
-    asked = request(1005)
-    best_s = found(1005).best[0].step_time_s
-    searched_part = LayoutSearch._searched_part
-    limits: list[int] = []
-
-    def cut_short(
-        search: LayoutSearch, part: Sequence[Branch], incumbent: Priced, turns: int
-    ) -> Outcome:
-        limits.append(turns)
-        if len(limits) == 2:
-            search._deadline = 0.0
-        return searched_part(search, part, incumbent, turns)
-
-    monkeypatch.setattr(LayoutSearch, "_searched_part", cut_short)
-    params = SearchParams(looked_over_first=0)
-    branches = branches_of(asked, pricing_of)
-    outcome = LayoutSearch(space_of(asked), branches, params=params).run()
-    assert limits == [2, 1]  # one after the other, each has its share of the time that is left
-    assert outcome.status == "feasible"
-    assert outcome.lower_bound_s is None or outcome.lower_bound_s <= best_s * (1 + 1e-9)
 
 
 @pytest.mark.soak
