@@ -417,6 +417,19 @@ def _delta_streamed_bytes(c: Context, spec: LinearAttentionSpec) -> Passes:
     return _streamed_bytes(c, c.hidden_elements, operators, cast)
 
 
+def _uncut_linear_attention(
+    c: Context,
+    spec: LinearAttentionSpec,
+    shapes: Sequence[tuple[str, int, int]],
+    operators: Sequence[tuple[float, tuple[float, float]]],
+    core: Passes,
+) -> LayerTime:
+    """As `_uncut_block`; `operators` are as `_streamed_bytes` takes them."""
+    hidden = c.workload.model.hidden
+    cast = Passes(hidden + spec.value_width, spec.projected_width + hidden)
+    return _uncut_block(c, shapes, core, _streamed_bytes(c, c.hidden_elements, operators, cast))
+
+
 # Kimi Delta Attention, in place of attention.
 
 
@@ -458,9 +471,7 @@ def _kda_block(c: Context, spec: LinearAttentionSpec) -> LayerTime:
         (keys, _DECAY_BYTES),
         (values, _GATED_NORM_BYTES),
     )
-    cast = Passes(hidden + values, spec.projected_width + hidden)
-    streamed = _streamed_bytes(c, c.hidden_elements, operators, cast)
-    return _uncut_block(c, shapes, kda_rule_s(c, spec), streamed)
+    return _uncut_linear_attention(c, spec, shapes, operators, kda_rule_s(c, spec))
 
 
 def kda_rule_s(c: Context, spec: LinearAttentionSpec) -> Passes:
@@ -545,9 +556,7 @@ def _lightning_block(c: Context, spec: LinearAttentionSpec) -> LayerTime:
         (values, _NORM_BYTES),
         (values, _OUTPUT_GATE_BYTES),
     )
-    cast = Passes(hidden + values, spec.projected_width + hidden)
-    streamed = _streamed_bytes(c, c.hidden_elements, operators, cast)
-    return _uncut_block(c, shapes, lightning_products_s(c, spec), streamed)
+    return _uncut_linear_attention(c, spec, shapes, operators, lightning_products_s(c, spec))
 
 
 def lightning_products_s(c: Context, spec: LinearAttentionSpec) -> Passes:

@@ -373,6 +373,10 @@ class Answer:
         """Of the plan without the choice; infinite where there is none."""
         return self.choice.step_time_s_without or inf
 
+    def of_value(self, value: int | str | bool | float) -> Answer:
+        """The same of a plan that has this value: what is found without a choice does not depend on it."""
+        return replace(self, choice=ExecutionChoice(**(vars(self.choice) | {"value": value})))
+
 
 Task = Callable[[], Answer]
 
@@ -514,10 +518,8 @@ def _choice(
     if choice.of == "layout":
         plain: dict[str, Any] = {choice.name: choice.plain}
         likely = replace(likely, **plain)
-    answer = earlier or _answered(choice.name, without, likely)
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    said = answer.choice.model_copy(update={"value": float(value) if is_number else value})
-    return replace(answer, choice=described(said, choice, value, plan.inputs))
+    answer = (earlier or _answered(choice.name, without, likely)).of_value(value)
+    return replace(answer, choice=described(answer.choice, choice, value, plan.inputs))
 
 
 def described(
@@ -600,4 +602,4 @@ def _of_buckets(
 ) -> Answer:
     """The size of the plan's gradient buckets with the best plan that keeps the framework's own."""
     answer = earlier or _answered("bucket_mb", request, likely, own_buckets=True)
-    return replace(answer, choice=answer.choice.model_copy(update={"value": bucket_mb}))
+    return answer.of_value(bucket_mb)
