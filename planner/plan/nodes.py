@@ -334,8 +334,9 @@ def _with_part_filled(
     covers = alike and all(
         each.execution_options == everything.execution_options for each in requests_on_whole
     )
-    shares = Shares(len(requests_on_whole) + 1)
-    decisions, outcome = _of_everything(everything, searched, shares, compares=compares)
+    later = len(requests_on_whole)
+    decisions, outcome = _of_everything(everything, searched, later, compares=compares)
+    shares = Shares(later)
     bounds = [_least_s(outcome)]
     on_whole: list[NodeDecision] = []
     for request_there in requests_on_whole:
@@ -374,12 +375,12 @@ def _with_part_filled(
 
 
 def _of_everything(
-    request: PlanRequest, searched: Searched, shares: Shares, *, compares: bool
+    request: PlanRequest, searched: Searched, later: int, *, compares: bool
 ) -> tuple[list[NodeDecision], Outcome]:
-    """The plan on everything free, and how its search ended.
+    """The plan on everything free, and how its search ended, before so many `later` searches.
 
-    Where GPUs are left over, what is planned is the best on those that the mapping takes, found in the next
-    of the shares.
+    Where GPUs are left over, what is planned is the best on those that the mapping takes, found in as much of
+    the time that is left then as each of the later searches has.
     """
     sought = Sought(until_priced_s=limit_left_s(), any_first=True)
     if request.gpus == request.cluster.gpus:
@@ -389,7 +390,7 @@ def _of_everything(
     if not outcome.best or outcome.best[0].ranks is None:
         return [], outcome
     on_these = _only_on(request, request.cluster, outcome.best[0].ranks)
-    on_these = replace(on_these, time_limit_s=shares.next_s())
+    on_these = replace(on_these, time_limit_s=Shares(later + 1).next_s())
     likely = replace(outcome.best[0].layout, recompute_layers=0)
     best_there = searched(on_these, begin_with=likely, counts=True, sought=Sought(listed_only=True))
     mapped = _on_its_gpus(on_these, outcome)
