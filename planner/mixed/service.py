@@ -71,6 +71,7 @@ from meshwright.planner.plan.robustness import (
 )
 from meshwright.planner.plan.training_cost import Budget, with_cost
 from meshwright.planner.request.choices import OF_EXECUTION, OF_LAYOUT, Choice
+from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import ErrorBandDoc, LayoutDoc, layout_document
 from meshwright.planner.search.kernel_model import KIB_PER_GIB
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns, solver_version
@@ -696,10 +697,9 @@ def make_mixed_plan(
         # Too many pipelines are refused before the parts are planned alone.
         for chosen in _choices_of_parts(request):
             next(every_row(chosen, _nothing), None)
-    alone = [
-        fastest_plan(replace(part, time_limit_s=own_limit_s), progress, explained=False)
-        for part in request.parts
-    ]
+    if progress is not None:
+        progress("each part alone")
+    alone = side_by_side([partial(_alone, part, own_limit_s) for part in request.parts])
     prices = [plan.objective.step_time_s or inf for plan in alone]
     best_alone_s = min(prices)
     deadline = inf if limit_s is None else began + 0.95 * limit_s
@@ -754,6 +754,11 @@ def make_mixed_plan(
     document = with_digest(document)
     verify_mixed(document)
     return MixedResult(document=document, alone=single)
+
+
+def _alone(part: PlanRequest, limit_s: float | None) -> Plan:
+    """The fastest plan on a part alone, within so many seconds."""
+    return fastest_plan(replace(part, time_limit_s=limit_s), explained=False)
 
 
 def _rivals_alone(request: MixedRequest, part: int, plan: Plan) -> list[dict[str, object]]:
