@@ -1,10 +1,10 @@
 """Published pairs of runs that differ in one setting, each as its source states it.
 
 A pair is priced where the source says model, device, GPUs, tokens, batch, every degree, the micro-batch and
-the precision; what its text leaves to a script or a configuration file of the same release stands in the
-entry, with that file under `looked_up`. Any other is counted with what is not said, and never guessed.
-Settings outside the layout that a source leaves out are those of a run file that leaves them out, alike on
-both sides.
+the precision. What it says elsewhere, in another table or in a configuration file of the release that it
+names, stands once for all of its pairs in `data/pair_sources.yaml`, and is a remark of the run. Any other
+pair is counted with what is not said, and never guessed. Settings outside the layout that a source leaves
+out are those of a run file that leaves them out, alike on both sides.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshwright.costmodel.layout import AXES
-from meshwright.documents import parse_mapping, read_text, validation_message
+from meshwright.documents import ClosedDocument, parse_mapping, read_text, validation_message
 from meshwright.errors import InputError
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.torchtitan import TORCHTITAN
@@ -74,7 +75,8 @@ class StatedPairDoc(BaseModel):
     from_: Words = Field(alias="from")
     to: Words
     ratio: Positive
-    model: Words | None = None
+    model: Words | ModelSpec | None = None
+    """A name, or the sizes."""
     device: Words | None = None
     gpus: Any = None
     seq_len: Any = None
@@ -84,6 +86,50 @@ class StatedPairDoc(BaseModel):
     layout: dict[str, Any] | None = None
     also_changes: Any = None
     note: Any = None
+
+
+class SourceFact(ClosedDocument):
+    """What a source says of some of its pairs outside their own entries."""
+
+    source: str
+    """How the source of a pair begins."""
+    of: dict[str, Any] = Field(default_factory=dict)
+    """Fields that the pair has."""
+    noted: str = ""
+    """Words in its note."""
+    stated_in: str = ""
+    states: dict[str, Any] = Field(default_factory=dict)
+    """Fields that a pair may lack; those under `of` are said more exactly."""
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """What words of `from` and `to` are in a run file."""
+    no_price: str | None = None
+    """Why such a pair is counted only."""
+
+    def is_of(self, doc: StatedPairDoc) -> bool:
+        """Whether it is about a pair."""
+        has_fields = all(getattr(doc, name) == value for name, value in self.of.items())
+        return doc.source.startswith(self.source) and has_fields and self.noted in str(doc.note)
+
+    def completed(self, doc: StatedPairDoc) -> StatedPairDoc:
+        """The pair with the fields that it lacks, or that it says less exactly."""
+        states = dict(self.states)
+        layout = {**states.pop("layout", {}), **(doc.layout or {})}
+        new = {
+            name: ModelSpec.model_validate(value) if isinstance(value, dict) else value
+            for name, value in states.items()
+            if getattr(doc, name) is None or name in self.of
+        }
+        return doc.model_copy(update={**new, "layout": layout or None})
+
+
+_FACTS = Path(__file__).parent / "data" / "pair_sources.yaml"
+
+
+@cache
+def source_facts() -> tuple[SourceFact, ...]:
+    """What sources say of their pairs outside these, in the order of the file."""
+    rows: Any = parse_mapping(read_text(_FACTS, MAX_FILE_BYTES), str(_FACTS))["facts"]
+    return tuple(SourceFact.model_validate(row) for row in rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +195,16 @@ def read_pairs(path: Path) -> Iterator[StatedPair | UnpricedPair]:
         yield _pair(doc, where)
 
 
-def _pair(doc: StatedPairDoc, where: str) -> StatedPair | UnpricedPair:
+def _pair(entry: StatedPairDoc, where: str) -> StatedPair | UnpricedPair:
+    facts = [fact for fact in source_facts() if fact.is_of(entry)]
+    doc = entry
+    for fact in facts:
+        doc = fact.completed(doc)
     try:
+        for reason in (fact.no_price for fact in facts if fact.no_price):
+            raise _NotSaidError(reason)
         base = _base(doc)
-        first, second = (_change(doc.knob, words) for words in (doc.from_, doc.to))
+        first, second = (_change(doc.knob, words, facts) for words in (doc.from_, doc.to))
         if first == second:
             raise _NotSaidError("both sides are one setting to the cost model")
         runs = [_run(doc, _changed(base, change), where) for change in (first, second)]
@@ -162,13 +214,15 @@ def _pair(doc: StatedPairDoc, where: str) -> StatedPair | UnpricedPair:
         return UnpricedPair(
             id=doc.id, knob=doc.knob, reason=f"no run: {str(error).split(': ', 2)[-1]}"
         )
+    remarks = tuple(f"with what stands in {fact.stated_in}" for fact in facts)
+    first_run, second_run = (replace(run, remarks=(*run.remarks, *remarks)) for run in runs)
     return StatedPair(
         id=doc.id,
         source=doc.source,
         knob=doc.knob,
         ratio=doc.ratio,
-        first=runs[0],
-        second=runs[1],
+        first=first_run,
+        second=second_run,
     )
 
 
@@ -203,13 +257,15 @@ def _base(doc: StatedPairDoc) -> dict[str, Any]:
         raise _NotSaidError("another setting changes too")
     if "memory-budget AC" in str(doc.note):
         raise _NotSaidError("recomputation by a memory budget has no price")
+    layout = dict(doc.layout or {})
+    batch = doc.global_batch or _counted_batch(layout)
+    layout.pop("microbatches", None)
     for name in ("model", "device", "gpus", "seq_len", "global_batch", "layout"):
-        if getattr(doc, name) is None:
+        if getattr(doc, name) is None and (name != "global_batch" or batch is None):
             raise _NotSaidError(f"{name} not stated")
     if doc.device not in NODES_OF_DEVICES:
         raise _NotSaidError("device named by no node of the catalog")
     model = _model(doc)
-    layout = dict(doc.layout or {})
     sharding = layout.pop("zero_stage", None)
     if sharding in _SHARDED:
         sharding = 3
@@ -227,7 +283,7 @@ def _base(doc: StatedPairDoc) -> dict[str, Any]:
     shared = {
         "gpus": doc.gpus,
         "seq_len": doc.seq_len,
-        "global_batch": doc.global_batch,
+        "global_batch": batch,
         **({} if doc.framework is None else {"framework": _framework(doc.framework)}),
         **layout,
         **degrees,
@@ -237,6 +293,13 @@ def _base(doc: StatedPairDoc) -> dict[str, Any]:
     if doc.knob not in _OF_PRECISION:
         shared |= _precision((doc.precision or "").strip())
     return shared
+
+
+def _counted_batch(layout: Mapping[str, Any]) -> int | None:
+    """Sequences of the micro-batches that a source counts, of one rank; None where it does not count them."""
+    names = ("microbatches", "micro_batch", "dp")
+    counts = [count for name in names if isinstance(count := layout.get(name), int)]
+    return math.prod(counts) if len(counts) == len(names) else None
 
 
 def _in_all(layout: Mapping[str, Any]) -> int:
@@ -253,6 +316,8 @@ def _model(doc: StatedPairDoc) -> str | ModelSpec:
 
     A name may leave out how many parameters are active, and brackets that no module predicts several tokens.
     """
+    if isinstance(doc.model, ModelSpec):
+        return doc.model
     words = re.sub(r"\((\d+B|SFT|\d+ layers: .*)\)", "", doc.model or "")
     plain = _letters(words.replace("(no MTP)", ""))
     named = re.compile(re.escape(plain) + r"(a\d+b)?")
@@ -345,7 +410,12 @@ _CHANGES["compile"] = lambda words: {"framework": f"{TORCHTITAN.name} {_word(wor
 _CHANGES["gradient_dtype"] = lambda words: {"gradient_dtype": _word(words, _GRADIENTS)}
 
 
-def _change(knob: str, words: str) -> dict[str, Any]:
+def _change(knob: str, words: str, facts: list[SourceFact]) -> dict[str, Any]:
+    """The settings of one side: in the words of its source where these are known, else in anybody's."""
+    plain = re.sub(r"\s*\(.*\)$", "", words)
+    own = [fact.settings[plain] for fact in facts if plain in fact.settings]
+    if own:
+        return own[0]
     if knob not in _CHANGES:
         raise _NotSaidError("no setting of a run file")
     return _CHANGES[knob](words)

@@ -18,9 +18,11 @@ from meshwright.planner.runs.run_file import read_runs
 from meshwright.planner.runs.stated_pairs import (
     UNSTATED_SHARDING,
     StatedPair,
+    StatedPairDoc,
     UnpricedPair,
     is_pair_list,
     read_pairs,
+    source_facts,
 )
 from meshwright.planner.runs.validation import (
     MeasuredStep,
@@ -31,7 +33,7 @@ from meshwright.planner.runs.validation import (
 )
 from tests.places import DATA
 
-LEAST_PRICED = 18
+LEAST_PRICED = 38
 MOST_STATED_ERROR = 0.06
 LEAST_STATED_DIRECTION = 0.85
 NEVER_SEEN = [("aleph_alpha_layouts", 4000, 0.115, 0.90), ("flagperf", 16, 0.07, 0.80)]
@@ -119,6 +121,70 @@ def test_compilation_is_the_stack_that_compiles(tmp_path: Path) -> None:
     pair = read(tmp_path, knob="compile", **words)
     assert isinstance(pair, StatedPair)
     assert (pair.first.workload.compiled, pair.second.workload.compiled) == (False, True)
+
+
+ZERO_BUBBLE = {
+    "source": "Zero Bubble Pipeline Parallelism (arXiv 2401.10241) Table 4",
+    "knob": "vpp",
+    "from": "1F1B",
+    "to": "interleaved 1F1B",
+    "model": "GPT 1.5B",
+    "device": "A100-80GB SXM",
+    "seq_len": None,
+    "global_batch": None,
+    "precision": None,
+    "framework": "Megatron-LM",
+}
+"""As table 4 states a pair: sizes, lengths and degrees stand in table 3."""
+
+
+def test_what_a_source_says_elsewhere_completes_its_pairs(tmp_path: Path) -> None:
+    pair = read(tmp_path, **ZERO_BUBBLE, layout={"microbatches": 24})
+    assert isinstance(pair, StatedPair)
+    first, second = pair.first, pair.second
+    assert (first.workload.model.layers, first.workload.model.hidden) == (22, 2304)
+    assert (first.workload.seq_len, first.workload.global_batch) == (1024, 24 * 6)
+    assert (first.layout.pp, first.layout.vpp, second.layout.vpp) == (8, 1, 3)
+    assert any("table 3" in remark for remark in first.remarks)
+
+
+def test_an_entry_is_believed_before_what_its_source_says_elsewhere(tmp_path: Path) -> None:
+    pair = read(tmp_path, **ZERO_BUBBLE | {"seq_len": 2048}, layout={"microbatches": 24})
+    assert isinstance(pair, StatedPair)
+    assert pair.first.workload.seq_len == 2048
+    other = read(tmp_path, **ZERO_BUBBLE | {"source": "a paper"}, layout={"microbatches": 24})
+    assert isinstance(other, UnpricedPair)
+
+
+def test_a_side_that_its_source_calls_faulty_is_counted_only(tmp_path: Path) -> None:
+    pair = read(
+        tmp_path,
+        source="pytorch/torchtitan benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md",
+        knob="tp_overlap",
+        precision="float8 rowwise",
+        to="async TP",
+        **{"from": "vanilla TP"},
+    )
+    assert isinstance(pair, UnpricedPair)
+    assert "fault" in pair.reason
+
+
+def test_a_note_says_what_both_sides_recompute(tmp_path: Path) -> None:
+    source = "pytorch/torchtitan branch autoresearch-parallelize/may15, results.tsv"
+    words = {"knob": "precision", "from": "bf16", "to": "float8 rowwise linears"}
+    noted = read(tmp_path, source=source, note="full AC; one reading", **words)
+    plain = read(tmp_path, source=source, **words)
+    assert isinstance(noted, StatedPair)
+    assert isinstance(plain, StatedPair)
+    assert int(noted.first.layout.recompute)
+    assert int(noted.second.layout.recompute)
+    assert not int(plain.first.layout.recompute)
+
+
+def test_every_fact_is_of_a_published_pair() -> None:
+    entries = [StatedPairDoc.model_validate(row) for row in yaml.safe_load(PUBLISHED.read_text())]
+    unused = [fact for fact in source_facts() if not any(map(fact.is_of, entries))]
+    assert not unused
 
 
 @pytest.mark.parametrize(
