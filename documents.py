@@ -213,6 +213,10 @@ def _yaml_errors_named(where: str) -> Iterator[None]:
         if where.endswith(".toml"):
             what = "a TOML file, where YAML or JSON is read (launch files: --baseline and --from-launch)"
             raise InputError(what, where=where) from None
+        if "nesting depth" in str(error.problem):
+            # PyYAML from 6.0.4 on refuses some 1,000 levels before it says where they begin.
+            what = f"nested more than {DEEPEST} levels deep"
+            raise InputError(what, where=where) from None
         what = f"not valid YAML: {error.problem or error.context}{place}"
         raise InputError(what, where=where) from None
     except yaml.YAMLError as error:
