@@ -35,6 +35,7 @@ from meshwright.frameworks.fsdp2 import (
     LIGER_LOSS,
     OFFLOADS,
     OFFLOADS_INPUTS,
+    OPTIMIZER_CLASSES,
     PRECISION,
     PRECOMPUTES,
     RECOMPUTES,
@@ -410,13 +411,16 @@ _SYNCED = {ACCUMULATION: {SYNCS: True}}
 """Of a Trainer's arguments: gradients of each micro-batch are reduced."""
 
 
-_OPTIMIZER_NOTES = {
-    "sgd": "The script makes torch.optim.SGD with a momentum.",
-    "muon": "The script makes torch.optim.Muon of the matrices of layers, torch.optim.AdamW of token table, "
-    "head and norms.",
-    "adam-8bit": "The script makes torchao.optim.AdamW8bit: the one of bitsandbytes takes no DTensor.",
+_OPTIMIZER_WORDS = {
+    "sgd": " with a momentum.",
+    "muon": " of the matrices of layers, torch.optim.AdamW of token table, head and norms.",
+    "adam-8bit": ": the one of bitsandbytes takes no DTensor.",
 }
-"""Optimizers that a training script with FSDP2 makes, where it is not AdamW."""
+_OPTIMIZER_NOTES = {
+    name: f"The script makes {OPTIMIZER_CLASSES[name]}{words}"
+    for name, words in _OPTIMIZER_WORDS.items()
+}
+"""Optimizers that a training script with FSDP2 makes, where it is not AdamW; they are read back from it."""
 _HOST_NOTE = (
     "Parameters are on the host: the plan prices the script's Adam or AdamW with fused=True."
 )

@@ -14,14 +14,17 @@ from meshwright.costmodel.workload import Execution
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES, framework_named
 from meshwright.frameworks.record import FrameworkName
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.launch.writer import legal_launch
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.runs.launches.reader import complete, read_launch
 from meshwright.planner.runs.prediction import RunPrediction, planned_workload, predict_run
 from meshwright.planner.runs.run_file import Run, run_from_mapping
 from meshwright.planner.runs.run_terms import layout_from_document
 from tests.oracles.random_plans import random_plan
+from tests.planner.plan.test_planner_service import request
 from tests.plans import make_plan
 from tests.soaked import some
 
@@ -170,3 +173,26 @@ def test_many_launches_have_the_prices_of_their_plans(
     framework: FrameworkName, tmp_path: Path
 ) -> None:
     check(framework, len(some(range(300))), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("framework", "optimizer"),
+    [("fsdp2", "adam-8bit"), ("fsdp2", "sgd"), ("fsdp2", "muon"), ("deepspeed", "sgd")],
+)
+def test_the_optimizer_of_the_notes_is_read_back(
+    framework: str, optimizer: str, tmp_path: Path
+) -> None:
+    """A training script makes it: no file beside launch.sh names it, and AdamW was taken."""
+    asked = request(
+        model=load_catalog_model("qwen3-4b"),
+        gpus=8,
+        seq_len=2048,
+        framework=framework,
+        optimizer=optimizer,
+        kind="sft",
+    )
+    plan = fastest_plan(asked)
+    own, again = priced(plan), read_back(plan, tmp_path)
+    assert read_launch(tmp_path / "launch.sh").settings["optimizer"] == optimizer
+    assert again.estimate.step_time_s == own.estimate.step_time_s
+    assert again.memory_gib == own.memory_gib
