@@ -27,7 +27,7 @@ from meshwright.frameworks.deepspeed import (
     OVERLAP,
     OWN_OPTIMIZERS,
 )
-from meshwright.frameworks.fsdp2 import ACCELERATOR, FSDP2, OPTIMIZER_CLASSES, PRECISION, SIZES
+from meshwright.frameworks.fsdp2 import ACCELERATOR, FSDP2, PRECISION, SIZES
 from meshwright.model_specs.adapters import AdapterSpec, peft_modules
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
@@ -64,6 +64,7 @@ from meshwright.planner.runs.launches.launch_run import (
     whole_number,
     with_global_batch,
     with_hosts_beside,
+    with_notes,
     with_optimizer,
 )
 from meshwright.planner.runs.launches.megatron import (
@@ -330,7 +331,6 @@ _ACCUMULATION = re.compile(
     r"^export ACCELERATE_GRADIENT_ACCUMULATION_STEPS=(\d{1,6})$", re.MULTILINE
 )
 """In our launch scripts for accelerate, which have their settings in variables and in accelerate.yaml."""
-_OPTIMIZER_NOTE = re.compile(r"^# Note: The script makes ([\w.]+)", re.MULTILINE)
 _DEEPSPEED_FILE = "ds_config.json"
 _OWN_TRAINER = f'"$TRAIN_SCRIPT" {ENGINE} "$here/{_DEEPSPEED_FILE}"'
 """How launch files of plans start a script on the Trainer: all that it is told lies in that file."""
@@ -464,26 +464,14 @@ def _of_line(line: CommandLine, text: str, path: Path, model: ModelSpec | str | 
         # Our scripts name the file by their own folder.
         said = {} if named is None else {ACCELERATOR: Path(named).name}
         run = with_synced_batches(run, said, path)
-        return _with_noted_optimizer(replace(run, micro_batches=int(steps[1])), text)
+        return with_notes(replace(run, micro_batches=int(steps[1])), text)
     if _OWN_TRAINER in text:
-        run = _with_noted_optimizer(from_deepspeed(*_beside(path, _DEEPSPEED_FILE)), text)
+        run = with_notes(from_deepspeed(*_beside(path, _DEEPSPEED_FILE)), text)
         return with_optimizer(run, {_OPTIM: line.text(f"--{_OPTIM}")}, _OPTIM)
     run = from_megatron(line, None if model is None else read_model(model))
     if line.has("--deepspeed_config") and (path.parent / _DEEPSPEED_FILE).is_file():
         return with_configuration(run, *_beside(path, _DEEPSPEED_FILE))
     return run
-
-
-def _with_noted_optimizer(run: LaunchRun, text: str) -> LaunchRun:
-    """A run with the optimizer that the notes of our own script have the training script make."""
-    note = _OPTIMIZER_NOTE.search(text)
-    noted = "" if note is None else note[1].rstrip(".")
-    names = [name for name, made in OPTIMIZER_CLASSES.items() if made == noted]
-    if not names or "optimizer" in run.settings:
-        return run
-    remark = f"the training script makes {noted}, as the notes of launch.sh say"
-    settings = run.settings | {"optimizer": names[0]}
-    return replace(run, settings=settings, remarks=(*run.remarks, remark))
 
 
 def _of_trainer(line: CommandLine, path: Path, model: ModelSpec | str | None) -> LaunchRun | None:
