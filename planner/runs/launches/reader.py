@@ -68,7 +68,7 @@ from meshwright.planner.runs.launches.launch_run import (
     with_optimizer,
 )
 from meshwright.planner.runs.launches.megatron import (
-    FREEZES,
+    READ_APART,
     are_overrides,
     from_megatron,
     from_overrides,
@@ -443,7 +443,7 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
         return from_toml(document, path)
     line = _command_line(document, text, where)
     if isinstance(document, list) and are_overrides(document):
-        others = [word for word in document if word.partition("=")[0] not in FREEZES]
+        others = [word for word in document if word.partition("=")[0] not in READ_APART]
         refuse_adapters(CommandLine(others, where).pairs(), where)
         return from_overrides(document, model, where)
     return _of_trainer(line, path, model) or _of_line(line, text, path, model)
