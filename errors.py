@@ -216,6 +216,7 @@ def near_miss(word: object, choices: Iterable[str]) -> str | None:
     'flash_attention'
     >>> near_miss("gb300", ["dgx-b300", "gb300-nvl72"])
     'gb300-nvl72'
+    >>> near_miss("id", ["kind", "name"])
     """
     if not isinstance(word, str):
         return None
@@ -225,8 +226,9 @@ def near_miss(word: object, choices: Iterable[str]) -> str | None:
     plain = _plain(word[:LONGEST_VALUE])
     # A name that holds the word, such as "gb300-nvl72" of "gb300", before one that only looks like it.
     holding = [name for name in by_plain if plain in name] if len(plain) > 2 else []
+    likeness = 0.6 if len(plain) > 2 else 0.75
     close = difflib.get_close_matches(
-        plain, holding or by_plain, n=1, cutoff=0.0 if holding else 0.6
+        plain, holding or by_plain, n=1, cutoff=0.0 if holding else likeness
     )
     return by_plain[close[0]] if close else None
 

@@ -171,7 +171,7 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     stated = {key: value for key, value in data.items() if value is not None}
     if "parts" in stated:
         raise InputError(
-            "this is a mixed cluster, which `plan` takes; give one of its parts here",
+            "this is a mixed cluster, which `plan` and `batch` take; give one of its parts here",
             where=f"{where}: parts",
         )
     fields: dict[str, object] = {**_base_fields(stated.pop("base", None), where, stated), **stated}

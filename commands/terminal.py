@@ -9,6 +9,7 @@ import atexit
 import gc
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -155,14 +156,58 @@ class Commands(click.Group):
         except (click.exceptions.Exit, click.Abort):
             raise
         except click.ClickException as error:
-            _json_error(ctx, error.format_message(), error.exit_code)
-            raise
+            shown = _plainly(error)
+            _json_error(ctx, shown.format_message(), shown.exit_code)
+            raise shown from None
         except Exception as error:
             if interrupted.is_set():
                 _end_interrupted(ctx)
             if ctx.meta.get(_DEBUG) and not isinstance(error, InfeasibleError):
                 raise
             _fail(ctx, *message_of(error))
+
+
+def _plainly(error: click.ClickException) -> click.ClickException:
+    """The error, with what to write where a number was refused for its unit."""
+    words = in_digits(error.message) if isinstance(error, click.BadParameter) else error.message
+    if words == error.message or not isinstance(error, click.BadParameter):
+        return error
+    return click.BadParameter(words, ctx=error.ctx, param=error.param, param_hint=error.param_hint)
+
+
+_NOT_A_NUMBER = re.compile(
+    r"'(?P<digits>[0-9]+(?:\.[0-9]+)?) ?(?P<unit>[A-Za-z]{1,5}|[eE]1?[0-9])' is not a valid "
+    r"(?P<kind>integer|float)"
+)
+_POWERS_OF_TEN = {"k": 3, "m": 6, "g": 9, "b": 9, "t": 12}
+
+
+def in_digits(message: str) -> str:
+    """What to write where a number was refused for its unit.
+
+    >>> in_digits("'15T' is not a valid float range.")
+    "'15T' is not a number: write 15e12."
+    >>> in_digits("'4k' is not a valid integer.")
+    "'4k' is not a whole number: write 4000 or 4096."
+    >>> in_digits("'5GB' is not a valid float.")
+    "'5GB' is not a number: write its digits alone, without a unit."
+    """
+    said = _NOT_A_NUMBER.match(message)
+    if said is None:
+        return message
+    digits, unit, is_whole = str(said["digits"]), str(said["unit"]), said["kind"] == "integer"
+    power = int(unit[1:]) if unit[1:].isdecimal() else _POWERS_OF_TEN.get(unit.lower(), 0)
+    what = (
+        f"{message.partition(' is not')[0]} is not {'a whole number' if is_whole else 'a number'}"
+    )
+    if power == 0:
+        return f"{what}: write its digits alone, without a unit."
+    if not is_whole:
+        return f"{what}: write {digits}e{power}."
+    decimal, binary = (
+        f"{float(digits) * scale:.0f}" for scale in (10**power, 2 ** (power * 10 // 3))
+    )
+    return f"{what}: write {decimal}{f' or {binary}' if unit.isalpha() else ''}."
 
 
 def say(text: str = "", *, err: bool = False) -> None:

@@ -32,6 +32,12 @@ FSDP_OFFLOAD_RULES = (
 """Rules of parameters, gradients and optimizer states on the host."""
 
 
+OPTIMIZER_CLASSES = {
+    "sgd": "torch.optim.SGD",
+    "muon": "torch.optim.Muon",
+    "adam-8bit": "torchao.optim.AdamW8bit",
+}
+"""What a training script makes by itself where it is not AdamW."""
 ADAPTER_FILE = "adapter_config.json"
 """PEFT's own file of an adapter (peft/utils/constants.py, CONFIG_NAME)."""
 _BITSANDBYTES = "peft and bitsandbytes"

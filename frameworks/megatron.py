@@ -274,7 +274,24 @@ of `ddp` and `model` (megatron/bridge/training/comm_overlap.py). Read in megatro
 
 
 ADAPTER_RANK = "peft.dim"
-"""Override of a recipe whose `peft` is a LoRA configuration; Megatron-LM's own arguments have none."""
+ADAPTED_MODULES = "peft.target_modules"
+SHARES_EXPERT_ADAPTERS = "peft.share_expert_adapters"
+"""Overrides of a recipe whose `peft` is a LoRA configuration; Megatron-LM's own arguments have none."""
+BRIDGE_MODULES = {
+    "linear_qkv": "qkv_proj",
+    "linear_q_proj": "q_proj",
+    "linear_q_down_proj": "q_a_proj",
+    "linear_q_up_proj": "q_b_proj",
+    "linear_kv_down_proj": "kv_a_proj_with_mqa",
+    "linear_kv_up_proj": "kv_b_proj",
+    "linear_proj": "o_proj",
+    "in_proj": "in_proj",
+    "out_proj": "out_proj",
+    "fc1_latent_proj": "fc1_latent_proj",
+    "fc2_latent_proj": "fc2_latent_proj",
+}
+"""Modules of Megatron by the matrix that they hold (megatron/core/transformer/multi_latent_attention.py,
+moe/moe_layer.py and ssm/mamba_mixer.py)."""
 
 
 # How Megatron-LM sends tokens to their experts, and what DeepEP and HybridEP need for it.

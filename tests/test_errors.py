@@ -65,6 +65,8 @@ def test_near_misses() -> None:
     assert near_miss("Full Attention", ["full_attention", "other"]) == "full_attention"
     assert near_miss("zzz", ["full_attention"]) is None
     assert near_miss(3, ["3"]) is None
+    assert near_miss("id", ["kind", "method"]) is None
+    assert near_miss("vp", ["tp", "vpp"]) == "vpp"
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ from meshwright.planner.mixed.promising import (
 from meshwright.planner.mixed.service import best_on_parts
 from meshwright.planner.plan.assemble import Claim, claim_of, is_closed, space_report
 from meshwright.planner.plan.best_plan import best_plan
-from meshwright.planner.plan.document import Plan, SpaceReport
+from meshwright.planner.plan.document import LATER_CHOICES, Plan, SpaceReport
 from meshwright.planner.plan.texts import workload_of_plan
 from meshwright.planner.plan.verify import wish_faults
 from meshwright.planner.request.choices import BY_NAME, CHOICES, DOUBLED, NUMBERS, OF_LAYOUT
@@ -533,7 +533,7 @@ def rivals(plan: Plan, most: int = RIVALS_SHOWN) -> list[Rival]:
             )
 
     for other in plan.alternatives:
-        words = _differences(plan, other) or "layers split otherwise"
+        words = _differences(plan, LATER_CHOICES | other) or "layers split otherwise"
         note(
             words, float(str(other["step_time_s"])), "proven" if plan.status == proven else "found"
         )

@@ -35,6 +35,7 @@ from meshwright.frameworks.fsdp2 import (
     LIGER_LOSS,
     OFFLOADS,
     OFFLOADS_INPUTS,
+    OPTIMIZER_CLASSES,
     PRECISION,
     PRECOMPUTES,
     RECOMPUTES,
@@ -46,6 +47,7 @@ from meshwright.frameworks.fsdp2 import (
     TRL_LOSS,
     TRL_STEPS,
 )
+from meshwright.frameworks.record import Framework
 from meshwright.model_specs.adapters import EXPERTS, AdapterSpec, peft_modules
 from meshwright.model_specs.reader import hub_names, read_model
 from meshwright.model_specs.schema import ModelSpec, stated_fields
@@ -242,17 +244,20 @@ def _with_trainer(launch: Launch) -> Start:
         command=f'"$TRAIN_SCRIPT" {ENGINE} "$here/ds_config.json"{argument}',
         usage=f"Set TRAIN_SCRIPT; it takes {ENGINE} as the Trainer of transformers does.",
         before=_SCRIPT_NEEDED,
-        notes=(*_script_notes(launch), *([_OPTIMIZER_NOTES["sgd"]] if by_script else [])),
+        notes=(
+            *_script_notes(launch, DEEPSPEED),
+            *([_OPTIMIZER_NOTES["sgd"]] if by_script else []),
+        ),
     )
     files = {"ds_config.json": json_file(deepspeed_config(launch))}
     return Start(program=program, args=[], files=files | _adapter_files(launch))
 
 
-def _script_notes(launch: Launch) -> tuple[str, ...]:
-    """What the user's own script has to set by itself."""
+def _script_notes(launch: Launch, started: Framework) -> tuple[str, ...]:
+    """What the user's own script has to set by itself; the plan may be of another framework."""
     layout, seq_len = launch.layout, launch.inputs.seq_len
     kind = STEP_KINDS[launch.inputs.kind]
-    pairs = " pairs" if kind.has_pairs else ""
+    pairs = (" pair" if layout.micro_batch == 1 else " pairs") if kind.has_pairs else ""
     notes = [
         f"The script's own batch size per process is {layout.micro_batch}{pairs}, "
         f"its sequence length {seq_len}.",
@@ -260,8 +265,8 @@ def _script_notes(launch: Launch) -> tuple[str, ...]:
         f"transformers takes --per_device_train_batch_size {layout.micro_batch} "
         f"--gradient_accumulation_steps {layout.num_micro_batches}.",
         *_sync_notes(launch),
-        *_recompute_notes(launch),
-        *_kind_notes(launch),
+        *_recompute_notes(launch, started),
+        *_kind_notes(launch, started),
         _model_note(launch.inputs.model),
         *file_notes(launch.inputs.model),
     ]
@@ -295,11 +300,11 @@ def _sync_notes(launch: Launch) -> Iterator[str]:
         )
 
 
-def _recompute_notes(launch: Launch) -> Iterator[str]:
+def _recompute_notes(launch: Launch, started: Framework) -> Iterator[str]:
     """Who recomputes layers: where two would, the Trainer refuses to start (transformers/trainer.py)."""
     if launch.layout.recompute == "none":
         yield "It turns gradient checkpointing off, which TRL's trainers have on by themselves."
-    elif launch.inputs.framework == FSDP2.name:
+    elif started.name == FSDP2.name:
         yield (
             f"{RECOMPUTES} recomputes its layers: it turns the Trainer's own gradient checkpointing off, "
             "which TRL's trainers have on by themselves."
@@ -308,9 +313,9 @@ def _recompute_notes(launch: Launch) -> Iterator[str]:
         yield "It turns gradient checkpointing on, with use_reentrant=False."
 
 
-def _kind_notes(launch: Launch) -> Iterator[str]:
+def _kind_notes(launch: Launch, started: Framework) -> Iterator[str]:
     """What the script trains on where that is not text alone, how, and where its reference model is."""
-    inputs, record = launch.inputs, framework_named(launch.inputs.framework)
+    inputs, record = launch.inputs, started
     kind = STEP_KINDS[inputs.kind]
     loss = in_chunks(inputs.loss)
     if loss is not None:
@@ -324,7 +329,7 @@ def _kind_notes(launch: Launch) -> Iterator[str]:
             "Its loss takes all logits, as the Trainer of transformers does by itself; trainers of "
             f"{TRL_HEAD.installs} take none: plan those with --loss fused-head."
         )
-    if inputs.framework == DEEPSPEED.name and launch.execution.offload_modules == "layer_inputs":
+    if record.name == DEEPSPEED.name and launch.execution.offload_modules == "layer_inputs":
         yield (
             "Its layers are checkpointed by deepspeed.checkpointing.checkpoint, which ds_config.json tells "
             "to keep inputs on the host; torch's own does not ask it."
@@ -410,13 +415,16 @@ _SYNCED = {ACCUMULATION: {SYNCS: True}}
 """Of a Trainer's arguments: gradients of each micro-batch are reduced."""
 
 
-_OPTIMIZER_NOTES = {
-    "sgd": "The script makes torch.optim.SGD with a momentum.",
-    "muon": "The script makes torch.optim.Muon of the matrices of layers, torch.optim.AdamW of token table, "
-    "head and norms.",
-    "adam-8bit": "The script makes torchao.optim.AdamW8bit: the one of bitsandbytes takes no DTensor.",
+_OPTIMIZER_WORDS = {
+    "sgd": " with a momentum.",
+    "muon": " of the matrices of layers, torch.optim.AdamW of token table, head and norms.",
+    "adam-8bit": ": the one of bitsandbytes takes no DTensor.",
 }
-"""Optimizers that a training script with FSDP2 makes, where it is not AdamW."""
+_OPTIMIZER_NOTES = {
+    name: f"The script makes {OPTIMIZER_CLASSES[name]}{words}"
+    for name, words in _OPTIMIZER_WORDS.items()
+}
+"""Optimizers that a training script with FSDP2 makes, where it is not AdamW; they are read back from it."""
 _HOST_NOTE = (
     "Parameters are on the host: the plan prices the script's Adam or AdamW with fused=True."
 )
@@ -495,7 +503,7 @@ def accelerate_start(launch: Launch) -> Start:
         usage=usage,
         before=before,
         notes=(
-            *_script_notes(launch),
+            *_script_notes(launch, FSDP2),
             *filter(None, [_OPTIMIZER_NOTES.get(launch.inputs.optimizer)]),
             *([_HOST_NOTE] if launch.layout.optimizer_offload > 0 else []),
         ),

@@ -12,7 +12,9 @@ from meshwright.costmodel.workload import HIERARCHICAL
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.megatron import (
     ACTIVATIONS,
+    ADAPTED_MODULES,
     ADAPTER_RANK,
+    BRIDGE_MODULES,
     BRIDGE_OVERRIDES,
     DELTA_NET,
     LLAMA3_FACTOR,
@@ -21,10 +23,11 @@ from meshwright.frameworks.megatron import (
     MODEL_ARGUMENTS,
     POSITIONS,
     QUICK_GELU_ALPHA,
+    SHARES_EXPERT_ADAPTERS,
     SPARSE,
 )
 from meshwright.frameworks.record import layer_needs
-from meshwright.model_specs.adapters import EXPERTS, LATENT_DOWN, LATENT_UP, layer_matrices
+from meshwright.model_specs.adapters import EXPERTS, layer_matrices
 from meshwright.model_specs.blocks import (
     LINEAR,
     WINDOWED,
@@ -812,23 +815,6 @@ def _bridge_numbers(launch: Launch) -> Said:
     return said | {"wide_sums": not narrow_sums}
 
 
-_BRIDGE_MODULES = {
-    "linear_qkv": "qkv_proj",
-    "linear_q_proj": "q_proj",
-    "linear_q_down_proj": "q_a_proj",
-    "linear_q_up_proj": "q_b_proj",
-    "linear_kv_down_proj": "kv_a_proj_with_mqa",
-    "linear_kv_up_proj": "kv_b_proj",
-    "linear_proj": "o_proj",
-    "in_proj": "in_proj",
-    "out_proj": "out_proj",
-    LATENT_DOWN: LATENT_DOWN,
-    LATENT_UP: LATENT_UP,
-}
-"""Modules of Megatron by the matrix that they hold (megatron/core/transformer/multi_latent_attention.py,
-moe/moe_layer.py and ssm/mamba_mixer.py)."""
-
-
 def _bridge_adapters(inputs: PlanInputs) -> dict[str, object]:
     """Fields of the recipe's `peft`, a LoRA configuration: width and modules.
 
@@ -843,9 +829,9 @@ def _bridge_adapters(inputs: PlanInputs) -> dict[str, object]:
     if model.attention is None:
         have -= {"q_proj"}  # There it is a part of linear_qkv.
     modules = [
-        name for name, matrix in _BRIDGE_MODULES.items() if matrix in have and adapters.has(matrix)
+        name for name, matrix in BRIDGE_MODULES.items() if matrix in have and adapters.has(matrix)
     ]
-    said = {matrix for name, matrix in _BRIDGE_MODULES.items() if name in modules}
+    said = {matrix for name, matrix in BRIDGE_MODULES.items() if name in modules}
     for name, matrix in (("linear_fc1", "gate_up_proj"), ("linear_fc2", "down_proj")):
         if adapters.has(matrix) and (model.moe is None or adapters.has(EXPERTS)):
             modules.append(name)
@@ -864,10 +850,10 @@ def _bridge_adapters(inputs: PlanInputs) -> dict[str, object]:
         )
     values: dict[str, object] = {
         ADAPTER_RANK: adapters.rank,
-        "peft.target_modules": tuple(modules),
+        ADAPTED_MODULES: tuple(modules),
     }
     if adapters.has(EXPERTS):
-        values["peft.share_expert_adapters"] = False
+        values[SHARES_EXPERT_ADAPTERS] = False
     return values
 
 

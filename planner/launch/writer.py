@@ -18,7 +18,7 @@ from meshwright.costmodel.losses import in_chunks
 from meshwright.costmodel.stacks import stack_constants
 from meshwright.costmodel.workload import Execution, Workload, swapping_ranks
 from meshwright.errors import InfeasibleError
-from meshwright.frameworks.catalog import framework_named
+from meshwright.frameworks.catalog import framework_named, planned
 from meshwright.frameworks.record import Argument, Framework
 from meshwright.model_specs.schema import ModelSpec, stated_fields
 from meshwright.planner.launch.ranks import PlacedRanks, placed_ranks, planned_layout
@@ -83,6 +83,11 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
         raise InfeasibleError(f"{framework.title} has no hybrid context parallelism.")
     for what, why in _unlaunched(plan.inputs, framework).items():
         raise InfeasibleError(f"No launch files for {what}: {why}.")
+    adapters = plan.inputs.adapters
+    if adapters is not None and adapters.method not in planned(framework.adapters):
+        raise InfeasibleError(
+            f"{framework.title} has no launch files for {adapters.method}: they would train every parameter."
+        )
     place, loss = plan.inputs.reference, in_chunks(plan.inputs.loss)
     if place is not None and place not in framework.references:
         raise InfeasibleError(f"{framework.title} keeps no reference that is {place}.")

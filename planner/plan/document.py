@@ -35,7 +35,7 @@ def _as_document(execution: Execution, handler: SerializerFunctionWrapHandler) -
     return without_later_choices(handler(execution))
 
 
-_LATER: dict[str, object] = {"parameter_offload": "none", "sync_each_batch": False}
+LATER_CHOICES: dict[str, object] = {"parameter_offload": "none", "sync_each_batch": False}
 """Choices that earlier versions did not have, with their plain values."""
 
 
@@ -44,7 +44,7 @@ def without_later_choices(settings: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in settings.items()
-        if name not in _LATER or value != _LATER[name]
+        if name not in LATER_CHOICES or value != LATER_CHOICES[name]
     }
 
 
@@ -79,6 +79,10 @@ class SmallestChange(ClosedDocument):
         "pin",
         "drop-pin",
         "allow",
+        "permit",
+        "loss",
+        "reference",
+        "train",
         "do-with",
         "precision",
         "reserve-gib",
@@ -93,9 +97,14 @@ class SmallestChange(ClosedDocument):
     field: str | None = None
     """The pin that is changed or dropped, the choice that is allowed, or the axes that may leave a domain."""
     value: int | float | str | None = None
-    """What to take: a pin's value, a precision, GiB or GPUs."""
+    """What to take: a pin's value, a precision, GiB, GPUs, a word of `--allow`, `--loss`,
+    `--reference` or `--train`."""
     asked: int | float | str | None = None
     """What the request has in its place."""
+    needs_gib: float | None = None
+    """Of a change that makes room: memory of the fullest GPU under the layout that was found, GiB."""
+    usable_gib: float | None = None
+    """Memory that layouts may fill then, GiB."""
 
 
 class Infeasible(ClosedDocument):
@@ -145,40 +154,35 @@ def _missed_text(conflicting: ConflictingRule) -> str:
     return f": missed by at least {conflicting.missed_by:g} {conflicting.unit}"
 
 
+CHANGE_WORDS = {
+    "pin": "pin {field}={value}, not {asked}",
+    "drop-pin": "drop the pin {field}={asked}",
+    "allow": "allow {field}",
+    "permit": "permit {value} (--allow {value})",
+    "loss": "take the loss chunk by chunk (--loss {value})",
+    "reference": "take a reference model that is {value} (--reference {value})",
+    "train": "train adapters beside frozen weights (--train {value})",
+    "do-with": "take {field} out of --without",
+    "precision": "train in {value}, not {asked}",
+    "reserve-gib": "reserve {value:.1f} GiB or less, not {asked:g}",
+    "memory-risk": "take a memory risk of {value:g} (the prediction as it stands), not {asked:g}",
+    "gpus": "take {value} GPUs, not {asked}",
+    "global-batch": "take {value} sequences a step, which the GPUs divide, not {asked}",
+    "device-hbm-gib": "take GPUs with at least {value:g} GiB",
+    "host-memory-gib": "take nodes whose hosts have at least {value:g} GiB, not {asked:g}",
+    "inside-domain": "let the groups of {field} leave the NVLink domain",
+    "max-cut-use": "let cuts be used to {value:g} of their capacity, not {asked:g}",
+}
+
+
 def change_sentence(change: SmallestChange) -> str:
-    """One line for a change, in the imperative."""
-    match change.change:
-        case "pin":
-            words = f"pin {change.field}={change.value}, not {change.asked}"
-        case "drop-pin":
-            words = f"drop the pin {change.field}={change.asked}"
-        case "allow":
-            words = f"allow {change.field}"
-        case "do-with":
-            words = f"take {change.field} out of --without"
-        case "precision":
-            words = f"train in {change.value}, not {change.asked}"
-        case "reserve-gib":
-            words = f"reserve {change.value:.1f} GiB or less, not {change.asked:g}"
-        case "memory-risk":
-            words = (
-                f"take a memory risk of {change.value:g} (the prediction as it stands), "
-                f"not {change.asked:g}"
-            )
-        case "gpus" | "global-batch":
-            of = "GPUs" if change.change == "gpus" else "sequences a step, which the GPUs divide"
-            words = f"take {change.value} {of}, not {change.asked}"
-        case "device-hbm-gib":
-            words = f"take GPUs with at least {change.value:g} GiB"
-        case "host-memory-gib":
-            words = (
-                f"take nodes whose hosts have at least {change.value:g} GiB, not {change.asked:g}"
-            )
-        case "inside-domain":
-            words = f"let the groups of {change.field} leave the NVLink domain"
-        case "max-cut-use":
-            words = f"let cuts be used to {change.value:g} of their capacity, not {change.asked:g}"
-    return words
+    """One line for a change, in the imperative, with the memory of the layout that was found where it makes
+    room.
+    """
+    words = CHANGE_WORDS[change.change].format(**dict(change))
+    if change.needs_gib is None or change.usable_gib is None:
+        return words
+    return f"{words}: {change.needs_gib:.1f} of the usable {change.usable_gib:.1f} GiB are enough"
 
 
 # How an answer was found, as fields: the space, what was left out of it and why, the proof.

@@ -19,13 +19,16 @@ from meshwright.constraints.memory import HbmCapacity, HostMemory
 from meshwright.constraints.pipeline import AllowedSchedules
 from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
-from meshwright.costmodel.footprint import ALLOCATOR_SHARE, usable_hbm_gib
+from meshwright.costmodel.execution_names import REFERENCE_PLACES
+from meshwright.costmodel.footprint import ALLOCATOR_SHARE, stage_memory_gib, usable_hbm_gib
 from meshwright.costmodel.layout import AXES, Layout, Recompute
+from meshwright.costmodel.losses import in_chunks
 from meshwright.costmodel.records import POINT_ESTIMATE
 from meshwright.costmodel.schedules import schedule_named, traits
 from meshwright.costmodel.workload import Execution, Workload
-from meshwright.errors import InternalError
-from meshwright.frameworks.catalog import framework_named
+from meshwright.errors import InputError, InternalError
+from meshwright.frameworks.catalog import framework_named, planned
+from meshwright.model_specs.adapters import AdapterMethod, AdapterSpec
 from meshwright.planner.bounds.layer_split import any_stages
 from meshwright.planner.bounds.pricing import CostModelPricing
 from meshwright.planner.mapping.pricing import pricing_of
@@ -37,11 +40,13 @@ from meshwright.planner.plan.document import (
     rule_sentence,
 )
 from meshwright.planner.request.choices import (
+    ALLOW_PLACED,
     BY_NAME,
     DEGREES,
     IDLE_GPUS,
     OF_EXECUTION,
     OF_LAYOUT,
+    PERMISSIONS,
     is_forbidden,
 )
 from meshwright.planner.request.executions import ExecutionOptions
@@ -85,7 +90,8 @@ def executions_to_try(request: PlanRequest) -> list[Execution]:
             still = {rule.name: rule.excess(table) > 0 for rule in rules_for(table.workload)}
             none = np.zeros(len(table.memory_gib), dtype=bool)
             keeps = any((rows & ~still.get(name, none)).any() for name, rows in broken.items())
-            if keeps or (over.any() and table.memory_gib.min() < own.memory_gib.min() - ROUNDING):
+            leaner = over & (table.memory_gib < own.memory_gib - ROUNDING)
+            if keeps or leaner.any():
                 found.append(execution)
     return found
 
@@ -449,6 +455,10 @@ MAPPING_LIMITS = {
     "max-cut-use": (Bisection.name, "every mapping that fits uses some cut more than is allowed"),
 }
 """The rule that a change lifts, of those that bind mappings, and what it says of a layout without any."""
+RESIDENT = "resident"
+"""A reference model on the GPUs."""
+FROZEN_BITS_FALLING: tuple[AdapterMethod, ...] = ("lora", "lora-8bit", "qlora")
+"""Kinds of adapters that are offered, the one with the most bits of a frozen weight that fits."""
 ROUNDING = 1e-9
 """GiB."""
 TRIAL_PRICED = 30
@@ -547,6 +557,8 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
         replace(request, memory_risk=POINT_ESTIMATE)
     ):
         yield SmallestChange(change="memory-risk", value=POINT_ESTIMATE, asked=request.memory_risk)
+    if HbmCapacity.name in names:
+        yield from _making_room(request)
     yield from _other_batches(request)
     for gpus in _other_gpus(request, more_gpus):
         yield SmallestChange(change="gpus", value=gpus, asked=request.gpus)
@@ -571,6 +583,63 @@ def _wishes_lifted(request: PlanRequest) -> Iterator[SmallestChange]:
         has_it = tuple(each for each in request.without if each != lack)
         if _feasible(replace(request, without=has_it)):
             yield SmallestChange(change="do-with", field=lack)
+
+
+def _making_room(request: PlanRequest) -> Iterator[SmallestChange]:
+    """Each permission with which a plan is found; the first loss in chunks, the first other place of the
+    reference and the first adapters that fit; with the memory of the layout that was found.
+    """
+    framework = framework_named(request.framework)
+    for word in PERMISSIONS:
+        if word not in (*request.allow, *ALLOW_PLACED):
+            yield from _first_with_room(
+                request, "permit", {word: {"allow": (*request.allow, word)}}
+            )
+    if in_chunks(request.loss) is None:
+        losses = {name: {"loss": name} for name in planned(framework.losses)}
+        yield from _first_with_room(request, "loss", losses)
+    if request.reference == RESIDENT:
+        places = [each for each in REFERENCE_PLACES if each != RESIDENT]
+        elsewhere: dict[str, dict[str, Any]] = {place: {"reference": place} for place in places}
+        yield from _first_with_room(request, "reference", elsewhere)
+    if request.adapters is None:
+        methods = planned(framework.adapters)
+        kinds: dict[str, dict[str, Any]] = {
+            # The frozen base is the reference of preferences.
+            method: {"adapters": AdapterSpec(method=method), "reference": None}
+            for method in FROZEN_BITS_FALLING
+            if method in methods
+        }
+        yield from _first_with_room(request, "train", kinds)
+
+
+def _first_with_room(
+    request: PlanRequest,
+    change: Literal["permit", "loss", "reference", "train"],
+    tried: Mapping[str, Mapping[str, Any]],
+) -> Iterator[SmallestChange]:
+    """The first of some values, each with the fields that say it, with which a plan is found."""
+    for value, fields_changed in tried.items():
+        try:
+            changed = replace(request, **fields_changed)
+        except InputError:
+            continue
+        if _opens_nothing(request, changed):
+            continue
+        fullest_gib = _fullest_gib(changed)
+        if fullest_gib is not None:
+            usable_gib = usable_hbm_gib(changed.workload())
+            yield SmallestChange(
+                change=change, value=value, needs_gib=fullest_gib, usable_gib=usable_gib
+            )
+            return
+
+
+def _opens_nothing(request: PlanRequest, changed: PlanRequest) -> bool:
+    """Whether a change leaves the workload, the ways to run it and the stages of ZeRO as they are."""
+    same_way = request.execution_options == changed.execution_options
+    same_work = request.workload() == changed.workload()
+    return same_way and same_work and space_of(request).zero == space_of(changed).zero
 
 
 def _of_hosts(request: PlanRequest) -> Iterator[SmallestChange]:
@@ -690,10 +759,17 @@ def _with_hbm(request: PlanRequest, hbm_gib: float) -> PlanRequest:
 
 def _feasible(request: PlanRequest) -> bool:
     """Whether a plan is found with little effort; False behind the time limit."""
+    return _fullest_gib(request) is not None
+
+
+def _fullest_gib(request: PlanRequest) -> float | None:
+    """Memory of the fullest GPU under the first plan that is found with little effort; None without one, and
+    behind the time limit.
+    """
     if is_over():
-        return False
+        return None
     if limit_left_s() is not None or request.expert_loads is not None:
-        return _has_plan(request)
+        return _found_gib(request)
     beside = (request.expert_imbalance, request.method, request.top_k, request.seed)
     return _answer_kept(
         _Trial(asked=f"{request.inputs().model_dump_json()} {beside}", request=request)
@@ -709,19 +785,21 @@ class _Trial:
 
 
 @lru_cache(maxsize=256)
-def _answer_kept(trial: _Trial) -> bool:
+def _answer_kept(trial: _Trial) -> float | None:
     """Jobs of a batch that differ in their GPUs try the same larger numbers."""
-    return _has_plan(trial.request)
+    return _found_gib(trial.request)
 
 
-def _has_plan(request: PlanRequest) -> bool:
-    """Whether there is one, run as plainly as can be or in a way that keeps a rule which that breaks."""
-    if _has_plan_run_so(request, None):
-        return True
-    return any(_has_plan_run_so(request, each) for each in executions_to_try(request)[1:])
+def _found_gib(request: PlanRequest) -> float | None:
+    """Memory of a plan that is run as plainly as can be, or in a way that keeps a rule which that breaks."""
+    fullest_gib = _found_run_so_gib(request, None)
+    others = iter(executions_to_try(request)[1:] if fullest_gib is None else ())
+    while fullest_gib is None and (execution := next(others, None)) is not None:
+        fullest_gib = _found_run_so_gib(request, execution)
+    return fullest_gib
 
 
-def _has_plan_run_so(request: PlanRequest, execution: Execution | None) -> bool:
+def _found_run_so_gib(request: PlanRequest, execution: Execution | None) -> float | None:
     space = space_of(request, execution)
     search = LayoutSearch(
         space,
@@ -731,7 +809,10 @@ def _has_plan_run_so(request: PlanRequest, execution: Execution | None) -> bool:
         seed=request.seed,
         time_limit_s=limit_left_s(),
     )
-    return bool(search.run().best)
+    for found in search.run().best:
+        memory_gib = stage_memory_gib(space.workload, found.layout, found.stages)
+        return float(memory_gib.max())
+    return None
 
 
 def _largest_reserve(request: PlanRequest) -> float:
@@ -777,11 +858,15 @@ def _pinned_gpus(pins: Mapping[str, int | str]) -> int:
 
 
 def _fewest_gpus(request: PlanRequest) -> int | None:
-    """The fewest GPUs of the cluster, in whole nodes, on which a plan is found; None if not on all of
-    them.
+    """The fewest GPUs of the cluster on which a plan is found, in whole nodes or doubled inside one; None if
+    not on all of them.
     """
     node, cluster_gpus = request.cluster.gpus_per_node, request.cluster.gpus
     low, high = request.gpus, request.gpus
+    while 2 * low < min(node, cluster_gpus + 1):
+        low = high = 2 * low
+        if _feasible(replace(request, gpus=low)):
+            return low
     while True:
         if high >= cluster_gpus:
             return None

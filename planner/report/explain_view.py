@@ -68,7 +68,7 @@ def explain_view(
             line("No rule is at its limit: only the times decide."),
         ]
     view += [*reasons_view(plan), *choices_view(plan, choices)]
-    view += [*neighbours_view(changes), *alternatives_view(plan.alternatives)]
+    view += [*neighbours_view(changes), *alternatives_view(plan.alternatives, plan=plan)]
     return [*view, *proof_view(plan)]
 
 

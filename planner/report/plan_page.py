@@ -527,7 +527,8 @@ def _near_section(plan: Plan, layouts: list[NearLayout], *, experts: bool) -> Se
         charts=[("near", 380)],
         figures={"near": {"layouts": figures}},
         more=section_html(
-            "", [*alternatives_view(plan.alternatives), *neighbours_view(neighbours(plan))]
+            "",
+            [*alternatives_view(plan.alternatives, plan=plan), *neighbours_view(neighbours(plan))],
         ),
         fold="Alternatives, and what one change would cost",
         half=True,

@@ -22,6 +22,7 @@ from meshwright.planner.drawing import (
     seconds,
 )
 from meshwright.planner.plan.document import (
+    LATER_CHOICES,
     Binding,
     ExecutionChoice,
     ExpectedByPairs,
@@ -74,7 +75,14 @@ from meshwright.planner.report.view import (
     section,
     table,
 )
-from meshwright.planner.request.choices import ALLOW_PLACED, DEGREES, DOUBLED, OF_LAYOUT, Choice
+from meshwright.planner.request.choices import (
+    ALLOW_PLACED,
+    DEGREES,
+    DOUBLED,
+    OF_EXECUTION,
+    OF_LAYOUT,
+    Choice,
+)
 from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.prediction import planned_workload
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted
@@ -445,7 +453,7 @@ def plan_view(plan: Plan) -> View:
         *expected_view(plan),
         *expected_by_pairs_view(plan),
     ]
-    return [*view, *alternatives_view(plan.alternatives), *proof_view(plan)]
+    return [*view, *alternatives_view(plan.alternatives, plan=plan), *proof_view(plan)]
 
 
 def short_view(plan: Plan) -> View:
@@ -721,13 +729,18 @@ def _winner(scenario: Scenario, robustness: Robustness, inputs: PlanInputs) -> s
 
 
 def alternatives_view(
-    layouts: Sequence[Mapping[str, object]], in_front: Columns | None = None
+    layouts: Sequence[Mapping[str, object]],
+    in_front: Columns | None = None,
+    plan: Plan | None = None,
 ) -> View:
     """The next best layouts, with what they lose; choices that all leave plain are not shown.
 
-    `in_front` are columns that stand in front of the choices.
+    `in_front` are columns that stand in front of the choices. A choice that `plan` makes is shown too, and
+    rows that are run otherwise are named below.
     """
-    shown_for = {"", *(each.shown_for for each in OF_LAYOUT if not _is_plain(each, layouts))}
+    beside = [] if plan is None or plan.layout is None else [plan.layout.model_dump()]
+    every = [*layouts, *beside]
+    shown_for = {"", *(each.shown_for for each in OF_LAYOUT if not _is_plain(each, every))}
     choices = [choice for choice in _COLUMNS if choice.shown_for in shown_for]
     columns: Columns = {
         "step_time_s": "step time",
@@ -736,7 +749,26 @@ def alternatives_view(
         **{choice.name: Column(choice.column, NUMBER, unit=choice.unit) for choice in choices},
         "recompute": Column("recompute", NUMBER, value=_recompute),
     }
-    return section("Alternatives", layouts, columns)
+    rows: dict[str, list[str]] = {}
+    for place, layout in enumerate([] if plan is None else layouts, start=1):
+        rows.setdefault(_run_otherwise(plan, layout), []).append(str(place))
+    runs = [
+        line(f"run with {pins}: row {', '.join(places)}") for pins, places in rows.items() if pins
+    ]
+    return [*section("Alternatives", layouts, columns), *runs]
+
+
+def _run_otherwise(plan: Plan | None, layout: Mapping[str, object]) -> str:
+    """Choices of an alternative's execution that the plan makes otherwise, as pins write them."""
+    own = {} if plan is None or plan.execution is None else vars(plan.execution)
+    told = {**LATER_CHOICES, **layout}
+    differing = [
+        choice
+        for choice in OF_EXECUTION
+        if {choice.name} <= own.keys() & told.keys() and told[choice.name] != own[choice.name]
+    ]
+    pins = [f"{choice.name}={choice.word(told[choice.name])}" for choice in differing]
+    return ", ".join(pins)
 
 
 _COLUMNS = sorted(

@@ -39,3 +39,20 @@ def test_an_example_parses_and_is_shown(name: str) -> None:
         assert context.params
     shown = CliRunner().invoke(cli.main, [name, "--help"], terminal_width=100).stdout
     assert example_of(name).splitlines()[0].strip() in shown
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--seq-len", "4k", "'4k' is not a whole number: write 4000 or 4096."),
+        ("--global-batch", "1e3", "'1e3' is not a whole number: write 1000."),
+        ("--tokens", "15T", "'15T' is not a number: write 15e12."),
+        ("--reserve-gib", "5GB", "'5GB' is not a number: write its digits alone, without a unit."),
+        ("--gpus", "many", "'many' is not a valid integer."),
+    ],
+)
+def test_a_number_with_a_unit_is_told_in_digits(option: str, value: str, words: str) -> None:
+    asked = ["plan", "qwen3-8b", "--cluster", "dgx-h100", "--global-batch", "8", option, value]
+    result = CliRunner().invoke(cli.main, asked)
+    assert result.exit_code == 2
+    assert f"Error: Invalid value for '{option}': {words}" in " ".join(result.stderr.split())

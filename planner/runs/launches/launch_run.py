@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -10,10 +11,13 @@ from typing import Any
 
 from meshwright.cluster_specs.allocation import node_name
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.costmodel.layout import AXES
+from meshwright.costmodel.losses import ALL_LOGITS
 from meshwright.documents import read_text
 from meshwright.errors import InputError, shown
 from meshwright.frameworks.deepspeed import TRAINER_OPTIMIZERS
+from meshwright.frameworks.fsdp2 import OPTIMIZER_CLASSES
 from meshwright.planner.runs.launches.command_line import has_no_effect
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, places_on_hosts
 
@@ -190,6 +194,62 @@ def with_optimizer(run: LaunchRun, document: Mapping[str, Any], key: str) -> Lau
         return run
     unread = tuple(word for word in run.unread if word != key)
     return replace(run, settings=run.settings | {"optimizer": name}, unread=unread)
+
+
+_NOTES = {
+    "optimizer": re.compile(r"^The script makes ([\w.]+\w)"),
+    "kind": re.compile(r"^The script's trainer is of (.+), such as that of TRL\.$"),
+    "loss": re.compile(r"^Its loss is ([\w-]+):"),
+    "reference": re.compile(r"^Its reference model is ([\w-]+)"),
+    "micro_batch": re.compile(r"^The script's own batch size per process is (\d{1,9})"),
+    "seq_len": re.compile(r", its sequence length (\d{1,9})\.$"),
+    "offload_modules": re.compile(r"^Its trainer moves (saved) tensors to the host:"),
+    "image_tokens": re.compile(r"^Its model reads images .*, (\d{1,9}) tokens of each sequence"),
+    "images_per_sequence": re.compile(r" tokens of each sequence in (\d{1,9}) of them\.$"),
+}
+"""What notes of our own scripts say of the training script, by the field of a run file."""
+_ALL_LOGITS_NOTE, _FROZEN_NOTE = "Its loss takes all logits", "It freezes the image encoder:"
+_NOTED_AS: dict[str, Mapping[str, str]] = {
+    "optimizer": {made: name for name, made in OPTIMIZER_CLASSES.items()},
+    "kind": {kind.title: name for name, kind in STEP_KINDS.items()},
+    "offload_modules": {"saved": "saved_tensors"},
+}
+
+
+def with_notes(run: LaunchRun, text: str) -> LaunchRun:
+    """A run with what the notes of our own script say of the training script, which no file of it says.
+
+    Parameters
+    ----------
+    run
+        As its files say; what they say goes before.
+    text
+        Of the script.
+    """
+    notes = re.findall(r"^# Note: (.+)$", text, re.MULTILINE)
+    noted: dict[str, Any] = {}
+    for name, pattern in _NOTES.items():
+        word = next((found[1] for note in notes if (found := pattern.search(note))), "")
+        value = _NOTED_AS[name].get(word) if name in _NOTED_AS else word
+        if value:
+            noted[name] = int(value) if value.isdigit() else value
+    if any(note.startswith(_ALL_LOGITS_NOTE) for note in notes):
+        noted.setdefault("loss", ALL_LOGITS)
+    noted = {name: value for name, value in noted.items() if name not in run.settings}
+    if not noted:
+        return run
+    told = ", ".join(f"{name} {value}" for name, value in noted.items())
+    local_batch = run.local_batch
+    if local_batch is None and run.micro_batches is not None and "micro_batch" in noted:
+        local_batch = run.micro_batches * noted["micro_batch"]
+    is_frozen = any(note.startswith(_FROZEN_NOTE) for note in notes)
+    return replace(
+        run,
+        settings=run.settings | noted,
+        local_batch=local_batch,
+        images=ImageFields(frozen=is_frozen),
+        remarks=(*run.remarks, f"of the training script, its notes say: {told}"),
+    )
 
 
 _MUON = "use_muon"

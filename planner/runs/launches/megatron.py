@@ -17,6 +17,9 @@ from meshwright.errors import InputError, near_miss
 from meshwright.frameworks.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED, pretrain_arguments
 from meshwright.frameworks.megatron import (
     ACTIVATIONS,
+    ADAPTED_MODULES,
+    ADAPTER_RANK,
+    BRIDGE_MODULES,
     BRIDGE_OVERRIDES,
     DELTA_NET,
     LLAMA3_FACTOR,
@@ -24,8 +27,10 @@ from meshwright.frameworks.megatron import (
     MEGATRON_ARGUMENTS,
     POSITIONS,
     QUICK_GELU_ALPHA,
+    SHARES_EXPERT_ADAPTERS,
     SPARSE,
 )
+from meshwright.model_specs.adapters import EXPERTS
 from meshwright.model_specs.blocks import LINEAR, WINDOWED, order_fields
 from meshwright.model_specs.reader import load_catalog_model, read_model
 from meshwright.model_specs.schema import ModelSpec
@@ -652,6 +657,16 @@ _LOSS, _ATTENTION = _OVERRIDES["loss"], _OVERRIDES["fp8_attention"]
 _SUMS, _PRECISION = _OVERRIDES["wide_sums"], _OVERRIDES["precision"]
 FREEZES = ("model.freeze_vision_model", "model.freeze_vision_projection")
 """What leaves the image encoder and its projector as they are (models/qwen_vl/qwen25_vl_provider.py)."""
+_OF_ADAPTERS = (ADAPTER_RANK, ADAPTED_MODULES, SHARES_EXPERT_ADAPTERS)
+READ_APART = (*FREEZES, *_OF_ADAPTERS)
+"""Overrides of what is trained."""
+_FEED_FORWARDS = ("linear_fc1", "linear_fc2")
+_INSIDE = dict(zip(_FEED_FORWARDS, _FEED_FORWARDS, strict=True)) | {
+    f"*.{place}.{name}": EXPERTS if place == "experts" else matrix
+    for place in ("mlp", "shared_experts", "experts")
+    for name, matrix in zip(_FEED_FORWARDS, ("gate_up_proj", "down_proj"), strict=True)
+}
+"""Matrices of modules that are named by what they stand in, as those of feed-forwards are alike."""
 _READ_OTHERWISE = frozenset((_LOSS, _ATTENTION, _SUMS, _PRECISION))
 """Overrides that are no flag of Megatron, and are read apart."""
 
@@ -673,11 +688,14 @@ def from_overrides(words: Sequence[str], model: ModelSpec | str | None, where: s
             where=where,
         )
     said = dict(word.partition("=")[::2] for word in words)
-    given = {name: value for name, value in said.items() if name not in FREEZES}
+    adapters = _adapters(said, where)
+    given = {name: value for name, value in said.items() if name not in READ_APART}
     run = from_megatron(CommandLine(_words(given), where), read_model(model), sized=False)
     settings: dict[str, Any] = dict(run.settings)
     if _LOSS in given:
         settings["fused_loss"] = given[_LOSS] == "te"
+    if adapters is not None:
+        settings["adapters"] = adapters
     if given.get(_ATTENTION) == "true":
         settings["recipe"] = {"fp8_attention": True}
     others = (
@@ -692,6 +710,30 @@ def from_overrides(words: Sequence[str], model: ModelSpec | str | None, where: s
     images = image_fields(switches, usual, (), has_adapters=False)
     unread = (*run.unread, *others)
     return LaunchRun(settings=settings, model=run.model, unread=unread, images=images)
+
+
+def _adapters(said: Mapping[str, str], where: str) -> dict[str, Any] | None:
+    """LoRA by the overrides of a recipe's `peft`, as a run file has it; None without.
+
+    Raises InputError for a width or a module that is not known, and for modules alone.
+    """
+    if not {*_OF_ADAPTERS} & said.keys():
+        return None
+    rank = said.get(ADAPTER_RANK, "")
+    if not rank.isdecimal():
+        raise InputError(
+            "is the width of adapters, a whole number", where=f"{where}: {ADAPTER_RANK}", value=rank
+        )
+    modules = [name.strip() for name in said.get(ADAPTED_MODULES, "").strip("[]'\"").split(",")]
+    known = BRIDGE_MODULES | _INSIDE
+    for name in modules:
+        if name not in known:
+            what = "is no module that plans know"
+            raise InputError(
+                what, where=f"{where}: {ADAPTED_MODULES}", value=name, allowed=list(known)
+            )
+    targets = [known[name] for name in modules]
+    return {"method": "lora", "rank": int(rank), "targets": list(dict.fromkeys(targets))}
 
 
 def _flag_of(name: str) -> str | None:

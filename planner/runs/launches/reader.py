@@ -64,10 +64,11 @@ from meshwright.planner.runs.launches.launch_run import (
     whole_number,
     with_global_batch,
     with_hosts_beside,
+    with_notes,
     with_optimizer,
 )
 from meshwright.planner.runs.launches.megatron import (
-    FREEZES,
+    READ_APART,
     are_overrides,
     from_megatron,
     from_overrides,
@@ -442,7 +443,7 @@ def launch_of_text(text: str, path: Path, model: ModelSpec | str | None = None) 
         return from_toml(document, path)
     line = _command_line(document, text, where)
     if isinstance(document, list) and are_overrides(document):
-        others = [word for word in document if word.partition("=")[0] not in FREEZES]
+        others = [word for word in document if word.partition("=")[0] not in READ_APART]
         refuse_adapters(CommandLine(others, where).pairs(), where)
         return from_overrides(document, model, where)
     return _of_trainer(line, path, model) or _of_line(line, text, path, model)
@@ -463,9 +464,9 @@ def _of_line(line: CommandLine, text: str, path: Path, model: ModelSpec | str | 
         # Our scripts name the file by their own folder.
         said = {} if named is None else {ACCELERATOR: Path(named).name}
         run = with_synced_batches(run, said, path)
-        return replace(run, micro_batches=int(steps[1]))
+        return with_notes(replace(run, micro_batches=int(steps[1])), text)
     if _OWN_TRAINER in text:
-        run = from_deepspeed(*_beside(path, _DEEPSPEED_FILE))
+        run = with_notes(from_deepspeed(*_beside(path, _DEEPSPEED_FILE)), text)
         return with_optimizer(run, {_OPTIM: line.text(f"--{_OPTIM}")}, _OPTIM)
     run = from_megatron(line, None if model is None else read_model(model))
     if line.has("--deepspeed_config") and (path.parent / _DEEPSPEED_FILE).is_file():

@@ -429,11 +429,11 @@ def _loss_of_trl(fields: Mapping[str, Any], kind: StepKindName, where: str) -> d
 
 
 def _kind_named(name: str, where: str) -> StepKindName:
-    """A kind of step by its name. Raises InputError for others than fine-tuning and preferences."""
-    for kind in (TUNING, *_PREFERENCES):
+    """A kind of step by its name. Raises InputError for others than fine-tuning, preferences and rewards."""
+    allowed: tuple[StepKindName, ...] = (TUNING, *_PREFERENCES, "reward")
+    for kind in allowed:
         if name == kind:
             return kind
-    allowed = (TUNING, *_PREFERENCES)
     raise InputError("has no price yet", where=where, value=name, allowed=allowed)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from meshwright.planner.analysis.neighbours import NearLayout, near_optimal, neighbours, rivals
 from meshwright.planner.plan.document import ExecutionChoice, Plan
 from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.report.plan_view import alternatives_view
 from meshwright.planner.request.reader import read_request
 from tests.planner.analysis.test_trace import piped
+from tests.planner.report.test_views import text
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +139,28 @@ def test_rivals_come_from_the_search_and_from_prices_in_order_of_time(
     priced = [each for each in known if each.basis == "priced"]
     assert priced[0].step_time_s >= near.step_time_s
     assert rivals(searched, most=2) == known[:2]
+
+
+def test_what_an_alternative_leaves_plain_is_told_where_the_plan_does_not(plan: Plan) -> None:
+    """Documents leave out plain values of choices that came later, and views the columns of plain ones."""
+    assert plan.layout is not None
+    assert plan.execution is not None
+    run = replace(plan.execution, parameter_offload="cpu", sync_each_batch=True)
+    layout = plan.layout.model_copy(update={"shard_groups": 2, "optimizer_offload": 50})
+    other = {**plan.layout.model_dump(), "step_time_s": 2.0, "slower_pct": 1.0}
+    changed = plan.model_copy(
+        update={"layout": layout, "execution": run, "alternatives": [other, other], "choices": []}
+    )
+    words = {each.differs for each in rivals(changed, most=99) if each.basis != "priced"}
+    assert words == {
+        "shard_groups 2 -> 1, optimizer_offload 50 -> 0, sync_each_batch on -> off, "
+        "parameter_offload cpu -> none"
+    }
+    shown = text(*alternatives_view(changed.alternatives, plan=changed), width=120)
+    assert "groups" in shown
+    assert "offload %" in shown
+    assert "run with sync_each_batch=off, parameter_offload=none: row 1, 2" in shown
+    assert "offload" not in text(*alternatives_view(changed.alternatives), width=120)
 
 
 @pytest.mark.slow

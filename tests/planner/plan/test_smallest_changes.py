@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.cluster_specs.reader import load_cluster
+from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.plan import infeasible
 from meshwright.planner.plan.make_plan import fastest_plan
@@ -18,6 +20,7 @@ from meshwright.planner.request.plan_request import PlanRequest
 from tests.planner.plan.test_planner_service import request
 
 BIG = load_catalog_model("llama-3-70b")
+SMALL, CARD = load_catalog_model("llama-3.1-8b"), load_cluster("rtx-4090-pcie")
 PRIME = request(
     model=load_catalog_model("qwen3-8b"), framework="fsdp2", gpus=20, global_batch=61, seq_len=777
 )
@@ -34,6 +37,21 @@ CASES = {
     ),
     "a narrow precision": request(precision="mxfp8", gpus=8),
     "a batch of a prime": PRIME,
+    "room in the host's memory": request(
+        model=load_catalog_model("llama-2-7b"),
+        cluster=CARD,
+        gpus=1,
+        framework="deepspeed",
+        global_batch=8,
+        seq_len=512,
+    ),
+    "adapters of few bits": request(
+        model=SMALL, cluster=CARD, gpus=1, framework="fsdp2", global_batch=8, seq_len=2048
+    ),
+    "long sequences": request(
+        model=load_catalog_model("llama-3.2-1b"), framework="fsdp2", gpus=1, seq_len=65536
+    ),
+    "preferences": request(model=BIG, framework="fsdp2", kind="dpo", gpus=8),
 }
 
 
@@ -53,6 +71,14 @@ def changed(asked: PlanRequest, sentence: str) -> tuple[PlanRequest, list[PlanRe
     elif sentence.startswith("allow "):
         ban = sentence.removeprefix("allow ")
         enough = replace(asked, forbids=tuple(each for each in asked.forbids if each != ban))
+    elif permit := re.match(r"permit ([\w-]+) \(--allow \1\)", sentence):
+        enough = replace(asked, allow=(permit[1],))
+    elif adapters := re.search(r"\(--train ([\w-]+)\)", sentence):
+        enough = replace(asked, adapters=AdapterSpec(method=adapters[1]), reference=None)
+    elif loss := re.search(r"\(--loss ([\w-]+)\)", sentence):
+        enough = replace(asked, loss=loss[1])
+    elif reference := re.search(r"\(--reference ([\w-]+)\)", sentence):
+        enough = replace(asked, reference=reference[1])
     elif precision := re.match(r"train in (\w+),", sentence):
         enough = replace(asked, precision=precision[1])
     elif sentence.startswith("reserve "):
@@ -69,7 +95,8 @@ def changed(asked: PlanRequest, sentence: str) -> tuple[PlanRequest, list[PlanRe
     else:
         assert re.fullmatch(r"take \d+ GPUs, not \d+", sentence), sentence
         gpus, node = int(number), asked.cluster.gpus_per_node
-        enough, less = replace(asked, gpus=gpus), [replace(asked, gpus=gpus - node)]
+        fewer = gpus // 2 if gpus <= node else gpus - node
+        enough, less = replace(asked, gpus=gpus), [replace(asked, gpus=fewer)]
     return enough, less
 
 
@@ -99,6 +126,30 @@ def test_a_batch_that_no_ranks_divide_is_named() -> None:
     assert batches == [60, 80]
     assert "take 60 sequences a step, which the GPUs divide, not 61" in answer.smallest_changes
     assert has_plan(replace(PRIME, global_batch=60))
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "value", "others_gpus"),
+    [
+        ("room in the host's memory", "permit", "parameter-offload", 2),
+        ("long sequences", "loss", "liger", 2),
+        ("adapters of few bits", "train", "qlora", 2),
+        ("preferences", "reference", "precomputed", None),
+    ],
+)
+def test_what_makes_room_is_offered_with_what_it_needs(
+    case: str, change: str, value: str, others_gpus: int | None
+) -> None:
+    """More GPUs and larger ones were all that was offered; inside a node a few are enough too."""
+    asked = CASES[case]
+    answer = fastest_plan(asked).infeasible
+    assert answer is not None
+    room = {each.change: each for each in answer.changes if each.needs_gib is not None}
+    assert room[change].value == value
+    assert 0 < room[change].needs_gib <= room[change].usable_gib
+    assert {each.change: each.value for each in answer.changes}.get("gpus") == others_gpus
+    enough, _ = changed(asked, answer.smallest_changes[answer.changes.index(room[change])])
+    assert has_plan(enough)
 
 
 @pytest.mark.soak

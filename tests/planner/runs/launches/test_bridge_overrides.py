@@ -9,10 +9,14 @@ import pytest
 
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InfeasibleError, InputError
+from meshwright.model_specs.adapters import AdapterSpec
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.launch.megatron import bridge_files
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.runs.launches.reader import price_launch
 from meshwright.planner.runs.prediction import PricedRun
+from tests.planner.plan.test_planner_service import request
 from tests.planner.runs.launches.test_own_launch_read_back import legal_plans, priced
 from tests.plans import make_plan
 from tests.soaked import some
@@ -82,3 +86,48 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     (run,) = price_launch(tmp_path / NAME, ["cluster=dgx-h100", "gpus=8", "model=llama-3-8b"])
     assert not any("logger.log_interval" in remark for remark in run.run.remarks)
     assert any(f"{NAME}: --some-new-field is not read" in remark for remark in run.run.remarks)
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "read"),
+    [
+        ("qwen3-30b-a3b", ("all-linear",), {"qkv_proj", "o_proj", "linear_fc1", "linear_fc2"}),
+        ("deepseek-v2-lite", ("o_proj", "experts"), {"o_proj", "experts"}),
+        ("deepseek-v2-lite", ("kv_b_proj", "gate_up_proj"), {"kv_b_proj", "gate_up_proj"}),
+    ],
+)
+def test_adapters_of_a_recipe_are_read_back(
+    model: str, targets: tuple[str, ...], read: set[str], tmp_path: Path
+) -> None:
+    """They were refused as without a price, which their plan has."""
+    adapters = AdapterSpec(rank=32, targets=targets)
+    asked = {"model": load_catalog_model(model), "gpus": 8, "seq_len": 2048}
+    plan = fastest_plan(request(**asked, adapters=adapters, pins={"tp": 1, "pp": 1}))
+    own, again = priced(plan), read_back(plan, tmp_path)
+    assert again.prediction.estimate.step_time_s == own.estimate.step_time_s
+    assert again.prediction.memory_gib == own.memory_gib
+    found = again.run.workload.adapters
+    assert found is not None
+    assert (found.rank, {*found.targets}) == (32, read)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("peft.dim=wide", "is the width of adapters"),
+        ("peft.target_modules=[linear_qkv]", "is the width of adapters"),
+        ("peft.dropout=0.1", "training of adapters"),
+    ],
+)
+def test_adapters_that_are_not_known_are_refused(override: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(json.dumps(["model.seq_length=4096", override]), encoding="utf-8")
+    given = ["cluster=dgx-h100", "gpus=8", "model=qwen3-8b", "global_batch=8"]
+    with pytest.raises(InputError, match=words):
+        list(price_launch(tmp_path / NAME, given))
+
+
+def test_a_module_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    words = ["peft.dim=8", "peft.target_modules=[linear_qkv,lm_head]"]
+    (tmp_path / NAME).write_text(json.dumps(words), encoding="utf-8")
+    with pytest.raises(InputError, match="is no module that plans know, got 'lm_head'"):
+        list(price_launch(tmp_path / NAME, ["cluster=dgx-h100", "gpus=8", "model=qwen3-8b"]))

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,18 @@ from meshwright.costmodel.workload import Execution
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES, framework_named
 from meshwright.frameworks.record import FrameworkName
+from meshwright.model_specs.adapters import AdapterSpec
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.launch.writer import legal_launch
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import fastest_plan
 from meshwright.planner.runs.launches.reader import complete, read_launch
 from meshwright.planner.runs.prediction import RunPrediction, planned_workload, predict_run
 from meshwright.planner.runs.run_file import Run, run_from_mapping
 from meshwright.planner.runs.run_terms import layout_from_document
 from tests.oracles.random_plans import random_plan
+from tests.planner.plan.test_planner_service import request
 from tests.plans import make_plan
 from tests.soaked import some
 
@@ -170,3 +175,62 @@ def test_many_launches_have_the_prices_of_their_plans(
     framework: FrameworkName, tmp_path: Path
 ) -> None:
     check(framework, len(some(range(300))), tmp_path)
+
+
+OF_THE_TRAINING_SCRIPT: dict[str, dict[str, Any]] = {
+    "adam-8bit": {"framework": "fsdp2", "optimizer": "adam-8bit", "kind": "sft"},
+    "muon": {"framework": "fsdp2", "optimizer": "muon"},
+    "sgd": {"framework": "deepspeed", "optimizer": "sgd", "kind": "sft"},
+    "dpo": {"framework": "fsdp2", "kind": "dpo"},
+    "kto": {"framework": "deepspeed", "kind": "kto", "reference": "precomputed"},
+    "orpo": {"framework": "fsdp2", "kind": "orpo"},
+    "reward": {"framework": "deepspeed", "kind": "reward"},
+    "all logits": {"framework": "fsdp2", "kind": "dpo", "loss": "all-logits"},
+    "liger": {"framework": "fsdp2", "kind": "sft", "loss": "liger"},
+    "saved tensors": {
+        "framework": "fsdp2",
+        "kind": "sft",
+        "pins": {"offload_modules": "saved_tensors"},
+    },
+}
+
+
+@pytest.mark.parametrize("case", OF_THE_TRAINING_SCRIPT)
+def test_what_notes_say_of_the_training_script_is_read_back(case: str, tmp_path: Path) -> None:
+    """No file beside launch.sh says it: everything was priced as pretraining with AdamW, without a word."""
+    fields = {"model": load_catalog_model("qwen3-1.7b"), "gpus": 8, "seq_len": 2048}
+    plan = fastest_plan(request(**fields | OF_THE_TRAINING_SCRIPT[case]))
+    own, again = priced(plan), read_back(plan, tmp_path)
+    assert again.estimate.step_time_s == own.estimate.step_time_s
+    assert again.memory_gib == own.memory_gib
+    said = read_launch(tmp_path / "launch.sh").settings
+    asked = OF_THE_TRAINING_SCRIPT[case].items()
+    assert all(
+        said[name] == value for name, value in asked if name in ("optimizer", "loss", "reference")
+    )
+    assert said["seq_len"] == 2048
+
+
+def test_a_plan_of_adapters_is_not_started_as_full_training(tmp_path: Path) -> None:
+    """torchtitan's files were written for it, and trained every parameter."""
+    asked = request(
+        model=load_catalog_model("qwen3-1.7b"),
+        gpus=8,
+        seq_len=2048,
+        framework="fsdp2",
+        adapters=AdapterSpec(),
+    )
+    plan = fastest_plan(asked)
+    with pytest.raises(InfeasibleError, match="torchtitan has no launch files for lora"):
+        legal_launch(plan, framework_named("torchtitan"))
+
+
+def test_another_frameworks_script_says_who_recomputes_there() -> None:
+    """A DeepSpeed script named FSDP's switch, and left the layers as they were."""
+    fields = {"model": load_catalog_model("qwen3-1.7b"), "gpus": 8, "seq_len": 2048}
+    pins = {"recompute": "full", "zero_stage": 3, "shard_groups": 1}
+    plan = fastest_plan(request(**fields, framework="fsdp2", kind="orpo", pins=pins))
+    notes = {name: plan_files(plan, name)["launch.sh"] for name in ("fsdp2", "deepspeed")}
+    assert "fsdp_activation_checkpointing recomputes its layers" in notes["fsdp2"]
+    assert "fsdp_activation_checkpointing" not in notes["deepspeed"]
+    assert "turns gradient checkpointing on" in notes["deepspeed"]
