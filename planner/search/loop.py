@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,6 @@ from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.bounds.combination_costs import ShapeTable, gpu_seconds, shape_table
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.layer_split import any_stages
-from meshwright.planner.experts.training import JointRouting
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.branches import (
     FEW_VARIANTS,
@@ -65,6 +65,9 @@ from meshwright.planner.search.pricing import (
     Sought,
 )
 from meshwright.planner.search.space import Space, space_of
+
+if TYPE_CHECKING:
+    from meshwright.planner.experts.training import JointRouting
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
