@@ -309,10 +309,13 @@ def _seconds_then_gib(price: NearPrice) -> tuple[float, float]:
     return (inf if seconds is None else seconds, inf if gib is None else gib)
 
 
-def price_split_best(workload: Workload, layout: Layout, planned: LayoutDoc) -> NearPrice:
+def price_split_best(
+    workload: Workload, layout: Layout, planned: LayoutDoc, cutoff_s: float = inf
+) -> NearPrice:
     """A layout's price and memory under the best split of its layers, as the search prices it.
 
-    Parameters are those of `price_near`. On irregular allocations the price is that of `price_near`.
+    The first parameters are those of `price_near`. On irregular allocations the price is that of
+    `price_near`, and so it is where no split takes less than `cutoff_s`.
     """
     near = price_near(workload, layout, planned)
     forbidden = near.broken is not None and not near.broken.startswith(HbmCapacity.name)
@@ -324,7 +327,8 @@ def price_split_best(workload: Workload, layout: Layout, planned: LayoutDoc) -> 
         return near
     pricing, every = LayoutPricing(workload, layout), np.zeros(len(table["tp"]))
     bounds = MappingBounds(matrices=table, bound_s=every)
-    priced = pricing.best(bounds, pricing.under(table), near.step_time_s or inf)
+    worth_finding_s = min(near.step_time_s or inf, cutoff_s)
+    priced = pricing.best(bounds, pricing.under(table), worth_finding_s)
     return near if priced is None else _price_split(workload, priced.layout, priced.stages)
 
 
@@ -485,6 +489,7 @@ _SPLIT_BEST = 12
 """Layouts near the plan, fastest first, whose best split is looked for: 45 ms each (Qwen3-235B, 256 GPUs)."""
 _FINE = ("shard_groups", "optimizer_offload")
 """Choices whose values lie so near to one another that a list of rivals would hold nothing else."""
+_ROUNDING = 1e-9
 _ONE_AFTER_THE_OTHER = ("1f1b", "interleaved-1f1b")
 """Schedules that the number of virtual stages tells apart."""
 
@@ -544,8 +549,13 @@ def rivals(plan: Plan, most: int = RIVALS_SHOWN) -> list[Rival]:
     workload = workload_of_plan(plan)
     near = _walk(plan, _MOST_PRICED, _SLOWEST, _FINE)
     for _, _, layout, is_plan in near[: 1 + _SPLIT_BEST]:
-        price = price_split_best(workload, layout, plan.layout)
-        if price.step_time_s is not None and not is_plan:
+        if is_plan:
+            continue
+        # A slower one than those listed is left out, whatever it takes.
+        listed = sorted(rival.step_time_s for rival in known)[:most]
+        cutoff_s = listed[-1] * (1 + _ROUNDING) if len(listed) == most > 0 else inf
+        price = price_split_best(workload, layout, plan.layout, cutoff_s)
+        if price.step_time_s is not None:
             words = _differences(plan, layout_document(layout, ((0,),)).model_dump())
             note(words, price.step_time_s, "priced")
     return sorted(known, key=lambda rival: (rival.step_time_s, rival.differs))[:most]

@@ -31,7 +31,7 @@ from meshwright.costmodel.measured_settings import (
     priced_settings,
 )
 from meshwright.costmodel.step_time import exact_step, make_context
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import Execution, Workload
 from meshwright.documents import write_files
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.pricing import pricing_of
@@ -43,13 +43,13 @@ from meshwright.planner.plan.document import (
     PromisedStep,
     SettingCorrection,
 )
-from meshwright.planner.plan.nodes import decide_on_nodes
+from meshwright.planner.plan.nodes import better_of, decide_on_nodes
 from meshwright.planner.plan.texts import group_placement
 from meshwright.planner.request.choices import DOUBLED
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import layout_document
 from meshwright.planner.search.loop import Progress, search_executions
-from meshwright.planner.search.pricing import ALL_PLANS, Outcome, SearchParams, Sought
+from meshwright.planner.search.pricing import ALL_PLANS, Certificate, Outcome, SearchParams, Sought
 from meshwright.planner.solvers.clock import Shares, is_over
 from meshwright.planner.solvers.processes import side_by_side
 
@@ -64,6 +64,7 @@ def search_with_buckets(
     progress: Progress | None = None,
     *,
     begin_with: Layout | None = None,
+    run_as: Execution | None = None,
     counts: bool = False,
     most_priced: int | None = None,
     params: SearchParams | None = None,
@@ -80,7 +81,7 @@ def search_with_buckets(
         What to plan.
     progress
         Called with one line whenever a better plan is found.
-    begin_with, counts, most_priced, params, own_buckets, sought
+    begin_with, run_as, counts, most_priced, params, own_buckets, sought
         As `search_executions` takes them.
 
     Returns
@@ -93,6 +94,7 @@ def search_with_buckets(
         pricing_of,
         progress,
         begin_with=begin_with,
+        run_as=run_as,
         counts=counts,
         most_priced=most_priced,
         params=params,
@@ -408,6 +410,8 @@ class BestPlan:
     """With a calibration, what its posterior says."""
     expected_by_pairs: ExpectedByPairs | None
     """Without one, what measured pairs say, where that is the objective."""
+    comparison: Callable[[], Outcome] | None = None
+    """The search over layouts on all GPUs where it was left for later: its outcome goes to `compared`."""
 
     @property
     def step_time_s(self) -> float | None:
@@ -426,10 +430,12 @@ def best_plan(
     *,
     hedged: bool = False,
     begin_with: Layout | None = None,
+    run_as: Execution | None = None,
     most_priced: int | None = None,
     params: SearchParams | None = None,
     own_buckets: bool = False,
     compares: bool = True,
+    compares_later: bool = False,
 ) -> BestPlan:
     """Searches for the best plan of a request.
 
@@ -443,6 +449,8 @@ def best_plan(
         Whether a calibrated plan says how it does over the posterior, where that is quick.
     begin_with
         A layout that is likely good, priced first.
+    run_as
+        How that layout is likely run.
     most_priced
         Layouts that a search may price.
     params
@@ -451,6 +459,8 @@ def best_plan(
         Whether gradient buckets keep the framework's own size.
     compares
         Whether a plan that leaves GPUs idle is held against the best on all of them, which takes a search.
+    compares_later
+        Whether the caller runs that search, where nothing else depends on it: `BestPlan.comparison`.
     """
     likely = begin_with
 
@@ -461,11 +471,13 @@ def best_plan(
         begin_with: Layout | None = None,
         counts: bool = False,
         sought: Sought = ALL_PLANS,
+        is_told: bool = True,
     ) -> Outcome:
         return search_with_buckets(
             asked,
-            progress,
+            progress if is_told else None,
             begin_with=begin_with or likely,
+            run_as=run_as if begin_with is None else None,
             # With a layout from outside the plan is another one's, and its counts are not read.
             counts=counts and likely is None,
             most_priced=most_priced,
@@ -474,9 +486,12 @@ def best_plan(
             sought=sought,
         )
 
-    decision = decide_on_nodes(request, searched, compares=compares)
-    outcome, expected, by_pairs = decision.settled.outcome, None, None
     is_expected = request.objective == "expected"
+    is_apart = compares_later and not is_expected and request.calibration is None
+    later = partial(searched, is_told=False) if is_apart else None
+    decision = decide_on_nodes(request, searched, compares=compares, later=later)
+    outcome, expected, by_pairs = decision.settled.outcome, None, None
+    comparison = decision.settled.comparison
     if outcome.best and is_expected and request.calibration is None:
         corrections = gain_corrections(decision.request.workload())
         outcome, by_pairs = expectation_by_pairs(decision.request, outcome, corrections)
@@ -489,7 +504,32 @@ def best_plan(
         note=decision.note,
         expected=expected,
         expected_by_pairs=by_pairs,
+        comparison=None if comparison is None else partial(_without_counts, comparison),
     )
+
+
+def _without_counts(comparison: Callable[[], Outcome]) -> Outcome:
+    """What a search finds; a model that it solved cannot be handed from one process to another."""
+    return replace(comparison(), certificate=Certificate())
+
+
+def compared(ended: BestPlan, full: Outcome) -> BestPlan:
+    """How the search for the best plan ended, held against the best layout on all GPUs.
+
+    Parameters
+    ----------
+    ended
+        Has a `comparison`.
+    full
+        What that found.
+
+    Returns
+    -------
+    BestPlan
+        Its outcome is that of `ended` itself, unless a layout on all GPUs is as fast.
+    """
+    outcome = better_of(ended.outcome, full)
+    return replace(ended, outcome=outcome, full=full, comparison=None)
 
 
 def adopted(request: PlanRequest, ended: BestPlan, faster: BestPlan, *, hedged: bool) -> BestPlan:

@@ -23,7 +23,15 @@ from meshwright.planner.plan.assemble import (
     predict,
     warnings,
 )
-from meshwright.planner.plan.best_plan import BestPlan, adopted, answers_to, best_plan, export_model
+from meshwright.planner.plan.best_plan import (
+    BestPlan,
+    Question,
+    adopted,
+    answers_to,
+    best_plan,
+    compared,
+    export_model,
+)
 from meshwright.planner.plan.document import IdleDoc, Infeasible, Plan, with_digest
 from meshwright.planner.plan.infeasible import explain_infeasible
 from meshwright.planner.plan.measured_share import evidence_of
@@ -59,7 +67,8 @@ def make_plan(
     """The whole plan for a request: the fastest one, verified, and what becomes of it under errors of the
     cost model.
 
-    A faster plan that is met where its choices are asked about takes its place.
+    A faster plan that is met where its choices are asked about takes its place. Where it leaves GPUs idle,
+    the best layout on all of them is searched for beside these questions.
 
     Parameters
     ----------
@@ -89,7 +98,8 @@ def make_plan(
     """
     began = time.monotonic()
     with within(request.time_limit_s):
-        ended, plan = _searched(request, progress, hedged=robustness)
+        asks = choices or robustness
+        ended, plan = _searched(request, progress, hedged=robustness, compares_later=asks)
         unwritten = _unwritten(ended, model_file)
         if progress is not None and plan.objective.step_time_s is not None:
             words = "errors of the prediction" if robustness else "its choices one by one"
@@ -100,11 +110,19 @@ def make_plan(
             if robustness:
                 chosen = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
                 questions.append(question_of_robustness(chosen, plan))
-            answers = answers_to(questions)
+            comparison, before = ended.comparison, ended.outcome
+            beside = [] if comparison is None else [Question(tasks=(comparison,))]
+            answers = answers_to([*beside, *questions])
+            if beside:
+                ended = compared(ended, answers.pop(0)[0])
+                plan = _document(ended, time.monotonic() - began)
+            if choices:
+                earlier |= {answer.choice.choice: answer for answer in answers[0]}
+            if ended.outcome is not before:
+                continue  # a layout on all GPUs is as fast: it is asked about instead
             faster = plan_to_adopt(request, plan, answers[0]) if choices else None
             if faster is None:
                 break
-            earlier |= {answer.choice.choice: answer for answer in answers[0]}
             ended = adopted(request, ended, faster, hedged=robustness)
             plan = _document(ended, time.monotonic() - began)
         for question, results in zip(questions, answers, strict=True):
@@ -133,6 +151,7 @@ def _searched(
     *,
     hedged: bool,
     explained: bool = True,
+    compares_later: bool = False,
 ) -> tuple[BestPlan, Plan]:
     """How the search ended, and its plan."""
     began = time.monotonic()
@@ -141,7 +160,7 @@ def _searched(
         share = 0.5 if request.objective == "expected" else 1.0
         limit_s = SEARCH_SHARE * share * min(request.time_limit_s, remaining_s())
         request = replace(request, time_limit_s=limit_s)
-    ended = best_plan(request, progress, hedged=hedged)
+    ended = best_plan(request, progress, hedged=hedged, compares_later=compares_later)
     infeasible = None
     if explained and ended.outcome.status == "infeasible":
         infeasible = explain_infeasible(ended.request, space_of(ended.request).workload)

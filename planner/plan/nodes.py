@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -76,6 +76,8 @@ class IdleDecision:
 
     outcome: Outcome
     full: Outcome | None
+    comparison: Callable[[], Outcome] | None = None
+    """The search over layouts on all GPUs, where it was left for later."""
 
 
 def decide_on_idle_gpus(
@@ -83,13 +85,15 @@ def decide_on_idle_gpus(
     searched: Searched,
     *,
     compares: bool = True,
+    later: Searched | None = None,
     sought: Sought = ALL_PLANS,
 ) -> IdleDecision:
     """Searches; where the best layout leaves GPUs idle, searches those on all GPUs too and chooses.
 
     A faster layout that is known is never given up for a slower one on all GPUs; of equally fast ones the
     one on all GPUs is planned. Without `compares` only the first search runs: no layout on all GPUs is faster
-    than what it finds. The first search is for the plans `sought`.
+    than what it finds. The first search is for the plans `sought`. With `later` the second one is left to
+    the caller, who runs it by that.
     """
     limit, began = request.time_limit_s, time.monotonic()
     first = request
@@ -99,28 +103,61 @@ def decide_on_idle_gpus(
     if not compares:
         return IdleDecision(outcome=outcome, full=None)
     remaining_s = None if limit is None else max(limit - (time.monotonic() - began), 0.0)
-    return _against_all_gpus(request, outcome, searched, remaining_s)
+    if later is None:
+        return _against_all_gpus(request, outcome, searched, remaining_s)
+    comparison = _comparison(request, outcome, later, remaining_s)
+    return IdleDecision(outcome=outcome, full=None, comparison=comparison)
 
 
 def _against_all_gpus(
     request: PlanRequest, outcome: Outcome, searched: Searched, remaining_s: float | None
 ) -> IdleDecision:
     """An outcome whose best layout leaves GPUs idle against the best on all of them, where time is left."""
+    comparison = _comparison(request, outcome, searched, remaining_s)
+    if comparison is None:
+        return IdleDecision(outcome=outcome, full=None)
+    full = comparison()
+    return IdleDecision(outcome=better_of(outcome, full), full=full)
+
+
+def _comparison(
+    request: PlanRequest, outcome: Outcome, searched: Searched, remaining_s: float | None
+) -> Callable[[], Outcome] | None:
+    """The search for the best layout on all GPUs; None where there is nothing to compare, or no time."""
     uses_all = not outcome.best or int(outcome.best[0].layout.gpus) == request.gpus
     if uses_all or remaining_s == 0:
-        return IdleDecision(outcome=outcome, full=None)
-    every = replace(
-        request, forbids=(*request.forbids, "idle-gpus"), time_limit_s=remaining_s, top_k=1
-    )
-    likely = outcome.on_all_gpus
+        return None
+    end_s = None if remaining_s is None else time.monotonic() + remaining_s
+    return partial(_on_all_gpus, request, outcome.on_all_gpus, searched, end_s)
+
+
+def _on_all_gpus(
+    request: PlanRequest, likely: Layout | None, searched: Searched, end_s: float | None
+) -> Outcome:
+    """The best layout on all GPUs, until then on the monotonic clock."""
+    left_s = None if end_s is None else max(end_s - time.monotonic(), 0.0)
+    forbids = (*request.forbids, "idle-gpus")
+    every = replace(request, forbids=forbids, time_limit_s=left_s, top_k=1)
     if likely is not None:
         likely = replace(likely, recompute_layers=0)
-    full = searched(every, begin_with=likely)
-    return IdleDecision(outcome=_chosen(outcome, full), full=full)
+    return searched(every, begin_with=likely)
 
 
-def _chosen(outcome: Outcome, full: Outcome) -> Outcome:
-    """The plan on all GPUs where it is as fast as the one that leaves some idle, else the latter."""
+def better_of(outcome: Outcome, full: Outcome) -> Outcome:
+    """The plan on all GPUs where it is as fast as the one that leaves some idle, else the latter.
+
+    Parameters
+    ----------
+    outcome
+        Of the search over all layouts; its best one leaves GPUs idle.
+    full
+        Of the search over layouts on all GPUs.
+
+    Returns
+    -------
+    Outcome
+        `outcome` itself where its plan stays.
+    """
     if not full.best or full.best[0].step_time_s > outcome.best[0].step_time_s * ROUNDING:
         return outcome
     all_of_them = full.best[0]
@@ -219,19 +256,23 @@ class NodeDecision:
 
 
 def decide_on_nodes(
-    request: PlanRequest, searched: Searched, *, compares: bool = True
+    request: PlanRequest,
+    searched: Searched,
+    *,
+    compares: bool = True,
+    later: Searched | None = None,
 ) -> NodeDecision:
     """Searches the choices of nodes; of equally fast ones the first, which is the fullest leaves.
 
     A time limit is shared out evenly. Where all nodes are alike, or all are needed, there is one choice.
-    `compares` is what `decide_on_idle_gpus` takes.
+    `compares` is what `decide_on_idle_gpus` takes, and `later` too where all nodes are alike.
     """
     given = request
     request = replace(request, cluster=_for_any_gpus(request))
     cluster = request.cluster
     settle = partial(decide_on_idle_gpus, searched=searched, compares=compares)
     if not is_irregular(cluster):
-        return NodeDecision(request=request, settled=settle(request))
+        return NodeDecision(request=request, settled=settle(request, later=later))
     usable = _without_full_links(cluster)
     gpus = min(request.gpus, usable.gpus)
     if usable.takes_any_gpus or _takes_parts(usable, gpus):

@@ -24,7 +24,7 @@ from meshwright.costmodel.footprint import hbm_gib_for, usable_hbm_gib
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.rates import peak_memory_band, step_time_band
 from meshwright.costmodel.records import POINT_ESTIMATE, ErrorBand, measured_gain
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import Execution, Workload
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named
 from meshwright.planner.plan.assemble import (
@@ -349,6 +349,7 @@ def _searched_again(changed: PlanRequest, plan: Plan) -> Outcome:
         replace(changed, time_limit_s=limit_left_s(), objective="nominal"),
         most_priced=PARAMS.most_priced,
         begin_with=_recompute_undecided(layout_from_document(plan.layout)),
+        run_as=plan.execution,
     ).outcome
 
 
@@ -518,7 +519,7 @@ def _choice(
     if choice.of == "layout":
         plain: dict[str, Any] = {choice.name: choice.plain}
         likely = replace(likely, **plain)
-    answer = (earlier or _answered(choice.name, without, likely)).of_value(value)
+    answer = (earlier or _answered(choice.name, without, likely, plan.execution)).of_value(value)
     return replace(answer, choice=described(answer.choice, choice, value, plan.inputs))
 
 
@@ -555,13 +556,20 @@ def _likely(plan: Plan) -> Layout:
 
 
 def _answered(
-    name: str, without: PlanRequest, likely: Layout, *, own_buckets: bool = False
+    name: str,
+    without: PlanRequest,
+    likely: Layout,
+    run_as: Execution | None,
+    *,
+    own_buckets: bool = False,
 ) -> Answer:
     """A choice with the best plan of a request that has another; the search is left out behind the limit."""
     best = None
     if not is_over():
         limited = replace(without, time_limit_s=limit_left_s(), top_k=1)
-        best = best_plan(limited, begin_with=likely, own_buckets=own_buckets, compares=False)
+        best = best_plan(
+            limited, begin_with=likely, run_as=run_as, own_buckets=own_buckets, compares=False
+        )
     claim = "not searched" if best is None else best.claim
     choice = ExecutionChoice(
         choice=name,
@@ -594,12 +602,14 @@ def _bucket_choice(
 ) -> Iterator[Task]:
     if plan.execution is not None and plan.execution.bucket_mb is not None:
         bucket_mb = plan.execution.bucket_mb
-        yield partial(_of_buckets, request, _likely(plan), bucket_mb, earlier.get("bucket_mb"))
+        yield partial(_of_buckets, request, plan, bucket_mb, earlier.get("bucket_mb"))
 
 
 def _of_buckets(
-    request: PlanRequest, likely: Layout, bucket_mb: float, earlier: Answer | None
+    request: PlanRequest, plan: Plan, bucket_mb: float, earlier: Answer | None
 ) -> Answer:
     """The size of the plan's gradient buckets with the best plan that keeps the framework's own."""
-    answer = earlier or _answered("bucket_mb", request, likely, own_buckets=True)
+    answer = earlier or _answered(
+        "bucket_mb", request, _likely(plan), plan.execution, own_buckets=True
+    )
     return answer.of_value(bucket_mb)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from meshwright.errors import InputError
 from meshwright.planner.bounds.layer_split import balanced_stages
 from meshwright.planner.mapping.cuts import traffic_of_ranks
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
-from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, UnreadRow, read_rows, read_runs
 from meshwright.planner.runs.run_terms import (
     ErrorBandDoc,
     LayoutDoc,
@@ -34,8 +33,11 @@ from meshwright.planner.runs.run_terms import (
     Predicted,
     layout_document,
 )
-from meshwright.planner.runs.stated_pairs import is_pair_list, read_pairs
-from meshwright.planner.runs.validation import Prediction, ValidationReport, score, score_pairs
+
+# A plan needs the prices of a layout alone, and these rooms take long to load.
+if TYPE_CHECKING:
+    from meshwright.planner.runs.run_file import Run
+    from meshwright.planner.runs.validation import Prediction, ValidationReport
 
 _LEAST_ROOM_GIB = 1e-3
 """Taken for no room at all, of which there is no logarithm."""
@@ -160,6 +162,8 @@ class PricedRun:
 
 def price_runs(path: Path, calibration: Calibration | None = None) -> Iterator[PricedRun]:
     """Prices the runs of a file one by one. Raises InputError for one that cannot be read or priced."""
+    from meshwright.planner.runs.run_file import read_runs
+
     for run in read_runs(path, calibration):
         yield price_run(run, path)
 
@@ -179,6 +183,10 @@ def validation_report(path: Path, calibration: Calibration | None = None) -> Val
 
     Raises InputError if not one row can be read.
     """
+    from meshwright.planner.runs.run_file import MAX_FILE_BYTES, UnreadRow, read_rows
+    from meshwright.planner.runs.stated_pairs import is_pair_list, read_pairs
+    from meshwright.planner.runs.validation import score, score_pairs
+
     if is_pair_list(read_text(path, MAX_FILE_BYTES)):
         return score_pairs(read_pairs(path), prediction_of)
     rows = list(read_rows(path, calibration))
@@ -207,6 +215,8 @@ def prediction_of(run: Run) -> Prediction:
     peak_gib = peaks_gib[0] if measured is not None and measured.first_rank else max(peaks_gib)
     if measured is not None and measured.from_driver:
         peak_gib += prediction.context_gib
+    from meshwright.planner.runs.validation import Prediction
+
     return Prediction(
         step_time_s=float(prediction.estimate.step_time_s),
         memory_gib=peak_gib,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, reduce
 from math import inf
 from operator import or_
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +32,13 @@ from meshwright.planner.bounds.exact_cost import MappingBounds, Matrix, Priced
 from meshwright.planner.bounds.layer_split import ALL_LAYERS
 from meshwright.planner.bounds.mappings import rows_by_value
 from meshwright.planner.bounds.paces import RankRow
-from meshwright.planner.experts.training import AssumedImbalance, JointRouting
 from meshwright.planner.request.choices import DEGREES, MAKING_ROOM, OF_LAYOUT
 from meshwright.planner.search.model import Candidates
 from meshwright.planner.search.pricing import Certificate, Pricing, SearchParams
 from meshwright.planner.search.space import Space
+
+if TYPE_CHECKING:
+    from meshwright.planner.experts.training import AssumedImbalance, JointRouting
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,6 @@ from meshwright.planner.bounds.combination_costs import combination_costs, memor
 from meshwright.planner.bounds.exact_cost import Matrix, Priced
 from meshwright.planner.bounds.mappings import Matrices, rows_under
 from meshwright.planner.bounds.paces import hbm_limit_gib, host_limit_gib
-from meshwright.planner.experts.training import AssumedImbalance, JointRouting
 from meshwright.planner.mapping.joint import Grid, Need
 from meshwright.planner.search.branches import Branch, Candidate, Chooser, Combination, as_array
 from meshwright.planner.search.kernel_model import KernelChoice, KernelModel
@@ -32,6 +32,9 @@ from meshwright.planner.search.model import (
     solve,
 )
 from meshwright.planner.search.pricing import Certificate, SearchParams
+
+if TYPE_CHECKING:
+    from meshwright.planner.experts.training import AssumedImbalance, JointRouting
 
 
 class KernelChooser(Chooser):
@@ -143,6 +146,8 @@ class KernelChooser(Chooser):
         ep = int(layout.ep)
         if self._routing is None or ep == 1:
             return None
+        from meshwright.planner.experts.training import AssumedImbalance
+
         return AssumedImbalance(ep=ep, imbalance=float(workload.imbalance(ep)))
 
     def learn(
@@ -380,6 +385,8 @@ class SlotChooser(Chooser):
         """The placements that prices assume, where measured loads are given and one model holds them."""
         if self._routing is None:
             return None
+        from meshwright.planner.experts.training import AssumedImbalance
+
         degrees = [int(layout.ep) for layout in layouts]
         workload = self._branches[0].pricing.workload
         imbalance = {ep: float(workload.imbalance(ep)) for ep in set(degrees)}

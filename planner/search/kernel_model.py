@@ -31,7 +31,6 @@ from meshwright.constraints.fabric import ROUNDING
 from meshwright.costmodel.layout import Layout, Recompute
 from meshwright.costmodel.schedules import schedule_name, traits
 from meshwright.planner.bounds.paces import HostRow, RankRow
-from meshwright.planner.experts.training import JointRouting, post_placements
 from meshwright.planner.request.choices import OF_LAYOUT
 from meshwright.planner.search.branches import Combination
 from meshwright.planner.search.model import NANOSECONDS, floor_ns, price_ns
@@ -39,6 +38,7 @@ from meshwright.planner.search.pricing import SearchParams
 from meshwright.planner.solvers.cp_sat import solved_in_two_attempts
 
 if TYPE_CHECKING:
+    from meshwright.planner.experts.training import JointRouting
     from meshwright.planner.solvers.or_tools import cp_model
 
 
@@ -402,6 +402,8 @@ class KernelModel:
         """Experts lie so that their ranks are as evenly loaded as the prices assume."""
         if self.routing is None:
             return
+        from meshwright.planner.experts.training import post_placements
+
         asked = [each.imbalance for each in self.combinations]
         if self.routing.fits(asked):
             choices = [[literal] for literal in self._literals]

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,6 @@ from meshwright.errors import InputError, OutOfTimeError
 from meshwright.planner.bounds.combination_costs import ShapeTable, gpu_seconds, shape_table
 from meshwright.planner.bounds.exact_cost import MappingBounds, Priced
 from meshwright.planner.bounds.layer_split import any_stages
-from meshwright.planner.experts.training import JointRouting
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.branches import (
     FEW_VARIANTS,
@@ -66,6 +66,9 @@ from meshwright.planner.search.pricing import (
 )
 from meshwright.planner.search.space import Space, space_of
 
+if TYPE_CHECKING:
+    from meshwright.planner.experts.training import JointRouting
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -90,6 +93,7 @@ class LayoutSearch:
         any_plan: bool = False,
         most_priced: int | None = None,
         begin_with: Layout | None = None,
+        run_as: Execution | None = None,
         counts: bool = False,
         sought: Sought = ALL_PLANS,
         progress: Progress | None = None,
@@ -98,6 +102,7 @@ class LayoutSearch:
     ) -> None:
         self._params = params or SearchParams()
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
+        self._run_as = run_as
         self._is_asked_about = begin_with is not None and not counts
         """Whether the search is about another plan, so that nobody reads what it counts."""
         self._first: Layout | None = None
@@ -288,21 +293,47 @@ class LayoutSearch:
     def _price_first(self, layout: Layout) -> None:
         """Prices one layout under each execution, as long as that may be faster than those before.
 
-        Least bounds first. A layout that is not of the space is left out: its price would not be of a plan.
+        Least bounds first. Where it is known how the layout is likely run, that is asked first, and the
+        others only if it does not fit so. A layout that is not of the space is left out: its price would not
+        be of a plan.
         """
         if not self._space.has(layout):
             return
-        scan = DegreeScan(
-            self._space, self._branches, self._table, as_array(layout), self._remaining_s
-        )
+        degrees = as_array(layout)
+        likely = self._likely_branch(layout, degrees)
+        if likely is not None:
+            self._price_under(likely, degrees)
+        if self._best:
+            return
+        scan = DegreeScan(self._space, self._branches, self._table, degrees, self._remaining_s)
         for index, alone, _, _ in scan.by_branch(np.arange(1), lambda: self._cutoff_s):
-            self._remaining_s()
-            branch = self._branches[index]
-            layouts, _, bound_s = branch.promising_layouts(alone, self._cutoff_s, self.certificate)
-            for bounds in branch.mapping_bounds(layouts) if len(bound_s) else ():
-                candidate = self.chooser.add(index, layouts.scalar(0), bounds)
-                if candidate.bound_s < self._cutoff_s:
-                    self._price(candidate)
+            if index != likely:
+                self._price_under(index, alone)
+
+    def _likely_branch(self, layout: Layout, degrees: Layout) -> int | None:
+        """The execution that differs least from how the layout is likely run; None where that is unknown."""
+        run_as = self._run_as
+        if run_as is None:
+            return None
+        wanted = vars(run_as).items()
+        unlike = {
+            index: sum(
+                getattr(branch.execution.of_layout(layout), name) != own for name, own in wanted
+            )
+            for index, branch in enumerate(self._branches)
+            if branch.has(degrees).all()
+        }
+        return min(unlike, key=lambda index: unlike[index], default=None)
+
+    def _price_under(self, index: int, layout: Layout) -> None:
+        """Prices one layout, an array of one, under one execution where it may beat the cutoff."""
+        self._remaining_s()
+        branch = self._branches[index]
+        layouts, _, bound_s = branch.promising_layouts(layout, self._cutoff_s, self.certificate)
+        for bounds in branch.mapping_bounds(layouts) if len(bound_s) else ():
+            candidate = self.chooser.add(index, layouts.scalar(0), bounds)
+            if candidate.bound_s < self._cutoff_s:
+                self._price(candidate)
 
     @cached_property
     def _gpu_seconds(self) -> FloatArray:
@@ -692,6 +723,7 @@ def search_executions(
     progress: Progress | None = None,
     *,
     begin_with: Layout | None = None,
+    run_as: Execution | None = None,
     counts: bool = False,
     most_priced: int | None = None,
     params: SearchParams | None = None,
@@ -711,6 +743,8 @@ def search_executions(
         Called with one line whenever a better plan is found.
     begin_with
         A layout that is likely good, priced first.
+    run_as
+        How that layout is likely run; under other executions it is then no more than one of all.
     counts
         Whether what the search counts is read, where it begins with a layout.
     most_priced
@@ -736,6 +770,7 @@ def search_executions(
         seed=request.seed,
         time_limit_s=request.time_limit_s,
         begin_with=begin_with,
+        run_as=run_as,
         counts=counts,
         sought=sought,
         most_priced=most_priced,

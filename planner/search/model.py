@@ -26,16 +26,15 @@ from meshwright.constraints.rule import Rule
 from meshwright.costmodel.layout import Layout
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InternalError
-from meshwright.planner.experts.training import (
-    AssumedImbalance,
-    JointRouting,
-    PlacementVariables,
-    post_placements,
-)
 from meshwright.planner.mapping.joint import Mapped, post_mappings
 from meshwright.planner.solvers.cp_sat import repeatable_solver
 
 if TYPE_CHECKING:
+    from meshwright.planner.experts.training import (
+        AssumedImbalance,
+        JointRouting,
+        PlacementVariables,
+    )
     from meshwright.planner.mapping.joint import Need
     from meshwright.planner.solvers.or_tools import cp_model
 
@@ -122,6 +121,8 @@ def build_model(
     mapped = post_mappings(model, mappings, needs or [[None] * len(ways) for ways in mappings])
     placed = None
     if experts is not None:
+        from meshwright.planner.experts.training import post_placements
+
         placed = post_placements(model, mappings, experts.asked, experts.routing)
     _minimise(model, mappings, time_ns)
     return PlanModel(model=model, layouts=layouts, mappings=mappings, mapped=mapped, placed=placed)

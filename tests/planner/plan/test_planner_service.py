@@ -12,10 +12,10 @@ from meshwright.costmodel.layout import Layout
 from meshwright.errors import InputError, InternalError
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.bounds.exact_cost import Priced
-from meshwright.planner.plan.best_plan import search_with_buckets
+from meshwright.planner.plan.best_plan import BestPlan, search_with_buckets
 from meshwright.planner.plan.document import Plan
-from meshwright.planner.plan.make_plan import fastest_plan
-from meshwright.planner.plan.nodes import decide_on_idle_gpus
+from meshwright.planner.plan.make_plan import fastest_plan, make_plan
+from meshwright.planner.plan.nodes import better_of, decide_on_idle_gpus
 from meshwright.planner.plan.verify import faults, verify
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.search.pricing import Certificate, Outcome
@@ -314,6 +314,74 @@ def test_a_step_alone_is_asked_of_one_search() -> None:
         request(gpus=16), lambda _, **_begin: next(answers), compares=False
     )
     assert (settled.outcome.best[0].layout.gpus, settled.full) == (12, None)
+
+
+def test_the_search_on_all_gpus_can_be_left_for_later() -> None:
+    """The caller runs it by another search, and the plan stays unless one on all GPUs is as fast."""
+    first, tie = outcome(priced(12, 1.0), "optimal", 1.0), outcome(priced(16, 1.0), "optimal", 1.0)
+    slower = outcome(priced(16, 1.2), "optimal", 1.2)
+    asked: list[PlanRequest] = []
+
+    def later(every: PlanRequest, /, **_how: object) -> Outcome:
+        asked.append(every)
+        return slower
+
+    settled = decide_on_idle_gpus(request(gpus=16), lambda _, **_how: first, later=later)
+    assert (settled.outcome, settled.full, asked) == (first, None, [])
+    assert settled.comparison is not None
+    assert settled.comparison() is slower
+    assert [each.forbids for each in asked] == [("idle-gpus",)]
+    assert better_of(first, slower) is first
+    assert better_of(first, tie).best[0].layout.gpus == 16
+    full = decide_on_idle_gpus(request(gpus=16), lambda _, **_how: tie, later=later)
+    assert full.comparison is None
+
+
+IDLE: dict[str, Any] = {
+    "gpus": 14,
+    "global_batch": 13,
+    "pins": {"cp": 1, "micro_batch": 1, "zero_stage": 1, "tp": 1},
+    "forbids": ("full-recompute", "selective-recompute"),
+}
+"""The best plan leaves a GPU idle."""
+
+
+def test_idle_gpus_are_compared_beside_the_questions() -> None:
+    """A plan with questions says the same of its idle GPUs as one without."""
+    alone, asked = fastest_plan(request(**IDLE)), make_plan(request(**IDLE), robustness=False)
+    assert alone.idle is not None
+    assert alone.idle.full_step_time_s is not None
+    assert asked.idle == alone.idle
+    assert asked.layout == alone.layout
+    assert asked.choices
+
+
+def test_a_layout_on_all_gpus_that_is_as_fast_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def as_fast(ended: BestPlan, full: Outcome) -> BestPlan:
+        return replace(ended, outcome=full, full=full, comparison=None)
+
+    monkeypatch.setattr("meshwright.planner.plan.make_plan.compared", as_fast)
+    # In truth it is slower, and plans without a choice of it are faster.
+    monkeypatch.setattr("meshwright.planner.plan.make_plan.plan_to_adopt", lambda *_: None)
+    plan = make_plan(request(**IDLE), robustness=False)
+    assert plan.layout is not None
+    assert plan.layout.tp * plan.layout.cp * plan.layout.pp * plan.layout.dp == 14
+    assert plan.idle is None
+    assert plan.choices
+
+
+def test_a_layout_is_first_priced_as_it_is_likely_run() -> None:
+    asked = request(gpus=8, pins={"tp": 2, "pp": 1, "cp": 1, "micro_batch": 1})
+    best = search_with_buckets(asked).best[0]
+    likely = replace(best.layout, recompute_layers=0)
+    of_one_rank = (each for each in asked.execution_options.executions() if each.cp_comm == "p2p")
+    for run_as in of_one_rank:
+        once = search_with_buckets(asked, begin_with=likely, run_as=run_as, most_priced=1)
+        assert [replace(each.execution, bucket_mb=None) for each in once.best] == [run_as]
+        whole = search_with_buckets(asked, begin_with=likely, run_as=run_as)
+        assert whole.best[0].step_time_s == best.step_time_s
 
 
 @pytest.mark.slow
