@@ -21,7 +21,7 @@ from meshwright.costmodel.adapters import (
     kept_outputs_bytes,
 )
 from meshwright.costmodel.execution_names import OFFLOADED_INPUTS
-from meshwright.costmodel.layout import Floats, Layout, Recompute
+from meshwright.costmodel.layout import Floats, Ints, Layout, Recompute
 from meshwright.costmodel.other_blocks import CHUNK, saved_bytes, sparse_saved, uncut_saved_bytes
 from meshwright.costmodel.stacks import memory_profile, stack_constants
 from meshwright.costmodel.workload import (
@@ -35,7 +35,7 @@ from meshwright.costmodel.workload import (
 )
 from meshwright.frameworks.catalog import input_offload
 from meshwright.model_specs.adapters import LATENT_DOWN, LATENT_UP
-from meshwright.model_specs.blocks import BlockShares
+from meshwright.model_specs.blocks import AttentionShares, BlockShares
 from meshwright.model_specs.schema import ModelSpec
 
 # Activations that are offloaded to the host.
@@ -217,7 +217,7 @@ def activation_bytes_per_layer(
     *,
     experts: bool,
     blocks: BlockShares | None = None,
-    linear_share: float | None = None,
+    attention: AttentionShares | None = None,
 ) -> tuple[Floats, Floats]:
     """Bytes that autograd saves for one layer and micro-batch on one GPU.
 
@@ -234,8 +234,8 @@ def activation_bytes_per_layer(
         Whether the layer has experts instead of a dense feed-forward.
     blocks : BlockShares, optional
         Of a layer other than the mean one of a hybrid pattern.
-    linear_share : float, optional
-        How much of its attention is linear, from 0 to 1; the model's mean by default.
+    attention : AttentionShares, optional
+        How much of its attention is of which kind; the model's mean by default.
 
     Returns
     -------
@@ -244,6 +244,10 @@ def activation_bytes_per_layer(
         the layer is fully recomputed.
     """
     model, mask = workload.model, np.asarray(layout.recompute)
+    if model.window_heads is not None:
+        return _of_both_kinds(
+            workload, layout, attention or model.attention_shares, experts, blocks
+        )
     sequence, narrow = sequence_shards(layout), _saved_input_bytes(workload)
     by_operators = (mask & int(Recompute.OPERATORS)) != 0
     block_input = 2.0 * model.hidden / sequence
@@ -257,7 +261,7 @@ def activation_bytes_per_layer(
     between = np.where(by_operators, _operator_outputs(workload, layout), block_input)
     saved: Floats = 0.0
     if shares.attention:
-        share = model.linear_fraction if linear_share is None else linear_share
+        share = model.linear_fraction if attention is None else attention.linear
         mixer = _mixer_saved(workload, layout, narrow, share)
         saved = saved + shares.attention * (around_attention + mixer)
     if shares.mamba:
@@ -285,6 +289,27 @@ def activation_bytes_per_layer(
         plain_tokens = rank_tokens(workload, layout)
         saved = saved - _offloaded_per_token(workload, layout, plain_tokens, narrow, shares).freed
     return tokens * saved, inputs
+
+
+def _of_both_kinds(
+    workload: Workload,
+    layout: Layout,
+    shares: AttentionShares,
+    experts: bool,
+    blocks: BlockShares | None,
+) -> tuple[Floats, Floats]:
+    """`activation_bytes_per_layer` where layers with a window have other heads than those in full."""
+    model = workload.model
+    saved: Floats = 0.0
+    inputs: Floats = 0.0
+    for share, kind in ((shares.full, model.in_full), (shares.windowed, model.in_windows)):
+        if share:
+            own = workload.of_kind(kind)
+            bytes_saved, inputs = activation_bytes_per_layer(
+                own, layout, experts=experts, blocks=blocks
+            )
+            saved = saved + share * bytes_saved
+    return saved, inputs
 
 
 def offloaded_per_layer(workload: Workload, layout: Layout, shares: BlockShares) -> Offloaded:
@@ -375,10 +400,33 @@ def saved_of_kinds(workload: Workload, layout: Layout) -> tuple[tuple[Floats, Fl
             layout,
             experts=kind.blocks.experts > 0,
             blocks=kind.blocks,
-            linear_share=kind.linear,
+            attention=kind.attention,
         )
         for kind in kinds
     )
+
+
+def is_masked(workload: Workload, *, windowed: bool) -> bool:
+    """Whether PyTorch's attention has a mask in a matrix, where a kernel does not know what it hides.
+
+    It does under a window that is shorter than the sequence, or as long, and where a sequence is a pack of
+    samples (transformers 5.23, masking_utils.py, _ignore_causal_mask_sdpa and packed sequences).
+
+    Parameters
+    ----------
+    workload : Workload
+        Its model, sequence length and samples are looked at.
+    windowed : bool
+        Whether the layer has the model's window.
+
+    Returns
+    -------
+    bool
+        False for the causal mask alone.
+    """
+    window = workload.model.sliding_window
+    shortened = windowed and window is not None and window <= workload.seq_len
+    return shortened or workload.lengths is not None
 
 
 def norm_before_attention_apart(model: ModelSpec) -> bool:
@@ -525,6 +573,8 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     keys, values = kv_heads * model.qk_head_dim, kv_heads * model.v_head_dim
     scores: Floats = 0.0
     stack = stack_constants(workload)
+    if stack.memory_efficient:
+        return _memory_efficient_saved(workload, tp, projected=query + keys, values=values) + output
     if not stack.flash_attention:
         per_score = _SCORE_BYTES if stack.fused_softmax else _PLAIN_SCORE_BYTES
         if stack.fused_softmax and model.position == "rope":
@@ -537,6 +587,23 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     # The gate, and its product with the output, which the last projection reads.
     gated = (query + output) * model.attention_output_gate
     return projected + output + scores + gated
+
+
+def _memory_efficient_saved(
+    workload: Workload, tp: Ints, projected: Floats, values: Floats
+) -> Floats:
+    """Bytes a token of what PyTorch's memory-efficient kernel keeps beside its output.
+
+    `projected` are queries and keys as norms and rotary embeddings read them, `values` as a norm does.
+    Queries, and keys and values repeated for every query head; of a mask what is added to the scores, at 16
+    bits, which each layer makes anew (torch, aten/src/ATen/native/transformers/attention.cpp,
+    convert_boolean_attn_mask; derivatives.yaml, _scaled_dot_product_efficient_attention).
+    """
+    model = workload.model
+    read = 2.0 * model.heads / tp * (2 * model.qk_head_dim + model.v_head_dim)
+    apart = values * (model.value_norm and not model.values_are_keys)
+    masked = is_masked(workload, windowed=model.windowed_layers > 0)
+    return read + projected * model.qk_norm + apart + 2.0 * workload.seq_len * masked
 
 
 def _between_adapters(workload: Workload, shares: BlockShares) -> float:
