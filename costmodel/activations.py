@@ -201,6 +201,10 @@ _EAGER_NORM_BYTES, _EAGER_NORM_WEIGHT_BYTES = 2.0, 2.0
 """Of an element under an RMSNorm of PyTorch's operators: its 32-bit input in the place of the 16-bit one, and
 what the gradient of its weight needs, the product at 16 bits (transformers/models/llama/modeling_llama.py,
 LlamaRMSNorm)."""
+_WIDE_NORM_BYTES = 4.0
+"""Of an element under a norm that casts down behind its weight, for each of two tensors of 32 bits: its input
+and the product that the gradient of the weight needs (transformers/models/gemma4/modeling_gemma4.py). The
+16-bit input is kept by no other operator."""
 _DROPOUT_BYTES = 3.0
 """Of `_SCORE_BYTES`, what dropout keeps; models with rotary embeddings are trained without."""
 
@@ -479,6 +483,8 @@ def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Fl
     if "norm" in apart and model.norm == "rmsnorm" and not stack_constants(workload).fused_norm:
         per_element = _EAGER_NORM_BYTES + _EAGER_NORM_WEIGHT_BYTES * (not frozen(workload))
         kept = kept + shares.total * per_element * model.hidden / sequence_shards(layout)
+        each = _WIDE_NORM_BYTES * (1.0 + (not frozen(workload)))
+        kept = kept + model.further_norms * each * model.hidden / sequence_shards(layout)
     if "gate" in apart and model.gated:
         kept = kept + shares.feed_forward * 2.0 * model.ffn_hidden / tp
     if workload.keeps_gathered_inputs:
@@ -601,9 +607,10 @@ def _memory_efficient_saved(
     """
     model = workload.model
     read = 2.0 * model.heads / tp * (2 * model.qk_head_dim + model.v_head_dim)
-    apart = values * (model.value_norm and not model.values_are_keys)
+    # Norms of PyTorch's operators widen their input to 32 bits, as `_WIDE_NORM_BYTES` says.
+    normed = projected * model.qk_norm * (1.0 + (not frozen(workload))) + values * model.value_norm
     masked = is_masked(workload, windowed=model.windowed_layers > 0)
-    return read + projected * model.qk_norm + apart + 2.0 * workload.seq_len * masked
+    return read + 0.5 * _WIDE_NORM_BYTES * normed + 2.0 * workload.seq_len * masked
 
 
 def _between_adapters(workload: Workload, shares: BlockShares) -> float:

@@ -194,12 +194,19 @@ def _streamed_bytes(c: Context, widths: _Widths, inner: Passes, score: Passes) -
     """Bytes of all memory-bound operators."""
     hidden, around = c.workload.model.hidden, c.element_bytes.around
     elements = c.hidden_elements
+    further = c.workload.model.further_norms * elements
+    norm_f, norm_b = c.element_bytes.norm
     cast_f = quantise_bytes(c, c.tokens, hidden + widths.output)
     cast_b = quantise_bytes(c, c.tokens, widths.projected + hidden)
     merge_f, merge_b = merge_bytes(c, widths.query, widths.output)
     return Passes(
-        around[0] * elements + inner.forward + cast_f + score.forward + merge_f,
-        around[1] * elements + inner.backward + cast_b + score.backward + merge_b,
+        around[0] * elements + norm_f * further + inner.forward + cast_f + score.forward + merge_f,
+        around[1] * elements
+        + norm_b * further
+        + inner.backward
+        + cast_b
+        + score.backward
+        + merge_b,
     )
 
 

@@ -493,6 +493,18 @@ class ModelSpec(ClosedDocument):
         return type(self).model_validate(own | fields)
 
     @property
+    def further_norms(self) -> int:
+        """Norms over the hidden width that a layer has beside one ahead of each block, where they are priced.
+
+        They are where values have a norm too (Gemma 4), that of its router included; those behind the blocks
+        of Gemma 2 and 3 are not (docs/limits.md).
+        """
+        if not self.value_norm:
+            return 0
+        in_router = self.moe is not None and self.moe.router_scales
+        return max(self.norms_per_layer - 2, 0) + in_router
+
+    @property
     def attention_kinds(self) -> tuple[AttentionShares, ...]:
         """A layer of each kind of softmax attention with heads of its own; else the mean layer alone."""
         if self.window_heads is None:
