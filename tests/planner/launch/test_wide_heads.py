@@ -10,6 +10,7 @@ import pytest
 import meshwright
 from meshwright.documents import write_files
 from meshwright.errors import InfeasibleError
+from meshwright.frameworks.record import FrameworkName
 from meshwright.planner.launch.configurations import (
     axolotl_files,
     llamafactory_files,
@@ -22,7 +23,7 @@ from meshwright.planner.runs.launches.reader import price_launch
 
 
 @cache
-def planned(name: str, train: str, **pin: object) -> Plan:
+def planned(name: str, train: str, **pin: int | str) -> Plan:
     return meshwright.plan(
         name,
         cluster="dgx-h100",
@@ -80,7 +81,7 @@ def test_the_26b_is_planned_with_its_experts() -> None:
 
 
 @pytest.mark.parametrize("framework", ["megatron", "deepspeed"])
-def test_other_frameworks_say_what_they_lack(framework: str) -> None:
+def test_other_frameworks_say_what_they_lack(framework: FrameworkName) -> None:
     plan = meshwright.plan(
         "gemma-4-31b",
         cluster="dgx-h100",
