@@ -381,6 +381,18 @@ PATTERN_OF_LATENT = Refuses(
     remedy="Choose the megatron framework for this model.",
 )
 
+WHOLE_WINDOW_HEADS = AtMost(
+    name="fsdp2-window-heads",
+    sentence="tp <= 1 where layers with a window have heads of their own",
+    unit="tensor-parallel ranks",
+    binds=lambda work: work.model.window_heads is not None,
+    value=of("tp"),
+    words="tp {tp} for layers with a window that have heads of their own (window_heads)",
+    remedy="Set tp to 1, and shard with dp.",
+)
+"""By choice: the plan of transformers cuts them (transformers 5.23, models/gemma4/configuration_gemma4.py,
+base_model_tp_plan), but its own plan for experts leaves attention whole, for want of key-value heads."""
+
 CAUSAL_CONTEXT = AtMost(
     name="fsdp2-context-mask",
     sentence="cp <= 1 with sliding windows or attention sinks: accelerate has causal masks alone",
@@ -402,6 +414,7 @@ FSDP2_RULES: tuple[Rule, ...] = (
     WHOLE_DELTA_NET,
     WHOLE_LATENT,
     PATTERN_OF_LATENT,
+    WHOLE_WINDOW_HEADS,
     CAUSAL_CONTEXT,
     PEFT_DEGREES,
     TRL_DEGREES,
@@ -784,6 +797,26 @@ def no_latent_experts(framework: Framework) -> Rule:
         "Routed experts read the hidden width: the framework projects it to none that is narrower"
     )
     return _not_planned(framework, "latent-experts", says, broken)
+
+
+def no_window_heads(framework: Framework) -> Rule:
+    """The rule of a framework whose layers all have the same heads."""
+
+    def broken(workload: Workload) -> list[str]:
+        own = workload.model.window_heads
+        words = "{} layers with a window and {} key-value heads of {} (window_heads)"
+        layers = workload.model.windowed_layers
+        return [] if own is None else [words.format(layers, own.kv_heads, own.head_dim)]
+
+    having = [each.name for each in RECORDS if each.window_heads is not None]
+    return Refuses(
+        name=f"{framework.name}-window-heads",
+        sentence="Every layer has the same heads: none with a window has others than those in full",
+        unit="kinds of layers",
+        broken=broken,
+        words=f"{framework.name} is not planned with {{broken}}",
+        remedy=f"Choose the {' or '.join(having)} framework for this model.",
+    )
 
 
 class WholeModelRecompute(Rule):

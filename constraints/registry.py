@@ -113,6 +113,8 @@ def rules_of(framework: Framework) -> tuple[Rule, ...]:
         rules.append(frameworks.no_hybrid_layers(framework))
     if framework.latent_experts is None:
         rules.append(frameworks.no_latent_experts(framework))
+    if framework.window_heads is None:
+        rules.append(frameworks.no_window_heads(framework))
     if framework.recompute_amount is None:
         rules.append(frameworks.WholeModelRecompute(framework))
     return tuple(rules)

@@ -21,7 +21,7 @@ from meshwright.costmodel.adapters import (
     kept_outputs_bytes,
 )
 from meshwright.costmodel.execution_names import OFFLOADED_INPUTS
-from meshwright.costmodel.layout import Floats, Layout, Recompute
+from meshwright.costmodel.layout import Floats, Ints, Layout, Recompute
 from meshwright.costmodel.other_blocks import CHUNK, saved_bytes, sparse_saved, uncut_saved_bytes
 from meshwright.costmodel.stacks import memory_profile, stack_constants
 from meshwright.costmodel.workload import (
@@ -35,7 +35,7 @@ from meshwright.costmodel.workload import (
 )
 from meshwright.frameworks.catalog import input_offload
 from meshwright.model_specs.adapters import LATENT_DOWN, LATENT_UP
-from meshwright.model_specs.blocks import BlockShares
+from meshwright.model_specs.blocks import AttentionShares, BlockShares
 from meshwright.model_specs.schema import ModelSpec
 
 # Activations that are offloaded to the host.
@@ -201,6 +201,10 @@ _EAGER_NORM_BYTES, _EAGER_NORM_WEIGHT_BYTES = 2.0, 2.0
 """Of an element under an RMSNorm of PyTorch's operators: its 32-bit input in the place of the 16-bit one, and
 what the gradient of its weight needs, the product at 16 bits (transformers/models/llama/modeling_llama.py,
 LlamaRMSNorm)."""
+_WIDE_NORM_BYTES = 4.0
+"""Of an element under a norm that casts down behind its weight, for each of two tensors of 32 bits: its input
+and the product that the gradient of the weight needs (transformers/models/gemma4/modeling_gemma4.py). The
+16-bit input is kept by no other operator."""
 _DROPOUT_BYTES = 3.0
 """Of `_SCORE_BYTES`, what dropout keeps; models with rotary embeddings are trained without."""
 
@@ -217,7 +221,7 @@ def activation_bytes_per_layer(
     *,
     experts: bool,
     blocks: BlockShares | None = None,
-    linear_share: float | None = None,
+    attention: AttentionShares | None = None,
 ) -> tuple[Floats, Floats]:
     """Bytes that autograd saves for one layer and micro-batch on one GPU.
 
@@ -234,8 +238,8 @@ def activation_bytes_per_layer(
         Whether the layer has experts instead of a dense feed-forward.
     blocks : BlockShares, optional
         Of a layer other than the mean one of a hybrid pattern.
-    linear_share : float, optional
-        How much of its attention is linear, from 0 to 1; the model's mean by default.
+    attention : AttentionShares, optional
+        How much of its attention is of which kind; the model's mean by default.
 
     Returns
     -------
@@ -244,6 +248,10 @@ def activation_bytes_per_layer(
         the layer is fully recomputed.
     """
     model, mask = workload.model, np.asarray(layout.recompute)
+    if model.window_heads is not None:
+        return _of_both_kinds(
+            workload, layout, attention or model.attention_shares, experts, blocks
+        )
     sequence, narrow = sequence_shards(layout), _saved_input_bytes(workload)
     by_operators = (mask & int(Recompute.OPERATORS)) != 0
     block_input = 2.0 * model.hidden / sequence
@@ -257,7 +265,7 @@ def activation_bytes_per_layer(
     between = np.where(by_operators, _operator_outputs(workload, layout), block_input)
     saved: Floats = 0.0
     if shares.attention:
-        share = model.linear_fraction if linear_share is None else linear_share
+        share = model.linear_fraction if attention is None else attention.linear
         mixer = _mixer_saved(workload, layout, narrow, share)
         saved = saved + shares.attention * (around_attention + mixer)
     if shares.mamba:
@@ -285,6 +293,27 @@ def activation_bytes_per_layer(
         plain_tokens = rank_tokens(workload, layout)
         saved = saved - _offloaded_per_token(workload, layout, plain_tokens, narrow, shares).freed
     return tokens * saved, inputs
+
+
+def _of_both_kinds(
+    workload: Workload,
+    layout: Layout,
+    shares: AttentionShares,
+    experts: bool,
+    blocks: BlockShares | None,
+) -> tuple[Floats, Floats]:
+    """`activation_bytes_per_layer` where layers with a window have other heads than those in full."""
+    model = workload.model
+    saved: Floats = 0.0
+    inputs: Floats = 0.0
+    for share, kind in ((shares.full, model.in_full), (shares.windowed, model.in_windows)):
+        if share:
+            own = workload.of_kind(kind)
+            bytes_saved, inputs = activation_bytes_per_layer(
+                own, layout, experts=experts, blocks=blocks
+            )
+            saved = saved + share * bytes_saved
+    return saved, inputs
 
 
 def offloaded_per_layer(workload: Workload, layout: Layout, shares: BlockShares) -> Offloaded:
@@ -375,10 +404,33 @@ def saved_of_kinds(workload: Workload, layout: Layout) -> tuple[tuple[Floats, Fl
             layout,
             experts=kind.blocks.experts > 0,
             blocks=kind.blocks,
-            linear_share=kind.linear,
+            attention=kind.attention,
         )
         for kind in kinds
     )
+
+
+def is_masked(workload: Workload, *, windowed: bool) -> bool:
+    """Whether PyTorch's attention has a mask in a matrix, where a kernel does not know what it hides.
+
+    It does under a window that is shorter than the sequence, or as long, and where a sequence is a pack of
+    samples (transformers 5.23, masking_utils.py, _ignore_causal_mask_sdpa and packed sequences).
+
+    Parameters
+    ----------
+    workload : Workload
+        Its model, sequence length and samples are looked at.
+    windowed : bool
+        Whether the layer has the model's window.
+
+    Returns
+    -------
+    bool
+        False for the causal mask alone.
+    """
+    window = workload.model.sliding_window
+    shortened = windowed and window is not None and window <= workload.seq_len
+    return shortened or workload.lengths is not None
 
 
 def norm_before_attention_apart(model: ModelSpec) -> bool:
@@ -431,6 +483,8 @@ def _kept_besides(workload: Workload, layout: Layout, shares: BlockShares) -> Fl
     if "norm" in apart and model.norm == "rmsnorm" and not stack_constants(workload).fused_norm:
         per_element = _EAGER_NORM_BYTES + _EAGER_NORM_WEIGHT_BYTES * (not frozen(workload))
         kept = kept + shares.total * per_element * model.hidden / sequence_shards(layout)
+        each = _WIDE_NORM_BYTES * (1.0 + (not frozen(workload)))
+        kept = kept + model.further_norms * each * model.hidden / sequence_shards(layout)
     if "gate" in apart and model.gated:
         kept = kept + shares.feed_forward * 2.0 * model.ffn_hidden / tp
     if workload.keeps_gathered_inputs:
@@ -525,6 +579,8 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     keys, values = kv_heads * model.qk_head_dim, kv_heads * model.v_head_dim
     scores: Floats = 0.0
     stack = stack_constants(workload)
+    if stack.memory_efficient:
+        return _memory_efficient_saved(workload, tp, projected=query + keys, values=values) + output
     if not stack.flash_attention:
         per_score = _SCORE_BYTES if stack.fused_softmax else _PLAIN_SCORE_BYTES
         if stack.fused_softmax and model.position == "rope":
@@ -537,6 +593,24 @@ def _attention_saved(workload: Workload, layout: Layout, narrow: float) -> Float
     # The gate, and its product with the output, which the last projection reads.
     gated = (query + output) * model.attention_output_gate
     return projected + output + scores + gated
+
+
+def _memory_efficient_saved(
+    workload: Workload, tp: Ints, projected: Floats, values: Floats
+) -> Floats:
+    """Bytes a token of what PyTorch's memory-efficient kernel keeps beside its output.
+
+    `projected` are queries and keys as norms and rotary embeddings read them, `values` as a norm does.
+    Queries, and keys and values repeated for every query head; of a mask what is added to the scores, at 16
+    bits, which each layer makes anew (torch, aten/src/ATen/native/transformers/attention.cpp,
+    convert_boolean_attn_mask; derivatives.yaml, _scaled_dot_product_efficient_attention).
+    """
+    model = workload.model
+    read = 2.0 * model.heads / tp * (2 * model.qk_head_dim + model.v_head_dim)
+    # Norms of PyTorch's operators widen their input to 32 bits, as `_WIDE_NORM_BYTES` says.
+    normed = projected * model.qk_norm * (1.0 + (not frozen(workload))) + values * model.value_norm
+    masked = is_masked(workload, windowed=model.windowed_layers > 0)
+    return read + 0.5 * _WIDE_NORM_BYTES * normed + 2.0 * workload.seq_len * masked
 
 
 def _between_adapters(workload: Workload, shares: BlockShares) -> float:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.costmodel.activations import norm_before_attention_apart
+from meshwright.costmodel.activations import is_masked, norm_before_attention_apart
 from meshwright.costmodel.feed_forward import linear
 from meshwright.costmodel.kernels import attention_pair_flops, gemm_s, streamed_s
 from meshwright.costmodel.layer_context import (
@@ -43,6 +43,8 @@ _ODD_HEAD_FACTOR = 5.0
 _GATE_BYTES = (6.0, 10.0)
 """An element of the output's gate: gate and output read, product written; backward three read, two written
 (megatron/core/transformer/attention.py, _apply_output_gate)."""
+_UNDER_A_MASK = 2.0
+"""Scores that a kernel computes which computes all, over those of causal attention."""
 _QUERY_BLOCK = 256.0
 """Queries of a head that one thread block of fused attention works on."""
 
@@ -57,6 +59,8 @@ class _Widths(NamedTuple):
     """The keys among `key_value`."""
     gate: Floats
     """Of the gate on the output; 0 without."""
+    projected: Floats
+    """Of the projections in front of attention together."""
 
 
 class _Projections(NamedTuple):
@@ -87,8 +91,8 @@ def attention_block(c: Context, score_share: float | None = None) -> LayerTime:
     c : Context
         Workload, layouts, placements and rates.
     score_share : float, optional
-        Score area of the layer over that of full causal attention, above 0 and at most 1; that of the mean
-        of the model's layers by default (`window_share`).
+        Score area of the layer over that of full causal attention, above 0; that of the mean of the model's
+        layers by default (`window_share`). 2 where a kernel computes what the mask hides.
 
     Returns
     -------
@@ -122,12 +126,15 @@ def _widths(c: Context) -> _Widths:
     key_value = heads * both
     if model.attention is None:
         key_value = np.maximum(model.kv_heads / tp, 1.0) * both
+    query, keys = heads * model.qk_head_dim, key_value * model.qk_head_dim / both
+    gate = query * model.attention_output_gate
     return _Widths(
-        query=heads * model.qk_head_dim,
+        query=query,
         key_value=key_value,
         output=heads * model.v_head_dim,
-        keys=key_value * model.qk_head_dim / both,
-        gate=heads * model.qk_head_dim * model.attention_output_gate,
+        keys=keys,
+        gate=gate,
+        projected=query + (keys if model.values_are_keys else key_value) + gate,
     )
 
 
@@ -137,13 +144,10 @@ def _projections(c: Context, widths: _Widths) -> _Projections:
     if c.workload.model.attention is not None:
         inputs, up_forward = _latent_projections(c)
         return _Projections(inputs, output, up_forward)
-    width = widths.query + widths.key_value + widths.gate
-    projected = {
-        "q_proj": widths.query + widths.gate,
-        "k_proj": widths.keys,
-        "v_proj": widths.key_value - widths.keys,
-    }
-    inputs = linear(c, c.tokens, width, hidden, projected)
+    projected = {"q_proj": widths.query + widths.gate, "k_proj": widths.keys}
+    if not c.workload.model.values_are_keys:
+        projected["v_proj"] = widths.key_value - widths.keys
+    inputs = linear(c, c.tokens, widths.projected, hidden, projected)
     return _Projections(inputs, output, 0.0 * inputs.forward)
 
 
@@ -190,13 +194,19 @@ def _streamed_bytes(c: Context, widths: _Widths, inner: Passes, score: Passes) -
     """Bytes of all memory-bound operators."""
     hidden, around = c.workload.model.hidden, c.element_bytes.around
     elements = c.hidden_elements
+    further = c.workload.model.further_norms * elements
+    norm_f, norm_b = c.element_bytes.norm
     cast_f = quantise_bytes(c, c.tokens, hidden + widths.output)
-    projected = widths.query + widths.key_value + widths.gate
-    cast_b = quantise_bytes(c, c.tokens, projected + hidden)
+    cast_b = quantise_bytes(c, c.tokens, widths.projected + hidden)
     merge_f, merge_b = merge_bytes(c, widths.query, widths.output)
     return Passes(
-        around[0] * elements + inner.forward + cast_f + score.forward + merge_f,
-        around[1] * elements + inner.backward + cast_b + score.backward + merge_b,
+        around[0] * elements + norm_f * further + inner.forward + cast_f + score.forward + merge_f,
+        around[1] * elements
+        + norm_b * further
+        + inner.backward
+        + cast_b
+        + score.backward
+        + merge_b,
     )
 
 
@@ -214,8 +224,7 @@ def _recomputed(
         of_norm = mask & int(Recompute.OPERATORS | Recompute.LAYERNORM)
     of_core = mask & int(Recompute.CORE_ATTENTION)
     of_inner = mask & int(Recompute.MLA_UP_PROJECTION | Recompute.OPERATORS)
-    projected = widths.query + widths.key_value + widths.gate
-    keys_s = gemms.inputs.forward * widths.keys / projected
+    keys_s = gemms.inputs.forward * widths.keys / widths.projected
     every_second = gemms.output.forward + keys_s
     streamed = np.where(of_norm, streamed_s(norm_bytes, c.rates), 0.0)
     streamed = streamed + np.where(of_core, streamed_s(core.score_bytes.forward, c.rates), 0.0)
@@ -255,7 +264,8 @@ def _normed_elements(c: Context, widths: _Widths) -> Floats:
         ranks = (model.attention.q_lora_rank or 0) + model.attention.kv_lora_rank
         return ranks / np.asarray(c.sequence_shards)
     if model.qk_norm:
-        return np.asarray(widths.query + widths.keys)
+        values = (widths.key_value - widths.keys) * model.value_norm
+        return np.asarray(widths.query + widths.keys + values)
     return 0.0 * np.asarray(widths.query)
 
 
@@ -269,6 +279,8 @@ def _core_attention(c: Context, score_share: float) -> _Core:
     batch = sequences_in_micro_batch(c.workload, c.layout)
     flops = attention_pair_flops(seq, seq, heads, model.qk_head_dim, model.v_head_dim)
     flops = batch * flops / shards
+    if c.constants.framework.memory_efficient:
+        return _memory_efficient_core(c, flops * score_share, score_share > 1.0)
     if c.constants.framework.flash_attention:
         return _fused_core(c, flops * score_share, heads * batch * (seq / shards))
     scores = batch * heads * float(seq) * seq / shards
@@ -302,11 +314,35 @@ def _fused_core(c: Context, flops: Floats, queries: Floats) -> _Core:
     return _Core(Passes(forward, backward), Passes(none, none))
 
 
+_MASK_BYTES = 1.0 + 2.0
+"""Of a score under a mask: its truth value is read, and written as what is added to the score at 16 bits
+(torch, aten/src/ATen/native/transformers/attention.cpp, convert_boolean_attn_mask)."""
+
+
+def _memory_efficient_core(c: Context, flops: Floats, masked: bool) -> _Core:
+    """PyTorch's memory-efficient kernel, with keys and values repeated for every query head of theirs.
+
+    The kernel knows causal masks, and computes half of the scores under one; under any other mask, which is
+    a matrix, it computes all (transformers 5.23, integrations/sdpa_attention.py, use_gqa_in_sdpa and
+    repeat_kv; masking_utils.py, _ignore_causal_mask_sdpa). Its rate has the FLOP of both passes.
+    """
+    model, rates = c.workload.model, c.rates
+    causal = 0.5 * flops
+    forward = causal / rates.attention_forward_flops
+    backward = 2.5 * causal / rates.attention_backward_flops
+    both = model.qk_head_dim + model.v_head_dim
+    key_value = np.maximum(model.kv_heads / np.asarray(c.layout.tp), 1.0) * both
+    repeated = 2.0 * c.tokens * (key_value + model.heads / np.asarray(c.layout.tp) * both)
+    mask = _MASK_BYTES * c.tokens * c.workload.seq_len * masked
+    return _Core(Passes(forward, backward), Passes(repeated + mask, repeated))
+
+
 def unlike_attention_s(c: Context, *, fully_recomputed: bool = True) -> Floats:
     """Seconds of a micro-batch in which packs of unlike samples differ: those of fused softmax attention.
 
     Of all layers, spread evenly over the pipeline, with what selective or full recomputation computes again.
-    Unfused attention computes every score of a pack, masked or not: its packs are alike.
+    Unfused attention computes every score of a pack, masked or not, and so does the memory-efficient kernel:
+    its packs are alike.
 
     Parameters
     ----------
@@ -321,7 +357,8 @@ def unlike_attention_s(c: Context, *, fully_recomputed: bool = True) -> Floats:
         Of one pipeline rank, at least 0; 0 where packs are alike.
     """
     model, layout, lengths = c.workload.model, c.layout, c.workload.lengths
-    if lengths is None or lengths.alike or not c.constants.framework.flash_attention:
+    stack = c.constants.framework
+    if lengths is None or lengths.alike or stack.memory_efficient or not stack.flash_attention:
         return 0.0
     full, windowed = model.full_attention_layers, model.windowed_layers
     if not full + windowed:
@@ -352,8 +389,11 @@ def full_share(c: Context) -> float:
     Returns
     -------
     float
-        Above 0, at most 1; 1 where a sequence is one sample.
+        Above 0, at most 1; 1 where a sequence is one sample. 2 where a pack has a mask that a kernel computes
+        in full.
     """
+    if c.constants.framework.memory_efficient and c.workload.lengths is not None:
+        return _UNDER_A_MASK
     return 1.0 if c.workload.lengths is None else c.workload.lengths.attended_share
 
 
@@ -389,9 +429,11 @@ def one_window_share(c: Context) -> float:
     Returns
     -------
     float
-        Above 0, at most 1; 1 without windows.
+        Above 0, at most 1; 1 without windows. 2 where its mask is one that a kernel computes in full.
     """
     model, seq = c.workload.model, c.workload.seq_len
+    if c.constants.framework.memory_efficient and is_masked(c.workload, windowed=True):
+        return _UNDER_A_MASK
     if c.workload.lengths is not None:
         return c.workload.lengths.windowed_share
     if model.sliding_window is None or model.sliding_window >= seq:

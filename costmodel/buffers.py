@@ -6,6 +6,7 @@ Bytes, or elements, shaped like the layout.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.activations import (
     SavedActivations,
     activation_bytes_per_layer,
+    is_masked,
     layers_at_hand,
     offloaded_per_layer,
     offloads_any,
@@ -132,8 +134,10 @@ def _queued_gradients(workload: Workload, layout: Layout, queue_elements: int) -
 def _largest_layer(model: ModelSpec, layout: Layout) -> Floats:
     """Parameters on one GPU, before data-parallel sharding, of the largest of unlike layers."""
     largest: Floats = 0.0
-    for blocks in model.blocks.kinds():
-        dense, rest, experts = layer_parameters_on_gpu(model, layout, blocks)
+    for blocks, kind in product(
+        model.blocks.kinds(), dict.fromkeys((model.in_full, model.in_windows))
+    ):
+        dense, rest, experts = layer_parameters_on_gpu(kind, layout, blocks)
         largest = np.maximum(largest, np.maximum(dense, rest + experts))
     return largest
 
@@ -434,8 +438,11 @@ def _largest_saved(workload: Workload, layout: Layout) -> Floats:
     """Saved bytes of the largest of unlike layers: recomputation brings back one at a time."""
     experts = workload.model.moe is not None
     saved: Floats = 0.0
-    for blocks in workload.model.blocks.kinds():
-        kept, _ = activation_bytes_per_layer(workload, layout, experts=experts, blocks=blocks)
+    attends = workload.model.attention_kinds
+    for blocks, attention in product(workload.model.blocks.kinds(), attends):
+        kept, _ = activation_bytes_per_layer(
+            workload, layout, experts=experts, blocks=blocks, attention=attention
+        )
         saved = np.maximum(saved, kept)
     return saved
 
@@ -514,11 +521,27 @@ def _layer_at_work(
         per_score = _SCORE_GRADIENT_BYTES if stack.fused_softmax else _PLAIN_SCORE_GRADIENT_BYTES
         scores = per_score * model.heads / tp * workload.seq_len
         per_token = np.maximum(per_token, scores)
+    if stack.memory_efficient:
+        per_token = np.maximum(per_token, _memory_efficient_at_work(model) / tp)
+        if is_masked(workload, windowed=model.windowed_layers > 0):
+            per_token = per_token + workload.seq_len
     gradients = rank_tokens(workload, layout) * per_token
     if profile.stranding == "step":
         gradients = np.maximum(gradients, restored)
     both: Floats = restored + gradients
     return both
+
+
+def _memory_efficient_at_work(model: ModelSpec) -> float:
+    """Bytes a token that the backward pass of PyTorch's memory-efficient kernel has at work.
+
+    Gradients of queries, repeated keys and values at 16 bits, sums of them at 32 where heads are wider than a
+    block of the kernel, and the gradient of the output (torch/include/ATen/native/transformers/cuda/
+    mem_eff_attention/kernel_backward.h, kOutputInRF and workspace_elements_gk). Beside them lies the mask
+    that all layers share, a byte a score, where there is one.
+    """
+    each = model.heads * (2 * model.qk_head_dim + model.v_head_dim)
+    return (2.0 + 4.0) * each + 2.0 * model.heads * model.v_head_dim
 
 
 def _with_gathered(workload: Workload, layout: Layout, of_experts: Floats) -> Floats:

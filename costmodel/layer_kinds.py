@@ -453,15 +453,18 @@ def _alike(c: Context) -> tuple[KindTime | None, KindTime | None]:
 def _layer_of_kind(c: Context, symbols: str) -> _OnDevice:
     """A layer of the blocks that an entry of `ModelSpec.unlike_layers` names."""
     model = c.workload.model
-    shares, linear = model.kind_of(symbols)
+    shares, attention = model.kind_of(symbols)
+    if model.window_heads is not None:
+        kind = model.in_windows if attention.windowed else model.in_full
+        c = replace(c, workload=c.workload.of_kind(kind))
     if model.hybrid_pattern is not None:
         return _on_device(c, _mixers(c, shares), shares)
-    if linear:
+    if attention.linear:
         mixer = linear_attention_block(c)
     else:
         is_windowed = symbols[0] == WINDOWED
         mixer = _softmax_attention(c, one_window_share(c) if is_windowed else full_share(c))
-    return _on_device(c, (mixer,), shares, linear)
+    return _on_device(c, (mixer,), shares, attention.linear)
 
 
 def _mean_of(kinds: Sequence[tuple[KindTime, Floats]]) -> KindTime | None:

@@ -22,6 +22,7 @@ from meshwright.costmodel.records import (
 )
 from meshwright.costmodel.stacks import (
     OF_PYTORCH,
+    OF_WIDE_HEADS,
     FrameworkConstants,
     named_framework_constants,
     of_run,
@@ -50,6 +51,9 @@ class DeviceConstants:
     2407.08608: 35 % on H100)."""
     attention_cudnn9_fraction: float
     """As `attention_forward_fraction`, for cuDNN up to 9.0 (Transformer Engine 1.2 to 1.6)."""
+    attention_memory_efficient_gflops_per_sm: float
+    """Of an SM in PyTorch's memory-efficient kernel of Ampere's instructions, forward and backward together;
+    by all FLOP of a pass under a mask, and by the causal half of it without."""
     attention_backward_ratio: float
     """Backward rate over forward rate (the backward pass has 2.5 times the FLOP)."""
     hbm_fraction: float
@@ -292,6 +296,10 @@ def device_rates(spec: DeviceSpec, precision: str, constants: Constants) -> Rate
         2.5: device.attention_cudnn9_fraction,
         3: device.attention_forward_fraction,
     }
+    # What is measured is the rate of both passes together.
+    wide_heads = (1.0 + 2.5 / device.attention_backward_ratio) / 3.5
+    wide_heads *= device.attention_memory_efficient_gflops_per_sm * 1e9 * spec.sms / sixteen
+    by_generation[OF_WIDE_HEADS] = wide_heads
     by_generation[OF_PYTORCH] = by_generation[3 if spec.architecture in _PREFERS_CUDNN else 2]
     # Power-limited clocks: tensor cores run at a rate that follows the board's power limit.
     power = 1.0
@@ -388,6 +396,7 @@ _ATTENTION = (
     "attention_flash1_fraction",
     "attention_flash2_fraction",
     "attention_cudnn9_fraction",
+    "attention_memory_efficient_gflops_per_sm",
 )
 _LAUNCHES = (
     "launch_layer_s",

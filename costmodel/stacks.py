@@ -7,11 +7,19 @@ from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from meshwright.costmodel.records import Overrides, data_table, layered_values, names_in
-from meshwright.costmodel.workload import AttentionKernel, Workload
+from meshwright.costmodel.workload import (
+    MEMORY_EFFICIENT,
+    AttentionKernel,
+    Workload,
+    has_wide_heads,
+)
 
 OF_PYTORCH = 2.9
 """Generation of what PyTorch's own attention takes."""
+OF_WIDE_HEADS = 0.5
+"""In the place of a generation: PyTorch's memory-efficient kernel."""
 _FLASH_GENERATIONS = {
+    MEMORY_EFFICIENT: OF_WIDE_HEADS,
     "flash-1": 1,
     "flash-2": 2,
     "cudnn-9.0": 2.5,
@@ -32,7 +40,7 @@ class FrameworkConstants:
     """Whether an attention that is not fused at least has scale, mask and softmax in one kernel."""
     flash_generation: float
     """1: FlashAttention; 2: FlashAttention-2 or PyTorch's own kernel; 2.5: cuDNN up to 9.0; 3:
-    FlashAttention-3 or a later cuDNN."""
+    FlashAttention-3 or a later cuDNN; `OF_WIDE_HEADS` as it says."""
     launch_layer_s: float
     """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
     launch_moe_layer_s: float
@@ -120,6 +128,12 @@ class FrameworkConstants:
     """More of them for each micro-batch, where weights are gathered from the host (ZeRO 3)."""
     host_sum_bytes: float
     """Bytes of the host's memory that adding the gradient of one more reduction moves."""
+
+    @property
+    def memory_efficient(self) -> bool:
+        """Whether attention is PyTorch's memory-efficient kernel: keys and values are repeated for it, and a
+        mask is a matrix of all scores, every one of which it computes."""
+        return self.flash_attention and self.flash_generation == OF_WIDE_HEADS
 
     def gradients_mb(self, parameters: float) -> float:
         """Size of gradients when they are reduced: `gradient_bytes` each.
@@ -267,7 +281,7 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
     return _with_settings(
         stack,
         _Settings(
-            kernel=workload.attention_kernel,
+            kernel=_kernel_of(workload),
             gradient_bytes=workload.gradient_bytes,
             fp8_parameters=workload.fp8_params,
             fused_loss=workload.te_loss,
@@ -277,6 +291,14 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
             reduces_each_micro_batch=workload.sync_each_batch or None,
         ),
     )
+
+
+def _kernel_of(workload: Workload) -> AttentionKernel | None:
+    """The attention kernel that a run names, or the only fused one that takes its model's heads."""
+    kernel = workload.attention_kernel
+    if has_wide_heads(workload.model) and kernel not in ("unfused", "fused-softmax"):
+        return MEMORY_EFFICIENT
+    return kernel
 
 
 class _Settings(NamedTuple):

@@ -23,7 +23,7 @@ from meshwright.costmodel.stacks import memory_profile, stack_constants
 from meshwright.costmodel.workload import Workload
 from meshwright.frameworks.catalog import framework_of_stack
 from meshwright.frameworks.record import QueuedSharding, ReferenceSetting
-from meshwright.model_specs.blocks import BlockShares, VisionSpec
+from meshwright.model_specs.blocks import AttentionShares, BlockShares, VisionSpec
 from meshwright.model_specs.parameters import (
     attention_parameters,
     dense_layer_parameters,
@@ -79,7 +79,7 @@ def layer_parameters_on_gpu(
         layer, shaped like the layout; 0 where the model has no such layer.
     """
     tp, ep, etp = (np.asarray(x) for x in (layout.tp, layout.ep, layout.etp))
-    common = _mixer_on_gpu(model, layout, blocks or model.blocks, model.linear_fraction)
+    common = _mixer_on_gpu(model, layout, blocks or model.blocks, model.attention_shares)
     if model.has_mean_layers:
         return _pattern_layer(model, layout, common, blocks or model.blocks)
     dense = 0.0 * tp
@@ -111,24 +111,29 @@ def kind_parameters_on_gpu(model: ModelSpec, layout: Layout) -> tuple[tuple[Floa
     """
     parameters = []
     for symbols in dict.fromkeys(model.unlike_bytes):
-        blocks, linear = model.kind_of(symbols)
-        mixer = _mixer_on_gpu(model, layout, blocks, linear)
+        blocks, attention = model.kind_of(symbols)
+        mixer = _mixer_on_gpu(model, layout, blocks, attention)
         dense, rest, experts = _pattern_layer(model, layout, mixer, blocks)
         parameters.append((dense + rest, experts))
     return tuple(parameters)
 
 
 def _mixer_on_gpu(
-    model: ModelSpec, layout: Layout, blocks: BlockShares, linear_share: float
+    model: ModelSpec, layout: Layout, blocks: BlockShares, attention: AttentionShares
 ) -> Floats:
-    """Parameters of attention, of which a share is linear, and of Mamba, with a layer's norms."""
+    """Parameters of attention, of each kind so much, and of Mamba, with a layer's norms."""
     whole: float = whole_attention_parameters(model)
     split: float = attention_parameters(model) - whole
-    if linear_share:
+    if attention.linear:
         linear_whole = whole_linear_attention_parameters(model)
         linear_split = linear_attention_parameters(model) - linear_whole
-        whole = (1.0 - linear_share) * whole + linear_share * linear_whole
-        split = (1.0 - linear_share) * split + linear_share * linear_split
+        whole = attention.full * whole + attention.linear * linear_whole
+        split = attention.full * split + attention.linear * linear_split
+    if attention.windowed:
+        windowed_whole = whole_attention_parameters(model.in_windows)
+        windowed_split = attention_parameters(model.in_windows) - windowed_whole
+        whole = attention.full * whole + attention.windowed * windowed_whole
+        split = attention.full * split + attention.windowed * windowed_split
     if model.state_space is not None or model.hybrid_pattern is not None:
         whole = blocks.attention * whole
         split = blocks.attention * split + blocks.mamba * mamba_parameters(model)

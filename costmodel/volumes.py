@@ -34,6 +34,7 @@ from meshwright.costmodel.workload import (
     pass_bytes,
     swapping_ranks,
 )
+from meshwright.model_specs.schema import ModelSpec
 
 _TRANSFERS_PER_BLOCK = 4.0
 """Transfers of an activation per block of a layer: in and out, forward and backward."""
@@ -267,12 +268,9 @@ def context_volumes(c: Context, work: RankWork) -> ContextVolumes:
         Bytes of a step, at least 0.
     """
     model, tp, cp = c.workload.model, int(np.asarray(c.layout.tp)), int(np.asarray(c.layout.cp))
-    heads, width = model.heads / tp, model.qk_head_dim + model.v_head_dim
-    kv_heads = heads if model.attention is not None else max(model.kv_heads / tp, 1.0)
     token_bytes = 2.0 * float(np.asarray(c.tokens))
     passes = 2.0 * work.layers + work.recomputed
-    full, linear = 1.0 - model.linear_fraction, model.linear_attention
-    full, mamba = full * model.blocks.attention, model.mamba
+    linear, mamba = model.linear_attention, model.mamba
     swapped = 0.0
     if linear is not None:
         elements = (linear.projected_width + linear.value_width) / tp
@@ -280,16 +278,36 @@ def context_volumes(c: Context, work: RankWork) -> ContextVolumes:
     if mamba is not None:
         elements = (mamba.projected_width + mamba.width) / tp
         swapped = model.blocks.mamba * token_bytes * elements * passes
-    heads_swapped = full * token_bytes * (heads + kv_heads) * width * passes
+    heads_swapped = 0.0
+    for share, kind in _softmax_kinds(model):
+        heads, width = kind.heads / tp, kind.qk_head_dim + kind.v_head_dim
+        heads_swapped += share * token_bytes * (heads + _kv_heads(kind, tp)) * width * passes
     if c.workload.cp_comm == "a2a":
         return ContextVolumes(whole=heads_swapped + swapped, swapped=0.0, ring=0.0, neighbours=1)
     ring_passes = 3.0 * work.layers + work.recomputed
-    passed_on = full * token_bytes * kv_heads * width * ring_passes
+    passed_on = 0.0
+    for share, kind in _softmax_kinds(model):
+        width = kind.qk_head_dim + kind.v_head_dim
+        passed_on += share * token_bytes * _kv_heads(kind, tp) * width * ring_passes
     if c.workload.cp_comm == HIERARCHICAL:
         size = int(swapping_ranks(c.workload, c.layout))
         ring = passed_on * (cp // size)
         return ContextVolumes(whole=swapped, swapped=heads_swapped, ring=ring, neighbours=size)
     return ContextVolumes(whole=passed_on * cp + swapped, swapped=0.0, ring=0.0, neighbours=1)
+
+
+def _softmax_kinds(model: ModelSpec) -> list[tuple[float, ModelSpec]]:
+    """Kinds of softmax attention with heads of their own, each with its share of all layers."""
+    shares, attending = model.attention_shares, model.blocks.attention
+    kinds = [(shares.full * attending, model)]
+    if shares.windowed:
+        kinds.append((shares.windowed * attending, model.in_windows))
+    return kinds
+
+
+def _kv_heads(model: ModelSpec, tp: int) -> float:
+    """Key-value heads on one tensor rank."""
+    return model.heads / tp if model.attention is not None else max(model.kv_heads / tp, 1.0)
 
 
 def gradient_element_bytes(c: Context) -> float:

@@ -37,16 +37,46 @@ from meshwright.model_specs.parameters import flops_per_token
 from meshwright.model_specs.schema import ModelSpec
 
 AttentionKernel = Literal[
-    "unfused", "fused-softmax", "flash-1", "flash-2", "cudnn-9.0", "sdpa", "flash-3"
+    "unfused",
+    "fused-softmax",
+    "memory-efficient",
+    "flash-1",
+    "flash-2",
+    "cudnn-9.0",
+    "sdpa",
+    "flash-3",
 ]
-"""PyTorch's operators one by one; Megatron's fused softmax between two matrix products; FlashAttention 1
-and 2; cuDNN up to 9.0, as containers of early 2024 have it; what PyTorch's own attention takes;
-FlashAttention 3, which also stands for later kernels of cuDNN."""
+"""PyTorch's operators one by one; Megatron's fused softmax between two matrix products; PyTorch's
+memory-efficient kernel; FlashAttention 1 and 2; cuDNN up to 9.0, as containers of early 2024 have it; what
+PyTorch's own attention takes; FlashAttention 3, which also stands for later kernels of cuDNN."""
 
 
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "rowwise", "rowwise_with_gw_hp"]
 """Scales from the steps before, from each tensor itself, from each of its blocks of 128 elements, or from
 each row; by row with weight gradients at 16 bits. The names are those of Transformer Engine and torchao."""
+
+
+WIDEST_FLASH_HEAD = 256
+"""Elements of the widest head that FlashAttention and cuDNN take (Dao-AILab/flash-attention issue 2427;
+torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+MEMORY_EFFICIENT: AttentionKernel = "memory-efficient"
+
+
+def has_wide_heads(model: ModelSpec) -> bool:
+    """Whether some layers have heads that neither FlashAttention nor cuDNN takes.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Latent attention has kernels of its own.
+
+    Returns
+    -------
+    bool
+        Of transformers, which runs every layer by one implementation, all layers need another kernel then
+        (transformers 5.23, models/gemma4/modeling_gemma4.py, Gemma4TextAttention.forward).
+    """
+    return model.attention is None and model.qk_head_dim > WIDEST_FLASH_HEAD
 
 
 _TYPE_BYTES = {"fp32": 4, "bf16": 2}
@@ -196,6 +226,26 @@ class Workload(RunSettings):
             # One output stands in place of the head: parameters are those of a model without one.
             without_head = self.model.model_copy(update={"tied_embeddings": True})
             object.__setattr__(self, "model", without_head)
+
+    def of_kind(self, model: ModelSpec) -> Workload:
+        """The run with a model whose layers are all of one kind, by the kernel that all of them have.
+
+        Parameters
+        ----------
+        model : ModelSpec
+            `ModelSpec.in_full` or `ModelSpec.in_windows` of the workload's own.
+
+        Returns
+        -------
+        Workload
+            Itself where that is its model already.
+        """
+        if model is self.model:
+            return self
+        kernel = self.attention_kernel
+        if has_wide_heads(self.model) and not has_wide_heads(model):
+            kernel = kernel or MEMORY_EFFICIENT
+        return replace(self, model=model, attention_kernel=kernel)
 
     @cached_property
     def factors(self) -> Factors | None:

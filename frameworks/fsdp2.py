@@ -282,6 +282,9 @@ FSDP2 = Framework(
         source="transformers/models/nemotron_h/modeling_nemotron_h.py",
         rules=("fsdp2-latent-experts", "fsdp2-latent-layers"),
     ),
+    window_heads=Setting(
+        source="transformers/models/gemma4/modeling_gemma4.py", rules=("fsdp2-window-heads",)
+    ),
     rank_orders={"tp-cp-dp": Setting(source=MESH)},
     adapters=PEFT_ADAPTERS
     | {name: replace(each, planned=False) for name, each in EIGHT_BIT_ADAPTERS.items()},

@@ -328,6 +328,9 @@ class Framework:
     rank_orders: Mapping[str, Setting]
     """Orders in which ranks are counted over the axes, innermost first."""
 
+    window_heads: Setting | None = None
+    """Layers with a window whose heads are others than those of full attention; None where a model with them
+    is refused."""
     adapters: Mapping[str, AdapterSetting] = field(default_factory=dict)
     """Low-rank adapters beside frozen weights that can be trained in place of every parameter."""
     hybrid_context: Setting | None = None

@@ -268,13 +268,14 @@ def _attention_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
     queries, hidden, mla = model.heads * model.qk_head_dim, model.hidden, model.attention
     output = Matrix("o_proj", model.heads * model.v_head_dim, hidden)
     if mla is None:
-        widths = (
+        widths = [
             queries * (2 if model.attention_output_gate else 1),
             model.kv_heads * model.qk_head_dim,
-            model.kv_heads * model.v_head_dim,
-        )
+        ]
+        if not model.values_are_keys:
+            widths.append(model.kv_heads * model.v_head_dim)
         apart = [
-            Matrix(name, hidden, width) for name, width in zip(_ATTENTION[:3], widths, strict=True)
+            Matrix(name, hidden, width) for name, width in zip(_ATTENTION[:3], widths, strict=False)
         ]
         return Matrix("qkv_proj", hidden, sum(widths)), *apart, output
     keys_and_values = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
@@ -390,6 +391,8 @@ def layer_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
         _attention_matrices(model),
         0 if model.moe is None else model.moe.shared_width,
     )
+    if model.window_heads is not None:
+        attention += _attention_matrices(model.in_windows)
     widths = [width for width in (model.ffn_hidden, shared) if width]
     blocks = [matrix for width in widths for matrix in _feed_forward_matrices(model, width)]
     return (*attention, *of_linear, *of_mamba, *blocks, *_latent_projections(model))
@@ -434,11 +437,14 @@ def counted_matrices(model: ModelSpec, *, fused: bool) -> tuple[CountedMatrix, .
     with_experts = model.mtp_layers * (moe is not None) + len(model.expert_layers)
     dense = model.layers + model.mtp_layers - with_experts
     attending = model.layers - model.linear_layers + model.mtp_layers
+    in_windows = 0 if model.window_heads is None else model.windowed_layers
+    attending -= in_windows
     counts = attending, model.linear_layers, model.mamba_layers
     if pattern is not None:
         counts = pattern.count("*") + model.mtp_layers, 0, pattern.count("M")
         dense = pattern.count("-")
     groups = [(counts[0], _attention_matrices(model)), (counts[1], linear), (counts[2], mamba)]
+    groups.append((in_windows, _attention_matrices(model.in_windows)))
     if model.ffn_hidden:
         groups.append((dense, _feed_forward_matrices(model, model.ffn_hidden)))
     found = [CountedMatrix(matrix, n) for n, some in groups if n > 0 for matrix in separate(some)]
@@ -515,13 +521,18 @@ def resolved(model: ModelSpec, adapters: AdapterSpec, *, fused: bool) -> Adapter
             )
         names = (names - {*_FEED_FORWARD}) | {EXPERTS}
         names |= {ROUTER} if ALL_LINEAR in adapters.targets else set()
+    elif moe is not None and moe.router_scales and ALL_LINEAR in adapters.targets:
+        # PEFT has no conversion for these experts, one tensor each, and takes the router's linear layer.
+        names |= {ROUTER}
     in_order = tuple(name for name in (*TARGETS, ROUTER) if name in names)
     return adapters.model_copy(update={"matrices": in_order})
 
 
 def _converts_experts(model: ModelSpec) -> bool:
-    """Whether PEFT knows the model's experts: not those of gpt-oss, nor beside Mamba."""
-    return model.moe is not None and not model.moe.expert_bias and model.state_space is None
+    """Whether PEFT knows the model's experts: not those of gpt-oss and Gemma 4, nor beside Mamba."""
+    if model.moe is None or model.state_space is not None:
+        return False
+    return not (model.moe.expert_bias or model.moe.router_scales)
 
 
 def expert_adapters(model: ModelSpec, adapters: AdapterSpec) -> tuple[tuple[int, int, int], ...]:
@@ -610,6 +621,10 @@ def adapted_outputs_of_blocks(model: ModelSpec, adapters: AdapterSpec) -> Adapte
     if model.linear_layers:
         softmax = model.layers - model.linear_layers
         attention = (softmax * attention + model.linear_layers * linear) // model.layers
+    if model.window_heads is not None:
+        in_windows = outputs(_attention_matrices(model.in_windows))
+        both = model.full_attention_layers * attention + model.windowed_layers * in_windows
+        attention = both // model.layers
     shared = 0 if model.moe is None else model.moe.shared_width
     blocks = (model.ffn_hidden, shared)
     dense, of_shared = (outputs(_feed_forward_matrices(model, n)) if n else 0 for n in blocks)
@@ -669,6 +684,9 @@ def adapter_counts(model: ModelSpec, adapters: AdapterSpec) -> AdapterCounts:
         return AdapterCounts(dense, model.hybrid_pattern.count("E") * experts)
     with_experts = len(model.expert_layers)
     dense = (model.layers - model.linear_layers) * attention + model.linear_layers * of_linear
+    if model.window_heads is not None:
+        in_windows = _parameters(adapters, _attention_matrices(model.in_windows))
+        dense += model.windowed_layers * (in_windows - attention)
     dense += model.mamba_layers * of_mamba
     dense += (model.layers - with_experts) * feed_forward + with_experts * beside
     return AdapterCounts(dense, with_experts * experts)
@@ -749,5 +767,8 @@ def _dense_matrices(model: ModelSpec) -> int:
         return sum(model.hybrid_pattern.count(block) * n for block, n in of_blocks.items())
     with_experts = len(model.expert_layers)
     linear = model.linear_layers * (linear_attention_matmul_parameters(model) - attention)
+    if model.window_heads is not None:
+        in_windows = attention_matmul_parameters(model.in_windows)
+        linear += model.windowed_layers * (in_windows - attention)
     layers = model.layers * attention + linear + model.mamba_layers * mamba_matmul_parameters(model)
     return layers + (model.layers - with_experts) * feed_forward + with_experts * beside_experts

@@ -47,6 +47,13 @@ class MlaSpec(ClosedDocument):
     """Scores all earlier positions for each query, which attends to the best of them alone; None: to all."""
 
 
+class WindowHeadsSpec(ClosedDocument):
+    """Heads of layers with a window, where they are others than those of full attention (Gemma 4)."""
+
+    kv_heads: Count
+    head_dim: Count
+
+
 LinearKind = Literal["gated_delta_net", "kda", "lightning"]
 LINEAR_TITLES: dict[LinearKind, str] = {
     "gated_delta_net": "Gated DeltaNet",
@@ -170,6 +177,9 @@ class MoeSpec(ClosedDocument):
     """Whether the weights of a token's chosen experts are made to add up to 1 (`norm_topk_prob`)."""
     router_scaling_factor: Positive = 1.0
     """What the weights of the chosen experts are multiplied by (DeepSeek-V3: 2.5)."""
+    router_scales: Flag = Field(default=False, exclude_if=lambda scales: not scales)
+    """Two sets of weights beside the router's matrix: one multiplies what it reads, element by element, the
+    other the weight of each chosen expert (Gemma 4)."""
     router_scales_inputs: Flag = False
     """The weight of a chosen expert multiplies the token that it reads, not what it writes (Llama 4)."""
     latent_size: Count | None = Field(default=None, exclude_if=lambda size: size is None)
@@ -324,12 +334,23 @@ class BlockShares(NamedTuple):
         return tuple(BlockShares(*(float(i == number) for i in range(4))) for number in present)
 
 
+class AttentionShares(NamedTuple):
+    """Attention of each kind in that of a layer, or of the mean of unlike layers: together 1.
+
+    Kinds that differ in their matrices. Under a window with the heads of full attention it counts as full.
+    """
+
+    full: float = 1.0
+    windowed: float = 0.0
+    """Under a window, with heads of its own."""
+    linear: float = 0.0
+
+
 class LayerKind(NamedTuple):
     """What a layer consists of."""
 
     blocks: BlockShares
-    linear: float
-    """The share of its attention that is linear: 1 or 0 of one layer."""
+    attention: AttentionShares
 
 
 def pattern_shares(pattern: str) -> BlockShares:
@@ -350,10 +371,11 @@ def pattern_shares(pattern: str) -> BlockShares:
 class RopeScaling(ClosedDocument):
     """How slowly the pairs turn in a context longer than the one first trained in."""
 
-    type: Literal["linear", "llama3", "yarn", "dynamic", "longrope"]
+    type: Literal["linear", "llama3", "yarn", "dynamic", "longrope", "proportional"]
     """linear: all pairs alike; llama3: the slow ones, as Llama 3.1; yarn: a ramp between fast and slow ones
     (arXiv 2309.00071, section 3.2); dynamic: by the length at hand; longrope: each pair by its own factor
-    (arXiv 2402.13753), which is not carried further."""
+    (arXiv 2402.13753), which is not carried further; proportional: the share that turns does so at the speeds
+    of the first pairs of a whole head (Gemma 4, transformers, `_compute_proportional_rope_parameters`)."""
     factor: Positive = 1.0
     original_positions: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 8192
     """Tokens of the context first trained in; without meaning for `linear`."""
@@ -397,6 +419,10 @@ class RopeSpec(ClosedDocument):
     """Base in layers with a sliding window, where it is another (Gemma 3)."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of a head's elements that turn (GPT-NeoX 0.25, Nemotron-4 0.5)."""
+    windowed_fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, exclude_if=lambda fraction: fraction is None
+    )
+    """Share in layers with a sliding window, where it is another (Gemma 4)."""
     scaling: RopeScaling | None = None
 
 

@@ -232,7 +232,7 @@ _GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 GATED = {"silu": "swiglu", "swish": "swiglu", **dict.fromkeys(_GELU, "geglu")}
 PLAIN = {**dict.fromkeys(_GELU, "gelu"), "relu": "relu", "relu2": "squared_relu"}
 
-ROPE_SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 """Values of `rope_type` that the schema has too."""
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from meshwright.documents import validation_message
 from meshwright.errors import InputError, near_miss, shown
 from meshwright.model_specs.config_fields import ConfigFields, Fields, read_fields
-from meshwright.model_specs.huggingface_families import FAMILIES
+from meshwright.model_specs.huggingface_families import FAMILIES, LAYER_TABLES
 from meshwright.model_specs.schema import ModelSpec
 
 # How the image encoder maps to a VisionSpec.
@@ -191,14 +191,13 @@ _SPARSE = (
 )
 
 _UNLIKE_WIDTHS = (
-    "layers whose attention differs in heads or widths by their kind are not supported: the layers of a "
-    "model have one set of heads"
+    "layers whose attention differs in heads or widths by their kind are not supported in this family: only "
+    "those of gemma4 can be priced"
 )
 
 REFUSING_FIELDS = {
-    "global_head_dim": "layers that attend in full have wider heads than those with a window (Gemma 4), and "
-    "than the attention kernels that are priced: they are not supported",
-    "hidden_size_per_layer_input": "a token table for each layer (Gemma 3n and 4) is not supported",
+    "global_head_dim": _UNLIKE_WIDTHS,
+    "hidden_size_per_layer_input": LAYER_TABLES,
     "swa_num_key_value_heads": _UNLIKE_WIDTHS,
     "swa_head_dim": _UNLIKE_WIDTHS,
     "compress_ratios": "attention to compressed keys and values (DeepSeek-V4) is not supported",
@@ -420,6 +419,8 @@ _TEXT_PARTS = ("text_config", "language_config", "llm_config")
 _DEEPEST = 4
 _NESTED_DEFAULTS = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "llama4": "llama4_text",
     "llava": "llama",
     "mllama": "mllama_text_model",

@@ -395,6 +395,128 @@ def _gemma3_windows(config: ConfigFields) -> Fields:
     return windows(config, 4096, pattern)
 
 
+# Gemma 4: layers that attend in full have heads of their own, and experts stand beside the feed-forward of
+# every layer, which is a shared expert here (models/gemma4 and gemma4_unified, modeling_*.py).
+
+LAYER_TABLES = (
+    "a token table for each layer (Gemma 3n and the small models of Gemma 4) is not supported"
+)
+
+
+def _gemma4_rope(config: ConfigFields) -> Fields:
+    """Rotary embeddings of either kind of layer: by default a quarter of wide heads turns"""
+    parameters = config.section("rope_parameters")
+    windowed = None if parameters is None else parameters.section("sliding_attention")
+    fields: Fields = {"windowed_base": 1e4, "windowed_fraction": 1.0}
+    if parameters is None:
+        fields["scaling"] = {"type": "proportional"}
+    elif windowed is not None:
+        windowed.passed_over("rope_type")
+        fields["windowed_fraction"] = windowed.number("partial_rotary_factor", 1.0)
+    fraction = 0.25 if parameters is None else 1.0
+    return fields | rope_fields(config, base=1e6, fraction=fraction)
+
+
+_GEMMA4: Record = {
+    **_GEMMA,
+    "hidden": integer("hidden_size", 2304),
+    "ffn_hidden": integer("intermediate_size", 9216),
+    "heads": integer("num_attention_heads", 8),
+    "kv_heads": integer("num_key_value_heads", 4),
+    "vocab": integer("vocab_size", 262_144),
+    "rope": _gemma4_rope,
+    "norm_zero_centered": False,
+    "embedding_scale": lambda config: config.count("hidden_size", 2304) ** 0.5,
+    "qk_norm": True,
+    "value_norm": True,
+    "attention_scale": 1.0,
+    "final_logit_cap": real("final_logit_softcapping"),
+}
+
+
+def _gemma4_heads(config: ConfigFields, window: int) -> Fields:
+    """Heads of either kind of layer, and the window, by default so long; the last layer attends in full."""
+    window = config.count("sliding_window", window)
+    kinds = config.entries("layer_types")
+    layers = config.layers()
+    full = [(i + 1) % 6 == 0 for i in range(layers)]
+    if kinds:
+        full = full_layers(config, kinds, "sliding_attention")
+    full[-1] = True
+    width, global_width = config.count("head_dim", 256), config.count("global_head_dim", 512)
+    kv_heads, are_keys = (
+        config.count("num_key_value_heads", 4),
+        config.flag("attention_k_eq_v", False),
+    )
+    global_kv_heads = config.count("num_global_key_value_heads", kv_heads) if are_keys else kv_heads
+    # Without `attention_k_eq_v` the file's number is not used.
+    config.passed_over("num_global_key_value_heads")
+    fields: Fields = {"kv_heads": global_kv_heads, "head_dim": global_width}
+    if all(full):
+        if are_keys:
+            raise config.fail(
+                "attention_k_eq_v", "is supported beside layers with a window alone", True
+            )
+        return fields
+    fields |= window_order(config, window, full)
+    if (kv_heads, width) != (global_kv_heads, global_width) or are_keys:
+        own = {"kv_heads": kv_heads, "head_dim": width}
+        fields |= {"window_heads": own, "values_are_keys": are_keys}
+    return fields
+
+
+def _gemma4_experts(config: ConfigFields) -> Fields:
+    """Experts beside the feed-forward of every layer, whose weights add up to 1 before the scale of each."""
+    config.passed_over("num_experts", "top_k_experts", "moe_intermediate_size")
+    if not config.flag("enable_moe_block", False):
+        return {}
+    moe: Fields = {
+        "experts": config.count("num_experts"),
+        "top_k": config.count("top_k_experts"),
+        "moe_ffn_hidden": config.count("moe_intermediate_size"),
+        "shared_experts": 1,
+        "shared_ffn_hidden": config.count("intermediate_size", 9216),
+        "router_scales": True,
+    }
+    return {"moe": moe, "norms_per_layer": 7}
+
+
+def _gemma4_refusals(config: ConfigFields) -> Fields:
+    """Refuses what the small models have, and attention that sees later positions."""
+    if config.count("num_kv_shared_layers", 0, least=0):
+        what = "layers that reuse the keys and values of others (small models of Gemma 4) are not supported"
+        raise config.fail(
+            "num_kv_shared_layers", what, config.count("num_kv_shared_layers", least=0)
+        )
+    # Says something of layers that reuse keys and values alone, and of images.
+    config.passed_over("use_double_wide_mlp", "vocab_size_per_layer_input")
+    if config.text("use_bidirectional_attention", "vision") != "vision":
+        raise config.fail(
+            "use_bidirectional_attention", "only causal attention to text is supported"
+        )
+    return {}
+
+
+def _no_layer_tables(config: ConfigFields, default: int) -> Fields:
+    """Refuses a token table for each layer; `default` is its width in a file that says nothing of it."""
+    name = "hidden_size_per_layer_input"
+    width = 0 if config.names(name) and not config.has(name) else default
+    width = config.count(name, width, least=0)
+    if width:
+        raise config.fail(name, LAYER_TABLES, width)
+    return {}
+
+
+def _gemma4_parts(table_width: int, window: int) -> tuple[Part, ...]:
+    """What both kinds of files have in common, with what holds where they are silent."""
+    return (
+        lambda config: _no_layer_tables(config, table_width),
+        _GEMMA4,
+        _gemma4_refusals,
+        lambda config: _gemma4_heads(config, window),
+    )
+
+
 # How Llama 4's config.json maps to a ModelSpec.
 #
 # Where three layers in four see their own chunk of the sequence alone, the fourth has no position embedding
@@ -1558,6 +1680,8 @@ class Family:
 
 
 _GEMMA3_PARTS = (_GEMMA3, _gemma_scale, _gemma3_windows)
+_GEMMA4_PARTS: tuple[Part, ...] = (*_gemma4_parts(table_width=256, window=512), _gemma4_experts)
+_GEMMA4_UNIFIED_PARTS = _gemma4_parts(table_width=0, window=1024)
 _LLAMA4_PARTS = (_LLAMA4, _llama4_chunks)
 _QWEN2_PARTS = (_QWEN2, _qwen_windows)
 # Layers of the text part of Qwen3-VL know no window (modeling_qwen3_vl.py).
@@ -1672,6 +1796,10 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family("Gemma2ForCausalLM", (_GEMMA2, _gemma_scale, _windows(4096, 2))),
     "gemma3": Family("Gemma3ForConditionalGeneration", _GEMMA3_PARTS),
     "gemma3_text": Family("Gemma3ForCausalLM", _GEMMA3_PARTS),
+    "gemma4": Family("Gemma4ForConditionalGeneration", _GEMMA4_PARTS),
+    "gemma4_text": Family("Gemma4ForCausalLM", _GEMMA4_PARTS),
+    "gemma4_unified": Family("Gemma4UnifiedForConditionalGeneration", _GEMMA4_UNIFIED_PARTS),
+    "gemma4_unified_text": Family("Gemma4UnifiedForCausalLM", _GEMMA4_UNIFIED_PARTS),
     "qwen2_vl": Family("Qwen2VLForConditionalGeneration", _QWEN2_PARTS),
     "qwen2_vl_text": Family("", _QWEN2_PARTS),
     "qwen2_5_vl": Family("Qwen2_5_VLForConditionalGeneration", _QWEN2_PARTS),

@@ -6,6 +6,8 @@ without them); add `mtp_parameters` for what is trained. Counts are for the whol
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from meshwright.model_specs.blocks import Mamba1Spec, MlaSpec, VisionSpec
 from meshwright.model_specs.schema import ModelSpec
 
@@ -21,8 +23,16 @@ def parameter_count(model: ModelSpec) -> int:
         + (model.layers - with_experts) * dense_layer_parameters(model)
         + with_experts * moe_layer_parameters(model)
         + model.linear_layers * (linear_attention_parameters(model) - attention_parameters(model))
+        + _of_windowed_layers(model, attention_parameters)
         + model.mamba_layers * mamba_parameters(model)
     )
+
+
+def _of_windowed_layers(model: ModelSpec, of_layer: Callable[[ModelSpec], int]) -> int:
+    """What attention of windowed layers has of something over that of as many layers in full."""
+    if model.window_heads is None:
+        return 0
+    return model.windowed_layers * (of_layer(model.in_windows) - of_layer(model))
 
 
 def _hybrid_layer_parameters(model: ModelSpec, pattern: str) -> int:
@@ -70,7 +80,7 @@ def attention_parameters(model: ModelSpec) -> int:
         norms = model.qk_head_dim * normed_heads if has_weights else 0
         gated = 2 if model.attention_output_gate else 1
         qkv_bias = gated * model.heads * model.qk_head_dim
-        qkv_bias += model.kv_heads * (model.qk_head_dim + model.v_head_dim)
+        qkv_bias += model.kv_heads * _projected_of_head(model)
     parameters = attention_matmul_parameters(model) + norms
     if model.attention_bias:
         parameters += qkv_bias
@@ -169,8 +179,12 @@ def attention_matmul_parameters(model: ModelSpec) -> int:
         return _mla_matrices(model, model.attention)
     gates = 1 if model.attention_output_gate else 0
     queries_and_output = (2 + gates) * model.heads * model.qk_head_dim
-    keys_and_values = model.kv_heads * (model.qk_head_dim + model.v_head_dim)
-    return model.hidden * (queries_and_output + keys_and_values)
+    return model.hidden * (queries_and_output + model.kv_heads * _projected_of_head(model))
+
+
+def _projected_of_head(model: ModelSpec) -> int:
+    """Outputs of the projections of a key-value head: keys and values, or keys alone that serve as both."""
+    return model.qk_head_dim + (0 if model.values_are_keys else model.v_head_dim)
 
 
 def _mla_matrices(model: ModelSpec, mla: MlaSpec) -> int:
@@ -242,10 +256,11 @@ def shared_expert_parameters(model: ModelSpec) -> int:
 
 
 def router_parameters(model: ModelSpec) -> int:
-    """The router of one layer, with its bias; 0 in a dense model."""
+    """The router of one layer, with its bias and scales; 0 in a dense model."""
     if model.moe is None:
         return 0
-    return model.moe.experts * (model.hidden + (1 if model.moe.router_bias else 0))
+    scales = model.hidden + model.moe.experts if model.moe.router_scales else 0
+    return model.moe.experts * (model.hidden + (1 if model.moe.router_bias else 0)) + scales
 
 
 def norm_parameters_per_layer(model: ModelSpec) -> int:
@@ -399,6 +414,7 @@ def active_matmul_parameters(model: ModelSpec) -> int:
         (model.layers - with_experts) * dense_layer
         + with_experts * moe_layer
         + model.linear_layers * linear
+        + _of_windowed_layers(model, attention_matmul_parameters)
         + model.mamba_layers * mamba_matmul_parameters(model)
         + head
         + model.mtp_layers * mtp_module
@@ -451,15 +467,19 @@ def attention_flops_per_token(model: ModelSpec, seq_len: float) -> float:
     Forward and backward; causal. States are those of linear attention and of Mamba. An indexer scores every
     position forward, and has gradients of those that it chose.
     """
-    per_position = 2 * model.heads * (model.qk_head_dim + model.v_head_dim)
+    of_full, in_windows = (
+        2 * kind.heads * (kind.qk_head_dim + kind.v_head_dim) for kind in (model, model.in_windows)
+    )
     full, indexer = model.full_attention_layers + model.mtp_layers, model.indexer
     chosen = attended_positions(seq_len, None if indexer is None else indexer.top_k)
-    positions = full * chosen
     windowed = attended_positions(seq_len, model.sliding_window, chunked=model.chunked_windows)
-    positions += model.windowed_layers * windowed
+    if of_full == in_windows:
+        scores = of_full * (full * chosen + model.windowed_layers * windowed)
+    else:
+        scores = of_full * full * chosen + in_windows * model.windowed_layers * windowed
     linear = model.linear_layers * _linear_attention_flops(model)
     scans = model.mamba_layers * _mamba_scan_flops(model)
-    attended = BACKWARD_AND_FORWARD * (per_position * positions + linear + scans)
+    attended = BACKWARD_AND_FORWARD * (scores + linear + scans)
     if indexer is None:
         return attended
     return attended + full * 2 * indexer.width * (attended_positions(seq_len) + 2 * chosen)

@@ -14,6 +14,7 @@ from meshwright.model_specs.blocks import (
     FULL,
     LINEAR,
     WINDOWED,
+    AttentionShares,
     BlockShares,
     Count,
     CountOrZero,
@@ -28,6 +29,7 @@ from meshwright.model_specs.blocks import (
     RopeSpec,
     SparseIndexerSpec,
     VisionSpec,
+    WindowHeadsSpec,
     letters,
     pattern_shares,
 )
@@ -72,9 +74,10 @@ class ModelSpec(ClosedDocument):
     """Added to the mean square, or to the variance, under the root."""
     norm_zero_centered: Flag = False
     """Norms multiply by 1 + weight (Gemma, Nemotron-4), so that weight decay pulls to 1."""
-    norms_per_layer: Annotated[int, Field(ge=1, le=6, strict=True)] = 2
-    """Norms over the hidden width: 2 as a rule, 4 with norms after the blocks (Gemma 2), 1 in a parallel
-    block that shares one (Falcon-7B)."""
+    norms_per_layer: Annotated[int, Field(ge=1, le=8, strict=True)] = 2
+    """Norms over the hidden width: 2 as a rule, 4 with norms after the blocks (Gemma 2), 7 where these stand
+    around experts and a dense feed-forward beside them (Gemma 4), 1 in a parallel block that shares one
+    (Falcon-7B)."""
     norms_after_blocks: Flag = False
     """Two norms per layer come after attention and feed-forward, not before them (OLMo 2)."""
     qk_norm: Flag = False
@@ -83,6 +86,8 @@ class ModelSpec(ClosedDocument):
     """... or over all heads together: `heads * head_dim` and `kv_heads * head_dim` (OLMoE)."""
     qk_norm_weights: Flag = True
     """Whether those norms have weights; those of Llama 4 have none."""
+    value_norm: Flag = Field(default=False, exclude_if=lambda has_norm: not has_norm)
+    """A norm without weights on the values of each head (Gemma 4)."""
     embedding_norm: Flag = False
     """A norm right after the embedding (BLOOM)."""
     embedding_scale: Positive = 1.0
@@ -116,6 +121,14 @@ class ModelSpec(ClosedDocument):
     chunked_windows: Flag = False
     """Windowed layers cut the sequence into chunks of `sliding_window` positions, and a query sees those of
     its own chunk up to itself (Llama 4), instead of the last `sliding_window` positions."""
+    window_heads: WindowHeadsSpec | None = Field(
+        default=None, exclude_if=lambda heads: heads is None
+    )
+    """Key-value heads and width of heads in layers with a window, where others than `kv_heads` and
+    `head_dim`, which are then those of layers that attend in full alone (Gemma 4)."""
+    values_are_keys: Flag = Field(default=False, exclude_if=lambda are_keys: not are_keys)
+    """Layers that attend in full have no projection of values, which are the keys from before their norm and
+    rotation. Beside windows it needs `window_heads`."""
     attention: MlaSpec | None = None
     attention_output_gate: Flag = False
     """What attention returns is multiplied by a gate as wide as the queries (Qwen3-Next)."""
@@ -169,6 +182,7 @@ class ModelSpec(ClosedDocument):
                 f"vision.out_hidden {self.vision.out_hidden} must be hidden {self.hidden}"
             )
         self._check_windows()
+        self._check_window_heads()
         if self.linear_attention is not None:
             self._check_linear_attention()
         if self.norms_after_blocks and self.norms_per_layer != 2:
@@ -200,6 +214,29 @@ class ModelSpec(ClosedDocument):
                 "sliding_window needs full_attention_every: 0 where every layer is windowed, "
                 "n where each n-th layer attends in full; or attention_order, a letter for each layer"
             )
+
+    def _check_window_heads(self) -> None:
+        """Raises ValueError where heads of windowed layers do not fit the layers or the rest of the model."""
+        own = self.window_heads
+        if own is None:
+            if self.values_are_keys and (self.windowed_layers or self.attention is not None):
+                raise ValueError(
+                    "values_are_keys needs window_heads, or layers that all attend in full"
+                )
+            return
+        if self.heads % own.kv_heads:
+            raise ValueError(
+                f"heads {self.heads} must be a multiple of window_heads.kv_heads {own.kv_heads}"
+            )
+        if not (self.windowed_layers and self.full_attention_layers):
+            raise ValueError(
+                "window_heads needs layers with a window and layers that attend in full"
+            )
+        for field in ("attention", "mtp_layers", "hybrid_pattern", "state_space"):
+            if getattr(self, field):
+                raise ValueError(f"window_heads with {field} is not supported")
+        if self.qk_norm_full_width:
+            raise ValueError("window_heads with qk_norm_full_width is not supported")
 
     def _check_order(self, order: str) -> None:
         """Raises ValueError where the letters fit neither the layers nor what other fields say of them."""
@@ -406,11 +443,15 @@ class ModelSpec(ClosedDocument):
     def unlike_bytes(self) -> tuple[str, ...]:
         """`unlike_layers` where these differ in their bytes too, a window written as full attention.
 
-        Empty where all layers behind the dense ones in front have as many parameters and save as much.
+        A window with heads of its own stays a window. Empty where all layers behind the dense ones in front
+        have as many parameters and save as much.
         """
         if self.hybrid_pattern is not None:
             return self.unlike_layers
-        layers = self._symbols(self.attention_letters.replace(WINDOWED, FULL))
+        attends = self.attention_letters
+        if self.window_heads is None:
+            attends = attends.replace(WINDOWED, FULL)
+        layers = self._symbols(attends)
         behind = set(layers[self.dense_layers :]) or set(layers)
         return layers if len(behind) > 1 else ()
 
@@ -422,9 +463,62 @@ class ModelSpec(ClosedDocument):
     def kind_of(self, symbols: str) -> LayerKind:
         """The layer that an entry of `unlike_layers` or `unlike_bytes` names."""
         if self.hybrid_pattern is not None:
-            return LayerKind(pattern_shares(symbols), 0.0)
+            return LayerKind(pattern_shares(symbols), AttentionShares())
         experts = float(symbols[1] == "E")
-        return LayerKind(BlockShares(1.0, 0.0, 1.0 - experts, experts), float(symbols[0] == LINEAR))
+        linear = float(symbols[0] == LINEAR)
+        windowed = float(symbols[0] == WINDOWED and self.window_heads is not None)
+        attention = AttentionShares(1.0 - linear - windowed, windowed, linear)
+        return LayerKind(BlockShares(1.0, 0.0, 1.0 - experts, experts), attention)
+
+    @cached_property
+    def in_windows(self) -> ModelSpec:
+        """The model, were all its layers as those with a window; itself where kinds of layers share heads."""
+        own = self.window_heads
+        if own is None:
+            return self
+        heads = {"kv_heads": own.kv_heads, "head_dim": own.head_dim, "full_attention_every": 0}
+        return self._of_one_kind("values_are_keys", **heads)
+
+    @cached_property
+    def in_full(self) -> ModelSpec:
+        """The model, were all its layers as those that attend in full; itself where kinds share heads."""
+        if self.window_heads is None:
+            return self
+        return self._of_one_kind("sliding_window", "full_attention_every", "chunked_windows")
+
+    def _of_one_kind(self, *without: str, **fields: int) -> ModelSpec:
+        """The model with layers that attend alike, without some fields and with others."""
+        left = {"window_heads", "attention_order", *without}
+        own = self.model_dump(exclude_unset=True, exclude=left)
+        return type(self).model_validate(own | fields)
+
+    @property
+    def further_norms(self) -> int:
+        """Norms over the hidden width that a layer has beside one ahead of each block, where they are priced.
+
+        They are where values have a norm too (Gemma 4), that of its router included; those behind the blocks
+        of Gemma 2 and 3 are not (docs/limits.md).
+        """
+        if not self.value_norm:
+            return 0
+        in_router = self.moe is not None and self.moe.router_scales
+        return max(self.norms_per_layer - 2, 0) + in_router
+
+    @property
+    def attention_kinds(self) -> tuple[AttentionShares, ...]:
+        """A layer of each kind of softmax attention with heads of its own; else the mean layer alone."""
+        if self.window_heads is None:
+            return (self.attention_shares,)
+        return AttentionShares(), AttentionShares(0.0, 1.0)
+
+    @property
+    def attention_shares(self) -> AttentionShares:
+        """Attention of each kind in the mean of the layers that have attention."""
+        windowed = 0.0
+        if self.window_heads is not None:
+            windowed = self.windowed_layers / self.layers
+        linear = self.linear_fraction
+        return AttentionShares(1.0 - linear - windowed, windowed, linear)
 
     @property
     def windowed_layers(self) -> int:

@@ -349,15 +349,10 @@ def products_of_a_layer(model: ModelSpec, layout: LayoutDoc, seq_len: int) -> di
     if (mamba := model.state_space) is not None:
         shapes[f"{mamba.title} inputs"] = (tokens, mamba.projected_width / tp, hidden)
         shapes[f"{mamba.title} output"] = (tokens, hidden, mamba.width / tp)
-    if model.attention is None and model.blocks.attention:
-        key_value = max(model.kv_heads / tp, 1.0) * (model.qk_head_dim + model.v_head_dim)
-        shapes["attention inputs"] = (
-            tokens,
-            model.heads / tp * model.qk_head_dim + key_value,
-            hidden,
-        )
-    if model.blocks.attention:
-        shapes["attention output"] = (tokens, hidden, model.heads / tp * model.v_head_dim)
+    for name, inputs_width, output_width in _attention_widths(model, tp):
+        if inputs_width is not None:
+            shapes[f"{name} inputs"] = (tokens, inputs_width, hidden)
+        shapes[f"{name} output"] = (tokens, hidden, output_width)
     if model.has_dense_feed_forward:
         width = model.ffn_hidden / tp
         shapes["feed-forward up"] = (tokens, inputs * width, hidden)
@@ -438,20 +433,33 @@ def roofline_of(c: Context) -> dict[str, Any]:
     }
 
 
+def _attention_widths(model: ModelSpec, tp: int) -> Iterator[tuple[str, float | None, float]]:
+    """Name of attention of each kind with heads of its own, and its widths on a tensor rank: what its inputs
+    are projected to, None of latent attention, and what its output is projected from."""
+    if not model.blocks.attention:
+        return
+    kinds = {"attention": model}
+    if model.window_heads is not None:
+        kinds["windowed attention"] = model.in_windows
+    for name, kind in kinds.items():
+        of_head = kind.qk_head_dim + (0 if kind.values_are_keys else kind.v_head_dim)
+        key_value = max(kind.kv_heads / tp, 1.0) * of_head
+        inputs = None if kind.attention else kind.heads / tp * kind.qk_head_dim + key_value
+        yield name, inputs, kind.heads / tp * kind.v_head_dim
+
+
 def products_of(c: Context) -> Iterator[KernelShape]:
     """The large products of a layer and the LM head; of latent attention the output alone."""
     model, layout = c.workload.model, c.layout
     tokens, tp = float(np.asarray(c.tokens)), int(layout.tp)
-    heads, hidden = model.heads / tp, model.hidden
+    hidden = model.hidden
     if (mamba := model.state_space) is not None:
         yield KernelShape(f"{mamba.title} inputs", tokens, mamba.projected_width / tp, hidden)
         yield KernelShape(f"{mamba.title} output", tokens, hidden, mamba.width / tp)
-    if model.attention is None and model.blocks.attention:
-        query = heads * model.qk_head_dim
-        keys = max(model.kv_heads / tp, 1.0) * (model.qk_head_dim + model.v_head_dim)
-        yield KernelShape("attention inputs", tokens, query + keys, hidden)
-    if model.blocks.attention:
-        yield KernelShape("attention output", tokens, hidden, heads * model.v_head_dim)
+    for name, inputs_width, output_width in _attention_widths(model, tp):
+        if inputs_width is not None:
+            yield KernelShape(f"{name} inputs", tokens, inputs_width, hidden)
+        yield KernelShape(f"{name} output", tokens, hidden, output_width)
     matrices = 2 if model.gated else 1
     moe = model.moe
     if model.has_dense_feed_forward:

@@ -14,6 +14,7 @@ import yaml
 
 from meshwright.costmodel.execution_names import STEP_KINDS
 from meshwright.costmodel.losses import ALL_LOGITS, in_chunks
+from meshwright.costmodel.workload import has_wide_heads
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import DEFAULT_FRAMEWORK, framework_named
 from meshwright.frameworks.deepspeed import (
@@ -266,6 +267,7 @@ def _script_notes(launch: Launch, started: Framework) -> tuple[str, ...]:
         f"--gradient_accumulation_steps {layout.num_micro_batches}.",
         *_sync_notes(launch),
         *_recompute_notes(launch, started),
+        *_attention_notes(launch.inputs.model),
         *_kind_notes(launch, started),
         _model_note(launch.inputs.model),
         *file_notes(launch.inputs.model),
@@ -311,6 +313,15 @@ def _recompute_notes(launch: Launch, started: Framework) -> Iterator[str]:
         )
     elif launch.execution.offload_modules != "layer_inputs":
         yield "It turns gradient checkpointing on, with use_reentrant=False."
+
+
+def _attention_notes(model: ModelSpec) -> Iterator[str]:
+    """The attention kernel of a model for which there is only one."""
+    if has_wide_heads(model):
+        yield (
+            f"It loads the model with attn_implementation='sdpa': FlashAttention takes no heads of "
+            f"{model.qk_head_dim}, and a model has one implementation for all of its layers."
+        )
 
 
 def _kind_notes(launch: Launch, started: Framework) -> Iterator[str]:
@@ -993,9 +1004,12 @@ _ATTENTION_WORDS = {"flash_attention_3": "fa3", "flash_attention_2": "fa2", "sdp
 def _attention(launch: Launch) -> str:
     """The attention kernels with a plan's price, in transformers' words.
 
-    FlashAttention-3 runs on Hopper alone (its README); on Blackwell plans price PyTorch's own attention.
+    FlashAttention-3 runs on Hopper alone (its README); on Blackwell plans price PyTorch's own attention, and
+    everywhere for models with heads that FlashAttention does not take.
     """
     architecture = launch.inputs.cluster.device.architecture
+    if has_wide_heads(launch.inputs.model):
+        return "sdpa"
     own = {"hopper": "flash_attention_3", "blackwell": "sdpa"}
     return own.get(architecture, "flash_attention_2")
 

@@ -26,7 +26,7 @@ from meshwright.costmodel.records import (
     with_stragglers,
 )
 from meshwright.costmodel.step_time import StepTime
-from meshwright.costmodel.workload import Execution, Workload
+from meshwright.costmodel.workload import Execution, Workload, has_wide_heads
 from meshwright.documents import program_version
 from meshwright.frameworks.catalog import framework_named
 from meshwright.frameworks.record import Setting, TokenDispatcher, layer_needs
@@ -235,6 +235,12 @@ def training_warnings(request: PlanRequest) -> Iterator[str]:
         )
     if request.loss == "liger":
         yield "of Liger's kernels the loss alone is priced, not its norms, rotations and gates"
+    if has_wide_heads(request.model):
+        yield (
+            f"no measured run stands behind heads of {request.model.qk_head_dim}: every layer runs by "
+            "PyTorch's memory-efficient attention, priced by the rate of single kernels with heads of 256, "
+            "and a window saves it nothing"
+        )
     yield from _of_images(request)
     yield from _of_the_kind(request)
 

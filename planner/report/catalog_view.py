@@ -231,7 +231,13 @@ def _attention(model: ModelSpec) -> str:
     if not model.blocks.attention:
         return "none"
     if model.attention is None:
-        return f"{model.heads} heads of {model.qk_head_dim}, {model.kv_heads} key-value heads"
+        words = f"{model.heads} heads of {model.qk_head_dim}, {model.kv_heads} key-value heads"
+        if model.values_are_keys:
+            words += " whose keys are the values"
+        if model.window_heads is None:
+            return words
+        own = model.in_windows
+        return f"{words}; under the window of {own.qk_head_dim}, {own.kv_heads} key-value heads"
     query = model.attention.q_lora_rank or "none"
     ranks = f"query {query}, key-value {model.attention.kv_lora_rank}"
     words = f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"

@@ -33,6 +33,7 @@ from meshwright.model_specs.blocks import (
     RopeSpec,
     SparseIndexerSpec,
     VisionSpec,
+    WindowHeadsSpec,
 )
 from meshwright.model_specs.reader import load_catalog_model
 from meshwright.model_specs.schema import ModelSpec
@@ -58,6 +59,9 @@ BIASED = MOE.model_copy(
     }
 )
 WINDOWED = DENSE.model_copy(update={"sliding_window": 512, "full_attention_every": 2})
+UNLIKE_HEADS = WINDOWED.model_copy(
+    update={"window_heads": WindowHeadsSpec(kv_heads=8, head_dim=32)}
+)
 SINKS = DENSE.model_copy(update={"attention_sinks": True})
 TIED = DENSE.model_copy(update={"tied_embeddings": True})
 SEEING = DENSE.model_copy(
@@ -384,6 +388,7 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "fsdp2-mamba": (workload(HYBRID), {"dp": 8}, {"cp": 2}),
     "fsdp2-whole-delta-net": (workload(LINEAR), {"dp": 8}, {"tp": 2, "dp": 4}),
     "fsdp2-latent-experts": (workload(LATENT), {"dp": 8}, {"tp": 2, "dp": 4}),
+    "fsdp2-window-heads": (workload(UNLIKE_HEADS), {"dp": 8}, {"tp": 2, "dp": 4}),
     "peft-degrees": (
         workload(DENSE, adapters=AdapterSpec()),
         {"dp": 8, "zero_stage": 3},
@@ -575,6 +580,9 @@ OF_WORKLOADS = {
     "megatron-linear-kinds",
     "torchtitan-linear-kinds",
     "deepspeed-linear-kinds",
+    "megatron-window-heads",
+    "torchtitan-window-heads",
+    "deepspeed-window-heads",
     "torchtitan-sparse-attention",
     "deepspeed-sparse-attention",
     "fsdp2-sparse-attention",
@@ -868,6 +876,22 @@ def test_latent_experts_are_for_frameworks_that_have_them(framework: str, model:
     assert (finding is None) is legal
     if finding is not None:
         assert f"{framework} is not planned with experts on a projection" in rule.explain(finding)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan", "deepspeed"])
+@pytest.mark.parametrize("model", [UNLIKE_HEADS, WINDOWED, DENSE])
+def test_heads_by_kind_of_layer_are_for_frameworks_that_have_them(
+    framework: str, model: ModelSpec
+) -> None:
+    rule, work = RULES[f"{framework}-window-heads"], workload(model)
+    legal = model is not UNLIKE_HEADS
+    assert rule.applies(work) is not legal
+    assert feasible(rule, rule.excess(as_table(work, [Layout()], [1.0]))) is legal
+    finding = rule.check(finished(work, Layout(), 1.0))
+    assert (finding is None) is legal
+    if finding is not None:
+        assert "(window_heads)" in rule.explain(finding)
+        assert finding.remedy == "Choose the fsdp2 framework for this model."
 
 
 @pytest.mark.parametrize(

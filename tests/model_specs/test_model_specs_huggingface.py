@@ -45,6 +45,9 @@ PUBLISHED = {
     "gemma-2-2b": 2_614_341_888,
     "gemma-3-1b": 999_885_952,
     "gemma-3-4b": 3_884e6,  # language part, Gemma 3 report, arXiv 2503.19786, table 1: 675M and 3,209M
+    "gemma-4-12b": 11_907_350_272,  # built; 12B on the hub
+    "gemma-4-26b-a4b": 25_233_141_760,  # built; 25.2B on the model card
+    "gemma-4-31b": 30_697_345_280,  # built; 30.7B on the model card
     "glm-5": 743_911_218_432,  # built; 744B in its release notes (Z.ai, February 2026)
     "glm-4.5-air": 106_852_251_264,  # built; 106B in arXiv 2508.06471, table 1
     "gpt-oss-20b": 20_914_757_184,
@@ -696,8 +699,8 @@ def test_olmo_three_has_a_full_layer_in_four_unless_it_says() -> None:
             "attn_type_list: layers with linear attention",
         ),
         (
-            {"model_type": "gemma4_text", "global_head_dim": 512, "head_dim": 256},
-            "global_head_dim: layers that attend in full have wider heads",
+            {"model_type": "diffusion_gemma_text", "global_head_dim": 512, "head_dim": 256},
+            "global_head_dim: layers whose attention differs in heads or widths",
         ),
         (
             {"model_type": "gemma3n_text", "hidden_size_per_layer_input": 256},

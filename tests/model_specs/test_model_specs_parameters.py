@@ -41,7 +41,8 @@ CATALOG = tuple(
     llama-3.1-8b llama-3.1-70b llama-3.2-1b llama-3.2-3b qwen2.5-0.5b qwen2.5-1.5b qwen2.5-3b qwen2.5-7b
     qwen2.5-14b qwen2.5-32b qwen2.5-72b qwen3-0.6b qwen3-1.7b qwen3-4b qwen3-14b mistral-7b
     mistral-nemo-12b phi-4 smollm2-1.7b
-    gemma-2-2b gemma-2-9b gemma-2-27b gemma-3-1b gemma-3-4b gemma-3-12b gemma-3-27b glm-4.5-air glm-4.5
+    gemma-2-2b gemma-2-9b gemma-2-27b gemma-3-1b gemma-3-4b gemma-3-12b gemma-3-27b gemma-4-12b
+    gemma-4-26b-a4b gemma-4-31b glm-4.5-air glm-4.5
     minimax-m2.5 olmo-2-7b olmo-2-13b olmo-2-32b olmo-3-7b phi-3-mini-4k
     phi-4-mini deepseek-v2-lite moonlight-16b-a3b smollm2-135m smollm2-360m mistral-small-24b
     qwen2.5-vl-7b qwen3-vl-8b qwen3-vl-30b-a3b qwen3-vl-235b-a22b

@@ -132,14 +132,12 @@ def gemm_shapes_of(model: ModelSpec) -> list[tuple[int, int]]:
     list of (int, int)
         Those of the experts left out.
     """
-    queries = model.heads * model.qk_head_dim
-    keys = model.kv_heads * (model.qk_head_dim + model.v_head_dim)
     gates = 2 if model.gated else 1
-    found = {
-        (queries + keys, model.hidden),
-        (model.hidden, model.heads * model.v_head_dim),
-        (model.vocab, model.hidden),
-    }
+    found = {(model.vocab, model.hidden)}
+    for kind in (model, model.in_windows):
+        of_head = kind.qk_head_dim + (0 if kind.values_are_keys else kind.v_head_dim)
+        projected = kind.heads * kind.qk_head_dim + kind.kv_heads * of_head
+        found |= {(projected, model.hidden), (model.hidden, kind.heads * kind.v_head_dim)}
     if model.ffn_hidden:
         found |= {(gates * model.ffn_hidden, model.hidden), (model.hidden, model.ffn_hidden)}
     if model.routed_width != model.hidden:
@@ -193,10 +191,13 @@ def cases_of(model: ModelSpec, cluster: ClusterSpec, sizes: Sizes, gpus: int) ->
             for shape in sorted(grouped, key=lambda shape: (math.prod(shape), shape))
         ]
     kinds: tuple[Kind, ...] = ("attention", "attention-backward")
-    heads = model.heads, model.kv_heads, model.qk_head_dim, model.v_head_dim
+    heads = [
+        (kind.heads, kind.kv_heads, kind.qk_head_dim, kind.v_head_dim)
+        for kind in (model, model.in_windows)
+    ]
     cases += [
-        Case(kind=kind, precision=precisions[0], sizes=(1, tokens, *heads))
-        for tokens, kind in product(sizes.sequence, kinds)
+        Case(kind=kind, precision=precisions[0], sizes=(1, tokens, *each))
+        for each, tokens, kind in product(dict.fromkeys(heads), sizes.sequence, kinds)
     ]
     cases += [Case(kind="copy", sizes=(size,)) for size in sizes.copies]
     cases.append(Case(kind="launch", sizes=(1000,)))
