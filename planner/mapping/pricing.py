@@ -97,7 +97,8 @@ class PartsOfNodes:
         self._workload, self._limit_gib = workload, limit_gib
         self._unlisted: dict[Layout, _Unlisted] = {}
         """Layouts bounded so far that have mappings which are not listed."""
-        self._is_monotone: dict[int, bool] = {}
+        self._is_monotone: dict[tuple[int, bool], bool] = {}
+        """By GPUs, and whether groups of several ranks exchange all with all."""
         self.deadline = inf
         """On the clock of `time.monotonic`; behind it no mappings are counted for bounds."""
 
@@ -180,16 +181,19 @@ class PartsOfNodes:
 
     def _is_ordered(self, layout: Layout) -> bool:
         """Whether nothing is faster for reaching less far: no level is faster than one inside it."""
-        gpus = int(layout.gpus)
-        if gpus not in self._is_monotone:
+        key = (int(layout.gpus), int(layout.ep) * int(layout.cp) > 1)
+        if key not in self._is_monotone:
+            gpus, exchanges = key
             levels = fabric_levels(self._workload.cluster, gpus)
             links = links_of(levels, calibrated_constants(self._workload))
             best = best_beyond(links)
-            self._is_monotone[gpus] = links.rails is None and all(
-                np.array_equal(getattr(links, name), getattr(best, name))
-                for name in ("bytes_per_s", "all_to_all_bytes_per_s", "latency_s", "half_bytes")
+            names = ["bytes_per_s", "latency_s", "half_bytes"]
+            names += ["all_to_all_bytes_per_s"] if exchanges else []
+            names += ["moving_bytes_per_s"] if links.moving_bytes_per_s is not None else []
+            self._is_monotone[key] = links.rails is None and all(
+                np.array_equal(getattr(links, name), getattr(best, name)) for name in names
             )
-        return self._is_monotone[gpus]
+        return self._is_monotone[key]
 
     def exact(
         self, layout: Layout, mappings: MappingBounds, cutoff_s: float
