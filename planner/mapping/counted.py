@@ -10,11 +10,13 @@ several kinds reach at once.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations_with_replacement, pairwise, permutations, product
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -653,7 +655,7 @@ class ReachParams:
     """For all questions about the same degrees, with what it takes to write them down."""
     work_of_a_variable: float = 5e-5
     """To write it down, with its rows."""
-    most_variables: int = 20_000
+    most_variables: int = 6_000
     """Tensor groups times nodes, or groups times blocks, in one question."""
     most_joint_rows: int = 400
     """Rows that are looked at before there is a question."""
@@ -699,6 +701,8 @@ class KindsReach:
         self._impossible: list[IntArray] = []
         self._undecided: list[tuple[IntArray, float]] = []
         """What was asked in vain, and the work for it."""
+        self.deadline = inf
+        """On the clock of `time.monotonic`; no question goes on behind it."""
 
     @property
     def levels(self) -> int:
@@ -770,7 +774,7 @@ class KindsReach:
         in_vain = (asked for asked, spent in self._undecided if spent >= work)
         if self.is_impossible(row) or any(np.all(wanted >= asked) for asked in in_vain):
             return None
-        if not self.can_be_asked or self._work_left <= 0:
+        if not self.can_be_asked or self._work_left <= 0 or time.monotonic() >= self.deadline:
             return None
         gpus, decided = self._solved(wanted, work)
         if gpus is not None:
@@ -779,7 +783,7 @@ class KindsReach:
                 raise InternalError("a mapping that CP-SAT found does not reach as far as asked")
         elif decided:
             self._impossible.append(wanted)
-        else:
+        elif time.monotonic() < self.deadline:
             self._undecided.append((wanted, work))
         return gpus
 
@@ -988,6 +992,8 @@ class KindsReach:
                 else:
                     self._post_ring(model, blocks, self._kinds[kind], demanded)
         solver = repeatable_solver(work=min(work, self._work_left))
+        if np.isfinite(self.deadline):
+            solver.parameters.max_time_in_seconds = max(self.deadline - time.monotonic(), 0.01)
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
         self._work_left -= self._params.work_of_a_variable * self._variables

@@ -241,6 +241,7 @@ class PartsOfNodes:
         """Closes layouts of the same degrees, as far as it goes."""
         cover = cover_of(self._workload.cluster, layouts[0])
         reach = cover.reach
+        reach.deadline = self.deadline
         alike = self._of_any_mapping(layouts, reach)
         if not alike:
             return
