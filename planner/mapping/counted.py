@@ -554,7 +554,10 @@ def _on_nodes_of_their_own(rooms: IntArray, count: int, stages: int) -> list[lis
     if not count:
         return [[] for _ in range(stages)]
     fewest = -(-count // int(rooms.max()))
-    for least in sorted(set(rooms[(rooms > 0) & (rooms <= count // fewest)].tolist()) | {count // fewest}, reverse=True):
+    for least in sorted(
+        set(rooms[(rooms > 0) & (rooms <= count // fewest)].tolist()) | {count // fewest},
+        reverse=True,
+    ):
         nodes = np.flatnonzero(rooms >= least)
         dealt: list[list[int]] = []
         while len(dealt) < stages and int(rooms[nodes].sum()) >= count:
@@ -804,10 +807,7 @@ class KindsReach:
         table = table.reshape(-1, len(ASKED), self.levels)
         chains = table[:, ASKED.index("pp")]
         chains[chains < self._degrees[3]] = 1
-        table = np.unique(table.reshape(len(table), -1), axis=0)
-        within = np.all(table[:, None] <= table[None], axis=2)
-        np.fill_diagonal(within, val=False)
-        return [tuple(row) for row in table[~within.any(axis=1)].tolist()]
+        return _widest(table.reshape(len(table), -1))
 
     def _rows_of_chains(self) -> list[Row]:
         """By the innermost level in whose blocks all pipelines lie whole: no level that they cross is further
@@ -824,23 +824,43 @@ class KindsReach:
         size = tp * cp * dp // together
         rows = []
         for inner in np.flatnonzero(most[chain] == pp).tolist():
-            row = most.copy()
-            row[chain, :inner] = 1
-            for level in range(inner, self.levels):
-                replicas = _most_of_replicas(self._pipelines(inner, level), cp * dp)
+            used = tp * pp * int(self._pipelines(inner, self.levels - 1).max())
+            for replicas in self._replicas_in_blocks(inner, self._pipelines(inner, inner)):
+                row = most.copy()
+                row[chain, :inner] = 1
+                of_dense = np.array(replicas)
                 if together <= tp:  # each tensor group has a part of every ring of experts
-                    of_experts = replicas * tp // together
+                    of_experts = of_dense * tp // together
                 else:
-                    used = tp * pp * int(self._pipelines(inner, level).max())
-                    of_experts = _most_of_cut_rings(used, pp * tp, size)
-                row[dense, level] = min(row[dense, level], replicas)
-                row[expert, level] = min(row[expert, level], of_experts)
-            if np.all(row):
+                    of_experts = np.full(len(replicas), _most_of_cut_rings(used, pp * tp, size))
+                row[dense, inner:] = np.minimum(row[dense, inner:], of_dense)
+                row[expert, inner:] = np.minimum(row[expert, inner:], of_experts)
                 # A group's members in a block are never fewer further out.
                 outside_in = np.minimum.accumulate(row[[dense, expert], ::-1], axis=1)
                 row[[dense, expert]] = outside_in[:, ::-1]
                 rows.append(tuple(row.ravel().tolist()))
-        return rows
+        return _widest(np.array(rows, dtype=np.int64))
+
+    def _replicas_in_blocks(self, level: int, held: IntArray) -> Iterator[tuple[int, ...]]:
+        """Members of a data-parallel group in blocks of a level and those around them, the most of each way.
+
+        Blocks hold so many whole pipelines. Those with fewer than the members of a way are not in use there,
+        so that less is left for what is around them.
+        """
+        _, cp, dp, _ = self._degrees
+        most = _most_of_replicas(held, cp * dp)
+        if level == self.levels - 1:
+            yield from [(most,)] if most else []
+            return
+        nodes = np.flatnonzero(self._free.free)
+        pairs = np.unique(self.blocks[[level, level + 1]][:, self._first[nodes]], axis=1)
+        # With fewer members in blocks more blocks are in use, and those around them may hold more.
+        values = sorted({most, *held[(held > 0) & (held < most)].tolist()}, reverse=True)
+        for value in values:
+            in_use = np.where(held >= value, held, 0)
+            around = np.bincount(pairs[1], weights=in_use[pairs[0]]).astype(np.int64)
+            for outer in self._replicas_in_blocks(level + 1, around) if value else ():
+                yield (value, *outer)
 
     def _pipelines(self, inner: int, outer: int) -> IntArray:
         """Whole pipelines that the blocks of an outer level have room for, inside those of an inner one."""
@@ -991,9 +1011,7 @@ class KindsReach:
                     self._post_exchange(model, blocks, demanded)
                 else:
                     self._post_ring(model, blocks, self._kinds[kind], demanded)
-        solver = repeatable_solver(work=min(work, self._work_left))
-        if np.isfinite(self.deadline):
-            solver.parameters.max_time_in_seconds = max(self.deadline - time.monotonic(), 0.01)
+        solver = repeatable_solver(work=min(work, self._work_left), deadline=self.deadline)
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
         self._work_left -= self._params.work_of_a_variable * self._variables
@@ -1132,6 +1150,14 @@ class Cover:
         for child in self.reach.less(row):
             if not any(_is_within(child, wider) for wider in self.rows):
                 self.rows[child] = None
+
+
+def _widest(table: IntArray) -> list[Row]:
+    """Of some rows those that are within no other one."""
+    table = np.unique(table, axis=0)
+    within = np.all(table[:, None] <= table[None], axis=2)
+    np.fill_diagonal(within, val=False)
+    return [tuple(row) for row in table[~within.any(axis=1)].tolist()]
 
 
 def _is_within(row: Row, wider: Row) -> bool:

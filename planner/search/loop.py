@@ -114,6 +114,8 @@ class LayoutSearch:
         """Holds before there is a price."""
         if self._deadline is not None and sought.until_priced_s is not None:
             self._first_deadline = max(self._deadline, began + sought.until_priced_s)
+        if self._first_deadline is not None and sought.any_first:
+            self._first_deadline = max(self._first_deadline, began + self._params.first_plan_s)
         self._stop_at(self._first_deadline)
         self._say = progress or (lambda _: None)
         self._best: list[tuple[float, int, Priced]] = []
@@ -213,7 +215,7 @@ class LayoutSearch:
         """Seconds until the time limit. Raises OutOfTimeError behind it, or when the work is done."""
         if self._most_priced is not None and self.certificate.priced >= self._most_priced:
             raise OutOfTimeError
-        deadline = self._deadline if self._best else self._first_deadline
+        deadline = self._deadline if self._best or self._early else self._first_deadline
         if deadline is None:
             return None
         remaining_s = deadline - time.monotonic()
@@ -273,13 +275,10 @@ class LayoutSearch:
 
     def _any_layout(self) -> Layout | None:
         """Any layout that fits, run in the plainest way; None where none does."""
-        remaining_s = self._remaining_s()
-        if remaining_s is not None:
-            remaining_s = max(remaining_s, self._params.first_plan_s)
         outcome = LayoutSearch(
             self._space,
             self._branches[:1],
-            time_limit_s=remaining_s,
+            time_limit_s=self._remaining_s(),
             any_plan=True,
             sought=self._sought,
             params=self._params,
