@@ -375,9 +375,13 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
     railed = bool(np.any(levels.rails > 1))
     nics = levels.gb_per_s[~scale_up]
     faster = shared["moving_nic_gb_per_s"] / float(np.max(nics)) if nics.size else 1.0
-    moving = nominal * ring * np.where(scale_up, 1.0, faster) if faster > 1.0 else None
+    attained, moving = nominal * ring, None
+    if faster > 1.0:
+        # What a NIC moves passes the bus of its node: there it goes no faster than in a ring inside.
+        rates = np.minimum.accumulate(attained * np.where(scale_up, 1.0, faster))
+        moving = np.maximum(rates, attained)
     return Links(
-        bytes_per_s=nominal * ring,
+        bytes_per_s=attained,
         all_to_all_bytes_per_s=nominal * to_all,
         latency_s=levels.latency_s,
         half_bytes=np.where(scale_up, shared["half_bytes_scale_up"], shared["half_bytes_network"]),

@@ -10,11 +10,13 @@ several kinds reach at once.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import combinations_with_replacement, pairwise, permutations
+from itertools import combinations_with_replacement, pairwise, permutations, product
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +35,13 @@ from meshwright.costmodel.placement import (
 from meshwright.costmodel.workload import Workload
 from meshwright.errors import InfeasibleError, InternalError
 from meshwright.planner.bounds.mappings import matrices_of
-from meshwright.planner.mapping.effective import FreeGpus, RunOfGpus, free_gpus_of, placement_of
+from meshwright.planner.mapping.effective import (
+    FreeGpus,
+    RunOfGpus,
+    free_gpus_of,
+    levelled,
+    placement_of,
+)
 from meshwright.planner.mapping.joint import choice_instance
 from meshwright.planner.mapping.problem import IntArray
 from meshwright.planner.mapping.slots import Instance, Place, regular_orders, slot_sizes
@@ -146,13 +154,38 @@ def _of_a_ring(room: _Room, size: int, groups: int) -> int:
     """What a ring has at most: of the GPUs in use in a block, over the rings that leave it, the least.
 
     A block that cannot use a whole number of groups cuts one at least. Where no block must, but not all
-    groups fit, two blocks cut one.
+    groups fit, two blocks cut one. Groups that no block holds are cut into parts, and as parts have so many
+    members on average in every block, they have no more over all of them; blocks with fewer are not in use,
+    and those with less than twice as many hold a part of one group alone.
     """
     if size == 1 or _fits_whole(room, size, groups):
         return size
+    largest = int(room.blocks.max())
+    if size > largest:
+        most = size // -(-size // largest)
+        while most > 1 and not _can_be_dealt(room.blocks[room.blocks >= most], most, size, groups):
+            most -= 1
+        return most
     cuts = room.blocks[room.blocks // size * size < room.least_used]
     most = int(cuts.min()) if len(cuts) else int(np.sort(room.blocks)[-2:][0])
     return max(1, min(most, size - 1))
+
+
+def _can_be_dealt(blocks: IntArray, least: int, size: int, groups: int) -> bool:
+    """False only where blocks cannot hold groups larger than any in parts of `least` on average."""
+    if int(blocks.sum()) < groups * size:
+        return False
+    largest = int(blocks.max())
+    if 2 * least <= largest:
+        return True
+    # Each block has one group. Some groups take the fewest blocks, which then have little to spare.
+    fewest = -(-size // largest)
+    small = int(np.count_nonzero(blocks < size - (fewest - 1) * largest))
+    count = len(blocks)
+    in_fewest = min(groups, (count - small) // fewest)
+    if in_fewest == groups:
+        return True
+    return fewest * in_fewest + (fewest + 1) * (groups - in_fewest) <= count
 
 
 def _of_a_chain(room: _Room, stages: int, pipelines: int) -> int:
@@ -437,9 +470,110 @@ def _rank_orders(cluster: ClusterSpec, layout: Layout) -> Iterator[IntArray]:
     degrees = {axis: int(getattr(layout, axis)) for axis in AXES}
     orders = list(permutations([axis for axis in AXES[1:] if degrees[axis] > 1]))
     nested = [_nested_positions(degrees, order) for order in orders]
+    yield from _stages_on_nodes(free_gpus_of(cluster), layout)
     for run in free_gpus_of(cluster).runs(tp, world // tp, slot_sizes(cluster, layout)):
         yield from (run.gpus[positions] for positions in nested)
         yield from (run.gpus[positions] for positions in _matrix_positions(degrees, run))
+
+
+def _stages_on_nodes(free: FreeGpus, layout: Layout) -> Iterator[IntArray]:
+    """The number of every rank's GPU where pipelines lie whole in the blocks of a level, for each level, and
+    inside them each stage on nodes of its own, which give about the same; or on what is next.
+
+    What has to stay together, context groups and groups of experts, does, as far as nodes hold it.
+    """
+    tp, cp, dp, pp = (int(getattr(layout, axis)) for axis in AXES)
+    world = tp * cp * dp * pp
+    if pp == 1:
+        return
+    together = max(cp * tp, int(layout.expert_group))
+    if together % (cp * tp) or together % int(layout.expert_group):
+        together = tp
+    used = np.flatnonzero(free.free)
+    first = np.searchsorted(free.places[:, 0], used)
+    paths = np.full((len(free.blocks(world)), len(free.free)), -1, dtype=np.int64)
+    paths[:, used] = free.blocks(world)[:, first]
+    for each in dict.fromkeys((together, tp)):
+        rooms = free.free // each
+        if int(rooms.sum()) * each < world:
+            continue
+        order = free.in_tree(rooms)
+        order = order[rooms[order] > 0]
+        for level in range(len(paths)):
+            blocks = list(dict.fromkeys(paths[level][order].tolist()))
+            nodes = [order[paths[level][order] == block] for block in blocks]
+            held = np.array([int(rooms[own].sum()) // pp for own in nodes])
+            wanted = world // pp // each
+            if held.sum() < wanted:
+                continue
+            around = [paths[level:, own[0]] for own in nodes]
+            ways = {
+                tuple(_dealt_out(held, np.arange(len(held)), around, depth, wanted))
+                for depth in range(len(paths) - level)
+            }
+            for replicas, dealt in product(ways, (_on_nodes_of_their_own, _on_what_is_next)):
+                stages: list[list[int]] = [[] for _ in range(pp)]
+                for own, count in zip(nodes, replicas, strict=True):
+                    of_block = dealt(rooms[own], count, pp)
+                    for stage, taken in zip(stages, of_block, strict=False):
+                        stage += [int(own[node]) for node in taken]
+                units = tuple(node for stage in stages for node in stage)
+                if len(units) * each == world:
+                    yield free.in_order(np.arange(len(free.free)), units, each)
+
+
+def _dealt_out(
+    held: IntArray, blocks: IntArray, around: list[IntArray], depth: int, wanted: int
+) -> list[int]:
+    """What each of some blocks gives of so many that are wanted, [all blocks]: as few of the blocks around
+    them at a depth as can be give about the same, and so on inside these.
+
+    `around` has of every block the numbers of those around it, itself at depth 0; `held` is what it has.
+    """
+    keys = [int(around[block][depth]) for block in blocks]
+    outer = list(dict.fromkeys(keys))
+    rooms = np.array([int(held[blocks[np.array(keys) == key]].sum()) for key in outer])
+    fullest = np.argsort(-rooms, kind="stable")
+    fewest = int(np.searchsorted(np.cumsum(rooms[fullest]), wanted)) + 1
+    given = levelled(rooms, fullest[:fewest], wanted)
+    dealt = [0] * len(held)
+    for key, own in zip(outer, given.tolist(), strict=True):
+        inside = blocks[np.array(keys) == key]
+        if own and depth:
+            of_block = _dealt_out(held, inside, around, depth - 1, own)
+            dealt = [before + more for before, more in zip(dealt, of_block, strict=True)]
+        elif own:
+            dealt[int(inside[0])] = own
+    return dealt
+
+
+def _on_nodes_of_their_own(rooms: IntArray, count: int, stages: int) -> list[list[int]]:
+    """The node of each of `count` members of every stage: each stage on the next nodes that hold it, all with
+    about the same, of nodes that have as much as can be; empty where there are not so many.
+    """
+    if not count:
+        return [[] for _ in range(stages)]
+    fewest = -(-count // int(rooms.max()))
+    for least in sorted(
+        set(rooms[(rooms > 0) & (rooms <= count // fewest)].tolist()) | {count // fewest},
+        reverse=True,
+    ):
+        nodes = np.flatnonzero(rooms >= least)
+        dealt: list[list[int]] = []
+        while len(dealt) < stages and int(rooms[nodes].sum()) >= count:
+            taken = int(np.searchsorted(np.cumsum(rooms[nodes]), count)) + 1
+            given = levelled(rooms, nodes[:taken], count)
+            dealt.append(np.repeat(nodes[:taken], given[nodes[:taken]]).tolist())
+            nodes = nodes[taken:]
+        if len(dealt) == stages:
+            return dealt
+    return []
+
+
+def _on_what_is_next(rooms: IntArray, count: int, stages: int) -> list[list[int]]:
+    """The node of each of `count` members of every stage, stage after stage, node after node."""
+    places = np.repeat(np.arange(len(rooms)), rooms)[: count * stages]
+    return [part.tolist() for part in np.split(places, stages)]
 
 
 def _nested_positions(degrees: dict[str, int], order: tuple[str, ...]) -> IntArray:
@@ -526,6 +660,8 @@ class ReachParams:
     """To write it down, with its rows."""
     most_variables: int = 6_000
     """Tensor groups times nodes, or groups times blocks, in one question."""
+    most_joint_rows: int = 400
+    """Rows that are looked at before there is a question."""
 
 
 DEFAULT_REACH = ReachParams()
@@ -568,6 +704,8 @@ class KindsReach:
         self._impossible: list[IntArray] = []
         self._undecided: list[tuple[IntArray, float]] = []
         """What was asked in vain, and the work for it."""
+        self.deadline = inf
+        """On the clock of `time.monotonic`; no question goes on behind it."""
 
     @property
     def levels(self) -> int:
@@ -577,12 +715,13 @@ class KindsReach:
     @cached_property
     def can_be_asked(self) -> bool:
         """Whether tensor groups lie in nodes, nodes in one block each, and a model is not too large."""
+        return self.lie_in_nodes and self._variables <= self._params.most_variables
+
+    @cached_property
+    def lie_in_nodes(self) -> bool:
+        """Whether tensor groups lie in nodes, and nodes in one block each."""
         first = self._first[self._free.places[:, 0]]
-        return bool(
-            not self._racks
-            and np.array_equal(self.blocks, self.blocks[:, first])
-            and self._variables <= self._params.most_variables
-        )
+        return not self._racks and np.array_equal(self.blocks, self.blocks[:, first])
 
     @cached_property
     def _variables(self) -> int:
@@ -638,7 +777,7 @@ class KindsReach:
         in_vain = (asked for asked, spent in self._undecided if spent >= work)
         if self.is_impossible(row) or any(np.all(wanted >= asked) for asked in in_vain):
             return None
-        if not self.can_be_asked or self._work_left <= 0:
+        if not self.can_be_asked or self._work_left <= 0 or time.monotonic() >= self.deadline:
             return None
         gpus, decided = self._solved(wanted, work)
         if gpus is not None:
@@ -647,7 +786,7 @@ class KindsReach:
                 raise InternalError("a mapping that CP-SAT found does not reach as far as asked")
         elif decided:
             self._impossible.append(wanted)
-        else:
+        elif time.monotonic() < self.deadline:
             self._undecided.append((wanted, work))
         return gpus
 
@@ -657,7 +796,83 @@ class KindsReach:
         return any(bool(np.all(wanted >= refuted)) for refuted in self._impossible)
 
     def joint_rows(self) -> list[Row]:
-        """Rows of which one at least is reached no further by each mapping: by parts of exchanges.
+        """Rows of which one at least is reached no further by each mapping: the lesser of two, by parts of
+        exchanges and by blocks with whole pipelines. Parts of pipelines, which have no price, are left out.
+        """
+        by_exchange, by_chain = self._rows_of_exchanges(), self._rows_of_chains()
+        if len(by_exchange) * len(by_chain) > self._params.most_joint_rows:
+            by_chain = [self.row(self.most)]
+        exchanges = np.array(by_exchange, dtype=np.int64)[:, None]
+        table = np.minimum(exchanges, np.array(by_chain, dtype=np.int64)[None])
+        table = table.reshape(-1, len(ASKED), self.levels)
+        chains = table[:, ASKED.index("pp")]
+        chains[chains < self._degrees[3]] = 1
+        return _widest(table.reshape(len(table), -1))
+
+    def _rows_of_chains(self) -> list[Row]:
+        """By the innermost level in whose blocks all pipelines lie whole: no level that they cross is further
+        out than the one around it, and where they are cut at all, into what parts has no price.
+
+        From that level on, a block has whole pipelines alone: as many members of each data-parallel group.
+        """
+        tp, cp, dp, pp = self._degrees
+        if pp == 1 or not self.lie_in_nodes:
+            return [self.row(self.most)]
+        most = np.array(self.row(self.most), dtype=np.int64).reshape(len(ASKED), self.levels)
+        chain, dense, expert = (ASKED.index(kind) for kind in ("pp", "dp_cp", "edp"))
+        together = self._etp * self._ep
+        size = tp * cp * dp // together
+        rows = []
+        for inner in np.flatnonzero(most[chain] == pp).tolist():
+            used = tp * pp * int(self._pipelines(inner, self.levels - 1).max())
+            for replicas in self._replicas_in_blocks(inner, self._pipelines(inner, inner)):
+                row = most.copy()
+                row[chain, :inner] = 1
+                of_dense = np.array(replicas)
+                if together <= tp:  # each tensor group has a part of every ring of experts
+                    of_experts = of_dense * tp // together
+                else:
+                    of_experts = np.full(len(replicas), _most_of_cut_rings(used, pp * tp, size))
+                row[dense, inner:] = np.minimum(row[dense, inner:], of_dense)
+                row[expert, inner:] = np.minimum(row[expert, inner:], of_experts)
+                # A group's members in a block are never fewer further out.
+                outside_in = np.minimum.accumulate(row[[dense, expert], ::-1], axis=1)
+                row[[dense, expert]] = outside_in[:, ::-1]
+                rows.append(tuple(row.ravel().tolist()))
+        return _widest(np.array(rows, dtype=np.int64))
+
+    def _replicas_in_blocks(self, level: int, held: IntArray) -> Iterator[tuple[int, ...]]:
+        """Members of a data-parallel group in blocks of a level and those around them, the most of each way.
+
+        Blocks hold so many whole pipelines. Those with fewer than the members of a way are not in use there,
+        so that less is left for what is around them.
+        """
+        _, cp, dp, _ = self._degrees
+        most = _most_of_replicas(held, cp * dp)
+        if level == self.levels - 1:
+            yield from [(most,)] if most else []
+            return
+        nodes = np.flatnonzero(self._free.free)
+        pairs = np.unique(self.blocks[[level, level + 1]][:, self._first[nodes]], axis=1)
+        # With fewer members in blocks more blocks are in use, and those around them may hold more.
+        values = sorted({most, *held[(held > 0) & (held < most)].tolist()}, reverse=True)
+        for value in values:
+            in_use = np.where(held >= value, held, 0)
+            around = np.bincount(pairs[1], weights=in_use[pairs[0]]).astype(np.int64)
+            for outer in self._replicas_in_blocks(level + 1, around) if value else ():
+                yield (value, *outer)
+
+    def _pipelines(self, inner: int, outer: int) -> IntArray:
+        """Whole pipelines that the blocks of an outer level have room for, inside those of an inner one."""
+        nodes = np.flatnonzero(self._free.free)
+        blocks = self.blocks[:, self._first[nodes]]
+        units = np.bincount(blocks[inner], weights=self._free.free[nodes] // self._degrees[0])
+        pairs = np.unique(blocks[[inner, outer]], axis=1)
+        held = np.bincount(pairs[1], weights=units.astype(np.int64)[pairs[0]] // self._degrees[3])
+        return np.asarray(held.astype(np.int64))
+
+    def _rows_of_exchanges(self) -> list[Row]:
+        """By parts of exchanges.
 
         In a block that uses u GPUs, a part of an all-to-all with p members touches p rings of replicas, each
         of r members. No more than u // r of them lie in it whole, so that it cuts p - u // r or more, and a
@@ -688,10 +903,7 @@ class KindsReach:
             row[exchange] = np.minimum(row[exchange], largest)
             row[ring] = np.minimum(row[ring], np.maximum.accumulate(of_rings))
             rows.append(tuple(row.ravel().tolist()))
-        table = np.array(list(dict.fromkeys(rows)), dtype=np.int64)
-        within = np.all(table[:, None] <= table[None], axis=2)
-        np.fill_diagonal(within, val=False)
-        return [tuple(row) for row in table[~within.any(axis=1)].tolist()]
+        return list(dict.fromkeys(rows))
 
     def less(self, row: Row) -> list[Row]:
         """Rows of which one at least is reached no further by each mapping that reaches no further than a
@@ -732,10 +944,7 @@ class KindsReach:
         kind = ASKED[position // self.levels]
         if kind == "ep" and value == self._ep:
             return max(1, value // 2)
-        if kind == "pp":
-            stages = self._degrees[3]
-            return stages // (stages // value + 1)
-        return value - 1
+        return 1 if kind == "pp" else value - 1
 
     @cached_property
     def _kinds(self) -> dict[str, _Kind]:
@@ -802,7 +1011,7 @@ class KindsReach:
                     self._post_exchange(model, blocks, demanded)
                 else:
                     self._post_ring(model, blocks, self._kinds[kind], demanded)
-        solver = repeatable_solver(work=min(work, self._work_left))
+        solver = repeatable_solver(work=min(work, self._work_left), deadline=self.deadline)
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
         self._work_left -= self._params.work_of_a_variable * self._variables
@@ -906,6 +1115,28 @@ def _joined(model: cp_model.CpModel, rows: list[list[cp_model.IntVar]]) -> list[
     return joined
 
 
+def _most_of_replicas(rooms: IntArray, replicas: int) -> int:
+    """Members of a data-parallel group in each block that has some, at the most, where blocks have room for
+    so many whole pipelines each and hold nothing else; 0 where the pipelines do not fit.
+    """
+    falling = np.sort(rooms)[::-1]
+    enough = np.cumsum(falling) >= replicas
+    blocks = np.arange(1, len(rooms) + 1)
+    return int(np.minimum(replicas // blocks, falling)[enough].max(initial=0))
+
+
+def _most_of_cut_rings(used: int, touched: int, size: int) -> int:
+    """Members, at the most, that rings of a block have on average where it has a part of so many of `size`.
+
+    As many as can be are there whole, one member at the least of each other: 8 GPUs that have a part of 3
+    rings of 5 hold one of them whole, which leaves the two others 4 each of what is in use.
+    """
+    whole = touched if touched * size <= used else max((used - touched) // max(size - 1, 1), 0)
+    if whole >= touched:
+        return size
+    return max(1, min(size - 1, used // (touched - whole)))
+
+
 class Cover:
     """Rows one of which at least is reached no further by each mapping of some degrees."""
 
@@ -919,6 +1150,14 @@ class Cover:
         for child in self.reach.less(row):
             if not any(_is_within(child, wider) for wider in self.rows):
                 self.rows[child] = None
+
+
+def _widest(table: IntArray) -> list[Row]:
+    """Of some rows those that are within no other one."""
+    table = np.unique(table, axis=0)
+    within = np.all(table[:, None] <= table[None], axis=2)
+    np.fill_diagonal(within, val=False)
+    return [tuple(row) for row in table[~within.any(axis=1)].tolist()]
 
 
 def _is_within(row: Row, wider: Row) -> bool:

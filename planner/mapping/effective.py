@@ -329,6 +329,11 @@ class FreeGpus:
             return None
         return [self.in_order(used, order, unit) for order in orders]
 
+    def in_tree(self, rooms: IntArray) -> IntArray:
+        """Nodes pod by pod, leaf by leaf, those with the most free GPUs and room first, [nodes]."""
+        leaf, pod = self._labels
+        return np.asarray(np.lexsort((np.arange(len(rooms)), -rooms, leaf, pod)), dtype=np.int64)
+
     def in_order(self, used: IntArray, order: tuple[int, ...], unit: int) -> IntArray:
         """The GPUs of units on nodes in turn; a node gives its own from the first on."""
         begun = [order[:at].count(node) for at, node in enumerate(order)]
@@ -349,7 +354,7 @@ class FreeGpus:
         yield _taken(room, np.lexsort((np.arange(len(room)), -room, leaf, pod)), units)
         fewest = int(np.searchsorted(np.cumsum(room[fullest]), units)) + 1
         for nodes in dict.fromkeys((fewest, int(np.count_nonzero(room)))):
-            yield _levelled(room, fullest[:nodes], units)
+            yield levelled(room, fullest[:nodes], units)
         for share in list(dict.fromkeys(shares))[:MOST_WAYS]:
             each = share // unit
             parts = room // each
@@ -426,7 +431,7 @@ def _taken(room: IntArray, order: IntArray, wanted: int) -> IntArray:
     return taken
 
 
-def _levelled(room: IntArray, nodes: IntArray, wanted: int) -> IntArray:
+def levelled(room: IntArray, nodes: IntArray, wanted: int) -> IntArray:
     """What is taken of each node when all of some give the same, as far as they have it; the first of them
     give what is then missing.
     """

@@ -479,9 +479,7 @@ class Packing:
         cells = Cells(model, need.grid, always)
         cells.post(need, always)
         work = min(self._params.question_work, self._work_left)
-        solver = repeatable_solver(self._seed, work=work)
-        if np.isfinite(self.deadline):
-            solver.parameters.max_time_in_seconds = max(self.deadline - time.monotonic(), 0.01)
+        solver = repeatable_solver(self._seed, work=work, deadline=self.deadline)
         status = solver.solve(model)
         self._work_left -= solver.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:

@@ -86,6 +86,10 @@ class _Unlisted:
     """Numbers of shard groups that the layout could have instead."""
 
 
+_ANY_BOUND = MappingBounds(
+    matrices={PROFILE: np.zeros((1, 1), dtype=np.int64)}, bound_s=np.full(1, -inf)
+)
+"""Of one mapping, not to be left out for its bound."""
 MOST_ROWS = 400
 """Rows that what no mapping of some degrees beats may fall into."""
 
@@ -97,7 +101,8 @@ class PartsOfNodes:
         self._workload, self._limit_gib = workload, limit_gib
         self._unlisted: dict[Layout, _Unlisted] = {}
         """Layouts bounded so far that have mappings which are not listed."""
-        self._is_monotone: dict[int, bool] = {}
+        self._is_monotone: dict[tuple[int, bool], bool] = {}
+        """By GPUs, and whether groups of several ranks exchange all with all."""
         self.deadline = inf
         """On the clock of `time.monotonic`; behind it no mappings are counted for bounds."""
 
@@ -180,16 +185,19 @@ class PartsOfNodes:
 
     def _is_ordered(self, layout: Layout) -> bool:
         """Whether nothing is faster for reaching less far: no level is faster than one inside it."""
-        gpus = int(layout.gpus)
-        if gpus not in self._is_monotone:
+        key = (int(layout.gpus), int(layout.ep) * int(layout.cp) > 1)
+        if key not in self._is_monotone:
+            gpus, exchanges = key
             levels = fabric_levels(self._workload.cluster, gpus)
             links = links_of(levels, calibrated_constants(self._workload))
             best = best_beyond(links)
-            self._is_monotone[gpus] = links.rails is None and all(
-                np.array_equal(getattr(links, name), getattr(best, name))
-                for name in ("bytes_per_s", "all_to_all_bytes_per_s", "latency_s", "half_bytes")
+            names = ["bytes_per_s", "latency_s", "half_bytes"]
+            names += ["all_to_all_bytes_per_s"] if exchanges else []
+            names += ["moving_bytes_per_s"] if links.moving_bytes_per_s is not None else []
+            self._is_monotone[key] = links.rails is None and all(
+                np.array_equal(getattr(links, name), getattr(best, name)) for name in names
             )
-        return self._is_monotone[gpus]
+        return self._is_monotone[key]
 
     def exact(
         self, layout: Layout, mappings: MappingBounds, cutoff_s: float
@@ -237,6 +245,7 @@ class PartsOfNodes:
         """Closes layouts of the same degrees, as far as it goes."""
         cover = cover_of(self._workload.cluster, layouts[0])
         reach = cover.reach
+        reach.deadline = self.deadline
         alike = self._of_any_mapping(layouts, reach)
         if not alike:
             return
@@ -256,6 +265,8 @@ class PartsOfNodes:
             if not open_ or len(cover.rows) > MOST_ROWS:
                 return
             row = list(cover.rows)[int(np.argmin(table[:, open_].min(axis=1)))]
+            if self._are_priced(alike, open_, reach.placement([row]), bounds[row], cutoff_s):
+                continue
             gpus = reach.find(row)
             if gpus is None and not reach.is_impossible(row):
                 gpus = reach.find(row, patiently=True)
@@ -273,6 +284,30 @@ class PartsOfNodes:
                     bounds[row][number] = inf
                 else:
                     stuck.add(number)
+
+    def _are_priced(
+        self,
+        layouts: Sequence[Layout],
+        numbers: Sequence[int],
+        placement: Placement,
+        bound_s: FloatArray,
+        cutoff_s: float,
+    ) -> bool:
+        """Raises bounds of some layouts in a row, [layouts], to their prices there; whether one rose.
+
+        Where nothing is faster for reaching less far, no mapping beats the price of a row that holds it.
+        """
+        is_raised = False
+        for number in numbers:
+            if bound_s[number] >= cutoff_s or not self._is_ordered(layouts[number]):
+                continue
+            priced = PlacedAs(self._workload, placement).exact(
+                layouts[number], _ANY_BOUND, cutoff_s
+            )
+            least_s = inf if priced is None else priced.step_time_s
+            is_raised |= least_s > bound_s[number] * SAME
+            bound_s[number] = max(bound_s[number], least_s)
+        return is_raised
 
     def _of_any_mapping(self, layouts: Sequence[Layout], reach: KindsReach) -> list[Layout]:
         """Those of some layouts whose mappings are unknown but for a list, which `reach` is told."""
@@ -326,10 +361,7 @@ class PartsOfNodes:
         closes = self._is_ordered(layout)
         if not keeps_inside(self._workload, layout, placement)[0]:
             return None, closes
-        bounds = MappingBounds(
-            matrices={PROFILE: np.zeros((1, 1), dtype=np.int64)}, bound_s=np.full(1, -inf)
-        )
-        priced = PlacedAs(self._workload, placement).exact(layout, bounds, cutoff_s)
+        priced = PlacedAs(self._workload, placement).exact(layout, _ANY_BOUND, cutoff_s)
         if priced is None or priced.step_time_s >= cutoff_s:
             return None, closes
         return replace(priced, matrix={}, ranks=reach.ranks(gpus)), closes

@@ -119,6 +119,8 @@ class LayoutSearch:
         """Holds before there is a price."""
         if self._deadline is not None and sought.until_priced_s is not None:
             self._first_deadline = max(self._deadline, began + sought.until_priced_s)
+        if self._first_deadline is not None and sought.any_first:
+            self._first_deadline = max(self._first_deadline, began + self._params.first_plan_s)
         self._stop_at(self._first_deadline)
         self._say = progress or (lambda _: None)
         self._best: list[tuple[float, int, Priced]] = []
@@ -218,7 +220,7 @@ class LayoutSearch:
         """Seconds until the time limit. Raises OutOfTimeError behind it, or when the work is done."""
         if self._most_priced is not None and self.certificate.priced >= self._most_priced:
             raise OutOfTimeError
-        deadline = self._deadline if self._best else self._first_deadline
+        deadline = self._deadline if self._best or self._early else self._first_deadline
         if deadline is None:
             return None
         remaining_s = deadline - time.monotonic()
@@ -256,7 +258,7 @@ class LayoutSearch:
         one = self._top_k == 1 and not self._any_plan and self._most_priced is None
         gpus, space = self._space.workload.gpus, self._space
         if one and self._sought.any_first:
-            return self._any_layout()
+            return self._plain_layout(self._any_layout())
         if not one or not isinstance(self.chooser, KernelChooser):
             return None
         degrees = int(space.degrees_by_shape(gpus, gpus // 2).sum())
@@ -289,6 +291,25 @@ class LayoutSearch:
         self._stop_at(self._first_deadline)
         self._early = outcome.best
         return outcome.best[0].layout if outcome.best else None
+
+    def _plain_layout(self, known: Layout | None) -> Layout | None:
+        """The fastest layout of the plainest part of the space run in the plainest way; one that is `known`
+        where there is none, or there are few other ways to run.
+        """
+        if known is None or len(self._branches) < self._params.many_executions:
+            return known
+        remaining_s, params = self._remaining_s(), self._params
+        branch = self._branches[0]
+        outcome = LayoutSearch(
+            plainest(self._space),
+            [replace(branch, space=plainest(branch.space))],
+            time_limit_s=None if remaining_s is None else remaining_s / 2,
+            sought=Sought(below_s=self._early[0].step_time_s, listed_only=True),
+            params=replace(params, looked_over_first=inf, worth_finding=params.promising),
+        ).run()
+        self._stop_at(self._first_deadline)
+        self._early = outcome.best or self._early
+        return outcome.best[0].layout if outcome.best else known
 
     def _price_first(self, layout: Layout) -> None:
         """Prices one layout under each execution, as long as that may be faster than those before.

@@ -273,6 +273,10 @@ class SearchParams:
     """Layouts of the pool whose mappings are bounded in one go, over all executions."""
     first_together: int = 128
     """The same before there is a price, which then leaves out most of the others."""
+    first_plan_s: float = 10.0
+    """Seconds that are taken for any layout at all where the time limit is shorter."""
+    many_executions: int = 4
+    """Executions from which the plainest is searched alone before all of them."""
     first_listed: int = 8
     """The same where any layout is priced first."""
     promising: float = 0.97

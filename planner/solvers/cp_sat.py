@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -36,18 +36,22 @@ def interruptible_solver() -> cp_model.CpSolver:
     return solver
 
 
-def repeatable_solver(seed: int = 1, *, work: float | None = None) -> cp_model.CpSolver:
+def repeatable_solver(
+    seed: int = 1, *, work: float | None = None, deadline: float = inf
+) -> cp_model.CpSolver:
     """A solver that gives the same answer each time; `work` is deterministic time, about a second a unit.
 
-    Where the command has a time limit, the solver ends with it.
+    Where the command has a time limit, the solver ends with it, or at a deadline on the clock of
+    `time.monotonic`.
     """
     solver = interruptible_solver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     if work is not None:
         solver.parameters.max_deterministic_time = work
-    if isfinite(remaining_s()):
-        solver.parameters.max_time_in_seconds = max(remaining_s(), 0.01)
+    left_s = min(remaining_s(), deadline - time.monotonic())
+    if isfinite(left_s):
+        solver.parameters.max_time_in_seconds = max(left_s, 0.01)
     return solver
 
 

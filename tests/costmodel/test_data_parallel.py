@@ -194,6 +194,18 @@ def test_compute_loses_no_more_beside_a_slower_network(gbps: int, slower: float)
     assert best_beyond(c.links).moving.bytes_per_s == pytest.approx(c.links.moving.bytes_per_s)
 
 
+@pytest.mark.parametrize(("gbps", "rises"), [(400, True), (200, True), (100, False), (50, False)])
+def test_nics_behind_a_slower_bus_move_no_faster_than_it(gbps: int, rises: bool) -> None:
+    """A group with one GPU in a node costs compute no less than one whose bytes pass the bus of the node."""
+    cluster = read_cluster("l40s-pcie").model_copy(update={"nic_gbps_per_gpu": gbps})
+    layout = Layout(dp=64, zero_stage=3)
+    work = replace(context(layout, "torchtitan").workload, cluster=cluster)
+    links = make_context(work, layout, nested_placement(cluster, layout)).links
+    own, moving = links.bytes_per_s, links.moving.bytes_per_s
+    assert np.all(moving >= own)
+    assert bool(np.any(np.diff(moving) > 0)) == rises == bool(np.any(np.diff(own) > 0))
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_internevo_broadcasts_when_the_optimizer_has_ended(groups: int) -> None:
     """Gradients leave beside a backward pass, two thirds of a micro-batch; weights come beside nothing."""

@@ -355,3 +355,15 @@ def test_a_plan_on_parts_of_nodes_passes_its_own_verification() -> None:
     plan = fastest_plan(request)
     own: PlanRequest = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
     assert list(faults(own, plan)) == []
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 0.3])
+def test_any_plan_comes_whatever_the_limit(limit_s: float) -> None:
+    cluster = listed("dgx-a100", ("a", 8), ("a", 8), ("b", 5))
+    asked: dict[str, Any] = {"model": "olmoe-1b-7b", "seq_len": 1024, "global_batch": 42}
+    request = read_request(cluster="dgx-a100", gpus=8, time_limit_s=limit_s, **asked)
+    request = replace(request, cluster=cluster, gpus=cluster.gpus)
+    plan = fastest_plan(request)
+    assert plan.status in ("feasible", "optimal")
+    assert plan.layout is not None
+    assert not list(faults(request, plan))

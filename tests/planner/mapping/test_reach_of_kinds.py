@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, product
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,14 @@ import pytest
 from meshwright.cluster_specs.reader import cluster_from_mapping
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.layout import Layout
-from meshwright.planner.mapping.counted import ASKED, Row, _of_a_ring, _Room, cover_of
+from meshwright.planner.mapping.counted import (
+    ASKED,
+    Row,
+    _of_a_ring,
+    _Room,
+    counted_mappings,
+    cover_of,
+)
 from meshwright.planner.mapping.effective import _expert_members
 from meshwright.planner.plan.best_plan import best_plan
 from meshwright.planner.request.reader import read_request
@@ -219,6 +226,78 @@ def test_joint_rows_hold_every_order_of_ranks(seed: int) -> None:
         assert np.any(np.all(np.array(row) <= rows, axis=1)), (nodes, layout, order, row)
 
 
+def order_with_pipelines(
+    chance: random.Random, nodes: list[tuple[str, int]], layout: Layout
+) -> list[int] | None:
+    """The node of every tensor group: pipelines whole in nodes, in leaves or nowhere, stage after stage inside
+    them, some room left out; None where they do not fit.
+    """
+    tp, pp = int(layout.tp), int(layout.pp)
+    replicas = int(layout.gpus) // tp // pp
+    rooms = {at: free // tp for at, (_, free) in enumerate(nodes)}
+    if chance.random() < 0.5:
+        rooms[chance.choice(sorted(rooms))] = 0
+    kind = chance.choice(["node", "leaf", "all"])
+    blocks: dict[object, list[int]] = {}
+    for at in chance.sample(sorted(rooms), len(rooms)):
+        key = {"node": at, "leaf": nodes[at][0], "all": 0}[kind]
+        blocks.setdefault(key, []).extend([at] * rooms[at])
+    by_stage: list[list[int]] = [[] for _ in range(pp)]
+    for slots in chance.sample(list(blocks.values()), len(blocks)):
+        count = min(len(slots) // pp, replicas - len(by_stage[0]))
+        if chance.random() < 0.3:
+            count = min(count, chance.randint(0, count))
+        for stage in range(pp):
+            by_stage[stage] += slots[stage * count : (stage + 1) * count]
+    return None if len(by_stage[0]) < replicas else [at for stage in by_stage for at in stage]
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(8),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 24)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in some(range(24, 120))),
+    ],
+)
+def test_joint_rows_hold_every_order_of_pipelines(seed: int) -> None:
+    """What a pipeline is cut into has no price, and counts as one stage in a block."""
+    chance = random.Random(seed)
+    while True:
+        tp, pp = chance.choice([1, 1, 2]), chance.choice([2, 2, 3, 4])
+        nodes = [
+            (f"l{chance.randrange(3)}", chance.randint(1, 8)) for _ in range(chance.randint(3, 8))
+        ]
+        units = sum(free // tp for _, free in nodes)
+        dp = units // pp - chance.choice([0, 0, 1, 2])
+        if dp >= 2:
+            break
+    etp = chance.choice([1, tp])
+    fits = [e for e in (1, 1, 2, 4, dp) if tp * dp % (e * etp) == 0]
+    cluster, layout = on_nodes(nodes), Layout(tp=tp, dp=dp, pp=pp, etp=etp, ep=chance.choice(fits))
+    reach = cover_of(cluster, layout).reach
+    rows, groups = np.array(reach.joint_rows()), groups_of(layout)
+    chains, tried = ASKED.index("pp") * reach.levels, 0
+    while tried < 40:
+        order = order_with_pipelines(chance, nodes, layout)
+        if order is None:
+            continue
+        tried += 1
+        node_of = [at for at in order for _ in range(tp)]
+        leaf_of = [int(nodes[at][0][1:]) for at in node_of]
+        top = [0] * len(node_of)
+        by_level = [node_of, leaf_of, top] if reach.levels == 3 else [node_of, top]
+        row = []
+        for kind in ASKED:
+            inner = 1
+            for where in by_level:
+                inner = max(inner, reached(kind, groups[kind], where))
+                row.append(inner)
+        of_chains = row[chains : chains + reach.levels]
+        row[chains : chains + reach.levels] = [held if held == pp else 1 for held in of_chains]
+        assert np.any(np.all(np.array(row) <= rows, axis=1)), (nodes, layout, order, row)
+
+
 @pytest.mark.slow
 def test_separate_best_cases_leave_no_gap() -> None:
     """Pipelines and replicas were bounded each on their own, and a gap of 12 % stayed."""
@@ -259,6 +338,58 @@ def test_the_smallest_part_of_an_expert_group_paces_it() -> None:
     assert _expert_members(lone, 2, 8) == 2
     assert _expert_members(np.array([[[0, 0, 1, 1], [1, 1, 0, 0]]]), 2, 8) == 4
     assert _expert_members(np.zeros((1, 2, 4), dtype=np.int64), 2, 8) == 8
+
+
+def most_of_rings(rooms: tuple[int, ...], size: int, groups: int) -> int:
+    """The best that rings larger than any block reach, over all ways to deal their members out."""
+    best = 0
+    dealt = {
+        (size,) * groups: 10**6
+    }  # what is left of each ring, and the best that blocks before reach
+    for room in rooms:
+        following: dict[tuple[int, ...], int] = {}
+        for left, reached_before in dealt.items():
+            for taken in product(*(range(min(room, rest) + 1) for rest in left)):
+                if sum(taken) > room:
+                    continue
+                cuts = sum(members > 0 for members in taken)
+                reach = min(reached_before, sum(taken) // cuts) if cuts else reached_before
+                key = tuple(
+                    sorted(rest - members for rest, members in zip(left, taken, strict=True))
+                )
+                following[key] = max(following.get(key, 0), reach)
+        dealt = following
+    best = dealt.get((0,) * groups, 0)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rings_larger_than_any_block_against_all_ways_to_deal_them_out(seed: int) -> None:
+    chance, equal = random.Random(seed), 0
+    for _ in range(40):
+        rooms = tuple(chance.choice([8, 8, 6, 4, 3]) for _ in range(chance.randint(4, 6)))
+        groups = chance.choice([1, 2, 2])
+        size = sum(rooms) // groups - chance.choice([0, 0, 1, 2])
+        if size <= max(rooms):
+            continue
+        best = most_of_rings(rooms, size, groups)
+        room = _Room(blocks=np.array(rooms), idle=sum(rooms) - size * groups)
+        assert best <= _of_a_ring(room, size, groups), (rooms, size, groups)
+        equal += best == _of_a_ring(room, size, groups)
+    assert equal > 10
+
+
+def test_stages_on_nodes_of_their_own_are_among_those_listed() -> None:
+    """27 replicas on four nodes of eight give 6 to each at least; 8, 8, 8 and 3 would be slower."""
+    cluster = on_nodes([("a", 8)] * 4 + [("b", 8)] * 4 + [("c", 8)] * 4 + [("d", 5)])
+    counted = counted_mappings(cluster, Layout(dp=27, pp=3), experts=False)
+    assert counted is not None
+    chains = counted.placement.pp.tolist(), counted.placement.dp_cp.tolist()
+    # Each stage in a leaf, or nine pipelines in each leaf, three stages on three nodes.
+    assert ([1, 1, 3], [6, 27, 27]) in list(zip(*chains, strict=True))
+    assert ([1, 3, 3], [3, 9, 27]) in list(zip(*chains, strict=True))
+    for gpus in counted.gpus:
+        assert len(set(gpus.tolist())) == 81
 
 
 def test_a_ring_that_leaves_its_block_has_a_rank_less_inside() -> None:
