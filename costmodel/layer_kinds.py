@@ -678,10 +678,10 @@ def _with_host(
     gap *= 0.5 * shares.total
     parts = add(parts, {"host": excess + waits + gap * _PASSES * share})
     forward_s, backward_s = total(layer.forward), total(layer.backward)
-    again_s = total(_without_copies(beside.layer.forward))
+    again_s = total(_run_again(c, beside.layer.forward))
     forward_excess = _host_excess_s(again_s, beside.launch_s * share, power)
     forward_host = forward_excess * part_of_mean + gap * share
-    forward_again = add(_without_copies(layer.forward), {"host": forward_host})
+    forward_again = add(_run_again(c, layer.forward), {"host": forward_host})
     if c.forward_only:
         return KindTime({"scoring": total(forward_again) + waits}, 0.0 * waits, {})
     full = scaled(forward_again, framework.recompute_fraction)
@@ -689,9 +689,16 @@ def _with_host(
     return KindTime(parts, total(parts) * backward_share, {"recompute": total(full)})
 
 
-def _without_copies(forward: Parts) -> Parts:
-    """A forward pass that runs again: what goes to the host goes there once."""
-    return {name: part for name, part in forward.items() if name != "offload"}
+def _run_again(c: Context, forward: Parts) -> Parts:
+    """A forward pass that runs again, or alone to score: what goes to the host goes there once.
+
+    Checkpoints that stop at the last tensor which the backward pass reads leave out a combine that saves none
+    (`FrameworkConstants.combines_again`), half of the all-to-alls.
+    """
+    again = {name: part for name, part in forward.items() if name != "offload"}
+    if "ep_comm" in again and not (c.forward_only or c.constants.framework.combines_again):
+        again["ep_comm"] = 0.5 * again["ep_comm"]
+    return again
 
 
 def _host_share(c: Context) -> float:

@@ -56,6 +56,8 @@ class FrameworkConstants:
     """Launch gaps that even a busy GPU does not hide, per layer and pass."""
     recompute_fraction: float
     """Part of a layer's forward pass that full recomputation runs again."""
+    combines_again: bool
+    """Whether it sends the outputs of experts back to their tokens again."""
     dp_interference: float
     """Slow-down of compute and communication that run at the same time: share of the lesser of the two."""
     overlap_cuts_products: bool

@@ -178,6 +178,8 @@ FSDP2 = Framework(
         Stack(name="fsdp2", written=r"(pytorch )?fsdp\b"),
         Stack(name="fsdp2-2024"),
         Stack(name="llm-foundry", written=r"llm-foundry\b", bound=False),
+        # Pipelines and experts beside it, which accelerate has not.
+        Stack(name="nemo-automodel", written=r"nemo automodel\b", bound=False),
     ),
     measured_as=("llm-foundry", "torchtitan-eager"),
     axes={

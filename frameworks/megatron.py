@@ -491,7 +491,7 @@ MEGATRON = Framework(
         Stack(name="megatron-2022", written=r"megatron-lm 2022\b"),
         Stack(name="megatron-bridge", maker="NVIDIA", written=r"megatron-bridge\b"),
         Stack(name="nemo-2024", maker="NVIDIA", written=r"nemo 24\.0[1-7]\b", bound=False),
-        Stack(name="nemo", maker="NVIDIA", written=r"nemo\b", bound=False),
+        Stack(name="nemo", maker="NVIDIA", written=r"nemo\b(?! automodel\b)", bound=False),
         MEGATRON_LM,
         Stack(name="aa-scaling", written=r"aa-scaling\b", bound=False),
         Stack(name="internevo", written=r"internevo\b", bound=False),

@@ -65,6 +65,7 @@ def test_the_sources_that_other_calculators_are_judged_by(
         ("megascale", 4, 10.5),
         ("megatron_bridge_2608", 4, 10.0),
         ("ms_swift", 3, 21.0),
+        ("nemo_automodel_h100", 6, 18.0),
         ("nemo_h100_fp8_2024", 26, 5.0),
         ("nemo_long_sequence", 4, 3.5),
         ("tinyllama", 1, 16.5),

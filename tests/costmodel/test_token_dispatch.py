@@ -17,9 +17,11 @@ from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.execution_names import Dispatcher
 from meshwright.costmodel.feed_forward import moe_mlp
 from meshwright.costmodel.layer_context import Context
-from meshwright.costmodel.layout import Floats, Layout
+from meshwright.costmodel.layout import Floats, Layout, Recompute
 from meshwright.costmodel.placement import nested_placement
-from meshwright.costmodel.step_time import make_context
+from meshwright.costmodel.rates import constants_for
+from meshwright.costmodel.stacks import framework_constants
+from meshwright.costmodel.step_time import exact_step, make_context
 from meshwright.costmodel.volumes import group_traffic
 from meshwright.costmodel.workload import Workload, deduplicates, gathered_ranks
 from meshwright.model_specs.reader import load_catalog_model
@@ -201,3 +203,25 @@ def test_buffers_of_tokens_by_hand() -> None:
     assert of("hybridep", replace(layout, micro_batch=2)) == pytest.approx(
         2 * of("hybridep", layout)
     )
+
+
+def test_a_checkpoint_that_stops_early_sends_outputs_of_experts_once() -> None:
+    """AutoModel's combine saves no tensor: full recomputation ends ahead of it, with half of the traffic."""
+    work, layout = (
+        workload(moe_dispatch="deepep"),
+        Layout(dp=16, ep=8, recompute=Recompute.FULL, recompute_layers=32),
+    )
+    place = nested_placement(work.cluster, layout)
+
+    def recomputed_s(combines_again: bool) -> float:
+        known = constants_for(work)
+        stack = replace(known.framework, combines_again=combines_again)
+        c = make_context(work, layout, place, replace(known, framework=stack))
+        return float(np.asarray(exact_step(c, ((32,),)).parts["recompute"]))
+
+    c = context(work, layout)
+    sent_s = float(np.asarray(moe_mlp(c).forward["ep_comm"]))
+    expected_s = c.constants.framework.recompute_fraction * 32 * 0.5 * sent_s
+    # A shorter pass hides a little less of the host's launches.
+    assert recomputed_s(True) - recomputed_s(False) == pytest.approx(expected_s, rel=0.01)
+    assert not framework_constants("nemo-automodel").combines_again

@@ -79,6 +79,7 @@ def test_every_stack_has_its_constants() -> None:
         ("torchtitan-eager", "torchtitan"),
         ("fsdp2", "fsdp2"),
         ("llm-foundry", None),
+        ("nemo-automodel", None),
     ],
 )
 def test_the_rules_that_bind_a_stack(stack: str, bound_by: str | None) -> None:
@@ -96,6 +97,7 @@ def test_the_rules_that_bind_a_stack(stack: str, bound_by: str | None) -> None:
             "megatron-lm",
         ),
         ("NeMo 25.02.01 (recipe v25.04)", "nemo"),
+        ("NeMo AutoModel (FSDP2, PyTorch)", "nemo-automodel"),
         ("Megatron-Bridge / NeMo 26.04 container", "megatron-bridge"),
         ("Megatron-DeepSpeed (BigScience), 1F1B", "megatron-deepspeed"),
         ("llm-foundry v0.0.4-ish, PyTorch 2.x, FlashAttention", "llm-foundry"),
