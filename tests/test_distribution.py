@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -17,7 +18,12 @@ import pytest
 import yaml
 
 from meshwright.cli import main
+from meshwright.errors import InfeasibleError
+from meshwright.frameworks.record import FrameworkName
+from meshwright.model_specs.adapters import AdapterSpec
+from meshwright.planner.launch.plan_files import TARGETS, plan_files
 from tests.places import ROOT
+from tests.plans import make_plan
 
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
 (HOOK,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
@@ -96,12 +102,36 @@ def test_the_action_verifies_what_is_named(
         ("run/megatron_args.json", True),
         ("run/mapping/ranks.csv", True),
         ("README.md", False),
+        ("run/swift.yaml", True),
+        ("run/trl.sh", True),
         ("my_plan.yaml", False),
+        ("my_accelerate.yaml", False),
         ("launch.sh.orig", False),
     ],
 )
 def test_the_hook_runs_where_a_file_of_a_plan_changes(path: str, is_checked: bool) -> None:
     assert bool(re.search(HOOK["files"], path)) is is_checked
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan", "deepspeed", "fsdp2"])
+def test_the_hook_runs_for_every_file_of_every_target(framework: FrameworkName) -> None:
+    """It knew those of the frameworks alone: `verify` checks what schedulers and stacks read too."""
+    adapters = None if framework == "torchtitan" else AdapterSpec(method="lora")
+    degrees = {"dp": 16, "num_micro_batches": 2}
+    base = make_plan("qwen3-8b", **degrees, zero_stage=2 if framework != "megatron" else 1)
+    written: dict[str, set[str]] = {}
+    for trained in {None, adapters}:
+        inputs = base.inputs.model_copy(update={"framework": framework, "adapters": trained})
+        plan = base.model_copy(update={"inputs": inputs})
+        for target in TARGETS:
+            with contextlib.suppress(InfeasibleError):
+                written.setdefault(target, set()).update(plan_files(plan, target))
+    assert {"kubernetes", "volcano", "trainjob", "skypilot", "ray", "slurm", "openmpi"} <= {
+        *written
+    }
+    for target, names in written.items():
+        missed = [name for name in names if not re.search(HOOK["files"], f"run/{name}")]
+        assert not missed, target
 
 
 def test_the_hook_says_a_command_that_there_is(tmp_path: Path) -> None:

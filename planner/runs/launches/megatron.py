@@ -715,7 +715,7 @@ def from_overrides(words: Sequence[str], model: ModelSpec | str | None, where: s
 def _adapters(said: Mapping[str, str], where: str) -> dict[str, Any] | None:
     """LoRA by the overrides of a recipe's `peft`, as a run file has it; None without.
 
-    Raises InputError for a width or a module that is not known, and for modules alone.
+    Raises InputError for a width or a module that is not known, and for one without the other.
     """
     if not {*_OF_ADAPTERS} & said.keys():
         return None
@@ -724,7 +724,10 @@ def _adapters(said: Mapping[str, str], where: str) -> dict[str, Any] | None:
         raise InputError(
             "is the width of adapters, a whole number", where=f"{where}: {ADAPTER_RANK}", value=rank
         )
-    modules = [name.strip() for name in said.get(ADAPTED_MODULES, "").strip("[]'\"").split(",")]
+    if ADAPTED_MODULES not in said:
+        what = f"adapters of modules that the recipe says: give {ADAPTED_MODULES} too"
+        raise InputError(what, where=f"{where}: {ADAPTER_RANK}", value=rank)
+    modules = [name.strip() for name in said[ADAPTED_MODULES].strip("[]'\"").split(",")]
     known = BRIDGE_MODULES | _INSIDE
     for name in modules:
         if name not in known:

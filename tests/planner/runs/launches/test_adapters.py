@@ -54,7 +54,7 @@ def test_flags_are_refused_by_name(flag: str, named: str, tmp_path: Path) -> Non
         ("a.yaml", yaml.safe_dump(ACCELERATE | {"peft": {"use_lora": True}}), "peft"),
         ("sft.yaml", "stage: sft\nfinetuning_type: lora\n", "finetuning_type"),
         ("axolotl.yaml", "base_model: x\nadapter: qlora\n", "adapter"),
-        ("o.json", '["peft.dim=8", "model.seq_length=64"]', "peft.dim"),
+        ("o.json", '["peft.alpha=8", "model.seq_length=64"]', "peft.alpha"),
         ("o.json", '["model.freeze_language_model=true"]', "model.freeze_language_model"),
         ("t.toml", TOML + "[lora]\nrank = 8\n", "lora"),
         ("t.toml", TOML.replace('"8B"', '"8B"\nconverters = ["lora"]'), "model.converters"),

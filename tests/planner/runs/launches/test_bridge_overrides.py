@@ -115,6 +115,7 @@ def test_adapters_of_a_recipe_are_read_back(
     ("override", "words"),
     [
         ("peft.dim=wide", "is the width of adapters"),
+        ("peft.dim=8", "give peft.target_modules too"),
         ("peft.target_modules=[linear_qkv]", "is the width of adapters"),
         ("peft.dropout=0.1", "training of adapters"),
     ],
