@@ -411,7 +411,7 @@ class BestPlan:
     expected_by_pairs: ExpectedByPairs | None
     """Without one, what measured pairs say, where that is the objective."""
     comparison: Callable[[], Outcome] | None = None
-    """The search over layouts on all GPUs where it was left for later; `beside_all_gpus` takes its outcome."""
+    """The search over layouts on all GPUs where it was left for later; its outcome: `beside_all_gpus`."""
 
     @property
     def step_time_s(self) -> float | None:
