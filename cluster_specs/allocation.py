@@ -472,7 +472,13 @@ def allocation_of(cluster: ClusterSpec, gpus: int) -> AllocatedBlocks:
 
 def allocated_places(cluster: ClusterSpec, gpus: int) -> list[Place]:
     """(node, local GPU) of every GPU of `allocation_of`."""
-    return [(node, gpu) for node, gpu in allocation_of(cluster, gpus).places.tolist()]
+    return list(_allocated_places(SameCluster(cluster), gpus))
+
+
+@lru_cache(maxsize=4)
+def _allocated_places(same: SameCluster, gpus: int) -> tuple[Place, ...]:
+    """A plan, its traffic and its verification ask for the same ones, of up to a hundred thousand GPUs."""
+    return tuple((node, gpu) for node, gpu in _allocation(same, gpus).places.tolist())
 
 
 def nodes_in_turn(cluster: ClusterSpec, gpus: int) -> AllocatedBlocks:

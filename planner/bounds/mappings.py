@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from meshwright.cluster_specs.allocation import allocated_places, full_levels
 from meshwright.cluster_specs.schema import ClusterSpec
+from meshwright.cluster_specs.tiers import SameCluster
 from meshwright.constraints.fabric import binds_mappings, keeps_inside
 from meshwright.costmodel.collectives import best_beyond
 from meshwright.costmodel.data_parallel import (
@@ -452,9 +453,18 @@ def ranks_on(
     cluster: ClusterSpec, matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]
 ) -> list[tuple[int, int]]:
     """Rank r runs on entry r, as (node, local GPU), both from 0, on the GPUs that the cluster has free."""
-    position = gpu_of_rank(matrix)
-    places = allocated_places(cluster, len(position))
-    return [places[gpu] for gpu in position.tolist()]
+    rows = tuple((axis, tuple(map(int, row))) for axis, row in matrix.items())
+    return list(_ranks_on(SameCluster(cluster), rows))
+
+
+@lru_cache(maxsize=4)
+def _ranks_on(
+    same: SameCluster, rows: tuple[tuple[str, tuple[int, ...]], ...]
+) -> tuple[tuple[int, int], ...]:
+    """The same for what writes a plan and what verifies it."""
+    position = gpu_of_rank(dict(rows))
+    places = allocated_places(same.cluster, len(position))
+    return tuple(places[gpu] for gpu in position.tolist())
 
 
 def order_name(matrix: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> tuple[str, ...]:

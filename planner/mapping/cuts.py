@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from meshwright.cluster_specs.graph import (
     outline_of,
 )
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.cluster_specs.tiers import leaves_are_domains, level_rates
+from meshwright.cluster_specs.tiers import SameCluster, leaves_are_domains, level_rates
 from meshwright.costmodel.estimate import Estimate, Stages
 from meshwright.costmodel.feed_forward import routed_copies
 from meshwright.costmodel.layer_context import Context
@@ -140,6 +141,13 @@ def rank_positions(cluster: ClusterSpec, places: Sequence[Place]) -> RankPositio
 
     Links are those of `node_graph` where nodes are listed with their leaves, of `fabric_graph` otherwise.
     """
+    return _rank_positions(SameCluster(cluster), tuple(map(tuple, places)))
+
+
+@lru_cache(maxsize=2)
+def _rank_positions(same: SameCluster, places: tuple[Place, ...]) -> RankPositions:
+    """The same for the traffic of a plan and for its fullest cut."""
+    cluster = same.cluster
     listed = any(node.leaf is not None for node in cluster.nodes)
     in_use = _listed(cluster, places) if listed else _regular(cluster, places)
     levels = [*_inside(in_use), *_outside(in_use)]

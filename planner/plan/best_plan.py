@@ -411,7 +411,7 @@ class BestPlan:
     expected_by_pairs: ExpectedByPairs | None
     """Without one, what measured pairs say, where that is the objective."""
     comparison: Callable[[], Outcome] | None = None
-    """The search over layouts on all GPUs where it was left for later: its outcome goes to `compared`."""
+    """The search over layouts on all GPUs where it was left for later; its outcome: `beside_all_gpus`."""
 
     @property
     def step_time_s(self) -> float | None:
@@ -513,7 +513,7 @@ def _without_counts(comparison: Callable[[], Outcome]) -> Outcome:
     return replace(comparison(), certificate=Certificate())
 
 
-def compared(ended: BestPlan, full: Outcome) -> BestPlan:
+def beside_all_gpus(ended: BestPlan, full: Outcome) -> BestPlan:
     """How the search for the best plan ended, held against the best layout on all GPUs.
 
     Parameters

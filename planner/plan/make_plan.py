@@ -28,8 +28,8 @@ from meshwright.planner.plan.best_plan import (
     Question,
     adopted,
     answers_to,
+    beside_all_gpus,
     best_plan,
-    compared,
     export_model,
 )
 from meshwright.planner.plan.document import IdleDoc, Infeasible, Plan, with_digest
@@ -114,7 +114,7 @@ def make_plan(
             beside = [] if comparison is None else [Question(tasks=(comparison,))]
             answers = answers_to([*beside, *questions])
             if beside:
-                ended = compared(ended, answers.pop(0)[0])
+                ended = beside_all_gpus(ended, answers.pop(0)[0])
                 plan = _document(ended, time.monotonic() - began)
             if choices:
                 earlier |= {answer.choice.choice: answer for answer in answers[0]}

@@ -362,7 +362,7 @@ def test_a_layout_on_all_gpus_that_is_as_fast_is_asked_about(
     def as_fast(ended: BestPlan, full: Outcome) -> BestPlan:
         return replace(ended, outcome=full, full=full, comparison=None)
 
-    monkeypatch.setattr("meshwright.planner.plan.make_plan.compared", as_fast)
+    monkeypatch.setattr("meshwright.planner.plan.make_plan.beside_all_gpus", as_fast)
     # In truth it is slower, and plans without a choice of it are faster.
     monkeypatch.setattr("meshwright.planner.plan.make_plan.plan_to_adopt", lambda *_: None)
     plan = make_plan(request(**IDLE), robustness=False)
