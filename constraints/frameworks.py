@@ -800,7 +800,7 @@ def no_latent_experts(framework: Framework) -> Rule:
 
 
 def no_window_heads(framework: Framework) -> Rule:
-    """The rule of a framework whose layers all have the same heads."""
+    """The rule of a framework that is planned with one set of heads for all layers."""
 
     def broken(workload: Workload) -> list[str]:
         own = workload.model.window_heads
@@ -811,7 +811,7 @@ def no_window_heads(framework: Framework) -> Rule:
     having = [each.name for each in RECORDS if each.window_heads is not None]
     return Refuses(
         name=f"{framework.name}-window-heads",
-        sentence="Every layer has the same heads: none with a window has others than those in full",
+        sentence="Plans are of models whose layers all have the same heads, under a window or not",
         unit="kinds of layers",
         broken=broken,
         words=f"{framework.name} is not planned with {{broken}}",

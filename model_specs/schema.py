@@ -470,21 +470,25 @@ class ModelSpec(ClosedDocument):
         attention = AttentionShares(1.0 - linear - windowed, windowed, linear)
         return LayerKind(BlockShares(1.0, 0.0, 1.0 - experts, experts), attention)
 
-    @cached_property
-    def in_windows(self) -> ModelSpec:
-        """The model, were all its layers as those with a window; itself where kinds of layers share heads."""
-        own = self.window_heads
-        if own is None:
-            return self
-        heads = {"kv_heads": own.kv_heads, "head_dim": own.head_dim, "full_attention_every": 0}
-        return self._of_one_kind("values_are_keys", **heads)
-
-    @cached_property
+    @property
     def in_full(self) -> ModelSpec:
         """The model, were all its layers as those that attend in full; itself where kinds share heads."""
-        if self.window_heads is None:
-            return self
-        return self._of_one_kind("sliding_window", "full_attention_every", "chunked_windows")
+        return self if self.window_heads is None else self.kinds_apart[0]
+
+    @property
+    def in_windows(self) -> ModelSpec:
+        """The model, were all its layers as those with a window; itself where kinds share heads."""
+        return self if self.window_heads is None else self.kinds_apart[1]
+
+    @cached_property
+    def kinds_apart(self) -> tuple[ModelSpec, ...]:
+        """`in_full` and `in_windows` where they are other models; empty where kinds share heads."""
+        own = self.window_heads
+        if own is None:
+            return ()
+        full = self._of_one_kind("sliding_window", "full_attention_every", "chunked_windows")
+        heads = {"kv_heads": own.kv_heads, "head_dim": own.head_dim, "full_attention_every": 0}
+        return full, self._of_one_kind("values_are_keys", **heads)
 
     def _of_one_kind(self, *without: str, **fields: int) -> ModelSpec:
         """The model with layers that attend alike, without some fields and with others."""

@@ -111,6 +111,7 @@ def _block_shortfalls(model: ModelSpec) -> dict[str, str]:
         differing["norm_bias"] = "Layer norms have a shift beside their scale."
     if model.final_logit_cap is not None:
         differing["final_logit_cap"] = f"Logits are not capped at {model.final_logit_cap:g}."
+    differing |= _heads_shortfalls(model)
     if model.hybrid_pattern is not None:
         differing |= _pattern_shortfalls(model)
     elif model.norms_per_layer not in (1, 2):
@@ -127,6 +128,20 @@ def _block_shortfalls(model: ModelSpec) -> dict[str, str]:
         )
     if linear_bias(model) and not all(_biases(model)):
         differing["biases"] = "Megatron has one switch for biases: all linear layers have one."
+    return differing
+
+
+def _heads_shortfalls(model: ModelSpec) -> dict[str, str]:
+    """What of heads and routers Megatron has no switch for (Gemma 4)."""
+    differing = {}
+    if model.window_heads is not None:
+        differing["window_heads"] = "Layers with a window have the heads of those in full."
+    if model.values_are_keys:
+        differing["values_are_keys"] = "Values have a projection of their own."
+    if model.value_norm:
+        differing["value_norm"] = "Values have no norm."
+    if model.moe is not None and model.moe.router_scales:
+        differing["moe.router_scales"] = "Routers have no scales beside their matrix."
     return differing
 
 
@@ -190,6 +205,10 @@ def _rope_shortfalls(model: ModelSpec) -> dict[str, str]:
         differing["rope.windowed_base"] = (
             f"Windowed layers turn by the base of all layers, not by {rope.windowed_base:g}."
         )
+    if rope.windowed_fraction not in (None, rope.fraction):
+        differing["rope.windowed_fraction"] = (
+            f"Of heads under a window the same share turns, {rope.fraction:g}."
+        )
     if rope.scaling is not None:
         text = _scaling_shortfall(rope.scaling, latent=model.attention is not None)
         if text:
@@ -200,7 +219,7 @@ def _rope_shortfalls(model: ModelSpec) -> dict[str, str]:
 def _scaling_shortfall(scaling: RopeScaling, *, latent: bool) -> str:
     if scaling.type == "yarn":
         return _yarn_shortfall(scaling, latent=latent)
-    if scaling.type in ("dynamic", "longrope"):
+    if scaling.type in ("dynamic", "longrope", "proportional"):
         return f"Rope scaling {scaling.type} is left out."
     if latent:
         return f"Rope scaling {scaling.type} is left out: latent attention has YaRN alone."

@@ -130,6 +130,9 @@ def test_models_of_one_kind_have_its_heads_alone() -> None:
     plain = alike(window_heads=None)
     assert plain.in_windows is plain
     assert plain.in_full is plain
+    # Asked for its kinds, a model still equals one that was not.
+    assert plain == alike(window_heads=None)
+    assert spec == model(attention_order="WFWFWF", full_attention_every=1)
 
 
 @pytest.mark.parametrize(

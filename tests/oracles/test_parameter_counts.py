@@ -39,6 +39,7 @@ UNKNOWN_TO_BRIDGE = (
     "Afmoe",
     "Cohere",
     "Falcon",
+    "Gemma4Unified",
     "GPT2",
     "GPTNeoX",
     "GlmForCausalLM",
@@ -206,6 +207,10 @@ def test_bridge_builds_what_is_read_of_every_config_json_that_it_takes(tmp_path:
             continue
         # Sparse attention is built by another function than the one asked here; Megatron's is asked above.
         if not answer["ok"] and "Experimental attention variant" in answer["error"]:
+            continue
+        # Bridge 0.6.2 reads Gemma 4 as an earlier version of transformers had it.
+        if not answer["ok"] and "AmbiguousGlobalPerLayerAttribute" in answer["error"]:
+            assert name in ("gemma-4-31b", "gemma-4-26b-a4b")
             continue
         unknown = not answer["ok"] and "support" in answer["error"]
         if name in NOT_LOCAL or (unknown and any(f in answer["error"] for f in UNKNOWN_TO_BRIDGE)):

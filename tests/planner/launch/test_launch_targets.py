@@ -107,6 +107,7 @@ ATTENDING = [
     if (model := load_catalog_model(name)).mamba is None
     and model.indexer is None
     and model.linear_attention is None
+    and model.window_heads is None
 ]
 """Models that Megatron-DeepSpeed is planned with."""
 

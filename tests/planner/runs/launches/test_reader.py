@@ -203,7 +203,10 @@ def test_a_bucket_that_has_no_price_is_named(
 
 
 MEGATRONS = [
-    name for name in catalog_names() if not load_catalog_model(name).mamba_beside_attention
+    name
+    for name in catalog_names()
+    if not load_catalog_model(name).mamba_beside_attention
+    and load_catalog_model(name).window_heads is None
 ]
 """Models that Megatron has layers for."""
 
