@@ -229,8 +229,8 @@ def test_joint_rows_hold_every_order_of_ranks(seed: int) -> None:
 def order_with_pipelines(
     chance: random.Random, nodes: list[tuple[str, int]], layout: Layout
 ) -> list[int] | None:
-    """The node of every tensor group: pipelines whole in nodes, in leaves or nowhere, stage after stage inside
-    them, some room left out; None where they do not fit.
+    """The node of every tensor group: pipelines whole in nodes, in leaves or nowhere, stage after stage
+    inside them, some room left out; None where they do not fit.
     """
     tp, pp = int(layout.tp), int(layout.pp)
     replicas = int(layout.gpus) // tp // pp
