@@ -134,9 +134,7 @@ def _queued_gradients(workload: Workload, layout: Layout, queue_elements: int) -
 def _largest_layer(model: ModelSpec, layout: Layout) -> Floats:
     """Parameters on one GPU, before data-parallel sharding, of the largest of unlike layers."""
     largest: Floats = 0.0
-    for blocks, kind in product(
-        model.blocks.kinds(), dict.fromkeys((model.in_full, model.in_windows))
-    ):
+    for blocks, kind in product(model.blocks.kinds(), model.kinds_apart or (model,)):
         dense, rest, experts = layer_parameters_on_gpu(kind, layout, blocks)
         largest = np.maximum(largest, np.maximum(dense, rest + experts))
     return largest
