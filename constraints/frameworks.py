@@ -803,10 +803,10 @@ def no_window_heads(framework: Framework) -> Rule:
     """The rule of a framework that is planned with one set of heads for all layers."""
 
     def broken(workload: Workload) -> list[str]:
-        own = workload.model.window_heads
+        heads = workload.model.window_heads
         words = "{} layers with a window and {} key-value heads of {} (window_heads)"
         layers = workload.model.windowed_layers
-        return [] if own is None else [words.format(layers, own.kv_heads, own.head_dim)]
+        return [] if heads is None else [words.format(layers, heads.kv_heads, heads.head_dim)]
 
     having = [each.name for each in RECORDS if each.window_heads is not None]
     return Refuses(

@@ -308,9 +308,9 @@ def _of_both_kinds(
     inputs: Floats = 0.0
     for share, kind in ((shares.full, model.in_full), (shares.windowed, model.in_windows)):
         if share:
-            own = workload.of_kind(kind)
+            of_kind = workload.of_kind(kind)
             bytes_saved, inputs = activation_bytes_per_layer(
-                own, layout, experts=experts, blocks=blocks
+                of_kind, layout, experts=experts, blocks=blocks
             )
             saved = saved + share * bytes_saved
     return saved, inputs

@@ -460,8 +460,8 @@ def _gemma4_heads(config: ConfigFields, window: int) -> Fields:
         return fields
     fields |= window_order(config, window, full)
     if (kv_heads, width) != (global_kv_heads, global_width) or are_keys:
-        own = {"kv_heads": kv_heads, "head_dim": width}
-        fields |= {"window_heads": own, "values_are_keys": are_keys}
+        windowed = {"kv_heads": kv_heads, "head_dim": width}
+        fields |= {"window_heads": windowed, "values_are_keys": are_keys}
     return fields
 
 

@@ -217,16 +217,16 @@ class ModelSpec(ClosedDocument):
 
     def _check_window_heads(self) -> None:
         """Raises ValueError where heads of windowed layers do not fit the layers or the rest of the model."""
-        own = self.window_heads
-        if own is None:
+        windowed = self.window_heads
+        if windowed is None:
             if self.values_are_keys and (self.windowed_layers or self.attention is not None):
                 raise ValueError(
                     "values_are_keys needs window_heads, or layers that all attend in full"
                 )
             return
-        if self.heads % own.kv_heads:
+        if self.heads % windowed.kv_heads:
             raise ValueError(
-                f"heads {self.heads} must be a multiple of window_heads.kv_heads {own.kv_heads}"
+                f"heads {self.heads} must be a multiple of window_heads.kv_heads {windowed.kv_heads}"
             )
         if not (self.windowed_layers and self.full_attention_layers):
             raise ValueError(
@@ -483,18 +483,22 @@ class ModelSpec(ClosedDocument):
     @cached_property
     def kinds_apart(self) -> tuple[ModelSpec, ...]:
         """`in_full` and `in_windows` where they are other models; empty where kinds share heads."""
-        own = self.window_heads
-        if own is None:
+        windowed = self.window_heads
+        if windowed is None:
             return ()
         full = self._of_one_kind("sliding_window", "full_attention_every", "chunked_windows")
-        heads = {"kv_heads": own.kv_heads, "head_dim": own.head_dim, "full_attention_every": 0}
+        heads = {
+            "kv_heads": windowed.kv_heads,
+            "head_dim": windowed.head_dim,
+            "full_attention_every": 0,
+        }
         return full, self._of_one_kind("values_are_keys", **heads)
 
     def _of_one_kind(self, *without: str, **fields: int) -> ModelSpec:
         """The model with layers that attend alike, without some fields and with others."""
         left = {"window_heads", "attention_order", *without}
-        own = self.model_dump(exclude_unset=True, exclude=left)
-        return type(self).model_validate(own | fields)
+        stated = self.model_dump(exclude_unset=True, exclude=left)
+        return type(self).model_validate(stated | fields)
 
     @property
     def further_norms(self) -> int:

@@ -236,8 +236,8 @@ def _attention(model: ModelSpec) -> str:
             words += " whose keys are the values"
         if model.window_heads is None:
             return words
-        own = model.in_windows
-        return f"{words}; under the window of {own.qk_head_dim}, {own.kv_heads} key-value heads"
+        windowed = model.in_windows
+        return f"{words}; under the window of {windowed.qk_head_dim}, {windowed.kv_heads} key-value heads"
     query = model.attention.q_lora_rank or "none"
     ranks = f"query {query}, key-value {model.attention.kv_lora_rank}"
     words = f"{model.heads} heads, multi-head latent attention (ranks: {ranks})"

@@ -413,9 +413,9 @@ _CHANGES["gradient_dtype"] = lambda words: {"gradient_dtype": _word(words, _GRAD
 def _change(knob: str, words: str, facts: list[SourceFact]) -> dict[str, Any]:
     """The settings of one side: in the words of its source where these are known, else in anybody's."""
     plain = re.sub(r"\s*\(.*\)$", "", words)
-    own = [fact.settings[plain] for fact in facts if plain in fact.settings]
-    if own:
-        return own[0]
+    for fact in facts:
+        if plain in fact.settings:
+            return fact.settings[plain]
     if knob not in _CHANGES:
         raise _NotSaidError("no setting of a run file")
     return _CHANGES[knob](words)

@@ -133,16 +133,16 @@ def gemm_shapes_of(model: ModelSpec) -> list[tuple[int, int]]:
         Those of the experts left out.
     """
     gates = 2 if model.gated else 1
-    found = {(model.vocab, model.hidden)}
+    shapes = {(model.vocab, model.hidden)}
     for kind in (model, model.in_windows):
         of_head = kind.qk_head_dim + (0 if kind.values_are_keys else kind.v_head_dim)
         projected = kind.heads * kind.qk_head_dim + kind.kv_heads * of_head
-        found |= {(projected, model.hidden), (model.hidden, kind.heads * kind.v_head_dim)}
+        shapes |= {(projected, model.hidden), (model.hidden, kind.heads * kind.v_head_dim)}
     if model.ffn_hidden:
-        found |= {(gates * model.ffn_hidden, model.hidden), (model.hidden, model.ffn_hidden)}
+        shapes |= {(gates * model.ffn_hidden, model.hidden), (model.hidden, model.ffn_hidden)}
     if model.routed_width != model.hidden:
-        found |= {(model.routed_width, model.hidden), (model.hidden, model.routed_width)}
-    return sorted(found, key=lambda shape: (-math.prod(shape), shape))
+        shapes |= {(model.routed_width, model.hidden), (model.hidden, model.routed_width)}
+    return sorted(shapes, key=lambda shape: (-math.prod(shape), shape))
 
 
 def cases_of(model: ModelSpec, cluster: ClusterSpec, sizes: Sizes, gpus: int) -> list[Case]:
