@@ -117,8 +117,8 @@ def test_the_hook_runs_where_a_file_of_a_plan_changes(path: str, is_checked: boo
 def test_the_hook_runs_for_every_file_of_every_target(framework: FrameworkName) -> None:
     """It knew those of the frameworks alone: `verify` checks what schedulers and stacks read too."""
     adapters = None if framework == "torchtitan" else AdapterSpec(method="lora")
-    degrees = {"dp": 16, "num_micro_batches": 2}
-    base = make_plan("qwen3-8b", **degrees, zero_stage=2 if framework != "megatron" else 1)
+    zero_stage = 1 if framework == "megatron" else 2
+    base = make_plan("qwen3-8b", dp=16, num_micro_batches=2, zero_stage=zero_stage)
     written: dict[str, set[str]] = {}
     for trained in {None, adapters}:
         inputs = base.inputs.model_copy(update={"framework": framework, "adapters": trained})

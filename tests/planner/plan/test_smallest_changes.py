@@ -74,7 +74,9 @@ def changed(asked: PlanRequest, sentence: str) -> tuple[PlanRequest, list[PlanRe
     elif permit := re.match(r"permit ([\w-]+) \(--allow \1\)", sentence):
         enough = replace(asked, allow=(permit[1],))
     elif adapters := re.search(r"\(--train ([\w-]+)\)", sentence):
-        enough = replace(asked, adapters=AdapterSpec(method=adapters[1]), reference=None)
+        enough = replace(
+            asked, adapters=AdapterSpec.model_validate({"method": adapters[1]}), reference=None
+        )
     elif loss := re.search(r"\(--loss ([\w-]+)\)", sentence):
         enough = replace(asked, loss=loss[1])
     elif reference := re.search(r"\(--reference ([\w-]+)\)", sentence):
@@ -144,11 +146,13 @@ def test_what_makes_room_is_offered_with_what_it_needs(
     asked = CASES[case]
     answer = fastest_plan(asked).infeasible
     assert answer is not None
-    room = {each.change: each for each in answer.changes if each.needs_gib is not None}
-    assert room[change].value == value
-    assert 0 < room[change].needs_gib <= room[change].usable_gib
-    assert {each.change: each.value for each in answer.changes}.get("gpus") == others_gpus
-    enough, _ = changed(asked, answer.smallest_changes[answer.changes.index(room[change])])
+    (room,) = (each for each in answer.changes if each.change == change)
+    assert room.value == value
+    assert room.needs_gib is not None
+    assert room.usable_gib is not None
+    assert 0 < room.needs_gib <= room.usable_gib
+    assert {str(each.change): each.value for each in answer.changes}.get("gpus") == others_gpus
+    enough, _ = changed(asked, answer.smallest_changes[answer.changes.index(room)])
     assert has_plan(enough)
 
 
