@@ -115,7 +115,7 @@ def make_plan(
             answers = answers_to([*beside, *questions])
             if beside:
                 ended = beside_all_gpus(ended, answers.pop(0)[0])
-                plan = _document(ended, time.monotonic() - began)
+                plan = _document(ended, plan.solver.wall_s or 0.0)
             if choices:
                 earlier |= {answer.choice.choice: answer for answer in answers[0]}
             if ended.outcome is not before:

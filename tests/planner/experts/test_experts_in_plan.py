@@ -116,7 +116,7 @@ def test_the_search_states_placements_beside_layouts_where_they_are_small(
         posted.append(1)
         return post_placements(*arguments)
 
-    monkeypatch.setattr("meshwright.planner.search.kernel_model.post_placements", counted)
+    monkeypatch.setattr("meshwright.planner.experts.training.post_placements", counted)
     request = PlanRequest(
         model=small, cluster=read_cluster("dgx-h100"), gpus=16, global_batch=32, seq_len=2048,
         expert_loads=placed, pins={"pp": 2, "cp": 1, "etp": 1, "vpp": 1},
