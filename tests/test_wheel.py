@@ -64,7 +64,7 @@ def test_the_wheel_holds_the_package_alone_and_works_anywhere(tmp_path: Path) ->
     }
     data = {
         path.relative_to(ROOT).as_posix()
-        for pattern in ("*/data/*.yaml", "*/data/*.json")
+        for pattern in ("*/data/*.yaml", "*/data/*.json", "planner/*/data/*.yaml")
         for path in ROOT.glob(pattern)
     }
     data = {f"meshwright/{name}" for name in data if not name.startswith("tests/")}

@@ -45,6 +45,10 @@ PLANNED: tuple[tuple[str, FrameworkName, int], ...] = (
 )
 
 
+LARGEST_MEGATRON = 256
+"""GPUs of the plans that take several seconds each."""
+
+
 def planned(name: str, framework: FrameworkName, gpus: int) -> Plan:
     return meshwright.plan(
         CONFIGS / f"{name}.json",
@@ -57,8 +61,17 @@ def planned(name: str, framework: FrameworkName, gpus: int) -> Plan:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "framework", "gpus"), PLANNED)
+@pytest.mark.parametrize(
+    ("name", "framework", "gpus"),
+    [
+        pytest.param(
+            *case,
+            id="-".join(map(str, case)),
+            marks=pytest.mark.soak if case[2] == LARGEST_MEGATRON else pytest.mark.slow,
+        )
+        for case in PLANNED
+    ],
+)
 def test_a_plan_is_found_and_is_as_fast_as_its_flops_say(
     name: str, framework: FrameworkName, gpus: int
 ) -> None:

@@ -174,7 +174,7 @@ def test_fine_tuning_is_planned_as_pretraining_and_says_so() -> None:
 
 def test_files_say_what_the_script_trains_on() -> None:
     files = plan_files(planned("fsdp2", reference="precomputed"))
-    assert "pairs" in files["launch.sh"]
+    assert "batch size per process is 1 pair," in files["launch.sh"]
     assert "precompute_ref_log_probs True" in files["launch.sh"]
     under_deepspeed = plan_files(planned("deepspeed", reference="offloaded"))
     assert '"$TRAIN_SCRIPT" --deepspeed "$here/ds_config.json"' in under_deepspeed["launch.sh"]
