@@ -64,12 +64,14 @@ NOT_LOCAL = {
     "deepseek-v2-lite", "gemma-2-2b", "gemma-3-1b", "gemma-3-4b", "moonlight-16b-a3b", "qwen3-next-80b-a3b",
 }  # fmt: skip
 """Latent attention without a query latent, and layers of Bridge's own: they need Transformer Engine."""
+ELSEWHERE = ("mamba", "indexer", "window_heads")
+"""Fields of models that transformers builds here: Megatron's Mamba-2 asks for mamba-ssm, whose kernels want a
+GPU, and no other framework has layers with two kinds of heads."""
 ATTENDING = [
     name
     for name in catalog_names()
-    if load_catalog_model(name).mamba is None and load_catalog_model(name).indexer is None
+    if all(getattr(load_catalog_model(name), field) is None for field in ELSEWHERE)
 ]
-"""Megatron's Mamba-2 asks for mamba-ssm, whose kernels want a GPU; transformers builds those models here."""
 
 
 def built_count(answer: dict[str, Any]) -> int:
