@@ -551,18 +551,20 @@ TORCHTITAN_TOKEN_PREDICTION = AtMost(
 
 
 class TorchtitanSequence(Rule):
-    """seq_len mod (tp 2 cp) = 0 as soon as tp or cp is more than 1."""
+    """seq_len mod (tp 2 cp) = 0, tp under sequence parallelism and 2 cp where cp is more than 1."""
 
     name = "torchtitan-sequence"
     unit = "tokens left over"
 
     def excess(self, table: LayoutTable) -> NDArray[np.float64]:
         tp, cp = column(table, "tp"), column(table, "cp")
-        parts = np.where(cp > 1, 2 * cp, 1) * tp
+        cut_by_tp = np.where(column(table, "sequence_parallel"), tp, 1)
+        parts = np.where(cp > 1, 2 * cp, 1) * cut_by_tp
         return as_excess(table.workload.seq_len % parts)
 
     def check(self, plan: FinishedPlan) -> Finding | None:
-        tokens, tp, cp = plan.workload.seq_len, int(plan.layout.tp), int(plan.layout.cp)
+        tokens, cp = plan.workload.seq_len, int(plan.layout.cp)
+        tp = int(plan.layout.tp) if plan.layout.sequence_parallel else 1
         parts = tp if cp == 1 else tp * cp + tp * cp
         remainder = tokens - (tokens // parts) * parts
         if remainder == 0:

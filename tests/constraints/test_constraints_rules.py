@@ -500,7 +500,11 @@ CASES: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "megatron-context-sinks": (workload(SINKS, cp_comm="all_gather"), {"cp": 1}, {"cp": 2}),
     "megatron-tp-overlap": (workload(MOE, tp_overlap=True), {"tp": 1}, {"tp": 2}),
     "torchtitan-kv-heads": (workload(), {"tp": 4}, {"tp": 8}),
-    "torchtitan-sequence": (workload(seq_len=48), {"tp": 4, "cp": 6}, {"tp": 4, "cp": 4}),
+    "torchtitan-sequence": (
+        workload(seq_len=48),
+        {"tp": 4, "cp": 6, "sequence_parallel": True},
+        {"tp": 4, "cp": 4, "sequence_parallel": True},
+    ),
     "torchtitan-context-shards": (
         workload(),
         {"zero_stage": 2, "cp": 2},
