@@ -110,7 +110,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("seed", KINDS)
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=pytest.mark.slow if n in (6, 23) else ()) for n in KINDS]
+)
 def test_a_pipeline_is_cut_up_as_well_as_can_be(seed: int) -> None:
     assert check_kernels(asked_unlike(seed), seed, 3)
 

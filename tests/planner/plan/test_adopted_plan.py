@@ -141,6 +141,7 @@ def test_a_plan_that_leaves_gpus_idle_is_held_against_the_one_on_all_of_them() -
     assert full.status == "feasible"
 
 
+@pytest.mark.slow
 def test_plan_gives_the_faster_one_and_all_that_is_said_is_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -49,7 +49,7 @@ def request(seed: int) -> PlanRequest:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4, 5))]
+    "seed", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3, 4, 5))]
 )
 def test_the_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(request(seed))
