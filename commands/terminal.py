@@ -169,8 +169,10 @@ class Commands(click.Group):
 
 def _plainly(error: click.ClickException) -> click.ClickException:
     """The error, with what to write where a number was refused for its unit."""
-    words = in_digits(error.message) if isinstance(error, click.BadParameter) else error.message
-    if words == error.message or not isinstance(error, click.BadParameter):
+    if not isinstance(error, click.BadParameter):
+        return error
+    words = in_digits(error.message)
+    if words == error.message:
         return error
     return click.BadParameter(words, ctx=error.ctx, param=error.param, param_hint=error.param_hint)
 

@@ -713,16 +713,20 @@ DELTA_NET = "gated_delta_net"
 
 
 def _not_planned(
-    framework: Framework, what: str, sentence: str, broken: Callable[[Workload], Sequence[str]]
+    framework: Framework,
+    what: str,
+    sentence: str,
+    broken: Callable[[Workload], Sequence[str]],
+    having: Sequence[str] = (DEFAULT_FRAMEWORK,),
 ) -> Rule:
-    """The rule of a framework that has none of some kind of layers."""
+    """The rule of a framework that has none of some kind of layers, beside those `having` it."""
     return Refuses(
         name=f"{framework.name}-{what}",
         sentence=sentence,
         unit="kinds of layers",
         broken=broken,
         words=f"{framework.name} is not planned with {{broken}}",
-        remedy=f"Choose the {DEFAULT_FRAMEWORK} framework for this model.",
+        remedy=f"Choose the {' or '.join(having)} framework for this model.",
     )
 
 
@@ -753,14 +757,8 @@ def other_linear_attention(framework: Framework) -> Rule:
         return [f"the {layers} layers of {spec.title} (linear_attention.type {spec.type})"]
 
     having = [each.name for each in RECORDS if missing.keys() <= each.linear_attention.keys()]
-    return Refuses(
-        name=f"{framework.name}-linear-kinds",
-        sentence=f"The framework's model has no layer with {' or '.join(missing.values())}",
-        unit="kinds of layers",
-        broken=broken,
-        words=f"{framework.name} is not planned with {{broken}}",
-        remedy=f"Choose the {' or '.join(having)} framework for this model.",
-    )
+    says = f"The framework's model has no layer with {' or '.join(missing.values())}"
+    return _not_planned(framework, "linear-kinds", says, broken, having)
 
 
 def no_sparse_attention(framework: Framework) -> Rule:
@@ -811,14 +809,8 @@ def no_window_heads(framework: Framework) -> Rule:
         return [] if heads is None else [words.format(layers, heads.kv_heads, heads.head_dim)]
 
     having = [each.name for each in RECORDS if each.window_heads is not None]
-    return Refuses(
-        name=f"{framework.name}-window-heads",
-        sentence="Plans are of models whose layers all have the same heads, under a window or not",
-        unit="kinds of layers",
-        broken=broken,
-        words=f"{framework.name} is not planned with {{broken}}",
-        remedy=f"Choose the {' or '.join(having)} framework for this model.",
-    )
+    says = "Plans are of models whose layers all have the same heads, under a window or not"
+    return _not_planned(framework, "window-heads", says, broken, having)
 
 
 class WholeModelRecompute(Rule):

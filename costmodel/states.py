@@ -122,18 +122,17 @@ def _mixer_on_gpu(
     model: ModelSpec, layout: Layout, blocks: BlockShares, attention: AttentionShares
 ) -> Floats:
     """Parameters of attention, of each kind so much, and of Mamba, with a layer's norms."""
-    whole: float = whole_attention_parameters(model)
-    split: float = attention_parameters(model) - whole
+    whole_of_full = whole_attention_parameters(model)
+    whole: float = attention.full * whole_of_full
+    split: float = attention.full * (attention_parameters(model) - whole_of_full)
     if attention.linear:
-        linear_whole = whole_linear_attention_parameters(model)
-        linear_split = linear_attention_parameters(model) - linear_whole
-        whole = attention.full * whole + attention.linear * linear_whole
-        split = attention.full * split + attention.linear * linear_split
+        whole_of_linear = whole_linear_attention_parameters(model)
+        whole += attention.linear * whole_of_linear
+        split += attention.linear * (linear_attention_parameters(model) - whole_of_linear)
     if attention.windowed:
-        windowed_whole = whole_attention_parameters(model.in_windows)
-        windowed_split = attention_parameters(model.in_windows) - windowed_whole
-        whole = attention.full * whole + attention.windowed * windowed_whole
-        split = attention.full * split + attention.windowed * windowed_split
+        whole_of_windowed = whole_attention_parameters(model.in_windows)
+        whole += attention.windowed * whole_of_windowed
+        split += attention.windowed * (attention_parameters(model.in_windows) - whole_of_windowed)
     if model.state_space is not None or model.hybrid_pattern is not None:
         whole = blocks.attention * whole
         split = blocks.attention * split + blocks.mamba * mamba_parameters(model)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from meshwright.cluster_specs.allocation import is_irregular
-from meshwright.constraints.fabric import NvlinkDomain
+from meshwright.constraints.fabric import ROUNDING, NvlinkDomain
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
@@ -489,7 +489,6 @@ _SPLIT_BEST = 12
 """Layouts near the plan, fastest first, whose best split is looked for: 45 ms each (Qwen3-235B, 256 GPUs)."""
 _FINE = ("shard_groups", "optimizer_offload")
 """Choices whose values lie so near to one another that a list of rivals would hold nothing else."""
-_ROUNDING = 1e-9
 _ONE_AFTER_THE_OTHER = ("1f1b", "interleaved-1f1b")
 """Schedules that the number of virtual stages tells apart."""
 
@@ -553,7 +552,7 @@ def rivals(plan: Plan, most: int = RIVALS_SHOWN) -> list[Rival]:
             continue
         # A slower one than those listed is left out, whatever it takes.
         listed = sorted(rival.step_time_s for rival in known)[:most]
-        cutoff_s = listed[-1] * (1 + _ROUNDING) if len(listed) == most > 0 else inf
+        cutoff_s = listed[-1] * ROUNDING if len(listed) == most > 0 else inf
         price = price_split_best(workload, layout, plan.layout, cutoff_s)
         if price.step_time_s is not None:
             words = _differences(plan, layout_document(layout, ((0,),)).model_dump())

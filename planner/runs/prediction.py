@@ -205,6 +205,8 @@ def prediction_of(run: Run) -> Prediction:
     Memory is the first rank's where only that was measured. Where the driver was read, with the context that
     it shows besides; where the allocator told what it had handed out, without the blocks that it strands.
     """
+    from meshwright.planner.runs.validation import Prediction
+
     prediction = predict_run(run)
     peaks_gib, measured = prediction.memory_gib, run.measured
     if measured is not None and measured.allocated:
@@ -215,8 +217,6 @@ def prediction_of(run: Run) -> Prediction:
     peak_gib = peaks_gib[0] if measured is not None and measured.first_rank else max(peaks_gib)
     if measured is not None and measured.from_driver:
         peak_gib += prediction.context_gib
-    from meshwright.planner.runs.validation import Prediction
-
     return Prediction(
         step_time_s=float(prediction.estimate.step_time_s),
         memory_gib=peak_gib,

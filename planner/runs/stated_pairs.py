@@ -24,7 +24,13 @@ from meshwright.documents import ClosedDocument, parse_mapping, read_text, valid
 from meshwright.errors import InputError
 from meshwright.frameworks.fsdp2 import FSDP2
 from meshwright.frameworks.torchtitan import TORCHTITAN
-from meshwright.model_specs.reader import catalog_names, flavors, load_catalog_model, read_model
+from meshwright.model_specs.reader import (
+    catalog_names,
+    flavors,
+    load_catalog_model,
+    model_from_mapping,
+    read_model,
+)
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run, run_from_mapping
 from meshwright.planner.runs.run_schema import Positive, Words
@@ -60,6 +66,8 @@ _PRECISIONS = {
     "float8 rowwise linears": {"precision": "fp8", "fp8_recipe": "rowwise"},
     "float8 rowwise_with_gw_hp": {"precision": "fp8", "fp8_recipe": "rowwise_with_gw_hp"},
 }
+MICRO_BATCHES = "microbatches"
+"""Of a layout, how many a rank has in a step, where a source counts them in the place of sequences."""
 _SHARDED = ("fsdp", FSDP2.name, "FSDP FULL_SHARD")
 """Words of sources for ZeRO 3."""
 
@@ -75,7 +83,7 @@ class StatedPairDoc(BaseModel):
     from_: Words = Field(alias="from")
     to: Words
     ratio: Positive
-    model: Words | ModelSpec | None = None
+    model: Words | dict[str, Any] | None = None
     """A name, or the sizes."""
     device: Words | None = None
     gpus: Any = None
@@ -115,7 +123,7 @@ class SourceFact(ClosedDocument):
         states = dict(self.states)
         layout = {**states.pop("layout", {}), **(doc.layout or {})}
         new = {
-            name: ModelSpec.model_validate(value) if isinstance(value, dict) else value
+            name: value
             for name, value in states.items()
             if getattr(doc, name) is None or name in self.of
         }
@@ -200,9 +208,12 @@ def _pair(entry: StatedPairDoc, where: str) -> StatedPair | UnpricedPair:
     doc = entry
     for fact in facts:
         doc = fact.completed(doc)
+    if doc.global_batch is None:
+        doc = doc.model_copy(update={"global_batch": _counted_batch(doc.layout or {})})
+    faults = [fact.no_price for fact in facts if fact.no_price]
     try:
-        for reason in (fact.no_price for fact in facts if fact.no_price):
-            raise _NotSaidError(reason)
+        if faults:
+            raise _NotSaidError(faults[0])
         base = _base(doc)
         first, second = (_change(doc.knob, words, facts) for words in (doc.from_, doc.to))
         if first == second:
@@ -257,15 +268,13 @@ def _base(doc: StatedPairDoc) -> dict[str, Any]:
         raise _NotSaidError("another setting changes too")
     if "memory-budget AC" in str(doc.note):
         raise _NotSaidError("recomputation by a memory budget has no price")
-    layout = dict(doc.layout or {})
-    batch = doc.global_batch or _counted_batch(layout)
-    layout.pop("microbatches", None)
     for name in ("model", "device", "gpus", "seq_len", "global_batch", "layout"):
-        if getattr(doc, name) is None and (name != "global_batch" or batch is None):
+        if getattr(doc, name) is None:
             raise _NotSaidError(f"{name} not stated")
     if doc.device not in NODES_OF_DEVICES:
         raise _NotSaidError("device named by no node of the catalog")
     model = _model(doc)
+    layout = {name: value for name, value in (doc.layout or {}).items() if name != MICRO_BATCHES}
     sharding = layout.pop("zero_stage", None)
     if sharding in _SHARDED:
         sharding = 3
@@ -283,7 +292,7 @@ def _base(doc: StatedPairDoc) -> dict[str, Any]:
     shared = {
         "gpus": doc.gpus,
         "seq_len": doc.seq_len,
-        "global_batch": batch,
+        "global_batch": doc.global_batch,
         **({} if doc.framework is None else {"framework": _framework(doc.framework)}),
         **layout,
         **degrees,
@@ -296,8 +305,8 @@ def _base(doc: StatedPairDoc) -> dict[str, Any]:
 
 
 def _counted_batch(layout: Mapping[str, Any]) -> int | None:
-    """Sequences of the micro-batches that a source counts, of one rank; None where it does not count them."""
-    names = ("microbatches", "micro_batch", "dp")
+    """Sequences of a step where a source counts the micro-batches of a rank; None where it does not."""
+    names = (MICRO_BATCHES, "micro_batch", "dp")
     counts = [count for name in names if isinstance(count := layout.get(name), int)]
     return math.prod(counts) if len(counts) == len(names) else None
 
@@ -316,8 +325,8 @@ def _model(doc: StatedPairDoc) -> str | ModelSpec:
 
     A name may leave out how many parameters are active, and brackets that no module predicts several tokens.
     """
-    if isinstance(doc.model, ModelSpec):
-        return doc.model
+    if isinstance(doc.model, dict):
+        return model_from_mapping(doc.model, "model")
     words = re.sub(r"\((\d+B|SFT|\d+ layers: .*)\)", "", doc.model or "")
     plain = _letters(words.replace("(no MTP)", ""))
     named = re.compile(re.escape(plain) + r"(a\d+b)?")
@@ -339,12 +348,17 @@ def _framework(words: str) -> str:
     )
 
 
+def _without_brackets(words: str) -> str:
+    """Words without what stands in brackets behind them."""
+    return re.sub(r"\s*\(.*\)$", "", words)
+
+
 def _letters(words: str) -> str:
     return re.sub(r"[\s_-]+", "", words.lower())
 
 
 def _precision(words: str) -> dict[str, Any]:
-    plain = re.sub(r"\s*\(.*\)$", "", words)
+    plain = _without_brackets(words)
     if plain not in _PRECISIONS:
         raise _NotSaidError(f"precision '{words or 'not stated'}' is no precision with a price")
     return dict(_PRECISIONS[plain])
@@ -361,7 +375,7 @@ def _recompute(words: str) -> dict[str, Any]:
 
 
 def _word(words: str, kinds: Mapping[str, Any]) -> Any:
-    plain = re.sub(r"\s*\(.*\)$", "", words)
+    plain = _without_brackets(words)
     if plain not in kinds:
         raise _NotSaidError(f"'{words[:60]}' is no setting with a price")
     return kinds[plain]
@@ -412,7 +426,7 @@ _CHANGES["gradient_dtype"] = lambda words: {"gradient_dtype": _word(words, _GRAD
 
 def _change(knob: str, words: str, facts: list[SourceFact]) -> dict[str, Any]:
     """The settings of one side: in the words of its source where these are known, else in anybody's."""
-    plain = re.sub(r"\s*\(.*\)$", "", words)
+    plain = _without_brackets(words)
     for fact in facts:
         if plain in fact.settings:
             return fact.settings[plain]

@@ -84,6 +84,17 @@ def reached(kind: str, groups: list[list[int]], block_of: list[int]) -> int:
     return max(1, min(size - 1, *(used[block] // rings for block, rings in cuts.items())))
 
 
+def row_reached(groups: dict[str, list[list[int]]], by_level: list[list[int]]) -> list[int]:
+    """Members of each kind in the blocks of each level, or of one inside it that holds more."""
+    row = []
+    for kind in ASKED:
+        inner = 1
+        for block_of in by_level:
+            inner = max(inner, reached(kind, groups[kind], block_of))
+            row.append(inner)
+    return row
+
+
 def every_row(cluster: ClusterSpec, layout: Layout) -> set[Row]:
     """What each order of tensor groups on nodes reaches, at every level that the allocation has."""
     tp, world = int(layout.tp), int(layout.gpus)
@@ -97,12 +108,7 @@ def every_row(cluster: ClusterSpec, layout: Layout) -> set[Row]:
         node_of = [node for node in order for _ in range(tp)]
         leaf_of = [hash(nodes[node][1]) % 1000 for node in node_of]
         by_level = [node_of, leaf_of, [0] * world] if levels == 3 else [node_of, [0] * world]
-        row = []
-        for kind in ASKED:
-            inner = 1
-            for where in by_level:
-                inner = max(inner, reached(kind, groups[kind], where))
-                row.append(inner)
+        row = row_reached(groups, by_level)
         found.add(tuple(row))
     return found
 
@@ -217,12 +223,7 @@ def test_joint_rows_hold_every_order_of_ranks(seed: int) -> None:
         order = order[:world]
         leaves = [int(nodes[at][0][1:]) for at in order]
         by_level = [order, leaves, [0] * world] if reach.levels == 3 else [order, [0] * world]
-        row = []
-        for kind in ASKED:
-            inner = 1
-            for where in by_level:
-                inner = max(inner, reached(kind, groups[kind], where))
-                row.append(inner)
+        row = row_reached(groups, by_level)
         assert np.any(np.all(np.array(row) <= rows, axis=1)), (nodes, layout, order, row)
 
 
@@ -287,12 +288,7 @@ def test_joint_rows_hold_every_order_of_pipelines(seed: int) -> None:
         leaf_of = [int(nodes[at][0][1:]) for at in node_of]
         top = [0] * len(node_of)
         by_level = [node_of, leaf_of, top] if reach.levels == 3 else [node_of, top]
-        row = []
-        for kind in ASKED:
-            inner = 1
-            for where in by_level:
-                inner = max(inner, reached(kind, groups[kind], where))
-                row.append(inner)
+        row = row_reached(groups, by_level)
         of_chains = row[chains : chains + reach.levels]
         row[chains : chains + reach.levels] = [held if held == pp else 1 for held in of_chains]
         assert np.any(np.all(np.array(row) <= rows, axis=1)), (nodes, layout, order, row)

@@ -156,6 +156,16 @@ def test_an_entry_is_believed_before_what_its_source_says_elsewhere(tmp_path: Pa
     assert isinstance(other, UnpricedPair)
 
 
+def test_a_model_may_be_its_sizes(tmp_path: Path) -> None:
+    sizes = {"layers": 2, "hidden": 256, "ffn_hidden": 512, "heads": 4, "kv_heads": 4, "vocab": 512}
+    pair = read(tmp_path, model=sizes)
+    assert isinstance(pair, StatedPair)
+    assert (pair.first.workload.model.layers, pair.second.workload.model.hidden) == (2, 256)
+    wrong = read(tmp_path, model=sizes | {"hiden": 1})
+    assert isinstance(wrong, UnpricedPair)
+    assert "did you mean 'hidden'?" in wrong.reason
+
+
 def test_a_side_that_its_source_calls_faulty_is_counted_only(tmp_path: Path) -> None:
     pair = read(
         tmp_path,
