@@ -187,7 +187,13 @@ class PartsOfNodes:
             best = best_beyond(links)
             self._is_monotone[gpus] = links.rails is None and all(
                 np.array_equal(getattr(links, name), getattr(best, name))
-                for name in ("bytes_per_s", "all_to_all_bytes_per_s", "latency_s", "half_bytes")
+                for name in (
+                    "bytes_per_s",
+                    "all_to_all_bytes_per_s",
+                    "latency_s",
+                    "half_bytes",
+                    "exchange_half_bytes",
+                )
             )
         return self._is_monotone[gpus]
 
