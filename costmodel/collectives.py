@@ -44,6 +44,8 @@ class Links:
     """As `all_to_all_bytes_per_s`, of the level that joins the rails."""
     moving_bytes_per_s: NDArray[np.float64] | None = None
     """As `bytes_per_s`, where no NIC is slower than those of measured runs; None where none is."""
+    exchange_half_bytes: NDArray[np.float64] | None = None
+    """As `half_bytes`, of an all-to-all; None: the same."""
 
     @property
     def moving(self) -> Links:
@@ -72,13 +74,14 @@ def best_beyond(links: Links) -> Links:
     """
 
     highest, lowest = np.maximum.accumulate, np.minimum.accumulate
-    moving = links.moving_bytes_per_s
+    moving, exchanged = links.moving_bytes_per_s, links.exchange_half_bytes
     return Links(
         bytes_per_s=highest(links.bytes_per_s[::-1])[::-1],
         all_to_all_bytes_per_s=highest(links.all_to_all_bytes_per_s[::-1])[::-1],
         latency_s=lowest(links.latency_s[::-1])[::-1],
         half_bytes=lowest(links.half_bytes[::-1])[::-1],
         moving_bytes_per_s=None if moving is None else highest(moving[::-1])[::-1],
+        exchange_half_bytes=None if exchanged is None else lowest(exchanged[::-1])[::-1],
     )
 
 
@@ -284,7 +287,9 @@ def all_to_all_s(
     share = (size - inside) / size
     scale = np.ones(1) if copies is None else np.asarray(copies)
     volume = np.asarray(sent_bytes, dtype=np.float64)[..., None] * share * scale
-    slow_down = 1.0 + np.sqrt(links.half_bytes / np.maximum(volume, 1.0))
+    own = links.exchange_half_bytes
+    half_bytes = links.half_bytes if own is None else own
+    slow_down = 1.0 + np.sqrt(half_bytes / np.maximum(volume, 1.0))
     transfer = volume * slow_down / links.all_to_all_bytes_per_s
     on_level = np.where(crossed, transfer + links.latency_s, 0.0)
     seconds = _over_levels(np.maximum, on_level)

@@ -399,7 +399,8 @@ def dispatch_links(c: Context) -> Links:
     """The links of the dispatcher.
 
     One that sends a copy per node (DeepEP) sends it to the GPU of the own index there and on over NVLink, so
-    it never changes rails on the network, whatever NCCL does.
+    it never changes rails on the network, whatever NCCL does. Its kernel sends as it sorts and reaches its
+    rate between nodes too, 43 to 47 of 50 GB/s at 235 MB (DeepEP, README).
 
     Parameters
     ----------
@@ -409,13 +410,15 @@ def dispatch_links(c: Context) -> Links:
     Returns
     -------
     Links
-        Without rails where the dispatcher relays over NVLink.
+        Without rails where the dispatcher relays over NVLink, and as fast with few bytes as with many where
+        it has kernels of its own.
     """
+    if not deduplicates(c.workload):
+        return c.links
     cluster = c.workload.cluster
     over_nvlink = cluster.nvlink_domain >= cluster.gpus_per_node > 1
-    if deduplicates(c.workload) and over_nvlink:
-        return replace(c.links, rails=None)
-    return c.links
+    full = replace(c.links, exchange_half_bytes=np.zeros_like(c.links.half_bytes))
+    return replace(full, rails=None) if over_nvlink else full
 
 
 def hide_expert_traffic(c: Context, layer: LayerTime) -> LayerTime:

@@ -388,6 +388,9 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
         rails=levels.rails if railed else None,
         cross_rail_bytes_per_s=levels.cross_rail_gb_per_s * 1e9 * to_all if railed else None,
         moving_bytes_per_s=moving,
+        exchange_half_bytes=np.where(
+            scale_up, shared["exchange_half_bytes_scale_up"], shared["half_bytes_network"]
+        ),
     )
 
 

@@ -7,12 +7,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from meshwright.cluster_specs.reader import cluster_from_mapping, load_cluster
+from meshwright.cluster_specs.allocation import fabric_levels
+from meshwright.cluster_specs.reader import cluster_from_mapping, load_cluster, read_cluster
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.collectives import Links, all_to_all_s
 from meshwright.costmodel.layout import Layout, Placement
 from meshwright.costmodel.placement import _exchange_members, nested_placement
+from meshwright.costmodel.rates import constants_for, links_of
 from meshwright.costmodel.recount import recounted_placement
+from meshwright.costmodel.workload import Workload
+from meshwright.model_specs.reader import load_catalog_model
 from meshwright.planner.mapping.counted import counted_placement
 
 GB = 1e9
@@ -86,3 +90,35 @@ def test_no_gpu_sends_for_longer_than_the_price() -> None:
         members = np.array([_exchange_members(groups), size])
         priced_s = float(np.asarray(all_to_all_s(4 * GB, members, LINKS)))
         assert priced_s == pytest.approx(max(inside_s, *sent_s)), groups
+
+
+@pytest.mark.parametrize(
+    ("cluster", "megabytes", "milliseconds"),
+    [
+        ("dgx-a100", 134.2, 0.6405),
+        ("dgx-a100", 536.9, 2.3135),
+        ("dgx-h100", 134.2, 0.4024),
+        ("dgx-h100", 536.9, 1.4904),
+        ("dgx-b200", 134.2, 0.2366),
+        ("dgx-b200", 536.9, 0.8342),
+    ],
+)
+def test_time_goes_with_bytes_inside_a_domain(
+    cluster: str, megabytes: float, milliseconds: float
+) -> None:
+    """nccl-tests, alltoall_perf over 8 GPUs (ai-dynamo/aiconfigurator 095f58a5, systems/data, comm/nccl).
+
+    Steps attain a little less beside compute, and a call's 30 to 40 us are left out.
+    """
+    spec = read_cluster(cluster)
+    work = Workload(
+        model=load_catalog_model("mixtral-8x7b"),
+        cluster=spec,
+        gpus=8,
+        global_batch=8,
+        seq_len=4096,
+        moe_dispatch="alltoall",
+    )
+    found = links_of(fabric_levels(spec, 8), constants_for(work))
+    seconds = float(np.asarray(all_to_all_s(megabytes * 1e6, np.array([8]), found)))
+    assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.16)
