@@ -58,6 +58,8 @@ class DeviceConstants:
     """Backward rate over forward rate (the backward pass has 2.5 times the FLOP)."""
     hbm_fraction: float
     scale_up_fraction: float
+    exchange_factor: float
+    """All-to-all rate in a scale-up domain over what `all_to_all_scale_up_fraction` makes of its links."""
     half_k: float
     half_edge: float
     grouped_half_edge: float
@@ -367,7 +369,8 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
     usual = np.where(scale_up, constants.device.scale_up_fraction, network)
     usual = usual * levels.neighbour_share * levels.host_share
     ring = np.where(np.isnan(levels.attained), usual, levels.attained)
-    usual_to_all = np.where(scale_up, shared["all_to_all_scale_up_fraction"], network)
+    exchanged = shared["all_to_all_scale_up_fraction"] * constants.device.exchange_factor
+    usual_to_all = np.where(scale_up, exchanged, network)
     usual_to_all = usual_to_all * levels.host_share_of_exchanges
     unmeasured = np.isnan(levels.all_to_all_attained)
     to_all = np.where(unmeasured, usual_to_all, levels.all_to_all_attained)
