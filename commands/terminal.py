@@ -164,7 +164,34 @@ class Commands(click.Group):
                 _end_interrupted(ctx)
             if ctx.meta.get(_DEBUG) and not isinstance(error, InfeasibleError):
                 raise
-            _fail(ctx, *message_of(error))
+            message, exit_code = message_of(error)
+            _fail(
+                ctx, as_typed(message, self.commands.get(ctx.invoked_subcommand or "")), exit_code
+            )
+
+
+_FIELDS_OF_OPTIONS = {
+    "top_k": "--top",
+    "time_limit_s": "--time-limit",
+    "images: tokens": "--image-tokens",
+}
+"""Fields of requests whose option has another name."""
+
+
+def as_typed(message: str, command: click.Command | None) -> str:
+    """A message about a field of a request, with the option of the command that says it.
+
+    >>> as_typed("top_k: 0 is out of range (layouts)", click.Command("plan"))
+    '--top: 0 is out of range (layouts)'
+    """
+    options = (each for each in getattr(command, "params", ()) if isinstance(each, click.Option))
+    named = dict(_FIELDS_OF_OPTIONS)
+    for option in options:
+        named |= dict.fromkeys((str(option.name), option.opts[-1].lstrip("-")), option.opts[-1])
+    for field, option in named.items():
+        if re.match(rf"{re.escape(field)}(?=:| \w+:)", message):
+            return option + message.removeprefix(field)
+    return message
 
 
 def _plainly(error: click.ClickException) -> click.ClickException:

@@ -21,17 +21,13 @@ from meshwright.costmodel.records import (
     memory_band,
 )
 from meshwright.costmodel.stacks import (
-    OF_PYTORCH,
     OF_WIDE_HEADS,
     FrameworkConstants,
+    generation_on,
     named_framework_constants,
     of_run,
 )
 from meshwright.costmodel.workload import Workload
-
-_PREFERS_CUDNN = ("hopper", "blackwell")
-"""Where PyTorch's attention is cuDNN's: compute capabilities 9 and 10, from cuDNN 9.15.1 on (torch 2.13,
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,13 +298,13 @@ def device_rates(spec: DeviceSpec, precision: str, constants: Constants) -> Rate
     wide_heads = (1.0 + 2.5 / device.attention_backward_ratio) / 3.5
     wide_heads *= device.attention_memory_efficient_gflops_per_sm * 1e9 * spec.sms / sixteen
     by_generation[OF_WIDE_HEADS] = wide_heads
-    by_generation[OF_PYTORCH] = by_generation[3 if spec.architecture in _PREFERS_CUDNN else 2]
     # Power-limited clocks: tensor cores run at a rate that follows the board's power limit.
     power = 1.0
     if device.tdp_exponent:
         power = (spec.tdp_w / _BLACKWELL_REFERENCE_W) ** device.tdp_exponent
     # Attention waits for exponentials more than for tensor cores, and draws less.
-    forward = sixteen * by_generation[constants.framework.flash_generation]
+    generation = generation_on(spec.architecture, constants.framework.flash_generation)
+    forward = sixteen * by_generation[generation]
     return Rates(
         gemm_flops=peak_flops(spec, precision) * fraction * power,
         head_gemm_flops=sixteen * device.gemm_fraction_16bit * power,

@@ -26,6 +26,13 @@ _FLASH_GENERATIONS = {
     "sdpa": OF_PYTORCH,
     "flash-3": 3,
 }
+_PREFERS_CUDNN = ("hopper", "blackwell")
+"""Where PyTorch's attention is cuDNN's: compute capabilities 9 and 10, from cuDNN 9.15.1 on (torch 2.13,
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention)."""
+UP_TO_FLASH_2 = ("volta", "ampere", "ada")
+"""Where no kernel after FlashAttention-2 runs: FlashAttention-3 is of compute capability 9.0 alone, below
+which Transformer Engine takes FlashAttention-2 before cuDNN
+(transformer_engine/pytorch/attention/dot_product_attention/utils.py, get_attention_backend)."""
 _WRITTEN_ONCE_BYTES = 2.0
 """A weight gradient that is written and not added to; a kernel that adds reads and writes each element."""
 
@@ -40,7 +47,7 @@ class FrameworkConstants:
     """Whether an attention that is not fused at least has scale, mask and softmax in one kernel."""
     flash_generation: float
     """1: FlashAttention; 2: FlashAttention-2 or PyTorch's own kernel; 2.5: cuDNN up to 9.0; 3:
-    FlashAttention-3 or a later cuDNN; `OF_WIDE_HEADS` as it says."""
+    FlashAttention-3 or a later cuDNN; `OF_WIDE_HEADS` as it says. A device has its own, `generation_on`."""
     launch_layer_s: float
     """Host time to launch the forward pass of one dense layer (the backward pass costs twice that)."""
     launch_moe_layer_s: float
@@ -284,6 +291,7 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
         stack,
         _Settings(
             kernel=_kernel_of(workload),
+            architecture=workload.cluster.device.architecture,
             gradient_bytes=workload.gradient_bytes,
             fp8_parameters=workload.fp8_params,
             fused_loss=workload.te_loss,
@@ -293,6 +301,26 @@ def of_run(stack: FrameworkConstants, workload: Workload) -> FrameworkConstants:
             reduces_each_micro_batch=workload.sync_each_batch or None,
         ),
     )
+
+
+def generation_on(architecture: str, generation: float) -> float:
+    """The generation of fused attention that a device runs where a stack asks for one.
+
+    Parameters
+    ----------
+    architecture : str
+        Of the device.
+    generation : float
+        As `FrameworkConstants.flash_generation`; `OF_PYTORCH` leaves it to the device.
+
+    Returns
+    -------
+    float
+        2 where the device has nothing later.
+    """
+    if generation == OF_PYTORCH:
+        return 3 if architecture in _PREFERS_CUDNN else 2
+    return min(generation, 2) if architecture in UP_TO_FLASH_2 else generation
 
 
 def _kernel_of(workload: Workload) -> AttentionKernel | None:
@@ -307,6 +335,7 @@ class _Settings(NamedTuple):
     """Settings of a run that go before its stack's; None where it sets none."""
 
     kernel: AttentionKernel | None
+    architecture: str
     gradient_bytes: int | None
     fp8_parameters: bool | None
     fused_loss: bool | None
@@ -325,14 +354,17 @@ def _with_settings(stack: FrameworkConstants, run: _Settings) -> FrameworkConsta
     if run.kernel is not None:
         changes["flash_attention"] = run.kernel in _FLASH_GENERATIONS
         changes["fused_softmax"] = run.kernel != "unfused"
-        changes["flash_generation"] = _FLASH_GENERATIONS.get(run.kernel, stack.flash_generation)
+    generation = stack.flash_generation
+    if run.kernel is not None:
+        generation = _FLASH_GENERATIONS.get(run.kernel, generation)
+    changes["flash_generation"] = generation_on(run.architecture, generation)
     if run.gradient_bytes is not None:
         changes["gradient_bytes"] = run.gradient_bytes
         if stack.weight_gradient_bytes > _WRITTEN_ONCE_BYTES:
             changes["weight_gradient_bytes"] = 2.0 * run.gradient_bytes
     if run.fp8_parameters is not None:
         changes["narrow_gathers"] = run.fp8_parameters
-    return replace(stack, **changes) if changes else stack
+    return replace(stack, **changes)
 
 
 # What each software stack holds in HBM beside the textbook counts, from `costmodel/data/memory.yaml`.

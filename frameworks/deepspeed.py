@@ -280,7 +280,7 @@ DEEPSPEED = Framework(
         ),
         "precomputed": PRECOMPUTED,
     },
-    degrees_remedy="ds_config.json has no setting for it: keep cp, etp and vpp at 1 and sequence "
-    "parallelism off.",
+    degrees_remedy="ds_config.json has no setting for it: keep cp, etp, vpp and shard_groups at 1 and "
+    "sequence parallelism off.",
 )
 """Read in DeepSpeed 0.19.8 and Megatron-DeepSpeed at 4efb479."""

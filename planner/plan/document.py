@@ -73,7 +73,7 @@ class ConflictingRule(ClosedDocument):
 
 
 class SmallestChange(ClosedDocument):
-    """A single change to the request with which a plan was found."""
+    """A change to the request, alone or as one of two, with which a plan was found."""
 
     change: Literal[
         "pin",
@@ -105,6 +105,8 @@ class SmallestChange(ClosedDocument):
     """Of a change that makes room: memory of the fullest GPU under the layout that was found, GiB."""
     usable_gib: float | None = None
     """Memory that layouts may fill then, GiB."""
+    together_with: SmallestChange | None = None
+    """The other change of a pair, of which neither is enough alone."""
 
 
 class Infeasible(ClosedDocument):
@@ -180,6 +182,8 @@ def change_sentence(change: SmallestChange) -> str:
     room.
     """
     words = CHANGE_WORDS[change.change].format(**dict(change))
+    if change.together_with is not None:
+        words = f"{words}, and {change_sentence(change.together_with)}"
     if change.needs_gib is None or change.usable_gib is None:
         return words
     return f"{words}: {change.needs_gib:.1f} of the usable {change.usable_gib:.1f} GiB are enough"

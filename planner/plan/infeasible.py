@@ -76,9 +76,9 @@ def executions_to_try(request: PlanRequest) -> list[Execution]:
     own = _table(request, plainest, choices)
     broken = {rule.name: rule.excess(own) > 0 for rule in rules_for(own.workload)}
     over = broken[HbmCapacity.name]
-    found = [plainest]
+    executions = [plainest]
     if not any(is_broken.any() for is_broken in broken.values()):
-        return found
+        return executions
     for execution in request.execution_options.executions():
         differing = [
             choice.name
@@ -92,8 +92,8 @@ def executions_to_try(request: PlanRequest) -> list[Execution]:
             keeps = any((rows & ~still.get(name, none)).any() for name, rows in broken.items())
             leaner = over & (table.memory_gib < own.memory_gib - ROUNDING)
             if keeps or leaner.any():
-                found.append(execution)
-    return found
+                executions.append(execution)
+    return executions
 
 
 def tables_around(request: PlanRequest) -> tuple[Candidates, ...]:
@@ -461,17 +461,28 @@ FROZEN_BITS_FALLING: tuple[AdapterMethod, ...] = ("lora", "lora-8bit", "qlora")
 """Kinds of adapters that are offered, the one with the most bits of a frozen weight that fits."""
 ROUNDING = 1e-9
 """GiB."""
+ROOMY = {"permit", "loss", "reference", "train"}
+"""Changes that make room."""
+OF_MACHINES = {"gpus", "device-hbm-gib", "host-memory-gib"}
+"""Changes that ask for another machine."""
+MOST_PAIRS = 40
+"""Pairs of changes that are tried where no single one helps on the machine that is there."""
 TRIAL_PRICED = 30
 """Layouts that one trial of a change may price; a change that is not found to help by then is not offered."""
 
 
 def explain_infeasible(request: PlanRequest, workload: Workload) -> Infeasible:
-    """The conflict behind an infeasible request, and single changes that make it feasible."""
+    """The conflict behind an infeasible request, and changes that make it feasible: single ones, and one pair
+    where no single one does on the same machine.
+    """
     conflict = conflict_of(request)
     rules = [_conflicting_rule(conflict, row, workload) for row in conflict.core]
     names = {conflict.limits[row].name for row in conflict.core}
     more_gpus = not names or bool(names & {HbmCapacity.name, GPU_BUDGET.name})
     changes = list(_changes(request, conflict, more_gpus))
+    if all(change.change in OF_MACHINES for change in changes):
+        is_memory = not names or HbmCapacity.name in names
+        changes = [*_least_pair(request, is_memory), *changes]
     if not rules:
         rules = list(_rules_of_mappings(request, changes))
     if not rules:
@@ -571,68 +582,115 @@ def _changes(request: PlanRequest, conflict: Conflict, more_gpus: bool) -> Itera
 
 
 def _wishes_lifted(request: PlanRequest) -> Iterator[SmallestChange]:
-    """Each pin with its nearest values or dropped, each ban and each lack of software lifted."""
+    """The nearest values of pins, and each pin, ban and lack of software lifted."""
     for name, value in request.pins.items():
         yield from _nearest_pins(request, name, value)
-        if _feasible(replace(request, pins=without_pin(request.pins, name))):
-            yield SmallestChange(change="drop-pin", field=name, asked=value)
+    for change, changed in _lifting(request):
+        if _feasible(changed):
+            yield change
+
+
+def _lifting(request: PlanRequest) -> Iterator[tuple[SmallestChange, PlanRequest]]:
+    """Each pin, ban and lack of software that may be lifted, with the request changed."""
+    for name, value in request.pins.items():
+        dropped = replace(request, pins=without_pin(request.pins, name))
+        yield SmallestChange(change="drop-pin", field=name, asked=value), dropped
     for ban in request.forbids:
-        if _feasible(replace(request, forbids=tuple(f for f in request.forbids if f != ban))):
-            yield SmallestChange(change="allow", field=ban)
+        allowed = tuple(each for each in request.forbids if each != ban)
+        yield SmallestChange(change="allow", field=ban), replace(request, forbids=allowed)
     for lack in request.without:
         has_it = tuple(each for each in request.without if each != lack)
-        if _feasible(replace(request, without=has_it)):
-            yield SmallestChange(change="do-with", field=lack)
+        yield SmallestChange(change="do-with", field=lack), replace(request, without=has_it)
 
 
 def _making_room(request: PlanRequest) -> Iterator[SmallestChange]:
     """Each permission with which a plan is found; the first loss in chunks, the first other place of the
     reference and the first adapters that fit; with the memory of the layout that was found.
     """
+    decided: set[str] = set()
+    for change, changed in _with_room(request):
+        if change.change not in decided and not _opens_nothing(request, changed):
+            fitting = _fitting(change, changed)
+            if fitting is not None:
+                decided |= {change.change} - {"permit"}
+                yield fitting
+
+
+def _with_room(request: PlanRequest) -> Iterator[tuple[SmallestChange, PlanRequest]]:
+    """What may make room, that which changes the training least first; each with the request changed."""
     framework = framework_named(request.framework)
-    for word in PERMISSIONS:
-        if word not in (*request.allow, *ALLOW_PLACED):
-            yield from _first_with_room(
-                request, "permit", {word: {"allow": (*request.allow, word)}}
-            )
+    tried: list[tuple[Literal["permit", "loss", "reference", "train"], str, dict[str, Any]]] = [
+        ("permit", word, {"allow": (*request.allow, word)})
+        for word in PERMISSIONS
+        if word not in (*request.allow, *ALLOW_PLACED)
+    ]
     if in_chunks(request.loss) is None:
-        losses = {name: {"loss": name} for name in planned(framework.losses)}
-        yield from _first_with_room(request, "loss", losses)
+        tried += [("loss", name, {"loss": name}) for name in planned(framework.losses)]
     if request.reference == RESIDENT:
         places = [each for each in REFERENCE_PLACES if each != RESIDENT]
-        elsewhere: dict[str, dict[str, Any]] = {place: {"reference": place} for place in places}
-        yield from _first_with_room(request, "reference", elsewhere)
+        tried += [("reference", place, {"reference": place}) for place in places]
     if request.adapters is None:
         methods = planned(framework.adapters)
-        kinds: dict[str, dict[str, Any]] = {
-            # The frozen base is the reference of preferences.
-            method: {"adapters": AdapterSpec(method=method), "reference": None}
+        # The frozen base is the reference of preferences.
+        tried += [
+            ("train", method, {"adapters": AdapterSpec(method=method), "reference": None})
             for method in FROZEN_BITS_FALLING
             if method in methods
-        }
-        yield from _first_with_room(request, "train", kinds)
-
-
-def _first_with_room(
-    request: PlanRequest,
-    change: Literal["permit", "loss", "reference", "train"],
-    tried: Mapping[str, Mapping[str, Any]],
-) -> Iterator[SmallestChange]:
-    """The first of some values, each with the fields that say it, with which a plan is found."""
-    for value, fields_changed in tried.items():
+        ]
+    for change, value, fields_changed in tried:
         try:
             changed = replace(request, **fields_changed)
         except InputError:
             continue
-        if _opens_nothing(request, changed):
-            continue
-        fullest_gib = _fullest_gib(changed)
-        if fullest_gib is not None:
-            usable_gib = usable_hbm_gib(changed.workload())
-            yield SmallestChange(
-                change=change, value=value, needs_gib=fullest_gib, usable_gib=usable_gib
-            )
-            return
+        yield SmallestChange(change=change, value=value), changed
+
+
+def _fitting(change: SmallestChange, changed: PlanRequest) -> SmallestChange | None:
+    """The change with the memory of the plan that is found with it; None where none is."""
+    fullest_gib = _fullest_gib(changed)
+    if fullest_gib is None:
+        return None
+    usable_gib = usable_hbm_gib(changed.workload())
+    return change.model_copy(update={"needs_gib": fullest_gib, "usable_gib": usable_gib})
+
+
+def _least_pair(request: PlanRequest, is_memory: bool) -> Iterator[SmallestChange]:
+    """The first pair of changes with which a plan is found, those first that change the request least."""
+    tried = 0
+    singles = [
+        (change, changed)
+        for change, changed in _single_changes(request, is_memory)
+        if change.change not in ROOMY or not _opens_nothing(request, changed)
+    ]
+    for later, (second, _) in enumerate(singles):
+        for first, with_first in singles[:later]:
+            # Asked of the changed request: words of --allow add up, and adapters exclude one another.
+            both = dict(_single_changes(with_first, is_memory)).get(second)
+            if both is None or (second.change in ROOMY and _opens_nothing(with_first, both)):
+                continue
+            fitting = _fitting(first, both)
+            if fitting is not None:
+                yield fitting.model_copy(update={"together_with": second})
+                return
+            tried += 1
+            if tried == MOST_PAIRS:
+                return
+
+
+def _single_changes(
+    request: PlanRequest, is_memory: bool
+) -> Iterator[tuple[SmallestChange, PlanRequest]]:
+    """Wishes to lift, and where memory is missing what makes room; each with the request changed."""
+    yield from _lifting(request)
+    if not is_memory:
+        return
+    if request.reserve_gib:
+        nothing = SmallestChange(change="reserve-gib", value=0.0, asked=request.reserve_gib)
+        yield nothing, replace(request, reserve_gib=0.0)
+    if request.memory_risk < POINT_ESTIMATE:
+        risk = SmallestChange(change="memory-risk", value=POINT_ESTIMATE, asked=request.memory_risk)
+        yield risk, replace(request, memory_risk=POINT_ESTIMATE)
+    yield from _with_room(request)
 
 
 def _opens_nothing(request: PlanRequest, changed: PlanRequest) -> bool:
@@ -644,15 +702,15 @@ def _opens_nothing(request: PlanRequest, changed: PlanRequest) -> bool:
 
 def _of_hosts(request: PlanRequest) -> Iterator[SmallestChange]:
     """The least memory of a host with which a plan is found, in whole GiB, where that alone helps."""
-    asked = request.cluster.host_memory_gib
-    if asked is None or not _feasible(_with_host(request, LARGEST_HOST_GIB)):
+    host_gib = request.cluster.host_memory_gib
+    if host_gib is None or not _feasible(_with_host(request, LARGEST_HOST_GIB)):
         return
-    low, high = int(asked), LARGEST_HOST_GIB
+    low, high = int(host_gib), LARGEST_HOST_GIB
     while high - low > 1:
         middle = (low + high) // 2
         is_enough = _feasible(_with_host(request, middle))
         low, high = (low, middle) if is_enough else (middle, high)
-    yield SmallestChange(change="host-memory-gib", value=high, asked=asked)
+    yield SmallestChange(change="host-memory-gib", value=high, asked=host_gib)
 
 
 def _other_batches(request: PlanRequest) -> Iterator[SmallestChange]:
@@ -683,14 +741,16 @@ def _of_mappings(request: PlanRequest, conflicting: Set[str]) -> Iterator[Smalle
 
 def _outside_domain(request: PlanRequest) -> Iterator[SmallestChange]:
     """Each axis that may leave the domain while the others stay inside, or all where none alone helps."""
-    asked = request.inside_domain
+    axes_inside = request.inside_domain
     helping: list[tuple[str, ...]] = [
-        (axis,) for axis in asked if _feasible(_without_inside(request, (axis,)))
+        (axis,) for axis in axes_inside if _feasible(_without_inside(request, (axis,)))
     ]
-    if not helping and len(asked) > 1 and _feasible(_without_inside(request, asked)):
-        helping = [asked]
+    if not helping and len(axes_inside) > 1 and _feasible(_without_inside(request, axes_inside)):
+        helping = [axes_inside]
     for axes in helping:
-        yield SmallestChange(change="inside-domain", field=",".join(axes), asked=",".join(asked))
+        yield SmallestChange(
+            change="inside-domain", field=",".join(axes), asked=",".join(axes_inside)
+        )
 
 
 def _fuller_cuts(request: PlanRequest) -> Iterator[SmallestChange]:

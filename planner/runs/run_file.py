@@ -19,7 +19,7 @@ from meshwright.costmodel.execution_names import ParameterOffload
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.losses import in_chunks
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
-from meshwright.costmodel.stacks import stack_constants
+from meshwright.costmodel.stacks import UP_TO_FLASH_2, stack_constants
 from meshwright.costmodel.workload import Workload, with_needed_syncs
 from meshwright.documents import parse_mapping, read_text, validation_message
 from meshwright.errors import InputError, near_miss, shown
@@ -128,6 +128,19 @@ def check_fp8_attention(settings: SettingsDoc, cluster: ClusterSpec) -> None:
     if architecture not in FP8_ATTENTION_ON:
         what = f"has no kernel on {cluster.device.name}, whose architecture is {architecture}"
         raise InputError(what, where=where, allowed=sorted(FP8_ATTENTION_ON))
+
+
+def check_attention_kernel(settings: SettingsDoc, cluster: ClusterSpec) -> None:
+    """Raises InputError where a run names an attention kernel that its GPUs cannot run."""
+    architecture = cluster.device.architecture
+    if settings.attention_kernel == "flash-3" and architecture in UP_TO_FLASH_2:
+        raise InputError(
+            f"has no kernel on {cluster.device.name}, whose architecture is {architecture}: "
+            "FlashAttention-3 is of Hopper alone, and FlashAttention-2 runs here",
+            where="run.attention_kernel",
+            value=settings.attention_kernel,
+            allowed=("flash-2", "sdpa"),
+        )
 
 
 def places_on_hosts(
@@ -537,6 +550,7 @@ def _run(
         workload = replace(workload, bucket_mb=bucket_mb)
     workload = with_needed_syncs(workload, layout)
     check_fp8_attention(settings, cluster)
+    check_attention_kernel(settings, cluster)
     check_context_groups(workload, layout)
     check_offload(workload, layout)
     return Run(

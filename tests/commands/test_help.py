@@ -56,3 +56,22 @@ def test_a_number_with_a_unit_is_told_in_digits(option: str, value: str, words: 
     result = CliRunner().invoke(cli.main, asked)
     assert result.exit_code == 2
     assert f"Error: Invalid value for '{option}': {words}" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--top 0", "--top: 0 is out of range"),
+        ("--memory-risk 2", "--memory-risk: 2.0 is out of range"),
+        ("--lora-rank 0 --train lora", "--lora-rank: must be 1 to 8192, got 0"),
+        ("--image-tokens -1", "--image-tokens: must be at least 1, got -1"),
+        ("--pin tp=0", "--pin tp: 0 is out of range"),
+        ("--forbid foo", "--forbid: 'foo' is not known"),
+        ("--lengths lengths.txt", "--seq-len: does not go with --lengths"),
+    ],
+)
+def test_a_refused_value_is_told_by_the_option_that_was_typed(words: str, message: str) -> None:
+    asked = "plan qwen3-8b --cluster dgx-h100 --gpus 8 --global-batch 8 --seq-len 512"
+    result = CliRunner().invoke(cli.main, [*asked.split(), *words.split()])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"Error: {message}")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshwright.constraints.fabric import ScaleUpDomain, keeps_inside
-from meshwright.constraints.frameworks import foreign_parts
+from meshwright.constraints.frameworks import AllowedDegrees, foreign_parts
 from meshwright.constraints.megatron import refused_recompute
 from meshwright.constraints.registry import findings, rule_named, rules_for, rules_of
 from meshwright.constraints.rule import (
@@ -28,7 +28,9 @@ from meshwright.constraints.rule import (
 )
 from meshwright.costmodel.layout import Layout, Placement, Recompute
 from meshwright.costmodel.workload import Workload
+from meshwright.frameworks.catalog import RECORDS
 from meshwright.frameworks.fsdp2 import FSDP2
+from meshwright.frameworks.record import Framework
 from meshwright.model_specs.blocks import MoeSpec
 from meshwright.model_specs.reader import Flavor, flavors
 from tests.constraints.test_constraints_rules import (
@@ -792,3 +794,10 @@ def test_a_framework_is_bound_by_what_its_record_lacks() -> None:
     assert "deepspeed-linear-attention" in deepspeed
     megatron = lacking - {"schedule"} | {"linear-attention"}
     assert not {f"megatron-{what}" for what in megatron} & set(RULES)
+
+
+@pytest.mark.parametrize("framework", RECORDS, ids=lambda framework: framework.name)
+def test_a_remedy_names_every_degree_that_a_framework_lacks(framework: Framework) -> None:
+    words = {"zero_stage": "shard", "sequence_parallel": "sequence parallelism"}
+    lacking = AllowedDegrees(framework).allowed
+    assert all(words.get(field, field) in framework.degrees_remedy for field in lacking)

@@ -46,6 +46,28 @@ def test_newer_attention_kernels_are_faster() -> None:
     assert times[0] < times[-1]
 
 
+@pytest.mark.parametrize(
+    ("cluster", "later", "pytorch"),
+    [
+        ("dgx-a100", False, False),
+        ("l40s-pcie", False, False),
+        ("rtx-pro-6000-pcie", True, False),
+        ("dgx-h100", True, True),
+        ("dgx-b200", True, True),
+    ],
+)
+def test_attention_is_of_the_newest_generation_that_the_device_runs(
+    cluster: str, later: bool, pytorch: bool
+) -> None:
+    """Heads of 64 wait for exponentials under later kernels alone, so they tell the two apart as well."""
+    narrow = WORK.model.model_copy(update={"heads": 64, "kv_heads": 64, "head_dim": 64})
+    for model in (WORK.model, narrow):
+        work = replace(WORK, cluster=read_cluster(cluster), model=model)
+        second = step_s(replace(work, attention_kernel="flash-2"), LAYOUT)
+        assert (step_s(work, LAYOUT) != second) == later
+        assert (step_s(replace(work, attention_kernel="sdpa"), LAYOUT) != second) == pytorch
+
+
 @pytest.mark.parametrize(("kernel", "score_bytes"), [("fused-softmax", 2.0), ("unfused", 6.0)])
 def test_scores_stay_where_attention_is_not_fused(
     kernel: AttentionKernel, score_bytes: float

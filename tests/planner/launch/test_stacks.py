@@ -30,7 +30,7 @@ def planned(asked: str) -> Plan:
     pins = {"micro_batch": 2, "zero_stage": 2} | options.pop("pin", {})
     return plan(
         "qwen3-8b",
-        cluster="dgx-h100",
+        cluster=options.pop("cluster", "dgx-h100"),
         gpus=8,
         global_batch=64,
         seq_len=2048,
@@ -85,18 +85,21 @@ def test_what_is_written_is_read_back(asked: dict[str, Any], target: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("target", "framework"),
+    ("target", "framework", "cluster"),
     [
-        ("axolotl", "fsdp2"),
-        ("axolotl", "deepspeed"),
-        ("llama-factory", "deepspeed"),
-        ("llama-factory", "fsdp2"),
+        ("axolotl", "fsdp2", "dgx-h100"),
+        ("axolotl", "deepspeed", "dgx-h100"),
+        ("axolotl", "deepspeed", "rtx-pro-6000-pcie"),
+        ("llama-factory", "deepspeed", "dgx-h100"),
+        ("llama-factory", "deepspeed", "dgx-a100"),
+        ("llama-factory", "fsdp2", "dgx-h100"),
     ],
 )
-def test_it_has_the_plans_price(target: str, framework: str, tmp_path: Path) -> None:
-    asked = {"framework": framework, "train": "lora", "lora_rank": 8}
+def test_it_has_the_plans_price(target: str, framework: str, cluster: str, tmp_path: Path) -> None:
+    """Files name FlashAttention-3 on Hopper, FlashAttention-2 on Ampere and on Blackwell's RTX parts."""
+    asked = {"framework": framework, "train": "lora", "lora_rank": 8, "cluster": cluster}
     found, path = written(tmp_path, target, **asked)
-    (priced,) = price_launch(path, ["cluster=dgx-h100", "gpus=8"])
+    (priced,) = price_launch(path, [f"cluster={cluster}", "gpus=8"])
     assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-9)
 
 

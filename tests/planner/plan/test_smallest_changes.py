@@ -48,6 +48,9 @@ CASES = {
     "adapters of few bits": request(
         model=SMALL, cluster=CARD, gpus=1, framework="fsdp2", global_batch=8, seq_len=2048
     ),
+    "two that go together": request(
+        model=SMALL, cluster=CARD, gpus=1, framework="fsdp2", global_batch=8, seq_len=16384
+    ),
     "long sequences": request(
         model=load_catalog_model("llama-3.2-1b"), framework="fsdp2", gpus=1, seq_len=65536
     ),
@@ -57,6 +60,8 @@ CASES = {
 
 def changed(asked: PlanRequest, sentence: str) -> tuple[PlanRequest, list[PlanRequest]]:
     """The request with a sentence obeyed, and requests that go one step less far."""
+    if pair := re.match(r"(.+), and (.+)", sentence):
+        return changed(changed(asked, pair[1])[0], pair[2])
     number = float(next(iter(re.findall(r"[\d.]+", sentence)), "0"))
     pins = dict(asked.pins)
     less: list[PlanRequest] = []
@@ -153,6 +158,34 @@ def test_what_makes_room_is_offered_with_what_it_needs(
     assert 0 < room.needs_gib <= room.usable_gib
     assert {str(each.change): each.value for each in answer.changes}.get("gpus") == others_gpus
     enough, _ = changed(asked, answer.smallest_changes[answer.changes.index(room)])
+    assert has_plan(enough)
+
+
+def test_two_changes_are_offered_where_no_single_one_keeps_the_machine() -> None:
+    asked = CASES["two that go together"]
+    answer = fastest_plan(asked).infeasible
+    assert answer is not None
+    (pair,) = (each for each in answer.changes if each.together_with is not None)
+    assert pair == answer.changes[0]
+    assert pair.needs_gib is not None
+    assert pair.usable_gib is not None
+    assert 0 < pair.needs_gib <= pair.usable_gib
+    words = answer.smallest_changes[0]
+    assert "(--loss liger), and train adapters" in words
+    enough, _ = changed(asked, words)
+    assert (enough.loss, enough.adapters and enough.adapters.method) == ("liger", "qlora")
+    assert has_plan(enough)
+    for half in words.split(", and "):
+        assert not has_plan(changed(asked, half)[0])
+
+
+def test_two_pins_that_are_both_wrong_are_dropped_together() -> None:
+    asked = request(model=BIG, gpus=64, pins={"tp": 3, "cp": 5})
+    answer = fastest_plan(asked).infeasible
+    assert answer is not None
+    assert answer.smallest_changes[0].startswith("drop the pin tp=3, and drop the pin cp=5: ")
+    enough, _ = changed(asked, answer.smallest_changes[0].split(": ", maxsplit=1)[0])
+    assert enough.pins == {}
     assert has_plan(enough)
 
 

@@ -494,8 +494,8 @@ def test_a_release_says_its_attention_kernel_unless_the_run_does(
     framework: str, kernel: str | None
 ) -> None:
     assert read(row(framework=framework)).workload.attention_kernel == kernel
-    said = row(framework=framework, attention_kernel="flash-3")
-    assert read(said).workload.attention_kernel == "flash-3"
+    said = row(framework=framework, attention_kernel="flash-2")
+    assert read(said).workload.attention_kernel == "flash-2"
 
 
 @pytest.mark.parametrize(
@@ -698,6 +698,16 @@ def test_attention_in_fp8_needs_a_kernel(cluster: str, precision: str, words: st
     }
     with pytest.raises(InputError, match=f"run.fp8_attention: .*{words}"):
         run_from_mapping({"model": "llama-3-8b", "cluster": cluster, "run": run}, where="run")
+
+
+def test_flash_attention_3_needs_a_device_of_its_time() -> None:
+    run = {"gpus": 8, "seq_len": 4096, "global_batch": 8, "attention_kernel": "flash-3"}
+    for cluster in ("dgx-h100", "dgx-b200"):
+        run_from_mapping({"model": "llama-3-8b", "cluster": cluster, "run": run}, where="run")
+    for cluster, architecture in (("dgx-a100", "ampere"), ("l40s-pcie", "ada")):
+        words = f"run.attention_kernel: .*whose architecture is {architecture}.*flash-2"
+        with pytest.raises(InputError, match=words):
+            run_from_mapping({"model": "llama-3-8b", "cluster": cluster, "run": run}, where="run")
 
 
 SILENT: dict[str, list[object]] = {
