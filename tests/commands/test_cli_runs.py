@@ -373,8 +373,13 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("pins", "code"), [("tp=1", 0), ("tp=3", 1)])
+@pytest.mark.parametrize(
+    ("pins", "code"),
+    [
+        pytest.param("tp=1", 0, marks=pytest.mark.slow),
+        pytest.param("tp=3", 1, marks=pytest.mark.soak),
+    ],
+)
 def test_a_reader_that_is_gone_leaves_files_and_exit_code(
     tmp_path: Path, pins: str, code: int
 ) -> None:
