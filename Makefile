@@ -22,7 +22,7 @@ help:
 	@echo "make check     the same without the slow tests, 2 to 3 minutes on 2 cores"
 	@echo "make fuzz      10,000 damaged files for every reader of users' files"
 	@echo "make attack    20 minutes of random layouts and changed requests against what plans prove"
-	@echo "make slow      the suites that take minutes each, one in 24 of their longest"
+	@echo "make slow      what takes longer: more cases of each kind, one in 24 of the longest suites"
 	@echo "make soak      all of their cases, and all examples of the property tests"
 	@echo "make coverage  lines of the rules, the cost model, the search, its bounds and mixed clusters that the tests run (installs into .measure)"
 	@echo "make mutants   400 small faults in the rules: how many the tests notice (installs into .measure)"
@@ -71,7 +71,7 @@ unit: $(DEV_READY)
 	$(PYTEST) -m "not slow and not soak and $(APART)"
 
 fuzz: $(DEV_READY)
-	MESHWRIGHT_FUZZ_CASES=$${MESHWRIGHT_FUZZ_CASES:-10000} $(PYTEST) -m slow tests/fuzz
+	MESHWRIGHT_FUZZ_CASES=$${MESHWRIGHT_FUZZ_CASES:-10000} $(PYTEST) -m soak tests/fuzz
 
 # MESHWRIGHT_ATTACK_S: seconds in all; MESHWRIGHT_ATTACK_SEED: another beginning.
 attack: $(DEV_READY)

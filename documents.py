@@ -12,27 +12,33 @@ meshwright.errors.InputError: cluster.yaml: line 2: field 'gpus' is given twice
 
 from __future__ import annotations
 
+import ast
 import csv
+import inspect
 import io
 import json
 import math
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import metadata, resources
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
 
 from meshwright.errors import LONGEST_VALUE, InputError, near_miss, shown
 
 if TYPE_CHECKING:
     import pandas
+    from pydantic_core import CoreSchema
 
 SMALL_FILE_BYTES = 2**20
 """Most bytes of a file that describes one thing, such as a model: these have a few kilobytes."""
@@ -279,6 +285,41 @@ class ClosedDocument(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", protected_namespaces=(), defer_build=True
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """A field is described by what stands below it in the source."""
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        texts: dict[str, str] = {}
+        for kind in reversed(cls.__mro__):
+            texts |= _field_texts(kind.__module__).get(kind.__name__, {})
+        for name, field in cls.model_fields.items():
+            if name in texts:
+                properties.get(field.alias or name, {}).setdefault("description", texts[name])
+        return schema
+
+
+@cache
+def _field_texts(module: str) -> dict[str, dict[str, str]]:
+    """What stands below the fields of a module's documents, by class; nothing without its source."""
+    try:
+        classes = ast.parse(inspect.getsource(sys.modules[module])).body
+    except (OSError, TypeError):
+        return {}
+    return {
+        document.name: {
+            ast.unparse(field.target): " ".join(str(text.value.value).split())
+            for field, text in pairwise(document.body)
+            if isinstance(field, ast.AnnAssign)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        }
+        for document in classes
+        if isinstance(document, ast.ClassDef)
+    }
 
 
 MOST_LINES = 20

@@ -188,9 +188,9 @@ def as_typed(message: str, command: click.Command | None) -> str:
     named = dict(_FIELDS_OF_OPTIONS)
     for option in options:
         named |= dict.fromkeys((str(option.name), option.opts[-1].lstrip("-")), option.opts[-1])
-    for field, option in named.items():
+    for field, typed in named.items():
         if re.match(rf"{re.escape(field)}(?=:| \w+:)", message):
-            return option + message.removeprefix(field)
+            return typed + message.removeprefix(field)
     return message
 
 

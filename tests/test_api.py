@@ -47,7 +47,7 @@ def without_times(document: Any) -> Any:
 def test_the_command_prints_the_plan_of_the_function() -> None:
     options = ["--gpus", "8", "--global-batch", "64", "--seq-len", "4096", "--top", "2"]
     options += ["--framework", "fsdp2"]
-    pins = ["--pin", "pp=1", "--pin", "recompute=none", "--forbid", "cp"]
+    pins = ["--pin", "pp=1,micro_batch=1,zero_stage=3", "--pin", "recompute=none", "--forbid", "cp"]
     pins += ["--without", "compile"]
     arguments = ["plan", "llama-3-8b", "--cluster", "dgx-h100", *options, *pins, "--json"]
     result = CliRunner().invoke(main, arguments)
@@ -60,7 +60,7 @@ def test_the_command_prints_the_plan_of_the_function() -> None:
         seq_len=4096,
         framework="fsdp2",
         top=2,
-        pin={"pp": 1, "recompute": "none"},
+        pin={"pp": 1, "micro_batch": 1, "zero_stage": 3, "recompute": "none"},
         forbid=["cp"],
         without=["compile"],
     )

@@ -181,7 +181,7 @@ def context_of_image(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_image_is_built_of_all_that_the_package_needs(tmp_path: Path) -> None:
     """The build's own command, but for the network, on the context alone."""
     context = context_of_image(tmp_path / "context")

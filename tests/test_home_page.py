@@ -15,7 +15,7 @@ from meshwright.planner.plan import make_plan as making
 from tests.places import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_picture_is_that_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The picture says nothing of how robust the plan is, nor of what its choices bring.
     monkeypatch.setattr(api, "plan", partial(api.plan, robustness=False))

@@ -45,13 +45,19 @@ def holds(value: Any, relation: str, shown: str) -> bool:
 
 LONG = ("--slots 128", "--slots 4096")
 """Of placements of experts, those that are searched for long."""
+LONGEST = ("--gpus 64 --slots 128", "traffic dragonfly/plan.yaml", "traffic gpt3/plan.yaml")
+"""Commands of rows that take two seconds and more."""
 
 
 def cases() -> Iterator[Any]:
-    """Every row; those that plan first are slow, and those that place experts for long."""
+    """Every row; those that plan first are slow, and those that place experts for long. `make slow` runs the
+    longest.
+    """
     for commands, answers in ROWS:
         is_slow = commands[0].startswith("plan ") or commands[0].endswith(LONG)
         marks = (pytest.mark.slow,) if is_slow else ()
+        if commands[-1].endswith(LONGEST):
+            marks = (pytest.mark.soak,)
         yield pytest.param(commands, answers, id=commands[-1], marks=marks)
 
 

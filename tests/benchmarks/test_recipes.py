@@ -16,14 +16,10 @@ def test_every_recipe_of_the_family_is_in_a_group() -> None:
     assert {group[0] for group in groups} >= {"Llama-3.1-405B", "GPT-3-175B", "DeepSeek-V3-671B"}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("model", "precision"),
-    [
-        pytest.param("Llama-3-8B", "bf16", marks=pytest.mark.soak),
-        pytest.param("Llama-3.1-8B", "fp8", marks=pytest.mark.soak),
-        ("Llama-3.1-8B", "nvfp4"),
-    ],
+    [("Llama-3-8B", "bf16"), ("Llama-3.1-8B", "fp8"), ("Llama-3.1-8B", "nvfp4")],
 )
 def test_a_plan_costs_at_most_its_recipe(model: str, precision: str) -> None:
     named = [group for group in recipes() if (group[0], group[-1]) == (model, precision)]

@@ -317,10 +317,14 @@ SAMPLES = {
 }
 
 
+PLANNED = ("slurm", "ibnetdiscover")
+"""Nodes on leaves, and racks: what plans are made on in `make test`."""
+
+
 @pytest.mark.parametrize(
     "form",
     [
-        pytest.param(form, marks=pytest.mark.soak if form == "topograph" else pytest.mark.slow)
+        pytest.param(form, marks=pytest.mark.slow if form in PLANNED else pytest.mark.soak)
         for form in FORMATS
     ],
 )

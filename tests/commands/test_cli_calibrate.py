@@ -66,7 +66,7 @@ def test_a_log_alone_is_not_enough(tmp_path: Path) -> None:
     assert "no run file" in result.output
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_log_of_nccl_tests_moves_the_network_and_all_is_one_document(
     runs: Path, tmp_path: Path
 ) -> None:

@@ -223,6 +223,25 @@ def test_schemas_are_json_schemas(kind: str) -> None:
     assert plain["properties"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "part", "field", "words"),
+    [
+        ("model", None, "norm_zero_centered", "Norms multiply by 1 + weight (Gemma, Nemotron-4)"),
+        ("model", "MoeSpec", "shared_ffn_hidden", "Width of all shared experts together;"),
+        ("run", "SettingsDoc", "stages", "Transformer layers of each [pipeline rank]"),
+        ("run", "SettingsDoc", "shard_groups", "The same as a number of groups:"),
+        ("jobs", "job", "pin", "`tp=8,pp=4`, or a mapping."),
+    ],
+)
+def test_a_schema_says_what_its_fields_are(
+    kind: str, part: str | None, field: str, words: str
+) -> None:
+    schema = json_schema(kind)
+    fields = (schema if part is None else schema["$defs"][part])["properties"]
+    assert fields[field]["description"].startswith(words)
+    assert "\n" not in fields[field]["description"]
+
+
 def test_the_cluster_schema_takes_a_device_by_name() -> None:
     schema = json_schema("cluster")
     assert {"type", "description"} <= set(schema["properties"]["device"]["anyOf"][1])
@@ -373,8 +392,13 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("pins", "code"), [("tp=1", 0), ("tp=3", 1)])
+@pytest.mark.parametrize(
+    ("pins", "code"),
+    [
+        pytest.param("tp=1", 0, marks=pytest.mark.slow),
+        pytest.param("tp=3", 1, marks=pytest.mark.soak),
+    ],
+)
 def test_a_reader_that_is_gone_leaves_files_and_exit_code(
     tmp_path: Path, pins: str, code: int
 ) -> None:

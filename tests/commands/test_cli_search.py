@@ -91,7 +91,7 @@ def test_a_plan_is_explained_compared_and_launched(folder: Path, tmp_path: Path)
         assert (tmp_path / "out" / name).read_bytes() == (plan / name).read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_tables_fit_80_columns_without_colour() -> None:
     done = meshwright(*WIDER, "--pin", "tp=2,pp=2,cp=1,micro_batch=1")
     assert done.returncode == 0, done.stderr

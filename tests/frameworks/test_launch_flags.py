@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import meshwright
 from meshwright.costmodel.workload import Execution
 from meshwright.errors import InfeasibleError
 from meshwright.frameworks.catalog import FRAMEWORK_NAMES, RECORDS, framework_named, planned
@@ -20,6 +19,8 @@ from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
 from meshwright.planner.launch.plan_files import plan_files
 from meshwright.planner.plan.document import Plan
+from meshwright.planner.plan.make_plan import fastest_plan
+from meshwright.planner.request.reader import read_request
 from tests.frameworks.test_records import settings_of
 from tests.oracles.random_plans import random_plan
 from tests.places import DATA
@@ -119,17 +120,16 @@ def dealt_texts(framework: FrameworkName, folder: Path) -> Iterator[str]:
         return
     lengths = folder / "lengths.json"
     lengths.write_text(json.dumps({"300": 90, "2000": 30, "32768": 1}), encoding="utf-8")
-    plan = meshwright.plan(
-        "llama-3-8b",
+    asked = read_request(
+        model="llama-3-8b",
         cluster="dgx-h100",
         gpus=8,
         global_batch=8,
         lengths=lengths,
         hybrid_cp=True,
         pin="recompute=none,zero_stage=1,tp=2,cp=4",
-        robustness=False,
     )
-    yield from texts_of(plan)
+    yield from texts_of(fastest_plan(asked))
 
 
 def offload_texts(framework: FrameworkName) -> Iterator[str]:
@@ -138,17 +138,16 @@ def offload_texts(framework: FrameworkName) -> Iterator[str]:
     """
     for modules in () if framework == "megatron" else planned(framework_named(framework).offloads):
         pin = f"offload_modules={modules},recompute=full"
-        plan = meshwright.plan(
-            "llama-3-8b",
+        asked = read_request(
+            model="llama-3-8b",
             cluster="dgx-h100",
             gpus=8,
             global_batch=64,
             seq_len=8192,
             framework=framework,
             pin="parameter_offload=cpu" if modules == "parameters" else pin,
-            robustness=False,
         )
-        yield from texts_of(plan)
+        yield from texts_of(fastest_plan(asked))
 
 
 def preference_texts(framework: FrameworkName) -> Iterator[str]:

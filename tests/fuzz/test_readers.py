@@ -82,7 +82,7 @@ def test_hostile_files_are_answered_in_words(reader: Reader, tmp_path: Path) -> 
     fuzzed(reader, tmp_path, 4, repeatable=True)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_many_hostile_files_are_answered_in_words(reader: Reader, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ class CalibrationReport:
 Read = Callable[[Workload, Constants], float]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Meaning:
     """A quantity of the cost model, and the sentence that its change makes."""
 
@@ -161,12 +161,8 @@ class Meaning:
     """With `after` and `before` to fill in."""
 
 
-def _gemm_tflops(workload: Workload, constants: Constants) -> float:
-    return kernel_rates(workload, constants).gemm_flops / 1e12
-
-
-def _attention_tflops(workload: Workload, constants: Constants) -> float:
-    return kernel_rates(workload, constants).attention_forward_flops / 1e12
+def _of_kernels(name: str, scale: float) -> Read:
+    return lambda workload, constants: getattr(kernel_rates(workload, constants), name) / scale
 
 
 def _narrow_tflops(workload: Workload, constants: Constants) -> float:
@@ -175,21 +171,14 @@ def _narrow_tflops(workload: Workload, constants: Constants) -> float:
     return device_rates(device, precision, constants).gemm_flops / 1e12
 
 
-def _exchange_gb_per_s(workload: Workload, constants: Constants) -> float:
-    return float(fabric_links(workload, constants).all_to_all_bytes_per_s[0]) / 1e9
+def _of_links(name: str, level: int) -> Read:
+    """GB/s at a level of the fabric, or at the outermost where there is none so far out."""
 
+    def read(workload: Workload, constants: Constants) -> float:
+        rates = np.asarray(getattr(fabric_links(workload, constants), name))
+        return float(rates[min(level, len(rates) - 1)]) / 1e9
 
-def _hbm_gb_per_s(workload: Workload, constants: Constants) -> float:
-    return kernel_rates(workload, constants).hbm_bytes_per_s / 1e9
-
-
-def _scale_up_gb_per_s(workload: Workload, constants: Constants) -> float:
-    return float(fabric_links(workload, constants).bytes_per_s[0]) / 1e9
-
-
-def _network_gb_per_s(workload: Workload, constants: Constants) -> float:
-    rates = np.asarray(fabric_links(workload, constants).bytes_per_s)
-    return float(rates[min(1, len(rates) - 1)]) / 1e9
+    return read
 
 
 def _of_framework(name: str, scale: float = 1.0) -> Read:
@@ -203,106 +192,91 @@ def _of_factors(name: str, neutral: float) -> Read:
     return read
 
 
+def _shown_expert_share(_: Workload, constants: Constants) -> float:
+    return 1.0 - constants.framework.ep_hidden
+
+
 def _bytes_times(what: str, name: str) -> Meaning:
     sentence = f"{what} take {{after}} times the bytes that were counted"
-    return Meaning(unit="x", read=_of_factors(name, 1.0), sentence=sentence)
+    return Meaning("x", _of_factors(name, 1.0), sentence)
+
+
+def _assumed(unit: str, read: Read, sentence: str) -> Meaning:
+    return Meaning(unit, read, f"{sentence}, {{before}} were assumed")
 
 
 MEANINGS: dict[str, Meaning] = {
-    "gemm": Meaning(
-        unit="TFLOP/s",
-        read=_gemm_tflops,
-        sentence="your matrix products reach {after} TFLOP/s at their best, {before} were assumed",
+    "gemm": _assumed(
+        "TFLOP/s", _of_kernels("gemm_flops", 1e12),
+        "your matrix products reach {after} TFLOP/s at their best",
     ),
-    "gemm_narrow": Meaning(
-        unit="TFLOP/s",
-        read=_narrow_tflops,
-        sentence="your FP8 matrix products reach {after} TFLOP/s at their best, {before} were assumed",
+    "gemm_narrow": _assumed(
+        "TFLOP/s", _narrow_tflops, "your FP8 matrix products reach {after} TFLOP/s at their best",
     ),
-    "grouped_gemm": Meaning(
-        unit="x",
-        read=lambda _, constants: constants.shared["grouped_gemm_factor"],
-        sentence="grouped products of experts run at {after} of the dense rate, {before} were assumed",
+    "grouped_gemm": _assumed(
+        "x", lambda _, constants: constants.shared["grouped_gemm_factor"],
+        "grouped products of experts run at {after} of the dense rate",
     ),
-    "attention": Meaning(
-        unit="TFLOP/s",
-        read=_attention_tflops,
-        sentence="your attention runs forward at {after} TFLOP/s, {before} were assumed",
+    "attention": _assumed(
+        "TFLOP/s", _of_kernels("attention_forward_flops", 1e12),
+        "your attention runs forward at {after} TFLOP/s",
     ),
-    "hbm": Meaning(
-        unit="GB/s",
-        read=_hbm_gb_per_s,
-        sentence="norms, activations and the optimizer stream at {after} GB/s, {before} were assumed",
+    "hbm": _assumed(
+        "GB/s", _of_kernels("hbm_bytes_per_s", 1e9),
+        "norms, activations and the optimizer stream at {after} GB/s",
     ),
-    "scale_up": Meaning(
-        unit="GB/s",
-        read=_scale_up_gb_per_s,
-        sentence="your GPUs exchange {after} GB/s inside a node, {before} were assumed",
+    "scale_up": _assumed(
+        "GB/s", _of_links("bytes_per_s", 0), "your GPUs exchange {after} GB/s inside a node",
     ),
-    "exchange": Meaning(
-        unit="GB/s",
-        read=_exchange_gb_per_s,
-        sentence="all-to-alls move {after} GB/s a GPU inside a node, {before} were assumed",
+    "exchange": _assumed(
+        "GB/s", _of_links("all_to_all_bytes_per_s", 0),
+        "all-to-alls move {after} GB/s a GPU inside a node",
     ),
-    "network": Meaning(
-        unit="GB/s",
-        read=_network_gb_per_s,
-        sentence="your gradients leave at {after} GB/s a GPU, {before} were assumed",
+    "network": _assumed(
+        "GB/s", _of_links("bytes_per_s", 1), "your gradients leave at {after} GB/s a GPU",
     ),
-    "launch": Meaning(
-        unit="ms",
-        read=_of_framework("launch_layer_s", 1e3),
-        sentence="your host takes {after} ms to launch a layer's forward pass, {before} were assumed",
+    "launch": _assumed(
+        "ms", _of_framework("launch_layer_s", 1e3),
+        "your host takes {after} ms to launch a layer's forward pass",
     ),
-    "layer_wait_s": Meaning(
-        unit="us",
-        read=_of_framework("serial_launch_s", 1e6),
-        sentence="your GPUs wait {after} us a layer and pass for the host, {before} were assumed",
+    "layer_wait_s": _assumed(
+        "us", _of_framework("serial_launch_s", 1e6),
+        "your GPUs wait {after} us a layer and pass for the host",
     ),
-    "collective_wait_s": Meaning(
-        unit="us",
-        read=_of_framework("collective_wait_s", 1e6),
-        sentence="a tensor-parallel collective waits {after} us for the slowest rank, {before} were assumed",
+    "collective_wait_s": _assumed(
+        "us", _of_framework("collective_wait_s", 1e6),
+        "a tensor-parallel collective waits {after} us for the slowest rank",
     ),
-    "data_parallel_exposed": Meaning(
-        unit="",
-        read=_of_framework("dp_interference"),
-        sentence="compute pays for {after} of the gradient traffic beside it, {before} were assumed",
+    "data_parallel_exposed": _assumed(
+        "", _of_framework("dp_interference"),
+        "compute pays for {after} of the gradient traffic beside it",
     ),
-    "expert_exposed": Meaning(
-        unit="",
-        read=lambda _, constants: 1.0 - constants.framework.ep_hidden,
-        sentence="overlap leaves {after} of the expert all-to-all in sight, {before} were assumed",
+    "expert_exposed": _assumed(
+        "", _shown_expert_share, "overlap leaves {after} of the expert all-to-all in sight",
     ),
-    "recompute": Meaning(
-        unit="",
-        read=_of_framework("recompute_fraction"),
-        sentence="full recomputation runs {after} of a forward pass again, {before} were assumed",
+    "recompute": _assumed(
+        "", _of_framework("recompute_fraction"),
+        "full recomputation runs {after} of a forward pass again",
     ),
-    "step_overhead_s": Meaning(
-        unit="ms",
-        read=_of_framework("step_overhead_s", 1e3),
-        sentence="a step loses {after} ms beside its layers, {before} were assumed",
+    "step_overhead_s": _assumed(
+        "ms", _of_framework("step_overhead_s", 1e3), "a step loses {after} ms beside its layers",
     ),
     "head": Meaning(
-        unit="x",
-        read=_of_framework("head_factor"),
-        sentence="your head and loss take {after} times what was counted",
+        "x", _of_framework("head_factor"),
+        "your head and loss take {after} times what was counted",
     ),
-    "virtual_stage_s": Meaning(
-        unit="us",
-        read=_of_framework("virtual_stage_s", 1e6),
-        sentence="a micro-batch loses {after} us at each virtual stage, {before} were assumed",
+    "virtual_stage_s": _assumed(
+        "us", _of_framework("virtual_stage_s", 1e6),
+        "a micro-batch loses {after} us at each virtual stage",
     ),
     "activation_memory": _bytes_times("saved activations", "activation_memory"),
     "state_memory": _bytes_times("weights, gradients and optimizer states", "state_memory"),
     "loss_memory": _bytes_times("logits and loss", "loss_memory"),
-    "fixed_memory_gib": Meaning(
-        unit="GiB",
-        read=_of_factors("fixed_memory_gib", 0.0),
-        sentence="every GPU holds {after} GiB that no tensor explains, {before} were assumed",
+    "fixed_memory_gib": _assumed(
+        "GiB", _of_factors("fixed_memory_gib", 0.0),
+        "every GPU holds {after} GiB that no tensor explains",
     ),
-}
+}  # fmt: skip
 """Of every factor of `NAMES`."""
 
 

@@ -472,7 +472,7 @@ nodes:
     assert run("map", out)["status"] == "optimal"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_infeasible_wish_on_racks_is_explained(tmp_path: Path) -> None:
     """Was an internal error: changes were tried on levels whose blocks do not divide each other."""
     path = tmp_path / "racks.yaml"

@@ -399,7 +399,7 @@ def test_never_above_the_greedy_where_it_holds_no_expert_twice() -> None:
     assert compared > 48
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_hot_experts_crowd_others_out_by_the_bound() -> None:
     # Twelve of 16 experts need a GPU each; at the value reached no counts leave room for one replica more.
     load = np.array([1.0] * 12 + [0.2] * 4)

@@ -201,7 +201,7 @@ def planned(*more: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_plan_carries_the_placement_and_its_price(tmp_path: Path) -> None:
     model = read_model(MIXTRAL)
     assert model.moe is not None
@@ -314,7 +314,7 @@ def test_copies_in_the_cost_model_are_a_direct_count_of_the_trace() -> None:
     assert dict(degree.copies)[2] < apart
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_plan_with_a_trace_carries_and_prices_what_tokens_touch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,7 @@ def reached(moves: int) -> Moved:
     return improve_from(drifted, current, shape, moves, time_limit_s=1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_more_moves_are_never_worse_and_enough_make_it_even() -> None:
     values = [reached(moves).solved.value.mean() for moves in (0, 4, 32, 10**6)]
     assert values == sorted(values, reverse=True)

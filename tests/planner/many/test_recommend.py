@@ -97,7 +97,7 @@ def test_part_filled_nodes_have_sizes_between_whole_ones(kept: Path, tmp_path: P
     assert (point.gpus, point.step_time_s) == (12, twelve_s)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_prices_decide_where_there_are_any(
     kept: Path, tmp_path: Path, step_s: dict[int, float]
 ) -> None:

@@ -83,13 +83,13 @@ def test_no_order_of_nodes_decides_anything(order: tuple[tuple[str, str, int], .
     assert found_s == pytest.approx(part_filled_s(8), rel=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_part_filled_node_does_not_split_the_others() -> None:
     whole = [node for node in PART_FILLED if node[2] == 8]
     assert part_filled_s(20) <= step_time_s(cluster(whole), 16) * (1 + 1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_background_traffic_makes_no_plan_faster() -> None:
     busy = (BlockSpec(leaf="leaf-0", pod="pod", background=0.3),)
     assert part_filled_s(20) <= step_time_s(cluster(PART_FILLED, busy), 20) * (1 + 1e-9)

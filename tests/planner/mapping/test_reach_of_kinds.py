@@ -294,7 +294,7 @@ def test_joint_rows_hold_every_order_of_pipelines(seed: int) -> None:
         assert np.any(np.all(np.array(row) <= rows, axis=1)), (nodes, layout, order, row)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_separate_best_cases_leave_no_gap() -> None:
     """Pipelines and replicas were bounded each on their own, and a gap of 12 % stayed."""
     cluster = on_nodes([("a", 2), ("b", 6), ("b", 2)])

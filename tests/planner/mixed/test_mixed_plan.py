@@ -255,7 +255,7 @@ def test_a_pin_that_no_pipeline_through_parts_keeps_leaves_the_parts_alone(
         assert getattr(result.alone.layout, name) == int(value)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_next_best_plans_are_told_with_where_they_run(tmp_path: Path) -> None:
     """Those of a part alone stand among pipelines through both."""
     asked = ("plan", "llama-3-8b", "--cluster", cluster_file(tmp_path), *WORKLOAD, *FEW)

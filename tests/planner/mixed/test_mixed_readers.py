@@ -421,7 +421,7 @@ def test_explain_says_what_one_change_would_cost(result: MixedResult, folder: Pa
     assert "explain --best searches" in text
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_best_plan_with_a_choice_is_the_one_that_the_pin_brings(
     result: MixedResult, folder: Path, tmp_path: Path
 ) -> None:

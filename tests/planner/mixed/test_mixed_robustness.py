@@ -38,7 +38,7 @@ def plan(asked: MixedRequest) -> MixedPlan:
     return make_mixed_plan(asked, robustness=True).document
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_each_change_is_answered_by_the_plan_that_is_best_then(
     asked: MixedRequest, plan: MixedPlan
 ) -> None:

@@ -110,9 +110,11 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=pytest.mark.slow if n in (6, 23) else ()) for n in KINDS]
-)
+TIERS = {6: pytest.mark.slow, 23: pytest.mark.soak}
+"""Of the kinds that take longest."""
+
+
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=TIERS.get(n, ())) for n in KINDS])
 def test_a_pipeline_is_cut_up_as_well_as_can_be(seed: int) -> None:
     assert check_kernels(asked_unlike(seed), seed, 3)
 
@@ -152,10 +154,8 @@ def test_longer_sequences_and_three_parts_are_always_cut_up_as_well(seed: int) -
     check_kernels(asked_longer(seed), seed, examples(6))
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [pytest.param(seed, marks=pytest.mark.slow) for seed in (4, 11)],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [4, 11])
 def test_the_plan_is_the_best_pipeline_through_both_parts(seed: int) -> None:
     compare(seed, SLOWLY if seed % 2 else MixedParams(), asked_unlike)
 
@@ -223,8 +223,13 @@ PINS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PINS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("nemotron-h-8b", marks=pytest.mark.slow),
+        pytest.param("gpt-oss-20b", marks=pytest.mark.soak),
+    ],
+)
 def test_plans_are_verified_launched_and_played(name: str, tmp_path: Path) -> None:
     """As every plan is; each rank is busy for its own layers, and a step never plays longer than it costs."""
     parts = [{"cluster": "dgx-h100", "gpus": 16}, {"cluster": "dgx-a100", "gpus": 16}]

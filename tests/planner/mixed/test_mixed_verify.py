@@ -358,7 +358,7 @@ def test_without_an_answer_explain_says_so(result: MixedResult, tmp_path: Path) 
     assert "status is infeasible" in run.output
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_hosts_that_lack_room_are_found(tmp_path: Path) -> None:
     """The slower part's nodes hold what is offloaded there, and no less is said to do."""
     plan = planned(tmp_path, f"{PIN},optimizer_offload=100").document

@@ -65,7 +65,7 @@ def test_a_toml_file_of_another_program_is_told_as_such(tmp_path: Path) -> None:
         read_launch(path)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_where_nothing_is_left_usable_no_negative_room_is_told() -> None:
     """It said that a GPU needs 853.4 GiB beyond the usable -847.0."""
     answer = fastest_plan(replace(asked(), reserve_gib=1000.0, without=WITHOUT)).infeasible

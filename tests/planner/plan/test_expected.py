@@ -40,7 +40,7 @@ def searched(asked: PlanRequest, likely: object = None) -> Outcome:
     return search_executions(asked, CostModelPricing)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_no_layout_has_a_mean_below_the_bound_and_the_choice_is_near_it() -> None:
     """Every layout of the space is enumerated, and priced in every scenario as it stands."""
     scenarios = [stack(SLOW_NETWORK), stack(SLOW_NODES), stack(Factors())]

@@ -82,7 +82,7 @@ def test_the_plan_keeps_experts_inside_where_it_would_not() -> None:
     assert kept.inputs.inside_domain == ("ep",)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_request_that_the_domain_refuses_names_it_and_the_change() -> None:
     request = replace(asked({"etp": 2, "ep": 8}), inside_domain=("tp", "ep"))
     plan = fastest_plan(request)

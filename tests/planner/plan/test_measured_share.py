@@ -75,7 +75,7 @@ def runs() -> list[Run]:
     return list(every_run())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_runs_are_those_of_the_repository(runs: list[Run]) -> None:
     """`python -m benchmarks.recipes --measured` writes them again."""
     assert MEASURED.read_text(encoding="utf-8") == recipes_text(runs)

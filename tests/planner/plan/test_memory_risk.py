@@ -88,7 +88,7 @@ def test_plans_keep_to_the_risk() -> None:
     assert safe.objective.step_time_s > as_predicted.objective.step_time_s
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_safety_costs_is_printed() -> None:
     asked = request(pins={**PINNED, "tp": 2})
     safe, as_predicted = (

@@ -231,8 +231,13 @@ def test_a_mapping_stands_where_time_is_up_for_a_search_on_its_gpus() -> None:
     assert list(faults(own, plan)) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2, 3)),
+    ],
+)
 def test_a_search_below_a_price_finds_what_is_faster_or_that_nothing_is(seed: int) -> None:
     cluster = scattered_cluster(random.Random(seed), leaves=2, per_leaf=2, free=3)
     request = small(cluster, 24, 24, "tp=8,cp=1,vpp=1,micro_batch=1")

@@ -76,7 +76,7 @@ def test_every_scenario_is_what_a_search_finds_there() -> None:
     assert False in known
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_bounds_hold_where_nothing_is_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(robustness, "PARAMS", robustness.RobustnessParams(most_rounds=0))
     counted = [checked(plainly_run(random_request(seed))) for seed in range(2)]

@@ -77,7 +77,7 @@ def test_an_unknown_name_has_its_nearest() -> None:
         read_launch(Path(LLAMA.replace("h100", "h10")))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_recipe_is_priced_or_refused_by_its_reason() -> None:
     refused = []
     for name in recipe_names():

@@ -98,7 +98,7 @@ def test_memory_that_moves_to_the_host() -> None:
     assert whole_gib == pytest.approx(12 * 8.03e9 / 2 / GIB, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_best_share_is_the_best_of_all_pinned_ones() -> None:
     """In the room that is left a quarter of the optimizer has to leave, and more would cost more."""
     asked: dict[str, Any] = {"gpus": 4, "global_batch": 64, "reserve_gib": 30.0}

@@ -209,7 +209,7 @@ def test_shard_groups_in_which_muon_sends_less_are_found_many(seed: int) -> None
     check_against_brute_force(across_nodes(seed))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_fewer_ranks_may_step_faster_under_muon_alone() -> None:
     """Groups of one node's GPUs, whose collectives leave out the network, or of 24 on three nodes."""
 

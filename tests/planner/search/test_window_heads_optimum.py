@@ -48,15 +48,13 @@ def request(seed: int) -> PlanRequest:
     )
 
 
-@pytest.mark.parametrize(
-    "seed", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3, 4, 5))]
-)
+@pytest.mark.parametrize("seed", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_search_equals_brute_force(seed: int) -> None:
     check_against_brute_force(request(seed))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", some(range(6, 60)))
+@pytest.mark.parametrize("seed", [0, 1, 4, 5, *some(range(6, 60))])
 def test_the_search_equals_brute_force_many(seed: int) -> None:
     check_against_brute_force(request(seed))
 

@@ -251,7 +251,7 @@ def test_the_file_is_taken_by_plans(tmp_path: Path) -> None:
     assert elsewhere.objective.step_time_s == shipped.objective.step_time_s
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_beside_runs_it_is_evidence() -> None:
     report = report_of(SimulatedDevice(Factors(gemm=0.8), cluster="dgx-a100"))
     marks = {mark.factor: mark for mark in report.benchmarks}

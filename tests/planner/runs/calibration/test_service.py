@@ -50,7 +50,7 @@ def test_a_few_runs_teach_what_the_others_take() -> None:
     assert mean_pct(report, "step time", "left_out") < 4.0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_network_is_named_with_its_rate() -> None:
     """200 Gb/s are 25 GB/s, of which 0.9 were assumed; the truth is 0.6 of that."""
     report = calibrate_runs(measured_runs(Factors(network=0.6), 8), suggest=False)
@@ -122,7 +122,7 @@ def test_a_run_that_fell_out_of_memory_counts() -> None:
     assert now_gib > 1.05 * told_gib
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_unknown_framework_becomes_a_stack_of_its_own() -> None:
     runs = [replace(run, framework_words="my-stack") for run in measured_runs(TRUTH, 2)]
     report = calibrate_runs(runs, suggest=False)
@@ -151,7 +151,7 @@ def of_framework(runs: list[Run], words: str) -> list[Run]:
     return [replace(run, framework_words=words) for run in runs]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_runs_of_another_framework_tell_of_the_device_alone() -> None:
     """Two runs of one framework and eight of another, on the same slow GPUs; the other loses 80 ms a step."""
     own = measured_runs(Factors(gemm=0.8), 2)
@@ -182,7 +182,7 @@ def test_a_benchmark_moves_its_factor() -> None:
     assert 0.65 < report.calibration.factors.network < 0.85
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_suggested_run_takes_doubt_away() -> None:
     report = calibrate_runs(measured_runs(TRUTH, 3))
     best = report.suggestions[0]
@@ -229,7 +229,7 @@ def test_head_and_virtual_stages_have_terms_of_their_own() -> None:
     assert slow["optimizer"] == plain["optimizer"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_slow_head_is_found() -> None:
     """Of a vocabulary of 262,144 the head is a third of the last rank's work."""
     runs = []
