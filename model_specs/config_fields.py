@@ -11,6 +11,16 @@ from meshwright.model_specs.blocks import WINDOWED, order_fields
 LARGEST_COUNT = 10_000_000
 """As in the schema: no width, vocabulary or number of anything is larger."""
 MOST_LAYERS = 2000
+SAME_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "num_experts": ("num_local_experts", "n_routed_experts"),
+    "num_local_experts": ("num_experts", "n_routed_experts"),
+    "n_routed_experts": ("num_local_experts", "num_experts"),
+    "num_nextn_predict_layers": ("num_mtp_layers",),
+    "layers_block_type": ("layer_types",),
+    "layer_types": ("layers_block_type",),
+}
+"""Other names of a field: transformers reads either and writes one of them, which it has changed for some
+families from one version to the next (`attribute_map` of its configuration classes)."""
 
 
 class ConfigFields:
@@ -27,12 +37,19 @@ class ConfigFields:
         self._sections: dict[str, ConfigFields] = {}
 
     def _value(self, name: str) -> object:
+        name = self._written(name)
         self._read.add(name)
         return self._data.get(name)
 
+    def _written(self, name: str) -> str:
+        """The name by which the file holds a field: one of `SAME_FIELDS`, where its own is absent."""
+        if name in self._data:
+            return name
+        return next((same for same in SAME_FIELDS.get(name, ()) if same in self._data), name)
+
     def passed_over(self, *names: str) -> None:
         """Counts fields as read that say nothing beside what the others say."""
-        self._read.update(names)
+        self._read.update(map(self._written, names))
 
     def unread(self) -> Iterator[tuple[str, object]]:
         """Dotted names and values of the fields that no reader has asked for, but for those that are null."""
@@ -48,11 +65,12 @@ class ConfigFields:
 
     def names(self, name: str) -> bool:
         """Whether the field is there, be it null: where null stands for none, and absence for a default."""
-        return name in self._data
+        return self._written(name) in self._data
 
     def fail(self, name: str, what: str, value: object = ...) -> InputError:
         """An error about one field, for the caller to raise."""
-        return InputError(what, where=f"{self.where}: {self._prefix}{name}", value=value)
+        where = f"{self.where}: {self._prefix}{self._written(name)}"
+        return InputError(what, where=where, value=value)
 
     @overload
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int: ...
@@ -103,6 +121,14 @@ class ConfigFields:
             self._sections[name] = ConfigFields(value, self.where, f"{self._prefix}{name}.")
         return self._sections[name]
 
+    def sections(self) -> Iterator[tuple[str, ConfigFields]]:
+        """The names of all fields of this mapping, each a mapping itself."""
+        for name in self._data:
+            inner = self.section(name)
+            if inner is None:
+                raise self.fail(name, "must be a mapping of fields", None)
+            yield name, inner
+
     def text(self, name: str, default: str) -> str:
         """A text."""
         value = self._typed(name, (str,), "must be a text")
@@ -130,10 +156,11 @@ class ConfigFields:
         return value
 
     def _missing(self, name: str) -> InputError:
+        others = [key for key in self._data if isinstance(key, str) and key != name]
         return InputError(
-            "this field is required and missing",
+            f"this field is required and {'null' if name in self._data else 'missing'}",
             where=f"{self.where}: {self._prefix}{name}",
-            did_you_mean=near_miss(name, [key for key in self._data if isinstance(key, str)]),
+            did_you_mean=None if name in self._data else near_miss(name, others),
         )
 
 
@@ -327,7 +354,7 @@ def rope_fields(config: ConfigFields, *, base: float = 10_000.0, fraction: float
     if parameters is not None:
         fields["base"] = parameters.number("rope_theta", base)
         fields["fraction"] = parameters.number("partial_rotary_factor", fraction)
-    if windowed is not None:
+    if windowed is not None and windowed.number("rope_theta") != fields["base"]:
         fields["windowed_base"] = windowed.number("rope_theta")
     if scaling is not None:
         fields["scaling"] = _rope_scaling(config, scaling)

@@ -344,6 +344,7 @@ use_cache return_dict use_return_dict output_attentions output_hidden_states att
 _attn_implementation _attn_implementation_autoset _attn_implementation_internal _experts_implementation
 experts_implementation use_mamba_kernels num_logits_to_keep cache_implementation gradient_checkpointing
 ep_size pretraining_tp use_bfloat16 chunk_size_feed_forward head_dtype max_window_size
+use_associative_scan use_mambapy mamba_ssm_cache_dtype moe_shared_expert_overlap
 """
 _ABOUT_TEXT = """
 bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id cls_token_id
@@ -351,11 +352,12 @@ begin_suppress_tokens suppress_tokens bad_words_ids prefix max_length min_length
 top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size num_beams num_beam_groups
 diversity_penalty early_stopping task_specific_params summary_type summary_use_proj summary_activation
 summary_proj_to_labels summary_first_dropout boi_token_index eoi_token_index image_token_index
-image_token_id video_token_id vision_token_id vision_start_token_id vision_end_token_id
+image_token_id video_token_id vision_token_id vision_start_token_id vision_end_token_id eod_token_id
 """
 _SAID_OTHERWISE = """
 max_position_embeddings original_max_position_embeddings initial_context_length n_ctx qk_head_dim
 experts_per_token mamba_d_head mamba_expand expand rope_interleave indexer_rope_interleave
+model_max_length
 """
 WITHOUT_EFFECT = frozenset(
     f"{_ABOUT_FILES} {_ABOUT_RUNNING} {_ABOUT_TEXT} {_SAID_OTHERWISE}".split()
@@ -364,23 +366,39 @@ WITHOUT_EFFECT = frozenset(
 _ABSENT_OR_ZERO = """
 attention_dropout attn_pdrop resid_pdrop embd_pdrop hidden_dropout resid_dropout dropout activation_dropout
 layerdrop classifier_dropout router_aux_loss_coef router_z_loss_coef router_jitter_noise aux_loss_alpha
+embedding_dropout residual_dropout z_loss_coefficient
+"""
+_ABSENT_OR_ONE = """
+attention_in_multiplier attention_out_multiplier embedding_multiplier key_multiplier lm_head_multiplier
+ssm_in_multiplier ssm_out_multiplier residual_multiplier moe_layer_freq mtp_transformer_layers
 """
 _ABSENT_OR_FALSE = """
 output_router_logits attention_bias mlp_bias use_bias add_cross_attention scale_attn_by_inverse_layer_idx
 reorder_and_upcast_attn use_bidirectional_attention use_sliding_window residual_in_fp32
+rescale_prenorm_residual _remove_final_layer_norm
 """
 AS_LAUNCHED: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(_ABSENT_OR_ZERO.split(), (0,)),
     **dict.fromkeys(_ABSENT_OR_FALSE.split(), (False,)),
+    **dict.fromkeys(_ABSENT_OR_ONE.split(), (1,)),
     "classifier_dropout": (0, 0.1),
     "initializer_range": (0.02,),
     "hidden_act": ("silu", "gelu_pytorch_tanh"),
     "mamba_hidden_act": ("silu",),
     "norm_before_gate": (True,),
-    "mtp_transformer_layers": (1,),
-    "moe_layer_freq": (1,),
     "scale_attn_weights": (True,),
-    "residual_multiplier": (1,),
+    "rope_type": ("default",),
+    "mlp_multipliers": ([1, 1],),
+    "ssm_multipliers": ([1, 1, 1, 1, 1],),
+    "mamba_norm_before_gate": (True,),
+    "layer_norm_elementwise_affine": (True,),
+    "init_std": (0.02,),
+    "time_step_min": (0.001,),
+    "time_step_max": (0.1,),
+    "time_step_floor": (1e-4,),
+    "time_step_limit": ([0.0, {"__float__": "Infinity"}],),
+    "time_step_init_scheme": ("random",),
+    "time_step_scale": (1,),
 }
 """Values of further fields at which a launch file says the same by saying nothing."""
 
@@ -395,7 +413,7 @@ def left_out(config: ConfigFields) -> tuple[str, ...]:
         f"{name} {_shown(value)}"[:300]
         for name, value in config.unread()
         if name.rpartition(".")[2] not in WITHOUT_EFFECT
-        and not any(_same(value, usual) for usual in AS_LAUNCHED.get(name, ()))
+        and not any(_same(value, usual) for usual in AS_LAUNCHED.get(name.rpartition(".")[2], ()))
     ]
     if len(named) > _MOST_NAMED:
         named[_MOST_NAMED:] = [f"and {len(named) - _MOST_NAMED} more fields"]
@@ -488,12 +506,8 @@ def _text_part(data: Mapping[str, object], where: str) -> tuple[Mapping[str, obj
                 "must be a mapping of fields", where=f"{where}: {prefix}{nested}", value=inner
             )
         tied = data.get("tie_word_embeddings")
-        # Wrappers may tie the embeddings of their text part.
-        data = (
-            inner
-            if tied is None or "tie_word_embeddings" in inner
-            else inner | {"tie_word_embeddings": tied}
-        )
+        # The head is the wrapper's, which says whether it is tied (get_expanded_tied_weights_keys).
+        data = inner if tied is None else inner | {"tie_word_embeddings": tied}
         inherited = _NESTED_DEFAULTS.get(model_type or "")
         prefix += f"{nested}."
     raise InputError(f"text parts are nested more than {_DEEPEST} levels deep", where=where)

@@ -125,11 +125,26 @@ _NEMOTRON_EXPERTS: Record = {
 }
 
 
+_OF_EXPERTS = (
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "n_group",
+    "topk_group",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+)
+
+
 def _nemotron_h(config: ConfigFields) -> Fields:
     """Nemotron-H and Nemotron 3: one block a layer, by a pattern; attention knows no positions."""
     pattern = _pattern(config)
     # Of modules for multi-token prediction, of which there are none.
     config.passed_over("mtp_hybrid_override_pattern", "mtp_layers_block_type")
+    if "E" not in pattern:
+        config.passed_over(*_OF_EXPERTS)
     mamba = read_fields(config, _NEMOTRON_MAMBA)
     return {
         "ffn_hidden": config.count("intermediate_size") if "-" in pattern else 0,
@@ -140,7 +155,7 @@ def _nemotron_h(config: ConfigFields) -> Fields:
 
 def _nemotron_experts(config: ConfigFields) -> Fields:
     groups = config.count("n_group", 1)
-    config.passed_over("topk_group", "intermediate_size", "moe_shared_expert_overlap")
+    config.passed_over("topk_group", "intermediate_size")
     moe = read_fields(config, _NEMOTRON_EXPERTS)
     latent = config.count("moe_latent_size", optional=True)
     if latent is not None:
@@ -240,9 +255,9 @@ _GRANITE_SCALES: Record = {
 def _granite_hybrid(config: ConfigFields) -> Fields:
     """Granite 4.0-H: Mamba-2 or attention and then experts beside a shared one, or the shared one alone."""
     kinds = config.entries("layer_types") or ["mamba"] * config.layers()
-    if len(kinds) != config.layers() or not set(map(str, kinds)) <= {"mamba", "attention"}:
+    mixers = "".join(_BLOCKS.get(str(kind), "?") for kind in kinds)
+    if len(kinds) != config.layers() or not set(mixers) <= {"M", "*"}:
         raise config.fail("layer_types", "must name mamba or attention for every layer", kinds)
-    mixers = "".join(_BLOCKS[str(kind)] for kind in kinds)
     moe = read_fields(config, _GRANITE_EXPERTS)
     rotary = config.text("position_embedding_type", "none") == "rope"
     return {
@@ -443,14 +458,9 @@ def _gemma4_heads(config: ConfigFields, window: int) -> Fields:
     if kinds:
         full = full_layers(config, kinds, "sliding_attention")
     full[-1] = True
-    width, global_width = config.count("head_dim", 256), config.count("global_head_dim", 512)
-    kv_heads, are_keys = (
-        config.count("num_key_value_heads", 4),
-        config.flag("attention_k_eq_v", False),
-    )
-    global_kv_heads = config.count("num_global_key_value_heads", kv_heads) if are_keys else kv_heads
-    # Without `attention_k_eq_v` the file's number is not used.
-    config.passed_over("num_global_key_value_heads")
+    width, kv_heads = config.count("head_dim", 256), config.count("num_key_value_heads", 4)
+    are_keys = config.flag("attention_k_eq_v", False)
+    global_width, global_kv_heads = _gemma4_global_heads(config, full, are_keys)
     fields: Fields = {"kv_heads": global_kv_heads, "head_dim": global_width}
     if all(full):
         if are_keys:
@@ -463,6 +473,32 @@ def _gemma4_heads(config: ConfigFields, window: int) -> Fields:
         windowed = {"kv_heads": kv_heads, "head_dim": width}
         fields |= {"window_heads": windowed, "values_are_keys": are_keys}
     return fields
+
+
+def _gemma4_global_heads(config: ConfigFields, full: list[bool], are_keys: bool) -> tuple[int, int]:
+    """Width and number of the heads of keys and values, in layers that attend in full.
+
+    Files that transformers 5.2x has saved give them layer by layer, in `per_layer_config`.
+    """
+    kv_heads = config.count("num_key_value_heads", 4)
+    layers = config.section("per_layer_config")
+    if layers is None:
+        width = config.count("global_head_dim", 512)
+        number = config.count("num_global_key_value_heads", kv_heads)
+        # Without `attention_k_eq_v` the file's number is not used.
+        return width, number if are_keys else kv_heads
+    heads = {
+        (
+            inner.count("head_dim", config.count("head_dim", 256)),
+            inner.count("num_key_value_heads", kv_heads),
+        )
+        for _, inner in layers.sections()
+    }
+    numbers = {name.lstrip("0") or "0" for name, _ in layers.sections()}
+    if len(heads) != 1 or numbers != {str(layer) for layer, attends in enumerate(full) if attends}:
+        what = "must give all layers that attend in full, and no others, the same heads"
+        raise config.fail("per_layer_config", what)
+    return heads.pop()
 
 
 def _gemma4_experts(config: ConfigFields) -> Fields:
@@ -828,6 +864,8 @@ def _kimi_order(config: ConfigFields) -> Fields:
     layers, kinds = config.layers(), config.entries("layer_types")
     section = config.section("linear_attn_config")
     if kinds:
+        if section is not None:
+            section.passed_over("full_attn_layers", "kda_layers")
         return order_fields(full_layers(config, kinds, "linear_attention"), LINEAR)
     if section is None or not section.entries("full_attn_layers"):
         # As KimiLinearConfig has it: each fourth but the first.
@@ -849,6 +887,8 @@ def _kimi_delta(config: ConfigFields) -> Fields:
         for name in ("use_full_rank_gate", "gate_lower_bound"):
             if section.has(name):
                 raise section.fail(name, _NOT_KDA)
+        # Files saved by transformers 5 say the same a second time.
+        config.passed_over("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
         heads, width = section.count("num_heads", 32), section.count("head_dim", 128)
         kernel = section.count("short_conv_kernel_size", 4)
     return {
@@ -1037,8 +1077,19 @@ def _indexer(config: ConfigFields) -> Fields:
     }
 
 
+def _indexer_everywhere(config: ConfigFields) -> Fields:
+    """Refuses a file whose layers do not all choose positions by an indexer of their own."""
+    for kind in config.entries("layer_types"):
+        if kind != "indexed_attention":
+            raise config.fail(
+                "layer_types", "only indexed_attention in every layer is supported", kind
+            )
+    return {}
+
+
 _DEEPSEEK_V32: tuple[Part, ...] = (
     only("index_topk_freq", 1, "only 1 is supported: an indexer in every layer", shows_value=False),
+    _indexer_everywhere,
     _indexer,
 )
 _GLM4: Record = {
@@ -1086,6 +1137,7 @@ def _dots_windows(config: ConfigFields) -> Fields:
 _ERNIE: Record = {
     **DECODER,
     **SMALLER_EPSILON,
+    "rope": rope(base=5e5),
     "tied_embeddings": boolean("tie_word_embeddings", True),
     **biases(boolean("use_bias", False)),
     "mlp_bias": boolean("use_bias", False),
@@ -1249,6 +1301,7 @@ _HY3: Record = {
     **SMALLER_EPSILON,
     **BIASES,
     "head_dim": integer("head_dim", 128),
+    "rope": rope(base=11_158_840.0),
     "qk_norm": True,
     "mlp_bias": boolean("mlp_bias", False),
 }
@@ -1604,6 +1657,7 @@ def _falcon_blocks(config: ConfigFields) -> Fields:
     new = config.flag("new_decoder_architecture", False)
     parallel = config.flag("parallel_attn", True) or new
     heads = config.count("num_attention_heads")
+    config.passed_over("multi_query" if new else "num_kv_heads")
     if new:
         kv_heads = config.count("num_kv_heads", heads)
     else:
@@ -1724,7 +1778,7 @@ FAMILIES: dict[str, Family] = {
     "minimax_m1": Family("MiniMaxM1ForCausalLM", _MINIMAX_01),
     "gpt_oss": Family("GptOssForCausalLM", (_GPT_OSS, _windows(128, 2))),
     "olmo2": Family("Olmo2ForCausalLM", (_OLMO2,)),
-    "olmo3": Family("Olmo3ForCausalLM", (_OLMO2, _windows(4096, 4))),
+    "olmo3": Family("Olmo3ForCausalLM", ({**_OLMO2, "rope": rope(base=5e5)}, _windows(4096, 4))),
     "olmoe": Family("OlmoeForCausalLM", (_OLMOE,)),
     "glm": Family("GlmForCausalLM", (_GLM,)),
     "glm4": Family("Glm4ForCausalLM", (_GLM4,)),

@@ -238,6 +238,8 @@ MOST_WHOLE = 2
 """Choices of whole nodes that are searched beside part-filled ones."""
 EVERYTHING_SHARE = 2 / 3
 """Of a time limit, the most that everything free takes where whole nodes are searched after it."""
+RACK_SHARE = 1 / 6
+"""Of a time limit, the most that the fullest rack takes ahead of everything free."""
 MOST_COUNTED = 20_000
 """Counts by leaf that are looked through for those that differ."""
 NEARLY_FULL = 0.25
@@ -367,6 +369,7 @@ def _with_part_filled(
         for nodes in _whole_nodes(request, usable)
     ]
     limit_s, everything = limit_left_s(), replace(request, cluster=usable)
+    on_whole = _in_fullest_rack(request, usable, searched)
     if limit_s is not None:
         share = EVERYTHING_SHARE if requests_on_whole else 1.0
         everything = replace(everything, time_limit_s=limit_s * share)
@@ -376,10 +379,11 @@ def _with_part_filled(
         each.execution_options == everything.execution_options for each in requests_on_whole
     )
     later = len(requests_on_whole)
-    decisions, outcome = _of_everything(everything, searched, later, compares=compares)
+    decisions, outcome = _of_everything(
+        everything, searched, later, compares=compares, begin_with=_best_layout(on_whole)
+    )
     shares = Shares(later)
     bounds = [_least_s(outcome)]
-    on_whole: list[NodeDecision] = []
     for request_there in requests_on_whole:
         best = min([*decisions, *on_whole], key=_seconds, default=None)
         if covers and best is not None and _is_closed(best, bounds[0]):
@@ -416,7 +420,12 @@ def _with_part_filled(
 
 
 def _of_everything(
-    request: PlanRequest, searched: Searched, later: int, *, compares: bool
+    request: PlanRequest,
+    searched: Searched,
+    later: int,
+    *,
+    compares: bool,
+    begin_with: Layout | None = None,
 ) -> tuple[list[NodeDecision], Outcome]:
     """The plan on everything free, and how its search ended, before so many `later` searches.
 
@@ -427,7 +436,7 @@ def _of_everything(
     if request.gpus == request.cluster.gpus:
         settled = decide_on_idle_gpus(request, searched, compares=compares, sought=sought)
         return [NodeDecision(request=request, settled=settled)], settled.outcome
-    outcome = searched(request, counts=True, sought=sought)
+    outcome = searched(request, begin_with=begin_with, counts=True, sought=sought)
     if not outcome.best or outcome.best[0].ranks is None:
         return [], outcome
     on_these = _only_on(request, request.cluster, outcome.best[0].ranks)
@@ -487,18 +496,46 @@ def _links_are_alike(cluster: ClusterSpec) -> bool:
 
 def _whole_nodes(request: PlanRequest, cluster: ClusterSpec) -> list[ClusterSpec]:
     """The cluster without its part-filled nodes, as far as GPUs are asked for; none if that is no choice."""
+    whole, per_node = _of_whole_nodes(cluster), cluster.gpus_per_node
+    gpus = min(whole.gpus, request.gpus) // per_node * per_node
+    if not gpus or (gpus < request.gpus and "idle-gpus" in request.forbids):
+        return []
+    choices, _ = _choices(whole, gpus)
+    return choices[:MOST_WHOLE]
+
+
+def _of_whole_nodes(cluster: ClusterSpec) -> ClusterSpec:
+    """The cluster with nothing free but its whole nodes."""
     per_node = cluster.gpus_per_node
     nodes = tuple(
         node if free_of(node, per_node) == per_node else node.model_copy(update={"free_gpus": 0})
         for node in cluster.nodes
     )
-    cluster = cluster.with_any_gpus(allowed=False)
     free = sum(free_of(node, per_node) for node in nodes)
-    gpus = min(free, request.gpus) // per_node * per_node
-    if not gpus or (gpus < request.gpus and "idle-gpus" in request.forbids):
+    return cluster.with_any_gpus(allowed=False).model_copy(update={"nodes": nodes, "gpus": free})
+
+
+def _in_fullest_rack(
+    request: PlanRequest, cluster: ClusterSpec, searched: Searched
+) -> list[NodeDecision]:
+    """The plan on the whole nodes of one rack, where few GPUs may do more than many apart; else nothing.
+
+    It is found at once, and what is slower is left out of the search over everything free.
+    """
+    per_node = cluster.gpus_per_node
+    if cluster.nvlink_domain == per_node or "idle-gpus" in request.forbids:
         return []
-    choices, _ = _choices(cluster.model_copy(update={"nodes": nodes, "gpus": free}), gpus)
-    return choices[:MOST_WHOLE]
+    whole = _of_whole_nodes(cluster)
+    leaves = _nodes_of_leaves(whole)
+    fullest = next(iter(leaves), None)
+    if fullest is None or len(leaves[fullest]) * per_node >= request.gpus:
+        return []
+    rack = _taking(whole, leaves, {fullest: len(leaves[fullest])})
+    limit_s = limit_left_s()
+    share_s = None if limit_s is None else limit_s * RACK_SHARE
+    there = replace(request, cluster=rack, gpus=rack.gpus, time_limit_s=share_s)
+    settled = IdleDecision(outcome=searched(there, counts=True), full=None)
+    return [NodeDecision(request=there, settled=settled)]
 
 
 def _in_one_leaf(request: PlanRequest, searched: Searched) -> float | None:

@@ -821,7 +821,7 @@ def test_gpt2_without_inner_width_takes_four_times_hidden() -> None:
             r"model_type: this model family is not supported, got 'qwen4' .did you mean 'qwen",
         ),
         ({"model_type": 7}, "model_type: must be a text, got 7"),
-        ({"hidden_size": None}, "hidden_size: this field is required and missing"),
+        ({"hidden_size": None}, "hidden_size: this field is required and null"),
         ({"hidden_size": "4096"}, "hidden_size: must be an integer, got '4096'"),
         ({"hidden_size": True}, "hidden_size: must be an integer, got true"),
         ({"hidden_size": 4096.0}, r"hidden_size: must be an integer, got 4096\.0"),
@@ -850,6 +850,9 @@ def test_missing_field_names_a_near_miss() -> None:
     data = config("llama-3.1-8b")
     data["num_hidden_layer"] = data.pop("num_hidden_layers")
     with pytest.raises(InputError, match=r"num_hidden_layers: .*did you mean 'num_hidden_layer'"):
+        read(data)
+    data["num_hidden_layers"] = None
+    with pytest.raises(InputError, match=r"num_hidden_layers: this field is required and null$"):
         read(data)
 
 
@@ -924,6 +927,62 @@ def test_rope_parameters_of_newer_files() -> None:
     assert read(new | {"rope_parameters": layers}).rope.windowed_base == 1e4
     with pytest.raises(InputError, match="not a rope scaling"):
         read(new | {"rope_parameters": rope | {"rope_type": "unheard_of"}})
+
+
+def renamed(data: dict[str, object], names: dict[str, str]) -> dict[str, object]:
+    return {names.get(name, name): value for name, value in data.items()}
+
+
+def test_experts_are_counted_by_each_of_their_names() -> None:
+    """transformers 5 saves Qwen3's as num_local_experts, and its Granite's mamba as linear_attention."""
+    qwen = config("qwen3-30b-a3b")
+    assert read(renamed(qwen, {"num_experts": "num_local_experts"})) == read(qwen)
+    with pytest.raises(InputError, match="num_local_experts: must be from 0 to"):
+        read(renamed(qwen, {"num_experts": "num_local_experts"}) | {"num_local_experts": -1})
+    deepseek = config("deepseek-v3")
+    other = {"n_routed_experts": "num_local_experts", "num_nextn_predict_layers": "num_mtp_layers"}
+    assert read(renamed(deepseek, other)) == read(deepseek)
+    granite = config("granite-4.0-h-small")
+    kinds = {"mamba": "linear_attention", "attention": "full_attention"}
+    listed = granite["layer_types"]
+    assert isinstance(listed, list)
+    assert read(granite | {"layer_types": [kinds[kind] for kind in listed]}) == read(granite)
+    with pytest.raises(InputError, match="must name mamba or attention for every layer"):
+        read(granite | {"layer_types": ["mlp"] * len(listed)})
+
+
+def test_heads_of_gemma_four_layer_by_layer() -> None:
+    """transformers 5.2x saves `per_layer_config` in place of the fields of global heads."""
+    published = config("gemma-4-31b")
+    text = published["text_config"]
+    assert isinstance(text, dict)
+    heads = {"head_dim": text["global_head_dim"], "num_key_value_heads": 4}
+    assert text["num_global_key_value_heads"] == 4
+    saved = {name: value for name, value in text.items() if "global" not in name}
+
+    def read_layers(layers: object) -> ModelSpec:
+        return read(published | {"text_config": saved | {"per_layer_config": layers}})
+
+    assert read_layers({f"{layer:02}": heads for layer in range(5, 60, 6)}) == read(published)
+    for unlike in (
+        {f"{layer:02}": heads for layer in range(0, 60, 6)},
+        {f"{layer:02}": heads | {"head_dim": 256 + layer} for layer in range(5, 60, 6)},
+        {},
+    ):
+        with pytest.raises(InputError, match="per_layer_config: must give all layers that attend"):
+            read_layers(unlike)
+    with pytest.raises(InputError, match="must be a mapping of fields"):
+        read_layers({"05": None})
+
+
+def test_a_wrapper_says_whether_its_head_is_tied() -> None:
+    """transformers 5 saves a default beside it, true in the text part of Qwen3-VL."""
+    wrapper = config("qwen3-vl-30b-a3b")
+    inner = wrapper["text_config"]
+    assert isinstance(inner, dict)
+    said = wrapper | {"text_config": inner | {"tie_word_embeddings": True}}
+    assert said["tie_word_embeddings"] is False
+    assert read(said) == read(wrapper)
 
 
 def test_the_last_of_several_parts_counts_and_every_part_is_read() -> None:

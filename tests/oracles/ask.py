@@ -383,6 +383,7 @@ _APART = {
     "megatron_built": "ask_built",
     "torchtitan_built": "ask_built",
     "transformers_built": "ask_built",
+    "transformers_saved": "ask_built",
     "peft_built": "ask_built",
     "transformers_layers": "ask_layers",
     "megatron_layers": "ask_layers",

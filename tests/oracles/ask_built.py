@@ -174,6 +174,23 @@ def ask_transformers_built(case: dict[str, Any]) -> dict[str, Any]:
     return counts(model, 1)
 
 
+def import_transformers_saved() -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model("llama").to_json_string()
+
+
+def ask_transformers_saved(case: dict[str, Any]) -> dict[str, Any]:
+    """A config.json as `save_pretrained` writes it once transformers has read it."""
+    from transformers import AutoConfig
+
+    path = Path(case["file"])
+    config = AutoConfig.for_model(**json.loads(path.read_text(encoding="utf-8")))
+    saved = path.with_name(f"saved-{path.name}")
+    saved.write_text(config.to_json_string(use_diff=True), encoding="utf-8")
+    return {"file": str(saved)}
+
+
 def counts(model: Any, expert_ranks: int) -> dict[str, Any]:
     """Weights, and the routers' balance biases, which the frameworks keep among the buffers."""
     weights = sum(

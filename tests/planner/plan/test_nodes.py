@@ -203,6 +203,46 @@ def test_whole_nodes_are_searched_where_a_gap_is_left(bound_s: float, searches: 
     assert outcome.lower_bound_s == bound_s
 
 
+def test_the_fullest_rack_is_planned_ahead_of_everything_free() -> None:
+    """More GPUs were planned slower than one rack alone, which a search of a minute never reached."""
+    racks = {"a": (4, 4, 4), "b": (4, 2), "c": (4,)}
+    cluster = cluster_from_mapping(
+        {
+            "name": "racks",
+            "base": "gb200-nvl72",
+            "nodes": [
+                {"name": f"{rack}{index}", "leaf": rack, "free_gpus": free}
+                for rack, nodes in racks.items()
+                for index, free in enumerate(nodes)
+            ],
+        },
+        "cluster.yaml",
+    )
+    fastest = Priced(layout=Layout(dp=12), matrix={}, stages=((1,),), step_time_s=1.0)
+    asked_of: list[tuple[int, Layout | None]] = []
+
+    def searched(
+        request: PlanRequest, /, *, begin_with: Layout | None = None, **_how: object
+    ) -> Outcome:
+        asked_of.append((request.gpus, begin_with))
+        best = (fastest,) if request.gpus == 12 else ()
+        return Outcome(status="feasible", best=best, lower_bound_s=0.5, certificate=Certificate())
+
+    request = replace(small(cluster, 17, 34, "pp=1"), forbids=())
+    decision = decide_on_nodes(request, searched, compares=False)
+    start = replace(fastest.layout, recompute_layers=0)
+    assert asked_of[:2] == [(12, None), (17, start)]
+    assert decision.request.gpus == 12
+    assert [node.name for node in decision.request.cluster.nodes if node.free_gpus != 0] == [
+        "a0",
+        "a1",
+        "a2",
+    ]
+    asked_of.clear()
+    decide_on_nodes(replace(request, forbids=("idle-gpus",)), searched, compares=False)
+    assert asked_of[0] == (17, None)
+
+
 @pytest.mark.slow
 def test_a_mapping_stands_where_time_is_up_for_a_search_on_its_gpus() -> None:
     """Under a limit of a second there was no plan, though one was mapped."""
