@@ -48,7 +48,7 @@ from meshwright.planner.plan.texts import group_placement
 from meshwright.planner.request.choices import DOUBLED
 from meshwright.planner.request.plan_request import PlanRequest
 from meshwright.planner.runs.run_terms import layout_document
-from meshwright.planner.search.loop import Progress, search_executions
+from meshwright.planner.search.loop import Known, Progress, search_executions
 from meshwright.planner.search.pricing import ALL_PLANS, Certificate, Outcome, SearchParams, Sought
 from meshwright.planner.solvers.clock import Shares, is_over
 from meshwright.planner.solvers.processes import side_by_side
@@ -70,6 +70,7 @@ def search_with_buckets(
     params: SearchParams | None = None,
     own_buckets: bool = False,
     sought: Sought = ALL_PLANS,
+    known: Known | None = None,
 ) -> Outcome:
     """The best layouts of a request, with the best size of their gradient buckets.
 
@@ -81,7 +82,7 @@ def search_with_buckets(
         What to plan.
     progress
         Called with one line whenever a better plan is found.
-    begin_with, run_as, counts, most_priced, params, own_buckets, sought
+    begin_with, run_as, counts, most_priced, params, own_buckets, sought, known
         As `search_executions` takes them.
 
     Returns
@@ -100,6 +101,7 @@ def search_with_buckets(
         params=params,
         own_buckets=own_buckets,
         sought=sought,
+        known=known,
     )
     return outcome if own_buckets else with_gradient_buckets(request, outcome)
 
@@ -436,6 +438,7 @@ def best_plan(
     own_buckets: bool = False,
     compares: bool = True,
     compares_later: bool = False,
+    known: Known | None = None,
 ) -> BestPlan:
     """Searches for the best plan of a request.
 
@@ -461,29 +464,35 @@ def best_plan(
         Whether a plan that leaves GPUs idle is held against the best on all of them, which takes a search.
     compares_later
         Whether the caller runs that search, where nothing else depends on it: `BestPlan.comparison`.
+    known
+        What was surveyed of this request, or of one with a larger space.
     """
-    likely = begin_with
+    likely, likely_run_as = begin_with, run_as
 
     def searched(
         asked: PlanRequest,
         /,
         *,
         begin_with: Layout | None = None,
+        run_as: Execution | None = None,
         counts: bool = False,
         sought: Sought = ALL_PLANS,
         is_told: bool = True,
     ) -> Outcome:
+        if begin_with is None and likely is not None:
+            run_as = likely_run_as
         return search_with_buckets(
             asked,
             progress if is_told else None,
             begin_with=begin_with or likely,
-            run_as=run_as if begin_with is None else None,
+            run_as=run_as,
             # With a layout from outside the plan is another one's, and its counts are not read.
             counts=counts and likely is None,
             most_priced=most_priced,
             params=params,
             own_buckets=own_buckets,
             sought=sought,
+            known=known,
         )
 
     is_expected = request.objective == "expected"

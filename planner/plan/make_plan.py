@@ -41,6 +41,7 @@ from meshwright.planner.plan.robustness import (
     plan_to_adopt,
     question_of_choices,
     question_of_robustness,
+    survey_of,
 )
 from meshwright.planner.plan.texts import workload_of_plan
 from meshwright.planner.plan.verify import faults, verify
@@ -105,11 +106,11 @@ def make_plan(
             words = "errors of the prediction" if robustness else "its choices one by one"
             progress(f"{plan.objective.step_time_s:.4g} s a step; {words}")
         earlier: dict[str, Answer] = {}
+        survey = survey_of(_as_chosen(request, plan), plan) if choices and robustness else None
         while True:
-            questions = [question_of_choices(request, plan, earlier)] if choices else []
+            questions = [question_of_choices(request, plan, earlier, survey)] if choices else []
             if robustness:
-                chosen = replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
-                questions.append(question_of_robustness(chosen, plan))
+                questions.append(question_of_robustness(_as_chosen(request, plan), plan, survey))
             comparison, before = ended.comparison, ended.outcome
             beside = [] if comparison is None else [Question(tasks=(comparison,))]
             answers = answers_to([*beside, *questions])
@@ -129,6 +130,11 @@ def make_plan(
             plan = question.answered(plan, results)
         plan = plan.model_copy(update={"warnings": [*plan.warnings, *unwritten]})
         return with_digest(plan)
+
+
+def _as_chosen(request: PlanRequest, plan: Plan) -> PlanRequest:
+    """A request on the nodes that its plan takes."""
+    return replace(request, cluster=plan.inputs.cluster, gpus=plan.inputs.gpus)
 
 
 def fastest_plan(

@@ -36,7 +36,7 @@ from meshwright.cluster_specs.tiers import Key, Uplink, free_of, uplinks
 from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layout import AXES, Layout
 from meshwright.costmodel.placement import placement_in, position_of_ranks
-from meshwright.costmodel.workload import Workload
+from meshwright.costmodel.workload import Execution, Workload
 from meshwright.planner.bounds.exact_cost import Priced
 from meshwright.planner.mapping.effective import free_gpus_of
 from meshwright.planner.mapping.slots import Place, idle_nodes
@@ -56,7 +56,7 @@ SHARE_OF_TIME = 0.1
 
 class Searched(Protocol):
     """Runs one search for the plans `sought`; `begin_with` is a layout to price first, `counts` whether its
-    counts are read then.
+    counts are read then. `run_as` is how plans are likely run, where no layout is known.
     """
 
     def __call__(
@@ -65,6 +65,7 @@ class Searched(Protocol):
         /,
         *,
         begin_with: Layout | None = None,
+        run_as: Execution | None = None,
         counts: bool = False,
         sought: Sought = ALL_PLANS,
     ) -> Outcome: ...
@@ -128,19 +129,24 @@ def _comparison(
     if uses_all or remaining_s == 0:
         return None
     end_s = None if remaining_s is None else time.monotonic() + remaining_s
-    return partial(_on_all_gpus, request, outcome.on_all_gpus, searched, end_s)
+    run_as = outcome.best[0].execution
+    return partial(_on_all_gpus, request, outcome.on_all_gpus, run_as, searched, end_s)
 
 
 def _on_all_gpus(
-    request: PlanRequest, likely: Layout | None, searched: Searched, end_s: float | None
+    request: PlanRequest,
+    likely: Layout | None,
+    run_as: Execution,
+    searched: Searched,
+    end_s: float | None,
 ) -> Outcome:
     """The best layout on all GPUs, until then on the monotonic clock."""
     left_s = None if end_s is None else max(end_s - time.monotonic(), 0.0)
     forbids = (*request.forbids, "idle-gpus")
     every = replace(request, forbids=forbids, time_limit_s=left_s, top_k=1)
-    if likely is not None:
-        likely = replace(likely, recompute_layers=0)
-    return searched(every, begin_with=likely)
+    if likely is None:
+        return searched(every, run_as=run_as)
+    return searched(every, begin_with=replace(likely, recompute_layers=0))
 
 
 def better_of(outcome: Outcome, full: Outcome) -> Outcome:

@@ -27,6 +27,7 @@ from meshwright.costmodel.records import POINT_ESTIMATE, ErrorBand, measured_gai
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.errors import InputError
 from meshwright.frameworks.catalog import framework_named
+from meshwright.planner.mapping.pricing import pricing_of
 from meshwright.planner.plan.assemble import (
     alternative,
     claim_of,
@@ -40,9 +41,11 @@ from meshwright.planner.plan.texts import plan_placement
 from meshwright.planner.request.choices import Choice
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.run_terms import layout_from_document
+from meshwright.planner.search.loop import Known, Survey, survey_part
 from meshwright.planner.search.pricing import Certificate, Outcome
 from meshwright.planner.search.space import space_of
 from meshwright.planner.solvers.clock import is_over, limit_left_s
+from meshwright.planner.solvers.processes import side_by_side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,10 @@ class RobustnessParams:
     """Nor is a space of more layouts."""
     most_priced: int = 32
     """Layouts priced exactly in one search."""
+    surveyed: float = 1.15
+    """Layouts of so many times the plan's step are listed once, for all searches about the plan together."""
+    survey_parts: int = 2
+    """Parts of the executions that are surveyed side by side."""
     same: float = 1e-3
     """Share of the step time by which a layout must be faster to count as another winner."""
 
@@ -95,8 +102,63 @@ class Change:
         )
 
 
-def question_of_robustness(request: PlanRequest, plan: Plan) -> Question:
-    """What becomes of a plan under every change, and what its safety costs; nothing without a layout."""
+def survey_of(request: PlanRequest, plan: Plan) -> Survey | None:
+    """The layouts that searches about a plan may look at, with as much memory as any of these gives.
+
+    Parameters
+    ----------
+    request
+        What was planned, with the plan's cluster.
+    plan
+        Its plan.
+
+    Returns
+    -------
+    Survey or None
+        None where the plan is not searched again under every change: listing them takes as long as several of
+        the other searches.
+    """
+    step_s = plan.objective.step_time_s
+    if plan.layout is None or step_s is None or request.objective != "nominal":
+        return None
+    if _too_long(request, plan) or request.method == "exhaustive":
+        return None
+    band, memory = step_time_band(request.workload()), peak_memory_band(request.workload())
+    asked = [
+        request,
+        replace(request, memory_risk=POINT_ESTIMATE),
+        *(each.applied(request) for each in changes(request, band, memory) if each.memory),
+    ]
+    roomiest = max(asked, key=lambda each: usable_hbm_gib(each.workload()))
+    roomiest = replace(roomiest, time_limit_s=limit_left_s(), top_k=1)
+    likely = _recompute_undecided(layout_from_document(plan.layout))
+    below_s, parts = PARAMS.surveyed * step_s, PARAMS.survey_parts
+    surveys = side_by_side(
+        [
+            partial(survey_part, roomiest, pricing_of, likely, below_s, part=part, parts=parts)
+            for part in range(parts)
+        ]
+    )
+    whole = [each for each in surveys if each is not None]
+    if len(whole) < parts:
+        return None
+    return Survey(below_s=below_s, branches=tuple(own for each in whole for own in each.branches))
+
+
+def question_of_robustness(
+    request: PlanRequest, plan: Plan, survey: Survey | None = None
+) -> Question:
+    """What becomes of a plan under every change, and what its safety costs; nothing without a layout.
+
+    Parameters
+    ----------
+    request
+        What was planned.
+    plan
+        Its plan.
+    survey
+        Of the same request.
+    """
     if plan.layout is None or plan.objective.step_time_s is None:
         return Question()
     if is_irregular(request.cluster):
@@ -104,17 +166,18 @@ def question_of_robustness(request: PlanRequest, plan: Plan) -> Question:
     workload = request.workload()
     band, memory = step_time_band(workload), peak_memory_band(workload)
     scenarios = (
-        partial(_scenario, request, plan, change) for change in changes(request, band, memory)
+        partial(_scenario, request, plan, survey, change)
+        for change in changes(request, band, memory)
     )
     return Question(
-        tasks=(partial(_risk, request, plan), *scenarios),
+        tasks=(partial(_risk, request, plan, survey), *scenarios),
         answered=partial(_with_robustness, band, memory),
     )
 
 
-def _risk(request: PlanRequest, plan: Plan) -> MemoryRisk | None:
+def _risk(request: PlanRequest, plan: Plan, survey: Survey | None) -> MemoryRisk | None:
     def searched(wanted: PlanRequest) -> Outcome:
-        return _searched_again(wanted, plan)
+        return _searched_again(wanted, plan, _known(survey))
 
     return risk_with_cost(request, plan, None if _too_long(request, plan) else searched)
 
@@ -210,13 +273,19 @@ def _with_network(cluster: ClusterSpec, factor: float) -> ClusterSpec:
     )
 
 
-def _scenario(request: PlanRequest, plan: Plan, change: Change) -> Scenario:
+def _known(survey: Survey | None, factor: float = 1.0) -> Known | None:
+    return None if survey is None else Known(survey=survey, factor=factor)
+
+
+def _scenario(request: PlanRequest, plan: Plan, survey: Survey | None, change: Change) -> Scenario:
     changed = replace(change.applied(request), top_k=1)
     now_s = step_as_it_stands_s(request, plan, change)
     bound_s = monotone_bound_s(change, plan.objective.lower_bound_s, request.workload())
     search = None
     if not _too_long(request, plan):
-        search = partial(_rival, changed, plan)
+        # The survey has the most memory of all changes; of faster parts see `monotone_bound_s`.
+        factor = 1.0 if change.memory else min(change.factor, 1.0) * (1 - _ROUNDING)
+        search = partial(_rival, changed, plan, _known(survey, factor))
     return scenario_of(change.words, now_s, bound_s, search)
 
 
@@ -231,8 +300,8 @@ class BestUnderChange:
     """Its layout, of the fastest plan; None without one."""
 
 
-def _rival(changed: PlanRequest, plan: Plan) -> BestUnderChange:
-    outcome = _searched_again(changed, plan)
+def _rival(changed: PlanRequest, plan: Plan, known: Known | None) -> BestUnderChange:
+    outcome = _searched_again(changed, plan, known)
     best = outcome.best[0] if outcome.best else None
     return BestUnderChange(
         status=outcome.status,
@@ -342,7 +411,7 @@ def _alike(request: PlanRequest, plan: Plan) -> int:
     return overlaps * (1 if space is None else len(space.optimizer_offloads))
 
 
-def _searched_again(changed: PlanRequest, plan: Plan) -> Outcome:
+def _searched_again(changed: PlanRequest, plan: Plan, known: Known | None) -> Outcome:
     """The best plan with the nominal constants of a changed request."""
     assert plan.layout is not None
     return best_plan(
@@ -350,6 +419,7 @@ def _searched_again(changed: PlanRequest, plan: Plan) -> Outcome:
         most_priced=PARAMS.most_priced,
         begin_with=_recompute_undecided(layout_from_document(plan.layout)),
         run_as=plan.execution,
+        known=known,
     ).outcome
 
 
@@ -383,7 +453,10 @@ Task = Callable[[], Answer]
 
 
 def question_of_choices(
-    request: PlanRequest, plan: Plan, earlier: Mapping[str, Answer] | None = None
+    request: PlanRequest,
+    plan: Plan,
+    earlier: Mapping[str, Answer] | None = None,
+    survey: Survey | None = None,
 ) -> Question:
     """What each of a plan's execution choices brings, the largest gain first.
 
@@ -400,10 +473,16 @@ def question_of_choices(
     earlier
         Answers of the same request by choice, asked about another plan of it: a plan without a choice is the
         same whatever plan has it.
+    survey
+        Of the same request.
     """
     if plan.layout is None or plan.execution is None:
         return Question()
-    tasks = [*_choices(request, plan, earlier or {}), *_bucket_choice(request, plan, earlier or {})]
+    known, answers = _known(survey), earlier or {}
+    tasks = [
+        *_choices(request, plan, answers, known),
+        *_bucket_choice(request, plan, answers, known),
+    ]
     return Question(tasks=tasks, answered=partial(_with_choices, request))
 
 
@@ -498,13 +577,17 @@ def gain_of(choice: ExecutionChoice) -> float:
     return choice.step_time_s_without or inf
 
 
-def _choices(request: PlanRequest, plan: Plan, earlier: Mapping[str, Answer]) -> Iterator[Task]:
+def _choices(
+    request: PlanRequest, plan: Plan, earlier: Mapping[str, Answer], known: Known | None
+) -> Iterator[Task]:
     assert plan.layout is not None
     assert plan.execution is not None
     for choice, value in compared_choices(plan.layout, plan.execution):
         without = without_choice(request, choice)
         if without is not None:
-            yield partial(_choice, plan, choice, value, without, earlier.get(choice.name))
+            yield partial(
+                _choice, plan, choice, value, without, earlier.get(choice.name), known=known
+            )
 
 
 def _choice(
@@ -513,13 +596,16 @@ def _choice(
     value: int | str | bool,
     without: PlanRequest,
     earlier: Answer | None,
+    *,
+    known: Known | None,
 ) -> Answer:
     """A choice of the plan with the best plan for the request without it."""
     likely = _likely(plan)
     if choice.of == "layout":
         plain: dict[str, Any] = {choice.name: choice.plain}
         likely = replace(likely, **plain)
-    answer = (earlier or _answered(choice.name, without, likely, plan.execution)).of_value(value)
+    found = earlier or _answered(choice.name, without, likely, plan.execution, known)
+    answer = found.of_value(value)
     return replace(answer, choice=described(answer.choice, choice, value, plan.inputs))
 
 
@@ -560,6 +646,7 @@ def _answered(
     without: PlanRequest,
     likely: Layout,
     run_as: Execution | None,
+    known: Known | None,
     *,
     own_buckets: bool = False,
 ) -> Answer:
@@ -568,7 +655,12 @@ def _answered(
     if not is_over():
         limited = replace(without, time_limit_s=limit_left_s(), top_k=1)
         best = best_plan(
-            limited, begin_with=likely, run_as=run_as, own_buckets=own_buckets, compares=False
+            limited,
+            begin_with=likely,
+            run_as=run_as,
+            own_buckets=own_buckets,
+            compares=False,
+            known=known,
         )
     claim = "not searched" if best is None else best.claim
     choice = ExecutionChoice(
@@ -598,18 +690,22 @@ def without_choice(request: PlanRequest, choice: Choice) -> PlanRequest | None:
 
 
 def _bucket_choice(
-    request: PlanRequest, plan: Plan, earlier: Mapping[str, Answer]
+    request: PlanRequest, plan: Plan, earlier: Mapping[str, Answer], known: Known | None
 ) -> Iterator[Task]:
     if plan.execution is not None and plan.execution.bucket_mb is not None:
         bucket_mb = plan.execution.bucket_mb
-        yield partial(_of_buckets, request, plan, bucket_mb, earlier.get("bucket_mb"))
+        yield partial(_of_buckets, request, plan, bucket_mb, earlier.get("bucket_mb"), known)
 
 
 def _of_buckets(
-    request: PlanRequest, plan: Plan, bucket_mb: float, earlier: Answer | None
+    request: PlanRequest,
+    plan: Plan,
+    bucket_mb: float,
+    earlier: Answer | None,
+    known: Known | None,
 ) -> Answer:
     """The size of the plan's gradient buckets with the best plan that keeps the framework's own."""
     answer = earlier or _answered(
-        "bucket_mb", request, _likely(plan), plan.execution, own_buckets=True
+        "bucket_mb", request, _likely(plan), plan.execution, known, own_buckets=True
     )
     return answer.of_value(bucket_mb)

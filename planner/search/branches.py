@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, reduce
 from math import inf
@@ -646,18 +646,19 @@ class DegreeScan:
         cutoff_s: Callable[[], float],
         room: RoomOfBranches | None = None,
         has_room: BoolArray | None = None,
+        left_out: Collection[int] = (),
     ) -> Iterator[tuple[int, Layout, BoolArray | None, int]]:
         """Each branch, its degrees among some rows that may beat the cutoff, which of their variants fit if
         `room` is asked, and its other layouts.
 
         Least bounds first. The cutoff is asked for each branch: it falls when one before has a price. Degrees
-        without `has_room` [rows] have a part in the order of the branches alone.
+        without `has_room` [rows] have a part in the order of the branches alone; those `left_out` none.
         """
         degrees = self._degrees.take(rows)
         bounded = []
         for index, branch in enumerate(self._branches):
             in_branch = np.flatnonzero(branch.has(degrees))
-            if len(in_branch):
+            if len(in_branch) and index not in left_out:
                 bound_s = self._bounds_s(self._table.costs[index], rows[in_branch])
                 bound_s = branch.corrected(bound_s, degrees.take(in_branch))
                 least_s = float(bound_s.min())

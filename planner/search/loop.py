@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -75,6 +75,56 @@ BoolArray = NDArray[np.bool_]
 Progress = Callable[[str], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SurveyedBranch:
+    """Layouts of one execution, [n], with bounds of their steps, [n]."""
+
+    execution: Execution
+    space: Space
+    layouts: Layout
+    bound_s: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The layouts of a request that may take less than some seconds, none of them priced.
+
+    Searches of parts of its space, or of slower machines, look at these alone as long as the best step is no
+    longer.
+    """
+
+    below_s: float
+    """What every other layout takes at the least, in seconds of a step."""
+    branches: tuple[SurveyedBranch, ...]
+
+    def of_branch(self, branch: Branch) -> SurveyedBranch | None:
+        """What was surveyed of an execution; None where that is not all of its layouts.
+
+        Models and what is asked of a step are those that were surveyed. Of clusters, `Known.factor` answers
+        for rates, and the survey was given no less memory.
+        """
+        for own in self.branches:
+            if own.execution == branch.execution:
+                is_whole = own.space.covers(branch.space)
+                return own if is_whole and _same_work(own.space, branch.space) else None
+        return None
+
+
+def _same_work(surveyed: Space, asked: Space) -> bool:
+    """Whether two spaces are of one workload but for rates, memory and its margin."""
+    known, own = surveyed.workload, asked.workload
+    return known == replace(own, cluster=known.cluster, memory_margin=known.memory_margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A survey, read by the search of another request."""
+
+    survey: Survey
+    factor: float = 1.0
+    """No layout takes less than so many times what it takes there, at most 1."""
+
+
 class AnyPlanFoundError(Exception):
     """Any plan was asked for, and here is one."""
 
@@ -96,10 +146,14 @@ class LayoutSearch:
         run_as: Execution | None = None,
         counts: bool = False,
         sought: Sought = ALL_PLANS,
+        known: Known | None = None,
         progress: Progress | None = None,
         routing: JointRouting | None = None,
         params: SearchParams | None = None,
     ) -> None:
+        self._known, self._is_survey = known, False
+        self._surveyed: frozenset[int] = frozenset()
+        """Executions whose layouts are in the pool as far as they may beat the best price."""
         self._params = params or SearchParams()
         self._any_plan, self._most_priced, self._begin_with = any_plan, most_priced, begin_with
         self._run_as = run_as
@@ -133,10 +187,15 @@ class LayoutSearch:
         """No layout that was not expanded yet is faster than this."""
         self.certificate = Certificate(executions=len(branches))
         is_regular = all(branch.pricing.prices_matrices for branch in branches)
-        chooser_type = KernelChooser if is_regular else SlotChooser
-        self.chooser: Chooser = chooser_type(
-            self._branches, self._params, routing, seed, self.certificate
+        self._new_chooser: Callable[[], Chooser] = partial(
+            KernelChooser if is_regular else SlotChooser,
+            self._branches,
+            self._params,
+            routing,
+            seed,
+            self.certificate,
         )
+        self.chooser = self._new_chooser()
 
     def _stop_at(self, deadline: float | None) -> None:
         """Ends what prices ask of solvers there."""
@@ -152,7 +211,9 @@ class LayoutSearch:
             self._first = self._begin_with or self._likely()
             if self._first is not None:
                 self._price_first(self._first)
-            self._scan_space()
+            self._take_surveyed()
+            if len(self._surveyed) < len(self._branches):
+                self._scan_space()
             self._unexplored_s = inf
             self._close()
             self._look_beyond_the_lists()
@@ -170,6 +231,71 @@ class LayoutSearch:
             return self._outcome("infeasible", None)
         is_proven = bound_s >= self._price_s * (1 - 1e-9)
         return self._outcome("optimal" if is_proven else "feasible", bound_s)
+
+    def survey(self) -> Survey:
+        """Lists the layouts that may take less than is sought; the search prices none of them.
+
+        Raises
+        ------
+        OutOfTimeError
+            Where the time limit comes first.
+        """
+        self._is_survey = True
+        if self._branches:
+            self._first = self._begin_with
+            self._scan_space()
+        pool = self._pool
+        rows = [np.flatnonzero(pool.branch == index) for index in range(len(self._branches))]
+        own = [
+            SurveyedBranch(
+                execution=branch.execution,
+                space=branch.space,
+                layouts=pool.take(rows_there)
+                if len(rows_there)
+                else as_array(Layout()).take(rows_there),
+                bound_s=pool.bound_s[rows_there],
+            )
+            for branch, rows_there in zip(self._branches, rows, strict=True)
+        ]
+        return Survey(below_s=self._sought.below_s, branches=tuple(own))
+
+    def _take_surveyed(self) -> None:
+        """Puts what was surveyed into the pool, where no other layout of its executions beats the best price.
+
+        Layouts of the survey are priced first where the best price so far is too long for that; nothing is
+        kept of them where they are as slow.
+        """
+        known = self._known
+        if known is None or self._space.workload.inside_domain:
+            return
+        rest_s = known.survey.below_s * known.factor
+        every = (known.survey.of_branch(branch) for branch in self._branches)
+        surveyed = {index: own for index, own in enumerate(every) if own is not None}
+        is_close = self._cutoff_s <= rest_s
+        # What is priced in vain counts where few prices are allowed.
+        if not surveyed or not (is_close or self._most_priced is None):
+            return
+        for index, own in surveyed.items():
+            self._remaining_s()
+            self._add_surveyed(index, own, known.factor, min(self._cutoff_s, rest_s))
+        together = self._together if is_close else self._params.first_together
+        for _ in range(1 if is_close else self._params.most_in_vain):
+            if not self._improve(together) or self._cutoff_s <= rest_s:
+                break
+        if self._cutoff_s <= rest_s:
+            self._surveyed = frozenset(surveyed)
+        else:
+            self._pool, self.chooser = LayoutPool(), self._new_chooser()
+
+    def _add_surveyed(
+        self, index: int, own: SurveyedBranch, factor: float, cutoff_s: float
+    ) -> None:
+        """Puts the surveyed layouts of one execution that may beat the cutoff into the pool."""
+        layouts, branch = own.layouts.take(own.bound_s * factor < cutoff_s), self._branches[index]
+        if layouts.broadcast_shape()[0]:
+            layouts = layouts.take(branch.space.among(layouts))
+        layouts, _, bound_s = branch.promising_layouts(layouts, cutoff_s, self.certificate)
+        self._pool.add(index, layouts, bound_s)
 
     @property
     def _unpriced_s(self) -> float:
@@ -253,7 +379,7 @@ class LayoutSearch:
         any layout where that is asked for.
 
         From a search of the part that has most of what layouts and executions choose among, and leaves out
-        what is hardly faster than what it has.
+        what is hardly faster than what it has. Where it is known how plans are likely run, they are run so.
         """
         one = self._top_k == 1 and not self._any_plan and self._most_priced is None
         gpus, space = self._space.workload.gpus, self._space
@@ -265,11 +391,12 @@ class LayoutSearch:
         if degrees * len(self._branches) <= self._params.looked_over_first:
             return None
         remaining_s, params = self._remaining_s(), self._params
+        likely = [branch for branch in self._branches if branch.execution == self._run_as]
         outcome = LayoutSearch(
             plainest(space),
             [
                 replace(branch, space=plainest(branch.space))
-                for branch in representatives(self._branches)
+                for branch in likely or representatives(self._branches)
             ],
             time_limit_s=None if remaining_s is None else remaining_s / 2,
             sought=replace(self._sought, until_priced_s=remaining_s),
@@ -399,7 +526,9 @@ class LayoutSearch:
         has_room = self._room_for_states(scan)
         together = self._together
         position, size = 0, self._params.first_batch
-        if not self._best:
+        if self._is_survey:
+            size = self._params.largest_batch
+        elif not self._best:
             size = max(size // self._unlike, 8)
         elif self._first is not None:
             # The price is about the best: nearly all must be expanded.
@@ -422,7 +551,9 @@ class LayoutSearch:
             if has_room is not None and not has_room[batch].any() and not self._is_promising():
                 batch = batch[:0]
             held = None if has_room is None else has_room[batch]
-            branches = scan.by_branch(batch, lambda: self._cutoff_s, self._room, held)
+            branches = scan.by_branch(
+                batch, lambda: self._cutoff_s, self._room, held, self._surveyed
+            )
             for index, degrees, fits, left_out in branches:
                 self.certificate.bounded_out += left_out
                 self._remaining_s()
@@ -483,6 +614,8 @@ class LayoutSearch:
 
         Mappings of so many layouts are bounded `together`.
         """
+        if self._is_survey:
+            return False
         in_vain, is_any = 0, False
         for _ in range(self._params.priced_per_round):
             self._admit(self._params.first_candidates, together, in_order=False)
@@ -751,6 +884,7 @@ def search_executions(
     own_buckets: bool = False,
     corrections: GainCorrections | None = None,
     sought: Sought = ALL_PLANS,
+    known: Known | None = None,
 ) -> Outcome:
     """The best layouts of a request under any execution that it may choose.
 
@@ -765,7 +899,8 @@ def search_executions(
     begin_with
         A layout that is likely good, priced first.
     run_as
-        How that layout is likely run; under other executions it is then no more than one of all.
+        How that layout, or the best one where none is given, is likely run; under other executions it is then
+        no more than one of all.
     counts
         Whether what the search counts is read, where it begins with a layout.
     most_priced
@@ -778,6 +913,8 @@ def search_executions(
         What prices are multiplied by, all that is answered among them.
     sought
         Which plans are asked for.
+    known
+        What was surveyed of this request, or of one with a larger space.
     """
     branches = branches_of(request, pricing_of, own_buckets=own_buckets, corrections=corrections)
     if not branches:
@@ -794,11 +931,56 @@ def search_executions(
         run_as=run_as,
         counts=counts,
         sought=sought,
+        known=None if corrections is not None else known,
         most_priced=most_priced,
         progress=progress,
         params=params,
         routing=_routing(request),
     ).run()
+
+
+def survey_part(
+    request: PlanRequest,
+    pricing_of: PricingOf,
+    likely: Layout,
+    below_s: float,
+    *,
+    part: int = 0,
+    parts: int = 1,
+) -> Survey | None:
+    """The layouts of a request that may take less than some seconds, under one part of its executions.
+
+    Parameters
+    ----------
+    request
+        What is surveyed.
+    pricing_of
+        Makes the prices of a workload.
+    likely
+        A layout that is likely fast.
+    below_s
+        Seconds of a step.
+    part, parts
+        Which part of the executions, of how many.
+
+    Returns
+    -------
+    Survey or None
+        None where the time limit came first.
+    """
+    every = branches_of(request, pricing_of)
+    branches = every[len(every) * part // parts : len(every) * (part + 1) // parts]
+    search = LayoutSearch(
+        space_of(request),
+        branches,
+        time_limit_s=request.time_limit_s,
+        begin_with=likely,
+        sought=Sought(below_s=below_s),
+    )
+    try:
+        return search.survey()
+    except OutOfTimeError:
+        return None
 
 
 def _routing(request: PlanRequest) -> JointRouting | None:

@@ -16,7 +16,7 @@ The space of layouts that a request spans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import inf
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from meshwright.constraints.megatron import refused_recompute
 from meshwright.constraints.pipeline import may_have_empty_ends
-from meshwright.costmodel.layout import Layout, Recompute, is_among
+from meshwright.costmodel.layout import Ints, Layout, Recompute, is_among
 from meshwright.costmodel.schedules import LEAST_BUBBLE_SHARE, schedule_name, schedule_named, traits
 from meshwright.costmodel.workload import (
     HIERARCHICAL,
@@ -149,6 +149,31 @@ class Space:
             and pipeline in self.pipelines(int(layout.pp))
             and offload in self.offloads
         )
+
+    def covers(self, narrower: Space) -> bool:
+        """Whether every layout of another space of the same work is of this one."""
+        axes = (*DEGREES, "shard_groups", "sharded", "offloads", "recompute")
+        return (
+            all(set(getattr(narrower, name)) <= set(getattr(self, name)) for name in axes)
+            and self.fewest_gpus <= narrower.fewest_gpus
+            and narrower.workload.gpus <= self.workload.gpus
+            and self.sequence_parallel == narrower.sequence_parallel
+            and self.micro_batch in (None, narrower.micro_batch)
+            and all(set(narrower.pipelines(pp)) <= set(self.pipelines(pp)) for pp in narrower.pp)
+        )
+
+    def among(self, layouts: Layout) -> BoolArray:
+        """Which layouts of a space that covers this one are of this one, [n]."""
+        axes = (*DEGREES, "shard_groups", "recompute")
+        kept = [is_among(getattr(layouts, name), getattr(self, name)) for name in axes]
+        gpus = np.asarray(layouts.gpus)
+        kept.append((self.fewest_gpus <= gpus) & (gpus <= self.workload.gpus))
+        if self.micro_batch is not None:
+            kept.append(np.asarray(layouts.micro_batch) == self.micro_batch)
+        pipelines = {(pp, *pipeline) for pp in self.pp for pipeline in self.pipelines(pp)}
+        kept.append(_are_rows_of(pipelines, layouts.pp, layouts.vpp, layouts.schedule))
+        kept.append(_are_rows_of(self.offloads, layouts.zero_stage, layouts.optimizer_offload))
+        return np.asarray(np.logical_and.reduce(kept))
 
     def micro_batches(self, dp: int) -> list[int]:
         """Sequences per micro-batch for a number of replicas: every divisor of a replica's share."""
@@ -474,6 +499,15 @@ class Space:
             options = self.pipelines(pp)
             table[pp] = measure(options) if options else 0
         return table
+
+
+def _are_rows_of(allowed: Iterable[tuple[int, ...]], *columns: Ints) -> BoolArray:
+    """Which rows of some columns, [n] each, are among those that are allowed."""
+    table = np.stack(np.broadcast_arrays(*columns), axis=-1)
+    kinds, back = np.unique(table, axis=0, return_inverse=True)
+    among = set(allowed)
+    known = [tuple(kind) in among for kind in kinds.tolist()]
+    return np.array(known, dtype=np.bool_)[back.reshape(-1)]
 
 
 def _bubble_factor(vpp: int, schedule: int) -> float:
