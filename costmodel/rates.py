@@ -79,9 +79,18 @@ class Constants:
     """Constants that neither device nor framework changes, by name (`shared` in `devices.yaml`)."""
 
 
-_FP8_ATTENTION_GAIN = 1.6
-"""Rate of attention in FP8 over that at 16 bits (FlashAttention-3, arXiv 2407.08608, figures 5 and 7: 1.2
-over 0.75 PFLOP/s)."""
+_FP8_ATTENTION_GAINS = {"hopper": (1.49, 0.72)}
+_FP8_ATTENTION_GAIN = (1.6, 1.6)
+"""Rates of attention in FP8 under a causal mask over those at 16 bits, forward and backward.
+
+Training takes cuDNN (Transformer Engine, attention/dot_product_attention/utils.py: "Disabling FlashAttention
+3 for FP8 training"), whose backward kernel on Hopper takes as long under a mask as without one: 0.63 to 0.99
+of its rate at 16 bits on an H200, heads of 128, 4,096 to 16,384 tokens, forward 1.42 to 1.57 (means of cuDNN
+9.19 and 9.27, NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results/h200_919_only_cudnn and
+attention_training/results/llama3.1/h200). Elsewhere FlashAttention-3's forward gain, 1.2 over 0.75 PFLOP/s
+(arXiv 2407.08608, figures 5 and 7): over the 16-bit rates that were fitted on Blackwell it makes 2.0 and 1.6
+PFLOP/s on a GB200, where cuDNN 9.27 reaches 2.0 and 1.4 (the same, llama3.1/gb200).
+"""
 _BLACKWELL_REFERENCE_W = 1200.0
 """Board power of a GB200, the middle of the family, against which `tdp_exponent` was fitted."""
 
@@ -255,10 +264,12 @@ def kernel_rates(workload: Workload, constants: Constants) -> Rates:
     rates = device_rates(workload.cluster.device, workload.precision, constants)
     if not workload.fp8_attention:
         return rates
+    architecture = workload.cluster.device.architecture
+    forward, backward = _FP8_ATTENTION_GAINS.get(architecture, _FP8_ATTENTION_GAIN)
     return replace(
         rates,
-        attention_forward_flops=rates.attention_forward_flops * _FP8_ATTENTION_GAIN,
-        attention_backward_flops=rates.attention_backward_flops * _FP8_ATTENTION_GAIN,
+        attention_forward_flops=rates.attention_forward_flops * forward,
+        attention_backward_flops=rates.attention_backward_flops * backward,
     )
 
 

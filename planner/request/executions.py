@@ -30,6 +30,9 @@ from meshwright.planner.request.choices import (
 
 FP8_ATTENTION_ON = ("hopper", "blackwell")
 """Architectures on which cuDNN attends in FP8 (cuDNN Frontend, Attention, support matrix of 9.18.1)."""
+_FASTER_IN_FP8 = ("blackwell",)
+"""Those of them where a step gains by it: Hopper's backward kernel loses more than its forward one gains
+(`costmodel/rates.py`)."""
 
 
 def choices_made(execution: Execution) -> dict[str, str | bool]:
@@ -149,7 +152,7 @@ def _numerics(
     sharded = pins.get("zero_stage") != 0
     narrow = precision not in ("bf16", "fp16")
     setting = framework.optimizers.get(optimizer)
-    attends = narrow and cluster.device.architecture in FP8_ATTENTION_ON
+    attends = narrow and cluster.device.architecture in _FASTER_IN_FP8
     if not framework.numerics:
         return {}
     goes = {

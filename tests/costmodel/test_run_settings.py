@@ -144,8 +144,28 @@ def test_broadcasts_wait_for_every_rank_of_the_group() -> None:
     assert step_s(work, layout) != step_s(gathered, layout)
 
 
-def test_fp8_attention_is_faster() -> None:
-    assert step_s(replace(WORK, fp8_attention=True), LAYOUT) < step_s(WORK, LAYOUT)
+@pytest.mark.parametrize(("cluster", "faster"), [("dgx-b200", True), ("dgx-h100", False)])
+def test_fp8_attention_is_faster_on_blackwell_alone(cluster: str, *, faster: bool) -> None:
+    """On Hopper cuDNN's backward kernel takes as long under a mask as without one."""
+    wide = replace(WORK, cluster=read_cluster(cluster), precision="fp8")
+    assert (step_s(replace(wide, fp8_attention=True), LAYOUT) < step_s(wide, LAYOUT)) is faster
+
+
+@pytest.mark.parametrize(
+    ("tokens", "forward_ms", "backward_ms"), [(8192, 1.141, 6.392), (16384, 4.357, 29.422)]
+)
+def test_fp8_attention_on_hopper_beside_its_kernel(
+    tokens: int, forward_ms: float, backward_ms: float
+) -> None:
+    """cuDNN 9.19 on an H200, 64 heads of 128, causal (NVIDIA/cudnn-frontend, h200_919_only_cudnn)."""
+    work = replace(
+        WORK, cluster=read_cluster("dgx-h200"), precision="fp8", fp8_attention=True, seq_len=tokens
+    )
+    found = kernel_rates(work, constants_for(work))
+    causal_flop = 2.0 * 64 * 128 * tokens**2
+    assert 1e3 * causal_flop / found.attention_forward_flops == pytest.approx(forward_ms, rel=0.15)
+    backward = 1e3 * 2.5 * causal_flop / found.attention_backward_flops
+    assert backward == pytest.approx(backward_ms, rel=0.15)
 
 
 def test_the_first_fp8_kernels_of_blackwell_double_its_16_bit_rate() -> None:

