@@ -444,10 +444,8 @@ def _gemma4_heads(config: ConfigFields, window: int) -> Fields:
         full = full_layers(config, kinds, "sliding_attention")
     full[-1] = True
     width, global_width = config.count("head_dim", 256), config.count("global_head_dim", 512)
-    kv_heads, are_keys = (
-        config.count("num_key_value_heads", 4),
-        config.flag("attention_k_eq_v", False),
-    )
+    kv_heads = config.count("num_key_value_heads", 4)
+    are_keys = config.flag("attention_k_eq_v", False)
     global_kv_heads = config.count("num_global_key_value_heads", kv_heads) if are_keys else kv_heads
     # Without `attention_k_eq_v` the file's number is not used.
     config.passed_over("num_global_key_value_heads")

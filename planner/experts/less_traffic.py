@@ -182,12 +182,10 @@ class FromSources:
 
     def __init__(self, sources: Loads, expert: Ids, block: Ids, weight: float) -> None:
         """Choices [blocks, experts] from sources in each block; `expert` and `block` [units]."""
-        self._sources, self._expert, self._block, self._weight = (
-            sources.T,
-            expert,
-            block.copy(),
-            weight,
-        )
+        self._sources = sources.T
+        self._expert = expert
+        self._block = block.copy()
+        self._weight = weight
         self._held = np.zeros(self._sources.shape, dtype=np.int64)
         np.add.at(self._held, (expert, block), 1)
         self._share = self._sources.sum(axis=1) / np.maximum(self._held.sum(axis=1), 1)

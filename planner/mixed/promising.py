@@ -1250,10 +1250,8 @@ class KernelMaker:
             )
         )
         amount = next(plain.amounts())
-        micro_batches, most = (
-            int(plain.layout.num_micro_batches),
-            plain.layers + 1 - int(plain.layout.pp),
-        )
+        micro_batches = int(plain.layout.num_micro_batches)
+        most = plain.layers + 1 - int(plain.layout.pp)
         for segment, part in zip(plain.segments, plain.parts, strict=True):
             own = part.costs(0)
             saved_s, layer_s = own.leading * max(own.layer_s - own.leading_s, 0.0), own.layer_s
