@@ -32,7 +32,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 
 from meshwright.errors import LONGEST_VALUE, InputError, near_miss, shown
 
@@ -300,6 +300,11 @@ class ClosedDocument(BaseModel):
             if name in texts:
                 properties.get(field.alias or name, {}).setdefault("description", texts[name])
         return schema
+
+
+def left_out_at(default: object) -> Any:
+    """A field with this default, at which documents say nothing of it, as those from before it was there."""
+    return Field(default=default, exclude_if=lambda value: bool(value == default))
 
 
 @cache

@@ -22,11 +22,9 @@ from meshwright.constraints.rule import (
     column,
     of,
 )
-from meshwright.costmodel.layout import LAYER_AXES, Layout, Placement
+from meshwright.costmodel.layout import LAYER_AXES, ROUNDING, Layout, Placement
 from meshwright.costmodel.optimizers import deals_out_matrices
 from meshwright.costmodel.workload import Workload
-
-ROUNDING = 1.0 + 1e-9
 
 
 class Bisection(Rule):
@@ -47,7 +45,7 @@ class Bisection(Rule):
 
     def check(self, plan: FinishedPlan) -> Finding | None:
         limit = plan.workload.max_cut_use
-        if plan.cut_use is None or plan.cut_use <= limit * ROUNDING:
+        if plan.cut_use is None or plan.cut_use <= limit * (1 + ROUNDING):
             return None
         return self.finding(
             value=plan.cut_use,

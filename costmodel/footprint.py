@@ -25,7 +25,7 @@ from meshwright.costmodel.activations import (
 from meshwright.costmodel.adapters import frozen
 from meshwright.costmodel.buffers import Transients, transients, workspace_bytes
 from meshwright.costmodel.image_encoder import encoder_of, encoder_saved_bytes
-from meshwright.costmodel.layout import Floats, Layout, Recompute, in_shape
+from meshwright.costmodel.layout import ROUNDING, Floats, Layout, Recompute, in_shape
 from meshwright.costmodel.optimizers import keeps_more_of_tables
 from meshwright.costmodel.rank_load import Stages, byte_counts, counts_in_order, recomputed_layers
 from meshwright.costmodel.schedules import (
@@ -695,8 +695,6 @@ def least_in_parts(
 
 OF_PIPELINE = ("pp", "vpp", "num_micro_batches", "schedule")
 """What of a layout decides how many micro-batches a rank holds activations of."""
-ROUNDING = 1e-9
-"""What bounds leave for sums in another order."""
 
 
 def peak_memory_gib(workload: Workload, layout: Layout) -> Floats:

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 Ints = int | NDArray[np.int64]
 Floats = float | NDArray[np.float64]
 Bools = bool | NDArray[np.bool_]
+ROUNDING = 1e-9
+"""Relative, by which sums in another order may differ: bounds leave as much, and what is as near is equal."""
 
 
 class Recompute(IntFlag):

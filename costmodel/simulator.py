@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.layout import ROUNDING
 from meshwright.costmodel.schedules import Schedule, traits
 
 # In which order each pipeline rank runs its passes, for every schedule.
@@ -344,8 +345,6 @@ class _Step(NamedTuple):
 
 _PERIODS = (4, 8, 12)
 """Groups of micro-batches that are played: what the second four take is what each further four do."""
-_SAME = 1e-9
-"""Share of the time by which the two fours may differ, for sums in another order."""
 
 
 def interleaved_s(
@@ -390,7 +389,7 @@ def interleaved_s(
     if groups <= _PERIODS[-1]:
         return _played_s(seconds, pp, vpp, num_micro_batches, schedule)
     first, second, third = (_played_s(seconds, pp, vpp, k * pp, schedule) for k in _PERIODS)
-    if np.any(np.abs(third - 2 * second + first) > _SAME * third):
+    if np.any(np.abs(third - 2 * second + first) > ROUNDING * third):
         return _played_s(seconds, pp, vpp, num_micro_batches, schedule)
     each = (third - second) / (_PERIODS[2] - _PERIODS[1])
     return np.asarray(third + (groups - _PERIODS[2]) * each)

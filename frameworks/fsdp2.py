@@ -139,11 +139,9 @@ PRECOMPUTES = "precompute_ref_log_probs"
 PRECOMPUTED = ReferenceSetting(flag=PRECOMPUTES, value="True", source="trl/trainer/dpo_config.py")
 
 
-ACCELERATOR, ACCUMULATION, SYNCS = (
-    "accelerator_config",
-    "gradient_accumulation_kwargs",
-    "sync_each_batch",
-)
+ACCELERATOR = "accelerator_config"
+ACCUMULATION = "gradient_accumulation_kwargs"
+SYNCS = "sync_each_batch"
 """Field of a Trainer's arguments with a file or a mapping, its section, and the switch there."""
 
 

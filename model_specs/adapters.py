@@ -387,10 +387,8 @@ def layer_matrices(model: ModelSpec) -> tuple[Matrix, ...]:
         Those that some models keep as one stand whole and in parts.
     """
     of_linear, of_mamba = _mixer_matrices(model)
-    attention, shared = (
-        _attention_matrices(model),
-        0 if model.moe is None else model.moe.shared_width,
-    )
+    attention = _attention_matrices(model)
+    shared = 0 if model.moe is None else model.moe.shared_width
     if model.window_heads is not None:
         attention += _attention_matrices(model.in_windows)
     widths = [width for width in (model.ffn_hidden, shared) if width]

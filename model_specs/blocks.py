@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from meshwright.documents import ClosedDocument
+from meshwright.documents import ClosedDocument, left_out_at
 
 Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=10_000_000, strict=True)]
@@ -76,9 +76,9 @@ class LinearAttentionSpec(ClosedDocument):
     value_head_dim: Count
     conv_kernel: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
     """Positions that the convolution over queries, keys and values sees; lightning attention has none."""
-    gate_rank: Count | None = Field(default=None, exclude_if=lambda rank: rank is None)
+    gate_rank: Count | None = left_out_at(None)
     """Under kda: width between the two matrices that make decays, and between the two of the output gate."""
-    block: Count = Field(default=256, exclude_if=lambda block: block == 256)
+    block: Count = left_out_at(256)
     """Under lightning: positions that are worked on at once (`block_size`)."""
     own_gates: Flag = False
     """Gates of the output, steps and decays come from a matrix each (Qwen3.5), not from two for all of what a
@@ -177,12 +177,12 @@ class MoeSpec(ClosedDocument):
     """Whether the weights of a token's chosen experts are made to add up to 1 (`norm_topk_prob`)."""
     router_scaling_factor: Positive = 1.0
     """What the weights of the chosen experts are multiplied by (DeepSeek-V3: 2.5)."""
-    router_scales: Flag = Field(default=False, exclude_if=lambda scales: not scales)
+    router_scales: Flag = left_out_at(False)
     """Two sets of weights beside the router's matrix: one multiplies what it reads, element by element, the
     other the weight of each chosen expert (Gemma 4)."""
     router_scales_inputs: Flag = False
     """The weight of a chosen expert multiplies the token that it reads, not what it writes (Llama 4)."""
-    latent_size: Count | None = Field(default=None, exclude_if=lambda size: size is None)
+    latent_size: Count | None = left_out_at(None)
     """Width that routed experts read and write, between a projection down from the hidden width and one back
     up, a pair for each layer (Nemotron 3 Super, `moe_latent_size`); None: the hidden width itself. Router and
     shared experts read the hidden width."""
@@ -419,9 +419,7 @@ class RopeSpec(ClosedDocument):
     """Base in layers with a sliding window, where it is another (Gemma 3)."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of a head's elements that turn (GPT-NeoX 0.25, Nemotron-4 0.5)."""
-    windowed_fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, exclude_if=lambda fraction: fraction is None
-    )
+    windowed_fraction: Annotated[float, Field(gt=0, le=1)] | None = left_out_at(None)
     """Share in layers with a sliding window, where it is another (Gemma 4)."""
     scaling: RopeScaling | None = None
 

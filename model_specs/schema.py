@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from meshwright.documents import ClosedDocument
+from meshwright.documents import ClosedDocument, left_out_at
 from meshwright.model_specs.blocks import (
     ATTENTION_NAMES,
     BLOCK_NAMES,
@@ -68,7 +68,7 @@ class ModelSpec(ClosedDocument):
     rope_in_windows_alone: Flag = False
     """Layers that attend in full have no position embedding, windowed ones have (Llama 4)."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norm_bias: Flag = Field(default=True, exclude_if=lambda has_shift: has_shift)
+    norm_bias: Flag = left_out_at(True)
     """Whether a layer norm has a shift beside its scale; those of Cohere have none."""
     norm_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
     """Added to the mean square, or to the variance, under the root."""
@@ -86,7 +86,7 @@ class ModelSpec(ClosedDocument):
     """... or over all heads together: `heads * head_dim` and `kv_heads * head_dim` (OLMoE)."""
     qk_norm_weights: Flag = True
     """Whether those norms have weights; those of Llama 4 have none."""
-    value_norm: Flag = Field(default=False, exclude_if=lambda has_norm: not has_norm)
+    value_norm: Flag = left_out_at(False)
     """A norm without weights on the values of each head (Gemma 4)."""
     embedding_norm: Flag = False
     """A norm right after the embedding (BLOOM)."""
@@ -94,7 +94,7 @@ class ModelSpec(ClosedDocument):
     """What token embeddings are multiplied by (Gemma: the root of `hidden`)."""
     output_scale: Positive = 1.0
     """What the logits of the head are multiplied by (Grok-1)."""
-    output_bias: Flag = Field(default=False, exclude_if=lambda has_bias: not has_bias)
+    output_bias: Flag = left_out_at(False)
     """A bias on the logits, one number per word (Phi-2, Phi-3.5-MoE)."""
     attention_scale: Positive | None = None
     """What attention scores are multiplied by; one over the root of a query head's width when absent."""
@@ -121,12 +121,10 @@ class ModelSpec(ClosedDocument):
     chunked_windows: Flag = False
     """Windowed layers cut the sequence into chunks of `sliding_window` positions, and a query sees those of
     its own chunk up to itself (Llama 4), instead of the last `sliding_window` positions."""
-    window_heads: WindowHeadsSpec | None = Field(
-        default=None, exclude_if=lambda heads: heads is None
-    )
+    window_heads: WindowHeadsSpec | None = left_out_at(None)
     """Key-value heads and width of heads in layers with a window, where others than `kv_heads` and
     `head_dim`, which are then those of layers that attend in full alone (Gemma 4)."""
-    values_are_keys: Flag = Field(default=False, exclude_if=lambda are_keys: not are_keys)
+    values_are_keys: Flag = left_out_at(False)
     """Layers that attend in full have no projection of values, which are the keys from before their norm and
     rotation. Beside windows it needs `window_heads`."""
     attention: MlaSpec | None = None
@@ -151,7 +149,7 @@ class ModelSpec(ClosedDocument):
     """Multi-token-prediction modules (DeepSeek-V3, 2.2): one extra layer each, and the head once more. They
     are trained, but not part of the totals that authors state."""
     moe: MoeSpec | None = None
-    vision: VisionSpec | None = Field(default=None, exclude_if=lambda vision: vision is None)
+    vision: VisionSpec | None = left_out_at(None)
     """The image encoder in front of it, which no other field and no count of the language model holds."""
     published_parameters: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Total parameters as published (see `source`), above 0, for the tests."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from meshwright.cluster_specs.allocation import fabric_levels, node_name
 from meshwright.cluster_specs.schema import ClusterSpec
-from meshwright.costmodel.layout import AXES, EXPERT_AXES
+from meshwright.costmodel.layout import AXES, EXPERT_AXES, ROUNDING
 from meshwright.costmodel.rates import peak_memory_band, step_time_band
 from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.costmodel.workload import Execution
@@ -70,10 +70,6 @@ from meshwright.planner.runs.run_terms import LayoutDoc, layout_document, layout
 from meshwright.planner.search.model import solver_version
 
 # What a plan states, against what follows from its inputs, its layout and its mapping.
-
-
-TOLERANCE = 1e-9
-"""Relative: figures are written with all their digits."""
 
 
 def stated_figure_faults(plan: Plan) -> Iterator[str]:
@@ -196,7 +192,7 @@ def _alternative_faults(plan: Plan) -> Iterator[str]:
     for number, other in enumerate(plan.alternatives):
         step_time_s, slower_pct = other.get("step_time_s"), other.get("slower_pct")
         where = f"alternatives[{number}]"
-        if not isinstance(step_time_s, float) or step_time_s < best_s * (1 - TOLERANCE):
+        if not isinstance(step_time_s, float) or step_time_s < best_s * (1 - ROUNDING):
             yield f"{where}.step_time_s: {shown(step_time_s)} is less than the plan's {best_s}"
         else:
             expected = 100.0 * (step_time_s / best_s - 1.0)
@@ -223,7 +219,7 @@ def _are_lists(stated: object, expected: object) -> bool:
 
 def _same(stated: object, expected: object) -> bool:
     if isinstance(stated, float) and isinstance(expected, float):
-        return isclose(stated, expected, rel_tol=TOLERANCE, abs_tol=1e-12)
+        return isclose(stated, expected, rel_tol=ROUNDING, abs_tol=1e-12)
     if isinstance(stated, list | tuple) and isinstance(expected, list | tuple):
         return list(stated) == list(expected)
     return stated == expected

@@ -105,7 +105,7 @@ def test_functions_say_units_results_and_errors() -> None:
                 assert re.search(rf"\b{parameter}\b", documented), (name, parameter)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_page_of_examples_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,12 +17,12 @@ from typing import Any, Literal
 import numpy as np
 
 from meshwright.cluster_specs.allocation import is_irregular
-from meshwright.constraints.fabric import ROUNDING, NvlinkDomain
+from meshwright.constraints.fabric import NvlinkDomain
 from meshwright.constraints.memory import HbmCapacity
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan
 from meshwright.costmodel.estimate import Stages, estimate_layout, stage_memory_gib
-from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.layout import ROUNDING, Layout, Recompute
 from meshwright.costmodel.mixed import hosts_short_gib, mixed_memory_gib, mixed_step
 from meshwright.costmodel.placement import level_factors, placement_on
 from meshwright.costmodel.schedules import schedule_name, schedule_named, traits
@@ -552,7 +552,7 @@ def rivals(plan: Plan, most: int = RIVALS_SHOWN) -> list[Rival]:
             continue
         # A slower one than those listed is left out, whatever it takes.
         listed = sorted(rival.step_time_s for rival in known)[:most]
-        cutoff_s = listed[-1] * ROUNDING if len(listed) == most > 0 else inf
+        cutoff_s = listed[-1] * (1 + ROUNDING) if len(listed) == most > 0 else inf
         price = price_split_best(workload, layout, plan.layout, cutoff_s)
         if price.step_time_s is not None:
             words = _differences(plan, layout_document(layout, ((0,),)).model_dump())

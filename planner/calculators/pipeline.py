@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.costmodel.execution_names import SCHEDULE_NAMES
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import ROUNDING, Layout
 from meshwright.costmodel.schedules import Schedule, in_flight, schedule_name, schedule_named
 from meshwright.costmodel.simulator import simulate
 from meshwright.costmodel.textbook import bubble_of_ideal, bubble_of_step
@@ -20,7 +20,6 @@ MOST_LAYERS = 100_000
 V_SHAPED = (Schedule.ZBV, Schedule.DUALPIPE_V)
 TARGET = 0.8
 """Efficiency below which a pipeline is advised on."""
-_ROUNDING = 1e-9
 
 
 def pipeline_document(
@@ -164,9 +163,9 @@ def _advice(pp: int, num_micro_batches: int, vpp: int, efficiency: float) -> lis
     if efficiency >= TARGET:
         return []
     more, fewer = num_micro_batches, pp
-    while bubble_of_step(pp, more, vpp) > 1.0 - TARGET + _ROUNDING:
+    while bubble_of_step(pp, more, vpp) > 1.0 - TARGET + ROUNDING:
         more *= 2
-    while bubble_of_step(fewer, num_micro_batches, vpp) > 1.0 - TARGET + _ROUNDING:
+    while bubble_of_step(fewer, num_micro_batches, vpp) > 1.0 - TARGET + ROUNDING:
         fewer -= 1
     changes = [("micro-batches", num_micro_batches, more), ("stages", pp, fewer)]
     shapes = {"micro-batches": (pp, more), "stages": (fewer, num_micro_batches)}

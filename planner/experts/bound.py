@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.layout import ROUNDING
 from meshwright.planner.experts.packing import greedy_counts
 from meshwright.planner.experts.problem import Loads, Slots
 from meshwright.planner.experts.problem import Slots as Counts
@@ -101,7 +102,6 @@ SMALL = 0.04
 """Of the limit: replicas below fit beside nearly everything."""
 _MOST_CHOICES = 500
 """Above, CP-SAT does not find out: with as many loads as experts, most of them different."""
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +139,8 @@ class _Choices:
 
     def conditions(self, limit: float) -> NDArray[np.int64]:
         """Part of each choice in the condition of every size above half of `limit`, [sizes, choices]."""
-        heavy = np.unique(self.replica[self.replica > limit / 2 * (1 + _ROUNDING)])[:, None]
-        is_light = self.replica <= (limit - heavy) * (1 + _ROUNDING) + limit * _ROUNDING
+        heavy = np.unique(self.replica[self.replica > limit / 2 * (1 + ROUNDING)])[:, None]
+        is_light = self.replica <= (limit - heavy) * (1 + ROUNDING) + limit * ROUNDING
         return np.asarray(((self.replica >= heavy).astype(np.int64) - is_light) * self.count)
 
 

@@ -12,6 +12,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.layout import ROUNDING
 from meshwright.planner.experts.bound import balance_bound, count_bound, least_counts, pair_bound
 from meshwright.planner.experts.packing import (
     Rows,
@@ -243,10 +244,6 @@ def _added(fewest: Slots, receivers: Slots) -> Slots:
     return counts
 
 
-_ROUNDING = 1e-9
-"""Relative. A limit that is ruled out closes the row by a hair, not almost."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class SearchBudget:
     """How much work each unsolved row gets.
@@ -407,7 +404,7 @@ def _bound_by_counts(
         load = rows.loads[row, int(rows.loads[row].max(axis=1).argmax())]
         result = pair_bound(load, rows.slots, rows.gpus)
         if result is None:
-            below = state.value[row] / (1 + BALANCE.search_share * gap) * (1 + _ROUNDING)
+            below = state.value[row] / (1 + BALANCE.search_share * gap) * (1 + ROUNDING)
             result = count_bound(
                 load,
                 rows.slots,

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.layout import ROUNDING
 from meshwright.planner.experts.bound import balance_bound, partitions
 from meshwright.planner.experts.inputs import Flows, Level, slot_choices
 from meshwright.planner.experts.packing import (
@@ -181,12 +182,10 @@ class FromSources:
 
     def __init__(self, sources: Loads, expert: Ids, block: Ids, weight: float) -> None:
         """Choices [blocks, experts] from sources in each block; `expert` and `block` [units]."""
-        self._sources, self._expert, self._block, self._weight = (
-            sources.T,
-            expert,
-            block.copy(),
-            weight,
-        )
+        self._sources = sources.T
+        self._expert = expert
+        self._block = block.copy()
+        self._weight = weight
         self._held = np.zeros(self._sources.shape, dtype=np.int64)
         np.add.at(self._held, (expert, block), 1)
         self._share = self._sources.sum(axis=1) / np.maximum(self._held.sum(axis=1), 1)
@@ -303,11 +302,6 @@ class SwapState:
 # Tabu search over exchanges of replicas: less traffic, under caps on loads.
 
 
-_NONE = 1e-9
-_LEAST = 1e-9
-"""Of the start's cost: what is an improvement, as sums round."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cap:
     """What a state must keep to."""
@@ -351,9 +345,9 @@ def tabu_search(state: SwapState, cap: Cap, *, steps: int, patience: int, seed: 
     places = int(state.gpu.max()) // cap.gpus + 1
     until = np.zeros((len(state.gpu), places), dtype=np.int64)
     now, over = state.cost(), cap.overload(state)
-    least_change = _LEAST * max(abs(now), 1.0)
-    best = state.gpu.copy() if over <= _NONE else None
-    least_cost = now if over <= _NONE else np.inf
+    least_change = ROUNDING * max(abs(now), 1.0)
+    best = state.gpu.copy() if over <= ROUNDING else None
+    least_cost = now if over <= ROUNDING else np.inf
     lowest, since, step = now + cap.price * over, 0, 0
     while step < steps and since < patience and not is_over():
         step, since = step + 1, since + 1
@@ -370,7 +364,7 @@ def tabu_search(state: SwapState, cap: Cap, *, steps: int, patience: int, seed: 
         now, over = now + float(change[a, b]), max(over + float(overload[a, b]), 0.0)
         if now + cap.price * over < lowest - least_change:
             lowest, since = now + cap.price * over, 0
-        if over <= _NONE and now < least_cost - least_change:
+        if over <= ROUNDING and now < least_cost - least_change:
             best, least_cost = state.gpu.copy(), now
     return SwapResult(gpu=best, cost=least_cost, steps=step)
 

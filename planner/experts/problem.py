@@ -106,6 +106,13 @@ def _check_groups(experts: int, shape: SlotShape, limits: PlacementLimits) -> No
         )
 
 
+def check_size(size: int, what: str, where: str) -> None:
+    """Raises InputError for more than are read of `what` a file holds."""
+    if size > MOST_ELEMENTS:
+        words = f"{size} {what}, more than the {MOST_ELEMENTS} that are read"
+        raise InputError(f"{where}: {words}")
+
+
 def check_loads(loads: Loads, where: str) -> None:
     """Raises InputError unless loads [windows, layers, experts] are finite, not negative, none all zero."""
     if loads.ndim != 3 or 0 in loads.shape:
@@ -113,10 +120,7 @@ def check_loads(loads: Loads, where: str) -> None:
             f"{where}: load must have the shape [layers, experts] or [windows, layers, experts], "
             f"got {list(loads.shape)}"
         )
-    if loads.size > MOST_ELEMENTS:
-        raise InputError(
-            f"{where}: {loads.size} numbers, more than the {MOST_ELEMENTS} that are read"
-        )
+    check_size(loads.size, "numbers", where)
     bad = np.argwhere(~np.isfinite(loads) | (loads < 0) | (loads > 1e18))
     if len(bad):
         k, layer, expert = (int(i) for i in bad[0])

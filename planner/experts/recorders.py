@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.planner.experts.problem import MOST_ELEMENTS, Loads, check_loads
+from meshwright.planner.experts.problem import MOST_ELEMENTS, Loads, check_loads, check_size
 
 # Measured routing as every reader of a file hands it on, and the checks that readers share.
 #
@@ -133,10 +133,7 @@ def from_tokens(ids: NDArray[Any], experts: int, where: str, extra: Routing) -> 
         raise InputError(
             f"{where}: must be integers of shape [layers, tokens, top-k], got {ids.dtype} {list(ids.shape)}"
         )
-    if ids.size > MOST_ELEMENTS:
-        raise InputError(
-            f"{where}: {ids.size} choices, more than the {MOST_ELEMENTS} that are read"
-        )
+    check_size(ids.size, "choices", where)
     top = int(ids.max())
     count = experts or top + 1
     if top >= count or count > MOST_EXPERTS or int(ids.min()) < -1:
@@ -473,10 +470,7 @@ def _number(record: Mapping[str, Any], name: str) -> int:
 
 
 def _steps(table: NDArray[Any], path: Path, split: int) -> Routing:
-    if table.size > MOST_ELEMENTS:
-        raise InputError(
-            f"{path}: {table.size} counts, more than the {MOST_ELEMENTS} that are read"
-        )
+    check_size(table.size, "counts", str(path))
     loads = cut_steps(table, split)
     moe = np.flatnonzero(loads.sum(axis=(0, 2)) > 0)
     if not len(moe):
@@ -522,10 +516,7 @@ def _tokens(records: list[Mapping[str, Any]], mapping: NDArray[Any], path: Path)
             f"{path}: last_physical_to_logical_map: must be from 0 to {MOST_EXPERTS - 1}"
         )
     slots = np.concatenate(parts, axis=1)
-    if slots.size > MOST_ELEMENTS:
-        raise InputError(
-            f"{where}: {slots.size} choices, more than the {MOST_ELEMENTS} that are read"
-        )
+    check_size(slots.size, "choices", where)
     if slots.size and (slots.max() >= mapping.shape[1] or slots.min() < -1):
         raise InputError(
             f"{where}: slots must be from 0 to {mapping.shape[1] - 1} (-1: none), got {slots.max()}"

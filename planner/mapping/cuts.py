@@ -30,7 +30,7 @@ from meshwright.cluster_specs.tiers import SameCluster, leaves_are_domains, leve
 from meshwright.costmodel.estimate import Estimate, Stages
 from meshwright.costmodel.feed_forward import routed_copies
 from meshwright.costmodel.layer_context import Context
-from meshwright.costmodel.layout import Layout, Placement
+from meshwright.costmodel.layout import ROUNDING, Layout, Placement
 from meshwright.costmodel.rates import calibrated_constants, links_of
 from meshwright.costmodel.step_time import make_context
 from meshwright.costmodel.volumes import (
@@ -632,9 +632,6 @@ def by_axis(flows: Mapping[str, FloatArray]) -> dict[str, float]:
     return {axis: mean for axis, mean in mean_bytes.items() if mean > 0}
 
 
-ROUNDING = 1.0 + 1e-9
-
-
 @dataclass(frozen=True, kw_only=True)
 class LevelUse:
     """One level under a mapping."""
@@ -855,7 +852,7 @@ def broken_cuts(cuts: Sequence[CutUse]) -> list[str]:
         f"{cut.level}, {cut.cut} of {cut.block}: {cut.busy_s:.4g} s of traffic in the {cut.phase}, "
         f"which take {cut.phase_s:.4g} s"
         for cut in cuts
-        if cut.utilisation > ROUNDING
+        if cut.utilisation > 1 + ROUNDING
     ]
 
 

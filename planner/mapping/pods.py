@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshwright.costmodel.layout import ROUNDING
 from meshwright.planner.mapping.patterns import (
     CLOSE,
     ENDS,
@@ -830,9 +831,6 @@ class _State:
 
 
 # Raises the bound of one pod step by step until a mapping meets it.
-
-
-ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cluster_specs.allocation import fabric_levels, is_irregular
-from meshwright.constraints.fabric import ROUNDING, keeps_inside
+from meshwright.constraints.fabric import keeps_inside
 from meshwright.costmodel.collectives import best_beyond
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.layout import PLACED_AXES, Layout, Placement
+from meshwright.costmodel.layout import PLACED_AXES, ROUNDING, Layout, Placement
 from meshwright.costmodel.placement import placement_on
 from meshwright.costmodel.rates import calibrated_constants, links_of
 from meshwright.costmodel.workload import Workload
@@ -742,7 +742,7 @@ class CutLimitedPricing(CostModelPricing):
 
     def exact(self, layout: Layout, mappings: MappingBounds, cutoff_s: float) -> Priced | None:
         """As without the limit, but of the mappings that keep to it; bounds stay bounds of what is left."""
-        limit, bound_s = self._workload.max_cut_use * ROUNDING, np.array(mappings.bound_s)
+        limit, bound_s = self._workload.max_cut_use * (1 + ROUNDING), np.array(mappings.bound_s)
         self._overfull = []
         while True:
             left = replace(mappings, bound_s=bound_s)

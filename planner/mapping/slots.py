@@ -469,10 +469,8 @@ def instance_on(workload: Workload, layout: Layout, stages: Stages, slots: Slots
     if (number := int(counted.shard_groups)) > 1:
         # Each rank of a group has a ring to those with its shard in the others.
         of_dense, of_experts = (int(size) for size in members)
-        dense, experts = (
-            moved.gradients_between * of_dense,
-            moved.expert_gradients_between * of_experts,
-        )
+        dense = moved.gradients_between * of_dense
+        experts = moved.expert_gradients_between * of_experts
         members, summed = (number, number), 1.0
     per_group = int(layout.cp) * int(layout.dp) // (inside.cp * inside.dp)
     if slots.gpus <= int(full_levels(on.cluster).blocks[0]):

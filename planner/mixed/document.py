@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import Field, ValidationError
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.reader import MixedClusterSpec, read_cluster, read_mixed_cluster
@@ -28,6 +28,7 @@ from meshwright.documents import (
     ClosedDocument,
     finite,
     is_file,
+    left_out_at,
     path_text,
     read_mapping,
     read_text,
@@ -294,15 +295,8 @@ class MixedSolverDoc(ClosedDocument):
     """In the last of them."""
     model_bound_s: float | None
     """What that proved of them."""
-    method: str = "cp-sat"
-    """Of the search through parts, and of that on each part; left out where it is cp-sat."""
-
-    @model_serializer(mode="wrap")
-    def _without_the_usual_method(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = handler(self)
-        if self.method == "cp-sat":
-            data.pop("method", None)
-        return data
+    method: str = left_out_at("cp-sat")
+    """Of the search through parts, and of that on each part."""
 
 
 class PartBaselineDoc(BaselineDoc):
@@ -326,10 +320,6 @@ class MixedPredicted(ClosedDocument):
     error_band: ErrorBandDoc
 
 
-_WHERE_ASKED = ("baseline", "robustness", "lengths", "warnings", "alternatives")
-"""Fields that plans leave out where they have nothing to say."""
-
-
 class MixedPlan(ClosedDocument):
     """The fastest plan on a mixed cluster: a pipeline through parts of it, or a plan on one part alone."""
 
@@ -345,20 +335,20 @@ class MixedPlan(ClosedDocument):
     installs: list[SoftwareNeed] = Field(default_factory=list)
     """What a pipeline through parts needs beside the framework, chosen or pinned."""
     predicted: MixedPredicted | None
-    choices: list[ExecutionChoice] | None = None
+    choices: list[ExecutionChoice] | None = left_out_at(None)
     """What each execution choice of a pipeline through parts brings: the best plan without it, on any parts;
     left out where that was not asked."""
-    robustness: Robustness | None = None
+    robustness: Robustness | None = left_out_at(None)
     """What becomes of a pipeline through parts where all are off alike; left out where that was not asked."""
     cost: CostDoc | None = None
     """Of the whole training on the parts in use, where its tokens or days were given."""
-    baseline: PartBaselineDoc | None = None
+    baseline: PartBaselineDoc | None = left_out_at(None)
     """What is run today, where it was given; left out of the document where it was not."""
-    lengths: LengthsDoc | None = None
+    lengths: LengthsDoc | None = left_out_at(None)
     """Where samples of unlike lengths are packed, of a pipeline through parts."""
-    warnings: list[str] = Field(default_factory=list)
+    warnings: list[str] = left_out_at([])
     """What the price of such training leaves out or to the run, of a pipeline through parts."""
-    alternatives: list[dict[str, object]] = Field(default_factory=list)
+    alternatives: list[dict[str, object]] = left_out_at([])
     """The next best plans, where these were asked: of a pipeline through parts each layout once, with its
     best split; `runs_on` says on which parts."""
     ranks: list[RankDoc]
@@ -371,17 +361,6 @@ class MixedPlan(ClosedDocument):
     """As on the first part."""
     digest: str | None = None
     """Of the rest of the document, so that `verify` notices what was edited by hand."""
-
-    @model_serializer(mode="wrap")
-    def _without_what_was_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plans say nothing of what was not asked, as those of earlier versions."""
-        data: dict[str, Any] = handler(self)
-        for name in _WHERE_ASKED:
-            if getattr(self, name) in (None, []):
-                data.pop(name, None)
-        if self.choices is None:
-            data.pop("choices", None)
-        return data
 
     @property
     def memory_gib(self) -> list[float]:

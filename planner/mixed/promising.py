@@ -30,7 +30,7 @@ from meshwright.costmodel.footprint import (
 )
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTime, KindTimes
-from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.layout import ROUNDING, Layout, Recompute
 from meshwright.costmodel.mixed import PlacedPart, Segment, crossing_context
 from meshwright.costmodel.rank_load import counts_in_order, last_rank_s
 from meshwright.costmodel.schedules import in_flight
@@ -84,7 +84,6 @@ IntArray = NDArray[np.int64]
 # mean less the most by which any run falls short of that.
 
 
-_ROUNDING = 1e-9
 _HALVINGS = 24
 """Of the interval in which the busiest rank's time lies; the lower end of what remains is the bound."""
 _HALVINGS_IN_ORDER = 10
@@ -164,7 +163,7 @@ class RowBounds:
             waits_s = [imbalance_s(context, fully_recomputed=False) for context, _ in known]
             self._waits_s = np.min([self._on_all(seconds) for seconds in waits_s], axis=0)
             rest_s = self._waits_s + self._least_rest_s(known)
-        self.rest_s = rest_s * (1 - _ROUNDING)
+        self.rest_s = rest_s * (1 - ROUNDING)
         """What follows the pipeline, at the least, before what a step loses on many nodes; [n]."""
         shares = [scale_share(c.workload, layouts, c.constants) for c, _ in known]
         self.scale = 1.0 + np.max([self._on_all(share) for share in shares], axis=0)
@@ -190,7 +189,7 @@ class RowBounds:
         """Layers, at the most, on a rank of each part in a step below the cutoff, [parts, n]."""
         each_s = np.asarray(self._layouts.num_micro_batches) * self._cheapest_s * self.scale
         saved = self._leading * np.maximum(1.0 - self._lead_s / self._layer_s, 0.0)
-        by_time = np.floor((self._cutoff_s / each_s + saved) * (1 + _ROUNDING))
+        by_time = np.floor((self._cutoff_s / each_s + saved) * (1 + ROUNDING))
         return np.asarray(np.minimum(by_time, self._model.layers + 1.0 - self._layouts.pp))
 
     def _least_rest_s(self, known: Sequence[tuple[Context, KindTimes]]) -> FloatArray:
@@ -292,15 +291,15 @@ class RowBounds:
         layer_s = self._layer_s[:, rows].T
         work_s = self._main * layer_s.min(axis=1) + self.least_ends_s[rows]
         m = np.asarray(self._layouts.num_micro_batches)[rows]
-        left_s = self._cutoff_s / self.scale[rows] * (1 + _ROUNDING) - rest_s
+        left_s = self._cutoff_s / self.scale[rows] * (1 + ROUNDING) - rest_s
         left_s = np.where(m > self._flushes, left_s - self._flushes * work_s, left_s)
         steady = np.where(m > self._flushes, m - self._flushes, m)
         busiest_s = np.maximum(left_s, 0.0) / steady
         cheapest_s = self._cheapest_s[:, rows].T
-        most = np.minimum(np.floor(busiest_s[:, None] / cheapest_s * (1 + _ROUNDING)), self._main)
+        most = np.minimum(np.floor(busiest_s[:, None] / cheapest_s * (1 + ROUNDING)), self._main)
         placed = ranks * most
         fewest = self._main - (placed.sum(axis=1, keepdims=True) - placed)
-        fewest = np.ceil(fewest / ranks - _ROUNDING)
+        fewest = np.ceil(fewest / ranks - ROUNDING)
         after, before = [], []
         for part, (context, times) in enumerate(self._known):
             own = rows_of_context(context, rows)
@@ -311,7 +310,7 @@ class RowBounds:
             after.append(np.where(fewest[:, part] >= 1, least[0], 0.0))
             before.append(least[1])
         on_parts_s = np.max(after, axis=0) + np.max(before, axis=0) + self._waits_s[rows]
-        return np.asarray(np.maximum(rest_s, on_parts_s * (1 - _ROUNDING)))
+        return np.asarray(np.maximum(rest_s, on_parts_s * (1 - ROUNDING)))
 
     def seconds_at_best(self, most_ranks: FloatArray) -> FloatArray:
         """Bounds for all layouts, whatever ranks the parts have.
@@ -371,7 +370,7 @@ class RowBounds:
         for tried in (busiest_s, *(self._main / speeds).T):
             reached = np.maximum(tried, busiest_s)
             best = np.minimum(best, self._pipeline_s(rows, reached, fast_s, speeds))
-        return np.asarray((best + self.rest_s[rows]) * self.scale[rows] * (1 - _ROUNDING))
+        return np.asarray((best + self.rest_s[rows]) * self.scale[rows] * (1 - ROUNDING))
 
     def _pipeline_s(
         self, rows: IntArray, busiest_s: FloatArray, fast_s: FloatArray, speeds: FloatArray
@@ -436,7 +435,7 @@ class RowBounds:
 
         def placed(limit_s: FloatArray) -> FloatArray:
             """Layers that find a place where no rank takes longer; what has no room is recomputed."""
-            limit = limit_s[:, None] * (1 + _ROUNDING) - lead_s
+            limit = limit_s[:, None] * (1 + ROUNDING) - lead_s
             plain = limit / layer_s
             with np.errstate(divide="ignore", invalid="ignore"):
                 slower = again_s / relief
@@ -484,7 +483,7 @@ class RowBounds:
             place = np.zeros(len(rows), dtype=np.int64)
             for rank in range(part.shape[1]):
                 own_s = before_s[part[:, rank], columns]
-                until_s = own_s[columns, place] + limit_s * (1 + _ROUNDING) - beside_s[:, rank]
+                until_s = own_s[columns, place] + limit_s * (1 + ROUNDING) - beside_s[:, rank]
                 reach = np.count_nonzero(own_s <= until_s[:, None], axis=1) - 1
                 reach = np.minimum(reach, place + room[:, rank].astype(np.int64))
                 place = np.where(is_used[:, rank], np.maximum(reach, place), place)
@@ -521,14 +520,14 @@ class RowBounds:
             smallest = states + np.where(full[:, None], dropped, saved) * flying
             spare = np.where(full[:, None], fewer_dropped, fewer_saved) * flying
             room = (free + fewer_states + spare) / np.maximum(smallest, 1.0)
-            room = np.floor(np.maximum(room, 0.0) * (1 + _ROUNDING))
+            room = np.floor(np.maximum(room, 0.0) * (1 + ROUNDING))
             room = np.minimum(room, self._main)
             return room, (free + fewer_states + fewer_saved * flying, whole), relief
         relief = np.where(full[:, None], (saved - dropped) * flying, 0.0)
         of_leading = leading * (lead_states + lead_saved * flying)
         beside = free - of_leading
-        room = np.floor(np.maximum(beside, 0.0) / (whole - relief) * (1 + _ROUNDING))
-        room = np.where((leading > 0) & (of_leading > free * (1 + _ROUNDING)), -1.0, room)
+        room = np.floor(np.maximum(beside, 0.0) / (whole - relief) * (1 + ROUNDING))
+        room = np.where((leading > 0) & (of_leading > free * (1 + ROUNDING)), -1.0, room)
         return room, (beside, whole), relief
 
     @cached_property
@@ -617,9 +616,9 @@ def _least_busiest_s(
     reached = layers / speed
     is_open = np.ones(len(reached), dtype=bool)
     for _ in range(2 * layer_s.shape[1] + 6):
-        steps = np.ceil(reached[:, None] / layer_s - _ROUNDING)
+        steps = np.ceil(reached[:, None] / layer_s - ROUNDING)
         following = np.min(steps * layer_s, axis=1)
-        whole = np.floor(following[:, None] / layer_s + _ROUNDING)
+        whole = np.floor(following[:, None] / layer_s + ROUNDING)
         reached = np.where(is_open, following, reached)
         is_open &= np.sum(ranks * whole, axis=1) < layers
         if not is_open.any():
@@ -743,7 +742,6 @@ _TOGETHER = 1 << 16
 """Layouts bounded in one array operation."""
 _FIRST_DEGREES = 64
 """Degrees of an execution that are expanded before the others, where the price to beat may be far off."""
-_TIME_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1119,7 +1117,7 @@ def _rows_below(
     good = np.flatnonzero(bound_s < cutoff_s)
     which, ranks, bound_s = which[good], ranks[good], bound_s[good]
     rest_s = bounds.rest_on_parts_s(which, ranks)
-    more_s = (rest_s - bounds.rest_s[which]) * bounds.scale[which] * (1 - _ROUNDING)
+    more_s = (rest_s - bounds.rest_s[which]) * bounds.scale[which] * (1 - ROUNDING)
     good = np.flatnonzero(bound_s + more_s < cutoff_s)
     which, ranks, bound_s = which[good], ranks[good], bound_s[good]
     rest_s, more_s = rest_s[good], more_s[good]
@@ -1252,16 +1250,14 @@ class KernelMaker:
             )
         )
         amount = next(plain.amounts())
-        micro_batches, most = (
-            int(plain.layout.num_micro_batches),
-            plain.layers + 1 - int(plain.layout.pp),
-        )
+        micro_batches = int(plain.layout.num_micro_batches)
+        most = plain.layers + 1 - int(plain.layout.pp)
         for segment, part in zip(plain.segments, plain.parts, strict=True):
             own = part.costs(0)
             saved_s, layer_s = own.leading * max(own.layer_s - own.leading_s, 0.0), own.layer_s
             if own.order:
                 saved_s, layer_s = 0.0, shortest_s(own)
-            by_time = (limit_s / micro_batches + saved_s) / layer_s * (1 + _TIME_ROUNDING)
+            by_time = (limit_s / micro_batches + saved_s) / layer_s * (1 + ROUNDING)
             rooms = part.least_rooms(amount)[segment.own]
             if min(rooms) < int(min(by_time, most)):
                 return True

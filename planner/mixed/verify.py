@@ -19,7 +19,7 @@ from meshwright.constraints.memory import HostMemory
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan, spans_of
 from meshwright.costmodel.footprint import usable_hbm_gib
-from meshwright.costmodel.layout import GROUPS
+from meshwright.costmodel.layout import GROUPS, ROUNDING
 from meshwright.costmodel.mixed import host_memory_gib, hosts_short_gib, mixed_step
 from meshwright.costmodel.rates import peak_flops, step_time_band
 from meshwright.costmodel.recount import recounted_placement
@@ -37,10 +37,6 @@ from meshwright.planner.plan.verify import length_faults, wish_faults
 from meshwright.planner.runs.run_terms import LayoutDoc, layout_document
 
 # What a plan on a mixed cluster states of its proof and of each part alone, held against itself.
-
-
-ROUNDING = 1e-9
-"""Relative: figures are written with all their digits."""
 
 
 def objective_faults(plan: MixedPlan) -> Iterator[str]:
@@ -135,10 +131,6 @@ def _alternative_faults(plan: MixedPlan) -> Iterator[str]:
         if not isclose(slower_pct, 100.0 * slower, rel_tol=ROUNDING, abs_tol=100 * ROUNDING):
             yield f"alternatives: the {place}. best plan is {slower_pct} % slower, counted {slower:.2%}"
         before_s = step_s
-
-
-TOLERANCE = 1e-9
-"""Relative: figures are written with all their digits."""
 
 
 def verify_mixed(plan: MixedPlan) -> None:
@@ -361,4 +353,4 @@ def _figure_faults(pipeline: Pipeline, stated: MixedPredicted) -> Iterator[str]:
 
 
 def _same(first: float, second: float) -> bool:
-    return isclose(first, second, rel_tol=TOLERANCE, abs_tol=1e-12)
+    return isclose(first, second, rel_tol=ROUNDING, abs_tol=1e-12)

@@ -15,7 +15,7 @@ from meshwright.costmodel.estimate import Estimate, estimate_layout
 from meshwright.costmodel.execution_names import PRETRAINING, STEP_KINDS
 from meshwright.costmodel.footprint import usable_hbm_gib
 from meshwright.costmodel.hybrid_context import padding_multiple
-from meshwright.costmodel.layout import AXES, Layout, Recompute
+from meshwright.costmodel.layout import AXES, ROUNDING, Layout, Recompute
 from meshwright.costmodel.lengths import DEALT, UNPACKED, PackedLengths
 from meshwright.costmodel.measured_settings import optimum_band
 from meshwright.costmodel.rates import has_own_band, peak_flops, peak_memory_band, step_time_band
@@ -481,7 +481,6 @@ def _packing_document(workload: Workload, lengths: PackedLengths, step: StepTime
 
 _LEAST_GIB = 1e-3
 """Room that is taken where a reserve leaves none: a probability needs a positive one."""
-_ROUNDING = 1e-9
 
 
 def memory_risk_document(request: PlanRequest, predicted: Predicted) -> MemoryRisk:
@@ -519,7 +518,7 @@ def risk_with_cost(
         times = [priced.step_time_s for priced in outcome.best]
         without_s = min([*times, step_time_s])
         bound_s = outcome.lower_bound_s
-        proven = bound_s is not None and bound_s >= without_s * (1 - _ROUNDING)
+        proven = bound_s is not None and bound_s >= without_s * (1 - ROUNDING)
     cost = step_time_s / without_s - 1.0
     return risk.model_copy(
         update={"step_time_s_without": without_s, "cost": cost, "proven": proven}

@@ -24,7 +24,7 @@ from meshwright.costmodel.data_parallel import LEAST_GAIN, size_range
 from meshwright.costmodel.estimate import estimate_layout
 from meshwright.costmodel.layer_context import Context
 from meshwright.costmodel.layer_kinds import KindTimes, kind_times
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import ROUNDING, Layout
 from meshwright.costmodel.measured_settings import (
     GainCorrections,
     gain_corrections,
@@ -178,8 +178,6 @@ SCENARIOS = 8
 MOST_ROUNDS = 4
 LARGEST_SPACE = 5_000_000
 """A search of more CP-SAT models or layouts is not repeated for every scenario unless that is asked for."""
-SAME = 1e-9
-"""Relative difference of means that counts as none."""
 _NAMED = (*DOUBLED, "etp", "num_micro_batches")
 """What a plan is named by, and what follows from it."""
 
@@ -226,7 +224,7 @@ def expectation(
     means = prices.mean(axis=1)
     best = int(np.argmin(means))
     lower_bound_s = min(float(np.mean(bounds)), float(means[best]))
-    if means[0] <= means[best] * (1.0 + SAME):
+    if means[0] <= means[best] * (1.0 + ROUNDING):
         best = 0
     mean_s = float(means[best])
     document = Expected(
@@ -358,7 +356,7 @@ def expectation_by_pairs(
 def _least(seconds: Sequence[float], preferred: int) -> int:
     """Where the least is; the preferred one if it is as little."""
     smallest = int(np.argmin(seconds))
-    return preferred if seconds[preferred] <= seconds[smallest] * (1.0 + SAME) else smallest
+    return preferred if seconds[preferred] <= seconds[smallest] * (1.0 + ROUNDING) else smallest
 
 
 def _led_by(outcome: Outcome, chosen: Priced) -> Outcome:
@@ -563,9 +561,9 @@ def adopted(request: PlanRequest, ended: BestPlan, faster: BestPlan, *, hedged: 
     """
     best, before = faster.outcome.best[0], ended.outcome
     bound_s = before.lower_bound_s
-    if bound_s is not None and bound_s > best.step_time_s * (1.0 + SAME):
+    if bound_s is not None and bound_s > best.step_time_s * (1.0 + ROUNDING):
         bound_s = None
-    is_proven = bound_s is not None and bound_s >= best.step_time_s * (1.0 - SAME)
+    is_proven = bound_s is not None and bound_s >= best.step_time_s * (1.0 - ROUNDING)
     own = replace(
         faster.request,
         pins=request.pins,

@@ -14,11 +14,10 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     WrapSerializer,
     field_validator,
-    model_serializer,
 )
 
 from meshwright.costmodel.workload import Execution
-from meshwright.documents import ClosedDocument, finite, frame_of
+from meshwright.documents import ClosedDocument, finite, frame_of, left_out_at
 from meshwright.planner.request.choices import DEGREES, OF_LAYOUT
 from meshwright.planner.request.plan_request import PlanInputs
 from meshwright.planner.runs.prediction import Grade
@@ -735,7 +734,7 @@ class Plan(ClosedDocument):
     """What the launch files set and the price assumes; null where it was not chosen yet."""
     choices: list[ExecutionChoice] | None = None
     """What each choice brings that is not plain, largest first; null where many plans are made at once."""
-    evidence: GainEvidence | None = None
+    evidence: GainEvidence | None = left_out_at(None)
     """Null for plans without a layout, and for those of adapters, packs of samples or preferences: runs that
     plans are held beside train none of these."""
     installs: list[SoftwareNeed] = Field(default_factory=list)
@@ -747,7 +746,7 @@ class Plan(ClosedDocument):
     """Figures beside the targets that guides to distributed training set."""
     mapping: Mapping | None
     expert_placement: dict[str, object] | None = None
-    lengths: LengthsDoc | None = None
+    lengths: LengthsDoc | None = left_out_at(None)
     """Where samples of unlike lengths are packed."""
     idle: IdleDoc | None = None
     left_out: str | None = None
@@ -765,22 +764,13 @@ class Plan(ClosedDocument):
     """Against what is run today, where that was given."""
     expected: Expected | None = None
     """With a calibration; left out where many plans are made at once for the nominal constants."""
-    expected_by_pairs: ExpectedByPairs | None = None
+    expected_by_pairs: ExpectedByPairs | None = left_out_at(None)
     """Where that is the objective, and no calibration speaks of the user's own runs."""
     solver: SolverReport
     inputs: PlanInputs
     digest: str | None = None
     """SHA-256 of the rest as it was first written, without `solver.wall_s` and `mapping.ranks`: `verify`
     finds edits by hand."""
-
-    @model_serializer(mode="wrap")
-    def _without_what_was_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plans without packs, evidence or pairs say nothing of them, as those of earlier versions."""
-        data: dict[str, Any] = handler(self)
-        for name in ("lengths", "evidence", "expected_by_pairs"):
-            if getattr(self, name) is None:
-                data.pop(name, None)
-        return data
 
     def __repr_args__(self) -> Iterator[tuple[str, object]]:
         """What a line of Python's prompt says of it: question, status and answer."""

@@ -21,7 +21,7 @@ from meshwright.constraints.registry import rules_for
 from meshwright.constraints.rule import Finding, FinishedPlan, LayoutTable, Rule
 from meshwright.costmodel.execution_names import REFERENCE_PLACES
 from meshwright.costmodel.footprint import ALLOCATOR_SHARE, stage_memory_gib, usable_hbm_gib
-from meshwright.costmodel.layout import AXES, Layout, Recompute
+from meshwright.costmodel.layout import AXES, ROUNDING, Layout, Recompute
 from meshwright.costmodel.losses import in_chunks
 from meshwright.costmodel.records import POINT_ESTIMATE
 from meshwright.costmodel.schedules import schedule_named, traits
@@ -459,8 +459,6 @@ RESIDENT = "resident"
 """A reference model on the GPUs."""
 FROZEN_BITS_FALLING: tuple[AdapterMethod, ...] = ("lora", "lora-8bit", "qlora")
 """Kinds of adapters that are offered, the one with the most bits of a frozen weight that fits."""
-ROUNDING = 1e-9
-"""GiB."""
 ROOMY = {"permit", "loss", "reference", "train"}
 """Changes that make room."""
 OF_MACHINES = {"gpus", "device-hbm-gib", "host-memory-gib"}

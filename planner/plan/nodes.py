@@ -34,7 +34,7 @@ from meshwright.cluster_specs.allocation import (
 from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.cluster_specs.tiers import Key, Uplink, free_of, uplinks
 from meshwright.costmodel.estimate import estimate_layout
-from meshwright.costmodel.layout import AXES, Layout
+from meshwright.costmodel.layout import AXES, ROUNDING, Layout
 from meshwright.costmodel.placement import placement_in, position_of_ranks
 from meshwright.costmodel.workload import Execution, Workload
 from meshwright.planner.bounds.exact_cost import Priced
@@ -49,7 +49,6 @@ from meshwright.planner.solvers.clock import Shares, is_over, limit_left_s, with
 # GPUs that a plan leaves idle: where that is faster than every layout known on all of them.
 
 
-ROUNDING = 1.0 + 1e-9
 SHARE_OF_TIME = 0.1
 """Of a time limit, kept for the search over layouts on all GPUs."""
 
@@ -164,7 +163,7 @@ def better_of(outcome: Outcome, full: Outcome) -> Outcome:
     Outcome
         `outcome` itself where its plan stays.
     """
-    if not full.best or full.best[0].step_time_s > outcome.best[0].step_time_s * ROUNDING:
+    if not full.best or full.best[0].step_time_s > outcome.best[0].step_time_s * (1 + ROUNDING):
         return outcome
     all_of_them = full.best[0]
     bounds = [s for s in (outcome.lower_bound_s, all_of_them.step_time_s) if s is not None]
@@ -450,7 +449,7 @@ def _of_everything(
     likely = replace(outcome.best[0].layout, recompute_layers=0)
     best_there = searched(on_these, begin_with=likely, counts=True, sought=Sought(listed_only=True))
     mapped = _on_its_gpus(on_these, outcome)
-    mapped_s = mapped.best[0].step_time_s * ROUNDING
+    mapped_s = mapped.best[0].step_time_s * (1 + ROUNDING)
     if not best_there.best or mapped_s < best_there.best[0].step_time_s:
         best_there = mapped
     settled = IdleDecision(outcome=best_there, full=None)
@@ -478,7 +477,7 @@ def _best_layout(decisions: list[NodeDecision]) -> Layout | None:
 def _is_closed(best: NodeDecision, bound_s: float | None) -> bool:
     """Whether a bound proves the plan of a decision."""
     plans = best.settled.outcome.best
-    return bool(plans) and bound_s is not None and bound_s * ROUNDING >= plans[0].step_time_s
+    return bool(plans) and bound_s is not None and bound_s * (1 + ROUNDING) >= plans[0].step_time_s
 
 
 def _bounded(best: NodeDecision, bound_s: float | None) -> Outcome:
@@ -585,7 +584,7 @@ def _least_s(outcome: Outcome) -> float | None:
 
 def _seconds(decision: NodeDecision) -> float:
     best = decision.settled.outcome.best
-    return best[0].step_time_s * ROUNDING if best else float("inf")
+    return best[0].step_time_s * (1 + ROUNDING) if best else float("inf")
 
 
 def _with_bound(

@@ -21,7 +21,7 @@ from meshwright.cluster_specs.schema import ClusterSpec
 from meshwright.costmodel.data_parallel import LEAST_GAIN
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
 from meshwright.costmodel.footprint import hbm_gib_for, usable_hbm_gib
-from meshwright.costmodel.layout import Layout
+from meshwright.costmodel.layout import ROUNDING, Layout
 from meshwright.costmodel.rates import peak_memory_band, step_time_band
 from meshwright.costmodel.records import POINT_ESTIMATE, ErrorBand, measured_gain
 from meshwright.costmodel.workload import Execution, Workload
@@ -69,7 +69,6 @@ class RobustnessParams:
 
 
 PARAMS = RobustnessParams()
-_ROUNDING = 1e-9
 _RATES = (
     "peak_bf16_tflops",
     "peak_fp16_tflops",
@@ -344,7 +343,7 @@ def scenario_of(
     claim = claim_of(status)
     if best_s is not None and claim != "optimal":
         # Without a search to its end, the plan as it stands, or what a bound proves of it.
-        claim = "optimal" if bound_s >= best_s * (1 - _ROUNDING) else "feasible"
+        claim = "optimal" if bound_s >= best_s * (1 - ROUNDING) else "feasible"
     return Scenario(
         change=words,
         step_time_s=now_s,
@@ -385,7 +384,7 @@ def monotone_bound_s(change: Change, before_s: float | None, workload: Workload)
     bound_s = before_s or 0.0
     if change.memory:
         margin = workload.memory_margin
-        return bound_s if change.factor >= margin * (1 - _ROUNDING) else 0.0
+        return bound_s if change.factor >= margin * (1 - ROUNDING) else 0.0
     return bound_s if change.factor >= 1 else bound_s * change.factor
 
 
@@ -521,7 +520,7 @@ def _is_faster(plan: Plan, answer: Answer) -> bool:
     size of gradient buckets must bring.
     """
     planned_s = plan.objective.step_time_s
-    slack = LEAST_GAIN if plan.status == "optimal" else _ROUNDING
+    slack = LEAST_GAIN if plan.status == "optimal" else ROUNDING
     return planned_s is not None and answer.step_time_s < planned_s * (1.0 - slack)
 
 

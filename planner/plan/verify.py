@@ -14,7 +14,7 @@ from meshwright.cluster_specs.allocation import allocated_places
 from meshwright.constraints.registry import findings
 from meshwright.constraints.rule import FinishedPlan, spans_of
 from meshwright.costmodel.estimate import estimate_layout, stage_memory_gib
-from meshwright.costmodel.layout import AXES, Layout, Placement
+from meshwright.costmodel.layout import AXES, ROUNDING, Layout, Placement
 from meshwright.costmodel.placement import level_factors
 from meshwright.costmodel.recount import blocks_left, recounted_placement
 from meshwright.costmodel.workload import Workload
@@ -27,8 +27,6 @@ from meshwright.planner.plan.texts import group_placement
 from meshwright.planner.request.choices import IDLE_GPUS, is_forbidden
 from meshwright.planner.request.plan_request import PlanInputs, PlanRequest
 from meshwright.planner.runs.run_terms import LayoutDoc, Predicted, layout_from_document
-
-TOLERANCE = 1e-9
 
 
 def verify(request: PlanRequest, plan: Plan) -> None:
@@ -102,7 +100,7 @@ def _faults_of_pairs(plan: Plan) -> Iterator[str]:
                 f"its corrections, {factor}"
             )
     least_s, bound_s = expected.chosen.expected_step_time_s, expected.lower_bound_s
-    if least_s > expected.fastest.expected_step_time_s * (1.0 + TOLERANCE):
+    if least_s > expected.fastest.expected_step_time_s * (1.0 + ROUNDING):
         yield f"expected step {least_s} is above that of the fastest plan"
     if bound_s is not None and bound_s > least_s:
         yield f"lower bound {bound_s} above the expected step {least_s}"
@@ -247,7 +245,7 @@ def _price_faults(
     if not _same(total, predicted.step_time_s):
         yield f"the breakdown adds up to {total} s, not {predicted.step_time_s} s"
     memory = stage_memory_gib(workload, layout, stages)
-    if not np.allclose(memory, predicted.memory_gib, rtol=TOLERANCE, atol=0):
+    if not np.allclose(memory, predicted.memory_gib, rtol=ROUNDING, atol=0):
         yield "the memory of the stages is not what the layout needs"
 
 
@@ -318,4 +316,4 @@ def wish_faults(request: PlanRequest, doc: LayoutDoc) -> Iterator[str]:
 
 
 def _same(first: float, second: float) -> bool:
-    return isclose(first, second, rel_tol=TOLERANCE)
+    return isclose(first, second, rel_tol=ROUNDING)

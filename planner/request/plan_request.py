@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from meshwright.cluster_specs.allocation import is_irregular
 from meshwright.cluster_specs.schema import ClusterSpec
@@ -34,7 +34,7 @@ from meshwright.costmodel.optimizers import OPTIMIZER_TRAITS
 from meshwright.costmodel.rates import peak_memory_band
 from meshwright.costmodel.records import POINT_ESTIMATE, memory_margin
 from meshwright.costmodel.workload import Execution, Workload
-from meshwright.documents import ClosedDocument
+from meshwright.documents import ClosedDocument, left_out_at
 from meshwright.errors import InputError, listed, near_miss, require_whole, shown
 from meshwright.frameworks.catalog import (
     DEFAULT_FRAMEWORK,
@@ -112,27 +112,18 @@ class PlanInputs(ClosedDocument):
     calibration: Calibration | None = None
     """What the user's own runs say of the constants; None for the shipped ones."""
     objective: Literal["nominal", "expected"] = "nominal"
-    adapters: AdapterSpec | None = None
+    adapters: AdapterSpec | None = left_out_at(None)
     """What is trained beside frozen weights; None where every parameter is trained."""
-    loss: LossName | None = None
+    loss: LossName | None = left_out_at(None)
     """How the head and its cross-entropy run; None for what the framework does."""
-    images: ImageInput | None = None
+    images: ImageInput | None = left_out_at(None)
     """What sequences hold of images; None where text alone is trained on."""
-    kind: StepKindName = PRETRAINING
+    kind: StepKindName = left_out_at(PRETRAINING)
     """What a step does with a sample."""
-    reference: ReferencePlace | None = None
+    reference: ReferencePlace | None = left_out_at(None)
     """Where a reference model of its own is; None where a step has none."""
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plans without adapters, packs and preferences say nothing of them, as those of earlier versions."""
-        data: dict[str, Any] = handler(self)
-        for name in ("adapters", "loss", "images", "kind", "reference", "lengths"):
-            if getattr(self, name) in (None, PRETRAINING):
-                data.pop(name, None)
-        return data
-
-    lengths: PackedLengths | None = None
+    lengths: PackedLengths | None = left_out_at(None)
     """What sequences hold where they are packs of unlike samples; `seq_len` is the size of a pack then."""
 
     @property

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwright.costmodel.layout import Recompute
+from meshwright.costmodel.layout import ROUNDING, Recompute
 from meshwright.costmodel.workload import Execution
 from meshwright.documents import frame_of
 from meshwright.planner.request.choices import CHANGED_ALONE
@@ -238,8 +238,6 @@ def gains_of(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
 
 FAILED_ERROR_PCT = 100.0
 """A row that cannot be predicted counts with this error, so that failing never looks better than guessing."""
-EQUAL = 1.0 + 1e-9
-"""Predicted times this close are tied: the prediction does not tell these rows apart."""
 REGRET_GROUP = 4
 """Rows that share model, cluster, sequence length and global batch form a group from this many on."""
 
@@ -591,7 +589,7 @@ def _tied_s(ranked: Sequence[tuple[float, ScoredRow, float]], predicted_s: float
     return [
         measured_s
         for time_s, _, measured_s in ranked
-        if predicted_s / EQUAL <= time_s <= predicted_s * EQUAL
+        if predicted_s / (1 + ROUNDING) <= time_s <= predicted_s * (1 + ROUNDING)
     ]
 
 

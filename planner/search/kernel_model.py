@@ -27,8 +27,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any
 
-from meshwright.constraints.fabric import ROUNDING
-from meshwright.costmodel.layout import Layout, Recompute
+from meshwright.costmodel.layout import ROUNDING, Layout, Recompute
 from meshwright.costmodel.schedules import schedule_name, traits
 from meshwright.planner.bounds.paces import HostRow, RankRow
 from meshwright.planner.request.choices import OF_LAYOUT
@@ -115,7 +114,7 @@ def spare_cuts(
 def _billionths(use: float, limit: float, allowed: int) -> int:
     """At most what is allowed where the use keeps to the limit, as `constraints.fabric` judges it."""
     share = ceil(min(use, MOST_USE) * BILLIONTHS)
-    return min(share, allowed) if use <= limit * ROUNDING else max(share, allowed + 1)
+    return min(share, allowed) if use <= limit * (1 + ROUNDING) else max(share, allowed + 1)
 
 
 KIB_PER_GIB = 2**20

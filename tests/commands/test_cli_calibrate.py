@@ -95,7 +95,7 @@ def test_a_log_of_nccl_tests_moves_the_network_and_all_is_one_document(
     assert printed["measure_next"][0]["layout"]["tp"] >= 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_api_takes_the_same(runs: Path) -> None:
     rows = json.loads(runs.read_text(encoding="utf-8"))["runs"]
     runs.write_text(json.dumps({"runs": rows[:2]}), encoding="utf-8")

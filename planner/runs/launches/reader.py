@@ -231,16 +231,28 @@ def _unread(document: dict[str, Any], zero: dict[str, Any], where: str) -> list[
 
 
 def _offloaded(zero: dict[str, Any], stage: int, where: str) -> dict[str, Any]:
-    """What of parameters and of optimizer states lies in the host's memory; empty where nothing does."""
+    """What of parameters and of optimizer states lies off the GPU; empty where nothing does.
+
+    Raises InputError for other places than the host's memory and drives, and for a ratio of the optimizer's
+    states that is no number of 0 to 1. Keys with `cpu` are those of old versions.
+    """
     settings: dict[str, Any] = {}
-    if _offloads_parameters(zero, stage, where):
+    device = _place_of(zero, "offload_param", where)
+    # Below stage 3 parameters are whole on every rank, and DeepSpeed leaves them there.
+    if stage == 3 and (device in _PLACES or zero.get("cpu_offload_param") is True):
         settings["parameter_offload"] = True
-        if section_of(zero, "offload_param", where).get("device") == _DRIVES:
+        if device == _DRIVES:
             settings["parameters_on_drives"] = True
-    percent = _offloaded_percent(zero, section_of(zero, "offload_optimizer", where), where)
-    if percent:
+    device = _place_of(zero, "offload_optimizer", where)
+    ratio = section_of(zero, "offload_optimizer", where).get("ratio", 1.0)
+    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+    if not is_number or not 0 <= ratio <= 1:
+        place = f"{where}: zero_optimization.offload_optimizer.ratio"
+        raise InputError("must be a number of 0 to 1", where=place, value=ratio)
+    percent = round(100 * ratio)
+    if percent and (device in _PLACES or zero.get("cpu_offload") is True):
         settings["optimizer_offload"] = percent
-        if section_of(zero, "offload_optimizer", where).get("device") == _DRIVES:
+        if device == _DRIVES:
             settings["optimizer_on_drives"] = True
     return settings
 
@@ -249,34 +261,13 @@ _DRIVES = "nvme"
 _PLACES = ("cpu", _DRIVES)
 
 
-def _offloads_parameters(zero: dict[str, Any], stage: int, where: str) -> bool:
-    """Whether parameters lie off the GPU. Raises InputError for other places than the host and drives."""
-    place = f"{where}: zero_optimization.offload_param"
-    device = section_of(zero, "offload_param", where).get("device", "none")
+def _place_of(zero: dict[str, Any], name: str, where: str) -> object:
+    """Where a section of ZeRO offloads to."""
+    device: object = section_of(zero, name, where).get("device", "none")
     if device not in ("none", *_PLACES):
-        what = "only none, cpu and nvme can be priced"
-        raise InputError(what, where=f"{place}.device", value=device)
-    asked = device in _PLACES or zero.get("cpu_offload_param") is True
-    # Below stage 3 parameters are whole on every rank, and DeepSpeed leaves them there.
-    return asked and stage == 3
-
-
-def _offloaded_percent(zero: dict[str, Any], offload: dict[str, Any], where: str) -> int:
-    """Of the optimizer's states, to a whole number; `cpu_offload` is the key of old versions.
-
-    Raises InputError for another device than the host's memory and drives, and for a ratio that is no number
-    of 0 to 1.
-    """
-    place = f"{where}: zero_optimization.offload_optimizer"
-    device = offload.get("device", "none")
-    if device not in ("none", *_PLACES):
-        what = "only none, cpu and nvme can be priced"
-        raise InputError(what, where=f"{place}.device", value=device)
-    ratio = offload.get("ratio", 1.0)
-    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
-    if not is_number or not 0 <= ratio <= 1:
-        raise InputError("must be a number of 0 to 1", where=f"{place}.ratio", value=ratio)
-    return round(100 * ratio) if device in _PLACES or zero.get("cpu_offload") is True else 0
+        place = f"{where}: zero_optimization.{name}.device"
+        raise InputError("only none, cpu and nvme can be priced", where=place, value=device)
+    return device
 
 
 # An accelerate configuration with FSDP2 as a run; model, batch and cluster are not part of it.

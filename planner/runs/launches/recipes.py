@@ -101,10 +101,8 @@ def from_torchtune(document: dict[str, Any], path: Path) -> LaunchRun:
     found = _BUILDER.fullmatch(builder)
     model = _tuned_model(found, path)
     adapters, unread = _tuned_adapters(leaves, builder, where)
-    micro_batch, steps = (
-        leaves.count("batch_size", 1),
-        leaves.count("gradient_accumulation_steps", 1),
-    )
+    micro_batch = leaves.count("batch_size", 1)
+    steps = leaves.count("gradient_accumulation_steps", 1)
     settings: dict[str, Any] = {
         **leaves.fully_sharded(
             "fsdp_reshard_after_forward",
@@ -257,12 +255,10 @@ def _nanotron_model(config: object, where: str) -> dict[str, Any]:
 # LLaMA-Factory's second trainer (USE_V1=1), whose parts are sections with a name.
 
 
-_TUNED_MODEL, _DISTRIBUTED, _PEFT, _QUANTISED = (
-    "model",
-    "dist_config",
-    "peft_config",
-    "quant_config",
-)
+_TUNED_MODEL = "model"
+_DISTRIBUTED = "dist_config"
+_PEFT = "peft_config"
+_QUANTISED = "quant_config"
 _V1_KERNELS = {"sdpa": "sdpa", "flash_attention_2": "flash-2", "eager": "unfused"}
 BY_COMMAND = (
     "what a step does is said by the command, llamafactory-cli sft or dpo: priced as fine-tuning"

@@ -137,7 +137,7 @@ def test_levels_that_cannot_be_faster_are_only_slower() -> None:
     assert named == {"compute", "nvlink", "network", "memory", *blocking}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_command_prints_it(tmp_path: Path) -> None:
     line = ["plan", "llama-3-8b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "64"]
     done = CliRunner().invoke(

@@ -224,7 +224,7 @@ def test_a_product_alone_is_set_against_what_is_usual_alone() -> None:
     assert seconds == pytest.approx(2 * 2**30 / (0.5 * 0.9 * 2039e9))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_file_is_taken_by_plans(tmp_path: Path) -> None:
     report = report_of(SimulatedDevice(Factors(gemm=0.8, scale_up=0.9)))
     path = tmp_path / "machine.yaml"
