@@ -364,10 +364,32 @@ def test_megatron_plans_are_started_by_ms_swift(
     assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-12)
     assert priced.predicted.memory_gib == pytest.approx(found.predicted.memory_gib)
     assert not list(file_faults(found, files, tmp_path))
+    assert script_diff(tmp_path / "swift.sh", found).note == ""
     written_fields = tmp_path / "swift.yaml"
     changed = written_fields.read_text().replace("micro_batch_size: ", "micro_batch_size: 3")
     written_fields.write_text(changed)
     assert list(file_faults(found, files, tmp_path))
+
+
+def test_a_megatron_command_of_ms_swift_is_not_taken_for_a_script_of_megatron(
+    tmp_path: Path,
+) -> None:
+    """Its flags have underscores or stand in a file: all of the plan's were said to be not set."""
+    found = plan(
+        "qwen3-8b",
+        cluster="dgx-h100",
+        gpus=8,
+        global_batch=64,
+        seq_len=2048,
+        robustness=False,
+        **NO_GRAPHS,
+    )
+    script = tmp_path / "train.sh"
+    words = "megatron sft --model Qwen/Qwen3-8B --tensor_model_parallel_size 8 --max_length 2048"
+    script.write_text(f"export NPROC_PER_NODE=8\n{words} --global_batch_size 64\n")
+    diff = script_diff(script, found)
+    assert not diff.edits
+    assert "launch --target ms-swift" in diff.note
 
 
 def test_what_megatron_commands_of_ms_swift_have_no_field_for_is_said() -> None:

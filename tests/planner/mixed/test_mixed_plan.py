@@ -532,7 +532,7 @@ def test_other_commands_say_that_the_file_has_parts(tmp_path: Path) -> None:
     words = "--cluster dgx-h100 --gpus 64, or --cluster dgx-a100 --gpus 32"
     with pytest.raises(InputError, match=f"give one of its parts here: {words}"):
         meshwright.read_cluster(cluster_file(tmp_path, parts=named))
-    with pytest.raises(InputError, match="give one of its parts here$"):
+    with pytest.raises(InputError, match=r"give one of its parts here$"):
         meshwright.read_cluster(cluster_file(tmp_path, parts=7))
 
 
