@@ -159,6 +159,16 @@ def _named_or_in_file(text: str) -> ClusterSpec:
     )
 
 
+def _named_parts(parts: object) -> str:
+    """Clusters of parts and their GPUs as options say them, behind a colon; empty where none has a name."""
+    named = [
+        f"--cluster {part['cluster']}" + (f" --gpus {part['gpus']}" if "gpus" in part else "")
+        for part in (parts if isinstance(parts, list) else [])
+        if isinstance(part, dict) and isinstance(part.get("cluster"), str)
+    ]
+    return f": {', or '.join(named)}" if named else ""
+
+
 def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> ClusterSpec:
     """A cluster from plain data; `where` names the document in errors.
 
@@ -171,7 +181,8 @@ def cluster_from_mapping(data: Mapping[str, object], where: str = "cluster") -> 
     stated = {key: value for key, value in data.items() if value is not None}
     if "parts" in stated:
         raise InputError(
-            "this is a mixed cluster, which `plan` and `batch` take; give one of its parts here",
+            "this is a mixed cluster, which `plan` and `batch` take alone; give one of its parts here"
+            + _named_parts(stated["parts"]),
             where=f"{where}: parts",
         )
     fields: dict[str, object] = {**_base_fields(stated.pop("base", None), where, stated), **stated}

@@ -184,10 +184,11 @@ def as_typed(message: str, command: click.Command | None) -> str:
     >>> as_typed("top_k: 0 is out of range (layouts)", click.Command("plan"))
     '--top: 0 is out of range (layouts)'
     """
-    options = (each for each in getattr(command, "params", ()) if isinstance(each, click.Option))
     named = dict(_FIELDS_OF_OPTIONS)
-    for option in options:
-        named |= dict.fromkeys((str(option.name), option.opts[-1].lstrip("-")), option.opts[-1])
+    for parameter in [] if command is None else command.params:
+        if isinstance(parameter, click.Option):
+            typed = parameter.opts[-1]
+            named |= dict.fromkeys((str(parameter.name), typed.lstrip("-")), typed)
     for field, typed in named.items():
         if re.match(rf"{re.escape(field)}(?=:| \w+:)", message):
             return typed + message.removeprefix(field)

@@ -273,6 +273,25 @@ Other fields of the recipe's model are called like Megatron-LM's flags. Those of
 of `ddp` and `model` (megatron/bridge/training/comm_overlap.py). Read in megatron-bridge 0.6.2."""
 
 
+_SWIFT_WORDS = (
+    "tp pp cp sequence_parallel layout ep etp overlap.tp cp_comm loss_fusion dispatcher micro_batch "
+    "global_batch recompute recompute_method recompute_layers recompute_modules bf16 fp16 fp8_format "
+    "fp8_recipe fp4_format fp4_recipe optimizer distributed_optimizer moment_dtype square_dtype "
+    "optimizer_offload offloaded_share precision_aware overlap.dp overlaps_gathers"
+)
+SWIFT_FIELDS = {word: _FLAGS[word][2:].replace("-", "_") for word in _SWIFT_WORDS.split()}
+"""Fields of ms-swift's `megatron sft` by what they say, which are called like Megatron-LM's arguments."""
+SWIFT_EXTRAS = {
+    "overlaps_ends": _BRIDGE_NAMES["overlaps_ends"],
+    "padded_experts": _FLAGS["padded_experts"][2:].replace("-", "_"),
+}
+"""Fields of Megatron-Core's configuration of the model that it takes in `SWIFT_EXTRA` alone."""
+SWIFT_EXTRA = "megatron_extra_kwargs"
+"""What it hands on to Megatron-Core's configuration of the model, a mapping.
+
+Read in ms-swift 4.6.0, swift/megatron/arguments/megatron_args.py and swift/megatron/model/utils.py."""
+
+
 ADAPTER_RANK = "peft.dim"
 ADAPTED_MODULES = "peft.target_modules"
 SHARES_EXPERT_ADAPTERS = "peft.share_expert_adapters"
@@ -477,8 +496,8 @@ def _encoder(source: str, *rules: str, whole: bool = True) -> EncoderSetting:
 
 
 _PREFERENCES_ELSEWHERE = (
-    "scripts of Megatron-LM and Megatron-Bridge train on no preferences: give the plan's degrees, batch and "
-    "recomputation to Megatron-SWIFT (megatron rlhf) or to NeMo-RL, which run Megatron-Core"
+    "scripts of Megatron-LM and Megatron-Bridge train on no preferences: launch the plan with --target "
+    "ms-swift, or give its degrees, batch and recomputation to NeMo-RL, which run Megatron-Core"
 )
 
 MEGATRON = Framework(

@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -49,6 +49,7 @@ from meshwright.planner.runs.launches.launch_run import LaunchRun
 from meshwright.planner.runs.launches.megatron import is_recipe_name
 from meshwright.planner.runs.launches.reader import launch_document, launch_of_text, run_of_inputs
 from meshwright.planner.runs.launches.torchtitan import OLD_NAMES, is_toml
+from meshwright.planner.runs.launches.trainers import swift_command
 from meshwright.planner.runs.prediction import arrangement, predict_run
 from meshwright.planner.runs.run_file import MAX_FILE_BYTES, Run
 
@@ -566,6 +567,9 @@ def _subject(flag: str) -> str:
 
 _ARGUMENTS = ("megatron_args.json", "torchtitan_args.json")
 _DOCUMENTS = ("ds_config.json", "accelerate.yaml")
+_BY_SWIFT = (
+    "`launch --target ms-swift` of the plan's file writes the script and its fields for the plan"
+)
 _OTHER_KIND = "the plan's files are of another kind: -o DIR writes them"
 
 
@@ -612,16 +616,19 @@ def script_diff(path: Path, plan: Plan) -> ScriptDiff:
         note = f"the file is {theirs}'s, the plan {ours}'s: -o DIR writes that framework's files"
         return ScriptDiff(note=note)
     document = launch_document(path, text)
+    by_swift = document is None and swift_command(words_of(text, str(path))) is not None
     try:
-        files = plan_files(plan)
+        files = plan_files(plan, "ms-swift" if by_swift else None)
     except InfeasibleError as error:
         return ScriptDiff(note=str(error))
     if isinstance(document, dict):
         return _document_diff(path, text, plan, document, files)
     wanted = next((files[name] for name in _ARGUMENTS if name in files), None)
     if wanted is None:
-        is_own = files.get(path.name) == text
-        return ScriptDiff(note="" if is_own else unlaunched(plan.inputs) or _OTHER_KIND)
+        fields = path.with_suffix(".yaml") if by_swift else path
+        is_own = files.get(path.name) == text and _is_written(fields, files)
+        other = _BY_SWIFT if by_swift else unlaunched(plan.inputs) or _OTHER_KIND
+        return ScriptDiff(note="" if is_own else other)
     diff = ScriptChange(path, text, plan, json.loads(wanted)).diff()
     exports = [
         f"{name}={value}"
@@ -632,6 +639,11 @@ def script_diff(path: Path, plan: Plan) -> ScriptDiff:
         return diff
     environment = f"in the environment: {' '.join(exports)}"
     return diff.model_copy(update={"note": "; ".join(filter(None, (diff.note, environment)))})
+
+
+def _is_written(path: Path, files: Mapping[str, str]) -> bool:
+    """Whether a file is there as it is written for a plan."""
+    return path.is_file() and read_text(path, MAX_FILE_BYTES) == files.get(path.name)
 
 
 def _document_diff(

@@ -48,10 +48,12 @@ from meshwright.frameworks.fsdp2 import (
     TRL_LOSS,
     TRL_STEPS,
 )
+from meshwright.frameworks.megatron import MEGATRON
 from meshwright.frameworks.record import Framework
 from meshwright.model_specs.adapters import EXPERTS, AdapterSpec, peft_modules
 from meshwright.model_specs.reader import hub_names, read_model
 from meshwright.model_specs.schema import ModelSpec, stated_fields
+from meshwright.planner.launch.megatron import megatron_env, megatron_swift_fields
 from meshwright.planner.launch.writer import (
     Launch,
     Program,
@@ -714,12 +716,12 @@ exec trl {command} --config trl.yaml --accelerate_config accelerate.yaml {nodes}
 _SWIFT_SCRIPT = """\
 #!/bin/bash
 # Start it on each node, with NODE_RANK and MASTER_ADDR where there are several; add dataset and
-# learning_rate to swift.yaml.
+# {rate} to swift.yaml.
 {checkpoint}set -euo pipefail
 cd "$(dirname "$0")"
 export NPROC_PER_NODE={processes} NNODES={hosts} NODE_RANK="${{NODE_RANK:-0}}"
 export MASTER_ADDR="${{MASTER_ADDR:-localhost}}" MASTER_PORT="${{MASTER_PORT:-{port}}}"
-exec swift {command} swift.yaml "$@"
+{exported}exec {program} {command} swift.yaml "$@"
 """
 
 
@@ -811,6 +813,8 @@ def swift_files(plan: Plan) -> dict[str, str]:
     Names are those of ms-swift 4.6.0 (swift/arguments, swift/config/fsdp2.json), how it starts is
     swift/cli/main.py. Raises InfeasibleError for what it does not have.
     """
+    if plan.inputs.framework == MEGATRON.name:
+        return _megatron_swift_files(plan)
     launch, files = _of_stack(plan, "ms-swift", degrees=())
     inputs, layout = launch.inputs, launch.layout
     command = _command("ms-swift", _SWIFT_COMMANDS, launch)
@@ -848,16 +852,54 @@ def swift_files(plan: Plan) -> dict[str, str]:
         fields[_CONFIG_FILE] = DEEPSPEED_FILE
     if inputs.adapters is not None:
         fields |= _swift_adapters(inputs.adapters)
+    return files | _swift_start(launch, "swift", command, fields)
+
+
+def _megatron_swift_files(plan: Plan) -> dict[str, str]:
+    """swift.sh with swift.yaml for `megatron sft`, `pt` or `rlhf`."""
+    launch = legal_launch(plan, MEGATRON, own_steps=True)
+    inputs = launch.inputs
+    command = _command("ms-swift", _SWIFT_COMMANDS, launch)
+    if inputs.model.encoder is not None:
+        raise _not_there("ms-swift", "is not written for images")
+    fields: dict[str, object] = {
+        "model": _checkpoint(inputs.model),
+        "use_hf": True,
+        "tuner_type": "full",
+        "max_length": inputs.seq_len,
+        **megatron_swift_fields(launch),
+        "output_dir": "output",
+    }
+    if command == "rlhf":
+        fields["rlhf_type"] = inputs.kind
+    else:
+        fields["packing"] = True
+    if inputs.adapters is not None:
+        fields |= _swift_adapters(inputs.adapters)
+    return _swift_start(launch, "megatron", command, fields, megatron_env(launch))
+
+
+def _swift_start(
+    launch: Launch,
+    program: str,
+    command: str,
+    fields: Mapping[str, object],
+    variables: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     hosts, each = _nodes("ms-swift", launch)
+    exported = "".join(f"export {name}={value}\n" for name, value in (variables or {}).items())
     script = _SWIFT_SCRIPT.format(
         checkpoint=_ANY_CHECKPOINT.format("model"),
+        program=program,
         command=command,
         hosts=hosts,
         processes=each,
         port=_PORT,
+        rate="learning_rate" if variables is None else "lr",
+        exported=exported,
     )
-    return files | {
-        "swift.yaml": yaml.safe_dump(fields, sort_keys=False),
+    return {
+        "swift.yaml": yaml.safe_dump(dict(fields), sort_keys=False),
         "swift.sh": script,
     }
 

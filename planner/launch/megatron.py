@@ -25,6 +25,9 @@ from meshwright.frameworks.megatron import (
     QUICK_GELU_ALPHA,
     SHARES_EXPERT_ADAPTERS,
     SPARSE,
+    SWIFT_EXTRA,
+    SWIFT_EXTRAS,
+    SWIFT_FIELDS,
 )
 from meshwright.frameworks.record import layer_needs
 from meshwright.model_specs.adapters import EXPERTS, layer_matrices
@@ -813,6 +816,66 @@ def bridge_overrides(plan: Plan) -> list[str]:
 def bridge_files(plan: Plan) -> dict[str, str]:
     """bridge_overrides.json: a list of overrides for the recipe's command line."""
     return {"bridge_overrides.json": json_file(bridge_overrides(plan))}
+
+
+# A plan as fields of ms-swift's `megatron sft`, which takes a model by its name and Megatron-LM's arguments.
+
+
+_SWIFT_LACKS = {
+    "pipeline_before_data": "the order of ranks tp, pp, dp: plan whole nodes",
+    "context_sizes": "sizes of hierarchical context parallelism: plan --without cp-hierarchical",
+    "graph_kind": "CUDA graphs: plan --without cuda-graph",
+    "overlap.ep": "overlap of the experts' all-to-all: plan --without ep-overlap",
+    "offloads_activations": "offloaded activations: pin offload_modules=none",
+    "narrow_sums": "gradients at 16 bits: plan without --allow bf16-grads",
+    "fp8_params": "parameters in FP8: plan without --allow fp8-params",
+    "fp4_params": "parameters in FP4: plan without --allow fp8-params",
+    "fsdp": "ZeRO 2 and 3: forbid zero-2,zero-3",
+    "hybrid_context": "samples dealt to ranks: plan without --hybrid-cp",
+    "hybrid_pattern": "layers in a pattern: launch the plan with --target megatron",
+}
+"""Words of arguments that it has no field for, and what to do."""
+
+
+def megatron_swift_fields(launch: Launch) -> dict[str, object]:
+    """What `megatron sft` is told of a plan's layout, batch and execution.
+
+    Names are those of ms-swift 4.6.0 (swift/megatron/arguments/megatron_args.py). The size of gradient
+    buckets has none: Megatron's own is taken. Raises InfeasibleError for what else it does not have.
+    """
+    inputs, layout, execution = launch.inputs, launch.layout, launch.execution
+    said = said_of_launch(launch)
+    lacking = [why for word, why in _SWIFT_LACKS.items() if said.get(word)]
+    if layout.shard_groups > 1:
+        lacking.append("shard groups: forbid shard-groups")
+    if inputs.optimizer not in ("adam", "sgd"):
+        lacking.append(f"{inputs.optimizer}: plan with adam")
+    if execution.te_loss or execution.fp8_attention:
+        lacking.append("what was allowed of numbers: plan without te-loss and fp8-attention")
+    if inputs.model.attention is not None and inputs.model.attention.indexer is not None:
+        lacking.append("sparse attention: launch the plan with --target megatron")
+    by_library = said.get("flex_backend")
+    if by_library not in (None, "deepep"):
+        lacking.append(f"{by_library}: plan --without {by_library}")
+    if lacking:
+        raise InfeasibleError(f"ms-swift's megatron commands have no {'; no '.join(lacking)}.")
+    if layout.pp > 1 and layout.vpp > 1:
+        said["layout"] = layout_string(layout.stages, inputs.model.mtp_layers)
+    # What is left out has another default there: one module is recomputed.
+    said |= {"recompute": said.get("recompute", "none"), "bf16": inputs.precision != "fp16"}
+    fields = {
+        name: list(value) if isinstance(value, tuple) else value
+        for word, name in SWIFT_FIELDS.items()
+        if (value := said.get(word)) is not None
+    }
+    # Megatron-LM's own choice of attention, and its kernels around attention and experts.
+    fields |= {"attention_backend": "auto", "apply_rope_fusion": True}
+    if inputs.model.moe is not None:
+        fields |= {"moe_permute_fusion": True, "moe_enable_deepep": by_library == "deepep"}
+    if inputs.model.mtp_layers:
+        fields["mtp_num_layers"] = inputs.model.mtp_layers
+    extra = {name: True for word, name in SWIFT_EXTRAS.items() if said.get(word)}
+    return fields | ({SWIFT_EXTRA: extra} if extra else {})
 
 
 def _bridge_numbers(launch: Launch) -> Said:

@@ -54,7 +54,7 @@ class Launch:
         return self.plan.inputs
 
 
-def legal_launch(plan: Plan, framework: Framework) -> Launch:
+def legal_launch(plan: Plan, framework: Framework, *, own_steps: bool = False) -> Launch:
     """The plan as a framework starts it.
 
     Memory is not judged again: that takes a cost model.
@@ -65,6 +65,8 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
         A plan, of this framework or of another.
     framework
         The one that shall start it.
+    own_steps
+        Whether a stack starts it that has every kind of step of the framework, whose own scripts do not.
 
     Raises
     ------
@@ -82,6 +84,8 @@ def legal_launch(plan: Plan, framework: Framework) -> Launch:
     if deals and framework.hybrid_context is None:
         raise InfeasibleError(f"{framework.title} has no hybrid context parallelism.")
     for what, why in _unlaunched(plan.inputs, framework).items():
+        if own_steps and what == kind:
+            continue
         raise InfeasibleError(f"No launch files for {what}: {why}.")
     adapters = plan.inputs.adapters
     if adapters is not None and adapters.method not in planned(framework.adapters):

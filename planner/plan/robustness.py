@@ -283,7 +283,7 @@ def _scenario(request: PlanRequest, plan: Plan, survey: Survey | None, change: C
     search = None
     if not _too_long(request, plan):
         # The survey has the most memory of all changes; of faster parts see `monotone_bound_s`.
-        factor = 1.0 if change.memory else min(change.factor, 1.0) * (1 - _ROUNDING)
+        factor = 1.0 if change.memory else min(change.factor, 1.0) * (1 - ROUNDING)
         search = partial(_rival, changed, plan, _known(survey, factor))
     return scenario_of(change.words, now_s, bound_s, search)
 

@@ -266,6 +266,20 @@ def test_what_is_written_is_accepted(stack: str, tmp_path: Path) -> None:
             assert answer.get("lora_rank", answer.get("lora_r")) == plan.inputs.adapters.rank
 
 
+def test_megatron_commands_of_ms_swift_have_every_field_that_is_written(tmp_path: Path) -> None:
+    """Its classes import Megatron's bridge and a GPU's libraries, so that their source is asked."""
+    asked = ("deepseek-v3", "gpt-oss-20b", "qwen3-8b"), ("pretrain", "sft", "dpo")
+    cases = []
+    for name, kind in zip(*asked, strict=True):
+        plan = make_plan(name, dp=8, ep=1 if name == "qwen3-8b" else 8, pp=2, zero_stage=1)
+        changes: dict[str, Any] = {"framework": "megatron", "kind": kind}
+        if kind == "dpo":
+            changes["adapters"] = AdapterSpec(method="lora")
+        plan = plan.model_copy(update={"inputs": plan.inputs.model_copy(update=changes)})
+        cases.append(yaml.safe_load(plan_files(plan, "ms-swift")["swift.yaml"]))
+    assert all(not answer["unknown"] for answer in ask("swift_megatron", cases, tmp_path))
+
+
 @pytest.mark.parametrize(
     ("target", "name", "stack"), [("trl", "trl", "trl_script"), ("ms-swift", "swift", "swift")]
 )

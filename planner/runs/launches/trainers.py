@@ -19,7 +19,13 @@ from meshwright.documents import read_mapping
 from meshwright.errors import InputError
 from meshwright.frameworks.deepspeed import BUCKET
 from meshwright.frameworks.fsdp2 import ACCELERATOR, PRECOMPUTES, SAVED_TENSORS, TRL_LOSS, TRL_STEPS
-from meshwright.frameworks.megatron import MEGATRON, PYTORCH
+from meshwright.frameworks.megatron import (
+    MEGATRON,
+    MEGATRON_ARGUMENTS,
+    PYTORCH,
+    SWIFT_EXTRA,
+    SWIFT_EXTRAS,
+)
 from meshwright.model_specs.adapters import ALL_LINEAR, adapter_method
 from meshwright.model_specs.reader import read_model
 from meshwright.model_specs.schema import ModelSpec
@@ -793,7 +799,9 @@ def _by_megatron(
     tuned = {_TUNERS[0]: "full"} | {key: fields[key] for key in fields if key in _TUNERS}
     adapters, remarks, of_adapters = _adapters(fields | tuned, _MEGATRON_SWIFT, name, where)
     lengths = [fields[name] for name in _SWIFT.length if fields.get(name)]
-    of_megatron = {name: fields[name] for name in fields if name not in _SWIFT_IMAGES}
+    apart = {*_SWIFT_IMAGES, SWIFT_EXTRA, *_OF_DEEPEP}
+    of_megatron = {name: fields[name] for name in fields if name not in apart}
+    of_megatron |= _handed_on(fields, where)
     words = _as_megatron(_MEGATRON_DEFAULTS | of_megatron | {"seq_length": [*lengths, 1][0]})
     run = from_megatron(CommandLine(words, where), model, sized=False)
     settings = {**run.settings, "framework": MEGATRON.name, "adapters": adapters}
@@ -804,6 +812,7 @@ def _by_megatron(
     if gpus is not None:
         settings["gpus"] = gpus
     read = {_SWIFT_MODEL, *_SWIFT.length, *_READ, _SWIFT.rank, _SWIFT.targets, *_MEGATRON_DEFAULTS}
+    read |= SWIFT_EXTRAS.keys() | SWIFT_EXTRAS.values()
     unread = [
         name
         for name in (flag.removeprefix("--").replace("-", "_") for flag in run.unread)
@@ -819,6 +828,19 @@ def _by_megatron(
         remarks=(*run.remarks, laid_out, *remarks),
         images=_images(fields, _MEGATRON_SWIFT, adapters),
     )
+
+
+_OF_DEEPEP = ("moe_enable_deepep",)
+
+
+def _handed_on(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Arguments of Megatron for what ms-swift says in other words, or hands on to its configuration."""
+    flags: dict[str, Any] = {}
+    if fields.get(_OF_DEEPEP[0]) is True:
+        flags["moe_flex_dispatcher_backend"] = "deepep"
+    extra = section_of(fields, SWIFT_EXTRA, where)
+    names = {name: MEGATRON_ARGUMENTS[word].flag for word, name in SWIFT_EXTRAS.items()}
+    return flags | {names.get(name, name).removeprefix("--"): extra[name] for name in extra}
 
 
 def _as_megatron(fields: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from meshwright.api import plan
+from meshwright.costmodel.workload import Execution
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.model_specs.adapters import AdapterSpec
 from meshwright.planner.audit import file_faults
@@ -320,6 +321,89 @@ def test_scripts_have_the_price_of_their_plan(
     (priced,) = price_launch(tmp_path / SCRIPTS[target], ["cluster=dgx-h100"])
     assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-12)
     assert priced.predicted.memory_gib == pytest.approx(found.predicted.memory_gib)
+
+
+NO_GRAPHS: dict[str, Any] = {
+    "framework": "megatron",
+    "without": ["cuda-graph", "hybridep", "ep-overlap"],
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("qwen3-8b", {"kind": "sft", "pin": {"tp": 2, "recompute": "none"}}),
+        ("qwen3-8b", {"kind": "dpo", "pin": {"tp": 2, "pp": 2, "vpp": 2}}),
+        ("qwen3-8b", {"precision": "fp8", "pin": {"cp": 2, "zero_stage": 1, "recompute": "full"}}),
+        ("qwen3-8b", {"pin": {"tp": 2, "optimizer_offload": 50}}),
+        ("qwen3-8b", {"kind": "kto", "train": "lora", "lora_rank": 32}),
+        ("qwen3-30b-a3b", {"kind": "sft", "pin": {"ep": 8, "moe_dispatch": "deepep"}}),
+        ("qwen3-30b-a3b", {"precision": "fp8", "train": "lora", "pin": {"pp": 2, "vpp": 4}}),
+        ("gpt-oss-20b", {"kind": "sft", "pin": {"ep": 4, "tp": 2}}),
+    ],
+)
+def test_megatron_plans_are_started_by_ms_swift(
+    model: str, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    """Read back as they stand, with the price and memory of their plan."""
+    found = plan(
+        model,
+        cluster="dgx-h100",
+        gpus=8,
+        global_batch=64,
+        seq_len=2048,
+        time_limit_s=60,
+        robustness=False,
+        **(NO_GRAPHS | asked),
+    )
+    files = plan_files(found, "ms-swift")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    run = read_launch(tmp_path / "swift.sh")
+    assert run.unread == ()
+    (priced,) = price_launch(tmp_path / "swift.sh", ["cluster=dgx-h100"])
+    assert found.predicted is not None
+    assert priced.predicted.step_time_s == pytest.approx(found.predicted.step_time_s, rel=1e-12)
+    assert priced.predicted.memory_gib == pytest.approx(found.predicted.memory_gib)
+    assert not list(file_faults(found, files, tmp_path))
+    assert script_diff(tmp_path / "swift.sh", found).note == ""
+    written_fields = tmp_path / "swift.yaml"
+    changed = written_fields.read_text().replace("micro_batch_size: ", "micro_batch_size: 3")
+    written_fields.write_text(changed)
+    assert list(file_faults(found, files, tmp_path))
+
+
+def test_a_megatron_command_of_ms_swift_is_not_taken_for_a_script_of_megatron(
+    tmp_path: Path,
+) -> None:
+    """Its flags have underscores or stand in a file: all of the plan's were said to be not set."""
+    found = plan(
+        "qwen3-8b",
+        cluster="dgx-h100",
+        gpus=8,
+        global_batch=64,
+        seq_len=2048,
+        robustness=False,
+        **NO_GRAPHS,
+    )
+    script = tmp_path / "train.sh"
+    words = "megatron sft --model Qwen/Qwen3-8B --tensor_model_parallel_size 8 --max_length 2048"
+    script.write_text(f"export NPROC_PER_NODE=8\n{words} --global_batch_size 64\n")
+    diff = script_diff(script, found)
+    assert not diff.edits
+    assert "launch --target ms-swift" in diff.note
+
+
+def test_what_megatron_commands_of_ms_swift_have_no_field_for_is_said() -> None:
+    made = make_plan("qwen3-8b", dp=8, zero_stage=1, shard_groups=2)
+    changes = {"framework": "megatron", "kind": "sft", "optimizer": "sgd"}
+    inputs = made.inputs.model_copy(update=changes)
+    graphs = Execution(cuda_graph="full", dp_overlap=True)
+    made = made.model_copy(update={"inputs": inputs, "execution": graphs})
+    words = "no CUDA graphs: plan --without cuda-graph; no shard groups: forbid shard-groups"
+    with pytest.raises(InfeasibleError, match=words):
+        plan_files(made, "ms-swift")
 
 
 @pytest.mark.parametrize(

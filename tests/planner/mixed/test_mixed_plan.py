@@ -528,6 +528,12 @@ def test_parts_whose_listed_nodes_are_not_whole_or_not_alike_are_refused(
 def test_other_commands_say_that_the_file_has_parts(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="mixed cluster"):
         meshwright.read_cluster(cluster_file(tmp_path))
+    named = [{"cluster": "dgx-h100", "gpus": 64}, {"cluster": "dgx-a100", "gpus": 32}]
+    words = "--cluster dgx-h100 --gpus 64, or --cluster dgx-a100 --gpus 32"
+    with pytest.raises(InputError, match=f"give one of its parts here: {words}"):
+        meshwright.read_cluster(cluster_file(tmp_path, parts=named))
+    with pytest.raises(InputError, match=r"give one of its parts here$"):
+        meshwright.read_cluster(cluster_file(tmp_path, parts=7))
 
 
 def test_parts_may_be_files_beside_it(tmp_path: Path) -> None:

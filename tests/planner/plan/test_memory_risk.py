@@ -119,7 +119,7 @@ def test_where_only_the_margin_is_missing_the_answer_says_so() -> None:
 def test_other_risks_are_refused(value: str) -> None:
     result = CliRunner().invoke(main, ["plan", *SMALL, "--memory-risk", value])
     assert result.exit_code == 2
-    assert "memory_risk" in result.stderr
+    assert "--memory-risk" in result.stderr
 
 
 def test_jobs_have_a_risk_of_their_own() -> None:
