@@ -323,7 +323,10 @@ def test_scripts_have_the_price_of_their_plan(
     assert priced.predicted.memory_gib == pytest.approx(found.predicted.memory_gib)
 
 
-NO_GRAPHS: dict[str, Any] = {"framework": "megatron", "without": ["cuda-graph", "hybridep", "ep-overlap"]}
+NO_GRAPHS: dict[str, Any] = {
+    "framework": "megatron",
+    "without": ["cuda-graph", "hybridep", "ep-overlap"],
+}
 
 
 @pytest.mark.parametrize(
