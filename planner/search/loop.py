@@ -187,8 +187,9 @@ class LayoutSearch:
         """No layout that was not expanded yet is faster than this."""
         self.certificate = Certificate(executions=len(branches))
         is_regular = all(branch.pricing.prices_matrices for branch in branches)
-        self._new_chooser: Callable[[], Chooser] = partial(
-            KernelChooser if is_regular else SlotChooser,
+        chooser_type: type[Chooser] = KernelChooser if is_regular else SlotChooser
+        self._new_chooser = partial(
+            chooser_type,
             self._branches,
             self._params,
             routing,
@@ -278,6 +279,8 @@ class LayoutSearch:
         for index, own in surveyed.items():
             self._remaining_s()
             self._add_surveyed(index, own, known.factor, min(self._cutoff_s, rest_s))
+        if is_close and len(surveyed) == len(self._branches):
+            self._unexplored_s = rest_s
         together = self._together if is_close else self._params.first_together
         for _ in range(1 if is_close else self._params.most_in_vain):
             if not self._improve(together) or self._cutoff_s <= rest_s:
