@@ -46,6 +46,8 @@ class Links:
     """As `bytes_per_s`, where no NIC is slower than those of measured runs; None where none is."""
     exchange_half_bytes: NDArray[np.float64] | None = None
     """As `half_bytes`, of an all-to-all; None: the same."""
+    dispatched_bytes_per_s: NDArray[np.float64] | None = None
+    """As `all_to_all_bytes_per_s`, of a dispatcher with kernels of its own (DeepEP); None: the same."""
 
     @property
     def moving(self) -> Links:
@@ -75,6 +77,7 @@ def best_beyond(links: Links) -> Links:
 
     highest, lowest = np.maximum.accumulate, np.minimum.accumulate
     moving, exchanged = links.moving_bytes_per_s, links.exchange_half_bytes
+    dispatched = links.dispatched_bytes_per_s
     return Links(
         bytes_per_s=highest(links.bytes_per_s[::-1])[::-1],
         all_to_all_bytes_per_s=highest(links.all_to_all_bytes_per_s[::-1])[::-1],
@@ -82,6 +85,7 @@ def best_beyond(links: Links) -> Links:
         half_bytes=lowest(links.half_bytes[::-1])[::-1],
         moving_bytes_per_s=None if moving is None else highest(moving[::-1])[::-1],
         exchange_half_bytes=None if exchanged is None else lowest(exchanged[::-1])[::-1],
+        dispatched_bytes_per_s=None if dispatched is None else highest(dispatched[::-1])[::-1],
     )
 
 

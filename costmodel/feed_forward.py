@@ -417,7 +417,12 @@ def dispatch_links(c: Context) -> Links:
         return c.links
     cluster = c.workload.cluster
     over_nvlink = cluster.nvlink_domain >= cluster.gpus_per_node > 1
-    full = replace(c.links, exchange_half_bytes=np.zeros_like(c.links.half_bytes))
+    own = c.links.dispatched_bytes_per_s
+    full = replace(
+        c.links,
+        all_to_all_bytes_per_s=c.links.all_to_all_bytes_per_s if own is None else own,
+        exchange_half_bytes=np.zeros_like(c.links.half_bytes),
+    )
     return replace(full, rails=None) if over_nvlink else full
 
 

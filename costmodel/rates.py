@@ -55,7 +55,8 @@ class DeviceConstants:
     hbm_fraction: float
     scale_up_fraction: float
     exchange_factor: float
-    """All-to-all rate in a scale-up domain over what `all_to_all_scale_up_fraction` makes of its links."""
+    """Rate of DeepEP's kernels in a scale-up domain over what `all_to_all_scale_up_fraction` makes of its
+    links."""
     half_k: float
     half_edge: float
     grouped_half_edge: float
@@ -376,11 +377,11 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
     usual = np.where(scale_up, constants.device.scale_up_fraction, network)
     usual = usual * levels.neighbour_share * levels.host_share
     ring = np.where(np.isnan(levels.attained), usual, levels.attained)
-    exchanged = shared["all_to_all_scale_up_fraction"] * constants.device.exchange_factor
-    usual_to_all = np.where(scale_up, exchanged, network)
+    usual_to_all = np.where(scale_up, shared["all_to_all_scale_up_fraction"], network)
     usual_to_all = usual_to_all * levels.host_share_of_exchanges
     unmeasured = np.isnan(levels.all_to_all_attained)
     to_all = np.where(unmeasured, usual_to_all, levels.all_to_all_attained)
+    of_kernels = np.where(scale_up & unmeasured, constants.device.exchange_factor, 1.0)
     nominal = levels.gb_per_s * 1e9
     railed = bool(np.any(levels.rails > 1))
     nics = levels.gb_per_s[~scale_up]
@@ -401,6 +402,7 @@ def links_of(levels: FabricLevels, constants: Constants) -> Links:
         exchange_half_bytes=np.where(
             scale_up, shared["exchange_half_bytes_scale_up"], shared["half_bytes_network"]
         ),
+        dispatched_bytes_per_s=nominal * to_all * of_kernels,
     )
 
 

@@ -192,7 +192,8 @@ class PartsOfNodes:
             links = links_of(levels, calibrated_constants(self._workload))
             best = best_beyond(links)
             names = ["bytes_per_s", "latency_s", "half_bytes"]
-            names += ["all_to_all_bytes_per_s", "exchange_half_bytes"] if exchanges else []
+            if exchanges:
+                names += ["all_to_all_bytes_per_s", "exchange_half_bytes", "dispatched_bytes_per_s"]
             names += ["moving_bytes_per_s"] if links.moving_bytes_per_s is not None else []
             self._is_monotone[key] = links.rails is None and all(
                 np.array_equal(getattr(links, name), getattr(best, name)) for name in names

@@ -480,7 +480,7 @@ def explain_infeasible(request: PlanRequest, workload: Workload) -> Infeasible:
     changes = list(_changes(request, conflict, more_gpus))
     if all(change.change in OF_MACHINES for change in changes):
         is_memory = not names or HbmCapacity.name in names
-        changes = [*_least_pair(request, is_memory), *changes]
+        changes += _least_pair(request, is_memory)
     if not rules:
         rules = list(_rules_of_mappings(request, changes))
     if not rules:

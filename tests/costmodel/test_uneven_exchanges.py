@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -93,20 +95,23 @@ def test_no_gpu_sends_for_longer_than_the_price() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "megabytes", "milliseconds"),
+    ("cluster", "dispatch", "megabytes", "milliseconds"),
     [
-        ("dgx-a100", 134.2, 0.6405),
-        ("dgx-a100", 536.9, 2.3135),
-        ("dgx-h100", 134.2, 0.4024),
-        ("dgx-h100", 536.9, 1.4904),
-        ("dgx-b200", 134.2, 0.2366),
-        ("dgx-b200", 536.9, 0.8342),
-        ("dgx-h100", 308.3, 0.973),
-        ("hgx-h800", 308.3, 1.951),
+        ("dgx-a100", "alltoall", 134.2, 0.6405),
+        ("dgx-a100", "alltoall", 536.9, 2.3135),
+        ("dgx-h100", "alltoall", 134.2, 0.4024),
+        ("dgx-h100", "alltoall", 536.9, 1.4904),
+        ("dgx-b200", "alltoall", 134.2, 0.2366),
+        ("dgx-b200", "alltoall", 536.9, 0.8342),
+        ("dgx-h100", "deduplicated", 308.3, 0.973),
+        ("hgx-h800", "deduplicated", 308.3, 1.951),
     ],
 )
 def test_time_goes_with_bytes_inside_a_domain(
-    cluster: str, megabytes: float, milliseconds: float
+    cluster: str,
+    dispatch: Literal["alltoall", "deduplicated"],
+    megabytes: float,
+    milliseconds: float,
 ) -> None:
     """nccl-tests, alltoall_perf over 8 GPUs (ai-dynamo/aiconfigurator 095f58a5, systems/data, comm/nccl).
 
@@ -121,8 +126,11 @@ def test_time_goes_with_bytes_inside_a_domain(
         gpus=8,
         global_batch=8,
         seq_len=4096,
-        moe_dispatch="alltoall",
+        moe_dispatch=dispatch,
     )
     found = links_of(fabric_levels(spec, 8), constants_for(work))
+    if dispatch == "deduplicated":
+        assert found.dispatched_bytes_per_s is not None
+        found = replace(found, all_to_all_bytes_per_s=found.dispatched_bytes_per_s)
     seconds = float(np.asarray(all_to_all_s(megabytes * 1e6, np.array([8]), found)))
     assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.18)
